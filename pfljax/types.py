@@ -1,0 +1,164 @@
+"""The shared types and the symbols of the field.
+
+Symbols, the same everywhere: K clients, N models in a stack, J models that a client holds or downloads,
+M neighbors or mixture components, C classes, B batch, n_k examples of client k, R rounds, S clients in a
+round's cohort. "Stacked" means a leading axis K, N or S on every leaf.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+Array = jax.Array | np.ndarray
+Key = jax.Array
+Params = Any
+PyTree = Any
+Metrics = dict[str, Array]
+Topology = Literal["own", "shared", "peers"]
+Task = Literal["classification", "regression"]
+
+
+class Split(NamedTuple):
+    """One part (train, validation or test) of a client's data, or of all clients' stacked.
+
+    Rows at and beyond `size` are padding (zeros) and must not influence any result.
+    """
+
+    x: Array  # (n_max, *features) float32; stacked (K, n_max, *features)
+    y: Array  # (n_max,) int32 classes, or float32 targets of a regression; stacked (K, n_max)
+    size: Array  # () int32: how many examples are real; stacked (K,)
+
+
+class Shard(NamedTuple):
+    """What one client knows, and all that a method ever sees of it: there is no test data in it."""
+
+    train: Split
+    validation: Split
+
+
+@dataclasses.dataclass(frozen=True)
+class Federation:
+    """All clients' data on the host, and what is known about it.
+
+    Attributes:
+        train: Stacked training splits, K clients.
+        validation: Stacked validation splits (n_max may be 0).
+        test: Stacked test splits; only evaluation reads them.
+        distribution: (K,) int32, the true distribution of each client: for colors and reports, never for training.
+        task: "classification" or "regression".
+        num_classes: Classes C; 1 for a regression.
+        name: Data set and partition, for titles.
+    """
+
+    train: Split
+    validation: Split
+    test: Split
+    distribution: np.ndarray
+    task: Task
+    num_classes: int
+    name: str
+
+    @property
+    def num_clients(self) -> int:
+        return int(self.train.size.shape[0])
+
+    @property
+    def shards(self) -> Shard:
+        """What methods may see: everything but the test data."""
+        return Shard(self.train, self.validation)
+
+
+class Cohort(NamedTuple):
+    """The S clients that take part in a round."""
+
+    ids: Array  # (S,) int32, ascending client ids
+    position: Array  # (K,) int32: where a client stands in `ids`, or -1
+
+
+class State(NamedTuple):
+    """Everything that a method carries from round to round; arrays only.
+
+    In a round a method sees the rows of its cohort (S in place of K, and of N where N = K).
+    """
+
+    server: PyTree  # small, replicated
+    models: Params  # what can be downloaded: leaves (N, ...)
+    optimizer: PyTree  # the owners' optimizer state: leaves (N, ...)
+    clients: PyTree  # rows that never leave their client: leaves (K, ...)
+
+
+class Work(NamedTuple):
+    """What one client makes of a round."""
+
+    client: PyTree  # the client's next row
+    upload: PyTree  # leaves (J, ...): a contribution per received model, summed over clients at its owner
+    report: Metrics  # what the server sees of this client; "loss" () is required
+    sent: Array | None = None  # (J,) bool: which contributions are made; None: all
+
+
+class Returned(NamedTuple):
+    """What came back to the owners and the server in one exchange."""
+
+    upload: PyTree  # leaves (N, ...): sums of the contributions
+    count: Array  # (N,) int32: how many contributions each model received
+    report: Metrics  # leaves (S, ...)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Predictor:
+    """What clients predict with: p_k(y | x) = sum_j weights[k, j] p(y | x, models[index[k, j]]).
+
+    Attributes:
+        models: Leaves (N, ...).
+        index: (K, J) int32 into models.
+        weights: (K, J), each row on the simplex.
+        topology: How the models lie with respect to the clients (see `Algorithm`).
+    """
+
+    models: Params
+    index: Array
+    weights: Array
+    topology: Topology = dataclasses.field(metadata={"static": True})
+
+
+class Algorithm(NamedTuple):
+    """A method: pure functions that the engine composes into a round (download, exchange, update).
+
+    Attributes:
+        init: (key, clients) -> State, from the stacked Shard of all K clients.
+        download: (key, state, cohort) -> (S, J) int32: which models each client of the cohort receives; column 0 is
+            the client's own where it has one. Client ids where N = K, else indices into the N models.
+        work: (key, models, row, shard) -> Work, for one client with its J received models.
+        update: (key, state, returned) -> (State, Metrics): owners and server take what came back.
+        predictor: (key, state, clients) -> Predictor; may train locally, never changes the state.
+        adapt: (key, state, clients) -> Predictor for clients that were not there in training.
+        topology: "own": N = K, a model never leaves its client (J = 1); "shared": N models on a server,
+            everyone may receive them; "peers": N = K, clients receive each other's models.
+        scored: Which model the evaluation scores, in words.
+        exchanges: How often a round repeats exchange and update on the same download. All of a round's
+            exchanges see the same key.
+    """
+
+    init: Callable[[Key, Shard], State]
+    download: Callable[[Key, State, Cohort], Array]
+    work: Callable[[Key, Params, PyTree, Shard], Work]
+    update: Callable[[Key, State, Returned], tuple[State, Metrics]]
+    predictor: Callable[[Key, State, Shard], Predictor]
+    adapt: Callable[[Key, State, Shard], Predictor]
+    topology: Topology
+    scored: str
+    exchanges: int = 1
+
+
+class UsageError(ValueError):
+    """A user's mistake, in one line that names the flag or file and what is accepted (exit code 2)."""
+
+
+class RunError(RuntimeError):
+    """A run that could not go on, in one line (exit code 1)."""
