@@ -1,0 +1,91 @@
+"""Data: sources of examples, partitions among clients, and their packing into a Federation."""
+
+from pfljax.data import packing, partitions, sources
+from pfljax.data.packing import describe, digest, random_pixels, split_unseen
+from pfljax.types import Federation
+
+__all__ = ["describe", "digest", "make", "random_pixels", "split_unseen"]
+
+DEFAULT_CLIENTS = 16
+
+
+def make(
+    *,
+    dataset: str = "digits",
+    data_file: str | None = None,
+    data_dir: str | None = None,
+    data_fraction: float = 1.0,
+    standardize: bool = True,
+    task: str = "auto",
+    partition: str = "auto",
+    num_clients: int = 0,
+    num_distributions: int = 2,
+    dirichlet_alpha: float = 0.4,
+    classes_per_client: int = 2,
+    replacement: bool = False,
+    official_test: bool = False,
+    train_examples: int = 0,
+    test_fraction: float = 0.2,
+    validation_fraction: float = 0.0,
+    seed: int = 0,
+) -> Federation:
+    """Loads a data set, divides it among clients and packs it.
+
+    Args:
+        dataset: "digits", "sine", "npz" or "tfds:NAME"; this and the next five as in `sources.load`.
+        data_file: File of the data set npz.
+        data_dir: Folder of prepared TFDS data sets.
+        data_fraction: Share of the examples to use.
+        standardize: Whether npz and TFDS data are standardized.
+        task: "classification", "regression" or "auto".
+        partition: A partition's name, or "auto": natural where the examples have clients, else label groups
+            (iid for a regression); this and the rest as in `partitions.partition` and `packing.build`.
+        num_clients: K; 0 for all of a natural partition's, else 16.
+        num_distributions: Label groups.
+        dirichlet_alpha: Concentration of the Dirichlet partitions.
+        classes_per_client: Classes a client, of pathological and pairs.
+        replacement: Whether clients share examples.
+        official_test: Whether the source's own test examples are the test examples.
+        train_examples: Cap on a client's training part; 0 for none.
+        test_fraction: Share of a client's examples for testing.
+        validation_fraction: Share of a client's training part for validation.
+        seed: Decides everything.
+
+    Raises:
+        UsageError: On a user's mistake, naming the flag or file.
+    """
+    source = sources.load(
+        dataset,
+        data_file=data_file,
+        data_dir=data_dir,
+        seed=seed,
+        num_clients=num_clients or DEFAULT_CLIENTS,
+        fraction=data_fraction,
+        standardize=standardize,
+        task=task,
+    )
+    if partition == "auto":
+        labels = "label_groups" if source.task == "classification" else "iid"
+        partition = labels if source.client is None else "natural"
+    assignment = partitions.partition(
+        partition,
+        source,
+        num_clients=num_clients if partition == "natural" else num_clients or DEFAULT_CLIENTS,
+        num_distributions=num_distributions,
+        dirichlet_alpha=dirichlet_alpha,
+        classes_per_client=classes_per_client,
+        replacement=replacement,
+        train_examples=train_examples,
+        test_fraction=test_fraction,
+        official_test=official_test,
+        seed=seed,
+    )
+    return packing.build(
+        source,
+        assignment,
+        test_fraction=test_fraction,
+        validation_fraction=validation_fraction,
+        train_examples=train_examples,
+        seed=seed,
+        name=f"{source.name}, {partition}",
+    )

@@ -1,0 +1,167 @@
+"""From assigned examples to a Federation: splits within clients, and padding to one shape."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+
+import numpy as np
+
+from pfljax.data.partitions import Assignment
+from pfljax.data.sources import Source, generator
+from pfljax.types import Federation, Split, UsageError
+
+
+def build(
+    source: Source,
+    assignment: Assignment,
+    *,
+    test_fraction: float = 0.2,
+    validation_fraction: float = 0.0,
+    train_examples: int = 0,
+    seed: int = 0,
+    name: str = "",
+) -> Federation:
+    """Splits each client's examples into parts and stacks them, padded with zeros.
+
+    Every client has a training and a test example at least. Where the assignment says which examples are for
+    testing, that holds; else `test_fraction` of each client's are, at random.
+
+    Args:
+        source: The examples.
+        assignment: Who has which, two each at least.
+        test_fraction: The share of a client's examples for testing.
+        validation_fraction: The share of a client's training part for validation, in [0, 1); a client
+            with a single training example has none.
+        train_examples: Cap on a client's training part, validation included; 0 for none.
+        seed: Decides the splits.
+        name: For titles; the source's by default.
+
+    Raises:
+        UsageError: If a share or cap is out of range, or a client lacks official training or test examples.
+    """
+    if not 0 <= validation_fraction < 1:
+        raise UsageError(f"--validation_fraction={validation_fraction}: accepted is a share in [0, 1)")
+    if train_examples < 0:
+        raise UsageError(f"--train_examples={train_examples}: accepted are 0 (no cap) and positive numbers")
+    num_clients = len(assignment.indices)
+    ids = np.concatenate(assignment.indices)
+    owner = np.repeat(np.arange(num_clients), [len(own) for own in assignment.indices])
+    ids = ids[np.lexsort((generator(seed, "split").random(len(ids)), owner))]  # shuffled within each client
+    if assignment.is_test is None:
+        rank, size = _rank(owner, num_clients)
+        test = rank < np.clip(np.rint(test_fraction * size), 1, size - 1)[owner]
+    else:
+        test = assignment.is_test[ids]
+    rank, size = _rank(owner[~test], num_clients)
+    without = int(((size == 0) | (np.bincount(owner[test], minlength=num_clients) == 0)).sum())
+    if without:
+        raise UsageError(
+            f"--official_test: {without} of {num_clients} clients have no training or no test examples "
+            "by it; without the flag each client's examples are split at random"
+        )
+    if train_examples:
+        size = np.minimum(size, train_examples)
+    held_out = np.clip(np.rint(validation_fraction * size), int(validation_fraction > 0), size - 1)[
+        owner[~test]
+    ]
+    validation = rank < held_out
+    train = (rank >= held_out) & (rank < size[owner[~test]])
+
+    def pack(rows: np.ndarray, of: np.ndarray) -> Split:
+        position, count = _rank(of, num_clients)
+        x = np.zeros((num_clients, count.max(), *source.x.shape[1:]), source.x.dtype)
+        y = np.zeros((num_clients, count.max()), source.y.dtype)
+        x[of, position], y[of, position] = source.x[rows], source.y[rows]
+        return Split(x, y, count.astype(np.int32))
+
+    return Federation(
+        train=pack(ids[~test][train], owner[~test][train]),
+        validation=pack(ids[~test][validation], owner[~test][validation]),
+        test=pack(ids[test], owner[test]),
+        distribution=assignment.distribution,
+        task=source.task,
+        num_classes=source.num_classes,
+        name=name or source.name,
+    )
+
+
+def _rank(owner: np.ndarray, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
+    """The place (n,) of each example among its owner's, and how many (K,) each has; `owner` (n,) ascends."""
+    size = np.bincount(owner, minlength=num_clients)
+    return np.arange(len(owner)) - (np.cumsum(size) - size)[owner], size
+
+
+def split_unseen(federation: Federation, share: float, seed: int) -> tuple[Federation, Federation]:
+    """Keeps a share of the clients out of training: the Federations of the seen and of the unseen ones.
+
+    Raises:
+        UsageError: If the share leaves no client on one of the sides.
+    """
+    num_clients = federation.num_clients
+    count = round(share * num_clients)
+    if not 0 < count < num_clients:
+        raise UsageError(
+            f"--unseen_clients={share}: of {num_clients} clients this keeps {count} out; accepted is a "
+            f"share that leaves one or more on each side"
+        )
+    order = generator(seed, "unseen").permutation(num_clients)
+
+    def take(clients: np.ndarray) -> Federation:
+        parts = {
+            part: Split(*(leaf[clients] for leaf in getattr(federation, part)))
+            for part in ("train", "validation", "test")
+        }
+        return dataclasses.replace(federation, distribution=federation.distribution[clients], **parts)
+
+    return take(np.sort(order[count:])), take(np.sort(order[:count]))
+
+
+def random_pixels(
+    num_clients: int, examples: int, shape: tuple[int, ...], num_classes: int, seed: int
+) -> Federation:
+    """Random images of a given shape, `examples` a client to train on: work to be timed, not learned."""
+    rng = generator(seed, "pixels")
+
+    def split(size: int) -> Split:
+        x = rng.random((num_clients, size, *shape), dtype=np.float32)
+        y = rng.integers(num_classes, size=(num_clients, size), dtype=np.int32)
+        return Split(x, y, np.full(num_clients, size, np.int32))
+
+    return Federation(
+        train=split(examples),
+        validation=split(0),
+        test=split(max(1, examples // 4)),
+        distribution=np.zeros(num_clients, np.int32),
+        task="classification",
+        num_classes=num_classes,
+        name="random pixels",
+    )
+
+
+def digest(federation: Federation) -> str:
+    """A short fingerprint of all examples and who has them, for runs to state which split they had."""
+    content = hashlib.sha256()
+    for split in (federation.train, federation.validation, federation.test):
+        for leaf in (split.size, split.y, split.x):
+            content.update(f"{leaf.dtype}{leaf.shape}".encode())
+            content.update(np.ascontiguousarray(leaf).data)
+    return content.hexdigest()[:12]
+
+
+def describe(federation: Federation) -> dict:
+    """What a report says of the data: clients, examples a client and in all, classes a client, the digest."""
+
+    def spread(values: np.ndarray) -> dict[str, float]:
+        return {"min": int(values.min()), "median": float(np.median(values)), "max": int(values.max())}
+
+    parts = {"train": federation.train, "validation": federation.validation, "test": federation.test}
+    summary = {part: {"total": int(split.size.sum()), **spread(split.size)} for part, split in parts.items()}
+    summary |= {"clients": federation.num_clients, "digest": digest(federation)}
+    if federation.task == "classification":
+        y, size = federation.train.y, federation.train.size
+        held = np.zeros((len(y), federation.num_classes), bool)
+        client, position = np.nonzero(np.arange(y.shape[1]) < size[:, None])
+        held[client, y[client, position]] = True
+        summary["classes_per_client"] = spread(held.sum(axis=1))
+    return summary

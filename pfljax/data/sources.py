@@ -1,0 +1,320 @@
+"""Where examples come from: data sets as plain arrays, before they are divided among clients."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import pathlib
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from pfljax.types import Task, UsageError
+
+SINE_EXAMPLES = 20  # a client's examples of the sine curve, training and test part together
+SINE_NOISE = 0.1  # standard deviation of the noise on the sine curve
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A data set of n examples.
+
+    Attributes:
+        x: (n, *features) float32; images are (n, height, width, channels).
+        y: (n,) int32 classes, or float32 targets of a regression.
+        client: (n,) int64, whose example it is, 0..K-1; None where the data set has no natural clients.
+        is_test: (n,) bool, the official test examples; None where there are none.
+        num_classes: Classes C; 1 for a regression.
+        task: "classification" or "regression".
+        name: For titles.
+        distribution: (K,) the true distribution of each natural client, where it is known.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    client: np.ndarray | None
+    is_test: np.ndarray | None
+    num_classes: int
+    task: Task
+    name: str
+    distribution: np.ndarray | None = None
+
+
+class _Request(NamedTuple):
+    """The arguments of `load`, with `member` the part of --dataset after the colon."""
+
+    member: str
+    data_file: str | None
+    data_dir: str | None
+    rng: np.random.Generator
+    num_clients: int
+    fraction: float
+    standardize: bool
+    task: str
+
+    def rows(self, n: int) -> np.ndarray:
+        """The examples to keep of n: a uniform subsample, ascending."""
+        size = max(1, round(self.fraction * n))
+        return np.sort(self.rng.choice(n, size, replace=False)) if size < n else np.arange(n)
+
+
+def load(
+    dataset: str,
+    *,
+    data_file: str | None = None,
+    data_dir: str | None = None,
+    seed: int = 0,
+    num_clients: int = 16,
+    fraction: float = 1.0,
+    standardize: bool = True,
+    task: str = "auto",
+) -> Source:
+    """Loads a data set.
+
+    Args:
+        dataset: A key of READERS; for TFDS "tfds:NAME".
+        data_file: The file of the data set npz: x (n, *features), y (n,), optionally client (n,) integers or
+            strings, and is_test (n,) booleans. uint8 is read as pixels (divided by 255).
+        data_dir: Where TFDS keeps its prepared data sets (None: its own default).
+        seed: Decides the subsample and the noise.
+        num_clients: On how many successive intervals the sine curve is observed.
+        fraction: The share of the examples to keep, drawn uniformly.
+        standardize: Whether npz and TFDS data get mean 0 and standard deviation 1, per channel for images and
+            per feature otherwise, measured on the examples that are not official test examples.
+        task: "classification", "regression", or "auto": float targets make a regression.
+
+    Raises:
+        UsageError: If the data set is unknown, missing, not prepared or malformed.
+    """
+    kind, _, member = dataset.partition(":")
+    if kind not in READERS or bool(member) != (kind == "tfds"):
+        raise unknown("--dataset", dataset, [name + ":NAME" * (name == "tfds") for name in READERS])
+    for flag, value, reader in (("--data_file", data_file, "npz"), ("--data_dir", data_dir, "tfds")):
+        if value and kind != reader:
+            raise UsageError(f"{flag}={value}: is read with --dataset={reader} only, not with {dataset}")
+    if not 0 < fraction <= 1:
+        raise UsageError(f"--data_fraction={fraction}: accepted is a share in (0, 1]")
+    rng = generator(seed, "load")
+    request = _Request(member, data_file, data_dir, rng, num_clients, fraction, standardize, task)
+    return READERS[kind](request)
+
+
+def generator(seed: int, purpose: str) -> np.random.Generator:
+    """A random generator of its own for every purpose, so that no two choices share their draws.
+
+    Raises:
+        UsageError: If the seed is negative.
+    """
+    if seed < 0:
+        raise UsageError(f"--seed={seed}: accepted are integers from 0")
+    return np.random.default_rng([seed, *purpose.encode()])
+
+
+def unknown(flag: str, name: str, accepted: Iterable[str]) -> UsageError:
+    """The error for a name that is not one of `accepted`, with the nearest names."""
+    accepted = list(accepted)
+    near = difflib.get_close_matches(name, accepted)
+    hint = f"; nearest: {', '.join(near)}" if near else ""
+    return UsageError(f"{flag}={name}: unknown{hint}; accepted: {', '.join(accepted)}")
+
+
+def _digits(request: _Request) -> Source:
+    """The 1,797 images of 8 x 8 pixels that scikit-learn carries, scaled to [0, 1]."""
+    from sklearn.datasets import load_digits  # costs a second of import that other data sets need not pay
+
+    images, labels = load_digits(return_X_y=True)
+    y, num_classes, task = _targets("--dataset=digits", labels, request.task)
+    rows = request.rows(len(y))
+    x = (images[rows] / 16).astype(np.float32).reshape(-1, 8, 8, 1)
+    return Source(x, y[rows], None, None, num_classes, task, "digits")
+
+
+def _sine(request: _Request) -> Source:
+    """Noisy points of one period of the sine, each client on its own interval (FedeRiCo, Figure 1).
+
+    x is the angle mapped to [-1, 1], so that the linear models of all intervals train at one rate.
+    """
+    if request.num_clients < 1:
+        raise UsageError(f"--num_clients={request.num_clients}: --dataset=sine needs at least 1")
+    client = np.repeat(np.arange(request.num_clients), SINE_EXAMPLES)
+    x = 2 * (client + request.rng.random(client.shape)) / request.num_clients - 1
+    y = np.sin(np.pi * (x + 1)) + SINE_NOISE * request.rng.standard_normal(client.shape)
+    y, num_classes, task = _targets("--dataset=sine", y, request.task)
+    rows = request.rows(len(y))
+    x = x[rows, None].astype(np.float32)
+    return Source(x, y[rows], client[rows], None, num_classes, task, "sine", np.arange(request.num_clients))
+
+
+def _npz(request: _Request) -> Source:
+    """A user's own file (see `load`)."""
+    if not request.data_file:
+        raise UsageError(
+            "--dataset=npz: needs --data_file=FILE.npz with x and y, optionally client and is_test"
+        )
+    where = f"--data_file={request.data_file}"
+    arrays = _read_npz(where, request.data_file)
+    shape = arrays["x"].shape
+    if not arrays["x"].size or not shape:
+        raise UsageError(f"{where}: is empty, x has shape {shape}; accepted is (n, *features)")
+    for key, array in arrays.items():
+        if key != "x" and array.shape != shape[:1]:
+            raise UsageError(
+                f"{where}: {key} {array.shape} does not fit x {shape}; accepted is one value a row"
+            )
+    y, num_classes, task = _targets(where, arrays["y"], request.task)
+    rows = request.rows(len(y))
+    x = _features(where, arrays.pop("x")[rows], rows)
+    client, is_test = arrays.get("client"), arrays.get("is_test")
+    if client is not None:
+        if client.dtype.kind not in "iuUS":
+            raise UsageError(f"{where}: client is {client.dtype}; accepted are integers and strings")
+        client = np.unique(client[rows], return_inverse=True)[1].astype(np.int64)
+    if is_test is not None:
+        if is_test.dtype.kind not in "biu" or not np.isin(is_test, (0, 1)).all():
+            raise UsageError(f"{where}: is_test is not boolean")
+        is_test = is_test[rows].astype(bool)
+        if is_test.all():
+            raise UsageError(f"{where}: is_test holds for every example, so there is none to train on")
+    if request.standardize:
+        _standardize(x, is_test)
+    return Source(x, y[rows], client, is_test, num_classes, task, pathlib.Path(request.data_file).stem)
+
+
+def _read_npz(where: str, path: str) -> dict[str, np.ndarray]:
+    """The arrays of an npz that `load` knows, x and y among them; pickled objects are refused."""
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise UsageError(f"{where}: holds a single array; an npz with x and y is accepted (numpy.savez)")
+        with archive:
+            missing = sorted({"x", "y"} - set(archive.files))
+            if missing:
+                found = ", ".join(archive.files) or "nothing"
+                raise UsageError(
+                    f"{where}: lacks {' and '.join(missing)}; an npz with x and y is accepted, found {found}"
+                )
+            return {key: archive[key] for key in ("x", "y", "client", "is_test") if key in archive.files}
+    except UsageError:
+        raise
+    except OSError as error:
+        raise UsageError(f"{where}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise UsageError(
+            f"{where}: is not an npz of plain arrays (numpy.savez; no object arrays or pickles)"
+        ) from error
+
+
+def _tfds(request: _Request) -> Source:
+    """A prepared data set of TFDS, through its random-access reader, which needs no TensorFlow."""
+    import tensorflow_datasets as tfds  # slow to import, and only needed here
+
+    where = f"--dataset=tfds:{request.member}"
+
+    def read(split: str):
+        # `download=True`, the default, would start a download that needs TensorFlow.
+        return tfds.data_source(request.member, split=split, data_dir=request.data_dir, download=False)
+
+    try:
+        parts = [read("train")]
+        with contextlib.suppress(ValueError):  # "Unknown split": this data set has no official test part
+            parts.append(read("test"))
+    except tfds.core.DatasetNotFoundError as error:
+        near = difflib.get_close_matches(request.member, tfds.list_builders(with_community_datasets=False))
+        raise UsageError(
+            f"{where}: TFDS knows no such data set; nearest: {', '.join(near) or 'none'}"
+        ) from error
+    except ValueError as error:  # an unknown configuration, or no split "train"
+        raise UsageError(f"{where}: {str(error).splitlines()[0]}") from error
+    except (KeyError, OSError, NotImplementedError) as error:  # nothing there, or files without random access
+        folder = f", data_dir={request.data_dir!r}" if request.data_dir else ""
+        raise UsageError(
+            f"{where}: not prepared in --data_dir={request.data_dir or '(the default of TFDS)'}; prepare it "
+            "by pip install 'pfljax[prepare]' && python -c \"import tensorflow_datasets as tfds; "
+            f"tfds.builder({request.member!r}, file_format='array_record'{folder}).download_and_prepare()\""
+        ) from error
+    rows = request.rows(sum(map(len, parts)))
+    is_test = rows >= len(parts[0])
+    if is_test.all():
+        raise UsageError(f"{where}: --data_fraction={request.fraction} leaves no training examples")
+    examples = [
+        parts[t][int(row) - t * len(parts[0])] for row, t in zip(rows, is_test.astype(int), strict=True)
+    ]
+    arrays = [key for key, value in examples[0].items() if key != "label" and np.ndim(value) > 0]
+    if "label" not in examples[0] or not arrays:
+        raise UsageError(f"{where}: needs a label and an array beside it; found {', '.join(examples[0])}")
+    feature = "image" if "image" in arrays else arrays[0]
+    shapes = {np.shape(example[feature]) for example in examples}
+    if len(shapes) > 1:
+        raise UsageError(f"{where}: examples of one shape are accepted; {feature} has {len(shapes)} shapes")
+    y, num_classes, task = _targets(where, np.array([example["label"] for example in examples]), request.task)
+    if task == "classification":  # a subsample may miss the last classes
+        num_classes = getattr(parts[0].dataset_info.features["label"], "num_classes", None) or num_classes
+    x = _features(where, np.stack([example[feature] for example in examples]), rows)
+    if request.standardize:
+        _standardize(x, is_test)
+    return Source(x, y, None, is_test if len(parts) > 1 else None, num_classes, task, request.member)
+
+
+def _targets(where: str, y: np.ndarray, task: str) -> tuple[np.ndarray, int, Task]:
+    """Checks the targets (n,); returns them as int32 classes or float32, with C and the task."""
+    if y.dtype.kind not in "biuf":
+        raise UsageError(
+            f"{where}: y is {y.dtype}; accepted are integers (classes) and floats (a regression)"
+        )
+    if task == "auto":
+        task = "regression" if y.dtype.kind == "f" else "classification"
+    with np.errstate(over="ignore"):
+        targets = y.astype(np.float32)
+    _check_finite(where, "y", targets, np.arange(len(y)))
+    if task == "regression":
+        return targets, 1, "regression"
+    wrong = np.flatnonzero((y < 0) | (y != np.floor(y)))
+    if wrong.size:
+        raise UsageError(f"{where}: y is {y[wrong[0]]} in row {wrong[0]}; classes are integers 0..C-1")
+    if y.max() >= max(len(y), 1000):  # each class has its own output: most likely these are no classes
+        raise UsageError(
+            f"{where}: y reaches {y.max()} in {len(y)} rows; classes are 0..C-1, floats a regression"
+        )
+    return y.astype(np.int32), int(y.max()) + 1, "classification"
+
+
+def _features(where: str, x: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The examples x (n, *features), rows (n,) of their data set, as float32 with a last axis of channels."""
+    if x.dtype.kind not in "biuf":
+        raise UsageError(f"{where}: x is {x.dtype}; accepted are numbers")
+    pixels = x.dtype == np.uint8
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused below
+        x = x.astype(np.float32)
+    if pixels:
+        x /= 255
+    _check_finite(where, "x", x, rows)
+    return x[..., None] if x.ndim in (1, 3) else x
+
+
+def _check_finite(where: str, name: str, values: np.ndarray, rows: np.ndarray) -> None:
+    bad = rows[~np.isfinite(values).reshape(len(values), -1).all(axis=1)]
+    if bad.size:
+        raise UsageError(f"{where}: {name} is NaN or infinite in {bad.size} rows, the first is row {bad[0]}")
+
+
+def _standardize(x: np.ndarray, is_test: np.ndarray | None) -> None:
+    """Shifts and scales x (n, *features) in place by what its non-test rows measure."""
+    rows = np.arange(len(x)) if is_test is None else np.flatnonzero(~is_test)
+    blocks = np.array_split(rows, len(rows) // 1024 + 1)  # no float64 copy of a whole image set
+    axes = tuple(range(x.ndim - 1))
+    count = len(rows) * x[0, ..., 0].size
+    x -= (sum(x[block].sum(axes, dtype=np.float64) for block in blocks) / count).astype(np.float32)
+    std = np.sqrt(sum(np.square(x[block], dtype=np.float64).sum(axes) for block in blocks) / count)
+    x /= np.where(std > 0, std, 1).astype(np.float32)  # a constant feature becomes 0
+
+
+READERS: dict[str, Callable[[_Request], Source]] = {
+    "digits": _digits,
+    "sine": _sine,
+    "npz": _npz,
+    "tfds": _tfds,
+}

@@ -1,0 +1,295 @@
+"""The only file that says vmap, lax.map or shard_map: how work on clients and models is laid out.
+
+A `Plan` says how many clients a device works on at a time (`chunk`: 1 is a map over clients, 0 a vmap over all
+of a device's clients) and over which devices the client axis is spread. Every plan gives the same numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from pfljax import tree
+from pfljax.types import Array, Params, PyTree, Returned, Topology, Work
+
+AXIS = "clients"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How clients are mapped.
+
+    Attributes:
+        mesh: One axis, `clients`, over D devices.
+        chunk: Clients that a device works on at a time; 0: all of them (vmap), 1: one by one (map).
+    """
+
+    mesh: Mesh
+    chunk: int
+
+    @property
+    def num_devices(self) -> int:
+        return self.mesh.size
+
+    def sharding(self, leaf: Any, *, by_rows: bool) -> NamedSharding:
+        """Where a leaf lives: its rows spread over the devices if they divide evenly, else replicated."""
+        spread = by_rows and len(leaf.shape) > 0 and leaf.shape[0] % self.num_devices == 0
+        return NamedSharding(self.mesh, PartitionSpec(AXIS) if spread else PartitionSpec())
+
+    def over_models(self, fn: Callable[..., PyTree], *stacks: PyTree) -> PyTree:
+        """Applies `fn` to each of J stacked models; for use inside a client's work."""
+        if tree.num_rows(stacks) == 1:
+            return tree.stack_one(fn(*jax.tree.map(lambda leaf: leaf[0], stacks)))
+        if self.chunk == 1:
+            return jax.lax.map(lambda row: fn(*row), stacks)
+        return jax.vmap(fn)(*stacks)
+
+    def over_rows(self, fn: Callable[..., PyTree], *stacks: PyTree) -> PyTree:
+        """Applies `fn` to every row at once: for elementwise or small work on whole stacks."""
+        return jax.vmap(fn)(*stacks)
+
+    def over_clients(self, fn: Callable[[PyTree], PyTree], data: PyTree) -> PyTree:
+        """Maps `fn` over stacked clients (S, ...), as `exchange` does, without any models."""
+        index = jnp.zeros((tree.num_rows(data), 0), jnp.int32)
+        run = lambda _, row, data: Work(client=row, upload=(), report=fn(data))
+        return self.exchange(run, (), index, (), data, topology="shared")[1].report
+
+    def exchange(
+        self,
+        client_fn: Callable[[Params, PyTree, PyTree], Work],
+        models: Params,
+        index: Array,
+        rows: PyTree,
+        data: PyTree,
+        *,
+        topology: Topology,
+    ) -> tuple[PyTree, Returned]:
+        """Every client receives models, works, and its contributions are summed at their owners.
+
+        Args:
+            client_fn: (models_s, row_s, data_s) -> Work, for one client; models_s and the upload have leading axis J.
+                Under "own" the upload is the next model and replaces it; else contributions are summed.
+            models: Stacked, leaves (N, ...).
+            index: (S, J) int32, the models that each client receives; not read under "own", where N = S.
+            rows: The clients' own state, leaves (S, ...), replaced in place by Work.client.
+            data: What clients read, leaves (S, ...).
+            topology: As in `Algorithm`.
+
+        Returns:
+            The next rows, and what came back.
+        """
+        num_clients, devices, own = index.shape[0], self.num_devices, topology == "own"
+        per_device = -(-num_clients // devices)
+        chunk = min(self.chunk or per_device, per_device)
+        padded = -(-num_clients // (devices * chunk)) * devices * chunk
+        valid = jnp.arange(padded) < num_clients
+        index, rows, data = _pad((index, rows, data), num_clients, padded)
+        if own:
+            models = _pad(models, num_clients, padded)
+        num_models = tree.num_rows(models) if jax.tree.leaves(models) else 0
+        spread = topology == "peers" and devices > 1 and num_models % devices == 0
+        store = _Spread(num_models // devices) if spread else _Local(num_models)
+
+        def on_device(models, index, valid, rows, data):
+            def block(stack, number):
+                return jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, number * chunk, chunk), stack)
+
+            def replace(stack, number, new):
+                return jax.tree.map(
+                    lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b.astype(a.dtype), number * chunk, 0), stack, new
+                )
+
+            def received(models, number):
+                if own:
+                    return jax.tree.map(lambda a: a[:, None], block(models, number))
+                return store.fetch(models, block(index, number))
+
+            def work(models, rows, number):
+                """The block's clients; what they read of their data is gathered where it is needed, not copied first."""
+                positions = number * chunk + jnp.arange(chunk)
+                run = lambda models, row, position: client_fn(models, row, _view(data, position))
+                return (_one_by_one(run) if chunk == 1 else jax.vmap(run))(models, rows, positions)
+
+            def step(carry, number):
+                rows, kept, sums = carry
+                out = work(received(kept if own else models, number), block(rows, number), number)
+                mask = jnp.broadcast_to(block(valid, number)[:, None], (chunk, index.shape[1]))
+                mask = mask if out.sent is None else mask & out.sent
+                rows = replace(rows, number, out.client)
+                if own:
+                    new = jax.tree.map(lambda a: a[:, 0], out.upload)
+                    if out.sent is not None:
+                        new = tree.where(mask[:, 0], new, block(kept, number))
+                    kept, count = replace(kept, number, new), mask[:, 0]
+                else:
+                    sums, count = store.deposit(sums, block(index, number), out.upload, mask), None
+                return (rows, kept, sums), (out.report, count)
+
+            sums = ()
+            if not own:
+                out = jax.eval_shape(lambda: work(received(models, 0), block(rows, 0), 0))
+                sums = store.empty(out.upload)
+            carry = (rows, models if own else (), sums)
+            (rows, kept, sums), (report, count) = jax.lax.scan(step, carry, jnp.arange(valid.shape[0] // chunk))
+            report, count = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), (report, count))
+            if own:
+                return rows, report, kept, count
+            if devices > 1 and not spread:
+                sums = jax.lax.psum(sums, AXIS)
+            return rows, report, *sums
+
+        if devices > 1:
+            by_client, whole = PartitionSpec(AXIS), PartitionSpec()
+            at_owner = by_client if own or spread else whole
+            on_device = jax.shard_map(
+                on_device,
+                mesh=self.mesh,
+                in_specs=(at_owner, by_client, by_client, by_client, by_client),
+                out_specs=(by_client, by_client, at_owner, at_owner),
+                check_vma=False,
+            )
+        rows, report, upload, count = on_device(models, index, valid, rows, data)
+        rows, report = _cut((rows, report), num_clients, padded)
+        if own:
+            upload, count = _cut((upload, count), num_clients, padded)
+        return rows, Returned(upload, count.astype(jnp.int32), report)
+
+    def take_rows(self, stack: PyTree, ids: Array) -> PyTree:
+        """stack[ids]: the cohort's rows (S, ...) out of K, wherever they live."""
+        spread = self.num_devices > 1 and tree.num_rows(stack) % self.num_devices == 0
+        if not spread:
+            return tree.take(stack, ids)
+        return self._moved(lambda store, stack, ids: store.fetch(stack, ids), stack, ids)
+
+    def put_rows(self, stack: PyTree, ids: Array, rows: PyTree) -> PyTree:
+        """Replaces rows `ids` of the stack by `rows` (S, ...)."""
+        return jax.tree.map(lambda leaf, new: leaf.at[ids].set(new, unique_indices=True), stack, rows)
+
+    def _moved(self, fn, stack, ids):
+        devices, num = self.num_devices, ids.shape[0]
+        padded = -(-num // devices) * devices
+        store = _Spread(tree.num_rows(stack) // devices)
+        rows = PartitionSpec(AXIS)
+        moved = jax.shard_map(
+            lambda stack, ids: fn(store, stack, ids),
+            mesh=self.mesh,
+            in_specs=(rows, rows),
+            out_specs=rows,
+            check_vma=False,
+        )
+        return _cut(moved(stack, _pad(ids, num, padded)), num, padded)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Local:
+    """A stack of N models, all of them on this device."""
+
+    num_models: int
+
+    def empty(self, contribution: PyTree) -> tuple[PyTree, Array]:
+        sums = jax.tree.map(lambda c: jnp.zeros((self.num_models, *c.shape[2:]), c.dtype), contribution)
+        return sums, jnp.zeros((self.num_models,), jnp.int32)
+
+    def fetch(self, models: Params, index: Array) -> Params:
+        return tree.take(models, index)
+
+    def deposit(self, sums, index: Array, contribution: PyTree, mask: Array):
+        total, count = sums
+        contribution = tree.where(mask, contribution, jax.tree.map(jnp.zeros_like, contribution))
+        total = jax.tree.map(lambda t, c: t.at[index].add(c), total, contribution)
+        return total, count.at[index].add(mask.astype(jnp.int32))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Spread(_Local):
+    """N models of a larger stack on each device: rows travel between devices, block by block of clients.
+
+    Memory per device is that of its rows and of one block's models times D; the whole stack is never gathered.
+    """
+
+    def _mine(self, index: Array) -> tuple[Array, Array]:
+        everyone = jax.lax.all_gather(index, AXIS)  # (D, ...)
+        local = everyone - jax.lax.axis_index(AXIS) * self.num_models
+        return local, (local >= 0) & (local < self.num_models)
+
+    def fetch(self, models: Params, index: Array) -> Params:
+        local, mine = self._mine(index)
+        rows = tree.take(models, jnp.where(mine, local, 0))
+
+        def send(leaf):
+            if jnp.issubdtype(leaf.dtype, jnp.bool_):
+                return send(leaf.astype(jnp.int8)).astype(jnp.bool_)
+            leaf = jnp.where(tree.per_row(mine, leaf), leaf, 0)
+            return jax.lax.psum_scatter(leaf, AXIS, scatter_dimension=0)
+
+        return jax.tree.map(send, rows)
+
+    def deposit(self, sums, index: Array, contribution: PyTree, mask: Array):
+        local, mine = self._mine(index)
+        contribution, mask = jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, AXIS), (contribution, mask))
+        return super().deposit(sums, jnp.where(mine, local, 0), contribution, mask & mine)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One client's row of a stacked array, read where it is used: row[index] gathers from the stack itself."""
+
+    stack: Array
+    position: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stack.shape[1:]
+
+    def __getitem__(self, index) -> Array:
+        if index is Ellipsis:
+            return jax.lax.dynamic_index_in_dim(self.stack, self.position, keepdims=False)
+        return self.stack.at[self.position, index].get(mode="promise_in_bounds")
+
+
+def _view(data: PyTree, position: Array) -> PyTree:
+    """A client's data: `Row`s of its arrays, and its scalars themselves."""
+    view = lambda leaf: Row(leaf, position) if leaf.ndim > 1 else leaf[position]
+    return jax.tree.map(view, data)
+
+
+def _one_by_one(client_fn):
+    """`client_fn` on a block of one client, without a batching axis."""
+
+    def work(*block):
+        return tree.stack_one(client_fn(*jax.tree.map(lambda leaf: leaf[0], block)))
+
+    return work
+
+
+def _pad(stack: PyTree, num: int, padded: int) -> PyTree:
+    """Repeats the last row until there are `padded`; the caller masks what comes of them."""
+    if num == padded:
+        return stack
+    return tree.take(stack, jnp.minimum(jnp.arange(padded), num - 1))
+
+
+def _cut(stack: PyTree, num: int, padded: int) -> PyTree:
+    return stack if num == padded else jax.tree.map(lambda leaf: leaf[:num], stack)
+
+
+def make_plan(kind: str = "auto", chunk: int = 0, devices: int = 0) -> Plan:
+    """Lays out clients on the local devices.
+
+    Args:
+        kind: "map", "vmap", "chunk" or "auto" (map on a CPU, vmap elsewhere: see BUILD_NOTES.md).
+        chunk: Clients at a time under "chunk".
+        devices: How many local devices to use; 0: all.
+    """
+    found = jax.local_devices()
+    mesh = Mesh(np.array(found[: devices or len(found)]), (AXIS,), axis_types=(AxisType.Auto,))
+    if kind == "auto":
+        kind = "map" if found[0].platform == "cpu" else "vmap"
+    return Plan(mesh, {"map": 1, "vmap": 0, "chunk": max(chunk, 1)}[kind])

@@ -1,0 +1,80 @@
+"""Networks behind one pair of pure functions: Model(init, apply)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from pfljax.models.networks import CNN, MLP
+from pfljax.types import Array, Key, Params, Task, UsageError
+
+NAMES = ("linear", "mlp", "cnn")
+
+
+class Model(NamedTuple):
+    """A network and what its outputs mean.
+
+    Attributes:
+        init: key -> parameters.
+        apply: (parameters, x (B, *features)) -> outputs (B, C) logits, or (B,) values of a regression.
+        task: "classification" or "regression".
+    """
+
+    init: Callable[[Key], Params]
+    apply: Callable[[Params, Array], Array]
+    task: Task
+
+    def loss(self, params: Params, x: Array, y: Array) -> Array:
+        """Per-example loss (B,): cross entropy in nats, or the squared error."""
+        outputs = self.apply(params, x)
+        if self.task == "regression":
+            return jnp.square(outputs - y)
+        # One-hot labels: on a CPU the gradient of a gather is a slow scatter.
+        return optax.softmax_cross_entropy(outputs, jax.nn.one_hot(y, outputs.shape[-1]))
+
+    def predict(self, params: Params, x: Array) -> Array:
+        """What mixtures mix: class probabilities (B, C), or the outputs (B,) of a regression."""
+        outputs = self.apply(params, x)
+        return outputs if self.task == "regression" else jax.nn.softmax(outputs)
+
+
+def make(
+    name: str,
+    input_shape: Sequence[int],
+    task: Task,
+    num_classes: int,
+    *,
+    hidden: Sequence[int] = (64,),
+    channels: Sequence[int] = (128, 128, 128),
+) -> Model:
+    """Builds a model for inputs of `input_shape` (without the batch axis).
+
+    Raises:
+        UsageError: for an unknown name, or images too small for the poolings.
+    """
+    outputs = 1 if task == "regression" else num_classes
+    if name in ("linear", "mlp"):
+        module = MLP(() if name == "linear" else tuple(hidden), outputs)
+    elif name == "cnn":
+        if len(input_shape) != 3 or min(input_shape[:2]) < 2 ** len(channels):
+            least = 2 ** len(channels)
+            raise UsageError(
+                f"--model=cnn with {len(channels)} poolings takes images (height, width, channels) of at least "
+                f"{least} x {least}; this data set's examples have shape {tuple(input_shape)}: try --model=mlp"
+            )
+        module = CNN(tuple(channels), outputs)
+    else:
+        raise UsageError(f"--model={name}: unknown model; accepted: {', '.join(NAMES)}")
+
+    def init(key: Key) -> Params:
+        return module.init(key, jnp.zeros((1, *input_shape)))["params"]
+
+    def apply(params: Params, x: Array) -> Array:
+        out = module.apply({"params": params}, x)
+        return out[..., 0] if task == "regression" else out
+
+    return Model(init, apply, task)

@@ -1,0 +1,129 @@
+"""Local training: one loop over mini-batches, with any optax optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from pfljax.types import Array, Key, Params, PyTree, Split
+
+
+class Solver(NamedTuple):
+    """How a client trains a model on its own data.
+
+    Attributes:
+        loss: (params, x (B, ...), y (B,)) -> per-example losses (B,).
+        optimizer: Any optax transformation; extra arguments of `fit` reach its update.
+        batch_size: B; 0: all of the client's examples in one step.
+        epochs: Passes over the client's data in a round.
+        steps: If positive, so many steps a round instead of `epochs`.
+    """
+
+    loss: Callable[[Params, Array, Array], Array]
+    optimizer: optax.GradientTransformationExtraArgs
+    batch_size: int = 0
+    epochs: int = 1
+    steps: int = 0
+
+    def batch(self, n_max: int) -> int:
+        """B for clients padded to n_max examples."""
+        return min(self.batch_size or n_max, n_max)
+
+    def num_steps(self, size: Array, n_max: int) -> Array:
+        """How many steps a client of `size` examples takes in a round; none if it has no examples."""
+        per_epoch = -(-size // self.batch(n_max))
+        return jnp.where(size > 0, self.steps or self.epochs * per_epoch, 0)
+
+
+    def draw_orders(self, key: Key, size: Array, n_max: int) -> Array | None:
+        """The order of a client's examples in every epoch of a round: (epochs, n_max) int32, the real ones first.
+
+        None where every batch holds all of them.
+        """
+        batch = self.batch(n_max)
+        if batch == n_max:
+            return None
+        # With a given number of steps, only a client of more than one batch needs its order, so of two steps an epoch.
+        epochs = -(-self.steps // 2) if self.steps else self.epochs
+        draws = jax.random.uniform(key, (epochs, n_max))
+        return jnp.argsort(jnp.where(jnp.arange(n_max) < size, draws, jnp.inf), axis=-1)
+
+
+class Batch(NamedTuple):
+    """B examples; `mask` (B,) is 0.0 where the batch has run past the client's data."""
+
+    x: Array
+    y: Array
+    mask: Array
+    index: Array
+
+
+def take_batch(solver: Solver, orders: Array | None, split: Split, step: Array) -> Batch:
+    """The mini-batch of step `step` of a round; an epoch's last one may be smaller."""
+    n_max = split.y.shape[0]
+    batch = solver.batch(n_max)
+    if orders is None:
+        mask = jnp.arange(batch) < split.size
+        return Batch(split.x[...], split.y[...], mask.astype(jnp.float32), jnp.arange(batch))
+    per_epoch = jnp.maximum(-(-split.size // batch), 1)
+    epoch = jnp.minimum(step // per_epoch, orders.shape[0] - 1)
+    positions = step % per_epoch * batch + jnp.arange(batch)
+    index = orders.at[epoch, jnp.minimum(positions, n_max - 1)].get(mode="promise_in_bounds")
+    return Batch(split.x[index], split.y[index], (positions < split.size).astype(jnp.float32), index)
+
+
+def mean_loss(solver: Solver, params: Params, batch: Batch, weights: Array | None = None) -> Array:
+    """Mean loss over the batch's examples; with weights (n_max,), their weighted sum over the number of examples."""
+    losses = solver.loss(params, batch.x, batch.y)
+    mask = batch.mask if weights is None else batch.mask * weights[batch.index]
+    # where, not a product: padding may hold anything, and 0 * inf is NaN.
+    return jnp.where(batch.mask > 0, losses * mask, 0).sum() / jnp.maximum(batch.mask.sum(), 1)
+
+
+def fit(
+    solver: Solver,
+    key: Key,
+    params: Params,
+    opt_state: PyTree,
+    split: Split,
+    *,
+    weights: Array | None = None,
+    **extra: Any,
+) -> tuple[Params, PyTree, Array]:
+    """A round of local training.
+
+    Args:
+        solver: Loss, optimizer, epochs or steps.
+        key: Draws the order of the examples, anew in every epoch.
+        params: One model.
+        opt_state: The optimizer's state for it.
+        split: One client's training data.
+        weights: Optional per-example weights (n_max,).
+        **extra: Reaches `optimizer.update`.
+
+    Returns:
+        The trained parameters, the optimizer's state, and the mean loss over the steps, each before its update.
+    """
+    n_max = split.y.shape[0]
+    total = solver.num_steps(split.size, n_max)
+    orders = solver.draw_orders(key, split.size, n_max)
+
+    def step(number, carry):
+        params, opt_state, loss_sum = carry
+        batch = take_batch(solver, orders, split, number)
+        loss, grads = jax.value_and_grad(lambda p: mean_loss(solver, p, batch, weights))(params)
+        updates, opt_state = solver.optimizer.update(grads, opt_state, params, **extra)
+        return optax.apply_updates(params, updates), opt_state, loss_sum + loss
+
+    carry = (params, opt_state, jnp.zeros(()))
+    params, opt_state, loss_sum = jax.lax.fori_loop(0, total, step, carry)
+    return params, opt_state, loss_sum / jnp.maximum(total, 1)
+
+
+def init_models(init: Callable[[Key], Params], key: Key, num: int) -> Params:
+    """N independently initialized models, stacked; model n depends on `key` and n alone."""
+    return jax.lax.map(lambda n: init(jax.random.fold_in(key, n)), jnp.arange(num))

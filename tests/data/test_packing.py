@@ -1,0 +1,180 @@
+"""Packing: splits within clients, padding, and what is said of a Federation."""
+
+import json
+
+import numpy as np
+import pytest
+
+from pfljax import data
+from pfljax.data import packing
+from pfljax.data.partitions import Assignment
+from pfljax.data.sources import Source
+from pfljax.types import UsageError
+
+SIZES = (2, 3, 5, 40, 11)
+ASSIGNMENT = Assignment(np.split(np.arange(61), np.cumsum(SIZES)[:-1]), np.array([3, 1, 4, 1, 5], np.int32))
+# x tells the example, counted from 1, so that padding (0) is told from examples; y follows from it.
+SOURCE = Source(
+    x=np.arange(1, 62, dtype=np.float32)[:, None] * np.ones(2, np.float32),
+    y=(np.arange(61) % 3 + 1).astype(np.int32),
+    client=None,
+    is_test=np.arange(61) % 2 == 0,
+    num_classes=4,
+    task="classification",
+    name="toy",
+)
+
+
+def parts(federation):
+    return federation.train, federation.validation, federation.test
+
+
+def examples(split, k):
+    """The ids of client k's examples of a split, after a look at padding and targets."""
+    size = split.size[k]
+    assert not split.x[k, size:].any() and not split.y[k, size:].any()
+    ids = split.x[k, :size, 0].astype(int) - 1
+    np.testing.assert_array_equal(split.y[k, :size], SOURCE.y[ids])
+    return ids
+
+
+@pytest.mark.parametrize("validation_fraction", [0, 0.25])
+def test_the_parts_of_a_client_are_its_examples_each_once(validation_fraction):
+    federation = packing.build(SOURCE, ASSIGNMENT, validation_fraction=validation_fraction)
+    for k, ids in enumerate(ASSIGNMENT.indices):
+        found = np.concatenate([examples(split, k) for split in parts(federation)])
+        np.testing.assert_array_equal(np.sort(found), ids)
+    train, validation, test = (split.size for split in parts(federation))
+    np.testing.assert_array_equal(test, [1, 1, 1, 8, 2])
+    np.testing.assert_array_equal(validation, [0, 1, 1, 8, 2] if validation_fraction else 0)
+    assert (train >= 1).all()
+
+
+def test_shapes_and_types_fit_the_interface():
+    federation = packing.build(SOURCE, ASSIGNMENT, name="title")
+    assert federation.train.x.shape == (5, 32, 2) and federation.test.x.shape == (5, 8, 2)
+    assert federation.validation.x.shape == (5, 0, 2) and federation.validation.y.shape == (5, 0)
+    for split in parts(federation):
+        assert (split.x.dtype, split.y.dtype, split.size.dtype) == (np.float32, np.int32, np.int32)
+    np.testing.assert_array_equal(federation.distribution, ASSIGNMENT.distribution)
+    assert (federation.task, federation.num_classes, federation.name) == ("classification", 4, "title")
+
+
+def test_train_examples_caps_training_and_not_testing():
+    federation = packing.build(SOURCE, ASSIGNMENT, train_examples=7)
+    np.testing.assert_array_equal(federation.train.size, [1, 2, 4, 7, 7])
+    np.testing.assert_array_equal(federation.test.size, [1, 1, 1, 8, 2])
+    whole = packing.build(SOURCE, ASSIGNMENT)
+    np.testing.assert_array_equal(examples(federation.test, 3), examples(whole.test, 3))
+    assert federation.train.x.shape[1] == 7
+    halved = packing.build(SOURCE, ASSIGNMENT, train_examples=8, validation_fraction=0.5)
+    np.testing.assert_array_equal(halved.train.size + halved.validation.size, [1, 2, 4, 8, 8])
+    np.testing.assert_array_equal(halved.validation.size, [0, 1, 2, 4, 4])
+
+
+def test_splits_are_random_and_decided_by_the_seed():
+    first, again, other = (packing.build(SOURCE, ASSIGNMENT, seed=seed) for seed in (1, 1, 2))
+    for a, b in zip(parts(first), parts(again), strict=True):
+        np.testing.assert_array_equal(a.x, b.x)
+    assert set(examples(first.test, 3)) != set(examples(other.test, 3))
+    assert packing.digest(first) == packing.digest(again) != packing.digest(other)
+
+
+def test_what_is_for_testing_by_assignment_is_for_testing():
+    assignment = ASSIGNMENT._replace(is_test=SOURCE.is_test)
+    federation = packing.build(SOURCE, assignment)
+    for k in range(5):
+        assert (examples(federation.test, k) % 2 == 0).all() and (
+            examples(federation.train, k) % 2 == 1
+        ).all()
+    with pytest.raises(UsageError, match="--official_test: 2 of 5 clients"):
+        packing.build(SOURCE, ASSIGNMENT._replace(is_test=np.arange(61) >= 5))  # clients 0 and 1: no test
+
+
+@pytest.mark.parametrize("partition", ["iid", "label_groups", "dirichlet", "pathological"])
+def test_no_test_example_of_anyone_is_trained_on_by_anyone(partition):
+    federation = data.make(
+        partition=partition, num_clients=300, replacement=True, train_examples=9, validation_fraction=0.2
+    )
+
+    def rows(split):
+        real = np.arange(split.x.shape[1]) < split.size[:, None]
+        return {row.tobytes() for row in split.x[real]}
+
+    assert (federation.train.size >= 1).all() and (federation.test.size >= 1).all()
+    assert (federation.train.size + federation.validation.size).max() == 9
+    learned = rows(federation.train) | rows(federation.validation)
+    assert len(learned) > 500 and not learned & rows(federation.test)  # digits holds no image twice
+
+
+def test_clients_without_replacement_share_nothing():
+    federation = data.make(num_clients=20, validation_fraction=0.1)
+    assert sum(int(split.size.sum()) for split in parts(federation)) == 1797
+    images = np.concatenate([s.x[np.arange(s.x.shape[1]) < s.size[:, None]] for s in parts(federation)])
+    assert len({image.tobytes() for image in images}) == 1797
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"validation_fraction": 1}, "--validation_fraction=1"),
+        ({"validation_fraction": -0.1}, "--validation_fraction=-0.1"),
+        ({"train_examples": -1}, "--train_examples=-1"),
+        ({"seed": -3}, "--seed=-3"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        packing.build(SOURCE, ASSIGNMENT, **arguments)
+
+
+def test_unseen_clients_are_kept_out():
+    federation = packing.build(SOURCE, ASSIGNMENT)
+    seen, unseen = data.split_unseen(federation, 0.4, seed=0)
+    assert (seen.num_clients, unseen.num_clients) == (3, 2)
+    assert sorted([*seen.distribution, *unseen.distribution]) == sorted(ASSIGNMENT.distribution)
+    both = np.concatenate([seen.test.x, unseen.test.x])
+    assert {client.tobytes() for client in both} == {client.tobytes() for client in federation.test.x}
+    for side in (seen, unseen):
+        for k in range(side.num_clients):
+            owner = {
+                int(np.searchsorted(np.cumsum(SIZES), i, side="right"))
+                for s in parts(side)
+                for i in examples(s, k)
+            }
+            assert len(owner) == 1 and ASSIGNMENT.distribution[owner.pop()] == side.distribution[k]
+    assert len({data.split_unseen(federation, 0.4, seed=s)[1].distribution.tobytes() for s in range(6)}) > 1
+
+
+@pytest.mark.parametrize("share", [0, 0.05, 0.95, 1, -1])
+def test_unseen_clients_need_one_on_each_side(share):
+    with pytest.raises(UsageError, match=f"--unseen_clients={share}"):
+        data.split_unseen(packing.build(SOURCE, ASSIGNMENT), share, seed=0)
+
+
+def test_the_digest_sees_sizes_targets_and_examples():
+    digests = {packing.digest(packing.build(SOURCE, ASSIGNMENT))}
+    for name in ("x", "y", "size"):
+        federation = packing.build(SOURCE, ASSIGNMENT)
+        getattr(federation.test, name).flat[-1] += 1
+        digests.add(packing.digest(federation))
+    assert len(digests) == 4
+
+
+def test_the_description_counts_and_is_json():
+    told = data.describe(packing.build(SOURCE, ASSIGNMENT, train_examples=7))
+    assert json.loads(json.dumps(told)) == told
+    assert told["clients"] == 5
+    assert told["train"] == {"total": 21, "min": 1, "median": 4.0, "max": 7}
+    assert told["test"] == {"total": 13, "min": 1, "median": 1.0, "max": 8}
+    assert told["validation"]["total"] == 0
+    assert told["classes_per_client"]["min"] == 1 and told["classes_per_client"]["max"] == 3
+    assert "classes_per_client" not in data.describe(data.make(dataset="sine", num_clients=4))
+
+
+def test_random_pixels_have_the_asked_shape():
+    federation = data.random_pixels(3, 8, (5, 4, 1), 7, seed=0)
+    assert federation.train.x.shape == (3, 8, 5, 4, 1) and federation.train.x.dtype == np.float32
+    assert federation.train.y.dtype == np.int32 and federation.train.y.max() < federation.num_classes == 7
+    assert federation.train.size.tolist() == [8, 8, 8] and federation.test.size.tolist() == [2, 2, 2]
+    assert data.digest(federation) == data.digest(data.random_pixels(3, 8, (5, 4, 1), 7, seed=0))
