@@ -102,7 +102,9 @@ class Plan:
 
             def replace(stack, number, new):
                 return jax.tree.map(
-                    lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b.astype(a.dtype), number * chunk, 0), stack, new
+                    lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b.astype(a.dtype), number * chunk, 0),
+                    stack,
+                    new,
                 )
 
             def received(models, number):
@@ -111,7 +113,7 @@ class Plan:
                 return store.fetch(models, block(index, number))
 
             def work(models, rows, number):
-                """The block's clients; what they read of their data is gathered where it is needed, not copied first."""
+                """The block's clients at work; what they read of their data is gathered where it is used."""
                 positions = number * chunk + jnp.arange(chunk)
                 run = lambda models, row, position: client_fn(models, row, _view(data, position))
                 return (_one_by_one(run) if chunk == 1 else jax.vmap(run))(models, rows, positions)
@@ -122,27 +124,27 @@ class Plan:
                 mask = jnp.broadcast_to(block(valid, number)[:, None], (chunk, index.shape[1]))
                 mask = mask if out.sent is None else mask & out.sent
                 rows = replace(rows, number, out.client)
-                if own:
+                if own and jax.tree.leaves(out.upload):
                     new = jax.tree.map(lambda a: a[:, 0], out.upload)
                     if out.sent is not None:
                         new = tree.where(mask[:, 0], new, block(kept, number))
-                    kept, count = replace(kept, number, new), mask[:, 0]
-                else:
-                    sums, count = store.deposit(sums, block(index, number), out.upload, mask), None
-                return (rows, kept, sums), (out.report, count)
+                    kept = replace(kept, number, new)
+                elif not own:
+                    sums = store.deposit(sums, block(index, number), out.upload, mask)
+                return (rows, kept, sums), (out.report, mask)
 
             sums = ()
             if not own:
                 out = jax.eval_shape(lambda: work(received(models, 0), block(rows, 0), 0))
                 sums = store.empty(out.upload)
             carry = (rows, models if own else (), sums)
-            (rows, kept, sums), (report, count) = jax.lax.scan(step, carry, jnp.arange(valid.shape[0] // chunk))
-            report, count = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), (report, count))
+            (rows, kept, sums), out = jax.lax.scan(step, carry, jnp.arange(valid.shape[0] // chunk))
+            report, sent = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), out)
             if own:
-                return rows, report, kept, count
-            if devices > 1 and not spread:
+                sums = kept, sent[:, 0].astype(jnp.int32)
+            elif devices > 1 and not spread:
                 sums = jax.lax.psum(sums, AXIS)
-            return rows, report, *sums
+            return (rows, report, sent), sums
 
         if devices > 1:
             by_client, whole = PartitionSpec(AXIS), PartitionSpec()
@@ -151,39 +153,40 @@ class Plan:
                 on_device,
                 mesh=self.mesh,
                 in_specs=(at_owner, by_client, by_client, by_client, by_client),
-                out_specs=(by_client, by_client, at_owner, at_owner),
+                out_specs=(by_client, at_owner),
                 check_vma=False,
             )
-        rows, report, upload, count = on_device(models, index, valid, rows, data)
-        rows, report = _cut((rows, report), num_clients, padded)
-        if own:
-            upload, count = _cut((upload, count), num_clients, padded)
-        return rows, Returned(upload, count.astype(jnp.int32), report)
+        by_client, at_owner = on_device(models, index, valid, rows, data)
+        rows, report, sent = _cut(by_client, num_clients, padded)
+        upload, count = _cut(at_owner, num_clients, padded) if own else at_owner
+        return rows, Returned(upload, count, sent, report)
 
     def take_rows(self, stack: PyTree, ids: Array) -> PyTree:
         """stack[ids]: the cohort's rows (S, ...) out of K, wherever they live."""
-        spread = self.num_devices > 1 and tree.num_rows(stack) % self.num_devices == 0
-        if not spread:
+        if not self._is_spread(stack):
             return tree.take(stack, ids)
-        return self._moved(lambda store, stack, ids: store.fetch(stack, ids), stack, ids)
+        rows = self._move(lambda store, stack, ids: store.fetch(stack, ids), stack, ids)
+        return jax.tree.map(lambda leaf: leaf[: ids.shape[0]], rows)
 
     def put_rows(self, stack: PyTree, ids: Array, rows: PyTree) -> PyTree:
-        """Replaces rows `ids` of the stack by `rows` (S, ...)."""
-        return jax.tree.map(lambda leaf, new: leaf.at[ids].set(new, unique_indices=True), stack, rows)
+        """Replaces rows `ids` (distinct) of the stack by `rows` (S, ...), wherever they live."""
+        if not self._is_spread(stack):
+            return jax.tree.map(lambda leaf, new: leaf.at[ids].set(new, unique_indices=True), stack, rows)
+        return self._move(lambda store, *args: store.replace(*args), stack, ids, rows)
 
-    def _moved(self, fn, stack, ids):
-        devices, num = self.num_devices, ids.shape[0]
+    def _is_spread(self, stack: PyTree) -> bool:
+        leaves = jax.tree.leaves(stack)
+        return self.num_devices > 1 and bool(leaves) and leaves[0].shape[0] % self.num_devices == 0
+
+    def _move(self, fn: Callable, stack: PyTree, ids: Array, *rows: PyTree) -> PyTree:
+        """Runs fn(store, stack, ids, *rows) with everything spread over the devices."""
+        num, devices, spec = ids.shape[0], self.num_devices, PartitionSpec(AXIS)
         padded = -(-num // devices) * devices
         store = _Spread(tree.num_rows(stack) // devices)
-        rows = PartitionSpec(AXIS)
-        moved = jax.shard_map(
-            lambda stack, ids: fn(store, stack, ids),
-            mesh=self.mesh,
-            in_specs=(rows, rows),
-            out_specs=rows,
-            check_vma=False,
+        run = jax.shard_map(
+            lambda *args: fn(store, *args), mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False
         )
-        return _cut(moved(stack, _pad(ids, num, padded)), num, padded)
+        return run(stack, *_pad((ids, *rows), num, padded))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,9 +204,9 @@ class _Local:
 
     def deposit(self, sums, index: Array, contribution: PyTree, mask: Array):
         total, count = sums
-        contribution = tree.where(mask, contribution, jax.tree.map(jnp.zeros_like, contribution))
-        total = jax.tree.map(lambda t, c: t.at[index].add(c), total, contribution)
-        return total, count.at[index].add(mask.astype(jnp.int32))
+        index = jnp.where(mask, index, self.num_models)  # out of range: dropped
+        total = jax.tree.map(lambda t, c: t.at[index].add(c, mode="drop"), total, contribution)
+        return total, count.at[index].add(1, mode="drop")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,6 +237,16 @@ class _Spread(_Local):
         local, mine = self._mine(index)
         contribution, mask = jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, AXIS), (contribution, mask))
         return super().deposit(sums, jnp.where(mine, local, 0), contribution, mask & mine)
+
+    def replace(self, stack: PyTree, ids: Array, rows: PyTree) -> PyTree:
+        local, mine = self._mine(ids)
+        local = jnp.where(mine, local, self.num_models)
+
+        def put(leaf, new):
+            # Padded ids repeat the last row with the same content, so the order of writes does not matter.
+            return leaf.at[local].set(jax.lax.all_gather(new, AXIS), mode="drop")
+
+        return jax.tree.map(put, stack, rows)
 
 
 @jax.tree_util.register_dataclass

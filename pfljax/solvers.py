@@ -9,7 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfljax.types import Array, Key, Params, PyTree, Split
+from pfljax import tree
+from pfljax.mapping import Plan
+from pfljax.models import Model
+from pfljax.types import Array, Key, Params, PyTree, Shard, Split, Work
 
 
 class Solver(NamedTuple):
@@ -38,6 +41,9 @@ class Solver(NamedTuple):
         per_epoch = -(-size // self.batch(n_max))
         return jnp.where(size > 0, self.steps or self.epochs * per_epoch, 0)
 
+    def max_steps(self, n_max: int) -> int:
+        """The steps of the largest client in a round."""
+        return self.steps or self.epochs * -(-n_max // self.batch(n_max))
 
     def draw_orders(self, key: Key, size: Array, n_max: int) -> Array | None:
         """The order of a client's examples in every epoch of a round: (epochs, n_max) int32, the real ones first.
@@ -74,6 +80,30 @@ def take_batch(solver: Solver, orders: Array | None, split: Split, step: Array) 
     positions = step % per_epoch * batch + jnp.arange(batch)
     index = orders.at[epoch, jnp.minimum(positions, n_max - 1)].get(mode="promise_in_bounds")
     return Batch(split.x[index], split.y[index], (positions < split.size).astype(jnp.float32), index)
+
+
+def sum_over_examples(fn: Callable[[Array, Array, Array], PyTree], split: Split, batch: int = 512) -> PyTree:
+    """Sums fn(x (B, ...), y (B,), mask (B,) bool) over a client's examples, `batch` at a time.
+
+    `fn` returns sums over the examples that `mask` admits.
+    """
+    n_max = split.y.shape[0]
+    if n_max <= batch:
+        return fn(split.x[...], split.y[...], jnp.arange(n_max) < split.size)
+
+    def step(number, total):
+        positions = number * batch + jnp.arange(batch)
+        index = jnp.minimum(positions, n_max - 1)
+        return jax.tree.map(jnp.add, total, fn(split.x[index], split.y[index], positions < split.size))
+
+    shape = jax.eval_shape(lambda: fn(split.x[jnp.arange(batch)], split.y[jnp.arange(batch)], jnp.arange(batch) < 1))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
+    return jax.lax.fori_loop(0, -(-split.size // batch), step, zeros)
+
+
+def total_loss(solver: Solver, params: Params, split: Split) -> Array:
+    """The loss summed over all of a client's examples."""
+    return sum_over_examples(lambda x, y, mask: jnp.where(mask, solver.loss(params, x, y), 0).sum(), split)
 
 
 def mean_loss(solver: Solver, params: Params, batch: Batch, weights: Array | None = None) -> Array:
@@ -124,6 +154,59 @@ def fit(
     return params, opt_state, loss_sum / jnp.maximum(total, 1)
 
 
-def init_models(init: Callable[[Key], Params], key: Key, num: int) -> Params:
-    """N independently initialized models, stacked; model n depends on `key` and n alone."""
-    return jax.lax.map(lambda n: init(jax.random.fold_in(key, n)), jnp.arange(num))
+class Problem(NamedTuple):
+    """What a method is built for.
+
+    Attributes:
+        model: The clients' network.
+        solver: How they train it.
+        plan: How they are mapped.
+        num_clients: K.
+        n_max: The largest n_k, to which all clients' training data is padded.
+        rounds: R: how long a newcomer trains where a method has it train alone.
+    """
+
+    model: Model
+    solver: Solver
+    plan: Plan
+    num_clients: int
+    n_max: int
+    rounds: int
+
+    def init_models(self, key: Key, num: int) -> Params:
+        """N independently initialized models, stacked; model n depends on `key` and n alone."""
+        return self.plan.over_rows(lambda n: self.model.init(jax.random.fold_in(key, n)), jnp.arange(num))
+
+    def init_optimizers(self, models: Params) -> PyTree:
+        """The optimizer's state for each of N stacked models."""
+        return self.plan.over_rows(self.solver.optimizer.init, models)
+
+    def train_alone(self, key: Key, start: Params, clients: Shard, *, own: bool, rounds: int = 1) -> Params:
+        """Every client trains a model for `rounds` rounds on its own data, with a fresh optimizer; stacked (K, ...).
+
+        Args:
+            key: Client k draws from fold_in(key, k).
+            start: The models to start from: with `own` one for each client, else a stack of one for all.
+            clients: Stacked, K clients.
+            own: See `start`.
+            rounds: How many rounds' worth of local epochs or steps.
+        """
+        num = tree.num_rows(clients)
+
+        def client(models, _, data):
+            number, shard = data
+            client_key = jax.random.fold_in(key, number)
+            params = jax.tree.map(lambda leaf: leaf[0], models)
+
+            def one_round(number, carry):
+                return fit(self.solver, jax.random.fold_in(client_key, number), *carry, shard.train)[:2]
+
+            carry = (params, self.solver.optimizer.init(params))
+            params, _ = jax.lax.fori_loop(0, rounds, one_round, carry)
+            return Work((), tree.stack_one(params), {}) if own else Work((), (), params)
+
+        index = (jnp.arange(num) if own else jnp.zeros((num,), jnp.int32))[:, None]
+        data = (jnp.arange(num), clients)
+        topology = "own" if own else "shared"
+        _, returned = self.plan.exchange(client, start, index, (), data, topology=topology)
+        return returned.upload if own else returned.report

@@ -92,11 +92,27 @@ class State(NamedTuple):
     clients: PyTree  # rows that never leave their client: leaves (K, ...)
 
 
+class Turn(NamedTuple):
+    """Which piece of work this is.
+
+    Attributes:
+        key: The client's key for this round.
+        step: () int32, which of the round's exchanges (0 unless `Algorithm.exchanges` is more than 1).
+        index: (J,) int32, which models the client has received.
+    """
+
+    key: Key
+    step: Array
+    index: Array
+
+
 class Work(NamedTuple):
     """What one client makes of a round."""
 
     client: PyTree  # the client's next row
-    upload: PyTree  # leaves (J, ...): a contribution per received model, summed over clients at its owner
+    # Leaves (J, ...): a contribution per received model, summed over clients at its owner; under "own" the next
+    # model; () where nothing comes back.
+    upload: PyTree
     report: Metrics  # what the server sees of this client; "loss" () is required
     sent: Array | None = None  # (J,) bool: which contributions are made; None: all
 
@@ -106,6 +122,7 @@ class Returned(NamedTuple):
 
     upload: PyTree  # leaves (N, ...): sums of the contributions
     count: Array  # (N,) int32: how many contributions each model received
+    sent: Array  # (S, J) bool: which contributions were made
     report: Metrics  # leaves (S, ...)
 
 
@@ -134,20 +151,20 @@ class Algorithm(NamedTuple):
         init: (key, clients) -> State, from the stacked Shard of all K clients.
         download: (key, state, cohort) -> (S, J) int32: which models each client of the cohort receives; column 0 is
             the client's own where it has one. Client ids where N = K, else indices into the N models.
-        work: (key, models, row, shard) -> Work, for one client with its J received models.
+        work: (turn, models, row, shard) -> Work, for one client: its J received models, its row and its data.
+            Arrays of the shard are read by indexing (`x[...]` is all of it).
         update: (key, state, returned) -> (State, Metrics): owners and server take what came back.
         predictor: (key, state, clients) -> Predictor; may train locally, never changes the state.
         adapt: (key, state, clients) -> Predictor for clients that were not there in training.
         topology: "own": N = K, a model never leaves its client (J = 1); "shared": N models on a server,
             everyone may receive them; "peers": N = K, clients receive each other's models.
         scored: Which model the evaluation scores, in words.
-        exchanges: How often a round repeats exchange and update on the same download. All of a round's
-            exchanges see the same key.
+        exchanges: How often a round repeats exchange and update on the same download.
     """
 
     init: Callable[[Key, Shard], State]
     download: Callable[[Key, State, Cohort], Array]
-    work: Callable[[Key, Params, PyTree, Shard], Work]
+    work: Callable[[Turn, Params, PyTree, Shard], Work]
     update: Callable[[Key, State, Returned], tuple[State, Metrics]]
     predictor: Callable[[Key, State, Shard], Predictor]
     adapt: Callable[[Key, State, Shard], Predictor]

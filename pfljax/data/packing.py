@@ -62,9 +62,7 @@ def build(
         )
     if train_examples:
         size = np.minimum(size, train_examples)
-    held_out = np.clip(np.rint(validation_fraction * size), int(validation_fraction > 0), size - 1)[
-        owner[~test]
-    ]
+    held_out = np.clip(np.rint(validation_fraction * size), int(validation_fraction > 0), size - 1)[owner[~test]]
     validation = rank < held_out
     train = (rank >= held_out) & (rank < size[owner[~test]])
 
@@ -117,9 +115,7 @@ def split_unseen(federation: Federation, share: float, seed: int) -> tuple[Feder
     return take(np.sort(order[count:])), take(np.sort(order[:count]))
 
 
-def random_pixels(
-    num_clients: int, examples: int, shape: tuple[int, ...], num_classes: int, seed: int
-) -> Federation:
+def random_pixels(num_clients: int, examples: int, shape: tuple[int, ...], num_classes: int, seed: int) -> Federation:
     """Random images of a given shape, `examples` a client to train on: work to be timed, not learned."""
     rng = generator(seed, "pixels")
 

@@ -23,18 +23,14 @@ class Assignment(NamedTuple):
 
     indices: list[np.ndarray]  # K arrays of example ids, without repetition
     distribution: np.ndarray  # (K,) int32, the true distribution of each client
-    is_test: np.ndarray | None = (
-        None  # (n,) bool, test examples of whoever has them; None: split within each client
-    )
+    is_test: np.ndarray | None = None  # (n,) bool, test examples of whoever has them; None: split within each client
 
 
 class Plan(NamedTuple):
     """Pools of examples, and who shares in them."""
 
     pool: np.ndarray  # (n,) int: the pool of each example, 0..P-1
-    share: (
-        np.ndarray
-    )  # (K, P): the share of pool p that goes to client k; a column sums to 1, or is 0 (unused)
+    share: np.ndarray  # (K, P): the share of pool p that goes to client k; a column sums to 1, or is 0 (unused)
     distribution: np.ndarray | None = None  # (K,) int32; None: the pool that a client has most examples of
 
 
@@ -116,14 +112,10 @@ def iid(rng: np.random.Generator, y: np.ndarray, num_clients: int, **_) -> Plan:
     return Plan(np.zeros(len(y), int), np.full((num_clients, 1), 1 / num_clients))
 
 
-def label_groups(
-    rng: np.random.Generator, y: np.ndarray, num_clients: int, *, num_distributions: int, **_
-) -> Plan:
+def label_groups(rng: np.random.Generator, y: np.ndarray, num_clients: int, *, num_distributions: int, **_) -> Plan:
     """Disjoint label groups; each client has examples of one (FedeRiCo, Section 4.1)."""
     if num_distributions > num_clients:
-        raise UsageError(
-            f"--num_distributions={num_distributions}: accepted is at most --num_clients={num_clients}"
-        )
+        raise UsageError(f"--num_distributions={num_distributions}: accepted is at most --num_clients={num_clients}")
     pool = _label_groups(rng, y, num_distributions)
     group = rng.permutation(np.arange(num_clients) % num_distributions)
     return Plan(pool, _evenly(np.eye(num_distributions)[group]))
@@ -143,16 +135,12 @@ def label_dirichlet(
     return Plan(pool, _dirichlet_shares(rng, num_clients, num_distributions, dirichlet_alpha))
 
 
-def dirichlet(
-    rng: np.random.Generator, y: np.ndarray, num_clients: int, *, dirichlet_alpha: float, **_
-) -> Plan:
+def dirichlet(rng: np.random.Generator, y: np.ndarray, num_clients: int, *, dirichlet_alpha: float, **_) -> Plan:
     """Each class is spread over all clients by its own symmetric Dirichlet draw (Hsu et al., 2019; FedEM)."""
     return Plan(y, _dirichlet_shares(rng, num_clients, y.max() + 1, dirichlet_alpha))
 
 
-def pathological(
-    rng: np.random.Generator, y: np.ndarray, num_clients: int, *, classes_per_client: int, **_
-) -> Plan:
+def pathological(rng: np.random.Generator, y: np.ndarray, num_clients: int, *, classes_per_client: int, **_) -> Plan:
     """Each client has a few classes, each split evenly among its holders (after McMahan et al., 2017).
 
     A class with fewer examples than holders leaves some of them without it. Clients with the same
@@ -185,9 +173,7 @@ def _label_groups(rng: np.random.Generator, y: np.ndarray, num_groups: int) -> n
     """(n,) the group of each example: the classes divided at random into groups of nearly equal numbers."""
     present = np.unique(y)
     if not 1 <= num_groups <= len(present):
-        raise UsageError(
-            f"--num_distributions={num_groups}: accepted are 1 to {len(present)}, the classes there are"
-        )
+        raise UsageError(f"--num_distributions={num_groups}: accepted are 1 to {len(present)}, the classes there are")
     group = np.zeros(present[-1] + 1, int)
     group[rng.permutation(present)] = np.sort(np.arange(len(present)) % num_groups)
     return group[y]
@@ -197,9 +183,7 @@ def _class_sets(rng: np.random.Generator, y: np.ndarray, num_sets: int, size: in
     """(num_sets, C) whether a set has a class, `size` in each; no class is in two sets more than another."""
     present = np.unique(y)
     if not 1 <= size <= len(present):
-        raise UsageError(
-            f"--classes_per_client={size}: accepted are 1 to {len(present)}, the classes there are"
-        )
+        raise UsageError(f"--classes_per_client={size}: accepted are 1 to {len(present)}, the classes there are")
     held, holders = np.zeros((num_sets, present[-1] + 1)), np.zeros(len(present))
     for row in held:
         rarest = np.lexsort((rng.random(len(present)), holders))[:size]  # ties in random order
@@ -218,9 +202,7 @@ def _dirichlet_shares(rng: np.random.Generator, num_clients: int, num_pools: int
     if not 0 < alpha < np.inf:
         raise UsageError(f"--dirichlet_alpha={alpha}: accepted are positive numbers")
     draw = rng.dirichlet(np.full(num_clients, alpha), size=num_pools).T
-    return (
-        draw * (1 - 1e-12) + 1e-12 / num_clients
-    )  # no share is exactly 0: anyone may get some of every pool
+    return draw * (1 - 1e-12) + 1e-12 / num_clients  # no share is exactly 0: anyone may get some of every pool
 
 
 def _deal(rng: np.random.Generator, plan: Plan, name: str) -> list[np.ndarray]:
@@ -280,13 +262,10 @@ def _draw(rng: np.random.Generator, plan: Plan, among: np.ndarray, size: int) ->
     sizes = np.array([len(ids) for ids in members])
     weights = plan.share * sizes  # each client's distribution over pools, up to a factor
     if not weights.any(axis=1).all():
-        raise UsageError(
-            "--replacement: there is a client whose classes have no example to train or to test on"
-        )
+        raise UsageError("--replacement: there is a client whose classes have no example to train or to test on")
     counts = np.minimum(rng.multinomial(size, weights / weights.sum(axis=1, keepdims=True)), sizes)
     return [
-        np.concatenate([rng.choice(members[p], row[p], replace=False) for p in np.flatnonzero(row)])
-        for row in counts
+        np.concatenate([rng.choice(members[p], row[p], replace=False) for p in np.flatnonzero(row)]) for row in counts
     ]
 
 
@@ -301,9 +280,7 @@ def _largest_pool(indices: list[np.ndarray], pool: np.ndarray) -> np.ndarray:
 def _natural(rng: np.random.Generator, source: Source, num_clients: int) -> Assignment:
     """The source's own clients that have two examples or more, or `num_clients` of them, in their order."""
     if source.client is None:
-        raise UsageError(
-            f"--partition=natural: {source.name} has no client ids; accepted: {', '.join(PARTITIONS)}"
-        )
+        raise UsageError(f"--partition=natural: {source.name} has no client ids; accepted: {', '.join(PARTITIONS)}")
     order = np.argsort(source.client, kind="stable")
     ids, start, size = np.unique(source.client[order], return_index=True, return_counts=True)
     able = np.flatnonzero(size >= MIN_EXAMPLES)

@@ -152,9 +152,7 @@ def _sine(request: _Request) -> Source:
 def _npz(request: _Request) -> Source:
     """A user's own file (see `load`)."""
     if not request.data_file:
-        raise UsageError(
-            "--dataset=npz: needs --data_file=FILE.npz with x and y, optionally client and is_test"
-        )
+        raise UsageError("--dataset=npz: needs --data_file=FILE.npz with x and y, optionally client and is_test")
     where = f"--data_file={request.data_file}"
     arrays = _read_npz(where, request.data_file)
     shape = arrays["x"].shape
@@ -162,9 +160,7 @@ def _npz(request: _Request) -> Source:
         raise UsageError(f"{where}: is empty, x has shape {shape}; accepted is (n, *features)")
     for key, array in arrays.items():
         if key != "x" and array.shape != shape[:1]:
-            raise UsageError(
-                f"{where}: {key} {array.shape} does not fit x {shape}; accepted is one value a row"
-            )
+            raise UsageError(f"{where}: {key} {array.shape} does not fit x {shape}; accepted is one value a row")
     y, num_classes, task = _targets(where, arrays["y"], request.task)
     rows = request.rows(len(y))
     x = _features(where, arrays.pop("x")[rows], rows)
@@ -224,9 +220,7 @@ def _tfds(request: _Request) -> Source:
             parts.append(read("test"))
     except tfds.core.DatasetNotFoundError as error:
         near = difflib.get_close_matches(request.member, tfds.list_builders(with_community_datasets=False))
-        raise UsageError(
-            f"{where}: TFDS knows no such data set; nearest: {', '.join(near) or 'none'}"
-        ) from error
+        raise UsageError(f"{where}: TFDS knows no such data set; nearest: {', '.join(near) or 'none'}") from error
     except ValueError as error:  # an unknown configuration, or no split "train"
         raise UsageError(f"{where}: {str(error).splitlines()[0]}") from error
     except (KeyError, OSError, NotImplementedError) as error:  # nothing there, or files without random access
@@ -240,9 +234,7 @@ def _tfds(request: _Request) -> Source:
     is_test = rows >= len(parts[0])
     if is_test.all():
         raise UsageError(f"{where}: --data_fraction={request.fraction} leaves no training examples")
-    examples = [
-        parts[t][int(row) - t * len(parts[0])] for row, t in zip(rows, is_test.astype(int), strict=True)
-    ]
+    examples = [parts[t][int(row) - t * len(parts[0])] for row, t in zip(rows, is_test.astype(int), strict=True)]
     arrays = [key for key, value in examples[0].items() if key != "label" and np.ndim(value) > 0]
     if "label" not in examples[0] or not arrays:
         raise UsageError(f"{where}: needs a label and an array beside it; found {', '.join(examples[0])}")
@@ -262,9 +254,7 @@ def _tfds(request: _Request) -> Source:
 def _targets(where: str, y: np.ndarray, task: str) -> tuple[np.ndarray, int, Task]:
     """Checks the targets (n,); returns them as int32 classes or float32, with C and the task."""
     if y.dtype.kind not in "biuf":
-        raise UsageError(
-            f"{where}: y is {y.dtype}; accepted are integers (classes) and floats (a regression)"
-        )
+        raise UsageError(f"{where}: y is {y.dtype}; accepted are integers (classes) and floats (a regression)")
     if task == "auto":
         task = "regression" if y.dtype.kind == "f" else "classification"
     with np.errstate(over="ignore"):
@@ -276,9 +266,7 @@ def _targets(where: str, y: np.ndarray, task: str) -> tuple[np.ndarray, int, Tas
     if wrong.size:
         raise UsageError(f"{where}: y is {y[wrong[0]]} in row {wrong[0]}; classes are integers 0..C-1")
     if y.max() >= max(len(y), 1000):  # each class has its own output: most likely these are no classes
-        raise UsageError(
-            f"{where}: y reaches {y.max()} in {len(y)} rows; classes are 0..C-1, floats a regression"
-        )
+        raise UsageError(f"{where}: y reaches {y.max()} in {len(y)} rows; classes are 0..C-1, floats a regression")
     return y.astype(np.int32), int(y.max()) + 1, "classification"
 
 

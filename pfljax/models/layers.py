@@ -22,9 +22,7 @@ def patches(x: Array, size: int) -> Array:
     before = (size - 1) // 2
     height, width = x.shape[1:3]
     x = jnp.pad(x, ((0, 0), (before, size - 1 - before), (before, size - 1 - before), (0, 0)))
-    return jnp.concatenate(
-        [x[:, i : i + height, j : j + width] for i in range(size) for j in range(size)], axis=-1
-    )
+    return jnp.concatenate([x[:, i : i + height, j : j + width] for i in range(size) for j in range(size)], axis=-1)
 
 
 def _blocks(x: Array, size: int) -> int:

@@ -1,0 +1,86 @@
+"""FedAvg and FedAvg+: one global model, and the same tuned by each client.
+
+FedAvg: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-efficient learning of deep networks from
+decentralized data" (AISTATS 2017). FedAvg+: Jiang, Konecny, Rush, Kannan, "Improving federated learning
+personalization via model agnostic meta learning" (2019), as FedEM and FedeRiCo compare with it.
+
+    A round: every client of the cohort receives theta, trains it on D_k for E epochs to theta_k;
+    theta <- sum_k n_k theta_k / sum_k n_k.
+    FedAvg+ then, before it is evaluated: client k trains theta for `tune_epochs` epochs on D_k.
+
+Departures from the paper: none. The clients' optimizer starts afresh in every round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pfljax import tree
+from pfljax.solvers import Problem, fit
+from pfljax.types import Algorithm, Predictor, State, UsageError, Work
+
+
+@dataclasses.dataclass(frozen=True)
+class FedAvgConfig:
+    """FedAvg has no knobs of its own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FedAvgPlusConfig:
+    """FedAvg+'s knobs.
+
+    Attributes:
+        tune_epochs: epochs that each client tunes the global model before it is evaluated
+    """
+
+    tune_epochs: int = 1
+
+    def __post_init__(self):
+        if self.tune_epochs < 0:
+            raise UsageError(f"--fedavg_plus.tune_epochs={self.tune_epochs}: accepted: 0 or more")
+
+
+def fedavg(problem: Problem, config: FedAvgConfig) -> Algorithm:
+    """FedAvg."""
+    del config
+
+    def init(key, clients):
+        return State(server=(), models=problem.init_models(key, 1), optimizer=(), clients=())
+
+    def download(key, state, cohort):
+        return jnp.zeros((cohort.ids.shape[0], 1), jnp.int32)
+
+    def work(turn, models, row, shard):
+        params = jax.tree.map(lambda leaf: leaf[0], models)
+        opt_state = problem.solver.optimizer.init(params)
+        params, _, loss = fit(problem.solver, turn.key, params, opt_state, shard.train)
+        size = shard.train.size.astype(jnp.float32)[None]
+        upload = {"model": tree.scale(tree.stack_one(params), size), "weight": size}
+        return Work(client=(), upload=upload, report={"loss": loss}, sent=size > 0)
+
+    def update(key, state, returned):
+        weight = returned.upload["weight"]
+        mean = tree.scale(returned.upload["model"], 1 / jnp.maximum(weight, 1))
+        return state._replace(models=tree.where(weight > 0, mean, state.models)), {}
+
+    def predictor(key, state, clients):
+        num = tree.num_rows(clients)
+        return Predictor(state.models, jnp.zeros((num, 1), jnp.int32), jnp.ones((num, 1)), "shared")
+
+    return Algorithm(init, download, work, update, predictor, predictor, "shared", "the global model")
+
+
+def fedavg_plus(problem: Problem, config: FedAvgPlusConfig) -> Algorithm:
+    """FedAvg with local tuning before evaluation."""
+    tuning = problem._replace(solver=problem.solver._replace(epochs=config.tune_epochs, steps=0))
+
+    def predictor(key, state, clients):
+        num = tree.num_rows(clients)
+        models = tuning.train_alone(key, state.models, clients, own=False)
+        return Predictor(models, jnp.arange(num, dtype=jnp.int32)[:, None], jnp.ones((num, 1)), "own")
+
+    scored = "the global model, tuned by each client on its training data"
+    return fedavg(problem, FedAvgConfig())._replace(predictor=predictor, adapt=predictor, scored=scored)

@@ -1,0 +1,54 @@
+"""Local training: every client alone, the yardstick of whether collaboration helps.
+
+Each client k trains its own model phi_k on D_k; nothing is sent. Its optimizer's state stays with it over the rounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pfljax import tree
+from pfljax.solvers import Problem, fit
+from pfljax.types import Algorithm, Predictor, State, Work
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalConfig:
+    """Local training has no knobs of its own."""
+
+
+def local(problem: Problem, config: LocalConfig) -> Algorithm:
+    """Local training."""
+    del config
+
+    def init(key, clients):
+        models = problem.init_models(key, tree.num_rows(clients))
+        return State(server=(), models=models, optimizer=(), clients=problem.init_optimizers(models))
+
+    def download(key, state, cohort):
+        return cohort.ids[:, None]
+
+    def work(turn, models, opt_state, shard):
+        params = jax.tree.map(lambda leaf: leaf[0], models)
+        params, opt_state, loss = fit(problem.solver, turn.key, params, opt_state, shard.train)
+        return Work(client=opt_state, upload=tree.stack_one(params), report={"loss": loss})
+
+    def update(key, state, returned):
+        return state._replace(models=returned.upload), {}
+
+    def own_models(models):
+        num = tree.num_rows(models)
+        return Predictor(models, jnp.arange(num, dtype=jnp.int32)[:, None], jnp.ones((num, 1)), "own")
+
+    def predictor(key, state, clients):
+        return own_models(state.models)
+
+    def adapt(key, state, clients):
+        init_key, train_key = jax.random.split(key)
+        start = problem.init_models(init_key, tree.num_rows(clients))
+        return own_models(problem.train_alone(train_key, start, clients, own=True, rounds=problem.rounds))
+
+    return Algorithm(init, download, work, update, predictor, adapt, "own", "each client's own model")

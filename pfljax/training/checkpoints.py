@@ -1,0 +1,57 @@
+"""Checkpoints of a run's State, by Orbax; the newest whole one is the one to resume from."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import jax
+from orbax.checkpoint import v1 as ocp
+
+from pfljax.types import State
+
+KEEP = 2  # the newest, and one in case it is torn
+
+
+def _steps(directory: Path) -> list[int]:
+    """Rounds of the checkpoints there, newest first; Orbax's temporary folders have other names."""
+    if not directory.exists():
+        return []
+    return sorted((int(path.name) for path in directory.iterdir() if path.name.isdigit()), reverse=True)
+
+
+def _as_dict(state: State) -> dict:
+    """The parts that hold anything: Orbax does not store empty containers."""
+    return {name: part for name, part in state._asdict().items() if jax.tree.leaves(part)}
+
+
+def save(directory: Path, round_number: int, state: State) -> None:
+    """Saves the state after `round_number` rounds and drops all but the newest checkpoints."""
+    ocp.save((directory / str(round_number)).absolute(), _as_dict(state), overwrite=True)
+    for step in _steps(directory)[KEEP:]:
+        shutil.rmtree(directory / str(step), ignore_errors=True)
+
+
+def restore(directory: Path, like: State) -> tuple[int, State] | None:
+    """The newest whole checkpoint.
+
+    Args:
+        directory: Where `save` put them.
+        like: A State of ShapeDtypeStructs with shardings: what is expected, and where it shall live.
+
+    Returns:
+        The number of rounds done and the state, or None if there is no whole checkpoint.
+    """
+    for step in _steps(directory):
+        try:
+            parts = ocp.load((directory / str(step)).absolute(), _as_dict(like))
+        except Exception as error:  # whatever a torn file makes Orbax raise
+            logging.warning("checkpoint %s is not whole and is skipped: %s", directory / str(step), _first_line(error))
+            continue
+        return step, like._replace(**parts)
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:200]

@@ -1,0 +1,71 @@
+"""Files of a run, each written under a temporary name and renamed, so that none is ever half written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], None]) -> None:
+    """Calls write(file) on a temporary file beside `path` and renames it to `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file."""
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not np.isfinite(value):
+        return None  # JSON has no NaN
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes JSON; NaN and infinity become null."""
+    write_text(path, json.dumps(_plain(value), indent=2) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file."""
+    return json.loads(path.read_text())
+
+
+def write_jsonl(path: Path, rows: list[dict]) -> None:
+    """Writes one JSON object a line."""
+    write_text(path, "".join(json.dumps(_plain(row)) + "\n" for row in rows))
+
+
+def read_jsonl(path: Path) -> list[dict]:
+    """Reads what `write_jsonl` wrote; no file, no rows."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def write_npz(path: Path, arrays: dict[str, Any]) -> None:
+    """Writes a compressed npz."""
+    write_atomically(path, lambda file: np.savez_compressed(file, **arrays))
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Reads all arrays of an npz."""
+    with np.load(path) as file:
+        return {name: file[name] for name in file.files}

@@ -1,0 +1,406 @@
+"""The loop over rounds: several rounds a dispatch, evaluation, checkpoints, and what a run leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from pfljax import evaluation, tree
+from pfljax.mapping import Plan
+from pfljax.models import Model
+from pfljax.training import checkpoints, files, memory
+from pfljax.training.rounds import Record, make_round
+from pfljax.types import Algorithm, Federation, Key, Predictor, RunError, Shard, Split, State, UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """One run.
+
+    Attributes:
+        name: The algorithm's registered name.
+        make: Plan -> Algorithm; called again with a smaller chunk if the first does not fit.
+        model: The clients' network.
+        federation: The clients that train.
+        unseen: Clients kept out of training, or None.
+        plan: How clients are mapped.
+        rounds: R.
+        cohort_size: S.
+        eval_every: Rounds between evaluations.
+        checkpoint_every: Rounds between checkpoints.
+        seed: Decides initial models, cohorts, batches and sampling.
+        config: For config.json: flags, versions, device, commit, command.
+    """
+
+    name: str
+    make: Callable[[Plan], Algorithm]
+    model: Model
+    federation: Federation
+    unseen: Federation | None
+    plan: Plan
+    rounds: int
+    cohort_size: int
+    eval_every: int
+    checkpoint_every: int
+    seed: int
+    config: dict
+
+
+@dataclasses.dataclass
+class Compiled:
+    """A run's compiled functions, and where its state lives."""
+
+    algorithm: Algorithm
+    plan: Plan
+    state: Any  # a State of ShapeDtypeStructs with shardings
+    init: Callable[[Key, Shard], State]
+    segment: Callable  # (key, start, stop, state, clients) -> (state, stacked records, rounds done)
+    memory: memory.MemoryPlan
+    compile_seconds: float
+
+
+def state_shardings(algorithm: Algorithm, plan: Plan, state: Any) -> State:
+    """Rows of clients, and of models where they are the clients' own, are spread over the devices."""
+    by_client = algorithm.topology != "shared"
+    spread = State(server=False, models=by_client, optimizer=by_client, clients=True)
+    parts = [
+        jax.tree.map(lambda leaf, rows=rows: plan.sharding(leaf, by_rows=rows), part)
+        for part, rows in zip(state, spread, strict=True)
+    ]
+    return State(*parts)
+
+
+def compile_segment(setup: Setup, clients: Shard, plan: Plan) -> Compiled:
+    """Compiles up to `eval_every` rounds into one dispatch."""
+    begin = time.perf_counter()
+    algorithm = setup.make(plan)
+    num_clients = setup.federation.num_clients
+    one_round = make_round(algorithm, plan, num_clients, setup.cohort_size)
+    key = jax.random.key(setup.seed)
+    shape = jax.eval_shape(algorithm.init, key, clients)
+    shardings = state_shardings(algorithm, plan, shape)
+    state = jax.tree.map(lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s), shape, shardings)
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    record = jax.eval_shape(one_round, key, number, state, clients)[1]
+
+    def segment(key, start, stop, state, clients):
+        def body(carry):
+            done, state, records = carry
+            state, record = one_round(key, start + done, state, clients)
+            records = jax.tree.map(lambda all, one: all.at[done].set(one), records, record)
+            return done + 1, state, records
+
+        def proceeds(carry):
+            done, _, records = carry
+            return (start + done < stop) & (records.diverged[jnp.maximum(done - 1, 0)] < 0)
+
+        records = jax.tree.map(lambda leaf: jnp.zeros((setup.eval_every, *leaf.shape), leaf.dtype), record)
+        records = records._replace(diverged=jnp.full((setup.eval_every,), -1, jnp.int32))
+        done, state, records = jax.lax.while_loop(proceeds, body, (jnp.zeros((), jnp.int32), state, records))
+        return state, records, done
+
+    jitted = jax.jit(segment, donate_argnums=3, out_shardings=(shardings, None, None))
+    compiled = jitted.lower(key, number, number, state, clients).compile()
+    init = jax.jit(algorithm.init, out_shardings=shardings)
+    seconds = time.perf_counter() - begin
+    return Compiled(algorithm, plan, state, init, compiled, memory.of_compiled(compiled), seconds)
+
+
+def compile_to_fit(setup: Setup, clients: Shard) -> Compiled:
+    """Compiles under the largest chunk, from the plan's downward, that fits the device's memory."""
+    compiled = compile_segment(setup, clients, setup.plan)
+    while not compiled.memory.fits:
+        plan = memory.next_smaller(compiled.plan, setup.cohort_size)
+        if plan is None:
+            raise memory.too_large(compiled.memory)
+        compiled = compile_segment(setup, clients, plan)
+    return compiled
+
+
+def place(plan: Plan, stacked: Any) -> Any:
+    """Puts stacked host arrays on the devices, clients spread over them."""
+    return jax.tree.map(lambda leaf: jax.device_put(leaf, plan.sharding(leaf, by_rows=True)), stacked)
+
+
+class History:
+    """What has been evaluated so far, kept in the run's files, from which a resumed run takes it up again."""
+
+    def __init__(self, directory: Path, num_rounds: int):
+        """Takes up what the files hold of the first `num_rounds` rounds."""
+        self.directory = directory
+        self.rows: list[dict] = []
+        self.results: dict[str, list[np.ndarray]] = {}
+        self.collaboration: dict[str, list[np.ndarray]] = {"round": [], "index": [], "weights": []}
+        if num_rounds:
+            self.rows = [row for row in files.read_jsonl(directory / "metrics.jsonl") if row["round"] <= num_rounds]
+            count = len(self.rows)
+            results = files.read_npz(directory / "results.npz")
+            self.results = {k: list(v[:count]) for k, v in results.items() if k not in ("rounds", "scored")}
+            collaboration = files.read_npz(directory / "collaboration.npz")
+            self.collaboration = {k: list(collaboration[k][:count]) for k in self.collaboration}
+
+    def add(self, row: dict, metrics: dict[str, dict[str, np.ndarray]], index: np.ndarray, weights: np.ndarray) -> None:
+        """Adds one evaluation: metrics by split and name, leaves (K,)."""
+        self.rows.append(row)
+        for split, values in metrics.items():
+            for name, value in values.items():
+                self.results.setdefault(f"{name}_{split}", []).append(value)
+        for name, value in (("round", row["round"]), ("index", index), ("weights", weights)):
+            self.collaboration[name].append(np.asarray(value))
+
+    def write_rows(self) -> None:
+        """Writes metrics.jsonl."""
+        files.write_jsonl(self.directory / "metrics.jsonl", self.rows)
+
+    def write(self, scored: str, topology: str, distribution: np.ndarray) -> None:
+        """Writes metrics.jsonl, results.npz and collaboration.npz."""
+        self.write_rows()
+        rounds = np.array([row["round"] for row in self.rows], np.int64)
+        results = {name: np.stack(values) for name, values in self.results.items()}
+        files.write_npz(self.directory / "results.npz", {"rounds": rounds, "scored": scored, **results})
+        stacked = {name: np.stack(values) for name, values in self.collaboration.items()}
+        stacked |= {"topology": topology, "distribution": distribution}
+        files.write_npz(self.directory / "collaboration.npz", stacked)
+
+
+def check_directory(out: Path, config: dict, resume: bool) -> None:
+    """Sees to it that a run neither overwrites another nor goes on from one with other settings.
+
+    Raises:
+        UsageError: naming --out or the flags that differ.
+    """
+    path = out / "config.json"
+    if not path.exists():
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UsageError(f"--out={out}: holds something that is not a run; name an empty or a new folder")
+        return
+    if not resume:
+        raise UsageError(f"--out={out}: holds another run; add --resume to go on with it, or name a new folder")
+    before = files.read_json(path).get("flags", {})
+    free = {"resume", "rounds", "eval_every", "checkpoint_every", "plan", "chunk", "devices", "out"}
+    changed = [
+        f"--{name} was {before[name]!r} and is {value!r}"
+        for name, value in config["flags"].items()
+        if name not in free and name in before and before[name] != value
+    ]
+    if changed:
+        raise UsageError(f"--resume: --out={out} was run with other settings: {'; '.join(changed)}")
+
+
+def run(setup: Setup, out: Path, *, resume: bool = False, say: Callable[[str], None] = print) -> dict:
+    """Trains, evaluates, saves; the files are those of DESIGN.md's "What a run leaves behind", less the report.
+
+    Args:
+        setup: The run.
+        out: Its directory.
+        resume: Go on from the newest whole checkpoint there, if any.
+        say: Takes the lines for the user.
+
+    Returns:
+        What summary.json holds.
+
+    Raises:
+        UsageError: if `out` holds another run.
+        RunError: if a loss is not finite, or nothing fits into memory.
+    """
+    check_directory(out, setup.config, resume)
+    federation, plan = setup.federation, setup.plan
+    clients = place(plan, federation.shards)
+    splits = {"train": clients.train, "test": place(plan, federation.test)}
+    if federation.validation.y.shape[1]:
+        splits["validation"] = clients.validation
+    compiled = compile_to_fit(setup, clients)
+    algorithm, plan = compiled.algorithm, compiled.plan
+    lines = memory.describe(plan, compiled.memory, compiled.state, splits, setup.cohort_size)
+    for name, value in lines:
+        say(f"  {name:32} {memory.readable(value) if isinstance(value, int) else value}")
+    files.write_json(out / "config.json", setup.config)
+
+    key = jax.random.key(setup.seed)
+    restored = checkpoints.restore(out / "checkpoints", compiled.state) if resume else None
+    if restored:
+        done, state = restored
+        say(f"  resumed after round {done}")
+    else:
+        done, state = 0, compiled.init(jax.random.fold_in(key, 0), clients)
+    history = History(out, done)
+    rounds_key, evaluate_key = jax.random.fold_in(key, 1), jax.random.fold_in(key, 2)
+    evaluate = make_evaluation(setup, algorithm, plan)
+    model_bytes = tree.row_bytes(state.models)
+    upload_bytes = model_bytes
+    last = history.rows[-1] if history.rows else {"seconds": 0.0, "bytes_down": 0.0, "bytes_up": 0.0}
+    seconds, down, up = last["seconds"], last["bytes_down"], last["bytes_up"]
+    num_clients = federation.num_clients
+    diverged = None
+
+    with _progress(setup.rounds, done, say) as advance:
+        while done < setup.rounds and diverged is None:
+            stop = min(_next(done, setup.eval_every), _next(done, setup.checkpoint_every), setup.rounds)
+            begin = time.perf_counter()
+            state, records, count = compiled.segment(rounds_key, np.int32(done), np.int32(stop), state, clients)
+            records, count = jax.device_get((records, count))
+            seconds += time.perf_counter() - begin
+            records: Record = jax.tree.map(lambda leaf, count=count: leaf[:count], records)
+            down += float(records.down.sum()) * model_bytes / num_clients
+            up += float(records.up.sum()) * upload_bytes / num_clients
+            done += int(count)
+            advance(done)
+            if records.diverged[-1] >= 0:
+                diverged = int(records.diverged[-1])
+            elif done % setup.eval_every == 0 or done == setup.rounds:
+                metrics, index, weights = jax.device_get(evaluate(evaluate_key, state, clients, splits))
+                row = {
+                    "round": done,
+                    "seconds": seconds,
+                    "train_loss": float(records.train_loss[-1]),
+                    **evaluation.summarize(metrics["test"], federation.test.size),
+                    "bytes_down": down,
+                    "bytes_up": up,
+                    **{name: float(values[-1]) for name, values in records.metrics.items()},
+                }
+                if "validation" in metrics:
+                    values = evaluation.summarize(metrics["validation"], federation.validation.size)
+                    row |= {f"validation_{name}": values[name] for name in ("loss", "accuracy") if name in values}
+                history.add(row, metrics, index, weights)
+                history.write_rows()
+            if history.rows and (diverged is not None or done % setup.checkpoint_every == 0 or done == setup.rounds):
+                history.write(algorithm.scored, algorithm.topology, federation.distribution)
+            if diverged is None and (done % setup.checkpoint_every == 0 or done == setup.rounds):
+                checkpoints.save(out / "checkpoints", done, state)
+    if diverged is not None:
+        raise RunError(
+            f"round {done}: the loss of client {diverged} is not finite; a smaller --learning_rate may help. What was "
+            f"evaluated before is in {out}"
+        )
+    summary = summarize(setup, algorithm, history, lines, compiled.compile_seconds)
+    if setup.unseen is not None:
+        summary["unseen"] = score_unseen(setup, algorithm, plan, jax.random.fold_in(key, 3), state)
+    files.write_json(out / "summary.json", summary)
+    return summary
+
+
+def make_evaluation(setup: Setup, algorithm: Algorithm, plan: Plan) -> Callable:
+    """(key, state, clients, splits) -> (metrics by split and name, index, weights), in one compiled call."""
+
+    def score(key: Key, state: State, clients: Shard, splits: dict[str, Split]):
+        predictor = algorithm.predictor(key, state, clients)
+        metrics = {name: evaluation.evaluate(plan, setup.model, predictor, split) for name, split in splits.items()}
+        return metrics, predictor.index, predictor.weights
+
+    return jax.jit(score)
+
+
+def final_predictor(setup: Setup, algorithm: Algorithm, plan: Plan, state: State) -> Predictor:
+    """The predictor that the run's last evaluation scored."""
+    key = jax.random.fold_in(jax.random.key(setup.seed), 2)
+    return jax.jit(algorithm.predictor)(key, state, place(plan, setup.federation.shards))
+
+
+def score_unseen(setup: Setup, algorithm: Algorithm, plan: Plan, key: Key, state: State) -> dict:
+    """Adapts the trained state to clients that were kept out, and scores them."""
+    unseen = setup.unseen
+    clients = place(plan, unseen.shards)
+    predictor = jax.jit(algorithm.adapt)(key, state, clients)
+    metrics = jax.device_get(
+        {
+            name: jax.jit(evaluation.evaluate, static_argnums=(0, 1))(plan, setup.model, predictor, place(plan, split))
+            for name, split in (("train", unseen.train), ("test", unseen.test))
+        }
+    )
+    out = evaluation.summarize(metrics["test"], unseen.test.size)
+    train = evaluation.summarize(metrics["train"], unseen.train.size)
+    return out | {f"train_{name}": value for name, value in train.items()} | {"per_client": per_client(unseen, metrics)}
+
+
+def per_client(federation: Federation, metrics: dict[str, dict[str, np.ndarray]]) -> list[dict]:
+    """A row for each client, with its scores on its test examples."""
+    test = metrics["test"]
+    return [
+        {
+            "client": k,
+            "n_train": int(federation.train.size[k]),
+            "n_test": int(federation.test.size[k]),
+            "distribution": int(federation.distribution[k]),
+            "accuracy": float(test["accuracy"][k]) if "accuracy" in test else None,
+            "loss": float(test["loss"][k]),
+        }
+        for k in range(federation.num_clients)
+    ]
+
+
+def summarize(setup: Setup, algorithm: Algorithm, history: History, lines: list, compile_seconds: float) -> dict:
+    """What summary.json holds."""
+    rows, federation = history.rows, setup.federation
+    if "validation_loss" in rows[-1]:
+        name, better = ("validation_accuracy", max) if "validation_accuracy" in rows[-1] else ("validation_loss", min)
+    else:
+        name, better = "train_loss", min
+    best = better(rows, key=lambda row: row[name])
+    last_test = {"test": {k[: -len("_test")]: v[-1] for k, v in history.results.items() if k.endswith("_test")}}
+    return {
+        "algorithm": setup.name,
+        "dataset": federation.name,
+        "task": federation.task,
+        "num_clients": federation.num_clients,
+        "rounds": setup.rounds,
+        "seed": setup.seed,
+        "scored": algorithm.scored,
+        "last": rows[-1],
+        "best": best | {"selected_by": name},
+        "per_client": per_client(federation, last_test),
+        "seconds_per_round": rows[-1]["seconds"] / max(rows[-1]["round"], 1),
+        "compile_seconds": compile_seconds,
+        "peak_memory_bytes": memory.peak_bytes(),
+        "plan": lines,
+        "unseen": None,
+    }
+
+
+def _next(done: int, every: int) -> int:
+    return (done // every + 1) * every
+
+
+@contextlib.contextmanager
+def _progress(total: int, done: int, say: Callable[[str], None]):
+    """A bar with rounds a second and the time left; without a terminal, a line now and then."""
+    if sys.stdout.isatty():
+        columns = [
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+        ]
+        with Progress(*columns, console=Console(width=min(shutil.get_terminal_size().columns, 120))) as bar:
+            task = bar.add_task("", total=total, completed=done, speed="")
+            begin, first = time.monotonic(), done
+
+            def advance(done: int) -> None:
+                rate = (done - first) / max(time.monotonic() - begin, 1e-9)
+                bar.update(task, completed=done, speed=f"{rate:.1f} rounds/s")
+
+            yield advance
+    else:
+        begin, first, spoken = time.monotonic(), done, time.monotonic()
+
+        def advance(done: int) -> None:
+            nonlocal spoken
+            now = time.monotonic()
+            if now - spoken > 10:
+                rate = (done - first) / (now - begin)
+                say(f"  round {done} of {total}, {rate:.2f} rounds/s, {(total - done) / max(rate, 1e-9):.0f} s left")
+                spoken = now
+
+        yield advance

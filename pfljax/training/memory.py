@@ -1,0 +1,109 @@
+"""The memory plan: what a run will need, before it starts, and the chunk of clients that fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import jax
+
+from pfljax import tree
+from pfljax.mapping import Plan
+from pfljax.types import RunError, State
+
+SHARE = 0.9  # of a device's memory that a run may plan with
+
+
+def device_limit() -> int:
+    """Bytes that one device has for us: the accelerator's own, or this CPU device's share of the free memory."""
+    device = jax.local_devices()[0]
+    stats = device.memory_stats() or {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        with open("/proc/meminfo") as file:  # counts the file cache as free, which it is
+            free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        pass
+    return free // len(jax.local_devices())
+
+
+def peak_bytes() -> int | None:
+    """The most that a device has had in use, where it tells."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return stats.get("peak_bytes_in_use")
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes of a compiled round on one device.
+
+    Attributes:
+        arguments: State and data.
+        outputs: Of them, what does not reuse the arguments' memory.
+        temporaries: Everything in between.
+        limit: What the device has.
+    """
+
+    arguments: int
+    outputs: int
+    temporaries: int
+    limit: int
+
+    @property
+    def total(self) -> int:
+        return self.arguments + self.outputs + self.temporaries
+
+    @property
+    def fits(self) -> bool:
+        return self.total <= SHARE * self.limit
+
+
+def of_compiled(compiled: Any) -> MemoryPlan:
+    """Reads the plan off a compiled function."""
+    stats = compiled.memory_analysis()
+    fresh = stats.output_size_in_bytes - stats.alias_size_in_bytes
+    return MemoryPlan(stats.argument_size_in_bytes, fresh, stats.temp_size_in_bytes, device_limit())
+
+
+def describe(plan: Plan, memory: MemoryPlan, state: State, data: Any, num_clients: int) -> list[tuple[str, Any]]:
+    """The memory plan's lines, (name, bytes or text): what the whole run holds, and what a device needs."""
+    per_device = -(-num_clients // plan.num_devices)
+    at_once = min(plan.chunk or per_device, per_device)
+    kind = {0: "vmap", 1: "map"}.get(plan.chunk, "chunk")
+    return [
+        ("models", tree.num_bytes(state.models)),
+        ("optimizer", tree.num_bytes(state.optimizer)),
+        ("per-client state", tree.num_bytes(state.clients)),
+        ("data", tree.num_bytes(data)),
+        ("arguments, per device", memory.arguments),
+        ("outputs beside them, per device", memory.outputs),
+        ("temporaries, per device", memory.temporaries),
+        ("device memory", memory.limit),
+        ("plan", f"{kind}: {at_once} of {per_device} clients at a time on each of {plan.num_devices} device(s)"),
+    ]
+
+
+def next_smaller(plan: Plan, num_clients: int) -> Plan | None:
+    """The plan with half as many clients at a time, or None below one."""
+    per_device = -(-num_clients // plan.num_devices)
+    at_once = min(plan.chunk or per_device, per_device)
+    return dataclasses.replace(plan, chunk=at_once // 2) if at_once > 1 else None
+
+
+def too_large(memory: MemoryPlan) -> RunError:
+    """The error for a run that does not fit even one client at a time."""
+    return RunError(
+        f"out of memory: a round needs {readable(memory.total)} on a device that has {readable(memory.limit)}, even with "
+        "one client at a time; use fewer clients (--num_clients), a smaller model, or more --devices"
+    )
+
+
+def readable(num_bytes: int) -> str:
+    """Bytes for people."""
+    value, units = float(num_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"
