@@ -19,6 +19,7 @@ from pfljax import tree
 from pfljax.types import Array, Params, PyTree, Returned, Topology, Work
 
 AXIS = "clients"
+MESSAGE_BYTES = 8 << 20  # models that travel between devices in one step, all devices' together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +45,8 @@ class Plan:
 
     def over_models(self, fn: Callable[..., PyTree], *stacks: PyTree) -> PyTree:
         """Applies `fn` to each of J stacked models; for use inside a client's work."""
-        if tree.num_rows(stacks) == 1:
-            return tree.stack_one(fn(*jax.tree.map(lambda leaf: leaf[0], stacks)))
-        if self.chunk == 1:
-            return jax.lax.map(lambda row: fn(*row), stacks)
+        if self.chunk == 1 or tree.num_rows(stacks) == 1:
+            return _one_by_one(fn, stacks)
         return jax.vmap(fn)(*stacks)
 
     def over_rows(self, fn: Callable[..., PyTree], *stacks: PyTree) -> PyTree:
@@ -86,14 +85,17 @@ class Plan:
         """
         num_clients, devices, own = index.shape[0], self.num_devices, topology == "own"
         per_device = -(-num_clients // devices)
+        num_models = tree.num_rows(models) if jax.tree.leaves(models) else 0
+        spread = topology == "peers" and devices > 1 and num_models % devices == 0
         chunk = min(self.chunk or per_device, per_device)
+        if spread and chunk == 1:
+            # One by one all the same, but their models travel together.
+            chunk = _largest_divisor(per_device, MESSAGE_BYTES // (tree.row_bytes(models) * index.shape[1] * devices))
         padded = -(-num_clients // (devices * chunk)) * devices * chunk
         valid = jnp.arange(padded) < num_clients
         index, rows, data = _pad((index, rows, data), num_clients, padded)
         if own:
             models = _pad(models, num_clients, padded)
-        num_models = tree.num_rows(models) if jax.tree.leaves(models) else 0
-        spread = topology == "peers" and devices > 1 and num_models % devices == 0
         store = _Spread(num_models // devices) if spread else _Local(num_models)
 
         def on_device(models, index, valid, rows, data):
@@ -116,11 +118,16 @@ class Plan:
                 """The block's clients at work; what they read of their data is gathered where it is used."""
                 positions = number * chunk + jnp.arange(chunk)
                 run = lambda models, row, position: client_fn(models, row, _view(data, position))
-                return (_one_by_one(run) if chunk == 1 else jax.vmap(run))(models, rows, positions)
+                if self.chunk != 1:
+                    return jax.vmap(run)(models, rows, positions)
+                return _one_by_one(run, (models, rows, positions))
 
             def step(carry, number):
                 rows, kept, sums = carry
-                out = work(received(kept if own else models, number), block(rows, number), number)
+                held = received(kept if own else models, number)
+                # Read before anything is replaced: fused into later reads, XLA would copy the whole stack for safety.
+                held, row = jax.lax.optimization_barrier((held, block(rows, number)))
+                out = work(held, row, number)
                 mask = jnp.broadcast_to(block(valid, number)[:, None], (chunk, index.shape[1]))
                 mask = mask if out.sent is None else mask & out.sent
                 rows = replace(rows, number, out.client)
@@ -224,29 +231,45 @@ class _Spread(_Local):
     def fetch(self, models: Params, index: Array) -> Params:
         local, mine = self._mine(index)
         rows = tree.take(models, jnp.where(mine, local, 0))
-
-        def send(leaf):
-            if jnp.issubdtype(leaf.dtype, jnp.bool_):
-                return send(leaf.astype(jnp.int8)).astype(jnp.bool_)
-            leaf = jnp.where(tree.per_row(mine, leaf), leaf, 0)
-            return jax.lax.psum_scatter(leaf, AXIS, scatter_dimension=0)
-
-        return jax.tree.map(send, rows)
+        packed, unpack = _pack(tree.where(mine, rows, jax.tree.map(jnp.zeros_like, rows)), index.ndim + 1)
+        return unpack(jax.tree.map(lambda p: jax.lax.psum_scatter(p, AXIS, scatter_dimension=0), packed))
 
     def deposit(self, sums, index: Array, contribution: PyTree, mask: Array):
         local, mine = self._mine(index)
-        contribution, mask = jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, AXIS), (contribution, mask))
-        return super().deposit(sums, jnp.where(mine, local, 0), contribution, mask & mine)
+        packed, unpack = _pack((contribution, mask.astype(jnp.float32)), index.ndim)
+        contribution, sent = unpack(jax.tree.map(lambda p: jax.lax.all_gather(p, AXIS), packed))
+        return super().deposit(sums, jnp.where(mine, local, 0), contribution, (sent > 0) & mine)
 
     def replace(self, stack: PyTree, ids: Array, rows: PyTree) -> PyTree:
         local, mine = self._mine(ids)
         local = jnp.where(mine, local, self.num_models)
+        packed, unpack = _pack(rows, 1)
+        rows = unpack(jax.tree.map(lambda p: jax.lax.all_gather(p, AXIS), packed))
+        # Padded ids repeat the last row with the same content, so the order of writes does not matter.
+        return jax.tree.map(lambda leaf, new: leaf.at[local].set(new, mode="drop"), stack, rows)
 
-        def put(leaf, new):
-            # Padded ids repeat the last row with the same content, so the order of writes does not matter.
-            return leaf.at[local].set(jax.lax.all_gather(new, AXIS), mode="drop")
 
-        return jax.tree.map(put, stack, rows)
+def _pack(rows: PyTree, num_leading: int) -> tuple[dict[str, Array], Callable[[dict[str, Array]], PyTree]]:
+    """One array for each dtype, since every collective costs the same however little it moves; and the way back.
+
+    Leaves (*leading, ...) with `num_leading` leading axes; the way back takes any other leading axes too.
+    """
+    leaves, treedef = jax.tree.flatten(rows)
+    kinds = {str(leaf.dtype): [] for leaf in leaves}
+    places = []
+    for leaf in leaves:
+        flat = leaf.reshape(*leaf.shape[:num_leading], -1)
+        kind = kinds[str(leaf.dtype)]
+        start = sum(part.shape[-1] for part in kind)
+        places.append((str(leaf.dtype), start, start + flat.shape[-1], leaf.shape[num_leading:]))
+        kind.append(flat)
+
+    def unpack(packed):
+        parts = [packed[kind][..., start:stop] for kind, start, stop, _ in places]
+        parts = [part.reshape(*part.shape[:-1], *place[3]) for part, place in zip(parts, places, strict=True)]
+        return jax.tree.unflatten(treedef, parts)
+
+    return {kind: jnp.concatenate(parts, axis=-1) for kind, parts in kinds.items()}, unpack
 
 
 @jax.tree_util.register_dataclass
@@ -267,19 +290,26 @@ class Row:
         return self.stack.at[self.position, index].get(mode="promise_in_bounds")
 
 
+def read(view: PyTree) -> PyTree:
+    """A view's arrays: what a client reads whole, such as parameters."""
+    return jax.tree.map(lambda leaf: leaf[...], view, is_leaf=lambda node: isinstance(node, Row))
+
+
 def _view(data: PyTree, position: Array) -> PyTree:
     """A client's data: `Row`s of its arrays, and its scalars themselves."""
     view = lambda leaf: Row(leaf, position) if leaf.ndim > 1 else leaf[position]
     return jax.tree.map(view, data)
 
 
-def _one_by_one(client_fn):
-    """`client_fn` on a block of one client, without a batching axis."""
+def _one_by_one(fn: Callable[..., PyTree], stacks: tuple) -> PyTree:
+    """A loop over rows; a single row is done without one."""
+    if tree.num_rows(stacks) > 1:
+        return jax.lax.map(lambda row: fn(*row), stacks)
+    return tree.stack_one(fn(*jax.tree.map(lambda leaf: leaf[0], stacks)))
 
-    def work(*block):
-        return tree.stack_one(client_fn(*jax.tree.map(lambda leaf: leaf[0], block)))
 
-    return work
+def _largest_divisor(number: int, at_most: int) -> int:
+    return max(d for d in range(1, number + 1) if number % d == 0 and d <= max(at_most, 1))
 
 
 def _pad(stack: PyTree, num: int, padded: int) -> PyTree:

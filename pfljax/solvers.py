@@ -162,6 +162,7 @@ class Problem(NamedTuple):
         solver: How they train it.
         plan: How they are mapped.
         num_clients: K.
+        cohort_size: S.
         n_max: The largest n_k, to which all clients' training data is padded.
         rounds: R: how long a newcomer trains where a method has it train alone.
     """
@@ -170,6 +171,7 @@ class Problem(NamedTuple):
     solver: Solver
     plan: Plan
     num_clients: int
+    cohort_size: int
     n_max: int
     rounds: int
 

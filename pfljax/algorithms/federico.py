@@ -32,6 +32,7 @@ import jax.numpy as jnp
 import optax
 
 from pfljax import neighbors, tree
+from pfljax.mapping import read
 from pfljax.solvers import Problem, fit, mean_loss, take_batch, total_loss
 from pfljax.types import Algorithm, Predictor, State, UsageError, Work
 
@@ -62,12 +63,12 @@ class FedericoConfig:
     candidates: int = 0
     collaborators: int = 16
 
-    def check(self, num_clients: int) -> None:
-        """Raises UsageError for what does not fit K clients."""
-        if not 0 <= self.neighbors < num_clients:
+    def check(self, cohort_size: int) -> None:
+        """Raises UsageError for what does not fit S clients a round."""
+        if not 0 <= self.neighbors < cohort_size:
             raise UsageError(
-                f"--federico.neighbors={self.neighbors}: accepted: 0 to {num_clients - 1} (fewer than the "
-                f"{num_clients} clients of a round)"
+                f"--federico.neighbors={self.neighbors}: accepted: 0 to {cohort_size - 1} (fewer than the "
+                f"{cohort_size} clients of a round)"
             )
         if not 0 <= self.epsilon <= 1:
             raise UsageError(f"--federico.epsilon={self.epsilon}: accepted: a probability in [0, 1]")
@@ -86,7 +87,7 @@ class FedericoConfig:
 
 def federico(problem: Problem, config: FedericoConfig) -> Algorithm:
     """FedeRiCo, decentralized (Algorithm 1)."""
-    config.check(problem.num_clients)
+    config.check(problem.cohort_size)
     solver, plan = problem.solver, problem.plan
     num_candidates = min(config.candidates or problem.num_clients, problem.num_clients)
     gradient = config.update == "gradient"
@@ -157,7 +158,7 @@ def federico(problem: Problem, config: FedericoConfig) -> Algorithm:
         return Work(row, tree.scale(deltas, weights), report, takes_step(problem, turn, split))
 
     def update_gradient(key, state, returned):
-        return apply_gradients(problem, state, returned.upload, returned.count > 0), {}
+        return apply_gradients(problem, state, returned.upload, returned.count > 0, "peers"), {}
 
     def update_delta(key, state, returned):
         return state._replace(models=tree.add(state.models, returned.upload)), {}
@@ -221,7 +222,7 @@ def federico_centralized(problem: Problem, config: FedericoCentralizedConfig) ->
         total = jnp.maximum(returned.report["size"].sum(), 1)
         mean = tree.scale(returned.upload, 1 / total)
         metrics = {"negative_log_likelihood": -returned.report["log_likelihood"].sum() / total}  # -f of Eq. 1
-        return apply_gradients(problem, state, mean, returned.count > 0), metrics  # Eq. 6
+        return apply_gradients(problem, state, mean, returned.count > 0, "shared"), metrics  # Eq. 6
 
     def predictor(key, state, clients):
         num = tree.num_rows(state.models)
@@ -256,16 +257,31 @@ def takes_step(problem: Problem, turn, split):
     return jnp.broadcast_to(turn.step < problem.solver.num_steps(split.size, problem.n_max), turn.index.shape)
 
 
-def apply_gradients(problem: Problem, state: State, grads, arrived) -> State:
+def apply_gradients(problem: Problem, state: State, grads, arrived, topology) -> State:
     """Every owner to which something came back takes a step of its optimizer; the others stay as they are."""
 
-    def step(params, opt_state, grads):
-        updates, opt_state = problem.solver.optimizer.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state
+    def step(grads, opt_state, params):
+        updates, new_state = problem.solver.optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), new_state
 
-    new = problem.plan.over_rows(step, state.models, state.optimizer, grads)
-    models, optimizer = tree.where(arrived, new, (state.models, state.optimizer))
-    return state._replace(models=models, optimizer=optimizer)
+    if topology == "shared":
+        models, optimizer = problem.plan.over_rows(step, grads, state.optimizer, state.models)
+        models, optimizer = tree.where(arrived, (models, optimizer), (state.models, state.optimizer))
+        return state._replace(models=models, optimizer=optimizer)
+
+    # Owner by owner: the sums of gradients, which came first, become the next models in place.
+    def owner(grads, opt_state, data):
+        params, arrived = data
+        params = read(params)
+        new = step(jax.tree.map(lambda leaf: leaf[0], grads), opt_state, params)
+        params, opt_state = jax.tree.map(lambda new, old: jnp.where(arrived, new, old), new, (params, opt_state))
+        return Work(opt_state, tree.stack_one(params), {})
+
+    index = jnp.arange(arrived.shape[0])[:, None]
+    optimizer, returned = problem.plan.exchange(
+        owner, grads, index, state.optimizer, (state.models, arrived), topology="own"
+    )
+    return state._replace(models=returned.upload, optimizer=optimizer)
 
 
 def weigh_all(problem: Problem, models, clients, num_mixed: int, scale) -> Predictor:

@@ -57,8 +57,8 @@ def partition(
         num_distributions: Label groups D of label_groups and label_dirichlet.
         dirichlet_alpha: Concentration of label_dirichlet and dirichlet.
         classes_per_client: Classes that a client holds, of pathological and pairs.
-        replacement: Whether clients share examples: each draws `train_examples` to train on, and test examples
-            in proportion, from its own label distribution; fewer where its pools hold fewer, none twice.
+        replacement: Whether clients share examples: each draws `train_examples` to train on, and examples to
+            test on in proportion, from its own label distribution; fewer where its pools hold fewer, none twice.
         train_examples: The size of the training part that is drawn with replacement.
         test_fraction: The share of a client's examples that will be for testing. With replacement this share
             of every pool is set apart for the tests of all clients, or else most of one client's test
@@ -217,8 +217,8 @@ def _deal(rng: np.random.Generator, plan: Plan, name: str) -> list[np.ndarray]:
         room = (held * (sizes / np.maximum(held.sum(axis=0), 1))).sum(axis=1).min()
         possible = int(num_clients * room / MIN_EXAMPLES)
         raise UsageError(
-            f"--num_clients={num_clients}: too many for two examples a client by --partition={name}; accepted are "
-            f"up to about {possible}, and any number with --replacement, where clients share examples"
+            f"--num_clients={num_clients}: too many for two examples a client by --partition={name}; accepted "
+            f"are up to about {possible}, and any number with --replacement, where clients share examples"
         )
     ids = np.concatenate([ids[: counts[:, p].sum()] for p, ids in enumerate(members)])
     owner = np.concatenate([np.repeat(np.arange(num_clients), column) for column in counts.T])

@@ -183,15 +183,15 @@ def _npz(request: _Request) -> Source:
 def _read_npz(where: str, path: str) -> dict[str, np.ndarray]:
     """The arrays of an npz that `load` knows, x and y among them; pickled objects are refused."""
     try:
-        archive = np.load(path, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise UsageError(f"{where}: holds a single array; an npz with x and y is accepted (numpy.savez)")
-        with archive:
+        with open(path, "rb") as file:  # opened here: np.load leaves a file open that turns out to be no npz
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise UsageError(f"{where}: holds a single array; accepted is an npz with x and y (numpy.savez)")
             missing = sorted({"x", "y"} - set(archive.files))
             if missing:
-                found = ", ".join(archive.files) or "nothing"
                 raise UsageError(
-                    f"{where}: lacks {' and '.join(missing)}; an npz with x and y is accepted, found {found}"
+                    f"{where}: lacks {' and '.join(missing)}; accepted is an npz with x and y, found "
+                    f"{', '.join(archive.files) or 'nothing'}"
                 )
             return {key: archive[key] for key in ("x", "y", "client", "is_test") if key in archive.files}
     except UsageError:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -82,8 +82,15 @@ def state_shardings(algorithm: Algorithm, plan: Plan, state: Any) -> State:
     return State(*parts)
 
 
+LARGE = 32 << 20  # bytes of a model stack from which on a dispatch is one round
+
+
 def compile_segment(setup: Setup, clients: Shard, plan: Plan) -> Compiled:
-    """Compiles up to `eval_every` rounds into one dispatch."""
+    """Compiles up to `eval_every` rounds into one dispatch, or a single one of peers with a large model stack.
+
+    Peers' models are read by others until the round ends, so that the next ones need memory of their own. In a loop
+    of rounds that is a temporary beside the models; for a single round it is the output, and the old models are freed.
+    """
     begin = time.perf_counter()
     algorithm = setup.make(plan)
     num_clients = setup.federation.num_clients
@@ -93,9 +100,16 @@ def compile_segment(setup: Setup, clients: Shard, plan: Plan) -> Compiled:
     shardings = state_shardings(algorithm, plan, shape)
     state = jax.tree.map(lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s), shape, shardings)
     number = jax.ShapeDtypeStruct((), jnp.int32)
-    record = jax.eval_shape(one_round, key, number, state, clients)[1]
+    logged = jax.eval_shape(one_round, key, number, state, clients)[1]
+    single = algorithm.topology == "peers" and tree.num_bytes(shape.models) > LARGE
+    length = 1 if single else setup.eval_every
 
-    def segment(key, start, stop, state, clients):
+    def segment(key, start, stop, models, rest, clients):
+        state = rest._replace(models=models)
+        if single:
+            state, record = one_round(key, start, state, clients)
+            return state, tree.stack_one(record), jnp.ones((), jnp.int32)
+
         def body(carry):
             done, state, records = carry
             state, record = one_round(key, start + done, state, clients)
@@ -106,16 +120,20 @@ def compile_segment(setup: Setup, clients: Shard, plan: Plan) -> Compiled:
             done, _, records = carry
             return (start + done < stop) & (records.diverged[jnp.maximum(done - 1, 0)] < 0)
 
-        records = jax.tree.map(lambda leaf: jnp.zeros((setup.eval_every, *leaf.shape), leaf.dtype), record)
-        records = records._replace(diverged=jnp.full((setup.eval_every,), -1, jnp.int32))
+        records = jax.tree.map(lambda leaf: jnp.zeros((length, *leaf.shape), leaf.dtype), logged)
+        records = records._replace(diverged=jnp.full((length,), -1, jnp.int32))
         done, state, records = jax.lax.while_loop(proceeds, body, (jnp.zeros((), jnp.int32), state, records))
         return state, records, done
 
-    jitted = jax.jit(segment, donate_argnums=3, out_shardings=(shardings, None, None))
-    compiled = jitted.lower(key, number, number, state, clients).compile()
+    jitted = jax.jit(segment, donate_argnums=(4,) if single else (3, 4), out_shardings=(shardings, None, None))
+    compiled = jitted.lower(key, number, number, state.models, state._replace(models=()), clients).compile()
+
+    def dispatch(key, start, stop, state, clients):
+        return compiled(key, np.int32(start), np.int32(stop), state.models, state._replace(models=()), clients)
+
     init = jax.jit(algorithm.init, out_shardings=shardings)
     seconds = time.perf_counter() - begin
-    return Compiled(algorithm, plan, state, init, compiled, memory.of_compiled(compiled), seconds)
+    return Compiled(algorithm, plan, state, init, dispatch, memory.of_compiled(compiled), seconds)
 
 
 def compile_to_fit(setup: Setup, clients: Shard) -> Compiled:
@@ -199,7 +217,15 @@ def check_directory(out: Path, config: dict, resume: bool) -> None:
         raise UsageError(f"--resume: --out={out} was run with other settings: {'; '.join(changed)}")
 
 
-def run(setup: Setup, out: Path, *, resume: bool = False, say: Callable[[str], None] = print) -> dict:
+class Result(NamedTuple):
+    """What a run returns: summary.json's content, and the trained predictor with the plan that it runs under."""
+
+    summary: dict
+    predictor: Predictor
+    plan: Plan
+
+
+def run(setup: Setup, out: Path, *, resume: bool = False, say: Callable[[str], None] = print) -> Result:
     """Trains, evaluates, saves; the files are those of DESIGN.md's "What a run leaves behind", less the report.
 
     Args:
@@ -207,9 +233,6 @@ def run(setup: Setup, out: Path, *, resume: bool = False, say: Callable[[str], N
         out: Its directory.
         resume: Go on from the newest whole checkpoint there, if any.
         say: Takes the lines for the user.
-
-    Returns:
-        What summary.json holds.
 
     Raises:
         UsageError: if `out` holds another run.
@@ -238,23 +261,20 @@ def run(setup: Setup, out: Path, *, resume: bool = False, say: Callable[[str], N
     history = History(out, done)
     rounds_key, evaluate_key = jax.random.fold_in(key, 1), jax.random.fold_in(key, 2)
     evaluate = make_evaluation(setup, algorithm, plan)
-    model_bytes = tree.row_bytes(state.models)
-    upload_bytes = model_bytes
     last = history.rows[-1] if history.rows else {"seconds": 0.0, "bytes_down": 0.0, "bytes_up": 0.0}
     seconds, down, up = last["seconds"], last["bytes_down"], last["bytes_up"]
-    num_clients = federation.num_clients
     diverged = None
 
     with _progress(setup.rounds, done, say) as advance:
         while done < setup.rounds and diverged is None:
             stop = min(_next(done, setup.eval_every), _next(done, setup.checkpoint_every), setup.rounds)
             begin = time.perf_counter()
-            state, records, count = compiled.segment(rounds_key, np.int32(done), np.int32(stop), state, clients)
+            state, records, count = compiled.segment(rounds_key, done, stop, state, clients)
             records, count = jax.device_get((records, count))
             seconds += time.perf_counter() - begin
             records: Record = jax.tree.map(lambda leaf, count=count: leaf[:count], records)
-            down += float(records.down.sum()) * model_bytes / num_clients
-            up += float(records.up.sum()) * upload_bytes / num_clients
+            down += float(records.down.sum(dtype=np.float64)) / federation.num_clients
+            up += float(records.up.sum(dtype=np.float64)) / federation.num_clients
             done += int(count)
             advance(done)
             if records.diverged[-1] >= 0:
@@ -288,7 +308,8 @@ def run(setup: Setup, out: Path, *, resume: bool = False, say: Callable[[str], N
     if setup.unseen is not None:
         summary["unseen"] = score_unseen(setup, algorithm, plan, jax.random.fold_in(key, 3), state)
     files.write_json(out / "summary.json", summary)
-    return summary
+    predictor = jax.jit(algorithm.predictor)(evaluate_key, state, clients)  # the one that was scored last
+    return Result(summary, predictor, plan)
 
 
 def make_evaluation(setup: Setup, algorithm: Algorithm, plan: Plan) -> Callable:
@@ -300,12 +321,6 @@ def make_evaluation(setup: Setup, algorithm: Algorithm, plan: Plan) -> Callable:
         return metrics, predictor.index, predictor.weights
 
     return jax.jit(score)
-
-
-def final_predictor(setup: Setup, algorithm: Algorithm, plan: Plan, state: State) -> Predictor:
-    """The predictor that the run's last evaluation scored."""
-    key = jax.random.fold_in(jax.random.key(setup.seed), 2)
-    return jax.jit(algorithm.predictor)(key, state, place(plan, setup.federation.shards))
 
 
 def score_unseen(setup: Setup, algorithm: Algorithm, plan: Plan, key: Key, state: State) -> dict:

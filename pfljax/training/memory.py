@@ -96,8 +96,8 @@ def next_smaller(plan: Plan, num_clients: int) -> Plan | None:
 def too_large(memory: MemoryPlan) -> RunError:
     """The error for a run that does not fit even one client at a time."""
     return RunError(
-        f"out of memory: a round needs {readable(memory.total)} on a device that has {readable(memory.limit)}, even with "
-        "one client at a time; use fewer clients (--num_clients), a smaller model, or more --devices"
+        f"out of memory: a round needs {readable(memory.total)} on a device that has {readable(memory.limit)}, even "
+        "with one client at a time; use fewer clients (--num_clients), a smaller model, or more --devices"
     )
 
 

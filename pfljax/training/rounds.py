@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pfljax import tree
 from pfljax.mapping import Plan
 from pfljax.types import Algorithm, Array, Cohort, Key, Metrics, Shard, State, Turn
 
@@ -17,8 +18,8 @@ class Record(NamedTuple):
 
     train_loss: Array  # () mean over the cohort, weighted by n_k
     diverged: Array  # () int32: a client whose loss is not finite, or -1
-    down: Array  # () int32: models that the cohort's clients downloaded from others
-    up: Array  # () int32: contributions that they sent to others
+    down: Array  # () bytes that the cohort's clients downloaded from others
+    up: Array  # () bytes that they sent to others
     metrics: Metrics  # the method's own
 
 
@@ -83,8 +84,8 @@ def make_round(
             record = Record(
                 train_loss=jnp.sum(loss * sizes) / jnp.maximum(sizes.sum(), 1),
                 diverged=jnp.where(bad.any(), cohort.ids[jnp.argmax(bad)], -1),
-                down=moved.sum(dtype=jnp.int32),
-                up=(moved & returned.sent).sum(dtype=jnp.int32),
+                down=moved.sum(dtype=jnp.float32) * tree.row_bytes(state.models),
+                up=(moved & returned.sent).sum(dtype=jnp.float32) * tree.row_bytes(returned.upload),
                 metrics=metrics,
             )
             return state, record

@@ -84,11 +84,10 @@ def test_what_is_for_testing_by_assignment_is_for_testing():
     assignment = ASSIGNMENT._replace(is_test=SOURCE.is_test)
     federation = packing.build(SOURCE, assignment)
     for k in range(5):
-        assert (examples(federation.test, k) % 2 == 0).all() and (
-            examples(federation.train, k) % 2 == 1
-        ).all()
+        assert (examples(federation.test, k) % 2 == 0).all() and (examples(federation.train, k) % 2 == 1).all()
+    some = SOURCE.is_test & (np.arange(61) >= 5)  # clients 0 and 1 are left without test examples
     with pytest.raises(UsageError, match="--official_test: 2 of 5 clients"):
-        packing.build(SOURCE, ASSIGNMENT._replace(is_test=np.arange(61) >= 5))  # clients 0 and 1: no test
+        packing.build(SOURCE, ASSIGNMENT._replace(is_test=some))
 
 
 @pytest.mark.parametrize("partition", ["iid", "label_groups", "dirichlet", "pathological"])
@@ -138,9 +137,7 @@ def test_unseen_clients_are_kept_out():
     for side in (seen, unseen):
         for k in range(side.num_clients):
             owner = {
-                int(np.searchsorted(np.cumsum(SIZES), i, side="right"))
-                for s in parts(side)
-                for i in examples(s, k)
+                int(np.searchsorted(np.cumsum(SIZES), i, side="right")) for s in parts(side) for i in examples(s, k)
             }
             assert len(owner) == 1 and ASSIGNMENT.distribution[owner.pop()] == side.distribution[k]
     assert len({data.split_unseen(federation, 0.4, seed=s)[1].distribution.tobytes() for s in range(6)}) > 1

@@ -1,0 +1,274 @@
+"""What the entry points share: their flags, and what is built from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import re
+import subprocess
+import sys
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax
+import optax
+from absl import app, flags, logging
+
+from pfljax import algorithms, data, models
+from pfljax.mapping import Plan, make_plan
+from pfljax.solvers import Problem, Solver
+from pfljax.training.loop import Setup
+from pfljax.types import Algorithm, Federation, RunError, UsageError
+
+FLAGS = flags.FLAGS
+OPTIMIZERS = {"adam": optax.adam, "sgd": optax.sgd}
+
+
+def define_data_flags() -> None:
+    """On what: data set, partition, splits."""
+    flags.DEFINE_string("dataset", "digits", "digits, sine, npz (with --data_file) or tfds:NAME (with --data_dir)")
+    flags.DEFINE_string("data_file", None, "npz with x, y and, optionally, client and is_test")
+    flags.DEFINE_string("data_dir", None, "folder of prepared TFDS data sets")
+    flags.DEFINE_float("data_fraction", 1.0, "share of the examples to use, in (0, 1]")
+    flags.DEFINE_bool("standardize", True, "zero mean and unit variance for npz and TFDS data, from training examples")
+    flags.DEFINE_string(
+        "partition",
+        "auto",
+        "iid, label_groups, label_dirichlet, dirichlet, pathological, pairs or natural; auto: natural where the data "
+        "name clients, else label_groups",
+    )
+    flags.DEFINE_integer("num_clients", 0, "K; 0: all clients of a natural partition, else 16")
+    flags.DEFINE_integer("num_distributions", 2, "label groups of label_groups and label_dirichlet")
+    flags.DEFINE_float("dirichlet_alpha", 0.4, "concentration of the Dirichlet partitions")
+    flags.DEFINE_integer("classes_per_client", 2, "classes a client, of pathological and pairs")
+    flags.DEFINE_bool("replacement", False, "let clients share examples, for more clients than the examples allow")
+    flags.DEFINE_bool("official_test", False, "test on the data's own test examples instead of 20 % of each client's")
+    flags.DEFINE_integer("train_examples", 0, "cap on n_k, a client's training examples; 0: none")
+    flags.DEFINE_float("validation_fraction", 0.0, "share of a client's training examples kept for validation")
+    flags.DEFINE_float("unseen_clients", 0.0, "share of the clients kept out of training and adapted to afterwards")
+
+
+def define_training_flags() -> None:
+    """What to train, and how."""
+    flags.DEFINE_string("model", "auto", f"{', '.join(models.NAMES)}; auto: linear for a regression, else mlp")
+    flags.DEFINE_list("hidden", ["64"], "widths of the mlp's hidden layers")
+    flags.DEFINE_list("channels", ["128", "128", "128"], "channels of the cnn's convolutions")
+    flags.DEFINE_integer("rounds", 150, "R, communication rounds", lower_bound=1)
+    flags.DEFINE_integer("local_epochs", 1, "passes over a client's data in a round", lower_bound=1)
+    flags.DEFINE_integer("local_steps", 0, "if positive, steps in a round instead of local_epochs", lower_bound=0)
+    flags.DEFINE_integer("batch_size", 0, "B; 0: all of a client's data in one batch", lower_bound=0)
+    flags.DEFINE_enum("optimizer", "adam", list(OPTIMIZERS), "of the clients, and of FedeRiCo's model owners")
+    flags.DEFINE_float("learning_rate", 0.01, "of the optimizer")
+    flags.DEFINE_float("momentum", 0.0, "of sgd")
+    flags.DEFINE_float("weight_decay", 0.0, "added to the gradient, times the parameters")
+    flags.DEFINE_float("participation", 1.0, "share of the clients in a round's cohort, in (0, 1]")
+    flags.DEFINE_integer("eval_every", 10, "rounds between evaluations", lower_bound=1)
+    flags.DEFINE_integer("checkpoint_every", 50, "rounds between checkpoints", lower_bound=1)
+    for name, method in algorithms.METHODS.items():
+        _define_config(name, method.config)
+
+
+def define_device_flags() -> None:
+    """Where and in which order clients are worked on."""
+    flags.DEFINE_enum("plan", "auto", ["auto", "vmap", "map", "chunk"], "how a device works on its clients")
+    flags.DEFINE_integer("chunk", 8, "clients at a time under --plan=chunk", lower_bound=1)
+    flags.DEFINE_integer("devices", 0, "devices to use; 0: all, and on a CPU one a core", lower_bound=0)
+
+
+def _define_config(name: str, config: type) -> None:
+    """A flag NAME.KNOB for each field of a method's dataclass, with its line of the docstring."""
+    helps = dict(re.findall(r"^ {4,8}(\w+): (.+)$", config.__doc__ or "", re.MULTILINE))
+    hints = typing.get_type_hints(config)
+    for field in dataclasses.fields(config):
+        flag, text, hint = f"{name}.{field.name}", helps[field.name], hints[field.name]
+        if typing.get_origin(hint) is typing.Literal:
+            flags.DEFINE_enum(flag, field.default, list(typing.get_args(hint)), text)
+        else:
+            define = {int: flags.DEFINE_integer, float: flags.DEFINE_float, bool: flags.DEFINE_bool}[hint]
+            define(flag, field.default, text)
+
+
+def method_config(name: str) -> object:
+    """A method's hyper-parameters from its flags."""
+    config = algorithms.get(name).config
+    return config(**{field.name: FLAGS[f"{name}.{field.name}"].value for field in dataclasses.fields(config)})
+
+
+def check_knobs(names: Sequence[str]) -> None:
+    """Raises UsageError for a knob that is set but belongs to no method of this run."""
+    for flag in algorithms.METHODS:
+        for field in dataclasses.fields(algorithms.METHODS[flag].config):
+            knob = f"{flag}.{field.name}"
+            if flag not in names and FLAGS[knob].present:
+                raise UsageError(f"--{knob}: no method of this run reads it ({', '.join(names)})")
+
+
+def set_up_devices() -> None:
+    """One XLA device a core on a CPU; must run before anything else touches JAX."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    jax.config.update("jax_num_cpu_devices", FLAGS.devices or cores)
+    # Devices of one CPU process share a thread pool: with several dispatches in flight their collectives can starve.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    found = len(jax.local_devices())
+    if FLAGS.devices > found:
+        raise UsageError(f"--devices={FLAGS.devices}: accepted: 0 to {found}, the devices found")
+
+
+def build_plan() -> Plan:
+    """The execution plan that the flags ask for."""
+    return make_plan(FLAGS.plan, FLAGS.chunk, FLAGS.devices)
+
+
+def build_data(seed: int) -> tuple[Federation, Federation | None]:
+    """The clients that train, and those kept out of training (or None)."""
+    names = (
+        "dataset data_file data_dir data_fraction standardize partition num_clients num_distributions dirichlet_alpha "
+        "classes_per_client replacement official_test train_examples validation_fraction"
+    )
+    federation = data.make(**{name: FLAGS[name].value for name in names.split()}, seed=seed)
+    if not 0 <= FLAGS.unseen_clients < 1:
+        raise UsageError(f"--unseen_clients={FLAGS.unseen_clients}: accepted: a share in [0, 1)")
+    return data.split_unseen(federation, FLAGS.unseen_clients, seed) if FLAGS.unseen_clients else (federation, None)
+
+
+def _widths(flag: str) -> tuple[int, ...]:
+    try:
+        widths = tuple(int(width) for width in FLAGS[flag].value)
+    except ValueError:
+        widths = (0,)
+    if min(widths, default=1) < 1:
+        raise UsageError(f"--{flag}={','.join(FLAGS[flag].value)}: accepted: positive widths, separated by commas")
+    return widths
+
+
+def build_model(federation: Federation) -> models.Model:
+    """The clients' network."""
+    name = FLAGS.model
+    if name == "auto":
+        name = "linear" if federation.task == "regression" else "mlp"
+    shape = federation.train.x.shape[2:]
+    widths = {"hidden": _widths("hidden"), "channels": _widths("channels")}
+    return models.make(name, shape, federation.task, federation.num_classes, **widths)
+
+
+def build_solver(model: models.Model) -> Solver:
+    """How clients train."""
+    if not FLAGS.learning_rate > 0:
+        raise UsageError(f"--learning_rate={FLAGS.learning_rate}: accepted: above 0")
+    if not 0 <= FLAGS.momentum < 1:
+        raise UsageError(f"--momentum={FLAGS.momentum}: accepted: 0 to below 1")
+    if FLAGS.momentum and FLAGS.optimizer != "sgd":
+        raise UsageError(f"--momentum={FLAGS.momentum}: only --optimizer=sgd reads it")
+    options = {"momentum": FLAGS.momentum} if FLAGS.momentum else {}
+    optimizer = OPTIMIZERS[FLAGS.optimizer](FLAGS.learning_rate, **options)
+    if FLAGS.weight_decay:
+        optimizer = optax.chain(optax.add_decayed_weights(FLAGS.weight_decay), optimizer)
+    optimizer = optax.with_extra_args_support(optimizer)
+    return Solver(model.loss, optimizer, FLAGS.batch_size, FLAGS.local_epochs, FLAGS.local_steps)
+
+
+def cohort_size(num_clients: int) -> int:
+    """S of K clients."""
+    if not 0 < FLAGS.participation <= 1:
+        raise UsageError(f"--participation={FLAGS.participation}: accepted: above 0, at most 1")
+    return max(1, round(FLAGS.participation * num_clients))
+
+
+def maker(
+    name: str, model: models.Model, federation: Federation, rounds: int | None = None
+) -> Callable[[Plan], Algorithm]:
+    """Plan -> the named method for this federation, with the method's flags; checks them at once."""
+    solver, config, method = build_solver(model), method_config(name), algorithms.get(name)
+    size = cohort_size(federation.num_clients)
+    n_max = federation.train.y.shape[1]
+
+    def make(plan: Plan) -> Algorithm:
+        problem = Problem(model, solver, plan, federation.num_clients, size, n_max, rounds or FLAGS.rounds)
+        return method.make(problem, config)
+
+    make(build_plan())
+    return make
+
+
+def build_setup(name: str, federation: Federation, unseen: Federation | None, seed: int) -> Setup:
+    """Everything that a run needs."""
+    model = build_model(federation)
+    make = maker(name, model, federation)
+    config = describe_run() | {"data": data.describe(federation)}
+    config["flags"] = config["flags"] | {"algorithm": name, "seed": seed}
+    return Setup(
+        name=name,
+        make=make,
+        model=model,
+        federation=federation,
+        unseen=unseen,
+        plan=build_plan(),
+        rounds=FLAGS.rounds,
+        cohort_size=cohort_size(federation.num_clients),
+        eval_every=min(FLAGS.eval_every, FLAGS.rounds),
+        checkpoint_every=min(FLAGS.checkpoint_every, FLAGS.rounds),
+        seed=seed,
+        config=config,
+    )
+
+
+def describe_run() -> dict:
+    """Flags, versions, device, commit and command of this process."""
+    import flax
+    import numpy
+
+    module = sys.modules["__main__"].__spec__
+    command = f"python -m {module.name}" if module else sys.argv[0]
+    own = FLAGS.flags_by_module_dict()
+    names = [flag.name for name, group in own.items() if name.startswith("experiments") for flag in group]
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    device = jax.local_devices()[0]
+    return {
+        "flags": {name: FLAGS[name].value for name in sorted(names)},
+        "versions": {
+            "python": platform.python_version(),
+            "jax": jax.__version__,
+            "flax": flax.__version__,
+            "optax": optax.__version__,
+            "numpy": numpy.__version__,
+        },
+        "device": f"{len(jax.local_devices())} x {device.device_kind} ({device.platform})",
+        "git_commit": commit or None,
+        "command": " ".join([command, *sys.argv[1:]]),
+    }
+
+
+def main(run: Callable[[], None]) -> None:
+    """Parses the flags and runs; a user's mistake is one line and exit code 2, a failure one line and 1."""
+
+    def parse(argv: list[str]) -> list[str]:
+        try:
+            rest = FLAGS(argv)
+            if len(rest) > 1:
+                raise UsageError(f"{rest[1]}: not a flag; flags start with --")
+            return rest
+        except (flags.Error, UsageError) as error:
+            _stop(str(error).split("\n")[0], 2)
+
+    def start(_) -> None:
+        logging.set_verbosity(logging.WARNING)
+        try:
+            set_up_devices()
+            run()
+        except UsageError as error:
+            _stop(str(error), 2)
+        except RunError as error:
+            _stop(str(error), 1)
+        except KeyboardInterrupt:
+            _stop("interrupted; --resume goes on from the last checkpoint", 130)
+
+    app.run(start, flags_parser=parse)
+
+
+def _stop(message: str, code: int) -> typing.NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(code)
