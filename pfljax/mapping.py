@@ -124,10 +124,7 @@ class Plan:
 
             def step(carry, number):
                 rows, kept, sums = carry
-                held = received(kept if own else models, number)
-                # Read before anything is replaced: fused into later reads, XLA would copy the whole stack for safety.
-                held, row = jax.lax.optimization_barrier((held, block(rows, number)))
-                out = work(held, row, number)
+                out = work(received(kept if own else models, number), block(rows, number), number)
                 mask = jnp.broadcast_to(block(valid, number)[:, None], (chunk, index.shape[1]))
                 mask = mask if out.sent is None else mask & out.sent
                 rows = replace(rows, number, out.client)

@@ -269,12 +269,14 @@ def apply_gradients(problem: Problem, state: State, grads, arrived, topology) ->
         models, optimizer = tree.where(arrived, (models, optimizer), (state.models, state.optimizer))
         return state._replace(models=models, optimizer=optimizer)
 
-    # Owner by owner: the sums of gradients, which came first, become the next models in place.
+    # Owner by owner: the sums of gradients, which came first, become the next models in place. The branch is also what
+    # keeps XLA from fusing reads of the stacks into their replacement, which would copy them whole for every owner.
     def owner(grads, opt_state, data):
         params, arrived = data
-        params = read(params)
-        new = step(jax.tree.map(lambda leaf: leaf[0], grads), opt_state, params)
-        params, opt_state = jax.tree.map(lambda new, old: jnp.where(arrived, new, old), new, (params, opt_state))
+        grads = jax.tree.map(lambda leaf: leaf[0], grads)
+        params, opt_state = jax.lax.cond(
+            arrived, step, lambda grads, opt_state, params: (params, opt_state), grads, opt_state, read(params)
+        )
         return Work(opt_state, tree.stack_one(params), {})
 
     index = jnp.arange(arrived.shape[0])[:, None]

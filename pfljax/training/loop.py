@@ -104,11 +104,11 @@ def compile_segment(setup: Setup, clients: Shard, plan: Plan) -> Compiled:
     single = algorithm.topology == "peers" and tree.num_bytes(shape.models) > LARGE
     length = 1 if single else setup.eval_every
 
-    def segment(key, start, stop, models, rest, clients):
+    def segment(key, start, stop, rest, models, clients):
         state = rest._replace(models=models)
         if single:
             state, record = one_round(key, start, state, clients)
-            return state, tree.stack_one(record), jnp.ones((), jnp.int32)
+            return split(state), tree.stack_one(record), jnp.ones((), jnp.int32)
 
         def body(carry):
             done, state, records = carry
@@ -123,13 +123,19 @@ def compile_segment(setup: Setup, clients: Shard, plan: Plan) -> Compiled:
         records = jax.tree.map(lambda leaf: jnp.zeros((length, *leaf.shape), leaf.dtype), logged)
         records = records._replace(diverged=jnp.full((length,), -1, jnp.int32))
         done, state, records = jax.lax.while_loop(proceeds, body, (jnp.zeros((), jnp.int32), state, records))
-        return state, records, done
+        return split(state), records, done
 
-    jitted = jax.jit(segment, donate_argnums=(4,) if single else (3, 4), out_shardings=(shardings, None, None))
-    compiled = jitted.lower(key, number, number, state.models, state._replace(models=()), clients).compile()
+    # The rest first: JAX gives donated memory to the first outputs of the same shape, and Adam's moments have the
+    # models' shapes.
+    def split(state):
+        return state._replace(models=()), state.models
+
+    jitted = jax.jit(segment, donate_argnums=(3,) if single else (3, 4), out_shardings=(split(shardings), None, None))
+    compiled = jitted.lower(key, number, number, *split(state), clients).compile()
 
     def dispatch(key, start, stop, state, clients):
-        return compiled(key, np.int32(start), np.int32(stop), state.models, state._replace(models=()), clients)
+        (rest, models), records, done = compiled(key, np.int32(start), np.int32(stop), *split(state), clients)
+        return rest._replace(models=models), records, done
 
     init = jax.jit(algorithm.init, out_shardings=shardings)
     seconds = time.perf_counter() - begin
