@@ -133,6 +133,12 @@ def build_data(seed: int) -> tuple[Federation, Federation | None]:
     return data.split_unseen(federation, FLAGS.unseen_clients, seed) if FLAGS.unseen_clients else (federation, None)
 
 
+def few_examples_of_digits() -> None:
+    """Unless the user says otherwise, 15 training examples a client on digits, so that collaboration matters."""
+    if FLAGS.dataset == "digits" and not FLAGS["train_examples"].present:
+        FLAGS.train_examples = 15
+
+
 def _widths(flag: str) -> tuple[int, ...]:
     try:
         widths = tuple(int(width) for width in FLAGS[flag].value)

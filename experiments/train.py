@@ -18,6 +18,7 @@ from rich.table import Table
 from experiments import common, curves
 from pfljax import algorithms
 from pfljax.training import loop
+from pfljax.types import UsageError
 
 FLAGS = flags.FLAGS
 
@@ -50,9 +51,8 @@ def run() -> None:
     algorithms.get(FLAGS.algorithm)
     common.check_knobs([FLAGS.algorithm])
     if FLAGS.resume and not FLAGS.out:
-        raise common.UsageError("--resume: name the run's folder with --out")
-    if FLAGS.dataset == "digits" and not FLAGS["train_examples"].present:
-        FLAGS.train_examples = 15  # few examples a client, so that collaboration matters
+        raise UsageError("--resume: name the run's folder with --out")
+    common.few_examples_of_digits()
     federation, unseen = common.build_data(FLAGS.seed)
     setup = common.build_setup(FLAGS.algorithm, federation, unseen, FLAGS.seed)
     time = f"{datetime.datetime.now():%Y%m%d-%H%M%S}"

@@ -58,8 +58,8 @@ METHODS: dict[str, Method] = {
 }
 
 
-def get(name: str) -> Method:
-    """The method registered under `name`.
+def get(name: str, flag: str = "--algorithm") -> Method:
+    """The method registered under `name`, which the user gave with `flag`.
 
     Raises:
         UsageError: if there is none, with the nearest names.
@@ -67,5 +67,5 @@ def get(name: str) -> Method:
     if name not in METHODS:
         near = difflib.get_close_matches(name, METHODS, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}?" if near else f"accepted: {', '.join(METHODS)}"
-        raise UsageError(f"--algorithm={name}: unknown algorithm; {hint}")
+        raise UsageError(f"{flag}={name}: unknown algorithm; {hint}")
     return METHODS[name]
