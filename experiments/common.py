@@ -50,12 +50,12 @@ def define_data_flags() -> None:
     flags.DEFINE_float("unseen_clients", 0.0, "share of the clients kept out of training and adapted to afterwards")
 
 
-def define_training_flags() -> None:
-    """What to train, and how."""
+def define_training_flags(rounds: int = 150) -> None:
+    """What to train, and how; `rounds` is the default of --rounds."""
     flags.DEFINE_string("model", "auto", f"{', '.join(models.NAMES)}; auto: linear for a regression, else mlp")
     flags.DEFINE_list("hidden", ["64"], "widths of the mlp's hidden layers")
     flags.DEFINE_list("channels", ["128", "128", "128"], "channels of the cnn's convolutions")
-    flags.DEFINE_integer("rounds", 150, "R, communication rounds", lower_bound=1)
+    flags.DEFINE_integer("rounds", rounds, "R, communication rounds", lower_bound=1)
     flags.DEFINE_integer("local_epochs", 1, "passes over a client's data in a round", lower_bound=1)
     flags.DEFINE_integer("local_steps", 0, "if positive, steps in a round instead of local_epochs", lower_bound=0)
     flags.DEFINE_integer("batch_size", 0, "B; 0: all of a client's data in one batch", lower_bound=0)
@@ -139,14 +139,15 @@ def few_examples_of_digits() -> None:
         FLAGS.train_examples = 15
 
 
-def _widths(flag: str) -> tuple[int, ...]:
+def whole_numbers(flag: str) -> tuple[int, ...]:
+    """A list flag's positive whole numbers."""
     try:
-        widths = tuple(int(width) for width in FLAGS[flag].value)
+        numbers = tuple(int(number) for number in FLAGS[flag].value)
     except ValueError:
-        widths = (0,)
-    if min(widths, default=1) < 1:
-        raise UsageError(f"--{flag}={','.join(FLAGS[flag].value)}: accepted: positive widths, separated by commas")
-    return widths
+        numbers = (0,)
+    if min(numbers, default=1) < 1:
+        raise UsageError(f"--{flag}={','.join(FLAGS[flag].value)}: accepted: positive numbers, separated by commas")
+    return numbers
 
 
 def build_model(federation: Federation) -> models.Model:
@@ -155,7 +156,7 @@ def build_model(federation: Federation) -> models.Model:
     if name == "auto":
         name = "linear" if federation.task == "regression" else "mlp"
     shape = federation.train.x.shape[2:]
-    widths = {"hidden": _widths("hidden"), "channels": _widths("channels")}
+    widths = {"hidden": whole_numbers("hidden"), "channels": whole_numbers("channels")}
     return models.make(name, shape, federation.task, federation.num_classes, **widths)
 
 

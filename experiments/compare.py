@@ -136,7 +136,8 @@ def run() -> None:
         rows.append(row_of(name, [score(s, f) for s, f in zip(summaries, folders, strict=True)]))
         print(f"{number + 1} of {len(names)} methods done")
     table = write(rows, summaries[0]["task"] == "classification", out)
-    table.title = f"{summaries[0]['dataset']}, last of {FLAGS.rounds} rounds, mean ± std over seeds {', '.join(FLAGS.seeds)}"
+    seeds = ", ".join(FLAGS.seeds)
+    table.title = f"{summaries[0]['dataset']}, last of {FLAGS.rounds} rounds, mean ± std over seeds {seeds}"
     Console(width=120).print(table)
     print(f"table: {out / 'table.md'}, .csv, .json; figure: {out / 'comparison.png'}")
 

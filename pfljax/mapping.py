@@ -19,7 +19,7 @@ from pfljax import tree
 from pfljax.types import Array, Params, PyTree, Returned, Topology, Work
 
 AXIS = "clients"
-MESSAGE_BYTES = 8 << 20  # models that travel between devices in one step, all devices' together
+MESSAGE_BYTES = 8 << 20
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,168 @@
+"""Local SGD steps of many clients, against a plain PyTorch loop over clients on the same work; and FedeRiCo's round.
+
+    pip install -e '.[benchmark]' && python -m experiments.benchmark
+
+The peer is the fastest plain form that we could write: no optimizer object, one fused update of all parameters, no
+data loader; it is timed with one thread and with all, and the better counts. Figures are medians over the repeats.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import optax
+from absl import flags
+from rich.console import Console
+from rich.table import Table
+
+from experiments import common, timing
+from pfljax import algorithms, data, models, report
+from pfljax.solvers import Solver
+from pfljax.training import files
+from pfljax.types import Federation, UsageError
+
+FLAGS = flags.FLAGS
+RATE = 0.1
+
+common.define_device_flags()
+flags.DEFINE_integer("repeats", 15, "rounds that are timed for each figure", lower_bound=3)
+flags.DEFINE_string("out", "runs/benchmark", "folder of benchmark.json and the figure")
+
+
+class Workload(NamedTuple):
+    """A round of local SGD: K clients, each one epoch over n examples in batches of B."""
+
+    title: str
+    num_clients: int
+    shape: tuple[int, int, int]
+    batch_size: int
+    steps: int
+    hidden: tuple[int, ...] = ()
+    channels: tuple[int, ...] = ()
+    target: float = 1.0
+
+
+WORKLOADS = (
+    Workload("MLP 784-200-10, K=100, 5 steps of 10", 100, (28, 28, 1), 10, 5, hidden=(200,), target=5.0),
+    Workload("MLP 784-32-10, K=1000, 5 steps of 10", 1000, (28, 28, 1), 10, 5, hidden=(32,), target=8.0),
+    Workload("CNN 32/64, K=32, a step of 8", 32, (28, 28, 1), 8, 1, channels=(32, 64), target=1.8),
+    Workload("CNN 3 x 128, K=8, a step of 50", 8, (32, 32, 3), 50, 1, channels=(128, 128, 128), target=1.0),
+)
+
+
+def time_ours(work: Workload, federation: Federation) -> float:
+    """Median seconds of a round of Local under the plan of the flags."""
+    name = "cnn" if work.channels else "mlp"
+    model = models.make(name, work.shape, "classification", 10, hidden=work.hidden, channels=work.channels)
+    solver = Solver(model.loss, optax.with_extra_args_support(optax.sgd(RATE)), work.batch_size)
+    method = algorithms.get("local")
+    _, dispatch = timing.compile_rounds(
+        "local", method.config(), federation, model, solver, common.build_plan(), work.num_clients, 1
+    )
+    return timing.median_seconds(dispatch, FLAGS.repeats)
+
+
+def time_torch(torch, work: Workload, federation: Federation, threads: Sequence[int]) -> float:
+    """Median seconds of the same round as a Python loop over clients in PyTorch."""
+    functional = torch.nn.functional
+
+    def network():
+        if work.hidden:
+            return torch.nn.Sequential(
+                torch.nn.Flatten(),
+                torch.nn.Linear(784, work.hidden[0]),
+                torch.nn.ReLU(),
+                torch.nn.Linear(work.hidden[0], 10),
+            )
+        height, _, width = work.shape
+        layers = []
+        for channels in work.channels:
+            layers += [torch.nn.Conv2d(width, channels, 3, padding=1), torch.nn.MaxPool2d(2), torch.nn.ReLU()]
+            width, height = channels, height // 2
+        return torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(width * height * height, 10))
+
+    networks = [network() for _ in range(work.num_clients)]
+    parameters = [list(net.parameters()) for net in networks]
+    xs = [torch.from_numpy(np.moveaxis(x, -1, 1).copy()) for x in federation.train.x]
+    ys = [torch.from_numpy(y.astype(np.int64)) for y in federation.train.y]
+
+    def one_round() -> float:
+        begin = time.perf_counter()
+        for net, params, x, y in zip(networks, parameters, xs, ys, strict=True):
+            order = torch.randperm(len(y))
+            for start in range(0, len(y), work.batch_size):
+                batch = order[start : start + work.batch_size]
+                loss = functional.cross_entropy(net(x[batch]), y[batch])
+                grads = torch.autograd.grad(loss, params)
+                with torch.no_grad():
+                    torch._foreach_add_(params, grads, alpha=-RATE)
+        return time.perf_counter() - begin
+
+    best = np.inf
+    for count in threads:
+        torch.set_num_threads(count)
+        one_round()
+        best = min(best, float(np.median([one_round() for _ in range(FLAGS.repeats)])))
+    return best
+
+
+def time_federico() -> dict:
+    """FedeRiCo's round against a Local round of the same full-batch step with Adam; MLP 784-64-10, 20 examples."""
+    federation = data.random_pixels(1000, 20, (28, 28, 1), 10, 0)
+    model = models.make("mlp", (28, 28, 1), "classification", 10, hidden=(64,))
+    solver = Solver(model.loss, optax.with_extra_args_support(optax.adam(0.01)))
+    seconds = {}
+    for name in ("local", "federico"):
+        config = algorithms.get(name).config()
+        _, dispatch = timing.compile_rounds(name, config, federation, model, solver, common.build_plan(), 1000, 1)
+        seconds[name] = timing.median_seconds(dispatch, FLAGS.repeats)
+    held = algorithms.get("federico").config().neighbors + 1
+    return {
+        "local_ms": 1e3 * seconds["local"],
+        "federico_ms": 1e3 * seconds["federico"],
+        "ratio": seconds["federico"] / seconds["local"],
+        "held": held,
+        "target": 1.15 * held,
+    }
+
+
+def run() -> None:
+    """The command."""
+    try:
+        import torch
+    except ImportError as error:
+        raise UsageError("torch is missing: pip install -e '.[benchmark]'") from error
+    cores = os.cpu_count() or 1
+    out, rows = Path(FLAGS.out), []
+    for work in WORKLOADS:
+        federation = data.random_pixels(work.num_clients, work.batch_size * work.steps, work.shape, 10, 0)
+        theirs = time_torch(torch, work, federation, sorted({1, cores}))
+        ours = time_ours(work, federation)
+        row = {"workload": work.title, "pfljax_ms": 1e3 * ours, "torch_ms": 1e3 * theirs, "ratio": theirs / ours}
+        rows.append(row | {"target": work.target})
+        print(f"{work.title}: {row['pfljax_ms']:.1f} ms, PyTorch {row['torch_ms']:.1f} ms, {row['ratio']:.2f} x")
+    federico = time_federico()
+    files.write_json(out / "benchmark.json", {**common.describe_run(), "local_sgd": rows, "federico": federico})
+    report.save(report.benchmark_figure(rows), out / "benchmark.png")
+    table = Table(title=f"a round of local SGD, {cores} cores, {common.build_plan().num_devices} XLA device(s)")
+    for head in ("workload", "pfljax, ms", "PyTorch loop, ms", "speedup", "target"):
+        table.add_column(head, justify="left" if head == "workload" else "right")
+    for row in rows:
+        cells = [f"{row['pfljax_ms']:.1f}", f"{row['torch_ms']:.1f}", f"{row['ratio']:.2f} x", f"{row['target']:.1f} x"]
+        table.add_row(row["workload"], *cells)
+    Console(width=120).print(table)
+    print(
+        f"FedeRiCo's round, M=3, K=1000, MLP 784-64-10, full batches of 20: {federico['federico_ms']:.0f} ms, Local's "
+        f"{federico['local_ms']:.0f} ms: {federico['ratio']:.2f} x; target: at most 1.15 (M + 1) = "
+        f"{federico['target']:.1f} x"
+    )
+    print(f"figures: {out / 'benchmark.json'}, {out / 'benchmark.png'}")
+
+
+if __name__ == "__main__":
+    common.main(run)
