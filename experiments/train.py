@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import common, curves
-from pfljax import algorithms
+from pfljax import algorithms, report
 from pfljax.training import loop
 from pfljax.types import UsageError
 
@@ -61,7 +61,7 @@ def run() -> None:
     result = loop.run(setup, out, resume=FLAGS.resume)
     if FLAGS.dataset == "sine":
         curves.write(setup, result, out, FLAGS.seed)
-    page = out
+    page = report.write(out)
     Console(width=110).print(table(result.summary))
     print(f"report: {page}")
 

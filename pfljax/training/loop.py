@@ -39,7 +39,7 @@ class Setup:
         rounds: R.
         cohort_size: S.
         eval_every: Rounds between evaluations.
-        checkpoint_every: Rounds between checkpoints.
+        checkpoint_every: Least rounds between checkpoints, which are made after evaluations.
         seed: Decides initial models, cohorts, batches and sampling.
         config: For config.json: flags, versions, device, commit, command.
     """
@@ -82,6 +82,7 @@ def state_shardings(algorithm: Algorithm, plan: Plan, state: Any) -> State:
     return State(*parts)
 
 
+DISPATCH_SECONDS = 2.0  # how long a dispatch may last before the progress is shown again
 LARGE = 32 << 20  # bytes of a model stack from which on a dispatch is one round
 
 
@@ -271,13 +272,16 @@ def run(setup: Setup, out: Path, *, resume: bool = False, say: Callable[[str], N
     seconds, down, up = last["seconds"], last["bytes_down"], last["bytes_up"]
     diverged = None
 
+    saved, pace = done, 1
     with _progress(setup.rounds, done, say) as advance:
         while done < setup.rounds and diverged is None:
-            stop = min(_next(done, setup.eval_every), _next(done, setup.checkpoint_every), setup.rounds)
+            stop = min(done + pace, (done // setup.eval_every + 1) * setup.eval_every, setup.rounds)
             begin = time.perf_counter()
             state, records, count = compiled.segment(rounds_key, done, stop, state, clients)
             records, count = jax.device_get((records, count))
-            seconds += time.perf_counter() - begin
+            elapsed = time.perf_counter() - begin
+            seconds += elapsed
+            pace = max(1, int(DISPATCH_SECONDS * int(count) / elapsed))
             records: Record = jax.tree.map(lambda leaf, count=count: leaf[:count], records)
             down += float(records.down.sum(dtype=np.float64)) / federation.num_clients
             up += float(records.up.sum(dtype=np.float64)) / federation.num_clients
@@ -301,10 +305,13 @@ def run(setup: Setup, out: Path, *, resume: bool = False, say: Callable[[str], N
                     row |= {f"validation_{name}": values[name] for name in ("loss", "accuracy") if name in values}
                 history.add(row, metrics, index, weights)
                 history.write_rows()
-            if history.rows and (diverged is not None or done % setup.checkpoint_every == 0 or done == setup.rounds):
-                history.write(algorithm.scored, algorithm.topology, federation.distribution)
-            if diverged is None and (done % setup.checkpoint_every == 0 or done == setup.rounds):
-                checkpoints.save(out / "checkpoints", done, state)
+                if done - saved >= setup.checkpoint_every or done == setup.rounds:
+                    # The files first: a checkpoint never knows of rounds that they do not.
+                    history.write(algorithm.scored, algorithm.topology, federation.distribution)
+                    checkpoints.save(out / "checkpoints", done, state)
+                    saved = done
+    if diverged is not None and history.rows:
+        history.write(algorithm.scored, algorithm.topology, federation.distribution)
     if diverged is not None:
         raise RunError(
             f"round {done}: the loss of client {diverged} is not finite; a smaller --learning_rate may help. What was "
@@ -387,10 +394,6 @@ def summarize(setup: Setup, algorithm: Algorithm, history: History, lines: list,
         "plan": lines,
         "unseen": None,
     }
-
-
-def _next(done: int, every: int) -> int:
-    return (done // every + 1) * every
 
 
 @contextlib.contextmanager
