@@ -65,7 +65,7 @@ def define_training_flags(rounds: int = 150) -> None:
     flags.DEFINE_float("weight_decay", 0.0, "added to the gradient, times the parameters")
     flags.DEFINE_float("participation", 1.0, "share of the clients in a round's cohort, in (0, 1]")
     flags.DEFINE_integer("eval_every", 10, "rounds between evaluations", lower_bound=1)
-    flags.DEFINE_integer("checkpoint_every", 50, "least rounds between checkpoints, which are made after evaluations", lower_bound=1)
+    flags.DEFINE_integer("checkpoint_every", 50, "least rounds between checkpoints (after evaluations)", lower_bound=1)
     for name, method in algorithms.METHODS.items():
         _define_config(name, method.config)
 

@@ -68,6 +68,7 @@ class Plan:
         data: PyTree,
         *,
         topology: Topology,
+        own_first: bool = False,
     ) -> tuple[PyTree, Returned]:
         """Every client receives models, works, and its contributions are summed at their owners.
 
@@ -79,10 +80,12 @@ class Plan:
             rows: The clients' own state, leaves (S, ...), replaced in place by Work.client.
             data: What clients read, leaves (S, ...).
             topology: As in `Algorithm`.
+            own_first: Whether N = S and column 0 of index is arange(S): own models then stay where they are.
 
         Returns:
             The next rows, and what came back.
         """
+        models, index, rows, data = jax.tree.map(jnp.asarray, (models, index, rows, data))
         num_clients, devices, own = index.shape[0], self.num_devices, topology == "own"
         per_device = -(-num_clients // devices)
         num_models = tree.num_rows(models) if jax.tree.leaves(models) else 0
@@ -92,6 +95,7 @@ class Plan:
             # One by one all the same, but their models travel together.
             chunk = _largest_divisor(per_device, MESSAGE_BYTES // (tree.row_bytes(models) * index.shape[1] * devices))
         padded = -(-num_clients // (devices * chunk)) * devices * chunk
+        own_first = own_first and padded == num_clients and (spread or devices == 1)  # else rows do not line up
         valid = jnp.arange(padded) < num_clients
         index, rows, data = _pad((index, rows, data), num_clients, padded)
         if own:
@@ -110,9 +114,22 @@ class Plan:
                 )
 
             def received(models, number):
+                at_home = lambda: jax.tree.map(lambda a: a[:, None], block(models, number))
                 if own:
-                    return jax.tree.map(lambda a: a[:, None], block(models, number))
-                return store.fetch(models, block(index, number))
+                    return at_home()
+                if not own_first:
+                    return store.fetch(models, block(index, number))
+                others = store.fetch(models, block(index, number)[:, 1:])
+                return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), at_home(), others)
+
+            def deposit(sums, number, upload, mask):
+                if not own_first:
+                    return store.deposit(sums, block(index, number), upload, mask)
+                mine, others = (jax.tree.map(lambda a, p=p: a[:, p], upload) for p in (0, slice(1, None)))
+                total, count = store.deposit(sums, block(index, number)[:, 1:], others, mask[:, 1:])
+                rows = block((total, count), number)
+                added = tree.add(rows, (mine, jnp.ones_like(rows[1])))
+                return replace((total, count), number, tree.where(mask[:, 0], added, rows))
 
             def work(models, rows, number):
                 """The block's clients at work; what they read of their data is gathered where it is used."""
@@ -134,7 +151,7 @@ class Plan:
                         new = tree.where(mask[:, 0], new, block(kept, number))
                     kept = replace(kept, number, new)
                 elif not own:
-                    sums = store.deposit(sums, block(index, number), out.upload, mask)
+                    sums = deposit(sums, number, out.upload, mask)
                 return (rows, kept, sums), (out.report, mask)
 
             sums = ()

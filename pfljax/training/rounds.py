@@ -72,7 +72,13 @@ def make_round(
                 return algorithm.work(Turn(jax.random.fold_in(work_key, own), step, index[...]), models, row, shard)
 
             rows, returned = plan.exchange(
-                client, state.models, position, state.clients, ids_and_data, topology=algorithm.topology
+                client,
+                state.models,
+                position,
+                state.clients,
+                ids_and_data,
+                topology=algorithm.topology,
+                own_first=algorithm.topology == "peers",
             )
             state = state._replace(clients=rows)
             update_key = jax.random.fold_in(_key(key, 3, number), step)
