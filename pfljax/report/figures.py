@@ -1,0 +1,253 @@
+"""The figures of a run and of comparisons, from arrays; drawn without a display or global state."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+# Okabe and Ito's colors, which colorblind people can tell apart.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
+MAX_PANELS = 8
+MAX_TICKS = 40  # clients up to which each has a tick of its own
+
+
+def to_png(figure: Figure) -> bytes:
+    """The figure as a PNG."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=130)
+    return buffer.getvalue()
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes the figure under a temporary name and renames it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(to_png(figure))
+    os.replace(temporary, path)
+
+
+def colors(groups: np.ndarray) -> list:
+    """A color for each entry of `groups` (integers): a palette for few groups, a color map for many."""
+    values = np.unique(groups)
+    if len(values) <= len(PALETTE):
+        table = dict(zip(values.tolist(), PALETTE, strict=False))
+    else:
+        shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.95, len(values)))
+        table = dict(zip(values.tolist(), shades, strict=True))
+    return [table[group] for group in np.asarray(groups).tolist()]
+
+
+def _axes(figure: Figure, *position: int, **labels: str) -> Axes:
+    axes = figure.add_subplot(*(position or (1, 1, 1)))
+    axes.set(**labels)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes
+
+
+def accuracy_over_rounds(rounds: np.ndarray, accuracy: np.ndarray, *, name: str = "test accuracy") -> Figure:
+    """Mean over clients and bottom decile (of a loss: top decile) against rounds.
+
+    Args:
+        rounds: (T,).
+        accuracy: (T, K), accuracies in [0, 1] or losses; NaN for clients without examples.
+        name: Of the vertical axis.
+    """
+    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    axes = _axes(figure, xlabel="round", ylabel=name)
+    loss = "accuracy" not in name
+    axes.plot(rounds, np.nanmean(accuracy, axis=1), color=PALETTE[0], marker=".", label="mean over clients")
+    decile = np.nanpercentile(accuracy, 90 if loss else 10, axis=1)
+    axes.plot(rounds, decile, color=PALETTE[1], marker=".", linestyle="--", label="worst decile of clients")
+    if not loss:
+        axes.set_ylim(0, 1.02)
+    axes.legend(frameon=False)
+    return figure
+
+
+def per_client(scores: np.ndarray, distribution: np.ndarray, *, name: str = "test accuracy") -> Figure:
+    """Every client's last score, sorted, colored by its true distribution."""
+    figure = Figure(figsize=(7.2, 4), layout="constrained")
+    axes = _axes(figure, xlabel="client, sorted", ylabel=name)
+    order = np.argsort(scores, kind="stable")
+    size = float(np.clip(2000 / max(len(scores), 1), 6, 60))
+    axes.scatter(np.arange(len(order)), scores[order], c=colors(distribution[order]), s=size, linewidths=0)
+    if len(order) <= MAX_TICKS:
+        axes.set_xticks(np.arange(len(order)), [str(k) for k in order])
+        axes.set_xlabel("client (id), sorted")
+    _legend_of_groups(axes, distribution)
+    return figure
+
+
+def _legend_of_groups(axes: Axes, distribution: np.ndarray) -> None:
+    groups = np.unique(distribution)
+    if len(groups) > len(PALETTE):
+        return
+    for group, color in zip(groups, colors(groups), strict=True):
+        axes.scatter([], [], color=color, s=36, label=f"distribution {group}")
+    axes.legend(frameon=False, ncols=min(len(groups), 4), loc="lower right")
+
+
+def dense_collaboration(index: np.ndarray, weights: np.ndarray, num_models: int) -> np.ndarray:
+    """The (K, N) matrix of weights out of index (K, J) and weights (K, J); a repeated index adds."""
+    dense = np.zeros((len(index), num_models))
+    np.add.at(dense, (np.arange(len(index))[:, None], index), weights)
+    return dense
+
+
+def collaboration_matrix(dense: np.ndarray, distribution: np.ndarray, *, of_clients: bool) -> Figure:
+    """Who uses whose model, clients ordered by their true distribution, boundaries between distributions drawn.
+
+    Args:
+        dense: (K, N) weights, each row on the simplex.
+        distribution: (K,).
+        of_clients: Whether the models are the clients' (N = K), so that columns are ordered like rows.
+    """
+    order = np.argsort(distribution, kind="stable")
+    matrix = dense[order][:, order] if of_clients else dense[order]
+    figure = Figure(figsize=(6, 5.2), layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(matrix, cmap="Blues", vmin=0, vmax=max(float(matrix.max()), 1e-9), aspect="auto")
+    axes.set(xlabel="model of client" if of_clients else "model", ylabel="client")
+    figure.colorbar(image, label="weight in the client's prediction")
+    groups = distribution[order]
+    edges = np.nonzero(np.diff(groups))[0] + 0.5
+    if len(edges) < len(PALETTE):
+        for edge in edges:
+            axes.axhline(edge, color="0.35", linewidth=0.8)
+            if of_clients:
+                axes.axvline(edge, color="0.35", linewidth=0.8)
+    if len(order) <= MAX_TICKS:
+        names = [str(k) for k in order]
+        axes.set_yticks(np.arange(len(order)), names)
+        if of_clients:
+            axes.set_xticks(np.arange(len(order)), names, rotation=90 if len(order) > 20 else 0)
+    return figure
+
+
+def weights_over_rounds(
+    rounds: np.ndarray,
+    index: np.ndarray,
+    weights: np.ndarray,
+    distribution: np.ndarray,
+    num_models: int,
+    *,
+    of_clients: bool,
+) -> Figure:
+    """The papers' Figure 3: a client's weights over rounds, a line a model, colored by its owner's distribution.
+
+    Args:
+        rounds: (T,).
+        index: (T, K, J).
+        weights: (T, K, J).
+        distribution: (K,).
+        num_models: N.
+        of_clients: Whether models are the clients'; else each model has a color of its own.
+    """
+    num_clients = len(distribution)
+    by_group = np.argsort(distribution, kind="stable")
+    shown = by_group[np.unique(np.linspace(0, num_clients - 1, min(MAX_PANELS, num_clients)).round().astype(int))]
+    columns = min(4, len(shown))
+    lines = -(-len(shown) // columns)
+    figure = Figure(figsize=(2.6 * columns + 0.4, 2.3 * lines + 0.3), layout="constrained")
+    of_owner = colors(distribution)
+    shades = of_owner if of_clients else colors(np.arange(num_models))
+    for place, client in enumerate(shown):
+        axes = _axes(figure, lines, columns, place + 1)
+        dense = dense_collaboration(index[:, client], weights[:, client], num_models)  # (T, N)
+        for model in np.nonzero(dense.max(axis=0) > 0.01)[0]:
+            own = of_clients and model == client
+            style = {"linewidth": 2.6, "linestyle": "-"} if own else {"linewidth": 1.3, "linestyle": "--"}
+            axes.plot(rounds, dense[:, model], color=shades[model], **style)
+        axes.set_ylim(-0.03, 1.03)
+        title = f"client {client} (distribution {distribution[client]})"
+        axes.set_title(title, fontsize=8.5, color=of_owner[client])
+        axes.tick_params(labelsize=8)
+    figure.supxlabel("round", fontsize=10)
+    figure.supylabel("weight", fontsize=10)
+    return figure
+
+
+def traffic_against_accuracy(num_bytes: np.ndarray, scores: np.ndarray, *, name: str = "test accuracy") -> Figure:
+    """Score (T,) against the bytes (T,) that a client has received and sent by then."""
+    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    axes = _axes(figure, xlabel="MB received and sent by a client, so far", ylabel=name)
+    axes.plot(num_bytes / 1e6, scores, color=PALETTE[2], marker=".")
+    return figure
+
+
+def curve(data: dict[str, np.ndarray]) -> Figure:
+    """FedeRiCo's Figure 1, left: noisy points, the true curve, personal models and one global model."""
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    axes = _axes(figure, xlabel="x", ylabel="y")
+    shades = colors(np.arange(len(data["prediction"])))
+    axes.scatter(data["x"], data["y"], c=[shades[k] for k in data["client"]], s=9, alpha=0.7, linewidths=0)
+    axes.plot(data["grid"], data["truth"], color="0.4", linewidth=1.5, label="true curve")
+    for number, (values, shade) in enumerate(zip(data["prediction"], shades, strict=True)):
+        label = "personal models" if number == 0 else None
+        axes.plot(data["grid"], values, color=shade, linestyle="--", linewidth=2.2, label=label)
+    if "reference" in data:
+        axes.plot(
+            data["grid"], data["reference"], color="k", linestyle=":", linewidth=2, label=str(data["reference_name"])
+        )
+    axes.legend(frameon=False)
+    return figure
+
+
+def comparison_figure(table: Sequence[dict]) -> Figure:
+    """Methods side by side: last score with its deviation over seeds, and scores over rounds with a band."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    bars = _axes(figure, 1, 2, 1, ylabel="test score, last round")
+    over = _axes(figure, 1, 2, 2, xlabel="round", ylabel="test score")
+    shades = colors(np.arange(len(table)))
+    for place, (row, shade) in enumerate(zip(table, shades, strict=True)):
+        bars.bar(place, row["accuracy_mean"], yerr=row["accuracy_std"], color=shade, capsize=4, width=0.7)
+        mean, spread = np.asarray(row["curve_mean"], float), np.asarray(row["curve_std"], float)
+        over.plot(row["rounds"], mean, color=shade, label=row["algorithm"])
+        over.fill_between(row["rounds"], mean - spread, mean + spread, color=shade, alpha=0.15, linewidth=0)
+    tilt = {"rotation": 30, "ha": "right"} if len(table) > 4 else {}
+    bars.set_xticks(np.arange(len(table)), [row["algorithm"] for row in table], **tilt)
+    over.legend(frameon=False)
+    return figure
+
+
+def scaling_figure(rows: Sequence[dict]) -> Figure:
+    """Time and memory of a round against the number of clients, log-log, with the slope in the legend."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    time = _axes(figure, 1, 2, 1, xlabel="clients K", ylabel="seconds a round", xscale="log", yscale="log")
+    memory = _axes(figure, 1, 2, 2, xlabel="clients K", ylabel="MB on a device", xscale="log", yscale="log")
+    names = list(dict.fromkeys(row["algorithm"] for row in rows))
+    for name, shade in zip(names, colors(np.arange(len(names))), strict=True):
+        cells = sorted((row for row in rows if row["algorithm"] == name), key=lambda row: row["num_clients"])
+        clients = np.array([row["num_clients"] for row in cells], float)
+        for axes, key, unit, style, what in (
+            (time, "seconds_per_round", 1, "-", ""),
+            (memory, "argument_bytes", 1e6, "-", " arguments"),
+            (memory, "temporary_bytes", 1e6, "--", " temporaries"),
+        ):
+            values = np.maximum([row[key] / unit for row in cells], 1e-9)
+            slope = f", slope {np.polyfit(np.log(clients), np.log(values), 1)[0]:.2f}" if len(cells) > 1 else ""
+            axes.plot(clients, values, color=shade, linestyle=style, marker="o", label=f"{name}{what}{slope}")
+    time.legend(frameon=False)
+    memory.legend(frameon=False)
+    return figure
+
+
+def benchmark_figure(rows: Sequence[dict]) -> Figure:
+    """How many times faster a round is than the PyTorch loop, a bar a workload."""
+    figure = Figure(figsize=(8, 0.6 * len(rows) + 1.2), layout="constrained")
+    axes = _axes(figure, xlabel="speedup over a PyTorch loop over clients")
+    places = np.arange(len(rows))[::-1]
+    bars = axes.barh(places, [row["ratio"] for row in rows], color=PALETTE[0], height=0.6)
+    axes.bar_label(bars, [f"{row['ratio']:.1f} x" for row in rows], padding=4)
+    axes.set_yticks(places, [row["workload"] for row in rows])
+    axes.axvline(1, color="0.3", linewidth=1)
+    axes.margins(x=0.12)
+    return figure
