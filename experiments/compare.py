@@ -128,7 +128,7 @@ def run() -> None:
         seeds = []
     if not seeds or min(seeds) < 0:
         raise UsageError(f"--seeds={','.join(FLAGS.seeds)}: accepted: whole numbers of 0 or more, separated by commas")
-    common.few_examples_of_digits()
+    common.set_defaults_of_data()
     out, rows = Path(FLAGS.out), []
     for number, name in enumerate(names):
         folders = [out / name / f"seed-{seed}" for seed in seeds]

@@ -52,7 +52,7 @@ def run() -> None:
     common.check_knobs([FLAGS.algorithm])
     if FLAGS.resume and not FLAGS.out:
         raise UsageError("--resume: name the run's folder with --out")
-    common.few_examples_of_digits()
+    common.set_defaults_of_data()
     federation, unseen = common.build_data(FLAGS.seed)
     setup = common.build_setup(FLAGS.algorithm, federation, unseen, FLAGS.seed)
     time = f"{datetime.datetime.now():%Y%m%d-%H%M%S}"

@@ -165,6 +165,7 @@ class Problem(NamedTuple):
         cohort_size: S.
         n_max: The largest n_k, to which all clients' training data is padded.
         rounds: R: how long a newcomer trains where a method has it train alone.
+        common_init: Whether clients' own models all start from the same parameters.
     """
 
     model: Model
@@ -174,10 +175,12 @@ class Problem(NamedTuple):
     cohort_size: int
     n_max: int
     rounds: int
+    common_init: bool = True
 
     def init_models(self, key: Key, num: int) -> Params:
-        """N independently initialized models, stacked; model n depends on `key` and n alone."""
-        return self.plan.over_rows(lambda n: self.model.init(jax.random.fold_in(key, n)), jnp.arange(num))
+        """N initial models, stacked: all the same under `common_init`, else model n depends on `key` and n alone."""
+        numbers = jnp.zeros((num,), jnp.int32) if self.common_init else jnp.arange(num)
+        return self.plan.over_rows(lambda n: self.model.init(jax.random.fold_in(key, n)), numbers)
 
     def init_optimizers(self, models: Params) -> PyTree:
         """The optimizer's state for each of N stacked models."""

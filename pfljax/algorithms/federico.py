@@ -51,6 +51,7 @@ class FedericoConfig:
         update: what goes back: a gradient for each step, or the change that local epochs make (delta)
         candidates: C, models that a client keeps losses of; 0: all K
         collaborators: models of highest weight that a client predicts with
+        warmup: rounds at the start in which a client weighs others' models but trains its own only
     """
 
     neighbors: int = 3
@@ -62,6 +63,7 @@ class FedericoConfig:
     update: Literal["gradient", "delta"] = "gradient"
     candidates: int = 0
     collaborators: int = 16
+    warmup: int = 0
 
     def check(self, cohort_size: int) -> None:
         """Raises UsageError for what does not fit S clients a round."""
@@ -116,14 +118,18 @@ def federico(problem: Problem, config: FedericoConfig) -> Algorithm:
         """Lines 10 to 15: the table with the new losses, and the weights of the models held."""
         table, slots = neighbors.remember(row["table"], index, losses)
         if config.tracking == "ema":
-            tracked = (1 - config.beta) * table.tracked + config.beta * table.last  # l. 14
+            old = jnp.where(jnp.isinf(table.tracked), table.last, table.tracked)
+            tracked = (1 - config.beta) * old + config.beta * table.last  # l. 14
+            tracked = jnp.where(jnp.isinf(table.tracked), jnp.inf, tracked)
             first = table.last
         else:
             tracked = table.tracked + table.last  # Eq. 24
             first = table.last * (row["rounds"] + 1)
         newcomer = jnp.isinf(table.tracked) & jnp.zeros_like(table.ids, bool).at[slots].set(True)
         table = table._replace(tracked=jnp.where(newcomer, first, tracked))
-        return table, jax.nn.softmax(-table.tracked)[slots]  # l. 15
+        weights = jax.nn.softmax(-table.tracked)[slots]  # l. 15
+        alone = jnp.zeros_like(weights).at[0].set(1.0)
+        return table, jnp.where(row["rounds"] < config.warmup, alone, weights)
 
     def mixed(weights, losses):
         """The held models' losses, weighted as the client uses them."""

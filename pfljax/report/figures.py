@@ -52,30 +52,60 @@ def _axes(figure: Figure, *position: int, **labels: str) -> Axes:
     return axes
 
 
-def accuracy_over_rounds(rounds: np.ndarray, accuracy: np.ndarray, *, name: str = "test accuracy") -> Figure:
-    """Mean over clients and bottom decile (of a loss: top decile) against rounds.
+def byte_unit(num_bytes: float) -> tuple[float, str]:
+    """The largest unit that leaves a number of at least one: (its bytes, its name)."""
+    for scale, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if num_bytes >= scale:
+            return scale, unit
+    return 1, "B"
+
+
+def _name(task: str) -> str:
+    return "test accuracy" if task == "classification" else "test mean squared error"
+
+
+def _mean(scores: np.ndarray, sizes: np.ndarray | None) -> np.ndarray:
+    """The mean of (T, K) over clients, weighted by `sizes` (K,); clients without examples (NaN) are left out."""
+    real = ~np.isnan(scores)
+    weights = real * (1.0 if sizes is None else sizes)
+    return np.where(real, scores * weights, 0).sum(axis=1) / np.maximum(weights.sum(axis=1), 1e-12)
+
+
+def accuracy_over_rounds(
+    rounds: np.ndarray,
+    test: np.ndarray,
+    *,
+    sizes: np.ndarray | None = None,
+    train: np.ndarray | None = None,
+    task: str = "classification",
+) -> Figure:
+    """Mean over clients and the worst tenth of them against rounds.
 
     Args:
         rounds: (T,).
-        accuracy: (T, K), accuracies in [0, 1] or losses; NaN for clients without examples.
-        name: Of the vertical axis.
+        test: (T, K), accuracies in [0, 1] or losses; NaN for clients without examples.
+        sizes: (K,) examples that weight the mean; None: all alike.
+        train: (T, K), the same on training examples, drawn faintly.
+        task: "classification" or "regression".
     """
     figure = Figure(figsize=(6.4, 4), layout="constrained")
-    axes = _axes(figure, xlabel="round", ylabel=name)
-    loss = "accuracy" not in name
-    axes.plot(rounds, np.nanmean(accuracy, axis=1), color=PALETTE[0], marker=".", label="mean over clients")
-    decile = np.nanpercentile(accuracy, 90 if loss else 10, axis=1)
-    axes.plot(rounds, decile, color=PALETTE[1], marker=".", linestyle="--", label="worst decile of clients")
-    if not loss:
+    axes = _axes(figure, xlabel="round", ylabel=_name(task))
+    good = task == "classification"
+    if train is not None:
+        axes.plot(rounds, _mean(train, None), color="0.6", linestyle=":", label="training examples, mean")
+    axes.plot(rounds, _mean(test, sizes), color=PALETTE[0], marker=".", label="mean over clients")
+    decile = np.nanpercentile(test, 10 if good else 90, axis=1)
+    axes.plot(rounds, decile, color=PALETTE[1], marker=".", linestyle="--", label="worst tenth of the clients")
+    if good:
         axes.set_ylim(0, 1.02)
     axes.legend(frameon=False)
     return figure
 
 
-def per_client(scores: np.ndarray, distribution: np.ndarray, *, name: str = "test accuracy") -> Figure:
-    """Every client's last score, sorted, colored by its true distribution."""
+def per_client(scores: np.ndarray, distribution: np.ndarray, *, task: str = "classification") -> Figure:
+    """Every client's last score (K,), sorted, colored by its true distribution (K,)."""
     figure = Figure(figsize=(7.2, 4), layout="constrained")
-    axes = _axes(figure, xlabel="client, sorted", ylabel=name)
+    axes = _axes(figure, xlabel="client, sorted", ylabel=_name(task))
     order = np.argsort(scores, kind="stable")
     size = float(np.clip(2000 / max(len(scores), 1), 6, 60))
     axes.scatter(np.arange(len(order)), scores[order], c=colors(distribution[order]), s=size, linewidths=0)
@@ -102,14 +132,17 @@ def dense_collaboration(index: np.ndarray, weights: np.ndarray, num_models: int)
     return dense
 
 
-def collaboration_matrix(dense: np.ndarray, distribution: np.ndarray, *, of_clients: bool) -> Figure:
+def collaboration_matrix(index: np.ndarray, weights: np.ndarray, distribution: np.ndarray, *, topology: str) -> Figure:
     """Who uses whose model, clients ordered by their true distribution, boundaries between distributions drawn.
 
     Args:
-        dense: (K, N) weights, each row on the simplex.
+        index: (K, J) models.
+        weights: (K, J), each row on the simplex.
         distribution: (K,).
-        of_clients: Whether the models are the clients' (N = K), so that columns are ordered like rows.
+        topology: Unless "shared", models are the clients' own and columns are ordered like rows.
     """
+    of_clients = topology != "shared"
+    dense = dense_collaboration(index, weights, len(index) if of_clients else int(index.max()) + 1)
     order = np.argsort(distribution, kind="stable")
     matrix = dense[order][:, order] if of_clients else dense[order]
     figure = Figure(figsize=(6, 5.2), layout="constrained")
@@ -133,13 +166,7 @@ def collaboration_matrix(dense: np.ndarray, distribution: np.ndarray, *, of_clie
 
 
 def weights_over_rounds(
-    rounds: np.ndarray,
-    index: np.ndarray,
-    weights: np.ndarray,
-    distribution: np.ndarray,
-    num_models: int,
-    *,
-    of_clients: bool,
+    rounds: np.ndarray, index: np.ndarray, weights: np.ndarray, distribution: np.ndarray, *, topology: str
 ) -> Figure:
     """The papers' Figure 3: a client's weights over rounds, a line a model, colored by its owner's distribution.
 
@@ -148,9 +175,10 @@ def weights_over_rounds(
         index: (T, K, J).
         weights: (T, K, J).
         distribution: (K,).
-        num_models: N.
-        of_clients: Whether models are the clients'; else each model has a color of its own.
+        topology: Unless "shared", models are the clients'; else each model has a color of its own.
     """
+    of_clients = topology != "shared"
+    num_models = len(distribution) if of_clients else int(index.max()) + 1
     num_clients = len(distribution)
     by_group = np.argsort(distribution, kind="stable")
     shown = by_group[np.unique(np.linspace(0, num_clients - 1, min(MAX_PANELS, num_clients)).round().astype(int))]
@@ -167,36 +195,57 @@ def weights_over_rounds(
             style = {"linewidth": 2.6, "linestyle": "-"} if own else {"linewidth": 1.3, "linestyle": "--"}
             axes.plot(rounds, dense[:, model], color=shades[model], **style)
         axes.set_ylim(-0.03, 1.03)
-        title = f"client {client} (distribution {distribution[client]})"
-        axes.set_title(title, fontsize=8.5, color=of_owner[client])
+        axes.set_title(f"client {client} (distribution {distribution[client]})", fontsize=8.5)
+        # A bar in the color of the client's own distribution; a light color would be hard to read as text.
+        axes.axhline(1.03, color=of_owner[client], linewidth=5)
         axes.tick_params(labelsize=8)
     figure.supxlabel("round", fontsize=10)
     figure.supylabel("weight", fontsize=10)
     return figure
 
 
-def traffic_against_accuracy(num_bytes: np.ndarray, scores: np.ndarray, *, name: str = "test accuracy") -> Figure:
-    """Score (T,) against the bytes (T,) that a client has received and sent by then."""
+def traffic_against_accuracy(
+    num_bytes: np.ndarray, test: np.ndarray, *, sizes: np.ndarray | None = None, task: str = "classification"
+) -> Figure:
+    """Mean score of (T, K) against the bytes (T,) that a client has received and sent by then."""
     figure = Figure(figsize=(6.4, 4), layout="constrained")
-    axes = _axes(figure, xlabel="MB received and sent by a client, so far", ylabel=name)
-    axes.plot(num_bytes / 1e6, scores, color=PALETTE[2], marker=".")
+    scale, unit = byte_unit(float(num_bytes.max()))
+    axes = _axes(figure, xlabel=f"{unit} received and sent by a client, so far", ylabel=_name(task))
+    axes.plot(num_bytes / scale, _mean(test, sizes), color=PALETTE[2], marker=".")
     return figure
 
 
-def curve(data: dict[str, np.ndarray]) -> Figure:
-    """FedeRiCo's Figure 1, left: noisy points, the true curve, personal models and one global model."""
+def curve(
+    x: np.ndarray,
+    y: np.ndarray,
+    client: np.ndarray,
+    grid: np.ndarray,
+    truth: np.ndarray,
+    prediction: np.ndarray,
+    reference: np.ndarray | None = None,
+    reference_name: str = "",
+) -> Figure:
+    """FedeRiCo's Figure 1, left: noisy points, the true curve, personal models and one global model.
+
+    Args:
+        x: (n,) training inputs.
+        y: (n,) targets.
+        client: (n,) whose they are.
+        grid: (G,).
+        truth: (G,) the curve without noise.
+        prediction: (K, G) personal predictions, NaN where they are not to be drawn.
+        reference: (G,) the prediction of a single model.
+        reference_name: Its name.
+    """
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = _axes(figure, xlabel="x", ylabel="y")
-    shades = colors(np.arange(len(data["prediction"])))
-    axes.scatter(data["x"], data["y"], c=[shades[k] for k in data["client"]], s=9, alpha=0.7, linewidths=0)
-    axes.plot(data["grid"], data["truth"], color="0.4", linewidth=1.5, label="true curve")
-    for number, (values, shade) in enumerate(zip(data["prediction"], shades, strict=True)):
-        label = "personal models" if number == 0 else None
-        axes.plot(data["grid"], values, color=shade, linestyle="--", linewidth=2.2, label=label)
-    if "reference" in data:
-        axes.plot(
-            data["grid"], data["reference"], color="k", linestyle=":", linewidth=2, label=str(data["reference_name"])
-        )
+    shades = colors(np.arange(len(prediction)))
+    axes.scatter(x, y, c=[shades[k] for k in client], s=9, alpha=0.7, linewidths=0)
+    axes.plot(grid, truth, color="0.4", linewidth=1.5, label="true curve")
+    for number, (values, shade) in enumerate(zip(prediction, shades, strict=True)):
+        axes.plot(grid, values, color=shade, linestyle="--", linewidth=2.2, label=None if number else "personal models")
+    if reference is not None:
+        axes.plot(grid, reference, color="k", linestyle=":", linewidth=2, label=reference_name)
     axes.legend(frameon=False)
     return figure
 

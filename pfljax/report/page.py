@@ -139,8 +139,8 @@ def draw(
         )
         out["weights_over_rounds"] = (
             figures.weights_over_rounds(collaboration["round"], index, weights, distribution, topology=topology),
-            f"Weights over rounds of {min(test.shape[1], figures.MAX_PANELS)} of {test.shape[1]} clients; the bar above "
-            "a panel has the color of the client's own distribution: look when a client settles, and whether its lines "
+            f"Weights over rounds of {min(test.shape[1], figures.MAX_PANELS)} of {test.shape[1]} clients; the bar "
+            "above a panel has the color of the client's own distribution: look when a client settles, and whether its lines "
             "have the color of its bar."
             if topology != "shared"
             else f"Weights over rounds of {min(test.shape[1], figures.MAX_PANELS)} of {test.shape[1]} clients, a line "
@@ -174,7 +174,7 @@ def _shares(index: np.ndarray, weights: np.ndarray, distribution: np.ndarray) ->
 def _text(value: Any) -> str:
     """Any value as escaped text."""
     if value is None or (isinstance(value, float) and not np.isfinite(value)):
-        return "–"
+        return "-"
     if isinstance(value, dict):
         return ", ".join(f"{_text(name)} {_text(item)}" for name, item in value.items())
     if isinstance(value, list | tuple):

@@ -1,0 +1,305 @@
+"""What every method passes; a new method is tested by being registered."""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toys
+
+from pfljax import evaluation, tree
+from pfljax.algorithms import METHODS
+from pfljax.mapping import make_plan
+from pfljax.solvers import Problem
+from pfljax.training import loop
+from pfljax.training.rounds import draw_cohort, make_round
+from pfljax.types import Algorithm, Cohort, Returned, Shard, Split, State, Work
+
+SIZES = (5, 1, 3, 4, 2, 4, 0, 3)  # uneven, and a client without examples
+ROUNDS = 3
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+class Run(NamedTuple):
+    """A method's rounds in mini-batches on one device, one client at a time."""
+
+    problem: Problem
+    algorithm: Algorithm
+    shards: Shard
+    states: list
+    records: list
+
+
+def build(name, num_clients=7, *, problem_type=Problem, federation=None, **options):
+    federation = federation or toys.make_federation(SIZES[:num_clients])
+    problem = toys.make_problem(federation, **{"optimizer": optax.adam(0.05), "batch_size": 2} | options)
+    return problem_type(*problem), federation
+
+
+@functools.cache
+def reference(name, num_clients=7, cohort=0) -> Run:
+    problem, federation = build(name, num_clients, cohort=cohort)
+    algorithm = toys.make_algorithm(name, problem)
+    return Run(problem, algorithm, federation.shards, *toys.train(algorithm, problem, federation.shards, ROUNDS))
+
+
+def check_predictor(predictor, num_clients):
+    num_models = tree.num_rows(predictor.models)
+    index, weights = np.asarray(predictor.index), np.asarray(predictor.weights)
+    assert index.shape == weights.shape and index.shape[0] == num_clients and index.dtype == np.int32
+    assert (index >= 0).all() and (index < num_models).all()
+    assert (weights >= 0).all()
+    np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-5)
+    for leaf in jax.tree.leaves(predictor.models):
+        assert np.isfinite(leaf).all()
+
+
+def losses(run: Run, state, test: Split):
+    """Every client's test loss (K,)."""
+
+    def score(state, shards, test):
+        predictor = run.algorithm.predictor(jax.random.key(5), state, shards)
+        return evaluation.evaluate(run.problem.plan, run.problem.model, predictor, test)["loss"]
+
+    return np.asarray(jax.jit(score)(state, run.shards, test))
+
+
+@every_method
+def test_the_initial_state_is_made_of_arrays_known_by_shape(name):
+    run = reference(name)
+    shape = jax.eval_shape(run.algorithm.init, jax.random.key(0), run.shards)
+    assert isinstance(shape, State)
+    described = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), run.states[0])
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), shape) == described
+    num = run.problem.num_clients
+    assert all(leaf.shape[0] == num for leaf in jax.tree.leaves(shape.clients))
+    if run.algorithm.topology != "shared":
+        assert all(leaf.shape[0] == num for leaf in jax.tree.leaves((shape.models, shape.optimizer)))
+
+
+@every_method
+def test_rounds_keep_the_state_s_form_and_change_models(name):
+    run = reference(name)
+    form = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), run.states[0])
+    for before, after in zip(run.states, run.states[1:], strict=False):
+        assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), after) == form
+        assert not toys.same_trees(before.models, after.models)
+    for leaf in jax.tree.leaves(run.states[-1].models):
+        assert np.isfinite(leaf).all()
+    for record in run.records:
+        assert np.isfinite(record.train_loss) and record.diverged == -1
+        assert np.isfinite(record.down) and np.isfinite(record.up) and record.down >= 0 and record.up >= 0
+
+
+@every_method
+def test_training_lowers_the_training_loss(name):
+    federation = toys.make_federation((6, 4, 5, 6), task="regression", seed=2)
+    problem = toys.make_problem(federation, optax.sgd(0.05))
+    _, records = toys.train(toys.make_algorithm(name, problem), problem, federation.shards, 20)
+    assert records[-1].train_loss < 0.5 * records[0].train_loss
+
+
+@every_method
+@pytest.mark.parametrize("rounds", [0, ROUNDS])
+def test_predictors_mix_models_on_the_simplex(name, rounds):
+    run = reference(name)
+    before = jax.device_get(run.states[rounds])
+    predict = jax.jit(run.algorithm.predictor)
+    check_predictor(predict(jax.random.key(1), run.states[rounds], run.shards), run.problem.num_clients)
+    toys.assert_trees_close(run.states[rounds], before)
+    assert np.isfinite(losses(run, run.states[rounds], toys.make_federation(SIZES[:7]).test)).all()
+
+
+@every_method
+def test_newcomers_get_a_predictor(name):
+    run = reference(name)
+    newcomers = toys.make_federation((3, 5, 1), seed=9)
+    predictor = jax.jit(run.algorithm.adapt)(jax.random.key(1), run.states[-1], newcomers.shards)
+    check_predictor(predictor, 3)
+    scores = evaluation.evaluate(run.problem.plan, run.problem.model, predictor, newcomers.test)
+    assert np.isfinite(scores["loss"]).all()
+
+
+@every_method
+@pytest.mark.parametrize(
+    ("num_clients", "cohort", "plan"),
+    [(7, 0, ("vmap", 0, 1)), (7, 0, ("chunk", 3, 4)), (8, 0, ("map", 0, 4)), (8, 6, ("chunk", 2, 2))],
+)
+def test_every_plan_gives_the_same_numbers(name, num_clients, cohort, plan):
+    run = reference(name, num_clients, cohort)
+    problem = run.problem._replace(plan=make_plan(*plan))
+    algorithm = toys.make_algorithm(name, problem)
+    states, records = toys.train(algorithm, problem, run.shards, ROUNDS)
+    toys.assert_trees_close(states[0], run.states[0], rtol=1e-6, atol=1e-7)
+    toys.assert_trees_close(states[-1], run.states[-1], rtol=2e-4, atol=2e-5)
+    toys.assert_trees_close(records, run.records, rtol=1e-4, atol=1e-5)
+    test = toys.make_federation(SIZES[:num_clients]).test
+    placed = run._replace(problem=problem, algorithm=algorithm, shards=loop.place(problem.plan, run.shards))
+    found = losses(placed, states[-1], loop.place(problem.plan, test))
+    np.testing.assert_allclose(found, losses(run, run.states[-1], test), rtol=2e-4)
+
+
+@every_method
+def test_rounds_are_traced_once_and_may_donate_their_state(name):
+    problem, federation = build(name)
+    traces = 0
+
+    def counted(params, x, y):
+        nonlocal traces
+        traces += 1
+        return problem.model.loss(params, x, y)
+
+    problem = problem._replace(solver=problem.solver._replace(loss=counted))
+    algorithm = toys.make_algorithm(name, problem)
+    step = make_round(algorithm, problem.plan, 7, 7)
+    # As the loop does: an output takes over the memory of an input of its shape only where both are placed alike.
+    one_round = jax.jit(step, donate_argnums=2)
+    shards = loop.place(problem.plan, federation.shards)
+    state = toys.start(algorithm, problem, shards)
+    after_first = None
+    for number in range(ROUNDS):
+        state, _ = one_round(jax.random.key(0), np.int32(number), state, shards)
+        after_first = after_first or traces
+    assert traces == after_first > 0
+    toys.assert_trees_close(state, reference(name).states[-1], rtol=1e-5, atol=1e-6)
+
+
+# Knobs under which chance plays no part when all clients hold all models.
+WITHOUT_CHANCE = {"federico": {"neighbors": 6}}
+
+
+def renumbered(order):
+    """A Problem in which client n starts from the model of client order[n]."""
+
+    class Renumbered(Problem):
+        def init_models(self, key, num):
+            models = Problem.init_models(self, key, num)
+            return tree.take(models, order) if num == len(order) else models
+
+    return Renumbered
+
+
+def reorder(split, order):
+    return Split(*(leaf[order] for leaf in split))
+
+
+@every_method
+def test_renumbering_the_clients_renumbers_the_results(name):
+    order = np.array([3, 0, 6, 1, 5, 2, 4])
+    found = []
+    for numbers in (np.arange(7), order):
+        problem, federation = build(
+            name, problem_type=renumbered(numbers), optimizer=optax.sgd(0.2), batch_size=0, epochs=1
+        )
+        federation = dataclasses.replace(
+            federation, train=reorder(federation.train, numbers), test=reorder(federation.test, numbers)
+        )
+        algorithm = toys.make_algorithm(name, problem, **WITHOUT_CHANCE.get(name, {}))
+        states, records = toys.train(algorithm, problem, federation.shards, ROUNDS)
+        run = Run(problem, algorithm, federation.shards, states, records)
+        found.append(losses(run, states[-1], federation.test))
+    assert np.ptp(found[0]) > 0.01
+    np.testing.assert_allclose(found[1], found[0][order], rtol=1e-4)
+
+
+@every_method
+def test_a_client_s_data_reach_others_only_where_there_is_a_path(name):
+    run = reference(name)
+    shards = jax.tree.map(np.copy, run.shards)
+    shards.train.x[0] = -2 * shards.train.x[0]
+    states, _ = toys.train(run.algorithm, run.problem, shards, ROUNDS)
+    test = toys.make_federation(SIZES[:7]).test
+    changed = losses(run._replace(shards=shards), states[-1], test) != losses(run, run.states[-1], test)
+    assert changed[0]
+    assert changed[1:].any() == (run.algorithm.topology != "own")
+
+
+@every_method
+def test_padding_reaches_no_result(name):
+    run = reference(name)
+    shards = jax.tree.map(np.copy, run.shards)
+    padding = np.arange(shards.train.y.shape[1]) >= shards.train.size[:, None]
+    assert padding.any()
+    shards.train.x[padding] = 1e3
+    shards.train.y[padding] = 1
+    states, records = toys.train(run.algorithm, run.problem, shards, ROUNDS)
+    toys.assert_trees_close(states[-1], run.states[-1])
+    toys.assert_trees_close(records, run.records)
+    test = toys.make_federation(SIZES[:7]).test
+    found = losses(run._replace(shards=shards), states[-1], test)
+    np.testing.assert_array_equal(found, losses(run, run.states[-1], test))
+
+
+def watched(algorithm, seen):
+    """The algorithm, noting the clients of every round."""
+
+    def download(key, state, cohort: Cohort):
+        jax.debug.callback(lambda ids: seen.append(tuple(np.asarray(ids).tolist())), cohort.ids)
+        return algorithm.download(key, state, cohort)
+
+    return algorithm._replace(download=download)
+
+
+def idle() -> Algorithm:
+    """A method that does nothing."""
+    init = lambda key, clients: State((), {"w": jnp.zeros((1, 1))}, (), ())
+    download = lambda key, state, cohort: jnp.zeros((cohort.ids.shape[0], 1), jnp.int32)
+    work = lambda turn, models, row, shard: Work((), models, {"loss": jnp.zeros(())})
+
+    def update(key, state, returned: Returned):
+        return state, {}
+
+    return Algorithm(init, download, work, update, None, None, "shared", "nothing")
+
+
+@every_method
+def test_clients_out_of_the_cohort_stay_as_they_are(name):
+    problem, federation = build(name, cohort=4)
+    seen, expected = [], []
+    algorithm = watched(toys.make_algorithm(name, problem), seen)
+    states, _ = toys.train(algorithm, problem, federation.shards, 4)
+    toys.train(watched(idle(), expected), problem, federation.shards, 4)
+    jax.effects_barrier()
+    assert seen == expected  # one stream of cohorts for every method
+    assert len(set(seen)) > 1  # and a new one every round
+    for number, cohort in enumerate(seen):
+        assert len(set(cohort)) == 4 and min(cohort) >= 0 and max(cohort) < 7
+        before, after = (jax.device_get(state) for state in states[number : number + 2])
+        parts = lambda state: state.clients
+        if algorithm.topology != "shared":
+            parts = lambda state: (state.models, state.optimizer, state.clients)
+        out = np.setdiff1d(np.arange(7), cohort)
+        toys.assert_trees_close(*(tree.take(jax.tree.map(jnp.asarray, parts(s)), out) for s in (before, after)))
+        at_work = [k for k in cohort if SIZES[k]]
+        if algorithm.topology != "shared":
+            for k in at_work:
+                row = lambda state, k=k: jax.tree.map(lambda leaf: leaf[k], parts(state))
+                assert not toys.same_trees(row(before), row(after))
+
+
+def test_cohorts_are_uniform_without_replacement():
+    draw = jax.vmap(lambda key: draw_cohort(key, 7, 3))
+    cohorts = draw(jax.random.split(jax.random.key(0), 3000))
+    ids = np.asarray(cohorts.ids)
+    assert (np.diff(ids, axis=1) > 0).all()
+    counts = np.bincount(ids.ravel(), minlength=7)
+    expected = 3000 * 3 / 7
+    assert ((counts - expected) ** 2 / expected).sum() < 30  # chi-square, 6 degrees: far beyond the 99.9 % point
+    place = np.asarray(cohorts.position)
+    assert ((place >= 0).sum(axis=1) == 3).all()
+    np.testing.assert_array_equal(np.take_along_axis(place, ids, axis=1), np.broadcast_to(np.arange(3), ids.shape))
+
+
+@every_method
+def test_every_knob_is_documented_and_has_a_default(name):
+    config = METHODS[name].config
+    fields = dataclasses.fields(config)
+    assert config.__dataclass_params__.frozen
+    for field in fields:
+        assert field.default is not dataclasses.MISSING
+        assert f"\n        {field.name}: " in config.__doc__
+    assert config() == config()

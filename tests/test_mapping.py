@@ -1,0 +1,170 @@
+"""Every plan against a plain loop over clients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pfljax.mapping import make_plan
+from pfljax.types import Work
+
+KINDS = ("vmap", 0), ("map", 0), ("chunk", 2), ("chunk", 3)
+PLANS = [(*kind, devices) for kind in KINDS for devices in (1, 2, 4)]
+    (kind, chunk, devices)
+    for kind, chunk in (("vmap", 0), ("map", 0), ("chunk", 2), ("chunk", 3))
+    for devices in (1, 2, 4)
+]
+EVERY_PLAN = pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan[0]}{plan[1] or ''}-{plan[2]}")
+
+
+def problem(num_clients, num_models, held, seed=0):
+    """Models, index, rows and data with leaves of several shapes and types."""
+    rng = np.random.default_rng(seed)
+    normal = lambda *shape: rng.normal(size=shape).astype(np.float32)
+    models = {"w": normal(num_models, 4), "b": {"c": normal(num_models, 2, 3)}}
+    index = np.stack([rng.permutation(num_models)[:held] for _ in range(num_clients)]).astype(np.int32)
+    rows = {"r": normal(num_clients, 2), "n": rng.integers(9, size=num_clients).astype(np.int32)}
+    data = {"x": normal(num_clients, 5, 4), "pick": rng.integers(5, size=num_clients).astype(np.int32)}
+    return models, index, rows, data
+
+
+def client(models, row, data):
+    """Work that depends on everything that a client has; some contributions are not sent."""
+    scores = models["w"] @ data["x"][...].sum(axis=0) + models["b"]["c"].sum(axis=(1, 2))
+    upload = {"w": models["w"] * scores[:, None] + row["r"][0], "s": scores}
+    report = {"loss": scores.mean(), "picked": data["x"][data["pick"]]}
+    return Work({"r": row["r"] * 2 + scores.sum(), "n": row["n"] + 1}, upload, report, scores > 0)
+
+
+def by_hand(models, index, rows, data):
+    """The same by a loop over clients, in NumPy."""
+    num_models = len(models["w"])
+    out = {
+        "r": np.zeros_like(rows["r"]),
+        "n": rows["n"] + 1,
+        "w": np.zeros((num_models, 4)),
+        "s": np.zeros(num_models),
+        "count": np.zeros(num_models, int),
+        "sent": np.zeros(index.shape, bool),
+        "loss": np.zeros(len(index)),
+        "picked": np.zeros((len(index), 4)),
+    }
+    for k, held in enumerate(index):
+        scores = []
+        for j, model in enumerate(held):
+            w, c = models["w"][model], models["b"]["c"][model]
+            score = w @ data["x"][k].sum(axis=0) + c.sum()
+            scores.append(score)
+            if score > 0:
+                out["w"][model] += w * score + rows["r"][k, 0]
+                out["s"][model] += score
+                out["count"][model] += 1
+                out["sent"][k, j] = True
+        out["r"][k] = rows["r"][k] * 2 + sum(scores)
+        out["loss"][k] = np.mean(scores)
+        out["picked"][k] = data["x"][k, data["pick"][k]]
+    return out
+
+
+def compare(result, expected):
+    rows, returned = result
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+    close(rows["r"], expected["r"])
+    np.testing.assert_array_equal(rows["n"], expected["n"])
+    close(returned.upload["w"], expected["w"])
+    close(returned.upload["s"], expected["s"])
+    np.testing.assert_array_equal(returned.count, expected["count"])
+    np.testing.assert_array_equal(returned.sent, expected["sent"])
+    close(returned.report["loss"], expected["loss"])
+    close(returned.report["picked"], expected["picked"])
+    assert returned.count.dtype == jnp.int32 and returned.sent.dtype == bool
+
+
+@EVERY_PLAN
+@pytest.mark.parametrize("num_clients", [7, 8])
+def test_peers_exchange_as_a_loop_over_clients_does(plan, num_clients):
+    plan = make_plan(*plan)
+    args = problem(num_clients, num_clients, 3)
+    expected = by_hand(*args)
+    assert expected["sent"].any() and not expected["sent"].all() and expected["count"].max() > 1
+    run = jax.jit(lambda *args: plan.exchange(client, *args, topology="peers"))
+    compare(run(*args), expected)
+
+    models, index, rows, data = args
+    own = np.arange(num_clients)[:, None]
+    others = np.stack([np.setdiff1d(row, [k])[:2] for k, row in enumerate(index)])
+    args = models, np.concatenate([own, others], axis=1).astype(np.int32), rows, data
+    run = jax.jit(lambda *args: plan.exchange(client, *args, topology="peers", own_first=True))
+    compare(run(*args), by_hand(*args))
+
+
+@EVERY_PLAN
+def test_a_server_exchanges_as_a_loop_over_clients_does(plan):
+    plan = make_plan(*plan)
+    args = problem(7, 3, 2)
+    expected = by_hand(*args)
+    assert expected["count"].max() > 1
+    compare(jax.jit(lambda *args: plan.exchange(client, *args, topology="shared"))(*args), expected)
+
+
+@EVERY_PLAN
+@pytest.mark.parametrize("num_clients", [7, 8])
+def test_own_models_are_replaced_where_sent(plan, num_clients):
+    plan = make_plan(*plan)
+    models, _, rows, data = problem(num_clients, num_clients, 1)
+    index = np.arange(num_clients, dtype=np.int32)[:, None]
+
+    def own(models, row, data):
+        work = client(models, row, data)
+        upload = {"w": work.upload["w"], "b": {"c": models["b"]["c"] + work.upload["s"][:, None, None]}}
+        return work._replace(upload=upload)
+
+    rows_after, returned = jax.jit(lambda *args: plan.exchange(own, *args, topology="own"))(models, index, rows, data)
+    expected = by_hand(models, index, rows, data)
+    sent = expected["sent"][:, 0]
+    assert sent.any() and not sent.all()
+    next_w = np.where(sent[:, None], expected["w"], models["w"])
+    next_c = models["b"]["c"] + expected["s"][:, None, None]  # the sum is zero where nothing is sent
+    np.testing.assert_allclose(returned.upload["w"], next_w, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(returned.upload["b"]["c"], next_c, rtol=2e-5, atol=2e-5)
+    np.testing.assert_array_equal(returned.count, sent)
+    np.testing.assert_allclose(rows_after["r"], expected["r"], rtol=2e-5, atol=2e-5)
+
+
+@EVERY_PLAN
+def test_helpers_map_over_clients_and_models(plan):
+    plan = make_plan(*plan)
+    x = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
+    run = jax.jit(lambda x: plan.over_clients(lambda row: {"sum": row[...].sum()}, x))
+    np.testing.assert_allclose(run(x)["sum"], x.sum(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(plan.over_models(lambda a, b: a @ b, x, 2 * x), 2 * (x * x).sum(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(plan.over_rows(lambda a: a.sum(), x), x.sum(axis=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("num_rows", [7, 8])
+def test_rows_are_taken_and_put_back_wherever_they_live(devices, num_rows):
+    plan = make_plan("map", devices=devices)
+    rng = np.random.default_rng(1)
+    stack = {
+        "a": rng.normal(size=(num_rows, 3)).astype(np.float32),
+        "b": rng.integers(99, size=num_rows).astype(np.int32),
+        "c": rng.normal(size=(num_rows, 0)).astype(np.float32),
+    }
+    placed = jax.tree.map(lambda leaf: jax.device_put(leaf, plan.sharding(leaf, by_rows=True)), stack)
+    ids = np.array([0, 2, 3, 5, 6], np.int32)
+    rows = jax.jit(plan.take_rows)(placed, ids)
+    for name, leaf in stack.items():
+        np.testing.assert_array_equal(rows[name], leaf[ids])
+    after = jax.jit(plan.put_rows)(placed, ids, jax.tree.map(lambda leaf: leaf + 1, rows))
+    for name, leaf in stack.items():
+        expected = leaf.copy()
+        expected[ids] = leaf[ids] + 1
+        np.testing.assert_array_equal(after[name], expected)
+        assert after[name].dtype == leaf.dtype
+
+
+def test_plans_say_what_they_are():
+    assert make_plan("auto", devices=2).num_devices == 2
+    assert make_plan("map").num_devices == 4
+    assert [make_plan(kind, 5, 1).chunk for kind in ("auto", "map", "vmap", "chunk")] == [1, 1, 0, 5]

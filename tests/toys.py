@@ -1,0 +1,105 @@
+"""Small problems that the tests share."""
+
+import jax
+import numpy as np
+import optax
+
+from pfljax import models
+from pfljax.algorithms import METHODS
+from pfljax.mapping import make_plan
+from pfljax.solvers import Problem, Solver
+from pfljax.training import loop
+from pfljax.training.rounds import make_round
+from pfljax.types import Federation, Split
+
+
+def make_split(rng, sizes, task="classification", features=3, classes=3, n_max=None):
+    """Random examples (K, n_max, features), zeros beyond each client's size."""
+    num, n_max = len(sizes), n_max or max(sizes)
+    x = rng.normal(size=(num, n_max, features)).astype(np.float32)
+    if task == "regression":
+        y = (x[..., 0] - 0.5 * x[..., 1] + 0.3 * rng.normal(size=(num, n_max))).astype(np.float32)
+    else:
+        y = rng.integers(classes, size=(num, n_max)).astype(np.int32)
+    real = np.arange(n_max) < np.asarray(sizes)[:, None]
+    return Split(np.where(real[..., None], x, 0), np.where(real, y, 0), np.asarray(sizes, np.int32))
+
+
+def make_federation(sizes, task="classification", features=3, classes=3, seed=0, test_size=4):
+    """K = len(sizes) clients with random data."""
+    rng = np.random.default_rng(seed)
+    options = {"task": task, "features": features, "classes": classes}
+    return Federation(
+        train=make_split(rng, sizes, **options),
+        validation=Split(
+            np.zeros((len(sizes), 0, features), np.float32),
+            np.zeros((len(sizes), 0), np.float32 if task == "regression" else np.int32),
+            np.zeros(len(sizes), np.int32),
+        ),
+        test=make_split(rng, [test_size] * len(sizes), **options),
+        distribution=(np.arange(len(sizes)) % 2).astype(np.int32),
+        task=task,
+        num_classes=1 if task == "regression" else classes,
+        name="toy",
+    )
+
+
+def make_problem(
+    federation, optimizer=None, *, batch_size=0, epochs=1, steps=0, plan=None, cohort=0, hidden=(), rounds=2, loss=None
+):
+    """A linear model (or an MLP) and its local training, one client at a time on one device by default."""
+    model = models.make(
+        "mlp", federation.train.x.shape[2:], federation.task, federation.num_classes, hidden=tuple(hidden)
+    )
+    optimizer = optax.with_extra_args_support(optimizer or optax.sgd(0.1))
+    solver = Solver(loss or model.loss, optimizer, batch_size, epochs, steps)
+    num, n_max = federation.train.y.shape
+    return Problem(model, solver, plan or make_plan("map", devices=1), num, cohort or num, n_max, rounds)
+
+
+def make_algorithm(name, problem, **knobs):
+    """A registered method with its defaults but for `knobs`."""
+    method = METHODS[name]
+    return method.make(problem, method.config(**knobs))
+
+
+def start(algorithm, problem, shards, seed=0):
+    """The initial state, placed as a run places it."""
+    key = jax.random.key(seed)
+    shape = jax.eval_shape(algorithm.init, key, shards)
+    shardings = loop.state_shardings(algorithm, problem.plan, shape)
+    return jax.jit(algorithm.init, out_shardings=shardings)(key, shards)
+
+
+def train(algorithm, problem, shards, rounds, *, seed=0, state=None):
+    """Plays rounds; returns all states, the initial one first, and the rounds' records."""
+    shards = loop.place(problem.plan, shards)
+    states, records = [start(algorithm, problem, shards, seed) if state is None else state], []
+    one_round = jax.jit(make_round(algorithm, problem.plan, problem.num_clients, problem.cohort_size))
+    for number in range(rounds):
+        state, record = one_round(jax.random.key(seed), np.int32(number), states[-1], shards)
+        states.append(state)
+        records.append(record)
+    return states, records
+
+
+def scripted(algorithm, script):
+    """The algorithm with its downloads given: script (R, K, J), client ids; reads FedeRiCo's count of rounds."""
+    import jax.numpy as jnp
+
+    script = jnp.asarray(script, jnp.int32)
+    return algorithm._replace(download=lambda key, state, cohort: script[state.clients["rounds"][0]])
+
+
+def assert_trees_close(a, b, rtol=0.0, atol=0.0):
+    """Leaf by leaf; exactly by default."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(
+            np.asarray(x), np.asarray(y), rtol=rtol, atol=atol, err_msg=jax.tree_util.keystr(path)
+        )
+
+
+def same_trees(a, b):
+    """Whether all leaves are equal, bit for bit."""
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
