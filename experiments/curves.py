@@ -6,18 +6,20 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+from absl import flags
 
 from experiments import common
 from pfljax import evaluation
 from pfljax.training import files, loop
 
+FLAGS = flags.FLAGS
 GRID = 400  # points at which curves are drawn
 
 
 def write(setup: loop.Setup, result: loop.Result, out: Path, seed: int) -> None:
     """Writes curve.npz: the training points, the curve, every client's prediction on its interval, and FedAvg's.
 
-    For any method but FedAvg itself it trains FedAvg on the same data, in out/fedavg, for comparison.
+    For any method but FedAvg itself it trains FedAvg on the same data, in out/fedavg-RATE, for comparison.
     """
     federation = setup.federation
     train = federation.train
@@ -38,20 +40,29 @@ def write(setup: loop.Setup, result: loop.Result, out: Path, seed: int) -> None:
         "prediction": np.where(interval == federation.distribution[:, None], predicted, np.nan),
     }
     if setup.name != "fedavg":
-        make = common.maker("fedavg", setup.model, federation)
-        flags = setup.config["flags"] | {"algorithm": "fedavg"}
-        other = dataclasses.replace(
-            setup, name="fedavg", make=make, unseen=None, config=setup.config | {"flags": flags}
-        )
-        folder = out / "fedavg"
-        print("  FedAvg on the same data, for comparison:")
-        reference = loop.run(other, folder, resume=folder.exists())
-        arrays |= {"reference": np.asarray(_predict(other, reference, grid))[0], "reference_name": "FedAvg"}
+        reference = best_fedavg(setup, out)
+        arrays |= {"reference": np.asarray(_predict(setup, reference, grid))[0], "reference_name": "FedAvg"}
         mine, theirs = result.summary["last"]["loss"], reference.summary["last"]["loss"]
         print(
-            f"  mean squared error on test points: {setup.name} {mine:.4f}, FedAvg {theirs:.4f} ({mine / theirs:.2f} x)"
+            f"mean squared error on test points: {setup.name} {mine:.4f}, FedAvg {theirs:.4f} ({mine / theirs:.2f} x)"
         )
     files.write_npz(out / "curve.npz", arrays)
+
+
+def best_fedavg(setup: loop.Setup, out: Path) -> loop.Result:
+    """FedAvg on the same data, at the better (by training loss) of the run's rate and a tenth of it."""
+    results = []
+    chosen = FLAGS.learning_rate
+    for rate in (chosen, chosen / 10):
+        FLAGS.learning_rate = rate
+        make = common.maker("fedavg", setup.model, setup.federation)
+        flags_used = setup.config["flags"] | {"algorithm": "fedavg", "learning_rate": rate}
+        config = setup.config | {"flags": flags_used}
+        other = dataclasses.replace(setup, name="fedavg", make=make, unseen=None, config=config)
+        folder = out / f"fedavg-{rate:g}"
+        results.append(loop.run(other, folder, resume=folder.exists(), say=lambda line: None))
+    FLAGS.learning_rate = chosen
+    return min(results, key=lambda result: result.summary["last"]["train_loss"])
 
 
 def _predict(setup: loop.Setup, result: loop.Result, grid: np.ndarray) -> np.ndarray:

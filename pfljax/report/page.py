@@ -140,8 +140,8 @@ def draw(
         out["weights_over_rounds"] = (
             figures.weights_over_rounds(collaboration["round"], index, weights, distribution, topology=topology),
             f"Weights over rounds of {min(test.shape[1], figures.MAX_PANELS)} of {test.shape[1]} clients; the bar "
-            "above a panel has the color of the client's own distribution: look when a client settles, and whether its lines "
-            "have the color of its bar."
+            "above a panel has the color of the client's own distribution: look when a client settles, and whether its "
+            "lines have the color of its bar."
             if topology != "shared"
             else f"Weights over rounds of {min(test.shape[1], figures.MAX_PANELS)} of {test.shape[1]} clients, a line "
             "per server model: look when a client settles, and whether some model is never used.",
