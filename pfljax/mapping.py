@@ -53,12 +53,6 @@ class Plan:
         """Applies `fn` to every row at once: for elementwise or small work on whole stacks."""
         return jax.vmap(fn)(*stacks)
 
-    def over_clients(self, fn: Callable[[PyTree], PyTree], data: PyTree) -> PyTree:
-        """Maps `fn` over stacked clients (S, ...), as `exchange` does, without any models."""
-        index = jnp.zeros((tree.num_rows(data), 0), jnp.int32)
-        run = lambda _, row, data: Work(client=row, upload=(), report=fn(data))
-        return self.exchange(run, (), index, (), data, topology="shared")[1].report
-
     def exchange(
         self,
         client_fn: Callable[[Params, PyTree, PyTree], Work],
@@ -160,7 +154,7 @@ class Plan:
                 sums = store.empty(out.upload)
             carry = (rows, models if own else (), sums)
             (rows, kept, sums), out = jax.lax.scan(step, carry, jnp.arange(valid.shape[0] // chunk))
-            report, sent = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), out)
+            report, sent = jax.tree.map(lambda a: a.reshape(valid.shape[0], *a.shape[2:]), out)
             if own:
                 sums = kept, sent[:, 0].astype(jnp.int32)
             elif devices > 1 and not spread:

@@ -24,7 +24,7 @@ class Candidates(NamedTuple):
 def empty_candidates(own: Array, num: int) -> Candidates:
     """A table that knows only the client's own model, and that not yet evaluated."""
     ids = jnp.full((num,), -1, jnp.int32).at[0].set(own)
-    return Candidates(ids, jnp.zeros((num,)), jnp.full((num,), jnp.inf))
+    return Candidates(ids, jnp.zeros((num,)), jnp.full((num,), jnp.inf, jnp.float32))
 
 
 def zero_candidates(own: Array, num: int) -> Candidates:

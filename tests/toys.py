@@ -63,19 +63,23 @@ def make_algorithm(name, problem, **knobs):
     return method.make(problem, method.config(**knobs))
 
 
+def shardings(algorithm, problem, shards):
+    """Where a run keeps the state."""
+    shape = jax.eval_shape(algorithm.init, jax.random.key(0), shards)
+    return loop.state_shardings(algorithm, problem.plan, shape)
+
+
 def start(algorithm, problem, shards, seed=0):
     """The initial state, placed as a run places it."""
-    key = jax.random.key(seed)
-    shape = jax.eval_shape(algorithm.init, key, shards)
-    shardings = loop.state_shardings(algorithm, problem.plan, shape)
-    return jax.jit(algorithm.init, out_shardings=shardings)(key, shards)
+    return jax.jit(algorithm.init, out_shardings=shardings(algorithm, problem, shards))(jax.random.key(seed), shards)
 
 
 def train(algorithm, problem, shards, rounds, *, seed=0, state=None):
     """Plays rounds; returns all states, the initial one first, and the rounds' records."""
     shards = loop.place(problem.plan, shards)
     states, records = [start(algorithm, problem, shards, seed) if state is None else state], []
-    one_round = jax.jit(make_round(algorithm, problem.plan, problem.num_clients, problem.cohort_size))
+    one_round = make_round(algorithm, problem.plan, problem.num_clients, problem.cohort_size)
+    one_round = jax.jit(one_round, out_shardings=(shardings(algorithm, problem, shards), None))
     for number in range(rounds):
         state, record = one_round(jax.random.key(seed), np.int32(number), states[-1], shards)
         states.append(state)

@@ -203,7 +203,7 @@ def federico_centralized(problem: Problem, config: FedericoCentralizedConfig) ->
     def init(key, clients):
         num = tree.num_rows(clients)
         models = problem.init_models(key, num)
-        rows = {"log_prior": jnp.full((num, num), -jnp.log(num))}
+        rows = {"log_prior": jnp.full((num, num), -jnp.log(num), jnp.float32)}
         return State((), models, problem.init_optimizers(models), rows)
 
     def download(key, state, cohort):

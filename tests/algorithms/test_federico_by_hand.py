@@ -1,0 +1,176 @@
+"""FedeRiCo against its equations, worked out in NumPy: three clients, a linear regression, SGD, two rounds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from pfljax import models
+from pfljax.algorithms.federico import (
+    FedericoCentralizedConfig,
+    FedericoConfig,
+    federico,
+    federico_centralized,
+)
+from pfljax.mapping import make_plan
+from pfljax.solvers import Problem, Solver
+from pfljax.training.rounds import make_round
+from pfljax.types import Shard, Split, UsageError
+
+K, RATE, BETA = 3, 0.05, 0.6
+SIZES = np.array([2, 4, 3])
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(K, 4, 2)).astype(np.float32)
+    y = rng.normal(size=(K, 4)).astype(np.float32)
+    return x, y
+
+
+def build(make, config, data):
+    """The state after 0, 1 and 2 rounds, and the records of both, with own models that differ from each other."""
+    x, y = data
+    empty = Split(jnp.zeros((K, 0, 2)), jnp.zeros((K, 0)), jnp.zeros((K,), jnp.int32))
+    clients = Shard(Split(jnp.asarray(x), jnp.asarray(y), jnp.asarray(SIZES, jnp.int32)), empty)
+    model = models.make("linear", (2,), "regression", 1)
+    plan = make_plan("map", devices=1)
+    solver = Solver(model.loss, optax.with_extra_args_support(optax.sgd(RATE)))
+    algorithm = make(Problem(model, solver, plan, K, K, 4, 2, common_init=False), config)
+    states, records = [algorithm.init(jax.random.key(0), clients)], []
+    one_round = jax.jit(make_round(algorithm, plan, K, K))
+    for number in range(2):
+        state, record = one_round(jax.random.key(1), number, states[-1], clients)
+        states.append(state)
+        records.append(record)
+    return algorithm, clients, states, records
+
+
+def parameters(state):
+    """Weights (K, 2) and intercepts (K,) as float64."""
+    layer = state.models["Dense_0"]
+    return np.asarray(layer["kernel"], np.float64)[:, :, 0], np.asarray(layer["bias"], np.float64)[:, 0]
+
+
+def losses_and_gradients(weights, bias, data):
+    """l_ij, the squared errors of model j summed over client i's data, and the gradients of their means."""
+    x, y = data
+    losses, dw, db = np.zeros((K, K)), np.zeros((K, K, 2)), np.zeros((K, K))
+    for i in range(K):
+        for j in range(K):
+            xs, ys = x[i, : SIZES[i]].astype(np.float64), y[i, : SIZES[i]]
+            error = xs @ weights[j] + bias[j] - ys
+            losses[i, j] = (error**2).sum()
+            dw[i, j] = 2 * error @ xs / SIZES[i]
+            db[i, j] = 2 * error.mean()
+    return losses, dw, db
+
+
+def softmax(scores):
+    exp = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return exp / exp.sum(axis=1, keepdims=True)
+
+
+def by_id(row, values):
+    """A candidate table's values (K, C), ordered by model id."""
+    out = np.zeros((K, K))
+    out[np.arange(K)[:, None], np.asarray(row.ids)] = np.asarray(values)
+    return out
+
+
+@pytest.mark.parametrize("tracking", ["ema", "accumulated"])
+@pytest.mark.parametrize("unseen", ["exclude", "zero"])
+@pytest.mark.parametrize("loss", ["sum", "mean"])
+@pytest.mark.parametrize("update", ["gradient", "delta"])
+def test_algorithm_1(data, tracking, unseen, loss, update):
+    config = FedericoConfig(neighbors=2, beta=BETA, tracking=tracking, unseen=unseen, loss=loss, update=update)
+    _, _, states, _ = build(federico, config, data)
+    weights, bias = parameters(states[0])
+    tracked = np.zeros((K, K))
+    for number in range(2):
+        losses, dw, db = losses_and_gradients(weights, bias, data)
+        seen = losses / SIZES[:, None] if loss == "mean" else losses
+        if tracking == "ema":
+            start = number == 0 and unseen == "exclude"  # the first loss starts the average
+            tracked = seen if start else (1 - BETA) * tracked + BETA * seen  # line 14
+        else:
+            tracked = tracked + seen  # Eq. 24
+        w = softmax(-tracked)  # line 15
+        weights = weights - RATE * np.einsum("ij,ijd->jd", w, dw)  # lines 17 to 22: the owner j sums over clients i
+        bias = bias - RATE * np.einsum("ij,ij->j", w, db)
+        table = states[number + 1].clients["table"]
+        np.testing.assert_allclose(by_id(table, table.last), seen, rtol=1e-4)
+        np.testing.assert_allclose(by_id(table, table.tracked), tracked, rtol=1e-4)
+        got = parameters(states[number + 1])
+        np.testing.assert_allclose(got[0], weights, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(got[1], bias, rtol=1e-4, atol=1e-6)
+
+
+def test_prediction_mixes_by_the_posterior(data):
+    algorithm, clients, states, _ = build(federico, FedericoConfig(neighbors=2), data)
+    predictor = algorithm.predictor(jax.random.key(0), states[2], clients)
+    table = states[2].clients["table"]
+    expected = softmax(-by_id(table, table.tracked))
+    dense = np.zeros((K, K))
+    dense[np.arange(K)[:, None], np.asarray(predictor.index)] = np.asarray(predictor.weights)
+    np.testing.assert_allclose(dense, expected, atol=1e-6)
+
+
+def test_newcomers_weigh_by_one_e_step(data):
+    algorithm, clients, states, _ = build(federico, FedericoConfig(neighbors=2), data)
+    predictor = algorithm.adapt(jax.random.key(0), states[2], clients)
+    losses, _, _ = losses_and_gradients(*parameters(states[2]), data)
+    dense = np.zeros((K, K))
+    dense[np.arange(K)[:, None], np.asarray(predictor.index)] = np.asarray(predictor.weights)
+    np.testing.assert_allclose(dense, softmax(-losses), atol=1e-5)
+
+
+def test_centralized(data):
+    _, _, states, records = build(federico_centralized, FedericoCentralizedConfig(), data)
+    weights, bias = parameters(states[0])
+    prior = np.full((K, K), 1 / K)
+    total = SIZES.sum()
+    for number in range(2):
+        losses, dw, db = losses_and_gradients(weights, bias, data)
+        joint = prior * np.exp(-losses)
+        negative_log_likelihood = -np.log(joint.sum(axis=1)).sum() / total  # -f of Eq. 1
+        prior = joint / joint.sum(axis=1, keepdims=True)  # Eq. 3 and 4
+        share = SIZES[:, None] / total * prior
+        weights = weights - RATE * np.einsum("ij,ijd->jd", share, dw)  # Eq. 6, with the 1 / n_i of Eq. 5 in dw
+        bias = bias - RATE * np.einsum("ij,ij->j", share, db)
+        got = parameters(states[number + 1])
+        np.testing.assert_allclose(got[0], weights, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(got[1], bias, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(np.exp(states[number + 1].clients["log_prior"]), prior, atol=1e-5)
+        logged = records[number].metrics["negative_log_likelihood"]
+        np.testing.assert_allclose(logged, negative_log_likelihood, rtol=1e-4)
+
+
+def test_warmup_trains_the_own_model_only(data):
+    _, _, states, _ = build(federico, FedericoConfig(neighbors=2, warmup=2), data)
+    weights, bias = parameters(states[0])
+    for _ in range(2):
+        _, dw, db = losses_and_gradients(weights, bias, data)
+        own = np.arange(K)
+        weights, bias = weights - RATE * dw[own, own], bias - RATE * db[own, own]
+    got = parameters(states[2])
+    np.testing.assert_allclose(got[0], weights, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(got[1], bias, rtol=1e-4, atol=1e-6)
+
+
+def test_beta_one_keeps_the_newest_loss_only(data):
+    _, _, states, _ = build(federico, FedericoConfig(neighbors=1, beta=1.0, epsilon=1.0), data)
+    table = states[2].clients["table"]
+    tracked, last = np.asarray(table.tracked), np.asarray(table.last)
+    assert np.isfinite(tracked).sum() >= 2 * K and not np.isnan(tracked).any()
+    np.testing.assert_array_equal(tracked[np.isfinite(tracked)], last[np.isfinite(tracked)])
+
+
+@pytest.mark.parametrize(
+    "knob", [{"neighbors": 3}, {"neighbors": -1}, {"epsilon": 1.5}, {"beta": 0.0}, {"candidates": 2, "neighbors": 2}]
+)
+def test_knobs_out_of_range(data, knob):
+    with pytest.raises(UsageError, match=f"--federico.{next(iter(knob))}="):
+        build(federico, FedericoConfig(**{"neighbors": 2} | knob), data)
