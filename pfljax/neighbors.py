@@ -65,6 +65,8 @@ def sample_others(key: Key, own: Array, num: int, count: int) -> Array:
 
     Floyd's algorithm: it draws a subset without touching the other positions.
     """
+    if count == 0:
+        return jnp.zeros((0,), jnp.int32)
     draw_key, order_key = jax.random.split(key)
 
     def draw(chosen, step):

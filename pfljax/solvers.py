@@ -73,13 +73,19 @@ def take_batch(solver: Solver, orders: Array | None, split: Split, step: Array) 
     n_max = split.y.shape[0]
     batch = solver.batch(n_max)
     if orders is None:
-        mask = jnp.arange(batch) < split.size
-        return Batch(split.x[...], split.y[...], mask.astype(jnp.float32), jnp.arange(batch))
+        index = jnp.arange(batch)
+        return _masked(split.x[...], split.y[...], index < split.size, index)
     per_epoch = jnp.maximum(-(-split.size // batch), 1)
     epoch = jnp.minimum(step // per_epoch, orders.shape[0] - 1)
     positions = step % per_epoch * batch + jnp.arange(batch)
     index = orders.at[epoch, jnp.minimum(positions, n_max - 1)].get(mode="promise_in_bounds")
-    return Batch(split.x[index], split.y[index], (positions < split.size).astype(jnp.float32), index)
+    return _masked(split.x[index], split.y[index], positions < split.size, index)
+
+
+def _masked(x: Array, y: Array, mask: Array, index: Array) -> Batch:
+    """Zeros what is no example: where padding held NaN, even a loss of weight 0 would have a gradient of NaN."""
+    x, y = tree.where(mask, (x, y), (jnp.zeros_like(x), jnp.zeros_like(y)))
+    return Batch(x, y, mask.astype(jnp.float32), index)
 
 
 def sum_over_examples(fn: Callable[[Array, Array, Array], PyTree], split: Split, batch: int = 512) -> PyTree:
@@ -110,8 +116,7 @@ def mean_loss(solver: Solver, params: Params, batch: Batch, weights: Array | Non
     """Mean loss over the batch's examples; with weights (n_max,), their weighted sum over the number of examples."""
     losses = solver.loss(params, batch.x, batch.y)
     mask = batch.mask if weights is None else batch.mask * weights[batch.index]
-    # where, not a product: padding may hold anything, and 0 * inf is NaN.
-    return jnp.where(batch.mask > 0, losses * mask, 0).sum() / jnp.maximum(batch.mask.sum(), 1)
+    return (losses * mask).sum() / jnp.maximum(batch.mask.sum(), 1)
 
 
 def fit(

@@ -31,7 +31,7 @@ def chi_square(counts, expected):
     return ((counts - expected) ** 2 / expected).sum()
 
 
-@pytest.mark.parametrize(("own", "count"), [(0, 1), (3, 3), (7, 7), (5, 0)])
+@pytest.mark.parametrize(("own", "count"), [(0, 1), (3, 3), (7, 7)])
 def test_others_are_distinct_and_uniform(own, count):
     drawn = np.asarray(jax.vmap(lambda key: sample_others(key, own, 8, count))(KEYS))
     assert drawn.shape == (len(KEYS), count)

@@ -118,13 +118,13 @@ def test_padding_changes_nothing(task, batch_size, padding):
 def test_weights_stay_with_their_examples_in_shuffled_batches():
     how, params = solver(batch_size=3)
     split, key = client(7), jax.random.key(8)
-    weights = np.linspace(0, 2, 7).astype(np.float32)
+    weights = jnp.linspace(0, 2, 7)
     found = jax.jit(lambda p, s: fit(how, key, p, how.optimizer.init(p), s, weights=weights))(params, split)
     w, b = np.float64(params["Dense_0"]["kernel"][:, 0]), np.float64(params["Dense_0"]["bias"][0])
     order = np.asarray(how.draw_orders(key, 7, 7))[0]
     for batch in (order[:3], order[3:6], order[6:]):
         x, y = np.float64(split.x[batch]), np.float64(split.y[batch])
-        error = (x @ w + b - y) * weights[batch] / len(batch)
+        error = (x @ w + b - y) * np.float64(weights[batch]) / len(batch)
         w, b = w - RATE * 2 * x.T @ error, b - RATE * 2 * error.sum()
     np.testing.assert_allclose(found[0]["Dense_0"]["kernel"][:, 0], w, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(found[0]["Dense_0"]["bias"][0], b, rtol=1e-4, atol=1e-6)
@@ -142,7 +142,7 @@ def test_extra_arguments_reach_the_optimizer():
 
 @pytest.mark.parametrize("size", [0, 3, 8, 11])
 def test_sums_in_blocks_are_sums(size):
-    split = client(size, n_max=11)
+    split = jax.tree.map(jnp.asarray, client(size, n_max=11))
     run = lambda batch: sum_over_examples(lambda x, y, m: jnp.where(m, x[:, 0] * y, 0).sum(), split, batch)
     expected = np.sum(split.x[:size, 0] * split.y[:size], dtype=np.float64)
     for batch in (2, 4, 11, 512):
@@ -156,6 +156,8 @@ def test_models_depend_on_their_number_and_newcomers_train_alone():
     toys.assert_trees_close(jax.tree.map(lambda leaf: leaf[:2], models), problem.init_models(jax.random.key(0), 2))
     kernels = np.asarray(models["Dense_0"]["kernel"])
     assert not np.allclose(kernels[0], kernels[1])
+    common = problem._replace(common_init=True).init_models(jax.random.key(0), 3)
+    toys.assert_trees_close(common, jax.tree.map(lambda leaf: jnp.stack([leaf[0]] * 3), models))
     alone = problem.train_alone(jax.random.key(1), models, federation.shards, own=True, rounds=2)
     for k in range(3):
         params = jax.tree.map(lambda leaf, k=k: leaf[k], models)

@@ -1,6 +1,7 @@
 """Small problems that the tests share."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -47,14 +48,18 @@ def make_federation(sizes, task="classification", features=3, classes=3, seed=0,
 def make_problem(
     federation, optimizer=None, *, batch_size=0, epochs=1, steps=0, plan=None, cohort=0, hidden=(), rounds=2, loss=None
 ):
-    """A linear model (or an MLP) and its local training, one client at a time on one device by default."""
+    """A linear model (or an MLP) and its local training, one client at a time on one device by default.
+
+    Clients' own models start from different parameters, so that mistaking one for another shows.
+    """
     model = models.make(
         "mlp", federation.train.x.shape[2:], federation.task, federation.num_classes, hidden=tuple(hidden)
     )
     optimizer = optax.with_extra_args_support(optimizer or optax.sgd(0.1))
     solver = Solver(loss or model.loss, optimizer, batch_size, epochs, steps)
     num, n_max = federation.train.y.shape
-    return Problem(model, solver, plan or make_plan("map", devices=1), num, cohort or num, n_max, rounds)
+    plan = plan or make_plan("map", devices=1)
+    return Problem(model, solver, plan, num, cohort or num, n_max, rounds, common_init=False)
 
 
 def make_algorithm(name, problem, **knobs):
@@ -89,8 +94,6 @@ def train(algorithm, problem, shards, rounds, *, seed=0, state=None):
 
 def scripted(algorithm, script):
     """The algorithm with its downloads given: script (R, K, J), client ids; reads FedeRiCo's count of rounds."""
-    import jax.numpy as jnp
-
     script = jnp.asarray(script, jnp.int32)
     return algorithm._replace(download=lambda key, state, cohort: script[state.clients["rounds"][0]])
 

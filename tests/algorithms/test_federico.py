@@ -1,0 +1,329 @@
+"""FedeRiCo where not everybody holds everything: partial downloads, mini-batches, limits, tables, and learning."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toys
+
+from pfljax import data, evaluation, models
+from pfljax.mapping import make_plan
+from pfljax.solvers import Problem, Solver
+from pfljax.training.rounds import make_round
+from pfljax.types import Cohort
+
+SIZES = np.array([2, 4, 3, 1])
+K, RATE, BETA = 4, 0.05, 0.6
+
+
+def parameters(state):
+    """Every model as one vector (K, 4), the intercept last, in float64."""
+    layer = state.models["Dense_0"]
+    return np.concatenate([np.float64(layer["kernel"])[:, :, 0], np.float64(layer["bias"])], axis=1)
+
+
+def loss_and_gradient(theta, split, k):
+    """Summed squared error and its gradient of one model on client k's data."""
+    x = np.append(np.float64(split.x[k, : split.size[k]]), np.ones((split.size[k], 1)), axis=1)
+    error = x @ theta - split.y[k, : split.size[k]]
+    return (error**2).sum(), 2 * x.T @ error
+
+
+def softmax(scores):
+    exp = np.exp(scores - scores.max())
+    return exp / exp.sum()
+
+
+def by_id(table, name):
+    """A table's values (K, C) by the models' ids; NaN for those that are not in it."""
+    out = np.full((K, K), np.nan)
+    for k, ids in enumerate(np.asarray(table.ids)):
+        out[k, ids[ids >= 0]] = np.asarray(getattr(table, name))[k, ids >= 0]
+    return out
+
+
+# Who holds whom: the own model first. Client 3's model is held by itself alone until the third round.
+SCRIPT = np.array(
+    [
+        [[0, 1], [1, 2], [2, 0], [3, 0]],
+        [[0, 2], [1, 2], [2, 1], [3, 1]],
+        [[0, 1], [1, 3], [2, 3], [3, 0]],
+    ]
+)
+
+
+@pytest.mark.parametrize("tracking", ["ema", "accumulated"])
+@pytest.mark.parametrize("unseen", ["exclude", "zero"])
+def test_the_losses_of_models_not_held_are_kept(tracking, unseen):
+    federation = toys.make_federation(SIZES, "regression")
+    split = federation.train
+    problem = toys.make_problem(federation, optax.sgd(RATE))
+    knobs = {"neighbors": 1, "beta": BETA, "tracking": tracking, "unseen": unseen}
+    algorithm = toys.scripted(toys.make_algorithm("federico", problem, **knobs), SCRIPT)
+    states, _ = toys.train(algorithm, problem, federation.shards, len(SCRIPT))
+
+    theta = parameters(states[0])
+    evaluated = np.full((K, K), unseen == "zero")
+    last, tracked = np.zeros((K, K)), np.zeros((K, K))  # line 3
+    moderate = False
+    for number, held in enumerate(SCRIPT):
+        gradient = np.zeros_like(theta)
+        for i in range(K):
+            fresh = {b: loss_and_gradient(theta[b], split, i) for b in held[i]}
+            for b, (loss, _) in fresh.items():
+                last[i, b] = loss  # lines 10 to 13: the others keep the loss of an earlier round
+            before = evaluated[i].copy()
+            evaluated[i, held[i]] = True
+            for j in np.flatnonzero(evaluated[i]):
+                if tracking == "ema":
+                    tracked[i, j] = (1 - BETA) * tracked[i, j] + BETA * last[i, j] if before[j] else last[i, j]
+                else:
+                    tracked[i, j] = tracked[i, j] + last[i, j] if before[j] else last[i, j] * (number + 1)
+            weights = softmax(np.where(evaluated[i], -tracked[i], -np.inf))
+            moderate |= 0.05 < weights[i] < 0.95
+            for b, (_, slope) in fresh.items():
+                gradient[b] += weights[b] * slope / SIZES[i]
+        theta = theta - RATE * gradient
+        state = states[number + 1]
+        np.testing.assert_allclose(parameters(state), theta, rtol=2e-4, atol=2e-6)
+        table = state.clients["table"]
+        for name, expected in (("last", last), ("tracked", tracked)):
+            found = by_id(table, name)
+            np.testing.assert_allclose(found[evaluated], expected[evaluated], rtol=2e-4)
+            assert not np.isfinite(found[~evaluated]).any()
+        predictor = algorithm.predictor(jax.random.key(0), state, federation.shards)
+        for i in range(K):
+            dense = np.zeros(K)
+            np.add.at(dense, np.asarray(predictor.index)[i], np.asarray(predictor.weights)[i])
+            np.testing.assert_allclose(dense, softmax(np.where(evaluated[i], -tracked[i], -np.inf)), atol=1e-4)
+    assert moderate  # some weights were neither 0 nor 1
+
+
+def test_mini_batches_are_exchanges_with_one_e_step_a_round():
+    federation = toys.make_federation((1, 5, 3, 4), "regression")
+    split = federation.train
+    for k, size in enumerate(split.size):  # equal examples within a client: their order plays no part
+        split.x[k, :size], split.y[k, :size] = split.x[k, 0], split.y[k, 0]
+    problem = toys.make_problem(federation, optax.sgd(RATE), batch_size=2)
+    algorithm = toys.make_algorithm("federico", problem, neighbors=1)
+    assert algorithm.exchanges == 3
+    states, records = toys.train(toys.scripted(algorithm, SCRIPT), problem, federation.shards, 1)
+
+    theta = parameters(states[0])
+    totals = np.array([[loss_and_gradient(theta[b], split, i)[0] for b in SCRIPT[0, i]] for i in range(K)])
+    weights = np.stack([softmax(-row) for row in totals])  # held fixed over the round
+    sent = 0
+    for step in range(3):
+        gradient = np.zeros_like(theta)
+        for i, size in enumerate(split.size):
+            if step < -(-size // 2):
+                sent += 1
+                for b, weight in zip(SCRIPT[0, i], weights[i], strict=True):
+                    gradient[b] += weight * loss_and_gradient(theta[b], split, i)[1] / size
+        theta = theta - RATE * gradient
+    np.testing.assert_allclose(parameters(states[1]), theta, rtol=2e-4, atol=2e-6)
+    last = by_id(states[1].clients["table"], "last")
+    np.testing.assert_allclose(np.take_along_axis(last, SCRIPT[0], axis=1), totals, rtol=2e-4)
+    model_bytes = 4 * 4  # three weights and an intercept
+    assert records[0].up == sent * model_bytes  # a neighbor's gradient from every client with a batch left
+    assert records[0].down == 3 * K * model_bytes
+
+
+def test_delta_returns_the_weighted_change_of_local_epochs():
+    federation = toys.make_federation(SIZES, "regression")
+    problem = toys.make_problem(federation, optax.sgd(RATE), epochs=3)
+    algorithm = toys.scripted(toys.make_algorithm("federico", problem, neighbors=1, update="delta"), SCRIPT)
+    states, _ = toys.train(algorithm, problem, federation.shards, 1)
+    theta = parameters(states[0])
+    expected = theta.copy()
+    for i in range(K):
+        held = SCRIPT[0, i]
+        losses = np.array([loss_and_gradient(theta[b], federation.train, i)[0] for b in held])
+        for b, weight in zip(held, softmax(-losses), strict=True):
+            copy = theta[b]
+            for _ in range(3):
+                copy = copy - RATE * loss_and_gradient(copy, federation.train, i)[1] / SIZES[i]
+            expected[b] += weight * (copy - theta[b])
+    np.testing.assert_allclose(parameters(states[1]), expected, rtol=2e-4, atol=2e-6)
+
+
+def play(name, rounds=3, optimizer=None, sizes=(5, 1, 3, 4, 2), batch_size=0, **knobs):
+    federation = toys.make_federation(sizes)
+    problem = toys.make_problem(federation, optimizer or optax.adam(0.05), batch_size=batch_size)
+    algorithm = toys.make_algorithm(name, problem, **knobs)
+    states, records = toys.train(algorithm, problem, federation.shards, rounds)
+    return states, records, algorithm, federation
+
+
+def test_one_sgd_step_is_the_same_as_gradient_and_as_delta():
+    gradient, _, _, _ = play("federico", optimizer=optax.sgd(0.1))
+    delta, _, _, _ = play("federico", optimizer=optax.sgd(0.1), update="delta")
+    toys.assert_trees_close(gradient[-1].models, delta[-1].models, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch_size", [0, 2])
+def test_without_neighbors_it_is_local_training(batch_size):
+    alone, records, _, federation = play("federico", batch_size=batch_size, neighbors=0)
+    local, _, _, _ = play("local", batch_size=batch_size)
+    toys.assert_trees_close(alone[-1].models, local[-1].models, rtol=1e-5, atol=1e-6)
+    assert all(record.down == 0 and record.up == 0 for record in records)
+    joint, records, _, _ = play("federico", batch_size=batch_size, neighbors=1)
+    assert all(record.down > 0 for record in records)
+    difference = np.abs(joint[-1].models["Dense_0"]["kernel"] - local[-1].models["Dense_0"]["kernel"])
+    assert difference.max() > 0.01
+
+
+def test_without_neighbors_a_client_s_data_stay_with_it():
+    federation = toys.make_federation((5, 1, 3, 4, 2))
+    problem = toys.make_problem(federation, optax.adam(0.05))
+    algorithm = toys.make_algorithm("federico", problem, neighbors=0)
+    states, _ = toys.train(algorithm, problem, federation.shards, 3)
+    federation.train.x[2] *= -3
+    other, _ = toys.train(algorithm, problem, federation.shards, 3)
+    row = lambda state, k: jax.tree.map(lambda leaf: leaf[k], state)
+    for k in range(5):
+        assert toys.same_trees(row(states[-1], k), row(other[-1], k)) == (k != 2)
+
+
+def test_a_round_carries_data_only_to_the_models_held():
+    federation = toys.make_federation(SIZES, "regression")
+    problem = toys.make_problem(federation, optax.sgd(RATE))
+    algorithm = toys.scripted(toys.make_algorithm("federico", problem, neighbors=1), SCRIPT)
+    states, _ = toys.train(algorithm, problem, federation.shards, 1)
+    federation.train.y[3] += 1  # client 3 holds models 3 and 0
+    other, _ = toys.train(algorithm, problem, federation.shards, 1)
+    changed = (parameters(states[1]) != parameters(other[1])).any(axis=1)
+    np.testing.assert_array_equal(changed, [True, False, False, True])
+
+
+def test_epsilon_decides_who_is_downloaded():
+    federation = toys.make_federation((2,) * 7)
+    problem = toys.make_problem(federation)
+    rng = np.random.default_rng(4)
+    tracked = rng.permutation(49).reshape(7, 7).astype(np.float32)  # by client and model
+    cohort = Cohort(jnp.arange(7), jnp.arange(7))
+    found = {}
+    for epsilon in (0.0, 1.0):
+        algorithm = toys.make_algorithm("federico", problem, neighbors=2, epsilon=epsilon)
+        state = algorithm.init(jax.random.key(0), federation.shards)
+        ids = (np.arange(7) + np.arange(7)[:, None]) % 7
+        table = state.clients["table"]._replace(
+            ids=jnp.asarray(ids, jnp.int32), tracked=jnp.asarray(np.take_along_axis(tracked, ids, axis=1))
+        )
+        state = state._replace(clients=state.clients | {"table": table})
+        keys = jax.random.split(jax.random.key(1), 200)
+        found[epsilon] = np.asarray(jax.vmap(lambda key: algorithm.download(key, state, cohort))(keys))  # noqa: B023
+        assert (found[epsilon][:, :, 0] == np.arange(7)).all()
+    for k in range(7):
+        others = np.setdiff1d(np.arange(7), [k])
+        best = others[np.argsort(tracked[k, others])[:2]]
+        np.testing.assert_array_equal(found[0.0][:, k, 1:], np.broadcast_to(best, (200, 2)))
+        assert set(found[1.0][:, k, 1:].ravel().tolist()) == set(others.tolist())
+
+
+def test_a_small_table_keeps_the_own_model_and_the_newest():
+    federation = toys.make_federation((2,) * 7)
+    problem = toys.make_problem(federation)
+    algorithm = toys.make_algorithm("federico", problem, neighbors=2, epsilon=1.0, candidates=4, collaborators=3)
+    state, held = toys.start(algorithm, problem, federation.shards), []
+
+    def download(key, state, cohort):
+        index = algorithm.download(key, state, cohort)
+        jax.debug.callback(lambda index: held.append(np.asarray(index)), index)
+        return index
+
+    states, _ = toys.train(algorithm._replace(download=download), problem, federation.shards, 6, state=state)
+    jax.effects_barrier()
+    ever = [{k} for k in range(7)]
+    for before, state, index in zip(states, states[1:], held, strict=False):
+        ids = np.asarray(state.clients["table"].ids)
+        old = before.clients["table"]
+        assert ids.shape == (7, 4)
+        for k in range(7):
+            known = ids[k][ids[k] >= 0].tolist()
+            ever[k] |= set(index[k].tolist())
+            assert ids[k, 0] == k and len(set(known)) == len(known) == min(4, len(ever[k]))
+            assert set(index[k].tolist()) <= set(known)
+            left = [(t, i) for i, t in zip(old.ids[k].tolist(), old.tracked[k].tolist(), strict=True) if i >= 0]
+            gone = [pair for pair in left if pair[1] not in known]
+            stayed = [pair for pair in left if pair[1] in known and pair[1] not in index[k]]
+            assert all(worse[0] >= better[0] for worse in gone for better in stayed)
+    predictor = algorithm.predictor(jax.random.key(0), states[-1], federation.shards)
+    assert predictor.index.shape == (7, 3)
+    for k in range(7):
+        assert set(predictor.index[k].tolist()) <= set(np.asarray(states[-1].clients["table"].ids)[k].tolist())
+
+
+def test_newcomers_weigh_all_models_in_blocks():
+    federation = toys.make_federation((2,) * 19)  # more models than one block of 16
+    problem = toys.make_problem(federation)
+    algorithm = toys.make_algorithm("federico", problem, collaborators=19)
+    state = toys.start(algorithm, problem, federation.shards)
+    newcomers = toys.make_federation((3, 2), seed=5)
+    predictor = jax.jit(algorithm.adapt)(jax.random.key(0), state, newcomers.shards)
+    for k in range(2):
+        size = newcomers.train.size[k]
+        x, y = newcomers.train.x[k, :size], newcomers.train.y[k, :size]
+        losses = []
+        for j in range(19):
+            params = jax.tree.map(lambda leaf, j=j: leaf[j], state.models)
+            losses.append(float(problem.model.loss(params, x, y).sum()))
+        dense = np.zeros(19)
+        np.add.at(dense, np.asarray(predictor.index)[k], np.asarray(predictor.weights)[k])
+        np.testing.assert_allclose(dense, softmax(-np.array(losses)), rtol=1e-3, atol=1e-6)
+
+
+def accuracy(name, seed, rounds=120, **knobs):
+    """Mean test accuracy on digits: 16 clients of 15 training examples each, from two groups of labels."""
+    federation = data.make(dataset="digits", partition="label_groups", num_clients=16, train_examples=15, seed=seed)
+    model = models.make("mlp", federation.train.x.shape[2:], federation.task, federation.num_classes, hidden=(64,))
+    solver = Solver(model.loss, optax.with_extra_args_support(optax.adam(0.01)))
+    plan = make_plan("map", devices=2)
+    num, n_max = federation.train.y.shape
+    problem = Problem(model, solver, plan, num, num, n_max, rounds)
+    algorithm = toys.make_algorithm(name, problem, **knobs)
+    one_round = make_round(algorithm, plan, num, num)
+
+    @jax.jit
+    def run(key, shards, test):
+        def body(state, number):
+            return one_round(key, number, state, shards)[0], None
+
+        state, _ = jax.lax.scan(body, algorithm.init(key, shards), jnp.arange(rounds))
+        predictor = algorithm.predictor(key, state, shards)
+        return evaluation.evaluate(plan, model, predictor, test)["accuracy"].mean()
+
+    return float(run(jax.random.key(seed), federation.shards, federation.test))
+
+
+def test_collaboration_beats_training_alone_on_digits():
+    gains = [accuracy("federico", seed) - accuracy("local", seed) for seed in (0, 1)]
+    assert np.mean(gains) > 0.05 and min(gains) > 0
+
+
+def test_every_knob_of_the_config_is_read():
+    """Each knob changes something: models, tables or predictions."""
+    base, _, algorithm, federation = play("federico", neighbors=2)
+    changes = {
+        "neighbors": 1,
+        "epsilon": 1.0,
+        "beta": 0.2,
+        "tracking": "accumulated",
+        "loss": "mean",
+        "unseen": "zero",
+        "update": "delta",
+        "candidates": 3,
+        "collaborators": 1,
+        "warmup": 2,
+    }
+    assert set(changes) == {field.name for field in dataclasses.fields(toys.METHODS["federico"].config)}
+    predict = lambda algorithm, states: algorithm.predictor(jax.random.key(0), states[-1], federation.shards)
+    before = predict(algorithm, base)
+    for knob, value in changes.items():
+        states, _, other, _ = play("federico", **{"neighbors": 2} | {knob: value})
+        after = predict(other, states)
+        same = before.weights.shape == after.weights.shape and toys.same_trees(before, after)
+        assert not same, knob
