@@ -144,7 +144,7 @@ def test_extra_arguments_reach_the_optimizer():
 def test_sums_in_blocks_are_sums(size):
     split = jax.tree.map(jnp.asarray, client(size, n_max=11))
     run = lambda batch: sum_over_examples(lambda x, y, m: jnp.where(m, x[:, 0] * y, 0).sum(), split, batch)
-    expected = np.sum(split.x[:size, 0] * split.y[:size], dtype=np.float64)
+    expected = np.float64(split.x[:size, 0] * split.y[:size]).sum()
     for batch in (2, 4, 11, 512):
         np.testing.assert_allclose(run(batch), expected, rtol=1e-4, atol=1e-6)
 

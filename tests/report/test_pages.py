@@ -1,0 +1,124 @@
+"""Figures and the page, from small made-up runs."""
+
+import json
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from pfljax import report
+from pfljax.report import figures
+
+K, T = 6, 3
+
+
+def make_run(directory, *, task="classification", topology="peers", num_models=K, optional=True):
+    """A run's files, with scores that are easy to recognize."""
+    rng = np.random.default_rng(0)
+    score = "accuracy" if task == "classification" else "loss"
+    results = {"rounds": np.array([10, 20, 30]), "scored": "own models", "loss_test": rng.random((T, K))}
+    results |= {f"{score}_{split}": rng.random((T, K)) for split in ("train", "test")}
+    np.savez(directory / "results.npz", **results)
+    row = {"round": 30, "seconds": 1.0, "train_loss": 0.25, "loss": 0.4321, "bytes_down": 2e6, "bytes_up": 1e6}
+    if task == "classification":
+        names = ("accuracy", "accuracy_mean", "accuracy_std", "accuracy_bottom_decile", "accuracy_min")
+        row |= dict.fromkeys(names, 0.88)
+    rows = [row | {"round": r} for r in (10, 20, 30)]
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    distribution = [1, 0, 1, 0, 1, 0]
+    clients = [
+        {"client": k, "n_train": 9, "n_test": 3, "distribution": distribution[k], "accuracy": 0.5, "loss": 0.1}
+        for k in range(K)
+    ]
+    summary = {
+        "algorithm": "federico",
+        "dataset": "x<&>y",
+        "task": task,
+        "num_clients": K,
+        "rounds": 30,
+        "seed": 0,
+        "scored": "own models",
+        "last": row,
+        "best": row | {"selected_by": "train_loss"},
+        "per_client": clients,
+        "seconds_per_round": 0.01,
+        "compile_seconds": 1.0,
+        "peak_memory_bytes": None,
+        "plan": [["models", 123456], ["plan", "map"]],
+        "unseen": None,
+    }
+    (directory / "summary.json").write_text(json.dumps(summary))
+    config = {"flags": {"rounds": 30}, "versions": {"jax": "0"}, "device": "cpu", "git_commit": None, "command": "c"}
+    (directory / "config.json").write_text(json.dumps(config))
+    if optional:
+        index = rng.integers(num_models, size=(T, K, 2))
+        weights = np.full((T, K, 2), 0.5)
+        np.savez(
+            directory / "collaboration.npz",
+            round=results["rounds"],
+            index=index,
+            weights=weights,
+            topology=topology,
+            distribution=np.array(distribution),
+        )
+    if task == "regression":
+        grid = np.linspace(0, 1, 5)
+        arrays = {"x": grid, "y": grid, "client": np.array([0, 1, 2, 3, 4]), "grid": grid, "truth": grid}
+        prediction = np.where(np.eye(K, 5) > 0, 1.0, np.nan)
+        np.savez(directory / "curve.npz", prediction=prediction, reference=grid, reference_name="FedAvg", **arrays)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ({}, {"accuracy_over_rounds", "per_client_accuracy", "collaboration_matrix", "weights_over_rounds"}),
+        ({"task": "regression"}, {"curve", "loss_over_rounds", "collaboration_matrix"}),
+        ({"topology": "shared", "num_models": 3}, {"accuracy_over_rounds", "collaboration_matrix"}),
+        ({"optional": False}, {"accuracy_over_rounds", "per_client_accuracy"}),
+    ],
+)
+def test_a_run_gets_its_figures_and_a_page_of_its_own(tmp_path, kind, expected):
+    make_run(tmp_path, **kind)
+    page = report.write(tmp_path)
+    text = page.read_text()
+    pictures = {path.stem: path for path in (tmp_path / "figures").iterdir()}
+    assert expected <= pictures.keys()
+    if kind.get("optional") is False:
+        assert "collaboration_matrix" not in pictures
+    for path in pictures.values():
+        assert min(matplotlib.image.imread(path).shape[:2]) > 100
+    assert "x&lt;&amp;&gt;y" in text and "x<&>y" not in text
+    assert "http://" not in text and "https://" not in text and 'src="figures' not in text
+    assert text.count("data:image/png;base64,") == len(pictures)
+    assert "0.4321" in text and ("88.0 %" in text) == (kind.get("task") != "regression")
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_weights_are_put_where_they_belong_and_add_up():
+    index = np.array([[2, 0], [1, 1]])
+    weights = np.array([[0.7, 0.3], [0.6, 0.4]])
+    expected = [[0.3, 0.0, 0.7], [0.0, 1.0, 0.0]]
+    np.testing.assert_allclose(figures.dense_collaboration(index, weights, 3), expected)
+
+
+def test_the_matrix_is_ordered_by_true_distribution():
+    index, weights = np.array([[0], [1], [2]]), np.array([[1.0], [0.6], [0.2]])
+    figure = figures.collaboration_matrix(index, weights, np.array([1, 0, 1]), topology="peers")
+    shown = figure.axes[0].images[0].get_array()
+    np.testing.assert_allclose(shown, np.diag([0.6, 1.0, 0.2]))  # client 1 first
+
+
+def test_comparison_scaling_and_benchmark_are_drawn(tmp_path):
+    row = {"algorithm": "a", "accuracy_mean": 0.9, "accuracy_std": 0.1, "bottom_decile_mean": 0.8}
+    row |= {"rounds": [1, 2], "curve_mean": [0.5, 0.9], "curve_std": [0.1, 0.1]}
+    cells = [
+        {"algorithm": "a", "num_clients": k, "seconds_per_round": k**2, "argument_bytes": 3 * k, "temporary_bytes": k}
+        for k in (10, 100)
+    ]
+    scaling = report.scaling_figure(cells)
+    assert "slope 2.00" in scaling.axes[0].get_legend().get_texts()[0].get_text()
+    bars = report.benchmark_figure([{"workload": "w", "ratio": 5.0}])
+    for number, figure in enumerate((report.comparison_figure([row, row | {"algorithm": "b"}]), scaling, bars)):
+        path = tmp_path / f"{number}.png"
+        report.save(figure, path)
+        assert min(matplotlib.image.imread(path).shape[:2]) > 100

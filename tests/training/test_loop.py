@@ -1,0 +1,352 @@
+"""Runs: what they leave behind, and that stopping, tearing and resuming change nothing."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+import toys
+
+from pfljax.algorithms import METHODS
+from pfljax.mapping import make_plan
+from pfljax.training import checkpoints, files, loop
+from pfljax.types import RunError, UsageError
+
+ROUNDS = 6
+SIZES = (4, 3, 5, 2, 4)
+TESTS = Path(__file__).parents[1]
+quiet = lambda line: None
+
+
+def make_setup(name="federico", *, federation=None, optimizer=None, seed=1, unseen=True, eval_every=1):
+    """Five clients, four of them a round, in mini-batches, on two devices."""
+    federation = federation or toys.make_federation(SIZES)
+    problem = toys.make_problem(federation, optimizer or optax.adam(0.05), batch_size=2, cohort=4)
+    return loop.Setup(
+        name=name,
+        make=lambda plan: toys.make_algorithm(name, problem._replace(plan=plan)),
+        model=problem.model,
+        federation=federation,
+        unseen=toys.make_federation((3, 4), seed=8) if unseen else None,
+        plan=make_plan("map", devices=2),
+        rounds=ROUNDS,
+        cohort_size=4,
+        eval_every=eval_every,
+        checkpoint_every=2,
+        seed=seed,
+        config={"flags": {"algorithm": name, "learning_rate": 0.05, "rounds": ROUNDS}},
+    )
+
+
+@pytest.fixture(autouse=True)
+def compile_once(monkeypatch):
+    """Runs of one method in this module share their compiled functions; gives the true `score_unseen`."""
+    compile_to_fit, make_evaluation, score_unseen = loop.compile_to_fit, loop.make_evaluation, loop.score_unseen
+
+    def shared(kind, setup, make):
+        key = (kind, setup.name, setup.eval_every, setup.federation.task)
+        if key not in SHARED:
+            SHARED[key] = make()
+        return SHARED[key]
+
+    monkeypatch.setattr(
+        loop, "compile_to_fit", lambda setup, clients: shared("round", setup, lambda: compile_to_fit(setup, clients))
+    )
+    monkeypatch.setattr(
+        loop,
+        "make_evaluation",
+        lambda setup, *rest: shared("evaluation", setup, lambda: make_evaluation(setup, *rest)),
+    )
+    monkeypatch.setattr(loop, "score_unseen", lambda *args: {})
+    return score_unseen
+
+
+SHARED: dict = {}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run of each method: its folder and result."""
+    runs = {}
+
+    def get(name):
+        if name not in runs:
+            out = tmp_path_factory.mktemp("whole") / name
+            runs[name] = out, loop.run(make_setup(name), out, say=quiet)
+        return runs[name]
+
+    return get
+
+
+def figures(summary):
+    """The summary without what a clock says."""
+    skip = ("seconds", "seconds_per_round", "compile_seconds", "peak_memory_bytes", "plan")
+    if isinstance(summary, dict):
+        return {key: figures(value) for key, value in summary.items() if key not in skip}
+    return summary
+
+
+def assert_same_runs(one, other):
+    """All figures that two runs left behind are equal."""
+    a, b = (files.read_json(out / "summary.json") for out in (one, other))
+    assert figures(a) == figures(b)
+    for name in ("results.npz", "collaboration.npz"):
+        a, b = (files.read_npz(out / name) for out in (one, other))
+        assert set(a) == set(b)
+        for key in a:
+            np.testing.assert_array_equal(a[key], b[key], err_msg=key)
+    a, b = ([figures(row) for row in files.read_jsonl(out / "metrics.jsonl")] for out in (one, other))
+    assert a == b
+
+
+class Killed(Exception):
+    """Stands for a kill -9 at a given place."""
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_stopped_and_resumed_is_as_never_stopped(name, whole, tmp_path, monkeypatch):
+    save = checkpoints.save
+
+    def dies(directory, round_number, state):
+        if round_number == 4:  # the files of round 4 are there, its checkpoint is not
+            raise Killed
+        save(directory, round_number, state)
+
+    monkeypatch.setattr(checkpoints, "save", dies)
+    with pytest.raises(Killed):
+        loop.run(make_setup(name), tmp_path, say=quiet)
+    assert not (tmp_path / "summary.json").exists()
+    assert [row["round"] for row in files.read_jsonl(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+    monkeypatch.setattr(checkpoints, "save", save)
+    lines = []
+    result = loop.run(make_setup(name), tmp_path, resume=True, say=lines.append)
+    assert any("resumed after round 2" in line for line in lines)
+    out, expected = whole(name)
+    assert_same_runs(out, tmp_path)
+    toys.assert_trees_close(result.predictor, expected.predictor)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "remove"])
+def test_a_torn_checkpoint_is_skipped_for_the_one_before(damage, whole, tmp_path, monkeypatch):
+    loop.run(make_setup(), tmp_path, say=quiet)
+    newest = tmp_path / "checkpoints" / "6"
+    assert sorted(path.name for path in newest.parent.iterdir()) == ["4", "6"]
+    parts = [path for path in newest.rglob("*") if path.is_file()]
+    for path in parts:
+        if damage == "truncate":
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        else:
+            path.unlink()
+    (tmp_path / "summary.json").unlink()
+    lines = []
+    loop.run(make_setup(), tmp_path, resume=True, say=lines.append)
+    assert any("resumed after round 4" in line for line in lines)
+    assert_same_runs(whole("federico")[0], tmp_path)
+
+
+def test_all_checkpoints_torn_starts_anew(whole, tmp_path):
+    loop.run(make_setup(), tmp_path, say=quiet)
+    for path in [path for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()]:
+        path.unlink()
+    loop.run(make_setup(), tmp_path, resume=True, say=quiet)
+    assert_same_runs(whole("federico")[0], tmp_path)
+
+
+def test_a_finished_run_resumes_to_itself(whole, tmp_path):
+    loop.run(make_setup(), tmp_path, say=quiet)
+    before = files.read_jsonl(tmp_path / "metrics.jsonl")
+    loop.run(make_setup(), tmp_path, resume=True, say=quiet)
+    assert files.read_jsonl(tmp_path / "metrics.jsonl") == before
+    assert_same_runs(whole("federico")[0], tmp_path)
+
+
+KILL = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import conftest, pathlib, test_loop
+from pfljax.training import checkpoints, loop
+add = loop.History.add
+def dies(self, row, *rest):
+    if row["round"] == 5:
+        os._exit(9)  # as kill -9: nothing is closed or cleaned up
+    add(self, row, *rest)
+loop.History.add = dies
+loop.run(test_loop.make_setup(unseen=False), pathlib.Path(sys.argv[2]), say=lambda line: None)
+"""
+
+
+def test_a_killed_process_leaves_a_run_to_resume(tmp_path):
+    command = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n" + KILL
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    process = subprocess.run(
+        [sys.executable, "-c", command, str(TESTS), str(killed)], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 9, process.stderr
+    assert [row["round"] for row in files.read_jsonl(killed / "metrics.jsonl")] == [1, 2, 3, 4]
+    for out in (killed, whole):
+        loop.run(make_setup(unseen=False), out, resume=True, say=quiet)
+    assert_same_runs(whole, killed)
+
+
+def test_a_run_leaves_its_files_whole(whole):
+    out, result = whole("federico")
+    names = {path.name for path in out.iterdir()}
+    assert names == {
+        "config.json",
+        "metrics.jsonl",
+        "results.npz",
+        "collaboration.npz",
+        "summary.json",
+        "checkpoints",
+    }
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == list(range(1, ROUNDS + 1))
+    wanted = (
+        "train_loss loss accuracy accuracy_mean accuracy_std accuracy_bottom_decile accuracy_min bytes_down bytes_up"
+    )
+    assert set(wanted.split()) | {"round", "seconds"} <= set(rows[-1])
+    assert (np.diff([row["seconds"] for row in rows]) > 0).all()
+
+    results = files.read_npz(out / "results.npz")
+    for split in ("train", "test"):
+        for name in ("accuracy", "loss"):
+            assert results[f"{name}_{split}"].shape == (ROUNDS, 5)
+    np.testing.assert_array_equal(results["rounds"], np.arange(1, ROUNDS + 1))
+    assert "mixture" in str(results["scored"])
+    collaboration = files.read_npz(out / "collaboration.npz")
+    assert collaboration["index"].shape == collaboration["weights"].shape == (ROUNDS, 5, 5)
+    np.testing.assert_allclose(collaboration["weights"].sum(axis=2), 1, atol=1e-5)
+
+    summary = files.read_json(out / "summary.json")
+    assert (summary["algorithm"], summary["num_clients"], summary["rounds"], summary["seed"]) == ("federico", 5, 6, 1)
+    assert figures(summary["last"]) == figures(rows[-1])
+    best = min(rows, key=lambda row: row["train_loss"])
+    assert summary["best"]["round"] == best["round"] and summary["best"]["selected_by"] == "train_loss"
+    clients = summary["per_client"]
+    assert [row["client"] for row in clients] == list(range(5))
+    assert [row["n_train"] for row in clients] == list(SIZES) and {row["n_test"] for row in clients} == {4}
+    np.testing.assert_allclose([row["accuracy"] for row in clients], results["accuracy_test"][-1], rtol=1e-6)
+    assert result.summary["last"]["accuracy_mean"] == pytest.approx(results["accuracy_test"][-1].mean())
+
+
+@pytest.mark.parametrize(("name", "models"), [("federico", 3 * 3), ("fedavg", 1), ("local", 0)])
+def test_traffic_follows_from_what_is_exchanged(name, models, whole):
+    # FedeRiCo downloads three neighbors' models in each of the three exchanges of a round (5 examples in batches of 2).
+    rows = files.read_jsonl(whole(name)[0] / "metrics.jsonl")
+    model_bytes = 4 * (3 * 3 + 3)
+    for row in rows:  # a cohort of four of the five clients; by client, over the rounds so far
+        assert row["bytes_down"] == pytest.approx(row["round"] * models * model_bytes * 4 / 5)
+    if name == "fedavg":
+        assert rows[-1]["bytes_up"] == pytest.approx(ROUNDS * (model_bytes + 4) * 4 / 5)
+    if name == "local":
+        assert rows[-1]["bytes_up"] == 0
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_test_labels_reach_nothing_that_is_trained(name, whole, tmp_path):
+    setup = make_setup(name)
+    test = setup.federation.test
+    setup = dataclasses.replace(
+        setup, federation=dataclasses.replace(setup.federation, test=test._replace(y=(test.y + 1) % 3))
+    )
+    result = loop.run(setup, tmp_path, say=quiet)
+    out, expected = whole(name)
+    toys.assert_trees_close(result.predictor, expected.predictor)  # models, index and weights
+    for file in ("results.npz", "collaboration.npz"):
+        a, b = files.read_npz(tmp_path / file), files.read_npz(out / file)
+        for key in a:
+            if key.endswith("_test"):
+                assert not np.array_equal(a[key], b[key])
+            else:
+                np.testing.assert_array_equal(a[key], b[key], err_msg=key)
+    assert result.summary["best"]["round"] == expected.summary["best"]["round"]
+
+
+def test_unseen_clients_are_adapted_to_without_their_test_labels(compile_once):
+    setup = make_setup("fedavg_plus")
+    algorithm = setup.make(setup.plan)
+    state = algorithm.init(jax.random.key(0), setup.federation.shards)
+    score = lambda unseen: compile_once(
+        dataclasses.replace(setup, unseen=unseen), algorithm, setup.plan, jax.random.key(1), state
+    )
+    before = score(setup.unseen)
+    assert len(before["per_client"]) == 2 and np.isfinite(before["loss"])
+    test = setup.unseen.test
+    after = score(dataclasses.replace(setup.unseen, test=test._replace(y=(test.y + 1) % 3)))
+    assert after["train_loss"] == before["train_loss"] and after["loss"] != before["loss"]
+
+
+@pytest.mark.parametrize("name", ["local", "federico"])
+def test_a_loss_that_is_not_finite_stops_the_run(name, tmp_path):
+    federation = toys.make_federation((4, 3, 5, 2), "regression")
+    federation.train.x[2] *= 300  # client 2's steps overshoot further and further; the others' do not
+    problem = toys.make_problem(federation, optax.sgd(0.05))
+    knobs = {"neighbors": 0} if name == "federico" else {}
+    setup = dataclasses.replace(
+        make_setup(name, federation=federation, unseen=False),
+        make=lambda plan: toys.make_algorithm(name, problem._replace(plan=plan), **knobs),
+        rounds=50,
+        cohort_size=4,
+    )
+    with pytest.raises(RunError, match=r"round (\d+): the loss of client 2 is not finite") as error:
+        loop.run(setup, tmp_path, say=quiet)
+    stopped = int(str(error.value).split(":")[0].removeprefix("round "))
+    rows = files.read_jsonl(tmp_path / "metrics.jsonl")
+    assert 2 < stopped < 20 and [row["round"] for row in rows] == list(range(1, stopped))
+    assert all(np.isfinite(row["train_loss"]) for row in rows)
+    assert len(files.read_npz(tmp_path / "results.npz")["rounds"]) == len(rows)
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_a_folder_with_something_in_it_is_not_overwritten(whole, tmp_path):
+    out, _ = whole("local")
+    before = (out / "metrics.jsonl").read_bytes()
+    with pytest.raises(UsageError, match=r"--out=.*holds another run; add --resume"):
+        loop.run(make_setup("local"), out, say=quiet)
+    changed = dataclasses.replace(
+        make_setup("local"), config={"flags": {"algorithm": "local", "learning_rate": 0.5, "rounds": ROUNDS}}
+    )
+    with pytest.raises(UsageError, match=r"--learning_rate was 0\.05 and is 0\.5"):
+        loop.run(changed, out, resume=True, say=quiet)
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(UsageError, match="not a run"):
+        loop.run(make_setup("local"), tmp_path, say=quiet)
+    assert (out / "metrics.jsonl").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "results.json"
+    files.write_json(path, {"a": np.float32(1.5), "b": [float("nan"), np.arange(2)]})
+    assert files.read_json(path) == {"a": 1.5, "b": [None, [0, 1]]}
+
+    def breaks(file):
+        file.write(b"half of")
+        raise Killed
+
+    with pytest.raises(Killed):
+        files.write_atomically(path, breaks)
+    assert files.read_json(path)["a"] == 1.5 and [p.name for p in tmp_path.iterdir()] == ["results.json"]
+
+
+def test_the_chunk_shrinks_until_a_round_fits(monkeypatch):
+    setup = dataclasses.replace(make_setup("local"), plan=make_plan("vmap", devices=1))
+    clients = setup.federation.shards
+    tried = []
+
+    def compiled(setup, clients, plan):
+        tried.append(plan.chunk)
+        fits = loop.memory.MemoryPlan(1, 1, 1, limit=100 if plan.chunk == 1 else 1)
+        return loop.Compiled(None, plan, None, None, None, fits, 0.0)
+
+    monkeypatch.undo()
+    monkeypatch.setattr(loop, "compile_segment", compiled)
+    assert loop.compile_to_fit(setup, clients).plan.chunk == 1
+    assert tried == [0, 2, 1]
+    monkeypatch.setattr(loop.memory, "next_smaller", lambda plan, num: None)
+    with pytest.raises(RunError, match="out of memory"):
+        loop.compile_to_fit(setup, clients)
