@@ -109,7 +109,7 @@ class Plan:
 
             def received(models, number):
                 at_home = lambda: jax.tree.map(lambda a: a[:, None], block(models, number))
-                if own:
+                if own or (own_first and index.shape[1] == 1):
                     return at_home()
                 if not own_first:
                     return store.fetch(models, block(index, number))
@@ -120,10 +120,11 @@ class Plan:
                 if not own_first:
                     return store.deposit(sums, block(index, number), upload, mask)
                 mine, others = (jax.tree.map(lambda a, p=p: a[:, p], upload) for p in (0, slice(1, None)))
-                total, count = store.deposit(sums, block(index, number)[:, 1:], others, mask[:, 1:])
-                rows = block((total, count), number)
+                if index.shape[1] > 1:
+                    sums = store.deposit(sums, block(index, number)[:, 1:], others, mask[:, 1:])
+                rows = block(sums, number)
                 added = tree.add(rows, (mine, jnp.ones_like(rows[1])))
-                return replace((total, count), number, tree.where(mask[:, 0], added, rows))
+                return replace(sums, number, tree.where(mask[:, 0], added, rows))
 
             def work(models, rows, number):
                 """The block's clients at work; what they read of their data is gathered where it is used."""

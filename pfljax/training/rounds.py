@@ -90,7 +90,8 @@ def make_round(
             record = Record(
                 train_loss=jnp.sum(loss * sizes) / jnp.maximum(sizes.sum(), 1),
                 diverged=jnp.where(bad.any(), cohort.ids[jnp.argmax(bad)], -1),
-                down=moved.sum(dtype=jnp.float32) * tree.row_bytes(state.models),
+                # After the first exchange a client that has no batch left downloads no more.
+                down=(moved & (returned.sent | (step == 0))).sum(dtype=jnp.float32) * tree.row_bytes(state.models),
                 up=(moved & returned.sent).sum(dtype=jnp.float32) * tree.row_bytes(returned.upload),
                 metrics=metrics,
             )
