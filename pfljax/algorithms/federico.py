@@ -18,6 +18,8 @@ Departures from the paper:
 - The gradients are divided by n_i as in Eq. 5 (l. 17 has the sum), so that a rate means what it means in Local.
 - Accumulated tracking (Eq. 23-25) includes the current loss, as l. 12-15 do; a model first seen in round t counts as
   if it had had that loss in all t rounds.
+- All clients' models start from the same parameters unless `--common_init=false` (l. 1 leaves it open).
+- `warmup` (0 by default, as in the paper) lets clients train only their own models at first.
 - The table of a client has C candidates (K unless `candidates` is set), and predictions mix the `collaborators`
   of highest weight.
 """
