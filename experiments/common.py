@@ -18,12 +18,16 @@ from absl import app, flags, logging
 
 from pfljax import algorithms, data, models
 from pfljax.mapping import Plan, make_plan
-from pfljax.solvers import Problem, Solver
+from pfljax.solvers import Problem, Solver, scheduled
 from pfljax.training.loop import Setup
 from pfljax.types import Algorithm, Federation, RunError, UsageError
 
 FLAGS = flags.FLAGS
 OPTIMIZERS = {"adam": optax.adam, "sgd": optax.sgd}
+SCHEDULES = {
+    "constant": None,
+    "multistep": lambda rounds: optax.piecewise_constant_schedule(1.0, {rounds // 2: 0.1, 3 * rounds // 4: 0.1}),
+}
 
 
 def define_data_flags() -> None:
@@ -63,6 +67,8 @@ def define_training_flags(rounds: int = 150) -> None:
     flags.DEFINE_float("learning_rate", 0.01, "of the optimizer")
     flags.DEFINE_float("momentum", 0.0, "of sgd")
     flags.DEFINE_float("weight_decay", 0.0, "added to the gradient, times the parameters")
+    flags.DEFINE_enum("lr_schedule", "constant", list(SCHEDULES), "multistep: / 10 at 1/2 and at 3/4 of the rounds")
+    flags.DEFINE_bool("keep_optimizer", False, "clients keep their optimizer's state for shared models over the rounds")
     flags.DEFINE_bool("common_init", True, "start all clients' own models from the same parameters")
     flags.DEFINE_float("participation", 1.0, "share of the clients in a round's cohort, in (0, 1]")
     flags.DEFINE_integer("eval_every", 10, "rounds between evaluations", lower_bound=1)
@@ -87,7 +93,12 @@ def _define_config(name: str, config: type) -> None:
         if typing.get_origin(hint) is typing.Literal:
             flags.DEFINE_enum(flag, field.default, list(typing.get_args(hint)), text)
         else:
-            define = {int: flags.DEFINE_integer, float: flags.DEFINE_float, bool: flags.DEFINE_bool}[hint]
+            define = {
+                int: flags.DEFINE_integer,
+                float: flags.DEFINE_float,
+                bool: flags.DEFINE_bool,
+                str: flags.DEFINE_string,
+            }[hint]
             define(flag, field.default, text)
 
 
@@ -183,6 +194,8 @@ def build_solver(model: models.Model) -> Solver:
     if FLAGS.weight_decay:
         optimizer = optax.chain(optax.add_decayed_weights(FLAGS.weight_decay), optimizer)
     optimizer = optax.with_extra_args_support(optimizer)
+    if SCHEDULES[FLAGS.lr_schedule]:
+        optimizer = scheduled(optimizer, SCHEDULES[FLAGS.lr_schedule](FLAGS.rounds))
     return Solver(model.loss, optimizer, FLAGS.batch_size, FLAGS.local_epochs, FLAGS.local_steps)
 
 
@@ -197,10 +210,20 @@ def maker(name: str, model: models.Model, federation: Federation) -> Callable[[P
     """Plan -> the named method for this federation, with the method's flags; checks them at once."""
     solver, config, method = build_solver(model), method_config(name), algorithms.get(name)
     size = cohort_size(federation.num_clients)
-    n_max = federation.train.y.shape[1]
 
     def make(plan: Plan) -> Algorithm:
-        problem = Problem(model, solver, plan, federation.num_clients, size, n_max, FLAGS.rounds, FLAGS.common_init)
+        problem = Problem(
+            model,
+            solver,
+            plan,
+            federation.num_clients,
+            size,
+            n_max=federation.train.y.shape[1],
+            rounds=FLAGS.rounds,
+            common_init=FLAGS.common_init,
+            keep_optimizer=FLAGS.keep_optimizer,
+            n_min=int(federation.train.size.min()),
+        )
         return method.make(problem, config)
 
     make(build_plan())

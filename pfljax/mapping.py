@@ -70,16 +70,18 @@ class Plan:
             client_fn: (models_s, row_s, data_s) -> Work, for one client; models_s and the upload have leading axis J.
                 Under "own" the upload is the next model and replaces it; else contributions are summed.
             models: Stacked, leaves (N, ...).
-            index: (S, J) int32, the models that each client receives; not read under "own", where N = S.
+            index: (S, J) int32, the models that each client receives; not read under "own".
             rows: The clients' own state, leaves (S, ...), replaced in place by Work.client.
             data: What clients read, leaves (S, ...).
-            topology: As in `Algorithm`.
+            topology: As in `Algorithm`; under "own" there may be J models to a client, N = S J.
             own_first: Whether N = S and column 0 of index is arange(S): own models then stay where they are.
 
         Returns:
             The next rows, and what came back.
         """
         models, index, rows, data = jax.tree.map(jnp.asarray, (models, index, rows, data))
+        if topology == "own":  # one model a client, and under it J
+            models = jax.tree.map(lambda leaf: leaf.reshape(*index.shape, *leaf.shape[1:]), models)
         num_clients, devices, own = index.shape[0], self.num_devices, topology == "own"
         per_device = -(-num_clients // devices)
         num_models = tree.num_rows(models) if jax.tree.leaves(models) else 0
@@ -108,8 +110,10 @@ class Plan:
                 )
 
             def received(models, number):
+                if own:
+                    return block(models, number)
                 at_home = lambda: jax.tree.map(lambda a: a[:, None], block(models, number))
-                if own or (own_first and index.shape[1] == 1):
+                if own_first and index.shape[1] == 1:
                     return at_home()
                 if not own_first:
                     return store.fetch(models, block(index, number))
@@ -141,9 +145,7 @@ class Plan:
                 mask = mask if out.sent is None else mask & out.sent
                 rows = replace(rows, number, out.client)
                 if own and jax.tree.leaves(out.upload):
-                    new = jax.tree.map(lambda a: a[:, 0], out.upload)
-                    if out.sent is not None:
-                        new = tree.where(mask[:, 0], new, block(kept, number))
+                    new = out.upload if out.sent is None else tree.where(mask, out.upload, block(kept, number))
                     kept = replace(kept, number, new)
                 elif not own:
                     sums = deposit(sums, number, out.upload, mask)
@@ -157,7 +159,7 @@ class Plan:
             (rows, kept, sums), out = jax.lax.scan(step, carry, jnp.arange(valid.shape[0] // chunk))
             report, sent = jax.tree.map(lambda a: a.reshape(valid.shape[0], *a.shape[2:]), out)
             if own:
-                sums = kept, sent[:, 0].astype(jnp.int32)
+                sums = kept, sent.astype(jnp.int32)
             elif devices > 1 and not spread:
                 sums = jax.lax.psum(sums, AXIS)
             return (rows, report, sent), sums
@@ -174,7 +176,11 @@ class Plan:
             )
         by_client, at_owner = on_device(models, index, valid, rows, data)
         rows, report, sent = _cut(by_client, num_clients, padded)
-        upload, count = _cut(at_owner, num_clients, padded) if own else at_owner
+        upload, count = at_owner
+        if own:
+            upload, count = jax.tree.map(
+                lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), _cut(at_owner, num_clients, padded)
+            )
         return rows, Returned(upload, count, sent, report)
 
     def take_rows(self, stack: PyTree, ids: Array) -> PyTree:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import optax
 from pfljax import tree
 from pfljax.mapping import Plan
 from pfljax.models import Model
-from pfljax.types import Array, Key, Params, PyTree, Shard, Split, Work
+from pfljax.types import Array, Key, Params, PyTree, Shard, Split, Turn, Work
 
 
 class Solver(NamedTuple):
@@ -20,7 +21,7 @@ class Solver(NamedTuple):
 
     Attributes:
         loss: (params, x (B, ...), y (B,)) -> per-example losses (B,).
-        optimizer: Any optax transformation; extra arguments of `fit` reach its update.
+        optimizer: Any optax transformation; its update is told the `round_number`.
         batch_size: B; 0: all of the client's examples in one step.
         epochs: Passes over the client's data in a round.
         steps: If positive, so many steps a round instead of `epochs`.
@@ -73,19 +74,19 @@ def take_batch(solver: Solver, orders: Array | None, split: Split, step: Array) 
     n_max = split.y.shape[0]
     batch = solver.batch(n_max)
     if orders is None:
-        index = jnp.arange(batch)
-        return _masked(split.x[...], split.y[...], index < split.size, index)
+        inside, index = jnp.arange(batch) < split.size, jnp.arange(batch)
+        return Batch(*_masked(split.x[...], split.y[...], inside), inside.astype(jnp.float32), index)
     per_epoch = jnp.maximum(-(-split.size // batch), 1)
     epoch = jnp.minimum(step // per_epoch, orders.shape[0] - 1)
     positions = step % per_epoch * batch + jnp.arange(batch)
     index = orders.at[epoch, jnp.minimum(positions, n_max - 1)].get(mode="promise_in_bounds")
-    return _masked(split.x[index], split.y[index], positions < split.size, index)
+    inside = positions < split.size
+    return Batch(*_masked(split.x[index], split.y[index], inside), inside.astype(jnp.float32), index)
 
 
-def _masked(x: Array, y: Array, mask: Array, index: Array) -> Batch:
+def _masked(x: Array, y: Array, inside: Array) -> tuple[Array, Array]:
     """Zeros what is no example: where padding held NaN, even a loss of weight 0 would have a gradient of NaN."""
-    x, y = tree.where(mask, (x, y), (jnp.zeros_like(x), jnp.zeros_like(y)))
-    return Batch(x, y, mask.astype(jnp.float32), index)
+    return tree.where(inside, (x, y), (jnp.zeros_like(x), jnp.zeros_like(y)))
 
 
 def sum_over_examples(fn: Callable[[Array, Array, Array], PyTree], split: Split, batch: int = 512) -> PyTree:
@@ -107,6 +108,27 @@ def sum_over_examples(fn: Callable[[Array, Array, Array], PyTree], split: Split,
     return jax.lax.fori_loop(0, -(-split.size // batch), step, zeros)
 
 
+def losses_of_examples(solver: Solver, params: Params, split: Split, batch: int = 512) -> Array:
+    """The loss of each of a client's examples, `batch` at a time: (n_max,), 0 for padding."""
+    n_max = split.y.shape[0]
+
+    def losses(positions):
+        index = jnp.minimum(positions, n_max - 1)
+        inside = positions < split.size
+        return jnp.where(inside, solver.loss(params, *_masked(split.x[index], split.y[index], inside)), 0)
+
+    if n_max <= batch:
+        inside = jnp.arange(n_max) < split.size
+        return jnp.where(inside, solver.loss(params, *_masked(split.x[...], split.y[...], inside)), 0)
+
+    def step(number, found):
+        start = number * batch
+        return jax.lax.dynamic_update_slice(found, losses(start + jnp.arange(batch)), (start,))
+
+    found = jnp.zeros((-(-n_max // batch) * batch,))
+    return jax.lax.fori_loop(0, -(-split.size // batch), step, found)[:n_max]
+
+
 def total_loss(solver: Solver, params: Params, split: Split) -> Array:
     """The loss summed over all of a client's examples."""
     return sum_over_examples(lambda x, y, mask: jnp.where(mask, solver.loss(params, x, y), 0).sum(), split)
@@ -126,8 +148,8 @@ def fit(
     opt_state: PyTree,
     split: Split,
     *,
-    weights: Array | None = None,
-    **extra: Any,
+    round_number: Array,
+    objective: Callable[[Params, Batch], Array] | None = None,
 ) -> tuple[Params, PyTree, Array]:
     """A round of local training.
 
@@ -137,8 +159,8 @@ def fit(
         params: One model.
         opt_state: The optimizer's state for it.
         split: One client's training data.
-        weights: Optional per-example weights (n_max,).
-        **extra: Reaches `optimizer.update`.
+        round_number: Decides the rate, where it has a schedule.
+        objective: (params, mini-batch) -> what a step descends, in place of the mean loss.
 
     Returns:
         The trained parameters, the optimizer's state, and the mean loss over the steps, each before its update.
@@ -146,17 +168,31 @@ def fit(
     n_max = split.y.shape[0]
     total = solver.num_steps(split.size, n_max)
     orders = solver.draw_orders(key, split.size, n_max)
+    objective = objective or functools.partial(mean_loss, solver)
 
     def step(number, carry):
         params, opt_state, loss_sum = carry
         batch = take_batch(solver, orders, split, number)
-        loss, grads = jax.value_and_grad(lambda p: mean_loss(solver, p, batch, weights))(params)
-        updates, opt_state = solver.optimizer.update(grads, opt_state, params, **extra)
+        loss, grads = jax.value_and_grad(objective)(params, batch)
+        updates, opt_state = solver.optimizer.update(grads, opt_state, params, round_number=round_number)
         return optax.apply_updates(params, updates), opt_state, loss_sum + loss
 
     carry = (params, opt_state, jnp.zeros(()))
     params, opt_state, loss_sum = jax.lax.fori_loop(0, total, step, carry)
     return params, opt_state, loss_sum / jnp.maximum(total, 1)
+
+
+def scheduled(
+    optimizer: optax.GradientTransformation, schedule: optax.Schedule
+) -> optax.GradientTransformationExtraArgs:
+    """The optimizer with its updates scaled by schedule(round number): rates that fall over rounds, not over steps."""
+
+    def update(updates, state, params=None, *, round_number, **extra):
+        del params, extra
+        return jax.tree.map(lambda leaf: leaf * schedule(round_number), updates), state
+
+    scale = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    return optax.chain(optimizer, scale)
 
 
 class Problem(NamedTuple):
@@ -171,6 +207,8 @@ class Problem(NamedTuple):
         n_max: The largest n_k, to which all clients' training data is padded.
         rounds: R: how long a newcomer trains where a method has it train alone.
         common_init: Whether clients' own models all start from the same parameters.
+        keep_optimizer: Whether a client's optimizer for shared models keeps its state over the rounds.
+        n_min: The smallest n_k, where it is known.
     """
 
     model: Model
@@ -181,6 +219,8 @@ class Problem(NamedTuple):
     n_max: int
     rounds: int
     common_init: bool = True
+    keep_optimizer: bool = False
+    n_min: int | None = None
 
     def init_models(self, key: Key, num: int) -> Params:
         """N initial models, stacked: all the same under `common_init`, else model n depends on `key` and n alone."""
@@ -191,7 +231,47 @@ class Problem(NamedTuple):
         """The optimizer's state for each of N stacked models."""
         return self.plan.over_rows(self.solver.optimizer.init, models)
 
-    def train_alone(self, key: Key, start: Params, clients: Shard, *, own: bool, rounds: int = 1) -> Params:
+    def optimizer_rows(self, models: Params, num_clients: int) -> PyTree:
+        """What clients keep of their optimizers for J shared models: leaves (K, J, ...), or () if nothing."""
+        if not self.keep_optimizer:
+            return ()
+        start = self.init_optimizers(models)
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), start)
+
+    def fit_models(
+        self,
+        turn: Turn,
+        models: Params,
+        kept: PyTree,
+        split: Split,
+        objective: Callable[[Params, Batch, PyTree], Array] | None = None,
+        aux: PyTree = (),
+    ) -> tuple[Params, PyTree, Array]:
+        """A client trains each of the J models that it has received, all on the same mini-batches.
+
+        Args:
+            turn: Its key decides the mini-batches.
+            models: Leaves (J, ...).
+            kept: Its row of `optimizer_rows`.
+            split: Its training data.
+            objective: (params, mini-batch, row of aux) -> what a step descends; None: the mean loss.
+            aux: What the objective reads, leaves (J, ...).
+
+        Returns:
+            The trained models, what to keep of the optimizers, and the mean losses (J,).
+        """
+        opt_states = kept if self.keep_optimizer else self.plan.over_models(self.solver.optimizer.init, models)
+
+        def one(params, opt_state, aux):
+            descend = None if objective is None else lambda params, batch: objective(params, batch, aux)
+            return fit(self.solver, turn.key, params, opt_state, split, round_number=turn.round, objective=descend)
+
+        models, opt_states, losses = self.plan.over_models(one, models, opt_states, aux)
+        return models, opt_states if self.keep_optimizer else (), losses
+
+    def train_alone(
+        self, key: Key, start: Params, clients: Shard, *, own: bool, rounds: int = 1, first_round: Array | int = 0
+    ) -> Params:
         """Every client trains a model for `rounds` rounds on its own data, with a fresh optimizer; stacked (K, ...).
 
         Args:
@@ -200,6 +280,7 @@ class Problem(NamedTuple):
             clients: Stacked, K clients.
             own: See `start`.
             rounds: How many rounds' worth of local epochs or steps.
+            first_round: The number of the first of them.
         """
         num = tree.num_rows(clients)
 
@@ -209,7 +290,8 @@ class Problem(NamedTuple):
             params = jax.tree.map(lambda leaf: leaf[0], models)
 
             def one_round(number, carry):
-                return fit(self.solver, jax.random.fold_in(client_key, number), *carry, shard.train)[:2]
+                round_key = jax.random.fold_in(client_key, number)
+                return fit(self.solver, round_key, *carry, shard.train, round_number=first_round + number)[:2]
 
             carry = (params, self.solver.optimizer.init(params))
             params, _ = jax.lax.fori_loop(0, rounds, one_round, carry)

@@ -90,6 +90,7 @@ class State(NamedTuple):
     models: Params  # what can be downloaded: leaves (N, ...)
     optimizer: PyTree  # the owners' optimizer state: leaves (N, ...)
     clients: PyTree  # rows that never leave their client: leaves (K, ...)
+    round: Array = np.int32(0)  # () int32: how many rounds have been played; the engine counts
 
 
 class Turn(NamedTuple):
@@ -97,11 +98,13 @@ class Turn(NamedTuple):
 
     Attributes:
         key: The client's key for this round.
+        round: () int32, the number of the round, from 0.
         step: () int32, which of the round's exchanges (0 unless `Algorithm.exchanges` is more than 1).
         index: (J,) int32, which models the client has received.
     """
 
     key: Key
+    round: Array
     step: Array
     index: Array
 
@@ -135,7 +138,8 @@ class Predictor:
         models: Leaves (N, ...).
         index: (K, J) int32 into models.
         weights: (K, J), each row on the simplex.
-        topology: How the models lie with respect to the clients (see `Algorithm`).
+        topology: How the models lie with respect to the clients (see `Algorithm`); under "own" there may be J models
+            to a client, N = K J, those of client k from row k J on.
     """
 
     models: Params
@@ -160,6 +164,7 @@ class Algorithm(NamedTuple):
             everyone may receive them; "peers": N = K, clients receive each other's models.
         scored: Which model the evaluation scores, in words.
         exchanges: How often a round repeats exchange and update on the same download.
+        facts: What the plan and the summary tell of it beside its knobs, by name.
     """
 
     init: Callable[[Key, Shard], State]
@@ -171,6 +176,7 @@ class Algorithm(NamedTuple):
     topology: Topology
     scored: str
     exchanges: int = 1
+    facts: tuple[tuple[str, str | float], ...] = ()
 
 
 class UsageError(ValueError):

@@ -14,7 +14,8 @@ FLOORS = [
     {"types"},
     {"tree"},
     {"mapping", "models", "data"},
-    {"solvers", "neighbors", "evaluation"},
+    {"solvers", "neighbors", "evaluation", "aggregation", "graphs"},
+    {"surrogates"},
     {"algorithms"},
     {"training", "report"},
 ]

@@ -7,7 +7,15 @@ import optax
 import pytest
 import toys
 
-from pfljax.solvers import fit, sum_over_examples, take_batch, total_loss
+from pfljax.solvers import (
+    fit,
+    losses_of_examples,
+    mean_loss,
+    scheduled,
+    sum_over_examples,
+    take_batch,
+    total_loss,
+)
 from pfljax.types import Split
 
 RATE = 0.1
@@ -54,7 +62,7 @@ def test_epochs_of_mini_batches_are_a_plain_loop(size):
         np.testing.assert_array_equal(np.sort(order), np.arange(size))
     batches = [order[at : at + 3] for order in orders for at in range(0, size, 3)]
     assert len(batches) == int(how.num_steps(size, 7)) == 2 * -(-size // 3)
-    found = jax.jit(lambda p, s: fit(how, key, p, how.optimizer.init(p), s))(params, split)
+    found = jax.jit(lambda p, s: fit(how, key, p, how.optimizer.init(p), s, round_number=0))(params, split)
     check(found, sgd_by_hand(params, split, batches))
 
 
@@ -65,7 +73,7 @@ def test_a_number_of_steps_takes_as_many_batches(size):
     orders = np.asarray(how.draw_orders(key, size, 7))[:, :size]
     # Seven examples are three batches an epoch, so the fourth step begins the second epoch; two are always one batch.
     batches = [orders[0][0:3], orders[0][3:6], orders[0][6:7], orders[1][0:3]] if size == 7 else [np.arange(2)] * 4
-    found = jax.jit(lambda p, s: fit(how, key, p, how.optimizer.init(p), s))(params, split)
+    found = jax.jit(lambda p, s: fit(how, key, p, how.optimizer.init(p), s, round_number=0))(params, split)
     check(found, sgd_by_hand(params, split, batches))
 
 
@@ -73,7 +81,8 @@ def test_a_number_of_steps_takes_as_many_batches(size):
 def test_a_batch_of_everything_is_gradient_descent(size):
     how, params = solver(epochs=3)
     split = client(size)
-    found = jax.jit(lambda p, s: fit(how, jax.random.key(0), p, how.optimizer.init(p), s))(params, split)
+    run = lambda p, s: fit(how, jax.random.key(0), p, how.optimizer.init(p), s, round_number=0)
+    found = jax.jit(run)(params, split)
     check(found, sgd_by_hand(params, split, [np.arange(size)] * 3))
 
 
@@ -97,7 +106,8 @@ def test_every_example_is_used_once_an_epoch_in_a_new_order():
 def test_a_client_without_examples_stays_as_it_is(options):
     how, params = solver(optax.adam(RATE), **options)
     state = how.optimizer.init(params)
-    trained, after, loss = jax.jit(lambda p, s: fit(how, jax.random.key(0), p, state, s))(params, client(0))
+    run = lambda p, s: fit(how, jax.random.key(0), p, state, s, round_number=0)
+    trained, after, loss = jax.jit(run)(params, client(0))
     toys.assert_trees_close((trained, after), (params, state))
     assert loss == 0
 
@@ -111,7 +121,8 @@ def test_padding_changes_nothing(task, batch_size, padding):
     padded = Split(split.x.copy(), split.y.copy(), split.size)
     padded.x[4:] = padding
     padded.y[4:] = padding if task == "regression" else 1
-    run = jax.jit(lambda p, s: (fit(how, jax.random.key(0), p, how.optimizer.init(p), s), total_loss(how, p, s)))
+    train = lambda p, s: fit(how, jax.random.key(0), p, how.optimizer.init(p), s, round_number=0)
+    run = jax.jit(lambda p, s: (train(p, s), total_loss(how, p, s)))
     toys.assert_trees_close(run(params, padded), run(params, split))
 
 
@@ -119,7 +130,9 @@ def test_weights_stay_with_their_examples_in_shuffled_batches():
     how, params = solver(batch_size=3)
     split, key = client(7), jax.random.key(8)
     weights = jnp.linspace(0, 2, 7)
-    found = jax.jit(lambda p, s: fit(how, key, p, how.optimizer.init(p), s, weights=weights))(params, split)
+    weighted = lambda params, batch: mean_loss(how, params, batch, weights)
+    run = lambda p, s: fit(how, key, p, how.optimizer.init(p), s, round_number=0, objective=weighted)
+    found = jax.jit(run)(params, split)
     w, b = np.float64(params["Dense_0"]["kernel"][:, 0]), np.float64(params["Dense_0"]["bias"][0])
     order = np.asarray(how.draw_orders(key, 7, 7))[0]
     for batch in (order[:3], order[3:6], order[6:]):
@@ -130,14 +143,27 @@ def test_weights_stay_with_their_examples_in_shuffled_batches():
     np.testing.assert_allclose(found[0]["Dense_0"]["bias"][0], b, rtol=1e-4, atol=1e-6)
 
 
-def test_extra_arguments_reach_the_optimizer():
-    def update(updates, state, params=None, *, anchor, **extra):
-        return jax.tree.map(lambda p, a: a - p, params, anchor), state
+def test_rates_follow_the_schedule_over_rounds():
+    how, params = solver()
+    schedule = optax.piecewise_constant_schedule(1.0, {2: 0.1})
+    later = how._replace(optimizer=scheduled(how.optimizer, schedule))
+    split = client(5)
+    steps = []
+    for number in (0, 1, 2, 7):
+        trained, _, _ = fit(later, jax.random.key(0), params, later.optimizer.init(params), split, round_number=number)
+        steps.append(np.asarray(trained["Dense_0"]["bias"] - params["Dense_0"]["bias"])[0])
+    whole = sgd_by_hand(params, split, [np.arange(5)])[1] - float(params["Dense_0"]["bias"][0])
+    np.testing.assert_allclose(steps, [whole, whole, whole / 10, whole / 10], rtol=1e-4)
 
-    how, params = solver(optax.GradientTransformationExtraArgs(lambda params: (), update))
-    anchor = jax.tree.map(lambda leaf: leaf + 3, params)
-    trained, _, _ = fit(how, jax.random.key(0), params, (), client(5), anchor=anchor)
-    toys.assert_trees_close(trained, anchor, rtol=1e-6)
+
+@pytest.mark.parametrize("size", [0, 1, 5, 11])
+def test_losses_of_examples_are_the_models_losses(size):
+    how, params = solver()
+    split = jax.tree.map(jnp.asarray, client(size, n_max=11))
+    every = np.asarray(how.loss(params, split.x, split.y))
+    for batch in (2, 4, 11, 512):
+        found = losses_of_examples(how, params, split, batch)
+        np.testing.assert_allclose(found, np.where(np.arange(11) < size, every, 0), rtol=1e-6)
 
 
 @pytest.mark.parametrize("size", [0, 3, 8, 11])

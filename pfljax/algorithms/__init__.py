@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pfljax.algorithms import fedavg, federico, local
+from pfljax.algorithms import fedavg, fedem, federico, local
 from pfljax.solvers import Problem
 from pfljax.types import Algorithm, UsageError
 
@@ -40,6 +40,16 @@ METHODS: dict[str, Method] = {
         "FedAvg with local tuning (Jiang et al., 2019)",
         "its tuned copy",
         "the global model, both ways",
+    ),
+    "fedem": Method(
+        fedem.fedem, fedem.FedEMConfig, "FedEM (Marfoq et al., 2021)", "its mixture weights", "M components, both ways"
+    ),
+    "dfedem": Method(
+        fedem.dfedem,
+        fedem.DFedEMConfig,
+        "D-FedEM (Marfoq et al., 2021)",
+        "M components, its mixture weights",
+        "M components, to and from every neighbor in the graph",
     ),
     "federico": Method(
         federico.federico,

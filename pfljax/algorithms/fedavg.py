@@ -8,18 +8,18 @@ personalization via model agnostic meta learning" (2019), as FedEM and FedeRiCo 
     theta <- sum_k n_k theta_k / sum_k n_k.
     FedAvg+ then, before it is evaluated: client k trains theta for `tune_epochs` epochs on D_k.
 
-Departures from the paper: none. The clients' optimizer starts afresh in every round.
+Departures from the paper: none. The clients' optimizer starts afresh in every round, unless it is to be kept
+(`Problem.keep_optimizer`); tuning always starts afresh.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 
-from pfljax import tree
-from pfljax.solvers import Problem, fit
+from pfljax import aggregation, tree
+from pfljax.solvers import Problem
 from pfljax.types import Algorithm, Predictor, State, UsageError, Work
 
 
@@ -48,23 +48,19 @@ def fedavg(problem: Problem, config: FedAvgConfig) -> Algorithm:
     del config
 
     def init(key, clients):
-        return State(server=(), models=problem.init_models(key, 1), optimizer=(), clients=())
+        models = problem.init_models(key, 1)
+        return State((), models, (), clients=problem.optimizer_rows(models, tree.num_rows(clients)))
 
     def download(key, state, cohort):
         return jnp.zeros((cohort.ids.shape[0], 1), jnp.int32)
 
-    def work(turn, models, row, shard):
-        params = jax.tree.map(lambda leaf: leaf[0], models)
-        opt_state = problem.solver.optimizer.init(params)
-        params, _, loss = fit(problem.solver, turn.key, params, opt_state, shard.train)
-        size = shard.train.size.astype(jnp.float32)[None]
-        upload = {"model": tree.scale(tree.stack_one(params), size), "weight": size}
-        return Work(client=(), upload=upload, report={"loss": loss}, sent=size > 0)
+    def work(turn, models, kept, shard):
+        models, kept, losses = problem.fit_models(turn, models, kept, shard.train)
+        upload, sent = aggregation.weighted(models, shard.train.size)
+        return Work(client=kept, upload=upload, report={"loss": losses[0]}, sent=sent)
 
     def update(key, state, returned):
-        weight = returned.upload["weight"]
-        mean = tree.scale(returned.upload["model"], 1 / jnp.maximum(weight, 1))
-        return state._replace(models=tree.where(weight > 0, mean, state.models)), {}
+        return state._replace(models=aggregation.average(state.models, returned)), {}
 
     def predictor(key, state, clients):
         num = tree.num_rows(clients)
@@ -79,7 +75,7 @@ def fedavg_plus(problem: Problem, config: FedAvgPlusConfig) -> Algorithm:
 
     def predictor(key, state, clients):
         num = tree.num_rows(clients)
-        models = tuning.train_alone(key, state.models, clients, own=False)
+        models = tuning.train_alone(key, state.models, clients, own=False, first_round=state.round)
         return Predictor(models, jnp.arange(num, dtype=jnp.int32)[:, None], jnp.ones((num, 1)), "own")
 
     scored = "the global model, tuned by each client on its training data"

@@ -157,7 +157,9 @@ def federico(problem: Problem, config: FedericoConfig) -> Algorithm:
         table, weights = e_step(row, turn.index, summed(totals, split))
 
         def train(params):
-            trained, _, loss = fit(solver, turn.key, params, solver.optimizer.init(params), split)
+            trained, _, loss = fit(
+                solver, turn.key, params, solver.optimizer.init(params), split, round_number=turn.round
+            )
             return tree.subtract(trained, params), loss
 
         deltas, losses = plan.over_models(train, models)
@@ -269,7 +271,7 @@ def apply_gradients(problem: Problem, state: State, grads, arrived, topology) ->
     """Every owner to which something came back takes a step of its optimizer; the others stay as they are."""
 
     def step(grads, opt_state, params):
-        updates, new_state = problem.solver.optimizer.update(grads, opt_state, params)
+        updates, new_state = problem.solver.optimizer.update(grads, opt_state, params, round_number=state.round)
         return optax.apply_updates(params, updates), new_state
 
     if topology == "shared":

@@ -130,7 +130,7 @@ def draw(
         topology = str(topology)
         out["collaboration_matrix"] = (
             figures.collaboration_matrix(index[-1], weights[-1], distribution, topology=topology),
-            "Which server models each client predicts with in the last round: look whether clients of one distribution "
+            "Which of the shared models each client predicts with in the last round: look whether clients of one distribution "
             "choose the same ones."
             if topology == "shared"
             else "Whose models each client predicts with in the last round, clients in the order of their true "
@@ -144,7 +144,7 @@ def draw(
             "lines have the color of its bar."
             if topology != "shared"
             else f"Weights over rounds of {min(test.shape[1], figures.MAX_PANELS)} of {test.shape[1]} clients, a line "
-            "per server model: look when a client settles, and whether some model is never used.",
+            "per shared model: look when a client settles, and whether some model is never used.",
         )
     traffic = np.array([row.get("bytes_down", 0) + row.get("bytes_up", 0) for row in rows], float)
     if len(traffic) == len(test) and traffic.any():
@@ -264,7 +264,7 @@ def _traffic(rows: list[dict]) -> str:
 
 
 def _plan(summary: dict) -> str:
-    lines = [(name, _bytes(v) if isinstance(v, int | float) else v) for name, v in summary.get("plan") or []]
+    lines = [(name, _bytes(v) if isinstance(v, int) else v) for name, v in summary.get("plan") or []]
     if summary.get("peak_memory_bytes") is not None:
         lines.append(("peak memory, measured", _bytes(summary["peak_memory_bytes"])))
     for name, key in (("compiling", "compile_seconds"), ("a round", "seconds_per_round")):

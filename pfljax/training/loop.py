@@ -71,10 +71,10 @@ class Compiled:
     compile_seconds: float
 
 
-def state_shardings(algorithm: Algorithm, plan: Plan, state: Any) -> State:
+def state_shardings(algorithm: Algorithm, plan: Plan, state: State) -> State:
     """Rows of clients, and of models where they are the clients' own, are spread over the devices."""
     by_client = algorithm.topology != "shared"
-    spread = State(server=False, models=by_client, optimizer=by_client, clients=True)
+    spread = State(server=False, models=by_client, optimizer=by_client, clients=True, round=False)
     parts = [
         jax.tree.map(lambda leaf, rows=rows: plan.sharding(leaf, by_rows=rows), part)
         for part, rows in zip(state, spread, strict=True)
@@ -162,9 +162,9 @@ def place(plan: Plan, stacked: Any) -> Any:
 class History:
     """What has been evaluated so far, kept in the run's files, from which a resumed run takes it up again."""
 
-    def __init__(self, directory: Path, num_rounds: int):
-        """Takes up what the files hold of the first `num_rounds` rounds."""
-        self.directory = directory
+    def __init__(self, directory: Path, num_rounds: int, topology: str):
+        """Takes up what the files hold of the first `num_rounds` rounds; `topology` is that of the weighed models."""
+        self.directory, self.topology = directory, topology
         self.rows: list[dict] = []
         self.results: dict[str, list[np.ndarray]] = {}
         self.collaboration: dict[str, list[np.ndarray]] = {"round": [], "index": [], "weights": []}
@@ -189,14 +189,14 @@ class History:
         """Writes metrics.jsonl."""
         files.write_jsonl(self.directory / "metrics.jsonl", self.rows)
 
-    def write(self, scored: str, topology: str, distribution: np.ndarray) -> None:
+    def write(self, scored: str, distribution: np.ndarray) -> None:
         """Writes metrics.jsonl, results.npz and collaboration.npz."""
         self.write_rows()
         rounds = np.array([row["round"] for row in self.rows], np.int64)
         results = {name: np.stack(values) for name, values in self.results.items()}
         files.write_npz(self.directory / "results.npz", {"rounds": rounds, "scored": scored, **results})
         stacked = {name: np.stack(values) for name, values in self.collaboration.items()}
-        stacked |= {"topology": topology, "distribution": distribution}
+        stacked |= {"topology": self.topology, "distribution": distribution}
         files.write_npz(self.directory / "collaboration.npz", stacked)
 
 
@@ -253,7 +253,7 @@ def run(setup: Setup, out: Path, *, resume: bool = False, say: Callable[[str], N
         splits["validation"] = clients.validation
     compiled = compile_to_fit(setup, clients)
     algorithm, plan = compiled.algorithm, compiled.plan
-    lines = memory.describe(plan, compiled.memory, compiled.state, splits, setup.cohort_size)
+    lines = [*memory.describe(plan, compiled.memory, compiled.state, splits, setup.cohort_size), *algorithm.facts]
     for name, value in lines:
         say(f"  {name:32} {memory.readable(value) if isinstance(value, int) else value}")
     files.write_json(out / "config.json", setup.config)
@@ -265,7 +265,8 @@ def run(setup: Setup, out: Path, *, resume: bool = False, say: Callable[[str], N
         say(f"  resumed after round {done}")
     else:
         done, state = 0, compiled.init(jax.random.fold_in(key, 0), clients)
-    history = History(out, done)
+    weighed = jax.eval_shape(algorithm.predictor, key, compiled.state, clients)
+    history = History(out, done, "shared" if is_private_mixture(weighed) else weighed.topology)
     rounds_key, evaluate_key = jax.random.fold_in(key, 1), jax.random.fold_in(key, 2)
     evaluate = make_evaluation(setup, algorithm, plan)
     last = history.rows[-1] if history.rows else {"seconds": 0.0, "bytes_down": 0.0, "bytes_up": 0.0}
@@ -307,11 +308,11 @@ def run(setup: Setup, out: Path, *, resume: bool = False, say: Callable[[str], N
                 history.write_rows()
                 if done - saved >= setup.checkpoint_every or done == setup.rounds:
                     # The files first: a checkpoint never knows of rounds that they do not.
-                    history.write(algorithm.scored, algorithm.topology, federation.distribution)
+                    history.write(algorithm.scored, federation.distribution)
                     checkpoints.save(out / "checkpoints", done, state)
                     saved = done
     if diverged is not None and history.rows:
-        history.write(algorithm.scored, algorithm.topology, federation.distribution)
+        history.write(algorithm.scored, federation.distribution)
     if diverged is not None:
         raise RunError(
             f"round {done}: the loss of client {diverged} is not finite; a smaller --learning_rate may help. What was "
@@ -331,9 +332,17 @@ def make_evaluation(setup: Setup, algorithm: Algorithm, plan: Plan) -> Callable:
     def score(key: Key, state: State, clients: Shard, splits: dict[str, Split]):
         predictor = algorithm.predictor(key, state, clients)
         metrics = {name: evaluation.evaluate(plan, setup.model, predictor, split) for name, split in splits.items()}
-        return metrics, predictor.index, predictor.weights
+        index = predictor.index
+        if is_private_mixture(predictor):
+            index = jnp.broadcast_to(jnp.arange(index.shape[1], dtype=jnp.int32), index.shape)
+        return metrics, index, predictor.weights
 
     return jax.jit(score)
+
+
+def is_private_mixture(predictor: Predictor) -> bool:
+    """Whether clients mix several models of their own; weights are then recorded by the models' places, 0 to J - 1."""
+    return predictor.topology == "own" and predictor.index.shape[1] > 1
 
 
 def score_unseen(setup: Setup, algorithm: Algorithm, plan: Plan, key: Key, state: State) -> dict:
@@ -392,6 +401,7 @@ def summarize(setup: Setup, algorithm: Algorithm, history: History, lines: list,
         "compile_seconds": compile_seconds,
         "peak_memory_bytes": memory.peak_bytes(),
         "plan": lines,
+        **dict(algorithm.facts),
         "unseen": None,
     }
 

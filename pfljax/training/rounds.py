@@ -57,7 +57,7 @@ def make_round(
 
     def one_round(key: Key, number: Array, state: State, clients: Shard) -> tuple[State, Record]:
         cohort = draw_cohort(_key(key, 0, number), num_clients, cohort_size)
-        full = state
+        full = state = state._replace(round=number)
         if not everyone:
             rows, clients = plan.take_rows((rows_of(full), clients), cohort.ids)
             state = with_rows(full, rows)
@@ -69,7 +69,8 @@ def make_round(
         def exchange(step, state: State):
             def client(models, row, data):
                 own, index, shard = data
-                return algorithm.work(Turn(jax.random.fold_in(work_key, own), step, index[...]), models, row, shard)
+                turn = Turn(jax.random.fold_in(work_key, own), number, step, index[...])
+                return algorithm.work(turn, models, row, shard)
 
             rows, returned = plan.exchange(
                 client,
@@ -109,6 +110,6 @@ def make_round(
             state, record = jax.lax.fori_loop(1, algorithm.exchanges, again, (state, record))
         if not everyone:
             state = with_rows(state, plan.put_rows(rows_of(full), cohort.ids, rows_of(state)))
-        return state, record
+        return state._replace(round=number + 1), record
 
     return one_round

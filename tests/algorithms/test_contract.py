@@ -168,7 +168,7 @@ def test_rounds_are_traced_once_and_may_donate_their_state(name):
 
 
 # Knobs under which chance plays no part when all clients hold all models.
-WITHOUT_CHANCE = {"federico": {"neighbors": 6}}
+WITHOUT_CHANCE = {"federico": {"neighbors": 6}, "dfedem": {"graph": "complete"}}
 
 
 def renumbered(order):

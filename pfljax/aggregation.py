@@ -1,0 +1,29 @@
+"""What a server makes of the models that come back: shared by all methods that average."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from pfljax import tree
+from pfljax.types import Array, Params, PyTree, Returned
+
+
+def weighted(models: Params, size: Array) -> tuple[PyTree, Array]:
+    """A client's contributions to averages weighted by its number of examples, and whether it makes them.
+
+    Args:
+        models: The J models that the client has trained, leaves (J, ...).
+        size: () n_k.
+
+    Returns:
+        The upload, leaves (J, ...), and `sent` (J,): a client without examples sends nothing.
+    """
+    size = jnp.full((tree.num_rows(models),), size, jnp.float32)
+    return {"model": tree.scale(models, size), "weight": size}, size > 0
+
+
+def average(models: Params, returned: Returned) -> Params:
+    """sum_k n_k theta_k / sum_k n_k for each of N models; a model to which nothing came back stays as it is."""
+    weight = returned.upload["weight"]
+    mean = tree.scale(returned.upload["model"], 1 / jnp.maximum(weight, 1))
+    return tree.where(weight > 0, mean, models)
