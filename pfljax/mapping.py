@@ -20,6 +20,7 @@ from pfljax.types import Array, Params, PyTree, Returned, Topology, Work
 
 AXIS = "clients"
 MESSAGE_BYTES = 8 << 20
+SMALL = 64 << 10  # bytes of a client's models up to which they are worked on at once, not one by one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Plan:
 
     def over_models(self, fn: Callable[..., PyTree], *stacks: PyTree) -> PyTree:
         """Applies `fn` to each of J stacked models; for use inside a client's work."""
-        if self.chunk == 1 or tree.num_rows(stacks) == 1:
+        large = self.chunk == 1 and tree.num_bytes(stacks) > SMALL
+        if large or tree.num_rows(stacks) == 1:
             return _one_by_one(fn, stacks)
         return jax.vmap(fn)(*stacks)
 

@@ -49,15 +49,20 @@ class Solver(NamedTuple):
     def draw_orders(self, key: Key, size: Array, n_max: int) -> Array | None:
         """The order of a client's examples in every epoch of a round: (epochs, n_max) int32, the real ones first.
 
-        None where every batch holds all of them.
+        None where every batch holds all of them. The sort is dear, so a client of a single batch does without.
         """
         batch = self.batch(n_max)
         if batch == n_max:
             return None
         # With a given number of steps, only a client of more than one batch needs its order, so of two steps an epoch.
         epochs = -(-self.steps // 2) if self.steps else self.epochs
-        draws = jax.random.uniform(key, (epochs, n_max))
-        return jnp.argsort(jnp.where(jnp.arange(n_max) < size, draws, jnp.inf), axis=-1)
+        places = jnp.arange(n_max)
+
+        def shuffle():
+            draws = jax.random.uniform(key, (epochs, n_max))
+            return jnp.argsort(jnp.where(places < size, draws, jnp.inf), axis=-1)
+
+        return jax.lax.cond(size > batch, shuffle, lambda: jnp.broadcast_to(places, (epochs, n_max)))
 
 
 class Batch(NamedTuple):

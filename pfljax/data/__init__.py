@@ -16,6 +16,7 @@ def make(
     data_dir: str | None = None,
     data_fraction: float = 1.0,
     standardize: bool = True,
+    text_stride: int = 1,
     task: str = "auto",
     partition: str = "auto",
     num_clients: int = 0,
@@ -25,6 +26,7 @@ def make(
     replacement: bool = False,
     official_test: bool = False,
     train_examples: int = 0,
+    test_examples: int = 0,
     test_fraction: float = 0.2,
     validation_fraction: float = 0.0,
     seed: int = 0,
@@ -32,21 +34,24 @@ def make(
     """Loads a data set, divides it among clients and packs it.
 
     Args:
-        dataset: "digits", "sine", "npz" or "tfds:NAME"; this and the next five as in `sources.load`.
-        data_file: File of the data set npz.
+        dataset: "digits", "sine", "synthetic", "npz", "text" or "tfds:NAME"; this and the next six as in
+            `sources.load`.
+        data_file: File of the data sets npz and text.
         data_dir: Folder of prepared TFDS data sets.
         data_fraction: Share of the examples to use.
         standardize: Whether npz and TFDS data are standardized.
+        text_stride: How many characters the windows of text are apart.
         task: "classification", "regression" or "auto".
         partition: A partition's name, or "auto": natural where the examples have clients, else label groups
             (iid for a regression); this and the rest as in `partitions.partition` and `packing.build`.
         num_clients: K; 0 for all of a natural partition's, else 16.
-        num_distributions: Label groups.
-        dirichlet_alpha: Concentration of the Dirichlet partitions.
+        num_distributions: Label groups; components of synthetic.
+        dirichlet_alpha: Concentration of the Dirichlet partitions, of pachinko and of synthetic.
         classes_per_client: Classes a client, of pathological and pairs.
         replacement: Whether clients share examples.
         official_test: Whether the source's own test examples are the test examples.
         train_examples: Cap on a client's training part; 0 for none.
+        test_examples: Cap on a client's test part; 0 for none (synthetic draws 5,000).
         test_fraction: Share of a client's examples for testing.
         validation_fraction: Share of a client's training part for validation.
         seed: Decides everything.
@@ -60,6 +65,10 @@ def make(
         data_dir=data_dir,
         seed=seed,
         num_clients=num_clients or DEFAULT_CLIENTS,
+        num_distributions=num_distributions,
+        dirichlet_alpha=dirichlet_alpha,
+        test_examples=test_examples,
+        text_stride=text_stride,
         fraction=data_fraction,
         standardize=standardize,
         task=task,
@@ -86,6 +95,7 @@ def make(
         test_fraction=test_fraction,
         validation_fraction=validation_fraction,
         train_examples=train_examples,
+        test_examples=test_examples,
         seed=seed,
         name=f"{source.name}, {partition}",
     )

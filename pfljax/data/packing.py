@@ -19,6 +19,7 @@ def build(
     test_fraction: float = 0.2,
     validation_fraction: float = 0.0,
     train_examples: int = 0,
+    test_examples: int = 0,
     seed: int = 0,
     name: str = "",
 ) -> Federation:
@@ -34,6 +35,7 @@ def build(
         validation_fraction: The share of a client's training part for validation, in [0, 1); a client
             with a single training example has none.
         train_examples: Cap on a client's training part, validation included; 0 for none.
+        test_examples: Cap on a client's test part; 0 for none.
         seed: Decides the splits.
         name: For titles; the source's by default.
 
@@ -42,8 +44,9 @@ def build(
     """
     if not 0 <= validation_fraction < 1:
         raise UsageError(f"--validation_fraction={validation_fraction}: accepted is a share in [0, 1)")
-    if train_examples < 0:
-        raise UsageError(f"--train_examples={train_examples}: accepted are 0 (no cap) and positive numbers")
+    for flag, cap in (("--train_examples", train_examples), ("--test_examples", test_examples)):
+        if cap < 0:
+            raise UsageError(f"{flag}={cap}: accepted are 0 (no cap) and positive numbers")
     num_clients = len(assignment.indices)
     ids = np.concatenate(assignment.indices)
     owner = np.repeat(np.arange(num_clients), [len(own) for own in assignment.indices])
@@ -66,17 +69,20 @@ def build(
     validation = rank < held_out
     train = (rank >= held_out) & (rank < size[owner[~test]])
 
+    tested = _rank(owner[test], num_clients)[0] < (test_examples or len(ids))
+
     def pack(rows: np.ndarray, of: np.ndarray) -> Split:
-        position, count = _rank(of, num_clients)
+        count = np.bincount(of, minlength=num_clients)
         x = np.zeros((num_clients, count.max(), *source.x.shape[1:]), source.x.dtype)
-        y = np.zeros((num_clients, count.max()), source.y.dtype)
-        x[of, position], y[of, position] = source.x[rows], source.y[rows]
+        y = np.zeros((num_clients, count.max(), *source.y.shape[1:]), source.y.dtype)
+        for k, own in enumerate(np.split(rows, np.cumsum(count)[:-1])):  # indexing copies: only a client's at a time
+            x[k, : len(own)], y[k, : len(own)] = source.x[own], source.y[own]
         return Split(x, y, count.astype(np.int32))
 
     return Federation(
         train=pack(ids[~test][train], owner[~test][train]),
         validation=pack(ids[~test][validation], owner[~test][validation]),
-        test=pack(ids[test], owner[test]),
+        test=pack(ids[test][tested], owner[test][tested]),
         distribution=assignment.distribution,
         task=source.task,
         num_classes=source.num_classes,
@@ -154,7 +160,7 @@ def describe(federation: Federation) -> dict:
     parts = {"train": federation.train, "validation": federation.validation, "test": federation.test}
     summary = {part: {"total": int(split.size.sum()), **spread(split.size)} for part, split in parts.items()}
     summary |= {"clients": federation.num_clients, "digest": digest(federation)}
-    if federation.task == "classification":
+    if federation.task == "classification" and federation.train.y.ndim == 2:  # sequences have no class of their own
         y, size = federation.train.y, federation.train.size
         held = np.zeros((len(y), federation.num_classes), bool)
         client, position = np.nonzero(np.arange(y.shape[1]) < size[:, None])

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pfljax.data.sources import Source, generator, unknown
+from pfljax.data.sources import Source, dirichlet_draws, generator, unknown
 from pfljax.types import UsageError
 
 MIN_EXAMPLES = 2  # one to train on and one to test on
@@ -198,11 +198,8 @@ def _evenly(held: np.ndarray) -> np.ndarray:
 
 
 def _dirichlet_shares(rng: np.random.Generator, num_clients: int, num_pools: int, alpha: float) -> np.ndarray:
-    """(K, P) shares, each column one symmetric Dirichlet draw."""
-    if not 0 < alpha < np.inf:
-        raise UsageError(f"--dirichlet_alpha={alpha}: accepted are positive numbers")
-    draw = rng.dirichlet(np.full(num_clients, alpha), size=num_pools).T
-    return draw * (1 - 1e-12) + 1e-12 / num_clients  # no share is exactly 0: anyone may get some of every pool
+    """(K, P) shares, each column one symmetric Dirichlet draw: anyone may get some of every pool."""
+    return dirichlet_draws(rng, num_pools, num_clients, alpha).T
 
 
 def _deal(rng: np.random.Generator, plan: Plan, name: str) -> list[np.ndarray]:

@@ -17,6 +17,10 @@ from pfljax.types import Task, UsageError
 
 SINE_EXAMPLES = 20  # a client's examples of the sine curve, training and test part together
 SINE_NOISE = 0.1  # standard deviation of the noise on the sine curve
+SYNTHETIC_FEATURES = 150
+SYNTHETIC_TRAIN = (50, 1000)  # the least and the most training examples of a client
+SYNTHETIC_TEST = 5000  # a client's test examples, unless test_examples says otherwise
+SYNTHETIC_NOISE = 0.1  # standard deviation of the noise on the linear score that decides the class
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,14 +28,16 @@ class Source:
     """A data set of n examples.
 
     Attributes:
-        x: (n, *features) float32; images are (n, height, width, channels).
-        y: (n,) int32 classes, or float32 targets of a regression.
+        x: (n, *features) float32, images (n, height, width, channels); or (n, T) uint8 tokens of a sequence.
+        y: (n,) int32 classes, or float32 targets of a regression; (n, T) uint8 classes for sequences, PAD_TOKEN
+            where there is nothing to predict.
         client: (n,) int64, whose example it is, 0..K-1; None where the data set has no natural clients.
         is_test: (n,) bool, the official test examples; None where there are none.
         num_classes: Classes C; 1 for a regression.
         task: "classification" or "regression".
         name: For titles.
         distribution: (K,) the true distribution of each natural client, where it is known.
+        coarse: (n,) int32, the coarse label of each example (the superclass of its class), where there is one.
     """
 
     x: np.ndarray
@@ -42,6 +48,7 @@ class Source:
     task: Task
     name: str
     distribution: np.ndarray | None = None
+    coarse: np.ndarray | None = None
 
 
 class _Request(NamedTuple):
@@ -52,6 +59,10 @@ class _Request(NamedTuple):
     data_dir: str | None
     rng: np.random.Generator
     num_clients: int
+    num_distributions: int
+    dirichlet_alpha: float
+    test_examples: int
+    text_stride: int
     fraction: float
     standardize: bool
     task: str
@@ -69,6 +80,10 @@ def load(
     data_dir: str | None = None,
     seed: int = 0,
     num_clients: int = 16,
+    num_distributions: int = 2,
+    dirichlet_alpha: float = 0.4,
+    test_examples: int = 0,
+    text_stride: int = 1,
     fraction: float = 1.0,
     standardize: bool = True,
     task: str = "auto",
@@ -80,8 +95,12 @@ def load(
         data_file: The file of the data set npz: x (n, *features), y (n,), optionally client (n,) integers or
             strings, and is_test (n,) booleans. uint8 is read as pixels (divided by 255).
         data_dir: Where TFDS keeps its prepared data sets (None: its own default).
-        seed: Decides the subsample and the noise.
-        num_clients: On how many successive intervals the sine curve is observed.
+        seed: Decides the subsample and whatever is drawn.
+        num_clients: On how many successive intervals the sine curve is observed; the clients of synthetic.
+        num_distributions: Components of the mixture that synthetic draws from.
+        dirichlet_alpha: Concentration of the clients' shares in these components.
+        test_examples: How many test examples synthetic draws for each client; 0 for SYNTHETIC_TEST.
+        text_stride: How many characters the windows of text are apart.
         fraction: The share of the examples to keep, drawn uniformly.
         standardize: Whether npz and TFDS data get mean 0 and standard deviation 1, per channel for images and
             per feature otherwise, measured on the examples that are not official test examples.
@@ -93,14 +112,27 @@ def load(
     kind, _, member = dataset.partition(":")
     if kind not in READERS or bool(member) != (kind == "tfds"):
         raise unknown("--dataset", dataset, [name + ":NAME" * (name == "tfds") for name in READERS])
-    for flag, value, reader in (("--data_file", data_file, "npz"), ("--data_dir", data_dir, "tfds")):
-        if value and kind != reader:
-            raise UsageError(f"{flag}={value}: is read with --dataset={reader} only, not with {dataset}")
+    for flag, value, readers in (("--data_file", data_file, ("npz", "text")), ("--data_dir", data_dir, ("tfds",))):
+        if value and kind not in readers:
+            raise UsageError(f"{flag}={value}: is read with --dataset={' or '.join(readers)} only, not with {dataset}")
     if not 0 < fraction <= 1:
         raise UsageError(f"--data_fraction={fraction}: accepted is a share in (0, 1]")
-    rng = generator(seed, "load")
-    request = _Request(member, data_file, data_dir, rng, num_clients, fraction, standardize, task)
-    return READERS[kind](request)
+    return READERS[kind](
+        _Request(
+            member,
+            data_file,
+            data_dir,
+            generator(seed, "load"),
+            num_clients,
+            num_distributions,
+            dirichlet_alpha,
+            test_examples,
+            text_stride,
+            fraction,
+            standardize,
+            task,
+        )
+    )
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
@@ -112,6 +144,17 @@ def generator(seed: int, purpose: str) -> np.random.Generator:
     if seed < 0:
         raise UsageError(f"--seed={seed}: accepted are integers from 0")
     return np.random.default_rng([seed, *purpose.encode()])
+
+
+def dirichlet_draws(rng: np.random.Generator, draws: int, size: int, alpha: float) -> np.ndarray:
+    """(draws, size) shares, each row a symmetric Dirichlet draw of which no share is exactly 0.
+
+    Raises:
+        UsageError: If the concentration is not positive and finite.
+    """
+    if not 0 < alpha < np.inf:
+        raise UsageError(f"--dirichlet_alpha={alpha}: accepted are positive numbers")
+    return rng.dirichlet(np.full(size, alpha), size=draws) * (1 - 1e-12) + 1e-12 / size
 
 
 def unknown(flag: str, name: str, accepted: Iterable[str]) -> UsageError:
@@ -147,6 +190,45 @@ def _sine(request: _Request) -> Source:
     rows = request.rows(len(y))
     x = x[rows, None].astype(np.float32)
     return Source(x, y[rows], client[rows], None, num_classes, task, "sine", np.arange(request.num_clients))
+
+
+def _synthetic(request: _Request) -> Source:
+    """Two classes by the sign of a linear score, of which there are M: a mixture of M tasks (FedEM, Appendix I.1).
+
+    Each client has its own shares in the M components, and every example the class that its component gives it.
+    """
+    if request.task == "regression":
+        raise UsageError("--task=regression: --dataset=synthetic has classes; accepted: classification, auto")
+    for flag, value, least in (
+        ("--num_clients", request.num_clients, 1),
+        ("--num_distributions", request.num_distributions, 1),
+        ("--test_examples", request.test_examples, 0),
+    ):
+        if value < least:
+            raise UsageError(f"{flag}={value}: --dataset=synthetic accepts {least} and more")
+    rng, least, most = request.rng, *SYNTHETIC_TRAIN
+    theta = rng.uniform(-1, 1, (request.num_distributions, SYNTHETIC_FEATURES)).astype(np.float32)
+    share = dirichlet_draws(rng, request.num_clients, request.num_distributions, request.dirichlet_alpha)
+    train = np.minimum(least + rng.lognormal(4, 2, request.num_clients).astype(int), most)
+    sizes = np.stack([train, np.full_like(train, request.test_examples or SYNTHETIC_TEST)], axis=1)
+    x = np.empty((sizes.sum(), SYNTHETIC_FEATURES), np.float32)
+    y = np.empty(len(x), np.int32)
+    ends = np.cumsum(sizes)
+    for part, (start, end) in enumerate(zip(ends - sizes.ravel(), ends, strict=True)):
+        count = rng.multinomial(end - start, share[part // 2])
+        component = rng.permutation(np.repeat(np.arange(len(theta)), count))
+        block = x[start:end]  # drawn where it stays: at full size there is a gigabyte of examples
+        rng.random(out=block, dtype=np.float32)
+        block *= 2
+        block -= 1
+        score = np.take_along_axis(block @ theta.T, component[:, None], axis=1)[:, 0]
+        y[start:end] = score + SYNTHETIC_NOISE * rng.standard_normal(len(score)) > 0
+    client = np.repeat(np.arange(request.num_clients), sizes.sum(axis=1))
+    is_test = np.repeat(np.arange(sizes.size) % 2 == 1, sizes.ravel())
+    rows = request.rows(len(y)) if request.fraction < 1 else slice(None)  # no copy where all are kept
+    return Source(
+        x[rows], y[rows], client[rows], is_test[rows], 2, "classification", "synthetic", share.argmax(axis=1)
+    )
 
 
 def _npz(request: _Request) -> Source:
@@ -303,6 +385,7 @@ def _standardize(x: np.ndarray, is_test: np.ndarray | None) -> None:
 READERS: dict[str, Callable[[_Request], Source]] = {
     "digits": _digits,
     "sine": _sine,
+    "synthetic": _synthetic,
     "npz": _npz,
     "tfds": _tfds,
 }
