@@ -30,33 +30,53 @@ SCHEDULES = {
 }
 
 
-def define_data_flags() -> None:
+# The flags of `data.make`.
+DATA_FLAGS = (
+    *("dataset", "data_file", "data_dir", "data_fraction", "standardize", "partition", "num_clients"),
+    *("num_distributions", "dirichlet_alpha", "classes_per_client", "replacement", "official_test"),
+    *("train_examples", "test_examples", "test_fraction", "validation_fraction", "text_stride"),
+)
+
+
+def define_data_flags(dataset: str = "digits") -> None:
     """On what: data set, partition, splits."""
-    flags.DEFINE_string("dataset", "digits", "digits, sine, npz (with --data_file) or tfds:NAME (with --data_dir)")
-    flags.DEFINE_string("data_file", None, "npz with x, y and, optionally, client and is_test")
+    sources = "digits, sine, synthetic, npz or text (with --data_file) or tfds:NAME (with --data_dir)"
+    flags.DEFINE_string("dataset", dataset, sources)
+    flags.DEFINE_string(
+        "data_file", None, "npz with x, y and, optionally, client or writer, is_test, coarse; or a text of NAME: lines"
+    )
     flags.DEFINE_string("data_dir", None, "folder of prepared TFDS data sets")
     flags.DEFINE_float("data_fraction", 1.0, "share of the examples to use, in (0, 1]")
     flags.DEFINE_bool("standardize", True, "zero mean and unit variance for npz and TFDS data, from training examples")
     flags.DEFINE_string(
         "partition",
         "auto",
-        "iid, label_groups, label_dirichlet, dirichlet, pathological, pairs or natural; auto: natural where the data "
-        "name clients, else label_groups",
+        "iid, label_groups, label_dirichlet, dirichlet, pathological, pairs, pachinko or natural; auto: natural where "
+        "the data name clients, else label_groups",
     )
     flags.DEFINE_integer("num_clients", 0, "K; 0: all clients of a natural partition, else 16")
-    flags.DEFINE_integer("num_distributions", 2, "label groups of label_groups and label_dirichlet")
-    flags.DEFINE_float("dirichlet_alpha", 0.4, "concentration of the Dirichlet partitions")
+    flags.DEFINE_integer(
+        "num_distributions", 2, "label groups of label_groups and label_dirichlet; components of synthetic"
+    )
+    flags.DEFINE_float("dirichlet_alpha", 0.4, "concentration of the Dirichlet partitions and of synthetic mixtures")
     flags.DEFINE_integer("classes_per_client", 2, "classes a client, of pathological and pairs")
     flags.DEFINE_bool("replacement", False, "let clients share examples, for more clients than the examples allow")
     flags.DEFINE_bool("official_test", False, "test on the data's own test examples instead of 20 % of each client's")
     flags.DEFINE_integer("train_examples", 0, "cap on n_k, a client's training examples; 0: none")
-    flags.DEFINE_float("validation_fraction", 0.0, "share of a client's training examples kept for validation")
+    flags.DEFINE_integer("test_examples", 0, "cap on a client's test examples; 0: none (synthetic: draws 5,000)")
+    flags.DEFINE_float("test_fraction", 0.2, "share of a client's examples to test on, where they are not given")
+    flags.DEFINE_float(
+        "validation_fraction", 0.0, "share of a client's training examples for validation; 0.25 makes 60/20/20"
+    )
+    flags.DEFINE_integer("text_stride", 1, "characters from one window of a text to the next")
     flags.DEFINE_float("unseen_clients", 0.0, "share of the clients kept out of training and adapted to afterwards")
 
 
 def define_training_flags(rounds: int = 150) -> None:
     """What to train, and how; `rounds` is the default of --rounds."""
-    flags.DEFINE_string("model", "auto", f"{', '.join(models.NAMES)}; auto: linear for a regression, else mlp")
+    flags.DEFINE_string(
+        "model", "auto", f"{', '.join(models.NAMES)}; auto: linear for a regression, lstm for a text, else mlp"
+    )
     flags.DEFINE_list("hidden", ["64"], "widths of the mlp's hidden layers")
     flags.DEFINE_list("channels", ["128", "128", "128"], "channels of the cnn's convolutions")
     flags.DEFINE_integer("rounds", rounds, "R, communication rounds", lower_bound=1)
@@ -135,19 +155,34 @@ def build_plan() -> Plan:
 
 def build_data(seed: int) -> tuple[Federation, Federation | None]:
     """The clients that train, and those kept out of training (or None)."""
-    names = (
-        "dataset data_file data_dir data_fraction standardize partition num_clients num_distributions dirichlet_alpha "
-        "classes_per_client replacement official_test train_examples validation_fraction"
-    )
-    federation = data.make(**{name: FLAGS[name].value for name in names.split()}, seed=seed)
+    federation = data.make(**{name: FLAGS[name].value for name in DATA_FLAGS}, seed=seed)
     if not 0 <= FLAGS.unseen_clients < 1:
         raise UsageError(f"--unseen_clients={FLAGS.unseen_clients}: accepted: a share in [0, 1)")
     return data.split_unseen(federation, FLAGS.unseen_clients, seed) if FLAGS.unseen_clients else (federation, None)
 
 
 # What a data set is about, where the user does not say otherwise: digits with few examples a client, so that
-# collaboration matters; the sine as in FedeRiCo's Figure 1 (BUILD_NOTES.md says why these knobs).
+# collaboration matters; the sine as in FedeRiCo's Figure 1 (BUILD_NOTES.md says why these knobs); the synthetic
+# mixture and texts as in FedEM's Table 2.
+FEDEM = {
+    "official_test": True,
+    "optimizer": "sgd",
+    "momentum": 0.9,
+    "weight_decay": 5e-4,
+    "keep_optimizer": True,
+    "lr_schedule": "multistep",
+    "batch_size": 128,
+}
 DEFAULTS = {
+    "synthetic": {
+        **FEDEM,
+        "num_clients": 300,
+        "num_distributions": 3,
+        "model": "linear",
+        "rounds": 200,
+        "learning_rate": 0.1,
+    },
+    "text": {**FEDEM, "rounds": 80, "learning_rate": 0.05},
     "digits": {"train_examples": 15},
     "sine": {"num_clients": 10, "learning_rate": 0.1, "federico.warmup": 75, "federico.tracking": "accumulated"},
 }
@@ -174,8 +209,11 @@ def whole_numbers(flag: str) -> tuple[int, ...]:
 def build_model(federation: Federation) -> models.Model:
     """The clients' network."""
     name = FLAGS.model
+    sequences = federation.train.y.ndim > 2
     if name == "auto":
-        name = "linear" if federation.task == "regression" else "mlp"
+        name = "lstm" if sequences else "linear" if federation.task == "regression" else "mlp"
+    if sequences != (name == "lstm"):
+        raise UsageError(f"--model={name}: accepted for {federation.name}: {'lstm' if sequences else 'all but lstm'}")
     shape = federation.train.x.shape[2:]
     widths = {"hidden": whole_numbers("hidden"), "channels": whole_numbers("channels")}
     return models.make(name, shape, federation.task, federation.num_classes, **widths)

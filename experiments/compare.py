@@ -7,42 +7,22 @@ Each cell, a method with a seed, is a run of its own in OUT/METHOD/seed-N; a fin
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from pathlib import Path
 
 import numpy as np
 from absl import flags
 from rich.console import Console
-from rich.table import Table
 
-from experiments import common
-from pfljax import algorithms, report
-from pfljax.training import files, loop
-from pfljax.types import UsageError
+from experiments import common, sweeps
+from pfljax import report
+from pfljax.training import files
 
 FLAGS = flags.FLAGS
 
 common.define_data_flags()
 common.define_training_flags()
 common.define_device_flags()
-flags.DEFINE_list("algorithms", ["local", "fedavg", "fedavg_plus", "federico"], "methods, or all")
-flags.DEFINE_list("seeds", ["0", "1", "2"], "each decides its own split, initial models, cohorts, batches, sampling")
-flags.DEFINE_string("out", "runs/compare", "folder of the comparison; finished cells in it are kept")
-
-
-def cell(name: str, seed: int, out: Path) -> dict:
-    """One run's summary, trained unless it is there already."""
-    federation, unseen = common.build_data(seed)
-    setup = common.build_setup(name, federation, unseen, seed)
-    loop.check_directory(out, setup.config, resume=True)
-    summary = out / "summary.json"
-    if summary.exists() and json.loads(summary.read_text())["last"]["round"] >= setup.rounds:
-        print(f"{name}, seed {seed}: finished before, kept")
-        return json.loads(summary.read_text())
-    print(f"{name}, seed {seed}: {federation.num_clients} clients, {setup.rounds} rounds")
-    return loop.run(setup, out, resume=True, say=lambda line: None).summary
+sweeps.define_sweep_flags(["local", "fedavg", "fedavg_plus", "federico"], ["0", "1", "2"], "runs/compare")
 
 
 def score(summary: dict, out: Path) -> dict[str, np.ndarray]:
@@ -98,44 +78,18 @@ def columns(rows: list[dict], classification: bool) -> tuple[list[str], list[lis
     return heads, body
 
 
-def write(rows: list[dict], classification: bool, out: Path) -> Table:
-    """Writes table.md, table.csv, table.json and comparison.png; returns the table for the terminal."""
-    heads, body = columns(rows, classification)
-    lines = [" | ".join(line) for line in [heads, ["---"] * len(heads), *body]]
-    files.write_text(out / "table.md", "".join(f"| {line} |\n" for line in lines))
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([heads, *body])
-    files.write_text(out / "table.csv", text.getvalue())
-    files.write_json(out / "table.json", rows)
-    report.save(report.comparison_figure(rows), out / "comparison.png")
-    table = Table()
-    for head in heads:
-        table.add_column(head, justify="left" if head == "method" else "right")
-    for cells in body:
-        table.add_row(*cells)
-    return table
-
-
 def run() -> None:
     """The command."""
-    names = list(algorithms.METHODS) if FLAGS.algorithms == ["all"] else FLAGS.algorithms
-    for name in names:
-        algorithms.get(name, flag="--algorithms")
-    common.check_knobs(names)
-    try:
-        seeds = [int(seed) for seed in FLAGS.seeds]
-    except ValueError:
-        seeds = []
-    if not seeds or min(seeds) < 0:
-        raise UsageError(f"--seeds={','.join(FLAGS.seeds)}: accepted: whole numbers of 0 or more, separated by commas")
+    names, seeds = sweeps.method_names(), sweeps.seed_numbers()
     common.set_defaults_of_data()
     out, rows = Path(FLAGS.out), []
     for number, name in enumerate(names):
-        folders = [out / name / f"seed-{seed}" for seed in seeds]
-        summaries = [cell(name, seed, folder) for seed, folder in zip(seeds, folders, strict=True)]
-        rows.append(row_of(name, [score(s, f) for s, f in zip(summaries, folders, strict=True)]))
-        print(f"{number + 1} of {len(names)} methods done")
-    table = write(rows, summaries[0]["task"] == "classification", out)
+        summaries = sweeps.cells(name, seeds, out / name)
+        scores = [score(s, out / name / f"seed-{seed}") for seed, s in zip(seeds, summaries, strict=True)]
+        rows.append(row_of(name, scores))
+        print(f"{number + 1} of {len(names)} methods done: {name}")
+    table = sweeps.write_table(*columns(rows, summaries[0]["task"] == "classification"), rows, out)
+    report.save(report.comparison_figure(rows), out / "comparison.png")
     seeds = ", ".join(FLAGS.seeds)
     table.title = f"{summaries[0]['dataset']}, last of {FLAGS.rounds} rounds, mean ± std over seeds {seeds}"
     Console(width=120).print(table)

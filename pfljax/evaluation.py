@@ -7,13 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfljax.mapping import Plan
-from pfljax.models import Model
+from pfljax.models import Model, mean_over_places
 from pfljax.solvers import sum_over_examples
 from pfljax.types import Array, Metrics, Predictor, Split, Work
 
 
 def mixture(plan: Plan, model: Model, models, weights: Array, x: Array) -> Array:
-    """sum_j weights[j] p(y | x, models[j]): class probabilities (B, C), or values (B,) of a regression."""
+    """sum_j weights[j] p(y | x, models[j]): class probabilities (B, C), or values (B,) of a regression.
+
+    For sequences the probabilities are (B, T, C).
+    """
     predictions = plan.over_models(lambda params: model.predict(params, x), models)
     return jnp.tensordot(weights, predictions, axes=1)
 
@@ -23,7 +26,7 @@ def evaluate(plan: Plan, model: Model, predictor: Predictor, split: Split) -> Me
 
     Returns:
         "loss" (K,): mean negative log-likelihood in nats, or mean squared error; and "accuracy" (K,) in [0, 1]
-        for a classification. NaN for a client without examples.
+        for a classification. NaN for a client without examples. A sequence counts with the mean over its places.
     """
 
     def client(models, _, data):
@@ -34,10 +37,10 @@ def evaluate(plan: Plan, model: Model, predictor: Predictor, split: Split) -> Me
             mixed = mixture(plan, model, models, weights, x)
             if model.task == "regression":
                 return {"loss": jnp.where(mask, jnp.square(mixed - y), 0).sum()}
-            likelihood = jnp.take_along_axis(mixed, y[:, None], axis=1)[:, 0]
-            loss = -jnp.log(jnp.maximum(likelihood, jnp.finfo(jnp.float32).tiny))
-            right = (mixed.argmax(axis=-1) == y) & mask
-            return {"loss": jnp.where(mask, loss, 0).sum(), "accuracy": right.sum().astype(jnp.float32)}
+            likelihood = jnp.take_along_axis(mixed, y[..., None].astype(jnp.int32), axis=-1, mode="clip")[..., 0]
+            loss = mean_over_places(-jnp.log(jnp.maximum(likelihood, jnp.finfo(jnp.float32).tiny)), y, mixed.shape[-1])
+            right = mean_over_places(mixed.argmax(axis=-1) == y, y, mixed.shape[-1])
+            return {"loss": jnp.where(mask, loss, 0).sum(), "accuracy": jnp.where(mask, right, 0).sum()}
 
         totals = sum_over_examples(sums, split)
         means = jax.tree.map(lambda t: jnp.where(split.size > 0, t / jnp.maximum(split.size, 1), jnp.nan), totals)

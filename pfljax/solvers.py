@@ -274,9 +274,7 @@ class Problem(NamedTuple):
         models, opt_states, losses = self.plan.over_models(one, models, opt_states, aux)
         return models, opt_states if self.keep_optimizer else (), losses
 
-    def train_alone(
-        self, key: Key, start: Params, clients: Shard, *, own: bool, rounds: int = 1, first_round: Array | int = 0
-    ) -> Params:
+    def train_alone(self, key: Key, start: Params, clients: Shard, *, own: bool, rounds: int = 1) -> Params:
         """Every client trains a model for `rounds` rounds on its own data, with a fresh optimizer; stacked (K, ...).
 
         Args:
@@ -285,7 +283,6 @@ class Problem(NamedTuple):
             clients: Stacked, K clients.
             own: See `start`.
             rounds: How many rounds' worth of local epochs or steps.
-            first_round: The number of the first of them.
         """
         num = tree.num_rows(clients)
 
@@ -296,7 +293,7 @@ class Problem(NamedTuple):
 
             def one_round(number, carry):
                 round_key = jax.random.fold_in(client_key, number)
-                return fit(self.solver, round_key, *carry, shard.train, round_number=first_round + number)[:2]
+                return fit(self.solver, round_key, *carry, shard.train, round_number=number)[:2]
 
             carry = (params, self.solver.optimizer.init(params))
             params, _ = jax.lax.fori_loop(0, rounds, one_round, carry)

@@ -29,8 +29,10 @@ class Split(NamedTuple):
     Rows at and beyond `size` are padding (zeros) and must not influence any result.
     """
 
-    x: Array  # (n_max, *features) float32; stacked (K, n_max, *features)
-    y: Array  # (n_max,) int32 classes, or float32 targets of a regression; stacked (K, n_max)
+    x: Array  # (n_max, *features) float32, or (n_max, T) uint8 tokens of sequences; stacked (K, n_max, *features)
+    # (n_max,) int32 classes, or float32 targets of a regression; (n_max, T) uint8 for sequences, 255 where there is
+    # nothing to predict; stacked (K, n_max, ...).
+    y: Array
     size: Array  # () int32: how many examples are real; stacked (K,)
 
 

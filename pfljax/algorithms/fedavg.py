@@ -9,7 +9,8 @@ personalization via model agnostic meta learning" (2019), as FedEM and FedeRiCo 
     FedAvg+ then, before it is evaluated: client k trains theta for `tune_epochs` epochs on D_k.
 
 Departures from the paper: none. The clients' optimizer starts afresh in every round, unless it is to be kept
-(`Problem.keep_optimizer`); tuning always starts afresh.
+(`Problem.keep_optimizer`). Tuning always starts afresh, with the rate of the first round whatever the schedule: after the
+last round's hundredth of it a pass would change next to nothing.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def fedavg_plus(problem: Problem, config: FedAvgPlusConfig) -> Algorithm:
 
     def predictor(key, state, clients):
         num = tree.num_rows(clients)
-        models = tuning.train_alone(key, state.models, clients, own=False, first_round=state.round)
+        models = tuning.train_alone(key, state.models, clients, own=False)
         return Predictor(models, jnp.arange(num, dtype=jnp.int32)[:, None], jnp.ones((num, 1)), "own")
 
     scored = "the global model, tuned by each client on its training data"

@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pfljax.data.sources import Source, dirichlet_draws, generator, unknown
+from pfljax.data.sources import Source, check_concentration, dirichlet_draws, generator, unknown
 from pfljax.types import UsageError
 
 MIN_EXAMPLES = 2  # one to train on and one to test on
+PACHINKO_BETA = 10  # concentration of the fine labels within a coarse one
 
 
 class Assignment(NamedTuple):
@@ -55,7 +56,7 @@ def partition(
         source: The examples.
         num_clients: K; for "natural" 0 means all that have two examples, and fewer are drawn uniformly.
         num_distributions: Label groups D of label_groups and label_dirichlet.
-        dirichlet_alpha: Concentration of label_dirichlet and dirichlet.
+        dirichlet_alpha: Concentration of label_dirichlet, dirichlet and pachinko.
         classes_per_client: Classes that a client holds, of pathological and pairs.
         replacement: Whether clients share examples: each draws `train_examples` to train on, and examples to
             test on in proportion, from its own label distribution; fewer where its pools hold fewer, none twice.
@@ -77,14 +78,18 @@ def partition(
         raise UsageError(f"--test_fraction={test_fraction}: accepted is a share in (0, 1)")
     rng = generator(seed, "partition")
     is_test = source.is_test if official_test else None
+    if replacement and name in ("natural", "pachinko"):
+        raise UsageError("--replacement: accepted are all partitions but natural and pachinko")
     if name == "natural":
-        if replacement:
-            raise UsageError("--replacement: accepted are all partitions but natural")
         return _natural(rng, source, num_clients)._replace(is_test=is_test)
     if source.task == "regression" and name != "iid":
         raise UsageError(f"--partition={name}: needs classes; accepted for a regression are iid and natural")
+    if source.y.ndim > 1 and name != "iid":
+        raise UsageError(f"--partition={name}: needs one class an example; accepted for sequences are iid and natural")
     if num_clients < 1:
         raise UsageError(f"--num_clients={num_clients}: --partition={name} needs at least 1")
+    if name == "pachinko":
+        return _pachinko(rng, source, num_clients, dirichlet_alpha)._replace(is_test=is_test)
     plan = PARTITIONS[name](
         rng,
         source.y,
@@ -166,7 +171,7 @@ PARTITIONS: dict[str, Callable[..., Plan]] = {
     "pathological": pathological,
     "pairs": pairs,
 }
-NAMES = (*PARTITIONS, "natural")  # the natural one assigns by client ids and has no plan
+NAMES = (*PARTITIONS, "pachinko", "natural")  # these two have no plan: one draws in turn, one goes by client ids
 
 
 def _label_groups(rng: np.random.Generator, y: np.ndarray, num_groups: int) -> np.ndarray:
@@ -272,6 +277,54 @@ def _largest_pool(indices: list[np.ndarray], pool: np.ndarray) -> np.ndarray:
     owner = np.repeat(np.arange(len(indices)), [len(ids) for ids in indices])
     cells = owner * num_pools + pool[np.concatenate(indices)]
     return np.bincount(cells, minlength=len(indices) * num_pools).reshape(-1, num_pools).argmax(axis=1)
+
+
+def _pachinko(rng: np.random.Generator, source: Source, num_clients: int, alpha: float) -> Assignment:
+    """Two-level Pachinko allocation (Reddi et al., 2021): everyone draws as many examples, one after another.
+
+    Each client has its own Dirichlet shares of the coarse labels and of the fine ones within each, and draws the
+    coarse label, then the fine one, then one of its examples that nobody has. Labels without examples drop out.
+    """
+    if source.coarse is None:
+        raise UsageError(f"--partition=pachinko: {source.name} has no coarse labels; accepted are data that have them")
+    check_concentration(alpha)
+    size = len(source.y) // num_clients
+    if size < MIN_EXAMPLES:
+        raise UsageError(
+            f"--num_clients={num_clients}: too many for two examples a client by --partition=pachinko; accepted "
+            f"are up to {len(source.y) // MIN_EXAMPLES}"
+        )
+    values, coarse = np.unique(source.coarse, return_inverse=True)
+    fine, pool = np.unique(coarse * source.num_classes + source.y, return_inverse=True)
+    parent = fine // source.num_classes  # the coarse label of each fine one
+    left = np.bincount(pool)
+    members = [rng.permutation(np.flatnonzero(pool == f)) for f in range(len(fine))]
+    indices = []
+    for _ in range(num_clients):
+        # Of a small alpha's shares all but one can vanish in floating point, of their logarithms none.
+        log_share = np.log(rng.standard_gamma(alpha + 1, len(values))) - rng.standard_exponential(len(values)) / alpha
+        beta = rng.standard_gamma(PACHINKO_BETA, len(fine))
+        own, need = [], size
+        while need:
+            fines = rng.choice(len(fine), need, p=_pachinko_shares(log_share, beta, parent, left > 0))
+            # These draws hold up to the first that uses up a label; what is left is then drawn from anew.
+            used_up = np.flatnonzero((np.bincount(fines, minlength=len(fine)) >= left) & (left > 0))
+            drawn = min((np.flatnonzero(fines == f)[left[f] - 1] + 1 for f in used_up), default=need)
+            count = np.bincount(fines[:drawn], minlength=len(fine))
+            left -= count
+            own += [members[f][left[f] : left[f] + count[f]] for f in np.flatnonzero(count)]
+            need -= drawn
+        indices.append(np.concatenate(own))
+    return Assignment(indices, values[_largest_pool(indices, coarse)].astype(np.int32))
+
+
+def _pachinko_shares(log_share: np.ndarray, beta: np.ndarray, parent: np.ndarray, there: np.ndarray) -> np.ndarray:
+    """(F,) the chance of each fine label: its coarse label's among those there (F,), times its own within that."""
+    beta = beta * there
+    total = np.bincount(parent, beta)  # 0 for a coarse label that is used up
+    log_share = np.where(total > 0, log_share, -np.inf)
+    share = np.exp(log_share - log_share.max())
+    return (share / share.sum() / np.where(total > 0, total, 1))[parent] * beta
 
 
 def _natural(rng: np.random.Generator, source: Source, num_clients: int) -> Assignment:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 import pathlib
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable
@@ -21,6 +22,10 @@ SYNTHETIC_FEATURES = 150
 SYNTHETIC_TRAIN = (50, 1000)  # the least and the most training examples of a client
 SYNTHETIC_TEST = 5000  # a client's test examples, unless test_examples says otherwise
 SYNTHETIC_NOISE = 0.1  # standard deviation of the noise on the linear score that decides the class
+TEXT_WINDOW = 80  # characters that a text's example shows
+TEXT_TRAIN = 0.8  # share of a role's lines, from the first on, to train on
+PAD_TOKEN = 255  # target where a sequence has no character to predict: never trained on, left out of means
+CLIENT_FIELDS = ("client", "writer", "client_id", "user")  # what may say, in a TFDS data set, whose example it is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +97,10 @@ def load(
 
     Args:
         dataset: A key of READERS; for TFDS "tfds:NAME".
-        data_file: The file of the data set npz: x (n, *features), y (n,), optionally client (n,) integers or
-            strings, and is_test (n,) booleans. uint8 is read as pixels (divided by 255).
+        data_file: The file of the data set npz: x (n, *features), y (n,), optionally client or writer (n,)
+            integers or strings, coarse (n,) integers, and is_test (n,) booleans; x of uint8 is read as pixels
+            (divided by 255). Or of the data set text: blocks of lines, a blank line between them, each spoken by
+            the role that the block's first line "NAME:" names.
         data_dir: Where TFDS keeps its prepared data sets (None: its own default).
         seed: Decides the subsample and whatever is drawn.
         num_clients: On how many successive intervals the sine curve is observed; the clients of synthetic.
@@ -152,9 +159,14 @@ def dirichlet_draws(rng: np.random.Generator, draws: int, size: int, alpha: floa
     Raises:
         UsageError: If the concentration is not positive and finite.
     """
+    check_concentration(alpha)
+    return rng.dirichlet(np.full(size, alpha), size=draws) * (1 - 1e-12) + 1e-12 / size
+
+
+def check_concentration(alpha: float) -> None:
+    """Raises UsageError unless the concentration is positive and finite."""
     if not 0 < alpha < np.inf:
         raise UsageError(f"--dirichlet_alpha={alpha}: accepted are positive numbers")
-    return rng.dirichlet(np.full(size, alpha), size=draws) * (1 - 1e-12) + 1e-12 / size
 
 
 def unknown(flag: str, name: str, accepted: Iterable[str]) -> UsageError:
@@ -226,15 +238,13 @@ def _synthetic(request: _Request) -> Source:
     client = np.repeat(np.arange(request.num_clients), sizes.sum(axis=1))
     is_test = np.repeat(np.arange(sizes.size) % 2 == 1, sizes.ravel())
     rows = request.rows(len(y)) if request.fraction < 1 else slice(None)  # no copy where all are kept
-    return Source(
-        x[rows], y[rows], client[rows], is_test[rows], 2, "classification", "synthetic", share.argmax(axis=1)
-    )
+    return Source(x[rows], y[rows], client[rows], is_test[rows], 2, "classification", "synthetic", share.argmax(axis=1))
 
 
 def _npz(request: _Request) -> Source:
     """A user's own file (see `load`)."""
     if not request.data_file:
-        raise UsageError("--dataset=npz: needs --data_file=FILE.npz with x and y, optionally client and is_test")
+        raise UsageError("--dataset=npz: needs --data_file=FILE.npz with x, y, optionally client, coarse, is_test")
     where = f"--data_file={request.data_file}"
     arrays = _read_npz(where, request.data_file)
     shape = arrays["x"].shape
@@ -246,11 +256,7 @@ def _npz(request: _Request) -> Source:
     y, num_classes, task = _targets(where, arrays["y"], request.task)
     rows = request.rows(len(y))
     x = _features(where, arrays.pop("x")[rows], rows)
-    client, is_test = arrays.get("client"), arrays.get("is_test")
-    if client is not None:
-        if client.dtype.kind not in "iuUS":
-            raise UsageError(f"{where}: client is {client.dtype}; accepted are integers and strings")
-        client = np.unique(client[rows], return_inverse=True)[1].astype(np.int64)
+    is_test = arrays.get("is_test")
     if is_test is not None:
         if is_test.dtype.kind not in "biu" or not np.isin(is_test, (0, 1)).all():
             raise UsageError(f"{where}: is_test is not boolean")
@@ -259,7 +265,17 @@ def _npz(request: _Request) -> Source:
             raise UsageError(f"{where}: is_test holds for every example, so there is none to train on")
     if request.standardize:
         _standardize(x, is_test)
-    return Source(x, y[rows], client, is_test, num_classes, task, pathlib.Path(request.data_file).stem)
+    key = next((key for key in ("client", "writer") if key in arrays), None)
+    return Source(
+        x,
+        y[rows],
+        _client_ids(where, key, arrays[key][rows]) if key else None,
+        is_test,
+        num_classes,
+        task,
+        pathlib.Path(request.data_file).stem,
+        coarse=_coarse_labels(where, "coarse", arrays["coarse"][rows]) if "coarse" in arrays else None,
+    )
 
 
 def _read_npz(where: str, path: str) -> dict[str, np.ndarray]:
@@ -275,7 +291,8 @@ def _read_npz(where: str, path: str) -> dict[str, np.ndarray]:
                     f"{where}: lacks {' and '.join(missing)}; accepted is an npz with x and y, found "
                     f"{', '.join(archive.files) or 'nothing'}"
                 )
-            return {key: archive[key] for key in ("x", "y", "client", "is_test") if key in archive.files}
+            known = ("x", "y", "client", "writer", "coarse", "is_test")
+            return {key: archive[key] for key in known if key in archive.files}
     except UsageError:
         raise
     except OSError as error:
@@ -284,6 +301,80 @@ def _read_npz(where: str, path: str) -> dict[str, np.ndarray]:
         raise UsageError(
             f"{where}: is not an npz of plain arrays (numpy.savez; no object arrays or pickles)"
         ) from error
+
+
+def _text(request: _Request) -> Source:
+    """The roles of a play as clients, who speak character by character (Shakespeare of FedAvg and FedEM).
+
+    Each role's lines are divided into a training and a test part, and no window of characters crosses the two.
+    """
+    if not request.data_file:
+        raise UsageError("--dataset=text: needs --data_file=FILE, a text of roles that speak")
+    if request.task == "regression":
+        raise UsageError("--task=regression: --dataset=text has classes; accepted: classification, auto")
+    if request.text_stride < 1:
+        raise UsageError(f"--text_stride={request.text_stride}: accepted is at least 1")
+    where = f"--data_file={request.data_file}"
+    roles = _roles(where, request.data_file)
+    letters = sorted(set("\n".join(part for parts in roles for part in parts)))
+    if len(letters) >= PAD_TOKEN:
+        raise UsageError(f"{where}: has {len(letters)} different characters; accepted are up to {PAD_TOKEN - 1}")
+    code = {letter: i for i, letter in enumerate(letters)}
+    xs, ys, is_test, client = [], [], [], []
+    for k, parts in enumerate(roles):
+        for test, part in enumerate(parts):
+            x, y = _windows(np.array([code[letter] for letter in part], np.uint8), request.text_stride)
+            xs.append(x)
+            ys.append(y)
+            is_test.append(np.full(len(x), bool(test)))
+            client.append(np.full(len(x), k))
+    x, y, is_test, client = map(np.concatenate, (xs, ys, is_test, client))
+    rows = request.rows(len(x)) if request.fraction < 1 else slice(None)
+    name = pathlib.Path(request.data_file).stem
+    distribution = np.arange(len(roles))
+    return Source(x[rows], y[rows], client[rows], is_test[rows], len(letters), "classification", name, distribution)
+
+
+def _roles(where: str, path: str) -> list[tuple[str, str]]:
+    """The training and the test text of each role with two lines or more, in the order of first appearance."""
+    try:
+        text = pathlib.Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{where}: cannot be read ({error.strerror or error})") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where}: is not UTF-8 text (byte {error.start})") from error
+    spoken: dict[str, list[str]] = {}
+    speaker = None
+    for block in re.split(r"\n\s*\n", text):
+        lines = [line for line in block.split("\n") if line.strip()]
+        if lines and re.fullmatch("[^:]+:", lines[0].strip()):
+            speaker = lines.pop(0).strip()
+        if speaker:  # what comes before the first heading is nobody's
+            spoken.setdefault(speaker, []).extend(lines)
+    if not spoken:
+        raise UsageError(
+            f"{where}: is a text without roles; accepted are blocks of lines with a blank line between them, the "
+            'first line of a block "NAME:" and the following ones what NAME speaks'
+        )
+    roles = []
+    for lines in spoken.values():
+        cut = min(max(1, int(TEXT_TRAIN * len(lines))), len(lines) - 1)
+        parts = "\n".join(lines[:cut]), "\n".join(lines[cut:])
+        if min(map(len, parts)) > 1:  # a single character would leave nothing to predict
+            roles.append(parts)
+    if not roles:
+        raise UsageError(f"{where}: no role has two lines, one to train on and one to test on")
+    return roles
+
+
+def _windows(tokens: np.ndarray, stride: int) -> tuple[np.ndarray, np.ndarray]:
+    """The windows of tokens (length,), and what follows each token of theirs: both (n, TEXT_WINDOW) uint8."""
+    missing = TEXT_WINDOW + 1 - len(tokens)
+    if missing > 0:
+        x, y = np.pad(tokens[:-1], (0, missing)), np.pad(tokens[1:], (0, missing), constant_values=PAD_TOKEN)
+        return x[None], y[None]
+    windows = np.lib.stride_tricks.sliding_window_view(tokens, TEXT_WINDOW + 1)[::stride]
+    return windows[:, :-1], windows[:, 1:]
 
 
 def _tfds(request: _Request) -> Source:
@@ -317,20 +408,35 @@ def _tfds(request: _Request) -> Source:
     if is_test.all():
         raise UsageError(f"{where}: --data_fraction={request.fraction} leaves no training examples")
     examples = [parts[t][int(row) - t * len(parts[0])] for row, t in zip(rows, is_test.astype(int), strict=True)]
-    arrays = [key for key, value in examples[0].items() if key != "label" and np.ndim(value) > 0]
+    scalars = [key for key, value in examples[0].items() if np.ndim(value) == 0]
+    arrays = [key for key in examples[0] if key != "label" and key not in scalars]
     if "label" not in examples[0] or not arrays:
         raise UsageError(f"{where}: needs a label and an array beside it; found {', '.join(examples[0])}")
     feature = "image" if "image" in arrays else arrays[0]
+
+    def column(key: str) -> np.ndarray:
+        return np.array([example[key] for example in examples])
+
     shapes = {np.shape(example[feature]) for example in examples}
     if len(shapes) > 1:
         raise UsageError(f"{where}: examples of one shape are accepted; {feature} has {len(shapes)} shapes")
-    y, num_classes, task = _targets(where, np.array([example["label"] for example in examples]), request.task)
+    y, num_classes, task = _targets(where, column("label"), request.task)
     if task == "classification":  # a subsample may miss the last classes
         num_classes = getattr(parts[0].dataset_info.features["label"], "num_classes", None) or num_classes
     x = _features(where, np.stack([example[feature] for example in examples]), rows)
     if request.standardize:
         _standardize(x, is_test)
-    return Source(x, y, None, is_test if len(parts) > 1 else None, num_classes, task, request.member)
+    key = next((key for key in CLIENT_FIELDS if key in scalars), None)
+    return Source(
+        x,
+        y,
+        _client_ids(where, key, column(key)) if key else None,
+        is_test if len(parts) > 1 else None,
+        num_classes,
+        task,
+        request.member,
+        coarse=_coarse_labels(where, "coarse_label", column("coarse_label")) if "coarse_label" in scalars else None,
+    )
 
 
 def _targets(where: str, y: np.ndarray, task: str) -> tuple[np.ndarray, int, Task]:
@@ -350,6 +456,20 @@ def _targets(where: str, y: np.ndarray, task: str) -> tuple[np.ndarray, int, Tas
     if y.max() >= max(len(y), 1000):  # each class has its own output: most likely these are no classes
         raise UsageError(f"{where}: y reaches {y.max()} in {len(y)} rows; classes are 0..C-1, floats a regression")
     return y.astype(np.int32), int(y.max()) + 1, "classification"
+
+
+def _client_ids(where: str, name: str, client: np.ndarray) -> np.ndarray:
+    """Numbers the clients 0..K-1 in sorted order: (n,) int64 from integers or strings."""
+    if client.dtype.kind not in "iuUS":
+        raise UsageError(f"{where}: {name} is {client.dtype}; accepted are integers and strings")
+    return np.unique(client, return_inverse=True)[1].astype(np.int64)
+
+
+def _coarse_labels(where: str, name: str, coarse: np.ndarray) -> np.ndarray:
+    """Checks the coarse labels (n,); returns them as int32."""
+    if coarse.dtype.kind not in "iu":
+        raise UsageError(f"{where}: {name} is {coarse.dtype}; accepted are integers")
+    return coarse.astype(np.int32)
 
 
 def _features(where: str, x: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -387,5 +507,6 @@ READERS: dict[str, Callable[[_Request], Source]] = {
     "sine": _sine,
     "synthetic": _synthetic,
     "npz": _npz,
+    "text": _text,
     "tfds": _tfds,
 }

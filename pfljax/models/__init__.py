@@ -29,17 +29,26 @@ class Model(NamedTuple):
     task: Task
 
     def loss(self, params: Params, x: Array, y: Array) -> Array:
-        """Per-example loss (B,): cross entropy in nats, or the squared error."""
+        """Per-example loss (B,): cross entropy in nats, of a sequence the mean over its places; or the squared error."""
         outputs = self.apply(params, x)
         if self.task == "regression":
             return jnp.square(outputs - y)
         # One-hot labels: on a CPU the gradient of a gather is a slow scatter.
-        return optax.softmax_cross_entropy(outputs, jax.nn.one_hot(y, outputs.shape[-1]))
+        losses = optax.softmax_cross_entropy(outputs, jax.nn.one_hot(y, outputs.shape[-1]))
+        return mean_over_places(losses, y, outputs.shape[-1])
 
     def predict(self, params: Params, x: Array) -> Array:
         """What mixtures mix: class probabilities (B, C), or the outputs (B,) of a regression."""
         outputs = self.apply(params, x)
         return outputs if self.task == "regression" else jax.nn.softmax(outputs)
+
+
+def mean_over_places(values: Array, y: Array, num_classes: int) -> Array:
+    """One value an example: values (B,) as they are, values (B, T) as means over the T places whose y is a class."""
+    if y.ndim == 1:
+        return values.astype(jnp.float32)
+    real, places = y < num_classes, tuple(range(1, y.ndim))
+    return jnp.where(real, values, 0).sum(places) / jnp.maximum(real.sum(places), 1)
 
 
 def make(

@@ -267,6 +267,32 @@ def comparison_figure(table: Sequence[dict]) -> Figure:
     return figure
 
 
+def sweep_figure(points: Sequence[dict], panels: dict[str, str]) -> Figure:
+    """Accuracy against a knob, a panel for each knob and a line for each method; crosses are a paper's values.
+
+    Args:
+        points: "panel", "algorithm", "value", "accuracy" and "paper" (a share, or None) of each point.
+        panels: The label of the horizontal axis of each panel that has points.
+    """
+    panels = {panel: label for panel, label in panels.items() if any(point["panel"] == panel for point in points)}
+    figure = Figure(figsize=(5.5 * len(panels), 4.2), layout="constrained")
+    methods = list(dict.fromkeys(point["algorithm"] for point in points))
+    shades = dict(zip(methods, colors(np.arange(len(methods))), strict=True))
+    for place, (panel, label) in enumerate(panels.items(), 1):
+        axes = _axes(figure, 1, len(panels), place, xlabel=label, ylabel="test accuracy")
+        for method in methods:
+            own = [point for point in points if (point["panel"], point["algorithm"]) == (panel, method)]
+            if not own:
+                continue
+            axes.plot([p["value"] for p in own], [p["accuracy"] for p in own], "o-", color=shades[method], label=method)
+            known = [p for p in own if p["paper"] is not None]
+            axes.plot([p["value"] for p in known], [p["paper"] for p in known], "x", color=shades[method], markersize=9)
+        if any(point["paper"] is not None for point in points):
+            axes.plot([], [], "x", color="gray", label="the paper's Table 2")
+        axes.legend(frameon=False)
+    return figure
+
+
 def scaling_figure(rows: Sequence[dict]) -> Figure:
     """Time and memory of a round against the number of clients, log-log, with the slope in the legend."""
     figure = Figure(figsize=(11, 4.2), layout="constrained")

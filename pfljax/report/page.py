@@ -130,7 +130,7 @@ def draw(
         topology = str(topology)
         out["collaboration_matrix"] = (
             figures.collaboration_matrix(index[-1], weights[-1], distribution, topology=topology),
-            "Which of the shared models each client predicts with in the last round: look whether clients of one distribution "
+            "Which of the models each client predicts with in the last round: look whether clients of one distribution "
             "choose the same ones."
             if topology == "shared"
             else "Whose models each client predicts with in the last round, clients in the order of their true "

@@ -1,5 +1,6 @@
 """Packing: splits within clients, padding, and what is said of a Federation."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -72,6 +73,34 @@ def test_train_examples_caps_training_and_not_testing():
     np.testing.assert_array_equal(halved.validation.size, [0, 1, 2, 4, 4])
 
 
+def test_test_examples_caps_testing_and_not_training():
+    federation = packing.build(SOURCE, ASSIGNMENT, test_examples=3)
+    whole = packing.build(SOURCE, ASSIGNMENT)
+    np.testing.assert_array_equal(federation.test.size, [1, 1, 1, 3, 2])
+    assert federation.test.x.shape[1] == 3 and set(examples(federation.test, 3)) < set(examples(whole.test, 3))
+    np.testing.assert_array_equal(federation.train.x, whole.train.x)
+    official = packing.build(SOURCE, ASSIGNMENT._replace(is_test=SOURCE.is_test), test_examples=3)
+    np.testing.assert_array_equal(official.test.size, [1, 2, 2, 3, 3])
+    assert (examples(official.test, 3) % 2 == 0).all()
+
+
+def test_sequences_keep_their_tokens_and_targets():
+    x = np.arange(1, 62, dtype=np.uint8)[:, None] * np.ones(3, np.uint8)
+    source = dataclasses.replace(SOURCE, x=x, y=x + np.uint8(100))
+    federation = packing.build(source, ASSIGNMENT, validation_fraction=0.25)
+    for split in parts(federation):
+        assert split.x.shape == split.y.shape == (5, split.x.shape[1], 3) and split.x.dtype == split.y.dtype == np.uint8
+        for k, size in enumerate(split.size):
+            np.testing.assert_array_equal(split.y[k, :size], split.x[k, :size] + 100)
+            assert not split.x[k, size:].any() and not split.y[k, size:].any()
+    found = np.concatenate([split.x[3, : split.size[3], 0] for split in parts(federation)])
+    np.testing.assert_array_equal(np.sort(found), ASSIGNMENT.indices[3] + 1)
+    told = data.describe(federation)
+    assert "classes_per_client" not in told and told["digest"] == data.digest(federation)
+    changed = packing.build(dataclasses.replace(source, y=x + np.uint8(101)), ASSIGNMENT, validation_fraction=0.25)
+    assert data.digest(changed) != data.digest(federation)
+
+
 def test_splits_are_random_and_decided_by_the_seed():
     first, again, other = (packing.build(SOURCE, ASSIGNMENT, seed=seed) for seed in (1, 1, 2))
     for a, b in zip(parts(first), parts(again), strict=True):
@@ -119,6 +148,7 @@ def test_clients_without_replacement_share_nothing():
         ({"validation_fraction": 1}, "--validation_fraction=1"),
         ({"validation_fraction": -0.1}, "--validation_fraction=-0.1"),
         ({"train_examples": -1}, "--train_examples=-1"),
+        ({"test_examples": -1}, "--test_examples=-1"),
         ({"seed": -3}, "--seed=-3"),
     ],
 )

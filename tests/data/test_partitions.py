@@ -242,6 +242,8 @@ def test_the_official_test_examples_can_be_kept():
 
 FEW = make_source(n=100)
 REGRESSION = make_source(task="regression", num_classes=1)
+COARSE = make_source(y=(np.arange(1200) % 40).astype(np.int32), num_classes=40, coarse=np.arange(1200) % 40 // 5 * 7)
+SEQUENCES = make_source(y=np.zeros((1200, 3), np.uint8), distribution=np.arange(7))
 
 
 @pytest.mark.parametrize(
@@ -281,6 +283,16 @@ REGRESSION = make_source(task="regression", num_classes=1)
         ("natural", SOURCE, {"num_clients": 8}, "--num_clients=8: toy has 7 clients"),
         ("natural", SOURCE, {"replacement": True}, "--replacement: .*natural"),
         ("iid", SOURCE, {"replacement": True}, "--replacement: needs --train_examples"),
+        ("pachinko", COARSE, {"replacement": True}, "--replacement: .*pachinko"),
+        ("pachinko", SOURCE, {}, "--partition=pachinko: toy has no coarse labels; accepted"),
+        ("pachinko", COARSE, {"num_clients": 601}, "--num_clients=601: .*up to 600"),
+        ("pachinko", COARSE, {"num_clients": 0}, "--num_clients=0"),
+        ("pachinko", COARSE, {"dirichlet_alpha": 0}, "--dirichlet_alpha=0"),
+        ("pachinko", REGRESSION, {}, "--partition=pachinko: needs classes"),
+        *[
+            (name, SEQUENCES, {}, f"--partition={name}: .*accepted for sequences are iid and natural")
+            for name in (*LABELS, "pachinko")
+        ],
         ("iid", SOURCE, {"test_fraction": 1}, "--test_fraction=1"),
         ("iid", make_source(is_test=None), {"official_test": True}, "--official_test: toy has no"),
         *[(name, REGRESSION, {}, f"--partition={name}: needs classes") for name in LABELS],
@@ -311,5 +323,59 @@ def test_regressions_can_be_divided_at_random_and_by_client():
     assert partition("natural", source).distribution.tolist() == list(range(7))
 
 
-def test_names_are_the_plans_and_natural():
-    assert set(NAMES) == {*PARTITIONS, "natural"}
+def test_sequences_can_be_divided_at_random_and_by_client():
+    assert len(partition("iid", SEQUENCES, num_clients=4).indices) == 4
+    np.testing.assert_array_equal(partition("natural", SEQUENCES).distribution, np.arange(7))
+
+
+@pytest.mark.parametrize("alpha", [1e-8, 0.1, 1e6])
+@pytest.mark.parametrize("num_clients", [1, 7, 40, 600])
+def test_pachinko_gives_everyone_as_many_until_all_are_gone(num_clients, alpha):
+    assignment = partition("pachinko", COARSE, num_clients=num_clients, dirichlet_alpha=alpha)
+    assert {len(ids) for ids in assignment.indices} == {1200 // num_clients}
+    ids = np.concatenate(assignment.indices)
+    assert len(np.unique(ids)) == len(ids) == 1200 // num_clients * num_clients
+    assert assignment.distribution.dtype == np.int32
+    for own, most in zip(assignment.indices, assignment.distribution, strict=True):
+        held = np.bincount(COARSE.coarse[own])
+        assert held[most] == held.max()
+
+
+def test_pachinko_clients_have_few_coarse_labels_and_all_of_their_fine_ones():
+    first = partition("pachinko", COARSE, num_clients=4, dirichlet_alpha=0.01)
+    held = [np.bincount(COARSE.coarse[ids] // 7, minlength=8) for ids in first.indices]
+    # 300 examples of coarse labels with 150 each: two where a draw is concentrated, and three after others' draws.
+    assert np.mean([(row > 0).sum() for row in held]) <= 3
+    few = [partition("pachinko", COARSE, num_clients=60, dirichlet_alpha=0.01, seed=seed) for seed in range(4)]
+    coarse = [len(np.unique(COARSE.coarse[ids])) for a in few for ids in a.indices[:30]]
+    fine = [len(np.unique(COARSE.y[ids])) for a in few for ids in a.indices[:10]]
+    assert np.mean(coarse) < 1.6 and np.mean(fine) > 4
+    wide = partition("pachinko", COARSE, num_clients=60, dirichlet_alpha=1e3)
+    assert np.mean([len(np.unique(COARSE.coarse[ids])) for ids in wide.indices[:30]]) > 6
+
+
+def test_pachinko_draws_follow_the_shares_of_both_levels():
+    # The first of many clients, who find plenty of everything. Dirichlet(5) shares of 2 coarse labels have a standard
+    # deviation of sqrt(1/2 * 1/2 / 11), Dirichlet(10) shares of 4 fine ones sqrt(1/4 * 3/4 / 41) = 0.068.
+    n = 400_000
+    y = (np.arange(n) % 8).astype(np.int32)
+    source = make_source(n=n, y=y, num_classes=8, coarse=y // 4)
+    assignment = partition("pachinko", source, num_clients=400, dirichlet_alpha=5)
+    held = np.array([np.bincount(y[ids], minlength=8) for ids in assignment.indices[:100]]).reshape(100, 2, 4)
+    top = held.sum(axis=2)[:, 0] / 1000
+    assert abs(top.mean() - 0.5) < 0.05 and abs(top.std() - np.sqrt(0.25 / 11)) < 0.03
+    within = held / np.maximum(held.sum(axis=2, keepdims=True), 1)
+    assert abs(within.std() - 0.068) < 0.015 and np.abs(within.mean(axis=0) - 0.25).max() < 0.03
+
+
+def test_pachinko_is_decided_by_the_seed_and_keeps_the_official_test():
+    first, again, other = (
+        partition("pachinko", COARSE, num_clients=8, official_test=True, seed=seed) for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(np.concatenate(first.indices), np.concatenate(again.indices))
+    assert not np.array_equal(np.concatenate(first.indices), np.concatenate(other.indices))
+    np.testing.assert_array_equal(first.is_test, COARSE.is_test)
+
+
+def test_names_are_the_plans_pachinko_and_natural():
+    assert set(NAMES) == {*PARTITIONS, "pachinko", "natural"}

@@ -1,5 +1,6 @@
 """Sources: what is loaded, how it is scaled, and what is refused."""
 
+import importlib
 import re
 import sys
 
@@ -100,6 +101,17 @@ def test_clients_are_numbered_in_sorted_order(npz, client):
     np.testing.assert_array_equal(npz(x=np.ones((4, 2)), y=np.arange(4), client=client).client, [2, 0, 2, 1])
 
 
+def test_writers_are_clients_and_coarse_labels_are_kept(npz):
+    arrays = {"x": np.ones((40, 2)), "y": np.arange(40), "coarse": np.arange(40, dtype=np.uint8) // 4}
+    source = npz({"fraction": 0.5}, **arrays, writer=np.arange(40) // 20)
+    assert source.coarse.dtype == np.int32 and source.client.dtype == np.int64
+    np.testing.assert_array_equal(source.coarse, source.y // 4)
+    np.testing.assert_array_equal(source.client, source.y // 20)
+    both = npz(**arrays, writer=np.zeros(40, int), client=np.arange(40) % 3)
+    np.testing.assert_array_equal(both.client, np.arange(40) % 3)
+    assert npz(x=arrays["x"], y=arrays["y"]).coarse is None
+
+
 X = np.ones((4, 2))
 Y = np.arange(4)
 HOLE = np.array([[1.0, 1], [1, np.nan], [1, 1], [np.inf, 1]])
@@ -124,6 +136,10 @@ HOLE = np.array([[1.0, 1], [1, np.nan], [1, 1], [np.inf, 1]])
         ({"x": X.astype(str), "y": Y}, "x is <U.*accepted are numbers"),
         ({"x": X.astype(object), "y": Y}, "no object arrays"),
         ({"x": X, "y": Y, "client": X[:, 0]}, "client is float64; accepted are integers and strings"),
+        ({"x": X, "y": Y, "writer": X[:, 0]}, "writer is float64; accepted are integers and strings"),
+        ({"x": X, "y": Y, "writer": Y[:2]}, r"writer \(2,\) does not fit"),
+        ({"x": X, "y": Y, "coarse": X[:, 0]}, "coarse is float64; accepted are integers"),
+        ({"x": X, "y": Y, "coarse": Y[:2]}, r"coarse \(2,\) does not fit"),
         ({"x": X, "y": Y, "is_test": Y}, "is_test is not boolean"),
         ({"x": X, "y": Y, "is_test": Y >= 0}, "is_test holds for every example"),
     ],
@@ -162,7 +178,7 @@ def test_a_torn_npz_and_a_lone_array_are_refused(tmp_path):
     [
         (
             {"dataset": "digit"},
-            "--dataset=digit: unknown; nearest: digits; accepted: digits, sine, npz, tfds:NAME",
+            "--dataset=digit: unknown; nearest: digits; accepted: digits, sine, synthetic, npz, text, tfds:NAME",
         ),
         ({"dataset": "tfds:"}, "--dataset=tfds:: unknown"),
         ({"dataset": "digits:x"}, "--dataset=digits:x: unknown"),
@@ -172,12 +188,18 @@ def test_a_torn_npz_and_a_lone_array_are_refused(tmp_path):
             "--data_file=/nowhere/f.npz: cannot be read .No such file",
         ),
         ({"dataset": "npz", "data_file": "/"}, "--data_file=/: cannot be read .Is a directory"),
-        ({"dataset": "digits", "data_file": "f.npz"}, "--data_file=f.npz: is read with --dataset=npz only"),
+        ({"dataset": "digits", "data_file": "f.npz"}, "--data_file=f.npz: is read with --dataset=npz or text only"),
         ({"dataset": "npz", "data_dir": "d"}, "--data_dir=d: is read with --dataset=tfds only"),
         ({"dataset": "digits", "fraction": 0}, "--data_fraction=0: accepted"),
         ({"dataset": "digits", "fraction": 1.5}, "--data_fraction=1.5: accepted"),
         ({"dataset": "digits", "seed": -1}, "--seed=-1: accepted"),
         ({"dataset": "sine", "num_clients": 0}, "--num_clients=0"),
+        ({"dataset": "synthetic", "num_clients": 0}, "--num_clients=0: "),
+        ({"dataset": "synthetic", "num_distributions": 0}, "--num_distributions=0: "),
+        ({"dataset": "synthetic", "dirichlet_alpha": 0}, "--dirichlet_alpha=0: accepted"),
+        ({"dataset": "synthetic", "test_examples": -1}, "--test_examples=-1: "),
+        ({"dataset": "synthetic", "task": "regression"}, "--task=regression: .*accepted: classification"),
+        ({"dataset": "text"}, "--dataset=text: needs --data_file"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(arguments, message):
@@ -199,6 +221,15 @@ def test_tfds_reads_both_splits_without_tensorflow(tmp_path):
     assert "tensorflow" not in sys.modules
 
 
+def test_tfds_reads_coarse_labels(tmp_path):
+    import tensorflow_datasets as tfds
+
+    with tfds.testing.mock_data(num_examples=6):
+        source = sources.load("tfds:cifar100", data_dir=str(tmp_path))
+    assert source.coarse.shape == (12,) and source.coarse.dtype == np.int32 and source.client is None
+    assert set(source.coarse) <= set(range(20)) and len(set(source.coarse)) > 1
+
+
 TOY = """
 import numpy as np
 import tensorflow_datasets as tfds
@@ -209,7 +240,7 @@ class Builder(tfds.core.GeneratorBasedBuilder):
     def _info(self):
         vector = tfds.features.Tensor(shape=(3,), dtype=np.float32)
         label = tfds.features.ClassLabel(num_classes=4)
-        features = tfds.features.FeaturesDict({"vector": vector, "label": label})
+        features = tfds.features.FeaturesDict({"vector": vector, "label": label, **OWNER})
         return self.dataset_info_from_configs(features=features)
 
     def _split_generators(self, manager):
@@ -217,21 +248,43 @@ class Builder(tfds.core.GeneratorBasedBuilder):
 
     def _generate_examples(self):
         for i in range(7):
-            yield i, {"vector": np.full(3, i, np.float32), "label": i % 3}
+            owner = {field: OWNERS[i % 2] for field in OWNER}
+            yield i, {"vector": np.full(3, i, np.float32), "label": i % 3, **owner}
 """
 
 
-def test_tfds_reads_a_prepared_data_set_that_has_no_test_split(tmp_path, monkeypatch):
-    (tmp_path / "toy_vectors").mkdir()
-    (tmp_path / "toy_vectors/__init__.py").touch()
-    (tmp_path / "toy_vectors/toy_vectors_dataset_builder.py").write_text(TOY)
-    monkeypatch.syspath_prepend(tmp_path)
-    from toy_vectors.toy_vectors_dataset_builder import Builder
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """Prepares TOY under a name, with more code at its end, and loads it: toy(name, code)."""
 
-    folder = str(tmp_path / "prepared")
-    Builder(file_format="array_record", data_dir=folder).download_and_prepare()
-    source = sources.load("tfds:toy_vectors", data_dir=folder, standardize=False)
+    def load(name, code):
+        package = tmp_path / name
+        package.mkdir()
+        (package / "__init__.py").touch()
+        (package / f"{name}_dataset_builder.py").write_text(TOY + code)
+        monkeypatch.syspath_prepend(tmp_path)
+        builder = importlib.import_module(f"{name}.{name}_dataset_builder").Builder
+        folder = str(tmp_path / "prepared")
+        builder(file_format="array_record", data_dir=folder).download_and_prepare()
+        return sources.load(f"tfds:{name}", data_dir=folder, standardize=False)
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "owners"),
+    [("toy_users", '"user": tfds.features.Text()', ["b", "a"]), ("toy_writers", '"writer": np.int64', [9, -3])],
+)
+def test_tfds_clients_are_those_that_a_field_names(toy, name, field, owners):
+    source = toy(name, f"OWNER, OWNERS = {{{field}}}, {owners}")
+    assert source.client.dtype == np.int64
+    np.testing.assert_array_equal(source.client, 1 - source.x[:, 0] % 2)  # sorted: the second owner is client 0
+
+
+def test_tfds_reads_a_prepared_data_set_that_has_no_test_split(toy):
+    source = toy("toy_vectors", "OWNER, OWNERS = {}, [0, 0]")
     assert source.is_test is None and source.num_classes == 4 and source.name == "toy_vectors"
+    assert source.client is None and source.coarse is None
     np.testing.assert_array_equal(np.sort(source.x, axis=0), np.arange(7)[:, None] * np.ones(3))
     np.testing.assert_array_equal(source.y, source.x[:, 0] % 3)
 
@@ -257,3 +310,192 @@ def test_make_picks_the_natural_partition_where_there_is_one(tmp_path):
     assert data.make(dataset="sine", num_clients=8).num_clients == 8
     assert data.make(dataset="npz", data_file=str(tmp_path / "own.npz"), num_clients=3).num_clients == 3
     assert data.make(dataset="sine", partition="iid", num_clients=4).num_clients == 4
+
+
+MIXTURE = {"num_clients": 12, "num_distributions": 3, "test_examples": 2000}
+
+
+@pytest.fixture(scope="module")
+def mixture():
+    return sources.load("synthetic", **MIXTURE)
+
+
+def test_synthetic_sizes_are_as_published(mixture):
+    many = sources.load("synthetic", num_clients=200, test_examples=3)
+    assert many.x.shape == (len(many.y), 150) and many.x.dtype == np.float32 and many.y.dtype == np.int32
+    assert many.num_classes == 2 and many.task == "classification" and many.name == "synthetic"
+    train = np.bincount(many.client[~many.is_test])
+    assert train.min() >= 50 and train.max() == 1000 and 80 < np.median(train) < 140  # 50 + e^4 = 105
+    np.testing.assert_array_equal(np.bincount(many.client[many.is_test]), 3)
+    np.testing.assert_array_equal(np.bincount(mixture.client[mixture.is_test]), 2000)
+    one = sources.load("synthetic", num_clients=1)
+    assert one.is_test.sum() == sources.SYNTHETIC_TEST == 5000
+    assert mixture.x.min() < -0.999 and mixture.x.max() > 0.999 and abs(mixture.x.mean()) < 0.01
+    assert 0.45 < mixture.y.mean() < 0.55
+
+
+def test_synthetic_labels_are_a_mixture_of_linear_rules_in_the_clients_shares(mixture):
+    rng = sources.generator(0, "load")
+    theta = rng.uniform(-1, 1, (3, 150))
+    share = sources.dirichlet_draws(rng, 12, 3, 0.4)
+    rules = np.sign(mixture.x @ theta.T)
+    targets = 2 * mixture.y - 1
+    assert (rules == targets[:, None]).any(axis=1).mean() > 0.98  # guesses would make it 0.875
+    np.testing.assert_array_equal(mixture.distribution, share.argmax(axis=1))
+    for k in range(12):  # E[target | x] = shares x rules, so that least squares finds the shares
+        own = (mixture.client == k) & mixture.is_test
+        found = np.linalg.lstsq(rules[own], targets[own], rcond=None)[0]
+        np.testing.assert_allclose(found, share[k], atol=0.1)
+    # The components lie in no order: both halves of a client's test part have the same shares.
+    k = np.argmin(share.max(axis=1))
+    own = np.flatnonzero((mixture.client == k) & mixture.is_test)
+    halves = [np.linalg.lstsq(rules[half], targets[half], rcond=None)[0] for half in np.split(own, 2)]
+    np.testing.assert_allclose(*halves, atol=0.2)
+
+
+def test_a_synthetic_client_of_one_component_is_linearly_separable():
+    from sklearn.linear_model import LogisticRegression
+
+    source = sources.load("synthetic", num_clients=20, num_distributions=2, dirichlet_alpha=1e-3, test_examples=500)
+    of = source.distribution[source.client]
+    assert set(of) == {0, 1}
+    learned, tested = (of == 0) & ~source.is_test, source.is_test
+    model = LogisticRegression().fit(source.x[learned], source.y[learned])
+    assert model.score(source.x[tested & (of == 0)], source.y[tested & (of == 0)]) > 0.9
+    assert model.score(source.x[tested & (of == 1)], source.y[tested & (of == 1)]) < 0.75
+
+
+def test_synthetic_is_decided_by_the_seed_and_can_be_subsampled(mixture):
+    small = {"num_clients": 4, "test_examples": 20}
+    first, again, other = (sources.load("synthetic", seed=seed, **small) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first.x, again.x)
+    np.testing.assert_array_equal(first.y, again.y)
+    assert not np.array_equal(first.x[:50], other.x[:50])
+    part = sources.load("synthetic", fraction=0.25, **MIXTURE)
+    assert len(part.y) == round(len(mixture.y) / 4) == len(part.x) == len(part.client) == len(part.is_test)
+    rows = {row.tobytes(): i for i, row in enumerate(mixture.x)}
+    ids = [rows[row.tobytes()] for row in part.x]
+    np.testing.assert_array_equal(part.client, mixture.client[ids])
+    federation = data.make(dataset="synthetic", official_test=True, **small)
+    assert federation.num_clients == 4 and federation.name == "synthetic, natural"
+    np.testing.assert_array_equal(federation.test.size, 20)
+
+
+@pytest.fixture
+def text(tmp_path):
+    """Writes a text to a file and loads it: text(content, **load)."""
+
+    def load(content, **arguments):
+        content = content if isinstance(content, bytes) else content.encode()
+        (tmp_path / "play.txt").write_bytes(content)
+        return sources.load("text", data_file=str(tmp_path / "play.txt"), **arguments)
+
+    return load
+
+
+LINES = [f"{letter * 40}{letter.upper() * 20}" for letter in "abcde"]
+PLAY = f"""Nobody says this.
+
+Ann:
+{LINES[0]}
+{LINES[1]}
+
+{LINES[2]}
+{LINES[3]}
+
+Bob:
+one
+two
+
+Mute:
+
+Once:
+just this
+
+Ann:
+{LINES[4]}
+"""
+
+
+def test_a_text_is_its_roles_windows_with_targets_one_on(text):
+    source = text(PLAY)
+    spoken = "\n".join(LINES[:4]), LINES[4]  # four fifths of Ann's lines, and the last
+    letters = sorted(set("".join(LINES) + "onetw\n"))
+    assert source.num_classes == len(letters) and source.task == "classification" and source.name == "play"
+    assert source.x.dtype == source.y.dtype == np.uint8
+    windows = len(spoken[0]) - 80
+    assert source.x.shape == source.y.shape == (windows + 1 + 2, 80)
+    np.testing.assert_array_equal(source.client, [0] * (windows + 1) + [1] * 2)  # Once has a single line
+    np.testing.assert_array_equal(np.flatnonzero(source.is_test), [windows, windows + 2])
+    np.testing.assert_array_equal(source.distribution, [0, 1])
+    for i in range(windows):
+        assert "".join(letters[c] for c in source.x[i]) == spoken[0][i : i + 80]
+        assert "".join(letters[c] for c in source.y[i]) == spoken[0][i + 1 : i + 81]
+
+
+def test_short_parts_are_one_padded_window(text):
+    source = text(PLAY)
+    letters = sorted(set("".join(LINES) + "onetw\n"))
+    for row, content in ((-3, LINES[4]), (-2, "one"), (-1, "two")):
+        known = len(content) - 1
+        assert "".join(letters[c] for c in source.x[row, :known]) == content[:-1]
+        assert "".join(letters[c] for c in source.y[row, :known]) == content[1:]
+        assert not source.x[row, known:].any() and (source.y[row, known:] == sources.PAD_TOKEN).all()
+
+
+@pytest.mark.parametrize(("length", "windows"), [(80, 1), (81, 1), (82, 2), (2, 1)])
+def test_the_windows_of_a_part_are_all_there_are(text, length, windows):
+    source = text(f"A:\n{'xy' * (length // 2) + 'x' * (length % 2)}\nxy\n")
+    assert (~source.is_test).sum() == windows
+    assert (source.y[~source.is_test] == sources.PAD_TOKEN).sum() == max(0, 81 - length)
+
+
+def test_windows_can_be_apart_and_subsampled(text):
+    every, third = text(PLAY), text(PLAY, text_stride=3)
+    train = ~every.is_test & (every.client == 0)
+    np.testing.assert_array_equal(third.x[~third.is_test & (third.client == 0)], every.x[train][::3])
+    part = text(PLAY, fraction=0.25)
+    assert len(part.x) == len(part.y) == len(part.client) == len(part.is_test) == round(len(every.x) / 4)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 9, 10])
+def test_four_fifths_of_the_lines_train(text, count):
+    play = "A:\nxx\nyy\n\nB:\n" + "\n".join(chr(ord("a") + i) * 2 for i in range(count))
+    source = text(play)
+    held = [set(source.y[(source.client == 1) & (source.is_test == test)].ravel()) - {0, 255} for test in (0, 1)]
+    expected = {1: (0, 0), 2: (1, 1), 3: (2, 1), 5: (4, 1), 9: (7, 2), 10: (8, 2)}[count]
+    assert tuple(map(len, held)) == expected and not held[0] & held[1]
+
+
+LETTERS = "".join(map(chr, range(256, 507)))
+
+
+def test_a_text_may_have_254_characters(text):
+    source = text(f"A:\n{LETTERS}\nxy\n")
+    assert source.num_classes == 254 and source.x.max() < sources.PAD_TOKEN
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is a text without roles; accepted are blocks"),
+        ("Only prose.\nMore: of it.\n", "is a text without roles; accepted are blocks"),
+        ("A:\none line\n\nB:\none line\n", "no role has two lines"),
+        ("A:\n\nB:\n", "no role has two lines"),
+        (b"A:\n\xff\xfe\n", "is not UTF-8 text .byte 3"),
+        (f"A:\n{LETTERS}\nxyz\n", "has 255 different characters; accepted are up to 254"),
+    ],
+)
+def test_malformed_texts_are_refused_in_one_line(text, content, message):
+    with pytest.raises(UsageError, match=message) as error:
+        text(content)
+    assert re.match(r"--data_file=.*play\.txt: ", str(error.value)) and "\n" not in str(error.value)
+
+
+def test_wrong_arguments_of_text_are_refused_by_name(text):
+    with pytest.raises(UsageError, match="--text_stride=0: accepted"):
+        text(PLAY, text_stride=0)
+    with pytest.raises(UsageError, match="--task=regression"):
+        text(PLAY, task="regression")
+    with pytest.raises(UsageError, match=r"--data_file=/nowhere/f\.txt: cannot be read .No such file"):
+        sources.load("text", data_file="/nowhere/f.txt")

@@ -1,0 +1,160 @@
+"""Runs of several methods, seeds and settings side by side: cells, each a run of its own that is not run again.
+
+Entry points that compare build on this: `cell` runs one, `tune` finds a method's learning rate, `write_table` writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import functools
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from absl import flags
+from rich.table import Table
+
+from experiments import common
+from pfljax import algorithms
+from pfljax.training import files, loop
+from pfljax.types import Federation, RunError, UsageError
+
+FLAGS = flags.FLAGS
+PRESETS = Path(__file__).parent / "presets"
+
+
+def define_sweep_flags(methods: Sequence[str], seeds: Sequence[str], out: str) -> None:
+    """Which methods, on which seeds, into which folder; and tuning."""
+    flags.DEFINE_list("algorithms", list(methods), "methods, or all")
+    flags.DEFINE_list("seeds", list(seeds), "each decides its own split, initial models, cohorts, batches, sampling")
+    flags.DEFINE_string("out", out, "folder of the table; finished cells in it are kept")
+    flags.DEFINE_list("tune", [], "rates: each method takes the one of best validation accuracy, on the first seed")
+
+
+def method_names() -> list[str]:
+    """The methods that --algorithms names, in its order."""
+    names = list(algorithms.METHODS) if FLAGS.algorithms == ["all"] else FLAGS.algorithms
+    for name in names:
+        algorithms.get(name, flag="--algorithms")
+    common.check_knobs(names)
+    return names
+
+
+def seed_numbers() -> list[int]:
+    """The seeds that --seeds names."""
+    try:
+        seeds = [int(seed) for seed in FLAGS.seeds]
+    except ValueError:
+        seeds = []
+    if not seeds or min(seeds) < 0:
+        raise UsageError(f"--seeds={','.join(FLAGS.seeds)}: accepted: whole numbers of 0 or more, separated by commas")
+    return seeds
+
+
+@contextlib.contextmanager
+def settings(**values):
+    """Flags with other values for a while; a dot in a name is written as two underscores."""
+    values = {name.replace("__", "."): value for name, value in values.items()}
+    before = {name: FLAGS[name].value for name in values}
+    try:
+        for name, value in values.items():
+            FLAGS[name].value = value
+        yield
+    finally:
+        for name, value in before.items():
+            FLAGS[name].value = value
+
+
+def preset(path: Path) -> dict:
+    """The flags of a flagfile that are not on the command line, for `settings`; nothing where there is no such file."""
+    if not path.exists():
+        return {}
+    found = [word.removeprefix("--").split("=", 1) for word in FLAGS.read_flags_from_files([f"--flagfile={path}"])]
+    return {name.replace(".", "__"): FLAGS[name].parser.parse(v) for name, v in found if not FLAGS[name].present}
+
+
+@functools.lru_cache(maxsize=1)
+def _build_data(seed: int, values: tuple) -> tuple[Federation, Federation | None]:
+    del values  # what the flags were, so that others build anew
+    return common.build_data(seed)
+
+
+def cell(name: str, seed: int, out: Path) -> dict:
+    """One run's summary under the flags as they are, trained unless it is there already."""
+    values = tuple((flag, str(FLAGS[flag].value)) for flag in common.DATA_FLAGS)
+    federation, unseen = _build_data(seed, values)
+    setup = common.build_setup(name, federation, unseen, seed)
+    loop.check_directory(out, setup.config, resume=True)
+    summary = out / "summary.json"
+    if summary.exists() and json.loads(summary.read_text())["last"]["round"] >= setup.rounds:
+        print(f"  {out}: finished before, kept")
+        return json.loads(summary.read_text())
+    print(f"  {out}: {federation.num_clients} clients, {setup.rounds} rounds")
+    return loop.run(setup, out, resume=True, say=lambda line: None).summary
+
+
+def tune(name: str, seed: int, out: Path) -> float:
+    """The rate of --tune with the best validation accuracy (or least loss) in the last round.
+
+    A quarter of the training examples is for validation, unless --validation_fraction says otherwise; a rate
+    that diverges is out.
+
+    Raises:
+        RunError: if all of them diverge.
+    """
+    try:
+        rates = [float(rate) for rate in FLAGS.tune]
+    except ValueError:
+        rates = [0.0]
+    if min(rates) <= 0:
+        raise UsageError(f"--tune={','.join(FLAGS.tune)}: accepted: rates above 0, separated by commas")
+    scores = {}
+    for rate in rates:
+        with settings(learning_rate=rate, validation_fraction=FLAGS.validation_fraction or 0.25, unseen_clients=0.0):
+            try:
+                last = cell(name, seed, out / f"rate-{rate:g}")["last"]
+            except RunError as error:
+                print(f"  rate {rate:g}: {error}")
+                continue
+        scores[rate] = last.get("validation_accuracy", -last["validation_loss"])
+    if not scores:
+        raise RunError(f"--tune={','.join(FLAGS.tune)}: {name} diverges at every rate")
+    best = max(scores, key=scores.__getitem__)
+    print(f"  {name}: rate {best:g} of " + ", ".join(f"{rate:g} ({score:.4f})" for rate, score in scores.items()))
+    return best
+
+
+def cells(name: str, seeds: Sequence[int], out: Path) -> list[dict]:
+    """A method's summaries on all seeds, in OUT/seed-N, at the rate that --tune finds, if given."""
+    rate = tune(name, seeds[0], out / "tuning") if FLAGS.tune else FLAGS.learning_rate
+    with settings(learning_rate=rate):
+        return [cell(name, seed, out / f"seed-{seed}") for seed in seeds]
+
+
+def rate_of(out: Path) -> float:
+    """The learning rate of a finished cell."""
+    return files.read_json(out / "config.json")["flags"]["learning_rate"]
+
+
+def mean_over(summaries: Sequence[dict], read: Callable[[dict], float]) -> float:
+    """The mean of a figure over runs."""
+    return float(np.mean([read(summary) for summary in summaries]))
+
+
+def write_table(heads: Sequence[str], body: Sequence[Sequence[str]], rows: Sequence[dict], out: Path) -> Table:
+    """Writes table.md and table.csv (heads and cells) and table.json (rows); returns the table for the terminal."""
+    lines = [" | ".join(line) for line in [heads, ["---"] * len(heads), *body]]
+    files.write_text(out / "table.md", "".join(f"| {line} |\n" for line in lines))
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([heads, *body])
+    files.write_text(out / "table.csv", text.getvalue())
+    files.write_json(out / "table.json", rows)
+    table = Table()
+    for head in heads:
+        table.add_column(head, justify="left" if head == heads[0] else "right")
+    for cells in body:
+        table.add_row(*cells)
+    return table
