@@ -9,8 +9,8 @@ personalization via model agnostic meta learning" (2019), as FedEM and FedeRiCo 
     FedAvg+ then, before it is evaluated: client k trains theta for `tune_epochs` epochs on D_k.
 
 Departures from the paper: none. The clients' optimizer starts afresh in every round, unless it is to be kept
-(`Problem.keep_optimizer`). Tuning always starts afresh, with the rate of the first round whatever the schedule: after the
-last round's hundredth of it a pass would change next to nothing.
+(`Problem.keep_optimizer`). Tuning always starts afresh, and with the rate of the first round whatever the schedule: a
+pass at the hundredth of it that a schedule may leave would change next to nothing.
 """
 
 from __future__ import annotations

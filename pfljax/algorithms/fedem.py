@@ -71,11 +71,12 @@ class DFedEMConfig:
 
 def fedem(problem: Problem, config: FedEMConfig) -> Algorithm:
     """FedEM (Algorithm 1)."""
-    return surrogates.client_server(problem, mixture(problem, config.components, "fedem"))
+    return surrogates.client_server(problem, mixture(problem, config.components, "--fedem."))
 
 
 def dfedem(problem: Problem, config: DFedEMConfig) -> Algorithm:
     """D-FedEM (Section 3.3)."""
+    prefix = "--dfedem."
     mixing = graphs.make_mixing(
         problem.num_clients,
         graph=config.graph,
@@ -86,16 +87,16 @@ def dfedem(problem: Problem, config: DFedEMConfig) -> Algorithm:
         mixing=config.mixing,
         mixing_file=config.mixing_file,
         seed=config.graph_seed,
-        prefix="--dfedem.",
+        prefix=prefix,
     )
-    return surrogates.decentralized(problem, mixture(problem, config.components, "dfedem"), mixing)
+    return surrogates.decentralized(problem, mixture(problem, config.components, prefix), mixing)
 
 
-def mixture(problem: Problem, num: int, name: str) -> surrogates.Surrogate:
+def mixture(problem: Problem, num: int, prefix: str) -> surrogates.Surrogate:
     """EM's surrogate of the negative log-likelihood f_k (Eq. 6): u are the components, v is pi_k."""
     if num < 1 or (problem.n_min is not None and num > problem.n_min):
         most = f"to {problem.n_min}, the examples of the smallest client" if problem.n_min is not None else "or more"
-        raise UsageError(f"--{name}.components={num}: accepted: 1 {most}")
+        raise UsageError(f"{prefix}components={num}: accepted: 1 {most}")
 
     def init(models):
         return jnp.full((num,), 1 / num, jnp.float32)

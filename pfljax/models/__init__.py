@@ -29,7 +29,7 @@ class Model(NamedTuple):
     task: Task
 
     def loss(self, params: Params, x: Array, y: Array) -> Array:
-        """Per-example loss (B,): cross entropy in nats, of a sequence the mean over its places; or the squared error."""
+        """Per-example loss (B,): cross entropy in nats (of a sequence the mean over places), or the squared error."""
         outputs = self.apply(params, x)
         if self.task == "regression":
             return jnp.square(outputs - y)

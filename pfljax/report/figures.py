@@ -287,6 +287,7 @@ def sweep_figure(points: Sequence[dict], panels: dict[str, str]) -> Figure:
             axes.plot([p["value"] for p in own], [p["accuracy"] for p in own], "o-", color=shades[method], label=method)
             known = [p for p in own if p["paper"] is not None]
             axes.plot([p["value"] for p in known], [p["paper"] for p in known], "x", color=shades[method], markersize=9)
+        axes.set_xticks(sorted({point["value"] for point in points if point["panel"] == panel}))
         if any(point["paper"] is not None for point in points):
             axes.plot([], [], "x", color="gray", label="the paper's Table 2")
         axes.legend(frameon=False)
