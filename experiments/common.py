@@ -328,7 +328,7 @@ def main(run: Callable[[], None]) -> None:
                 raise UsageError(f"{rest[1]}: not a flag; flags start with --")
             return rest
         except (flags.Error, UsageError) as error:
-            _stop(str(error).split("\n")[0], 2)
+            _stop(str(error).split("\n")[0].removeprefix("ERROR:: "), 2)
 
     def start(_) -> None:
         logging.set_verbosity(logging.WARNING)

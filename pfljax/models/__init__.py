@@ -9,10 +9,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfljax.models.networks import CNN, MLP
+from pfljax.models.networks import CNN, MLP, FemnistCNN, MobileNetV2
+from pfljax.models.recurrent import CharacterLSTM
 from pfljax.types import Array, Key, Params, Task, UsageError
 
-NAMES = ("linear", "mlp", "cnn")
+NAMES = ("linear", "mlp", "cnn", "femnist_cnn", "mobilenet_v2", "lstm")
+
+# Of each network for images: (channels of the cnn, outputs) -> the module, and the least height and width.
+IMAGE_NETWORKS = {
+    "cnn": lambda channels, outputs: (CNN(channels, outputs), 2 ** len(channels)),
+    "femnist_cnn": lambda channels, outputs: (FemnistCNN(outputs), 16),
+    "mobilenet_v2": lambda channels, outputs: (MobileNetV2(outputs), 8),
+}
 
 
 class Model(NamedTuple):
@@ -38,7 +46,7 @@ class Model(NamedTuple):
         return mean_over_places(losses, y, outputs.shape[-1])
 
     def predict(self, params: Params, x: Array) -> Array:
-        """What mixtures mix: class probabilities (B, C), or the outputs (B,) of a regression."""
+        """What mixtures mix: class probabilities (B, C) or (B, T, C), or the outputs (B,) of a regression."""
         outputs = self.apply(params, x)
         return outputs if self.task == "regression" else jax.nn.softmax(outputs)
 
@@ -66,21 +74,26 @@ def make(
         UsageError: for an unknown name, or images too small for the poolings.
     """
     outputs = 1 if task == "regression" else num_classes
+    zeros = jnp.zeros((1, *input_shape))
     if name in ("linear", "mlp"):
         module = MLP(() if name == "linear" else tuple(hidden), outputs)
-    elif name == "cnn":
-        if len(input_shape) != 3 or min(input_shape[:2]) < 2 ** len(channels):
-            least = 2 ** len(channels)
+    elif name in IMAGE_NETWORKS:
+        network, least = IMAGE_NETWORKS[name](tuple(channels), outputs)
+        if len(input_shape) != 3 or min(input_shape[:2]) < least:
             raise UsageError(
-                f"--model=cnn with {len(channels)} poolings takes images (height, width, channels) of at least "
-                f"{least} x {least}; this data set's examples have shape {tuple(input_shape)}: try --model=mlp"
+                f"--model={name}: takes images (height, width, channels) of at least {least} x {least}; this data "
+                f"set's examples have shape {tuple(input_shape)}: try --model=mlp"
             )
-        module = CNN(tuple(channels), outputs)
+        module = network
+    elif name == "lstm":
+        if len(input_shape) != 1:
+            raise UsageError(f"--model=lstm: takes sequences of tokens; this data set's examples: {tuple(input_shape)}")
+        module, zeros = CharacterLSTM(outputs), jnp.zeros((1, *input_shape), jnp.int32)
     else:
         raise UsageError(f"--model={name}: unknown model; accepted: {', '.join(NAMES)}")
 
     def init(key: Key) -> Params:
-        return module.init(key, jnp.zeros((1, *input_shape)))["params"]
+        return module.init(key, zeros)["params"]
 
     def apply(params: Params, x: Array) -> Array:
         out = module.apply({"params": params}, x)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import flax.linen as nn
 
-from pfljax.models.layers import PatchConv
+from pfljax.models.layers import DepthwiseConv, PatchConv, patches
 from pfljax.types import Array
 
 
@@ -38,3 +38,48 @@ class CNN(nn.Module):
         for width in self.channels:
             x = nn.relu(PatchConv(width, pool=True)(x))
         return nn.Dense(self.outputs)(x.reshape(x.shape[0], -1))
+
+
+class FemnistCNN(nn.Module):
+    """FedEM's network for (F)EMNIST: two 5 x 5 convolutions without margin and two dense layers.
+
+    2,278,334 parameters for 28 x 28 gray images and 62 classes.
+    """
+
+    outputs: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        for width in (32, 64):
+            x = nn.relu(PatchConv(width, size=5, pool=True, margin=0)(x))
+        x = nn.relu(nn.Dense(2048)(x.reshape(x.shape[0], -1)))
+        return nn.Dense(self.outputs)(x)
+
+
+class MobileNetV2(nn.Module):
+    """MobileNet-V2 (Sandler et al., 2018), with group norm in place of batch norm.
+
+    Batch norm's running statistics would be a client's own state; group norm has none.
+    """
+
+    outputs: int
+    # Of each stage: expansion, channels, blocks, stride of the first.
+    stages: Sequence[tuple[int, int, int, int]] = (
+        *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
+        *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
+    )
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        norm = lambda x: nn.GroupNorm(num_groups=8)(x)
+        project = lambda x, width: norm(nn.Dense(width, use_bias=False)(x))
+        x = nn.relu6(project(patches(x, 3, stride=2), 32))
+        for expansion, width, blocks, first in self.stages:
+            for number in range(blocks):
+                stride = first if number == 0 else 1
+                y = nn.relu6(project(x, expansion * x.shape[-1])) if expansion > 1 else x
+                y = nn.relu6(norm(DepthwiseConv(stride=stride)(y)))
+                y = project(y, width)
+                x = x + y if stride == 1 and x.shape[-1] == width else y
+        x = nn.relu6(project(x, 1280)).mean(axis=(1, 2))
+        return nn.Dense(self.outputs)(x)

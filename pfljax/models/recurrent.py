@@ -1,0 +1,105 @@
+"""An LSTM whose weights' gradients are one matrix product each, and the network for next-character prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from pfljax.types import Array
+
+
+def _gates(z: Array) -> Array:
+    """Input, forget, cell and output gates (B, 4 H) out of their sums; one tanh for all, as a sigmoid is one too."""
+    width = z.shape[-1] // 4
+    slope = jnp.repeat(jnp.array([0.5, 0.5, 1.0, 0.5], z.dtype), width)  # sigmoid(z) = (1 + tanh(z / 2)) / 2
+    return jnp.tanh(z * slope) * slope + (1 - slope)
+
+
+@jax.custom_vjp
+def lstm(x: Array, wx: Array, wh: Array, b: Array) -> Array:
+    """A layer of an LSTM (Hochreiter and Schmidhuber, 1997, with forget gates), from zero states.
+
+    c_t = f c_{t-1} + i g and h_t = o tanh(c_t), with (i, f, g, o) from x_t wx + h_{t-1} wh + b. Differentiating the
+    scan would add to the gradient of `wh` at every step, T times through memory; here the backward scan yields the
+    gates' gradients only, and the weights' are products over all steps at once.
+
+    Args:
+        x: (T, B, F).
+        wx: (F, 4 H), gates in the order input, forget, cell, output.
+        wh: (H, 4 H).
+        b: (4 H,).
+
+    Returns:
+        h (T, B, H).
+    """
+    return _forward(x, wx, wh, b)[0]
+
+
+def _forward(x, wx, wh, b):
+    zeros = jnp.zeros((x.shape[1], wh.shape[0]), x.dtype)
+
+    def step(carry, zx):
+        h, c = carry
+        gates = _gates(zx + h @ wh)
+        i, f, g, o = jnp.split(gates, 4, axis=-1)
+        c = f * c + i * g
+        h = o * jnp.tanh(c)
+        return (h, c), (h, c, gates)
+
+    _, (h, c, gates) = jax.lax.scan(step, (zeros, zeros), x @ wx + b)
+    return h, (x, wx, wh, h, c, gates)
+
+
+def _backward(saved, dy):
+    x, wx, wh, h, c, gates = saved
+    before = lambda states: jnp.concatenate([jnp.zeros_like(states[:1]), states[:-1]])
+
+    def step(carry, inputs):
+        dh, dc = carry
+        dy, c, c_before, gates = inputs
+        i, f, g, o = jnp.split(gates, 4, axis=-1)
+        dh, tanh_c = dh + dy, jnp.tanh(c)
+        dc = dc + dh * o * (1 - tanh_c * tanh_c)
+        dz = [dc * g * i * (1 - i), dc * c_before * f * (1 - f), dc * i * (1 - g * g), dh * tanh_c * o * (1 - o)]
+        dz = jnp.concatenate(dz, axis=-1)
+        return (dz @ wh.T, dc * f), dz
+
+    zeros = jnp.zeros_like(h[0])
+    _, dz = jax.lax.scan(step, (zeros, zeros), (dy, c, before(c), gates), reverse=True)
+    flat = lambda a: a.reshape(-1, a.shape[-1])
+    return dz @ wx.T, flat(x).T @ flat(dz), flat(before(h)).T @ flat(dz), flat(dz).sum(axis=0)
+
+
+lstm.defvjp(_forward, _backward)
+
+
+class LSTMLayer(nn.Module):
+    """`lstm` with its weights: (T, B, F) -> (T, B, H)."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        kernel, width = nn.initializers.lecun_normal(), 4 * self.features
+        wx = self.param("wx", kernel, (x.shape[-1], width))
+        wh = self.param("wh", kernel, (self.features, width))
+        return lstm(x, wx, wh, self.param("bias", nn.initializers.zeros, (width,)))
+
+
+class CharacterLSTM(nn.Module):
+    """Next-character prediction as in FedEM (Table 1): tokens (B, T) -> logits (B, T, C)."""
+
+    outputs: int
+    embedding: int = 8
+    hidden: Sequence[int] = (256, 256)
+
+    @nn.compact
+    def __call__(self, tokens: Array) -> Array:
+        # As a product with one-hot rows: on a CPU the gradient of a gather is a slow scatter.
+        x = nn.Dense(self.embedding, use_bias=False, name="embedding")(jax.nn.one_hot(tokens.T, self.outputs))
+        for width in self.hidden:
+            x = LSTMLayer(width)(x)
+        return jnp.swapaxes(nn.Dense(self.outputs)(x), 0, 1)
