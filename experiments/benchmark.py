@@ -8,6 +8,7 @@ data loader; it is timed with one thread and with all, and the better counts. Fi
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Sequence
@@ -22,9 +23,10 @@ from rich.table import Table
 
 from experiments import common, timing
 from pfljax import algorithms, data, models, report
+from pfljax.models.networks import MobileNetV2
 from pfljax.solvers import Solver
 from pfljax.training import files
-from pfljax.types import Federation, UsageError
+from pfljax.types import Federation, Split, UsageError
 
 FLAGS = flags.FLAGS
 RATE = 0.1
@@ -38,27 +40,45 @@ class Workload(NamedTuple):
     """A round of local SGD: K clients, each one epoch over n examples in batches of B."""
 
     title: str
+    model: str
     num_clients: int
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     batch_size: int
     steps: int
-    hidden: tuple[int, ...] = ()
-    channels: tuple[int, ...] = ()
+    widths: tuple[int, ...] = ()  # hidden layers of an mlp, channels of a cnn
+    classes: int = 10
     target: float = 1.0
 
 
 WORKLOADS = (
-    Workload("MLP 784-200-10, K=100, 5 steps of 10", 100, (28, 28, 1), 10, 5, hidden=(200,), target=5.0),
-    Workload("MLP 784-32-10, K=1000, 5 steps of 10", 1000, (28, 28, 1), 10, 5, hidden=(32,), target=8.0),
-    Workload("CNN 32/64, K=32, a step of 8", 32, (28, 28, 1), 8, 1, channels=(32, 64), target=1.8),
-    Workload("CNN 3 x 128, K=8, a step of 50", 8, (32, 32, 3), 50, 1, channels=(128, 128, 128), target=1.0),
+    Workload("MLP 784-200-10, K=100, 5 steps of 10", "mlp", 100, (28, 28, 1), 10, 5, (200,), target=5.0),
+    Workload("MLP 784-32-10, K=1000, 5 steps of 10", "mlp", 1000, (28, 28, 1), 10, 5, (32,), target=8.0),
+    Workload("CNN 32/64, K=32, a step of 8", "cnn", 32, (28, 28, 1), 8, 1, (32, 64), target=1.8),
+    Workload("CNN 3 x 128, K=8, a step of 50", "cnn", 8, (32, 32, 3), 50, 1, (128, 128, 128), target=1.0),
+    Workload("MobileNet-V2, K=8, a step of 16", "mobilenet_v2", 8, (32, 32, 3), 16, 1, target=1.0),
+    Workload("LSTM 2 x 256, K=8, a step of 16", "lstm", 8, (80,), 16, 1, classes=65, target=1.0),
 )
+
+
+def clients_of(work: Workload) -> Federation:
+    """Random pixels, or random characters with those after them."""
+    examples = work.batch_size * work.steps
+    federation = data.random_pixels(work.num_clients, examples, work.shape, work.classes, 0)
+    if work.model != "lstm":
+        return federation
+    tokens = lambda x: (work.classes * x).astype(np.uint8)
+    splits = {
+        name: Split(tokens(split.x), np.roll(tokens(split.x), -1, axis=-1), split.size)
+        for name in ("train", "validation", "test")
+        for split in [getattr(federation, name)]
+    }
+    return dataclasses.replace(federation, **splits)
 
 
 def time_ours(work: Workload, federation: Federation) -> float:
     """Median seconds of a round of Local under the plan of the flags."""
-    name = "cnn" if work.channels else "mlp"
-    model = models.make(name, work.shape, "classification", 10, hidden=work.hidden, channels=work.channels)
+    widths = {"hidden": work.widths, "channels": work.widths}
+    model = models.make(work.model, work.shape, "classification", work.classes, **widths)
     solver = Solver(model.loss, optax.with_extra_args_support(optax.sgd(RATE)), work.batch_size)
     method = algorithms.get("local")
     _, dispatch = timing.compile_rounds(
@@ -67,28 +87,63 @@ def time_ours(work: Workload, federation: Federation) -> float:
     return timing.median_seconds(dispatch, FLAGS.repeats)
 
 
+def torch_network(torch, work: Workload):
+    """The workload's network in PyTorch."""
+    nn = torch.nn
+
+    if work.model == "mlp":
+        return nn.Sequential(nn.Flatten(), nn.Linear(784, work.widths[0]), nn.ReLU(), nn.Linear(work.widths[0], 10))
+    if work.model == "cnn":
+        height, _, width = work.shape
+        layers = []
+        for channels in work.widths:
+            layers += [nn.Conv2d(width, channels, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
+            width, height = channels, height // 2
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width * height * height, 10))
+    if work.model == "lstm":
+
+        class Characters(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embedding, self.lstm = nn.Embedding(work.classes, 8), nn.LSTM(8, 256, 2, batch_first=True)
+                self.dense = nn.Linear(256, work.classes)
+
+            def forward(self, x):
+                return self.dense(self.lstm(self.embedding(x))[0]).flatten(0, 1)
+
+        return Characters()
+
+    def project(before, after, activation=True, **options):
+        convolution = nn.Conv2d(before, after, options.pop("size", 1), bias=False, **options)
+        return [convolution, nn.GroupNorm(8, after), *([nn.ReLU6()] if activation else [])]
+
+    class Residual(nn.Sequential):
+        def forward(self, x):
+            return x + super().forward(x)
+
+    layers, width = project(3, 32, size=3, stride=2, padding=1), 32
+    for expansion, channels, blocks, first in MobileNetV2.stages:
+        for number in range(blocks):
+            inner, stride = expansion * width, first if number == 0 else 1
+            block = project(width, inner) if expansion > 1 else []
+            block += project(inner, inner, size=3, stride=stride, padding=1, groups=inner)
+            block += project(inner, channels, activation=False)
+            layers.append((Residual if stride == 1 and width == channels else nn.Sequential)(*block))
+            width = channels
+    layers += [*project(width, 1280), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, work.classes)]
+    return nn.Sequential(*layers)
+
+
 def time_torch(torch, work: Workload, federation: Federation, threads: Sequence[int]) -> float:
     """Median seconds of the same round as a Python loop over clients in PyTorch."""
     functional = torch.nn.functional
 
-    def network():
-        if work.hidden:
-            return torch.nn.Sequential(
-                torch.nn.Flatten(),
-                torch.nn.Linear(784, work.hidden[0]),
-                torch.nn.ReLU(),
-                torch.nn.Linear(work.hidden[0], 10),
-            )
-        height, _, width = work.shape
-        layers = []
-        for channels in work.channels:
-            layers += [torch.nn.Conv2d(width, channels, 3, padding=1), torch.nn.MaxPool2d(2), torch.nn.ReLU()]
-            width, height = channels, height // 2
-        return torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(width * height * height, 10))
-
-    networks = [network() for _ in range(work.num_clients)]
+    networks = [torch_network(torch, work) for _ in range(work.num_clients)]
     parameters = [list(net.parameters()) for net in networks]
-    xs = [torch.from_numpy(np.moveaxis(x, -1, 1).copy()) for x in federation.train.x]
+    if work.model == "lstm":
+        xs = [torch.from_numpy(x.astype(np.int64)) for x in federation.train.x]
+    else:
+        xs = [torch.from_numpy(np.moveaxis(x, -1, 1).copy()) for x in federation.train.x]
     ys = [torch.from_numpy(y.astype(np.int64)) for y in federation.train.y]
 
     def one_round() -> float:
@@ -97,7 +152,7 @@ def time_torch(torch, work: Workload, federation: Federation, threads: Sequence[
             order = torch.randperm(len(y))
             for start in range(0, len(y), work.batch_size):
                 batch = order[start : start + work.batch_size]
-                loss = functional.cross_entropy(net(x[batch]), y[batch])
+                loss = functional.cross_entropy(net(x[batch]), y[batch].flatten())
                 grads = torch.autograd.grad(loss, params)
                 with torch.no_grad():
                     torch._foreach_add_(params, grads, alpha=-RATE)
@@ -140,7 +195,7 @@ def run() -> None:
     cores = os.cpu_count() or 1
     out, rows = Path(FLAGS.out), []
     for work in WORKLOADS:
-        federation = data.random_pixels(work.num_clients, work.batch_size * work.steps, work.shape, 10, 0)
+        federation = clients_of(work)
         theirs = time_torch(torch, work, federation, sorted({1, cores}))
         ours = time_ours(work, federation)
         row = {"workload": work.title, "pfljax_ms": 1e3 * ours, "torch_ms": 1e3 * theirs, "ratio": theirs / ours}

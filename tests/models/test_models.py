@@ -6,15 +6,33 @@ import numpy as np
 import pytest
 
 from pfljax import models
-from pfljax.models import layers
+from pfljax.models import layers, recurrent
 from pfljax.types import UsageError
 
 SHAPES = [(4, 6, 6, 3), (3, 5, 7, 2), (6, 2, 3, 1)]
 
 
-def reference_convolution(x, kernel, size):
-    kernel = kernel.reshape(size, size, x.shape[-1], -1)
-    return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+def reference_convolution(x, kernel, size, margin=None, stride=1, groups=1):
+    kernel = kernel.reshape(size, size, x.shape[-1] // groups, -1)
+    margin = (size - 1) // 2 if margin is None else margin
+    return jax.lax.conv_general_dilated(
+        x,
+        kernel,
+        (stride, stride),
+        [(margin, margin)] * 2,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=groups,
+    )
+
+
+def check_value_and_gradients(fn, reference, *args):
+    rng = np.random.default_rng(7)
+    y, pull = jax.vjp(fn, *args)
+    expected, reference_pull = jax.vjp(reference, *args)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
+    dy = rng.normal(size=y.shape).astype(np.float32)
+    for found, wanted in zip(pull(dy), reference_pull(dy), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=2e-4)
 
 
 def reference_pool(x):
@@ -22,19 +40,99 @@ def reference_pool(x):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("size", [1, 3, 5])
+@pytest.mark.parametrize(("size", "margin"), [(1, 0), (3, 1), (5, 2), (3, 0), (5, 4)])
 @pytest.mark.parametrize("cache_bytes", [1, 4000, 6 << 20])
-def test_convolutions_are_jax_s_in_value_and_gradient(monkeypatch, shape, size, cache_bytes):
+def test_convolutions_are_jax_s_in_value_and_gradient(monkeypatch, shape, size, margin, cache_bytes):
+    if min(shape[1:3]) + 2 * margin < size:
+        pytest.skip("the window does not fit")
     monkeypatch.setattr(layers, "CACHE_BYTES", cache_bytes)
     rng = np.random.default_rng(0)
     x = rng.normal(size=shape).astype(np.float32)
     kernel = rng.normal(size=(size * size * shape[-1], 4)).astype(np.float32)
-    y, pull = jax.vjp(lambda x, kernel: layers.convolve(x, kernel, size), x, kernel)
-    expected, reference_pull = jax.vjp(lambda x, kernel: reference_convolution(x, kernel, size), x, kernel)
-    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
-    dy = rng.normal(size=y.shape).astype(np.float32)
-    for found, wanted in zip(pull(dy), reference_pull(dy), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=2e-4)
+    convolve = lambda x, kernel: layers.convolve(x, kernel, size, margin)
+    check_value_and_gradients(convolve, lambda x, kernel: reference_convolution(x, kernel, size, margin), x, kernel)
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 6, 3), (3, 5, 8, 4), (1, 1, 2, 5)])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("size", [3, 5])
+def test_depthwise_convolutions_are_jax_s_in_value_and_gradient(shape, stride, size):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=shape).astype(np.float32)
+    kernel = rng.normal(size=(size * size, shape[-1])).astype(np.float32)
+    ours = lambda x, kernel: layers.convolve_depthwise(x, kernel, size, stride)
+    reference = lambda x, kernel: reference_convolution(x, kernel, size, stride=stride, groups=shape[-1])
+    check_value_and_gradients(ours, reference, x, kernel)
+
+
+def test_strided_patches_are_a_strided_convolution():
+    rng = np.random.default_rng(0)
+    x, kernel = rng.normal(size=(2, 8, 7, 3)), rng.normal(size=(27, 4))
+    x, kernel = np.float32(x), np.float32(kernel)
+    expected = reference_convolution(x, kernel, 3, stride=2)
+    np.testing.assert_allclose(layers.patches(x, 3, stride=2) @ kernel, expected, rtol=1e-4, atol=1e-4)
+
+
+def lstm_by_hand(x, wx, wh, b):
+    """The equations of an LSTM, one step after another, in NumPy."""
+    sigmoid = lambda z: 1 / (1 + np.exp(-z))
+    h, c, out = np.zeros((x.shape[1], wh.shape[0])), np.zeros((x.shape[1], wh.shape[0])), []
+    for step in x:
+        i, f, g, o = np.split(step @ wx + h @ wh + b, 4, axis=1)
+        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+        h = sigmoid(o) * np.tanh(c)
+        out.append(h)
+    return np.stack(out)
+
+
+def lstm_arrays(steps=5, batch=3, features=2, hidden=4):
+    rng = np.random.default_rng(0)
+    shapes = ((steps, batch, features), (features, 4 * hidden), (hidden, 4 * hidden), (4 * hidden,))
+    return [rng.normal(size=shape) for shape in shapes]
+
+
+def test_the_lstm_is_its_equations():
+    arrays = lstm_arrays()
+    np.testing.assert_allclose(recurrent.lstm(*map(jnp.float32, arrays)), lstm_by_hand(*arrays), rtol=1e-4, atol=1e-5)
+
+
+def test_the_lstm_s_gradients_are_differences_of_its_equations():
+    arrays = lstm_arrays()
+    weights = np.random.default_rng(1).normal(size=(5, 3, 4))
+    grads = jax.grad(lambda *a: (recurrent.lstm(*a) * weights).sum(), argnums=range(4))(*map(jnp.float32, arrays))
+    for number, grad in enumerate(grads):
+        for place in [tuple(0 for _ in grad.shape), tuple(n - 1 for n in grad.shape)]:
+            values = []
+            for step in (1e-5, -1e-5):
+                moved = [array.copy() for array in arrays]
+                moved[number][place] += step
+                values.append((lstm_by_hand(*moved) * weights).sum())
+            np.testing.assert_allclose(grad[place], (values[0] - values[1]) / 2e-5, rtol=2e-3, atol=1e-4)
+
+
+def test_characters_are_predicted_from_those_before():
+    model = models.make("lstm", (6,), "classification", 5)
+    params = model.init(jax.random.key(0))
+    tokens = np.array([[0, 1, 2, 3, 4, 0], [4, 4, 1, 0, 2, 3]], np.uint8)
+    logits = model.apply(params, tokens)
+    assert logits.shape == (2, 6, 5)
+    later = tokens.copy()
+    later[:, 4] = 2
+    changed = np.abs(model.apply(params, later) - logits).max(axis=(0, 2))
+    assert (changed[:4] == 0).all() and (changed[4:] > 0).all()
+    # Table 1: an embedding of 8 and two layers of 256; weights into and within the gates, biases, dense outputs.
+    layer = lambda inputs: (inputs + 256 + 1) * 4 * 256
+    assert count("lstm", (80,), 65) == 65 * 8 + layer(8) + layer(256) + 256 * 65 + 65
+
+
+def test_a_sequence_s_loss_is_the_mean_over_its_places_that_are_characters():
+    model = models.make("lstm", (3,), "classification", 4)
+    params = model.init(jax.random.key(1))
+    x = np.array([[0, 1, 2], [3, 2, 0]], np.uint8)
+    y = np.array([[1, 2, 3], [2, 255, 255]], np.uint8)
+    log_p = np.log(np.float64(model.predict(params, x)))
+    expected = [-(log_p[0, 0, 1] + log_p[0, 1, 2] + log_p[0, 2, 3]) / 3, -log_p[1, 0, 2]]
+    np.testing.assert_allclose(model.loss(params, x, y), expected, rtol=1e-5)
 
 
 def test_small_caches_cut_the_batch_into_equal_blocks(monkeypatch):
@@ -77,6 +175,17 @@ def test_networks_have_the_papers_sizes():
     assert count("mlp", (8, 8, 1), hidden=(30, 20)) == 64 * 30 + 30 + 30 * 20 + 20 + 20 * 10 + 10
     assert count("linear", (8, 8, 1)) == 64 * 10 + 10
     assert count("linear", (5,), classes=3, hidden=(99,)) == 5 * 3 + 3
+    assert count("femnist_cnn", (28, 28, 1), 62) == 2_278_334  # as the paper's authors' network has
+    # torchvision's network of ten classes has as many: each norm has a scale and a shift in both.
+    assert count("mobilenet_v2", (32, 32, 3), 10) == 2_236_682
+
+
+def test_mobilenet_halves_five_times_and_ends_in_classes():
+    model = models.make("mobilenet_v2", (32, 32, 3), "classification", 10)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    depthwise = [layer for name, layer in params.items() if name.startswith("DepthwiseConv")]
+    assert len(depthwise) == 17
+    assert jax.eval_shape(model.apply, params, jnp.zeros((2, 32, 32, 3))).shape == (2, 10)
 
 
 def test_the_cnn_is_convolution_pooling_relu_and_a_dense_layer():
@@ -116,3 +225,7 @@ def test_misfits_are_named():
         models.make("cnn", (7, 8, 1), "classification", 3)
     with pytest.raises(UsageError, match=r"--model=cnn.*\(64,\)"):
         models.make("cnn", (64,), "classification", 3)
+    with pytest.raises(UsageError, match=r"--model=femnist_cnn.*16 x 16"):
+        models.make("femnist_cnn", (8, 8, 1), "classification", 3)
+    with pytest.raises(UsageError, match=r"--model=lstm.*tokens"):
+        models.make("lstm", (8, 8, 1), "classification", 3)
