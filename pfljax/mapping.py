@@ -82,8 +82,6 @@ class Plan:
             The next rows, and what came back.
         """
         models, index, rows, data = jax.tree.map(jnp.asarray, (models, index, rows, data))
-        if topology == "own":  # one model a client, and under it J
-            models = jax.tree.map(lambda leaf: leaf.reshape(*index.shape, *leaf.shape[1:]), models)
         num_clients, devices, own = index.shape[0], self.num_devices, topology == "own"
         per_device = -(-num_clients // devices)
         num_models = tree.num_rows(models) if jax.tree.leaves(models) else 0
@@ -96,24 +94,25 @@ class Plan:
         own_first = own_first and padded == num_clients and (spread or devices == 1)  # else rows do not line up
         valid = jnp.arange(padded) < num_clients
         index, rows, data = _pad((index, rows, data), num_clients, padded)
-        if own:
-            models = _pad(models, num_clients, padded)
+        own_rows = index.shape[1] if own else 1  # of models to a client
+        if own and padded > num_clients:
+            models = _flat(_pad(_by_client(models, own_rows), num_clients, padded))
         store = _Spread(num_models // devices) if spread else _Local(num_models)
 
         def on_device(models, index, valid, rows, data):
-            def block(stack, number):
-                return jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, number * chunk, chunk), stack)
+            def block(stack, number, length=chunk):
+                return jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, number * length, length), stack)
 
-            def replace(stack, number, new):
+            def replace(stack, number, new, length=chunk):
                 return jax.tree.map(
-                    lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b.astype(a.dtype), number * chunk, 0),
+                    lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b.astype(a.dtype), number * length, 0),
                     stack,
                     new,
                 )
 
             def received(models, number):
                 if own:
-                    return block(models, number)
+                    return _by_client(block(models, number, chunk * own_rows), own_rows)
                 at_home = lambda: jax.tree.map(lambda a: a[:, None], block(models, number))
                 if own_first and index.shape[1] == 1:
                     return at_home()
@@ -147,8 +146,10 @@ class Plan:
                 mask = mask if out.sent is None else mask & out.sent
                 rows = replace(rows, number, out.client)
                 if own and jax.tree.leaves(out.upload):
-                    new = out.upload if out.sent is None else tree.where(mask, out.upload, block(kept, number))
-                    kept = replace(kept, number, new)
+                    new = _flat(out.upload)
+                    if out.sent is not None:
+                        new = tree.where(mask.reshape(-1), new, block(kept, number, chunk * own_rows))
+                    kept = replace(kept, number, new, chunk * own_rows)
                 elif not own:
                     sums = deposit(sums, number, out.upload, mask)
                 return (rows, kept, sums), (out.report, mask)
@@ -161,7 +162,7 @@ class Plan:
             (rows, kept, sums), out = jax.lax.scan(step, carry, jnp.arange(valid.shape[0] // chunk))
             report, sent = jax.tree.map(lambda a: a.reshape(valid.shape[0], *a.shape[2:]), out)
             if own:
-                sums = kept, sent.astype(jnp.int32)
+                sums = kept, sent.reshape(-1).astype(jnp.int32)
             elif devices > 1 and not spread:
                 sums = jax.lax.psum(sums, AXIS)
             return (rows, report, sent), sums
@@ -178,11 +179,7 @@ class Plan:
             )
         by_client, at_owner = on_device(models, index, valid, rows, data)
         rows, report, sent = _cut(by_client, num_clients, padded)
-        upload, count = at_owner
-        if own:
-            upload, count = jax.tree.map(
-                lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), _cut(at_owner, num_clients, padded)
-            )
+        upload, count = _cut(at_owner, num_clients * own_rows, padded * own_rows) if own else at_owner
         return rows, Returned(upload, count, sent, report)
 
     def take_rows(self, stack: PyTree, ids: Array) -> PyTree:
@@ -323,6 +320,16 @@ def _one_by_one(fn: Callable[..., PyTree], stacks: tuple) -> PyTree:
     if tree.num_rows(stacks) > 1:
         return jax.lax.map(lambda row: fn(*row), stacks)
     return tree.stack_one(fn(*jax.tree.map(lambda leaf: leaf[0], stacks)))
+
+
+def _by_client(stack: PyTree, num: int) -> PyTree:
+    """(S num, ...) as (S, num, ...)."""
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, num, *leaf.shape[1:]), stack)
+
+
+def _flat(stack: PyTree) -> PyTree:
+    """(S, J, ...) as (S J, ...)."""
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), stack)
 
 
 def _largest_divisor(number: int, at_most: int) -> int:
