@@ -94,44 +94,52 @@ def _masked(x: Array, y: Array, inside: Array) -> tuple[Array, Array]:
     return tree.where(inside, (x, y), (jnp.zeros_like(x), jnp.zeros_like(y)))
 
 
-def sum_over_examples(fn: Callable[[Array, Array, Array], PyTree], split: Split, batch: int = 512) -> PyTree:
-    """Sums fn(x (B, ...), y (B,), mask (B,) bool) over a client's examples, `batch` at a time.
+BLOCKS = (512, 32)  # examples at a time: many, and for what is left over few, so that padding costs little
+
+
+def over_blocks(size: Array, n_max: int, body: Callable[[Array, PyTree], PyTree], carry: PyTree) -> PyTree:
+    """carry = body(positions, carry) for blocks of positions that cover 0..size-1, the last running past it."""
+    if n_max <= BLOCKS[-1]:
+        return body(jnp.arange(n_max), carry)
+    start = 0
+    for block in BLOCKS:
+        last = block == BLOCKS[-1]
+        count = -(-(size - start) // block) if last else size // block
+        step = lambda number, carry, s=start, b=block: body(s + number * b + jnp.arange(b), carry)
+        if block <= n_max:
+            carry = jax.lax.fori_loop(0, count, step, carry)
+            start = start + count * block
+    return carry
+
+
+def sum_over_examples(fn: Callable[[Array, Array, Array], PyTree], split: Split) -> PyTree:
+    """Sums fn(x (B, ...), y (B,), mask (B,) bool) over a client's examples, a block at a time.
 
     `fn` returns sums over the examples that `mask` admits.
     """
     n_max = split.y.shape[0]
-    if n_max <= batch:
-        return fn(split.x[...], split.y[...], jnp.arange(n_max) < split.size)
 
-    def step(number, total):
-        positions = number * batch + jnp.arange(batch)
+    def add(positions, total):
         index = jnp.minimum(positions, n_max - 1)
         return jax.tree.map(jnp.add, total, fn(split.x[index], split.y[index], positions < split.size))
 
-    shape = jax.eval_shape(lambda: fn(split.x[jnp.arange(batch)], split.y[jnp.arange(batch)], jnp.arange(batch) < 1))
+    first = jnp.arange(min(n_max, BLOCKS[-1]))
+    shape = jax.eval_shape(lambda: fn(split.x[first], split.y[first], first < 1))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
-    return jax.lax.fori_loop(0, -(-split.size // batch), step, zeros)
+    return over_blocks(split.size, n_max, add, zeros)
 
 
-def losses_of_examples(solver: Solver, params: Params, split: Split, batch: int = 512) -> Array:
-    """The loss of each of a client's examples, `batch` at a time: (n_max,), 0 for padding."""
+def losses_of_examples(solver: Solver, params: Params, split: Split) -> Array:
+    """The loss of each of a client's examples: (n_max,), 0 for padding."""
     n_max = split.y.shape[0]
 
-    def losses(positions):
-        index = jnp.minimum(positions, n_max - 1)
-        inside = positions < split.size
-        return jnp.where(inside, solver.loss(params, *_masked(split.x[index], split.y[index], inside)), 0)
+    def note(positions, found):
+        index, inside = jnp.minimum(positions, n_max - 1), positions < split.size
+        losses = solver.loss(params, *_masked(split.x[index], split.y[index], inside))
+        return jax.lax.dynamic_update_slice(found, jnp.where(inside, losses, 0), (positions[0],))
 
-    if n_max <= batch:
-        inside = jnp.arange(n_max) < split.size
-        return jnp.where(inside, solver.loss(params, *_masked(split.x[...], split.y[...], inside)), 0)
-
-    def step(number, found):
-        start = number * batch
-        return jax.lax.dynamic_update_slice(found, losses(start + jnp.arange(batch)), (start,))
-
-    found = jnp.zeros((-(-n_max // batch) * batch,))
-    return jax.lax.fori_loop(0, -(-split.size // batch), step, found)[:n_max]
+    found = jnp.zeros((n_max + BLOCKS[-1],))  # room for the last block
+    return over_blocks(split.size, n_max, note, found)[:n_max]
 
 
 def total_loss(solver: Solver, params: Params, split: Split) -> Array:

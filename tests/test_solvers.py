@@ -7,6 +7,7 @@ import optax
 import pytest
 import toys
 
+from pfljax import solvers
 from pfljax.solvers import (
     fit,
     losses_of_examples,
@@ -156,23 +157,17 @@ def test_rates_follow_the_schedule_over_rounds():
     np.testing.assert_allclose(steps, [whole, whole, whole / 10, whole / 10], rtol=1e-4)
 
 
-@pytest.mark.parametrize("size", [0, 1, 5, 11])
-def test_losses_of_examples_are_the_models_losses(size):
+@pytest.mark.parametrize("size", [0, 1, 5, 8, 11])
+@pytest.mark.parametrize("blocks", [(4, 2), (8, 3), (512, 32), (64, 5)])
+def test_sums_and_losses_in_blocks_are_sums_and_losses(monkeypatch, size, blocks):
+    monkeypatch.setattr(solvers, "BLOCKS", blocks)
     how, params = solver()
     split = jax.tree.map(jnp.asarray, client(size, n_max=11))
+    found = sum_over_examples(lambda x, y, m: jnp.where(m, x[:, 0] * y, 0).sum(), split)
+    np.testing.assert_allclose(found, np.float64(split.x[:size, 0] * split.y[:size]).sum(), rtol=1e-4, atol=1e-6)
     every = np.asarray(how.loss(params, split.x, split.y))
-    for batch in (2, 4, 11, 512):
-        found = losses_of_examples(how, params, split, batch)
-        np.testing.assert_allclose(found, np.where(np.arange(11) < size, every, 0), rtol=1e-6)
-
-
-@pytest.mark.parametrize("size", [0, 3, 8, 11])
-def test_sums_in_blocks_are_sums(size):
-    split = jax.tree.map(jnp.asarray, client(size, n_max=11))
-    run = lambda batch: sum_over_examples(lambda x, y, m: jnp.where(m, x[:, 0] * y, 0).sum(), split, batch)
-    expected = np.float64(split.x[:size, 0] * split.y[:size]).sum()
-    for batch in (2, 4, 11, 512):
-        np.testing.assert_allclose(run(batch), expected, rtol=1e-4, atol=1e-6)
+    found = losses_of_examples(how, params, split)
+    np.testing.assert_allclose(found, np.where(np.arange(11) < size, every, 0), rtol=1e-6)
 
 
 def test_models_depend_on_their_number_and_newcomers_train_alone():

@@ -23,6 +23,7 @@ SYNTHETIC_TRAIN = (50, 1000)  # the least and the most training examples of a cl
 SYNTHETIC_TEST = 5000  # a client's test examples, unless test_examples says otherwise
 SYNTHETIC_NOISE = 0.1  # standard deviation of the noise on the linear score that decides the class
 TEXT_WINDOW = 80  # characters that a text's example shows
+LEAST_WINDOWS = 8  # of a part of a role's text, as far as it has characters
 TEXT_TRAIN = 0.8  # share of a role's lines, from the first on, to train on
 PAD_TOKEN = 255  # target where a sequence has no character to predict: never trained on, left out of means
 CLIENT_FIELDS = ("client", "writer", "client_id", "user")  # what may say, in a TFDS data set, whose example it is
@@ -368,13 +369,19 @@ def _roles(where: str, path: str) -> list[tuple[str, str]]:
 
 
 def _windows(tokens: np.ndarray, stride: int) -> tuple[np.ndarray, np.ndarray]:
-    """The windows of tokens (length,), and what follows each token of theirs: both (n, TEXT_WINDOW) uint8."""
-    missing = TEXT_WINDOW + 1 - len(tokens)
-    if missing > 0:
-        x, y = np.pad(tokens[:-1], (0, missing)), np.pad(tokens[1:], (0, missing), constant_values=PAD_TOKEN)
-        return x[None], y[None]
-    windows = np.lib.stride_tricks.sliding_window_view(tokens, TEXT_WINDOW + 1)[::stride]
-    return windows[:, :-1], windows[:, 1:]
+    """The windows of tokens (length,), and what follows each token of theirs: both (n, TEXT_WINDOW) uint8.
+
+    A part too short for LEAST_WINDOWS at that stride has them closer together, and the last ones run past its end
+    where even that is not enough, so that every role has more than one example.
+    """
+    starts = np.arange(0, max(len(tokens) - TEXT_WINDOW, 1), stride)
+    if len(starts) < LEAST_WINDOWS:
+        last = max(len(tokens) - TEXT_WINDOW - 1, min(LEAST_WINDOWS - 1, len(tokens) - 2))
+        starts = np.unique(np.linspace(0, last, LEAST_WINDOWS).astype(int))
+    missing = max(starts[-1] + TEXT_WINDOW + 1 - len(tokens), 0)
+    x, y = np.pad(tokens, (0, missing)), np.pad(tokens, (0, missing), constant_values=PAD_TOKEN)
+    view = np.lib.stride_tricks.sliding_window_view
+    return view(x, TEXT_WINDOW + 1)[starts, :-1], view(y, TEXT_WINDOW + 1)[starts, 1:]
 
 
 def _tfds(request: _Request) -> Source:

@@ -424,30 +424,44 @@ def test_a_text_is_its_roles_windows_with_targets_one_on(text):
     assert source.num_classes == len(letters) and source.task == "classification" and source.name == "play"
     assert source.x.dtype == source.y.dtype == np.uint8
     windows = len(spoken[0]) - 80
-    assert source.x.shape == source.y.shape == (windows + 1 + 2, 80)
-    np.testing.assert_array_equal(source.client, [0] * (windows + 1) + [1] * 2)  # Once has a single line
-    np.testing.assert_array_equal(np.flatnonzero(source.is_test), [windows, windows + 2])
+    assert source.x.shape == source.y.shape == (windows + 8 + 4, 80)
+    np.testing.assert_array_equal(source.client, [0] * (windows + 8) + [1] * 4)  # Once has a single line
+    tests = [*range(windows, windows + 8), windows + 10, windows + 11]
+    np.testing.assert_array_equal(np.flatnonzero(source.is_test), tests)
     np.testing.assert_array_equal(source.distribution, [0, 1])
     for i in range(windows):
         assert "".join(letters[c] for c in source.x[i]) == spoken[0][i : i + 80]
         assert "".join(letters[c] for c in source.y[i]) == spoken[0][i + 1 : i + 81]
 
 
-def test_short_parts_are_one_padded_window(text):
+def test_windows_of_short_parts_run_past_their_ends(text):
     source = text(PLAY)
     letters = sorted(set("".join(LINES) + "onetw\n"))
-    for row, content in ((-3, LINES[4]), (-2, "one"), (-1, "two")):
+    ends = [(-12 + start, LINES[4][start:]) for start in range(8)]
+    for row, content in [*ends, (-4, "one"), (-3, "ne"), (-2, "two"), (-1, "wo")]:
         known = len(content) - 1
         assert "".join(letters[c] for c in source.x[row, :known]) == content[:-1]
         assert "".join(letters[c] for c in source.y[row, :known]) == content[1:]
-        assert not source.x[row, known:].any() and (source.y[row, known:] == sources.PAD_TOKEN).all()
+        assert (source.y[row, known:] == sources.PAD_TOKEN).all()
 
 
-@pytest.mark.parametrize(("length", "windows"), [(80, 1), (81, 1), (82, 2), (2, 1)])
-def test_the_windows_of_a_part_are_all_there_are(text, length, windows):
-    source = text(f"A:\n{'xy' * (length // 2) + 'x' * (length % 2)}\nxy\n")
-    assert (~source.is_test).sum() == windows
-    assert (source.y[~source.is_test] == sources.PAD_TOKEN).sum() == max(0, 81 - length)
+@pytest.mark.parametrize(
+    ("length", "stride", "starts"),
+    [
+        (100, 1, range(20)),
+        (81, 1, range(8)),
+        (2, 1, [0]),
+        (5, 80, range(4)),
+        (800, 80, range(0, 720, 80)),
+        (151, 80, range(0, 71, 10)),
+    ],
+)
+def test_every_part_has_eight_windows_if_it_has_the_characters(text, length, stride, starts):
+    line = "".join(chr(ord("a") + i % 26) if i % 7 else chr(ord("A") + i // 7 % 26) for i in range(length))
+    source = text(f"A:\n{line}\nxy\n", text_stride=stride)
+    letters = sorted(set(line + "xy\n"))
+    found = ["".join(letters[c] for c in row if c != sources.PAD_TOKEN) for row in source.y[~source.is_test]]
+    assert found == [line[start + 1 : start + 81] for start in starts]
 
 
 def test_windows_can_be_apart_and_subsampled(text):
