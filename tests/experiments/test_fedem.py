@@ -1,0 +1,113 @@
+"""The experiments of FedEM's paper, small."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from absl.testing import flagsaver
+
+from experiments import sweeps, train
+from pfljax import algorithms
+
+PRESETS = sorted((sweeps.PRESETS / "fedem").glob("*.flags"))
+SMALL = ["--num_clients=10", "--test_examples=40", "--rounds=3", "--devices=1"]
+
+
+def call(name, *flags, code=0):
+    command = [sys.executable, "-m", f"experiments.{name}", *SMALL, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=300)
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def test_table2_tunes_and_stands_beside_the_paper(tmp_path):
+    flags = ["--algorithms=fedavg,fedem", "--tune=0.01,0.3", "--time_constrained", f"--out={tmp_path}"]
+    printed = call("fedem_table2", *flags)
+    assert "68.2 / 58.9" in printed and "74.7 / 66.7" in printed  # the paper's Table 2
+    rows = json.loads((tmp_path / "table.json").read_text())
+    assert [row["algorithm"] for row in rows] == ["fedavg", "fedem", "fedem, 1 rounds"]
+    assert rows[2]["rounds"] == [1] and rows[2]["paper"] is None
+    for row in rows[:2]:
+        scores = {}
+        for rate in (0.01, 0.3):
+            folder = tmp_path / row["algorithm"] / "tuning" / f"rate-{rate:g}"
+            scores[rate] = json.loads((folder / "summary.json").read_text())["last"]["validation_accuracy"]
+        assert row["learning_rate"] == max(scores, key=scores.get)
+        last = json.loads((tmp_path / row["algorithm"] / "seed-0" / "summary.json").read_text())["last"]
+        assert "validation_accuracy" not in last  # the final run trains on all of the training part
+        assert row["accuracy_mean"] == pytest.approx(last["accuracy"])
+        assert f"{100 * last['accuracy']:.1f} / {100 * last['accuracy_bottom_decile']:.1f}" in printed
+    assert (tmp_path / "curves.png").stat().st_size > 5000
+    again = call("fedem_table2", *flags)
+    assert again.count("finished before, kept") == again.count("seed-0:") + again.count("rate-0.01:") + again.count(
+        "rate-0.3:"
+    )
+
+
+def test_table3_scores_clients_that_were_kept_out(tmp_path):
+    printed = call("fedem_table3", "--algorithms=fedem", f"--out={tmp_path}")
+    assert "73.0 (74.1)" in printed  # the paper's Table 3
+    (row,) = json.loads((tmp_path / "table.json").read_text())
+    unseen = json.loads((tmp_path / "fedem" / "seed-0" / "summary.json").read_text())["unseen"]
+    assert len(unseen["per_client"]) == 2
+    sizes = [client["n_test"] for client in unseen["per_client"]]
+    mean = np.average([client["accuracy"] for client in unseen["per_client"]], weights=sizes)
+    assert row["unseen_test"] == pytest.approx(mean) and 0 <= row["unseen_train"] <= 1
+
+
+def test_figure1_sweeps_sampling_and_components(tmp_path):
+    call("fedem_figure1", "--algorithms=fedem", "--participations=0.5,1", "--components=1,2", f"--out={tmp_path}")
+    points = json.loads((tmp_path / "table.json").read_text())
+    found = [(point["panel"], point["value"], point["paper"]) for point in points]
+    assert found == [
+        ("participation", 0.5, None),
+        ("participation", 1.0, 0.747),
+        ("components", 1, None),
+        ("components", 2, None),
+    ]
+    config = json.loads((tmp_path / "fedem-components-2" / "seed-0" / "config.json").read_text())["flags"]
+    assert config["fedem.components"] == 2 and config["participation"] == 1.0
+    assert (tmp_path / "figure1.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "word"),
+    [
+        ("fedem_table2", "--preset=mnist", "cifar100"),
+        ("fedem_table2", "--tune=-1", "above 0"),
+        ("fedem_table3", "--unseen_clients=0", "above 0"),
+        ("fedem_figure1", "--components=x", "positive"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, name, flag, word):
+    error = call(name, flag, f"--out={tmp_path / 'out'}", code=2)
+    (line,) = error.strip().splitlines()
+    assert line.startswith(f"error: {flag}") and word in line
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_presets_are_flags_of_a_method_and_begin_with_the_result(path):
+    dataset, method = path.stem.split("-")
+    assert method in algorithms.METHODS
+    lines = path.read_text().splitlines()
+    assert lines[0].startswith("# ") and "in the paper" in lines[0] and dataset in lines[1]
+    with flagsaver.flagsaver():
+        if not train.FLAGS.is_parsed():
+            train.FLAGS(["train"])
+        values = sweeps.preset(path)
+    assert values["learning_rate"] > 0 and values["optimizer"] == "sgd" and values["momentum"] == 0.9
+
+
+def test_a_preset_gives_way_to_the_command_line(tmp_path):
+    path = tmp_path / "x.flags"
+    path.write_text("# a result\n--learning_rate=0.25\n--rounds=7\n")
+    with flagsaver.flagsaver():
+        train.FLAGS(["train", "--rounds=3"])
+        assert sweeps.preset(path) == {"learning_rate": 0.25}
+        with sweeps.settings(learning_rate=0.25, fedem__components=5):
+            assert train.FLAGS.learning_rate == 0.25 and train.FLAGS["fedem.components"].value == 5
+        assert train.FLAGS.learning_rate == 0.01 and train.FLAGS["fedem.components"].value == 3
