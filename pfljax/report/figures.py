@@ -147,8 +147,12 @@ def collaboration_matrix(index: np.ndarray, weights: np.ndarray, distribution: n
     matrix = dense[order][:, order] if of_clients else dense[order]
     figure = Figure(figsize=(6, 5.2), layout="constrained")
     axes = figure.add_subplot()
-    image = axes.imshow(matrix, cmap="Blues", vmin=0, vmax=max(float(matrix.max()), 1e-9), aspect="auto")
+    image = axes.imshow(
+        matrix, cmap="Blues", vmin=0, vmax=max(float(matrix.max()), 1e-9), aspect="auto", interpolation="nearest"
+    )
     axes.set(xlabel="model of client" if of_clients else "model", ylabel="client")
+    if not of_clients and matrix.shape[1] <= MAX_TICKS:
+        axes.set_xticks(np.arange(matrix.shape[1]))
     figure.colorbar(image, label="weight in the client's prediction")
     groups = distribution[order]
     edges = np.nonzero(np.diff(groups))[0] + 0.5
@@ -212,6 +216,15 @@ def traffic_against_accuracy(
     scale, unit = byte_unit(float(num_bytes.max()))
     axes = _axes(figure, xlabel=f"{unit} received and sent by a client, so far", ylabel=_name(task))
     axes.plot(num_bytes / scale, _mean(test, sizes), color=PALETTE[2], marker=".")
+    return figure
+
+
+def measures(rounds: np.ndarray, values: dict[str, Sequence[float]]) -> Figure:
+    """What a method measures of itself over rounds (T,), a panel for each name."""
+    figure = Figure(figsize=(4.6 * len(values), 3.4), layout="constrained")
+    for place, (name, line) in enumerate(values.items(), 1):
+        axes = _axes(figure, 1, len(values), place, xlabel="round", ylabel=name.replace("_", " "))
+        axes.plot(rounds, line, color=PALETTE[0], marker=".")
     return figure
 
 

@@ -45,6 +45,12 @@ SCORES = {
 }
 
 
+# What every method's rows of metrics.jsonl have; the rest are its own measures.
+COMMON = {"round", "seconds", "train_loss", "loss", "bytes_down", "bytes_up"} | {
+    f"accuracy{kind}" for kind in ("", "_mean", "_std", "_bottom_decile", "_min")
+}
+
+
 def write(directory: Path) -> Path:
     """Draws a run's figures into figures/*.png and writes report.html, from what the run has left in `directory`.
 
@@ -145,6 +151,13 @@ def draw(
             if topology != "shared"
             else f"Weights over rounds of {min(test.shape[1], figures.MAX_PANELS)} of {test.shape[1]} clients, a line "
             "per shared model: look when a client settles, and whether some model is never used.",
+        )
+    own = [name for name in (rows[-1] if rows else {}) if name not in COMMON and not name.startswith("validation_")]
+    if own and len(rows) == len(test):
+        out["measures"] = (
+            figures.measures(rounds, {name: [row[name] for row in rows] for name in own}),
+            "What the method measures of itself, in the last round before each evaluation: look whether what it "
+            "minimizes still falls.",
         )
     traffic = np.array([row.get("bytes_down", 0) + row.get("bytes_up", 0) for row in rows], float)
     if len(traffic) == len(test) and traffic.any():
