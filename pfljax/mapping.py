@@ -65,6 +65,7 @@ class Plan:
         *,
         topology: Topology,
         own_first: bool = False,
+        push: bool = False,
     ) -> tuple[PyTree, Returned]:
         """Every client receives models, works, and its contributions are summed at their owners.
 
@@ -77,6 +78,7 @@ class Plan:
             data: What clients read, leaves (S, ...).
             topology: As in `Algorithm`; under "own" there may be J models to a client, N = S J.
             own_first: Whether N = S and column 0 of index is arange(S): own models then stay where they are.
+            push: As in `Algorithm`: models_s holds the first model of the index only, the upload one for each.
 
         Returns:
             The next rows, and what came back.
@@ -114,10 +116,10 @@ class Plan:
                 if own:
                     return _by_client(block(models, number, chunk * own_rows), own_rows)
                 at_home = lambda: jax.tree.map(lambda a: a[:, None], block(models, number))
-                if own_first and index.shape[1] == 1:
+                if own_first and (push or index.shape[1] == 1):
                     return at_home()
                 if not own_first:
-                    return store.fetch(models, block(index, number))
+                    return store.fetch(models, block(index, number)[:, : 1 if push else None])
                 others = store.fetch(models, block(index, number)[:, 1:])
                 return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), at_home(), others)
 

@@ -133,7 +133,7 @@ def decentralized(problem: Problem, surrogate: Surrogate, mixing: Mixing) -> Alg
         return newcomers(problem, surrogate, key, u, state.round, clients)
 
     scored = surrogate.scored
-    return Algorithm(init, download, work, update, predictor, adapt, "peers", scored, facts=mixing.facts)
+    return Algorithm(init, download, work, update, predictor, adapt, "peers", scored, push=True, facts=mixing.facts)
 
 
 def initial_blocks(problem: Problem, surrogate: Surrogate, key) -> Params:

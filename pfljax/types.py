@@ -166,6 +166,7 @@ class Algorithm(NamedTuple):
             everyone may receive them; "peers": N = K, clients receive each other's models.
         scored: Which model the evaluation scores, in words.
         exchanges: How often a round repeats exchange and update on the same download.
+        push: Whether clients only send: work then receives its own model alone, and uploads one for each of the index.
         facts: What the plan and the summary tell of it beside its knobs, by name.
     """
 
@@ -178,6 +179,7 @@ class Algorithm(NamedTuple):
     topology: Topology
     scored: str
     exchanges: int = 1
+    push: bool = False
     facts: tuple[tuple[str, str | float], ...] = ()
 
 

@@ -80,10 +80,12 @@ def make_round(
                 ids_and_data,
                 topology=algorithm.topology,
                 own_first=algorithm.topology == "peers",
+                push=algorithm.push,
             )
             state = state._replace(clients=rows)
             update_key = jax.random.fold_in(_key(key, 3, number), step)
             state, metrics = algorithm.update(update_key, state, returned)
+            # Of a push, too, as many models arrive as are sent.
             moved = jnp.ones_like(index, bool) if not by_client else index != cohort.ids[:, None]
             sizes = clients.train.size
             loss = returned.report["loss"]
