@@ -9,7 +9,7 @@ from pfljax import models
 from pfljax.models import layers, recurrent
 from pfljax.types import UsageError
 
-SHAPES = [(4, 6, 6, 3), (3, 5, 7, 2), (6, 2, 3, 1)]
+SHAPES = [(4, 6, 6, 3), (3, 5, 7, 2), (6, 3, 4, 1)]
 
 
 def reference_convolution(x, kernel, size, margin=None, stride=1, groups=1):
@@ -43,8 +43,6 @@ def reference_pool(x):
 @pytest.mark.parametrize(("size", "margin"), [(1, 0), (3, 1), (5, 2), (3, 0), (5, 4)])
 @pytest.mark.parametrize("cache_bytes", [1, 4000, 6 << 20])
 def test_convolutions_are_jax_s_in_value_and_gradient(monkeypatch, shape, size, margin, cache_bytes):
-    if min(shape[1:3]) + 2 * margin < size:
-        pytest.skip("the window does not fit")
     monkeypatch.setattr(layers, "CACHE_BYTES", cache_bytes)
     rng = np.random.default_rng(0)
     x = rng.normal(size=shape).astype(np.float32)
