@@ -215,6 +215,8 @@ def check_directory(out: Path, config: dict, resume: bool) -> None:
         raise UsageError(f"--out={out}: holds another run; add --resume to go on with it, or name a new folder")
     before = files.read_json(path).get("flags", {})
     free = {"resume", "rounds", "eval_every", "checkpoint_every", "plan", "chunk", "devices", "out"}
+    if config["flags"].get("lr_schedule", "constant") != "constant":
+        free -= {"rounds"}  # by which the rates fall
     changed = [
         f"--{name} was {before[name]!r} and is {value!r}"
         for name, value in config["flags"].items()
