@@ -134,6 +134,9 @@ def test_a_run_leaves_its_results_and_is_not_overwritten(call, tmp_path):
     assert files.read_json(out / "summary.json") == before
 
     assert call(*SMALL, f"--out={out}", "--resume", "--rounds=6")[0] == 0
+    rows = files.read_jsonl(out / "metrics.jsonl")
+    assert [row["round"] for row in rows] == [2, 4, 6]
+    assert files.read_json(out / "summary.json")["last"]["round"] == 6
 
 
 def test_more_rounds_are_another_run_where_rates_fall_by_them(call, tmp_path):
@@ -141,9 +144,6 @@ def test_more_rounds_are_another_run_where_rates_fall_by_them(call, tmp_path):
     assert call(*flags)[0] == 0
     code, error = call(*flags, "--resume", "--rounds=6")
     assert code == 2 and "--rounds was 4 and is 6" in one_line(error)
-    rows = files.read_jsonl(out / "metrics.jsonl")
-    assert [row["round"] for row in rows] == [2, 4, 6]
-    assert files.read_json(out / "summary.json")["last"]["round"] == 6
 
 
 def test_a_diverging_run_stops_with_the_round_and_the_client(call, tmp_path):
