@@ -78,7 +78,7 @@ class Plan:
             data: What clients read, leaves (S, ...).
             topology: As in `Algorithm`; under "own" there may be J models to a client, N = S J.
             own_first: Whether N = S and column 0 of index is arange(S): own models then stay where they are.
-            push: As in `Algorithm`: models_s holds the first model of the index only, the upload one for each.
+            push: As in `Algorithm`: models_s holds the first model of the index only, the upload is one for all.
 
         Returns:
             The next rows, and what came back.
@@ -91,7 +91,8 @@ class Plan:
         chunk = min(self.chunk or per_device, per_device)
         if spread and chunk == 1:
             # One by one all the same, but their models travel together.
-            chunk = _largest_divisor(per_device, MESSAGE_BYTES // (tree.row_bytes(models) * index.shape[1] * devices))
+            travelers = 1 if push else index.shape[1]
+            chunk = _largest_divisor(per_device, MESSAGE_BYTES // (tree.row_bytes(models) * travelers * devices))
         padded = -(-num_clients // (devices * chunk)) * devices * chunk
         own_first = own_first and padded == num_clients and (spread or devices == 1)  # else rows do not line up
         valid = jnp.arange(padded) < num_clients
@@ -152,14 +153,16 @@ class Plan:
                     if out.sent is not None:
                         new = tree.where(mask.reshape(-1), new, block(kept, number, chunk * own_rows))
                     kept = replace(kept, number, new, chunk * own_rows)
+                elif push:
+                    sums = store.mix(sums, block(index, number), out.upload, out.shares, mask)
                 elif not own:
                     sums = deposit(sums, number, out.upload, mask)
                 return (rows, kept, sums), (out.report, mask)
 
             sums = ()
             if not own:
-                out = jax.eval_shape(lambda: work(received(models, 0), block(rows, 0), 0))
-                sums = store.empty(out.upload)
+                upload = jax.eval_shape(lambda: work(received(models, 0), block(rows, 0), 0)).upload
+                sums = store.empty(upload, 1 if push else 2)
             carry = (rows, models if own else (), sums)
             (rows, kept, sums), out = jax.lax.scan(step, carry, jnp.arange(valid.shape[0] // chunk))
             report, sent = jax.tree.map(lambda a: a.reshape(valid.shape[0], *a.shape[2:]), out)
@@ -218,8 +221,8 @@ class _Local:
 
     num_models: int
 
-    def empty(self, contribution: PyTree) -> tuple[PyTree, Array]:
-        sums = jax.tree.map(lambda c: jnp.zeros((self.num_models, *c.shape[2:]), c.dtype), contribution)
+    def empty(self, contribution: PyTree, num_leading: int) -> tuple[PyTree, Array]:
+        sums = jax.tree.map(lambda c: jnp.zeros((self.num_models, *c.shape[num_leading:]), c.dtype), contribution)
         return sums, jnp.zeros((self.num_models,), jnp.int32)
 
     def fetch(self, models: Params, index: Array) -> Params:
@@ -229,6 +232,20 @@ class _Local:
         total, count = sums
         index = jnp.where(mask, index, self.num_models)  # out of range: dropped
         total = jax.tree.map(lambda t, c: t.at[index].add(c, mode="drop"), total, contribution)
+        return total, count.at[index].add(1, mode="drop")
+
+    def mix(self, sums, index: Array, upload: PyTree, shares: Array, mask: Array):
+        """Adds shares[c, j] upload[c] to model index[c, j]."""
+        total, count = sums
+        index = jnp.where(mask, index, self.num_models)
+        senders = jnp.arange(index.shape[0])
+        if index.shape[1] * 8 > self.num_models:  # most models count most uploads: a product of matrices
+            matrix = jnp.zeros((self.num_models, len(senders)))
+            matrix = matrix.at[index, senders[:, None]].add(shares, mode="drop")
+            total = jax.tree.map(lambda t, u: t + jnp.tensordot(matrix, u, axes=1), total, upload)
+        else:
+            weigh = lambda u: shares.reshape(*shares.shape, *[1] * (u.ndim - 1)) * u[:, None]
+            total = jax.tree.map(lambda t, u: t.at[index].add(weigh(u), mode="drop"), total, upload)
         return total, count.at[index].add(1, mode="drop")
 
 
@@ -255,6 +272,13 @@ class _Spread(_Local):
         packed, unpack = _pack((contribution, mask.astype(jnp.float32)), index.ndim)
         contribution, sent = unpack(jax.tree.map(lambda p: jax.lax.all_gather(p, AXIS), packed))
         return super().deposit(sums, jnp.where(mine, local, 0), contribution, (sent > 0) & mine)
+
+    def mix(self, sums, index: Array, upload: PyTree, shares: Array, mask: Array):
+        local, mine = self._mine(index)
+        packed, unpack = _pack((upload, shares, mask.astype(jnp.float32)), 1)
+        upload, shares, sent = unpack(jax.tree.map(lambda p: jax.lax.all_gather(p, AXIS), packed))
+        index, arrived = jnp.where(mine, local, 0), (sent > 0) & mine
+        return super().mix(sums, *jax.tree.map(_flat, (index, upload, shares, arrived)))
 
     def replace(self, stack: PyTree, ids: Array, rows: PyTree) -> PyTree:
         local, mine = self._mine(ids)

@@ -115,8 +115,7 @@ def decentralized(problem: Problem, surrogate: Surrogate, mixing: Mixing) -> Alg
         weights = row.edges[1][turn.round % mixing.period]
         away = turn.index != turn.index[0]
         weights = jnp.where(away, weights, 0).at[0].set(jnp.where(away, 0, weights).sum())
-        upload = jax.tree.map(lambda leaf: weights.reshape(-1, *[1] * leaf.ndim) * leaf, trained)
-        return Work(row, upload, report, away.at[0].set(True))
+        return Work(row, trained, report, sent=away.at[0].set(True), shares=weights)
 
     def update(key, state, returned):
         return state._replace(models=returned.upload), means(returned.report)

@@ -116,10 +116,11 @@ class Work(NamedTuple):
 
     client: PyTree  # the client's next row
     # Leaves (J, ...): a contribution per received model, summed over clients at its owner; under "own" the next
-    # model; () where nothing comes back.
+    # model; under `push` leaves (...), one model for all; () where nothing comes back.
     upload: PyTree
     report: Metrics  # what the server sees of this client; "loss" () is required
     sent: Array | None = None  # (J,) bool: which contributions are made; None: all
+    shares: Array | None = None  # (J,) under `push`: the weight with which each receiver counts the upload
 
 
 class Returned(NamedTuple):
@@ -166,7 +167,7 @@ class Algorithm(NamedTuple):
             everyone may receive them; "peers": N = K, clients receive each other's models.
         scored: Which model the evaluation scores, in words.
         exchanges: How often a round repeats exchange and update on the same download.
-        push: Whether clients only send: work then receives its own model alone, and uploads one for each of the index.
+        push: Whether clients only send: work then receives its own model alone, and uploads one to all of the index.
         facts: What the plan and the summary tell of it beside its knobs, by name.
     """
 

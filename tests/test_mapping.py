@@ -162,3 +162,32 @@ def test_plans_say_what_they_are():
     assert make_plan("auto", devices=2).num_devices == 2
     assert make_plan("map").num_devices == 4
     assert [make_plan(kind, 5, 1).chunk for kind in ("auto", "map", "vmap", "chunk")] == [1, 1, 0, 5]
+
+
+@pytest.mark.parametrize(("num", "held"), [(8, 4), (40, 2), (9, 3)])
+@pytest.mark.parametrize("layout", [("map", 0, 1), ("vmap", 0, 1), ("map", 0, 4), ("chunk", 3, 2)])
+def test_a_push_counts_one_upload_with_each_receiver_s_share(num, held, layout):
+    """By a product of matrices where most receive most, else by scattering; also where clients do not divide."""
+    rng = np.random.default_rng(0)
+    index = np.stack([[k, *rng.choice([n for n in range(num) if n != k], held, replace=False)] for k in range(num)])
+    shares = rng.random(index.shape).astype(np.float32)
+    sent = rng.random(index.shape) < 0.7
+    models = {"w": rng.normal(size=(num, 3)).astype(np.float32)}
+
+    def client(models, row, data):
+        shares, sent = data
+        upload = jax.tree.map(lambda leaf: 2 * leaf[0], models)
+        return Work(row, upload, {"held": jnp.asarray(models["w"].shape[0])}, sent=sent[...], shares=shares[...])
+
+    plan = make_plan(*layout)
+    rows = np.zeros((num, 1), np.float32)
+    run = jax.jit(
+        lambda m: plan.exchange(client, m, index, rows, (shares, sent), topology="peers", own_first=True, push=True)
+    )
+    _, returned = run(models)
+    expected = np.zeros((num, 3))
+    for k in range(num):
+        np.add.at(expected, index[k], (shares[k] * sent[k])[:, None] * 2 * np.float64(models["w"][k]))
+    np.testing.assert_allclose(returned.upload["w"], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(returned.count, np.bincount(index[sent], minlength=num))
+    assert (np.asarray(returned.report["held"]) == 1).all()
