@@ -26,7 +26,9 @@ FLAGS = flags.FLAGS
 OPTIMIZERS = {"adam": optax.adam, "sgd": optax.sgd}
 SCHEDULES = {
     "constant": None,
-    "multistep": lambda rounds: optax.piecewise_constant_schedule(1.0, {rounds // 2: 0.1, 3 * rounds // 4: 0.1}),
+    "multistep": lambda rounds: optax.piecewise_constant_schedule(
+        1.0, {start: 0.1 for start in (rounds // 2, 3 * rounds // 4) if start}
+    ),
 }
 
 

@@ -139,6 +139,12 @@ def test_a_run_leaves_its_results_and_is_not_overwritten(call, tmp_path):
     assert files.read_json(out / "summary.json")["last"]["round"] == 6
 
 
+def test_rates_fall_at_half_and_at_three_quarters_of_the_rounds():
+    rates = lambda rounds: [float(common.SCHEDULES["multistep"](rounds)(number)) for number in range(rounds)]
+    np.testing.assert_allclose(rates(8), [1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01], rtol=1e-5)
+    assert rates(1) == [1]
+
+
 def test_more_rounds_are_another_run_where_rates_fall_by_them(call, tmp_path):
     flags = [*SMALL, f"--out={tmp_path / 'run'}", "--lr_schedule=multistep"]
     assert call(*flags)[0] == 0
