@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 from absl import flags
-from rich.console import Console
 
 from experiments import common, sweeps
 from pfljax import report
@@ -88,12 +87,11 @@ def run() -> None:
         scores = [score(s, out / name / f"seed-{seed}") for seed, s in zip(seeds, summaries, strict=True)]
         rows.append(row_of(name, scores))
         print(f"{number + 1} of {len(names)} methods done: {name}")
-    table = sweeps.write_table(*columns(rows, summaries[0]["task"] == "classification"), rows, out)
     report.save(report.comparison_figure(rows), out / "comparison.png")
     seeds = ", ".join(FLAGS.seeds)
-    table.title = f"{summaries[0]['dataset']}, last of {FLAGS.rounds} rounds, mean ± std over seeds {seeds}"
-    Console(width=120).print(table)
-    print(f"table: {out / 'table.md'}, .csv, .json; figure: {out / 'comparison.png'}")
+    title = f"{summaries[0]['dataset']}, last of {FLAGS.rounds} rounds, mean ± std over seeds {seeds}"
+    heads, body = columns(rows, summaries[0]["task"] == "classification")
+    sweeps.write_table(title, heads, body, rows, out, "comparison.png")
 
 
 if __name__ == "__main__":

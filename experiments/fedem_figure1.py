@@ -11,7 +11,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from absl import flags
-from rich.console import Console
 
 from experiments import common, fedem, sweeps
 from pfljax import report
@@ -79,12 +78,10 @@ def run() -> None:
         ]
         for point in points
     ]
-    table = sweeps.write_table(heads, body, points, out)
     panels = {"participation": "share of clients in a round", "components": "components M"}
     report.save(report.sweep_figure(points, panels), out / "figure1.png")
-    table.title = f"{fedem.preset_name() or FLAGS.dataset}, test accuracy after the last round"
-    Console(width=120).print(table)
-    print(f"figure: {out / 'figure1.png'}; table: {out / 'table.md'}, .csv, .json")
+    title = f"{fedem.preset_name() or FLAGS.dataset}, test accuracy after the last round"
+    sweeps.write_table(title, heads, body, points, out, "figure1.png")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 from absl import flags
-from rich.console import Console
 
 from experiments import common, fedem, sweeps
 from pfljax import report
@@ -74,12 +73,10 @@ def run() -> None:
         ]
         for row in rows
     ]
-    table = sweeps.write_table(heads, body, rows, out)
     report.save(report.comparison_figure(rows), out / "curves.png")
     data = fedem.preset_name() or FLAGS.dataset
-    table.title = f"{data}, test accuracy after the last round, seeds {', '.join(FLAGS.seeds)}"
-    Console(width=120).print(table)
-    print(f"table: {out / 'table.md'}, .csv, .json; figure: {out / 'curves.png'}")
+    title = f"{data}, test accuracy after the last round, seeds {', '.join(FLAGS.seeds)}"
+    sweeps.write_table(title, heads, body, rows, out, "curves.png")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 from absl import flags
-from rich.console import Console
 
 from experiments import common, fedem, sweeps
 from pfljax.types import UsageError
@@ -78,11 +77,9 @@ def run() -> None:
         ]
         for row in rows
     ]
-    table = sweeps.write_table(heads, body, rows, out)
     data = fedem.preset_name() or FLAGS.dataset
-    table.title = f"{data}, average test accuracy of {FLAGS.unseen_clients:.0%} of the clients, unseen in training"
-    Console(width=120).print(table)
-    print(f"table: {out / 'table.md'}, .csv, .json")
+    title = f"{data}, average test accuracy of {FLAGS.unseen_clients:.0%} of the clients, unseen in training"
+    sweeps.write_table(title, heads, body, rows, out)
 
 
 if __name__ == "__main__":

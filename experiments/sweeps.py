@@ -1,6 +1,6 @@
 """Runs of several methods, seeds and settings side by side: cells, each a run of its own that is not run again.
 
-Entry points that compare build on this: `cell` runs one, `tune` finds a method's learning rate, `write_table` writes.
+Entry points that compare build on this: `cell` runs one, `tune` finds a method's learning rate, `write_table` ends.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from absl import flags
+from rich.console import Console
 from rich.table import Table
 
 from experiments import common
@@ -113,7 +114,7 @@ def tune(name: str, seed: int, out: Path) -> float:
         raise UsageError(f"--tune={','.join(FLAGS.tune)}: accepted: rates above 0, separated by commas")
     scores = {}
     for rate in rates:
-        with settings(learning_rate=rate, validation_fraction=FLAGS.validation_fraction or 0.25, unseen_clients=0.0):
+        with settings(learning_rate=rate, validation_fraction=FLAGS.validation_fraction or 0.25):
             try:
                 last = cell(name, seed, out / f"rate-{rate:g}")["last"]
             except RunError as error:
@@ -144,17 +145,20 @@ def mean_over(summaries: Sequence[dict], read: Callable[[dict], float]) -> float
     return float(np.mean([read(summary) for summary in summaries]))
 
 
-def write_table(heads: Sequence[str], body: Sequence[Sequence[str]], rows: Sequence[dict], out: Path) -> Table:
-    """Writes table.md and table.csv (heads and cells) and table.json (rows); returns the table for the terminal."""
+def write_table(
+    title: str, heads: Sequence[str], body: Sequence[Sequence[str]], rows: Sequence[dict], out: Path, figure: str = ""
+) -> None:
+    """Writes table.md and table.csv (heads and cells) and table.json (rows), and shows them and where they are."""
     lines = [" | ".join(line) for line in [heads, ["---"] * len(heads), *body]]
     files.write_text(out / "table.md", "".join(f"| {line} |\n" for line in lines))
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([heads, *body])
     files.write_text(out / "table.csv", text.getvalue())
     files.write_json(out / "table.json", rows)
-    table = Table()
+    table = Table(title=title)
     for head in heads:
         table.add_column(head, justify="left" if head == heads[0] else "right")
     for cells in body:
         table.add_row(*cells)
-    return table
+    Console(width=120).print(table)
+    print(f"table: {out / 'table.md'}, .csv, .json" + (f"; figure: {out / figure}" if figure else ""))

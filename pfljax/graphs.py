@@ -93,13 +93,13 @@ def make_mixing(
         name = f"{graph}, {' + '.join(f'{g.number_of_edges():,}' for g in drawn)} edges, {mixing} weights"
         weigh = metropolis if mixing == "metropolis" else functools.partial(fastest, prefix=prefix)
         matrices = [weigh(g) for g in drawn]
+    source = f"{prefix}mixing_file={mixing_file}" if mixing == "file" else f"{prefix}mixing={mixing}"
     for matrix in matrices:
-        check_doubly_stochastic(f"{prefix}mixing={mixing}", matrix)
+        check_doubly_stochastic(source, matrix)
     if mixing == "file":
         parts, _ = sp.csgraph.connected_components(matrices[0], connection="strong")
         if parts > 1:
-            where = f"{prefix}mixing_file={mixing_file}"
-            raise UsageError(f"{where}: its graph falls into {parts} parts; accepted: one that joins all clients")
+            raise UsageError(f"{source}: its graph falls into {parts} parts; accepted: one that joins all clients")
     width = max(int(np.diff(_others(matrix).indptr).max()) for matrix in matrices) + 1
     neighbors, weights = zip(*(_sends(matrix, width) for matrix in matrices), strict=True)
     symmetric = all(abs(matrix - matrix.T).max() < 1e-9 for matrix in matrices)
@@ -165,11 +165,10 @@ def _read_matrix(where: str, path: str, num: int) -> sp.csr_array:
         raise UsageError(f"{where}: is no matrix of numbers; accepted: .npy, or text with a row a line") from error
     if matrix.shape != (num, num):
         raise UsageError(f"{where}: has shape {matrix.shape}; accepted: a row and a column for each of {num} clients")
-    check_doubly_stochastic(where, matrix)
     return sp.csr_array(matrix)
 
 
-def check_doubly_stochastic(where: str, matrix: np.ndarray | sp.csr_array) -> None:
+def check_doubly_stochastic(where: str, matrix: sp.csr_array) -> None:
     """Raises UsageError unless entries are 0 or more and every row and column sums to 1 (to 1e-6)."""
     low = matrix.min()
     if not low >= 0:

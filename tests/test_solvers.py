@@ -74,6 +74,7 @@ def test_a_number_of_steps_takes_as_many_batches(size):
     orders = np.asarray(how.draw_orders(key, size, 7))[:, :size]
     # Seven examples are three batches an epoch, so the fourth step begins the second epoch; two are always one batch.
     batches = [orders[0][0:3], orders[0][3:6], orders[0][6:7], orders[1][0:3]] if size == 7 else [np.arange(2)] * 4
+    assert how.num_steps(size, 7) == how.max_steps(7) == 4
     found = jax.jit(lambda p, s: fit(how, key, p, how.optimizer.init(p), s, round_number=0))(params, split)
     check(found, sgd_by_hand(params, split, batches))
 
@@ -82,6 +83,7 @@ def test_a_number_of_steps_takes_as_many_batches(size):
 def test_a_batch_of_everything_is_gradient_descent(size):
     how, params = solver(epochs=3)
     split = client(size)
+    assert how.num_steps(size, 7) == how.max_steps(7) == 3
     run = lambda p, s: fit(how, jax.random.key(0), p, how.optimizer.init(p), s, round_number=0)
     found = jax.jit(run)(params, split)
     check(found, sgd_by_hand(params, split, [np.arange(size)] * 3))

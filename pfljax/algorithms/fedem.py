@@ -14,8 +14,10 @@ A client predicts with sum_m pi_k[m] p(y | x, theta_m) (Eq. 5). A newcomer takes
 equal weights. Logged with every evaluation, for the last round's components as they were received: f (Eq. 6) and
 Delta_Pi f (Theorem 3.2), what the new pi alone improve f by.
 
-Departures from the paper: with client sampling, the server averages over the cohort. Decentralized clients count
-alike in D-FedEM's averages, whatever their n_k, and a newcomer uses the mean over clients of each component.
+Departures from the paper: local optimizers start afresh in every round, unless they are to be kept
+(`Problem.keep_optimizer`), as in the authors' code. With client sampling, the server averages over the cohort.
+Decentralized clients count alike in D-FedEM's averages, whatever their n_k, and a newcomer uses the mean over clients
+of each component.
 """
 
 from __future__ import annotations

@@ -48,11 +48,13 @@ def test_table2_tunes_and_stands_beside_the_paper(tmp_path):
 
 
 def test_table3_scores_clients_that_were_kept_out(tmp_path):
-    printed = call("fedem_table3", "--algorithms=fedem", f"--out={tmp_path}")
+    printed = call("fedem_table3", "--algorithms=fedem", "--tune=0.1", f"--out={tmp_path}")
     assert "73.0 (74.1)" in printed  # the paper's Table 3
     (row,) = json.loads((tmp_path / "table.json").read_text())
     unseen = json.loads((tmp_path / "fedem" / "seed-0" / "summary.json").read_text())["unseen"]
     assert len(unseen["per_client"]) == 2
+    tuned = json.loads((tmp_path / "fedem" / "tuning" / "rate-0.1" / "summary.json").read_text())
+    assert tuned["num_clients"] == 8  # nobody unseen has a say in the rate
     sizes = [client["n_test"] for client in unseen["per_client"]]
     mean = np.average([client["accuracy"] for client in unseen["per_client"]], weights=sizes)
     assert row["unseen_test"] == pytest.approx(mean) and 0 <= row["unseen_train"] <= 1
