@@ -16,8 +16,9 @@ import jax
 import optax
 from absl import app, flags, logging
 
-from pfljax import algorithms, data, models
+from pfljax import algorithms, data, embedding, models
 from pfljax.mapping import Plan, make_plan
+from pfljax.privacy import Privacy
 from pfljax.solvers import Problem, Solver, scheduled
 from pfljax.training.loop import Setup
 from pfljax.types import Algorithm, Federation, RunError, UsageError
@@ -26,9 +27,10 @@ FLAGS = flags.FLAGS
 OPTIMIZERS = {"adam": optax.adam, "sgd": optax.sgd}
 SCHEDULES = {
     "constant": None,
-    "multistep": lambda rounds: optax.piecewise_constant_schedule(
-        1.0, {start: 0.1 for start in (rounds // 2, 3 * rounds // 4) if start}
+    "multistep": lambda: optax.piecewise_constant_schedule(
+        1.0, {start: 0.1 for start in (FLAGS.rounds // 2, 3 * FLAGS.rounds // 4) if start}
     ),
+    "exponential": lambda: optax.exponential_decay(1.0, 1, FLAGS.lr_decay),
 }
 
 
@@ -36,7 +38,7 @@ SCHEDULES = {
 DATA_FLAGS = (
     *("dataset", "data_file", "data_dir", "data_fraction", "standardize", "partition", "num_clients"),
     *("num_distributions", "dirichlet_alpha", "classes_per_client", "replacement", "official_test"),
-    *("train_examples", "test_examples", "test_fraction", "validation_fraction", "text_stride"),
+    *("train_examples", "test_examples", "test_fraction", "validation_fraction", "text_stride", "targets"),
 )
 
 
@@ -53,12 +55,14 @@ def define_data_flags(dataset: str = "digits") -> None:
     flags.DEFINE_string(
         "partition",
         "auto",
-        "iid, label_groups, label_dirichlet, dirichlet, pathological, pairs, pachinko or natural; auto: natural where "
-        "the data name clients, else label_groups",
+        "iid, label_groups, label_dirichlet, dirichlet, pathological, pairs, pachinko, latent or natural; auto: "
+        "natural where the data name clients, else label_groups",
     )
     flags.DEFINE_integer("num_clients", 0, "K; 0: all clients of a natural partition, else 16")
     flags.DEFINE_integer(
-        "num_distributions", 2, "label groups of label_groups and label_dirichlet; components of synthetic"
+        "num_distributions",
+        2,
+        "label groups of label_groups and label_dirichlet, clusters of latent, components of synthetic",
     )
     flags.DEFINE_float("dirichlet_alpha", 0.4, "concentration of the Dirichlet partitions and of synthetic mixtures")
     flags.DEFINE_integer("classes_per_client", 2, "classes a client, of pathological and pairs")
@@ -68,9 +72,18 @@ def define_data_flags(dataset: str = "digits") -> None:
     flags.DEFINE_integer("test_examples", 0, "cap on a client's test examples; 0: none (synthetic: draws 5,000)")
     flags.DEFINE_float("test_fraction", 0.2, "share of a client's examples to test on, where they are not given")
     flags.DEFINE_float(
-        "validation_fraction", 0.0, "share of a client's training examples for validation; 0.25 makes 60/20/20"
+        "validation_fraction",
+        0.0,
+        "share of a client's training examples for validation; 0.25 makes 60/20/20; 0.2 where a method needs them",
     )
     flags.DEFINE_integer("text_stride", 1, "characters from one window of a text to the next")
+    flags.DEFINE_enum(
+        "targets", "own", ["own", "shuffled"], "shuffled: deal the clients' (validation, test) parts among them"
+    )
+    flags.DEFINE_string(
+        "embedding", "auto", "of latent: pixels or a --model to train; auto: vgg11 for images of 32 x 32 or more"
+    )
+    flags.DEFINE_integer("embedding_epochs", 5, "passes over the training images in training it", lower_bound=1)
     flags.DEFINE_float("unseen_clients", 0.0, "share of the clients kept out of training and adapted to afterwards")
 
 
@@ -89,7 +102,18 @@ def define_training_flags(rounds: int = 150) -> None:
     flags.DEFINE_float("learning_rate", 0.01, "of the optimizer")
     flags.DEFINE_float("momentum", 0.0, "of sgd")
     flags.DEFINE_float("weight_decay", 0.0, "added to the gradient, times the parameters")
-    flags.DEFINE_enum("lr_schedule", "constant", list(SCHEDULES), "multistep: / 10 at 1/2 and at 3/4 of the rounds")
+    flags.DEFINE_enum(
+        "lr_schedule",
+        "constant",
+        list(SCHEDULES),
+        "multistep: / 10 at 1/2 and at 3/4 of the rounds; exponential: x --lr_decay a round",
+    )
+    flags.DEFINE_float("lr_decay", 0.99, "factor a round of --lr_schedule=exponential")
+    flags.DEFINE_float(
+        "dp_noise_multiplier", 0.0, "noise of private training, over --dp_clip_norm; pip install 'pfljax[privacy]'"
+    )
+    flags.DEFINE_float("dp_clip_norm", float("inf"), "to which the gradient of each example is clipped; inf: not")
+    flags.DEFINE_float("dp_delta", 1e-5, "delta for which the privacy ledger states epsilon")
     flags.DEFINE_bool("keep_optimizer", False, "clients keep their optimizer's state for shared models over the rounds")
     flags.DEFINE_bool("common_init", True, "start all clients' own models from the same parameters")
     flags.DEFINE_float("participation", 1.0, "share of the clients in a round's cohort, in (0, 1]")
@@ -157,7 +181,11 @@ def build_plan() -> Plan:
 
 def build_data(seed: int) -> tuple[Federation, Federation | None]:
     """The clients that train, and those kept out of training (or None)."""
-    federation = data.make(**{name: FLAGS[name].value for name in DATA_FLAGS}, seed=seed)
+    embed = None
+    if FLAGS.partition == "latent":
+        widths = {"hidden": whole_numbers("hidden"), "channels": whole_numbers("channels")}
+        embed = embedding.make(FLAGS.embedding, epochs=FLAGS.embedding_epochs, seed=seed, **widths)
+    federation = data.make(**{name: FLAGS[name].value for name in DATA_FLAGS}, seed=seed, embed=embed)
     if not 0 <= FLAGS.unseen_clients < 1:
         raise UsageError(f"--unseen_clients={FLAGS.unseen_clients}: accepted: a share in [0, 1)")
     return data.split_unseen(federation, FLAGS.unseen_clients, seed) if FLAGS.unseen_clients else (federation, None)
@@ -195,9 +223,15 @@ DEFAULTS = {
 }
 
 
-def set_defaults_of_data() -> None:
-    """Gives the flags that are not on the command line the defaults of the chosen data set."""
-    for name, value in DEFAULTS.get(FLAGS.dataset, {}).items():
+VALIDATION_FRACTION = 0.2  # where a method of the run needs validation examples; all methods then have the same split
+
+
+def set_defaults(names: Sequence[str]) -> None:
+    """Gives flags that are not on the command line the defaults of the chosen data set and the run's methods."""
+    defaults = dict(DEFAULTS.get(FLAGS.dataset, {}))
+    if any(algorithms.METHODS[name].validates for name in names):
+        defaults["validation_fraction"] = VALIDATION_FRACTION
+    for name, value in defaults.items():
         if not FLAGS[name].present:
             FLAGS[name].value = value
 
@@ -230,6 +264,8 @@ def build_solver(model: models.Model) -> Solver:
     """How clients train."""
     if not FLAGS.learning_rate > 0:
         raise UsageError(f"--learning_rate={FLAGS.learning_rate}: accepted: above 0")
+    if not 0 < FLAGS.lr_decay <= 1:
+        raise UsageError(f"--lr_decay={FLAGS.lr_decay}: accepted: above 0, at most 1")
     if not 0 <= FLAGS.momentum < 1:
         raise UsageError(f"--momentum={FLAGS.momentum}: accepted: 0 to below 1")
     if FLAGS.momentum and FLAGS.optimizer != "sgd":
@@ -240,8 +276,10 @@ def build_solver(model: models.Model) -> Solver:
         optimizer = optax.chain(optax.add_decayed_weights(FLAGS.weight_decay), optimizer)
     optimizer = optax.with_extra_args_support(optimizer)
     if SCHEDULES[FLAGS.lr_schedule]:
-        optimizer = scheduled(optimizer, SCHEDULES[FLAGS.lr_schedule](FLAGS.rounds))
-    return Solver(model.loss, optimizer, FLAGS.batch_size, FLAGS.local_epochs, FLAGS.local_steps)
+        optimizer = scheduled(optimizer, SCHEDULES[FLAGS.lr_schedule]())
+    privacy = Privacy(FLAGS.dp_noise_multiplier, FLAGS.dp_clip_norm, FLAGS.dp_delta)
+    privacy.check()
+    return Solver(model.loss, optimizer, FLAGS.batch_size, FLAGS.local_epochs, FLAGS.local_steps, privacy)
 
 
 def cohort_size(num_clients: int) -> int:
@@ -285,6 +323,7 @@ def build_setup(name: str, federation: Federation, unseen: Federation | None, se
         name=name,
         make=make,
         model=model,
+        solver=build_solver(model),
         federation=federation,
         unseen=unseen,
         plan=build_plan(),

@@ -80,7 +80,7 @@ def columns(rows: list[dict], classification: bool) -> tuple[list[str], list[lis
 def run() -> None:
     """The command."""
     names, seeds = sweeps.method_names(), sweeps.seed_numbers()
-    common.set_defaults_of_data()
+    common.set_defaults(names)
     out, rows = Path(FLAGS.out), []
     for number, name in enumerate(names):
         summaries = sweeps.cells(name, seeds, out / name)

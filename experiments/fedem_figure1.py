@@ -58,7 +58,7 @@ def run() -> None:
     participations, components = numbers("participations", float), numbers("components", int)
     if not participations and not components:
         raise UsageError("--participations= and --components=: nothing to draw; accepted: numbers in one of them")
-    common.set_defaults_of_data()
+    common.set_defaults(names)
     points = []
     for name in names:
         for value in participations:

@@ -51,7 +51,7 @@ def row_of(title: str, method: str, seeds: list[int], out: Path) -> dict:
 def run() -> None:
     """The command."""
     names, seeds, out = sweeps.method_names(), sweeps.seed_numbers(), Path(FLAGS.out)
-    common.set_defaults_of_data()
+    common.set_defaults(names)
     rows = []
     for name in names:
         with fedem.settings_of(name):

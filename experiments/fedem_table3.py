@@ -53,7 +53,7 @@ def run() -> None:
     names, seeds, out = sweeps.method_names(), sweeps.seed_numbers(), Path(FLAGS.out)
     if not FLAGS.unseen_clients:
         raise UsageError("--unseen_clients=0: this table is about clients kept out of training; accepted: above 0")
-    common.set_defaults_of_data()
+    common.set_defaults(names)
     rows = []
     for name in names:
         with fedem.settings_of(name):

@@ -37,6 +37,7 @@ def compile_rounds(
         name=name,
         make=make,
         model=model,
+        solver=solver,
         federation=federation,
         unseen=None,
         plan=plan,

@@ -52,7 +52,7 @@ def run() -> None:
     common.check_knobs([FLAGS.algorithm])
     if FLAGS.resume and not FLAGS.out:
         raise UsageError("--resume: name the run's folder with --out")
-    common.set_defaults_of_data()
+    common.set_defaults([FLAGS.algorithm])
     federation, unseen = common.build_data(FLAGS.seed)
     setup = common.build_setup(FLAGS.algorithm, federation, unseen, FLAGS.seed)
     time = f"{datetime.datetime.now():%Y%m%d-%H%M%S}"

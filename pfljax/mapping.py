@@ -66,12 +66,14 @@ class Plan:
         topology: Topology,
         own_first: bool = False,
         push: bool = False,
+        common: PyTree = None,
     ) -> tuple[PyTree, Returned]:
         """Every client receives models, works, and its contributions are summed at their owners.
 
         Args:
-            client_fn: (models_s, row_s, data_s) -> Work, for one client; models_s and the upload have leading axis J.
-                Under "own" the upload is the next model and replaces it; else contributions are summed.
+            client_fn: (models_s, row_s, data_s) -> Work, for one client; models_s has leading axis J, and the upload
+                one of at most J: contributions to the first of the received models, and summed there. Under "own" the
+                upload is the next model and replaces it.
             models: Stacked, leaves (N, ...).
             index: (S, J) int32, the models that each client receives; not read under "own".
             rows: The clients' own state, leaves (S, ...), replaced in place by Work.client.
@@ -79,6 +81,7 @@ class Plan:
             topology: As in `Algorithm`; under "own" there may be J models to a client, N = S J.
             own_first: Whether N = S and column 0 of index is arange(S): own models then stay where they are.
             push: As in `Algorithm`: models_s holds the first model of the index only, the upload is one for all.
+            common: If given, what all clients read alike; client_fn takes it as its last argument.
 
         Returns:
             The next rows, and what came back.
@@ -101,8 +104,9 @@ class Plan:
         if own and padded > num_clients:
             models = _flat(_pad(_by_client(models, own_rows), num_clients, padded))
         store = _Spread(num_models // devices) if spread else _Local(num_models)
+        common = () if common is None else (common,)
 
-        def on_device(models, index, valid, rows, data):
+        def on_device(models, index, valid, rows, data, *common):
             def block(stack, number, length=chunk):
                 return jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, number * length, length), stack)
 
@@ -125,11 +129,12 @@ class Plan:
                 return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), at_home(), others)
 
             def deposit(sums, number, upload, mask):
+                to = block(index, number)[:, : mask.shape[1]]
                 if not own_first:
-                    return store.deposit(sums, block(index, number), upload, mask)
+                    return store.deposit(sums, to, upload, mask)
                 mine, others = (jax.tree.map(lambda a, p=p: a[:, p], upload) for p in (0, slice(1, None)))
-                if index.shape[1] > 1:
-                    sums = store.deposit(sums, block(index, number)[:, 1:], others, mask[:, 1:])
+                if mask.shape[1] > 1:
+                    sums = store.deposit(sums, to[:, 1:], others, mask[:, 1:])
                 rows = block(sums, number)
                 added = tree.add(rows, (mine, jnp.ones_like(rows[1])))
                 return replace(sums, number, tree.where(mask[:, 0], added, rows))
@@ -137,7 +142,7 @@ class Plan:
             def work(models, rows, number):
                 """The block's clients at work; what they read of their data is gathered where it is used."""
                 positions = number * chunk + jnp.arange(chunk)
-                run = lambda models, row, position: client_fn(models, row, _view(data, position))
+                run = lambda models, row, position: client_fn(models, row, _view(data, position), *common)
                 if self.chunk != 1:
                     return jax.vmap(run)(models, rows, positions)
                 return _one_by_one(run, (models, rows, positions))
@@ -145,7 +150,7 @@ class Plan:
             def step(carry, number):
                 rows, kept, sums = carry
                 out = work(received(kept if own else models, number), block(rows, number), number)
-                mask = jnp.broadcast_to(block(valid, number)[:, None], (chunk, index.shape[1]))
+                mask = jnp.broadcast_to(block(valid, number)[:, None], (chunk, num_sent))
                 mask = mask if out.sent is None else mask & out.sent
                 rows = replace(rows, number, out.client)
                 if own and jax.tree.leaves(out.upload):
@@ -157,11 +162,14 @@ class Plan:
                     sums = store.mix(sums, block(index, number), out.upload, out.shares, mask)
                 elif not own:
                     sums = deposit(sums, number, out.upload, mask)
+                mask = jnp.pad(mask, ((0, 0), (0, index.shape[1] - num_sent)))
                 return (rows, kept, sums), (out.report, mask)
 
-            sums = ()
+            sums, num_sent = (), index.shape[1]
             if not own:
                 upload = jax.eval_shape(lambda: work(received(models, 0), block(rows, 0), 0)).upload
+                if jax.tree.leaves(upload) and not push:
+                    num_sent = jax.tree.leaves(upload)[0].shape[1]
                 sums = store.empty(upload, 1 if push else 2)
             carry = (rows, models if own else (), sums)
             (rows, kept, sums), out = jax.lax.scan(step, carry, jnp.arange(valid.shape[0] // chunk))
@@ -178,11 +186,11 @@ class Plan:
             on_device = jax.shard_map(
                 on_device,
                 mesh=self.mesh,
-                in_specs=(at_owner, by_client, by_client, by_client, by_client),
+                in_specs=(at_owner, by_client, by_client, by_client, by_client, *[whole] * len(common)),
                 out_specs=(by_client, at_owner),
                 check_vma=False,
             )
-        by_client, at_owner = on_device(models, index, valid, rows, data)
+        by_client, at_owner = on_device(models, index, valid, rows, data, *common)
         rows, report, sent = _cut(by_client, num_clients, padded)
         upload, count = _cut(at_owner, num_clients * own_rows, padded * own_rows) if own else at_owner
         return rows, Returned(upload, count, sent, report)
@@ -328,6 +336,24 @@ class Row:
         if index is Ellipsis:
             return jax.lax.dynamic_index_in_dim(self.stack, self.position, keepdims=False)
         return self.stack.at[self.position, index].get(mode="promise_in_bounds")
+
+
+class Joined:
+    """Examples that follow a client's own: positions from `size` on read the other array."""
+
+    def __init__(self, own: Row | Array, size: Array, other: Array):
+        self.own, self.size, self.other = own, size, other
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.own.shape[0] + self.other.shape[0], *self.own.shape[1:])
+
+    def __getitem__(self, index) -> Array:
+        if index is Ellipsis:
+            index = jnp.arange(self.shape[0])
+        own = self.own[jnp.minimum(index, self.own.shape[0] - 1)]
+        other = self.other.at[jnp.clip(index - self.size, 0, self.other.shape[0] - 1)].get()
+        return tree.where(index < self.size, own, other)
 
 
 def read(view: PyTree) -> PyTree:

@@ -80,16 +80,28 @@ def sample_others(key: Key, own: Array, num: int, count: int) -> Array:
     return chosen + (chosen >= own)
 
 
-def best_candidates(key: Key, scores: Array, count: int) -> tuple[Array, Array]:
-    """Slots (count,) of the highest scores (C,), ties broken at random, and which of them are eligible (> -inf)."""
-    lots = jax.random.uniform(key, scores.shape)
+def best_candidates(key: Key, scores: Array, count: int, epsilon: Array | float = 0.0) -> tuple[Array, Array]:
+    """Slots of the highest scores, each with probability epsilon one drawn uniformly in its place.
 
-    def pick(scores, _):
-        best = scores.max()
-        slot = jnp.argmax(jnp.where(scores == best, lots, -1.0))
-        return scores.at[slot].set(-jnp.inf), (slot, best > -jnp.inf)
+    Args:
+        key: Breaks ties, and explores.
+        scores: (C,); -inf where a slot is not eligible.
+        count: M, how many slots to choose, all different.
+        epsilon: Probability, of each choice on its own, of exploring.
 
-    return jax.lax.scan(pick, scores, None, length=count)[1]
+    Returns:
+        The slots (M,) int32, and which of them are eligible.
+    """
+    lots_key, coin_key = jax.random.split(key)
+    lots = jax.random.uniform(lots_key, scores.shape)
+    explores = jax.random.bernoulli(coin_key, epsilon, (count,))
+
+    def pick(scores, explores):
+        best = jnp.where(explores, -jnp.inf, scores.max())
+        slot = jnp.argmax(jnp.where((scores >= best) & (scores > -jnp.inf), lots, -1.0))
+        return scores.at[slot].set(-jnp.inf), (slot, scores[slot] > -jnp.inf)
+
+    return jax.lax.scan(pick, scores, explores)[1]
 
 
 def epsilon_greedy(key: Key, table: Candidates, own: Array, cohort: Cohort, count: int, epsilon: float) -> Array:

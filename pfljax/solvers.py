@@ -13,7 +13,8 @@ import optax
 from pfljax import tree
 from pfljax.mapping import Plan
 from pfljax.models import Model
-from pfljax.types import Array, Key, Params, PyTree, Shard, Split, Turn, Work
+from pfljax.privacy import Privacy, private_mean
+from pfljax.types import Array, Key, Params, Predictor, PyTree, Shard, Split, Turn, Work
 
 
 class Solver(NamedTuple):
@@ -25,6 +26,7 @@ class Solver(NamedTuple):
         batch_size: B; 0: all of the client's examples in one step.
         epochs: Passes over the client's data in a round.
         steps: If positive, so many steps a round instead of `epochs`.
+        privacy: How the gradients of mean losses are made private.
     """
 
     loss: Callable[[Params, Array, Array], Array]
@@ -32,6 +34,7 @@ class Solver(NamedTuple):
     batch_size: int = 0
     epochs: int = 1
     steps: int = 0
+    privacy: Privacy = Privacy()
 
     def batch(self, n_max: int) -> int:
         """B for clients padded to n_max examples."""
@@ -66,27 +69,44 @@ class Solver(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """B examples; `mask` (B,) is 0.0 where the batch has run past the client's data."""
+    """B examples; `mask` (B,) is 0.0 where the batch has run past the client's data; `key` draws privacy's noise."""
 
     x: Array
     y: Array
     mask: Array
     index: Array
+    key: Key
+
+    def of_model(self, number: Array) -> Batch:
+        """The same examples with noise of its own for each of several models."""
+        return self._replace(key=jax.random.fold_in(self.key, number))
 
 
-def take_batch(solver: Solver, orders: Array | None, split: Split, step: Array) -> Batch:
-    """The mini-batch of step `step` of a round; an epoch's last one may be smaller."""
+NOISE = 0x0D9  # of a client's key for a round: the stream of privacy's noise
+
+
+def take_batch(solver: Solver, key: Key, orders: Array | None, split: Split, step: Array) -> Batch:
+    """The mini-batch of step `step` of a round; an epoch's last one may be smaller.
+
+    Args:
+        solver: Decides B.
+        key: The client's for the round, as for `Solver.draw_orders`.
+        orders: What that returned.
+        split: The client's training data.
+        step: () int32.
+    """
     n_max = split.y.shape[0]
     batch = solver.batch(n_max)
+    key = jax.random.fold_in(jax.random.fold_in(key, NOISE), step)
     if orders is None:
         inside, index = jnp.arange(batch) < split.size, jnp.arange(batch)
-        return Batch(*_masked(split.x[...], split.y[...], inside), inside.astype(jnp.float32), index)
+        return Batch(*_masked(split.x[...], split.y[...], inside), inside.astype(jnp.float32), index, key)
     per_epoch = jnp.maximum(-(-split.size // batch), 1)
     epoch = jnp.minimum(step // per_epoch, orders.shape[0] - 1)
     positions = step % per_epoch * batch + jnp.arange(batch)
     index = orders.at[epoch, jnp.minimum(positions, n_max - 1)].get(mode="promise_in_bounds")
     inside = positions < split.size
-    return Batch(*_masked(split.x[index], split.y[index], inside), inside.astype(jnp.float32), index)
+    return Batch(*_masked(split.x[index], split.y[index], inside), inside.astype(jnp.float32), index, key)
 
 
 def _masked(x: Array, y: Array, inside: Array) -> tuple[Array, Array]:
@@ -147,11 +167,77 @@ def total_loss(solver: Solver, params: Params, split: Split) -> Array:
     return sum_over_examples(lambda x, y, mask: jnp.where(mask, solver.loss(params, x, y), 0).sum(), split)
 
 
+def loss_and_gradient(solver: Solver, params: Params, split: Split) -> tuple[Array, Params]:
+    """The mean loss over all of a client's examples, and its gradient; a block of examples at a time."""
+
+    def sums(x, y, mask):
+        total = lambda params: jnp.where(mask, solver.loss(params, *_masked(x, y, mask)), 0).sum()
+        return jax.value_and_grad(total)(params)
+
+    return tree.scale(sum_over_examples(sums, split), 1 / jnp.maximum(split.size, 1))
+
+
 def mean_loss(solver: Solver, params: Params, batch: Batch, weights: Array | None = None) -> Array:
-    """Mean loss over the batch's examples; with weights (n_max,), their weighted sum over the number of examples."""
+    """Mean loss over the batch's examples; with weights (n_max,), their weighted sum over the number of examples.
+
+    Its gradient is private where the solver's are.
+    """
+    if solver.privacy.active:
+        weighed = jnp.ones_like(batch.mask) if weights is None else weights[batch.index]
+        examples = (batch.x, batch.y, weighed)
+        return private_mean(solver.privacy, batch.key, solver.loss, params, examples, batch.mask > 0)
     losses = solver.loss(params, batch.x, batch.y)
     mask = batch.mask if weights is None else batch.mask * weights[batch.index]
     return (losses * mask).sum() / jnp.maximum(batch.mask.sum(), 1)
+
+
+def proximal(solver: Solver, anchor: Params, strength: float) -> Callable[[Params, Batch], Array]:
+    """The objective mean loss + strength / 2 |params - anchor|^2, for `fit`."""
+    return lambda params, batch: mean_loss(solver, params, batch) + strength / 2 * tree.squared_distance(params, anchor)
+
+
+def descend(
+    solver: Solver,
+    key: Key,
+    params: Params,
+    opt_state: PyTree,
+    split: Split,
+    gradient: Callable[[Params, PyTree, Callable[[int], Batch]], tuple[Array, Params, PyTree]],
+    memory: PyTree,
+    *,
+    round_number: Array,
+) -> tuple[Params, PyTree, Array, PyTree]:
+    """A round of local training in a direction of the method's own.
+
+    Args:
+        solver: Loss, optimizer, epochs or steps.
+        key: Draws the order of the examples, anew in every epoch.
+        params: One model.
+        opt_state: The optimizer's state for it.
+        split: One client's training data.
+        gradient: (params, memory, batch) -> (loss, what the optimizer takes for the gradient, memory) at a step;
+            batch(0) is the step's mini-batch, batch(1) the one after it (after the round's last comes its first).
+        memory: What `gradient` hands from step to step.
+        round_number: Decides the rate, where it has a schedule.
+
+    Returns:
+        The trained parameters, the optimizer's state, the mean loss over the steps, and the memory.
+    """
+    n_max = split.y.shape[0]
+    total = solver.num_steps(split.size, n_max)
+    orders = solver.draw_orders(key, split.size, n_max)
+
+    def step(number, carry):
+        params, opt_state, loss_sum, memory = carry
+        place = lambda ahead: (number + ahead) % jnp.maximum(total, 1) if ahead else number
+        batch = lambda ahead: take_batch(solver, key, orders, split, place(ahead))
+        loss, grads, memory = gradient(params, memory, batch)
+        updates, opt_state = solver.optimizer.update(grads, opt_state, params, round_number=round_number)
+        return optax.apply_updates(params, updates), opt_state, loss_sum + loss, memory
+
+    carry = (params, opt_state, jnp.zeros(()), memory)
+    params, opt_state, loss_sum, memory = jax.lax.fori_loop(0, total, step, carry)
+    return params, opt_state, loss_sum / jnp.maximum(total, 1), memory
 
 
 def fit(
@@ -164,7 +250,7 @@ def fit(
     round_number: Array,
     objective: Callable[[Params, Batch], Array] | None = None,
 ) -> tuple[Params, PyTree, Array]:
-    """A round of local training.
+    """A round of local training by gradients of an objective.
 
     Args:
         solver: Loss, optimizer, epochs or steps.
@@ -178,21 +264,12 @@ def fit(
     Returns:
         The trained parameters, the optimizer's state, and the mean loss over the steps, each before its update.
     """
-    n_max = split.y.shape[0]
-    total = solver.num_steps(split.size, n_max)
-    orders = solver.draw_orders(key, split.size, n_max)
     objective = objective or functools.partial(mean_loss, solver)
 
-    def step(number, carry):
-        params, opt_state, loss_sum = carry
-        batch = take_batch(solver, orders, split, number)
-        loss, grads = jax.value_and_grad(objective)(params, batch)
-        updates, opt_state = solver.optimizer.update(grads, opt_state, params, round_number=round_number)
-        return optax.apply_updates(params, updates), opt_state, loss_sum + loss
+    def gradient(params, memory, batch):
+        return *jax.value_and_grad(objective)(params, batch(0)), memory
 
-    carry = (params, opt_state, jnp.zeros(()))
-    params, opt_state, loss_sum = jax.lax.fori_loop(0, total, step, carry)
-    return params, opt_state, loss_sum / jnp.maximum(total, 1)
+    return descend(solver, key, params, opt_state, split, gradient, (), round_number=round_number)[:3]
 
 
 def scheduled(
@@ -275,12 +352,65 @@ class Problem(NamedTuple):
         """
         opt_states = kept if self.keep_optimizer else self.plan.over_models(self.solver.optimizer.init, models)
 
-        def one(params, opt_state, aux):
-            descend = None if objective is None else lambda params, batch: objective(params, batch, aux)
-            return fit(self.solver, turn.key, params, opt_state, split, round_number=turn.round, objective=descend)
+        def one(number, params, opt_state, aux):
+            def descended(params, batch):
+                batch = batch.of_model(number)
+                return mean_loss(self.solver, params, batch) if objective is None else objective(params, batch, aux)
 
-        models, opt_states, losses = self.plan.over_models(one, models, opt_states, aux)
+            return fit(self.solver, turn.key, params, opt_state, split, round_number=turn.round, objective=descended)
+
+        numbers = jnp.arange(tree.num_rows(models))
+        models, opt_states, losses = self.plan.over_models(one, numbers, models, opt_states, aux)
         return models, opt_states if self.keep_optimizer else (), losses
+
+    def descend_model(
+        self, turn: Turn, models: Params, kept: PyTree, split: Split, gradient: Callable, memory: PyTree = ()
+    ) -> tuple[Params, PyTree, Array, PyTree]:
+        """As `fit_models` for the one model of a stack (1, ...), by `descend` with its gradient and memory."""
+        params = jax.tree.map(lambda leaf: leaf[0], models)
+        opt_state = (
+            jax.tree.map(lambda leaf: leaf[0], kept) if self.keep_optimizer else self.solver.optimizer.init(params)
+        )
+        params, opt_state, loss, memory = descend(
+            self.solver, turn.key, params, opt_state, split, gradient, memory, round_number=turn.round
+        )
+        kept = tree.stack_one(opt_state) if self.keep_optimizer else ()
+        return tree.stack_one(params), kept, loss[None], memory
+
+    def losses_of_all(self, models: Params, splits: Split) -> Array:
+        """(K, N) the mean loss of each of N models on every client's examples, 0 for a client without any.
+
+        In blocks of models: a client never holds all of them at once.
+        """
+        num, num_models = splits.size.shape[0], tree.num_rows(models)
+
+        def client(models, _, split):
+            losses = self.plan.over_models(lambda params: total_loss(self.solver, params, split), models)
+            return Work((), (), {"losses": losses / jnp.maximum(split.size, 1)})
+
+        def block(ids):
+            index = jnp.broadcast_to(ids, (num, ids.shape[0]))
+            return self.plan.exchange(client, models, index, (), splits, topology="peers")[1].report["losses"]
+
+        size = 16
+        blocks = [block(jnp.arange(start, min(start + size, num_models))) for start in range(0, num_models, size)]
+        return jnp.concatenate(blocks, axis=1)
+
+    def newcomers_alone(self, key: Key, clients: Shard) -> Predictor:
+        """Clients that were not there in training train alone, from initial models, for as many rounds as a run has."""
+        init_key, train_key = jax.random.split(key)
+        start = self.init_models(init_key, tree.num_rows(clients))
+        return Predictor.own(self.train_alone(train_key, start, clients, own=True, rounds=self.rounds))
+
+    def personalize(self, start: Params, clients: Shard, fn: Callable[[Params, Shard], Params]) -> Params:
+        """Every client makes a model of its own, fn(model, shard), of the one model of a stack (1, ...).
+
+        Returns:
+            The models, stacked (K, ...).
+        """
+        index = jnp.zeros((tree.num_rows(clients), 1), jnp.int32)
+        client = lambda models, _, shard: Work((), (), fn(jax.tree.map(lambda leaf: leaf[0], models), shard))
+        return self.plan.exchange(client, start, index, (), clients, topology="shared")[1].report
 
     def train_alone(self, key: Key, start: Params, clients: Shard, *, own: bool, rounds: int = 1) -> Params:
         """Every client trains a model for `rounds` rounds on its own data, with a fresh optimizer; stacked (K, ...).

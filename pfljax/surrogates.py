@@ -82,7 +82,8 @@ def client_server(problem: Problem, surrogate: Surrogate) -> Algorithm:
     def adapt(key, state, clients):
         return newcomers(problem, surrogate, key, state.models, state.round, clients)
 
-    return Algorithm(init, download, work, update, predictor, adapt, "shared", surrogate.scored)
+    scored, held = surrogate.scored, num_models
+    return Algorithm(init, download, work, update, predictor, adapt, "shared", scored, gradients=held)
 
 
 def decentralized(problem: Problem, surrogate: Surrogate, mixing: Mixing) -> Algorithm:
@@ -131,8 +132,8 @@ def decentralized(problem: Problem, surrogate: Surrogate, mixing: Mixing) -> Alg
         u = jax.tree.map(lambda leaf: leaf.mean(axis=0), state.models)
         return newcomers(problem, surrogate, key, u, state.round, clients)
 
-    scored = surrogate.scored
-    return Algorithm(init, download, work, update, predictor, adapt, "peers", scored, push=True, facts=mixing.facts)
+    push = Algorithm(init, download, work, update, predictor, adapt, "peers", surrogate.scored, push=True)
+    return push._replace(facts=mixing.facts, gradients=num_models)
 
 
 def initial_blocks(problem: Problem, surrogate: Surrogate, key) -> Params:

@@ -36,9 +36,37 @@ def where(rows: Array, a: PyTree, b: PyTree) -> PyTree:
     return jax.tree.map(lambda x, y: jnp.where(per_row(rows, x), x, y), a, b)
 
 
+def squared_distance(a: PyTree, b: PyTree) -> Array:
+    """() the squared L2 distance over all leaves."""
+    return sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.square(x - y).sum(), a, b)))
+
+
 def take(tree: PyTree, index: Array) -> PyTree:
     """leaf[index] of every leaf; indices must be in range."""
     return jax.tree.map(lambda leaf: leaf.at[index].get(mode="promise_in_bounds"), tree)
+
+
+def mix(rows: Array, tree: PyTree) -> PyTree:
+    """sum_n rows[..., n] tree[n]: a mixture (...) of N stacked models, or several (K, ...) for rows (K, N)."""
+    return jax.tree.map(lambda leaf: jnp.tensordot(rows, leaf, axes=1), tree)
+
+
+def partition(tree: PyTree, mask: PyTree) -> tuple[PyTree, PyTree]:
+    """The leaves where the mask, a tree of bools, holds, and the others; None in place of what is left out."""
+    return tuple(
+        jax.tree.map(lambda m, leaf, side=side: leaf if m == side else None, mask, tree) for side in (True, False)
+    )
+
+
+def combine(a: PyTree, b: PyTree) -> PyTree:
+    """Undoes `partition`."""
+    return jax.tree.map(lambda x, y: y if x is None else x, a, b, is_leaf=lambda leaf: leaf is None)
+
+
+def gram(tree: PyTree) -> Array:
+    """(N, N) inner products of N stacked models."""
+    flat = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(tree)]
+    return sum(rows @ rows.T for rows in flat)
 
 
 def stack_one(tree: PyTree) -> PyTree:

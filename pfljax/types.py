@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 Array = jax.Array | np.ndarray
@@ -55,6 +56,7 @@ class Federation:
         task: "classification" or "regression".
         num_classes: Classes C; 1 for a regression.
         name: Data set and partition, for titles.
+        target: (K,) int32, the distribution of each client's validation and test data; None: as `distribution`.
     """
 
     train: Split
@@ -64,6 +66,7 @@ class Federation:
     task: Task
     num_classes: int
     name: str
+    target: np.ndarray | None = None
 
     @property
     def num_clients(self) -> int:
@@ -103,23 +106,26 @@ class Turn(NamedTuple):
         round: () int32, the number of the round, from 0.
         step: () int32, which of the round's exchanges (0 unless `Algorithm.exchanges` is more than 1).
         index: (J,) int32, which models the client has received.
+        server: State.server, which everyone may read; not counted as traffic, since it is small.
     """
 
     key: Key
     round: Array
     step: Array
     index: Array
+    server: PyTree = ()
 
 
 class Work(NamedTuple):
     """What one client makes of a round."""
 
     client: PyTree  # the client's next row
-    # Leaves (J, ...): a contribution per received model, summed over clients at its owner; under "own" the next
-    # model; under `push` leaves (...), one model for all; () where nothing comes back.
+    # Leaves (J, ...): a contribution per received model, summed over clients at its owner, or leaves (J', ...): only
+    # for the first J' of them; under "own" the next model; under `push` leaves (...), one model for all; () where
+    # nothing comes back.
     upload: PyTree
     report: Metrics  # what the server sees of this client; "loss" () is required
-    sent: Array | None = None  # (J,) bool: which contributions are made; None: all
+    sent: Array | None = None  # (J,) or (J',) bool: which contributions are made; None: all
     shares: Array | None = None  # (J,) under `push`: the weight with which each receiver counts the upload
 
 
@@ -150,6 +156,17 @@ class Predictor:
     weights: Array
     topology: Topology = dataclasses.field(metadata={"static": True})
 
+    @classmethod
+    def own(cls, models: Params) -> Predictor:
+        """Client k predicts with model k of a stack of K."""
+        num = jax.tree.leaves(models)[0].shape[0]
+        return cls(models, jnp.arange(num, dtype=jnp.int32)[:, None], jnp.ones((num, 1)), "own")
+
+    @classmethod
+    def one(cls, models: Params, num: int) -> Predictor:
+        """All `num` clients predict with the one model of a stack (1, ...)."""
+        return cls(models, jnp.zeros((num, 1), jnp.int32), jnp.ones((num, 1)), "shared")
+
 
 class Algorithm(NamedTuple):
     """A method: pure functions that the engine composes into a round (download, exchange, update).
@@ -168,7 +185,11 @@ class Algorithm(NamedTuple):
         scored: Which model the evaluation scores, in words.
         exchanges: How often a round repeats exchange and update on the same download.
         push: Whether clients only send: work then receives its own model alone, and uploads one to all of the index.
+        uploads_own: Whether peers' models lie on a server, so that a client's upload of its own is traffic.
         facts: What the plan and the summary tell of it beside its knobs, by name.
+        gradients: How many gradients a client takes of one mini-batch, for the privacy ledger.
+        collaboration: state -> arrays for collaboration.npz: "index" and "weights" (K, J) in place of the
+            predictor's where a client uses others' models otherwise than in its predictions; "affinity" (K, K).
     """
 
     init: Callable[[Key, Shard], State]
@@ -181,7 +202,10 @@ class Algorithm(NamedTuple):
     scored: str
     exchanges: int = 1
     push: bool = False
+    uploads_own: bool = False
     facts: tuple[tuple[str, str | float], ...] = ()
+    gradients: int = 1
+    collaboration: Callable[[State], dict[str, Array]] | None = None
 
 
 class UsageError(ValueError):

@@ -14,8 +14,9 @@ FLOORS = [
     {"types"},
     {"tree"},
     {"mapping", "models", "data"},
+    {"privacy"},
     {"solvers", "neighbors", "evaluation", "aggregation", "graphs"},
-    {"surrogates"},
+    {"surrogates", "global_model", "embedding"},
     {"algorithms"},
     {"training", "report"},
 ]

@@ -95,7 +95,7 @@ def test_every_example_is_used_once_an_epoch_in_a_new_order():
     orders = how.draw_orders(jax.random.key(2), split.size, 7)
     used = []
     for step in range(6):
-        batch = take_batch(how, orders, split, jnp.asarray(step))
+        batch = take_batch(how, jax.random.key(0), orders, split, jnp.asarray(step))
         real = np.asarray(batch.mask) > 0
         used.append(np.asarray(batch.index)[real].tolist())
         np.testing.assert_array_equal(batch.x[real], split.x[batch.index[real]])

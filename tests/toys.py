@@ -26,18 +26,14 @@ def make_split(rng, sizes, task="classification", features=3, classes=3, n_max=N
     return Split(np.where(real[..., None], x, 0), np.where(real, y, 0), np.asarray(sizes, np.int32))
 
 
-def make_federation(sizes, task="classification", features=3, classes=3, seed=0, test_size=4):
+def make_federation(sizes, task="classification", features=3, classes=3, seed=0, test_size=4, validation_size=3):
     """K = len(sizes) clients with random data."""
     rng = np.random.default_rng(seed)
     options = {"task": task, "features": features, "classes": classes}
     return Federation(
         train=make_split(rng, sizes, **options),
-        validation=Split(
-            np.zeros((len(sizes), 0, features), np.float32),
-            np.zeros((len(sizes), 0), np.float32 if task == "regression" else np.int32),
-            np.zeros(len(sizes), np.int32),
-        ),
         test=make_split(rng, [test_size] * len(sizes), **options),
+        validation=make_split(rng, [validation_size] * len(sizes), **options),
         distribution=(np.arange(len(sizes)) % 2).astype(np.int32),
         task=task,
         num_classes=1 if task == "regression" else classes,

@@ -6,7 +6,20 @@ import difflib
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pfljax.algorithms import fedavg, fedem, federico, local
+from pfljax.algorithms import (
+    clustered,
+    fedavg,
+    fedavg_data,
+    fedem,
+    federico,
+    fedfomo,
+    fedprox,
+    lg_fedavg,
+    local,
+    mocha,
+    per_fedavg,
+    pfedme,
+)
 from pfljax.solvers import Problem
 from pfljax.types import Algorithm, UsageError
 
@@ -20,6 +33,7 @@ class Method(NamedTuple):
         title: Name and paper.
         keeps: What each client keeps.
         travels: What travels in a round.
+        validates: Whether it needs validation examples.
     """
 
     make: Callable[[Problem, object], Algorithm]
@@ -27,6 +41,7 @@ class Method(NamedTuple):
     title: str
     keeps: str
     travels: str
+    validates: bool = False
 
 
 METHODS: dict[str, Method] = {
@@ -40,6 +55,63 @@ METHODS: dict[str, Method] = {
         "FedAvg with local tuning (Jiang et al., 2019)",
         "its tuned copy",
         "the global model, both ways",
+    ),
+    "fedavg_data": Method(
+        fedavg_data.fedavg_data,
+        fedavg_data.FedAvgDataConfig,
+        "FedAvg with data sharing (Zhao et al., 2018)",
+        "5 % of everyone's examples",
+        "the global model, both ways",
+    ),
+    "fedprox": Method(
+        fedprox.fedprox, fedprox.FedProxConfig, "FedProx (Li et al., 2020)", "nothing", "the global model, both ways"
+    ),
+    "lg_fedavg": Method(
+        lg_fedavg.lg_fedavg,
+        lg_fedavg.LGFedAvgConfig,
+        "LG-FedAvg (Liang et al., 2020)",
+        "its lower layers",
+        "the upper layers, both ways",
+    ),
+    "per_fedavg": Method(
+        per_fedavg.per_fedavg,
+        per_fedavg.PerFedAvgConfig,
+        "Per-FedAvg (Fallah et al., 2020)",
+        "a gradient step from the global model",
+        "the global model, both ways",
+    ),
+    "pfedme": Method(
+        pfedme.pfedme, pfedme.PFedMeConfig, "pFedMe (Dinh et al., 2020)", "its model", "the global model, both ways"
+    ),
+    "mocha": Method(
+        mocha.mocha,
+        mocha.MochaConfig,
+        "MOCHA (Smith et al., 2017)",
+        "its model",
+        "its last layer up, a combination of the others' down",
+    ),
+    "clustered": Method(
+        clustered.clustered,
+        clustered.ClusteredConfig,
+        "Clustered FL (Sattler et al., 2020)",
+        "nothing",
+        "its cluster's model, both ways",
+    ),
+    "fedfomo": Method(
+        fedfomo.fedfomo,
+        fedfomo.FedFomoConfig,
+        "FedFomo (Zhang et al., 2021)",
+        "the model it trains from, its affinities",
+        "M others' models down, its own up",
+        validates=True,
+    ),
+    "fedfomo_average": Method(
+        fedfomo.fedfomo_average,
+        fedfomo.FedFomoAverageConfig,
+        "FedFomo on averages of models (Eq. 14)",
+        "the model it trains from, its affinities",
+        "the mean and M + 1 leave-one-out means down, its model up",
+        validates=True,
     ),
     "fedem": Method(
         fedem.fedem, fedem.FedEMConfig, "FedEM (Marfoq et al., 2021)", "its mixture weights", "M components, both ways"

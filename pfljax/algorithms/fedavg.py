@@ -17,11 +17,9 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax.numpy as jnp
-
-from pfljax import aggregation, tree
+from pfljax.global_model import averaging
 from pfljax.solvers import Problem
-from pfljax.types import Algorithm, Predictor, State, UsageError, Work
+from pfljax.types import Algorithm, Predictor, UsageError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,27 +45,7 @@ class FedAvgPlusConfig:
 def fedavg(problem: Problem, config: FedAvgConfig) -> Algorithm:
     """FedAvg."""
     del config
-
-    def init(key, clients):
-        models = problem.init_models(key, 1)
-        return State((), models, (), clients=problem.optimizer_rows(models, tree.num_rows(clients)))
-
-    def download(key, state, cohort):
-        return jnp.zeros((cohort.ids.shape[0], 1), jnp.int32)
-
-    def work(turn, models, kept, shard):
-        models, kept, losses = problem.fit_models(turn, models, kept, shard.train)
-        upload, sent = aggregation.weighted(models, shard.train.size)
-        return Work(client=kept, upload=upload, report={"loss": losses[0]}, sent=sent)
-
-    def update(key, state, returned):
-        return state._replace(models=aggregation.average(state.models, returned)), {}
-
-    def predictor(key, state, clients):
-        num = tree.num_rows(clients)
-        return Predictor(state.models, jnp.zeros((num, 1), jnp.int32), jnp.ones((num, 1)), "shared")
-
-    return Algorithm(init, download, work, update, predictor, predictor, "shared", "the global model")
+    return averaging(problem)
 
 
 def fedavg_plus(problem: Problem, config: FedAvgPlusConfig) -> Algorithm:
@@ -75,9 +53,6 @@ def fedavg_plus(problem: Problem, config: FedAvgPlusConfig) -> Algorithm:
     tuning = problem._replace(solver=problem.solver._replace(epochs=config.tune_epochs, steps=0))
 
     def predictor(key, state, clients):
-        num = tree.num_rows(clients)
-        models = tuning.train_alone(key, state.models, clients, own=False)
-        return Predictor(models, jnp.arange(num, dtype=jnp.int32)[:, None], jnp.ones((num, 1)), "own")
+        return Predictor.own(tuning.train_alone(key, state.models, clients, own=False))
 
-    scored = "the global model, tuned by each client on its training data"
-    return fedavg(problem, FedAvgConfig())._replace(predictor=predictor, adapt=predictor, scored=scored)
+    return averaging(problem, predictor=predictor, scored="the global model, tuned by each client on its training data")

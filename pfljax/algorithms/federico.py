@@ -188,11 +188,13 @@ def federico(problem: Problem, config: FedericoConfig) -> Algorithm:
 
     def adapt(key, state, clients):
         # One E-step over all trained models.
-        return weigh_all(problem, state.models, clients, min(config.collaborators, tree.num_rows(state.models)), summed)
+        num_mixed = min(config.collaborators, tree.num_rows(state.models))
+        return weigh_all(problem, state.models, clients, num_mixed, config.loss == "sum")
 
     work, update = (work_gradient, update_gradient) if gradient else (work_delta, update_delta)
     scored = "each client's mixture of the models that it has weighed"
-    return Algorithm(init, download, work, update, predictor, adapt, "peers", scored, steps)
+    held = config.neighbors + 1
+    return Algorithm(init, download, work, update, predictor, adapt, "peers", scored, steps, gradients=held)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,17 +243,23 @@ def federico_centralized(problem: Problem, config: FedericoCentralizedConfig) ->
         return Predictor(state.models, index, weights, "shared")
 
     def adapt(key, state, clients):
-        return weigh_all(problem, state.models, clients, tree.num_rows(state.models), lambda losses, split: losses)
+        return weigh_all(problem, state.models, clients, tree.num_rows(state.models))
 
     scored, steps = "each client's mixture of all models", problem.solver.max_steps(problem.n_max)
-    return Algorithm(init, download, work, update, predictor, adapt, "shared", scored, steps)
+    held = problem.num_clients
+    return Algorithm(init, download, work, update, predictor, adapt, "shared", scored, steps, gradients=held)
 
 
 def batch_gradients(problem: Problem, turn, models, split):
     """Mean loss (J,) and gradient (J, ...) of every received model on the turn's mini-batch."""
     solver = problem.solver
-    batch = take_batch(solver, solver.draw_orders(turn.key, split.size, problem.n_max), split, turn.step)
-    return problem.plan.over_models(jax.value_and_grad(lambda params: mean_loss(solver, params, batch)), models)
+    orders = solver.draw_orders(turn.key, split.size, problem.n_max)
+    batch = take_batch(solver, turn.key, orders, split, turn.step)
+
+    def one(params, number):
+        return jax.value_and_grad(lambda params: mean_loss(solver, params, batch.of_model(number)))(params)
+
+    return problem.plan.over_models(one, models, jnp.arange(tree.num_rows(models)))
 
 
 def losses_at_start(problem: Problem, turn, models, split, losses):
@@ -296,21 +304,9 @@ def apply_gradients(problem: Problem, state: State, grads, arrived, topology) ->
     return state._replace(models=returned.upload, optimizer=optimizer)
 
 
-def weigh_all(problem: Problem, models, clients, num_mixed: int, scale) -> Predictor:
+def weigh_all(problem: Problem, models, clients, num_mixed: int, summed: bool = True) -> Predictor:
     """One E-step of newcomers over all N models, from a uniform prior (Eq. 3); the best `num_mixed` are mixed."""
-    num, num_models = tree.num_rows(clients), tree.num_rows(models)
-
-    def client(models, _, shard):
-        split = shard.train
-        losses = problem.plan.over_models(lambda params: total_loss(problem.solver, params, split), models)
-        return Work((), (), {"logits": -scale(losses, split)})
-
-    def block(ids):
-        index = jnp.broadcast_to(ids, (num, ids.shape[0]))
-        return problem.plan.exchange(client, models, index, (), clients, topology="peers")[1].report["logits"]
-
-    # In blocks of models: a client never holds all of them at once.
-    size = 16
-    logits = [block(jnp.arange(start, min(start + size, num_models))) for start in range(0, num_models, size)]
-    logits, index = jax.lax.top_k(jnp.concatenate(logits, axis=1), num_mixed)
+    losses = problem.losses_of_all(models, clients.train)
+    losses = losses * clients.train.size[:, None] if summed else losses
+    logits, index = jax.lax.top_k(-losses, num_mixed)
     return Predictor(models, index.astype(jnp.int32), jax.nn.softmax(logits), "peers")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 
 from pfljax import tree
 from pfljax.solvers import Problem, fit
@@ -39,16 +38,10 @@ def local(problem: Problem, config: LocalConfig) -> Algorithm:
     def update(key, state, returned):
         return state._replace(models=returned.upload), {}
 
-    def own_models(models):
-        num = tree.num_rows(models)
-        return Predictor(models, jnp.arange(num, dtype=jnp.int32)[:, None], jnp.ones((num, 1)), "own")
-
     def predictor(key, state, clients):
-        return own_models(state.models)
+        return Predictor.own(state.models)
 
     def adapt(key, state, clients):
-        init_key, train_key = jax.random.split(key)
-        start = problem.init_models(init_key, tree.num_rows(clients))
-        return own_models(problem.train_alone(train_key, start, clients, own=True, rounds=problem.rounds))
+        return problem.newcomers_alone(key, clients)
 
     return Algorithm(init, download, work, update, predictor, adapt, "own", "each client's own model")

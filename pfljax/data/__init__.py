@@ -1,10 +1,10 @@
 """Data: sources of examples, partitions among clients, and their packing into a Federation."""
 
-from pfljax.data import packing, partitions, sources
-from pfljax.data.packing import describe, digest, random_pixels, split_unseen
-from pfljax.types import Federation
+from pfljax.data import latent, packing, partitions, sources
+from pfljax.data.packing import describe, digest, heterogeneity, random_pixels, shuffle_targets, split_unseen
+from pfljax.types import Federation, UsageError
 
-__all__ = ["describe", "digest", "make", "random_pixels", "split_unseen"]
+__all__ = ["describe", "digest", "heterogeneity", "make", "random_pixels", "shuffle_targets", "split_unseen"]
 
 DEFAULT_CLIENTS = 16
 
@@ -29,6 +29,9 @@ def make(
     test_examples: int = 0,
     test_fraction: float = 0.2,
     validation_fraction: float = 0.0,
+    targets: str = "own",
+    embed: latent.Embed | None = None,
+    cache: str | None = None,
     seed: int = 0,
 ) -> Federation:
     """Loads a data set, divides it among clients and packs it.
@@ -45,7 +48,7 @@ def make(
         partition: A partition's name, or "auto": natural where the examples have clients, else label groups
             (iid for a regression); this and the rest as in `partitions.partition` and `packing.build`.
         num_clients: K; 0 for all of a natural partition's, else 16.
-        num_distributions: Label groups; components of synthetic.
+        num_distributions: Label groups; clusters of latent; components of synthetic.
         dirichlet_alpha: Concentration of the Dirichlet partitions, of pachinko and of synthetic.
         classes_per_client: Classes a client, of pathological and pairs.
         replacement: Whether clients share examples.
@@ -54,11 +57,16 @@ def make(
         test_examples: Cap on a client's test part; 0 for none (synthetic draws 5,000).
         test_fraction: Share of a client's examples for testing.
         validation_fraction: Share of a client's training part for validation.
+        targets: "own", or "shuffled": the clients' (validation, test) pairs are dealt among them.
+        embed: How latent embeds examples; None: by their pixels.
+        cache: Folder for latent's clusterings; None: PFLJAX_CACHE, or ~/.cache/pfljax.
         seed: Decides everything.
 
     Raises:
         UsageError: On a user's mistake, naming the flag or file.
     """
+    if targets not in ("own", "shuffled"):
+        raise UsageError(f"--targets={targets}: accepted: own, shuffled")
     source = sources.load(
         dataset,
         data_file=data_file,
@@ -87,9 +95,10 @@ def make(
         train_examples=train_examples,
         test_fraction=test_fraction,
         official_test=official_test,
+        clusters=lambda: latent.clusters(source, embed, num_distributions, seed, cache),
         seed=seed,
     )
-    return packing.build(
+    federation = packing.build(
         source,
         assignment,
         test_fraction=test_fraction,
@@ -97,5 +106,6 @@ def make(
         train_examples=train_examples,
         test_examples=test_examples,
         seed=seed,
-        name=f"{source.name}, {partition}",
+        name=f"{source.name}, {partition}" + (", shuffled targets" if targets == "shuffled" else ""),
     )
+    return packing.shuffle_targets(federation, seed) if targets == "shuffled" else federation

@@ -116,9 +116,20 @@ def split_unseen(federation: Federation, share: float, seed: int) -> tuple[Feder
             part: Split(*(leaf[clients] for leaf in getattr(federation, part)))
             for part in ("train", "validation", "test")
         }
+        parts["target"] = None if federation.target is None else federation.target[clients]
         return dataclasses.replace(federation, distribution=federation.distribution[clients], **parts)
 
     return take(np.sort(order[count:])), take(np.sort(order[:count]))
+
+
+def shuffle_targets(federation: Federation, seed: int) -> Federation:
+    """Deals the (validation, test) pairs among the clients: targets out of the local distribution (FedFomo, Section 4).
+
+    Chance may leave a client its own pair, or give it one of its own distribution.
+    """
+    order = generator(seed, "targets").permutation(federation.num_clients)
+    dealt = {part: Split(*(leaf[order] for leaf in getattr(federation, part))) for part in ("validation", "test")}
+    return dataclasses.replace(federation, target=federation.distribution[order], **dealt)
 
 
 def random_pixels(num_clients: int, examples: int, shape: tuple[int, ...], num_classes: int, seed: int) -> Federation:
@@ -149,6 +160,22 @@ def digest(federation: Federation) -> str:
             content.update(f"{leaf.dtype}{leaf.shape}".encode())
             content.update(np.ascontiguousarray(leaf).data)
     return content.hexdigest()[:12]
+
+
+def heterogeneity(federation: Federation) -> float | None:
+    """The clients' mean distance from the whole: the mean over clients of sum_c |p_k(c) - p(c)|.
+
+    p_k are the label shares among client k's training examples, p those among all clients'. Zhao et al. (2018) call it
+    the earth mover's distance; it is 0 to 2. None for a regression and for sequences, which have no class.
+    """
+    y, size = federation.train.y, federation.train.size
+    if federation.task != "classification" or y.ndim > 2:
+        return None
+    client, position = np.nonzero(np.arange(y.shape[1]) < size[:, None])
+    cells = client * federation.num_classes + y[client, position]
+    counts = np.bincount(cells, minlength=len(y) * federation.num_classes).reshape(len(y), -1)
+    shares = counts[size > 0] / size[size > 0, None]
+    return float(np.abs(shares - counts.sum(axis=0) / max(counts.sum(), 1)).sum(axis=1).mean())
 
 
 def describe(federation: Federation) -> dict:

@@ -47,6 +47,7 @@ def partition(
     train_examples: int = 0,
     test_fraction: float = 0.2,
     official_test: bool = False,
+    clusters: Callable[[], np.ndarray] | None = None,
     seed: int = 0,
 ) -> Assignment:
     """Assigns the examples of a source to clients.
@@ -65,6 +66,7 @@ def partition(
             of every pool is set apart for the tests of all clients, or else most of one client's test
             examples would be training examples of another.
         official_test: Whether the source's own test examples are the clients' test examples.
+        clusters: For "latent": gives the cluster (n,) of each example.
         seed: Decides everything.
 
     Raises:
@@ -90,14 +92,15 @@ def partition(
         raise UsageError(f"--num_clients={num_clients}: --partition={name} needs at least 1")
     if name == "pachinko":
         return _pachinko(rng, source, num_clients, dirichlet_alpha)._replace(is_test=is_test)
-    plan = PARTITIONS[name](
-        rng,
-        source.y,
-        num_clients,
-        num_distributions=num_distributions,
-        dirichlet_alpha=dirichlet_alpha,
-        classes_per_client=classes_per_client,
-    )
+    knobs = {
+        "num_distributions": num_distributions,
+        "dirichlet_alpha": dirichlet_alpha,
+        "classes_per_client": classes_per_client,
+    }
+    if name == "latent":
+        plan = _one_pool_a_client(rng, num_clients, num_distributions, clusters)
+    else:
+        plan = PARTITIONS[name](rng, source.y, num_clients, **knobs)
     if replacement:
         if train_examples < 1:
             raise UsageError("--replacement: needs --train_examples, at least 1, for each client to draw")
@@ -119,11 +122,7 @@ def iid(rng: np.random.Generator, y: np.ndarray, num_clients: int, **_) -> Plan:
 
 def label_groups(rng: np.random.Generator, y: np.ndarray, num_clients: int, *, num_distributions: int, **_) -> Plan:
     """Disjoint label groups; each client has examples of one (FedeRiCo, Section 4.1)."""
-    if num_distributions > num_clients:
-        raise UsageError(f"--num_distributions={num_distributions}: accepted is at most --num_clients={num_clients}")
-    pool = _label_groups(rng, y, num_distributions)
-    group = rng.permutation(np.arange(num_clients) % num_distributions)
-    return Plan(pool, _evenly(np.eye(num_distributions)[group]))
+    return _one_pool_a_client(rng, num_clients, num_distributions, lambda: _label_groups(rng, y, num_distributions))
 
 
 def label_dirichlet(
@@ -171,7 +170,19 @@ PARTITIONS: dict[str, Callable[..., Plan]] = {
     "pathological": pathological,
     "pairs": pairs,
 }
-NAMES = (*PARTITIONS, "pachinko", "natural")  # these two have no plan: one draws in turn, one goes by client ids
+# latent needs more than the labels; the last two have no plan: one draws in turn, one goes by client ids.
+NAMES = (*PARTITIONS, "latent", "pachinko", "natural")
+
+
+def _one_pool_a_client(
+    rng: np.random.Generator, num_clients: int, num_pools: int, pools: Callable[[], np.ndarray]
+) -> Plan:
+    """Every client has examples of one pool, and every pool as many clients, or one more."""
+    if num_pools > num_clients:
+        raise UsageError(f"--num_distributions={num_pools}: accepted is at most --num_clients={num_clients}")
+    pool = pools()
+    group = rng.permutation(np.arange(num_clients) % num_pools)
+    return Plan(pool, _evenly(np.eye(num_pools)[group]), group)
 
 
 def _label_groups(rng: np.random.Generator, y: np.ndarray, num_groups: int) -> np.ndarray:

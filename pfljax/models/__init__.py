@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
-from pfljax.models.networks import CNN, MLP, FemnistCNN, MobileNetV2
+from pfljax.models.networks import CNN, MLP, VGG11, FemnistCNN, McMahanCNN, MobileNetV2
 from pfljax.models.recurrent import CharacterLSTM
 from pfljax.types import Array, Key, Params, Task, UsageError
 
-NAMES = ("linear", "mlp", "cnn", "femnist_cnn", "mobilenet_v2", "lstm")
+NAMES = ("linear", "mlp", "cnn", "mcmahan_cnn", "femnist_cnn", "vgg11", "mobilenet_v2", "lstm")
 
 # Of each network for images: (channels of the cnn, outputs) -> the module, and the least height and width.
 IMAGE_NETWORKS = {
     "cnn": lambda channels, outputs: (CNN(channels, outputs), 2 ** len(channels)),
+    "mcmahan_cnn": lambda channels, outputs: (McMahanCNN(outputs), 4),
+    "vgg11": lambda channels, outputs: (VGG11(outputs), 32),
     "femnist_cnn": lambda channels, outputs: (FemnistCNN(outputs), 16),
     "mobilenet_v2": lambda channels, outputs: (MobileNetV2(outputs), 8),
 }
@@ -30,11 +33,21 @@ class Model(NamedTuple):
         init: key -> parameters.
         apply: (parameters, x (B, *features)) -> outputs (B, C) logits, or (B,) values of a regression.
         task: "classification" or "regression".
+        features: (parameters, x (B, *features)) -> what the last dense layer receives, (B, F).
+        layers: The names of the parameter tree's branches, layer by layer in the order of computation; a
+            normalization belongs to the layer before it.
     """
 
     init: Callable[[Key], Params]
     apply: Callable[[Params, Array], Array]
     task: Task
+    features: Callable[[Params, Array], Array]
+    layers: tuple[tuple[str, ...], ...]
+
+    def mask(self, params: Params, num: int) -> Params:
+        """A tree of bools like `params`: whether a parameter is in one of the last `num` layers (0 to all)."""
+        last = {name for names in self.layers[len(self.layers) - num :] for name in names}
+        return {name: jax.tree.map(lambda _, name=name: name in last, branch) for name, branch in params.items()}
 
     def loss(self, params: Params, x: Array, y: Array) -> Array:
         """Per-example loss (B,): cross entropy in nats (of a sequence the mean over places), or the squared error."""
@@ -99,4 +112,36 @@ def make(
         out = module.apply({"params": params}, x)
         return out[..., 0] if task == "regression" else out
 
-    return Model(init, apply, task)
+    def features(params: Params, x: Array) -> Array:
+        received = []
+
+        def note(call, args, kwargs, context):
+            if isinstance(context.module, nn.Dense):
+                received.append(args[0])
+            return call(*args, **kwargs)
+
+        with nn.intercept_methods(note):
+            module.apply({"params": params}, x)
+        return received[-1]
+
+    return Model(init, apply, task, features, _layers(module, zeros))
+
+
+def _layers(module: nn.Module, x: Array) -> tuple[tuple[str, ...], ...]:
+    """`Model.layers`, by watching a forward pass."""
+    found: dict[str, bool] = {}  # branches in the order of their first call, and whether they normalize
+
+    def note(call, args, kwargs, context):
+        if len(context.module.path) == 1:
+            found.setdefault(context.module.path[0], isinstance(context.module, nn.GroupNorm))
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(note):
+        jax.eval_shape(module.init, jax.random.key(0), x)
+    layers: list[tuple[str, ...]] = []
+    for name, normalizes in found.items():
+        if normalizes and layers:
+            layers[-1] = (*layers[-1], name)
+        else:
+            layers.append((name,))
+    return tuple(layers)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import flax.linen as nn
 
-from pfljax.models.layers import DepthwiseConv, PatchConv, patches
+from pfljax.models.layers import DepthwiseConv, PatchConv, max_pool, patches
 from pfljax.types import Array
 
 
@@ -53,6 +53,43 @@ class FemnistCNN(nn.Module):
         for width in (32, 64):
             x = nn.relu(PatchConv(width, size=5, pool=True, margin=0)(x))
         x = nn.relu(nn.Dense(2048)(x.reshape(x.shape[0], -1)))
+        return nn.Dense(self.outputs)(x)
+
+
+class McMahanCNN(nn.Module):
+    """FedAvg's network for MNIST (McMahan et al., 2017), FedFomo's for all: two 5 x 5 convolutions, two dense layers.
+
+    1,663,370 parameters for 28 x 28 gray images and 10 classes.
+    """
+
+    outputs: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        for width in (32, 64):
+            x = nn.relu(PatchConv(width, size=5, pool=True)(x))
+        x = nn.relu(nn.Dense(512)(x.reshape(x.shape[0], -1)))
+        return nn.Dense(self.outputs)(x)
+
+
+class VGG11(nn.Module):
+    """VGG-11 (Simonyan and Zisserman, 2015, configuration A) for images of 32 x 32.
+
+    Group norm stands where the batch norm does that is now usual with it, as in MobileNetV2.
+    """
+
+    outputs: int
+    stages: Sequence[Sequence[int]] = ((64,), (128,), (256, 256), (512, 512), (512, 512))
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        for widths in self.stages:
+            for width in widths:
+                x = nn.relu(nn.GroupNorm(num_groups=8)(PatchConv(width)(x)))
+            x = max_pool(x)
+        x = x.reshape(x.shape[0], -1)
+        for _ in range(2):
+            x = nn.relu(nn.Dense(4096)(x))
         return nn.Dense(self.outputs)(x)
 
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 # Okabe and Ito's colors, which colorblind people can tell apart.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
-MAX_PANELS = 8
+MAX_PANELS = 16
 MAX_TICKS = 40  # clients up to which each has a tick of its own
 
 
@@ -170,9 +170,15 @@ def collaboration_matrix(index: np.ndarray, weights: np.ndarray, distribution: n
 
 
 def weights_over_rounds(
-    rounds: np.ndarray, index: np.ndarray, weights: np.ndarray, distribution: np.ndarray, *, topology: str
+    rounds: np.ndarray,
+    index: np.ndarray,
+    weights: np.ndarray,
+    distribution: np.ndarray,
+    *,
+    topology: str,
+    target: np.ndarray | None = None,
 ) -> Figure:
-    """The papers' Figure 3: a client's weights over rounds, a line a model, colored by its owner's distribution.
+    """FedeRiCo's Figure 3, FedFomo's 6 and 7: a client's weights over rounds, a line a model, colored by distribution.
 
     Args:
         rounds: (T,).
@@ -180,7 +186,9 @@ def weights_over_rounds(
         weights: (T, K, J).
         distribution: (K,).
         topology: Unless "shared", models are the clients'; else each model has a color of its own.
+        target: (K,) the distribution of each client's test data, where it differs from that of its training data.
     """
+    target = distribution if target is None else target
     of_clients = topology != "shared"
     num_models = len(distribution) if of_clients else int(index.max()) + 1
     num_clients = len(distribution)
@@ -189,7 +197,8 @@ def weights_over_rounds(
     columns = min(4, len(shown))
     lines = -(-len(shown) // columns)
     figure = Figure(figsize=(2.6 * columns + 0.4, 2.3 * lines + 0.3), layout="constrained")
-    of_owner = colors(distribution)
+    groups = colors(np.concatenate([distribution, target]))
+    of_owner, of_target = groups[: len(distribution)], groups[len(distribution) :]
     shades = of_owner if of_clients else colors(np.arange(num_models))
     for place, client in enumerate(shown):
         axes = _axes(figure, lines, columns, place + 1)
@@ -199,12 +208,39 @@ def weights_over_rounds(
             style = {"linewidth": 2.6, "linestyle": "-"} if own else {"linewidth": 1.3, "linestyle": "--"}
             axes.plot(rounds, dense[:, model], color=shades[model], **style)
         axes.set_ylim(-0.03, 1.03)
-        axes.set_title(f"client {client} (distribution {distribution[client]})", fontsize=8.5)
-        # A bar in the color of the client's own distribution; a light color would be hard to read as text.
-        axes.axhline(1.03, color=of_owner[client], linewidth=5)
+        same = target[client] == distribution[client]
+        of = f"distribution {target[client]}" if same else f"has {distribution[client]}, wants {target[client]}"
+        axes.set_title(f"client {client} ({of})", fontsize=8.5)
+        # A bar in the color of the distribution that it wants; a light color would be hard to read as text.
+        axes.axhline(1.03, color=of_target[client], linewidth=5)
         axes.tick_params(labelsize=8)
     figure.supxlabel("round", fontsize=10)
     figure.supylabel("weight", fontsize=10)
+    return figure
+
+
+def affinity_over_rounds(rounds: np.ndarray, affinity: np.ndarray, distribution: np.ndarray) -> Figure:
+    """FedFomo's Figure 2: the affinity matrix (T, K, K) at up to four rounds, clients ordered by distribution (K,)."""
+    shown = np.unique(np.linspace(0, len(rounds) - 1, min(4, len(rounds))).round().astype(int))
+    order = np.argsort(distribution, kind="stable")
+    figure = Figure(figsize=(3.1 * len(shown) + 0.8, 3.3), layout="constrained")
+    off = ~np.eye(len(order), dtype=bool)  # a client's affinity to itself starts at 1 and would hide the others
+    for place, number in enumerate(shown, 1):
+        matrix = affinity[number][order][:, order].copy()
+        limit = max(float(np.abs(matrix[off]).max(initial=0)), 1e-9)
+        matrix[~off] = np.nan
+        axes = figure.add_subplot(1, len(shown), place)
+        image = axes.imshow(matrix, cmap="RdBu", vmin=-limit, vmax=limit, interpolation="nearest")
+        axes.set(xlabel="model of client", ylabel="client" if place == 1 else "")
+        axes.set_title(f"after round {rounds[number]}", fontsize=9.5)
+        edges = np.nonzero(np.diff(distribution[order]))[0] + 0.5
+        for edge in edges[: len(PALETTE) * 2]:
+            axes.axhline(edge, color="0.35", linewidth=0.6)
+            axes.axvline(edge, color="0.35", linewidth=0.6)
+        if len(order) <= 20:
+            axes.set_xticks(np.arange(len(order)), [str(k) for k in order], fontsize=6.5)
+            axes.set_yticks(np.arange(len(order)), [str(k) for k in order], fontsize=6.5)
+        figure.colorbar(image, shrink=0.8)
     return figure
 
 

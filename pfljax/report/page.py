@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,7 @@ def write(directory: Path) -> Path:
         "Figures": "\n".join(pictures),
         "Clients that were not there in training": _unseen(summary.get("unseen") or {}),
         "Traffic": _traffic(rows),
+        "Privacy": _privacy(summary.get("privacy")),
         "Memory and execution": _plan(summary),
         "Clients": _clients(summary.get("per_client") or []),
         "Configuration": _config(config),
@@ -144,13 +146,35 @@ def draw(
             + _shares(index[-1], weights[-1], distribution),
         )
         out["weights_over_rounds"] = (
-            figures.weights_over_rounds(collaboration["round"], index, weights, distribution, topology=topology),
+            figures.weights_over_rounds(
+                collaboration["round"],
+                index,
+                weights,
+                distribution,
+                topology=topology,
+                target=collaboration.get("target"),
+            ),
             f"Weights over rounds of {min(test.shape[1], figures.MAX_PANELS)} of {test.shape[1]} clients; the bar "
-            "above a panel has the color of the client's own distribution: look when a client settles, and whether its "
-            "lines have the color of its bar."
+            "above a panel has the color of the distribution of the client's test data: look when a client settles, "
+            "and whether its lines have the color of its bar."
             if topology != "shared"
             else f"Weights over rounds of {min(test.shape[1], figures.MAX_PANELS)} of {test.shape[1]} clients, a line "
             "per shared model: look when a client settles, and whether some model is never used.",
+        )
+    if "affinity" in collaboration:
+        target = collaboration.get("target", distribution)
+        share = top_affinities(collaboration["affinity"][-1], distribution, target)
+        out["affinity_over_rounds"] = (
+            figures.affinity_over_rounds(collaboration["round"], collaboration["affinity"], distribution),
+            "How much each client has gained from others' models so far, its own left out, clients in the order of "
+            "their distributions: look whether the blocks on the diagonal"
+            + (
+                " (or, where a client wants another distribution, that one's block)"
+                if "target" in collaboration
+                else ""
+            )
+            + f" turn blue. The two highest affinities lie in the wanted distribution for {share:.0%} of the clients "
+            "that have two others there.",
         )
     own = [name for name in (rows[-1] if rows else {}) if name not in COMMON and not name.startswith("validation_")]
     if own and len(rows) == len(test):
@@ -182,6 +206,19 @@ def _shares(index: np.ndarray, weights: np.ndarray, distribution: np.ndarray) ->
         f"Of all weight, {own:.0%} lies on clients' own models, {alike:.0%} on others of the same distribution, and "
         f"{max(1 - own - alike, 0):.0%} on other distributions."
     )
+
+
+def top_affinities(affinity: np.ndarray, distribution: np.ndarray, target: np.ndarray) -> float:
+    """The share of clients whose two highest affinities (K, K), their own left out, are to clients of their target.
+
+    Only clients count to which there are two others of it; NaN if there are none.
+    """
+    others = np.where(np.eye(len(affinity), dtype=bool), -np.inf, affinity)
+    wanted = (distribution[None, :] == target[:, None]) & ~np.eye(len(affinity), dtype=bool)
+    top = np.argsort(-others, axis=1, kind="stable")[:, :2]
+    able = wanted.sum(axis=1) >= 2
+    found = np.take_along_axis(wanted, top, axis=1).all(axis=1)
+    return float(found[able].mean()) if able.any() else float("nan")
 
 
 def _text(value: Any) -> str:
@@ -246,7 +283,7 @@ def _clients(rows: list[dict]) -> str:
     if not rows:
         return ""
     heads = {"client": "client", "distribution": "distribution", "n_train": "train examples"}
-    heads |= {"n_test": "test examples", "accuracy": "accuracy", "loss": "loss"}
+    heads |= {"target": "target", "n_test": "test examples", "accuracy": "accuracy", "loss": "loss"}
     heads = {name: head for name, head in heads.items() if any(row.get(name) is not None for row in rows)}
     rows = sorted(rows, key=_badness)
     half = SHOWN // 2
@@ -274,6 +311,24 @@ def _traffic(rows: list[dict]) -> str:
         return _paragraph("No model has left its client.")
     lines = [(name, _bytes(n), _bytes(n / rounds)) for name, n in (("down", down), ("up", up), ("both", down + up))]
     return _table(["per client", "in all", "per round"], lines)
+
+
+def _privacy(privacy: dict | None) -> str:
+    """What the ledger says."""
+    if not privacy:
+        return ""
+    own = [math.inf if value is None else value for value in privacy["epsilon_per_client"]]
+    lines = [
+        ("noise multiplier", f"{privacy['noise_multiplier']:g}"),
+        ("clipping norm", f"{privacy['clip_norm']:g}"),
+        ("delta", f"{privacy['delta']:g}"),
+        ("epsilon, largest of the clients", f"{max(own):.3g}"),
+        ("epsilon, median", f"{float(np.median(own)):.3g}"),
+    ]
+    return _table([], lines) + _paragraph(
+        "Of the gradients of local training, mini-batches counted as Poisson samples. What else a method may send "
+        "(losses, weights) and what it learns from validation examples is not counted."
+    )
 
 
 def _plan(summary: dict) -> str:

@@ -17,11 +17,12 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pfljax import evaluation, tree
+from pfljax import data, evaluation, privacy, tree
 from pfljax.mapping import Plan
 from pfljax.models import Model
+from pfljax.solvers import Solver
 from pfljax.training import checkpoints, files, memory
-from pfljax.training.rounds import Record, make_round
+from pfljax.training.rounds import Record, make_round, participations
 from pfljax.types import Algorithm, Federation, Key, Predictor, RunError, Shard, Split, State, UsageError
 
 
@@ -33,6 +34,7 @@ class Setup:
         name: The algorithm's registered name.
         make: Plan -> Algorithm; called again with a smaller chunk if the first does not fit.
         model: The clients' network.
+        solver: How they train it.
         federation: The clients that train.
         unseen: Clients kept out of training, or None.
         plan: How clients are mapped.
@@ -47,6 +49,7 @@ class Setup:
     name: str
     make: Callable[[Plan], Algorithm]
     model: Model
+    solver: Solver
     federation: Federation
     unseen: Federation | None
     plan: Plan
@@ -167,36 +170,39 @@ class History:
         self.directory, self.topology = directory, topology
         self.rows: list[dict] = []
         self.results: dict[str, list[np.ndarray]] = {}
-        self.collaboration: dict[str, list[np.ndarray]] = {"round": [], "index": [], "weights": []}
+        self.collaboration: dict[str, list[np.ndarray]] = {}
         if num_rounds:
             self.rows = [row for row in files.read_jsonl(directory / "metrics.jsonl") if row["round"] <= num_rounds]
             count = len(self.rows)
             results = files.read_npz(directory / "results.npz")
             self.results = {k: list(v[:count]) for k, v in results.items() if k not in ("rounds", "scored")}
             collaboration = files.read_npz(directory / "collaboration.npz")
-            self.collaboration = {k: list(collaboration[k][:count]) for k in self.collaboration}
+            fixed = ("topology", "distribution", "target")
+            self.collaboration = {k: list(v[:count]) for k, v in collaboration.items() if k not in fixed}
 
-    def add(self, row: dict, metrics: dict[str, dict[str, np.ndarray]], index: np.ndarray, weights: np.ndarray) -> None:
-        """Adds one evaluation: metrics by split and name, leaves (K,)."""
+    def add(self, row: dict, metrics: dict[str, dict[str, np.ndarray]], collaboration: dict[str, np.ndarray]) -> None:
+        """Adds one evaluation: metrics by split and name, leaves (K,), and who used whom."""
         self.rows.append(row)
         for split, values in metrics.items():
             for name, value in values.items():
                 self.results.setdefault(f"{name}_{split}", []).append(value)
-        for name, value in (("round", row["round"]), ("index", index), ("weights", weights)):
-            self.collaboration[name].append(np.asarray(value))
+        for name, value in ({"round": row["round"]} | collaboration).items():
+            self.collaboration.setdefault(name, []).append(np.asarray(value))
 
     def write_rows(self) -> None:
         """Writes metrics.jsonl."""
         files.write_jsonl(self.directory / "metrics.jsonl", self.rows)
 
-    def write(self, scored: str, distribution: np.ndarray) -> None:
+    def write(self, scored: str, federation: Federation) -> None:
         """Writes metrics.jsonl, results.npz and collaboration.npz."""
         self.write_rows()
         rounds = np.array([row["round"] for row in self.rows], np.int64)
         results = {name: np.stack(values) for name, values in self.results.items()}
         files.write_npz(self.directory / "results.npz", {"rounds": rounds, "scored": scored, **results})
         stacked = {name: np.stack(values) for name, values in self.collaboration.items()}
-        stacked |= {"topology": self.topology, "distribution": distribution}
+        stacked |= {"topology": self.topology, "distribution": federation.distribution}
+        if federation.target is not None:
+            stacked["target"] = federation.target
         files.write_npz(self.directory / "collaboration.npz", stacked)
 
 
@@ -215,7 +221,7 @@ def check_directory(out: Path, config: dict, resume: bool) -> None:
         raise UsageError(f"--out={out}: holds another run; add --resume to go on with it, or name a new folder")
     before = files.read_json(path).get("flags", {})
     free = {"resume", "rounds", "eval_every", "checkpoint_every", "plan", "chunk", "devices", "out"}
-    if config["flags"].get("lr_schedule", "constant") != "constant":
+    if config["flags"].get("lr_schedule") == "multistep":
         free -= {"rounds"}  # by which the rates fall
     changed = [
         f"--{name} was {before[name]!r} and is {value!r}"
@@ -268,7 +274,8 @@ def run(setup: Setup, out: Path, *, resume: bool = False, say: Callable[[str], N
     else:
         done, state = 0, compiled.init(jax.random.fold_in(key, 0), clients)
     weighed = jax.eval_shape(algorithm.predictor, key, compiled.state, clients)
-    history = History(out, done, "shared" if is_private_mixture(weighed) else weighed.topology)
+    topology = "shared" if is_private_mixture(weighed) else weighed.topology
+    history = History(out, done, "peers" if algorithm.collaboration else topology)
     rounds_key, evaluate_key = jax.random.fold_in(key, 1), jax.random.fold_in(key, 2)
     evaluate = make_evaluation(setup, algorithm, plan)
     last = history.rows[-1] if history.rows else {"seconds": 0.0, "bytes_down": 0.0, "bytes_up": 0.0}
@@ -293,7 +300,7 @@ def run(setup: Setup, out: Path, *, resume: bool = False, say: Callable[[str], N
             if records.diverged[-1] >= 0:
                 diverged = int(records.diverged[-1])
             elif done % setup.eval_every == 0 or done == setup.rounds:
-                metrics, index, weights = jax.device_get(evaluate(evaluate_key, state, clients, splits))
+                metrics, collaboration = jax.device_get(evaluate(evaluate_key, state, clients, splits))
                 row = {
                     "round": done,
                     "seconds": seconds,
@@ -306,21 +313,21 @@ def run(setup: Setup, out: Path, *, resume: bool = False, say: Callable[[str], N
                 if "validation" in metrics:
                     values = evaluation.summarize(metrics["validation"], federation.validation.size)
                     row |= {f"validation_{name}": values[name] for name in ("loss", "accuracy") if name in values}
-                history.add(row, metrics, index, weights)
+                history.add(row, metrics, collaboration)
                 history.write_rows()
                 if done - saved >= setup.checkpoint_every or done == setup.rounds:
                     # The files first: a checkpoint never knows of rounds that they do not.
-                    history.write(algorithm.scored, federation.distribution)
+                    history.write(algorithm.scored, federation)
                     checkpoints.save(out / "checkpoints", done, state)
                     saved = done
     if diverged is not None and history.rows:
-        history.write(algorithm.scored, federation.distribution)
+        history.write(algorithm.scored, federation)
     if diverged is not None:
         raise RunError(
             f"round {done}: the loss of client {diverged} is not finite; a smaller --learning_rate may help. What was "
             f"evaluated before is in {out}"
         )
-    summary = summarize(setup, algorithm, history, lines, compiled.compile_seconds)
+    summary = summarize(setup, algorithm, history, lines, compiled.compile_seconds, rounds_key)
     if setup.unseen is not None:
         summary["unseen"] = score_unseen(setup, algorithm, plan, jax.random.fold_in(key, 3), state)
     files.write_json(out / "summary.json", summary)
@@ -329,7 +336,7 @@ def run(setup: Setup, out: Path, *, resume: bool = False, say: Callable[[str], N
 
 
 def make_evaluation(setup: Setup, algorithm: Algorithm, plan: Plan) -> Callable:
-    """(key, state, clients, splits) -> (metrics by split and name, index, weights), in one compiled call."""
+    """(key, state, clients, splits) -> (metrics by split and name, who uses whom), in one compiled call."""
 
     def score(key: Key, state: State, clients: Shard, splits: dict[str, Split]):
         predictor = algorithm.predictor(key, state, clients)
@@ -337,7 +344,8 @@ def make_evaluation(setup: Setup, algorithm: Algorithm, plan: Plan) -> Callable:
         index = predictor.index
         if is_private_mixture(predictor):
             index = jnp.broadcast_to(jnp.arange(index.shape[1], dtype=jnp.int32), index.shape)
-        return metrics, index, predictor.weights
+        collaboration = {"index": index, "weights": predictor.weights}
+        return metrics, algorithm.collaboration(state) if algorithm.collaboration else collaboration
 
     return jax.jit(score)
 
@@ -372,6 +380,7 @@ def per_client(federation: Federation, metrics: dict[str, dict[str, np.ndarray]]
             "n_train": int(federation.train.size[k]),
             "n_test": int(federation.test.size[k]),
             "distribution": int(federation.distribution[k]),
+            **({} if federation.target is None else {"target": int(federation.target[k])}),
             "accuracy": float(test["accuracy"][k]) if "accuracy" in test else None,
             "loss": float(test["loss"][k]),
         }
@@ -379,8 +388,27 @@ def per_client(federation: Federation, metrics: dict[str, dict[str, np.ndarray]]
     ]
 
 
-def summarize(setup: Setup, algorithm: Algorithm, history: History, lines: list, compile_seconds: float) -> dict:
-    """What summary.json holds."""
+def spent(setup: Setup, algorithm: Algorithm, key: Key) -> dict | None:
+    """What the privacy ledger says after the last round, or None where nothing is private; `key` drew the cohorts."""
+    solver, train = setup.solver, setup.federation.train
+    if not solver.privacy.active:
+        return None
+    n_max = train.y.shape[1]
+    rounds = participations(key, setup.federation.num_clients, setup.cohort_size, setup.rounds)
+    steps = np.asarray(rounds * solver.num_steps(train.size, n_max))
+    epsilon = privacy.epsilons(solver.privacy, train.size, solver.batch(n_max), steps, algorithm.gradients)
+    finite = lambda value: float(value) if np.isfinite(value) else None  # JSON knows no infinity: null
+    return {
+        **{name: finite(value) for name, value in solver.privacy._asdict().items()},
+        "epsilon": finite(epsilon.max()),
+        "epsilon_per_client": [finite(value) for value in epsilon],
+    }
+
+
+def summarize(
+    setup: Setup, algorithm: Algorithm, history: History, lines: list, compile_seconds: float, key: Key
+) -> dict:
+    """What summary.json holds; `key` drew the rounds."""
     rows, federation = history.rows, setup.federation
     if "validation_loss" in rows[-1]:
         name, better = ("validation_accuracy", max) if "validation_accuracy" in rows[-1] else ("validation_loss", min)
@@ -399,6 +427,8 @@ def summarize(setup: Setup, algorithm: Algorithm, history: History, lines: list,
         "last": rows[-1],
         "best": best | {"selected_by": name},
         "per_client": per_client(federation, last_test),
+        "earth_movers_distance": data.heterogeneity(federation),
+        "privacy": spent(setup, algorithm, key),
         "seconds_per_round": rows[-1]["seconds"] / max(rows[-1]["round"], 1),
         "compile_seconds": compile_seconds,
         "peak_memory_bytes": memory.peak_bytes(),

@@ -36,6 +36,15 @@ def draw_cohort(key: Key, num_clients: int, size: int) -> Cohort:
     return Cohort(ids, jnp.full((num_clients,), -1, jnp.int32).at[ids].set(jnp.arange(size, dtype=jnp.int32)))
 
 
+def participations(key: Key, num_clients: int, size: int, rounds: int) -> Array:
+    """(K,) in how many of the first `rounds` rounds each client is in the cohort."""
+
+    def count(number, total):
+        return total + (draw_cohort(_key(key, 0, number), num_clients, size).position >= 0)
+
+    return jax.lax.fori_loop(0, rounds, count, jnp.zeros((num_clients,), jnp.int32))
+
+
 def make_round(
     algorithm: Algorithm, plan: Plan, num_clients: int, cohort_size: int
 ) -> Callable[[Key, Array, State, Shard], tuple[State, Record]]:
@@ -67,9 +76,9 @@ def make_round(
         ids_and_data = (cohort.ids, index, clients)
 
         def exchange(step, state: State):
-            def client(models, row, data):
+            def client(models, row, data, server):
                 own, index, shard = data
-                turn = Turn(jax.random.fold_in(work_key, own), number, step, index[...])
+                turn = Turn(jax.random.fold_in(work_key, own), number, step, index[...], server)
                 return algorithm.work(turn, models, row, shard)
 
             rows, returned = plan.exchange(
@@ -81,12 +90,14 @@ def make_round(
                 topology=algorithm.topology,
                 own_first=algorithm.topology == "peers",
                 push=algorithm.push,
+                common=state.server,
             )
             state = state._replace(clients=rows)
             update_key = jax.random.fold_in(_key(key, 3, number), step)
             state, metrics = algorithm.update(update_key, state, returned)
             # Of a push, too, as many models arrive as are sent.
             moved = jnp.ones_like(index, bool) if not by_client else index != cohort.ids[:, None]
+            lifted = moved | algorithm.uploads_own
             sizes = clients.train.size
             loss = returned.report["loss"]
             bad = ~jnp.isfinite(loss)
@@ -95,7 +106,7 @@ def make_round(
                 diverged=jnp.where(bad.any(), cohort.ids[jnp.argmax(bad)], -1),
                 # After the first exchange a client that has no batch left downloads no more.
                 down=(moved & (returned.sent | (step == 0))).sum(dtype=jnp.float32) * tree.row_bytes(state.models),
-                up=(moved & returned.sent).sum(dtype=jnp.float32) * tree.row_bytes(returned.upload),
+                up=(lifted & returned.sent).sum(dtype=jnp.float32) * tree.row_bytes(returned.upload),
                 metrics=metrics,
             )
             return state, record

@@ -377,5 +377,5 @@ def test_pachinko_is_decided_by_the_seed_and_keeps_the_official_test():
     np.testing.assert_array_equal(first.is_test, COARSE.is_test)
 
 
-def test_names_are_the_plans_pachinko_and_natural():
-    assert set(NAMES) == {*PARTITIONS, "pachinko", "natural"}
+def test_names_are_the_plans_latent_pachinko_and_natural():
+    assert set(NAMES) == {*PARTITIONS, "latent", "pachinko", "natural"}

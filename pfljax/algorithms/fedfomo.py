@@ -1,0 +1,227 @@
+"""FedFomo: each client mixes the models that do well on its own validation data.
+
+Zhang, Sapra, Fidler, Yeung, Alvarez, "Personalized federated learning with first order model optimization" (ICLR 2021).
+
+    A round of client i, which holds its last trained model theta_i and start_i, from where that was trained:
+    M of the active clients' models <- the highest of its row p_i of the affinity matrix P, each of the M
+        replaced by a random one with probability epsilon                                        (Section 3.1)
+    w_n <- (L_i(start_i) - L_i(theta_n)) / |theta_n - start_i|, for those and its own            (Eq. 3)
+    p_i <- p_i + w;  w*_n <- max(w_n, 0) / sum_n max(w_n, 0)                                     (Eq. 13)
+    start_i <- start_i + sum_n w*_n (theta_n - start_i), unchanged where no w_n is positive       (Eq. 5)
+    theta_i <- E epochs of local training from start_i; uploaded.
+L_i is the mean loss on client i's validation data. What is scored is start_i, the personalized model before it is
+trained on local data: with targets that differ from the local data, training takes it away from them again.
+
+The variant for model averages (Appendix A.4): clients see no single model but averages of all K,
+    w_n <- L_i(mean of all but theta_n) - L_i(mean of all)                                       (Eq. 14)
+
+Departures from the paper:
+- epsilon falls by `decay` a round (Appendix A.6) and is drawn for each of the M slots, as in the authors' code.
+- |.| is the L2 norm over all parameters (`norm=l1` is the authors' code).
+- A client without validation examples goes on from its own trained model.
+- Eq. 14's leave-one-out averages are computed by the client from the mean and theta_n; on the wire they would be what
+  travels, at the same size, the client's own among them. They are averages over all clients, also where only
+  some are active.
+- Newcomers start from the mean of all models and take one step of Eq. 3 and 5 over all of them, on their training data
+  where they have no validation data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from pfljax import neighbors, tree
+from pfljax.solvers import Problem, total_loss
+from pfljax.types import Algorithm, Array, Params, Predictor, State, UsageError, Work
+
+
+@dataclasses.dataclass(frozen=True)
+class FedFomoConfig:
+    """FedFomo's knobs.
+
+    Attributes:
+        neighbors: M, models that a client downloads in a round beside its own; all others where there are fewer
+        epsilon: probability of downloading a random model in place of one of high affinity, in the first round
+        decay: how much epsilon falls a round, down to 0
+        norm: distance between models in the weights, over all parameters
+        score: the personalized model (update) or the same after local training (trained)
+    """
+
+    neighbors: int = 5
+    epsilon: float = 0.3
+    decay: float = 0.05
+    norm: Literal["l2", "l1"] = "l2"
+    score: Literal["update", "trained"] = "update"
+
+    FLAG = "--fedfomo"
+
+    def __post_init__(self):
+        if self.neighbors < 0:
+            raise UsageError(f"{self.FLAG}.neighbors={self.neighbors}: accepted: 0 or more")
+        if not 0 <= self.epsilon <= 1:
+            raise UsageError(f"{self.FLAG}.epsilon={self.epsilon}: accepted: a probability in [0, 1]")
+        if not self.decay >= 0:
+            raise UsageError(f"{self.FLAG}.decay={self.decay}: accepted: 0 or more")
+
+
+@dataclasses.dataclass(frozen=True)
+class FedFomoAverageConfig(FedFomoConfig):
+    __doc__ = FedFomoConfig.__doc__
+    FLAG = "--fedfomo_average"
+
+
+def normalize(weights: Array) -> Array:
+    """Eq. 13: negative weights cut to 0, the others made to sum to 1; all zero where none is positive."""
+    positive = jnp.maximum(weights, 0)
+    return positive / jnp.maximum(positive.sum(axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
+
+
+def first_order_weights(losses: Array, baseline: Array, distance: Array) -> Array:
+    """Eq. 3, (L_i(start) - L_i(theta_n)) / |theta_n - start|; 0 for a model that is the start itself, distance 0."""
+    return jnp.where(distance > 0, (baseline - losses) / jnp.where(distance > 0, distance, 1), 0.0)
+
+
+def distances(models: Params, start: Params, norm: str) -> Array:
+    """(J,) |theta_n - start| over all parameters; 0 where they are equal but for rounding."""
+
+    def length(stack):
+        flat = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(stack)]
+        if norm == "l1":
+            return sum(jnp.abs(rows).sum(axis=1) for rows in flat)
+        return jnp.sqrt(sum(jnp.square(rows).sum(axis=1) for rows in flat))
+
+    far = length(jax.tree.map(lambda leaf, origin: leaf - origin, models, start))
+    return jnp.where(far > 1e-6 * length(tree.stack_one(start)), far, 0.0)
+
+
+def moved(start: Params, models: Params, weights: Array) -> Params:
+    """Eq. 5: start + sum_n w*_n (theta_n - start)."""
+    mixed = tree.mix(weights, models)
+    return jax.tree.map(lambda origin, leaf: origin * (1 - weights.sum()) + leaf, start, mixed)
+
+
+def fedfomo(problem: Problem, config: FedFomoConfig) -> Algorithm:
+    """FedFomo: clients' models lie on the server one by one."""
+
+    def weigh(models, start, split, index):
+        losses = problem.plan.over_models(lambda params: total_loss(problem.solver, params, split), models)
+        baseline = total_loss(problem.solver, start, split)
+        size = jnp.maximum(split.size, 1)
+        return index, models, first_order_weights(losses / size, baseline / size, distances(models, start, config.norm))
+
+    return build(problem, config, "peers", lambda models: models, lambda index: index, weigh)
+
+
+def fedfomo_average(problem: Problem, config: FedFomoAverageConfig) -> Algorithm:
+    """FedFomo on averages of models (Eq. 14)."""
+    num = problem.num_clients
+
+    def with_mean(models):
+        """The K models and, as number K, their mean."""
+        return jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf.mean(axis=0, keepdims=True)]), models)
+
+    def served(index):
+        return jnp.concatenate([index[:, :1], jnp.full_like(index[:, :1], num), index[:, 1:]], axis=1)
+
+    def weigh(models, start, split, index):
+        places = jnp.array([0, *range(2, len(index))])
+        mean, models, index = jax.tree.map(lambda leaf: leaf[1], models), tree.take(models, places), index[places]
+
+        def without(params):
+            left = jax.tree.map(lambda average, leaf: (num * average - leaf) / max(num - 1, 1), mean, params)
+            return total_loss(problem.solver, left, split)
+
+        gain = problem.plan.over_models(without, models) - total_loss(problem.solver, mean, split)
+        return index, models, gain / jnp.maximum(split.size, 1)  # Eq. 14
+
+    return build(problem, config, "shared", with_mean, served, weigh)
+
+
+def build(problem: Problem, config: FedFomoConfig, topology, stack, served, weigh) -> Algorithm:
+    """What both forms share.
+
+    Args:
+        problem: What it is built for.
+        config: The knobs.
+        topology: Of the stack of models.
+        stack: K models -> what can be downloaded.
+        served: ids (S, M + 1), own first -> what is downloaded for them.
+        weigh: (received models, start, validation data, index) -> ids (M + 1,), their models and weights (M + 1,).
+    """
+    num_clients, num_others = problem.num_clients, min(config.neighbors, problem.cohort_size - 1)
+
+    def init(key, clients):
+        if not clients.validation.y.shape[1]:
+            raise UsageError("--validation_fraction=0: FedFomo weighs models on validation examples; accepted: above 0")
+        models = problem.init_models(key, num_clients)
+        rows = {
+            "start": models,
+            "affinity": jnp.eye(num_clients),
+            "index": jnp.zeros((num_clients, num_others + 1), jnp.int32),
+            "weights": jnp.zeros((num_clients, num_others + 1)),
+            "optimizer": problem.optimizer_rows(jax.tree.map(lambda leaf: leaf[:1], models), num_clients),
+        }
+        return State((), stack(models), (), rows)
+
+    def download(key, state, cohort):
+        epsilon = jnp.maximum(config.epsilon - config.decay * state.round, 0)
+
+        def choose(own, affinity):
+            ids = jnp.arange(num_clients)
+            scores = jnp.where((cohort.position >= 0) & (ids != own), affinity, -jnp.inf)
+            own_key = jax.random.fold_in(key, own)
+            return neighbors.best_candidates(own_key, scores, num_others, epsilon)[0].astype(jnp.int32)
+
+        others = problem.plan.over_rows(choose, cohort.ids, state.clients["affinity"])
+        return served(jnp.concatenate([cohort.ids[:, None], others], axis=1))
+
+    def work(turn, models, row, shard):
+        index, models, weights = weigh(models, row["start"], shard.validation, turn.index)
+        alone = jnp.zeros_like(weights).at[0].set(1.0)
+        weights = jnp.where(shard.validation.size > 0, weights, alone)
+        final = normalize(weights)
+        start = moved(row["start"], models, final)
+        trained, optimizer, losses = problem.fit_models(turn, tree.stack_one(start), row["optimizer"], shard.train)
+        row = {
+            "start": start,
+            "affinity": row["affinity"].at[index].add(weights),  # p <- p + w, uncut
+            "index": index,
+            "weights": final,
+            "optimizer": optimizer,
+        }
+        return Work(row, trained, {"loss": losses[0], "kept": final.sum() == 0})
+
+    def update(key, state, returned):
+        old = jax.tree.map(lambda leaf: leaf[: returned.count.shape[0]], state.models)
+        models = tree.where(returned.count > 0, returned.upload, old)
+        if topology == "shared":
+            models = stack(jax.tree.map(lambda leaf: leaf[:num_clients], models))
+        return state._replace(models=models), {"kept_previous_model": returned.report["kept"].mean()}
+
+    def predictor(key, state, clients):
+        trained = jax.tree.map(lambda leaf: leaf[:num_clients], state.models)
+        return Predictor.own(state.clients["start"] if config.score == "update" else trained)
+
+    def adapt(key, state, clients):
+        models = jax.tree.map(lambda leaf: leaf[:num_clients], state.models)
+        start = jax.tree.map(lambda leaf: leaf.mean(axis=0), models)
+        split = clients.validation if clients.validation.y.shape[1] else clients.train
+        both = jax.tree.map(lambda leaf, origin: jnp.concatenate([leaf, origin[None]]), models, start)
+        losses = problem.losses_of_all(both, split)
+        far = distances(models, start, config.norm)
+        weights = normalize(first_order_weights(losses[:, :-1], losses[:, -1:], far))
+        rest = 1 - weights.sum(axis=1, keepdims=True)
+        return Predictor.own(tree.mix(jnp.concatenate([weights, rest], axis=1), both))
+
+    def collaboration(state):
+        # K x K for every evaluation: of very many clients only what they mixed.
+        names = ("index", "weights", "affinity") if num_clients <= 1000 else ("index", "weights")
+        return {name: state.clients[name] for name in names}
+
+    scored = "each client's personalized model, " + ("trained" if config.score == "trained" else "before its training")
+    algorithm = Algorithm(init, download, work, update, predictor, adapt, topology, scored)
+    return algorithm._replace(uploads_own=True, collaboration=collaboration)

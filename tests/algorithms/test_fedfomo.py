@@ -1,0 +1,250 @@
+"""FedFomo by hand: Eq. 3, 5, 13 and 14, the affinity matrix, who downloads whom, and its limits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toys
+
+from pfljax.algorithms import fedfomo
+from pfljax.mapping import make_plan
+from pfljax.training import loop
+from pfljax.training.rounds import make_round
+from pfljax.types import Cohort, UsageError
+
+SIZES = (2, 5, 3)
+RATE = 0.1
+
+
+def vectors(models):
+    """(K, d) float64; the intercept is the last parameter."""
+    layer = models["Dense_0"]
+    return np.append(np.float64(layer["kernel"])[..., 0], np.float64(layer["bias"]), axis=1)
+
+
+def examples(split, k):
+    size = split.size[k]
+    return np.append(np.float64(split.x[k, :size]), np.ones((size, 1)), axis=1), np.float64(split.y[k, :size])
+
+
+def loss(theta, split, k):
+    x, y = examples(split, k)
+    return np.mean((x @ theta - y) ** 2)
+
+
+def trained(theta, split, k, steps):
+    x, y = examples(split, k)
+    for _ in range(steps):
+        theta = theta - RATE * 2 * x.T @ (x @ theta - y) / len(y)
+    return theta
+
+
+def play(name="fedfomo", rounds=3, sizes=SIZES, seed=0, epochs=2, knobs=None, **options):
+    federation = toys.make_federation(sizes, "regression", seed=seed)
+    problem = toys.make_problem(federation, optax.sgd(RATE), epochs=epochs, **options)
+    algorithm = toys.make_algorithm(name, problem, **({"epsilon": 0.0, "neighbors": len(sizes) - 1} | (knobs or {})))
+    return federation, algorithm, *toys.train(algorithm, problem, federation.shards, rounds)
+
+
+@pytest.mark.parametrize(("name", "norm"), [("fedfomo", "l2"), ("fedfomo", "l1"), ("fedfomo_average", "l2")])
+def test_rounds_by_hand(name, norm):
+    federation, algorithm, states, records = play(name, knobs={"norm": norm})
+    num = len(SIZES)
+    start = vectors(states[0].clients["start"])
+    theta, affinity = start.copy(), np.eye(num)
+    np.testing.assert_allclose(vectors(states[0].models)[:num], theta, rtol=1e-6)
+    kept = []
+    for number in range(3):
+        before = start.copy()
+        weights = np.zeros((num, num))
+        for i in range(num):
+            score = lambda model, i=i: loss(model, federation.validation, i)
+            for n in range(num):
+                if name == "fedfomo":
+                    gap = theta[n] - before[i]
+                    far = np.abs(gap).sum() if norm == "l1" else np.sqrt((gap**2).sum())
+                    weights[i, n] = (score(before[i]) - score(theta[n])) / far if far else 0  # Eq. 3
+                else:
+                    without = np.delete(theta, n, axis=0).mean(axis=0)
+                    weights[i, n] = score(without) - score(theta.mean(axis=0))  # Eq. 14
+        positive = np.maximum(weights, 0)
+        total = positive.sum(axis=1, keepdims=True)
+        final = np.divide(positive, total, out=np.zeros_like(positive), where=total > 0)  # Eq. 13
+        for i in range(num):
+            start[i] = before[i] + sum(final[i, n] * (theta[n] - before[i]) for n in range(num))  # Eq. 5
+        affinity += weights
+        kept.append((total == 0).mean())
+        theta = np.stack([trained(start[i], federation.train, i, 2) for i in range(num)])
+        state = states[number + 1]
+        np.testing.assert_allclose(vectors(state.clients["start"]), start, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(vectors(state.models)[:num], theta, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(state.clients["affinity"], affinity, rtol=1e-3, atol=1e-4)
+        dense = np.zeros((num, num))
+        np.put_along_axis(dense, np.asarray(state.clients["index"]), np.asarray(state.clients["weights"]), axis=1)
+        np.testing.assert_allclose(dense, final, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(records[number].metrics["kept_previous_model"], kept[-1])
+        if name == "fedfomo_average":
+            np.testing.assert_allclose(vectors(state.models)[num], theta.mean(axis=0), rtol=1e-4, atol=1e-5)
+    assert (affinity < -0.01).any()  # uncut weights went into it
+    scored = algorithm.predictor(jax.random.key(0), states[-1], federation.shards)
+    np.testing.assert_allclose(vectors(scored.models), start, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_are_cut_and_normalized():
+    weights = fedfomo.first_order_weights(jnp.array([1.0, 3.0, 0.5, 2.0]), 2.0, jnp.array([2.0, 1.0, 0.5, 0.0]))
+    np.testing.assert_allclose(weights, [0.5, -1.0, 3.0, 0.0])  # (2 - 1) / 2, (2 - 3) / 1, (2 - 0.5) / 0.5
+    np.testing.assert_allclose(fedfomo.normalize(weights), [0.5 / 3.5, 0, 3 / 3.5, 0], rtol=1e-6)
+
+
+def test_where_nothing_helps_the_client_keeps_the_model_of_the_round_before():
+    weights = fedfomo.first_order_weights(jnp.array([3.0, 2.5]), 2.0, jnp.array([1.0, 1.0]))
+    np.testing.assert_array_equal(fedfomo.normalize(weights), [0, 0])
+    start, models = {"w": jnp.array([1.0, 2.0])}, {"w": jnp.array([[5.0, 5.0], [7.0, 7.0]])}
+    np.testing.assert_array_equal(fedfomo.moved(start, models, fedfomo.normalize(weights))["w"], [1, 2])
+    # In a run: a validation loss that local training can only raise, since it is 0 at the start.
+    federation = toys.make_federation(SIZES, "regression")
+    federation.validation.x[...], federation.validation.y[...] = 0, 0
+    problem = toys.make_problem(federation, optax.sgd(RATE), epochs=3)
+    algorithm = toys.make_algorithm("fedfomo", problem)
+    states, records = toys.train(algorithm, problem, federation.shards, 3)
+    toys.assert_trees_close(states[-1].clients["start"], states[0].clients["start"])
+    assert not toys.same_trees(states[-1].models, states[0].models)
+    assert records[-1].metrics["kept_previous_model"] == 1
+
+
+def test_a_client_without_validation_examples_goes_on_from_its_own_model():
+    federation = toys.make_federation(SIZES, "regression")
+    federation.validation.size[1] = 0
+    problem = toys.make_problem(federation, optax.sgd(RATE))
+    states, _ = toys.train(toys.make_algorithm("fedfomo", problem), problem, federation.shards, 3)
+    local, _ = toys.train(toys.make_algorithm("local", problem), problem, federation.shards, 3)
+    np.testing.assert_allclose(vectors(states[-1].models)[1], vectors(local[-1].models)[1], rtol=1e-5)
+
+
+def test_without_neighbors_only_its_own_training_counts():
+    federation, _, states, records = play(knobs={"neighbors": 0}, rounds=4)
+    assert records[-1].down == 0 and records[-1].up == 3 * 4 * 4  # three models of four floats go up all the same
+    start = vectors(states[0].clients["start"])
+    theta = start.copy()
+    for _ in range(4):  # own model if it is better on validation data, else back ("early stopping")
+        for i in range(3):
+            better = loss(theta[i], federation.validation, i) < loss(start[i], federation.validation, i)
+            start[i] = theta[i] if better else start[i]
+            theta[i] = trained(start[i], federation.train, i, 2)
+    np.testing.assert_allclose(vectors(states[-1].clients["start"]), start, rtol=1e-4)
+
+
+def choices(affinity, *, cohort, epsilon, decay=0.05, rounds=(0,), neighbors=2, draws=200):
+    """Whom client 0 downloads in many draws, one row each."""
+    num = len(affinity)
+    federation = toys.make_federation((2,) * num, "regression")
+    problem = toys.make_problem(federation, cohort=len(cohort))
+    algorithm = toys.make_algorithm("fedfomo", problem, neighbors=neighbors, epsilon=epsilon, decay=decay)
+    state = algorithm.init(jax.random.key(0), federation.shards)
+    position = np.full(num, -1, np.int32)
+    position[cohort] = np.arange(len(cohort))
+    rows = {"affinity": jnp.asarray(affinity, jnp.float32)[np.array(cohort)]}  # all that it reads
+    state = state._replace(clients=rows)
+    download = jax.jit(
+        lambda key, number: algorithm.download(
+            key, state._replace(round=number), Cohort(jnp.array(cohort), jnp.asarray(position))
+        )
+    )
+    keys = jax.random.split(jax.random.key(1), draws)
+    return np.stack([np.asarray(download(key, number))[0] for number in rounds for key in keys])
+
+
+def test_the_best_of_the_affinity_row_are_sent():
+    affinity = np.eye(6)
+    affinity[0] = [1, 0.3, -0.2, 0.0, 0.5, 0.0]
+    found = choices(affinity, cohort=[0, 1, 2, 3, 4, 5], epsilon=0.0, draws=5)
+    assert (found == [0, 4, 1]).all()
+    found = choices(affinity, cohort=[0, 1, 2, 3, 5], epsilon=0.0, draws=60)  # client 4 is not active
+    assert (found[:, :2] == [0, 1]).all() and set(found[:, 2].tolist()) == {3, 5}  # a tie, at random; not the negative one
+    found = choices(np.eye(6), cohort=[0, 1, 2, 3, 4, 5], epsilon=0.0)
+    assert (np.bincount(found[:, 1:].ravel(), minlength=6)[1:] > 50).all()  # at first all others alike, 80 expected
+
+
+def test_each_slot_explores_on_its_own_and_less_every_round():
+    affinity = np.eye(6)
+    affinity[0] = [1, 9, 8, 0, 0, 0]
+    everyone = [0, 1, 2, 3, 4, 5]
+    found = choices(affinity, cohort=everyone, epsilon=0.3, draws=2000)
+    assert all(len(set(row.tolist())) == 3 for row in found)
+    # The first slot holds client 1 without exploring, or by chance: 0.7 + 0.3 / 5.
+    assert abs((found[:, 1] == 1).mean() - 0.76) < 0.04
+    assert (found[:, 2] == 2).mean() < 0.9
+    late = choices(affinity, cohort=everyone, epsilon=0.3, rounds=(6, 9), draws=20)
+    assert (late == [0, 1, 2]).all()
+    always = choices(affinity, cohort=everyone, epsilon=1.0, decay=0.0, rounds=(50,), draws=2000)
+    assert abs((always[:, 1:] == 1).any(axis=1).mean() - 2 / 5) < 0.05
+
+
+def test_what_travels_is_m_models_down_and_one_up():
+    for name, down in (("fedfomo", 2), ("fedfomo_average", 2 + 2)):
+        _, _, _, records = play(name, sizes=(2, 3, 4, 5), knobs={"neighbors": 2})
+        assert records[0].down == 4 * down * 4 * 4 and records[0].up == 4 * 4 * 4, name
+
+
+def test_newcomers_step_from_the_mean_of_all_models():
+    federation, algorithm, states, _ = play()
+    newcomers = toys.make_federation((3, 4), "regression", seed=5)
+    predictor = algorithm.adapt(jax.random.key(0), states[-1], newcomers.shards)
+    theta = vectors(states[-1].models)
+    mean = theta.mean(axis=0)
+    for k in range(2):
+        gains = [loss(mean, newcomers.validation, k) - loss(model, newcomers.validation, k) for model in theta]
+        weights = np.maximum(np.array(gains) / np.sqrt(((theta - mean) ** 2).sum(axis=1)), 0)
+        expected = mean + (weights / max(weights.sum(), 1e-30)) @ (theta - mean)
+        np.testing.assert_allclose(vectors(predictor.models)[k], expected, rtol=1e-4)
+
+
+def test_it_helps_where_clients_come_in_two_kinds():
+    """Kinds with opposite targets: others of one's own kind are chosen, and the mixture beats training alone."""
+    federation = toys.make_federation((4,) * 6, "regression", features=4, seed=3)
+    sign = np.where(np.arange(6) % 2, -1, 1)[:, None]
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=4)
+    for split in (federation.train, federation.validation, federation.test):
+        noise = 0.5 * rng.normal(size=split.y.shape)
+        split.y[...] = sign * (split.x @ truth) + noise
+    problem = toys.make_problem(federation, optax.sgd(0.1), epochs=10)._replace(common_init=True)
+    algorithm = toys.make_algorithm("fedfomo", problem, neighbors=3)
+    states, _ = toys.train(algorithm, problem, federation.shards, 20)
+    affinity = np.array(states[-1].clients["affinity"])
+    np.fill_diagonal(affinity, -np.inf)
+    best = affinity.argmax(axis=1)
+    assert (best % 2 == np.arange(6) % 2).all()
+    local, _ = toys.train(toys.make_algorithm("local", problem), problem, federation.shards, 20)
+    error = lambda models: np.mean([loss(theta, federation.test, k) for k, theta in enumerate(vectors(models))])
+    assert error(states[-1].clients["start"]) < error(local[-1].models)
+
+
+def test_bad_knobs_and_missing_validation_are_refused():
+    for knobs in ({"neighbors": -1}, {"epsilon": 1.5}, {"decay": -0.1}):
+        with pytest.raises(UsageError, match=rf"--fedfomo\.{next(iter(knobs))}="):
+            play(knobs=knobs)
+    federation = toys.make_federation(SIZES, "regression", validation_size=0)
+    problem = toys.make_problem(federation)
+    with pytest.raises(UsageError, match="--validation_fraction"):
+        toys.make_algorithm("fedfomo", problem).init(jax.random.key(0), federation.shards)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_round_needs_no_more_memory_than_federico_s(devices):
+    """Beside the state one stack of models, the next ones, and the few that a client holds."""
+    federation = toys.make_federation((2,) * 64, features=1000, classes=4)
+    problem = toys.make_problem(federation, optax.sgd(0.1), plan=make_plan("map", devices=devices))
+    temporaries = {}
+    for name in ("federico", "fedfomo"):
+        algorithm = toys.make_algorithm(name, problem, neighbors=3)
+        shards = loop.place(problem.plan, federation.shards)
+        state = toys.start(algorithm, problem, shards)
+        kept = toys.shardings(algorithm, problem, shards)
+        one_round = make_round(algorithm, problem.plan, 64, 64)
+        one_round = jax.jit(one_round, donate_argnums=2, out_shardings=(kept, None))
+        compiled = one_round.lower(jax.random.key(0), np.int32(0), state, shards).compile()
+        temporaries[name] = compiled.memory_analysis().temp_size_in_bytes
+    model = 4004 * 4
+    assert 64 // devices * model < temporaries["fedfomo"] < temporaries["federico"] + 16 * model
