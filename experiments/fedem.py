@@ -1,15 +1,8 @@
-"""What the experiments of FedEM's paper share (Marfoq et al., 2021): its figures, and a method's settings."""
+"""What the experiments of FedEM's paper share (Marfoq et al., 2021): its figures, and where its settings are."""
 
 from __future__ import annotations
 
-from absl import flags
-
 from experiments import sweeps
-from pfljax.types import UsageError
-
-FLAGS = flags.FLAGS
-FOLDER = sweeps.PRESETS / "fedem"
-NAMES = ("synthetic", "cifar10", "cifar100", "emnist", "femnist", "shakespeare")
 
 # Table 2: test accuracy, average / bottom decile, in percent.
 TABLE2 = {
@@ -29,32 +22,17 @@ TABLE3 = {
     "shakespeare": {"fedavg": (46.7, 47.1), "fedavg_plus": (40.2, 93.0), "fedem": (46.7, 46.6)},
     "synthetic": {"fedavg": (68.6, 70.0), "fedavg_plus": (69.1, 72.1), "fedem": (73.0, 74.1)},
 }
-OF_DATASET = {"text": "shakespeare", "tfds:cifar10": "cifar10", "tfds:cifar100": "cifar100"} | {
-    "tfds:emnist/byclass": "emnist"
-}
-
-
-def define_preset_flag() -> None:
-    """Which of the paper's data sets this is."""
-    flags.DEFINE_string(
-        "preset", None, f"settings of a data set of the paper: {', '.join(NAMES)}; default: by --dataset"
-    )
-
-
-def preset_name() -> str | None:
-    """The paper's name of the data set, or None for one of the user's own.
-
-    Raises:
-        UsageError: for a preset that there is not.
-    """
-    if FLAGS.preset is not None and FLAGS.preset not in NAMES:
-        raise UsageError(f"--preset={FLAGS.preset}: accepted: {', '.join(NAMES)}")
-    return FLAGS.preset or OF_DATASET.get(FLAGS.dataset, FLAGS.dataset if FLAGS.dataset in NAMES else None)
-
-
-def settings_of(method: str):
-    """The preset's settings for a method, where the command line does not say otherwise."""
-    return sweeps.settings(**sweeps.preset(FOLDER / f"{preset_name()}-{method}.flags"))
+PAPER = sweeps.Paper(
+    "fedem",
+    ("synthetic", "cifar10", "cifar100", "emnist", "femnist", "shakespeare"),
+    {
+        "synthetic": "synthetic",
+        "text": "shakespeare",
+        "tfds:cifar10": "cifar10",
+        "tfds:cifar100": "cifar100",
+        "tfds:emnist/byclass": "emnist",
+    },
+)
 
 
 def beside(values: tuple[float, float] | None, form: str) -> str:

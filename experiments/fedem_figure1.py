@@ -21,28 +21,17 @@ FLAGS = flags.FLAGS
 common.define_data_flags("synthetic")
 common.define_training_flags(200)
 common.define_device_flags()
-fedem.define_preset_flag()
+fedem.PAPER.define_flag()
 sweeps.define_sweep_flags(["fedem", "fedavg_plus"], ["0"], "runs/fedem-figure1")
 flags.DEFINE_list("participations", ["0.1", "0.2", "0.4", "0.6", "0.8", "1.0"], "sampling rates, left; or none")
 flags.DEFINE_list("components", ["1", "2", "3", "4", "5"], "values of M, right; or none")
-
-
-def numbers(flag: str, kind: type) -> list:
-    """A list flag's positive numbers."""
-    try:
-        values = [kind(value) for value in FLAGS[flag].value]
-    except ValueError:
-        values = [0]
-    if min(values, default=1) <= 0:
-        raise UsageError(f"--{flag}={','.join(FLAGS[flag].value)}: accepted: positive numbers, separated by commas")
-    return values
 
 
 def point(panel: str, method: str, value: float, seeds: list[int], out: Path) -> dict:
     """One point of a panel, a mean over seeds."""
     accuracies = [summary["last"]["accuracy"] for summary in sweeps.cells(method, seeds, out)]
     in_paper = value == {"participation": 1.0, "components": 3}[panel]
-    paper = fedem.TABLE2.get(fedem.preset_name(), {}).get(method) if in_paper else None
+    paper = fedem.TABLE2.get(fedem.PAPER.name(), {}).get(method) if in_paper else None
     return {
         "panel": panel,
         "algorithm": method,
@@ -55,17 +44,17 @@ def point(panel: str, method: str, value: float, seeds: list[int], out: Path) ->
 def run() -> None:
     """The command."""
     names, seeds, out = sweeps.method_names(), sweeps.seed_numbers(), Path(FLAGS.out)
-    participations, components = numbers("participations", float), numbers("components", int)
+    participations, components = sweeps.numbers("participations", float), sweeps.numbers("components", int)
     if not participations and not components:
         raise UsageError("--participations= and --components=: nothing to draw; accepted: numbers in one of them")
     common.set_defaults(names)
     points = []
     for name in names:
         for value in participations:
-            with fedem.settings_of(name), sweeps.settings(participation=value):
+            with fedem.PAPER.settings_of(name), sweeps.settings(participation=value):
                 points.append(point("participation", name, value, seeds, out / f"{name}-participation-{value:g}"))
     for value in components:
-        with fedem.settings_of("fedem"), sweeps.settings(fedem__components=value):
+        with fedem.PAPER.settings_of("fedem"), sweeps.settings(fedem__components=value):
             points.append(point("components", "fedem", value, seeds, out / f"fedem-components-{value}"))
     heads = ["panel", "method", "value", "test accuracy, %", "paper"]
     body = [
@@ -80,7 +69,7 @@ def run() -> None:
     ]
     panels = {"participation": "share of clients in a round", "components": "components M"}
     report.save(report.sweep_figure(points, panels), out / "figure1.png")
-    title = f"{fedem.preset_name() or FLAGS.dataset}, test accuracy after the last round"
+    title = f"{fedem.PAPER.name() or FLAGS.dataset}, test accuracy after the last round"
     sweeps.write_table(title, heads, body, points, out, "figure1.png")
 
 

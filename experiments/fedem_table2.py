@@ -22,7 +22,7 @@ FLAGS = flags.FLAGS
 common.define_data_flags("synthetic")
 common.define_training_flags(200)
 common.define_device_flags()
-fedem.define_preset_flag()
+fedem.PAPER.define_flag()
 sweeps.define_sweep_flags(["local", "fedavg", "fedavg_plus", "fedem"], ["0"], "runs/fedem-table2")
 flags.DEFINE_bool(
     "time_constrained", False, "also FedEM with 1 / M of the rounds, which is the others' work and traffic"
@@ -39,7 +39,7 @@ def row_of(title: str, method: str, seeds: list[int], out: Path) -> dict:
         "accuracy_mean": float(np.mean(read("accuracy"))),
         "accuracy_std": float(np.std(read("accuracy"))),
         "bottom_decile_mean": float(np.mean(read("accuracy_bottom_decile"))),
-        "paper": fedem.TABLE2.get(fedem.preset_name(), {}).get(title),
+        "paper": fedem.TABLE2.get(fedem.PAPER.name(), {}).get(title),
         "learning_rate": sweeps.rate_of(out / f"seed-{seeds[0]}"),
         "rounds": [row["round"] for row in curves[0]],
         "curve_mean": np.mean([[row["accuracy"] for row in rows] for rows in curves], axis=0).tolist(),
@@ -54,10 +54,10 @@ def run() -> None:
     common.set_defaults(names)
     rows = []
     for name in names:
-        with fedem.settings_of(name):
+        with fedem.PAPER.settings_of(name):
             rows.append(row_of(name, name, seeds, out / name))
     if FLAGS.time_constrained:
-        with fedem.settings_of("fedem"):
+        with fedem.PAPER.settings_of("fedem"):
             rounds = max(1, FLAGS.rounds // FLAGS["fedem.components"].value)
             with sweeps.settings(rounds=rounds):
                 rows.append(row_of(f"fedem, {rounds} rounds", "fedem", seeds, out / "fedem-time-constrained"))
@@ -74,7 +74,7 @@ def run() -> None:
         for row in rows
     ]
     report.save(report.comparison_figure(rows), out / "curves.png")
-    data = fedem.preset_name() or FLAGS.dataset
+    data = fedem.PAPER.name() or FLAGS.dataset
     title = f"{data}, test accuracy after the last round, seeds {', '.join(FLAGS.seeds)}"
     sweeps.write_table(title, heads, body, rows, out, "curves.png")
 

@@ -20,7 +20,7 @@ FLAGS = flags.FLAGS
 common.define_data_flags("synthetic")
 common.define_training_flags(200)
 common.define_device_flags()
-fedem.define_preset_flag()
+fedem.PAPER.define_flag()
 sweeps.define_sweep_flags(["fedavg", "fedavg_plus", "fedem"], ["0"], "runs/fedem-table3")
 FLAGS.set_default("unseen_clients", 0.2)
 
@@ -43,7 +43,7 @@ def row_of(method: str, seeds: list[int], out: Path) -> dict:
                 ]
             )
         ),
-        "paper": fedem.TABLE3.get(fedem.preset_name(), {}).get(method),
+        "paper": fedem.TABLE3.get(fedem.PAPER.name(), {}).get(method),
         "learning_rate": sweeps.rate_of(out / f"seed-{seeds[0]}"),
     }
 
@@ -56,7 +56,7 @@ def run() -> None:
     common.set_defaults(names)
     rows = []
     for name in names:
-        with fedem.settings_of(name):
+        with fedem.PAPER.settings_of(name):
             rows.append(row_of(name, seeds, out / name))
     heads = [
         "method",
@@ -77,7 +77,7 @@ def run() -> None:
         ]
         for row in rows
     ]
-    data = fedem.preset_name() or FLAGS.dataset
+    data = fedem.PAPER.name() or FLAGS.dataset
     title = f"{data}, average test accuracy of {FLAGS.unseen_clients:.0%} of the clients, unseen in training"
     sweeps.write_table(title, heads, body, rows, out)
 

@@ -12,6 +12,7 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from absl import flags
@@ -55,6 +56,22 @@ def seed_numbers() -> list[int]:
     return seeds
 
 
+def numbers(flag: str, kind: type, least: float | None = None) -> list:
+    """A list flag's numbers, all above 0, or `least` and more.
+
+    Raises:
+        UsageError: naming the flag.
+    """
+    try:
+        values = [kind(value) for value in FLAGS[flag].value]
+    except ValueError:
+        values = [-1]
+    if any(value < least if least is not None else value <= 0 for value in values):
+        accepted = "positive numbers" if least is None else f"numbers of {least:g} or more"
+        raise UsageError(f"--{flag}={','.join(FLAGS[flag].value)}: accepted: {accepted}, separated by commas")
+    return values
+
+
 @contextlib.contextmanager
 def settings(**values):
     """Flags with other values for a while; a dot in a name is written as two underscores."""
@@ -75,6 +92,41 @@ def preset(path: Path) -> dict:
         return {}
     found = [word.removeprefix("--").split("=", 1) for word in FLAGS.read_flags_from_files([f"--flagfile={path}"])]
     return {name.replace(".", "__"): FLAGS[name].parser.parse(v) for name, v in found if not FLAGS[name].present}
+
+
+class Paper(NamedTuple):
+    """A paper whose experiments are repeated: settings for each of its data sets, in experiments/presets.
+
+    Attributes:
+        folder: Where in the presets its files are: NAME.flags of a data set, NAME-METHOD.flags of a method on it.
+        names: Its data sets.
+        of_dataset: Which of them a --dataset is.
+    """
+
+    folder: str
+    names: tuple[str, ...]
+    of_dataset: dict[str, str]
+
+    def define_flag(self) -> None:
+        """Which of the paper's data sets this is."""
+        flags.DEFINE_string(
+            "preset", None, f"settings of a data set of the paper: {', '.join(self.names)}; default: by --dataset"
+        )
+
+    def name(self) -> str | None:
+        """The paper's name of the data set, or None for one of the user's own.
+
+        Raises:
+            UsageError: for a preset that there is not.
+        """
+        if FLAGS.preset is not None and FLAGS.preset not in self.names:
+            raise UsageError(f"--preset={FLAGS.preset}: accepted: {', '.join(self.names)}")
+        return FLAGS.preset or self.of_dataset.get(FLAGS.dataset)
+
+    def settings_of(self, method: str):
+        """The settings for a method, where the command line does not say otherwise."""
+        both = [PRESETS / self.folder / f"{self.name()}{end}.flags" for end in ("", f"-{method}")]
+        return settings(**preset(both[0]) | preset(both[1]))
 
 
 @functools.lru_cache(maxsize=1)

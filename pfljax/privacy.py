@@ -7,6 +7,7 @@ client's noise is its own: it is drawn from the client's key.
 from __future__ import annotations
 
 import importlib
+import logging
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -135,4 +136,10 @@ def epsilons(privacy: Privacy, num_examples: np.ndarray, batch_size: int, steps:
         )
         return float(accountant.compute_epsilon(count, parameters))
 
-    return np.array([spent(int(size), int(count)) for size, count in pairs.T])[inverse.reshape(-1)]
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # the accountant warns of each order that it leaves out, as it is meant to
+    try:
+        return np.array([spent(int(size), int(count)) for size, count in pairs.T])[inverse.reshape(-1)]
+    finally:
+        logger.setLevel(level)

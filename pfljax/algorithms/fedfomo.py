@@ -9,8 +9,9 @@ Zhang, Sapra, Fidler, Yeung, Alvarez, "Personalized federated learning with firs
     p_i <- p_i + w;  w*_n <- max(w_n, 0) / sum_n max(w_n, 0)                                     (Eq. 13)
     start_i <- start_i + sum_n w*_n (theta_n - start_i), unchanged where no w_n is positive       (Eq. 5)
     theta_i <- E epochs of local training from start_i; uploaded.
-L_i is the mean loss on client i's validation data. What is scored is start_i, the personalized model before it is
-trained on local data: with targets that differ from the local data, training takes it away from them again.
+L_i is the mean loss on client i's validation data. What is scored is the start_i with which the next round would begin,
+of all clients' newest models, as FedAvg's mean is of all newest ones, and with epsilon 0: the personalized model before
+it is trained on local data again, which leads away from targets that differ from them.
 
 The variant for model averages (Appendix A.4): clients see no single model but averages of all K,
     w_n <- L_i(mean of all but theta_n) - L_i(mean of all)                                       (Eq. 14)
@@ -35,8 +36,9 @@ import jax
 import jax.numpy as jnp
 
 from pfljax import neighbors, tree
+from pfljax.mapping import read
 from pfljax.solvers import Problem, total_loss
-from pfljax.types import Algorithm, Array, Params, Predictor, State, UsageError, Work
+from pfljax.types import Algorithm, Array, Cohort, Params, Predictor, State, UsageError, Work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,14 +50,12 @@ class FedFomoConfig:
         epsilon: probability of downloading a random model in place of one of high affinity, in the first round
         decay: how much epsilon falls a round, down to 0
         norm: distance between models in the weights, over all parameters
-        score: the personalized model (update) or the same after local training (trained)
     """
 
     neighbors: int = 5
     epsilon: float = 0.3
     decay: float = 0.05
     norm: Literal["l2", "l1"] = "l2"
-    score: Literal["update", "trained"] = "update"
 
     FLAG = "--fedfomo"
 
@@ -167,24 +167,31 @@ def build(problem: Problem, config: FedFomoConfig, topology, stack, served, weig
         }
         return State((), stack(models), (), rows)
 
-    def download(key, state, cohort):
-        epsilon = jnp.maximum(config.epsilon - config.decay * state.round, 0)
+    def choose(key, state, cohort, epsilon):
+        """(S, ...) what the clients of the cohort download."""
 
-        def choose(own, affinity):
+        def one(own, affinity):
             ids = jnp.arange(num_clients)
             scores = jnp.where((cohort.position >= 0) & (ids != own), affinity, -jnp.inf)
             own_key = jax.random.fold_in(key, own)
             return neighbors.best_candidates(own_key, scores, num_others, epsilon)[0].astype(jnp.int32)
 
-        others = problem.plan.over_rows(choose, cohort.ids, state.clients["affinity"])
+        others = problem.plan.over_rows(one, cohort.ids, state.clients["affinity"])
         return served(jnp.concatenate([cohort.ids[:, None], others], axis=1))
 
-    def work(turn, models, row, shard):
-        index, models, weights = weigh(models, row["start"], shard.validation, turn.index)
+    def download(key, state, cohort):
+        return choose(key, state, cohort, jnp.maximum(config.epsilon - config.decay * state.round, 0))
+
+    def personalize(index, models, start, split):
+        """Eq. 3 and 5: the new start, and whose models were weighed (M + 1,), their weights, cut and uncut."""
+        index, models, weights = weigh(models, start, split, index)
         alone = jnp.zeros_like(weights).at[0].set(1.0)
-        weights = jnp.where(shard.validation.size > 0, weights, alone)
+        weights = jnp.where(split.size > 0, weights, alone)
         final = normalize(weights)
-        start = moved(row["start"], models, final)
+        return moved(start, models, final), (index, final, weights)
+
+    def work(turn, models, row, shard):
+        start, (index, final, weights) = personalize(turn.index, models, row["start"], shard.validation)
         trained, optimizer, losses = problem.fit_models(turn, tree.stack_one(start), row["optimizer"], shard.train)
         row = {
             "start": start,
@@ -196,18 +203,27 @@ def build(problem: Problem, config: FedFomoConfig, topology, stack, served, weig
         return Work(row, trained, {"loss": losses[0], "kept": final.sum() == 0})
 
     def update(key, state, returned):
-        old = jax.tree.map(lambda leaf: leaf[: returned.count.shape[0]], state.models)
-        models = tree.where(returned.count > 0, returned.upload, old)
-        if topology == "shared":
-            models = stack(jax.tree.map(lambda leaf: leaf[:num_clients], models))
+        models = tree.where(returned.count > 0, returned.upload, state.models)
+        models = models if topology == "peers" else stack(own_of(models))
         return state._replace(models=models), {"kept_previous_model": returned.report["kept"].mean()}
 
+    def own_of(models):
+        """The K clients' models of the stack."""
+        return jax.tree.map(lambda leaf: leaf[:num_clients], models)
+
     def predictor(key, state, clients):
-        trained = jax.tree.map(lambda leaf: leaf[:num_clients], state.models)
-        return Predictor.own(state.clients["start"] if config.score == "update" else trained)
+        everyone = jnp.arange(num_clients, dtype=jnp.int32)
+        index = choose(key, state, Cohort(everyone, everyone), 0.0)
+
+        def client(models, _, data):
+            index, start, split = data
+            return Work((), (), personalize(index[...], models, read(start), split)[0])
+
+        data = (index, state.clients["start"], clients.validation)
+        return Predictor.own(problem.plan.exchange(client, state.models, index, (), data, topology=topology)[1].report)
 
     def adapt(key, state, clients):
-        models = jax.tree.map(lambda leaf: leaf[:num_clients], state.models)
+        models = own_of(state.models)
         start = jax.tree.map(lambda leaf: leaf.mean(axis=0), models)
         split = clients.validation if clients.validation.y.shape[1] else clients.train
         both = jax.tree.map(lambda leaf, origin: jnp.concatenate([leaf, origin[None]]), models, start)
@@ -222,6 +238,6 @@ def build(problem: Problem, config: FedFomoConfig, topology, stack, served, weig
         names = ("index", "weights", "affinity") if num_clients <= 1000 else ("index", "weights")
         return {name: state.clients[name] for name in names}
 
-    scored = "each client's personalized model, " + ("trained" if config.score == "trained" else "before its training")
+    scored = "each client's mixture of the newest models, not yet trained"
     algorithm = Algorithm(init, download, work, update, predictor, adapt, topology, scored)
     return algorithm._replace(uploads_own=True, collaboration=collaboration)
