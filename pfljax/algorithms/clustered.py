@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from pfljax import tree
 from pfljax.solvers import Problem
-from pfljax.types import Algorithm, Array, Predictor, State, Work
+from pfljax.types import Algorithm, Array, Predictor, State, UsageError, Work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +43,11 @@ class ClusteredConfig:
     eps2: float = 1.6
     linkage: Literal["single", "complete"] = "single"
     warmup: int = 0
+
+    def __post_init__(self):
+        for name in ("eps1", "eps2", "warmup"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"--clustered.{name}={getattr(self, name)}: accepted: 0 or more")
 
 
 def bipartition(similarity: Array, member: Array, linkage: str = "single") -> Array:

@@ -43,7 +43,9 @@ class FedAvgDataConfig:
 
 def fedavg_data(problem: Problem, config: FedAvgDataConfig) -> Algorithm:
     """FedAvg with data sharing."""
-    capacity = max(1, math.ceil(config.share * problem.num_clients * problem.n_max))
+    if not config.share:
+        return averaging(problem)
+    capacity = math.ceil(config.share * problem.num_clients * problem.n_max)
 
     def train(turn, models, kept, shard):
         own, pool = shard.train, turn.server

@@ -28,21 +28,22 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The value as `write_json` and `read_json` leave it."""
     if isinstance(value, np.generic | np.ndarray):
-        return _plain(value.tolist())
+        return plain(value.tolist())
     if isinstance(value, float) and not np.isfinite(value):
         return None  # JSON has no NaN
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value
 
 
 def write_json(path: Path, value: Any) -> None:
     """Writes JSON; NaN and infinity become null."""
-    write_text(path, json.dumps(_plain(value), indent=2) + "\n")
+    write_text(path, json.dumps(plain(value), indent=2) + "\n")
 
 
 def read_json(path: Path) -> Any:
@@ -52,7 +53,7 @@ def read_json(path: Path) -> Any:
 
 def write_jsonl(path: Path, rows: list[dict]) -> None:
     """Writes one JSON object a line."""
-    write_text(path, "".join(json.dumps(_plain(row)) + "\n" for row in rows))
+    write_text(path, "".join(json.dumps(plain(row)) + "\n" for row in rows))
 
 
 def read_jsonl(path: Path) -> list[dict]:

@@ -225,7 +225,7 @@ def check_directory(out: Path, config: dict, resume: bool) -> None:
         free -= {"rounds"}  # by which the rates fall
     changed = [
         f"--{name} was {before[name]!r} and is {value!r}"
-        for name, value in config["flags"].items()
+        for name, value in files.plain(config["flags"]).items()
         if name not in free and name in before and before[name] != value
     ]
     if changed:
