@@ -75,17 +75,28 @@ def start(algorithm, problem, shards, seed=0):
     return jax.jit(algorithm.init, out_shardings=shardings(algorithm, problem, shards))(jax.random.key(seed), shards)
 
 
+def trainer(algorithm, problem, shards, rounds, seed=0):
+    """(shards, state=None) -> all states, the initial one first, and the rounds' records; compiles a round once."""
+    shape = shardings(algorithm, problem, shards)
+    first = jax.jit(algorithm.init, out_shardings=shape)
+    one_round = make_round(algorithm, problem.plan, problem.num_clients, problem.cohort_size)
+    one_round = jax.jit(one_round, out_shardings=(shape, None))
+
+    def play(shards, state=None):
+        shards = loop.place(problem.plan, shards)
+        states, records = [first(jax.random.key(seed), shards) if state is None else state], []
+        for number in range(rounds):
+            state, record = one_round(jax.random.key(seed), np.int32(number), states[-1], shards)
+            states.append(state)
+            records.append(record)
+        return states, records
+
+    return play
+
+
 def train(algorithm, problem, shards, rounds, *, seed=0, state=None):
     """Plays rounds; returns all states, the initial one first, and the rounds' records."""
-    shards = loop.place(problem.plan, shards)
-    states, records = [start(algorithm, problem, shards, seed) if state is None else state], []
-    one_round = make_round(algorithm, problem.plan, problem.num_clients, problem.cohort_size)
-    one_round = jax.jit(one_round, out_shardings=(shardings(algorithm, problem, shards), None))
-    for number in range(rounds):
-        state, record = one_round(jax.random.key(seed), np.int32(number), states[-1], shards)
-        states.append(state)
-        records.append(record)
-    return states, records
+    return trainer(algorithm, problem, shards, rounds, seed)(shards, state)
 
 
 def scripted(algorithm, script):

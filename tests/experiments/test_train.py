@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -139,10 +140,20 @@ def test_a_run_leaves_its_results_and_is_not_overwritten(call, tmp_path):
     assert files.read_json(out / "summary.json")["last"]["round"] == 6
 
 
-def test_rates_fall_at_half_and_at_three_quarters_of_the_rounds():
-    rates = lambda rounds: [float(common.SCHEDULES["multistep"](rounds)(number)) for number in range(rounds)]
+def test_rates_fall_at_half_and_at_three_quarters_of_the_rounds(monkeypatch):
+    def falling(rounds):
+        monkeypatch.setattr(common, "FLAGS", SimpleNamespace(rounds=rounds))
+        return common.SCHEDULES["multistep"]()
+
+    rates = lambda rounds: [float(falling(rounds)(number)) for number in range(rounds)]
     np.testing.assert_allclose(rates(8), [1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01], rtol=1e-5)
     assert rates(1) == [1]
+
+
+def test_rates_may_fall_every_round(monkeypatch):
+    monkeypatch.setattr(common, "FLAGS", SimpleNamespace(lr_decay=0.9))
+    rates = [float(common.SCHEDULES["exponential"]()(number)) for number in range(3)]
+    np.testing.assert_allclose(rates, [1, 0.9, 0.81], rtol=1e-6)
 
 
 def test_more_rounds_are_another_run_where_rates_fall_by_them(call, tmp_path):
