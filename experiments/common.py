@@ -192,8 +192,20 @@ def build_data(seed: int) -> tuple[Federation, Federation | None]:
 
 
 # What a data set is about, where the user does not say otherwise: digits with few examples a client, so that
-# collaboration matters; the sine as in FedeRiCo's Figure 1 (BUILD_NOTES.md says why these knobs); the synthetic
-# mixture as in FedEM's Table 2; texts so that a few rounds on a CPU show something.
+# collaboration matters, and in FedFomo's partitions with as much of its settings as they bear; the sine as in
+# FedeRiCo's Figure 1 (BUILD_NOTES.md says why these knobs); the synthetic mixture as in FedEM's Table 2; texts so that
+# a few rounds on a CPU show something.
+FEDFOMO_DIGITS = {
+    "train_examples": 50,
+    "optimizer": "sgd",
+    "learning_rate": 0.03,
+    "lr_schedule": "exponential",
+    "weight_decay": 1e-4,
+    "batch_size": 10,
+    "local_epochs": 5,
+    "rounds": 6,
+    "eval_every": 1,
+}
 DEFAULTS = {
     "synthetic": {
         "official_test": True,
@@ -219,6 +231,8 @@ DEFAULTS = {
         "eval_every": 5,
     },
     "digits": {"train_examples": 15, "keep_optimizer": True},
+    "digits, latent": FEDFOMO_DIGITS,
+    "digits, pathological": FEDFOMO_DIGITS,
     "sine": {"num_clients": 10, "learning_rate": 0.1, "federico.warmup": 75, "federico.tracking": "accumulated"},
 }
 
@@ -227,10 +241,10 @@ VALIDATION_FRACTION = 0.2  # where a method of the run needs validation examples
 
 
 def set_defaults(names: Sequence[str]) -> None:
-    """Gives flags that are not on the command line the defaults of the chosen data set and the run's methods."""
-    defaults = dict(DEFAULTS.get(FLAGS.dataset, {}))
+    """Gives flags that are not on the command line the defaults of the data, its partition and the run's methods."""
+    defaults = DEFAULTS.get(f"{FLAGS.dataset}, {FLAGS.partition}") or DEFAULTS.get(FLAGS.dataset, {})
     if any(algorithms.METHODS[name].validates for name in names):
-        defaults["validation_fraction"] = VALIDATION_FRACTION
+        defaults = defaults | {"validation_fraction": VALIDATION_FRACTION}
     for name, value in defaults.items():
         if not FLAGS[name].present:
             FLAGS[name].value = value
@@ -345,9 +359,14 @@ def describe_run() -> dict:
     command = f"python -m {module.name}" if module else sys.argv[0]
     own = FLAGS.flags_by_module_dict()
     names = [flag.name for name, group in own.items() if name.startswith("experiments") for flag in group]
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    ).stdout.strip()
+    command_of_commit = ["git", "rev-parse", "HEAD"]
+    try:
+        asked = subprocess.run(
+            command_of_commit, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+        )
+        commit = asked.stdout.strip() or None
+    except OSError:  # there is no git here
+        commit = None
     device = jax.local_devices()[0]
     return {
         "flags": {name: FLAGS[name].value for name in sorted(names)},
@@ -359,7 +378,7 @@ def describe_run() -> dict:
             "numpy": numpy.__version__,
         },
         "device": f"{len(jax.local_devices())} x {device.device_kind} ({device.platform})",
-        "git_commit": commit or None,
+        "git_commit": commit,
         "command": " ".join([command, *sys.argv[1:]]),
     }
 

@@ -44,7 +44,10 @@ def point(panel: str, method: str, value: float, seeds: list[int], out: Path) ->
 def run() -> None:
     """The command."""
     names, seeds, out = sweeps.method_names(), sweeps.seed_numbers(), Path(FLAGS.out)
-    participations, components = sweeps.numbers("participations", float), sweeps.numbers("components", int)
+    participations, components = (
+        sweeps.numbers("participations", float, sets="participation"),
+        sweeps.numbers("components", int, sets="fedem.components"),
+    )
     if not participations and not components:
         raise UsageError("--participations= and --components=: nothing to draw; accepted: numbers in one of them")
     common.set_defaults(names)

@@ -21,8 +21,11 @@ flags.DEFINE_list("downloads", ["1", "2", "5", "10"], "values of M, right; or no
 def run() -> None:
     """The command."""
     panels = {
-        "epsilon": ("probability of a random model, first round", sweeps.numbers("epsilons", float, least=0)),
-        "neighbors": ("models downloaded, M", sweeps.numbers("downloads", int)),
+        "epsilon": (
+            "probability of a random model, first round",
+            sweeps.numbers("epsilons", float, 0, sets="fedfomo.epsilon"),
+        ),
+        "neighbors": ("models downloaded, M", sweeps.numbers("downloads", int, sets="fedfomo.neighbors")),
     }
     fedfomo.write_figure("figure3.png", panels)
 

@@ -19,8 +19,9 @@ flags.DEFINE_list("shares", ["0.05", "0.1", "0.2", "0.4", "0.6", "0.8", "0.9"], 
 
 def run() -> None:
     """The command."""
-    panels = {"validation_fraction": ("share of a client's examples for validation", sweeps.numbers("shares", float))}
-    fedfomo.write_figure("figure9.png", panels)
+    shares = sweeps.numbers("shares", float, below=1, sets="validation_fraction")
+    label = "share of a client's examples for validation"
+    fedfomo.write_figure("figure9.png", {"validation_fraction": (label, shares)})
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def run() -> None:
     with fedfomo.settings_of(rows[0]):
         rounds = FLAGS.rounds
     columns = []
-    for number in sweeps.numbers("clients", int):
+    for number in sweeps.numbers("clients", int, sets="num_clients"):
         many = number > 15
         settings = {"num_clients": number, "participation": 0.1 if many else 1.0, "rounds": rounds * (5 if many else 1)}
         place = {15: 0, 100: 1}.get(number)

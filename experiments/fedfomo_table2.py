@@ -29,7 +29,7 @@ def run() -> None:
             {"num_distributions": number},
             {title: values[number] for title, values in paper.items() if number in values},
         )
-        for number in sweeps.numbers("distributions", int)
+        for number in sweeps.numbers("distributions", int, sets="num_distributions")
     ]
     title = f"{FLAGS.dataset}, {FLAGS.num_clients} clients, test accuracy after the last round"
     fedfomo.write_table(title, rows, columns, seeds, out)

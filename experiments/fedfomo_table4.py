@@ -15,6 +15,7 @@ import math
 from absl import flags
 
 from experiments import common, fedfomo, sweeps
+from pfljax.privacy import Privacy
 
 FLAGS = flags.FLAGS
 
@@ -33,9 +34,13 @@ def run() -> None:
     """The command."""
     rows, seeds, out = fedfomo.set_up(downloads=())
     paper, entries, body = fedfomo.in_paper(fedfomo.TABLE4), [], []
+    clips = {
+        s: FLAGS.dp_clip_norm if s else math.inf for s in sweeps.numbers("sigmas", float, 0, sets="dp_noise_multiplier")
+    }
+    for sigma, clip in clips.items():
+        Privacy(sigma, clip, FLAGS.dp_delta).check()
     for row in rows:
-        for sigma in sweeps.numbers("sigmas", float, least=0):
-            clip = FLAGS.dp_clip_norm if sigma else math.inf
+        for sigma, clip in clips.items():
             folder = out / f"sigma-{sigma:g}" / fedfomo.folder(row)
             cell = fedfomo.accuracies(row, seeds, folder, dp_noise_multiplier=sigma, dp_clip_norm=clip)
             theirs = paper.get(row.method, {}).get(sigma)

@@ -10,6 +10,7 @@ import csv
 import functools
 import io
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -56,18 +57,31 @@ def seed_numbers() -> list[int]:
     return seeds
 
 
-def numbers(flag: str, kind: type, least: float | None = None) -> list:
-    """A list flag's numbers, all above 0, or `least` and more.
+def numbers(
+    flag: str, kind: type, least: float | None = None, below: float | None = None, sets: str | None = None
+) -> list:
+    """A list flag's numbers.
+
+    Args:
+        flag: Its name.
+        kind: int or float.
+        least: The least that is accepted; None: anything above 0.
+        below: What all must be below; None: no such bound.
+        sets: The flag that takes these numbers in turn, and so cannot be on the command line itself.
 
     Raises:
         UsageError: naming the flag.
     """
+    if sets and FLAGS[flag].value and FLAGS[sets].present:
+        raise UsageError(f"--{sets}: not read, since --{flag} gives it its values; accepted: either of them")
     try:
         values = [kind(value) for value in FLAGS[flag].value]
     except ValueError:
-        values = [-1]
-    if any(value < least if least is not None else value <= 0 for value in values):
+        values = [-math.inf]
+    good = lambda value: (value > 0 if least is None else value >= least) and (below is None or value < below)
+    if not all(map(good, values)):
         accepted = "positive numbers" if least is None else f"numbers of {least:g} or more"
+        accepted += "" if below is None else f" and below {below:g}"
         raise UsageError(f"--{flag}={','.join(FLAGS[flag].value)}: accepted: {accepted}, separated by commas")
     return values
 

@@ -45,7 +45,8 @@ def clusters(source: Source, embed: Embed | None, num_distributions: int, seed: 
     folder = Path(cache or os.environ.get("PFLJAX_CACHE") or "~/.cache/pfljax").expanduser()
     path = folder / f"latent-{content.hexdigest()[:24]}.npz"
     with contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError):
-        found = np.load(path)["cluster"]
+        with path.open("rb") as file, np.load(file) as arrays:
+            found = arrays["cluster"]
         if found.shape == source.y.shape:
             return found
     found = _divide(embed(source) if embed else source.x.reshape(len(source.y), -1), num_distributions, seed)

@@ -173,8 +173,13 @@ def draw(
                 if "target" in collaboration
                 else ""
             )
-            + f" turn blue. The two highest affinities lie in the wanted distribution for {share:.0%} of the clients "
-            "that have two others there.",
+            + " turn blue."
+            + (
+                ""
+                if math.isnan(share)
+                else f" The two highest affinities lie in the wanted distribution for {share:.0%} of the clients that "
+                "have two others there."
+            ),
         )
     own = [name for name in (rows[-1] if rows else {}) if name not in COMMON and not name.startswith("validation_")]
     if own and len(rows) == len(test):
@@ -318,12 +323,13 @@ def _privacy(privacy: dict | None) -> str:
     if not privacy:
         return ""
     own = [math.inf if value is None else value for value in privacy["epsilon_per_client"]]
+    bound = lambda value: "no bound" if math.isinf(value) else f"{value:.4g}"
     lines = [
         ("noise multiplier", f"{privacy['noise_multiplier']:g}"),
         ("clipping norm", f"{privacy['clip_norm']:g}"),
         ("delta", f"{privacy['delta']:g}"),
-        ("epsilon, largest of the clients", f"{max(own):.3g}"),
-        ("epsilon, median", f"{float(np.median(own)):.3g}"),
+        ("epsilon, largest of the clients", bound(max(own))),
+        ("epsilon, median", bound(float(np.median(own)))),
     ]
     return _table([], lines) + _paragraph(
         "Of the gradients of local training, mini-batches counted as Poisson samples. What else a method may send "

@@ -117,7 +117,7 @@ def test_a_data_set_that_is_not_prepared_says_how_to(call, tmp_path):
     assert code == 2 and "--dataset=tfds:mnist" in line and "download_and_prepare" in line
 
 
-def test_a_run_leaves_its_results_and_is_not_overwritten(call, tmp_path):
+def test_a_run_leaves_its_results_and_is_not_overwritten(call, tmp_path, monkeypatch):
     out = tmp_path / "run"
     assert call(*SMALL, f"--out={out}")[0] == 0
     names = {path.name for path in out.iterdir()}
@@ -134,7 +134,9 @@ def test_a_run_leaves_its_results_and_is_not_overwritten(call, tmp_path):
     assert code == 2 and "--learning_rate" in one_line(error)
     assert files.read_json(out / "summary.json") == before
 
+    monkeypatch.setenv("PATH", "")  # without git a run goes on as well
     assert call(*SMALL, f"--out={out}", "--resume", "--rounds=6")[0] == 0
+    assert files.read_json(out / "config.json")["git_commit"] is None
     rows = files.read_jsonl(out / "metrics.jsonl")
     assert [row["round"] for row in rows] == [2, 4, 6]
     assert files.read_json(out / "summary.json")["last"]["round"] == 6

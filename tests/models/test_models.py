@@ -1,5 +1,7 @@
 """Networks: sizes, losses, and convolutions against JAX's own."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -176,6 +178,61 @@ def test_networks_have_the_papers_sizes():
     assert count("femnist_cnn", (28, 28, 1), 62) == 2_278_334  # as the paper's authors' network has
     # torchvision's network of ten classes has as many: each norm has a scale and a shift in both.
     assert count("mobilenet_v2", (32, 32, 3), 10) == 2_236_682
+    assert count("mcmahan_cnn", (28, 28, 1)) == 1_663_370  # as its paper says
+    widths = [3, 64, 128, 256, 256, 512, 512, 512, 512]
+    convolutions = sum(9 * a * b + b + 2 * b for a, b in itertools.pairwise(widths))  # and a norm's scale and shift
+    dense = (512 * 4096 + 4096) + (4096 * 4096 + 4096) + (4096 * 10 + 10)
+    assert count("vgg11", (32, 32, 3)) == convolutions + dense
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "sizes"),
+    [
+        # Parameters of each layer, from the input on.
+        ("mlp", (4,), [4 * 6 + 6, 6 * 3 + 3]),
+        ("linear", (4,), [4 * 3 + 3]),
+        ("mcmahan_cnn", (8, 8, 1), [25 * 32 + 32, 25 * 32 * 64 + 64, 2 * 2 * 64 * 512 + 512, 512 * 3 + 3]),
+        ("cnn", (8, 8, 2), [18 * 5 + 5, 45 * 7 + 7, 2 * 2 * 7 * 3 + 3]),
+        (
+            "vgg11",
+            (32, 32, 3),
+            [
+                *(9 * a * b + 3 * b for a, b in itertools.pairwise([3, 64, 128, 256, 256, 512, 512, 512, 512])),
+                *(512 * 4096 + 4096, 4096 * 4096 + 4096, 4096 * 3 + 3),
+            ],
+        ),
+    ],
+)
+def test_masks_cover_the_last_layers(name, shape, sizes):
+    model = models.make(name, shape, "classification", 3, hidden=(6,), channels=(5, 7))
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    assert len(model.layers) == len(sizes)
+    for num in range(len(sizes) + 1):
+        mask = model.mask(params, num)
+        assert jax.tree.structure(mask) == jax.tree.structure(params)
+        covered = sum(p.size for p, on in zip(jax.tree.leaves(params), jax.tree.leaves(mask), strict=True) if on)
+        assert covered == sum(sizes[len(sizes) - num :])
+
+
+@pytest.mark.parametrize(("name", "shape"), [("mlp", (4,)), ("linear", (4,)), ("cnn", (8, 8, 2))])
+def test_the_last_layer_makes_the_outputs_of_the_features(name, shape):
+    model = models.make(name, shape, "classification", 9, hidden=(6,), channels=(5, 7))
+    params = model.init(jax.random.key(0))
+    (last,) = model.layers[-1]
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3, *shape)).astype(np.float32)
+    outputs = model.features(params, x) @ params[last]["kernel"] + params[last]["bias"]
+    np.testing.assert_allclose(outputs, model.apply(params, x), rtol=1e-5, atol=1e-5)
+
+
+def test_vgg_is_for_images_of_32_x_32():
+    model = models.make("vgg11", (32, 32, 3), "classification", 10)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    x = jax.ShapeDtypeStruct((2, 32, 32, 3), np.float32)
+    assert jax.eval_shape(model.apply, params, x).shape == (2, 10)
+    assert jax.eval_shape(model.features, params, x).shape == (2, 4096)
+    with pytest.raises(UsageError, match=r"--model=vgg11: takes images .* at least 32 x 32"):
+        models.make("vgg11", (28, 28, 1), "classification", 10)
 
 
 def test_mobilenet_halves_five_times_and_ends_in_classes():

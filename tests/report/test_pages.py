@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 
 from pfljax import report
-from pfljax.report import figures
+from pfljax.report import figures, page
 
 K, T = 6, 3
 
 
-def make_run(directory, *, task="classification", topology="peers", num_models=K, optional=True):
+def make_run(
+    directory, *, task="classification", topology="peers", num_models=K, optional=True, affinity=None, privacy=None
+):
     """A run's files, with scores that are easy to recognize."""
     rng = np.random.default_rng(0)
     score = "accuracy" if task == "classification" else "loss"
@@ -46,6 +48,7 @@ def make_run(directory, *, task="classification", topology="peers", num_models=K
         "peak_memory_bytes": None,
         "plan": [["models", 123456], ["plan", "map"]],
         "unseen": None,
+        "privacy": privacy,
     }
     (directory / "summary.json").write_text(json.dumps(summary))
     config = {"flags": {"rounds": 30}, "versions": {"jax": "0"}, "device": "cpu", "git_commit": None, "command": "c"}
@@ -60,6 +63,11 @@ def make_run(directory, *, task="classification", topology="peers", num_models=K
             weights=weights,
             topology=topology,
             distribution=np.array(distribution),
+            **(
+                {}
+                if affinity is None
+                else {"affinity": np.stack([affinity] * T), "target": np.array(distribution)[::-1]}
+            ),
         )
     if task == "regression":
         grid = np.linspace(0, 1, 5)
@@ -79,8 +87,7 @@ def make_run(directory, *, task="classification", topology="peers", num_models=K
 )
 def test_a_run_gets_its_figures_and_a_page_of_its_own(tmp_path, kind, expected):
     make_run(tmp_path, **kind)
-    page = report.write(tmp_path)
-    text = page.read_text()
+    text = report.write(tmp_path).read_text()
     pictures = {path.stem: path for path in (tmp_path / "figures").iterdir()}
     assert expected <= pictures.keys()
     if kind.get("optional") is False:
@@ -92,6 +99,47 @@ def test_a_run_gets_its_figures_and_a_page_of_its_own(tmp_path, kind, expected):
     assert text.count("data:image/png;base64,") == len(pictures)
     assert "0.4321" in text and ("88.0 %" in text) == (kind.get("task") != "regression")
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_affinities_are_drawn_and_counted(tmp_path):
+    # Clients 1, 3 and 5 want distribution 1 - 0, that is the even ones, and the even ones want the odd ones.
+    affinity = np.zeros((K, K))
+    affinity[:, ::2] = 1.0  # right for the odd clients only
+    make_run(tmp_path, affinity=affinity)
+    text = report.write(tmp_path).read_text()
+    assert (tmp_path / "figures" / "affinity_over_rounds.png").stat().st_size > 5000
+    assert "in the wanted distribution for 50% of the clients" in text
+
+
+def test_top_affinities_by_hand():
+    affinity = np.array([[9.0, 2, 1, 0], [0, 9, 3, 4], [5, 1, 9, 2], [1, 2, 3, 9]])
+    distribution = np.array([0, 0, 0, 1])
+    # Client 0's two highest are 1 and 2 (right), client 1's 3 and 2, client 2's 0 and 3; client 3 is alone in its own.
+    assert page.top_affinities(affinity, distribution, distribution) == pytest.approx(1 / 3)
+    # Where client 3 wants distribution 0, its two highest, 2 and 1, are right.
+    assert page.top_affinities(affinity, distribution, np.array([0, 0, 0, 0])) == pytest.approx(2 / 4)
+    assert np.isnan(page.top_affinities(affinity[:2, :2], distribution[:2], distribution[:2]))
+
+
+def test_where_nobody_has_two_to_find_nothing_is_counted(tmp_path):
+    affinity = np.eye(K)
+    make_run(tmp_path, affinity=affinity)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    collaboration = dict(np.load(tmp_path / "collaboration.npz"))
+    collaboration["distribution"] = collaboration["target"] = np.arange(K)
+    np.savez(tmp_path / "collaboration.npz", **collaboration)
+    assert summary["privacy"] is None
+    text = report.write(tmp_path).read_text()
+    assert "nan" not in text and "two highest affinities" not in text and "Privacy" not in text
+
+
+@pytest.mark.parametrize(("epsilon", "shown"), [(2.345, "2.345"), (None, "no bound")])
+def test_the_privacy_ledger_is_on_the_page(tmp_path, epsilon, shown):
+    ledger = {"noise_multiplier": 1.25, "clip_norm": 2.0, "delta": 1e-5, "epsilon": epsilon}
+    make_run(tmp_path, privacy=ledger | {"epsilon_per_client": [epsilon] * K})
+    text = report.write(tmp_path).read_text()
+    section = text.split("<h2>Privacy</h2>")[1].split("<h2>")[0]
+    assert "1.25" in section and "1e-05" in section and shown in section
 
 
 def test_weights_are_put_where_they_belong_and_add_up():

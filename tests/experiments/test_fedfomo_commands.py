@@ -1,0 +1,144 @@
+"""The experiments of FedFomo's paper, small."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments import fedfomo, sweeps
+from pfljax import algorithms
+from pfljax.training import files
+
+SMALL = ["--rounds=2", "--train_examples=20", "--hidden=4", "--devices=1", "--seeds=0"]
+
+
+def call(name, *flags, code=0, cache=None):
+    command = [sys.executable, "-m", f"experiments.{name}", *SMALL, *flags]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PFLJAX_CACHE": str(cache)}
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment, timeout=300)
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def rows_of(folder):
+    return json.loads((folder / "table.json").read_text())
+
+
+def flags_of(folder):
+    return files.read_json(folder / "seed-0" / "config.json")["flags"]
+
+
+def test_table1_has_a_column_for_each_number_of_clients(tmp_path):
+    flags = ["--algorithms=local,fedfomo", "--clients=6,20", "--num_distributions=3", f"--out={tmp_path / 'out'}"]
+    printed = call("fedfomo_table1", *flags, cache=tmp_path)
+    assert "6 clients" in printed and "20 clients" in printed and "Here: digits" in printed
+    local, five, ten = rows_of(tmp_path / "out")
+    assert (local["algorithm"], five["algorithm"], ten["algorithm"]) == ("local", "fedfomo, n=5", "fedfomo, n=10")
+    few, many = (flags_of(tmp_path / "out" / f"clients-{n}" / "local") for n in (6, 20))
+    assert (few["num_clients"], few["participation"], few["rounds"]) == (6, 1.0, 2)
+    assert (many["num_clients"], many["participation"], many["rounds"]) == (20, 0.1, 10)
+    # Digits' own settings and FedFomo's validation share, though the method of this cell needs none.
+    assert few["partition"] == "pathological" and few["lr_schedule"] == "exponential" and few["weight_decay"] == 1e-4
+    assert few["validation_fraction"] == 0.2
+
+
+def test_table3_deals_the_targets_and_says_what_differs(tmp_path):
+    flags = ["--algorithms=fedavg,fedfomo", "--num_distributions=2", "--num_clients=6", f"--out={tmp_path / 'out'}"]
+    printed = call("fedfomo_table3", *flags, cache=tmp_path)
+    assert "23.1 ± 2.5" in printed and "64.1 ± 2.8" in printed  # the paper's Table 3
+    assert "not to be met" in printed and "EMD" in printed
+    rows = rows_of(tmp_path / "out")
+    assert [row["algorithm"] for row in rows] == ["fedavg", "fedfomo, n=5", "fedfomo, n=10"]
+    for row, name in zip(rows, ("fedavg", "fedfomo-n5", "fedfomo-n10"), strict=True):
+        run = tmp_path / "out" / "shuffled" / name / "seed-0"
+        summary = files.read_json(run / "summary.json")
+        assert row["shuffled"]["accuracy_mean"] == pytest.approx(summary["last"]["accuracy_mean"])
+        assert f"{100 * summary['last']['accuracy_mean']:.1f}" in printed
+        assert summary["per_client"][0]["target"] in (0, 1)
+    assert flags_of(tmp_path / "out" / "shuffled" / "fedfomo-n10")["fedfomo.neighbors"] == 10
+    assert len(list(tmp_path.glob("latent-*.npz"))) == 1  # the clustering is kept
+    again = call("fedfomo_table3", *flags, cache=tmp_path)
+    assert again.count("finished before, kept") == 3
+
+
+def test_table4_states_the_ledger_beside_the_accuracy(tmp_path):
+    flags = [
+        "--algorithms=fedavg",
+        "--sigmas=0,1.5",
+        "--num_distributions=2",
+        "--num_clients=6",
+        f"--out={tmp_path / 'out'}",
+    ]
+    printed = call("fedfomo_table4", *flags, cache=tmp_path)
+    without, noisy = rows_of(tmp_path / "out")
+    assert without["epsilon"] == [None] and "∞" in printed
+    summary = files.read_json(tmp_path / "out" / "sigma-1.5" / "fedavg" / "seed-0" / "summary.json")
+    privacy = summary["privacy"]
+    assert noisy["epsilon"] == [privacy["epsilon"]] and f"{privacy['epsilon']:.2f}" in printed
+    assert privacy["noise_multiplier"] == 1.5 and privacy["clip_norm"] == 1.0 and privacy["delta"] == 1e-5
+    assert len(privacy["epsilon_per_client"]) == 6 and max(privacy["epsilon_per_client"]) == privacy["epsilon"]
+    config = flags_of(tmp_path / "out" / "sigma-0" / "fedavg")
+    assert config["dp_noise_multiplier"] == 0 and config["dp_clip_norm"] is None  # JSON knows no infinity
+
+
+def test_figures_sweep_their_knobs(tmp_path):
+    common = ["--num_distributions=2", "--num_clients=6"]
+    flags = [*common, "--epsilons=0,1", "--downloads=1,2", f"--out={tmp_path / 'three'}"]
+    call("fedfomo_figure3", *flags, cache=tmp_path)
+    points = [(point["panel"], point["value"]) for point in rows_of(tmp_path / "three")]
+    assert points == [("epsilon", 0.0), ("epsilon", 1.0), ("neighbors", 1), ("neighbors", 2)]
+    assert flags_of(tmp_path / "three" / "fedfomo-epsilon-1")["fedfomo.epsilon"] == 1.0
+    assert (tmp_path / "three" / "figure3.png").stat().st_size > 5000
+    call("fedfomo_figure9", *common, "--shares=0.2,0.8", f"--out={tmp_path / 'nine'}", cache=tmp_path)
+    assert [point["value"] for point in rows_of(tmp_path / "nine")] == [0.2, 0.8]
+    few, many = (
+        files.read_json(tmp_path / "nine" / f"fedfomo-validation_fraction-{share}" / "seed-0" / "summary.json")
+        for share in ("0.2", "0.8")
+    )
+    assert few["per_client"][0]["n_train"] > many["per_client"][0]["n_train"]
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "word"),
+    [
+        ("fedfomo_table1", "--clients=x", "positive numbers"),
+        ("fedfomo_table2", "--distributions=0", "positive numbers"),
+        ("fedfomo_table2", "--preset=svhn", "cifar100"),
+        ("fedfomo_table3", "--targets=dealt", "own|shuffled"),
+        ("fedfomo_table3", "--embedding=resnet", "vgg11"),
+        ("fedfomo_table4", "--sigmas=-1", "0 or more"),
+        ("fedfomo_table4", "--dp_clip_norm=0", "above 0"),
+        ("fedfomo_figure9", "--shares=0.2,1", "below 1"),
+        ("fedfomo_figure9", "--validation_fraction=0.5", "--shares gives it its values"),
+        ("fedfomo_table2", "--num_distributions=5", "--distributions gives it its values"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, name, flag, word):
+    error = call(name, flag, f"--out={tmp_path / 'out'}", code=2, cache=tmp_path / "cache")
+    (line,) = error.strip().splitlines()
+    assert line.startswith("error: ") and flag.split("=")[0].strip("-") in line and word in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_paper_s_rows_are_methods_here():
+    tables = [*fedfomo.TABLE1.values(), *fedfomo.TABLE2.values(), *fedfomo.TABLE3.values(), *fedfomo.TABLE4.values()]
+    for table in tables:
+        assert {title.split(",")[0] for title in table} <= algorithms.METHODS.keys()
+    assert fedfomo.TABLE2["cifar10"]["fedfomo, n=10"][5] == (85.534, 0.53)
+    assert fedfomo.TABLE2["cifar100"]["local"][10] == (41.26, 1.31)
+
+
+@pytest.mark.parametrize("path", sorted((sweeps.PRESETS / "fedfomo").glob("*.flags")), ids=lambda path: path.stem)
+def test_presets_are_those_of_the_appendix(path):
+    lines = path.read_text().splitlines()
+    assert lines[0].startswith("# ") and path.stem in fedfomo.PAPER.names
+    values = dict(line.removeprefix("--").split("=") for line in lines if line.startswith("--"))
+    expected = {"model": "mcmahan_cnn", "weight_decay": 1e-4, "local_epochs": 5, "lr_decay": 0.99, "rounds": 20}
+    expected["learning_rate"] = 0.01 if path.stem == "mnist" else 0.1
+    for name, value in expected.items():
+        assert values[name] == value or np.isclose(float(values[name]), value)
