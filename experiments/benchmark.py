@@ -220,4 +220,4 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    common.main(run)
+    common.main(run, keep_compiled=False)

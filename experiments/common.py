@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import platform
@@ -17,6 +18,7 @@ import optax
 from absl import app, flags, logging
 
 from pfljax import algorithms, data, embedding, models
+from pfljax.data import latent
 from pfljax.mapping import Plan, make_plan
 from pfljax.privacy import Privacy
 from pfljax.solvers import Problem, Solver, scheduled
@@ -163,12 +165,22 @@ def check_knobs(names: Sequence[str]) -> None:
                 raise UsageError(f"--{knob}: no method of this run reads it ({', '.join(names)})")
 
 
-def set_up_devices() -> None:
-    """One XLA device a core on a CPU; must run before anything else touches JAX."""
+def set_up_devices(keep_compiled: bool) -> None:
+    """One XLA device a core on a CPU; must run before anything else touches JAX.
+
+    Args:
+        keep_compiled: Whether JAX keeps what it compiles, so that another seed or a second try need not.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     jax.config.update("jax_num_cpu_devices", FLAGS.devices or cores)
     # Devices of one CPU process share a thread pool: with several dispatches in flight their collectives can starve.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
+    if keep_compiled:
+        folder = latent.cache_folder() / "compiled"
+        with contextlib.suppress(OSError):  # a cache that cannot be written is no reason to stop
+            folder.mkdir(parents=True, exist_ok=True)
+            jax.config.update("jax_compilation_cache_dir", str(folder))
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     found = len(jax.local_devices())
     if FLAGS.devices > found:
         raise UsageError(f"--devices={FLAGS.devices}: accepted: 0 to {found}, the devices found")
@@ -383,8 +395,13 @@ def describe_run() -> dict:
     }
 
 
-def main(run: Callable[[], None]) -> None:
-    """Parses the flags and runs; a user's mistake is one line and exit code 2, a failure one line and 1."""
+def main(run: Callable[[], None], *, keep_compiled: bool = True) -> None:
+    """Parses the flags and runs; a user's mistake is one line and exit code 2, a failure one line and 1.
+
+    Args:
+        run: The command.
+        keep_compiled: As in `set_up_devices`; no, where compiling is timed.
+    """
 
     def parse(argv: list[str]) -> list[str]:
         try:
@@ -398,7 +415,7 @@ def main(run: Callable[[], None]) -> None:
     def start(_) -> None:
         logging.set_verbosity(logging.WARNING)
         try:
-            set_up_devices()
+            set_up_devices(keep_compiled)
             run()
         except UsageError as error:
             _stop(str(error), 2)

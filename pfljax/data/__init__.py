@@ -59,7 +59,7 @@ def make(
         validation_fraction: Share of a client's training part for validation.
         targets: "own", or "shuffled": the clients' (validation, test) pairs are dealt among them.
         embed: How latent embeds examples; None: by their pixels.
-        cache: Folder for latent's clusterings; None: PFLJAX_CACHE, or ~/.cache/pfljax.
+        cache: Folder for latent's clusterings; None: `latent.cache_folder`.
         seed: Decides everything.
 
     Raises:

@@ -27,7 +27,7 @@ def clusters(source: Source, embed: Embed | None, num_distributions: int, seed: 
         embed: How they are embedded; None: by their pixels.
         num_distributions: D.
         seed: Of PCA and K-means.
-        cache: Folder in which clusterings are kept; None: PFLJAX_CACHE, or ~/.cache/pfljax.
+        cache: Folder in which clusterings are kept; None: `cache_folder`.
 
     Returns:
         (n,) the cluster of each example, 0 to D - 1.
@@ -42,7 +42,7 @@ def clusters(source: Source, embed: Embed | None, num_distributions: int, seed: 
     for array in (source.x, source.y, tests):
         content.update(f"{array.dtype}{array.shape}".encode())
         content.update(np.ascontiguousarray(array).data)
-    folder = Path(cache or os.environ.get("PFLJAX_CACHE") or "~/.cache/pfljax").expanduser()
+    folder = Path(cache) if cache else cache_folder()
     path = folder / f"latent-{content.hexdigest()[:24]}.npz"
     with contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError):
         with path.open("rb") as file, np.load(file) as arrays:
@@ -57,6 +57,11 @@ def clusters(source: Source, embed: Embed | None, num_distributions: int, seed: 
         np.savez(temporary, cluster=found)
         os.replace(temporary, path)
     return found
+
+
+def cache_folder() -> Path:
+    """Where what was costly to make is kept: PFLJAX_CACHE, or ~/.cache/pfljax."""
+    return Path(os.environ.get("PFLJAX_CACHE") or "~/.cache/pfljax").expanduser()
 
 
 def _divide(x: np.ndarray, num_clusters: int, seed: int) -> np.ndarray:

@@ -1,9 +1,6 @@
 """The experiments of FedEM's paper, small."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,14 +13,13 @@ PRESETS = sorted((sweeps.PRESETS / "fedem").glob("*.flags"))
 SMALL = ["--num_clients=10", "--test_examples=40", "--rounds=3", "--devices=1"]
 
 
-def call(name, *flags, code=0):
-    command = [sys.executable, "-m", f"experiments.{name}", *SMALL, *flags]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=300)
-    assert done.returncode == code, done.stderr
-    return done.stdout if code == 0 else done.stderr
+@pytest.fixture
+def call(experiment):
+    """Runs a command, small."""
+    return lambda name, *flags, code=0: experiment(name, *SMALL, *flags, code=code)
 
 
-def test_table2_tunes_and_stands_beside_the_paper(tmp_path):
+def test_table2_tunes_and_stands_beside_the_paper(call, tmp_path):
     flags = ["--algorithms=fedavg,fedem", "--tune=0.01,0.3", "--time_constrained", f"--out={tmp_path}"]
     printed = call("fedem_table2", *flags)
     assert "68.2 / 58.9" in printed and "74.7 / 66.7" in printed  # the paper's Table 2
@@ -47,7 +43,7 @@ def test_table2_tunes_and_stands_beside_the_paper(tmp_path):
     )
 
 
-def test_table3_scores_clients_that_were_kept_out(tmp_path):
+def test_table3_scores_clients_that_were_kept_out(call, tmp_path):
     printed = call("fedem_table3", "--algorithms=fedem", "--tune=0.1", f"--out={tmp_path}")
     assert "73.0 (74.1)" in printed  # the paper's Table 3
     (row,) = json.loads((tmp_path / "table.json").read_text())
@@ -60,7 +56,7 @@ def test_table3_scores_clients_that_were_kept_out(tmp_path):
     assert row["unseen_test"] == pytest.approx(mean) and 0 <= row["unseen_train"] <= 1
 
 
-def test_figure1_sweeps_sampling_and_components(tmp_path):
+def test_figure1_sweeps_sampling_and_components(call, tmp_path):
     call("fedem_figure1", "--algorithms=fedem", "--participations=0.5,1", "--components=1,2", f"--out={tmp_path}")
     points = json.loads((tmp_path / "table.json").read_text())
     found = [(point["panel"], point["value"], point["paper"]) for point in points]
@@ -84,7 +80,7 @@ def test_figure1_sweeps_sampling_and_components(tmp_path):
         ("fedem_figure1", "--components=x", "positive"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path, name, flag, word):
+def test_mistakes_are_one_line(call, tmp_path, name, flag, word):
     error = call(name, flag, f"--out={tmp_path / 'out'}", code=2)
     (line,) = error.strip().splitlines()
     assert line.startswith(f"error: {flag}") and word in line
