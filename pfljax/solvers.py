@@ -62,7 +62,8 @@ class Solver(NamedTuple):
         places = jnp.arange(n_max)
 
         def shuffle():
-            draws = jax.random.uniform(key, (epochs, n_max))
+            # Drawn example by example, so that more padding leaves the order of the real ones as it is.
+            draws = jax.random.uniform(key, (n_max, epochs)).T
             return jnp.argsort(jnp.where(places < size, draws, jnp.inf), axis=-1)
 
         return jax.lax.cond(size > batch, shuffle, lambda: jnp.broadcast_to(places, (epochs, n_max)))

@@ -127,6 +127,9 @@ def test_padding_changes_nothing(task, batch_size, padding):
     train = lambda p, s: fit(how, jax.random.key(0), p, how.optimizer.init(p), s, round_number=0)
     run = jax.jit(lambda p, s: (train(p, s), total_loss(how, p, s)))
     toys.assert_trees_close(run(params, padded), run(params, split))
+    pad = lambda leaf: np.pad(leaf, [(0, 5), *[(0, 0)] * (leaf.ndim - 1)])  # other sums, the same order of examples
+    wider = Split(pad(split.x), pad(split.y), split.size)
+    toys.assert_trees_close(run(params, wider), run(params, split), rtol=1e-4, atol=1e-5)
 
 
 def test_weights_stay_with_their_examples_in_shuffled_batches():
