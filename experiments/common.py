@@ -19,6 +19,7 @@ from absl import app, flags, logging
 
 from pfljax import algorithms, data, embedding, models
 from pfljax.data import latent
+from pfljax.fine_tuning import fine_tuned
 from pfljax.mapping import Plan, make_plan
 from pfljax.privacy import Privacy
 from pfljax.solvers import Problem, Solver, scheduled
@@ -117,6 +118,9 @@ def define_training_flags(rounds: int = 150) -> None:
     flags.DEFINE_float("dp_clip_norm", float("inf"), "to which the gradient of each example is clipped; inf: not")
     flags.DEFINE_float("dp_delta", 1e-5, "delta for which the privacy ledger states epsilon")
     flags.DEFINE_bool("keep_optimizer", False, "clients keep their optimizer's state for shared models over the rounds")
+    flags.DEFINE_integer(
+        "fine_tune_epochs", 0, "passes over its data with which each client tunes what is evaluated", lower_bound=0
+    )
     flags.DEFINE_bool("common_init", True, "start all clients' own models from the same parameters")
     flags.DEFINE_float("participation", 1.0, "share of the clients in a round's cohort, in (0, 1]")
     flags.DEFINE_integer("eval_every", 10, "rounds between evaluations", lower_bound=1)
@@ -333,7 +337,7 @@ def maker(name: str, model: models.Model, federation: Federation) -> Callable[[P
             keep_optimizer=FLAGS.keep_optimizer,
             n_min=int(federation.train.size.min()),
         )
-        return method.make(problem, config)
+        return fine_tuned(problem, method.make(problem, config), FLAGS.fine_tune_epochs)
 
     make(build_plan())
     return make

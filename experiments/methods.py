@@ -12,7 +12,10 @@ from pfljax import algorithms
 
 def table() -> str:
     """The methods, a line each, in markdown."""
-    lines = ["| `--algorithm` | method | file | a client keeps | what travels in a round |", "| --- | --- | --- | --- | --- |"]
+    lines = [
+        "| `--algorithm` | method | file | a client keeps | what travels in a round |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for name, method in algorithms.METHODS.items():
         file = method.make.__module__.rpartition(".")[2]
         link = f"[{file}](pfljax/algorithms/{file}.py)"

@@ -11,6 +11,7 @@ import functools
 import io
 import json
 import math
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -226,5 +227,5 @@ def write_table(
         table.add_column(head, justify="left" if head == heads[0] else "right")
     for cells in body:
         table.add_row(*cells)
-    Console(width=120).print(table)
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
     print(f"table: {out / 'table.md'}, .csv, .json" + (f"; figure: {out / figure}" if figure else ""))

@@ -8,22 +8,23 @@ from pfljax import tree
 from pfljax.types import Array, Params, PyTree, Returned
 
 
-def weighted(models: Params, size: Array) -> tuple[PyTree, Array]:
+def weighted(models: Params, size: Array, num: int = 1) -> tuple[PyTree, Array]:
     """A client's contributions to averages weighted by its number of examples, and whether it makes them.
 
     Args:
         models: The J models that the client has trained, leaves (J, ...).
-        size: () n_k.
+        size: () n_k, or (J,) a weight for each.
+        num: J.
 
     Returns:
         The upload, leaves (J, ...), and `sent` (J,): a client without examples sends nothing.
     """
-    size = jnp.full((tree.num_rows(models),), size, jnp.float32)
+    size = jnp.broadcast_to(jnp.float32(size), (num,))
     return {"model": tree.scale(models, size), "weight": size}, size > 0
 
 
 def average(models: Params, returned: Returned) -> Params:
     """sum_k n_k theta_k / sum_k n_k for each of N models; a model to which nothing came back stays as it is."""
     weight = returned.upload["weight"]
-    mean = tree.scale(returned.upload["model"], 1 / jnp.maximum(weight, 1))
+    mean = tree.scale(returned.upload["model"], 1 / jnp.where(weight > 0, weight, 1))
     return tree.where(weight > 0, mean, models)

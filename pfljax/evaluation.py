@@ -21,6 +21,14 @@ def mixture(plan: Plan, model: Model, models, weights: Array, x: Array) -> Array
     return jnp.tensordot(weights, predictions, axes=1)
 
 
+def losses(model: Model, mixed: Array, y: Array) -> Array:
+    """(B,) negative log-likelihoods in nats of probabilities as `mixture` gives them, or squared errors."""
+    if model.task == "regression":
+        return jnp.square(mixed - y)
+    likelihood = jnp.take_along_axis(mixed, y[..., None].astype(jnp.int32), axis=-1, mode="clip")[..., 0]
+    return mean_over_places(-jnp.log(jnp.maximum(likelihood, jnp.finfo(jnp.float32).tiny)), y, mixed.shape[-1])
+
+
 def evaluate(plan: Plan, model: Model, predictor: Predictor, split: Split) -> Metrics:
     """Scores every client's predictor on its own examples.
 
@@ -35,12 +43,11 @@ def evaluate(plan: Plan, model: Model, predictor: Predictor, split: Split) -> Me
 
         def sums(x, y, mask):
             mixed = mixture(plan, model, models, weights, x)
-            if model.task == "regression":
-                return {"loss": jnp.where(mask, jnp.square(mixed - y), 0).sum()}
-            likelihood = jnp.take_along_axis(mixed, y[..., None].astype(jnp.int32), axis=-1, mode="clip")[..., 0]
-            loss = mean_over_places(-jnp.log(jnp.maximum(likelihood, jnp.finfo(jnp.float32).tiny)), y, mixed.shape[-1])
-            right = mean_over_places(mixed.argmax(axis=-1) == y, y, mixed.shape[-1])
-            return {"loss": jnp.where(mask, loss, 0).sum(), "accuracy": jnp.where(mask, right, 0).sum()}
+            total = {"loss": jnp.where(mask, losses(model, mixed, y), 0).sum()}
+            if model.task == "classification":
+                right = mean_over_places(mixed.argmax(axis=-1) == y, y, mixed.shape[-1])
+                total["accuracy"] = jnp.where(mask, right, 0).sum()
+            return total
 
         totals = sum_over_examples(sums, split)
         means = jax.tree.map(lambda t: jnp.where(split.size > 0, t / jnp.maximum(split.size, 1), jnp.nan), totals)

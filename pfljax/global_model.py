@@ -3,19 +3,28 @@
     A round: every client of the cohort receives theta and trains it to theta_k (`train`);
     theta <- sum_k n_k theta_k / sum_k n_k, or a server optimizer's step along theta minus that mean.
 
-A method says how a client trains, what it keeps (its row) and what it predicts with.
+A method says how a client trains, what it keeps (its row) and what it predicts with. `sharing_layers` is for those that
+average some layers only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import optax
 
 from pfljax import aggregation, tree
-from pfljax.solvers import Problem
+from pfljax.solvers import Problem, total_loss
 from pfljax.types import Algorithm, Array, Key, Params, Predictor, PyTree, Shard, State, Turn, Work
+
+
+def loss_at_start(problem: Problem, models: Params, shard: Shard) -> Array:
+    """() the mean loss of the one model of a stack (1, ...), as received, on a client's training data."""
+    params = jax.tree.map(lambda leaf: leaf[0], models)
+    return total_loss(problem.solver, params, shard.train) / jnp.maximum(shard.train.size, 1)
+
 
 Train = Callable[[Turn, Params, PyTree, Shard], tuple[Params, PyTree, Array]]
 Predict = Callable[[Key, State, Shard], Predictor]
@@ -77,3 +86,60 @@ def averaging(
     predictor = predictor or global_model
     adapt = adapt or predictor
     return Algorithm(init, download, work, update, predictor, adapt, "shared", scored, gradients=gradients)
+
+
+def sharing_layers(problem: Problem, shared: Callable[[Params], PyTree], *, scored: str) -> Algorithm:
+    """An algorithm that averages some layers theta; each client keeps the others, phi_k, and trains both together.
+
+        A round: client k receives theta, trains (theta, phi_k) on D_k; phi_k stays;
+        theta <- sum_k n_k theta_k / sum_k n_k.
+
+    Newcomers train layers of their own with the shared ones as they are, for as many rounds as a run has.
+
+    Args:
+        problem: What it is built for.
+        shared: Of a model's parameters, a tree of bools: what is averaged.
+        scored: Which model the evaluation scores, in words.
+    """
+
+    def split(models):
+        return tree.partition(models, shared(models))
+
+    def rows(key, models, clients):
+        num = tree.num_rows(clients)
+        return {"own": split(problem.init_models(key, num))[1], "optimizer": problem.optimizer_rows(models, num)}
+
+    def train(turn, models, row, shard):
+        whole = tree.combine(models, tree.stack_one(row["own"]))
+        whole, optimizer, losses = problem.fit_models(turn, whole, row["optimizer"], shard.train)
+        theta, phi = split(whole)
+        return theta, {"own": jax.tree.map(lambda leaf: leaf[0], phi), "optimizer": optimizer}, losses
+
+    def predictor(key, state, clients):
+        return Predictor.own(tree.combine(tree.repeat(state.models, tree.num_rows(clients)), state.clients["own"]))
+
+    def adapt(key, state, clients):
+        num = tree.num_rows(clients)
+        init_key, train_key = jax.random.split(key)
+        start = tree.combine(tree.repeat(state.models, num), split(problem.init_models(init_key, num))[1])
+        frozen = problem._replace(solver=problem.solver._replace(optimizer=only_own(problem.solver.optimizer)))
+        return Predictor.own(frozen.train_alone(train_key, start, clients, own=True, rounds=problem.rounds))
+
+    def only_own(optimizer):
+        """The optimizer, with updates of zero for the shared layers."""
+
+        def update(updates, state, params, **extra):
+            updates, state = optimizer.update(updates, state, params, **extra)
+            return jax.tree.map(lambda m, leaf: jnp.zeros_like(leaf) if m else leaf, shared(updates), updates), state
+
+        return optimizer._replace(update=update)
+
+    return averaging(
+        problem,
+        train=train,
+        rows=rows,
+        shared=lambda models: split(models)[0],
+        predictor=predictor,
+        adapt=adapt,
+        scored=scored,
+    )

@@ -322,6 +322,26 @@ class Problem(NamedTuple):
         """The optimizer's state for each of N stacked models."""
         return self.plan.over_rows(self.solver.optimizer.init, models)
 
+    def personal_rows(self, key: Key, num_clients: int) -> PyTree:
+        """A model of its own for each client, and its optimizer's state, which both stay: leaves (K, ...)."""
+        models = self.init_models(key, num_clients)
+        return {"model": models, "optimizer": self.init_optimizers(models)}
+
+    def fit_personal(
+        self, turn: Turn, row: PyTree, split: Split, objective: Callable[[Params, Batch], Array] | None = None
+    ) -> tuple[PyTree, Array]:
+        """A client trains its own model of `personal_rows`: its next row, and the mean loss."""
+        params, optimizer, loss = fit(
+            self.solver,
+            turn.key,
+            row["model"],
+            row["optimizer"],
+            split,
+            round_number=turn.round,
+            objective=objective,
+        )
+        return {"model": params, "optimizer": optimizer}, loss
+
     def optimizer_rows(self, models: Params, num_clients: int) -> PyTree:
         """What clients keep of their optimizers for J shared models: leaves (K, J, ...), or () if nothing."""
         if not self.keep_optimizer:
@@ -413,7 +433,16 @@ class Problem(NamedTuple):
         client = lambda models, _, shard: Work((), (), fn(jax.tree.map(lambda leaf: leaf[0], models), shard))
         return self.plan.exchange(client, start, index, (), clients, topology="shared")[1].report
 
-    def train_alone(self, key: Key, start: Params, clients: Shard, *, own: bool, rounds: int = 1) -> Params:
+    def train_alone(
+        self,
+        key: Key,
+        start: Params,
+        clients: Shard,
+        *,
+        own: bool,
+        rounds: int = 1,
+        objective: Callable[[Params, Batch, Params], Array] | None = None,
+    ) -> Params:
         """Every client trains a model for `rounds` rounds on its own data, with a fresh optimizer; stacked (K, ...).
 
         Args:
@@ -422,17 +451,20 @@ class Problem(NamedTuple):
             clients: Stacked, K clients.
             own: See `start`.
             rounds: How many rounds' worth of local epochs or steps.
+            objective: (params, mini-batch, the model that the client started from) -> what a step descends; None: the
+                mean loss.
         """
         num = tree.num_rows(clients)
 
         def client(models, _, data):
             number, shard = data
             client_key = jax.random.fold_in(key, number)
-            params = jax.tree.map(lambda leaf: leaf[0], models)
+            params = first = jax.tree.map(lambda leaf: leaf[0], models)
+            descended = objective and (lambda params, batch: objective(params, batch, first))
 
             def one_round(number, carry):
                 round_key = jax.random.fold_in(client_key, number)
-                return fit(self.solver, round_key, *carry, shard.train, round_number=number)[:2]
+                return fit(self.solver, round_key, *carry, shard.train, round_number=number, objective=descended)[:2]
 
             carry = (params, self.solver.optimizer.init(params))
             params, _ = jax.lax.fori_loop(0, rounds, one_round, carry)

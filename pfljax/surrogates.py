@@ -68,7 +68,7 @@ def client_server(problem: Problem, surrogate: Surrogate) -> Algorithm:
 
     def work(turn, models, row, shard):
         trained, row, report = local_step(problem, surrogate, turn, models, row, shard.train)
-        upload, sent = aggregation.weighted(trained, shard.train.size)
+        upload, sent = aggregation.weighted(trained, shard.train.size, num_models)
         return Work(row, upload, report, sent)
 
     def update(key, state, returned):

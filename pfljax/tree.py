@@ -41,9 +41,19 @@ def squared_distance(a: PyTree, b: PyTree) -> Array:
     return sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.square(x - y).sum(), a, b)))
 
 
+def inner(a: PyTree, b: PyTree) -> Array:
+    """() the inner product over all leaves."""
+    return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b)))
+
+
 def take(tree: PyTree, index: Array) -> PyTree:
     """leaf[index] of every leaf; indices must be in range."""
     return jax.tree.map(lambda leaf: leaf.at[index].get(mode="promise_in_bounds"), tree)
+
+
+def repeat(tree: PyTree, num: int) -> PyTree:
+    """`num` copies (num, ...) of the one row of a stack (1, ...)."""
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[0], (num, *leaf.shape[1:])), tree)
 
 
 def mix(rows: Array, tree: PyTree) -> PyTree:

@@ -188,8 +188,10 @@ class Algorithm(NamedTuple):
         uploads_own: Whether peers' models lie on a server, so that a client's upload of its own is traffic.
         facts: What the plan and the summary tell of it beside its knobs, by name.
         gradients: How many gradients a client takes of one mini-batch, for the privacy ledger.
-        collaboration: state -> arrays for collaboration.npz: "index" and "weights" (K, J) in place of the
-            predictor's where a client uses others' models otherwise than in its predictions; "affinity" (K, K).
+        tune: (key, predictor, clients) -> Predictor: what is done to a predictor before it is evaluated; None: nothing.
+        collaboration: The topology of what it tells, and state -> arrays for collaboration.npz: "index" and "weights"
+            (K, J) in place of the predictor's where a client uses others' models otherwise than in its predictions;
+            "affinity" (K, K); and others of the method's own.
     """
 
     init: Callable[[Key, Shard], State]
@@ -205,7 +207,8 @@ class Algorithm(NamedTuple):
     uploads_own: bool = False
     facts: tuple[tuple[str, str | float], ...] = ()
     gradients: int = 1
-    collaboration: Callable[[State], dict[str, Array]] | None = None
+    tune: Callable[[Key, Predictor, Shard], Predictor] | None = None
+    collaboration: tuple[Topology, Callable[[State], dict[str, Array]]] | None = None
 
 
 class UsageError(ValueError):

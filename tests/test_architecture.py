@@ -15,8 +15,8 @@ FLOORS = [
     {"tree"},
     {"mapping", "models", "data"},
     {"privacy"},
-    {"solvers", "neighbors", "evaluation", "aggregation", "graphs"},
-    {"surrogates", "global_model", "embedding"},
+    {"solvers", "neighbors", "evaluation", "aggregation", "graphs", "branches"},
+    {"surrogates", "global_model", "embedding", "fine_tuning"},
     {"algorithms"},
     {"training", "report"},
 ]

@@ -7,18 +7,29 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pfljax.algorithms import (
+    afl,
+    apfl,
     clustered,
+    ditto,
+    fedamp,
     fedavg,
     fedavg_data,
     fedem,
     federico,
     fedfomo,
+    fedopt,
+    fedper,
     fedprox,
+    ifca,
+    l2sgd,
     lg_fedavg,
     local,
     mocha,
     per_fedavg,
+    pfedmb,
     pfedme,
+    qffl,
+    scaffold,
 )
 from pfljax.solvers import Problem
 from pfljax.types import Algorithm, UsageError
@@ -82,6 +93,77 @@ METHODS: dict[str, Method] = {
     ),
     "pfedme": Method(
         pfedme.pfedme, pfedme.PFedMeConfig, "pFedMe (Dinh et al., 2020)", "its model", "the global model, both ways"
+    ),
+    "fedavgm": Method(
+        fedopt.fedavgm,
+        fedopt.FedAvgMConfig,
+        "FedAvg with server momentum (Hsu et al., 2019)",
+        "nothing",
+        "the global model, both ways",
+    ),
+    "fedadam": Method(
+        fedopt.fedadam,
+        fedopt.FedAdamConfig,
+        "FedAdam, FedYogi, FedAdagrad (Reddi et al., 2021)",
+        "nothing",
+        "the global model, both ways",
+    ),
+    "scaffold": Method(
+        scaffold.scaffold,
+        scaffold.ScaffoldConfig,
+        "SCAFFOLD (Karimireddy et al., 2020)",
+        "its control variate",
+        "the global model and control variate, both ways",
+    ),
+    "qffl": Method(qffl.qffl, qffl.QFFLConfig, "q-FFL (Li et al., 2020)", "nothing", "the global model, both ways"),
+    "afl": Method(afl.afl, afl.AFLConfig, "Agnostic FL (Mohri et al., 2019)", "nothing", "the global model, both ways"),
+    "fedper": Method(
+        fedper.fedper,
+        fedper.FedPerConfig,
+        "FedPer (Arivazhagan et al., 2019)",
+        "its last layers",
+        "the base layers, both ways",
+    ),
+    "ditto": Method(
+        ditto.ditto, ditto.DittoConfig, "Ditto (Li et al., 2021)", "its model", "the global model, both ways"
+    ),
+    "apfl": Method(
+        apfl.apfl,
+        apfl.APFLConfig,
+        "APFL (Deng et al., 2020)",
+        "its model, its mixing weight",
+        "the global model, both ways",
+    ),
+    "l2sgd": Method(
+        l2sgd.l2sgd,
+        l2sgd.L2SGDConfig,
+        "L2SGD (Hanzely and Richtárik, 2020)",
+        "its model",
+        "the mean down, its model up",
+    ),
+    "fedamp": Method(
+        fedamp.fedamp,
+        fedamp.FedAMPConfig,
+        "FedAMP (Huang et al., 2021)",
+        "its model",
+        "a mixture of all models down, its own up",
+    ),
+    "ifca": Method(
+        ifca.ifca, ifca.IFCAConfig, "IFCA (Ghosh et al., 2020)", "nothing", "C models down, the chosen one up"
+    ),
+    "hypcluster": Method(
+        ifca.hypcluster,
+        ifca.HypClusterConfig,
+        "HypCluster (Mansour et al., 2020)",
+        "nothing",
+        "C models down, the chosen one up",
+    ),
+    "pfedmb": Method(
+        pfedmb.pfedmb,
+        pfedmb.PFedMBConfig,
+        "pFedMB (Mori et al., 2022)",
+        "its weights of the branches",
+        "B branches of every layer, both ways",
     ),
     "mocha": Method(
         mocha.mocha,

@@ -112,7 +112,7 @@ def clustered(problem: Problem, config: ClusteredConfig) -> Algorithm:
 
     def init(key, clients):
         model = problem.init_models(key, 1)
-        models = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[0], (num, *leaf.shape[1:])), model)
+        models = tree.repeat(model, num)
         return State({"label": jnp.zeros((num,), jnp.int32)}, models, (), problem.optimizer_rows(model, num))
 
     def download(key, state, cohort):

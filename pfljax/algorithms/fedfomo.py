@@ -240,4 +240,4 @@ def build(problem: Problem, config: FedFomoConfig, topology, stack, served, weig
 
     scored = "each client's mixture of the newest models, not yet trained"
     algorithm = Algorithm(init, download, work, update, predictor, adapt, topology, scored)
-    return algorithm._replace(uploads_own=True, collaboration=collaboration)
+    return algorithm._replace(uploads_own=True, collaboration=("peers", collaboration))

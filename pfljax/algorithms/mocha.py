@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from pfljax import tree
-from pfljax.solvers import Problem, fit, mean_loss
+from pfljax.solvers import Problem, mean_loss
 from pfljax.types import Algorithm, Array, Params, Predictor, State, UsageError, Work
 
 
@@ -70,9 +70,8 @@ def mocha(problem: Problem, config: MochaConfig) -> Algorithm:
         return {"others": tree.mix(others, weights), "own": jnp.diagonal(precision)}
 
     def init(key, clients):
-        models = problem.init_models(key, num)
-        weights, omega = split(models)[0], jnp.eye(num) / num
-        rows = {"model": models, "optimizer": problem.init_optimizers(models)}
+        rows = problem.personal_rows(key, num)
+        weights, omega = split(rows["model"])[0], jnp.eye(num) / num
         return State({"weights": weights, "omega": omega}, pulls(weights, omega), (), rows)
 
     def download(key, state, cohort):
@@ -83,22 +82,11 @@ def mocha(problem: Problem, config: MochaConfig) -> Algorithm:
 
         def objective(params, batch):
             weights = split(params)[0]
-            inner = jax.tree.map(jnp.vdot, weights, pull["others"])
-            size = jax.tree.map(jnp.vdot, weights, weights)
-            penalty = pull["own"] * sum(jax.tree.leaves(size)) + 2 * sum(jax.tree.leaves(inner))
+            penalty = pull["own"] * tree.inner(weights, weights) + 2 * tree.inner(weights, pull["others"])
             return mean_loss(problem.solver, params, batch) + config.strength / 2 * penalty
 
-        params, optimizer, loss = fit(
-            problem.solver,
-            turn.key,
-            row["model"],
-            row["optimizer"],
-            shard.train,
-            round_number=turn.round,
-            objective=objective,
-        )
-        row = {"model": params, "optimizer": optimizer}
-        return Work(row, tree.stack_one(split(params)[0]), {"loss": loss})
+        row, loss = problem.fit_personal(turn, row, shard.train, objective)
+        return Work(row, tree.stack_one(split(row["model"])[0]), {"loss": loss})
 
     def update(key, state, returned):
         weights = tree.where(returned.count > 0, returned.upload, state.server["weights"])

@@ -80,8 +80,7 @@ def pfedme(problem: Problem, config: PFedMeConfig) -> Algorithm:
 
     def rows(key, models, clients):
         num = tree.num_rows(clients)
-        theta = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[0], (num, *leaf.shape[1:])), models)
-        return {"kept": problem.optimizer_rows(models, num), "theta": theta}
+        return {"kept": problem.optimizer_rows(models, num), "theta": tree.repeat(models, num)}
 
     def predictor(key, state, clients):
         return Predictor.own(state.clients["theta"])

@@ -10,15 +10,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfljax.models.networks import CNN, MLP, VGG11, FemnistCNN, McMahanCNN, MobileNetV2
+from pfljax.models.networks import CNN, MLP, VGG11, FemnistCNN, LeNet, McMahanCNN, MobileNetV2
 from pfljax.models.recurrent import CharacterLSTM
 from pfljax.types import Array, Key, Params, Task, UsageError
 
-NAMES = ("linear", "mlp", "cnn", "mcmahan_cnn", "femnist_cnn", "vgg11", "mobilenet_v2", "lstm")
+NAMES = ("linear", "mlp", "cnn", "lenet", "mcmahan_cnn", "femnist_cnn", "vgg11", "mobilenet_v2", "lstm")
 
 # Of each network for images: (channels of the cnn, outputs) -> the module, and the least height and width.
 IMAGE_NETWORKS = {
     "cnn": lambda channels, outputs: (CNN(channels, outputs), 2 ** len(channels)),
+    "lenet": lambda channels, outputs: (LeNet(outputs), 16),
     "mcmahan_cnn": lambda channels, outputs: (McMahanCNN(outputs), 4),
     "vgg11": lambda channels, outputs: (VGG11(outputs), 32),
     "femnist_cnn": lambda channels, outputs: (FemnistCNN(outputs), 16),

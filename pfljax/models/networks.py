@@ -56,6 +56,24 @@ class FemnistCNN(nn.Module):
         return nn.Dense(self.outputs)(x)
 
 
+class LeNet(nn.Module):
+    """pFedMB's network for CIFAR-10, after LeCun et al. (1998): two convolutions without margin, three dense layers.
+
+    62,006 parameters for 32 x 32 color images and 10 classes.
+    """
+
+    outputs: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        for width in (6, 16):
+            x = nn.relu(PatchConv(width, size=5, pool=True, margin=0)(x))
+        x = x.reshape(x.shape[0], -1)
+        for width in (120, 84):
+            x = nn.relu(nn.Dense(width)(x))
+        return nn.Dense(self.outputs)(x)
+
+
 class McMahanCNN(nn.Module):
     """FedAvg's network for MNIST (McMahan et al., 2017), FedFomo's for all: two 5 x 5 convolutions, two dense layers.
 

@@ -320,7 +320,8 @@ def sweep_figure(points: Sequence[dict], panels: dict[str, str]) -> Figure:
     """Accuracy against a knob, a panel for each knob and a line for each method; crosses are a paper's values.
 
     Args:
-        points: "panel", "algorithm", "value", "accuracy" and "paper" (a share, or None) of each point.
+        points: "panel", "algorithm", "value", "accuracy", "paper" (a share, or None) and, if there are several runs,
+            "accuracy_std" of each point.
         panels: The label of the horizontal axis of each panel that has points.
     """
     panels = {panel: label for panel, label in panels.items() if any(point["panel"] == panel for point in points)}
@@ -333,7 +334,11 @@ def sweep_figure(points: Sequence[dict], panels: dict[str, str]) -> Figure:
             own = [point for point in points if (point["panel"], point["algorithm"]) == (panel, method)]
             if not own:
                 continue
-            axes.plot([p["value"] for p in own], [p["accuracy"] for p in own], "o-", color=shades[method], label=method)
+            values, scores, spread = (
+                np.array([p.get(n, 0) for p in own]) for n in ("value", "accuracy", "accuracy_std")
+            )
+            axes.plot(values, scores, "o-", color=shades[method], label=method)
+            axes.fill_between(values, scores - spread, scores + spread, color=shades[method], alpha=0.15, linewidth=0)
             known = [p for p in own if p["paper"] is not None]
             axes.plot([p["value"] for p in known], [p["paper"] for p in known], "x", color=shades[method], markersize=9)
         axes.set_xticks(sorted({point["value"] for point in points if point["panel"] == panel}))

@@ -275,7 +275,7 @@ def run(setup: Setup, out: Path, *, resume: bool = False, say: Callable[[str], N
         done, state = 0, compiled.init(jax.random.fold_in(key, 0), clients)
     weighed = jax.eval_shape(algorithm.predictor, key, compiled.state, clients)
     topology = "shared" if is_private_mixture(weighed) else weighed.topology
-    history = History(out, done, "peers" if algorithm.collaboration else topology)
+    history = History(out, done, algorithm.collaboration[0] if algorithm.collaboration else topology)
     rounds_key, evaluate_key = jax.random.fold_in(key, 1), jax.random.fold_in(key, 2)
     evaluate = make_evaluation(setup, algorithm, plan)
     last = history.rows[-1] if history.rows else {"seconds": 0.0, "bytes_down": 0.0, "bytes_up": 0.0}
@@ -331,7 +331,8 @@ def run(setup: Setup, out: Path, *, resume: bool = False, say: Callable[[str], N
     if setup.unseen is not None:
         summary["unseen"] = score_unseen(setup, algorithm, plan, jax.random.fold_in(key, 3), state)
     files.write_json(out / "summary.json", summary)
-    predictor = jax.jit(algorithm.predictor)(evaluate_key, state, clients)  # the one that was scored last
+    predict = lambda *args: tuned(algorithm, args[0], algorithm.predictor(*args), args[2])
+    predictor = jax.jit(predict)(evaluate_key, state, clients)  # the one that was scored last
     return Result(summary, predictor, plan)
 
 
@@ -340,14 +341,20 @@ def make_evaluation(setup: Setup, algorithm: Algorithm, plan: Plan) -> Callable:
 
     def score(key: Key, state: State, clients: Shard, splits: dict[str, Split]):
         predictor = algorithm.predictor(key, state, clients)
-        metrics = {name: evaluation.evaluate(plan, setup.model, predictor, split) for name, split in splits.items()}
+        final = tuned(algorithm, key, predictor, clients)
+        metrics = {name: evaluation.evaluate(plan, setup.model, final, split) for name, split in splits.items()}
         index = predictor.index
         if is_private_mixture(predictor):
             index = jnp.broadcast_to(jnp.arange(index.shape[1], dtype=jnp.int32), index.shape)
         collaboration = {"index": index, "weights": predictor.weights}
-        return metrics, algorithm.collaboration(state) if algorithm.collaboration else collaboration
+        return metrics, algorithm.collaboration[1](state) if algorithm.collaboration else collaboration
 
     return jax.jit(score)
+
+
+def tuned(algorithm: Algorithm, key: Key, predictor: Predictor, clients: Shard) -> Predictor:
+    """What is evaluated in the predictor's place."""
+    return algorithm.tune(jax.random.fold_in(key, 1), predictor, clients) if algorithm.tune else predictor
 
 
 def is_private_mixture(predictor: Predictor) -> bool:
@@ -359,7 +366,8 @@ def score_unseen(setup: Setup, algorithm: Algorithm, plan: Plan, key: Key, state
     """Adapts the trained state to clients that were kept out, and scores them."""
     unseen = setup.unseen
     clients = place(plan, unseen.shards)
-    predictor = jax.jit(algorithm.adapt)(key, state, clients)
+    predict = lambda *args: tuned(algorithm, args[0], algorithm.adapt(*args), args[2])
+    predictor = jax.jit(predict)(key, state, clients)
     metrics = jax.device_get(
         {
             name: jax.jit(evaluation.evaluate, static_argnums=(0, 1))(plan, setup.model, predictor, place(plan, split))

@@ -40,9 +40,13 @@ class Run(NamedTuple):
     losses: Callable  # state, shards, test -> every client's test loss (K,)
 
 
+HIDDEN = {"fedper": (3,)}  # of a single layer all would be personal
+
+
 def build(name, num_clients=7, *, problem_type=Problem, federation=None, **options):
     federation = federation or toys.make_federation(SIZES[:num_clients])
-    problem = toys.make_problem(federation, **{"optimizer": optax.adam(0.05), "batch_size": 2} | options)
+    usual = {"optimizer": optax.adam(0.05), "batch_size": 2, "hidden": HIDDEN.get(name, ())}
+    problem = toys.make_problem(federation, **usual | options)
     return problem_type(*problem), federation
 
 
@@ -109,7 +113,7 @@ def test_rounds_keep_the_state_s_form_and_change_models(name):
 @every_method
 def test_training_lowers_the_training_loss(name):
     federation = toys.make_federation((6, 4, 5, 6), task="regression", seed=2)
-    problem = toys.make_problem(federation, optax.sgd(0.05))
+    problem = toys.make_problem(federation, optax.sgd(0.05), hidden=HIDDEN.get(name, ()))
     _, records = toys.train(toys.make_algorithm(name, problem), problem, federation.shards, 20)
     assert records[-1].train_loss < 0.5 * records[0].train_loss
 

@@ -7,44 +7,11 @@ import optax
 import pytest
 import scipy.linalg
 import toys
+from quadratics import MINI, RATE, SIZES, gradient, play, quadratic, vectors
 
 from pfljax import tree
 from pfljax.algorithms import clustered, mocha
 from pfljax.types import UsageError
-
-SIZES = (2, 5, 1, 3)
-RATE = 0.1
-
-
-def vectors(models):
-    """(N, d) float64; the intercept is the last parameter."""
-    layer = models["Dense_0"]
-    return np.append(np.float64(layer["kernel"])[..., 0], np.float64(layer["bias"]), axis=1)
-
-
-def quadratic(federation, k):
-    """Client k's mean squared error is theta' A theta - 2 b' theta + const: (A, b)."""
-    split = federation.train
-    size = split.size[k]
-    x = np.append(np.float64(split.x[k, :size]), np.ones((size, 1)), axis=1)
-    return x.T @ x / size, x.T @ np.float64(split.y[k, :size]) / size
-
-
-def gradient(federation, k, theta):
-    a, b = quadratic(federation, k)
-    return 2 * (a @ theta - b)
-
-
-def play(name, rounds=2, sizes=SIZES, knobs=None, federation=None, **options):
-    federation = federation or toys.make_federation(sizes, "regression")
-    problem = toys.make_problem(federation, optax.sgd(RATE), **options)
-    algorithm = toys.make_algorithm(name, problem, **(knobs or {}))
-    states, records = toys.train(algorithm, problem, federation.shards, rounds)
-    predictor = algorithm.predictor(jax.random.key(0), states[-1], federation.shards)
-    return federation, algorithm, states, records, predictor
-
-
-MINI = {"batch_size": 2, "epochs": 2, "rounds": 3}
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,7 @@ def test_networks_have_the_papers_sizes():
     assert count("femnist_cnn", (28, 28, 1), 62) == 2_278_334  # as the paper's authors' network has
     # torchvision's network of ten classes has as many: each norm has a scale and a shift in both.
     assert count("mobilenet_v2", (32, 32, 3), 10) == 2_236_682
+    assert count("lenet", (32, 32, 3)) == 62_006  # 75*6+6 + 150*16+16 + 400*120+120 + 120*84+84 + 84*10+10
     assert count("mcmahan_cnn", (28, 28, 1)) == 1_663_370  # as its paper says
     widths = [3, 64, 128, 256, 256, 512, 512, 512, 512]
     convolutions = sum(9 * a * b + b + 2 * b for a, b in itertools.pairwise(widths))  # and a norm's scale and shift

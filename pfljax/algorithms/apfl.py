@@ -1,0 +1,115 @@
+"""APFL: each client mixes the global model with one of its own, and learns how much of each.
+
+Deng, Kamani, Mahdavi, "Adaptive personalized federated learning" (2020, Algorithm 1 and Eq. 10).
+
+    A round: client k receives w; on each mini-batch w_k <- w_k - eta grad f(w_k) and, of the mixture
+    m = alpha_k v_k + (1 - alpha_k) w_k,  v_k <- v_k - eta alpha_k grad f(m);
+    on the first one alpha_k <- alpha_k - rate <v_k - w_k, grad f(m)>, cut to [0, 1];
+    w <- sum_k n_k w_k / sum_k n_k.  Client k predicts with alpha_k v_k + (1 - alpha_k) w.
+
+Departures from the paper: the mean is weighted by n_k; the steps are those of the solver's optimizer, one for each
+model; v_k's persists over the rounds. alpha moves once a round, as in the authors' code. Newcomers train v through the
+mixture with the final w, at the alpha that clients start with, for as many rounds as a run has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from pfljax import tree
+from pfljax.global_model import averaging
+from pfljax.solvers import Problem, descend, mean_loss
+from pfljax.types import Algorithm, Predictor, UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class APFLConfig:
+    """APFL's knobs.
+
+    Attributes:
+        alpha: share of the client's own model in its mixture, at first; 0 is FedAvg, 1 is Local
+        rate: of alpha's steps; 0 leaves it as it is
+    """
+
+    alpha: float = 0.5
+    rate: float = 0.1
+
+    def __post_init__(self):
+        if not 0 <= self.alpha <= 1:
+            raise UsageError(f"--apfl.alpha={self.alpha}: accepted: a share in [0, 1]")
+        if self.rate < 0:
+            raise UsageError(f"--apfl.rate={self.rate}: accepted: 0 or more")
+
+
+def mixture(alpha, own, shared):
+    """alpha own + (1 - alpha) shared."""
+    return jax.tree.map(lambda v, w: tree.per_row(alpha, v) * v + (1 - tree.per_row(alpha, v)) * w, own, shared)
+
+
+def apfl(problem: Problem, config: APFLConfig) -> Algorithm:
+    """APFL."""
+    of_batch = jax.value_and_grad(lambda params, batch: mean_loss(problem.solver, params, batch))
+    solver = problem.solver._replace(optimizer=apart(problem.solver.optimizer))
+
+    def step(models, memory, batch):
+        alpha, number = memory
+        v, w = models["own"], models["global"]
+        w_slope = of_batch(w, batch(0).of_model(0))[1]
+        loss, slope = of_batch(mixture(alpha, v, w), batch(0).of_model(1))
+        moved = alpha - config.rate * tree.inner(tree.subtract(v, w), slope)  # Eq. 10
+        memory = jnp.where(number == 0, jnp.clip(moved, 0, 1), alpha), number + 1
+        return loss, {"own": tree.scale(slope, alpha), "global": w_slope}, memory
+
+    def rows(key, models, clients):
+        num = tree.num_rows(clients)
+        alpha = jnp.full((num,), config.alpha, jnp.float32)
+        return {"own": problem.personal_rows(key, num), "alpha": alpha, "kept": problem.optimizer_rows(models, num)}
+
+    def train(turn, models, row, shard):
+        one = lambda stack: jax.tree.map(lambda leaf: leaf[0], stack)
+        w = one(models)
+        optimizer = {
+            "own": row["own"]["optimizer"],
+            "global": one(row["kept"]) if problem.keep_optimizer else problem.solver.optimizer.init(w),
+        }
+        trained, optimizer, loss, (alpha, _) = descend(
+            solver,
+            turn.key,
+            {"own": row["own"]["model"], "global": w},
+            optimizer,
+            shard.train,
+            step,
+            (row["alpha"], jnp.zeros((), jnp.int32)),
+            round_number=turn.round,
+        )
+        kept = tree.stack_one(optimizer["global"]) if problem.keep_optimizer else ()
+        row = {"own": {"model": trained["own"], "optimizer": optimizer["own"]}, "alpha": alpha, "kept": kept}
+        return tree.stack_one(trained["global"]), row, loss[None]
+
+    def predictor(key, state, clients):
+        return Predictor.own(mixture(state.clients["alpha"], state.clients["own"]["model"], state.models))
+
+    def adapt(key, state, clients):
+        mixed = lambda v, w: mixture(jnp.float32(config.alpha), v, w)
+        objective = lambda v, batch, w: mean_loss(problem.solver, mixed(v, w), batch)
+        own = problem.train_alone(key, state.models, clients, own=False, rounds=problem.rounds, objective=objective)
+        return Predictor.own(mixed(own, state.models))
+
+    scored = "each client's mixture of its own parameters and the global ones"
+    return averaging(problem, train=train, rows=rows, predictor=predictor, adapt=adapt, scored=scored, gradients=2)
+
+
+def apart(optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
+    """The optimizer for several trees of parameters by name, each with a state of its own."""
+
+    def update(updates, states, params, **extra):
+        done = {name: optimizer.update(updates[name], states[name], params[name], **extra) for name in updates}
+        return {name: moved for name, (moved, _) in done.items()}, {name: state for name, (_, state) in done.items()}
+
+    return optax.GradientTransformationExtraArgs(
+        lambda params: {name: optimizer.init(part) for name, part in params.items()}, update
+    )

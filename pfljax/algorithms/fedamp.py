@@ -1,0 +1,102 @@
+"""FedAMP: each client is drawn to a cloud model of its own, a mixture of the models most like its own.
+
+Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, "Personalized cross-silo federated learning on non-IID data" (AAAI 2021), with
+A(x) = 1 - exp(-x / sigma).
+
+    A round: client k receives u_k and takes w_k near argmin l_k(w) + strength / 2 |w - u_k|^2         (Eq. 7)
+    xi_kj = a exp(-|w_k - w_j|^2 / sigma) for j != k, xi_kk = 1 - sum_j xi_kj;  u_k <- sum_j xi_kj w_j    (Eq. 5, 6)
+
+Departures from the paper: its step alpha is given by `attention` = alpha (K - 1) / sigma, the most that all others
+together can weigh, so a = attention / (K - 1); sigma is in units of the mean squared distance between clients' models,
+which changes by orders of magnitude from network to network and over rounds; strength stands for lambda / alpha. Local
+training starts from u_k. Of clients out of the cohort the server takes the last w. Newcomers train from the mean of
+all models, held near it, for as many rounds as a run has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pfljax import tree
+from pfljax.solvers import Problem, proximal
+from pfljax.types import Algorithm, Array, Params, Predictor, State, UsageError, Work
+
+SHOWN = 16  # clients of most weight that a run's files tell for each client
+
+
+@dataclasses.dataclass(frozen=True)
+class FedAMPConfig:
+    """FedAMP's knobs.
+
+    Attributes:
+        attention: the most that all others' models together weigh in a client's cloud model; 0: none
+        sigma: squared distance at which attention falls to 1 / e, in units of the mean one
+        strength: of the pull of the client's model to its cloud model; with no attention 0 is Local
+    """
+
+    attention: float = 0.9
+    sigma: float = 0.3
+    strength: float = 0.1
+
+    def __post_init__(self):
+        if not 0 <= self.attention <= 1:
+            raise UsageError(f"--fedamp.attention={self.attention}: accepted: a share in [0, 1]")
+        if not self.sigma > 0:
+            raise UsageError(f"--fedamp.sigma={self.sigma}: accepted: above 0")
+        if self.strength < 0:
+            raise UsageError(f"--fedamp.strength={self.strength}: accepted: 0 or more")
+
+
+def attention(models: Params, config: FedAMPConfig) -> Array:
+    """(K, K) xi of K stacked models, each row on the simplex."""
+    products = tree.gram(models)
+    num, size = products.shape[0], jnp.diagonal(products)
+    others = 1 - jnp.eye(num)
+    distance = jnp.maximum(size[:, None] + size[None, :] - 2 * products, 0) * others
+    unit = distance.sum() / max(num * (num - 1), 1)
+    near = jnp.exp(-distance / jnp.maximum(config.sigma * unit, jnp.finfo(jnp.float32).tiny))
+    weights = config.attention / max(num - 1, 1) * near * others
+    return weights + jnp.diag(1 - weights.sum(axis=1))
+
+
+def fedamp(problem: Problem, config: FedAMPConfig) -> Algorithm:
+    """FedAMP."""
+    num = problem.num_clients
+
+    def init(key, clients):
+        rows = problem.personal_rows(key, num)
+        return State({"models": rows["model"], "xi": jnp.eye(num)}, rows["model"], (), rows)
+
+    def download(key, state, cohort):
+        return cohort.ids[:, None]
+
+    def work(turn, models, row, shard):
+        cloud = jax.tree.map(lambda leaf: leaf[0], models)
+        near = proximal(problem.solver, cloud, config.strength)
+        row, loss = problem.fit_personal(turn, row | {"model": cloud}, shard.train, near)
+        return Work(row, tree.stack_one(row["model"]), {"loss": loss})
+
+    def update(key, state, returned):
+        models = tree.where(returned.count > 0, returned.upload, state.server["models"])
+        xi = attention(models, config)
+        metrics = {"weight_of_others": 1 - jnp.diagonal(xi).mean()}
+        return state._replace(server={"models": models, "xi": xi}, models=tree.mix(xi, models)), metrics
+
+    def predictor(key, state, clients):
+        return Predictor.own(state.clients["model"])
+
+    def adapt(key, state, clients):
+        mean = tree.stack_one(jax.tree.map(lambda leaf: leaf.mean(axis=0), state.server["models"]))
+        near = lambda params, batch, start: proximal(problem.solver, start, config.strength)(params, batch)
+        models = problem.train_alone(key, mean, clients, own=False, rounds=problem.rounds, objective=near)
+        return Predictor.own(models)
+
+    def heaviest(state):
+        weights, index = jax.lax.top_k(state.server["xi"], min(SHOWN, num))
+        return {"index": index.astype(jnp.int32), "weights": weights / weights.sum(axis=1, keepdims=True)}
+
+    algorithm = Algorithm(init, download, work, update, predictor, adapt, "shared", "each client's own model")
+    return algorithm._replace(collaboration=("peers", heaviest))

@@ -1,0 +1,71 @@
+"""q-FFL: the worse a client fares, the more it counts.
+
+Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning" (ICLR 2020, Algorithm 2, q-FedAvg).
+
+    A round: client k receives w, with F_k = l_k(w), and trains it to w_k; d_k = w - w_k, which times L is its gradient;
+    w <- w - sum_k F_k^q L d_k / sum_k (q F_k^(q-1) |L d_k|^2 + L F_k^q).
+
+Departures from the paper: clients are drawn uniformly, not in proportion to n_k, and count alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from pfljax import tree
+from pfljax.global_model import loss_at_start
+from pfljax.solvers import Problem
+from pfljax.types import Algorithm, Predictor, State, UsageError, Work
+
+LEAST = 1e-10  # of a loss, so that its powers stay finite
+
+
+@dataclasses.dataclass(frozen=True)
+class QFFLConfig:
+    """q-FFL's knobs.
+
+    Attributes:
+        q: how much the worse-off count more; 0 counts all clients alike
+        lipschitz: L, of the clients' gradients; the paper takes 1 / learning rate
+    """
+
+    q: float = 1.0
+    lipschitz: float = 1.0
+
+    def __post_init__(self):
+        if self.q < 0:
+            raise UsageError(f"--qffl.q={self.q}: accepted: 0 or more")
+        if not self.lipschitz > 0:
+            raise UsageError(f"--qffl.lipschitz={self.lipschitz}: accepted: above 0")
+
+
+def qffl(problem: Problem, config: QFFLConfig) -> Algorithm:
+    """q-FFL."""
+
+    def init(key, clients):
+        models = problem.init_models(key, 1)
+        return State((), models, (), problem.optimizer_rows(models, tree.num_rows(clients)))
+
+    def download(key, state, cohort):
+        return jnp.zeros((cohort.ids.shape[0], 1), jnp.int32)
+
+    def work(turn, models, kept, shard):
+        loss = loss_at_start(problem, models, shard) + LEAST
+        trained, kept, losses = problem.fit_models(turn, models, kept, shard.train)
+        moved = tree.scale(tree.subtract(models, trained), config.lipschitz)
+        counts = loss**config.q
+        step = config.q * loss ** (config.q - 1) * tree.inner(moved, moved) + config.lipschitz * counts
+        upload = {"moved": tree.scale(moved, counts), "step": step[None]}
+        return Work(kept, upload, {"loss": losses[0]}, (shard.train.size > 0)[None])
+
+    def update(key, state, returned):
+        step = returned.upload["step"]
+        moved = tree.scale(returned.upload["moved"], 1 / jnp.where(step > 0, step, 1))
+        return state._replace(models=tree.subtract(state.models, moved)), {}
+
+    def predictor(key, state, clients):
+        return Predictor.one(state.models, tree.num_rows(clients))
+
+    return Algorithm(init, download, work, update, predictor, predictor, "shared", "the global model")

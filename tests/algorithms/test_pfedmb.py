@@ -1,0 +1,129 @@
+"""pFedMB: Eq. 1 to 6 against NumPy, and what it is for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toys
+from quadratics import RATE, SIZES, gradient, play, vectors
+
+from pfljax import branches, models
+
+B = 3
+
+
+def softmax(raw):
+    return np.exp(raw) / np.exp(raw).sum()
+
+
+def nearest_on_simplex(point):
+    """By bisection of what makes the positive parts sum to 1."""
+    low, high = point.min() - 1, point.max()
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.maximum(point - middle, 0).sum() > 1 else (low, middle)
+    return np.maximum(point - low, 0)
+
+
+@pytest.mark.parametrize("averaging", ["alpha", "plain"])
+@pytest.mark.parametrize("simplex", ["softmax", "projection"])
+def test_rounds_by_hand(simplex, averaging):
+    """A linear model: one layer, so that alpha (B,) mixes B vectors."""
+    rate, epochs = 0.3, 2
+    knobs = {"branches": B, "alpha_rate": rate, "simplex": simplex, "averaging": averaging}
+    federation, _, states, records, predictor = play("pfedmb", epochs=epochs, rounds=3, knobs=knobs)
+    own = lambda state: vectors(jax.tree.map(lambda leaf: leaf[0], state.models))
+    shared, raw = own(states[0]), np.full((4, B), 0.0 if simplex == "softmax" else 1 / B)
+    assert np.abs(np.diff(shared, axis=0)).max() > 0.1  # branches start apart
+    for number in range(3):
+        trained, alphas = [], []
+        for k in range(4):
+            for _ in range(epochs):  # Eq. 3, W as received
+                alpha = softmax(raw[k]) if simplex == "softmax" else raw[k]
+                slope = shared @ gradient(federation, k, alpha @ shared)
+                if simplex == "softmax":
+                    raw[k] = raw[k] - rate * (np.diag(alpha) - np.outer(alpha, alpha)) @ slope
+                else:
+                    raw[k] = nearest_on_simplex(raw[k] - rate * slope)
+            alpha = softmax(raw[k]) if simplex == "softmax" else raw[k]
+            mine = shared.copy()
+            for _ in range(epochs):  # Eq. 4, the new alpha fixed
+                mine = mine - RATE * np.outer(alpha, gradient(federation, k, alpha @ mine))
+            trained.append(mine)
+            alphas.append(alpha)
+        trained, alphas, size = np.array(trained), np.array(alphas), np.array(SIZES)[:, None]
+        weight = size * (alphas if averaging == "alpha" else np.ones_like(alphas))  # Eq. 5 or 6
+        total = weight.sum(axis=0)
+        mean = (weight[..., None] * trained).sum(axis=0) / np.where(total > 0, total, 1)[:, None]
+        shared = np.where(total[:, None] > 0, mean, shared)
+        np.testing.assert_allclose(own(states[number + 1]), shared, rtol=2e-3, atol=2e-4)
+    np.testing.assert_allclose(vectors(predictor.models), alphas @ shared, rtol=2e-3, atol=2e-4)
+    assert records[0].down == 4 * 4 * B * 4 and records[0].up == 4 * (4 * B + B) * 4
+
+
+def test_a_branch_without_weight_stays():
+    knobs = {"branches": 2, "alpha_rate": 1e4, "simplex": "projection"}
+    _, algorithm, states, _, _ = play("pfedmb", rounds=1, sizes=(3, 3), knobs=knobs)
+    alpha = np.asarray(algorithm.collaboration[1](states[1])["alpha"])[:, 0]
+    assert set(alpha.ravel().tolist()) == {0.0, 1.0}
+    unused = np.flatnonzero(alpha.sum(axis=0) == 0)
+    for branch in range(2):
+        before, after = (np.asarray(state.models["Dense_0"]["kernel"])[0, branch] for state in states)
+        assert np.array_equal(before, after) == (branch in unused)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes"),
+    [
+        ("mlp", (5,), 3),
+        ("cnn", (8, 8, 2), 3),
+        ("mobilenet_v2", (8, 8, 1), 3),
+        ("lstm", (4,), 9),
+    ],
+)
+def test_any_model_becomes_a_multi_branch_one(name, shape, classes):
+    """Eq. 1: with all weight on one branch it is that branch; and of each layer another branch is a mix of layers."""
+    model = models.make(name, shape, "classification", classes, hidden=(4,), channels=(3, 3))
+    stack = jax.vmap(model.init)(jax.random.split(jax.random.key(0), B))
+    num = len(model.layers)
+    one = branches.mix(model, jnp.tile(jnp.eye(B)[1], (num, 1)), stack)
+    toys.assert_trees_close(one, jax.tree.map(lambda leaf: leaf[1], stack))
+    picks = np.arange(num) % B
+    mixed = branches.mix(model, jnp.eye(B)[picks], stack)
+    assert jax.tree.structure(mixed) == jax.tree.structure(one)
+    for names, pick in zip(model.layers, picks, strict=True):
+        for top in names:
+            toys.assert_trees_close(mixed[top], jax.tree.map(lambda leaf, b=pick: leaf[b], stack[top]))
+    weights = jnp.array([[0.5, 0.3, 0.2]])
+    even = branches.mix(model, weights, stack)
+    expected = jax.tree.map(lambda leaf: 0.5 * leaf[0] + 0.3 * leaf[1] + 0.2 * leaf[2], stack)
+    toys.assert_trees_close(even, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("per_layer", [True, False])
+def test_alpha_is_one_vector_a_layer_or_one_for_all(per_layer):
+    federation = toys.make_federation(SIZES)
+    problem = toys.make_problem(federation, optax.sgd(RATE), hidden=(4,), epochs=2)
+    algorithm = toys.make_algorithm("pfedmb", problem, branches=B, per_layer=per_layer, alpha_rate=5.0)
+    states, _ = toys.train(algorithm, problem, federation.shards, 3)
+    told = algorithm.collaboration[1](states[-1])
+    assert told["alpha"].shape == (4, 2 if per_layer else 1, B)
+    np.testing.assert_allclose(told["alpha"].sum(axis=-1), 1, rtol=1e-5)
+    np.testing.assert_allclose(told["weights"], told["alpha"].mean(axis=1), rtol=1e-6)
+    if per_layer:
+        assert np.abs(told["alpha"][:, 0] - told["alpha"][:, 1]).max() > 0.01
+    np.testing.assert_allclose(algorithm.collaboration[1](states[0])["alpha"], 1 / B, rtol=1e-6)
+
+
+def test_newcomers_learn_alpha_and_leave_the_branches():
+    _, algorithm, states, _, _ = play("pfedmb", rounds=4, knobs={"branches": B, "alpha_rate": 0.5})
+    newcomers = toys.make_federation((4, 3), "regression", seed=7)
+    found = vectors(algorithm.adapt(jax.random.key(0), states[-1], newcomers.shards).models)
+    shared = vectors(jax.tree.map(lambda leaf: leaf[0], states[-1].models))
+    for k in range(2):
+        weights = np.linalg.lstsq(shared.T, found[k], rcond=None)[0]
+        np.testing.assert_allclose(weights @ shared, found[k], atol=1e-4)  # in the branches' span, on the simplex
+        assert weights.sum() == pytest.approx(1, abs=1e-3) and (weights > -1e-3).all()
+        slope = lambda theta, k=k: gradient(newcomers, k, theta) @ (theta - shared.mean(axis=0))
+        assert slope(shared.mean(axis=0) * 0.5 + 0.5 * found[k]) < 0  # downhill from the even mixture

@@ -1,0 +1,352 @@
+"""What pFedMB is compared with, and the rest: limit cases, and rounds by hand on quadratics."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toys
+from quadratics import MINI, RATE, SIZES, gradient, play, quadratic, vectors
+
+from pfljax import tree
+from pfljax.algorithms import fedamp, fedopt
+from pfljax.types import UsageError
+
+EQUAL = (3, 3, 3, 3)
+
+
+def loss_of(federation, k, theta):
+    """Client k's mean squared error."""
+    a, b = quadratic(federation, k)
+    return (
+        theta @ a @ theta - 2 * b @ theta + np.mean(np.float64(federation.train.y[k, : federation.train.size[k]]) ** 2)
+    )
+
+
+def predictions(name, **options):
+    """The models with which the clients predict, (K, d)."""
+    predictor = play(name, **MINI, **options)[4]
+    return vectors(tree.take(predictor.models, predictor.index[:, 0]))
+
+
+@pytest.mark.parametrize(
+    ("name", "off", "on", "sizes"),
+    [
+        ("fedavgm", {"momentum": 0.0}, {"momentum": 0.9}, SIZES),
+        ("scaffold", {"correction": 0.0}, {"correction": 1.0}, SIZES),
+        ("qffl", {"q": 0.0, "lipschitz": 3.0}, {"q": 2.0}, EQUAL),
+        ("afl", {"rate": 0.0}, {"rate": 0.5}, SIZES),
+        ("ifca", {"clusters": 1}, {"clusters": 3}, (2, 5, 1, 3, 4, 2)),
+        ("hypcluster", {"clusters": 1}, {"clusters": 3}, (2, 5, 1, 3, 4, 2)),
+        ("fedper", {"personal_layers": 0}, {"personal_layers": 1}, SIZES),
+        ("apfl", {"alpha": 0.0, "rate": 0.0}, {"alpha": 0.5}, SIZES),
+        ("pfedmb", {"branches": 1}, {"branches": 2}, SIZES),
+        ("pfedmb", {"branches": 1, "simplex": "projection", "averaging": "plain"}, {"branches": 3}, SIZES),
+    ],
+)
+def test_with_its_knob_off_it_is_fedavg(name, off, on, sizes):
+    wanted = predictions("fedavg", sizes=sizes)
+    np.testing.assert_allclose(predictions(name, knobs=off, sizes=sizes), wanted, rtol=1e-5, atol=1e-6)
+    assert np.abs(predictions(name, knobs=on, sizes=sizes) - wanted).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "off", "on"),
+    [
+        ("fedper", {"personal_layers": 1}, {"personal_layers": 0}),
+        ("apfl", {"alpha": 1.0, "rate": 0.0}, {"alpha": 0.5}),
+        ("ditto", {"strength": 0.0}, {"strength": 1.0}),
+        ("l2sgd", {"pull": 0.0}, {"pull": 0.5}),
+        ("fedamp", {"attention": 0.0, "strength": 0.0}, {"attention": 0.5, "strength": 0.0}),
+        ("fedamp", {"attention": 0.0, "strength": 0.0}, {"attention": 0.0, "strength": 1.0}),
+    ],
+)
+def test_with_its_knob_off_it_is_local(name, off, on):
+    wanted = predictions("local")
+    np.testing.assert_allclose(predictions(name, knobs=off), wanted, rtol=1e-5, atol=1e-6)
+    assert np.abs(predictions(name, knobs=on) - wanted).max() > 1e-3
+
+
+def test_without_attention_the_first_step_of_fedamp_knows_no_pull():
+    """The pull's gradient is zero where the client starts, at its own last model."""
+    alone = {"epochs": 1, "rounds": 3}
+    found = play("fedamp", knobs={"attention": 0.0, "strength": 5.0}, **alone)[4]
+    np.testing.assert_allclose(vectors(found.models), vectors(play("local", **alone)[4].models), rtol=1e-5, atol=1e-6)
+
+
+def test_l2sgd_pulled_all_the_way_trains_as_fedavg_does():
+    found = play("l2sgd", knobs={"pull": 1.0}, **MINI)[2][-1].models
+    np.testing.assert_allclose(vectors(found), vectors(play("fedavg", **MINI)[2][-1].models), rtol=1e-5, atol=1e-6)
+
+
+def test_fedper_by_hand_shares_the_base_only():
+    federation = toys.make_federation(SIZES)
+    problem = toys.make_problem(federation, optax.sgd(RATE), epochs=2, hidden=(3,))
+    algorithm = toys.make_algorithm("fedper", problem)
+    states, records = toys.train(algorithm, problem, federation.shards, 1)
+    assert set(jax.tree.leaves(states[1].models["Dense_1"])) == set()
+    trained = []
+    for k in range(4):
+        start = tree.combine(
+            jax.tree.map(lambda leaf: leaf[0], states[0].models),
+            jax.tree.map(lambda leaf, k=k: leaf[k], states[0].clients["own"]),
+        )
+        split = jax.tree.map(
+            lambda leaf, k=k: jnp.asarray(leaf)[k, : SIZES[k]],
+            federation.train._replace(size=federation.train.size[:, None]),
+        )
+        mean = lambda p, s=split: problem.model.loss(p, s.x, s.y).mean()
+        for _ in range(2):
+            start = jax.tree.map(lambda p, g: p - RATE * g, start, jax.grad(mean)(start))
+        trained.append(start)
+        own = jax.tree.map(lambda leaf, k=k: leaf[k], states[1].clients["own"])["Dense_1"]
+        toys.assert_trees_close(own, start["Dense_1"], rtol=1e-4, atol=1e-6)
+    average = jax.tree.map(lambda *leaves: np.average(leaves, axis=0, weights=SIZES), *[t["Dense_0"] for t in trained])
+    toys.assert_trees_close(
+        jax.tree.map(lambda leaf: leaf[0], states[1].models["Dense_0"]), average, rtol=1e-4, atol=1e-6
+    )
+    base = 4 * (3 * 3 + 3)
+    assert records[0].down == 4 * base and records[0].up == 4 * (base + 4)  # and n_k
+
+
+def trained_by_hand(federation, k, theta, epochs, correction=0.0):
+    """(theta after full-batch steps, the mean of its gradients)."""
+    total = 0.0
+    for _ in range(epochs):
+        slope = gradient(federation, k, theta)
+        total = total + slope / epochs
+        theta = theta - RATE * (slope + correction)
+    return theta, total
+
+
+def test_scaffold_by_hand():
+    federation, _, states, records, _ = play("scaffold", rounds=3, epochs=2, knobs={"rate": 0.5})
+    x, c, own = vectors(states[0].models["model"])[0], np.zeros(4), np.zeros((4, 4))
+    for number in range(3):
+        pairs = [trained_by_hand(federation, k, x, 2, c - own[k]) for k in range(4)]
+        # Option II, as it is written: c_k - c + (x - y_k) / (steps rate).
+        new = np.array([own[k] - c + (x - pairs[k][0]) / (2 * RATE) for k in range(4)])
+        x = x + 0.5 * (np.average([y for y, _ in pairs], axis=0, weights=SIZES) - x)
+        c, own = c + (new - own).sum(axis=0) / 4, new
+        after = states[number + 1]
+        np.testing.assert_allclose(vectors(after.models["model"])[0], x, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(vectors(after.models["control"])[0], c, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(vectors(after.clients["control"]), own, rtol=1e-4, atol=1e-5)
+    assert records[0].down == 4 * 2 * 4 * 4 and records[0].up == 4 * (2 * 4 + 1) * 4
+
+
+def test_scaffold_s_variates_sum_to_the_server_s_under_sampling():
+    federation = toys.make_federation(SIZES, "regression")
+    problem = toys.make_problem(federation, optax.sgd(RATE), cohort=2, epochs=2)
+    states, _ = toys.train(toys.make_algorithm("scaffold", problem), problem, federation.shards, 4)
+    np.testing.assert_allclose(
+        vectors(states[-1].clients["control"]).mean(axis=0), vectors(states[-1].models["control"])[0], atol=1e-5
+    )
+
+
+def test_fedavgm_and_fedadam_by_hand():
+    federation, _, states, _, _ = play("fedavgm", rounds=3, knobs={"momentum": 0.5, "rate": 0.7})
+    mean_of = lambda w: np.average([trained_by_hand(federation, k, w, 1)[0] for k in range(4)], axis=0, weights=SIZES)
+    w, velocity = vectors(states[0].models)[0], 0.0
+    for number in range(3):
+        velocity = 0.5 * velocity + w - mean_of(w)
+        w = w - 0.7 * velocity
+        np.testing.assert_allclose(vectors(states[number + 1].models)[0], w, rtol=1e-4, atol=1e-5)
+    states = play("fedadam", rounds=2, knobs={"rate": 0.2, "tau": 0.01})[2]
+    w, m, v = vectors(states[0].models)[0], 0.0, 0.0
+    for number in (1, 2):
+        slope = w - mean_of(w)
+        m, v = 0.9 * m + 0.1 * slope, 0.99 * v + 0.01 * slope**2
+        w = w - 0.2 * (m / (1 - 0.9**number)) / (np.sqrt(v / (1 - 0.99**number)) + 0.01)
+        np.testing.assert_allclose(vectors(states[number].models)[0], w, rtol=1e-3, atol=1e-5)
+    moved = {}
+    for name in ("adam", "yogi", "adagrad"):
+        states = play("fedadam", rounds=3, knobs={"optimizer": name})[2]
+        moved[name] = vectors(states[-1].models)
+    assert np.abs(moved["adam"] - moved["yogi"]).max() > 1e-3 < np.abs(moved["adam"] - moved["adagrad"]).max()
+    assert dataclasses.fields(fedopt.FedAdamConfig)[0].default == "adam"
+
+
+def test_qffl_by_hand():
+    q, lipschitz = 2.0, 4.0
+    federation, _, states, _, _ = play("qffl", epochs=2, knobs={"q": q, "lipschitz": lipschitz})
+    w = vectors(states[0].models)[0]
+    for number in range(2):
+        moved, steps = 0.0, 0.0
+        for k in range(4):
+            loss = loss_of(federation, k, w)
+            delta = lipschitz * (w - trained_by_hand(federation, k, w, 2)[0])
+            moved = moved + loss**q * delta
+            steps += q * loss ** (q - 1) * delta @ delta + lipschitz * loss**q
+        w = w - moved / steps
+        np.testing.assert_allclose(vectors(states[number + 1].models)[0], w, rtol=1e-4, atol=1e-5)
+
+
+def test_qffl_evens_losses_out():
+    spread = []
+    for q in (0.0, 5.0):
+        federation, _, states, _, _ = play("qffl", rounds=60, epochs=1, sizes=EQUAL, knobs={"q": q})
+        spread.append(np.std([loss_of(federation, k, vectors(states[-1].models)[0]) for k in range(4)]))
+    assert spread[1] < spread[0]
+
+
+def test_afl_by_hand():
+    rate = 0.3
+    federation, _, states, _, _ = play("afl", rounds=3, knobs={"rate": rate})
+    w, share = vectors(states[0].models)[0], np.array(SIZES) / sum(SIZES)
+    np.testing.assert_allclose(states[0].server, share, rtol=1e-6)
+    for number in range(3):
+        losses = np.array([loss_of(federation, k, w) for k in range(4)])
+        trained = [trained_by_hand(federation, k, w, 1)[0] for k in range(4)]
+        w = np.average(trained, axis=0, weights=share)
+        # The point of the simplex nearest to it: subtract what makes the positive parts sum to 1.
+        raised = share + rate * losses
+        low, high = raised.min() - 1, raised.max()
+        for _ in range(100):
+            middle = (low + high) / 2
+            low, high = (middle, high) if np.maximum(raised - middle, 0).sum() > 1 else (low, middle)
+        share = np.maximum(raised - low, 0)
+        np.testing.assert_allclose(states[number + 1].server, share, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(vectors(states[number + 1].models)[0], w, rtol=1e-3, atol=1e-4)
+    assert (share == 0).any() and share.sum() == pytest.approx(1)
+
+
+def test_ditto_by_hand():
+    federation, _, states, _, predictor = play("ditto", epochs=3, knobs={"strength": 2.0})
+    w, own = vectors(states[0].models)[0], vectors(states[0].clients["personal"]["model"])
+    for _ in range(2):
+        for k in range(4):
+            for _ in range(3):
+                own[k] = own[k] - RATE * (gradient(federation, k, own[k]) + 2.0 * (own[k] - w))
+        w = np.average([trained_by_hand(federation, k, w, 3)[0] for k in range(4)], axis=0, weights=SIZES)
+    np.testing.assert_allclose(vectors(predictor.models), own, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(vectors(states[-1].models)[0], w, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.05, 10.0])
+def test_apfl_by_hand(rate):
+    knobs = {"alpha": 0.3, "rate": rate}
+    federation, _, states, _, predictor = play("apfl", epochs=2, knobs=knobs)
+    w, v, alpha = vectors(states[0].models)[0], vectors(states[0].clients["own"]["model"]), np.full(4, 0.3)
+    for number in range(2):
+        trained = []
+        for k in range(4):
+            own = w.copy()
+            for step in range(2):
+                slope = gradient(federation, k, alpha[k] * v[k] + (1 - alpha[k]) * own)
+                moved = alpha[k] - rate * (v[k] - own) @ slope  # Eq. 10
+                own, v[k] = own - RATE * gradient(federation, k, own), v[k] - RATE * alpha[k] * slope
+                alpha[k] = np.clip(moved, 0, 1) if step == 0 else alpha[k]
+            trained.append(own)
+        w = np.average(trained, axis=0, weights=SIZES)
+        np.testing.assert_allclose(states[number + 1].clients["alpha"], alpha, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        vectors(predictor.models), alpha[:, None] * v + (1 - alpha)[:, None] * w, rtol=1e-3, atol=1e-4
+    )
+    assert rate < 10 or set(np.round(alpha, 3)) & {0.0, 1.0}  # cut to [0, 1]
+
+
+def test_l2sgd_by_hand():
+    federation, _, states, _, predictor = play("l2sgd", epochs=2, knobs={"pull": 0.3})
+    mean, own = vectors(states[0].models)[0], vectors(states[0].clients["model"])
+    for _ in range(2):
+        own = np.array([trained_by_hand(federation, k, 0.7 * own[k] + 0.3 * mean, 2)[0] for k in range(4)])
+        mean = np.average(own, axis=0, weights=SIZES)
+    np.testing.assert_allclose(vectors(predictor.models), own, rtol=1e-4, atol=1e-5)
+
+
+def test_fedamp_s_attention_by_hand():
+    points = np.array([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]], np.float32)
+    config = fedamp.FedAMPConfig(attention=0.8, sigma=0.5)
+    distance = np.array([[0, 25, 1], [25, 0, 18], [1, 18, 0.0]])
+    near = np.exp(-distance / (0.5 * (25 + 1 + 18) / 3))
+    expected = 0.4 * near * (1 - np.eye(3))
+    expected += np.diag(1 - expected.sum(axis=1))
+    found = fedamp.attention({"w": jnp.asarray(points)}, config)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        fedamp.attention({"w": jnp.ones((3, 2))}, config), np.full((3, 3), 0.4) - 0.2 * np.eye(3), rtol=1e-5
+    )
+
+
+def test_fedamp_by_hand():
+    knobs = {"attention": 0.6, "sigma": 0.7, "strength": 1.5}
+    federation, _, states, records, predictor = play("fedamp", epochs=2, knobs=knobs)
+    own = vectors(states[0].clients["model"])
+    cloud = own.copy()
+    for number in range(2):
+        for k in range(4):
+            own[k] = cloud[k]
+            for _ in range(2):
+                own[k] = own[k] - RATE * (gradient(federation, k, own[k]) + 1.5 * (own[k] - cloud[k]))
+        distance = np.square(own[:, None] - own[None, :]).sum(axis=-1)
+        xi = 0.2 * np.exp(-distance / (0.7 * distance.sum() / 12)) * (1 - np.eye(4))
+        xi += np.diag(1 - xi.sum(axis=1))
+        cloud = xi @ own
+        np.testing.assert_allclose(vectors(states[number + 1].models), cloud, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(vectors(predictor.models), own, rtol=1e-3, atol=1e-4)
+    assert records[0].down == records[0].up == 4 * 4 * 4
+
+
+@pytest.mark.parametrize("name", ["ifca", "hypcluster"])
+def test_clients_choose_and_train_the_model_of_least_loss(name):
+    federation, _, states, records, predictor = play(name, epochs=2, knobs={"clusters": 3}, sizes=(2, 5, 1, 3, 4, 2))
+    sizes, models = (2, 5, 1, 3, 4, 2), vectors(states[0].models)
+    for number in range(2):
+        losses = np.array([[loss_of(federation, k, theta) for theta in models] for k in range(6)])
+        chosen = losses.argmin(axis=1)
+        assert len(set(chosen)) > 1
+        for j in range(3):
+            members = np.flatnonzero(chosen == j)
+            if len(members):
+                trained = [trained_by_hand(federation, k, models[j], 2)[0] for k in members]
+                models[j] = np.average(trained, axis=0, weights=[sizes[k] for k in members])
+        np.testing.assert_allclose(vectors(states[number + 1].models), models, rtol=1e-4, atol=1e-5)
+        assert records[number].metrics["clusters_chosen"] == len(set(chosen))
+    assert records[0].down == 6 * 3 * 4 * 4 and records[0].up == 6 * (4 + 1) * 4
+    best = np.array([[loss_of(federation, k, theta) for theta in models] for k in range(6)]).argmin(axis=1)
+    np.testing.assert_array_equal(predictor.index[:, 0], best)
+
+
+def test_ifca_s_first_layers_may_be_shared():
+    federation = toys.make_federation((4, 3, 5, 2, 4, 4))
+    problem = toys.make_problem(federation, optax.sgd(RATE), hidden=(3,), batch_size=2)
+    states, _ = toys.train(
+        toys.make_algorithm("ifca", problem, clusters=3, shared_layers=1), problem, federation.shards, 3
+    )
+    for state in states:
+        for leaf in jax.tree.leaves(state.models["Dense_0"]):
+            np.testing.assert_allclose(leaf[1:], np.broadcast_to(leaf[:1], leaf[1:].shape), rtol=1e-6)
+        assert np.abs(np.diff(state.models["Dense_1"]["kernel"], axis=0)).max() > 0.01
+    assert not toys.same_trees(states[0].models["Dense_0"], states[-1].models["Dense_0"])
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs"),
+    [
+        ("fedavgm", {"momentum": 1.0}),
+        ("fedavgm", {"rate": 0.0}),
+        ("fedadam", {"tau": 0.0}),
+        ("scaffold", {"correction": -1.0}),
+        ("qffl", {"q": -1.0}),
+        ("qffl", {"lipschitz": 0.0}),
+        ("afl", {"rate": -0.1}),
+        ("fedper", {"personal_layers": 2}),
+        ("ditto", {"strength": -1.0}),
+        ("apfl", {"alpha": 1.5}),
+        ("l2sgd", {"pull": 1.5}),
+        ("fedamp", {"sigma": 0.0}),
+        ("fedamp", {"attention": 1.2}),
+        ("ifca", {"clusters": 0}),
+        ("ifca", {"shared_layers": 2}),
+        ("hypcluster", {"clusters": 0}),
+        ("pfedmb", {"branches": 0}),
+        ("pfedmb", {"alpha_rate": 0.0}),
+    ],
+)
+def test_bad_knobs_are_refused(name, knobs):
+    (knob,) = knobs
+    with pytest.raises(UsageError, match=f"--{name}.{knob}=.*: accepted: "):
+        play(name, knobs=knobs)
