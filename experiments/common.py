@@ -399,6 +399,11 @@ def describe_run() -> dict:
     }
 
 
+def epsilon_text(values: Sequence[float | None]) -> str:
+    """The mean of epsilons by the privacy ledger, where None stands for no bound."""
+    return "∞" if None in values else f"{sum(values) / len(values):.2f}"
+
+
 def main(run: Callable[[], None], *, keep_compiled: bool = True) -> None:
     """Parses the flags and runs; a user's mistake is one line and exit code 2, a failure one line and 1.
 

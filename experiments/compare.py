@@ -38,6 +38,7 @@ def score(summary: dict, out: Path) -> dict[str, np.ndarray]:
         "megabytes": (last["bytes_down"] + last["bytes_up"]) / last["round"] / 1e6,
         "seconds": summary["seconds_per_round"],
         "unseen": (summary["unseen"] or {}).get(name, np.nan),
+        "privacy": summary["privacy"],
     }
 
 
@@ -54,6 +55,8 @@ def row_of(name: str, scores: list[dict]) -> dict:
         "unseen_mean": mean("unseen"),
         "megabytes_per_round": mean("megabytes"),
         "seconds_per_round": mean("seconds"),
+        "epsilon": [score["privacy"]["epsilon"] for score in scores] if scores[0]["privacy"] else None,
+        "unaccounted": (scores[0]["privacy"] or {}).get("unaccounted"),
         "rounds": scores[0]["rounds"].tolist(),
         "curve_mean": curves.mean(axis=0).tolist(),
         "curve_std": curves.std(axis=0).tolist(),
@@ -67,12 +70,15 @@ def columns(rows: list[dict], classification: bool) -> tuple[list[str], list[lis
     heads += ["bottom decile, %"] if classification else []
     unseen = any(np.isfinite(row["unseen_mean"]) for row in rows)
     heads += ["unseen clients"] if unseen else []
+    private = any(row["epsilon"] for row in rows)
+    heads += ["epsilon"] if private else []
     heads += ["MB per client and round", "s per round"]
     body = []
     for row in rows:
         cells = [row["algorithm"], f"{percent(row['accuracy_mean'])} ± {percent(row['accuracy_std'])}"]
         cells += [percent(row["best_mean"])] + ([percent(row["bottom_decile_mean"])] if classification else [])
         cells += [percent(row["unseen_mean"])] if unseen else []
+        cells += [common.epsilon_text(row["epsilon"]) + ("*" if row["unaccounted"] else "")] if private else []
         body.append([*cells, f"{row['megabytes_per_round']:.3g}", f"{row['seconds_per_round']:.3g}"])
     return heads, body
 
@@ -92,6 +98,9 @@ def run() -> None:
     title = f"{summaries[0]['dataset']}, last of {FLAGS.rounds} rounds, mean ± std over seeds {seeds}"
     heads, body = columns(rows, summaries[0]["task"] == "classification")
     sweeps.write_table(title, heads, body, rows, out, "comparison.png")
+    for row in rows:
+        if row["unaccounted"]:
+            print(f"* {row['algorithm']}: epsilon does not count {row['unaccounted']}")
 
 
 if __name__ == "__main__":

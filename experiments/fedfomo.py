@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from absl import flags
 
-from experiments import common, sweeps
-from pfljax import report
-from pfljax.types import UsageError
+from experiments import common, sweeps, tables
 
 FLAGS = flags.FLAGS
 PAPER = sweeps.Paper(
@@ -140,12 +136,11 @@ TABLE4 = {
 }
 
 
-class Row(NamedTuple):
-    """A row of a table: its title, its method, and flags that it sets."""
-
-    title: str
-    method: str
-    flags: dict
+STUDY = tables.Study(
+    PAPER,
+    "MNIST, CIFAR-10 and CIFAR-100, a CNN of two convolutions (122,570 parameters in the authors' code), 20 rounds "
+    "(100 of 100 clients), sgd at rate 0.1 (MNIST 0.01), batches of 50",
+)
 
 
 def define_flags(methods: Sequence[str], seeds: Sequence[str], out: str, num_distributions: int = 5) -> None:
@@ -160,7 +155,7 @@ def define_flags(methods: Sequence[str], seeds: Sequence[str], out: str, num_dis
     FLAGS.set_default("partition", "latent")
 
 
-def set_up(downloads: Sequence[int] = DOWNLOADS) -> tuple[list[Row], list[int], Path]:
+def set_up(downloads: Sequence[int] = DOWNLOADS) -> tuple[list[tables.Row], list[int], Path]:
     """The rows that --algorithms names (FedFomo once for each number of downloads), the seeds, and the folder."""
     if FLAGS.data_file and not FLAGS["dataset"].present:
         FLAGS.dataset = "npz"
@@ -170,121 +165,7 @@ def set_up(downloads: Sequence[int] = DOWNLOADS) -> tuple[list[Row], list[int], 
     rows = []
     for name in names:
         if name == "fedfomo" and not FLAGS["fedfomo.neighbors"].present and downloads:
-            rows += [Row(f"{name}, n={n}", name, {f"{name}__neighbors": n}) for n in downloads]
+            rows += [tables.Row(f"{name}, n={n}", name, {f"{name}__neighbors": n}) for n in downloads]
         else:
-            rows.append(Row(name, name, {}))
+            rows.append(tables.Row(name, name, {}))
     return rows, seeds, Path(FLAGS.out)
-
-
-@contextlib.contextmanager
-def settings_of(row: Row, **values):
-    """The preset's settings for a row's method, the row's own and `values`."""
-    with PAPER.settings_of(row.method), sweeps.settings(**row.flags, **values):
-        yield
-
-
-def accuracies(row: Row, seeds: Sequence[int], out: Path, **values) -> dict:
-    """A row's runs on all seeds under its settings and `values`: accuracy, and what else a table shows."""
-    with settings_of(row, **values):
-        summaries = sweeps.cells(row.method, seeds, out)
-    accuracy = [summary["last"]["accuracy_mean"] for summary in summaries]
-    return {
-        "accuracy_mean": float(np.mean(accuracy)),
-        "accuracy_std": float(np.std(accuracy)),
-        "accuracies": accuracy,
-        "earth_movers_distance": summaries[0]["earth_movers_distance"],
-        "learning_rate": sweeps.rate_of(out / f"seed-{seeds[0]}"),
-        "epsilon": [(summary["privacy"] or {}).get("epsilon") for summary in summaries],
-    }
-
-
-def folder(row: Row) -> str:
-    """The row's folder."""
-    return row.title.replace(", n=", "-n")
-
-
-def percent(mean: float, deviation: float | None) -> str:
-    """Percents, such as 85.1 ± 0.1; without a deviation (a single seed) 85.1."""
-    return f"{mean:.1f}" if deviation is None else f"{mean:.1f} ± {deviation:.1f}"
-
-
-def shown(cell: dict, seeds: Sequence[int]) -> str:
-    """A cell of a table."""
-    return percent(100 * cell["accuracy_mean"], 100 * cell["accuracy_std"] if len(seeds) > 1 else None)
-
-
-class Column(NamedTuple):
-    """A column of a table: its title, its folder, flags that it sets, and the paper's values by row."""
-
-    title: str
-    folder: str
-    flags: dict
-    paper: dict
-
-
-def write_table(title: str, rows: list[Row], columns: list[Column], seeds: list[int], out: Path) -> None:
-    """Runs all cells of a table and writes it, the paper's values beside ours."""
-    entries, body, distances = [], [], {}
-    for number, row in enumerate(rows, 1):
-        entry, line = {"algorithm": row.title}, [row.title]
-        for column in columns:
-            cell = accuracies(row, seeds, out / column.folder / folder(row), **column.flags)
-            distances[column.title] = cell["earth_movers_distance"]
-            paper = column.paper.get(row.title)
-            entry[column.folder] = cell | {"paper": None if paper is None else [value / 100 for value in paper]}
-            line += [shown(cell, seeds), "-" if paper is None else percent(*paper)]
-        entries.append(entry)
-        body.append(line)
-        print(f"{number} of {len(rows)} rows done: {row.title}")
-    heads = ["method"]
-    for column in columns:
-        distance = distances[column.title]
-        heads += [column.title + ("" if distance is None else f" (EMD {distance:.2f})"), "paper"]
-    sweeps.write_table(title, heads, body, entries, out)
-    print(differences(rows[0]))
-
-
-def write_figure(name: str, panels: dict[str, tuple[str, list]]) -> None:
-    """Draws accuracy against knobs and writes the points.
-
-    Args:
-        name: The figure's file.
-        panels: By flag (of a method's own without its prefix): the axis' label, and the values.
-    """
-    if not any(values for _, values in panels.values()):
-        raise UsageError("nothing to draw: accepted: values in one of the lists")
-    names, seeds, out = sweeps.method_names(), sweeps.seed_numbers(), Path(FLAGS.out)
-    common.set_defaults(names)
-    points, body = [], []
-    for method in names:
-        for knob, (_, values) in panels.items():
-            for value in values:
-                own = f"{method}__{knob}" if f"{method}.{knob}" in FLAGS else knob
-                row = Row(method, method, {own: value})
-                cell = accuracies(row, seeds, out / f"{method}-{knob}-{value:g}")
-                points.append({"panel": knob, "algorithm": method, "value": value, "paper": None, **cell})
-                points[-1]["accuracy"] = cell["accuracy_mean"]
-                body.append([knob, method, f"{value:g}", shown(cell, seeds)])
-    report.save(report.sweep_figure(points, {knob: label for knob, (label, _) in panels.items()}), out / name)
-    title = f"{FLAGS.dataset}, {FLAGS.num_distributions} distributions, test accuracy after the last round"
-    sweeps.write_table(title, ["knob", "method", "value", "test accuracy, %"], body, points, out, name)
-    print(differences(Row(names[0], names[0], {})))
-
-
-def differences(row: Row) -> str:
-    """In which ways this differs from the paper, for the end of a table."""
-    with settings_of(row):
-        sizes = f"at most {FLAGS.train_examples} examples a client" if FLAGS.train_examples else "all examples"
-        here = f"{FLAGS.dataset}, --model={FLAGS.model}, {sizes}, {FLAGS.rounds} rounds, rate {FLAGS.learning_rate:g}"
-        here += f", batches of {FLAGS.batch_size}"
-    if PAPER.name() == "digits":
-        return (
-            f"Here: {here}. The paper: MNIST, CIFAR-10 and CIFAR-100, a CNN of two convolutions, 20 rounds (100 of 100 "
-            "clients), rate 0.1 (MNIST 0.01), batches of 50. Its values stand here for orientation, not to be met."
-        )
-    return f"Here: {here}; initial models, batches and splits are our own."
-
-
-def in_paper(table: dict, otherwise: str = "cifar10") -> dict:
-    """The part of a table of the paper for this data set, or for another where it has none."""
-    return table.get(PAPER.name(), table[otherwise])

@@ -27,7 +27,7 @@ def run() -> None:
         ),
         "neighbors": ("models downloaded, M", sweeps.numbers("downloads", int, sets="fedfomo.neighbors")),
     }
-    fedfomo.write_figure("figure3.png", panels)
+    fedfomo.STUDY.write_figure("figure3.png", panels)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     python -m experiments.fedfomo_figure9
 
-Writes figure9.png, and the points as table.md, .csv and .json. The paper draws its points without numbers.
+Writes figure9.png, and the points as table.md, .csv and .json. The paper draws its points without numbers. Its
+first share, 0.01, is less than an example of digits.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def run() -> None:
     """The command."""
     shares = sweeps.numbers("shares", float, below=1, sets="validation_fraction")
     label = "share of a client's examples for validation"
-    fedfomo.write_figure("figure9.png", {"validation_fraction": (label, shares)})
+    fedfomo.STUDY.write_figure("figure9.png", {"validation_fraction": (label, shares)})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from absl import flags
 
-from experiments import common, fedfomo, sweeps
+from experiments import common, fedfomo, sweeps, tables
 
 FLAGS = flags.FLAGS
 
@@ -23,18 +23,19 @@ flags.DEFINE_list("clients", ["15", "100"], "numbers of clients, a column each; 
 def run() -> None:
     """The command."""
     rows, seeds, out = fedfomo.set_up()
-    paper = fedfomo.in_paper(fedfomo.TABLE1, "mnist")
-    with fedfomo.settings_of(rows[0]):
+    paper = fedfomo.STUDY.values(fedfomo.TABLE1, "mnist")
+    with fedfomo.STUDY.settings_of(rows[0]):
         rounds = FLAGS.rounds
     columns = []
     for number in sweeps.numbers("clients", int, sets="num_clients"):
         many = number > 15
         settings = {"num_clients": number, "participation": 0.1 if many else 1.0, "rounds": rounds * (5 if many else 1)}
         place = {15: 0, 100: 1}.get(number)
-        values = {} if place is None else {title: both[place] for title, both in paper.items()}
-        columns.append(fedfomo.Column(f"{number} clients, %", f"clients-{number}", settings, values))
+        values = {} if place is None else {title: both[place] for title, both in paper.by_row.items()}
+        values = paper._replace(by_row=values)
+        columns.append(tables.Column(f"{number} clients, %", f"clients-{number}", settings, values))
     title = f"{FLAGS.dataset}, two classes a client, test accuracy after the last round"
-    fedfomo.write_table(title, rows, columns, seeds, out)
+    fedfomo.STUDY.write_table(title, rows, columns, seeds, out)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from absl import flags
 
-from experiments import common, fedfomo, sweeps
+from experiments import common, fedfomo, sweeps, tables
 
 FLAGS = flags.FLAGS
 
@@ -21,20 +21,21 @@ flags.DEFINE_list("distributions", [str(d) for d in fedfomo.DISTRIBUTIONS], "num
 def run() -> None:
     """The command."""
     rows, seeds, out = fedfomo.set_up()
-    paper = fedfomo.in_paper(fedfomo.TABLE2)
+    paper = fedfomo.STUDY.values(fedfomo.TABLE2)
     columns = [
-        fedfomo.Column(
+        tables.Column(
             f"D={number}, %",
             f"distributions-{number}",
             {"num_distributions": number},
-            {title: values[number] for title, values in paper.items() if number in values},
+            paper._replace(by_row={title: v[number] for title, v in paper.by_row.items() if number in v}),
         )
         for number in sweeps.numbers("distributions", int, sets="num_distributions")
     ]
     title = f"{FLAGS.dataset}, {FLAGS.num_clients} clients, test accuracy after the last round"
-    fedfomo.write_table(title, rows, columns, seeds, out)
-    theirs = ", ".join(f"{value:g} (D={number})" for number, value in fedfomo.in_paper(fedfomo.EMD).items())
-    print(f"The paper's EMD, by a measure that it does not define: {theirs}.")
+    fedfomo.STUDY.write_table(title, rows, columns, seeds, out)
+    if paper.by_row:
+        theirs = ", ".join(f"{value:g} (D={number})" for number, value in fedfomo.EMD[paper.data].items())
+        print(f"The paper's EMD, by a measure that it does not define: {theirs}.")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import math
 
 from absl import flags
 
-from experiments import common, fedfomo, sweeps
+from experiments import common, fedfomo, sweeps, tables
 from pfljax.privacy import Privacy
 
 FLAGS = flags.FLAGS
@@ -24,16 +24,10 @@ FLAGS.set_default("dp_clip_norm", 1.0)
 flags.DEFINE_list("sigmas", ["0", "1", "2"], "noise multipliers, a row each for every method")
 
 
-def epsilon_of(cell: dict) -> float:
-    """The mean over seeds; infinite without noise."""
-    values = [math.inf if value is None else value for value in cell["epsilon"]]
-    return sum(values) / len(values)
-
-
 def run() -> None:
     """The command."""
     rows, seeds, out = fedfomo.set_up(downloads=())
-    paper, entries, body = fedfomo.in_paper(fedfomo.TABLE4), [], []
+    paper, entries, body = fedfomo.STUDY.values(fedfomo.TABLE4), [], []
     clips = {
         s: FLAGS.dp_clip_norm if s else math.inf for s in sweeps.numbers("sigmas", float, 0, sets="dp_noise_multiplier")
     }
@@ -41,21 +35,22 @@ def run() -> None:
         Privacy(sigma, clip, FLAGS.dp_delta).check()
     for row in rows:
         for sigma, clip in clips.items():
-            folder = out / f"sigma-{sigma:g}" / fedfomo.folder(row)
-            cell = fedfomo.accuracies(row, seeds, folder, dp_noise_multiplier=sigma, dp_clip_norm=clip)
-            theirs = paper.get(row.method, {}).get(sigma)
+            folder = out / f"sigma-{sigma:g}" / tables.folder(row)
+            cell = fedfomo.STUDY.accuracies(row, seeds, folder, dp_noise_multiplier=sigma, dp_clip_norm=clip)
+            theirs = paper.by_row.get(row.method, {}).get(sigma)
             entries.append({"algorithm": row.title, "sigma": sigma, "delta": FLAGS.dp_delta, **cell, "paper": theirs})
-            epsilon = epsilon_of(cell)
-            line = [row.title, f"{FLAGS.dp_delta:g}", f"{sigma:g}", "∞" if math.isinf(epsilon) else f"{epsilon:.2f}"]
+            line = [row.title, f"{FLAGS.dp_delta:g}", f"{sigma:g}", common.epsilon_text(cell["epsilon"])]
             beside = (
                 "-" if theirs is None else f"{theirs[1]:.1f} (epsilon {'∞' if math.isinf(theirs[0]) else theirs[0]})"
             )
-            body.append([*line, fedfomo.shown(cell, seeds), beside])
+            body.append([*line, tables.shown(cell, seeds), beside])
             print(f"{row.title}, sigma {sigma:g} done")
-    heads = ["method", "delta", "sigma", "epsilon", "test accuracy, %", "paper"]
+    heads = ["method", "delta", "sigma", "epsilon", "test accuracy, %", paper.head]
     title = f"{FLAGS.dataset}, {FLAGS.num_distributions} distributions, private local training, after the last round"
     sweeps.write_table(title, heads, body, entries, out)
-    print(fedfomo.differences(rows[0]))
+    fedfomo.STUDY.print_differences(rows[0], entries[0])
+    for entry in {entry["algorithm"]: entry for entry in entries if entry["unaccounted"]}.values():
+        print(f"{entry['algorithm']}: epsilon does not count {entry['unaccounted']}.")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class Embedding:
         return repr([getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "say"])
 
     def __call__(self, source: Source) -> np.ndarray:
-        """(n, F) float32 of all examples; the labels of test examples are not looked at."""
+        """(n, F) float32 of all examples; the labels of official test examples are not looked at."""
         if self.name == "auto":
             sides = source.x.shape[1:3] if source.x.ndim == 4 else (0,)
             if min(sides) < LEAST_SIDE:
@@ -92,4 +92,5 @@ def make(name: str, *, epochs: int = 5, seed: int = 0, **widths: tuple[int, ...]
     if name not in ("auto", *models.NAMES) or name == "lstm":
         accepted = ", ".join(known for known in models.NAMES if known != "lstm")
         raise UsageError(f"--embedding={name}: accepted: auto, pixels, {accepted}")
-    return Embedding(name, epochs, seed, tuple(sorted(widths.items())))
+    read = {"mlp": "hidden", "cnn": "channels"}.get(name)
+    return Embedding(name, epochs, seed, tuple((n, width) for n, width in widths.items() if n == read))

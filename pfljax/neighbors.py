@@ -93,11 +93,13 @@ def best_candidates(key: Key, scores: Array, count: int, epsilon: Array | float 
         The slots (M,) int32, and which of them are eligible.
     """
     lots_key, coin_key = jax.random.split(key)
-    lots = jax.random.uniform(lots_key, scores.shape)
+    # Of its own each: what has won a tie must not lower the others' chances to be explored.
+    tie, chance = jax.random.uniform(lots_key, (2, *scores.shape))
     explores = jax.random.bernoulli(coin_key, epsilon, (count,))
 
     def pick(scores, explores):
         best = jnp.where(explores, -jnp.inf, scores.max())
+        lots = jnp.where(explores, chance, tie)
         slot = jnp.argmax(jnp.where((scores >= best) & (scores > -jnp.inf), lots, -1.0))
         return scores.at[slot].set(-jnp.inf), (slot, scores[slot] > -jnp.inf)
 

@@ -103,6 +103,9 @@ def private_mean(
     return value + sum(jax.tree.leaves(linear))
 
 
+BY_LOSS = "training losses, by which models, examples or clients are weighed or chosen"  # `Algorithm.unaccounted`
+
+
 def epsilons(privacy: Privacy, num_examples: np.ndarray, batch_size: int, steps: np.ndarray, gradients: int = 1):
     """The ledger: each client's epsilon at `privacy.delta` for what local training has told of its examples.
 
@@ -114,12 +117,12 @@ def epsilons(privacy: Privacy, num_examples: np.ndarray, batch_size: int, steps:
         num_examples: (K,) n_k.
         batch_size: B.
         steps: (K,) mini-batches that each client has used in all.
-        gradients: How many gradients were taken of each.
+        gradients: How many gradients were taken of each; 0 where examples themselves are sent.
 
     Returns:
-        (K,) epsilon: 0 for a client that has not trained, infinite without noise.
+        (K,) epsilon: 0 for a client that has not trained, infinite without noise and where examples are sent.
     """
-    if not privacy.noise_multiplier:
+    if not privacy.noise_multiplier or not gradients:
         return np.where(steps > 0, np.inf, 0.0)
     accounting = _library("jax_privacy.accounting")
     accountant = accounting.DpsgdTrainingAccountant(accounting.RdpAccountantConfig())

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 
 from pfljax import aggregation, tree
 from pfljax.graphs import Mixing
+from pfljax.privacy import BY_LOSS
 from pfljax.solvers import Batch, Problem
 from pfljax.types import Algorithm, Array, Metrics, Params, Predictor, PyTree, Split, State, Turn, UsageError, Work
 
@@ -83,7 +84,9 @@ def client_server(problem: Problem, surrogate: Surrogate) -> Algorithm:
         return newcomers(problem, surrogate, key, state.models, state.round, clients)
 
     scored, held = surrogate.scored, num_models
-    return Algorithm(init, download, work, update, predictor, adapt, "shared", scored, gradients=held)
+    return Algorithm(
+        init, download, work, update, predictor, adapt, "shared", scored, gradients=held, unaccounted=BY_LOSS
+    )
 
 
 def decentralized(problem: Problem, surrogate: Surrogate, mixing: Mixing) -> Algorithm:
@@ -133,7 +136,7 @@ def decentralized(problem: Problem, surrogate: Surrogate, mixing: Mixing) -> Alg
         return newcomers(problem, surrogate, key, u, state.round, clients)
 
     push = Algorithm(init, download, work, update, predictor, adapt, "peers", surrogate.scored, push=True)
-    return push._replace(facts=mixing.facts, gradients=num_models)
+    return push._replace(facts=mixing.facts, gradients=num_models, unaccounted=BY_LOSS)
 
 
 def initial_blocks(problem: Problem, surrogate: Surrogate, key) -> Params:

@@ -1,6 +1,7 @@
 """Private local training: clipping and noise by hand, the ledger against the accountant, no noise in common."""
 
 import math
+from types import SimpleNamespace
 
 import dp_accounting
 import jax
@@ -15,6 +16,8 @@ from pfljax.algorithms import METHODS
 from pfljax.mapping import make_plan
 from pfljax.privacy import Privacy, epsilons, private_mean
 from pfljax.solvers import Batch
+from pfljax.training import loop
+from pfljax.training.rounds import make_round
 from pfljax.types import UsageError
 
 FEDERATION = toys.make_federation((5, 3, 4, 6), "regression")
@@ -104,7 +107,7 @@ def test_noise_has_the_stated_size_on_the_sum_of_gradients():
     def gradient(key):
         return jax.grad(lambda p: private_mean(privacy, key, loss, p, examples, inside))({"w": jnp.zeros(3)})["w"]
 
-    draws = np.stack([gradient(key) for key in jax.random.split(jax.random.key(0), 1500)])
+    draws = np.asarray(jax.lax.map(gradient, jax.random.split(jax.random.key(0), 1500)))
     rows = -2 * (batch.y * batch.mask)[:, None] * batch.x
     np.testing.assert_allclose(draws.mean(axis=0), clipped(rows, 0.5).sum(axis=0) / 3, atol=0.05)
     np.testing.assert_allclose(draws.std(axis=0), 2.0 * 0.5 / 3, rtol=0.08)
@@ -194,7 +197,61 @@ def test_every_method_trains_in_private(name):
     plain, _ = toys.train(toys.make_algorithm(name, problem), problem, FEDERATION.shards, 1)
     assert np.isfinite(records[-1].train_loss)
     assert not toys.same_trees((states[-1].models, states[-1].clients), (plain[-1].models, plain[-1].clients))
-    assert algorithm.gradients >= 1
+    assert (algorithm.gradients == 0) == (name == "fedavg_data")  # which sends examples themselves
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_ledger_counts_every_gradient_of_a_mini_batch(name, monkeypatch):
+    """In a client's round of a single full batch: how often the private gradient is really taken."""
+    calls = []
+
+    def counted(privacy, key, *args):
+        jax.debug.callback(lambda: calls.append(1))
+        return private_mean(privacy, key, *args)
+
+    monkeypatch.setattr(solvers, "private_mean", counted)
+    federation = toys.make_federation((6, 6, 6, 6))
+    problem = toys.make_problem(federation, hidden=(3,) if name == "fedper" else ())
+    problem = problem._replace(solver=problem.solver._replace(privacy=Privacy(0.5, 1.0)))
+    algorithm = toys.make_algorithm(name, problem)
+    toys.train(algorithm, problem, federation.shards, 1)
+    jax.effects_barrier()
+    per_client = len(calls) / 4
+    if algorithm.gradients:
+        # D-FedEM's and FedEM's components, pFedMe's steps, pFedMB's two phases, ... : no more than the ledger takes.
+        assert 1 <= per_client <= algorithm.gradients
+
+
+def test_a_run_s_ledger_is_of_its_own_cohorts_steps_and_sizes(tmp_path):
+    """Uneven clients, half of them a round: each has taken epochs x ceil(n_k / B) steps in each of its rounds."""
+    sizes, rounds, size, epochs = (7, 2, 5, 4, 0, 3), 5, 3, 2
+    federation = toys.make_federation(sizes)
+    privacy, key = Privacy(1.1, 1.0, 1e-4), jax.random.key(3)
+    problem = toys.make_problem(federation, batch_size=3, epochs=epochs, cohort=size)
+    problem = problem._replace(solver=problem.solver._replace(privacy=privacy))
+    algorithm = toys.make_algorithm("fedavg", problem)
+    seen = []
+
+    def download(key, state, cohort):
+        jax.debug.callback(lambda ids: seen.append(np.asarray(ids).tolist()), cohort.ids)
+        return algorithm.download(key, state, cohort)
+
+    watched = algorithm._replace(download=download)
+    one_round = jax.jit(make_round(watched, problem.plan, 6, size))
+    state = toys.start(algorithm, problem, federation.shards)
+    for number in range(rounds):
+        state, _ = one_round(key, np.int32(number), state, federation.shards)
+    jax.effects_barrier()
+    counts = np.bincount(np.concatenate(seen), minlength=6)
+    assert counts.sum() == rounds * size and len(set(counts.tolist())) > 1
+    steps = counts * np.array([epochs * math.ceil(n / 3) for n in sizes])
+    setup = SimpleNamespace(solver=problem.solver, federation=federation, cohort_size=size, rounds=rounds)
+    found = loop.spent(setup, algorithm, key)
+    expected = epsilons(privacy, np.array(sizes), 3, steps)
+    np.testing.assert_allclose(found["epsilon_per_client"], expected)
+    assert found["epsilon"] == max(found["epsilon_per_client"]) and found["unaccounted"] is None
+    shared = loop.spent(setup, algorithm._replace(gradients=0, unaccounted="all"), key)
+    assert shared["epsilon"] is None and shared["unaccounted"] == "all"
 
 
 @pytest.mark.parametrize(

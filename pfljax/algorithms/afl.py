@@ -19,6 +19,7 @@ import optax
 
 from pfljax import aggregation
 from pfljax.global_model import averaging, loss_at_start
+from pfljax.privacy import BY_LOSS
 from pfljax.solvers import Problem
 from pfljax.types import Algorithm, UsageError, Work
 
@@ -63,4 +64,4 @@ def afl(problem: Problem, config: AFLConfig) -> Algorithm:
         state = state._replace(models=aggregation.average(state.models, returned), server=share)
         return state, {"clients_that_count": (share > 0).sum()}
 
-    return base._replace(init=init, work=work, update=update)
+    return base._replace(init=init, work=work, update=update, unaccounted=BY_LOSS)

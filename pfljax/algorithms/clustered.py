@@ -4,7 +4,7 @@ Sattler, Mueller, Samek, "Clustered federated learning: model-agnostic distribut
 constraints" (IEEE TNNLS 2020).
 
     A round: client k receives its cluster's model theta_c and sends dtheta_k, what local training changes;
-    of each cluster c of more than two clients that is stationary as a whole and not for each of them,
+    of each cluster c of more than two clients of the cohort that is stationary as a whole and not for each of them,
         |sum_{k in c} n_k dtheta_k / sum_{k in c} n_k| < eps1 and max_{k in c} |dtheta_k| > eps2:
         c <- the two parts of least cross-similarity, by the cosine of updates
     theta_c <- theta_c + sum_{k in c} n_k dtheta_k / sum_{k in c} n_k.
@@ -90,18 +90,18 @@ def split_clusters(label: Array, updates: Array, size: Array, config: ClusteredC
     norm = jnp.sqrt(jnp.diagonal(updates))
     cosine = updates / jnp.maximum(norm[:, None] * norm[None, :], jnp.finfo(jnp.float32).tiny)
 
-    def one(cluster, label):
-        member = (label == cluster) & (size > 0)
+    def one(cluster, new):
+        member = (label == cluster) & (size > 0)  # of the clusters of the round's start
         share = jnp.where(member, size, 0) / jnp.maximum(jnp.where(member, size, 0).sum(), 1)
         mean = jnp.sqrt(jnp.maximum(share @ updates @ share, 0))
         largest = jnp.where(member, norm, 0).max()
         splits = (mean < config.eps1) & (largest > config.eps2) & (member.sum() > 2)
 
-        def divide(label):
+        def divide(new):
             leaves = bipartition(cosine, member, config.linkage)
-            return jnp.where(leaves, jnp.argmax(leaves), label)
+            return jnp.where(leaves, jnp.argmax(leaves), new)
 
-        return jax.lax.cond(splits, divide, lambda label: label, label)
+        return jax.lax.cond(splits, divide, lambda new: new, new)
 
     return jax.lax.fori_loop(0, label.shape[0], one, label)
 

@@ -67,4 +67,4 @@ def fedavg_data(problem: Problem, config: FedAvgDataConfig) -> Algorithm:
         x, y = (tree.take(leaf, (places // n_max, places % n_max)) for leaf in (train.x, train.y))
         return Split(x, y, jnp.rint(config.share * train.size.sum()).astype(jnp.int32))
 
-    return algorithm._replace(init=init)
+    return algorithm._replace(init=init, gradients=0, unaccounted="the examples that every client is given")

@@ -35,6 +35,7 @@ import optax
 
 from pfljax import neighbors, tree
 from pfljax.mapping import read
+from pfljax.privacy import BY_LOSS
 from pfljax.solvers import Problem, fit, mean_loss, take_batch, total_loss
 from pfljax.types import Algorithm, Predictor, State, UsageError, Work
 
@@ -194,7 +195,9 @@ def federico(problem: Problem, config: FedericoConfig) -> Algorithm:
     work, update = (work_gradient, update_gradient) if gradient else (work_delta, update_delta)
     scored = "each client's mixture of the models that it has weighed"
     held = config.neighbors + 1
-    return Algorithm(init, download, work, update, predictor, adapt, "peers", scored, steps, gradients=held)
+    return Algorithm(
+        init, download, work, update, predictor, adapt, "peers", scored, steps, gradients=held, unaccounted=BY_LOSS
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,7 +250,9 @@ def federico_centralized(problem: Problem, config: FedericoCentralizedConfig) ->
 
     scored, steps = "each client's mixture of all models", problem.solver.max_steps(problem.n_max)
     held = problem.num_clients
-    return Algorithm(init, download, work, update, predictor, adapt, "shared", scored, steps, gradients=held)
+    return Algorithm(
+        init, download, work, update, predictor, adapt, "shared", scored, steps, gradients=held, unaccounted=BY_LOSS
+    )
 
 
 def batch_gradients(problem: Problem, turn, models, split):

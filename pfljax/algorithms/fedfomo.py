@@ -23,8 +23,10 @@ Departures from the paper:
 - Eq. 14's leave-one-out averages are computed by the client from the mean and theta_n; on the wire they would be what
   travels, at the same size, the client's own among them. They are averages over all clients, also where only
   some are active.
-- Newcomers start from the mean of all models and take one step of Eq. 3 and 5 over all of them, on their training data
-  where they have no validation data.
+- All models start from the same parameters (where `--common_init` holds), so that the first exchange weighs nothing,
+  and affinities first count in the third.
+- Newcomers start from the mean of all models and take one step of Eq. 3 and 5 over all of them (in the variant too), on
+  their training data if none of them has validation data.
 """
 
 from __future__ import annotations
@@ -42,22 +44,20 @@ from pfljax.types import Algorithm, Array, Cohort, Params, Predictor, State, Usa
 
 
 @dataclasses.dataclass(frozen=True)
-class FedFomoConfig:
-    """FedFomo's knobs.
+class FedFomoAverageConfig:
+    """The knobs of FedFomo on averages.
 
     Attributes:
         neighbors: M, models that a client downloads in a round beside its own; all others where there are fewer
         epsilon: probability of downloading a random model in place of one of high affinity, in the first round
         decay: how much epsilon falls a round, down to 0
-        norm: distance between models in the weights, over all parameters
     """
 
     neighbors: int = 5
     epsilon: float = 0.3
     decay: float = 0.05
-    norm: Literal["l2", "l1"] = "l2"
 
-    FLAG = "--fedfomo"
+    FLAG = "--fedfomo_average"
 
     def __post_init__(self):
         if self.neighbors < 0:
@@ -69,9 +69,19 @@ class FedFomoConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class FedFomoAverageConfig(FedFomoConfig):
-    __doc__ = FedFomoConfig.__doc__
-    FLAG = "--fedfomo_average"
+class FedFomoConfig(FedFomoAverageConfig):
+    """FedFomo's knobs.
+
+    Attributes:
+        neighbors: M, models that a client downloads in a round beside its own; all others where there are fewer
+        epsilon: probability of downloading a random model in place of one of high affinity, in the first round
+        decay: how much epsilon falls a round, down to 0
+        norm: distance between models in the weights, over all parameters
+    """
+
+    norm: Literal["l2", "l1"] = "l2"
+
+    FLAG = "--fedfomo"
 
 
 def normalize(weights: Array) -> Array:
@@ -113,7 +123,7 @@ def fedfomo(problem: Problem, config: FedFomoConfig) -> Algorithm:
         size = jnp.maximum(split.size, 1)
         return index, models, first_order_weights(losses / size, baseline / size, distances(models, start, config.norm))
 
-    return build(problem, config, "peers", lambda models: models, lambda index: index, weigh)
+    return build(problem, config, config.norm, "peers", lambda models: models, lambda index: index, weigh)
 
 
 def fedfomo_average(problem: Problem, config: FedFomoAverageConfig) -> Algorithm:
@@ -138,15 +148,16 @@ def fedfomo_average(problem: Problem, config: FedFomoAverageConfig) -> Algorithm
         gain = problem.plan.over_models(without, models) - total_loss(problem.solver, mean, split)
         return index, models, gain / jnp.maximum(split.size, 1)  # Eq. 14
 
-    return build(problem, config, "shared", with_mean, served, weigh)
+    return build(problem, config, "l2", "shared", with_mean, served, weigh)
 
 
-def build(problem: Problem, config: FedFomoConfig, topology, stack, served, weigh) -> Algorithm:
+def build(problem: Problem, config: FedFomoAverageConfig, norm, topology, stack, served, weigh) -> Algorithm:
     """What both forms share.
 
     Args:
         problem: What it is built for.
         config: The knobs.
+        norm: Of the distances for newcomers.
         topology: Of the stack of models.
         stack: K models -> what can be downloaded.
         served: ids (S, M + 1), own first -> what is downloaded for them.
@@ -228,7 +239,7 @@ def build(problem: Problem, config: FedFomoConfig, topology, stack, served, weig
         split = clients.validation if clients.validation.y.shape[1] else clients.train
         both = jax.tree.map(lambda leaf, origin: jnp.concatenate([leaf, origin[None]]), models, start)
         losses = problem.losses_of_all(both, split)
-        far = distances(models, start, config.norm)
+        far = distances(models, start, norm)
         weights = normalize(first_order_weights(losses[:, :-1], losses[:, -1:], far))
         rest = 1 - weights.sum(axis=1, keepdims=True)
         return Predictor.own(tree.mix(jnp.concatenate([weights, rest], axis=1), both))
@@ -240,4 +251,8 @@ def build(problem: Problem, config: FedFomoConfig, topology, stack, served, weig
 
     scored = "each client's mixture of the newest models, not yet trained"
     algorithm = Algorithm(init, download, work, update, predictor, adapt, topology, scored)
-    return algorithm._replace(uploads_own=True, collaboration=("peers", collaboration))
+    return algorithm._replace(
+        uploads_own=True,
+        collaboration=("peers", collaboration),
+        unaccounted="the validation examples, by which models that are sent are mixed",
+    )

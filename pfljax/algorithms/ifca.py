@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from pfljax import aggregation, tree
+from pfljax.privacy import BY_LOSS
 from pfljax.solvers import Problem, total_loss
 from pfljax.types import Algorithm, Predictor, State, UsageError, Work
 
@@ -102,4 +103,4 @@ def clusters(problem: Problem, num: int, num_shared: int, prefix: str) -> Algori
         return Predictor(state.models, best[:, None], jnp.ones((best.shape[0], 1)), "shared")
 
     scored = "the model that fits each client's training data best"
-    return Algorithm(init, download, work, update, predictor, predictor, "shared", scored)
+    return Algorithm(init, download, work, update, predictor, predictor, "shared", scored, unaccounted=BY_LOSS)

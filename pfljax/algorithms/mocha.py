@@ -14,7 +14,8 @@ W is the whole of a linear model; of a network the last layer, as FedFomo compar
 their client.
 
 Departures from the paper: local steps are the solver's on the model's own loss, not dual coordinate ascent on a hinge
-loss; `ridge` is added to Omega before it is inverted. Newcomers train alone.
+loss, a mean over its examples where the paper has a sum; `ridge` is added to Omega before it is inverted. Newcomers
+train alone.
 """
 
 from __future__ import annotations

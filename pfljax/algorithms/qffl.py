@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from pfljax import tree
 from pfljax.global_model import loss_at_start
+from pfljax.privacy import BY_LOSS
 from pfljax.solvers import Problem
 from pfljax.types import Algorithm, Predictor, State, UsageError, Work
 
@@ -68,4 +69,6 @@ def qffl(problem: Problem, config: QFFLConfig) -> Algorithm:
     def predictor(key, state, clients):
         return Predictor.one(state.models, tree.num_rows(clients))
 
-    return Algorithm(init, download, work, update, predictor, predictor, "shared", "the global model")
+    return Algorithm(
+        init, download, work, update, predictor, predictor, "shared", "the global model", unaccounted=BY_LOSS
+    )

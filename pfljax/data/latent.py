@@ -27,7 +27,7 @@ def clusters(source: Source, embed: Embed | None, num_distributions: int, seed: 
         embed: How they are embedded; None: by their pixels.
         num_distributions: D.
         seed: Of PCA and K-means.
-        cache: Folder in which clusterings are kept; None: `cache_folder`.
+        cache: Folder in which embeddings and clusterings are kept; None: `cache_folder`.
 
     Returns:
         (n,) the cluster of each example, 0 to D - 1.
@@ -37,26 +37,38 @@ def clusters(source: Source, embed: Embed | None, num_distributions: int, seed: 
     """
     if not 1 <= num_distributions <= len(source.y):
         raise UsageError(f"--num_distributions={num_distributions}: accepted are 1 to {len(source.y)}, the examples")
-    content = hashlib.sha256(f"{getattr(embed, 'key', 'pixels')} {num_distributions} {seed}".encode())
+    folder = Path(cache) if cache else cache_folder()
+    data = hashlib.sha256(f"{getattr(embed, 'key', 'pixels')} {seed}".encode())
     tests = np.zeros(0, bool) if source.is_test is None else source.is_test
     for array in (source.x, source.y, tests):
-        content.update(f"{array.dtype}{array.shape}".encode())
-        content.update(np.ascontiguousarray(array).data)
-    folder = Path(cache) if cache else cache_folder()
-    path = folder / f"latent-{content.hexdigest()[:24]}.npz"
+        data.update(f"{array.dtype}{array.shape}".encode())
+        data.update(np.ascontiguousarray(array).data)
+    name = data.hexdigest()[:24]
+
+    def reduced() -> np.ndarray:
+        return _reduce(embed(source) if embed else source.x.reshape(len(source.y), -1), seed)
+
+    def divided() -> np.ndarray:
+        return _divide(_cached(folder / f"embedding-{name}.npz", len(source.y), reduced), num_distributions, seed)
+
+    return _cached(folder / f"latent-{name}-{num_distributions}.npz", len(source.y), divided)
+
+
+def _cached(path: Path, rows: int, make: Callable[[], np.ndarray]) -> np.ndarray:
+    """The array (rows, ...) in the file, which is made where there is none that can be read."""
     with contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError):
         with path.open("rb") as file, np.load(file) as arrays:
-            found = arrays["cluster"]
-        if found.shape == source.y.shape:
+            found = arrays["array"]
+        if len(found) == rows:
             return found
-    found = _divide(embed(source) if embed else source.x.reshape(len(source.y), -1), num_distributions, seed)
+    made = make()
     # A cache that cannot be written is no reason to stop.
     with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.stem}.{os.getpid()}.npz")
-        np.savez(temporary, cluster=found)
+        np.savez(temporary, array=made)
         os.replace(temporary, path)
-    return found
+    return made
 
 
 def cache_folder() -> Path:
@@ -64,14 +76,19 @@ def cache_folder() -> Path:
     return Path(os.environ.get("PFLJAX_CACHE") or "~/.cache/pfljax").expanduser()
 
 
-def _divide(x: np.ndarray, num_clusters: int, seed: int) -> np.ndarray:
-    """(n,) clusters of embeddings (n, F)."""
-    from sklearn.cluster import KMeans  # costs a second of import that other partitions need not pay
-    from sklearn.decomposition import PCA
+def _reduce(x: np.ndarray, seed: int) -> np.ndarray:
+    """(n, at most 256) principal components of embeddings (n, F)."""
+    from sklearn.decomposition import PCA  # costs a second of import that other partitions need not pay
 
-    states = generator(seed, "latent").integers(2**31, size=2)
-    size = min(COMPONENTS, *x.shape)
+    state = generator(seed, "latent").integers(2**31, size=2)[0]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of PCA where all examples are alike
-        reduced = PCA(size, random_state=int(states[0])).fit_transform(x.astype(np.float32))
-    return KMeans(num_clusters, n_init=5, random_state=int(states[1])).fit_predict(reduced).astype(np.int64)
+        warnings.simplefilter("ignore", RuntimeWarning)  # where all examples are alike
+        return PCA(min(COMPONENTS, *x.shape), random_state=int(state)).fit_transform(x.astype(np.float32))
+
+
+def _divide(x: np.ndarray, num_clusters: int, seed: int) -> np.ndarray:
+    """(n,) clusters of examples (n, F)."""
+    from sklearn.cluster import KMeans
+
+    state = generator(seed, "latent").integers(2**31, size=2)[1]
+    return KMeans(num_clusters, n_init=5, random_state=int(state)).fit_predict(x).astype(np.int64)

@@ -153,7 +153,7 @@ def collaboration_matrix(index: np.ndarray, weights: np.ndarray, distribution: n
     axes.set(xlabel="model of client" if of_clients else "model", ylabel="client")
     if not of_clients and matrix.shape[1] <= MAX_TICKS:
         axes.set_xticks(np.arange(matrix.shape[1]))
-    figure.colorbar(image, label="weight in the client's prediction")
+    figure.colorbar(image, label="weight for the client")
     groups = distribution[order]
     edges = np.nonzero(np.diff(groups))[0] + 0.5
     if len(edges) < len(PALETTE):

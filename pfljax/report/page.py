@@ -141,9 +141,9 @@ def draw(
             "Which of the models each client predicts with in the last round: look whether clients of one distribution "
             "choose the same ones."
             if topology == "shared"
-            else "Whose models each client predicts with in the last round, clients in the order of their true "
+            else "Whose models each client has used in the last round, clients in the order of their true "
             "distributions: look for weight outside the blocks on the diagonal, where strangers collaborate. "
-            + _shares(index[-1], weights[-1], distribution),
+            + _shares(index[-1], weights[-1], distribution, collaboration.get("target", distribution)),
         )
         out["weights_over_rounds"] = (
             figures.weights_over_rounds(
@@ -202,13 +202,17 @@ def _collaborates(collaboration: dict[str, np.ndarray]) -> bool:
     return str(collaboration["topology"]) != "own" and int(collaboration["index"].max()) > 0
 
 
-def _shares(index: np.ndarray, weights: np.ndarray, distribution: np.ndarray) -> str:
-    """Where the clients' weight lies, in a sentence."""
+def _shares(index: np.ndarray, weights: np.ndarray, distribution: np.ndarray, target: np.ndarray) -> str:
+    """Where the clients' weight lies, in a sentence; none where nobody gives any."""
+    total = weights.sum()
+    if not total:
+        return ""
     own = index == np.arange(len(index))[:, None]
-    alike = (distribution[index] == distribution[:, None]) & ~own
-    own, alike = (float((weights * mask).sum() / weights.sum()) for mask in (own, alike))
+    alike = (distribution[index] == target[:, None]) & ~own
+    own, alike = (float((weights * mask).sum() / total) for mask in (own, alike))
+    wanted = "the same distribution" if target is distribution else "the distribution of the client's test data"
     return (
-        f"Of all weight, {own:.0%} lies on clients' own models, {alike:.0%} on others of the same distribution, and "
+        f"Of all weight, {own:.0%} lies on clients' own models, {alike:.0%} on others of {wanted}, and "
         f"{max(1 - own - alike, 0):.0%} on other distributions."
     )
 
@@ -331,9 +335,10 @@ def _privacy(privacy: dict | None) -> str:
         ("epsilon, largest of the clients", bound(max(own))),
         ("epsilon, median", bound(float(np.median(own)))),
     ]
+    omitted = privacy.get("unaccounted")
     return _table([], lines) + _paragraph(
-        "Of the gradients of local training, mini-batches counted as Poisson samples. What else a method may send "
-        "(losses, weights) and what it learns from validation examples is not counted."
+        "Of the gradients of local training, mini-batches counted as Poisson samples. "
+        + (f"Not counted: {omitted}." if omitted else "")
     )
 
 

@@ -409,6 +409,7 @@ def spent(setup: Setup, algorithm: Algorithm, key: Key) -> dict | None:
     return {
         **{name: finite(value) for name, value in solver.privacy._asdict().items()},
         "epsilon": finite(epsilon.max()),
+        "unaccounted": algorithm.unaccounted or None,
         "epsilon_per_client": [finite(value) for value in epsilon],
     }
 
@@ -429,6 +430,7 @@ def summarize(
         "dataset": federation.name,
         "task": federation.task,
         "num_clients": federation.num_clients,
+        "parameters": parameters(setup.model),
         "rounds": setup.rounds,
         "seed": setup.seed,
         "scored": algorithm.scored,
@@ -444,6 +446,12 @@ def summarize(
         **dict(algorithm.facts),
         "unseen": None,
     }
+
+
+def parameters(model: Model) -> int:
+    """Of one model, how many."""
+    leaves = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
+    return sum(leaf.size for leaf in leaves)
 
 
 @contextlib.contextmanager

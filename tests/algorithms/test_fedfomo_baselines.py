@@ -313,6 +313,22 @@ def test_a_cluster_is_split_only_where_it_is_stationary_and_its_clients_are_not(
     assert split_of(six, label=[0, 0, 0, 0, 4, 4, 4], eps1=0.8) == [0, 1, 0, 1, 4, 5, 4]
 
 
+def test_a_new_cluster_waits_for_the_next_round():
+    """Two groups, each of which would be split again: in one round only the clusters of its start are."""
+    angles = np.deg2rad([0, 60, 120, 180, 240, 300])
+    hexagon = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    zeros = np.zeros_like(hexagon)
+    updates = np.block([[hexagon, zeros], [zeros, hexagon]])
+    config = clustered.ClusteredConfig(eps1=1e9, eps2=0.0)
+    split = lambda label: np.asarray(
+        clustered.split_clusters(label, jnp.asarray(updates @ updates.T, jnp.float32), jnp.ones(12), config)
+    )
+    once = split(jnp.zeros(12, jnp.int32))
+    assert len(set(once.tolist())) == 2
+    twice = split(jnp.asarray(once))
+    assert len(set(twice.tolist())) == 4
+
+
 def test_clusters_are_found_and_averaged_apart():
     federation = toys.make_federation((20,) * 6, "regression", features=4, seed=3)
     sign = np.where(np.arange(6) % 2, -1, 1)[:, None]

@@ -133,13 +133,28 @@ def test_where_nobody_has_two_to_find_nothing_is_counted(tmp_path):
     assert "nan" not in text and "two highest affinities" not in text and "Privacy" not in text
 
 
+def test_where_nobody_has_used_anything_no_share_is_told(tmp_path):
+    make_run(tmp_path)
+    collaboration = dict(np.load(tmp_path / "collaboration.npz"))
+    collaboration["weights"] = np.zeros_like(collaboration["weights"])
+    np.savez(tmp_path / "collaboration.npz", **collaboration)
+    text = report.write(tmp_path).read_text()
+    assert "nan" not in text and "Of all weight" not in text
+
+
+def test_with_shuffled_targets_the_wanted_distribution_counts():
+    index, weights = np.array([[0, 1], [1, 0]]), np.array([[0.25, 0.75], [0.5, 0.5]])
+    same = page._shares(index, weights, np.array([0, 1]), np.array([1, 1]))
+    assert "38% lies on clients' own" in same and "38% on others of the distribution of the client's test" in same
+
+
 @pytest.mark.parametrize(("epsilon", "shown"), [(2.345, "2.345"), (None, "no bound")])
 def test_the_privacy_ledger_is_on_the_page(tmp_path, epsilon, shown):
-    ledger = {"noise_multiplier": 1.25, "clip_norm": 2.0, "delta": 1e-5, "epsilon": epsilon}
+    ledger = {"noise_multiplier": 1.25, "clip_norm": 2.0, "delta": 1e-5, "epsilon": epsilon, "unaccounted": "secrets"}
     make_run(tmp_path, privacy=ledger | {"epsilon_per_client": [epsilon] * K})
     text = report.write(tmp_path).read_text()
     section = text.split("<h2>Privacy</h2>")[1].split("<h2>")[0]
-    assert "1.25" in section and "1e-05" in section and shown in section
+    assert "1.25" in section and "1e-05" in section and shown in section and "Not counted: secrets." in section
 
 
 def test_weights_are_put_where_they_belong_and_add_up():
