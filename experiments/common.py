@@ -208,9 +208,9 @@ def build_data(seed: int) -> tuple[Federation, Federation | None]:
 
 
 # What a data set is about, where the user does not say otherwise: digits with few examples a client, so that
-# collaboration matters, and in FedFomo's partitions with as much of its settings as they bear; the sine as in
-# FedeRiCo's Figure 1 (BUILD_NOTES.md says why these knobs); the synthetic mixture as in FedEM's Table 2; texts so that
-# a few rounds on a CPU show something.
+# collaboration matters, and in FedFomo's and pFedMB's partitions with as much of their settings as they bear; the sine
+# as in FedeRiCo's Figure 1 (BUILD_NOTES.md says why these knobs); the synthetic mixture as in FedEM's Table 2; texts so
+# that a few rounds on a CPU show something.
 FEDFOMO_DIGITS = {
     "train_examples": 50,
     "optimizer": "sgd",
@@ -221,6 +221,15 @@ FEDFOMO_DIGITS = {
     "local_epochs": 5,
     "rounds": 6,
     "eval_every": 1,
+}
+PFEDMB_DIGITS = {
+    "train_examples": 30,
+    "optimizer": "sgd",
+    "learning_rate": 0.1,
+    "batch_size": 10,
+    "local_epochs": 5,
+    "rounds": 20,
+    "eval_every": 2,
 }
 DEFAULTS = {
     "synthetic": {
@@ -249,6 +258,7 @@ DEFAULTS = {
     "digits": {"train_examples": 15, "keep_optimizer": True},
     "digits, latent": FEDFOMO_DIGITS,
     "digits, pathological": FEDFOMO_DIGITS,
+    "digits, pairs": PFEDMB_DIGITS,
     "sine": {"num_clients": 10, "learning_rate": 0.1, "federico.warmup": 75, "federico.tracking": "accumulated"},
 }
 

@@ -44,7 +44,7 @@ class PFedMBConfig:
 
     branches: int = 5
     alpha_rate: float = 0.1
-    simplex: Literal["softmax", "projection"] = "softmax"
+    simplex: Literal["projection", "softmax"] = "projection"
     averaging: Literal["alpha", "plain"] = "alpha"
     per_layer: bool = True
 

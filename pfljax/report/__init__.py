@@ -1,6 +1,21 @@
 """Figures and the page of a run, and figures of comparisons."""
 
-from pfljax.report.figures import benchmark_figure, comparison_figure, save, scaling_figure, sweep_figure
+from pfljax.report.figures import (
+    benchmark_figure,
+    branch_weights,
+    comparison_figure,
+    save,
+    scaling_figure,
+    sweep_figure,
+)
 from pfljax.report.page import write
 
-__all__ = ["benchmark_figure", "comparison_figure", "save", "scaling_figure", "sweep_figure", "write"]
+__all__ = [
+    "benchmark_figure",
+    "branch_weights",
+    "comparison_figure",
+    "save",
+    "scaling_figure",
+    "sweep_figure",
+    "write",
+]

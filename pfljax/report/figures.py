@@ -316,6 +316,30 @@ def comparison_figure(table: Sequence[dict]) -> Figure:
     return figure
 
 
+def branch_weights(panels: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]], shown: int = 5) -> Figure:
+    """Clients' weights of shared branches over rounds: a row of pictures for each title, clients by distribution.
+
+    Args:
+        panels: By title: rounds (T,), weights (T, K, B), distribution (K,).
+        shown: How many of the rounds to show, the first and the last among them.
+    """
+    height = 0.8 + max(len(distribution) for _, _, distribution in panels.values()) * 0.18
+    figure = Figure(figsize=(2 * shown + 1, height * len(panels)), layout="constrained")
+    parts = figure.subfigures(len(panels), 1, squeeze=False)[:, 0]
+    for part, (title, (rounds, weights, distribution)) in zip(parts, panels.items(), strict=True):
+        part.suptitle(title)
+        order = np.argsort(distribution, kind="stable")
+        places = np.unique(np.linspace(0, len(rounds) - 1, shown).round().astype(int))
+        grid = part.subplots(1, len(places), squeeze=False)[0]
+        for axes, place in zip(grid, places, strict=True):
+            image = axes.imshow(weights[place][order], cmap="Blues", vmin=0, vmax=1, aspect="auto")
+            axes.set(title=f"round {rounds[place]}", xlabel="branch", xticks=np.arange(weights.shape[2]))
+            axes.set_yticks(np.arange(len(order)), [str(k) for k in order] if axes is grid[0] else [])
+        grid[0].set_ylabel("client")
+        part.colorbar(image, ax=list(grid), label="weight")
+    return figure
+
+
 def sweep_figure(points: Sequence[dict], panels: dict[str, str]) -> Figure:
     """Accuracy against a knob, a panel for each knob and a line for each method; crosses are a paper's values.
 

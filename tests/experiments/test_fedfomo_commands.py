@@ -30,7 +30,13 @@ def flags_of(folder):
 
 
 def test_table1_has_a_column_for_each_number_of_clients(call, tmp_path):
-    flags = ["--algorithms=local,fedfomo", "--fedfomo.neighbors=4", "--clients=6,20", "--num_distributions=3", f"--out={tmp_path / 'out'}"]
+    flags = [
+        "--algorithms=local,fedfomo",
+        "--fedfomo.neighbors=4",
+        "--clients=6,20",
+        "--num_distributions=3",
+        f"--out={tmp_path / 'out'}",
+    ]
     printed = call("fedfomo_table1", *flags)
     assert "6 clients" in printed and "20 clients" in printed and "Here: digits" in printed
     assert [row["algorithm"] for row in rows_of(tmp_path / "out")] == ["local", "fedfomo"]
