@@ -210,7 +210,8 @@ def build_data(seed: int) -> tuple[Federation, Federation | None]:
 # What a data set is about, where the user does not say otherwise: digits with few examples a client, so that
 # collaboration matters, and in FedFomo's and pFedMB's partitions with as much of their settings as they bear; the sine
 # as in FedeRiCo's Figure 1 (BUILD_NOTES.md says why these knobs); the synthetic mixture as in FedEM's Table 2; texts so
-# that a few rounds on a CPU show something.
+# that a few rounds on a CPU show something. "validated" is for runs with a method that needs validation examples: of 15
+# too few would be left; and of 5 groups of two classes no one model suits all.
 FEDFOMO_DIGITS = {
     "train_examples": 50,
     "optimizer": "sgd",
@@ -256,6 +257,7 @@ DEFAULTS = {
         "eval_every": 5,
     },
     "digits": {"train_examples": 15, "keep_optimizer": True},
+    "digits, validated": {"train_examples": 25, "keep_optimizer": True, "num_distributions": 5},
     "digits, latent": FEDFOMO_DIGITS,
     "digits, pathological": FEDFOMO_DIGITS,
     "digits, pairs": PFEDMB_DIGITS,
@@ -268,8 +270,11 @@ VALIDATION_FRACTION = 0.2  # where a method of the run needs validation examples
 
 def set_defaults(names: Sequence[str]) -> None:
     """Gives flags that are not on the command line the defaults of the data, its partition and the run's methods."""
-    defaults = DEFAULTS.get(f"{FLAGS.dataset}, {FLAGS.partition}") or DEFAULTS.get(FLAGS.dataset, {})
-    if any(algorithms.METHODS[name].validates for name in names):
+    validated = any(algorithms.METHODS[name].validates for name in names)
+    kinds = [FLAGS.partition, *(["validated"] if validated else [])]
+    found = [DEFAULTS[f"{FLAGS.dataset}, {kind}"] for kind in kinds if f"{FLAGS.dataset}, {kind}" in DEFAULTS]
+    defaults = found[0] if found else DEFAULTS.get(FLAGS.dataset, {})
+    if validated:
         defaults = defaults | {"validation_fraction": VALIDATION_FRACTION}
     for name, value in defaults.items():
         if not FLAGS[name].present:

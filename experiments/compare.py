@@ -15,6 +15,7 @@ from absl import flags
 from experiments import common, sweeps
 from pfljax import report
 from pfljax.training import files
+from pfljax.types import RunError
 
 FLAGS = flags.FLAGS
 
@@ -87,12 +88,19 @@ def run() -> None:
     """The command."""
     names, seeds = sweeps.method_names(), sweeps.seed_numbers()
     common.set_defaults(names)
-    out, rows = Path(FLAGS.out), []
+    out, rows, failed = Path(FLAGS.out), [], {}
     for number, name in enumerate(names):
-        summaries = sweeps.cells(name, seeds, out / name)
-        scores = [score(s, out / name / f"seed-{seed}") for seed, s in zip(seeds, summaries, strict=True)]
-        rows.append(row_of(name, scores))
+        try:
+            summaries = sweeps.cells(name, seeds, out / name)
+        except RunError as error:  # the others' results are worth having
+            print(f"  {name}: {error}")
+            failed[name] = error
+        else:
+            scores = [score(s, out / name / f"seed-{seed}") for seed, s in zip(seeds, summaries, strict=True)]
+            rows.append(row_of(name, scores))
         print(f"{number + 1} of {len(names)} methods done: {name}")
+    if not rows:
+        raise next(iter(failed.values()))
     report.save(report.comparison_figure(rows), out / "comparison.png")
     seeds = ", ".join(FLAGS.seeds)
     title = f"{summaries[0]['dataset']}, last of {FLAGS.rounds} rounds, mean ± std over seeds {seeds}"
@@ -101,6 +109,8 @@ def run() -> None:
     for row in rows:
         if row["unaccounted"]:
             print(f"* {row['algorithm']}: epsilon does not count {row['unaccounted']}")
+    if failed:
+        raise RunError(f"not in the table: {'; '.join(f'{name}: {error}' for name, error in failed.items())}")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ flags.DEFINE_list("clients", ["15", "100"], "numbers of clients, a column each; 
 def run() -> None:
     """The command."""
     rows, seeds, out = fedfomo.set_up()
+    sweeps.refuse("participation", "the table's columns have their own")
     paper = fedfomo.STUDY.values(fedfomo.TABLE1, "mnist")
     with fedfomo.STUDY.settings_of(rows[0]):
         rounds = FLAGS.rounds

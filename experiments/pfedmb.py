@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from absl import flags
 
 from experiments import common, sweeps, tables
@@ -60,3 +61,14 @@ def set_up() -> tuple[list[str], list[int], Path]:
     common.set_defaults(names)
     PAPER.name()  # complains of one that there is not
     return names, seeds, Path(FLAGS.out)
+
+
+def pairs_of(alpha: np.ndarray, distribution: np.ndarray) -> tuple[list[float], list[int]]:
+    """Of alpha (K, B), for each pair of clients: the cosine of their two, and the branch of most weight."""
+    cosines, branches = [], []
+    for group in np.unique(distribution):
+        members = alpha[distribution == group]
+        unit = members / np.linalg.norm(members, axis=1, keepdims=True)
+        cosines.append(float((unit @ unit.T).min()))
+        branches.append(int(members.mean(axis=0).argmax()))
+    return cosines, branches

@@ -8,12 +8,12 @@ Ten clients in five pairs of the same two classes, one alpha for all layers. Wri
 
 from __future__ import annotations
 
-import numpy as np
 from absl import flags
 
 from experiments import common, pfedmb, sweeps, tables
 from pfljax import report
 from pfljax.training import files
+from pfljax.types import UsageError
 
 FLAGS = flags.FLAGS
 
@@ -23,27 +23,19 @@ VARIANTS = {"alpha": "average by alpha (Eq. 5)", "plain": "plain average (Eq. 6)
 ALIKE = 0.95  # cosine from which on two alphas are nearly the same
 
 
-def pairs_of(alpha: np.ndarray, distribution: np.ndarray) -> tuple[list[float], list[int]]:
-    """Of alpha (K, B), for each pair of clients: the cosine of their two, and the branch of most weight."""
-    cosines, branches = [], []
-    for group in np.unique(distribution):
-        members = alpha[distribution == group]
-        unit = members / np.linalg.norm(members, axis=1, keepdims=True)
-        cosines.append(float((unit @ unit.T).min()))
-        branches.append(int(members.mean(axis=0).argmax()))
-    return cosines, branches
-
-
 def run() -> None:
     """The command."""
     names, seeds, out = pfedmb.set_up()
+    if names != ["pfedmb"]:
+        raise UsageError(f"--algorithms={','.join(names)}: accepted: pfedmb")
+    sweeps.refuse("pfedmb.averaging", "both are compared")
     rows, body, panels = [], [], {}
     for averaging, title in VARIANTS.items():
         row = tables.Row(title, names[0], {f"{names[0]}__averaging": averaging})
         cell = pfedmb.STUDY.accuracies(row, seeds, out / averaging)
         for place, seed in enumerate(seeds):
             found = files.read_npz(out / averaging / f"seed-{seed}" / "collaboration.npz")
-            cosines, branches = pairs_of(found["weights"][-1], found["distribution"])
+            cosines, branches = pfedmb.pairs_of(found["weights"][-1], found["distribution"])
             alike, apart = sum(cosine > ALIKE for cosine in cosines), len(set(branches))
             panels.setdefault(title, (found["round"], found["weights"], found["distribution"]))
             entry = {"averaging": averaging, "seed": seed, "cosines": cosines, "branches": branches}

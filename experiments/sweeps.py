@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import common
-from pfljax import algorithms
+from pfljax import algorithms, data
 from pfljax.training import files, loop
 from pfljax.types import Federation, RunError, UsageError
 
@@ -34,6 +34,7 @@ def define_sweep_flags(methods: Sequence[str], seeds: Sequence[str], out: str) -
     """Which methods, on which seeds, into which folder; and tuning."""
     flags.DEFINE_list("algorithms", list(methods), "methods, or all")
     flags.DEFINE_list("seeds", list(seeds), "each decides its own split, initial models, cohorts, batches, sampling")
+    flags.DEFINE_enum("replicate", "no", ["no", "vmap"], "vmap: a method's seeds run at once, stacked in one kernel")
     flags.DEFINE_string("out", out, "folder of the table; finished cells in it are kept")
     flags.DEFINE_list("tune", [], "rates: each method takes the one of best validation accuracy, on the first seed")
 
@@ -58,6 +59,12 @@ def seed_numbers() -> list[int]:
     return seeds
 
 
+def refuse(flag: str, why: str) -> None:
+    """Raises UsageError for a flag that is on the command line and would not be read."""
+    if FLAGS[flag].present:
+        raise UsageError(f"--{flag}: not read here: {why}")
+
+
 def numbers(
     flag: str, kind: type, least: float | None = None, below: float | None = None, sets: str | None = None
 ) -> list:
@@ -73,8 +80,8 @@ def numbers(
     Raises:
         UsageError: naming the flag.
     """
-    if sets and FLAGS[flag].value and FLAGS[sets].present:
-        raise UsageError(f"--{sets}: not read, since --{flag} gives it its values; accepted: either of them")
+    if sets and FLAGS[flag].value:
+        refuse(sets, f"--{flag} gives it its values")
     try:
         values = [kind(value) for value in FLAGS[flag].value]
     except ValueError:
@@ -144,24 +151,45 @@ class Paper(NamedTuple):
         return settings(**preset(both[0]) | preset(both[1]))
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=8)
 def _build_data(seed: int, values: tuple) -> tuple[Federation, Federation | None]:
     del values  # what the flags were, so that others build anew
     return common.build_data(seed)
 
 
-def cell(name: str, seed: int, out: Path) -> dict:
-    """One run's summary under the flags as they are, trained unless it is there already."""
-    values = tuple((flag, str(FLAGS[flag].value)) for flag in common.DATA_FLAGS)
-    federation, unseen = _build_data(seed, values)
-    setup = common.build_setup(name, federation, unseen, seed)
+def build_data(seed: int) -> tuple[Federation, Federation | None]:
+    """`common.build_data`, once for all methods of the same seed and flags."""
+    return _build_data(seed, tuple((flag, str(FLAGS[flag].value)) for flag in common.DATA_FLAGS))
+
+
+def kept(setup: loop.Setup, out: Path) -> dict | None:
+    """The summary of a cell that is finished, else None; complains of one with other settings."""
     loop.check_directory(out, setup.config, resume=True)
     summary = out / "summary.json"
     if summary.exists() and json.loads(summary.read_text())["last"]["round"] >= setup.rounds:
         print(f"  {out}: finished before, kept")
         return json.loads(summary.read_text())
-    print(f"  {out}: {federation.num_clients} clients, {setup.rounds} rounds")
-    return loop.run(setup, out, resume=True, say=lambda line: None).summary
+    print(f"  {out}: {setup.federation.num_clients} clients, {setup.rounds} rounds")
+    return None
+
+
+def cell(name: str, seed: int, out: Path) -> dict:
+    """One run's summary under the flags as they are, trained unless it is there already."""
+    setup = common.build_setup(name, *build_data(seed), seed)
+    return kept(setup, out) or loop.run(setup, out, resume=True, say=lambda line: None).summary
+
+
+def replicates(name: str, seeds: Sequence[int], outs: Sequence[Path]) -> list[dict]:
+    """As `cell` for several seeds, those that are not finished in one kernel."""
+    trained, unseen = zip(*[build_data(seed) for seed in seeds], strict=True)
+    trained = data.pad_alike(trained)
+    setups = [common.build_setup(name, *each) for each in zip(trained, unseen, seeds, strict=True)]
+    summaries = {out: kept(setup, out) for setup, out in zip(setups, outs, strict=True)}
+    missing = [(setup, out) for setup, out in zip(setups, outs, strict=True) if summaries[out] is None]
+    if missing:
+        results = loop.run_replicates(*zip(*missing, strict=True), resume=True, say=lambda line: None)
+        summaries |= {out: result.summary for (_, out), result in zip(missing, results, strict=True)}
+    return [summaries[out] for out in outs]
 
 
 def tune(name: str, seed: int, out: Path) -> float:
@@ -198,8 +226,11 @@ def tune(name: str, seed: int, out: Path) -> float:
 def cells(name: str, seeds: Sequence[int], out: Path) -> list[dict]:
     """A method's summaries on all seeds, in OUT/seed-N, at the rate that --tune finds, if given."""
     rate = tune(name, seeds[0], out / "tuning") if FLAGS.tune else FLAGS.learning_rate
+    outs = [out / f"seed-{seed}" for seed in seeds]
     with settings(learning_rate=rate):
-        return [cell(name, seed, out / f"seed-{seed}") for seed in seeds]
+        if FLAGS.replicate == "vmap":
+            return replicates(name, seeds, outs)
+        return [cell(name, seed, folder) for seed, folder in zip(seeds, outs, strict=True)]
 
 
 def rate_of(out: Path) -> float:

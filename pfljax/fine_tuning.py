@@ -2,10 +2,12 @@
 
 pFedMB's tables have it for all methods (Section 5.1). A client that predicts with one model trains a copy of it on the
 mean loss; one that predicts with a mixture trains copies of all its models on the loss of the mixture, its weights as
-they are.
+they are; of a mixture of more than 16 models the 16 of most weight.
 """
 
 from __future__ import annotations
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,8 @@ from pfljax import tree
 from pfljax.evaluation import losses, mixture
 from pfljax.solvers import Problem, Solver, fit
 from pfljax.types import Algorithm, Array, Predictor, Shard, Work
+
+MOST = 16
 
 
 def fine_tuned(problem: Problem, algorithm: Algorithm, epochs: int) -> Algorithm:
@@ -30,6 +34,7 @@ def fine_tuned(problem: Problem, algorithm: Algorithm, epochs: int) -> Algorithm
         return algorithm
 
     def tune(key, predictor: Predictor, clients: Shard) -> Predictor:
+        predictor = heaviest(predictor) if predictor.topology != "own" else predictor
         num_clients, num = predictor.index.shape
 
         def client(models, _, data):
@@ -51,8 +56,19 @@ def fine_tuned(problem: Problem, algorithm: Algorithm, epochs: int) -> Algorithm
         index = jnp.arange(num_clients * num, dtype=jnp.int32).reshape(num_clients, num)
         return Predictor(own, index, predictor.weights, "own")
 
+    omitted = "fine-tuning before evaluation"
+    unaccounted = f"{algorithm.unaccounted}; {omitted}" if algorithm.unaccounted else omitted
     scored = f"{algorithm.scored}, tuned by each client on its training data"
-    return algorithm._replace(tune=tune, scored=scored)
+    return algorithm._replace(tune=tune, scored=scored, unaccounted=unaccounted)
+
+
+def heaviest(predictor: Predictor) -> Predictor:
+    """The predictor with at most `MOST` models to a client, those of most weight: tuning makes a copy of each."""
+    if predictor.index.shape[1] <= MOST:
+        return predictor
+    weights, places = jax.lax.top_k(predictor.weights, MOST)
+    weights = weights / weights.sum(axis=1, keepdims=True)
+    return dataclasses.replace(predictor, index=jnp.take_along_axis(predictor.index, places, axis=1), weights=weights)
 
 
 def solver_of(problem: Problem, weights: Array) -> Solver:

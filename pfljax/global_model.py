@@ -78,7 +78,10 @@ def averaging(
         if server is None:
             return state._replace(models=mean), {}
         updates, optimizer = server.update(tree.subtract(state.models, mean), state.optimizer, state.models)
-        return state._replace(models=optax.apply_updates(state.models, updates), optimizer=optimizer), {}
+        models = optax.apply_updates(state.models, updates)
+        came = returned.upload["weight"].sum() > 0  # else no step on a gradient of zero
+        new = lambda new, old: jax.tree.map(lambda a, b: jnp.where(came, a, b), new, old)
+        return state._replace(models=new(models, state.models), optimizer=new(optimizer, state.optimizer)), {}
 
     def global_model(key, state, clients):
         return Predictor.one(state.models, tree.num_rows(clients))

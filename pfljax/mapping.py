@@ -39,10 +39,10 @@ class Plan:
     def num_devices(self) -> int:
         return self.mesh.size
 
-    def sharding(self, leaf: Any, *, by_rows: bool) -> NamedSharding:
-        """Where a leaf lives: its rows spread over the devices if they divide evenly, else replicated."""
-        spread = by_rows and len(leaf.shape) > 0 and leaf.shape[0] % self.num_devices == 0
-        return NamedSharding(self.mesh, PartitionSpec(AXIS) if spread else PartitionSpec())
+    def sharding(self, leaf: Any, *, by_rows: bool, axis: int = 0) -> NamedSharding:
+        """Where a leaf lives: its rows (at `axis`) spread over the devices if they divide evenly, else replicated."""
+        spread = by_rows and len(leaf.shape) > axis and leaf.shape[axis] % self.num_devices == 0
+        return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, AXIS) if spread else PartitionSpec())
 
     def over_models(self, fn: Callable[..., PyTree], *stacks: PyTree) -> PyTree:
         """Applies `fn` to each of J stacked models; for use inside a client's work."""
@@ -54,6 +54,10 @@ class Plan:
     def over_rows(self, fn: Callable[..., PyTree], *stacks: PyTree) -> PyTree:
         """Applies `fn` to every row at once: for elementwise or small work on whole stacks."""
         return jax.vmap(fn)(*stacks)
+
+    def over_replicates(self, fn: Callable[..., PyTree], in_axes: Any = 0) -> Callable[..., PyTree]:
+        """`fn` of a whole run's arrays as a function of several runs', stacked in front."""
+        return jax.vmap(fn, in_axes=in_axes)
 
     def exchange(
         self,

@@ -423,15 +423,22 @@ class Problem(NamedTuple):
         start = self.init_models(init_key, tree.num_rows(clients))
         return Predictor.own(self.train_alone(train_key, start, clients, own=True, rounds=self.rounds))
 
-    def personalize(self, start: Params, clients: Shard, fn: Callable[[Params, Shard], Params]) -> Params:
-        """Every client makes a model of its own, fn(model, shard), of the one model of a stack (1, ...).
+    def personalize(
+        self, key: Key, start: Params, clients: Shard, fn: Callable[[Key, Params, Shard], Params]
+    ) -> Params:
+        """Every client makes a model of its own, fn(its key, model, shard), of the one model of a stack (1, ...).
 
         Returns:
             The models, stacked (K, ...).
         """
         index = jnp.zeros((tree.num_rows(clients), 1), jnp.int32)
-        client = lambda models, _, shard: Work((), (), fn(jax.tree.map(lambda leaf: leaf[0], models), shard))
-        return self.plan.exchange(client, start, index, (), clients, topology="shared")[1].report
+
+        def client(models, _, data):
+            number, shard = data
+            return Work((), (), fn(jax.random.fold_in(key, number), jax.tree.map(lambda leaf: leaf[0], models), shard))
+
+        data = (jnp.arange(index.shape[0]), clients)
+        return self.plan.exchange(client, start, index, (), data, topology="shared")[1].report
 
     def train_alone(
         self,

@@ -91,7 +91,7 @@ class State(NamedTuple):
     In a round a method sees the rows of its cohort (S in place of K, and of N where N = K).
     """
 
-    server: PyTree  # small, replicated
+    server: PyTree  # replicated: small, or (FedAMP, MOCHA) what the server computes with, of all clients
     models: Params  # what can be downloaded: leaves (N, ...)
     optimizer: PyTree  # the owners' optimizer state: leaves (N, ...)
     clients: PyTree  # rows that never leave their client: leaves (K, ...)
@@ -187,8 +187,9 @@ class Algorithm(NamedTuple):
         push: Whether clients only send: work then receives its own model alone, and uploads one to all of the index.
         uploads_own: Whether peers' models lie on a server, so that a client's upload of its own is traffic.
         facts: What the plan and the summary tell of it beside its knobs, by name.
-        gradients: How many gradients a client takes of one mini-batch, for the privacy ledger; 0 if its examples
-            themselves are sent, so that there is no bound.
+        gradients: How many gradients a client takes of one mini-batch, for the privacy ledger, of models that stay
+            with it too; 0 if its examples themselves are sent, so that there is no bound.
+        passes: How often the solver's steps are taken in a round, on mini-batches of their own.
         unaccounted: What else of a client's data others can learn something from, in words: the ledger omits it.
         tune: (key, predictor, clients) -> Predictor: what is done to a predictor before it is evaluated; None: nothing.
         collaboration: The topology of what it tells, and state -> arrays for collaboration.npz: "index" and "weights"
@@ -209,6 +210,7 @@ class Algorithm(NamedTuple):
     uploads_own: bool = False
     facts: tuple[tuple[str, str | float], ...] = ()
     gradients: int = 1
+    passes: int = 1
     unaccounted: str = ""
     tune: Callable[[Key, Predictor, Shard], Predictor] | None = None
     collaboration: tuple[Topology, Callable[[State], dict[str, Array]]] | None = None

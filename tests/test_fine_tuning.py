@@ -64,6 +64,19 @@ def test_of_a_mixture_all_models_take_steps_on_its_loss(topology):
         np.testing.assert_allclose(vectors(after.models)[2 * k : 2 * k + 2], own, rtol=1e-3, atol=1e-4)
 
 
+def test_of_a_mixture_of_many_models_the_heaviest_are_tuned():
+    federation = toys.make_federation((3, 4), "regression")
+    problem = toys.make_problem(federation, optax.sgd(RATE))
+    weights = np.zeros((2, 20), np.float32)
+    weights[:, 2:18] = np.arange(1, 17) / np.arange(1, 17).sum()
+    index = jnp.broadcast_to(jnp.arange(20, dtype=jnp.int32), (2, 20))
+    before = Predictor(problem.init_models(jax.random.key(3), 20), index, jnp.asarray(weights), "shared")
+    algorithm = toys.make_algorithm("fedavg", problem)
+    after = fine_tuned(problem, algorithm, 1).tune(jax.random.key(1), before, federation.shards)
+    assert after.index.shape == (2, 16) and tree.num_rows(after.models) == 32
+    np.testing.assert_allclose(after.weights[0], np.arange(16, 0, -1) / np.arange(1, 17).sum(), rtol=1e-5)
+
+
 def test_a_mixture_of_classifiers_gains_on_its_training_data():
     federation = toys.make_federation((6, 5, 6, 4))
     before, after, problem = tuned("fedem", 30, federation)

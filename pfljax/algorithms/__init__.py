@@ -28,7 +28,7 @@ from pfljax.algorithms import (
     per_fedavg,
     pfedmb,
     pfedme,
-    qffl,
+    q_ffl,
     scaffold,
 )
 from pfljax.solvers import Problem
@@ -115,7 +115,7 @@ METHODS: dict[str, Method] = {
         "its control variate",
         "the global model and control variate, both ways",
     ),
-    "qffl": Method(qffl.qffl, qffl.QFFLConfig, "q-FFL (Li et al., 2020)", "nothing", "the global model, both ways"),
+    "q_ffl": Method(q_ffl.q_ffl, q_ffl.QFFLConfig, "q-FFL (Li et al., 2020)", "nothing", "the global model, both ways"),
     "afl": Method(afl.afl, afl.AFLConfig, "Agnostic FL (Mohri et al., 2019)", "nothing", "the global model, both ways"),
     "fedper": Method(
         fedper.fedper,
@@ -163,7 +163,7 @@ METHODS: dict[str, Method] = {
         pfedmb.PFedMBConfig,
         "pFedMB (Mori et al., 2022)",
         "its weights of the branches",
-        "B branches of every layer, both ways",
+        "B branches of every layer, both ways; its weights up",
     ),
     "mocha": Method(
         mocha.mocha,

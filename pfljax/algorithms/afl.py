@@ -7,7 +7,7 @@ simplex.
     w <- sum_k lambda_k w_k / sum_k lambda_k;  lambda <- projection onto the simplex of lambda + rate F.
 
 Departures from the paper: local epochs stand for its single stochastic gradient; clients out of the cohort have F_k = 0
-in the step of lambda, which starts at n_k / sum n_k.
+in the step of lambda, which starts at n_k / sum n_k. The last w is taken, not the average over rounds.
 """
 
 from __future__ import annotations

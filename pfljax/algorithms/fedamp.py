@@ -9,8 +9,8 @@ A(x) = 1 - exp(-x / sigma).
 Departures from the paper: its step alpha is given by `attention` = alpha (K - 1) / sigma, the most that all others
 together can weigh, so a = attention / (K - 1); sigma is in units of the mean squared distance between clients' models,
 which changes by orders of magnitude from network to network and over rounds; strength stands for lambda / alpha. Local
-training starts from u_k. Of clients out of the cohort the server takes the last w. Newcomers train from the mean of
-all models, held near it, for as many rounds as a run has.
+training starts from u_k. The clients' last models are kept at the server, which needs all of them, those of clients out
+of the cohort too. Newcomers train from the mean of all models, held near it, for as many rounds as a run has.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class FedAMPConfig:
 
 def attention(models: Params, config: FedAMPConfig) -> Array:
     """(K, K) xi of K stacked models, each row on the simplex."""
-    products = tree.gram(models)
+    # From their mean, since of models that are near one another large products would cancel.
+    products = tree.gram(jax.tree.map(lambda leaf: leaf - leaf.mean(axis=0), models))
     num, size = products.shape[0], jnp.diagonal(products)
     others = 1 - jnp.eye(num)
     distance = jnp.maximum(size[:, None] + size[None, :] - 2 * products, 0) * others
@@ -67,8 +68,9 @@ def fedamp(problem: Problem, config: FedAMPConfig) -> Algorithm:
     num = problem.num_clients
 
     def init(key, clients):
-        rows = problem.personal_rows(key, num)
-        return State({"models": rows["model"], "xi": jnp.eye(num)}, rows["model"], (), rows)
+        personal = problem.personal_rows(key, num)
+        server = {"models": personal["model"], "xi": jnp.eye(num)}
+        return State(server, personal["model"], (), {"optimizer": personal["optimizer"]})
 
     def download(key, state, cohort):
         return cohort.ids[:, None]
@@ -76,8 +78,8 @@ def fedamp(problem: Problem, config: FedAMPConfig) -> Algorithm:
     def work(turn, models, row, shard):
         cloud = jax.tree.map(lambda leaf: leaf[0], models)
         near = proximal(problem.solver, cloud, config.strength)
-        row, loss = problem.fit_personal(turn, row | {"model": cloud}, shard.train, near)
-        return Work(row, tree.stack_one(row["model"]), {"loss": loss})
+        new, loss = problem.fit_personal(turn, row | {"model": cloud}, shard.train, near)
+        return Work({"optimizer": new["optimizer"]}, tree.stack_one(new["model"]), {"loss": loss})
 
     def update(key, state, returned):
         models = tree.where(returned.count > 0, returned.upload, state.server["models"])
@@ -86,7 +88,7 @@ def fedamp(problem: Problem, config: FedAMPConfig) -> Algorithm:
         return state._replace(server={"models": models, "xi": xi}, models=tree.mix(xi, models)), metrics
 
     def predictor(key, state, clients):
-        return Predictor.own(state.clients["model"])
+        return Predictor.own(state.server["models"])
 
     def adapt(key, state, clients):
         mean = tree.stack_one(jax.tree.map(lambda leaf: leaf.mean(axis=0), state.server["models"]))

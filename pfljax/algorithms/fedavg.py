@@ -55,4 +55,5 @@ def fedavg_plus(problem: Problem, config: FedAvgPlusConfig) -> Algorithm:
     def predictor(key, state, clients):
         return Predictor.own(tuning.train_alone(key, state.models, clients, own=False))
 
-    return averaging(problem, predictor=predictor, scored="the global model, tuned by each client on its training data")
+    scored = "the global model, tuned by each client on its training data"
+    return averaging(problem, predictor=predictor, scored=scored)._replace(unaccounted="the tuning")

@@ -3,10 +3,12 @@
 FedAvgM: Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution for federated visual classification"
 (2019). FedAdam, FedYogi, FedAdagrad: Reddi et al., "Adaptive federated optimization" (ICLR 2021, Algorithm 2).
 
-    A round: clients train theta to theta_k as in FedAvg; the server takes theta - sum_k n_k theta_k / sum_k n_k for a
-    gradient and theta a step along it with its optimizer.
+    A round: clients train theta to theta_k as in FedAvg; of d = theta - sum_k n_k theta_k / sum_k n_k the server takes
+    for momentum  v <- momentum v + d;  theta <- theta - rate v;
+    else  m <- 0.9 m + 0.1 d;  theta <- theta - rate m / (sqrt(v) + tau), with v = tau^2 at first and then
+        v + d^2 (Adagrad),  v - 0.01 d^2 sign(v - d^2) (Yogi),  0.99 v + 0.01 d^2 (Adam).
 
-Departures from the papers: none. Any other optax optimizer is a line: `global_model.averaging(problem, server=...)`.
+Departures from the papers: none. Any optax optimizer at the server is a line: `averaging(problem, server=...)`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from pfljax.global_model import averaging
@@ -67,9 +71,25 @@ def fedavgm(problem: Problem, config: FedAvgMConfig) -> Algorithm:
 
 def fedadam(problem: Problem, config: FedAdamConfig) -> Algorithm:
     """FedAvg with an adaptive server optimizer."""
-    server = {
-        "adam": lambda: optax.adam(config.rate, b1=0.9, b2=0.99, eps=config.tau),
-        "yogi": lambda: optax.yogi(config.rate, b1=0.9, b2=0.99, eps=config.tau),
-        "adagrad": lambda: optax.adagrad(config.rate, initial_accumulator_value=0.0, eps=config.tau**2),
-    }
-    return averaging(problem, server=server[config.optimizer]())
+    return averaging(problem, server=adaptive(config))
+
+
+def adaptive(config: FedAdamConfig) -> optax.GradientTransformation:
+    """Algorithm 2's step, which unlike optax's of these names corrects no bias and starts v at tau^2."""
+    second = {
+        "adagrad": lambda v, d: v + d**2,
+        "yogi": lambda v, d: v - 0.01 * d**2 * jnp.sign(v - d**2),
+        "adam": lambda v, d: 0.99 * v + 0.01 * d**2,
+    }[config.optimizer]
+
+    def init(params):
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return {"m": zeros, "v": jax.tree.map(lambda leaf: leaf + config.tau**2, zeros)}
+
+    def update(updates, state, params=None):
+        m = jax.tree.map(lambda m, d: 0.9 * m + 0.1 * d, state["m"], updates)
+        v = jax.tree.map(second, state["v"], updates)
+        step = jax.tree.map(lambda m, v: -config.rate * m / (jnp.sqrt(v) + config.tau), m, v)
+        return step, {"m": m, "v": v}
+
+    return optax.GradientTransformation(init, update)

@@ -8,7 +8,8 @@ to federated learning" (2020, Section 4), the same by the loss alone, without sh
     it trains theta_{j_k} to theta'; theta_j <- sum_{k: j_k = j} n_k theta'_k / sum n_k, and of layers that all clusters
     share the mean over all clients. A model that nobody chose stays.
 
-Departures from the paper: the mean is weighted by n_k. The models start from different random parameters.
+Departures from the paper: the mean is weighted by n_k. The models start from different random parameters. Where
+clients keep their optimizers, that of a client follows it from one model to another.
 """
 
 from __future__ import annotations

@@ -78,11 +78,11 @@ def per_fedavg(problem: Problem, config: PerFedAvgConfig) -> Algorithm:
         return problem.descend_model(turn, models, kept, shard.train, meta_gradient)[:3]
 
     def predictor(key, state, clients):
-        def personal(params, shard):
+        def personal(_, params, shard):
             step = lambda _, params: moved(params, loss_and_gradient(solver, params, shard.train)[1], config.alpha)
             return jax.lax.fori_loop(0, config.adapt_steps, step, params)
 
-        return Predictor.own(problem.personalize(state.models, clients, personal))
+        return Predictor.own(problem.personalize(key, state.models, clients, personal))
 
     scored = (
         f"the global model after {config.adapt_steps} steps of rate {config.alpha:g} on each client's training data"

@@ -11,7 +11,8 @@ Mori, Yoshiyama, Ryo, Teranishi, "Personalized federated learning with multi-bra
 
 Departures from the paper: the mean is over the cohort (as l. 5-7 and 10 are read together). How alpha stays on the
 simplex is not said: by a softmax of its logits, or by projecting every step (BUILD_NOTES.md compares them). A branch
-to which nobody gives weight stays as it is. Newcomers learn alpha for as many rounds as a run has, with W as it is.
+to which nobody gives weight stays as it is. What normalizes a layer gets branches with it. alpha's rate
+is the same in all rounds. Newcomers learn alpha for as many rounds as a run has, with W as it is.
 """
 
 from __future__ import annotations
@@ -102,11 +103,11 @@ def pfedmb(problem: Problem, config: PFedMBConfig) -> Algorithm:
         return Predictor.own(branches.mix(model, alpha_of(state.clients["raw"]), shared))
 
     def adapt(key, state, clients):
-        def personal(shared, shard):
+        def personal(key, shared, shard):
             step = lambda number, raw: learn_alpha(jax.random.fold_in(key, number), raw, shared, shard.train, number)
             return branches.mix(model, alpha_of(jax.lax.fori_loop(0, problem.rounds, step, raw_start)), shared)
 
-        return Predictor.own(problem.personalize(state.models, clients, personal))
+        return Predictor.own(problem.personalize(key, state.models, clients, personal))
 
     def weights_of_branches(state):
         weights = alpha_of(state.clients["raw"])
@@ -114,5 +115,5 @@ def pfedmb(problem: Problem, config: PFedMBConfig) -> Algorithm:
         return {"index": index, "weights": weights.mean(axis=1), "alpha": weights}
 
     scored = "each client's mixture of the branches"
-    algorithm = Algorithm(init, download, work, update, predictor, adapt, "shared", scored, gradients=2)
+    algorithm = Algorithm(init, download, work, update, predictor, adapt, "shared", scored, passes=2)
     return algorithm._replace(collaboration=("shared", weights_of_branches))

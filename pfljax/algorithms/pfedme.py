@@ -86,10 +86,10 @@ def pfedme(problem: Problem, config: PFedMeConfig) -> Algorithm:
         return Predictor.own(state.clients["theta"])
 
     def adapt(key, state, clients):
-        def personal(w, shard):
+        def personal(_, w, shard):
             return moreau(w, lambda theta, _: loss_and_gradient(problem.solver, theta, shard.train))[0]
 
-        return Predictor.own(problem.personalize(state.models, clients, personal))
+        return Predictor.own(problem.personalize(key, state.models, clients, personal))
 
     return averaging(
         problem,

@@ -5,9 +5,10 @@ Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: stochastic controlled
 
     A round: client k of S receives x and c; local steps y <- y - eta (g(y) - c_k + c) from y = x;
     c_k+ <- c_k - c + (x - y) / (steps eta), which is the mean of the g(y) on the way;
-    x <- x + rate (sum_k n_k y_k / sum_k n_k - x);  c <- c + 1 / K sum_k (c_k+ - c_k).
+    x <- x + rate (sum_k n_k y_k / sum_k n_k - x);  c <- c + sum_k n_k (c_k+ - c_k) / sum_{all} n_k.
 
-Departures from the paper: the mean of the y_k is weighted by n_k, as everywhere here. c_k+ is computed as that mean of
+Departures from the paper: both means are weighted by n_k, as everywhere here, so that the weighted objective is what is
+minimized. c_k+ is computed as that mean of
 gradients, which is option II for plain SGD and has a meaning for any optimizer.
 """
 
@@ -51,7 +52,8 @@ def scaffold(problem: Problem, config: ScaffoldConfig) -> Algorithm:
         x = problem.init_models(key, 1)
         zeros = jax.tree.map(jnp.zeros_like, x)
         rows = {"control": tree.repeat(zeros, num), "optimizer": problem.optimizer_rows(x, num)}
-        return State((), {"model": x, "control": zeros}, (), rows)
+        total = jnp.maximum(clients.train.size.sum(), 1).astype(jnp.float32)
+        return State(total, {"model": x, "control": zeros}, (), rows)
 
     def download(key, state, cohort):
         return jnp.zeros((cohort.ids.shape[0], 1), jnp.int32)
@@ -75,13 +77,13 @@ def scaffold(problem: Problem, config: ScaffoldConfig) -> Algorithm:
             row["control"],
         )
         upload, sent = aggregation.weighted(y, shard.train.size)
-        upload["control"] = tree.stack_one(tree.subtract(control, row["control"]))
+        upload["control"] = tree.scale(tree.stack_one(tree.subtract(control, row["control"])), upload["weight"])
         return Work({"control": control, "optimizer": optimizer}, upload, {"loss": losses[0]}, sent)
 
     def update(key, state, returned):
         x, c = state.models["model"], state.models["control"]
         step = tree.subtract(aggregation.average(x, returned), x)
-        c = tree.add(c, tree.scale(returned.upload["control"], 1 / num))
+        c = tree.add(c, tree.scale(returned.upload["control"], 1 / state.server))
         return state._replace(models={"model": tree.add(x, tree.scale(step, config.rate)), "control": c}), {}
 
     def predictor(key, state, clients):

@@ -1,10 +1,27 @@
 """Data: sources of examples, partitions among clients, and their packing into a Federation."""
 
 from pfljax.data import latent, packing, partitions, sources
-from pfljax.data.packing import describe, digest, heterogeneity, random_pixels, shuffle_targets, split_unseen
+from pfljax.data.packing import (
+    describe,
+    digest,
+    heterogeneity,
+    pad_alike,
+    random_pixels,
+    shuffle_targets,
+    split_unseen,
+)
 from pfljax.types import Federation, UsageError
 
-__all__ = ["describe", "digest", "heterogeneity", "make", "random_pixels", "shuffle_targets", "split_unseen"]
+__all__ = [
+    "describe",
+    "digest",
+    "heterogeneity",
+    "make",
+    "pad_alike",
+    "random_pixels",
+    "shuffle_targets",
+    "split_unseen",
+]
 
 DEFAULT_CLIENTS = 16
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -156,10 +157,34 @@ def digest(federation: Federation) -> str:
     """A short fingerprint of all examples and who has them, for runs to state which split they had."""
     content = hashlib.sha256()
     for split in (federation.train, federation.validation, federation.test):
-        for leaf in (split.size, split.y, split.x):
+        real = np.arange(split.y.shape[1]) < split.size[:, None]  # padding is no part of it
+        for leaf in (split.size, split.y[real], split.x[real]):
             content.update(f"{leaf.dtype}{leaf.shape}".encode())
             content.update(np.ascontiguousarray(leaf).data)
     return content.hexdigest()[:12]
+
+
+def pad_alike(federations: Sequence[Federation]) -> list[Federation]:
+    """The federations, their parts padded to the same number of examples.
+
+    Raises:
+        UsageError: if they have different numbers of clients.
+    """
+    if len({federation.num_clients for federation in federations}) > 1:
+        numbers = ", ".join(str(federation.num_clients) for federation in federations)
+        raise UsageError(
+            f"--replicate=vmap: the seeds give different numbers of clients ({numbers}); use --replicate=no"
+        )
+    parts = {}
+    for part in ("train", "validation", "test"):
+        splits = [getattr(federation, part) for federation in federations]
+        most = max(split.y.shape[1] for split in splits)
+        wider = lambda leaf, most=most: np.pad(leaf, [(0, 0), (0, most - leaf.shape[1]), *[(0, 0)] * (leaf.ndim - 2)])
+        parts[part] = [Split(wider(split.x), wider(split.y), split.size) for split in splits]
+    return [
+        dataclasses.replace(federation, **{part: splits[number] for part, splits in parts.items()})
+        for number, federation in enumerate(federations)
+    ]
 
 
 def heterogeneity(federation: Federation) -> float | None:

@@ -7,7 +7,7 @@ import dataclasses
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,12 +74,12 @@ class Compiled:
     compile_seconds: float
 
 
-def state_shardings(algorithm: Algorithm, plan: Plan, state: State) -> State:
-    """Rows of clients, and of models where they are the clients' own, are spread over the devices."""
+def state_shardings(algorithm: Algorithm, plan: Plan, state: State, axis: int = 0) -> State:
+    """Rows (at `axis`) of clients, and of models where they are the clients' own, are spread over the devices."""
     by_client = algorithm.topology != "shared"
     spread = State(server=False, models=by_client, optimizer=by_client, clients=True, round=False)
     parts = [
-        jax.tree.map(lambda leaf, rows=rows: plan.sharding(leaf, by_rows=rows), part)
+        jax.tree.map(lambda leaf, rows=rows: plan.sharding(leaf, by_rows=rows, axis=axis), part)
         for part, rows in zip(state, spread, strict=True)
     ]
     return State(*parts)
@@ -89,19 +89,33 @@ DISPATCH_SECONDS = 2.0  # how long a dispatch may last before the progress is sh
 LARGE = 32 << 20  # bytes of a model stack from which on a dispatch is one round
 
 
-def compile_segment(setup: Setup, clients: Shard, plan: Plan) -> Compiled:
+def lifted(plan: Plan, fn: Callable, replicates: int, in_axes: Any = 0) -> Callable:
+    """`fn` for one run, or for as many `replicates` at once."""
+    return plan.over_replicates(fn, in_axes) if replicates else fn
+
+
+def compile_segment(setup: Setup, clients: Shard, plan: Plan, replicates: int = 0) -> Compiled:
     """Compiles up to `eval_every` rounds into one dispatch, or a single one of peers with a large model stack.
 
     Peers' models are read by others until the round ends, so that the next ones need memory of their own. In a loop
     of rounds that is a temporary beside the models; for a single round it is the output, and the old models are freed.
+
+    Args:
+        setup: The run.
+        clients: Its data; with `replicates` stacked, and everything else then too.
+        plan: How clients are mapped.
+        replicates: Runs in one kernel; 0: one, without an axis of its own.
     """
     begin = time.perf_counter()
     algorithm = setup.make(plan)
     num_clients = setup.federation.num_clients
     one_round = make_round(algorithm, plan, num_clients, setup.cohort_size)
+    one_round = lifted(plan, one_round, replicates, in_axes=(0, None, 0, 0))
+    init = lifted(plan, algorithm.init, replicates)
     key = jax.random.key(setup.seed)
-    shape = jax.eval_shape(algorithm.init, key, clients)
-    shardings = state_shardings(algorithm, plan, shape)
+    key = jnp.stack([key] * replicates) if replicates else key
+    shape = jax.eval_shape(init, key, clients)
+    shardings = state_shardings(algorithm, plan, shape, axis=int(replicates > 0))
     state = jax.tree.map(lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s), shape, shardings)
     number = jax.ShapeDtypeStruct((), jnp.int32)
     logged = jax.eval_shape(one_round, key, number, state, clients)[1]
@@ -122,10 +136,10 @@ def compile_segment(setup: Setup, clients: Shard, plan: Plan) -> Compiled:
 
         def proceeds(carry):
             done, _, records = carry
-            return (start + done < stop) & (records.diverged[jnp.maximum(done - 1, 0)] < 0)
+            return (start + done < stop) & (records.diverged[jnp.maximum(done - 1, 0)] < 0).all()
 
         records = jax.tree.map(lambda leaf: jnp.zeros((length, *leaf.shape), leaf.dtype), logged)
-        records = records._replace(diverged=jnp.full((length,), -1, jnp.int32))
+        records = records._replace(diverged=jnp.full_like(records.diverged, -1))
         done, state, records = jax.lax.while_loop(proceeds, body, (jnp.zeros((), jnp.int32), state, records))
         return split(state), records, done
 
@@ -141,25 +155,25 @@ def compile_segment(setup: Setup, clients: Shard, plan: Plan) -> Compiled:
         (rest, models), records, done = compiled(key, np.int32(start), np.int32(stop), *split(state), clients)
         return rest._replace(models=models), records, done
 
-    init = jax.jit(algorithm.init, out_shardings=shardings)
+    init = jax.jit(init, out_shardings=shardings)
     seconds = time.perf_counter() - begin
     return Compiled(algorithm, plan, state, init, dispatch, memory.of_compiled(compiled), seconds)
 
 
-def compile_to_fit(setup: Setup, clients: Shard) -> Compiled:
+def compile_to_fit(setup: Setup, clients: Shard, replicates: int = 0) -> Compiled:
     """Compiles under the largest chunk, from the plan's downward, that fits the device's memory."""
-    compiled = compile_segment(setup, clients, setup.plan)
+    compiled = compile_segment(setup, clients, setup.plan, replicates)
     while not compiled.memory.fits:
         plan = memory.next_smaller(compiled.plan, setup.cohort_size)
         if plan is None:
             raise memory.too_large(compiled.memory)
-        compiled = compile_segment(setup, clients, plan)
+        compiled = compile_segment(setup, clients, plan, replicates)
     return compiled
 
 
-def place(plan: Plan, stacked: Any) -> Any:
-    """Puts stacked host arrays on the devices, clients spread over them."""
-    return jax.tree.map(lambda leaf: jax.device_put(leaf, plan.sharding(leaf, by_rows=True)), stacked)
+def place(plan: Plan, stacked: Any, axis: int = 0) -> Any:
+    """Puts stacked host arrays on the devices, clients (at `axis`) spread over them."""
+    return jax.tree.map(lambda leaf: jax.device_put(leaf, plan.sharding(leaf, by_rows=True, axis=axis)), stacked)
 
 
 class History:
@@ -221,6 +235,7 @@ def check_directory(out: Path, config: dict, resume: bool) -> None:
         raise UsageError(f"--out={out}: holds another run; add --resume to go on with it, or name a new folder")
     before = files.read_json(path).get("flags", {})
     free = {"resume", "rounds", "eval_every", "checkpoint_every", "plan", "chunk", "devices", "out"}
+    free |= {"algorithms", "seeds", "tune", "replicate"}  # which other cells a sweep has
     if config["flags"].get("lr_schedule") == "multistep":
         free -= {"rounds"}  # by which the rates fall
     changed = [
@@ -233,11 +248,20 @@ def check_directory(out: Path, config: dict, resume: bool) -> None:
 
 
 class Result(NamedTuple):
-    """What a run returns: summary.json's content, and the trained predictor with the plan that it runs under."""
+    """What a run returns: summary.json's content, and what its last predictor is made of."""
 
     summary: dict
-    predictor: Predictor
+    state: State
+    algorithm: Algorithm
+    key: Key
+    clients: Shard
     plan: Plan
+
+    @property
+    def predictor(self) -> Predictor:
+        """The one that was scored last."""
+        predict = lambda *args: tuned(self.algorithm, args[0], self.algorithm.predictor(*args), args[2])
+        return jax.jit(predict)(self.key, self.state, self.clients)
 
 
 def run(setup: Setup, out: Path, *, resume: bool = False, say: Callable[[str], None] = print) -> Result:
@@ -253,33 +277,66 @@ def run(setup: Setup, out: Path, *, resume: bool = False, say: Callable[[str], N
         UsageError: if `out` holds another run.
         RunError: if a loss is not finite, or nothing fits into memory.
     """
-    check_directory(out, setup.config, resume)
-    federation, plan = setup.federation, setup.plan
-    clients = place(plan, federation.shards)
-    splits = {"train": clients.train, "test": place(plan, federation.test)}
-    if federation.validation.y.shape[1]:
-        splits["validation"] = clients.validation
-    compiled = compile_to_fit(setup, clients)
+    return run_replicates([setup], [out], resume=resume, say=say)[0]
+
+
+def run_replicates(
+    setups: Sequence[Setup], outs: Sequence[Path], *, resume: bool = False, say: Callable[[str], None] = print
+) -> list[Result]:
+    """`run` for runs that differ in their seeds and data only: all in one kernel, stacked in front of everything.
+
+    Each has its own directory, as if it had been run alone; its seconds are its share of the whole. Going on takes
+    checkpoints of the same round in all directories, else all start anew.
+
+    Args:
+        setups: The runs; their federations padded to the same sizes.
+        outs: Their directories.
+        resume: As in `run`.
+        say: As in `run`.
+
+    Raises:
+        UsageError: as `run`.
+        RunError: as `run`.
+    """
+    setup, plan, many = setups[0], setups[0].plan, len(setups) if len(setups) > 1 else 0
+    for each, out in zip(setups, outs, strict=True):
+        check_directory(out, each.config, resume)
+    of_run = lambda stacked, number: jax.tree.map(lambda leaf: leaf[number], stacked) if many else stacked
+    joined = lambda parts: jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts) if many else parts[0]
+    placed = {}
+    for part in ("train", "validation", "test"):
+        parts = [getattr(each.federation, part) for each in setups]
+        parts = jax.tree.map(lambda *leaves: np.stack(leaves), *parts) if many else parts[0]
+        placed[part] = place(plan, parts, axis=int(many > 0))
+    clients = Shard(placed["train"], placed["validation"])
+    splits = {name: placed[name] for name in ("train", "test", "validation") if placed[name].y.size}
+    compiled = compile_to_fit(setup, clients, many) if many else compile_to_fit(setup, clients)
     algorithm, plan = compiled.algorithm, compiled.plan
     lines = [*memory.describe(plan, compiled.memory, compiled.state, splits, setup.cohort_size), *algorithm.facts]
+    lines += [("replicates in one kernel", f"{many}, whose seconds are shares of the whole")] if many else []
     for name, value in lines:
         say(f"  {name:32} {memory.readable(value) if isinstance(value, int) else value}")
-    files.write_json(out / "config.json", setup.config)
+    for each, out in zip(setups, outs, strict=True):
+        files.write_json(out / "config.json", each.config)
 
-    key = jax.random.key(setup.seed)
-    restored = checkpoints.restore(out / "checkpoints", compiled.state) if resume else None
+    keys = [jax.random.key(each.seed) for each in setups]
+    key_for = lambda purpose: joined([jax.random.fold_in(key, purpose) for key in keys])
+    restored = restore(algorithm, plan, compiled.state, outs, many) if resume else None
     if restored:
         done, state = restored
         say(f"  resumed after round {done}")
     else:
-        done, state = 0, compiled.init(jax.random.fold_in(key, 0), clients)
-    weighed = jax.eval_shape(algorithm.predictor, key, compiled.state, clients)
+        done, state = 0, compiled.init(key_for(0), clients)
+    weighed = jax.eval_shape(lifted(plan, algorithm.predictor, many), key_for(0), compiled.state, clients)
     topology = "shared" if is_private_mixture(weighed) else weighed.topology
-    history = History(out, done, algorithm.collaboration[0] if algorithm.collaboration else topology)
-    rounds_key, evaluate_key = jax.random.fold_in(key, 1), jax.random.fold_in(key, 2)
-    evaluate = make_evaluation(setup, algorithm, plan)
-    last = history.rows[-1] if history.rows else {"seconds": 0.0, "bytes_down": 0.0, "bytes_up": 0.0}
-    seconds, down, up = last["seconds"], last["bytes_down"], last["bytes_up"]
+    topology = algorithm.collaboration[0] if algorithm.collaboration else topology
+    histories = [History(out, done, topology) for out in outs]
+    rounds_key, evaluate_key = key_for(1), key_for(2)
+    evaluate = make_evaluation(setup, algorithm, plan, many) if many else make_evaluation(setup, algorithm, plan)
+    last = [history.rows[-1] if history.rows else {} for history in histories]
+    down, up = ([row.get(name, 0.0) for row in last] for name in ("bytes_down", "bytes_up"))
+    seconds = last[0].get("seconds", 0.0)
+    newest: list[Record] = [None] * len(setups)  # of each run's records
     diverged = None
 
     saved, pace = done, 1
@@ -290,53 +347,78 @@ def run(setup: Setup, out: Path, *, resume: bool = False, say: Callable[[str], N
             state, records, count = compiled.segment(rounds_key, done, stop, state, clients)
             records, count = jax.device_get((records, count))
             elapsed = time.perf_counter() - begin
-            seconds += elapsed
+            seconds += elapsed / len(setups)
             pace = max(1, int(DISPATCH_SECONDS * int(count) / elapsed))
-            records: Record = jax.tree.map(lambda leaf, count=count: leaf[:count], records)
-            down += float(records.down.sum(dtype=np.float64)) / federation.num_clients
-            up += float(records.up.sum(dtype=np.float64)) / federation.num_clients
             done += int(count)
             advance(done)
-            if records.diverged[-1] >= 0:
-                diverged = int(records.diverged[-1])
-            elif done % setup.eval_every == 0 or done == setup.rounds:
+            for number, each in enumerate(setups):
+                record: Record = jax.tree.map(
+                    lambda leaf, count=count, n=number: leaf[:count, n] if many else leaf[:count], records
+                )
+                down[number] += float(record.down.sum(dtype=np.float64)) / each.federation.num_clients
+                up[number] += float(record.up.sum(dtype=np.float64)) / each.federation.num_clients
+                newest[number] = record
+                if record.diverged[-1] >= 0 and diverged is None:
+                    diverged = number, int(record.diverged[-1])
+            if diverged is None and (done % setup.eval_every == 0 or done == setup.rounds):
                 metrics, collaboration = jax.device_get(evaluate(evaluate_key, state, clients, splits))
-                row = {
-                    "round": done,
-                    "seconds": seconds,
-                    "train_loss": float(records.train_loss[-1]),
-                    **evaluation.summarize(metrics["test"], federation.test.size),
-                    "bytes_down": down,
-                    "bytes_up": up,
-                    **{name: float(values[-1]) for name, values in records.metrics.items()},
-                }
-                if "validation" in metrics:
-                    values = evaluation.summarize(metrics["validation"], federation.validation.size)
-                    row |= {f"validation_{name}": values[name] for name in ("loss", "accuracy") if name in values}
-                history.add(row, metrics, collaboration)
-                history.write_rows()
+                for number, (each, history) in enumerate(zip(setups, histories, strict=True)):
+                    record, scores = newest[number], of_run(metrics, number)
+                    row = {
+                        "round": done,
+                        "seconds": seconds,
+                        "train_loss": float(record.train_loss[-1]),
+                        **evaluation.summarize(scores["test"], each.federation.test.size),
+                        "bytes_down": down[number],
+                        "bytes_up": up[number],
+                        **{name: float(values[-1]) for name, values in record.metrics.items()},
+                    }
+                    if "validation" in scores:
+                        values = evaluation.summarize(scores["validation"], each.federation.validation.size)
+                        row |= {f"validation_{name}": values[name] for name in ("loss", "accuracy") if name in values}
+                    history.add(row, scores, of_run(collaboration, number))
+                    history.write_rows()
                 if done - saved >= setup.checkpoint_every or done == setup.rounds:
-                    # The files first: a checkpoint never knows of rounds that they do not.
-                    history.write(algorithm.scored, federation)
-                    checkpoints.save(out / "checkpoints", done, state)
+                    for number, (each, out, history) in enumerate(zip(setups, outs, histories, strict=True)):
+                        # The files first: a checkpoint never knows of rounds that they do not.
+                        history.write(algorithm.scored, each.federation)
+                        checkpoints.save(out / "checkpoints", done, of_run(state, number))
                     saved = done
-    if diverged is not None and history.rows:
-        history.write(algorithm.scored, federation)
     if diverged is not None:
+        for each, history in zip(setups, histories, strict=True):
+            if history.rows:
+                history.write(algorithm.scored, each.federation)
+        number, client = diverged
         raise RunError(
-            f"round {done}: the loss of client {diverged} is not finite; a smaller --learning_rate may help. What was "
-            f"evaluated before is in {out}"
+            f"round {done}: the loss of client {client} is not finite; a smaller --learning_rate may help. What was "
+            f"evaluated before is in {outs[number]}"
         )
-    summary = summarize(setup, algorithm, history, lines, compiled.compile_seconds, rounds_key)
-    if setup.unseen is not None:
-        summary["unseen"] = score_unseen(setup, algorithm, plan, jax.random.fold_in(key, 3), state)
-    files.write_json(out / "summary.json", summary)
-    predict = lambda *args: tuned(algorithm, args[0], algorithm.predictor(*args), args[2])
-    predictor = jax.jit(predict)(evaluate_key, state, clients)  # the one that was scored last
-    return Result(summary, predictor, plan)
+    results = []
+    for number, (each, out, history) in enumerate(zip(setups, outs, histories, strict=True)):
+        own = of_run(state, number)
+        summary = summarize(each, algorithm, history, lines, compiled.compile_seconds, of_run(rounds_key, number))
+        if each.unseen is not None:
+            summary["unseen"] = score_unseen(each, algorithm, plan, jax.random.fold_in(keys[number], 3), own)
+        files.write_json(out / "summary.json", summary)
+        results.append(Result(summary, own, algorithm, of_run(evaluate_key, number), of_run(clients, number), plan))
+    return results
 
 
-def make_evaluation(setup: Setup, algorithm: Algorithm, plan: Plan) -> Callable:
+def restore(algorithm: Algorithm, plan: Plan, like: State, outs: Sequence[Path], many: int) -> tuple[int, State] | None:
+    """The newest round of whose state all directories have a whole checkpoint, and the state, stacked if `many`."""
+    if not many:
+        return checkpoints.restore(outs[0] / "checkpoints", like)
+    shape = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), like)
+    shardings = state_shardings(algorithm, plan, shape)
+    own = jax.tree.map(lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s), shape, shardings)
+    found = [checkpoints.restore(out / "checkpoints", own) for out in outs]
+    if None in found or len({done for done, _ in found}) > 1:
+        return None
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[state for _, state in found])
+    return found[0][0], jax.tree.map(lambda leaf, to: jax.device_put(leaf, to.sharding), stacked, like)
+
+
+def make_evaluation(setup: Setup, algorithm: Algorithm, plan: Plan, replicates: int = 0) -> Callable:
     """(key, state, clients, splits) -> (metrics by split and name, who uses whom), in one compiled call."""
 
     def score(key: Key, state: State, clients: Shard, splits: dict[str, Split]):
@@ -349,7 +431,7 @@ def make_evaluation(setup: Setup, algorithm: Algorithm, plan: Plan) -> Callable:
         collaboration = {"index": index, "weights": predictor.weights}
         return metrics, algorithm.collaboration[1](state) if algorithm.collaboration else collaboration
 
-    return jax.jit(score)
+    return jax.jit(lifted(plan, score, replicates))
 
 
 def tuned(algorithm: Algorithm, key: Key, predictor: Predictor, clients: Shard) -> Predictor:
@@ -359,7 +441,7 @@ def tuned(algorithm: Algorithm, key: Key, predictor: Predictor, clients: Shard) 
 
 def is_private_mixture(predictor: Predictor) -> bool:
     """Whether clients mix several models of their own; weights are then recorded by the models' places, 0 to J - 1."""
-    return predictor.topology == "own" and predictor.index.shape[1] > 1
+    return predictor.topology == "own" and predictor.index.shape[-1] > 1
 
 
 def score_unseen(setup: Setup, algorithm: Algorithm, plan: Plan, key: Key, state: State) -> dict:
@@ -403,7 +485,7 @@ def spent(setup: Setup, algorithm: Algorithm, key: Key) -> dict | None:
         return None
     n_max = train.y.shape[1]
     rounds = participations(key, setup.federation.num_clients, setup.cohort_size, setup.rounds)
-    steps = np.asarray(rounds * solver.num_steps(train.size, n_max))
+    steps = np.asarray(rounds * solver.num_steps(train.size, n_max)) * algorithm.passes
     epsilon = privacy.epsilons(solver.privacy, train.size, solver.batch(n_max), steps, algorithm.gradients)
     finite = lambda value: float(value) if np.isfinite(value) else None  # JSON knows no infinity: null
     return {

@@ -120,6 +120,7 @@ def test_newcomers_learn_alpha_and_leave_the_branches():
     _, algorithm, states, _, _ = play("pfedmb", rounds=4, knobs={"branches": B, "alpha_rate": 0.5})
     newcomers = toys.make_federation((4, 3), "regression", seed=7)
     found = vectors(algorithm.adapt(jax.random.key(0), states[-1], newcomers.shards).models)
+    assert np.abs(found[0] - found[1]).max() > 1e-3
     shared = vectors(jax.tree.map(lambda leaf: leaf[0], states[-1].models))
     for k in range(2):
         weights = np.linalg.lstsq(shared.T, found[k], rcond=None)[0]

@@ -1,7 +1,5 @@
 """What pFedMB is compared with, and the rest: limit cases, and rounds by hand on quadratics."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +9,7 @@ import toys
 from quadratics import MINI, RATE, SIZES, gradient, play, quadratic, vectors
 
 from pfljax import tree
-from pfljax.algorithms import fedamp, fedopt
+from pfljax.algorithms import fedamp
 from pfljax.types import UsageError
 
 EQUAL = (3, 3, 3, 3)
@@ -36,7 +34,7 @@ def predictions(name, **options):
     [
         ("fedavgm", {"momentum": 0.0}, {"momentum": 0.9}, SIZES),
         ("scaffold", {"correction": 0.0}, {"correction": 1.0}, SIZES),
-        ("qffl", {"q": 0.0, "lipschitz": 3.0}, {"q": 2.0}, EQUAL),
+        ("q_ffl", {"q": 0.0, "lipschitz": 3.0}, {"q": 2.0}, EQUAL),
         ("afl", {"rate": 0.0}, {"rate": 0.5}, SIZES),
         ("ifca", {"clusters": 1}, {"clusters": 3}, (2, 5, 1, 3, 4, 2)),
         ("hypcluster", {"clusters": 1}, {"clusters": 3}, (2, 5, 1, 3, 4, 2)),
@@ -129,7 +127,7 @@ def test_scaffold_by_hand():
         # Option II, as it is written: c_k - c + (x - y_k) / (steps rate).
         new = np.array([own[k] - c + (x - pairs[k][0]) / (2 * RATE) for k in range(4)])
         x = x + 0.5 * (np.average([y for y, _ in pairs], axis=0, weights=SIZES) - x)
-        c, own = c + (new - own).sum(axis=0) / 4, new
+        c, own = c + np.average(new - own, axis=0, weights=SIZES), new
         after = states[number + 1]
         np.testing.assert_allclose(vectors(after.models["model"])[0], x, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(vectors(after.models["control"])[0], c, rtol=1e-4, atol=1e-5)
@@ -142,8 +140,21 @@ def test_scaffold_s_variates_sum_to_the_server_s_under_sampling():
     problem = toys.make_problem(federation, optax.sgd(RATE), cohort=2, epochs=2)
     states, _ = toys.train(toys.make_algorithm("scaffold", problem), problem, federation.shards, 4)
     np.testing.assert_allclose(
-        vectors(states[-1].clients["control"]).mean(axis=0), vectors(states[-1].models["control"])[0], atol=1e-5
+        np.average(vectors(states[-1].clients["control"]), axis=0, weights=SIZES),
+        vectors(states[-1].models["control"])[0],
+        atol=1e-5,
     )
+
+
+def test_scaffold_ends_where_the_weighted_objective_is_least():
+    """However many local steps there are, unlike FedAvg."""
+    sizes = (6, 3, 5, 4)
+    knobs = {"sizes": sizes, "rounds": 300, "epochs": 5}
+    federation, _, states, _, _ = play("scaffold", **knobs)
+    parts = [quadratic(federation, k) for k in range(4)]
+    best = np.linalg.solve(*(np.average([part[i] for part in parts], axis=0, weights=sizes) for i in range(2)))
+    np.testing.assert_allclose(vectors(states[-1].models["model"])[0], best, atol=1e-4)
+    assert np.abs(vectors(play("fedavg", **knobs)[2][-1].models)[0] - best).max() > 0.01
 
 
 def test_fedavgm_and_fedadam_by_hand():
@@ -154,24 +165,44 @@ def test_fedavgm_and_fedadam_by_hand():
         velocity = 0.5 * velocity + w - mean_of(w)
         w = w - 0.7 * velocity
         np.testing.assert_allclose(vectors(states[number + 1].models)[0], w, rtol=1e-4, atol=1e-5)
-    states = play("fedadam", rounds=2, knobs={"rate": 0.2, "tau": 0.01})[2]
-    w, m, v = vectors(states[0].models)[0], 0.0, 0.0
-    for number in (1, 2):
-        slope = w - mean_of(w)
-        m, v = 0.9 * m + 0.1 * slope, 0.99 * v + 0.01 * slope**2
-        w = w - 0.2 * (m / (1 - 0.9**number)) / (np.sqrt(v / (1 - 0.99**number)) + 0.01)
-        np.testing.assert_allclose(vectors(states[number].models)[0], w, rtol=1e-3, atol=1e-5)
-    moved = {}
-    for name in ("adam", "yogi", "adagrad"):
-        states = play("fedadam", rounds=3, knobs={"optimizer": name})[2]
-        moved[name] = vectors(states[-1].models)
-    assert np.abs(moved["adam"] - moved["yogi"]).max() > 1e-3 < np.abs(moved["adam"] - moved["adagrad"]).max()
-    assert dataclasses.fields(fedopt.FedAdamConfig)[0].default == "adam"
 
 
-def test_qffl_by_hand():
+@pytest.mark.parametrize("optimizer", ["adam", "yogi", "adagrad"])
+def test_adaptive_servers_by_hand(optimizer):
+    """Algorithm 2 of Reddi et al.: no correction of bias, v from tau^2."""
+    rate, tau = 0.2, 0.3
+    knobs = {"rate": rate, "tau": tau, "optimizer": optimizer}
+    federation, _, states, _, _ = play("fedadam", rounds=3, knobs=knobs)
+    w, m, v = vectors(states[0].models)[0], 0.0, tau**2
+    for number in range(3):
+        trained = [trained_by_hand(federation, k, w, 1)[0] for k in range(4)]
+        slope = w - np.average(trained, axis=0, weights=SIZES)
+        m = 0.9 * m + 0.1 * slope
+        if optimizer == "adagrad":
+            v = v + slope**2
+        elif optimizer == "yogi":
+            v = v - 0.01 * slope**2 * np.sign(v - slope**2)
+        else:
+            v = 0.99 * v + 0.01 * slope**2
+        w = w - rate * m / (np.sqrt(v) + tau)
+        np.testing.assert_allclose(vectors(states[number + 1].models)[0], w, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fedavgm", "fedadam"])
+def test_a_server_takes_no_step_where_nothing_came_back(name):
+    federation = toys.make_federation((3, 0, 0, 0), "regression")
+    problem = toys.make_problem(federation, optax.sgd(RATE), cohort=1)
+    algorithm = toys.make_algorithm(name, problem)
+    states, records = toys.train(algorithm, problem, federation.shards, 12)
+    came = [float(record.up) > 0 for record in records]
+    assert any(came[:-1]) and not all(came[came.index(True) :])
+    for before, after, moved in zip(states, states[1:], came, strict=False):
+        assert toys.same_trees((before.models, before.optimizer), (after.models, after.optimizer)) == (not moved)
+
+
+def test_q_ffl_by_hand():
     q, lipschitz = 2.0, 4.0
-    federation, _, states, _, _ = play("qffl", epochs=2, knobs={"q": q, "lipschitz": lipschitz})
+    federation, _, states, _, _ = play("q_ffl", epochs=2, knobs={"q": q, "lipschitz": lipschitz})
     w = vectors(states[0].models)[0]
     for number in range(2):
         moved, steps = 0.0, 0.0
@@ -184,10 +215,10 @@ def test_qffl_by_hand():
         np.testing.assert_allclose(vectors(states[number + 1].models)[0], w, rtol=1e-4, atol=1e-5)
 
 
-def test_qffl_evens_losses_out():
+def test_q_ffl_evens_losses_out():
     spread = []
     for q in (0.0, 5.0):
-        federation, _, states, _, _ = play("qffl", rounds=60, epochs=1, sizes=EQUAL, knobs={"q": q})
+        federation, _, states, _, _ = play("q_ffl", rounds=60, epochs=1, sizes=EQUAL, knobs={"q": q})
         spread.append(np.std([loss_of(federation, k, vectors(states[-1].models)[0]) for k in range(4)]))
     assert spread[1] < spread[0]
 
@@ -271,10 +302,22 @@ def test_fedamp_s_attention_by_hand():
     )
 
 
+def test_near_models_are_told_apart():
+    """Large equal parts must not drown small distances in float32."""
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=50) * 100 + rng.normal(size=(4, 50)) * 1e-2
+    config = fedamp.FedAMPConfig(attention=0.9, sigma=1.0)
+    points = np.float32(points)
+    distance = np.square(np.float64(points)[:, None] - np.float64(points)[None, :]).sum(axis=-1)
+    near = 0.3 * np.exp(-distance / (distance.sum() / 12)) * (1 - np.eye(4))
+    found = np.asarray(fedamp.attention({"w": jnp.asarray(points)}, config))
+    np.testing.assert_allclose(found * (1 - np.eye(4)), near, rtol=1e-3)
+
+
 def test_fedamp_by_hand():
     knobs = {"attention": 0.6, "sigma": 0.7, "strength": 1.5}
     federation, _, states, records, predictor = play("fedamp", epochs=2, knobs=knobs)
-    own = vectors(states[0].clients["model"])
+    own = vectors(states[0].server["models"])
     cloud = own.copy()
     for number in range(2):
         for k in range(4):
@@ -330,8 +373,8 @@ def test_ifca_s_first_layers_may_be_shared():
         ("fedavgm", {"rate": 0.0}),
         ("fedadam", {"tau": 0.0}),
         ("scaffold", {"correction": -1.0}),
-        ("qffl", {"q": -1.0}),
-        ("qffl", {"lipschitz": 0.0}),
+        ("q_ffl", {"q": -1.0}),
+        ("q_ffl", {"lipschitz": 0.0}),
         ("afl", {"rate": -0.1}),
         ("fedper", {"personal_layers": 2}),
         ("ditto", {"strength": -1.0}),

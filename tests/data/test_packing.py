@@ -183,7 +183,7 @@ def test_the_digest_sees_sizes_targets_and_examples():
     digests = {packing.digest(packing.build(SOURCE, ASSIGNMENT))}
     for name in ("x", "y", "size"):
         federation = packing.build(SOURCE, ASSIGNMENT)
-        getattr(federation.test, name).flat[-1] += 1
+        getattr(federation.test, name).flat[0] += 1  # of a real example, not of padding
         digests.add(packing.digest(federation))
     assert len(digests) == 4
 

@@ -116,6 +116,7 @@ def test_figures_sweep_their_knobs(call, tmp_path):
         ("fedfomo_figure9", "--shares=0.2,1", "below 1"),
         ("fedfomo_figure9", "--validation_fraction=0.5", "--shares gives it its values"),
         ("fedfomo_table2", "--num_distributions=5", "--distributions gives it its values"),
+        ("fedfomo_table1", "--participation=0.5", "columns have their own"),
     ],
 )
 def test_mistakes_are_one_line(call, tmp_path, name, flag, word):

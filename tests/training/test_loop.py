@@ -344,7 +344,7 @@ def test_the_chunk_shrinks_until_a_round_fits(monkeypatch):
     clients = setup.federation.shards
     tried = []
 
-    def compiled(setup, clients, plan):
+    def compiled(setup, clients, plan, replicates):
         tried.append(plan.chunk)
         fits = loop.memory.MemoryPlan(1, 1, 1, limit=100 if plan.chunk == 1 else 1)
         return loop.Compiled(None, plan, None, None, None, fits, 0.0)

@@ -5,7 +5,8 @@ Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning" (I
     A round: client k receives w, with F_k = l_k(w), and trains it to w_k; d_k = w - w_k, which times L is its gradient;
     w <- w - sum_k F_k^q L d_k / sum_k (q F_k^(q-1) |L d_k|^2 + L F_k^q).
 
-Departures from the paper: clients are drawn uniformly, not in proportion to n_k, and count alike.
+Departures from the paper: clients are drawn uniformly, not in proportion to n_k, and count alike. L is a knob, which
+the paper sets to 1 / eta: local steps of Adam have no such scale.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ class QFFLConfig:
 
     def __post_init__(self):
         if self.q < 0:
-            raise UsageError(f"--qffl.q={self.q}: accepted: 0 or more")
+            raise UsageError(f"--q_ffl.q={self.q}: accepted: 0 or more")
         if not self.lipschitz > 0:
-            raise UsageError(f"--qffl.lipschitz={self.lipschitz}: accepted: above 0")
+            raise UsageError(f"--q_ffl.lipschitz={self.lipschitz}: accepted: above 0")
 
 
-def qffl(problem: Problem, config: QFFLConfig) -> Algorithm:
+def q_ffl(problem: Problem, config: QFFLConfig) -> Algorithm:
     """q-FFL."""
 
     def init(key, clients):

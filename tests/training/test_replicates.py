@@ -1,0 +1,126 @@
+"""Several seeds in one kernel: what each leaves is what it leaves alone."""
+
+import shutil
+
+import numpy as np
+import optax
+import pytest
+import toys
+
+from pfljax import data
+from pfljax.algorithms import METHODS
+from pfljax.mapping import make_plan
+from pfljax.training import files, loop
+from pfljax.types import RunError, UsageError
+
+ROUNDS = 4
+# Of each seed its own sizes, so that the padding differs.
+SIZES = ((4, 3, 5, 2), (7, 2, 0, 3), (3, 3, 3, 3))
+quiet = lambda line: None
+
+
+def federation_of(number):
+    return toys.make_federation(SIZES[number], seed=number, validation_size=3)
+
+
+def setup_of(name, federation, seed, *, devices=1, rounds=ROUNDS, n_max=7):
+    problem = toys.make_problem(federation, optax.adam(0.05), batch_size=2, epochs=2, cohort=3)._replace(n_max=n_max)
+    knobs = {"neighbors": 2} if "neighbors" in METHODS[name].config.__dataclass_fields__ else {}
+    return loop.Setup(
+        name=name,
+        make=lambda plan: toys.make_algorithm(name, problem._replace(plan=plan), **knobs),
+        model=problem.model,
+        solver=problem.solver,
+        federation=federation,
+        unseen=None,
+        plan=make_plan("map", devices=devices),
+        rounds=rounds,
+        cohort_size=3,
+        eval_every=2,
+        checkpoint_every=2,
+        seed=seed,
+        config={"flags": {"algorithm": name, "seed": seed}},
+    )
+
+
+def setups_of(name, **options):
+    padded = data.pad_alike([federation_of(number) for number in range(3)])
+    return [setup_of(name, federation, 10 + number, **options) for number, federation in enumerate(padded)]
+
+
+def check_same(found, wanted):
+    """The files of two runs, but for how long they took."""
+    for name in ("results.npz", "collaboration.npz"):
+        one, other = files.read_npz(found / name), files.read_npz(wanted / name)
+        assert one.keys() == other.keys()
+        for key, values in one.items():
+            if values.dtype.kind == "f":
+                np.testing.assert_allclose(values, other[key], rtol=2e-4, atol=2e-5, err_msg=key)
+            else:
+                np.testing.assert_array_equal(values, other[key], err_msg=key)
+    rows = zip(files.read_jsonl(found / "metrics.jsonl"), files.read_jsonl(wanted / "metrics.jsonl"), strict=True)
+    for one, other in rows:
+        one, other = ({k: v for k, v in row.items() if k != "seconds"} for row in (one, other))
+        assert one == pytest.approx(other, rel=2e-4, abs=2e-5)
+    assert files.read_json(found / "config.json") == files.read_json(wanted / "config.json")
+
+
+# Where draws are made for all clients' padded data at once (fedavg_data), other padding is another draw.
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "fedavg_data"])
+def test_seeds_at_once_are_as_one_by_one(name, tmp_path):
+    outs = [tmp_path / f"seed-{number}" for number in range(3)]
+    together = loop.run_replicates(setups_of(name), outs, say=quiet)
+    number = 1  # the one without padding, whose clients are the most uneven
+    alone = loop.run(setup_of(name, federation_of(number), 10 + number), tmp_path / "alone", say=quiet)
+    check_same(outs[number], tmp_path / "alone")
+    assert together[number].summary["last"]["loss"] == pytest.approx(alone.summary["last"]["loss"], rel=2e-4)
+    scores = [result.summary["last"]["loss"] for result in together]
+    assert len(set(scores)) == 3
+
+
+@pytest.mark.parametrize("name", ["local", "fedavg", "federico"])
+def test_on_two_devices_too(name, tmp_path):
+    outs = [tmp_path / f"seed-{number}" for number in range(3)]
+    loop.run_replicates(setups_of(name, devices=2), outs, say=quiet)
+    for number in range(3):
+        federation = federation_of(number)
+        loop.run(setup_of(name, federation, 10 + number), tmp_path / f"alone-{number}", say=quiet)
+        check_same(outs[number], tmp_path / f"alone-{number}")
+
+
+def test_stopped_and_resumed_is_as_never_stopped(tmp_path):
+    outs, whole = ([tmp_path / kind / f"{number}" for number in range(3)] for kind in ("parts", "whole"))
+    loop.run_replicates(setups_of("federico"), whole, say=quiet)
+    loop.run_replicates(setups_of("federico", rounds=2), outs, say=quiet)
+    said = []
+    loop.run_replicates(setups_of("federico"), outs, resume=True, say=said.append)
+    assert any("resumed after round 2" in line for line in said)
+    for one, other in zip(outs, whole, strict=True):
+        check_same(one, other)
+    # Where one has lost its checkpoint, all start anew.
+    shutil.rmtree(outs[1] / "checkpoints")
+    said.clear()
+    loop.run_replicates(setups_of("federico"), outs, resume=True, say=said.append)
+    assert not any("resumed" in line for line in said)
+    for one, other in zip(outs, whole, strict=True):
+        check_same(one, other)
+
+
+def test_one_that_diverges_is_named(tmp_path):
+    setups = setups_of("local")
+    setups[1].federation.train.x[3, 0] = np.nan
+    outs = [tmp_path / str(number) for number in range(3)]
+    with pytest.raises(RunError, match=f"the loss of client 3 is not finite.*{outs[1]}"):
+        loop.run_replicates(setups, outs, say=quiet)
+
+
+def test_padding_alike_keeps_the_examples_and_the_digest():
+    federations = [federation_of(number) for number in range(3)]
+    padded = data.pad_alike(federations)
+    assert {f.train.y.shape for f in padded} == {(4, 7)}
+    for before, after in zip(federations, padded, strict=True):
+        assert data.digest(before) == data.digest(after) and data.describe(before) == data.describe(after)
+        np.testing.assert_array_equal(after.train.x[:, : before.train.x.shape[1]], before.train.x)
+        assert not after.train.x[:, before.train.x.shape[1] :].any()
+    with pytest.raises(UsageError, match=r"--replicate=vmap: .*\(4, 5\)"):
+        data.pad_alike([federations[0], toys.make_federation((2, 2, 2, 2, 2))])
