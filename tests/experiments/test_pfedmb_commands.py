@@ -1,6 +1,9 @@
 """The experiments of pFedMB's paper, and what compare does with all methods, small."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -105,3 +108,20 @@ def test_a_method_that_diverges_leaves_the_others_their_table(experiment, tmp_pa
     flags += ["--eval_every=5", "--devices=1", "--fedper.personal_layers=0", "--hidden=4"]
     error = experiment("compare", "--algorithms=fedper,l2sgd", *flags, f"--out={tmp_path}", code=1)
     assert "is not finite" in error
+
+
+def test_a_method_of_one_s_own_is_compared_without_touching_the_package(tmp_path):
+    """README's guide, as it is written there."""
+    root = Path(__file__).parents[2]
+    command = "examples/own_method.py --algorithms=fedavg,fedclip --seeds=0,1 --fedclip.norm=0.3"
+    assert f"python {command}\n" in (root / "README.md").read_text()
+    assert len((root / "examples" / "own_method.py").read_text().splitlines()) <= 80
+    flags = ["--rounds=3", "--devices=1", f"--out={tmp_path}"]
+    run = [sys.executable, *command.split(), *flags]
+    done = subprocess.run(run, cwd=root, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    fedavg, own = rows_of(tmp_path)
+    assert own["algorithm"] == "fedclip" and own["accuracy_mean"] != fedavg["accuracy_mean"]
+    assert own["megabytes_per_round"] == pytest.approx(fedavg["megabytes_per_round"])
+    assert files.read_jsonl(tmp_path / "fedclip" / "seed-0" / "metrics.jsonl")[0]["clients_cut"] > 0
+    assert flags_of(tmp_path / "fedclip")["fedclip.norm"] == 0.3
