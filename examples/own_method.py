@@ -1,4 +1,4 @@
-"""A method of one's own, in its own file: FedAvg whose clients' updates are cut to a norm, so that no one drags it away.
+"""A method of one's own, in its own file: FedAvg whose clients' updates are cut to a norm, so that none leads it away.
 
     python examples/own_method.py --algorithms=fedavg,fedclip --seeds=0,1 --fedclip.norm=0.3
 
