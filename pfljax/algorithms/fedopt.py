@@ -30,12 +30,12 @@ class FedAvgMConfig:
     """FedAvgM's knobs.
 
     Attributes:
-        momentum: of the server; 0 is FedAvg
-        rate: of the server
+        momentum: of the server; 0, with rate 1, is FedAvg
+        rate: of the server; 1 - momentum lets it go as far as FedAvg in the long run
     """
 
     momentum: float = 0.9
-    rate: float = 1.0
+    rate: float = 0.1
 
     def __post_init__(self):
         if not 0 <= self.momentum < 1:
@@ -55,7 +55,7 @@ class FedAdamConfig:
     """
 
     optimizer: Literal["adam", "yogi", "adagrad"] = "adam"
-    rate: float = 0.1
+    rate: float = 0.01
     tau: float = 0.001
 
     def __post_init__(self):

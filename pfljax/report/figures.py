@@ -301,18 +301,20 @@ def curve(
 
 def comparison_figure(table: Sequence[dict]) -> Figure:
     """Methods side by side: last score with its deviation over seeds, and scores over rounds with a band."""
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    bars = _axes(figure, 1, 2, 1, ylabel="test score, last round")
+    num = len(table)
+    figure = Figure(figsize=(12, max(4.2, 0.6 + 0.26 * num)), layout="constrained")
+    bars = _axes(figure, 1, 2, 1, xlabel="test score, last round")
     over = _axes(figure, 1, 2, 2, xlabel="round", ylabel="test score")
-    shades = colors(np.arange(len(table)))
+    shades = colors(np.arange(num))
     for place, (row, shade) in enumerate(zip(table, shades, strict=True)):
-        bars.bar(place, row["accuracy_mean"], yerr=row["accuracy_std"], color=shade, capsize=4, width=0.7)
+        bars.barh(place, row["accuracy_mean"], xerr=row["accuracy_std"], color=shade, capsize=3, height=0.7)
         mean, spread = np.asarray(row["curve_mean"], float), np.asarray(row["curve_std"], float)
         over.plot(row["rounds"], mean, color=shade, label=row["algorithm"])
         over.fill_between(row["rounds"], mean - spread, mean + spread, color=shade, alpha=0.15, linewidth=0)
-    tilt = {"rotation": 30, "ha": "right"} if len(table) > 4 else {}
-    bars.set_xticks(np.arange(len(table)), [row["algorithm"] for row in table], **tilt)
-    over.legend(frameon=False)
+    bars.set_yticks(np.arange(num), [row["algorithm"] for row in table])
+    bars.set_ylim(num - 0.4, -0.6)
+    if num <= len(PALETTE):  # of more, the bars have the colors
+        over.legend(frameon=False)
     return figure
 
 

@@ -32,7 +32,7 @@ def predictions(name, **options):
 @pytest.mark.parametrize(
     ("name", "off", "on", "sizes"),
     [
-        ("fedavgm", {"momentum": 0.0}, {"momentum": 0.9}, SIZES),
+        ("fedavgm", {"momentum": 0.0, "rate": 1.0}, {"momentum": 0.9, "rate": 1.0}, SIZES),
         ("scaffold", {"correction": 0.0}, {"correction": 1.0}, SIZES),
         ("q_ffl", {"q": 0.0, "lipschitz": 3.0}, {"q": 2.0}, EQUAL),
         ("afl", {"rate": 0.0}, {"rate": 0.5}, SIZES),
