@@ -87,7 +87,10 @@ def test_a_mixture_of_classifiers_gains_on_its_training_data():
     assert (scores[1] < scores[0]).all()
 
 
-@pytest.mark.parametrize("name", METHODS)
+FAST = ("local", "fedavg", "federico", "dfedem")  # one for each kind of predictor
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in METHODS])
 def test_every_method_is_tuned_alike_on_every_plan(name):
     federation = toys.make_federation((3, 5, 1, 4))
     found = []

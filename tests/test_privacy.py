@@ -189,18 +189,6 @@ def test_without_noise_there_is_no_bound():
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_trains_in_private(name):
-    problem, _ = solver_of(Privacy())
-    private = problem._replace(solver=problem.solver._replace(privacy=Privacy(0.5, 1.0)))
-    algorithm = toys.make_algorithm(name, private)
-    states, records = toys.train(algorithm, private, FEDERATION.shards, 1)
-    plain, _ = toys.train(toys.make_algorithm(name, problem), problem, FEDERATION.shards, 1)
-    assert np.isfinite(records[-1].train_loss)
-    assert not toys.same_trees((states[-1].models, states[-1].clients), (plain[-1].models, plain[-1].clients))
-    assert (algorithm.gradients == 0) == (name == "fedavg_data")  # which sends examples themselves
-
-
-@pytest.mark.parametrize("name", METHODS)
 def test_the_ledger_counts_every_gradient_of_a_mini_batch(name, monkeypatch):
     """In a client's round of a single full batch: how often the private gradient is really taken."""
     calls = []
@@ -214,12 +202,14 @@ def test_the_ledger_counts_every_gradient_of_a_mini_batch(name, monkeypatch):
     problem = toys.make_problem(federation, hidden=(3,) if name == "fedper" else ())
     problem = problem._replace(solver=problem.solver._replace(privacy=Privacy(0.5, 1.0)))
     algorithm = toys.make_algorithm(name, problem)
-    toys.train(algorithm, problem, federation.shards, 1)
+    _, records = toys.train(algorithm, problem, federation.shards, 1)
     jax.effects_barrier()
     per_client = len(calls) / 4
+    assert per_client >= 1 and np.isfinite(records[0].train_loss)
+    assert (algorithm.gradients == 0) == (name == "fedavg_data")  # which sends examples themselves
     if algorithm.gradients:
         # FedEM's components, pFedMe's steps, ...: no more than the ledger takes.
-        assert 1 <= per_client <= algorithm.gradients * algorithm.passes
+        assert per_client <= algorithm.gradients * algorithm.passes
 
 
 def test_a_run_s_ledger_is_of_its_own_cohorts_steps_and_sizes(tmp_path):

@@ -159,7 +159,7 @@ def draw(
             "and whether its lines have the color of its bar."
             if topology != "shared"
             else f"Weights over rounds of {min(test.shape[1], figures.MAX_PANELS)} of {test.shape[1]} clients, a line "
-            "per shared model: look when a client settles, and whether some model is never used.",
+            "per shared model or branch: look when a client settles, and whether one of them is never used.",
         )
     if "affinity" in collaboration:
         target = collaboration.get("target", distribution)

@@ -78,7 +78,7 @@ def test_a_branch_without_weight_stays():
     [
         ("mlp", (5,), 3),
         ("cnn", (8, 8, 2), 3),
-        ("mobilenet_v2", (8, 8, 1), 3),
+        pytest.param("mobilenet_v2", (8, 8, 1), 3, marks=pytest.mark.slow),
         ("lstm", (4,), 9),
     ],
 )

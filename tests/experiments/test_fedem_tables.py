@@ -56,6 +56,7 @@ def test_table3_scores_clients_that_were_kept_out(call, tmp_path):
     assert row["unseen_test"] == pytest.approx(mean) and 0 <= row["unseen_train"] <= 1
 
 
+@pytest.mark.slow
 def test_figure1_sweeps_sampling_and_components(call, tmp_path):
     call("fedem_figure1", "--algorithms=fedem", "--participations=0.5,1", "--components=1,2", f"--out={tmp_path}")
     points = json.loads((tmp_path / "table.json").read_text())

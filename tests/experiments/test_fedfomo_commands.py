@@ -29,6 +29,7 @@ def flags_of(folder):
     return files.read_json(folder / "seed-0" / "config.json")["flags"]
 
 
+@pytest.mark.slow
 def test_table1_has_a_column_for_each_number_of_clients(call, tmp_path):
     flags = [
         "--algorithms=local,fedfomo",
@@ -86,6 +87,7 @@ def test_table4_states_the_ledger_beside_the_accuracy(call, tmp_path):
     assert config["dp_noise_multiplier"] == 0 and config["dp_clip_norm"] is None  # JSON knows no infinity
 
 
+@pytest.mark.slow
 def test_figures_sweep_their_knobs(call, tmp_path):
     common = ["--num_distributions=2", "--num_clients=6"]
     flags = [*common, "--epsilons=1", "--downloads=1", f"--out={tmp_path / 'three'}"]
@@ -179,6 +181,7 @@ def test_on_digits_it_does_what_it_is_for(tmp_path, experiment):
     assert page.top_affinities(found["affinity"][-1], found["distribution"], found["distribution"]) >= 0.8
 
 
+@pytest.mark.slow
 def test_on_digits_with_shuffled_targets_it_leads_by_far(tmp_path, experiment):
     flags = ["--algorithms=fedavg,fedavg_data,fedprox,per_fedavg,fedfomo", "--seeds=0,1", f"--out={tmp_path}"]
     experiment("fedfomo_table3", "--fedfomo.neighbors=5", *flags)

@@ -29,6 +29,7 @@ def flags_of(folder, seed=0):
     return files.read_json(folder / f"seed-{seed}" / "config.json")["flags"]
 
 
+@pytest.mark.slow
 def test_table1_has_both_averages_and_tunes_everybody(call, tmp_path):
     printed = call("pfedmb_table1", "--algorithms=local,pfedmb", "--seeds=0", f"--out={tmp_path}")
     assert "paper, CIFAR-10" in printed and "89.5" in printed and "87.3" in printed
@@ -51,11 +52,10 @@ def test_table2_has_two_partitions_and_two_sizes(call, tmp_path):
 
 def test_pairs_find_each_other(experiment, tmp_path):
     """Two clients of a pair have nearly the same alpha, and pairs different branches, at the command's own size."""
-    experiment("pfedmb_figure3", "--seeds=0,1", f"--out={tmp_path}")
+    experiment("pfedmb_figure3", "--seeds=0", f"--out={tmp_path}")
     rows = rows_of(tmp_path)
-    assert [(row["averaging"], row["seed"]) for row in rows] == [("alpha", 0), ("alpha", 1), ("plain", 0), ("plain", 1)]
-    for row in rows[:2]:
-        assert sum(cosine > 0.95 for cosine in row["cosines"]) >= 4 and len(set(row["branches"])) >= 4
+    assert [(row["averaging"], row["seed"]) for row in rows] == [("alpha", 0), ("plain", 0)]
+    assert sum(cosine > 0.95 for cosine in rows[0]["cosines"]) >= 4 and len(set(rows[0]["branches"])) >= 4
     assert (tmp_path / "figure3.png").stat().st_size > 5000
 
 
@@ -88,7 +88,7 @@ def test_mistakes_are_one_line(call, tmp_path, name, flag, word):
 def test_all_methods_go_into_one_table(experiment, tmp_path):
     """On the command's own data and settings, but for few rounds, and with two seeds in one kernel."""
     flags = ["--seeds=0,1", "--rounds=2", "--replicate=vmap", "--devices=1"]
-    some = ["local", "fedavg", "fedfomo", "pfedmb"]
+    some = ["local", "fedavg", "fedfomo"]
     experiment("compare", f"--algorithms={','.join(some)}", *flags, f"--out={tmp_path}")
     assert [row["algorithm"] for row in rows_of(tmp_path)] == some
     config = flags_of(tmp_path / "fedavg", seed=1)
@@ -96,10 +96,10 @@ def test_all_methods_go_into_one_table(experiment, tmp_path):
     plan = files.read_json(tmp_path / "fedavg" / "seed-0" / "summary.json")["plan"]
     assert any("replicates" in name for name, _ in plan)
     # Another method and another seed: what is finished is kept, also one by one.
-    more = [*some, "apfl"]
+    more = [*some, "fedper"]
     flags = ["--seeds=0,1", "--rounds=2", "--devices=1"]
     printed = experiment("compare", f"--algorithms={','.join(more)}", *flags, f"--out={tmp_path}")
-    assert printed.count("finished before, kept") == 8 and "5 of 5 methods done" in printed
+    assert printed.count("finished before, kept") == 6 and "4 of 4 methods done" in printed
     assert set(METHODS) > set(more)
 
 

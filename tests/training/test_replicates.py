@@ -66,7 +66,11 @@ def check_same(found, wanted):
 
 
 # Where draws are made for all clients' padded data at once (fedavg_data), other padding is another draw.
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "fedavg_data"])
+FAST = ("local", "fedem", "federico", "fedfomo", "scaffold", "pfedmb")
+EQUAL = [name for name in METHODS if name != "fedavg_data"]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in EQUAL])
 def test_seeds_at_once_are_as_one_by_one(name, tmp_path):
     outs = [tmp_path / f"seed-{number}" for number in range(3)]
     together = loop.run_replicates(setups_of(name), outs, say=quiet)
@@ -78,7 +82,7 @@ def test_seeds_at_once_are_as_one_by_one(name, tmp_path):
     assert len(set(scores)) == 3
 
 
-@pytest.mark.parametrize("name", ["local", "fedavg", "federico"])
+@pytest.mark.parametrize("name", ["fedavg", "federico"])
 def test_on_two_devices_too(name, tmp_path):
     outs = [tmp_path / f"seed-{number}" for number in range(3)]
     loop.run_replicates(setups_of(name, devices=2), outs, say=quiet)
