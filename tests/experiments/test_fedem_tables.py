@@ -43,6 +43,7 @@ def test_table2_tunes_and_stands_beside_the_paper(call, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_table3_scores_clients_that_were_kept_out(call, tmp_path):
     printed = call("fedem_table3", "--algorithms=fedem", "--tune=0.1", f"--out={tmp_path}")
     assert "73.0 (74.1)" in printed  # the paper's Table 3

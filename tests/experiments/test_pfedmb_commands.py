@@ -41,6 +41,7 @@ def test_table1_has_both_averages_and_tunes_everybody(call, tmp_path):
     assert scored == "each client's own model, tuned by each client on its training data"
 
 
+@pytest.mark.slow
 def test_table2_has_two_partitions_and_two_sizes(call, tmp_path):
     printed = call("pfedmb_table2", "--algorithms=fedavg", "--clients=5,20", f"--out={tmp_path}")
     assert "Dirichlet" in printed and "two classes" in printed

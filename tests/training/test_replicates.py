@@ -82,7 +82,7 @@ def test_seeds_at_once_are_as_one_by_one(name, tmp_path):
     assert len(set(scores)) == 3
 
 
-@pytest.mark.parametrize("name", ["fedavg", "federico"])
+@pytest.mark.parametrize("name", ["fedavg", pytest.param("federico", marks=pytest.mark.slow)])
 def test_on_two_devices_too(name, tmp_path):
     outs = [tmp_path / f"seed-{number}" for number in range(3)]
     loop.run_replicates(setups_of(name, devices=2), outs, say=quiet)
