@@ -66,4 +66,4 @@ def best_fedavg(setup: loop.Setup, out: Path) -> loop.Result:
 
 
 def _predict(setup: loop.Setup, result: loop.Result, grid: np.ndarray) -> np.ndarray:
-    return evaluation.predictions(result.plan, setup.model, result.predictor, grid[:, None])
+    return evaluation.predictions(result.plan, setup.model, result.predictor(), grid[:, None])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
-from experiments import common, sweeps, tables
+from experiments import sweeps, tables
 
 FLAGS = flags.FLAGS
 PAPER = sweeps.Paper(
@@ -143,29 +143,19 @@ STUDY = tables.Study(
 )
 
 
-def define_flags(methods: Sequence[str], seeds: Sequence[str], out: str, num_distributions: int = 5) -> None:
+def define_flags(methods: Sequence[str], seeds: Sequence[str], out: str) -> None:
     """The flags of these experiments, with the paper's defaults."""
-    common.define_data_flags("digits")
-    common.define_training_flags(20)
-    common.define_device_flags()
-    PAPER.define_flag()
-    sweeps.define_sweep_flags(methods, seeds, out)
-    FLAGS.set_default("num_clients", 15)
-    FLAGS.set_default("num_distributions", num_distributions)
-    FLAGS.set_default("partition", "latent")
+    defaults = {"num_clients": 15, "num_distributions": 5, "partition": "latent"}
+    STUDY.define_flags(methods, seeds, out, rounds=20, **defaults)
 
 
 def set_up(downloads: Sequence[int] = DOWNLOADS) -> tuple[list[tables.Row], list[int], Path]:
     """The rows that --algorithms names (FedFomo once for each number of downloads), the seeds, and the folder."""
-    if FLAGS.data_file and not FLAGS["dataset"].present:
-        FLAGS.dataset = "npz"
-    names, seeds = sweeps.method_names(), sweeps.seed_numbers()
-    common.set_defaults(names)
-    PAPER.name()  # complains of one that there is not
+    names, seeds, out = STUDY.set_up()
     rows = []
     for name in names:
         if name == "fedfomo" and not FLAGS["fedfomo.neighbors"].present and downloads:
             rows += [tables.Row(f"{name}, n={n}", name, {f"{name}__neighbors": n}) for n in downloads]
         else:
             rows.append(tables.Row(name, name, {}))
-    return rows, seeds, Path(FLAGS.out)
+    return rows, seeds, out

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from absl import flags
 
-from experiments import common, sweeps, tables
+from experiments import sweeps, tables
 
 FLAGS = flags.FLAGS
 PAPER = sweeps.Paper(
@@ -42,25 +41,8 @@ TABLE2 = {
 
 def define_flags(methods: Sequence[str], seeds: Sequence[str], out: str) -> None:
     """The flags of these experiments, with the paper's defaults."""
-    common.define_data_flags("digits")
-    common.define_training_flags(100)
-    common.define_device_flags()
-    PAPER.define_flag()
-    sweeps.define_sweep_flags(methods, seeds, out)
-    FLAGS.set_default("num_clients", 10)
-    FLAGS.set_default("partition", "pairs")
-    FLAGS.set_default("dirichlet_alpha", 0.5)
-    FLAGS.set_default("fine_tune_epochs", 5)
-
-
-def set_up() -> tuple[list[str], list[int], Path]:
-    """The methods, the seeds, and the folder."""
-    if FLAGS.data_file and not FLAGS["dataset"].present:
-        FLAGS.dataset = "npz"
-    names, seeds = sweeps.method_names(), sweeps.seed_numbers()
-    common.set_defaults(names)
-    PAPER.name()  # complains of one that there is not
-    return names, seeds, Path(FLAGS.out)
+    defaults = {"num_clients": 10, "partition": "pairs", "dirichlet_alpha": 0.5, "fine_tune_epochs": 5}
+    STUDY.define_flags(methods, seeds, out, rounds=100, **defaults)
 
 
 def pairs_of(alpha: np.ndarray, distribution: np.ndarray) -> tuple[list[float], list[int]]:

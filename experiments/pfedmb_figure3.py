@@ -25,7 +25,7 @@ ALIKE = 0.95  # cosine from which on two alphas are nearly the same
 
 def run() -> None:
     """The command."""
-    names, seeds, out = pfedmb.set_up()
+    names, seeds, out = pfedmb.STUDY.set_up()
     if names != ["pfedmb"]:
         raise UsageError(f"--algorithms={','.join(names)}: accepted: pfedmb")
     sweeps.refuse("pfedmb.averaging", "both are compared")

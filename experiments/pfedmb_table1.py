@@ -21,7 +21,7 @@ FLAGS.set_default("pfedmb.per_layer", False)
 
 def run() -> None:
     """The command."""
-    names, seeds, out = pfedmb.set_up()
+    names, seeds, out = pfedmb.STUDY.set_up()
     rows = []
     for name in names:
         if name == "pfedmb" and not FLAGS["pfedmb.averaging"].present:

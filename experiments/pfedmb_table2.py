@@ -22,7 +22,7 @@ flags.DEFINE_list("clients", ["15", "50"], "numbers of clients, for both partiti
 
 def run() -> None:
     """The command."""
-    names, seeds, out = pfedmb.set_up()
+    names, seeds, out = pfedmb.STUDY.set_up()
     for flag in ("partition", "participation"):
         sweeps.refuse(flag, "the table's columns have their own")
     paper, numbers = pfedmb.STUDY.values(pfedmb.TABLE2), sweeps.numbers("clients", int, sets="num_clients")

@@ -151,7 +151,7 @@ class Paper(NamedTuple):
         return settings(**preset(both[0]) | preset(both[1]))
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=3)  # a data set of images may take a gigabyte
 def _build_data(seed: int, values: tuple) -> tuple[Federation, Federation | None]:
     del values  # what the flags were, so that others build anew
     return common.build_data(seed)

@@ -63,6 +63,25 @@ class Study(NamedTuple):
         name = standing if self.paper.name() == "digits" else self.paper.name()
         return Values(name, table.get(name, {}))
 
+    def define_flags(self, methods: Sequence[str], seeds: Sequence[str], out: str, rounds: int, **defaults) -> None:
+        """The flags of these experiments, on digits by default, with the paper's `rounds` and other defaults."""
+        common.define_data_flags("digits")
+        common.define_training_flags(rounds)
+        common.define_device_flags()
+        self.paper.define_flag()
+        sweeps.define_sweep_flags(methods, seeds, out)
+        for name, value in defaults.items():
+            FLAGS.set_default(name, value)
+
+    def set_up(self) -> tuple[list[str], list[int], Path]:
+        """The methods that --algorithms names, the seeds, and the folder."""
+        if FLAGS.data_file and not FLAGS["dataset"].present:
+            FLAGS.dataset = "npz"
+        names, seeds = sweeps.method_names(), sweeps.seed_numbers()
+        common.set_defaults(names)
+        self.paper.name()  # complains of one that there is not
+        return names, seeds, Path(FLAGS.out)
+
     @contextlib.contextmanager
     def settings_of(self, row: Row, **values):
         """The preset's settings for a row's method, the row's own and `values`."""
@@ -116,8 +135,7 @@ class Study(NamedTuple):
         """
         if not any(values for _, values in panels.values()):
             raise UsageError("nothing to draw: accepted: values in one of the lists")
-        names, seeds, out = sweeps.method_names(), sweeps.seed_numbers(), Path(FLAGS.out)
-        common.set_defaults(names)
+        names, seeds, out = self.set_up()
         points, body = [], []
         for method in names:
             for knob, (_, values) in panels.items():

@@ -65,7 +65,7 @@ def client_server(problem: Problem, surrogate: Surrogate) -> Algorithm:
         return State((), u, (), initial_rows(problem, surrogate, u, tree.num_rows(clients), ()))
 
     def download(key, state, cohort):
-        return all_blocks(cohort.ids.shape[0], num_models)
+        return aggregation.all_models(cohort.ids.shape[0], num_models)
 
     def work(turn, models, row, shard):
         trained, row, report = local_step(problem, surrogate, turn, models, row, shard.train)
@@ -76,7 +76,7 @@ def client_server(problem: Problem, surrogate: Surrogate) -> Algorithm:
         return state._replace(models=aggregation.average(state.models, returned)), means(returned.report)
 
     def predictor(key, state, clients):
-        index = all_blocks(tree.num_rows(clients), num_models)
+        index = aggregation.all_models(tree.num_rows(clients), num_models)
         even = Predictor(state.models, index, jnp.full(index.shape, 1 / num_models), "shared")
         return surrogate.predictor(even, state.clients.v)
 
@@ -150,11 +150,6 @@ def initial_rows(problem: Problem, surrogate: Surrogate, u: Params, num: int, ed
     return Row(v, problem.optimizer_rows(u, num), edges)
 
 
-def all_blocks(num: int, num_models: int) -> Array:
-    """(S, J) int32: everyone receives all."""
-    return jnp.broadcast_to(jnp.arange(num_models, dtype=jnp.int32), (num, num_models))
-
-
 def local_step(problem: Problem, surrogate: Surrogate, turn: Turn, u: Params, row: Row, split: Split):
     """v is minimized, and u takes steps from where it was: (trained u, next row, report)."""
     v, aux, sums = surrogate.minimize(turn, u, row.v, split)
@@ -171,7 +166,7 @@ def means(report: Metrics) -> Metrics:
 
 def newcomers(problem: Problem, surrogate: Surrogate, key, u: Params, number: Array, clients) -> Predictor:
     """Clients that were not there in training minimize v once, from its initial value, with u as it is."""
-    index = all_blocks(tree.num_rows(clients), surrogate.num_models)
+    index = aggregation.all_models(tree.num_rows(clients), surrogate.num_models)
 
     def client(models, _, data):
         client_number, shard = data

@@ -3,8 +3,8 @@
 Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, "Personalized cross-silo federated learning on non-IID data" (AAAI 2021), with
 A(x) = 1 - exp(-x / sigma).
 
-    A round: client k receives u_k and takes w_k near argmin l_k(w) + strength / 2 |w - u_k|^2         (Eq. 7)
-    xi_kj = a exp(-|w_k - w_j|^2 / sigma) for j != k, xi_kk = 1 - sum_j xi_kj;  u_k <- sum_j xi_kj w_j    (Eq. 5, 6)
+    A round: client k receives u_k and takes w_k near argmin l_k(w) + strength / 2 |w - u_k|^2;
+    xi_kj = a exp(-|w_k - w_j|^2 / sigma) for j != k, xi_kk = 1 - sum_j xi_kj;  u_k <- sum_j xi_kj w_j.
 
 Departures from the paper: its step alpha is given by `attention` = alpha (K - 1) / sigma, the most that all others
 together can weigh, so a = attention / (K - 1); sigma is in units of the mean squared distance between clients' models,

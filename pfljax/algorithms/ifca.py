@@ -82,7 +82,7 @@ def clusters(problem: Problem, num: int, num_shared: int, prefix: str) -> Algori
         return State((), models, (), problem.optimizer_rows(first, tree.num_rows(clients)))
 
     def download(key, state, cohort):
-        return jnp.broadcast_to(jnp.arange(num, dtype=jnp.int32), (cohort.ids.shape[0], num))
+        return aggregation.all_models(cohort.ids.shape[0], num)
 
     def work(turn, models, kept, shard):
         losses = problem.plan.over_models(lambda params: total_loss(problem.solver, params, shard.train), models)

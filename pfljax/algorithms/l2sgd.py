@@ -8,8 +8,8 @@ min 1/K sum_k l_k(x_k) + lambda / (2 K) sum_k |x_k - mean|^2.
 
 Departures from the paper: it tosses a coin for each step, a local one or, with probability p, one of pull = alpha
 lambda / (K p) toward the mean; here a round is one of these and then as many local steps as the solver says. The mean
-is weighted by n_k. Newcomers train from the mean for one round. The
-first mean is the common initial model, or the first client's.
+is weighted by n_k. Newcomers train from the mean for one round. The first mean is the common initial model, or the
+first client's.
 """
 
 from __future__ import annotations

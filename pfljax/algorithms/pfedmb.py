@@ -11,8 +11,8 @@ Mori, Yoshiyama, Ryo, Teranishi, "Personalized federated learning with multi-bra
 
 Departures from the paper: the mean is over the cohort (as l. 5-7 and 10 are read together). How alpha stays on the
 simplex is not said: by a softmax of its logits, or by projecting every step (BUILD_NOTES.md compares them). A branch
-to which nobody gives weight stays as it is. What normalizes a layer gets branches with it. alpha's rate
-is the same in all rounds. Newcomers learn alpha for as many rounds as a run has, with W as it is.
+to which nobody gives weight stays as it is. What normalizes a layer gets branches with it. alpha's rate is the same in
+all rounds. Newcomers learn alpha for as many rounds as a run has, with W as it is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfljax import branches, tree
+from pfljax import aggregation, branches, tree
 from pfljax.solvers import Problem, fit
 from pfljax.types import Algorithm, Array, Predictor, State, UsageError, Work
 
@@ -76,7 +76,7 @@ def pfedmb(problem: Problem, config: PFedMBConfig) -> Algorithm:
         return State((), shared, (), {"raw": tree.repeat(raw_start[None], problem.num_clients), "optimizer": kept})
 
     def download(key, state, cohort):
-        return jnp.zeros((cohort.ids.shape[0], 1), jnp.int32)
+        return aggregation.all_models(cohort.ids.shape[0])
 
     def work(turn, models, row, shard):
         shared = jax.tree.map(lambda leaf: leaf[0], models)

@@ -16,10 +16,10 @@ import dataclasses
 import jax.numpy as jnp
 
 from pfljax import tree
-from pfljax.global_model import loss_at_start
+from pfljax.global_model import averaging, loss_at_start
 from pfljax.privacy import BY_LOSS
 from pfljax.solvers import Problem
-from pfljax.types import Algorithm, Predictor, State, UsageError, Work
+from pfljax.types import Algorithm, UsageError, Work
 
 LEAST = 1e-10  # of a loss, so that its powers stay finite
 
@@ -46,13 +46,6 @@ class QFFLConfig:
 def q_ffl(problem: Problem, config: QFFLConfig) -> Algorithm:
     """q-FFL."""
 
-    def init(key, clients):
-        models = problem.init_models(key, 1)
-        return State((), models, (), problem.optimizer_rows(models, tree.num_rows(clients)))
-
-    def download(key, state, cohort):
-        return jnp.zeros((cohort.ids.shape[0], 1), jnp.int32)
-
     def work(turn, models, kept, shard):
         loss = loss_at_start(problem, models, shard) + LEAST
         trained, kept, losses = problem.fit_models(turn, models, kept, shard.train)
@@ -67,9 +60,4 @@ def q_ffl(problem: Problem, config: QFFLConfig) -> Algorithm:
         moved = tree.scale(returned.upload["moved"], 1 / jnp.where(step > 0, step, 1))
         return state._replace(models=tree.subtract(state.models, moved)), {}
 
-    def predictor(key, state, clients):
-        return Predictor.one(state.models, tree.num_rows(clients))
-
-    return Algorithm(
-        init, download, work, update, predictor, predictor, "shared", "the global model", unaccounted=BY_LOSS
-    )
+    return averaging(problem)._replace(work=work, update=update, unaccounted=BY_LOSS)

@@ -8,8 +8,8 @@ Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: stochastic controlled
     x <- x + rate (sum_k n_k y_k / sum_k n_k - x);  c <- c + sum_k n_k (c_k+ - c_k) / sum_{all} n_k.
 
 Departures from the paper: both means are weighted by n_k, as everywhere here, so that the weighted objective is what is
-minimized. c_k+ is computed as that mean of
-gradients, which is option II for plain SGD and has a meaning for any optimizer.
+minimized. c_k+ is computed as that mean of gradients, which is option II for plain SGD and has a meaning for any
+optimizer.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def scaffold(problem: Problem, config: ScaffoldConfig) -> Algorithm:
         return State(total, {"model": x, "control": zeros}, (), rows)
 
     def download(key, state, cohort):
-        return jnp.zeros((cohort.ids.shape[0], 1), jnp.int32)
+        return aggregation.all_models(cohort.ids.shape[0])
 
     def work(turn, models, row, shard):
         c = jax.tree.map(lambda leaf: leaf[0], models["control"])

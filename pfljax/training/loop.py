@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import shutil
 import sys
 import time
@@ -248,20 +249,11 @@ def check_directory(out: Path, config: dict, resume: bool) -> None:
 
 
 class Result(NamedTuple):
-    """What a run returns: summary.json's content, and what its last predictor is made of."""
+    """What a run returns: summary.json's content, and the predictor that was scored last, made when it is asked for."""
 
     summary: dict
-    state: State
-    algorithm: Algorithm
-    key: Key
-    clients: Shard
+    predictor: Callable[[], Predictor]
     plan: Plan
-
-    @property
-    def predictor(self) -> Predictor:
-        """The one that was scored last."""
-        predict = lambda *args: tuned(self.algorithm, args[0], self.algorithm.predictor(*args), args[2])
-        return jax.jit(predict)(self.key, self.state, self.clients)
 
 
 def run(setup: Setup, out: Path, *, resume: bool = False, say: Callable[[str], None] = print) -> Result:
@@ -310,7 +302,7 @@ def run_replicates(
         placed[part] = place(plan, parts, axis=int(many > 0))
     clients = Shard(placed["train"], placed["validation"])
     splits = {name: placed[name] for name in ("train", "test", "validation") if placed[name].y.size}
-    compiled = compile_to_fit(setup, clients, many) if many else compile_to_fit(setup, clients)
+    compiled = compile_to_fit(setup, clients, many)
     algorithm, plan = compiled.algorithm, compiled.plan
     lines = [*memory.describe(plan, compiled.memory, compiled.state, splits, setup.cohort_size), *algorithm.facts]
     lines += [("replicates in one kernel", f"{many}, whose seconds are shares of the whole")] if many else []
@@ -332,7 +324,7 @@ def run_replicates(
     topology = algorithm.collaboration[0] if algorithm.collaboration else topology
     histories = [History(out, done, topology) for out in outs]
     rounds_key, evaluate_key = key_for(1), key_for(2)
-    evaluate = make_evaluation(setup, algorithm, plan, many) if many else make_evaluation(setup, algorithm, plan)
+    evaluate = make_evaluation(setup, algorithm, plan, many)
     last = [history.rows[-1] if history.rows else {} for history in histories]
     down, up = ([row.get(name, 0.0) for row in last] for name in ("bytes_down", "bytes_up"))
     seconds = last[0].get("seconds", 0.0)
@@ -393,6 +385,11 @@ def run_replicates(
             f"round {done}: the loss of client {client} is not finite; a smaller --learning_rate may help. What was "
             f"evaluated before is in {outs[number]}"
         )
+
+    def predict(number: int) -> Predictor:
+        one = lambda *args: tuned(algorithm, args[0], algorithm.predictor(*args), args[2])
+        return jax.jit(one)(*(of_run(part, number) for part in (evaluate_key, state, clients)))
+
     results = []
     for number, (each, out, history) in enumerate(zip(setups, outs, histories, strict=True)):
         own = of_run(state, number)
@@ -400,7 +397,7 @@ def run_replicates(
         if each.unseen is not None:
             summary["unseen"] = score_unseen(each, algorithm, plan, jax.random.fold_in(keys[number], 3), own)
         files.write_json(out / "summary.json", summary)
-        results.append(Result(summary, own, algorithm, of_run(evaluate_key, number), of_run(clients, number), plan))
+        results.append(Result(summary, functools.partial(predict, number), plan))
     return results
 
 

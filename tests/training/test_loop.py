@@ -56,7 +56,7 @@ def compile_once(monkeypatch):
         return SHARED[key]
 
     monkeypatch.setattr(
-        loop, "compile_to_fit", lambda setup, clients: shared("round", setup, lambda: compile_to_fit(setup, clients))
+        loop, "compile_to_fit", lambda setup, *rest: shared("round", setup, lambda: compile_to_fit(setup, *rest))
     )
     monkeypatch.setattr(
         loop,
@@ -129,7 +129,7 @@ def test_stopped_and_resumed_is_as_never_stopped(name, whole, tmp_path, monkeypa
     assert any("resumed after round 2" in line for line in lines)
     out, expected = whole(name)
     assert_same_runs(out, tmp_path)
-    toys.assert_trees_close(result.predictor, expected.predictor)
+    toys.assert_trees_close(result.predictor(), expected.predictor())
 
 
 @pytest.mark.parametrize("damage", ["truncate", "remove"])
@@ -262,7 +262,7 @@ def test_test_labels_reach_nothing_that_is_trained(name, whole, tmp_path):
     )
     result = loop.run(setup, tmp_path, say=quiet)
     out, expected = whole(name)
-    toys.assert_trees_close(result.predictor, expected.predictor)  # models, index and weights
+    toys.assert_trees_close(result.predictor(), expected.predictor())  # models, index and weights
     for file in ("results.npz", "collaboration.npz"):
         a, b = files.read_npz(tmp_path / file), files.read_npz(out / file)
         for key in a:
