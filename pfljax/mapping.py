@@ -1,14 +1,18 @@
 """The only file that says vmap, lax.map or shard_map: how work on clients and models is laid out.
 
 A `Plan` says how many clients a device works on at a time (`chunk`: 1 is a map over clients, 0 a vmap over all
-of a device's clients) and over which devices the client axis is spread. Every plan gives the same numbers.
+of a device's clients), over which devices the client axis is spread, and how models reach clients on other devices:
+    own models move nothing; a server's small stack is on every device, and what comes back is summed (psum);
+    peers' models are gathered on every device and what comes back is summed at the owners' (gather), or travel around
+    the ring of devices, as many at a time as a message holds, and contributions likewise (ring).
+Every plan gives the same numbers.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,10 +34,13 @@ class Plan:
     Attributes:
         mesh: One axis, `clients`, over D devices.
         chunk: Clients that a device works on at a time; 0: all of them (vmap), 1: one by one (map).
+        peers: How models reach clients on other devices: by "gather" or "ring"; "auto": gather, unless it is found not
+            to fit.
     """
 
     mesh: Mesh
     chunk: int
+    peers: Literal["auto", "gather", "ring"] = "auto"
 
     @property
     def num_devices(self) -> int:
@@ -47,9 +54,7 @@ class Plan:
     def over_models(self, fn: Callable[..., PyTree], *stacks: PyTree) -> PyTree:
         """Applies `fn` to each of J stacked models; for use inside a client's work."""
         large = self.chunk == 1 and tree.num_bytes(stacks) > SMALL
-        if large or tree.num_rows(stacks) == 1:
-            return _one_by_one(fn, stacks)
-        return jax.vmap(fn)(*stacks)
+        return _in_chunks(fn, stacks, 1 if large else tree.num_rows(stacks))
 
     def over_rows(self, fn: Callable[..., PyTree], *stacks: PyTree) -> PyTree:
         """Applies `fn` to every row at once: for elementwise or small work on whole stacks."""
@@ -95,19 +100,20 @@ class Plan:
         per_device = -(-num_clients // devices)
         num_models = tree.num_rows(models) if jax.tree.leaves(models) else 0
         spread = topology == "peers" and devices > 1 and num_models % devices == 0
+        ring = spread and self.peers == "ring"
         chunk = min(self.chunk or per_device, per_device)
-        if spread and chunk == 1:
-            # One by one all the same, but their models travel together.
-            travelers = 1 if push else index.shape[1]
-            chunk = _largest_divisor(per_device, MESSAGE_BYTES // (tree.row_bytes(models) * travelers * devices))
+        if ring and chunk < per_device:
+            # One chunk after the other all the same, but their models travel together.
+            message = tree.row_bytes(models) * (1 if push else index.shape[1]) * chunk
+            chunk *= _largest_divisor(-(-per_device // chunk), MESSAGE_BYTES // message)
         padded = -(-num_clients // (devices * chunk)) * devices * chunk
-        own_first = own_first and padded == num_clients and (spread or devices == 1)  # else rows do not line up
+        own_first = own_first and padded == num_clients and (ring or devices == 1)  # else rows do not line up
         valid = jnp.arange(padded) < num_clients
         index, rows, data = _pad((index, rows, data), num_clients, padded)
         own_rows = index.shape[1] if own else 1  # of models to a client
         if own and padded > num_clients:
             models = _flat(_pad(_by_client(models, own_rows), num_clients, padded))
-        store = _Spread(num_models // devices) if spread else _Local(num_models)
+        store = _Ring(num_models // devices, devices) if ring else _Local(num_models)
         common = () if common is None else (common,)
 
         def on_device(models, index, valid, rows, data, *common):
@@ -147,9 +153,7 @@ class Plan:
                 """The block's clients at work; what they read of their data is gathered where it is used."""
                 positions = number * chunk + jnp.arange(chunk)
                 run = lambda models, row, position: client_fn(models, row, _view(data, position), *common)
-                if self.chunk != 1:
-                    return jax.vmap(run)(models, rows, positions)
-                return _one_by_one(run, (models, rows, positions))
+                return _in_chunks(run, (models, rows, positions), self.chunk or chunk)
 
             def step(carry, number):
                 rows, kept, sums = carry
@@ -170,6 +174,8 @@ class Plan:
                 return (rows, kept, sums), (out.report, mask)
 
             sums, num_sent = (), index.shape[1]
+            if spread and not ring:
+                models = jax.lax.all_gather(models, AXIS, tiled=True)
             if not own:
                 upload = jax.eval_shape(lambda: work(received(models, 0), block(rows, 0), 0)).upload
                 if jax.tree.leaves(upload) and not push:
@@ -180,6 +186,8 @@ class Plan:
             report, sent = jax.tree.map(lambda a: a.reshape(valid.shape[0], *a.shape[2:]), out)
             if own:
                 sums = kept, sent.reshape(-1).astype(jnp.int32)
+            elif spread and not ring:
+                sums = jax.lax.psum_scatter(sums, AXIS, scatter_dimension=0, tiled=True)
             elif devices > 1 and not spread:
                 sums = jax.lax.psum(sums, AXIS)
             return (rows, report, sent), sums
@@ -203,26 +211,26 @@ class Plan:
         """stack[ids]: the cohort's rows (S, ...) out of K, wherever they live."""
         if not self._is_spread(stack):
             return tree.take(stack, ids)
-        rows = self._move(lambda store, stack, ids: store.fetch(stack, ids), stack, ids)
+        rows = self._around(lambda ring, stack, ids: ring.fetch(stack, ids), stack, ids)
         return jax.tree.map(lambda leaf: leaf[: ids.shape[0]], rows)
 
     def put_rows(self, stack: PyTree, ids: Array, rows: PyTree) -> PyTree:
         """Replaces rows `ids` (distinct) of the stack by `rows` (S, ...), wherever they live."""
         if not self._is_spread(stack):
             return jax.tree.map(lambda leaf, new: leaf.at[ids].set(new, unique_indices=True), stack, rows)
-        return self._move(lambda store, *args: store.replace(*args), stack, ids, rows)
+        return self._around(lambda ring, *args: ring.replace(*args), stack, ids, rows)
 
     def _is_spread(self, stack: PyTree) -> bool:
         leaves = jax.tree.leaves(stack)
         return self.num_devices > 1 and bool(leaves) and leaves[0].shape[0] % self.num_devices == 0
 
-    def _move(self, fn: Callable, stack: PyTree, ids: Array, *rows: PyTree) -> PyTree:
-        """Runs fn(store, stack, ids, *rows) with everything spread over the devices."""
+    def _around(self, fn: Callable, stack: PyTree, ids: Array, *rows: PyTree) -> PyTree:
+        """Runs fn(ring, stack, ids, *rows) with everything spread over the devices."""
         num, devices, spec = ids.shape[0], self.num_devices, PartitionSpec(AXIS)
         padded = -(-num // devices) * devices
-        store = _Spread(tree.num_rows(stack) // devices)
+        ring = _Ring(tree.num_rows(stack) // devices, devices)
         run = jax.shard_map(
-            lambda *args: fn(store, *args), mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False
+            lambda *args: fn(ring, *args), mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False
         )
         return run(stack, *_pad((ids, *rows), num, padded))
 
@@ -262,66 +270,91 @@ class _Local:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Spread(_Local):
-    """N models of a larger stack on each device: rows travel between devices, block by block of clients.
+class _Ring(_Local):
+    """N models of a larger stack on each of D devices; what a block of clients needs and sends goes around the ring.
 
-    Memory per device is that of its rows and of one block's models times D; the whole stack is never gathered.
+    What travels visits every device once. Memory beside the stack is that of one block's models.
     """
+
+    devices: int
+
+    def _hop(self, travels: PyTree) -> PyTree:
+        neighbors = [(device, (device + 1) % self.devices) for device in range(self.devices)]
+        packed, unpack = _pack(travels)
+        return unpack(jax.tree.map(lambda part: jax.lax.ppermute(part, AXIS, neighbors), packed))
+
+    def _visit_all(self, visit: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], travels: PyTree, stays: PyTree):
+        """(travels, stays) <- visit(travels, stays) on this device and, hop by hop, on all others."""
+        return jax.lax.fori_loop(
+            1, self.devices, lambda _, carry: visit(self._hop(carry[0]), carry[1]), visit(travels, stays)
+        )
 
     def _mine(self, index: Array) -> tuple[Array, Array]:
-        everyone = jax.lax.all_gather(index, AXIS)  # (D, ...)
-        local = everyone - jax.lax.axis_index(AXIS) * self.num_models
-        return local, (local >= 0) & (local < self.num_models)
+        local = index - jax.lax.axis_index(AXIS) * self.num_models
+        mine = (local >= 0) & (local < self.num_models)
+        return jnp.where(mine, local, 0), mine
 
     def fetch(self, models: Params, index: Array) -> Params:
-        local, mine = self._mine(index)
-        rows = tree.take(models, jnp.where(mine, local, 0))
-        packed, unpack = _pack(tree.where(mine, rows, jax.tree.map(jnp.zeros_like, rows)), index.ndim + 1)
-        return unpack(jax.tree.map(lambda p: jax.lax.psum_scatter(p, AXIS, scatter_dimension=0), packed))
+        """models[index] of the whole stack: the index goes around, and each device fills in what it has."""
+
+        def visit(travels, _):
+            index, rows = travels
+            local, mine = self._mine(index)
+            return (index, tree.where(mine, tree.take(models, local), rows)), ()
+
+        start = jax.tree.map(lambda leaf: jnp.zeros((*index.shape, *leaf.shape[1:]), leaf.dtype), models)
+        # Sent off empty, so that the last hop brings it home.
+        return self._visit_all(visit, (self._hop(index), start), ())[0][1]
 
     def deposit(self, sums, index: Array, contribution: PyTree, mask: Array):
-        local, mine = self._mine(index)
-        packed, unpack = _pack((contribution, mask.astype(jnp.float32)), index.ndim)
-        contribution, sent = unpack(jax.tree.map(lambda p: jax.lax.all_gather(p, AXIS), packed))
-        return super().deposit(sums, jnp.where(mine, local, 0), contribution, (sent > 0) & mine)
+        def visit(travels, sums):
+            index, contribution = travels
+            local, mine = self._mine(index)
+            return travels, _Local.deposit(self, sums, local, contribution, mine)
+
+        return self._visit_all(visit, (jnp.where(mask, index, -1), contribution), sums)[1]
 
     def mix(self, sums, index: Array, upload: PyTree, shares: Array, mask: Array):
-        local, mine = self._mine(index)
-        packed, unpack = _pack((upload, shares, mask.astype(jnp.float32)), 1)
-        upload, shares, sent = unpack(jax.tree.map(lambda p: jax.lax.all_gather(p, AXIS), packed))
-        index, arrived = jnp.where(mine, local, 0), (sent > 0) & mine
-        return super().mix(sums, *jax.tree.map(_flat, (index, upload, shares, arrived)))
+        def visit(travels, sums):
+            index, upload, shares = travels
+            local, mine = self._mine(index)
+            return travels, _Local.mix(self, sums, local, upload, shares, mine)
+
+        return self._visit_all(visit, (jnp.where(mask, index, -1), upload, shares), sums)[1]
 
     def replace(self, stack: PyTree, ids: Array, rows: PyTree) -> PyTree:
-        local, mine = self._mine(ids)
-        local = jnp.where(mine, local, self.num_models)
-        packed, unpack = _pack(rows, 1)
-        rows = unpack(jax.tree.map(lambda p: jax.lax.all_gather(p, AXIS), packed))
-        # Padded ids repeat the last row with the same content, so the order of writes does not matter.
-        return jax.tree.map(lambda leaf, new: leaf.at[local].set(new, mode="drop"), stack, rows)
+        def visit(travels, stack):
+            ids, rows = travels
+            local, mine = self._mine(ids)
+            local = jnp.where(mine, local, self.num_models)
+            # Padded ids repeat the last row with the same content, so the order of writes does not matter.
+            return travels, jax.tree.map(lambda leaf, new: leaf.at[local].set(new, mode="drop"), stack, rows)
+
+        return self._visit_all(visit, (ids, rows), stack)[1]
 
 
-def _pack(rows: PyTree, num_leading: int) -> tuple[dict[str, Array], Callable[[dict[str, Array]], PyTree]]:
-    """One array for each dtype, since every collective costs the same however little it moves; and the way back.
+def _pack(arrays: PyTree) -> tuple[dict[Any, Array], Callable[[dict[Any, Array]], PyTree]]:
+    """The messages that hold some arrays, and the way back.
 
-    Leaves (*leading, ...) with `num_leading` leading axes; the way back takes any other leading axes too.
+    A large array is a message of its own; small ones of a dtype share one, since every message costs the same however
+    little it holds.
     """
-    leaves, treedef = jax.tree.flatten(rows)
-    kinds = {str(leaf.dtype): [] for leaf in leaves}
-    places = []
-    for leaf in leaves:
-        flat = leaf.reshape(*leaf.shape[:num_leading], -1)
-        kind = kinds[str(leaf.dtype)]
-        start = sum(part.shape[-1] for part in kind)
-        places.append((str(leaf.dtype), start, start + flat.shape[-1], leaf.shape[num_leading:]))
-        kind.append(flat)
+    leaves, treedef = jax.tree.flatten(arrays)
+    kinds, places = {}, []
+    for number, leaf in enumerate(leaves):
+        name = f"{number}" if leaf.nbytes > SMALL else f"{leaf.dtype}"
+        kind = kinds.setdefault(name, [])
+        start = sum(part.size for part in kind)
+        places.append((name, start, start + leaf.size, leaf.shape))
+        kind.append(leaf if leaf.nbytes > SMALL else leaf.reshape(-1))
 
     def unpack(packed):
-        parts = [packed[kind][..., start:stop] for kind, start, stop, _ in places]
-        parts = [part.reshape(*part.shape[:-1], *place[3]) for part, place in zip(parts, places, strict=True)]
-        return jax.tree.unflatten(treedef, parts)
+        part = lambda name, start, stop, shape: (
+            packed[name][start:stop].reshape(shape) if name[0].isalpha() else packed[name]
+        )
+        return jax.tree.unflatten(treedef, [part(*place) for place in places])
 
-    return {kind: jnp.concatenate(parts, axis=-1) for kind, parts in kinds.items()}, unpack
+    return {name: parts[0] if len(parts) == 1 else jnp.concatenate(parts) for name, parts in kinds.items()}, unpack
 
 
 @jax.tree_util.register_dataclass
@@ -371,11 +404,17 @@ def _view(data: PyTree, position: Array) -> PyTree:
     return jax.tree.map(view, data)
 
 
-def _one_by_one(fn: Callable[..., PyTree], stacks: tuple) -> PyTree:
-    """A loop over rows; a single row is done without one."""
-    if tree.num_rows(stacks) > 1:
+def _in_chunks(fn: Callable[..., PyTree], stacks: tuple, chunk: int) -> PyTree:
+    """fn over rows, `chunk` of them at once; a single row is done without a loop."""
+    num = tree.num_rows(stacks)
+    if num == 1:
+        return tree.stack_one(fn(*jax.tree.map(lambda leaf: leaf[0], stacks)))
+    if chunk == 1:
         return jax.lax.map(lambda row: fn(*row), stacks)
-    return tree.stack_one(fn(*jax.tree.map(lambda leaf: leaf[0], stacks)))
+    if chunk >= num:
+        return jax.vmap(fn)(*stacks)
+    blocks = jax.tree.map(lambda leaf: leaf.reshape(num // chunk, chunk, *leaf.shape[1:]), stacks)
+    return _flat(jax.lax.map(lambda rows: jax.vmap(fn)(*rows), blocks))
 
 
 def _by_client(stack: PyTree, num: int) -> PyTree:
@@ -403,16 +442,17 @@ def _cut(stack: PyTree, num: int, padded: int) -> PyTree:
     return stack if num == padded else jax.tree.map(lambda leaf: leaf[:num], stack)
 
 
-def make_plan(kind: str = "auto", chunk: int = 0, devices: int = 0) -> Plan:
+def make_plan(kind: str = "auto", chunk: int = 0, devices: int = 0, peers: str = "auto") -> Plan:
     """Lays out clients on the local devices.
 
     Args:
         kind: "map", "vmap", "chunk" or "auto" (map on a CPU, vmap elsewhere: see BUILD_NOTES.md).
         chunk: Clients at a time under "chunk".
         devices: How many local devices to use; 0: all.
+        peers: As in `Plan`.
     """
     found = jax.local_devices()
     mesh = Mesh(np.array(found[: devices or len(found)]), (AXIS,), axis_types=(AxisType.Auto,))
     if kind == "auto":
         kind = "map" if found[0].platform == "cpu" else "vmap"
-    return Plan(mesh, {"map": 1, "vmap": 0, "chunk": max(chunk, 1)}[kind])
+    return Plan(mesh, {"map": 1, "vmap": 0, "chunk": max(chunk, 1)}[kind], peers)

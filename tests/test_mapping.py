@@ -10,7 +10,10 @@ from pfljax.types import Work
 
 KINDS = ("vmap", 0), ("map", 0), ("chunk", 2), ("chunk", 3)
 PLANS = [(*kind, devices) for kind in KINDS for devices in (1, 2, 4)]
-EVERY_PLAN = pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan[0]}{plan[1] or ''}-{plan[2]}")
+label = lambda plan: "-".join(str(part) for part in plan)
+EVERY_PLAN = pytest.mark.parametrize("plan", PLANS, ids=label)
+TRAVELS = [(*kind, devices, peers) for kind in KINDS for devices in (2, 4) for peers in ("gather", "ring")]
+EVERY_TRAVEL = pytest.mark.parametrize("plan", [*(plan for plan in PLANS if plan[2] == 1), *TRAVELS], ids=label)
 
 
 def problem(num_clients, num_models, held, seed=0):
@@ -76,7 +79,7 @@ def compare(result, expected):
     assert returned.count.dtype == jnp.int32 and returned.sent.dtype == bool
 
 
-@EVERY_PLAN
+@EVERY_TRAVEL
 @pytest.mark.parametrize("num_clients", [7, 8])
 def test_peers_exchange_as_a_loop_over_clients_does(plan, num_clients):
     plan = make_plan(*plan)
@@ -165,7 +168,13 @@ def test_plans_say_what_they_are():
 
 
 @pytest.mark.parametrize(("num", "held"), [(8, 4), (40, 2), (9, 3)])
-@pytest.mark.parametrize("layout", [("map", 0, 1), ("vmap", 0, 1), ("map", 0, 4), ("chunk", 3, 2)])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        *[("map", 0, 1), ("vmap", 0, 1), ("map", 0, 4, "gather"), ("chunk", 3, 2, "gather")],
+        *[("map", 0, 4, "ring"), ("chunk", 3, 2, "ring")],
+    ],
+)
 def test_a_push_counts_one_upload_with_each_receiver_s_share(num, held, layout):
     """By a product of matrices where most receive most, else by scattering; also where clients do not divide."""
     rng = np.random.default_rng(0)
