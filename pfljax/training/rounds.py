@@ -100,10 +100,11 @@ def make_round(
             lifted = moved | algorithm.uploads_own
             sizes = clients.train.size
             loss = returned.report["loss"]
-            bad = ~jnp.isfinite(loss)
+            none = jnp.iinfo(jnp.int32).max
+            diverged = jnp.where(jnp.isfinite(loss), none, cohort.ids).min()
             record = Record(
                 train_loss=jnp.sum(loss * sizes) / jnp.maximum(sizes.sum(), 1),
-                diverged=jnp.where(bad.any(), cohort.ids[jnp.argmax(bad)], -1),
+                diverged=jnp.where(diverged == none, -1, diverged),
                 # After the first exchange a client that has no batch left downloads no more.
                 down=(moved & (returned.sent | (step == 0))).sum(dtype=jnp.float32) * tree.row_bytes(state.models),
                 up=(lifted & returned.sent).sum(dtype=jnp.float32) * tree.row_bytes(returned.upload),
