@@ -57,6 +57,8 @@ class Federation:
         num_classes: Classes C; 1 for a regression.
         name: Data set and partition, for titles.
         target: (K,) int32, the distribution of each client's validation and test data; None: as `distribution`.
+        own: Of which clients x and y are here, on this process; None: of all. Everything else is of all clients.
+        index_digest: A fingerprint of who has which examples, known without their content.
     """
 
     train: Split
@@ -67,6 +69,8 @@ class Federation:
     num_classes: int
     name: str
     target: np.ndarray | None = None
+    own: slice | None = None
+    index_digest: str = ""
 
     @property
     def num_clients(self) -> int:

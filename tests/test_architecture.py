@@ -12,7 +12,7 @@ PACKAGE = ROOT / "pfljax"
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 FLOORS = [
     {"types"},
-    {"tree"},
+    {"tree", "processes"},
     {"mapping", "models", "data"},
     {"privacy"},
     {"solvers", "neighbors", "evaluation", "aggregation", "graphs", "branches"},

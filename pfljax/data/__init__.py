@@ -1,10 +1,13 @@
 """Data: sources of examples, partitions among clients, and their packing into a Federation."""
 
+from collections.abc import Callable
+
 from pfljax.data import latent, packing, partitions, sources
 from pfljax.data.packing import (
     describe,
     digest,
     heterogeneity,
+    keep_own,
     pad_alike,
     random_pixels,
     shuffle_targets,
@@ -16,6 +19,7 @@ __all__ = [
     "describe",
     "digest",
     "heterogeneity",
+    "keep_own",
     "make",
     "pad_alike",
     "random_pixels",
@@ -50,6 +54,7 @@ def make(
     embed: latent.Embed | None = None,
     cache: str | None = None,
     seed: int = 0,
+    own: Callable[[int], slice] | None = None,
 ) -> Federation:
     """Loads a data set, divides it among clients and packs it.
 
@@ -78,6 +83,7 @@ def make(
         embed: How latent embeds examples; None: by their pixels.
         cache: Folder for latent's clusterings; None: `latent.cache_folder`.
         seed: Decides everything.
+        own: K -> the clients whose examples are wanted here, the others' being on other processes; None: all.
 
     Raises:
         UsageError: On a user's mistake, naming the flag or file.
@@ -124,5 +130,9 @@ def make(
         test_examples=test_examples,
         seed=seed,
         name=f"{source.name}, {partition}" + (", shuffled targets" if targets == "shuffled" else ""),
+        own=own if targets == "own" else None,
     )
-    return packing.shuffle_targets(federation, seed) if targets == "shuffled" else federation
+    if targets == "own":
+        return federation
+    federation = packing.shuffle_targets(federation, seed)  # which needs all of them
+    return packing.keep_own(federation, own(federation.num_clients)) if own else federation

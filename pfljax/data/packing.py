@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from pfljax import processes
 from pfljax.data.partitions import Assignment
 from pfljax.data.sources import Source, generator
 from pfljax.types import Federation, Split, UsageError
@@ -23,6 +24,7 @@ def build(
     test_examples: int = 0,
     seed: int = 0,
     name: str = "",
+    own: Callable[[int], slice] | None = None,
 ) -> Federation:
     """Splits each client's examples into parts and stacks them, padded with zeros.
 
@@ -39,6 +41,7 @@ def build(
         test_examples: Cap on a client's test part; 0 for none.
         seed: Decides the splits.
         name: For titles; the source's by default.
+        own: K -> the clients whose examples are packed, the others' being on other processes; None: all.
 
     Raises:
         UsageError: If a share or cap is out of range, or a client lacks official training or test examples.
@@ -72,23 +75,43 @@ def build(
 
     tested = _rank(owner[test], num_clients)[0] < (test_examples or len(ids))
 
+    here = own(num_clients) if own else slice(0, num_clients)
+    index = hashlib.sha256()
+
     def pack(rows: np.ndarray, of: np.ndarray) -> Split:
         count = np.bincount(of, minlength=num_clients)
-        x = np.zeros((num_clients, count.max(), *source.x.shape[1:]), source.x.dtype)
-        y = np.zeros((num_clients, count.max(), *source.y.shape[1:]), source.y.dtype)
-        for k, own in enumerate(np.split(rows, np.cumsum(count)[:-1])):  # indexing copies: only a client's at a time
-            x[k, : len(own)], y[k, : len(own)] = source.x[own], source.y[own]
+        for part in (rows.astype(np.int64), count, source.y[rows]):
+            index.update(np.ascontiguousarray(part).data)
+        parts = np.split(rows, np.cumsum(count)[:-1])[here]
+        x = np.zeros((len(parts), count.max(), *source.x.shape[1:]), source.x.dtype)
+        y = np.zeros((len(parts), count.max(), *source.y.shape[1:]), source.y.dtype)
+        for k, part in enumerate(parts):  # indexing copies: only a client's at a time
+            x[k, : len(part)], y[k, : len(part)] = source.x[part], source.y[part]
         return Split(x, y, count.astype(np.int32))
 
+    splits = {
+        "train": pack(ids[~test][train], owner[~test][train]),
+        "validation": pack(ids[~test][validation], owner[~test][validation]),
+        "test": pack(ids[test][tested], owner[test][tested]),
+    }
     return Federation(
-        train=pack(ids[~test][train], owner[~test][train]),
-        validation=pack(ids[~test][validation], owner[~test][validation]),
-        test=pack(ids[test][tested], owner[test][tested]),
+        **splits,
         distribution=assignment.distribution,
         task=source.task,
         num_classes=source.num_classes,
         name=name or source.name,
+        own=here if own else None,
+        index_digest=index.hexdigest()[:12],
     )
+
+
+def keep_own(federation: Federation, own: slice) -> Federation:
+    """The federation with the examples of some clients only, the others' being on other processes."""
+    parts = {
+        part: split._replace(x=split.x[own], y=split.y[own])
+        for part, split in ((name, getattr(federation, name)) for name in ("train", "validation", "test"))
+    }
+    return dataclasses.replace(federation, own=own, **parts)
 
 
 def _rank(owner: np.ndarray, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
@@ -153,15 +176,23 @@ def random_pixels(num_clients: int, examples: int, shape: tuple[int, ...], num_c
     )
 
 
+def _of_all(federation: Federation, rows: np.ndarray) -> np.ndarray:
+    """All clients' rows, from those of the clients that are here."""
+    return rows if federation.own is None else processes.gather_rows(rows)
+
+
 def digest(federation: Federation) -> str:
     """A short fingerprint of all examples and who has them, for runs to state which split they had."""
-    content = hashlib.sha256()
-    for split in (federation.train, federation.validation, federation.test):
-        real = np.arange(split.y.shape[1]) < split.size[:, None]  # padding is no part of it
-        for leaf in (split.size, split.y[real], split.x[real]):
-            content.update(f"{leaf.dtype}{leaf.shape}".encode())
-            content.update(np.ascontiguousarray(leaf).data)
-    return content.hexdigest()[:12]
+    splits, here = (federation.train, federation.validation, federation.test), federation.own or slice(None)
+    sizes = np.stack([split.size[here] for split in splits], axis=1)
+    clients = []
+    for k, counts in enumerate(sizes):
+        content = hashlib.sha256(counts.tobytes())
+        for split, count in zip(splits, counts, strict=True):  # padding is no part of it
+            content.update(np.ascontiguousarray(split.y[k, :count]).data)
+            content.update(np.ascontiguousarray(split.x[k, :count]).data)
+        clients.append(list(content.digest()))
+    return hashlib.sha256(_of_all(federation, np.array(clients, np.uint8)).tobytes()).hexdigest()[:12]
 
 
 def pad_alike(federations: Sequence[Federation]) -> list[Federation]:
@@ -187,18 +218,27 @@ def pad_alike(federations: Sequence[Federation]) -> list[Federation]:
     ]
 
 
-def heterogeneity(federation: Federation) -> float | None:
-    """The clients' mean distance from the whole: the mean over clients of sum_c |p_k(c) - p(c)|.
-
-    p_k are the label shares among client k's training examples, p those among all clients'. Zhao et al. (2018) call it
-    the earth mover's distance; it is 0 to 2. None for a regression and for sequences, which have no class.
-    """
-    y, size = federation.train.y, federation.train.size
+def class_counts(federation: Federation) -> np.ndarray | None:
+    """(K, C) int32 training examples of each class; None for a regression and for sequences, which have no class."""
+    y, size = federation.train.y, federation.train.size[federation.own or slice(None)]
     if federation.task != "classification" or y.ndim > 2:
         return None
     client, position = np.nonzero(np.arange(y.shape[1]) < size[:, None])
     cells = client * federation.num_classes + y[client, position]
     counts = np.bincount(cells, minlength=len(y) * federation.num_classes).reshape(len(y), -1)
+    return _of_all(federation, counts.astype(np.int32))
+
+
+def heterogeneity(federation: Federation) -> float | None:
+    """The clients' mean distance from the whole: the mean over clients of sum_c |p_k(c) - p(c)|.
+
+    p_k are the label shares among client k's training examples, p those among all clients'. Zhao et al. (2018) call it
+    the earth mover's distance; it is 0 to 2. None where there are no classes to count.
+    """
+    counts = class_counts(federation)
+    if counts is None:
+        return None
+    size = counts.sum(axis=1)
     shares = counts[size > 0] / size[size > 0, None]
     return float(np.abs(shares - counts.sum(axis=0) / max(counts.sum(), 1)).sum(axis=1).mean())
 
@@ -212,10 +252,7 @@ def describe(federation: Federation) -> dict:
     parts = {"train": federation.train, "validation": federation.validation, "test": federation.test}
     summary = {part: {"total": int(split.size.sum()), **spread(split.size)} for part, split in parts.items()}
     summary |= {"clients": federation.num_clients, "digest": digest(federation)}
-    if federation.task == "classification" and federation.train.y.ndim == 2:  # sequences have no class of their own
-        y, size = federation.train.y, federation.train.size
-        held = np.zeros((len(y), federation.num_classes), bool)
-        client, position = np.nonzero(np.arange(y.shape[1]) < size[:, None])
-        held[client, y[client, position]] = True
-        summary["classes_per_client"] = spread(held.sum(axis=1))
+    counts = class_counts(federation)
+    if counts is not None:
+        summary["classes_per_client"] = spread((counts > 0).sum(axis=1))
     return summary
