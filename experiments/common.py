@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import platform
 import re
@@ -17,12 +18,13 @@ import jax
 import optax
 from absl import app, flags, logging
 
-from pfljax import algorithms, data, embedding, models
+from pfljax import algorithms, data, embedding, models, processes
 from pfljax.data import latent
 from pfljax.fine_tuning import fine_tuned
 from pfljax.mapping import Plan, make_plan
 from pfljax.privacy import Privacy
 from pfljax.solvers import Problem, Solver, scheduled
+from pfljax.training import profiling
 from pfljax.training.loop import Setup
 from pfljax.types import Algorithm, Federation, RunError, UsageError
 
@@ -134,6 +136,24 @@ def define_device_flags() -> None:
     flags.DEFINE_enum("plan", "auto", ["auto", "vmap", "map", "chunk"], "how a device works on its clients")
     flags.DEFINE_integer("chunk", 8, "clients at a time under --plan=chunk", lower_bound=1)
     flags.DEFINE_integer("devices", 0, "devices to use; 0: all, and on a CPU one a core", lower_bound=0)
+    flags.DEFINE_enum(
+        "exchange",
+        "auto",
+        ["auto", "gather", "ring"],
+        "how clients' models reach others' devices: copied to all, or around the ring of devices; auto: what fits",
+    )
+    flags.DEFINE_enum(
+        "client_store",
+        "device",
+        ["device", "host"],
+        "where clients' state and data are between rounds; host: for more clients than the devices hold",
+    )
+    flags.DEFINE_string(
+        "coordinator", None, "HOST:PORT of process 0 where several processes run together; auto: a TPU pod's or SLURM's"
+    )
+    flags.DEFINE_integer("num_processes", None, "how many processes run together", lower_bound=1)
+    flags.DEFINE_integer("process_id", None, "which of them this is, from 0", lower_bound=0)
+    flags.DEFINE_string("profile", None, "folder for a profiler's trace of a few rounds, and a line of what it shows")
 
 
 def _define_config(name: str, config: type) -> None:
@@ -170,7 +190,7 @@ def check_knobs(names: Sequence[str]) -> None:
 
 
 def set_up_devices(keep_compiled: bool) -> None:
-    """One XLA device a core on a CPU; must run before anything else touches JAX.
+    """One XLA device a core on a CPU, and all processes together; must run before anything else touches JAX.
 
     Args:
         keep_compiled: Whether JAX keeps what it compiles, so that another seed or a second try need not.
@@ -185,14 +205,36 @@ def set_up_devices(keep_compiled: bool) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             jax.config.update("jax_compilation_cache_dir", str(folder))
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    if FLAGS.coordinator:
+        join_processes()
     found = len(jax.local_devices())
     if FLAGS.devices > found:
         raise UsageError(f"--devices={FLAGS.devices}: accepted: 0 to {found}, the devices found")
+    if FLAGS.profile:
+        profiling.check(Path(FLAGS.profile))
+
+
+def join_processes() -> None:
+    """Brings all processes together, and sees to it that they were given the same flags; the first alone prints."""
+    if FLAGS.coordinator != "auto":
+        if ":" not in FLAGS.coordinator:
+            raise UsageError(f"--coordinator={FLAGS.coordinator}: accepted: HOST:PORT, or auto")
+        if FLAGS.num_processes is None or FLAGS.process_id is None:
+            raise UsageError("--coordinator: needs --num_processes and --process_id, or auto")
+        if FLAGS.process_id >= FLAGS.num_processes:
+            raise UsageError(f"--process_id={FLAGS.process_id}: accepted: 0 to {FLAGS.num_processes - 1}")
+    processes.start(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
+    if not processes.is_first():
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    values = describe_run()["flags"]
+    for name in ("process_id", "data_file", "data_dir"):  # places may be called otherwise on other hosts
+        values.pop(name, None)
+    processes.agree(values, "--")
 
 
 def build_plan() -> Plan:
     """The execution plan that the flags ask for."""
-    return make_plan(FLAGS.plan, FLAGS.chunk, FLAGS.devices)
+    return make_plan(FLAGS.plan, FLAGS.chunk, FLAGS.devices, FLAGS.exchange)
 
 
 def build_data(seed: int) -> tuple[Federation, Federation | None]:
@@ -201,10 +243,19 @@ def build_data(seed: int) -> tuple[Federation, Federation | None]:
     if FLAGS.partition == "latent":
         widths = {"hidden": whole_numbers("hidden"), "channels": whole_numbers("channels")}
         embed = embedding.make(FLAGS.embedding, epochs=FLAGS.embedding_epochs, seed=seed, **widths)
-    federation = data.make(**{name: FLAGS[name].value for name in DATA_FLAGS}, seed=seed, embed=embed)
     if not 0 <= FLAGS.unseen_clients < 1:
         raise UsageError(f"--unseen_clients={FLAGS.unseen_clients}: accepted: a share in [0, 1)")
-    return data.split_unseen(federation, FLAGS.unseen_clients, seed) if FLAGS.unseen_clients else (federation, None)
+    several = jax.process_count() > 1
+    own = build_plan().own_rows
+    make = functools.partial(data.make, **{name: FLAGS[name].value for name in DATA_FLAGS}, seed=seed, embed=embed)
+    if not FLAGS.unseen_clients:
+        federation, unseen = make(own=own if several else None), None
+    else:
+        federation, unseen = data.split_unseen(make(), FLAGS.unseen_clients, seed)
+        if several:
+            federation, unseen = (data.keep_own(each, own(each.num_clients)) for each in (federation, unseen))
+    processes.agree({"partition": federation.index_digest}, "the ")
+    return federation, unseen
 
 
 # What a data set is about, where the user does not say otherwise: digits with few examples a client, so that
@@ -360,6 +411,8 @@ def maker(name: str, model: models.Model, federation: Federation) -> Callable[[P
 
 def build_setup(name: str, federation: Federation, unseen: Federation | None, seed: int) -> Setup:
     """Everything that a run needs."""
+    if FLAGS.client_store == "host" and jax.process_count() > 1:
+        raise UsageError("--client_store=host: accepted with one process; with several their devices share the clients")
     model = build_model(federation)
     make = maker(name, model, federation)
     config = describe_run() | {"data": data.describe(federation)}
@@ -378,6 +431,8 @@ def build_setup(name: str, federation: Federation, unseen: Federation | None, se
         checkpoint_every=min(FLAGS.checkpoint_every, FLAGS.rounds),
         seed=seed,
         config=config,
+        client_store=FLAGS.client_store,
+        profile=Path(FLAGS.profile) if FLAGS.profile else None,
     )
 
 
@@ -445,10 +500,25 @@ def main(run: Callable[[], None], *, keep_compiled: bool = True) -> None:
             _stop(str(error), 2)
         except RunError as error:
             _stop(str(error), 1)
+        except OSError as error:
+            _stop(f"{error.filename or 'a file'}: {error.strerror or error}", 1)
+        except jax.errors.JaxRuntimeError as error:
+            _stop(device_failure(str(error)), 1)
         except KeyboardInterrupt:
             _stop("interrupted; --resume goes on from the last checkpoint", 130)
 
     app.run(start, flags_parser=parse)
+
+
+def device_failure(text: str) -> str:
+    """What a user should know of an error of the devices or of the connection between processes."""
+    first = text.strip().split("\n")[0][:300]
+    if "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower():
+        advice = "fewer clients at a time (--plan=chunk --chunk), a smaller --participation, or --client_store=host"
+        return f"out of memory on a device: {advice} may help: {first}"
+    if jax.process_count() > 1:
+        return f"another process has ended or cannot be reached; --resume goes on from the last checkpoint: {first}"
+    return f"a device failed; --resume goes on from the last checkpoint: {first}"
 
 
 def _stop(message: str, code: int) -> typing.NoReturn:

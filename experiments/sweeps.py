@@ -22,8 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import common
-from pfljax import algorithms, data
+from pfljax import algorithms, data, processes
 from pfljax.training import files, loop
+from pfljax.training.history import check_directory
 from pfljax.types import Federation, RunError, UsageError
 
 FLAGS = flags.FLAGS
@@ -164,7 +165,7 @@ def build_data(seed: int) -> tuple[Federation, Federation | None]:
 
 def kept(setup: loop.Setup, out: Path) -> dict | None:
     """The summary of a cell that is finished, else None; complains of one with other settings."""
-    loop.check_directory(out, setup.config, resume=True)
+    processes.first(functools.partial(check_directory, out, setup.config, resume=True))
     summary = out / "summary.json"
     if summary.exists() and json.loads(summary.read_text())["last"]["round"] >= setup.rounds:
         print(f"  {out}: finished before, kept")

@@ -48,7 +48,7 @@ def compile_rounds(
         seed=0,
         config={},
     )
-    clients = loop.place(plan, federation.shards)
+    clients = loop.place(plan, federation.shards, federation.num_clients)
     compiled = loop.compile_to_fit(setup, clients)
     key = jax.random.key(0)
     state, done = compiled.init(key, clients), 0

@@ -51,6 +51,35 @@ class Plan:
         spread = by_rows and len(leaf.shape) > axis and leaf.shape[axis] % self.num_devices == 0
         return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, AXIS) if spread else PartitionSpec())
 
+    def exchange_of(self, topology: Topology) -> str:
+        """How models reach clients on other devices, in words."""
+        if topology == "own" or self.num_devices == 1:
+            return "no model leaves its device"
+        if topology == "shared":
+            return "the models are on every device, contributions are summed"
+        return "around the ring of devices" if self.peers == "ring" else "all models are gathered on every device"
+
+    def own_rows(self, num: int) -> slice:
+        """Which of `num` clients' rows live on this process's devices: all, where they do not divide."""
+        if num % self.num_devices:
+            return slice(0, num)
+        here = [device.process_index == jax.process_index() for device in self.mesh.devices.flat]
+        per_device = num // self.num_devices
+        return slice(here.index(True) * per_device, (here.index(True) + sum(here)) * per_device)
+
+    def place(self, leaf: Any, num: int, axis: int = 0) -> Array:
+        """Puts a host array on the devices: clients' rows, of all `num` or of `own_rows`, at `axis`."""
+        shape = (*leaf.shape[:axis], num, *leaf.shape[axis + 1 :])
+        sharding = self.sharding(jax.ShapeDtypeStruct(shape, leaf.dtype), by_rows=True, axis=axis)
+        if jax.process_count() == 1:
+            return jax.device_put(leaf, sharding)
+        return jax.make_array_from_process_local_data(sharding, np.asarray(leaf), shape)
+
+    @property
+    def everywhere(self) -> NamedSharding:
+        """The same on all devices, so that every process can read it."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
     def over_models(self, fn: Callable[..., PyTree], *stacks: PyTree) -> PyTree:
         """Applies `fn` to each of J stacked models; for use inside a client's work."""
         large = self.chunk == 1 and tree.num_bytes(stacks) > SMALL
@@ -443,16 +472,23 @@ def _cut(stack: PyTree, num: int, padded: int) -> PyTree:
 
 
 def make_plan(kind: str = "auto", chunk: int = 0, devices: int = 0, peers: str = "auto") -> Plan:
-    """Lays out clients on the local devices.
+    """Lays out clients on the devices of all processes.
 
     Args:
         kind: "map", "vmap", "chunk" or "auto" (map on a CPU, vmap elsewhere: see BUILD_NOTES.md).
         chunk: Clients at a time under "chunk".
-        devices: How many local devices to use; 0: all.
+        devices: How many devices to use of each process; 0: all.
         peers: As in `Plan`.
     """
-    found = jax.local_devices()
-    mesh = Mesh(np.array(found[: devices or len(found)]), (AXIS,), axis_types=(AxisType.Auto,))
+    found = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    if devices:
+        found = [d for d in found if d in [e for e in found if e.process_index == d.process_index][:devices]]
+    mesh = Mesh(np.array(found), (AXIS,), axis_types=(AxisType.Auto,))
     if kind == "auto":
         kind = "map" if found[0].platform == "cpu" else "vmap"
     return Plan(mesh, {"map": 1, "vmap": 0, "chunk": max(chunk, 1)}[kind], peers)
+
+
+def make_host_plan() -> Plan:
+    """One CPU device, client by client: for what is made once in the host's memory."""
+    return Plan(Mesh(np.array(jax.local_devices(backend="cpu")[:1]), (AXIS,), axis_types=(AxisType.Auto,)), 1)

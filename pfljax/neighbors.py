@@ -127,9 +127,9 @@ def epsilon_greedy(key: Key, table: Candidates, own: Array, cohort: Cohort, coun
         return jnp.zeros((0,), jnp.int32)
     coin_key, others_key, ties_key = jax.random.split(key, 3)
     num = cohort.ids.shape[0]
-    others = sample_others(others_key, cohort.position[own], num, min(2 * count, num - 1))
+    others = sample_others(others_key, cohort.position(own), num, min(2 * count, num - 1))
     others = cohort.ids[others]
-    eligible = (table.ids >= 0) & (table.ids != own) & (cohort.position[table.ids] >= 0)
+    eligible = (table.ids >= 0) & (table.ids != own) & (cohort.position(table.ids) >= 0)
     slots, known = best_candidates(ties_key, jnp.where(eligible, -table.tracked, -jnp.inf), min(count, len(table.ids)))
     known = known & ~jax.random.bernoulli(coin_key, epsilon)
     greedy = table.ids[slots]

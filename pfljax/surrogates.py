@@ -111,7 +111,7 @@ def decentralized(problem: Problem, surrogate: Surrogate, mixing: Mixing) -> Alg
     def download(key, state, cohort):
         neighbors, _ = state.clients.edges
         neighbors = neighbors[:, state.round % mixing.period]
-        return jnp.where(cohort.position[neighbors] >= 0, neighbors, cohort.ids[:, None])
+        return jnp.where(cohort.position(neighbors) >= 0, neighbors, cohort.ids[:, None])
 
     def work(turn, models, row, shard):
         own = jax.tree.map(lambda leaf: leaf[0], models)

@@ -82,11 +82,25 @@ class Federation:
         return Shard(self.train, self.validation)
 
 
-class Cohort(NamedTuple):
-    """The S clients that take part in a round."""
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Cohort:
+    """The S clients that take part in a round.
 
-    ids: Array  # (S,) int32, ascending client ids
-    position: Array  # (K,) int32: where a client stands in `ids`, or -1
+    Attributes:
+        ids: (S,) int32, ascending client ids.
+        everyone: Whether they are all K clients.
+    """
+
+    ids: Array
+    everyone: bool = dataclasses.field(default=False, metadata={"static": True})
+
+    def position(self, clients: Array) -> Array:
+        """Where clients (...) stand in `ids`, or -1: found by bisection, so that nothing has the size of K."""
+        if self.everyone:
+            return clients
+        place = jnp.minimum(jnp.searchsorted(self.ids, clients), self.ids.shape[0] - 1).astype(jnp.int32)
+        return jnp.where(self.ids[place] == clients, place, -1)
 
 
 class State(NamedTuple):

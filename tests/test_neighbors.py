@@ -17,7 +17,7 @@ from pfljax.neighbors import (
 from pfljax.types import Cohort
 
 KEYS = jax.random.split(jax.random.key(7), 4000)
-EVERYONE = Cohort(jnp.arange(8), jnp.arange(8))
+EVERYONE = Cohort(jnp.arange(8), everyone=True)
 
 
 def table(tracked, own=0):
@@ -83,9 +83,7 @@ def test_ties_are_broken_at_random():
 
 def test_only_the_cohort_is_chosen():
     ids = np.array([1, 2, 4, 6, 7])
-    position = np.full(8, -1)
-    position[ids] = np.arange(5)
-    cohort = Cohort(jnp.asarray(ids), jnp.asarray(position))
+    cohort = Cohort(jnp.asarray(ids))
     known = table([0, 5, 0, 0, 1, 0, 9, 2], own=2)
     np.testing.assert_array_equal(greedy(0.0, known, cohort), np.broadcast_to([4, 7, 1], (len(KEYS), 3)))
     explored = greedy(1.0, known, cohort)

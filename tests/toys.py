@@ -83,7 +83,7 @@ def trainer(algorithm, problem, shards, rounds, seed=0):
     one_round = jax.jit(one_round, out_shardings=(shape, None))
 
     def play(shards, state=None):
-        shards = loop.place(problem.plan, shards)
+        shards = loop.place(problem.plan, shards, problem.num_clients)
         states, records = [first(jax.random.key(seed), shards) if state is None else state], []
         for number in range(rounds):
             state, record = one_round(jax.random.key(seed), np.int32(number), states[-1], shards)

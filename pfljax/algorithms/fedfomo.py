@@ -183,7 +183,7 @@ def build(problem: Problem, config: FedFomoAverageConfig, norm, topology, stack,
 
         def one(own, affinity):
             ids = jnp.arange(num_clients)
-            scores = jnp.where((cohort.position >= 0) & (ids != own), affinity, -jnp.inf)
+            scores = jnp.where((cohort.position(ids) >= 0) & (ids != own), affinity, -jnp.inf)
             own_key = jax.random.fold_in(key, own)
             return neighbors.best_candidates(own_key, scores, num_others, epsilon)[0].astype(jnp.int32)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,8 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from pfljax.training import files
 
 # Okabe and Ito's colors, which colorblind people can tell apart.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
@@ -27,10 +28,7 @@ def to_png(figure: Figure) -> bytes:
 
 def save(figure: Figure, path: Path) -> None:
     """Writes the figure under a temporary name and renames it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(to_png(figure))
-    os.replace(temporary, path)
+    files.write_atomically(path, lambda file: file.write(to_png(figure)))
 
 
 def colors(groups: np.ndarray) -> list:

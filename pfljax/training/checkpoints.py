@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 from orbax.checkpoint import v1 as ocp
 
+from pfljax import processes
 from pfljax.types import State
 
 KEEP = 2  # the newest, and one in case it is torn
@@ -29,7 +30,7 @@ def _as_dict(state: State) -> dict:
 def save(directory: Path, round_number: int, state: State) -> None:
     """Saves the state after `round_number` rounds and drops all but the newest checkpoints."""
     ocp.save((directory / str(round_number)).absolute(), _as_dict(state), overwrite=True)
-    for step in _steps(directory)[KEEP:]:
+    for step in _steps(directory)[KEEP:] if processes.is_first() else []:
         shutil.rmtree(directory / str(step), ignore_errors=True)
 
 
@@ -38,7 +39,8 @@ def restore(directory: Path, like: State) -> tuple[int, State] | None:
 
     Args:
         directory: Where `save` put them.
-        like: A State of ShapeDtypeStructs with shardings: what is expected, and where it shall live.
+        like: A State of ShapeDtypeStructs with shardings: what is expected, and where it shall live; of NumPy arrays
+            where that is the host.
 
     Returns:
         The number of rounds done and the state, or None if there is no whole checkpoint.

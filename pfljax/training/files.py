@@ -1,4 +1,7 @@
-"""Files of a run, each written under a temporary name and renamed, so that none is ever half written."""
+"""Files of a run, each written under a temporary name and renamed, so that none is ever half written.
+
+Of several processes the first alone writes.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from pfljax import processes
+
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], None]) -> None:
     """Calls write(file) on a temporary file beside `path` and renames it to `path`."""
+    if not processes.is_first():
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -10,7 +10,7 @@ import jax
 
 from pfljax import tree
 from pfljax.mapping import Plan
-from pfljax.types import RunError, State
+from pfljax.types import Algorithm, RunError, State
 
 SHARE = 0.9  # of a device's memory that a run may plan with
 
@@ -68,12 +68,16 @@ def of_compiled(compiled: Any) -> MemoryPlan:
     return MemoryPlan(stats.argument_size_in_bytes, fresh, stats.temp_size_in_bytes, device_limit())
 
 
-def describe(plan: Plan, memory: MemoryPlan, state: State, data: Any, num_clients: int) -> list[tuple[str, Any]]:
+def describe(
+    plan: Plan, memory: MemoryPlan, state: State, data: Any, setup: Any, algorithm: Algorithm
+) -> list[tuple[str, Any]]:
     """The memory plan's lines, (name, bytes or text): what the whole run holds, and what a device needs."""
-    per_device = -(-num_clients // plan.num_devices)
+    size, num_clients = setup.cohort_size, setup.federation.num_clients
+    per_device = -(-size // plan.num_devices)
     at_once = min(plan.chunk or per_device, per_device)
     kind = {0: "vmap", 1: "map"}.get(plan.chunk, "chunk")
-    return [
+    on_host = setup.client_store == "host"
+    lines = [
         ("models", tree.num_bytes(state.models)),
         ("optimizer", tree.num_bytes(state.optimizer)),
         ("per-client state", tree.num_bytes(state.clients)),
@@ -83,11 +87,18 @@ def describe(plan: Plan, memory: MemoryPlan, state: State, data: Any, num_client
         ("temporaries, per device", memory.temporaries),
         ("device memory", memory.limit),
         ("plan", f"{kind}: {at_once} of {per_device} clients at a time on each of {plan.num_devices} device(s)"),
+        ("exchange", plan.exchange_of(algorithm.topology)),
+        ("clients' rows and data", f"on the {'host, of a round on the ' if on_host else ''}device(s)"),
     ]
+    if num_clients % plan.num_devices and not on_host:
+        lines.append(("not divided", f"{num_clients} clients by {plan.num_devices} devices: each device holds all"))
+    return lines
 
 
-def next_smaller(plan: Plan, num_clients: int) -> Plan | None:
-    """The plan with half as many clients at a time, or None below one."""
+def next_smaller(plan: Plan, num_clients: int, topology: str) -> Plan | None:
+    """The plan that needs less memory: no gathered copies of peers' models, then half as many clients at a time."""
+    if topology == "peers" and plan.peers == "auto" and plan.num_devices > 1:
+        return dataclasses.replace(plan, peers="ring")
     per_device = -(-num_clients // plan.num_devices)
     at_once = min(plan.chunk or per_device, per_device)
     return dataclasses.replace(plan, chunk=at_once // 2) if at_once > 1 else None
@@ -97,7 +108,8 @@ def too_large(memory: MemoryPlan) -> RunError:
     """The error for a run that does not fit even one client at a time."""
     return RunError(
         f"out of memory: a round needs {readable(memory.total)} on a device that has {readable(memory.limit)}, even "
-        "with one client at a time; use fewer clients (--num_clients), a smaller model, or more --devices"
+        "with one client at a time; use fewer clients (--num_clients, --participation), --client_store=host, a smaller "
+        "model, or more --devices"
     )
 
 

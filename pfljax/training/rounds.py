@@ -31,18 +31,47 @@ def draw_cohort(key: Key, num_clients: int, size: int) -> Cohort:
     """S of K clients, uniformly without replacement."""
     ids = jnp.arange(num_clients, dtype=jnp.int32)
     if size == num_clients:
-        return Cohort(ids, ids)
-    ids = jnp.sort(jax.random.permutation(key, ids)[:size])
-    return Cohort(ids, jnp.full((num_clients,), -1, jnp.int32).at[ids].set(jnp.arange(size, dtype=jnp.int32)))
+        return Cohort(ids, everyone=True)
+    if size**2 > 16 * num_clients:
+        return Cohort(jnp.sort(jax.random.permutation(key, ids)[:size]))
+
+    # Few of very many, by Floyd's algorithm, which touches S clients and not K.
+    def draw(number, chosen):
+        top = num_clients - size + number
+        drawn = jax.random.randint(jax.random.fold_in(key, number), (), 0, top + 1, jnp.int32)
+        return chosen.at[number].set(jnp.where((chosen == drawn).any(), top, drawn))
+
+    return Cohort(jnp.sort(jax.lax.fori_loop(0, size, draw, jnp.full((size,), -1, jnp.int32))))
+
+
+def cohort_of(key: Key, number: Array, num_clients: int, size: int) -> Cohort:
+    """The cohort of a round of the run that `key` decides: the same for every method and every plan."""
+    return draw_cohort(_key(key, 0, number), num_clients, size)
 
 
 def participations(key: Key, num_clients: int, size: int, rounds: int) -> Array:
     """(K,) in how many of the first `rounds` rounds each client is in the cohort."""
-
-    def count(number, total):
-        return total + (draw_cohort(_key(key, 0, number), num_clients, size).position >= 0)
-
+    count = lambda number, total: total.at[cohort_of(key, number, num_clients, size).ids].add(1)
     return jax.lax.fori_loop(0, rounds, count, jnp.zeros((num_clients,), jnp.int32))
+
+
+def by_client(algorithm: Algorithm) -> State:
+    """Which parts of a method's State are rows of clients: a State of bools."""
+    models = algorithm.topology != "shared"  # else models and their optimizers are the server's
+    return State(server=False, models=models, optimizer=models, clients=True, round=False)
+
+
+def split_state(algorithm: Algorithm, state: State) -> tuple[State, State]:
+    """(the clients' rows, the rest): two States with () in the places of the other."""
+    pick = lambda wanted: State(
+        *(part if rows == wanted else () for part, rows in zip(state, by_client(algorithm), strict=True))
+    )
+    return pick(True), pick(False)
+
+
+def join_state(algorithm: Algorithm, rows: State, rest: State) -> State:
+    """Undoes `split_state`."""
+    return State(*(a if of_client else b for a, b, of_client in zip(rows, rest, by_client(algorithm), strict=True)))
 
 
 def make_round(
@@ -50,28 +79,33 @@ def make_round(
 ) -> Callable[[Key, Array, State, Shard], tuple[State, Record]]:
     """Composes a method's functions into (key, round, state, clients) -> (state, record).
 
-    Only the cohort's rows are gathered, worked on and put back, so a round costs S and not K. The cohorts are drawn
-    from the key and the round alone: every method sees the same ones.
+    Only the cohort's rows are taken, worked on and put back, so a round costs S and not K.
     """
-    by_client = algorithm.topology != "shared"  # models and their optimizers are rows of clients
-    everyone = cohort_size == num_clients
-
-    def rows_of(state: State):
-        return (state.models, state.optimizer, state.clients) if by_client else state.clients
-
-    def with_rows(state: State, rows) -> State:
-        if by_client:
-            return state._replace(models=rows[0], optimizer=rows[1], clients=rows[2])
-        return state._replace(clients=rows)
+    work = make_cohort_round(algorithm, plan)
 
     def one_round(key: Key, number: Array, state: State, clients: Shard) -> tuple[State, Record]:
-        cohort = draw_cohort(_key(key, 0, number), num_clients, cohort_size)
-        full = state = state._replace(round=number)
-        if not everyone:
-            rows, clients = plan.take_rows((rows_of(full), clients), cohort.ids)
-            state = with_rows(full, rows)
+        cohort = cohort_of(key, number, num_clients, cohort_size)
+        if cohort.everyone:
+            return work(key, number, cohort, state, clients)
+        all_rows, rest = split_state(algorithm, state)
+        rows, clients = plan.take_rows((all_rows, clients), cohort.ids)
+        state, record = work(key, number, cohort, join_state(algorithm, rows, rest), clients)
+        rows, rest = split_state(algorithm, state)
+        return join_state(algorithm, plan.put_rows(all_rows, cohort.ids, rows), rest), record
+
+    return one_round
+
+
+def make_cohort_round(
+    algorithm: Algorithm, plan: Plan
+) -> Callable[[Key, Array, Cohort, State, Shard], tuple[State, Record]]:
+    """As `make_round` on the cohort's rows alone: (key, round, cohort, state, clients) -> (state, record)."""
+    peers = algorithm.topology == "peers"
+
+    def one_round(key: Key, number: Array, cohort: Cohort, state: State, clients: Shard) -> tuple[State, Record]:
+        state = state._replace(round=number)
         index = algorithm.download(_key(key, 1, number), state, cohort)
-        position = index if everyone or not by_client else cohort.position[index]
+        position = cohort.position(index) if algorithm.topology != "shared" else index
         work_key = _key(key, 2, number)
         ids_and_data = (cohort.ids, index, clients)
 
@@ -88,7 +122,7 @@ def make_round(
                 state.clients,
                 ids_and_data,
                 topology=algorithm.topology,
-                own_first=algorithm.topology == "peers",
+                own_first=peers,
                 push=algorithm.push,
                 common=state.server,
             )
@@ -96,7 +130,8 @@ def make_round(
             update_key = jax.random.fold_in(_key(key, 3, number), step)
             state, metrics = algorithm.update(update_key, state, returned)
             # Of a push, too, as many models arrive as are sent.
-            moved = jnp.ones_like(index, bool) if not by_client else index != cohort.ids[:, None]
+            shared = algorithm.topology == "shared"
+            moved = jnp.ones_like(index, bool) if shared else index != cohort.ids[:, None]
             lifted = moved | algorithm.uploads_own
             sizes = clients.train.size
             loss = returned.report["loss"]
@@ -122,8 +157,6 @@ def make_round(
                 return state, record._replace(diverged=diverged, down=record.down + new.down, up=record.up + new.up)
 
             state, record = jax.lax.fori_loop(1, algorithm.exchanges, again, (state, record))
-        if not everyone:
-            state = with_rows(state, plan.put_rows(rows_of(full), cohort.ids, rows_of(state)))
         return state._replace(round=number + 1), record
 
     return one_round

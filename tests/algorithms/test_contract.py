@@ -164,7 +164,9 @@ def test_every_plan_gives_the_same_numbers(name, num_clients, cohort, plan):
     toys.assert_trees_close(other.states[-1], run.states[-1], rtol=2e-4, atol=2e-5)
     toys.assert_trees_close(other.records, run.records, rtol=1e-4, atol=1e-5)
     test = toys.make_federation(SIZES[:num_clients]).test
-    found = other.losses(other.states[-1], *(loop.place(problem.plan, data) for data in (run.shards, test)))
+    found = other.losses(
+        other.states[-1], *(loop.place(problem.plan, data, num_clients) for data in (run.shards, test))
+    )
     np.testing.assert_allclose(found, run.losses(run.states[-1], run.shards, test), rtol=2e-4)
 
 
@@ -181,7 +183,7 @@ def test_rounds_are_traced_once_and_may_donate_their_state(name):
     problem = problem._replace(solver=problem.solver._replace(loss=counted))
     algorithm = toys.make_algorithm(name, problem)
     step = make_round(algorithm, problem.plan, 7, 7)
-    shards = loop.place(problem.plan, federation.shards)
+    shards = loop.place(problem.plan, federation.shards, 7)
     state = toys.start(algorithm, problem, shards)
     one_round = jax.jit(step, donate_argnums=2, out_shardings=(toys.shardings(algorithm, problem, shards), None))
     after_first = None
@@ -310,6 +312,18 @@ def test_clients_out_of_the_cohort_stay_as_they_are(name):
                 assert not toys.same_trees(*rows)
 
 
+@pytest.mark.parametrize(("num", "size"), [(40, 20), (40, 30)])
+def test_both_ways_to_draw_a_cohort_are_uniform(num, size):
+    assert (size**2 > 16 * num) == (size == 30)  # by Floyd's algorithm, and by a permutation
+    ids = np.asarray(jax.vmap(lambda key: draw_cohort(key, num, size).ids)(jax.random.split(jax.random.key(1), 3000)))
+    assert ids.min() == 0 and ids.max() == num - 1 and (np.diff(ids, axis=1) > 0).all()
+    counts, expected = np.bincount(ids.ravel(), minlength=num), 3000 * size / num
+    variance = expected * (1 - size / num)
+    assert ((counts - expected) ** 2 / variance).sum() < 75  # chi-square, 39 degrees: beyond the 99.9 % point
+    both = ((ids == 0).any(axis=1) & (ids == 39).any(axis=1)).mean()
+    assert abs(both - size * (size - 1) / (num * (num - 1))) < 0.04  # pairs, too: 4 standard errors
+
+
 def test_cohorts_are_uniform_without_replacement():
     draw = jax.vmap(lambda key: draw_cohort(key, 7, 3))
     cohorts = draw(jax.random.split(jax.random.key(0), 3000))
@@ -318,9 +332,10 @@ def test_cohorts_are_uniform_without_replacement():
     counts = np.bincount(ids.ravel(), minlength=7)
     expected = 3000 * 3 / 7
     assert ((counts - expected) ** 2 / expected).sum() < 30  # chi-square, 6 degrees: far beyond the 99.9 % point
-    place = np.asarray(cohorts.position)
+    place = np.asarray(jax.vmap(lambda cohort: cohort.position(jnp.arange(7)))(cohorts))
     assert ((place >= 0).sum(axis=1) == 3).all()
     np.testing.assert_array_equal(np.take_along_axis(place, ids, axis=1), np.broadcast_to(np.arange(3), ids.shape))
+    assert draw_cohort(jax.random.key(0), 7, 7).position(jnp.array(5)) == 5
 
 
 @every_method

@@ -203,7 +203,7 @@ def test_epsilon_decides_who_is_downloaded():
     problem = toys.make_problem(federation)
     rng = np.random.default_rng(4)
     tracked = rng.permutation(49).reshape(7, 7).astype(np.float32)  # by client and model
-    cohort = Cohort(jnp.arange(7), jnp.arange(7))
+    cohort = Cohort(jnp.arange(7), everyone=True)
     found = {}
     for epsilon in (0.0, 1.0):
         algorithm = toys.make_algorithm("federico", problem, neighbors=2, epsilon=epsilon)

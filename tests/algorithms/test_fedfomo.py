@@ -145,14 +145,10 @@ def choices(affinity, *, cohort, epsilon, decay=0.05, rounds=(0,), neighbors=2, 
     problem = toys.make_problem(federation, cohort=len(cohort))
     algorithm = toys.make_algorithm("fedfomo", problem, neighbors=neighbors, epsilon=epsilon, decay=decay)
     state = algorithm.init(jax.random.key(0), federation.shards)
-    position = np.full(num, -1, np.int32)
-    position[cohort] = np.arange(len(cohort))
     rows = {"affinity": jnp.asarray(affinity, jnp.float32)[np.array(cohort)]}  # all that it reads
     state = state._replace(clients=rows)
     download = jax.jit(
-        lambda key, number: algorithm.download(
-            key, state._replace(round=number), Cohort(jnp.array(cohort), jnp.asarray(position))
-        )
+        lambda key, number: algorithm.download(key, state._replace(round=number), Cohort(jnp.array(cohort)))
     )
     keys = jax.random.split(jax.random.key(1), draws)
     return np.stack([np.asarray(download(key, number))[0] for number in rounds for key in keys])
@@ -253,7 +249,7 @@ def test_a_round_needs_no_more_memory_than_federico_s(devices):
     temporaries = {}
     for name in ("federico", "fedfomo"):
         algorithm = toys.make_algorithm(name, problem, neighbors=3)
-        shards = loop.place(problem.plan, federation.shards)
+        shards = loop.place(problem.plan, federation.shards, problem.num_clients)
         state = toys.start(algorithm, problem, shards)
         kept = toys.shardings(algorithm, problem, shards)
         one_round = make_round(algorithm, problem.plan, 64, 64)

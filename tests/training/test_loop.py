@@ -353,6 +353,6 @@ def test_the_chunk_shrinks_until_a_round_fits(monkeypatch):
     monkeypatch.setattr(loop, "compile_segment", compiled)
     assert loop.compile_to_fit(setup, clients).plan.chunk == 1
     assert tried == [0, 2, 1]
-    monkeypatch.setattr(loop.memory, "next_smaller", lambda plan, num: None)
+    monkeypatch.setattr(loop.memory, "next_smaller", lambda plan, num, topology: None)
     with pytest.raises(RunError, match="out of memory"):
         loop.compile_to_fit(setup, clients)
