@@ -213,6 +213,9 @@ class Algorithm(NamedTuple):
         collaboration: The topology of what it tells, and state -> arrays for collaboration.npz: "index" and "weights"
             (K, J) in place of the predictor's where a client uses others' models otherwise than in its predictions;
             "affinity" (K, K); and others of the method's own.
+        by_rows: Whether predictor and collaboration of some clients follow from these clients' rows and the server's
+            part of the state, so that they can be asked for block by block; models that the predictor indexes, if it
+            is of peers, are the state's own.
     """
 
     init: Callable[[Key, Shard], State]
@@ -232,6 +235,7 @@ class Algorithm(NamedTuple):
     unaccounted: str = ""
     tune: Callable[[Key, Predictor, Shard], Predictor] | None = None
     collaboration: tuple[Topology, Callable[[State], dict[str, Array]]] | None = None
+    by_rows: bool = True
 
 
 class UsageError(ValueError):

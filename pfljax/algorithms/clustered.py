@@ -142,4 +142,5 @@ def clustered(problem: Problem, config: ClusteredConfig) -> Algorithm:
         best = problem.losses_of_all(state.models, clients.train).argmin(axis=1).astype(jnp.int32)
         return Predictor(state.models, best[:, None], jnp.ones((best.shape[0], 1)), "shared")
 
-    return Algorithm(init, download, work, update, predictor, adapt, "shared", "the model of each client's cluster")
+    scored = "the model of each client's cluster"
+    return Algorithm(init, download, work, update, predictor, adapt, "shared", scored, by_rows=False)

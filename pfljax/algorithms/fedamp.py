@@ -101,4 +101,4 @@ def fedamp(problem: Problem, config: FedAMPConfig) -> Algorithm:
         return {"index": index.astype(jnp.int32), "weights": weights / weights.sum(axis=1, keepdims=True)}
 
     algorithm = Algorithm(init, download, work, update, predictor, adapt, "shared", "each client's own model")
-    return algorithm._replace(collaboration=("peers", heaviest))
+    return algorithm._replace(collaboration=("peers", heaviest), by_rows=False)

@@ -224,7 +224,7 @@ def build(problem: Problem, config: FedFomoAverageConfig, norm, topology, stack,
 
     def predictor(key, state, clients):
         everyone = jnp.arange(num_clients, dtype=jnp.int32)
-        index = choose(key, state, Cohort(everyone, everyone), 0.0)
+        index = choose(key, state, Cohort(everyone, everyone=True), 0.0)
 
         def client(models, _, data):
             index, start, split = data
@@ -253,6 +253,7 @@ def build(problem: Problem, config: FedFomoAverageConfig, norm, topology, stack,
     algorithm = Algorithm(init, download, work, update, predictor, adapt, topology, scored)
     return algorithm._replace(
         uploads_own=True,
+        by_rows=False,
         collaboration=("peers", collaboration),
         unaccounted="the validation examples, by which models that are sent are mixed",
     )

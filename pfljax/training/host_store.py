@@ -134,6 +134,10 @@ def _placeholder(leaf: Any) -> np.ndarray:
 
 def make_evaluation(setup: Setup, algorithm: Algorithm, plan: Plan) -> Callable:
     """As `compiled.make_evaluation`, in blocks of as many clients as a cohort has."""
+    if not algorithm.by_rows:
+        raise UsageError(
+            f"--client_store=host: {setup.name} predicts with all clients' states at once; accepted: device"
+        )
     num_clients = setup.federation.num_clients
     size = min(-(-setup.cohort_size // plan.num_devices) * plan.num_devices, num_clients)
 
@@ -141,19 +145,10 @@ def make_evaluation(setup: Setup, algorithm: Algorithm, plan: Plan) -> Callable:
     def predict(key: Key, rows: State, rest: State, clients: Shard):
         state = join_state(algorithm, rows, rest)
         predictor = algorithm.predictor(key, state, clients)
-        others = predictor.topology == "peers"
         collaboration = {"index": predictor.index, "weights": predictor.weights}
         if algorithm.collaboration:
             collaboration = algorithm.collaboration[1](state)
-        from_state = [
-            a is b for a, b in zip(jax.tree.leaves(predictor.models), jax.tree.leaves(state.models), strict=True)
-        ]
-        if {len(leaf) for leaf in jax.tree.leaves((predictor.index, collaboration))} != {size} or (
-            others and not all(from_state)
-        ):
-            raise UsageError(
-                f"--client_store=host: {setup.name} computes with all clients' states at once; accepted: device"
-            )
+        others = predictor.topology == "peers"  # whose models are not in this block
         return dataclasses.replace(predictor, models=()) if others else predictor, collaboration
 
     @jax.jit
@@ -166,7 +161,7 @@ def make_evaluation(setup: Setup, algorithm: Algorithm, plan: Plan) -> Callable:
         found = []
         for start in range(0, num_clients, size):
             ids = np.minimum(np.arange(start, start + size), num_clients - 1)  # the last is repeated
-            block_key = jax.random.fold_in(key, start)
+            block_key = jax.random.fold_in(key, start) if start else key
             there = lambda stack, ids=ids: place(plan, rows_of(stack, ids), size)
             block = there(clients)
             predictor, collaboration = predict(block_key, there(rows), rest, block)

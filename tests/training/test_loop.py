@@ -347,12 +347,26 @@ def test_the_chunk_shrinks_until_a_round_fits(monkeypatch):
     def compiled(setup, clients, plan, replicates):
         tried.append(plan.chunk)
         fits = loop.memory.MemoryPlan(1, 1, 1, limit=100 if plan.chunk == 1 else 1)
-        return loop.Compiled(None, plan, None, None, None, fits, 0.0)
+        return loop.Compiled(
+            toys.make_algorithm("local", toys.make_problem(setup.federation)), plan, *[None] * 3, fits, 0.0
+        )
 
     monkeypatch.undo()
     monkeypatch.setattr(loop, "compile_segment", compiled)
     assert loop.compile_to_fit(setup, clients).plan.chunk == 1
     assert tried == [0, 2, 1]
+    tried.clear()
+    setup = dataclasses.replace(setup, plan=make_plan("vmap", devices=2))
+    monkeypatch.setattr(loop, "compile_segment", lambda setup, clients, plan, replicates: peers(plan))
+
+    def peers(plan):
+        tried.append((plan.chunk, plan.peers))
+        fits = loop.memory.MemoryPlan(1, 1, 1, limit=100 if plan.chunk == 1 else 1)
+        algorithm = toys.make_algorithm("federico", toys.make_problem(setup.federation))
+        return loop.Compiled(algorithm, plan, *[None] * 3, fits, 0.0)
+
+    loop.compile_to_fit(setup, clients)
+    assert tried == [(0, "auto"), (0, "ring"), (1, "ring")]  # first no copies of others' models, then fewer clients
     monkeypatch.setattr(loop.memory, "next_smaller", lambda plan, num, topology: None)
     with pytest.raises(RunError, match="out of memory"):
         loop.compile_to_fit(setup, clients)
