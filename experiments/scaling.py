@@ -178,7 +178,7 @@ def check_fit(need: int, what: str) -> None:
 
 
 def check_state(setup: loop.Setup, shapes: Federation) -> int:
-    """Sees to it that state and data fit, from their shapes alone; the bytes of what lies beside them on a CPU.
+    """Sees to it that state and data fit, from their shapes alone; the bytes of the host's copy beside a CPU's device.
 
     Raises:
         RunError: if they do not.
@@ -220,7 +220,11 @@ def measure(cell: Cell) -> dict:
     copy = check_state(setup, shapes)
     resident, device = PeakResident(), memory.peak_bytes()
     compiled = loop.compile_to_fit(setup, shapes.shards)
-    check_fit(compiled.memory.total + copy, "a round and the host's copy of the data")
+    making = memory.of_compiled(compiled.init.lower(jax.random.key(0), shapes.shards).compile())
+    check_fit(compiled.memory.total + copy, "a round")
+    check_fit(
+        making.outputs + making.temporaries + on_a_device(shapes.shards) + copy, "making the state, and the data,"
+    )
     clients = loop.place(compiled.plan, build_data(cell, cell.num_clients).shards)
     dispatch = timing.start(compiled, clients, rounds_per_dispatch=1)
     dispatch()  # to warm up
