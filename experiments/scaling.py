@@ -169,12 +169,11 @@ def on_a_device(stacked) -> int:
     return tree.num_bytes(jax.tree.map(local, stacked))
 
 
-def check_fit(need: int, what: str) -> None:
-    """Raises RunError if a device has not `need` bytes."""
-    limit = memory.device_limit()
+def check_fit(need: int, limit: int, what: str) -> None:
+    """Raises RunError if `what` needs more bytes than may be planned with."""
     if need > memory.SHARE * limit:
         has = f"{memory.readable(memory.SHARE * limit)} (of {memory.readable(limit)})"
-        raise RunError(f"{what} need {memory.readable(need)} on a device, and there are {has}")
+        raise RunError(f"out of memory: {what}: {memory.readable(need)} needed, {has} there")
 
 
 def check_state(setup: loop.Setup, shapes: Federation) -> int:
@@ -187,10 +186,10 @@ def check_state(setup: loop.Setup, shapes: Federation) -> int:
     state = jax.eval_shape(algorithm.init, jax.random.key(0), shapes.shards)
     shardings = loop.state_shardings(algorithm, setup.plan, state)
     state = jax.tree.map(lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s), state, shardings)
-    copy = 0
-    if jax.default_backend() == "cpu":  # the host's copy, with test examples that random_pixels makes too
-        copy = 5 * tree.num_bytes(shapes.shards) // 4 // len(jax.local_devices())
-    check_fit(on_a_device((state, shapes.shards)) + copy, "state and data")
+    copy = 5 * tree.num_bytes(shapes.shards) // 4  # with the test examples that random_pixels makes too
+    check_fit(copy, memory.host_free(), "data on the host")
+    copy = copy // len(jax.local_devices()) if jax.default_backend() == "cpu" else 0
+    check_fit(on_a_device((state, shapes.shards)) + copy, memory.device_limit(), "state and data on a device")
     return copy
 
 
@@ -221,10 +220,8 @@ def measure(cell: Cell) -> dict:
     resident, device = PeakResident(), memory.peak_bytes()
     compiled = loop.compile_to_fit(setup, shapes.shards)
     making = memory.of_compiled(compiled.init.lower(jax.random.key(0), shapes.shards).compile())
-    check_fit(compiled.memory.total + copy, "a round")
-    check_fit(
-        making.outputs + making.temporaries + on_a_device(shapes.shards) + copy, "making the state, and the data,"
-    )
+    need = max(making.outputs + making.temporaries + on_a_device(shapes.shards), compiled.memory.total)
+    check_fit(need + copy, memory.device_limit(), "making the state, or a round, on a device")
     clients = loop.place(compiled.plan, build_data(cell, cell.num_clients).shards)
     dispatch = timing.start(compiled, clients, rounds_per_dispatch=1)
     dispatch()  # to warm up
@@ -302,7 +299,7 @@ class Study:
         if "cells" not in before:
             raise UsageError(f"--out={out}: holds a scaling study of an earlier version; name a new folder")
         old, new = before["settings"], files.plain(self.settings())
-        changed = [f"{name} was {old.get(name)!r} and is {new[name]!r}" for name in new if old.get(name) != new[name]]
+        changed = [f"{k} was {old[k]!r} and is {v!r}" for k, v in new.items() if k in old and old[k] != v]
         if changed:
             raise UsageError(f"--out={out}: was measured with other settings: {'; '.join(changed)}; name a new folder")
         self.rows = {Cell(*(row[name] for name in Cell._fields)): row for row in before["cells"]}
@@ -329,8 +326,9 @@ class Study:
     def write(self) -> None:
         """Writes scaling.json and scaling.csv."""
         for row in self.rows.values():
-            if row["status"] == "measured" and FLAGS.total_rounds:
-                row["projected_hours"] = row["seconds_per_round"] * FLAGS.total_rounds / 3600
+            if row["status"] == "measured":
+                hours = row["seconds_per_round"] * FLAGS.total_rounds / 3600
+                row["projected_hours"] = hours if FLAGS.total_rounds else None
         rows = list(self.rows.values())
         fitted = {
             name: {

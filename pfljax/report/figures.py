@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -387,18 +388,18 @@ def scaling_figure(lines: dict[str, Sequence[dict]]) -> Figure:
     Args:
         lines: Of each line the cells: "num_clients", "seconds_per_round", "memory_bytes".
     """
-    figure = Figure(figsize=(11, 4.2 + 0.2 * max(len(lines) - 6, 0)), layout="constrained")
-    shades = colors(np.arange(len(lines)))
+    figure = Figure(figsize=(11, 4.2 + 0.12 * max(len(lines) - 6, 0)), layout="constrained")
+    styles = list(zip(colors(np.arange(len(lines))), itertools.cycle("osD^vPX"), strict=False))
     for place, (key, unit, label) in enumerate(
         (("seconds_per_round", 1, "seconds a round"), ("memory_bytes", 2**20, "MiB on a device")), 1
     ):
         axes = _axes(figure, 1, 2, place, xlabel="clients K", ylabel=label, xscale="log", yscale="log")
-        for (name, cells), shade in zip(lines.items(), shades, strict=True):
+        for (name, cells), (shade, marker) in zip(lines.items(), styles, strict=True):
             cells = sorted(cells, key=lambda cell: cell["num_clients"])
             clients, values = ([cell[what] for cell in cells] for what in ("num_clients", key))
             fitted = slope(clients, values)
             text = name if fitted is None else f"{name}, slope {fitted:.2f}"
-            axes.plot(clients, np.array(values) / unit, color=shade, marker="o", label=text)
+            axes.plot(clients, np.array(values) / unit, color=shade, marker=marker, label=text)
         if len(lines) > 4:  # below, where they hide nothing
             axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
         else:

@@ -112,14 +112,18 @@ def test_what_does_not_fit_is_skipped_before_it_is_made(call, tmp_path):
     huge = 10**10  # whose data alone are terabytes
     flags = ["--algorithms=local", "--devices=1"]
     printed = call(tmp_path, *flags, f"--num_clients=4,{huge}")
-    assert "skipped: state and data need" in printed and "TiB on a device, and there are" in printed
+    assert "skipped: out of memory: data on the host: " in printed and "TiB needed, " in printed
     measured, skipped = read(tmp_path)["cells"]
     assert (measured["status"], skipped["status"]) == ("measured", "skipped")
-    assert "TiB" in skipped["reason"] and skipped["seconds_per_round"] is None
+    assert skipped["reason"] in printed and skipped["seconds_per_round"] is None
     error = call(tmp_path / "none", *flags, f"--num_clients={huge}", code=2)
     (line,) = error.strip().splitlines()
     assert line.startswith("error: --num_clients: none of the cells can be measured")
     assert [row["status"] for row in read(tmp_path / "none")["cells"]] == ["skipped"]
+    # Small data, but of each pair of clients something is remembered.
+    call(tmp_path / "pairs", "--algorithms=federico", "--num_clients=3000000", "--train_examples=1", code=2)
+    (skipped,) = read(tmp_path / "pairs")["cells"]
+    assert "state and data on a device: " in skipped["reason"]
 
 
 def test_methods_that_validate_and_files_of_one_s_own(experiment, tmp_path):
@@ -147,7 +151,6 @@ def test_methods_that_validate_and_files_of_one_s_own(experiment, tmp_path):
         ("--plan=vmap,loop", "accepted: auto, vmap, map, chunk"),
         ("--devices=1,x", "accepted: numbers of 0 or more"),
         ("--cohort=2000", "accepted: at most --num_clients"),
-        ("--cohort=-1", "accepted: numbers of 0 or more"),
         ("--participation=0.5", "--cohort says"),
         ("--algorithms=fedsgd9", "unknown algorithm"),
     ],
