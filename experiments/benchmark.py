@@ -81,10 +81,8 @@ def time_ours(work: Workload, federation: Federation) -> float:
     model = models.make(work.model, work.shape, "classification", work.classes, **widths)
     solver = Solver(model.loss, optax.with_extra_args_support(optax.sgd(RATE)), work.batch_size)
     method = algorithms.get("local")
-    _, dispatch = timing.compile_rounds(
-        "local", method.config(), federation, model, solver, common.build_plan(), work.num_clients, 1
-    )
-    return timing.median_seconds(dispatch, FLAGS.repeats)
+    setup = timing.setup("local", method.config(), federation, model, solver, common.build_plan(), work.num_clients, 1)
+    return timing.median_seconds(timing.compile_rounds(setup), FLAGS.repeats)
 
 
 def torch_network(torch, work: Workload):
@@ -174,8 +172,8 @@ def time_federico() -> dict:
     seconds = {}
     for name in ("local", "federico"):
         config = algorithms.get(name).config()
-        _, dispatch = timing.compile_rounds(name, config, federation, model, solver, common.build_plan(), 1000, 1)
-        seconds[name] = timing.median_seconds(dispatch, FLAGS.repeats)
+        setup = timing.setup(name, config, federation, model, solver, common.build_plan(), 1000, 1)
+        seconds[name] = timing.median_seconds(timing.compile_rounds(setup), FLAGS.repeats)
     held = algorithms.get("federico").config().neighbors + 1
     return {
         "local_ms": 1e3 * seconds["local"],

@@ -131,11 +131,17 @@ def define_training_flags(rounds: int = 150) -> None:
         _define_config(name, method.config)
 
 
-def define_device_flags() -> None:
-    """Where and in which order clients are worked on."""
-    flags.DEFINE_enum("plan", "auto", ["auto", "vmap", "map", "chunk"], "how a device works on its clients")
-    flags.DEFINE_integer("chunk", 8, "clients at a time under --plan=chunk", lower_bound=1)
-    flags.DEFINE_integer("devices", 0, "devices to use; 0: all, and on a CPU one a core", lower_bound=0)
+def define_device_flags(*, lists: bool = False) -> None:
+    """Where and in which order clients are worked on; `lists`: several plans, chunks and numbers of devices."""
+    plans = ["auto", "vmap", "map", "chunk"]
+    if lists:
+        flags.DEFINE_list("plan", ["auto"], f"how a device works on its clients: of {', '.join(plans)}")
+        flags.DEFINE_list("chunk", ["8"], "numbers of clients at a time under --plan=chunk")
+        flags.DEFINE_list("devices", ["0"], "numbers of devices to use; 0: all, and on a CPU one a core")
+    else:
+        flags.DEFINE_enum("plan", "auto", plans, "how a device works on its clients")
+        flags.DEFINE_integer("chunk", 8, "clients at a time under --plan=chunk", lower_bound=1)
+        flags.DEFINE_integer("devices", 0, "devices to use; 0: all, and on a CPU one a core", lower_bound=0)
     flags.DEFINE_enum(
         "exchange",
         "auto",
@@ -189,14 +195,15 @@ def check_knobs(names: Sequence[str]) -> None:
                 raise UsageError(f"--{knob}: no method of this run reads it ({', '.join(names)})")
 
 
-def set_up_devices(keep_compiled: bool) -> None:
+def set_up_devices(keep_compiled: bool, devices: int) -> None:
     """One XLA device a core on a CPU, and all processes together; must run before anything else touches JAX.
 
     Args:
         keep_compiled: Whether JAX keeps what it compiles, so that another seed or a second try need not.
+        devices: The most that are used; 0: all.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    jax.config.update("jax_num_cpu_devices", FLAGS.devices or cores)
+    jax.config.update("jax_num_cpu_devices", devices or cores)
     # Devices of one CPU process share a thread pool: with several dispatches in flight their collectives can starve.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     if keep_compiled:
@@ -208,8 +215,8 @@ def set_up_devices(keep_compiled: bool) -> None:
     if FLAGS.coordinator:
         join_processes()
     found = len(jax.local_devices())
-    if FLAGS.devices > found:
-        raise UsageError(f"--devices={FLAGS.devices}: accepted: 0 to {found}, the devices found")
+    if devices > found:
+        raise UsageError(f"--devices={devices}: accepted: 0 to {found}, the devices found")
     if FLAGS.profile:
         profiling.check(Path(FLAGS.profile))
 
@@ -474,12 +481,15 @@ def epsilon_text(values: Sequence[float | None]) -> str:
     return "∞" if None in values else f"{sum(values) / len(values):.2f}"
 
 
-def main(run: Callable[[], None], *, keep_compiled: bool = True) -> None:
+def main(
+    run: Callable[[], None], *, keep_compiled: bool = True, devices: Callable[[], int] = lambda: FLAGS.devices
+) -> None:
     """Parses the flags and runs; a user's mistake is one line and exit code 2, a failure one line and 1.
 
     Args:
         run: The command.
         keep_compiled: As in `set_up_devices`; no, where compiling is timed.
+        devices: Tells how many devices the flags ask for.
     """
 
     def parse(argv: list[str]) -> list[str]:
@@ -494,7 +504,7 @@ def main(run: Callable[[], None], *, keep_compiled: bool = True) -> None:
     def start(_) -> None:
         logging.set_verbosity(logging.WARNING)
         try:
-            set_up_devices(keep_compiled)
+            set_up_devices(keep_compiled, devices())
             run()
         except UsageError as error:
             _stop(str(error), 2)
@@ -505,7 +515,10 @@ def main(run: Callable[[], None], *, keep_compiled: bool = True) -> None:
         except jax.errors.JaxRuntimeError as error:
             _stop(device_failure(str(error)), 1)
         except KeyboardInterrupt:
-            _stop("interrupted; --resume goes on from the last checkpoint", 130)
+            hint = "; --resume goes on from the last checkpoint" if "resume" in FLAGS else ""
+            print(f"error: interrupted{hint}", file=sys.stderr, flush=True)
+            sys.stdout.flush()
+            os._exit(130)  # taking Python down can crash in what XLA was interrupted in
 
     app.run(start, flags_parser=parse)
 

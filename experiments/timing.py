@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,10 +14,13 @@ from pfljax.mapping import Plan
 from pfljax.models import Model
 from pfljax.solvers import Problem, Solver
 from pfljax.training import loop
-from pfljax.types import Federation
+from pfljax.training.rounds import Record
+from pfljax.types import Federation, Shard
+
+Dispatch = Callable[[], tuple[float, Record]]  # runs one dispatch: its seconds a round, and its records, stacked
 
 
-def compile_rounds(
+def setup(
     name: str,
     config: object,
     federation: Federation,
@@ -25,15 +29,30 @@ def compile_rounds(
     plan: Plan,
     cohort_size: int,
     rounds_per_dispatch: int,
-) -> tuple[loop.Compiled, Callable[[], float]]:
-    """Compiles a method's rounds and returns a function that runs one dispatch and tells its seconds a round."""
+    client_store: str = "device",
+    **options: Any,
+) -> loop.Setup:
+    """A run of a method for the sake of its rounds; of the federation the shapes are enough.
+
+    Args:
+        name: The method's.
+        config: Its hyper-parameters.
+        federation: The clients.
+        model: Their network.
+        solver: How they train it.
+        plan: How they are mapped.
+        cohort_size: S.
+        rounds_per_dispatch: Rounds that a dispatch may take at once.
+        client_store: As in `loop.Setup`.
+        options: Fields of `Problem` by name.
+    """
     n_max = federation.train.y.shape[1]
 
     def make(plan: Plan):
-        problem = Problem(model, solver, plan, federation.num_clients, cohort_size, n_max, 1)
+        problem = Problem(model, solver, plan, federation.num_clients, cohort_size, n_max, 1, **options)
         return algorithms.get(name).make(problem, config)
 
-    setup = loop.Setup(
+    return loop.Setup(
         name=name,
         make=make,
         model=model,
@@ -47,25 +66,34 @@ def compile_rounds(
         checkpoint_every=rounds_per_dispatch,
         seed=0,
         config={},
+        client_store=client_store,
     )
-    clients = loop.place(plan, federation.shards, federation.num_clients)
-    compiled = loop.compile_to_fit(setup, clients)
+
+
+def start(compiled: loop.Compiled, clients: Shard, rounds_per_dispatch: int) -> Dispatch:
+    """Makes the state, and gives what runs the next rounds on it."""
     key = jax.random.key(0)
     state, done = compiled.init(key, clients), 0
 
-    def dispatch() -> float:
+    def dispatch() -> tuple[float, Record]:
         nonlocal state, done
         begin = time.perf_counter()
-        state, _, count = compiled.segment(key, done, done + rounds_per_dispatch, state, clients)
+        state, records, count = compiled.segment(key, done, done + rounds_per_dispatch, state, clients)
         count = int(count)
         jax.block_until_ready(state)
         done += count
-        return (time.perf_counter() - begin) / count
+        return (time.perf_counter() - begin) / count, records
 
-    return compiled, dispatch
+    return dispatch
 
 
-def median_seconds(dispatch: Callable[[], float], repeats: int) -> float:
+def compile_rounds(setup: loop.Setup) -> Dispatch:
+    """Compiles a method's rounds and starts them."""
+    clients = loop.place(setup.plan, setup.federation.shards, setup.federation.num_clients)
+    return start(loop.compile_to_fit(setup, clients), clients, setup.rounds)
+
+
+def median_seconds(dispatch: Dispatch, repeats: int) -> float:
     """Median seconds a round over `repeats` dispatches, after one to warm up."""
     dispatch()
-    return float(np.median([dispatch() for _ in range(repeats)]))
+    return float(np.median([dispatch()[0] for _ in range(repeats)]))

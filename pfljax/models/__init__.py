@@ -10,11 +10,24 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfljax.models.networks import CNN, MLP, VGG11, FemnistCNN, LeNet, McMahanCNN, MobileNetV2
+from pfljax.models.networks import (
+    CNN,
+    MLP,
+    VGG11,
+    FemnistCNN,
+    LeNet,
+    McMahanCNN,
+    MobileNetV2,
+    PflResearchCNN,
+    ResNet18,
+)
 from pfljax.models.recurrent import CharacterLSTM
 from pfljax.types import Array, Key, Params, Task, UsageError
 
-NAMES = ("linear", "mlp", "cnn", "lenet", "mcmahan_cnn", "femnist_cnn", "vgg11", "mobilenet_v2", "lstm")
+NAMES = (
+    *("linear", "mlp", "cnn", "lenet", "mcmahan_cnn", "femnist_cnn", "pfl_research_cnn"),
+    *("vgg11", "resnet18", "mobilenet_v2", "lstm"),
+)
 
 # Of each network for images: (channels of the cnn, outputs) -> the module, and the least height and width.
 IMAGE_NETWORKS = {
@@ -23,6 +36,8 @@ IMAGE_NETWORKS = {
     "mcmahan_cnn": lambda channels, outputs: (McMahanCNN(outputs), 4),
     "vgg11": lambda channels, outputs: (VGG11(outputs), 32),
     "femnist_cnn": lambda channels, outputs: (FemnistCNN(outputs), 16),
+    "pfl_research_cnn": lambda channels, outputs: (PflResearchCNN(outputs), 6),
+    "resnet18": lambda channels, outputs: (ResNet18(outputs), 8),
     "mobilenet_v2": lambda channels, outputs: (MobileNetV2(outputs), 8),
 }
 

@@ -165,14 +165,15 @@ class PatchConv(nn.Module):
     size: int = 3
     pool: bool = False
     margin: int | None = None  # zeros on every side; None: as many as keep height and width
+    bias: bool = True
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         rows = self.size * self.size * x.shape[-1]
         kernel = self.param("kernel", nn.initializers.lecun_normal(), (rows, self.features))
-        bias = self.param("bias", nn.initializers.zeros, (self.features,))
         x = convolve(x, kernel, self.size, (self.size - 1) // 2 if self.margin is None else self.margin)
-        return (max_pool(x) if self.pool else x) + bias
+        x = max_pool(x) if self.pool else x
+        return x + self.param("bias", nn.initializers.zeros, (self.features,)) if self.bias else x
 
 
 def _corners(x: Array) -> list[Array]:

@@ -90,6 +90,23 @@ class McMahanCNN(nn.Module):
         return nn.Dense(self.outputs)(x)
 
 
+class PflResearchCNN(nn.Module):
+    """The CIFAR-10 network of pfl-research's benchmark (Granqvist et al., 2024), without its dropout.
+
+    Two 3 x 3 convolutions without margin, one 2 x 2 max pooling, a dense layer of 128: 1,626,442 parameters for 32 x 32
+    color images and 10 classes.
+    """
+
+    outputs: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        x = nn.relu(PatchConv(32, margin=0)(x))
+        x = nn.relu(PatchConv(64, pool=True, margin=0)(x))
+        x = nn.relu(nn.Dense(128)(x.reshape(x.shape[0], -1)))
+        return nn.Dense(self.outputs)(x)
+
+
 class VGG11(nn.Module):
     """VGG-11 (Simonyan and Zisserman, 2015, configuration A) for images of 32 x 32.
 
@@ -138,3 +155,30 @@ class MobileNetV2(nn.Module):
                 x = x + y if stride == 1 and x.shape[-1] == width else y
         x = nn.relu6(project(x, 1280)).mean(axis=(1, 2))
         return nn.Dense(self.outputs)(x)
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 (He et al., 2016) for small images: a 3 x 3 stem without pooling, then four stages of two basic blocks.
+
+    A shortcut that changes its shape is a strided 1 x 1 convolution (the paper's option B). Group norm stands in place
+    of batch norm, as in MobileNetV2, with as many parameters: 11,173,962 for color images and 10 classes.
+    """
+
+    outputs: int
+    widths: Sequence[int] = (64, 128, 256, 512)  # of the stages; each but the first halves height and width
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        norm = lambda x: nn.GroupNorm(num_groups=8)(x)
+        x = nn.relu(norm(PatchConv(self.widths[0], bias=False)(x)))
+        for stage, width in enumerate(self.widths):
+            for stride in (2 if stage else 1, 1):
+                if stride == 1:
+                    y = PatchConv(width, bias=False)(x)
+                else:
+                    y = nn.Dense(width, use_bias=False)(patches(x, 3, stride))
+                y = norm(PatchConv(width, bias=False)(nn.relu(norm(y))))
+                if y.shape != x.shape:
+                    x = norm(nn.Dense(width, use_bias=False)(x[:, ::stride, ::stride]))
+                x = nn.relu(x + y)
+        return nn.Dense(self.outputs)(x.mean(axis=(1, 2)))

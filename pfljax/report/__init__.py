@@ -6,6 +6,7 @@ from pfljax.report.figures import (
     comparison_figure,
     save,
     scaling_figure,
+    slope,
     sweep_figure,
 )
 from pfljax.report.page import write
@@ -16,6 +17,7 @@ __all__ = [
     "comparison_figure",
     "save",
     "scaling_figure",
+    "slope",
     "sweep_figure",
     "write",
 ]

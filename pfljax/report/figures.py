@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -372,25 +373,35 @@ def sweep_figure(points: Sequence[dict], panels: dict[str, str]) -> Figure:
     return figure
 
 
-def scaling_figure(rows: Sequence[dict]) -> Figure:
-    """Time and memory of a round against the number of clients, log-log, with the slope in the legend."""
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    time = _axes(figure, 1, 2, 1, xlabel="clients K", ylabel="seconds a round", xscale="log", yscale="log")
-    memory = _axes(figure, 1, 2, 2, xlabel="clients K", ylabel="MB on a device", xscale="log", yscale="log")
-    names = list(dict.fromkeys(row["algorithm"] for row in rows))
-    for name, shade in zip(names, colors(np.arange(len(names))), strict=True):
-        cells = sorted((row for row in rows if row["algorithm"] == name), key=lambda row: row["num_clients"])
-        clients = np.array([row["num_clients"] for row in cells], float)
-        for axes, key, unit, style, what in (
-            (time, "seconds_per_round", 1, "-", ""),
-            (memory, "argument_bytes", 1e6, "-", " arguments"),
-            (memory, "temporary_bytes", 1e6, "--", " temporaries"),
-        ):
-            values = np.maximum([row[key] / unit for row in cells], 1e-9)
-            slope = f", slope {np.polyfit(np.log(clients), np.log(values), 1)[0]:.2f}" if len(cells) > 1 else ""
-            axes.plot(clients, values, color=shade, linestyle=style, marker="o", label=f"{name}{what}{slope}")
-    time.legend(frameon=False)
-    memory.legend(frameon=False)
+def slope(x: Sequence[float], y: Sequence[float]) -> float | None:
+    """The exponent a of the power law y = b x^a that is nearest by least squares in log-log; None for one x."""
+    if len(set(x)) < 2:
+        return None
+    return float(np.polyfit(np.log(np.asarray(x, float)), np.log(np.asarray(y, float)), 1)[0])
+
+
+def scaling_figure(lines: dict[str, Sequence[dict]]) -> Figure:
+    """Time and memory of a round against the number of clients, log-log, with the slopes in the legends.
+
+    Args:
+        lines: Of each line the cells: "num_clients", "seconds_per_round", "memory_bytes".
+    """
+    figure = Figure(figsize=(11, 4.2 + 0.12 * max(len(lines) - 6, 0)), layout="constrained")
+    styles = list(zip(colors(np.arange(len(lines))), itertools.cycle("osD^vPX"), strict=False))
+    for place, (key, unit, label) in enumerate(
+        (("seconds_per_round", 1, "seconds a round"), ("memory_bytes", 2**20, "MiB on a device")), 1
+    ):
+        axes = _axes(figure, 1, 2, place, xlabel="clients K", ylabel=label, xscale="log", yscale="log")
+        for (name, cells), (shade, marker) in zip(lines.items(), styles, strict=True):
+            cells = sorted(cells, key=lambda cell: cell["num_clients"])
+            clients, values = ([cell[what] for cell in cells] for what in ("num_clients", key))
+            fitted = slope(clients, values)
+            text = name if fitted is None else f"{name}, slope {fitted:.2f}"
+            axes.plot(clients, np.array(values) / unit, color=shade, marker=marker, label=text)
+        if len(lines) > 4:  # below, where they hide nothing
+            axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
+        else:
+            axes.legend(frameon=False)
     return figure
 
 

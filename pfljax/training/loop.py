@@ -106,7 +106,7 @@ def run_replicates(
     keys = [jax.random.key(each.seed) for each in setups]
     key_for = lambda purpose: joined([jax.random.fold_in(key, purpose) for key in keys])
     if setup.profile:
-        say(f"  {profile(setup, compiled, key_for, clients)}")
+        say(f"  {profile(setup.profile, compiled, key_for, clients)}")
     restored = restore(algorithm, plan, compiled.state, outs, many) if resume else None
     if restored:
         done, state = restored
@@ -217,7 +217,7 @@ def compile_to_fit(setup: Setup, clients: Shard, replicates: int = 0) -> Compile
             raise memory.too_large(found.memory)
 
 
-def profile(setup: Setup, compiled: Compiled, key_for: Callable[[int], Key], clients: Shard) -> str:
+def profile(directory: Path, compiled: Compiled, key_for: Callable[[int], Key], clients: Shard) -> str:
     """Traces a few rounds of a state that is then thrown away; says where their time goes."""
     state, done = compiled.init(key_for(0), clients), 0
 
@@ -229,7 +229,7 @@ def profile(setup: Setup, compiled: Compiled, key_for: Callable[[int], Key], cli
         return int(count)
 
     dispatch()
-    return profiling.describe(profiling.profile(setup.profile, dispatch))
+    return profiling.describe(profiling.profile(directory, dispatch))
 
 
 def restore(algorithm: Algorithm, plan: Plan, like: State, outs: Sequence[Path], many: int) -> tuple[int, State] | None:

@@ -15,19 +15,19 @@ from pfljax.types import Algorithm, RunError, State
 SHARE = 0.9  # of a device's memory that a run may plan with
 
 
-def device_limit() -> int:
-    """Bytes that one device has for us: the accelerator's own, or this CPU device's share of the free memory."""
-    device = jax.local_devices()[0]
-    stats = device.memory_stats() or {}
-    if "bytes_limit" in stats:
-        return stats["bytes_limit"]
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def host_free() -> int:
+    """Bytes of the host's memory that are free."""
     try:
         with open("/proc/meminfo") as file:  # counts the file cache as free, which it is
-            free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
-        pass
-    return free // len(jax.local_devices())
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def device_limit() -> int:
+    """Bytes that one device has for us: the accelerator's own, or this CPU device's share of the free memory."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return stats["bytes_limit"] if "bytes_limit" in stats else host_free() // len(jax.local_devices())
 
 
 def peak_bytes() -> int | None:

@@ -19,7 +19,7 @@ SMALL = ["--num_clients=4", "--rounds=4", "--eval_every=2", "--hidden=4", "--fed
 def call(monkeypatch, capsys, tmp_path):
     """Runs the command in this process: (its flags) -> (exit code, standard error)."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(common, "set_up_devices", lambda keep_compiled: None)  # tests have theirs
+    monkeypatch.setattr(common, "set_up_devices", lambda *_: None)  # tests have theirs
 
     def call(*flags):
         monkeypatch.setattr(sys, "argv", ["train", *flags])

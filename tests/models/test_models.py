@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pfljax import models
-from pfljax.models import layers, recurrent
+from pfljax.models import layers, networks, recurrent
 from pfljax.types import UsageError
 
 SHAPES = [(4, 6, 6, 3), (3, 5, 7, 2), (6, 3, 4, 1)]
@@ -180,6 +180,15 @@ def test_networks_have_the_papers_sizes():
     assert count("mobilenet_v2", (32, 32, 3), 10) == 2_236_682
     assert count("lenet", (32, 32, 3)) == 62_006  # 75*6+6 + 150*16+16 + 400*120+120 + 120*84+84 + 84*10+10
     assert count("mcmahan_cnn", (28, 28, 1)) == 1_663_370  # as its paper says
+    # 32 - 2 - 2 = 28 pixels a side, halved to 14.
+    assert (27 * 32 + 32) + (9 * 32 * 64 + 64) + (14 * 14 * 64 * 128 + 128) + (128 * 10 + 10) == 1_626_442
+    assert count("pfl_research_cnn", (32, 32, 3)) == 1_626_442  # as its benchmark says
+    block = lambda a, b: 9 * a * b + 9 * b * b + 4 * b  # two convolutions without bias, two norms
+    shortcut = lambda a, b: a * b + 2 * b
+    stages = 2 * block(64, 64) + sum(
+        block(a, b) + shortcut(a, b) + block(b, b) for a, b in itertools.pairwise([64, 128, 256, 512])
+    )
+    assert count("resnet18", (32, 32, 3)) == (27 * 64 + 2 * 64) + stages + (512 * 10 + 10) == 11_173_962
     widths = [3, 64, 128, 256, 256, 512, 512, 512, 512]
     convolutions = sum(9 * a * b + b + 2 * b for a, b in itertools.pairwise(widths))  # and a norm's scale and shift
     dense = (512 * 4096 + 4096) + (4096 * 4096 + 4096) + (4096 * 10 + 10)
@@ -255,6 +264,67 @@ def test_the_cnn_is_convolution_pooling_relu_and_a_dense_layer():
         h = jax.nn.relu(reference_pool(reference_convolution(h, layer["kernel"], 3) + layer["bias"]))
     expected = h.reshape(3, -1) @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]
     np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_pfl_research_network_is_its_layers():
+    model = models.make("pfl_research_cnn", (9, 8, 2), "classification", 3)
+    params = jax.tree.map(lambda leaf: leaf + 0.1, model.init(jax.random.key(0)))
+    h = x = np.random.default_rng(2).normal(size=(3, 9, 8, 2)).astype(np.float32)
+    for number in range(2):
+        layer = params[f"PatchConv_{number}"]
+        h = jax.nn.relu(reference_convolution(h, layer["kernel"], 3, margin=0) + layer["bias"])
+    h = reference_pool(h).reshape(3, -1)
+    assert h.shape == (3, 2 * 2 * 64)
+    h = jax.nn.relu(h @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"])
+    expected = h @ params["Dense_1"]["kernel"] + params["Dense_1"]["bias"]
+    np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-4, atol=1e-4)
+
+
+def residual_network():
+    """A narrow ResNet18, its parameters with shifts that matter, and an input."""
+    network = networks.ResNet18(3, (8, 16, 24, 32))
+    x = np.random.default_rng(0).normal(size=(2, 9, 8, 3)).astype(np.float32)
+    params = jax.tree.map(lambda leaf: leaf + np.float32(0.1), network.init(jax.random.key(0), x)["params"])
+    return network, params, x
+
+
+def test_resnet_is_its_layers():
+    network, params, x = residual_network()
+    layers_of = {kind: itertools.count() for kind in ("PatchConv", "Dense", "GroupNorm")}
+    following = lambda kind: params[f"{kind}_{next(layers_of[kind])}"]
+
+    def norm(x):
+        layer = following("GroupNorm")
+        groups = np.asarray(x).reshape(len(x), *x.shape[1:3], 8, -1)
+        mean, var = groups.mean((1, 2, 4), keepdims=True), groups.var((1, 2, 4), keepdims=True)
+        return ((groups - mean) / np.sqrt(var + 1e-6)).reshape(x.shape) * layer["scale"] + layer["bias"]
+
+    def convolution(x, size=3, stride=1):
+        kernel = following("PatchConv" if stride == 1 else "Dense")["kernel"]
+        return reference_convolution(x, kernel, size, stride=stride)
+
+    h, shapes = jax.nn.relu(norm(convolution(x))), []
+    for stage in range(4):
+        for stride in (2 if stage else 1, 1):
+            y = norm(convolution(jax.nn.relu(norm(convolution(h, 3, stride)))))
+            if stride == 2:
+                h = norm(convolution(h, 1, 2))
+            h = jax.nn.relu(h + y)
+        shapes.append(h.shape[1:])
+    assert shapes == [(9, 8, 8), (5, 4, 16), (3, 2, 24), (2, 1, 32)]
+    last = following("Dense")
+    expected = np.mean(h, axis=(1, 2)) @ last["kernel"] + last["bias"]
+    np.testing.assert_allclose(network.apply({"params": params}, x), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_resnet_s_blocks_add_to_what_they_receive():
+    """With their last norms at zero the blocks of the first stage give what the stem gives."""
+    network, params, x = residual_network()
+    off = {name: jax.tree.map(jnp.zeros_like, params[name]) for name in ("GroupNorm_2", "GroupNorm_4")}
+    other = {f"PatchConv_{n}": jax.tree.map(lambda leaf: -leaf, params[f"PatchConv_{n}"]) for n in (1, 2, 3, 4)}
+    found = network.apply({"params": params | off}, x)
+    np.testing.assert_array_equal(network.apply({"params": params | off | other}, x), found)
+    assert np.abs(network.apply({"params": params | other}, x) - found).max() > 1e-3
 
 
 def test_losses_are_cross_entropy_in_nats_and_squared_error():

@@ -171,15 +171,22 @@ def test_the_matrix_is_ordered_by_true_distribution():
     np.testing.assert_allclose(shown, np.diag([0.6, 1.0, 0.2]))  # client 1 first
 
 
+@pytest.mark.parametrize("exponent", [-0.5, 0, 1, 2.25])
+def test_slopes_of_powers_are_their_exponents(exponent):
+    x = np.array([3, 10, 50, 2000])
+    assert report.slope(x, 7.5 * x**exponent) == pytest.approx(exponent, abs=1e-12)
+    # Symmetric about the line: log y off by +1, -2, +1 at equal steps of log x.
+    assert report.slope([1, 10, 100], np.array([1, 10, 100]) * np.exp([1, -2, 1])) == pytest.approx(1)
+    assert report.slope([5], [3.0]) is None and report.slope([5, 5], [3.0, 4.0]) is None
+
+
 def test_comparison_scaling_and_benchmark_are_drawn(tmp_path):
     row = {"algorithm": "a", "accuracy_mean": 0.9, "accuracy_std": 0.1, "bottom_decile_mean": 0.8}
     row |= {"rounds": [1, 2], "curve_mean": [0.5, 0.9], "curve_std": [0.1, 0.1]}
-    cells = [
-        {"algorithm": "a", "num_clients": k, "seconds_per_round": k**2, "argument_bytes": 3 * k, "temporary_bytes": k}
-        for k in (10, 100)
-    ]
-    scaling = report.scaling_figure(cells)
-    assert "slope 2.00" in scaling.axes[0].get_legend().get_texts()[0].get_text()
+    cells = [{"num_clients": k, "seconds_per_round": k**2, "memory_bytes": 3 * k} for k in (10, 100)]
+    scaling = report.scaling_figure({"a": cells, "b": cells[:1]})
+    texts = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in scaling.axes]
+    assert texts == [["a, slope 2.00", "b"], ["a, slope 1.00", "b"]]
     bars = report.benchmark_figure([{"workload": "w", "ratio": 5.0}])
     for number, figure in enumerate((report.comparison_figure([row, row | {"algorithm": "b"}]), scaling, bars)):
         path = tmp_path / f"{number}.png"
