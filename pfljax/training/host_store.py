@@ -39,10 +39,12 @@ def rows_of(stack: PyTree, ids: np.ndarray) -> PyTree:
 
 
 def write_rows(stack: PyTree, ids: np.ndarray, rows: PyTree) -> None:
-    """Replaces rows `ids` of NumPy stacks in place."""
+    """Replaces rows `ids` of NumPy stacks in place by arrays on the devices, shard by shard without a copy between."""
 
     def write(leaf, new):
-        leaf[ids] = new
+        for shard in new.addressable_shards:
+            if shard.replica_id == 0:
+                leaf[ids[shard.index[0]]] = np.asarray(shard.data)
 
     jax.tree.map(write, stack, rows)
 
@@ -79,6 +81,14 @@ def compile_segment(setup: Setup, clients: Shard, plan: Plan) -> Compiled:
         ids = np.asarray(draw(key, number))
         return Ahead(ids, rows_of(rows, ids), place(plan, rows_of(clients, ids), size))
 
+    def renew(ahead: Ahead, old: np.ndarray, rows: State) -> None:
+        """Of clients in both cohorts, what was fetched ahead is old by now."""
+
+        def write(leaf, stack):
+            leaf[old] = stack[ahead.ids[old]]
+
+        jax.tree.map(write, ahead.rows, rows)
+
     def segment(key, start, stop, state, clients):
         rows, rest = split_state(algorithm, state)
         records, ahead = [], fetch(key, start, rows, clients)
@@ -88,14 +98,11 @@ def compile_segment(setup: Setup, clients: Shard, plan: Plan) -> Compiled:
                 given = join_state(algorithm, place(plan, ahead.rows, size), rest)
                 given, record = compiled(key, np.int32(number), ahead.ids, given, ahead.clients)
                 trained, rest = split_state(algorithm, given)
-                trained = jax.device_get(trained)
                 records.append(jax.device_get(record))
-                if following:
-                    following = following.result()
-                    # Of clients in both cohorts, what was fetched ahead is old by now.
-                    _, here, there = np.intersect1d(ahead.ids, following.ids, return_indices=True)
-                    write_rows(following.rows, there, rows_of(trained, here))
+                following = following and following.result()  # which may read what is written next
                 write_rows(rows, ahead.ids, trained)
+                if following:
+                    renew(following, np.isin(following.ids, ahead.ids), rows)
                 ahead = following
                 if records[-1].diverged >= 0:
                     break
