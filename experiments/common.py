@@ -10,6 +10,8 @@ import platform
 import re
 import subprocess
 import sys
+import time
+import traceback
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +20,7 @@ import jax
 import optax
 from absl import app, flags, logging
 
+from experiments import supervision
 from pfljax import algorithms, data, embedding, models, processes
 from pfljax.data import latent
 from pfljax.fine_tuning import fine_tuned
@@ -230,9 +233,11 @@ def join_processes() -> None:
             raise UsageError("--coordinator: needs --num_processes and --process_id, or auto")
         if FLAGS.process_id >= FLAGS.num_processes:
             raise UsageError(f"--process_id={FLAGS.process_id}: accepted: 0 to {FLAGS.num_processes - 1}")
+    # Libraries that connect processes write on standard output; what the command itself says goes by another way.
+    nowhere, own = os.open(os.devnull, os.O_WRONLY), os.dup(1)
+    os.dup2(nowhere, 1)
     processes.start(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
-    if not processes.is_first():
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    sys.stdout = open(own if processes.is_first() else nowhere, "w", buffering=1)  # noqa: SIM115
     values = describe_run()["flags"]
     for name in ("process_id", "data_file", "data_dir"):  # places may be called otherwise on other hosts
         values.pop(name, None)
@@ -503,6 +508,10 @@ def main(
 
     def start(_) -> None:
         logging.set_verbosity(logging.WARNING)
+        if FLAGS.coordinator:
+            if not supervision.is_watched():
+                supervision.watch()
+            supervision.end_with_the_watcher()
         try:
             set_up_devices(keep_compiled, devices())
             run()
@@ -514,6 +523,11 @@ def main(
             _stop(f"{error.filename or 'a file'}: {error.strerror or error}", 1)
         except jax.errors.JaxRuntimeError as error:
             _stop(device_failure(str(error)), 1)
+        except Exception as error:
+            if not jax.distributed.is_initialized():
+                raise
+            traceback.print_exc()
+            _stop(f"unexpected: {error}", 1)  # at once: an orderly end would wait for the others
         except KeyboardInterrupt:
             hint = "; --resume goes on from the last checkpoint" if "resume" in FLAGS else ""
             print(f"error: interrupted{hint}", file=sys.stderr, flush=True)
@@ -535,5 +549,10 @@ def device_failure(text: str) -> str:
 
 
 def _stop(message: str, code: int) -> typing.NoReturn:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    if jax.distributed.is_initialized():  # whose orderly end would wait for the others
+        sys.stdout.flush()
+        if jax.process_index() == 0:
+            time.sleep(1)  # the others, who may be ending for the same reason, need the first to say so
+        os._exit(code)
     sys.exit(code)

@@ -17,6 +17,7 @@ from pfljax.training import files
 # Okabe and Ito's colors, which colorblind people can tell apart.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
 MAX_PANELS = 16
+MAX_ROWS = 500  # of a matrix of clients; of more clients, several share a row
 MAX_TICKS = 40  # clients up to which each has a tick of its own
 
 
@@ -138,23 +139,30 @@ def collaboration_matrix(index: np.ndarray, weights: np.ndarray, distribution: n
         index: (K, J) models.
         weights: (K, J), each row on the simplex.
         distribution: (K,).
-        topology: Unless "shared", models are the clients' own and columns are ordered like rows.
+        topology: Unless "shared", models are the clients' own and columns are ordered like rows. Where several clients
+            share a row it is their mean, and a column sums over their models.
     """
     of_clients = topology != "shared"
-    dense = dense_collaboration(index, weights, len(index) if of_clients else int(index.max()) + 1)
     order = np.argsort(distribution, kind="stable")
-    matrix = dense[order][:, order] if of_clients else dense[order]
+    step = -(-len(order) // MAX_ROWS)  # clients to a row of the picture
+    place = np.empty(len(order), int)
+    place[order] = np.arange(len(order)) // step
+    rows = place.max() + 1
+    shown = place[index] if of_clients else index
+    matrix = np.zeros((rows, rows if of_clients else int(index.max()) + 1))
+    np.add.at(matrix, (place[:, None], shown), weights / np.bincount(place)[place][:, None])
     figure = Figure(figsize=(6, 5.2), layout="constrained")
     axes = figure.add_subplot()
     image = axes.imshow(
         matrix, cmap="Blues", vmin=0, vmax=max(float(matrix.max()), 1e-9), aspect="auto", interpolation="nearest"
     )
-    axes.set(xlabel="model of client" if of_clients else "model", ylabel="client")
+    each = "client" if step == 1 else f"client (rows of {step})"
+    axes.set(xlabel=f"model of {each}" if of_clients else "model", ylabel=each)
     if not of_clients and matrix.shape[1] <= MAX_TICKS:
         axes.set_xticks(np.arange(matrix.shape[1]))
     figure.colorbar(image, label="weight for the client")
     groups = distribution[order]
-    edges = np.nonzero(np.diff(groups))[0] + 0.5
+    edges = (np.nonzero(np.diff(groups))[0] + 1) / step - 0.5
     if len(edges) < len(PALETTE):
         for edge in edges:
             axes.axhline(edge, color="0.35", linewidth=0.8)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from pfljax import processes
 from pfljax.report import figures
 from pfljax.training import files
 
@@ -55,10 +56,14 @@ COMMON = {"round", "seconds", "train_loss", "loss", "bytes_down", "bytes_up"} | 
 def write(directory: Path) -> Path:
     """Draws a run's figures into figures/*.png and writes report.html, from what the run has left in `directory`.
 
+    Of several processes the first does so.
+
     Returns:
         The page.
     """
     directory = Path(directory)
+    if not processes.is_first():
+        return directory / "report.html"
     optional = lambda name: files.read_npz(directory / name) if (directory / name).exists() else {}
     config, summary = (files.read_json(directory / f"{name}.json") for name in ("config", "summary"))
     results, collaboration, curve = (optional(f"{name}.npz") for name in ("results", "collaboration", "curve"))

@@ -1,0 +1,70 @@
+"""A process of several, watched over by another, so that its end is one line whatever ended it.
+
+When a process dies, the libraries that connect the others end them too, from within and with pages of traces. So a
+command that is one of several runs in a process of its own, whose last words are put into one line here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from typing import NoReturn
+
+WATCHED = "PFLJAX_WATCHED"
+LOG_LINE = re.compile(rb"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ ([\w.]+:\d+)\] (.*)|\[Gloo\].*")
+LOST = re.compile(rb"distributed service|coordination service|unhealthy|heartbeat|Gloo|barrier", re.IGNORECASE)
+
+
+def is_watched() -> bool:
+    """Whether this process is the one that works."""
+    return WATCHED in os.environ
+
+
+def end_with_the_watcher() -> None:
+    """Ends this process when the one that watches it is gone, however it went."""
+
+    def wait():
+        while os.read(0, 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def watch() -> NoReturn:
+    """Runs this same command again, passes on what it says, and ends as it ends: on a crash with one line."""
+    worker = subprocess.Popen(
+        [sys.executable, *sys.orig_argv[1:]],
+        env=os.environ | {WATCHED: "1"},
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: worker.send_signal(number))
+    fatal, said, trouble = b"", False, False
+    for line in worker.stderr:
+        found, own = LOG_LINE.match(line), line.startswith(b"error: ")
+        said |= own
+        if found:
+            trouble |= line[:1] in b"EF"
+            fatal = found[2] if line.startswith(b"F") else fatal
+        elif own or not trouble:  # what follows the libraries' complaint are more of their lines
+            sys.stderr.buffer.write(line)
+            sys.stderr.buffer.flush()
+    code = worker.wait()
+    if code < 0 and not said:
+        print(f"error: {last_words(fatal, code)}", file=sys.stderr, flush=True)
+    os._exit(1 if code < 0 else code)
+
+
+def last_words(fatal: bytes, code: int) -> str:
+    """What a user should know of a process that ended with this message of the libraries and this exit code."""
+    if LOST.search(fatal):
+        return "another process has ended or cannot be reached; --resume goes on from the last checkpoint"
+    if fatal:
+        return fatal.decode(errors="replace")[:300]
+    return f"the process was ended by {signal.Signals(-code).name}; --resume goes on from the last checkpoint"
