@@ -11,6 +11,7 @@ Every plan gives the same numbers.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from pfljax.types import Array, Params, PyTree, Returned, Topology, Work
 
 AXIS = "clients"
 MESSAGE_BYTES = 8 << 20
+WASTE = 0.2  # of the steps at most, in which clients wait for those beside them
 SMALL = 64 << 10  # bytes of a client's models up to which they are worked on at once, not one by one
 
 
@@ -36,11 +38,14 @@ class Plan:
         chunk: Clients that a device works on at a time; 0: all of them (vmap), 1: one by one (map).
         peers: How models reach clients on other devices: by "gather" or "ring"; "auto": gather, unless it is found not
             to fit.
+        sections: Where clients' work differs in length: (clients at a time, how often) on each device, its clients
+            sorted, the longest first; (): as they come, all by `chunk`.
     """
 
     mesh: Mesh
     chunk: int
     peers: Literal["auto", "gather", "ring"] = "auto"
+    sections: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_devices(self) -> int:
@@ -50,6 +55,58 @@ class Plan:
         """Where a leaf lives: its rows (at `axis`) spread over the devices if they divide evenly, else replicated."""
         spread = by_rows and len(leaf.shape) > axis and leaf.shape[axis] % self.num_devices == 0
         return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, AXIS) if spread else PartitionSpec())
+
+    def for_steps(self, steps: np.ndarray, num_clients: int) -> Plan:
+        """The plan for clients whose work differs in length, so that few wait for long for those beside them.
+
+        Args:
+            steps: (K,) that each of all clients takes in a round.
+            num_clients: S of a round.
+        """
+        if self.chunk == 1 or steps.min() == steps.max():
+            return self
+        lengths = self._on_a_device(steps, num_clients)
+        widest = min(self.chunk or len(lengths), len(lengths))
+        widths = sorted({max(widest // 8**n, 1) for n in range(4)} | {1})
+        sections, place, width = [], 0, 1
+        while place < len(lengths):
+            # As wide as waste allows, and never narrower again: each width is compiled by itself.
+            fits = [w for w in widths if w >= width and place + w <= len(lengths) + width - 1]
+            width = max([w for w in fits if self._waste(lengths, place, w) <= 0], default=min(fits))
+            sections.append(width)
+            place += width
+        counts = {width: sections.count(width) for width in sections}
+        return dataclasses.replace(self, sections=tuple(counts.items()))
+
+    def _on_a_device(self, steps: np.ndarray, num_clients: int) -> np.ndarray:
+        """Lengths of the clients' work on one of the devices as they may be in a round, the longest first."""
+        ranked = np.sort(steps)[::-1]
+        places = np.linspace(0, len(ranked) - 1, -(-num_clients // self.num_devices))
+        return ranked[np.round(places).astype(int)].astype(float)
+
+    @staticmethod
+    def _waste(lengths: np.ndarray, place: int, width: int) -> float:
+        """Steps that `width` clients side by side wait, beyond what is allowed them."""
+        together = lengths[place : place + width]
+        allowed = WASTE * max(together.sum(), lengths.sum() * width / len(lengths))
+        return width * together[0] - together.sum() - allowed
+
+    def waste(self, steps: np.ndarray, num_clients: int) -> float:
+        """The share of the steps on a device in which a client waits for others beside it."""
+        lengths = self._on_a_device(steps, num_clients)
+        if not lengths.sum():
+            return 0.0
+        width = min(self.chunk or len(lengths), len(lengths))
+        sections = self.sections or [(width, -(-len(lengths) // width))]
+        # As they come, any chunk may have the longest; the mean of a chunk's longest, over random chunks.
+        if not self.sections:
+            lengths = np.random.default_rng(0).permutation(lengths)
+        done, place = 0.0, 0
+        for width, count in sections:
+            for _ in range(count):
+                done += width * lengths[place : place + width].max(initial=0)
+                place += width
+        return 1 - lengths.sum() / done
 
     def exchange_of(self, topology: Topology) -> str:
         """How models reach clients on other devices, in words."""
@@ -105,6 +162,7 @@ class Plan:
         own_first: bool = False,
         push: bool = False,
         common: PyTree = None,
+        sizes: Array | None = None,
     ) -> tuple[PyTree, Returned]:
         """Every client receives models, works, and its contributions are summed at their owners.
 
@@ -120,11 +178,12 @@ class Plan:
             own_first: Whether N = S and column 0 of index is arange(S): own models then stay where they are.
             push: As in `Algorithm`: models_s holds the first model of the index only, the upload is one for all.
             common: If given, what all clients read alike; client_fn takes it as its last argument.
+            sizes: (S,), by which clients are sorted where the plan has sections.
 
         Returns:
             The next rows, and what came back.
         """
-        models, index, rows, data = jax.tree.map(jnp.asarray, (models, index, rows, data))
+        models, index, rows, data, sizes = jax.tree.map(jnp.asarray, (models, index, rows, data, sizes))
         num_clients, devices, own = index.shape[0], self.num_devices, topology == "own"
         per_device = -(-num_clients // devices)
         num_models = tree.num_rows(models) if jax.tree.leaves(models) else 0
@@ -135,8 +194,13 @@ class Plan:
             # One chunk after the other all the same, but their models travel together.
             message = tree.row_bytes(models) * (1 if push else index.shape[1]) * chunk
             chunk *= _largest_divisor(-(-per_device // chunk), MESSAGE_BYTES // message)
-        padded = -(-num_clients // (devices * chunk)) * devices * chunk
-        own_first = own_first and padded == num_clients and (ring or devices == 1)  # else rows do not line up
+        sections = [(chunk, -(-per_device // chunk))]
+        by_size = sizes is not None and bool(self.sections) and not ring
+        if by_size:
+            sections = self.sections
+        padded = devices * sum(width * count for width, count in sections)
+        lines_up = padded == num_clients and (ring or devices == 1) and not by_size
+        own_first = own_first and lines_up
         valid = jnp.arange(padded) < num_clients
         index, rows, data = _pad((index, rows, data), num_clients, padded)
         own_rows = index.shape[1] if own else 1  # of models to a client
@@ -145,60 +209,67 @@ class Plan:
         store = _Ring(num_models // devices, devices) if ring else _Local(num_models)
         common = () if common is None else (common,)
 
-        def on_device(models, index, valid, rows, data, *common):
-            def block(stack, number, length=chunk):
-                return jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, number * length, length), stack)
+        sizes = jnp.where(valid, _pad(sizes, num_clients, padded), -1) if by_size else jnp.zeros((padded,))
 
-            def replace(stack, number, new, length=chunk):
+        def on_device(models, index, valid, sizes, rows, data, *common):
+            order = jnp.argsort(-sizes, stable=True) if by_size else jnp.arange(valid.shape[0])
+            sort = lambda stack, order=order: tree.take(stack, order) if by_size else stack
+            index, valid, rows = sort((index, valid, rows))
+            if own:
+                models = _flat(sort(_by_client(models, own_rows)))
+
+            def block(stack, at, width, each=1):
+                """The `width` clients from place `at` on, of `each` rows."""
+                return jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, at * each, width * each), stack)
+
+            def replace(stack, at, new, each=1):
                 return jax.tree.map(
-                    lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b.astype(a.dtype), number * length, 0),
-                    stack,
-                    new,
+                    lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b.astype(a.dtype), at * each, 0), stack, new
                 )
 
-            def received(models, number):
+            def received(models, at, width):
                 if own:
-                    return _by_client(block(models, number, chunk * own_rows), own_rows)
-                at_home = lambda: jax.tree.map(lambda a: a[:, None], block(models, number))
+                    return _by_client(block(models, at, width, own_rows), own_rows)
+                at_home = lambda: jax.tree.map(lambda a: a[:, None], block(models, at, width))
                 if own_first and (push or index.shape[1] == 1):
                     return at_home()
                 if not own_first:
-                    return store.fetch(models, block(index, number)[:, : 1 if push else None])
-                others = store.fetch(models, block(index, number)[:, 1:])
+                    return store.fetch(models, block(index, at, width)[:, : 1 if push else None])
+                others = store.fetch(models, block(index, at, width)[:, 1:])
                 return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), at_home(), others)
 
-            def deposit(sums, number, upload, mask):
-                to = block(index, number)[:, : mask.shape[1]]
+            def deposit(sums, at, width, upload, mask):
+                to = block(index, at, width)[:, : mask.shape[1]]
                 if not own_first:
                     return store.deposit(sums, to, upload, mask)
                 mine, others = (jax.tree.map(lambda a, p=p: a[:, p], upload) for p in (0, slice(1, None)))
                 if mask.shape[1] > 1:
                     sums = store.deposit(sums, to[:, 1:], others, mask[:, 1:])
-                rows = block(sums, number)
+                rows = block(sums, at, width)
                 added = tree.add(rows, (mine, jnp.ones_like(rows[1])))
-                return replace(sums, number, tree.where(mask[:, 0], added, rows))
+                return replace(sums, at, tree.where(mask[:, 0], added, rows))
 
-            def work(models, rows, number):
+            def work(models, rows, at, width):
                 """The block's clients at work; what they read of their data is gathered where it is used."""
-                positions = number * chunk + jnp.arange(chunk)
                 run = lambda models, row, position: client_fn(models, row, _view(data, position), *common)
-                return _in_chunks(run, (models, rows, positions), self.chunk or chunk)
+                at_once = width if by_size else self.chunk or chunk
+                return _in_chunks(run, (models, rows, block(order, at, width)), at_once)
 
-            def step(carry, number):
+            def step(width, carry, at):
                 rows, kept, sums = carry
-                out = work(received(kept if own else models, number), block(rows, number), number)
-                mask = jnp.broadcast_to(block(valid, number)[:, None], (chunk, num_sent))
+                out = work(received(kept if own else models, at, width), block(rows, at, width), at, width)
+                mask = jnp.broadcast_to(block(valid, at, width)[:, None], (width, num_sent))
                 mask = mask if out.sent is None else mask & out.sent
-                rows = replace(rows, number, out.client)
+                rows = replace(rows, at, out.client)
                 if own and jax.tree.leaves(out.upload):
                     new = _flat(out.upload)
                     if out.sent is not None:
-                        new = tree.where(mask.reshape(-1), new, block(kept, number, chunk * own_rows))
-                    kept = replace(kept, number, new, chunk * own_rows)
+                        new = tree.where(mask.reshape(-1), new, block(kept, at, width, own_rows))
+                    kept = replace(kept, at, new, own_rows)
                 elif push:
-                    sums = store.mix(sums, block(index, number), out.upload, out.shares, mask)
+                    sums = store.mix(sums, block(index, at, width), out.upload, out.shares, mask)
                 elif not own:
-                    sums = deposit(sums, number, out.upload, mask)
+                    sums = deposit(sums, at, width, out.upload, mask)
                 mask = jnp.pad(mask, ((0, 0), (0, index.shape[1] - num_sent)))
                 return (rows, kept, sums), (out.report, mask)
 
@@ -206,13 +277,24 @@ class Plan:
             if spread and not ring:
                 models = jax.lax.all_gather(models, AXIS, tiled=True)
             if not own:
-                upload = jax.eval_shape(lambda: work(received(models, 0), block(rows, 0), 0)).upload
+                first = lambda: work(received(models, 0, chunk), block(rows, 0, chunk), 0, chunk)
+                upload = jax.eval_shape(first).upload
                 if jax.tree.leaves(upload) and not push:
                     num_sent = jax.tree.leaves(upload)[0].shape[1]
                 sums = store.empty(upload, 1 if push else 2)
             carry = (rows, models if own else (), sums)
-            (rows, kept, sums), out = jax.lax.scan(step, carry, jnp.arange(valid.shape[0] // chunk))
-            report, sent = jax.tree.map(lambda a: a.reshape(valid.shape[0], *a.shape[2:]), out)
+            parts, start = [], 0
+            for width, count in sections:
+                places = start + width * jnp.arange(count)
+                carry, out = jax.lax.scan(functools.partial(step, width), carry, places)
+                parts.append(jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), out))
+                start += width * count
+            rows, kept, sums = carry
+            report, sent = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+            if by_size:
+                back = jnp.argsort(order)
+                rows, report, sent = sort((rows, report, sent), back)
+                kept = _flat(sort(_by_client(kept, own_rows), back)) if own else kept
             if own:
                 sums = kept, sent.reshape(-1).astype(jnp.int32)
             elif spread and not ring:
@@ -227,11 +309,11 @@ class Plan:
             on_device = jax.shard_map(
                 on_device,
                 mesh=self.mesh,
-                in_specs=(at_owner, by_client, by_client, by_client, by_client, *[whole] * len(common)),
+                in_specs=(at_owner, *[by_client] * 5, *[whole] * len(common)),
                 out_specs=(by_client, at_owner),
                 check_vma=False,
             )
-        by_client, at_owner = on_device(models, index, valid, rows, data, *common)
+        by_client, at_owner = on_device(models, index, valid, sizes, rows, data, *common)
         rows, report, sent = _cut(by_client, num_clients, padded)
         upload, count = _cut(at_owner, num_clients * own_rows, padded * own_rows) if own else at_owner
         return rows, Returned(upload, count, sent, report)

@@ -200,3 +200,64 @@ def test_a_push_counts_one_upload_with_each_receiver_s_share(num, held, layout):
     np.testing.assert_allclose(returned.upload["w"], expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(returned.count, np.bincount(index[sent], minlength=num))
     assert (np.asarray(returned.report["held"]) == 1).all()
+
+
+def log_normal_steps(num_clients, seed=0, batch=10):
+    sizes = np.maximum(np.random.default_rng(seed).lognormal(4, 2, num_clients).astype(int), 1)
+    return -(-sizes // batch)
+
+
+def waiting(steps, sections):
+    """The share of steps in which clients wait, counted client by client."""
+    queue, useful, done = sorted(steps.tolist(), reverse=True), int(steps.sum()), 0
+    for width, count in sections:
+        for _ in range(count):
+            together, queue = queue[:width], queue[width:]
+            done += width * max(together, default=0)
+    assert not queue
+    return 1 - useful / done
+
+
+@pytest.mark.parametrize("num_clients", [50, 1000, 5000])
+@pytest.mark.parametrize("kind", [("vmap", 0), ("chunk", 8), ("chunk", 100)])
+def test_clients_of_log_normal_sizes_hardly_wait(num_clients, kind):
+    for seed in range(3):
+        steps = log_normal_steps(num_clients, seed)
+        plan = make_plan(*kind, devices=1)
+        sorted_plan = plan.for_steps(steps, num_clients)
+        assert waiting(steps, sorted_plan.sections) < 0.2
+        assert sorted_plan.waste(steps, num_clients) == pytest.approx(waiting(steps, sorted_plan.sections))
+        assert plan.waste(steps, num_clients) > 0.5  # as they come
+        assert len(sorted_plan.sections) <= 5 and max(width for width, _ in sorted_plan.sections) > 1
+    even = np.full(num_clients, 7)
+    assert plan.for_steps(even, num_clients) == plan
+    assert make_plan("map").for_steps(steps, num_clients).sections == ()
+    assert make_plan("map", devices=1).waste(steps, num_clients) == 0
+
+
+@pytest.mark.parametrize("kind", [("vmap", 0), ("chunk", 4)])
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("topology", ["peers", "shared", "own"])
+def test_sorted_clients_exchange_as_a_loop_over_clients_does(kind, devices, topology):
+    num_clients = 16
+    sizes = np.random.default_rng(3).permutation([40, 9, 8, 7, *[2] * 6, *[1] * 6]).astype(np.int32)
+    plan = make_plan(*kind, devices).for_steps(sizes, num_clients)
+    assert plan.sections
+    models, index, rows, data = problem(num_clients, 3 if topology == "shared" else num_clients, 3)
+    if topology == "own":
+        index = np.arange(num_clients, dtype=np.int32)[:, None]
+        args = models, index, rows, data
+        work = lambda models, row, data: (w := client(models, row, data))._replace(
+            upload={"w": w.upload["w"], "b": {"c": models["b"]["c"] + w.upload["s"][:, None, None]}}
+        )
+        after, returned = jax.jit(lambda *a: plan.exchange(work, *a, topology="own", sizes=sizes))(*args)
+        expected = by_hand(*args)
+        sent = expected["sent"][:, :1]
+        np.testing.assert_allclose(
+            returned.upload["w"], np.where(sent, expected["w"], models["w"]), rtol=2e-5, atol=2e-5
+        )
+        np.testing.assert_allclose(after["r"], expected["r"], rtol=2e-5, atol=2e-5)
+        return
+    args = models, index, rows, data
+    run = jax.jit(lambda *a: plan.exchange(client, *a, topology=topology, sizes=sizes))
+    compare(run(*args), by_hand(*args))

@@ -59,6 +59,13 @@ class Setup:
     client_store: str = "device"
     profile: Path | None = None
 
+    @property
+    def steps(self) -> np.ndarray:
+        """(K,) steps that each client takes in a round; all alike where only shapes of the data are known."""
+        size, n_max = self.federation.train.size, self.federation.train.y.shape[1]
+        size = size if isinstance(size, np.ndarray) else np.full(size.shape, n_max)
+        return np.asarray(self.solver.num_steps(size, n_max))
+
 
 @dataclasses.dataclass
 class Compiled:

@@ -206,10 +206,11 @@ def compile_to_fit(setup: Setup, clients: Shard, replicates: int = 0) -> Compile
     """
     plan = setup.plan
     while True:
+        sorted_plan = plan.for_steps(setup.steps, setup.cohort_size)
         if setup.client_store == "host":
-            found = host_store.compile_segment(setup, clients, plan)
+            found = host_store.compile_segment(setup, clients, sorted_plan)
         else:
-            found = compile_segment(setup, clients, plan, replicates)
+            found = compile_segment(setup, clients, sorted_plan, replicates)
         if processes.from_first(np.bool_(found.memory.fits)):
             return found
         plan = memory.next_smaller(plan, setup.cohort_size, found.algorithm.topology)

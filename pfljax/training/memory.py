@@ -76,6 +76,7 @@ def describe(
     per_device = -(-size // plan.num_devices)
     at_once = min(plan.chunk or per_device, per_device)
     kind = {0: "vmap", 1: "map"}.get(plan.chunk, "chunk")
+    at_once = ", then ".join(f"{count} x {width}" for width, count in plan.sections) or at_once
     on_host = setup.client_store == "host"
     lines = [
         ("models", tree.num_bytes(state.models)),
@@ -87,6 +88,7 @@ def describe(
         ("temporaries, per device", memory.temporaries),
         ("device memory", memory.limit),
         ("plan", f"{kind}: {at_once} of {per_device} clients at a time on each of {plan.num_devices} device(s)"),
+        ("steps that wait for other clients", f"{100 * plan.waste(setup.steps, size):.1f} %"),
         ("exchange", plan.exchange_of(algorithm.topology)),
         ("clients' rows and data", f"on the {'host, of a round on the ' if on_host else ''}device(s)"),
     ]

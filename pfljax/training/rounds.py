@@ -125,6 +125,7 @@ def make_cohort_round(
                 own_first=peers,
                 push=algorithm.push,
                 common=state.server,
+                sizes=clients.train.size,
             )
             state = state._replace(clients=rows)
             update_key = jax.random.fold_in(_key(key, 3, number), step)
