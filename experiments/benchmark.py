@@ -21,8 +21,9 @@ from absl import flags
 from rich.console import Console
 from rich.table import Table
 
-from experiments import common, timing
+from experiments import common, sweeps, timing
 from pfljax import algorithms, data, models, report
+from pfljax.mapping import Plan, make_plan
 from pfljax.models.networks import MobileNetV2
 from pfljax.solvers import Solver
 from pfljax.training import files
@@ -75,14 +76,19 @@ def clients_of(work: Workload) -> Federation:
     return dataclasses.replace(federation, **splits)
 
 
-def time_ours(work: Workload, federation: Federation) -> float:
-    """Median seconds of a round of Local under the plan of the flags."""
+def trace_folder(title: str) -> Path | None:
+    """Where a profiler's trace goes, if it is asked for."""
+    return Path(FLAGS.profile) / "".join(c if c.isalnum() else "-" for c in title) if FLAGS.profile else None
+
+
+def time_ours(work: Workload, federation: Federation, plan: Plan, trace: Path | None = None) -> float:
+    """Median seconds of a round of Local."""
     widths = {"hidden": work.widths, "channels": work.widths}
     model = models.make(work.model, work.shape, "classification", work.classes, **widths)
     solver = Solver(model.loss, optax.with_extra_args_support(optax.sgd(RATE)), work.batch_size)
     method = algorithms.get("local")
-    setup = timing.setup("local", method.config(), federation, model, solver, common.build_plan(), work.num_clients, 1)
-    return timing.median_seconds(timing.compile_rounds(setup), FLAGS.repeats)
+    setup = timing.setup("local", method.config(), federation, model, solver, plan, work.num_clients, 1)
+    return timing.median_seconds(timing.compile_rounds(setup, trace), FLAGS.repeats)
 
 
 def torch_network(torch, work: Workload):
@@ -173,7 +179,8 @@ def time_federico() -> dict:
     for name in ("local", "federico"):
         config = algorithms.get(name).config()
         setup = timing.setup(name, config, federation, model, solver, common.build_plan(), 1000, 1)
-        seconds[name] = timing.median_seconds(timing.compile_rounds(setup), FLAGS.repeats)
+        dispatch = timing.compile_rounds(setup, trace_folder(name))
+        seconds[name] = timing.median_seconds(dispatch, FLAGS.repeats)
     held = algorithms.get("federico").config().neighbors + 1
     return {
         "local_ms": 1e3 * seconds["local"],
@@ -186,6 +193,7 @@ def time_federico() -> dict:
 
 def run() -> None:
     """The command."""
+    sweeps.refuse("client_store", "all clients are in every round")
     try:
         import torch
     except ImportError as error:
@@ -195,18 +203,24 @@ def run() -> None:
     for work in WORKLOADS:
         federation = clients_of(work)
         theirs = time_torch(torch, work, federation, sorted({1, cores}))
-        ours = time_ours(work, federation)
+        plan = common.build_plan()
+        ours = time_ours(work, federation, plan, trace_folder(work.title))
+        alone = time_ours(work, federation, make_plan(FLAGS.plan, FLAGS.chunk, devices=1))
         row = {"workload": work.title, "pfljax_ms": 1e3 * ours, "torch_ms": 1e3 * theirs, "ratio": theirs / ours}
-        rows.append(row | {"target": work.target})
-        print(f"{work.title}: {row['pfljax_ms']:.1f} ms, PyTorch {row['torch_ms']:.1f} ms, {row['ratio']:.2f} x")
+        rows.append(row | {"target": work.target, "one_device_ms": 1e3 * alone, "devices_gain": alone / ours})
+        print(
+            f"{work.title}: {row['pfljax_ms']:.1f} ms, PyTorch {row['torch_ms']:.1f} ms, {row['ratio']:.2f} x; "
+            f"{plan.num_devices} device(s) against one: {alone / ours:.2f} x"
+        )
     federico = time_federico()
     files.write_json(out / "benchmark.json", {**common.describe_run(), "local_sgd": rows, "federico": federico})
     report.save(report.benchmark_figure(rows), out / "benchmark.png")
     table = Table(title=f"a round of local SGD, {cores} cores, {common.build_plan().num_devices} XLA device(s)")
-    for head in ("workload", "pfljax, ms", "PyTorch loop, ms", "speedup", "target"):
+    for head in ("workload", "pfljax, ms", "PyTorch loop, ms", "speedup", "target", "one device, ms", "gain"):
         table.add_column(head, justify="left" if head == "workload" else "right")
     for row in rows:
         cells = [f"{row['pfljax_ms']:.1f}", f"{row['torch_ms']:.1f}", f"{row['ratio']:.2f} x", f"{row['target']:.1f} x"]
+        cells += [f"{row['one_device_ms']:.1f}", f"{row['devices_gain']:.2f} x"]
         table.add_row(row["workload"], *cells)
     Console(width=120).print(table)
     print(

@@ -233,11 +233,8 @@ def measure(cell: Cell) -> dict:
         need = max(making.outputs + making.temporaries + on_a_device(shapes.shards), compiled.memory.total)
         check_fit(need + copy, memory.device_limit(), "making the state, or a round, on a device")
         clients = loop.place(compiled.plan, clients, cell.num_clients)
-    if FLAGS.profile:
-        folder = Path(FLAGS.profile) / "-".join(str(part) for part in cell)
-        key_for = lambda purpose: jax.random.fold_in(jax.random.key(0), purpose)
-        say(f"  {loop.profile(folder, compiled, key_for, clients)}")
-    dispatch = timing.start(compiled, clients, rounds_per_dispatch=1)
+    trace = Path(FLAGS.profile) / "-".join(str(part) for part in cell) if FLAGS.profile else None
+    dispatch = timing.start(compiled, clients, rounds_per_dispatch=1, trace=trace)
     dispatch()  # to warm up
     seconds, records = zip(*[dispatch() for _ in range(FLAGS.rounds)], strict=True)
     per_round = float(np.median(seconds))

@@ -174,10 +174,16 @@ def kept(setup: loop.Setup, out: Path) -> dict | None:
     return None
 
 
+def say(line: str) -> None:
+    """Of what a run says, only what its profile shows."""
+    if FLAGS.profile and "profile: " in line:
+        print(line)
+
+
 def cell(name: str, seed: int, out: Path) -> dict:
     """One run's summary under the flags as they are, trained unless it is there already."""
     setup = common.build_setup(name, *build_data(seed), seed)
-    return kept(setup, out) or loop.run(setup, out, resume=True, say=lambda line: None).summary
+    return kept(setup, out) or loop.run(setup, out, resume=True, say=say).summary
 
 
 def replicates(name: str, seeds: Sequence[int], outs: Sequence[Path]) -> list[dict]:
@@ -188,7 +194,7 @@ def replicates(name: str, seeds: Sequence[int], outs: Sequence[Path]) -> list[di
     summaries = {out: kept(setup, out) for setup, out in zip(setups, outs, strict=True)}
     missing = [(setup, out) for setup, out in zip(setups, outs, strict=True) if summaries[out] is None]
     if missing:
-        results = loop.run_replicates(*zip(*missing, strict=True), resume=True, say=lambda line: None)
+        results = loop.run_replicates(*zip(*missing, strict=True), resume=True, say=say)
         summaries |= {out: result.summary for (_, out), result in zip(missing, results, strict=True)}
     return [summaries[out] for out in outs]
 

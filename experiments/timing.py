@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -70,8 +71,10 @@ def setup(
     )
 
 
-def start(compiled: loop.Compiled, clients: Shard, rounds_per_dispatch: int) -> Dispatch:
-    """Makes the state, and gives what runs the next rounds on it."""
+def start(compiled: loop.Compiled, clients: Shard, rounds_per_dispatch: int, trace: Path | None = None) -> Dispatch:
+    """Makes the state, and gives what runs the next rounds on it; a profiler's trace of others goes to `trace`."""
+    if trace:
+        print(f"  {loop.profile(trace, compiled, lambda purpose: jax.random.key(purpose), clients)}", flush=True)
     key = jax.random.key(0)
     state, done = compiled.init(key, clients), 0
 
@@ -87,10 +90,10 @@ def start(compiled: loop.Compiled, clients: Shard, rounds_per_dispatch: int) -> 
     return dispatch
 
 
-def compile_rounds(setup: loop.Setup) -> Dispatch:
-    """Compiles a method's rounds and starts them."""
+def compile_rounds(setup: loop.Setup, trace: Path | None = None) -> Dispatch:
+    """Compiles a method's rounds and starts them, as `start`."""
     clients = loop.place(setup.plan, setup.federation.shards, setup.federation.num_clients)
-    return start(loop.compile_to_fit(setup, clients), clients, setup.rounds)
+    return start(loop.compile_to_fit(setup, clients), clients, setup.rounds, trace)
 
 
 def median_seconds(dispatch: Dispatch, repeats: int) -> float:

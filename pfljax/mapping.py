@@ -24,7 +24,8 @@ from pfljax import tree
 from pfljax.types import Array, Params, PyTree, Returned, Topology, Work
 
 AXIS = "clients"
-MESSAGE_BYTES = 8 << 20
+MESSAGE_BYTES = 2 << 20
+GATHERED = 32 << 20  # bytes of a stack that CPU devices, which share one memory, may each have a copy of
 WASTE = 0.2  # of the steps at most, in which clients wait for those beside them
 SMALL = 64 << 10  # bytes of a client's models up to which they are worked on at once, not one by one
 
@@ -36,8 +37,8 @@ class Plan:
     Attributes:
         mesh: One axis, `clients`, over D devices.
         chunk: Clients that a device works on at a time; 0: all of them (vmap), 1: one by one (map).
-        peers: How models reach clients on other devices: by "gather" or "ring"; "auto": gather, unless it is found not
-            to fit.
+        peers: How models reach clients on other devices: by "gather" or "ring"; "auto": by gather, but for a large
+            stack on CPU devices, which share one memory; the memory plan turns it into a ring where copies do not fit.
         sections: Where clients' work differs in length: (clients at a time, how often) on each device, its clients
             sorted, the longest first; (): as they come, all by `chunk`.
     """
@@ -108,13 +109,18 @@ class Plan:
                 place += width
         return 1 - lengths.sum() / done
 
-    def exchange_of(self, topology: Topology) -> str:
-        """How models reach clients on other devices, in words."""
+    def rings(self, models: Params) -> bool:
+        """Whether peers' models (stacked) go around the ring rather than to all devices."""
+        on_cpu = self.mesh.devices.flat[0].platform == "cpu"
+        return self.peers == "ring" or (self.peers == "auto" and on_cpu and tree.num_bytes(models) > GATHERED)
+
+    def exchange_of(self, topology: Topology, models: Params) -> str:
+        """How the models of a stack reach clients on other devices, in words."""
         if topology == "own" or self.num_devices == 1:
             return "no model leaves its device"
         if topology == "shared":
             return "the models are on every device, contributions are summed"
-        return "around the ring of devices" if self.peers == "ring" else "all models are gathered on every device"
+        return "around the ring of devices" if self.rings(models) else "all models are gathered on every device"
 
     def own_rows(self, num: int) -> slice:
         """Which of `num` clients' rows live on this process's devices: all, where they do not divide."""
@@ -188,7 +194,7 @@ class Plan:
         per_device = -(-num_clients // devices)
         num_models = tree.num_rows(models) if jax.tree.leaves(models) else 0
         spread = topology == "peers" and devices > 1 and num_models % devices == 0
-        ring = spread and self.peers == "ring"
+        ring = spread and self.rings(models)
         chunk = min(self.chunk or per_device, per_device)
         if ring and chunk < per_device:
             # One chunk after the other all the same, but their models travel together.

@@ -78,6 +78,8 @@ def describe(
     kind = {0: "vmap", 1: "map"}.get(plan.chunk, "chunk")
     at_once = ", then ".join(f"{count} x {width}" for width, count in plan.sections) or at_once
     on_host = setup.client_store == "host"
+    rows = size if algorithm.topology != "shared" else tree.num_rows(state.models)
+    of_round = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), state.models)
     lines = [
         ("models", tree.num_bytes(state.models)),
         ("optimizer", tree.num_bytes(state.optimizer)),
@@ -89,7 +91,7 @@ def describe(
         ("device memory", memory.limit),
         ("plan", f"{kind}: {at_once} of {per_device} clients at a time on each of {plan.num_devices} device(s)"),
         ("steps that wait for other clients", f"{100 * plan.waste(setup.steps, size):.1f} %"),
-        ("exchange", plan.exchange_of(algorithm.topology)),
+        ("exchange", plan.exchange_of(algorithm.topology, of_round)),
         ("clients' rows and data", f"on the {'host, of a round on the ' if on_host else ''}device(s)"),
     ]
     if num_clients % plan.num_devices and not on_host:
