@@ -238,7 +238,11 @@ def join_processes() -> None:
     os.dup2(nowhere, 1)
     processes.start(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
     sys.stdout = open(own if processes.is_first() else nowhere, "w", buffering=1)  # noqa: SIM115
-    values = describe_run()["flags"]
+    modules = FLAGS.flags_by_module_dict()  # where that of the command is known by its file
+    own = [
+        flag for module, found in modules.items() if module == sys.argv[0] or "experiments" in module for flag in found
+    ]
+    values = {flag.name: flag.value for flag in own}
     for name in ("process_id", "data_file", "data_dir"):  # places may be called otherwise on other hosts
         values.pop(name, None)
     processes.agree(values, "--")

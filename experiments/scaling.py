@@ -229,9 +229,8 @@ def measure(cell: Cell) -> dict:
     compiled = loop.compile_to_fit(setup, shapes.shards)
     clients = build_data(cell, cell.num_clients).shards
     if setup.client_store == "device":
-        making = memory.of_compiled(compiled.init.lower(jax.random.key(0), shapes.shards).compile())
-        need = max(making.outputs + making.temporaries + on_a_device(shapes.shards), compiled.memory.total)
-        check_fit(need + copy, memory.device_limit(), "making the state, or a round, on a device")
+        need = max(compiled.making.total, compiled.memory.total) + copy
+        check_fit(need, memory.device_limit(), "making the state, or a round, on a device")
         clients = loop.place(compiled.plan, clients, cell.num_clients)
     trace = Path(FLAGS.profile) / "-".join(str(part) for part in cell) if FLAGS.profile else None
     dispatch = timing.start(compiled, clients, rounds_per_dispatch=1, trace=trace)

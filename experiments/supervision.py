@@ -14,7 +14,10 @@ import sys
 import threading
 from typing import NoReturn
 
+from pfljax.processes import START_SECONDS
+
 WATCHED = "PFLJAX_WATCHED"
+PATIENCE_SECONDS = 5  # with a process that is told to end
 LOG_LINE = re.compile(rb"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ ([\w.]+:\d+)\] (.*)|\[Gloo\].*")
 LOST = re.compile(rb"distributed service|coordination service|unhealthy|heartbeat|Gloo|barrier", re.IGNORECASE)
 
@@ -43,8 +46,13 @@ def watch() -> NoReturn:
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+
+    def end(number, _):
+        worker.send_signal(number)
+        threading.Timer(PATIENCE_SECONDS, worker.kill).start()  # it may wait for the others deep in a library
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: worker.send_signal(number))
+        signal.signal(number, end)
     fatal, said, trouble = b"", False, False
     for line in worker.stderr:
         found, own = LOG_LINE.match(line), line.startswith(b"error: ")
@@ -63,6 +71,8 @@ def watch() -> NoReturn:
 
 def last_words(fatal: bytes, code: int) -> str:
     """What a user should know of a process that ended with this message of the libraries and this exit code."""
+    if b"DEADLINE_EXCEEDED" in fatal:
+        return f"--coordinator: the processes did not come together within {START_SECONDS} s"
     if LOST.search(fatal):
         return "another process has ended or cannot be reached; --resume goes on from the last checkpoint"
     if fatal:

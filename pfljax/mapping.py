@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -69,15 +70,14 @@ class Plan:
         lengths = self._on_a_device(steps, num_clients)
         widest = min(self.chunk or len(lengths), len(lengths))
         widths = sorted({max(widest // 8**n, 1) for n in range(4)} | {1})
-        sections, place, width = [], 0, 1
+        chunks, place, width = [], 0, 1
         while place < len(lengths):
-            # As wide as waste allows, and never narrower again: each width is compiled by itself.
-            fits = [w for w in widths if w >= width and place + w <= len(lengths) + width - 1]
-            width = max([w for w in fits if self._waste(lengths, place, w) <= 0], default=min(fits))
-            sections.append(width)
+            # As wide as waste allows, and never narrower again, since each width is compiled by itself; what is left at
+            # the end is a chunk too, since more clients than there are would have to be copied.
+            width = max([w for w in widths if w == width or (w > width and self._waste(lengths, place, w) <= 0)])
+            chunks.append(min(width, len(lengths) - place))
             place += width
-        counts = {width: sections.count(width) for width in sections}
-        return dataclasses.replace(self, sections=tuple(counts.items()))
+        return dataclasses.replace(self, sections=tuple((w, len(list(same))) for w, same in itertools.groupby(chunks)))
 
     def _on_a_device(self, steps: np.ndarray, num_clients: int) -> np.ndarray:
         """Lengths of the clients' work on one of the devices as they may be in a round, the longest first."""

@@ -34,6 +34,7 @@ def start(coordinator: str, num_processes: int, process_id: int) -> None:
     found = {}
     if coordinator != "auto":
         found = {"coordinator_address": coordinator, "num_processes": num_processes, "process_id": process_id}
+    jax.config.update("jax_enable_preemption_service", False)  # it would take a SIGTERM for a message
     try:
         jax.distributed.initialize(
             **found, heartbeat_timeout_seconds=HEARTBEAT_SECONDS, initialization_timeout=START_SECONDS

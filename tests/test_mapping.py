@@ -228,6 +228,7 @@ def test_clients_of_log_normal_sizes_hardly_wait(num_clients, kind):
         assert waiting(steps, sorted_plan.sections) < 0.2
         assert sorted_plan.waste(steps, num_clients) == pytest.approx(waiting(steps, sorted_plan.sections))
         assert plan.waste(steps, num_clients) > 0.5  # as they come
+        assert sum(width * count for width, count in sorted_plan.sections) == num_clients  # none are made up
         assert len(sorted_plan.sections) <= 5 and max(width for width, _ in sorted_plan.sections) > 1
     even = np.full(num_clients, 7)
     assert plan.for_steps(even, num_clients) == plan

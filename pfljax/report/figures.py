@@ -404,12 +404,12 @@ def scaling_figure(lines: dict[str, Sequence[dict]]) -> Figure:
             cells = sorted(cells, key=lambda cell: cell["num_clients"])
             clients, values = ([cell[what] for cell in cells] for what in ("num_clients", key))
             fitted = slope(clients, values)
-            text = name if fitted is None else f"{name}, slope {fitted:.2f}"
+            text = name if fitted is None else f"{name}, slope {round(fitted, 2) + 0.0:.2f}"  # not -0.00
             axes.plot(clients, np.array(values) / unit, color=shade, marker=marker, label=text)
-        if len(lines) > 4:  # below, where they hide nothing
-            axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
-        else:
-            axes.legend(frameon=False)
+        low, high = np.log10(axes.get_ylim())
+        axes.set_ylim(10 ** np.floor(low), 10 ** np.ceil(high))  # whole decades: what hardly grows looks so
+        # Below, where they hide nothing.
+        axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     return figure
 
 

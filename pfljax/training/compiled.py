@@ -78,6 +78,7 @@ class Compiled:
     segment: Callable  # (key, start, stop, state, clients) -> (state, stacked records, rounds done)
     memory: memory.MemoryPlan
     compile_seconds: float
+    making: memory.MemoryPlan | None = None  # of the initial state
 
 
 def state_shardings(algorithm: Algorithm, plan: Plan, state: State, axis: int = 0) -> State:
@@ -122,7 +123,8 @@ def compile_segment(setup: Setup, clients: Shard, plan: Plan, replicates: int = 
     state = jax.tree.map(lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s), shape, shardings)
     number = jax.ShapeDtypeStruct((), jnp.int32)
     logged = jax.eval_shape(one_round, key, number, state, clients)[1]
-    single = algorithm.topology == "peers" and tree.num_bytes(shape.models) > LARGE
+    everyone = setup.cohort_size == num_clients  # else the others' models that are read are copies, the cohort's
+    single = algorithm.topology == "peers" and everyone and tree.num_bytes(shape.models) > LARGE
     length = 1 if single else setup.eval_every
 
     def segment(key, start, stop, rest, models, clients):
@@ -163,9 +165,10 @@ def compile_segment(setup: Setup, clients: Shard, plan: Plan, replicates: int = 
         (rest, models), records, done = compiled(key, np.int32(start), np.int32(stop), *split(state), clients)
         return rest._replace(models=models), records, done
 
-    init = jax.jit(init, out_shardings=shardings)
+    init = jax.jit(init, out_shardings=shardings).lower(key, clients).compile()
     seconds = time.perf_counter() - begin
-    return Compiled(algorithm, plan, state, init, dispatch, memory.of_compiled(compiled), seconds)
+    needs = memory.of_compiled(compiled), memory.of_compiled(init)
+    return Compiled(algorithm, plan, state, init, dispatch, needs[0], seconds, needs[1])
 
 
 def place(plan: Plan, stacked: Any, num: int, axis: int = 0) -> Any:

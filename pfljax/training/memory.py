@@ -78,8 +78,8 @@ def describe(
     kind = {0: "vmap", 1: "map"}.get(plan.chunk, "chunk")
     at_once = ", then ".join(f"{count} x {width}" for width, count in plan.sections) or at_once
     on_host = setup.client_store == "host"
-    rows = size if algorithm.topology != "shared" else tree.num_rows(state.models)
-    of_round = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), state.models)
+    cut = lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype)
+    of_round = state.models if algorithm.topology == "shared" else jax.tree.map(cut, state.models)
     lines = [
         ("models", tree.num_bytes(state.models)),
         ("optimizer", tree.num_bytes(state.optimizer)),
@@ -108,10 +108,10 @@ def next_smaller(plan: Plan, num_clients: int, topology: str) -> Plan | None:
     return dataclasses.replace(plan, chunk=at_once // 2) if at_once > 1 else None
 
 
-def too_large(memory: MemoryPlan) -> RunError:
+def too_large(memory: MemoryPlan, what: str = "a round") -> RunError:
     """The error for a run that does not fit even one client at a time."""
     return RunError(
-        f"out of memory: a round needs {readable(memory.total)} on a device that has {readable(memory.limit)}, even "
+        f"out of memory: {what} needs {readable(memory.total)} on a device that has {readable(memory.limit)}, even "
         "with one client at a time; use fewer clients (--num_clients, --participation), --client_store=host, a smaller "
         "model, or more --devices"
     )

@@ -151,12 +151,12 @@ def test_newcomers_get_a_predictor(name):
         (7, 0, ("vmap", 0, 1)),
         (8, 4, ("map", 0, 4, "gather")),
         (8, 0, ("chunk", 2, 4, "ring")),
-        (8, 4, ("map", 0, 2, "ring")),
+        pytest.param(8, 4, ("map", 0, 4, "ring"), marks=pytest.mark.slow),
     ],
 )
 def test_every_plan_gives_the_same_numbers(name, num_clients, cohort, plan):
     run = reference(name, num_clients, cohort)
-    if plan == ("map", 0, 2, "ring") and run.algorithm.topology != "peers":
+    if cohort and "ring" in plan and run.algorithm.topology != "peers":
         pytest.skip("its models do not travel between clients")
     problem = run.problem._replace(plan=make_plan(*plan))
     other = play(toys.make_algorithm(name, problem), problem, run.shards)

@@ -97,11 +97,11 @@ def test_when_one_is_killed_the_other_says_so_and_one_process_goes_on(start, exp
 
 
 def test_processes_that_disagree_end_with_one_line_each(start, tmp_path):
-    pair = start(tmp_path / "run", own=(("--rounds=3",), ("--rounds=4", "--learning_rate=0.02")))
+    pair = start(tmp_path / "run", own=(("--rounds=3",), ("--rounds=4", "--learning_rate=0.02", "--algorithm=local")))
     for number, process in enumerate(pair):
         said = process.communicate(timeout=100)[1]
         assert process.returncode == 2 and len(said.splitlines()) == 1
-        assert f"process {number} of 2 disagrees with another on --learning_rate" in said
+        assert f"process {number} of 2 disagrees with another on --algorithm" in said and "--learning_rate" in said
         assert f"--rounds (here {3 + number})" in said
     assert not (tmp_path / "run").exists()
 

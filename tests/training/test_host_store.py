@@ -14,8 +14,14 @@ from pfljax.training import host_store, loop
 from pfljax.types import UsageError
 
 SIZES, ROUNDS, COHORT = (5, 1, 3, 4, 2, 4, 0, 3), 3, 4
+# Of each kind one in the default suite: what stays, what is shared, what travels, and what keeps what.
+KINDS = ("local", "fedavg_plus", "scaffold", "ifca", "pfedmb", "fedem", "dfedem", "federico", "fedfomo")
 every_method = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in METHODS]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.xdist_group(name), *([] if name in KINDS else [pytest.mark.slow])])
+        for name in METHODS
+    ],
 )
 
 
