@@ -59,6 +59,13 @@ def from_first(value: np.ndarray) -> np.ndarray:
     return multihost_utils.broadcast_one_to_all(value) if jax.process_count() > 1 else value
 
 
+def least(value: float) -> float:
+    """The least of all processes' values, in single precision: of what each has of something."""
+    if jax.process_count() == 1:
+        return value
+    return float(multihost_utils.process_allgather(np.float32(value)).min())
+
+
 def gather_rows(rows: np.ndarray) -> np.ndarray:
     """All processes' rows (n, ...), of equal number, one after the other."""
     return multihost_utils.process_allgather(rows, tiled=True) if jax.process_count() > 1 else rows

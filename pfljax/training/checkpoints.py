@@ -46,12 +46,13 @@ def restore(directory: Path, like: State) -> tuple[int, State] | None:
         The number of rounds done and the state, or None if there is no whole checkpoint.
     """
     for step in _steps(directory):
+        parts = None
         try:
             parts = ocp.load((directory / str(step)).absolute(), _as_dict(like))
         except Exception as error:  # whatever a torn file makes Orbax raise
             logging.warning("checkpoint %s is not whole and is skipped: %s", directory / str(step), _first_line(error))
-            continue
-        return step, like._replace(**parts)
+        if processes.least(parts is not None):  # of several processes each reads its own part
+            return step, like._replace(**parts)
     return None
 
 

@@ -211,8 +211,8 @@ def compile_to_fit(setup: Setup, clients: Shard, replicates: int = 0) -> Compile
             found = host_store.compile_segment(setup, clients, sorted_plan)
         else:
             found = compile_segment(setup, clients, sorted_plan, replicates)
-        if processes.from_first(np.bool_(found.memory.fits)):
-            if found.making and not processes.from_first(np.bool_(found.making.fits)):
+        if found.memory.fits:
+            if found.making and not found.making.fits:
                 raise memory.too_large(found.making, "making the first state")
             return found
         plan = memory.next_smaller(plan, setup.cohort_size, found.algorithm.topology)

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from pfljax import tree
+from pfljax import processes, tree
 from pfljax.mapping import Plan
 from pfljax.types import Algorithm, RunError, State
 
@@ -16,18 +16,21 @@ SHARE = 0.9  # of a device's memory that a run may plan with
 
 
 def host_free() -> int:
-    """Bytes of the host's memory that are free."""
+    """Bytes of the host's memory that are free; of several processes', the least."""
     try:
         with open("/proc/meminfo") as file:  # counts the file cache as free, which it is
-            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+            free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(processes.least(free))
 
 
 def device_limit() -> int:
     """Bytes that one device has for us: the accelerator's own, or this CPU device's share of the free memory."""
     stats = jax.local_devices()[0].memory_stats() or {}
-    return stats["bytes_limit"] if "bytes_limit" in stats else host_free() // len(jax.local_devices())
+    if "bytes_limit" in stats:
+        return int(processes.least(stats["bytes_limit"]))
+    return host_free() // len(jax.local_devices())
 
 
 def peak_bytes() -> int | None:
