@@ -8,6 +8,7 @@ import functools
 import os
 import platform
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -217,6 +218,9 @@ def set_up_devices(keep_compiled: bool, devices: int) -> None:
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     if FLAGS.coordinator:
         join_processes()
+    for name in ("num_processes", "process_id"):
+        if FLAGS[name].value is not None and not FLAGS.coordinator:
+            raise UsageError(f"--{name}: needs --coordinator=HOST:PORT")
     found = len(jax.local_devices())
     if devices > found:
         raise UsageError(f"--devices={devices}: accepted: 0 to {found}, the devices found")
@@ -227,7 +231,8 @@ def set_up_devices(keep_compiled: bool, devices: int) -> None:
 def join_processes() -> None:
     """Brings all processes together, and sees to it that they were given the same flags; the first alone prints."""
     if FLAGS.coordinator != "auto":
-        if ":" not in FLAGS.coordinator:
+        port = FLAGS.coordinator.rpartition(":")[2]
+        if ":" not in FLAGS.coordinator or not port.isdigit() or not 0 < int(port) < 2**16:
             raise UsageError(f"--coordinator={FLAGS.coordinator}: accepted: HOST:PORT, or auto")
         if FLAGS.num_processes is None or FLAGS.process_id is None:
             raise UsageError("--coordinator: needs --num_processes and --process_id, or auto")
@@ -236,6 +241,10 @@ def join_processes() -> None:
     # Libraries that connect processes write on standard output; what the command itself says goes by another way.
     nowhere, own = os.open(os.devnull, os.O_WRONLY), os.dup(1)
     os.dup2(nowhere, 1)
+    if FLAGS.process_id == 0 and FLAGS.coordinator != "auto":
+        with socket.socket() as taken:
+            if taken.connect_ex(("localhost", int(port))) == 0:
+                raise UsageError(f"--coordinator={FLAGS.coordinator}: the port is taken; name a free one")
     processes.start(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
     sys.stdout = open(own if processes.is_first() else nowhere, "w", buffering=1)  # noqa: SIM115
     modules = FLAGS.flags_by_module_dict()  # where that of the command is known by its file
@@ -421,7 +430,8 @@ def maker(name: str, model: models.Model, federation: Federation) -> Callable[[P
         )
         return fine_tuned(problem, method.make(problem, config), FLAGS.fine_tune_epochs)
 
-    make(build_plan())
+    if not make(build_plan()).by_rows and FLAGS.client_store == "host":
+        raise UsageError(f"--client_store=host: {name} predicts with all clients' states at once; accepted: device")
     return make
 
 
@@ -524,6 +534,8 @@ def main(
         except RunError as error:
             _stop(str(error), 1)
         except OSError as error:
+            if jax.distributed.is_initialized() and isinstance(error, TimeoutError):
+                _stop(device_failure(str(error)), 1)
             _stop(f"{error.filename or 'a file'}: {error.strerror or error}", 1)
         except jax.errors.JaxRuntimeError as error:
             _stop(device_failure(str(error)), 1)
@@ -548,7 +560,7 @@ def device_failure(text: str) -> str:
         advice = "fewer clients at a time (--plan=chunk --chunk), a smaller --participation, or --client_store=host"
         return f"out of memory on a device: {advice} may help: {first}"
     if jax.process_count() > 1:
-        return f"another process has ended or cannot be reached; --resume goes on from the last checkpoint: {first}"
+        return "another process has ended or cannot be reached; --resume goes on from the last checkpoint"
     return f"a device failed; --resume goes on from the last checkpoint: {first}"
 
 

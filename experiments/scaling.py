@@ -44,7 +44,7 @@ PRESETS = sweeps.PRESETS / "scaling"
 FREE = (
     *("algorithms", "num_clients", "cohort", "plan", "chunk", "devices", "out", "preset", "total_rounds"),
     *("participation", "eval_every", "checkpoint_every", "fine_tune_epochs"),
-    *("coordinator", "num_processes", "process_id", "profile"),
+    *("coordinator", "process_id", "profile"),
 )
 say = functools.partial(print, flush=True)
 
@@ -87,6 +87,12 @@ MEASURES = (
     *("client_updates_per_second", "argument_bytes", "output_bytes", "temporary_bytes", "peak_device_bytes"),
     *("peak_resident_bytes", "bytes_down", "bytes_up", "projected_hours"),
 )
+
+
+def most_devices() -> int:
+    """Of the numbers of devices the largest, 0 standing for all."""
+    numbers = sweeps.numbers("devices", int, least=0)
+    return 0 if 0 in numbers else max(numbers)
 
 
 def grid() -> list[Cell]:
@@ -435,4 +441,4 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    common.main(run, keep_compiled=False, devices=lambda: max(sweeps.numbers("devices", int, least=0)))
+    common.main(run, keep_compiled=False, devices=most_devices)

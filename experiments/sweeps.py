@@ -188,6 +188,8 @@ def cell(name: str, seed: int, out: Path) -> dict:
 
 def replicates(name: str, seeds: Sequence[int], outs: Sequence[Path]) -> list[dict]:
     """As `cell` for several seeds, those that are not finished in one kernel."""
+    if FLAGS.client_store == "host":
+        raise UsageError("--replicate=vmap: accepted with --client_store=device")
     trained, unseen = zip(*[build_data(seed) for seed in seeds], strict=True)
     trained = data.pad_alike(trained)
     setups = [common.build_setup(name, *each) for each in zip(trained, unseen, seeds, strict=True)]

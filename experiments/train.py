@@ -9,14 +9,16 @@ on 2 cores. `--help` lists every flag.
 from __future__ import annotations
 
 import datetime
+import time
 from pathlib import Path
 
+import numpy as np
 from absl import flags
 from rich.console import Console
 from rich.table import Table
 
 from experiments import common, curves
-from pfljax import algorithms, report
+from pfljax import algorithms, processes, report
 from pfljax.training import loop
 from pfljax.types import UsageError
 
@@ -58,8 +60,9 @@ def run() -> None:
     common.set_defaults([FLAGS.algorithm])
     federation, unseen = common.build_data(FLAGS.seed)
     setup = common.build_setup(FLAGS.algorithm, federation, unseen, FLAGS.seed)
-    time = f"{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    out = Path(FLAGS.out or f"runs/{FLAGS.algorithm}-{FLAGS.dataset.replace(':', '-')}-{time}")
+    now = int(processes.from_first(np.int32(time.time())))  # one name on all hosts, whatever their clocks
+    when = f"{datetime.datetime.fromtimestamp(now):%Y%m%d-%H%M%S}"
+    out = Path(FLAGS.out or f"runs/{FLAGS.algorithm}-{FLAGS.dataset.replace(':', '-')}-{when}")
     print(f"{FLAGS.algorithm} on {federation.name}: {federation.num_clients} clients, {FLAGS.rounds} rounds")
     result = loop.run(setup, out, resume=FLAGS.resume)
     if FLAGS.dataset == "sine":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -21,13 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from pfljax import tree
+from pfljax import schedules, tree
 from pfljax.types import Array, Params, PyTree, Returned, Topology, Work
 
 AXIS = "clients"
 MESSAGE_BYTES = 2 << 20
 GATHERED = 32 << 20  # bytes of a stack that CPU devices, which share one memory, may each have a copy of
-WASTE = 0.2  # of the steps at most, in which clients wait for those beside them
 SMALL = 64 << 10  # bytes of a client's models up to which they are worked on at once, not one by one
 
 
@@ -67,47 +65,16 @@ class Plan:
         """
         if self.chunk == 1 or steps.min() == steps.max():
             return self
-        lengths = self._on_a_device(steps, num_clients)
-        widest = min(self.chunk or len(lengths), len(lengths))
-        widths = sorted({max(widest // 8**n, 1) for n in range(4)} | {1})
-        chunks, place, width = [], 0, 1
-        while place < len(lengths):
-            # As wide as waste allows, and never narrower again, since each width is compiled by itself; what is left at
-            # the end is a chunk too, since more clients than there are would have to be copied.
-            width = max([w for w in widths if w == width or (w > width and self._waste(lengths, place, w) <= 0)])
-            chunks.append(min(width, len(lengths) - place))
-            place += width
-        return dataclasses.replace(self, sections=tuple((w, len(list(same))) for w, same in itertools.groupby(chunks)))
+        lengths = schedules.on_devices(steps, num_clients, self.num_devices)
+        return dataclasses.replace(self, sections=schedules.sections_of(lengths, self.chunk or lengths.shape[1]))
 
-    def _on_a_device(self, steps: np.ndarray, num_clients: int) -> np.ndarray:
-        """Lengths of the clients' work on one of the devices as they may be in a round, the longest first."""
-        ranked = np.sort(steps)[::-1]
-        places = np.linspace(0, len(ranked) - 1, -(-num_clients // self.num_devices))
-        return ranked[np.round(places).astype(int)].astype(float)
-
-    @staticmethod
-    def _waste(lengths: np.ndarray, place: int, width: int) -> float:
-        """Steps that `width` clients side by side wait, beyond what is allowed them."""
-        together = lengths[place : place + width]
-        allowed = WASTE * max(together.sum(), lengths.sum() * width / len(lengths))
-        return width * together[0] - together.sum() - allowed
-
-    def waste(self, steps: np.ndarray, num_clients: int) -> float:
-        """The share of the steps on a device in which a client waits for others beside it."""
-        lengths = self._on_a_device(steps, num_clients)
-        if not lengths.sum():
-            return 0.0
-        width = min(self.chunk or len(lengths), len(lengths))
-        sections = self.sections or [(width, -(-len(lengths) // width))]
-        # As they come, any chunk may have the longest; the mean of a chunk's longest, over random chunks.
-        if not self.sections:
-            lengths = np.random.default_rng(0).permutation(lengths)
-        done, place = 0.0, 0
-        for width, count in sections:
-            for _ in range(count):
-                done += width * lengths[place : place + width].max(initial=0)
-                place += width
-        return 1 - lengths.sum() / done
+    def waiting(self, steps: np.ndarray, num_clients: int) -> float:
+        """The share of a round's steps, in the mean over cohorts, in which a client waits for others beside it."""
+        lengths = schedules.on_devices(steps, num_clients, self.num_devices)
+        if self.sections:
+            return schedules.waiting(schedules.longest_first(lengths), self.sections)
+        width = min(self.chunk or lengths.shape[1], lengths.shape[1])
+        return schedules.waiting(lengths, ((width, -(-lengths.shape[1] // width)),))
 
     def rings(self, models: Params) -> bool:
         """Whether peers' models (stacked) go around the ring rather than to all devices."""
@@ -201,7 +168,7 @@ class Plan:
             message = tree.row_bytes(models) * (1 if push else index.shape[1]) * chunk
             chunk *= _largest_divisor(-(-per_device // chunk), MESSAGE_BYTES // message)
         sections = [(chunk, -(-per_device // chunk))]
-        by_size = sizes is not None and bool(self.sections) and not ring
+        by_size = sizes is not None and bool(self.sections)
         if by_size:
             sections = self.sections
         padded = devices * sum(width * count for width, count in sections)
@@ -258,7 +225,7 @@ class Plan:
             def work(models, rows, at, width):
                 """The block's clients at work; what they read of their data is gathered where it is used."""
                 run = lambda models, row, position: client_fn(models, row, _view(data, position), *common)
-                at_once = width if by_size else self.chunk or chunk
+                at_once = width if by_size else self.chunk or width
                 return _in_chunks(run, (models, rows, block(order, at, width)), at_once)
 
             def step(width, carry, at):

@@ -12,7 +12,7 @@ PACKAGE = ROOT / "pfljax"
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 FLOORS = [
     {"types"},
-    {"tree", "processes"},
+    {"tree", "processes", "schedules"},
     {"mapping", "models", "data"},
     {"privacy"},
     {"solvers", "neighbors", "evaluation", "aggregation", "graphs", "branches"},

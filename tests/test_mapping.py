@@ -226,23 +226,40 @@ def test_clients_of_log_normal_sizes_hardly_wait(num_clients, kind):
         plan = make_plan(*kind, devices=1)
         sorted_plan = plan.for_steps(steps, num_clients)
         assert waiting(steps, sorted_plan.sections) < 0.2
-        assert sorted_plan.waste(steps, num_clients) == pytest.approx(waiting(steps, sorted_plan.sections))
-        assert plan.waste(steps, num_clients) > 0.5  # as they come
+        assert sorted_plan.waiting(steps, num_clients) == pytest.approx(waiting(steps, sorted_plan.sections))
+        assert plan.waiting(steps, num_clients) > 0.5  # as they come
         assert sum(width * count for width, count in sorted_plan.sections) == num_clients  # none are made up
         assert len(sorted_plan.sections) <= 5 and max(width for width, _ in sorted_plan.sections) > 1
     even = np.full(num_clients, 7)
     assert plan.for_steps(even, num_clients) == plan
     assert make_plan("map").for_steps(steps, num_clients).sections == ()
-    assert make_plan("map", devices=1).waste(steps, num_clients) == 0
+    assert make_plan("map", devices=1).waiting(steps, num_clients) == 0
+
+
+@pytest.mark.parametrize(("num_clients", "size"), [(100, 10), (300, 30), (1000, 100), (1000, 1000)])
+@pytest.mark.parametrize("kind", [("vmap", 0), ("chunk", 64)])
+def test_clients_of_random_cohorts_hardly_wait(num_clients, size, kind):
+    """In the mean over other cohorts than those that the plan was made for, on two devices."""
+    steps, rng = log_normal_steps(num_clients), np.random.default_rng(5)
+    plan = make_plan(*kind, devices=2).for_steps(steps, size)
+    assert plan.waiting(steps, size) < 0.2
+    useful = done = 0
+    for _ in range(200):
+        cohort = steps[np.sort(rng.choice(num_clients, size, replace=False))]
+        for part in np.split(cohort, 2):
+            useful += part.sum()
+            done += part.sum() / (1 - waiting(part, plan.sections))
+    assert 1 - useful / done < 0.25
 
 
 @pytest.mark.parametrize("kind", [("vmap", 0), ("chunk", 4)])
+@pytest.mark.parametrize("peers", ["gather", "ring"])
 @pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize("topology", ["peers", "shared", "own"])
-def test_sorted_clients_exchange_as_a_loop_over_clients_does(kind, devices, topology):
+def test_sorted_clients_exchange_as_a_loop_over_clients_does(kind, peers, devices, topology):
     num_clients = 16
     sizes = np.random.default_rng(3).permutation([40, 9, 8, 7, *[2] * 6, *[1] * 6]).astype(np.int32)
-    plan = make_plan(*kind, devices).for_steps(sizes, num_clients)
+    plan = make_plan(*kind, devices, peers).for_steps(sizes, num_clients)
     assert plan.sections
     models, index, rows, data = problem(num_clients, 3 if topology == "shared" else num_clients, 3)
     if topology == "own":

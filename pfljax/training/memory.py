@@ -93,7 +93,7 @@ def describe(
         ("temporaries, per device", memory.temporaries),
         ("device memory", memory.limit),
         ("plan", f"{kind}: {at_once} of {per_device} clients at a time on each of {plan.num_devices} device(s)"),
-        ("steps that wait for other clients", f"{100 * plan.waste(setup.steps, size):.1f} %"),
+        ("steps that wait for other clients", f"{100 * plan.waiting(setup.steps, size):.1f} %"),
         ("exchange", plan.exchange_of(algorithm.topology, of_round)),
         ("clients' rows and data", f"on the {'host, of a round on the ' if on_host else ''}device(s)"),
     ]
