@@ -35,7 +35,7 @@ def on_devices(steps: np.ndarray, num_clients: int, devices: int) -> np.ndarray:
 
 
 def waiting(lengths: np.ndarray, sections: Sections) -> float:
-    """The share of the steps in which a client waits for others beside it; `lengths` (n, S / D) in the order of work."""
+    """The share of steps in which a client waits for others beside it; `lengths` (n, S / D) in the order of work."""
     done, place = 0.0, 0
     for width, count in sections:
         for _ in range(count):
