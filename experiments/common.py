@@ -439,6 +439,10 @@ def build_setup(name: str, federation: Federation, unseen: Federation | None, se
     """Everything that a run needs."""
     if FLAGS.client_store == "host" and jax.process_count() > 1:
         raise UsageError("--client_store=host: accepted with one process; with several their devices share the clients")
+    if FLAGS.client_store == "host" and unseen is not None:
+        raise UsageError(
+            "--unseen_clients: accepted with --client_store=device, since newcomers may ask for all states"
+        )
     model = build_model(federation)
     make = maker(name, model, federation)
     config = describe_run() | {"data": data.describe(federation)}
@@ -560,7 +564,7 @@ def device_failure(text: str) -> str:
         advice = "fewer clients at a time (--plan=chunk --chunk), a smaller --participation, or --client_store=host"
         return f"out of memory on a device: {advice} may help: {first}"
     if jax.process_count() > 1:
-        return "another process has ended or cannot be reached; --resume goes on from the last checkpoint"
+        return supervision.LOST_TEXT
     return f"a device failed; --resume goes on from the last checkpoint: {first}"
 
 

@@ -18,7 +18,8 @@ from pfljax.processes import START_SECONDS
 
 WATCHED = "PFLJAX_WATCHED"
 PATIENCE_SECONDS = 5  # with a process that is told to end
-LOG_LINE = re.compile(rb"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ ([\w.]+:\d+)\] (.*)|\[Gloo\].*")
+LOG_LINE = re.compile(rb"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ (\w+\.(?:cc|cpp|h):\d+)\] (.*)|\[Gloo\].*")
+LOST_TEXT = "another process has ended or cannot be reached; --resume goes on from the last checkpoint"
 LOST = re.compile(rb"distributed service|coordination service|unhealthy|heartbeat|Gloo|barrier", re.IGNORECASE)
 
 
@@ -53,19 +54,25 @@ def watch() -> NoReturn:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
-    fatal, said, trouble = b"", False, False
+    fatal, said, lost, held = b"", False, False, None
     for line in worker.stderr:
-        found, own = LOG_LINE.match(line), line.startswith(b"error: ")
-        said |= own
+        found = LOG_LINE.match(line)
+        said |= line.startswith(b"error: ")
+        lost |= said and LOST_TEXT.encode() in line
         if found:
-            trouble |= line[:1] in b"EF"
+            held = [] if held is None and line[:1] in b"EF" else held
             fatal = found[2] if line.startswith(b"F") else fatal
-        elif own or not trouble:  # what follows the libraries' complaint are more of their lines
+        elif held is None or line.startswith(b"error: "):
             sys.stderr.buffer.write(line)
             sys.stderr.buffer.flush()
+        else:
+            held.append(line)  # more of what the libraries complain of, or something else
     code = worker.wait()
-    if code < 0 and not said:
-        print(f"error: {last_words(fatal, code)}", file=sys.stderr, flush=True)
+    words = last_words(fatal, code) if code < 0 else ""
+    if held and code and not lost and words != LOST_TEXT:
+        sys.stderr.buffer.writelines(held)
+    if words and not said:
+        print(f"error: {words}", file=sys.stderr, flush=True)
     os._exit(1 if code < 0 else code)
 
 
@@ -74,7 +81,7 @@ def last_words(fatal: bytes, code: int) -> str:
     if b"DEADLINE_EXCEEDED" in fatal:
         return f"--coordinator: the processes did not come together within {START_SECONDS} s"
     if LOST.search(fatal):
-        return "another process has ended or cannot be reached; --resume goes on from the last checkpoint"
+        return LOST_TEXT
     if fatal:
         return fatal.decode(errors="replace")[:300]
     return f"the process was ended by {signal.Signals(-code).name}; --resume goes on from the last checkpoint"

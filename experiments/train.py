@@ -61,7 +61,7 @@ def run() -> None:
     federation, unseen = common.build_data(FLAGS.seed)
     setup = common.build_setup(FLAGS.algorithm, federation, unseen, FLAGS.seed)
     now = int(processes.from_first(np.int32(time.time())))  # one name on all hosts, whatever their clocks
-    when = f"{datetime.datetime.fromtimestamp(now):%Y%m%d-%H%M%S}"
+    when = f"{datetime.datetime.fromtimestamp(now, datetime.UTC):%Y%m%d-%H%M%S}"
     out = Path(FLAGS.out or f"runs/{FLAGS.algorithm}-{FLAGS.dataset.replace(':', '-')}-{when}")
     print(f"{FLAGS.algorithm} on {federation.name}: {federation.num_clients} clients, {FLAGS.rounds} rounds")
     result = loop.run(setup, out, resume=FLAGS.resume)

@@ -166,8 +166,9 @@ class Plan:
         if ring and chunk < per_device:
             # One chunk after the other all the same, but their models travel together.
             message = tree.row_bytes(models) * (1 if push else index.shape[1]) * chunk
-            chunk *= _largest_divisor(-(-per_device // chunk), MESSAGE_BYTES // message)
-        sections = [(chunk, -(-per_device // chunk))]
+            chunk *= _largest_divisor(per_device // chunk, MESSAGE_BYTES // message)
+        # What is left is a chunk of its own: clients that are made up would have to be copied, and the others moved.
+        sections = [(chunk, per_device // chunk), *([(per_device % chunk, 1)] if per_device % chunk else [])]
         by_size = sizes is not None and bool(self.sections)
         if by_size:
             sections = self.sections
@@ -225,7 +226,7 @@ class Plan:
             def work(models, rows, at, width):
                 """The block's clients at work; what they read of their data is gathered where it is used."""
                 run = lambda models, row, position: client_fn(models, row, _view(data, position), *common)
-                at_once = width if by_size else self.chunk or width
+                at_once = width if by_size else min(self.chunk or width, width)
                 return _in_chunks(run, (models, rows, block(order, at, width)), at_once)
 
             def step(width, carry, at):

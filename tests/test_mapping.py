@@ -252,7 +252,7 @@ def test_clients_of_random_cohorts_hardly_wait(num_clients, size, kind):
     assert 1 - useful / done < 0.25
 
 
-@pytest.mark.parametrize("kind", [("vmap", 0), ("chunk", 4)])
+@pytest.mark.parametrize("kind", [("vmap", 0), ("chunk", 4), ("chunk", 3)])
 @pytest.mark.parametrize("peers", ["gather", "ring"])
 @pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize("topology", ["peers", "shared", "own"])

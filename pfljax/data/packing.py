@@ -108,7 +108,7 @@ def build(
 def keep_own(federation: Federation, own: slice) -> Federation:
     """The federation with the examples of some clients only, the others' being on other processes."""
     parts = {
-        part: split._replace(x=split.x[own], y=split.y[own])
+        part: split._replace(x=split.x[own].copy(), y=split.y[own].copy())
         for part, split in ((name, getattr(federation, name)) for name in ("train", "validation", "test"))
     }
     return dataclasses.replace(federation, own=own, **parts)

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import jax
+import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from pfljax import processes
@@ -45,8 +46,13 @@ def restore(directory: Path, like: State) -> tuple[int, State] | None:
     Returns:
         The number of rounds done and the state, or None if there is no whole checkpoint.
     """
-    for step in _steps(directory):
+    steps = np.full(16, -1, np.int32)  # of several processes all go by what the first sees
+    found = _steps(directory)[: len(steps)]
+    steps[: len(found)] = found
+    for step in processes.from_first(steps).tolist():
         parts = None
+        if step < 0:
+            break
         try:
             parts = ocp.load((directory / str(step)).absolute(), _as_dict(like))
         except Exception as error:  # whatever a torn file makes Orbax raise

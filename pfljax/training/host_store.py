@@ -140,13 +140,16 @@ def _placeholder(leaf: Any) -> np.ndarray:
 
 
 def make_evaluation(setup: Setup, algorithm: Algorithm, plan: Plan) -> Callable:
-    """As `compiled.make_evaluation`, in blocks of as many clients as a cohort has."""
+    """As `compiled.make_evaluation`, in blocks of clients that hold as many models as a cohort."""
     if not algorithm.by_rows:
         raise UsageError(
             f"--client_store=host: {setup.name} predicts with all clients' states at once; accepted: device"
         )
-    num_clients = setup.federation.num_clients
-    size = min(-(-setup.cohort_size // plan.num_devices) * plan.num_devices, num_clients)
+    num_clients, shards = setup.federation.num_clients, setup.federation.shards
+    state = jax.eval_shape(algorithm.init, jax.random.key(0), shards)
+    weighed = jax.eval_shape(algorithm.predictor, jax.random.key(0), state, shards)
+    held = weighed.index.shape[1] if weighed.topology == "peers" else 1  # models to a client, which a cohort has one of
+    size = min(max(setup.cohort_size // held // plan.num_devices, 1) * plan.num_devices, num_clients)
 
     @jax.jit
     def predict(key: Key, rows: State, rest: State, clients: Shard):

@@ -211,6 +211,8 @@ def compile_to_fit(setup: Setup, clients: Shard, replicates: int = 0) -> Compile
             found = host_store.compile_segment(setup, clients, sorted_plan)
         else:
             found = compile_segment(setup, clients, sorted_plan, replicates)
+        if setup.client_store == "host":
+            memory.check_host(found.state)
         if found.memory.fits:
             if found.making and not found.making.fits:
                 raise memory.too_large(found.making, "making the first state")

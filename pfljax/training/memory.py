@@ -111,6 +111,21 @@ def next_smaller(plan: Plan, num_clients: int, topology: str) -> Plan | None:
     return dataclasses.replace(plan, chunk=at_once // 2) if at_once > 1 else None
 
 
+def check_host(state: State) -> None:
+    """Sees to it that the clients' rows fit the host beside their data, which are there already.
+
+    Raises:
+        RunError: if they do not.
+    """
+    leaves = [tree.num_bytes(leaf) for leaf in jax.tree.leaves((state.models, state.optimizer, state.clients))]
+    need, free = sum(leaves) + max(leaves, default=0), host_free()  # a leaf more, while it is copied from its making
+    if need > SHARE * free:
+        raise RunError(
+            f"out of memory: the clients' state needs {readable(need)} on a host that has {readable(free)}; use fewer "
+            "clients (--num_clients) or a smaller model"
+        )
+
+
 def too_large(memory: MemoryPlan, what: str = "a round") -> RunError:
     """The error for a run that does not fit even one client at a time."""
     return RunError(
