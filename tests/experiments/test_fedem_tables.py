@@ -19,6 +19,7 @@ def call(experiment):
     return lambda name, *flags, code=0: experiment(name, *SMALL, *flags, code=code)
 
 
+@pytest.mark.slow
 def test_table2_tunes_and_stands_beside_the_paper(call, tmp_path):
     flags = ["--algorithms=fedavg,fedem", "--tune=0.01,0.3", "--time_constrained", f"--out={tmp_path}"]
     printed = call("fedem_table2", *flags)

@@ -49,6 +49,7 @@ def test_table1_has_a_column_for_each_number_of_clients(call, tmp_path):
     assert few["validation_fraction"] == 0.2
 
 
+@pytest.mark.slow
 def test_table3_deals_the_targets_and_says_what_differs(call, tmp_path):
     flags = ["--algorithms=fedavg,fedfomo", "--num_distributions=2", "--num_clients=6", f"--out={tmp_path / 'out'}"]
     printed = call("fedfomo_table3", *flags)
@@ -170,6 +171,7 @@ def test_values_of_other_data_do_not_stand_in_their_place(preset, dataset, data,
         assert values.data == data and values.head == head and bool(values.by_row) == (head != "paper")
 
 
+@pytest.mark.slow
 def test_on_digits_it_does_what_it_is_for(tmp_path, experiment):
     """Above FedAvg and FedProx and not below Local; and clients find their own distribution."""
     flags = ["--partition=latent", "--num_clients=15", "--num_distributions=5", "--seeds=0", f"--out={tmp_path}"]

@@ -86,6 +86,7 @@ def test_mistakes_are_one_line(call, tmp_path, name, flag, word):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_all_methods_go_into_one_table(experiment, tmp_path):
     """On the command's own data and settings, but for few rounds, and with two seeds in one kernel."""
     flags = ["--seeds=0,1", "--rounds=2", "--replicate=vmap", "--devices=1"]

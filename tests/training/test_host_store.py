@@ -15,7 +15,7 @@ from pfljax.types import UsageError
 
 SIZES, ROUNDS, COHORT = (5, 1, 3, 4, 2, 4, 0, 3), 3, 4
 # Of each kind one in the default suite: what stays, what is shared, what travels, and what keeps what.
-KINDS = ("local", "fedavg_plus", "scaffold", "ifca", "pfedmb", "fedem", "dfedem", "federico", "fedfomo")
+KINDS = ("local", "fedavg_plus", "scaffold", "fedem", "federico", "fedfomo")
 every_method = pytest.mark.parametrize(
     "name",
     [
