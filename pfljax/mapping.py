@@ -21,9 +21,10 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from pfljax import schedules, tree
+from pfljax.stores import AXIS, Local, Ring
 from pfljax.types import Array, Params, PyTree, Returned, Topology, Work
+from pfljax.views import view
 
-AXIS = "clients"
 MESSAGE_BYTES = 2 << 20
 GATHERED = 32 << 20  # bytes of a stack that CPU devices, which share one memory, may each have a copy of
 SMALL = 64 << 10  # bytes of a client's models up to which they are worked on at once, not one by one
@@ -180,7 +181,7 @@ class Plan:
         own_rows = index.shape[1] if own else 1  # of models to a client
         if own and padded > num_clients:
             models = _flat(_pad(_by_client(models, own_rows), num_clients, padded))
-        store = _Ring(num_models // devices, devices) if ring else _Local(num_models)
+        store = Ring(num_models // devices, devices) if ring else Local(num_models)
         common = () if common is None else (common,)
 
         sizes = jnp.where(valid, _pad(sizes, num_clients, padded), -1) if by_size else jnp.zeros((padded,))
@@ -225,7 +226,7 @@ class Plan:
 
             def work(models, rows, at, width):
                 """The block's clients at work; what they read of their data is gathered where it is used."""
-                run = lambda models, row, position: client_fn(models, row, _view(data, position), *common)
+                run = lambda models, row, position: client_fn(models, row, view(data, position), *common)
                 at_once = width if by_size else min(self.chunk or width, width)
                 return _in_chunks(run, (models, rows, block(order, at, width)), at_once)
 
@@ -313,180 +314,11 @@ class Plan:
         """Runs fn(ring, stack, ids, *rows) with everything spread over the devices."""
         num, devices, spec = ids.shape[0], self.num_devices, PartitionSpec(AXIS)
         padded = -(-num // devices) * devices
-        ring = _Ring(tree.num_rows(stack) // devices, devices)
+        ring = Ring(tree.num_rows(stack) // devices, devices)
         run = jax.shard_map(
             lambda *args: fn(ring, *args), mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False
         )
         return run(stack, *_pad((ids, *rows), num, padded))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Local:
-    """A stack of N models, all of them on this device."""
-
-    num_models: int
-
-    def empty(self, contribution: PyTree, num_leading: int) -> tuple[PyTree, Array]:
-        sums = jax.tree.map(lambda c: jnp.zeros((self.num_models, *c.shape[num_leading:]), c.dtype), contribution)
-        return sums, jnp.zeros((self.num_models,), jnp.int32)
-
-    def fetch(self, models: Params, index: Array) -> Params:
-        return tree.take(models, index)
-
-    def deposit(self, sums, index: Array, contribution: PyTree, mask: Array):
-        total, count = sums
-        index = jnp.where(mask, index, self.num_models)  # out of range: dropped
-        total = jax.tree.map(lambda t, c: t.at[index].add(c, mode="drop"), total, contribution)
-        return total, count.at[index].add(1, mode="drop")
-
-    def mix(self, sums, index: Array, upload: PyTree, shares: Array, mask: Array):
-        """Adds shares[c, j] upload[c] to model index[c, j]."""
-        total, count = sums
-        index = jnp.where(mask, index, self.num_models)
-        senders = jnp.arange(index.shape[0])
-        if index.shape[1] * 8 > self.num_models:  # most models count most uploads: a product of matrices
-            matrix = jnp.zeros((self.num_models, len(senders)))
-            matrix = matrix.at[index, senders[:, None]].add(shares, mode="drop")
-            total = jax.tree.map(lambda t, u: t + jnp.tensordot(matrix, u, axes=1), total, upload)
-        else:
-            weigh = lambda u: shares.reshape(*shares.shape, *[1] * (u.ndim - 1)) * u[:, None]
-            total = jax.tree.map(lambda t, u: t.at[index].add(weigh(u), mode="drop"), total, upload)
-        return total, count.at[index].add(1, mode="drop")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Ring(_Local):
-    """N models of a larger stack on each of D devices; what a block of clients needs and sends goes around the ring.
-
-    What travels visits every device once. Memory beside the stack is that of one block's models.
-    """
-
-    devices: int
-
-    def _hop(self, travels: PyTree) -> PyTree:
-        neighbors = [(device, (device + 1) % self.devices) for device in range(self.devices)]
-        packed, unpack = _pack(travels)
-        return unpack(jax.tree.map(lambda part: jax.lax.ppermute(part, AXIS, neighbors), packed))
-
-    def _visit_all(self, visit: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], travels: PyTree, stays: PyTree):
-        """(travels, stays) <- visit(travels, stays) on this device and, hop by hop, on all others."""
-        return jax.lax.fori_loop(
-            1, self.devices, lambda _, carry: visit(self._hop(carry[0]), carry[1]), visit(travels, stays)
-        )
-
-    def _mine(self, index: Array) -> tuple[Array, Array]:
-        local = index - jax.lax.axis_index(AXIS) * self.num_models
-        mine = (local >= 0) & (local < self.num_models)
-        return jnp.where(mine, local, 0), mine
-
-    def fetch(self, models: Params, index: Array) -> Params:
-        """models[index] of the whole stack: the index goes around, and each device fills in what it has."""
-
-        def visit(travels, _):
-            index, rows = travels
-            local, mine = self._mine(index)
-            return (index, tree.where(mine, tree.take(models, local), rows)), ()
-
-        start = jax.tree.map(lambda leaf: jnp.zeros((*index.shape, *leaf.shape[1:]), leaf.dtype), models)
-        # Sent off empty, so that the last hop brings it home.
-        return self._visit_all(visit, (self._hop(index), start), ())[0][1]
-
-    def deposit(self, sums, index: Array, contribution: PyTree, mask: Array):
-        def visit(travels, sums):
-            index, contribution = travels
-            local, mine = self._mine(index)
-            return travels, _Local.deposit(self, sums, local, contribution, mine)
-
-        return self._visit_all(visit, (jnp.where(mask, index, -1), contribution), sums)[1]
-
-    def mix(self, sums, index: Array, upload: PyTree, shares: Array, mask: Array):
-        def visit(travels, sums):
-            index, upload, shares = travels
-            local, mine = self._mine(index)
-            return travels, _Local.mix(self, sums, local, upload, shares, mine)
-
-        return self._visit_all(visit, (jnp.where(mask, index, -1), upload, shares), sums)[1]
-
-    def replace(self, stack: PyTree, ids: Array, rows: PyTree) -> PyTree:
-        def visit(travels, stack):
-            ids, rows = travels
-            local, mine = self._mine(ids)
-            local = jnp.where(mine, local, self.num_models)
-            # Padded ids repeat the last row with the same content, so the order of writes does not matter.
-            return travels, jax.tree.map(lambda leaf, new: leaf.at[local].set(new, mode="drop"), stack, rows)
-
-        return self._visit_all(visit, (ids, rows), stack)[1]
-
-
-def _pack(arrays: PyTree) -> tuple[dict[Any, Array], Callable[[dict[Any, Array]], PyTree]]:
-    """The messages that hold some arrays, and the way back.
-
-    A large array is a message of its own; small ones of a dtype share one, since every message costs the same however
-    little it holds.
-    """
-    leaves, treedef = jax.tree.flatten(arrays)
-    kinds, places = {}, []
-    for number, leaf in enumerate(leaves):
-        name = f"{number}" if leaf.nbytes > SMALL else f"{leaf.dtype}"
-        kind = kinds.setdefault(name, [])
-        start = sum(part.size for part in kind)
-        places.append((name, start, start + leaf.size, leaf.shape))
-        kind.append(leaf if leaf.nbytes > SMALL else leaf.reshape(-1))
-
-    def unpack(packed):
-        part = lambda name, start, stop, shape: (
-            packed[name][start:stop].reshape(shape) if name[0].isalpha() else packed[name]
-        )
-        return jax.tree.unflatten(treedef, [part(*place) for place in places])
-
-    return {name: parts[0] if len(parts) == 1 else jnp.concatenate(parts) for name, parts in kinds.items()}, unpack
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One client's row of a stacked array, read where it is used: row[index] gathers from the stack itself."""
-
-    stack: Array
-    position: Array
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.stack.shape[1:]
-
-    def __getitem__(self, index) -> Array:
-        if index is Ellipsis:
-            return jax.lax.dynamic_index_in_dim(self.stack, self.position, keepdims=False)
-        return self.stack.at[self.position, index].get(mode="promise_in_bounds")
-
-
-class Joined:
-    """Examples that follow a client's own: positions from `size` on read the other array."""
-
-    def __init__(self, own: Row | Array, size: Array, other: Array):
-        self.own, self.size, self.other = own, size, other
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.own.shape[0] + self.other.shape[0], *self.own.shape[1:])
-
-    def __getitem__(self, index) -> Array:
-        if index is Ellipsis:
-            index = jnp.arange(self.shape[0])
-        own = self.own[jnp.minimum(index, self.own.shape[0] - 1)]
-        other = self.other.at[jnp.clip(index - self.size, 0, self.other.shape[0] - 1)].get()
-        return tree.where(index < self.size, own, other)
-
-
-def read(view: PyTree) -> PyTree:
-    """A view's arrays: what a client reads whole, such as parameters."""
-    return jax.tree.map(lambda leaf: leaf[...], view, is_leaf=lambda node: isinstance(node, Row))
-
-
-def _view(data: PyTree, position: Array) -> PyTree:
-    """A client's data: `Row`s of its arrays, and its scalars themselves."""
-    view = lambda leaf: Row(leaf, position) if leaf.ndim > 1 else leaf[position]
-    return jax.tree.map(view, data)
 
 
 def _in_chunks(fn: Callable[..., PyTree], stacks: tuple, chunk: int) -> PyTree:

@@ -13,6 +13,7 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 FLOORS = [
     {"types"},
     {"tree", "processes", "schedules"},
+    {"stores", "views"},
     {"mapping", "models", "data"},
     {"privacy"},
     {"solvers", "neighbors", "evaluation", "aggregation", "graphs", "branches"},

@@ -21,9 +21,9 @@ import jax.numpy as jnp
 
 from pfljax import tree
 from pfljax.global_model import averaging
-from pfljax.mapping import Joined
 from pfljax.solvers import Problem
 from pfljax.types import Algorithm, Split, UsageError
+from pfljax.views import Joined
 
 
 @dataclasses.dataclass(frozen=True)

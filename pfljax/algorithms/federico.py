@@ -34,10 +34,10 @@ import jax.numpy as jnp
 import optax
 
 from pfljax import neighbors, tree
-from pfljax.mapping import read
 from pfljax.privacy import BY_LOSS
 from pfljax.solvers import Problem, fit, mean_loss, take_batch, total_loss
 from pfljax.types import Algorithm, Predictor, State, UsageError, Work
+from pfljax.views import read
 
 
 @dataclasses.dataclass(frozen=True)

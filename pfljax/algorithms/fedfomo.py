@@ -38,9 +38,9 @@ import jax
 import jax.numpy as jnp
 
 from pfljax import neighbors, tree
-from pfljax.mapping import read
 from pfljax.solvers import Problem, total_loss
 from pfljax.types import Algorithm, Array, Cohort, Params, Predictor, State, UsageError, Work
+from pfljax.views import read
 
 
 @dataclasses.dataclass(frozen=True)

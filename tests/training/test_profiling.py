@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from pfljax.mapping import AXIS, make_plan
+from pfljax.mapping import make_plan
+from pfljax.stores import AXIS
 from pfljax.training import profiling
 from pfljax.training.profiling import Op
 from pfljax.types import RunError, UsageError
