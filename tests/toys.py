@@ -64,6 +64,26 @@ def make_algorithm(name, problem, **knobs):
     return method.make(problem, method.config(**knobs))
 
 
+def make_setup(name, problem, federation, *, knobs=None, **fields):
+    """A run of a registered method, on two devices unless `fields`, of `loop.Setup`, say otherwise."""
+    usual = {
+        "unseen": None,
+        "plan": make_plan("map", devices=2),
+        "cohort_size": problem.cohort_size,
+        "checkpoint_every": 2,
+        "seed": 0,
+        "config": {"flags": {}},
+    }
+    return loop.Setup(
+        name=name,
+        make=lambda plan: make_algorithm(name, problem._replace(plan=plan), **knobs or {}),
+        model=problem.model,
+        solver=problem.solver,
+        federation=federation,
+        **usual | fields,
+    )
+
+
 def shardings(algorithm, problem, shards):
     """Where a run keeps the state."""
     shape = jax.eval_shape(algorithm.init, jax.random.key(0), shards)

@@ -24,6 +24,8 @@ from pfljax.training.compiled import Compiled, Setup, is_private_mixture, place,
 from pfljax.training.rounds import cohort_of, join_state, make_cohort_round, split_state
 from pfljax.types import Algorithm, Cohort, Key, Predictor, PyTree, Shard, Split, State, UsageError
 
+BLOCK_BYTES = 64 << 20  # of the clients that are evaluated at once, at least
+
 
 class Ahead(NamedTuple):
     """A cohort that has been fetched: its state still on the host, its data on the devices."""
@@ -140,7 +142,7 @@ def _placeholder(leaf: Any) -> np.ndarray:
 
 
 def make_evaluation(setup: Setup, algorithm: Algorithm, plan: Plan) -> Callable:
-    """As `compiled.make_evaluation`, in blocks of clients that hold as many models as a cohort."""
+    """As `compiled.make_evaluation`, in blocks of clients that need no more memory than a cohort, or `BLOCK_BYTES`."""
     if not algorithm.by_rows:
         raise UsageError(
             f"--client_store=host: {setup.name} predicts with all clients' states at once; accepted: device"
@@ -148,8 +150,12 @@ def make_evaluation(setup: Setup, algorithm: Algorithm, plan: Plan) -> Callable:
     num_clients, shards = setup.federation.num_clients, setup.federation.shards
     state = jax.eval_shape(algorithm.init, jax.random.key(0), shards)
     weighed = jax.eval_shape(algorithm.predictor, jax.random.key(0), state, shards)
-    held = weighed.index.shape[1] if weighed.topology == "peers" else 1  # models to a client, which a cohort has one of
-    size = min(max(setup.cohort_size // held // plan.num_devices, 1) * plan.num_devices, num_clients)
+    rows = split_state(algorithm, state)[0]
+    each = tree.row_bytes((rows, shards))
+    if weighed.topology == "peers":  # whose models lie beside each client's
+        each += weighed.index.shape[1] * tree.row_bytes(state.models)
+    size = max(BLOCK_BYTES // each, setup.cohort_size * tree.row_bytes((rows, shards)) // each, 1)
+    size = min(-(-size // plan.num_devices) * plan.num_devices, num_clients)
 
     @jax.jit
     def predict(key: Key, rows: State, rest: State, clients: Shard):

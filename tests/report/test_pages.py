@@ -192,3 +192,14 @@ def test_comparison_scaling_and_benchmark_are_drawn(tmp_path):
         path = tmp_path / f"{number}.png"
         report.save(figure, path)
         assert min(matplotlib.image.imread(path).shape[:2]) > 100
+
+
+def test_many_clients_share_the_rows_of_a_matrix(monkeypatch):
+    """Five clients in rows of two: the mean over a row's clients of their weights for each column's models."""
+    monkeypatch.setattr(figures, "MAX_ROWS", 3)
+    index = np.array([[0, 1], [1, 4], [2, 0], [3, 2], [4, 0]])
+    weights = np.array([[0.5, 0.5], [0.25, 0.75], [1.0, 0.0], [0.5, 0.5], [0.5, 0.5]])
+    figure = figures.collaboration_matrix(index, weights, np.zeros(5, int), topology="peers")
+    shown = figure.axes[0].images[0].get_array()
+    np.testing.assert_allclose(shown, [[0.625, 0, 0.375], [0, 1, 0], [0.5, 0, 0.5]])
+    assert "rows of 2" in figure.axes[0].get_ylabel()

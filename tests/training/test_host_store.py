@@ -8,8 +8,8 @@ import optax
 import pytest
 import toys
 
+from pfljax import tree
 from pfljax.algorithms import METHODS
-from pfljax.mapping import make_plan
 from pfljax.training import host_store, loop
 from pfljax.types import UsageError
 
@@ -25,26 +25,12 @@ every_method = pytest.mark.parametrize(
 )
 
 
-def make_setup(name, sizes=SIZES, client_store="host", devices=2):
+def make_setup(name, sizes=SIZES, client_store="host", **knobs):
     federation = toys.make_federation(sizes)
     hidden = (3,) if name == "fedper" else ()
     problem = toys.make_problem(federation, optax.adam(0.05), batch_size=2, cohort=COHORT, hidden=hidden)
-    return loop.Setup(
-        name=name,
-        make=lambda plan: toys.make_algorithm(name, problem._replace(plan=plan)),
-        model=problem.model,
-        solver=problem.solver,
-        federation=federation,
-        unseen=None,
-        plan=make_plan("map", devices=devices),
-        rounds=ROUNDS,
-        cohort_size=COHORT,
-        eval_every=ROUNDS,
-        checkpoint_every=ROUNDS,
-        seed=0,
-        config={"flags": {}},
-        client_store=client_store,
-    )
+    options = {"rounds": ROUNDS, "eval_every": ROUNDS, "client_store": client_store}
+    return toys.make_setup(name, problem, federation, knobs=knobs, **options)
 
 
 @every_method
@@ -68,7 +54,8 @@ def test_rounds_are_those_of_the_devices(name):
 
 
 @every_method
-def test_evaluation_in_blocks_is_that_of_all_at_once(name):
+def test_evaluation_in_blocks_is_that_of_all_at_once(name, monkeypatch):
+    monkeypatch.setattr(host_store, "BLOCK_BYTES", 0)  # so that there are several
     setup = make_setup(name)
     federation, key = setup.federation, jax.random.key(5)
     algorithm = setup.make(setup.plan)
@@ -85,24 +72,33 @@ def test_evaluation_in_blocks_is_that_of_all_at_once(name):
     found, whom = host_store.make_evaluation(setup, algorithm, setup.plan)(
         key, jax.tree.map(np.asarray, state), federation.shards, splits
     )
-    first = slice(0, COHORT if not toys.same_trees(metrics, by_chance) else None)  # others draw other mini-batches
+    first = slice(0, 2 if not toys.same_trees(metrics, by_chance) else None)  # others draw other mini-batches
     cut = lambda parts: jax.tree.map(lambda leaf: np.asarray(leaf)[first], parts)
     toys.assert_trees_close(cut(found), cut(metrics), rtol=1e-4, atol=1e-6)
     toys.assert_trees_close(whom, collaboration, rtol=1e-4, atol=1e-5)
 
 
-def test_the_devices_need_nothing_of_the_size_of_k():
-    needs = []
+def test_the_devices_need_nothing_of_the_size_of_k(monkeypatch):
+    """Neither what is compiled nor what a run or an evaluation leaves or places on them."""
+    monkeypatch.setattr(host_store, "BLOCK_BYTES", 0)
+    put, needs = host_store.place, []
+
+    def noting(plan, stacked, num, axis=0):
+        placed.append(tree.num_bytes(stacked))
+        return put(plan, stacked, num, axis)
+
+    monkeypatch.setattr(host_store, "place", noting)
     for num_clients in (8, 80):
-        setup = make_setup("federico", sizes=(3,) * num_clients)
-        make = lambda plan, setup=setup: toys.make_algorithm(
-            "federico",
-            toys.make_problem(setup.federation, optax.adam(0.05), plan=plan, cohort=COHORT),
-            candidates=6,
-        )
-        setup = dataclasses.replace(setup, make=make)
-        needs.append(host_store.compile_segment(setup, setup.federation.shards, setup.plan).memory)
-    assert needs[0].total == needs[1].total > 0
+        placed, before = [], sum(leaf.nbytes for leaf in jax.live_arrays())
+        setup = make_setup("federico", (3,) * num_clients, candidates=6)
+        shards = setup.federation.shards
+        found = host_store.compile_segment(setup, shards, setup.plan)
+        state, _, _ = found.segment(jax.random.key(0), 0, 3, found.init(jax.random.key(0), shards), shards)
+        evaluate = host_store.make_evaluation(setup, found.algorithm, found.plan)
+        evaluate(jax.random.key(0), state, shards, {"test": setup.federation.test})
+        left = sum(leaf.nbytes for leaf in jax.live_arrays()) - before
+        needs.append((found.memory.total, max(placed), left))
+    assert needs[0] == needs[1] and min(needs[0]) > 0
 
 
 def test_a_run_goes_on_in_the_other_store(tmp_path):

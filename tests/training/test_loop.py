@@ -27,18 +27,13 @@ def make_setup(name="federico", *, federation=None, optimizer=None, seed=1, unse
     """Five clients, four of them a round, in mini-batches, on two devices."""
     federation = federation or toys.make_federation(SIZES, validation_size=3 * METHODS[name].validates)
     problem = toys.make_problem(federation, optimizer or optax.adam(0.05), batch_size=2, cohort=4)
-    return loop.Setup(
-        name=name,
-        make=lambda plan: toys.make_algorithm(name, problem._replace(plan=plan)),
-        model=problem.model,
-        solver=problem.solver,
-        federation=federation,
+    return toys.make_setup(
+        name,
+        problem,
+        federation,
         unseen=toys.make_federation((3, 4), seed=8) if unseen else None,
-        plan=make_plan("map", devices=2),
         rounds=ROUNDS,
-        cohort_size=4,
         eval_every=eval_every,
-        checkpoint_every=2,
         seed=seed,
         config={"flags": {"algorithm": name, "learning_rate": 0.05, "rounds": ROUNDS}},
     )

@@ -26,18 +26,14 @@ def federation_of(number):
 def setup_of(name, federation, seed, *, devices=1, rounds=ROUNDS, n_max=7):
     problem = toys.make_problem(federation, optax.adam(0.05), batch_size=2, epochs=2, cohort=3)._replace(n_max=n_max)
     knobs = {"neighbors": 2} if "neighbors" in METHODS[name].config.__dataclass_fields__ else {}
-    return loop.Setup(
-        name=name,
-        make=lambda plan: toys.make_algorithm(name, problem._replace(plan=plan), **knobs),
-        model=problem.model,
-        solver=problem.solver,
-        federation=federation,
-        unseen=None,
+    return toys.make_setup(
+        name,
+        problem,
+        federation,
+        knobs=knobs,
         plan=make_plan("map", devices=devices),
         rounds=rounds,
-        cohort_size=3,
         eval_every=2,
-        checkpoint_every=2,
         seed=seed,
         config={"flags": {"algorithm": name, "seed": seed}},
     )
