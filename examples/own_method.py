@@ -16,9 +16,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pfljax import aggregation, algorithms, tree
-from pfljax.solvers import Problem
-from pfljax.types import Algorithm, Predictor, State, Work
+from pfljax import algorithms
+from pfljax.algorithms.common import aggregation
+from pfljax.core import tree
+from pfljax.core.types import Algorithm, ClientOutput, Predictor, State
+from pfljax.local.solver import Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +50,7 @@ def fedclip(problem: Problem, config: FedClipConfig) -> Algorithm:
         length = jnp.sqrt(tree.inner(update, update))
         update = tree.scale(update, jnp.minimum(1, config.norm / jnp.maximum(length, 1e-12)))
         upload, sent = aggregation.weighted(update, shard.train.size)  # n_k d_k and n_k, summed on the way
-        return Work(kept, upload, {"loss": losses[0], "cut": length > config.norm}, sent)
+        return ClientOutput(kept, upload, {"loss": losses[0], "cut": length > config.norm}, sent)
 
     def update(key, state, returned):  # the server
         zeros = jax.tree.map(jnp.zeros_like, state.models)

@@ -13,11 +13,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfljax import data, evaluation, models, surrogates, tree
-from pfljax.mapping import make_plan
-from pfljax.solvers import Problem, Solver, fit, mean_loss
-from pfljax.training.rounds import make_round
-from pfljax.types import Predictor
+from pfljax import data, models
+from pfljax.algorithms.common import surrogates
+from pfljax.core import tree
+from pfljax.core.types import Predictor
+from pfljax.engine.plan import make_plan
+from pfljax.engine.rounds import make_round
+from pfljax.evaluation import metrics
+from pfljax.local.solver import Problem, Solver, fit, mean_loss
 
 
 def moreau_envelope(problem: Problem, strength: float) -> surrogates.Surrogate:
@@ -59,7 +62,7 @@ def train(rounds: int = 40, strength: float = 2.0) -> float:
     for number in range(rounds):
         state, _ = one_round(jax.random.key(1), number, state, federation.shards)
     predictor = algorithm.predictor(jax.random.key(2), state, federation.shards)
-    return float(evaluation.evaluate(problem.plan, model, predictor, federation.test)["accuracy"].mean())
+    return float(metrics.evaluate(problem.plan, model, predictor, federation.test)["accuracy"].mean())
 
 
 if __name__ == "__main__":

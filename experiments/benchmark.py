@@ -23,11 +23,11 @@ from rich.table import Table
 
 from experiments import common, sweeps, timing
 from pfljax import algorithms, data, models, report
-from pfljax.mapping import Plan, make_plan
+from pfljax.core.types import Federation, Split, UsageError
+from pfljax.engine.plan import ExecutionPlan, make_plan
+from pfljax.local.solver import Solver
 from pfljax.models.networks import MobileNetV2
-from pfljax.solvers import Solver
 from pfljax.training import files
-from pfljax.types import Federation, Split, UsageError
 
 FLAGS = flags.FLAGS
 RATE = 0.1
@@ -81,7 +81,7 @@ def trace_folder(title: str) -> Path | None:
     return Path(FLAGS.profile) / "".join(c if c.isalnum() else "-" for c in title) if FLAGS.profile else None
 
 
-def time_ours(work: Workload, federation: Federation, plan: Plan, trace: Path | None = None) -> float:
+def time_ours(work: Workload, federation: Federation, plan: ExecutionPlan, trace: Path | None = None) -> float:
     """Median seconds of a round of Local."""
     widths = {"hidden": work.widths, "channels": work.widths}
     model = models.make(work.model, work.shape, "classification", work.classes, **widths)

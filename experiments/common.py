@@ -22,15 +22,16 @@ import optax
 from absl import app, flags, logging
 
 from experiments import supervision
-from pfljax import algorithms, data, embedding, models, processes
-from pfljax.data import latent
-from pfljax.fine_tuning import fine_tuned
-from pfljax.mapping import Plan, make_plan
-from pfljax.privacy import Privacy
-from pfljax.solvers import Problem, Solver, scheduled
+from pfljax import algorithms, data, models
+from pfljax.core.types import Algorithm, Federation, RunError, UsageError
+from pfljax.data import embedding, latent
+from pfljax.engine import processes
+from pfljax.engine.plan import ExecutionPlan, make_plan
+from pfljax.evaluation.fine_tuning import fine_tuned
+from pfljax.local.privacy import Privacy
+from pfljax.local.solver import Problem, Solver, scheduled
 from pfljax.training import profiling
 from pfljax.training.loop import Setup
-from pfljax.types import Algorithm, Federation, RunError, UsageError
 
 FLAGS = flags.FLAGS
 OPTIMIZERS = {"adam": optax.adam, "sgd": optax.sgd}
@@ -257,7 +258,7 @@ def join_processes() -> None:
     processes.agree(values, "--")
 
 
-def build_plan() -> Plan:
+def build_plan() -> ExecutionPlan:
     """The execution plan that the flags ask for."""
     return make_plan(FLAGS.plan, FLAGS.chunk, FLAGS.devices, FLAGS.exchange)
 
@@ -410,12 +411,12 @@ def cohort_size(num_clients: int) -> int:
     return max(1, round(FLAGS.participation * num_clients))
 
 
-def maker(name: str, model: models.Model, federation: Federation) -> Callable[[Plan], Algorithm]:
-    """Plan -> the named method for this federation, with the method's flags; checks them at once."""
+def maker(name: str, model: models.Model, federation: Federation) -> Callable[[ExecutionPlan], Algorithm]:
+    """ExecutionPlan -> the named method for this federation, with the method's flags; checks them at once."""
     solver, config, method = build_solver(model), method_config(name), algorithms.get(name)
     size = cohort_size(federation.num_clients)
 
-    def make(plan: Plan) -> Algorithm:
+    def make(plan: ExecutionPlan) -> Algorithm:
         problem = Problem(
             model,
             solver,

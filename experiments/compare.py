@@ -14,8 +14,8 @@ from absl import flags
 
 from experiments import common, sweeps
 from pfljax import report
+from pfljax.core.types import RunError
 from pfljax.training import files
-from pfljax.types import RunError
 
 FLAGS = flags.FLAGS
 

@@ -9,7 +9,7 @@ import numpy as np
 from absl import flags
 
 from experiments import common
-from pfljax import evaluation
+from pfljax.evaluation import metrics as evaluation
 from pfljax.training import files, loop
 
 FLAGS = flags.FLAGS

@@ -14,7 +14,7 @@ from absl import flags
 
 from experiments import common, fedem, sweeps
 from pfljax import report
-from pfljax.types import UsageError
+from pfljax.core.types import UsageError
 
 FLAGS = flags.FLAGS
 

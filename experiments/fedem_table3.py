@@ -13,7 +13,7 @@ import numpy as np
 from absl import flags
 
 from experiments import common, fedem, sweeps
-from pfljax.types import UsageError
+from pfljax.core.types import UsageError
 
 FLAGS = flags.FLAGS
 

@@ -15,7 +15,7 @@ import math
 from absl import flags
 
 from experiments import common, fedfomo, sweeps, tables
-from pfljax.privacy import Privacy
+from pfljax.local.privacy import Privacy
 
 FLAGS = flags.FLAGS
 

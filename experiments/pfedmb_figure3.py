@@ -12,8 +12,8 @@ from absl import flags
 
 from experiments import common, pfedmb, sweeps, tables
 from pfljax import report
+from pfljax.core.types import UsageError
 from pfljax.training import files
-from pfljax.types import UsageError
 
 FLAGS = flags.FLAGS
 

@@ -31,12 +31,13 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import common, sweeps, timing
-from pfljax import data, report, tree
+from pfljax import data, report
 from pfljax.algorithms import METHODS
+from pfljax.core import tree
+from pfljax.core.types import Federation, RunError, Split, UsageError
 from pfljax.data import sources
-from pfljax.mapping import Plan, make_plan
+from pfljax.engine.plan import ExecutionPlan, make_plan
 from pfljax.training import files, loop, memory
-from pfljax.types import Federation, RunError, Split, UsageError
 
 FLAGS = flags.FLAGS
 PRESETS = sweeps.PRESETS / "scaling"
@@ -75,7 +76,7 @@ class Cell(NamedTuple):
     def clients_per_round(self) -> int:
         return self.cohort or self.num_clients
 
-    def make_plan(self) -> Plan:
+    def make_plan(self) -> ExecutionPlan:
         """How its clients are mapped."""
         kind, _, chunk = self.plan.partition("-")
         return make_plan(kind, int(chunk or 0), self.devices, FLAGS.exchange)
@@ -158,7 +159,7 @@ def build_data(cell: Cell, num_clients: int) -> Federation:
     return Federation(*parts, distribution, task, num_classes, described_data())
 
 
-def shapes_of(cell: Cell, plan: Plan) -> Federation:
+def shapes_of(cell: Cell, plan: ExecutionPlan) -> Federation:
     """The cell's clients as shapes on the devices, from one client's data."""
     one = build_data(cell, 1)
 

@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import NoReturn
 
-from pfljax.processes import START_SECONDS
+from pfljax.engine.processes import START_SECONDS
 
 WATCHED = "PFLJAX_WATCHED"
 PATIENCE_SECONDS = 5  # with a process that is told to end

@@ -22,10 +22,11 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import common
-from pfljax import algorithms, data, processes
+from pfljax import algorithms, data
+from pfljax.core.types import Federation, RunError, UsageError
+from pfljax.engine import processes
 from pfljax.training import files, loop
 from pfljax.training.history import check_directory
-from pfljax.types import Federation, RunError, UsageError
 
 FLAGS = flags.FLAGS
 PRESETS = Path(__file__).parent / "presets"

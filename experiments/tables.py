@@ -12,7 +12,7 @@ from absl import flags
 
 from experiments import common, sweeps
 from pfljax import report
-from pfljax.types import UsageError
+from pfljax.core.types import UsageError
 
 FLAGS = flags.FLAGS
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}

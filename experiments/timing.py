@@ -11,12 +11,12 @@ import jax
 import numpy as np
 
 from pfljax import algorithms
-from pfljax.mapping import Plan
+from pfljax.core.types import ClientData, Federation
+from pfljax.engine.plan import ExecutionPlan
+from pfljax.engine.rounds import Record
+from pfljax.local.solver import Problem, Solver
 from pfljax.models import Model
-from pfljax.solvers import Problem, Solver
 from pfljax.training import loop
-from pfljax.training.rounds import Record
-from pfljax.types import Federation, Shard
 
 Dispatch = Callable[[], tuple[float, Record]]  # runs one dispatch: its seconds a round, and its records, stacked
 
@@ -27,7 +27,7 @@ def setup(
     federation: Federation,
     model: Model,
     solver: Solver,
-    plan: Plan,
+    plan: ExecutionPlan,
     cohort_size: int,
     rounds_per_dispatch: int,
     client_store: str = "device",
@@ -49,7 +49,7 @@ def setup(
     """
     n_max = federation.train.y.shape[1]
 
-    def make(plan: Plan):
+    def make(plan: ExecutionPlan):
         problem = Problem(model, solver, plan, federation.num_clients, cohort_size, n_max, 1, **options)
         return algorithms.get(name).make(problem, config)
 
@@ -71,7 +71,9 @@ def setup(
     )
 
 
-def start(compiled: loop.Compiled, clients: Shard, rounds_per_dispatch: int, trace: Path | None = None) -> Dispatch:
+def start(
+    compiled: loop.Compiled, clients: ClientData, rounds_per_dispatch: int, trace: Path | None = None
+) -> Dispatch:
     """Makes the state, and gives what runs the next rounds on it; a profiler's trace of others goes to `trace`."""
     if trace:
         print(f"  {loop.profile(trace, compiled, lambda purpose: jax.random.key(purpose), clients)}", flush=True)

@@ -18,9 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import common, curves
-from pfljax import algorithms, processes, report
+from pfljax import algorithms, report
+from pfljax.core.types import UsageError
+from pfljax.engine import processes
 from pfljax.training import loop
-from pfljax.types import UsageError
 
 FLAGS = flags.FLAGS
 

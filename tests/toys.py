@@ -7,11 +7,11 @@ import optax
 
 from pfljax import models
 from pfljax.algorithms import METHODS
-from pfljax.mapping import make_plan
-from pfljax.solvers import Problem, Solver
+from pfljax.core.types import Federation, Split
+from pfljax.engine.plan import make_plan
+from pfljax.engine.rounds import make_round
+from pfljax.local.solver import Problem, Solver
 from pfljax.training import loop
-from pfljax.training.rounds import make_round
-from pfljax.types import Federation, Split
 
 
 def make_split(rng, sizes, task="classification", features=3, classes=3, n_max=None):

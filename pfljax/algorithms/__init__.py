@@ -31,8 +31,8 @@ from pfljax.algorithms import (
     q_ffl,
     scaffold,
 )
-from pfljax.solvers import Problem
-from pfljax.types import Algorithm, UsageError
+from pfljax.core.types import Algorithm, UsageError
+from pfljax.local.solver import Problem
 
 
 class Method(NamedTuple):

@@ -17,11 +17,11 @@ import dataclasses
 import jax.numpy as jnp
 import optax
 
-from pfljax import aggregation
-from pfljax.global_model import averaging, loss_at_start
-from pfljax.privacy import BY_LOSS
-from pfljax.solvers import Problem
-from pfljax.types import Algorithm, UsageError, Work
+from pfljax.algorithms.common import aggregation
+from pfljax.algorithms.common.averaging import averaging, loss_at_start
+from pfljax.core.types import Algorithm, ClientOutput, UsageError
+from pfljax.local.privacy import BY_LOSS
+from pfljax.local.solver import Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ def afl(problem: Problem, config: AFLConfig) -> Algorithm:
         share = jnp.where(shard.train.size > 0, turn.server[row["id"]], 0)
         upload, sent = aggregation.weighted(trained, share)
         report = {"loss": losses[0], "start": jnp.where(shard.train.size > 0, loss, 0), "client": row["id"]}
-        return Work(row | {"optimizer": kept}, upload, report, sent)
+        return ClientOutput(row | {"optimizer": kept}, upload, report, sent)
 
     def update(key, state, returned):
         ascent = jnp.zeros_like(state.server).at[returned.report["client"]].add(returned.report["start"])

@@ -20,10 +20,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfljax import tree
-from pfljax.global_model import averaging
-from pfljax.solvers import Problem, descend, mean_loss
-from pfljax.types import Algorithm, Predictor, UsageError
+from pfljax.algorithms.common.averaging import averaging
+from pfljax.core import tree
+from pfljax.core.types import Algorithm, Predictor, UsageError
+from pfljax.local.solver import Problem, descend, mean_loss
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,9 +23,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from pfljax import tree
-from pfljax.solvers import Problem
-from pfljax.types import Algorithm, Array, Predictor, State, UsageError, Work
+from pfljax.core import tree
+from pfljax.core.types import Algorithm, Array, ClientOutput, Predictor, State, UsageError
+from pfljax.local.solver import Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,7 @@ def clustered(problem: Problem, config: ClusteredConfig) -> Algorithm:
         trained, kept, losses = problem.fit_models(turn, models, kept, shard.train)
         size = shard.train.size.astype(jnp.float32)
         upload = {"update": tree.subtract(trained, models), "size": size[None]}
-        return Work(kept, upload, {"loss": losses[0]}, (size > 0)[None])
+        return ClientOutput(kept, upload, {"loss": losses[0]}, (size > 0)[None])
 
     def update(key, state, returned):
         updates, size, label = returned.upload["update"], returned.upload["size"], state.server["label"]

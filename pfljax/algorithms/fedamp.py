@@ -20,9 +20,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pfljax import tree
-from pfljax.solvers import Problem, proximal
-from pfljax.types import Algorithm, Array, Params, Predictor, State, UsageError, Work
+from pfljax.core import tree
+from pfljax.core.types import Algorithm, Array, ClientOutput, Params, Predictor, State, UsageError
+from pfljax.local.solver import Problem, proximal
 
 SHOWN = 16  # clients of most weight that a run's files tell for each client
 
@@ -79,7 +79,7 @@ def fedamp(problem: Problem, config: FedAMPConfig) -> Algorithm:
         cloud = jax.tree.map(lambda leaf: leaf[0], models)
         near = proximal(problem.solver, cloud, config.strength)
         new, loss = problem.fit_personal(turn, row | {"model": cloud}, shard.train, near)
-        return Work({"optimizer": new["optimizer"]}, tree.stack_one(new["model"]), {"loss": loss})
+        return ClientOutput({"optimizer": new["optimizer"]}, tree.stack_one(new["model"]), {"loss": loss})
 
     def update(key, state, returned):
         models = tree.where(returned.count > 0, returned.upload, state.server["models"])

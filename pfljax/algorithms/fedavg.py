@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from pfljax.global_model import averaging
-from pfljax.solvers import Problem
-from pfljax.types import Algorithm, Predictor, UsageError
+from pfljax.algorithms.common.averaging import averaging
+from pfljax.core.types import Algorithm, Predictor, UsageError
+from pfljax.local.solver import Problem
 
 
 @dataclasses.dataclass(frozen=True)

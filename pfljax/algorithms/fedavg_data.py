@@ -19,11 +19,11 @@ import math
 import jax
 import jax.numpy as jnp
 
-from pfljax import tree
-from pfljax.global_model import averaging
-from pfljax.solvers import Problem
-from pfljax.types import Algorithm, Split, UsageError
-from pfljax.views import Joined
+from pfljax.algorithms.common.averaging import averaging
+from pfljax.core import tree
+from pfljax.core.types import Algorithm, Split, UsageError
+from pfljax.engine.views import Joined
+from pfljax.local.solver import Problem
 
 
 @dataclasses.dataclass(frozen=True)

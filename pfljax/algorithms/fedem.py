@@ -1,7 +1,7 @@
 """FedEM and D-FedEM: every client's distribution is a mixture of M shared ones.
 
 Marfoq, Neglia, Bellet, Kameni, Vidal, "Federated multi-task learning under a mixture of distributions" (NeurIPS 2021),
-Algorithm 1 and Section 3.3; both are instances of federated surrogate optimization (`pfljax.surrogates`).
+Algorithm 1 and Section 3.3; both are instances of federated surrogate optimization (`common.surrogates`).
 
     A round: client k receives the components theta_1..theta_M and, on all its training data,
     q_k(i, m) ~ pi_k[m] exp(-l(theta_m; s_i))                    (Eq. 8; l. 5)
@@ -28,9 +28,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from pfljax import graphs, surrogates
-from pfljax.solvers import Problem, losses_of_examples, mean_loss
-from pfljax.types import Algorithm, UsageError
+from pfljax.algorithms.common import graphs, surrogates
+from pfljax.core.types import Algorithm, UsageError
+from pfljax.local.solver import Problem, losses_of_examples, mean_loss
 
 
 @dataclasses.dataclass(frozen=True)

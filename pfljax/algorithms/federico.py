@@ -33,11 +33,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfljax import neighbors, tree
-from pfljax.privacy import BY_LOSS
-from pfljax.solvers import Problem, fit, mean_loss, take_batch, total_loss
-from pfljax.types import Algorithm, Predictor, State, UsageError, Work
-from pfljax.views import read
+from pfljax.algorithms.common import neighbors
+from pfljax.core import tree
+from pfljax.core.types import Algorithm, ClientOutput, Predictor, State, UsageError
+from pfljax.engine.views import read
+from pfljax.local.privacy import BY_LOSS
+from pfljax.local.solver import Problem, fit, mean_loss, take_batch, total_loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +151,7 @@ def federico(problem: Problem, config: FedericoConfig) -> Algorithm:
         row = jax.tree.map(lambda new, old: jnp.where(first, new, old), new, row)
         sent = takes_step(problem, turn, split)
         upload = tree.scale(grads, row["held"])  # l. 17 with Eq. 5's 1 / n_i
-        return Work(row, upload, {"loss": mixed(row["held"], losses)}, sent)
+        return ClientOutput(row, upload, {"loss": mixed(row["held"], losses)}, sent)
 
     def work_delta(turn, models, row, shard):
         split = shard.train
@@ -166,7 +167,7 @@ def federico(problem: Problem, config: FedericoConfig) -> Algorithm:
         deltas, losses = plan.over_models(train, models)
         row = {"table": table, "held": weights, "rounds": row["rounds"] + 1}
         report = {"loss": mixed(weights, losses)}
-        return Work(row, tree.scale(deltas, weights), report, takes_step(problem, turn, split))
+        return ClientOutput(row, tree.scale(deltas, weights), report, takes_step(problem, turn, split))
 
     def update_gradient(key, state, returned):
         return apply_gradients(problem, state, returned.upload, returned.count > 0, "peers"), {}
@@ -231,7 +232,9 @@ def federico_centralized(problem: Problem, config: FedericoCentralizedConfig) ->
             "log_likelihood": jnp.where(first, log_likelihood, 0.0),
             "size": split.size,
         }
-        return Work({"log_prior": posterior}, tree.scale(grads, weights), report, takes_step(problem, turn, split))
+        return ClientOutput(
+            {"log_prior": posterior}, tree.scale(grads, weights), report, takes_step(problem, turn, split)
+        )
 
     def update(key, state, returned):
         total = jnp.maximum(returned.report["size"].sum(), 1)
@@ -300,7 +303,7 @@ def apply_gradients(problem: Problem, state: State, grads, arrived, topology) ->
         params, opt_state = jax.lax.cond(
             arrived, step, lambda grads, opt_state, params: (params, opt_state), grads, opt_state, read(params)
         )
-        return Work(opt_state, tree.stack_one(params), {})
+        return ClientOutput(opt_state, tree.stack_one(params), {})
 
     index = jnp.arange(arrived.shape[0])[:, None]
     optimizer, returned = problem.plan.exchange(

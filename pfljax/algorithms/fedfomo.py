@@ -37,10 +37,11 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from pfljax import neighbors, tree
-from pfljax.solvers import Problem, total_loss
-from pfljax.types import Algorithm, Array, Cohort, Params, Predictor, State, UsageError, Work
-from pfljax.views import read
+from pfljax.algorithms.common import neighbors
+from pfljax.core import tree
+from pfljax.core.types import Algorithm, Array, ClientOutput, Cohort, Params, Predictor, State, UsageError
+from pfljax.engine.views import read
+from pfljax.local.solver import Problem, total_loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +212,7 @@ def build(problem: Problem, config: FedFomoAverageConfig, norm, topology, stack,
             "weights": final,
             "optimizer": optimizer,
         }
-        return Work(row, trained, {"loss": losses[0], "kept": final.sum() == 0})
+        return ClientOutput(row, trained, {"loss": losses[0], "kept": final.sum() == 0})
 
     def update(key, state, returned):
         models = tree.where(returned.count > 0, returned.upload, state.models)
@@ -228,7 +229,7 @@ def build(problem: Problem, config: FedFomoAverageConfig, norm, topology, stack,
 
         def client(models, _, data):
             index, start, split = data
-            return Work((), (), personalize(index[...], models, read(start), split)[0])
+            return ClientOutput((), (), personalize(index[...], models, read(start), split)[0])
 
         data = (index, state.clients["start"], clients.validation)
         return Predictor.own(problem.plan.exchange(client, state.models, index, (), data, topology=topology)[1].report)

@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfljax.global_model import averaging
-from pfljax.solvers import Problem
-from pfljax.types import Algorithm, UsageError
+from pfljax.algorithms.common.averaging import averaging
+from pfljax.core.types import Algorithm, UsageError
+from pfljax.local.solver import Problem
 
 
 @dataclasses.dataclass(frozen=True)

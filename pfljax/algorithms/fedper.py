@@ -15,9 +15,9 @@ import dataclasses
 
 import jax
 
-from pfljax.global_model import sharing_layers
-from pfljax.solvers import Problem
-from pfljax.types import Algorithm, UsageError
+from pfljax.algorithms.common.averaging import sharing_layers
+from pfljax.core.types import Algorithm, UsageError
+from pfljax.local.solver import Problem
 
 
 @dataclasses.dataclass(frozen=True)

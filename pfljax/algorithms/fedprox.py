@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from pfljax.global_model import averaging
-from pfljax.solvers import Problem, proximal
-from pfljax.types import Algorithm, UsageError
+from pfljax.algorithms.common.averaging import averaging
+from pfljax.core.types import Algorithm, UsageError
+from pfljax.local.solver import Problem, proximal
 
 
 @dataclasses.dataclass(frozen=True)

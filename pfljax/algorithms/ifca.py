@@ -19,10 +19,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pfljax import aggregation, tree
-from pfljax.privacy import BY_LOSS
-from pfljax.solvers import Problem, total_loss
-from pfljax.types import Algorithm, Predictor, State, UsageError, Work
+from pfljax.algorithms.common import aggregation
+from pfljax.core import tree
+from pfljax.core.types import Algorithm, ClientOutput, Predictor, State, UsageError
+from pfljax.local.privacy import BY_LOSS
+from pfljax.local.solver import Problem, total_loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +92,7 @@ def clusters(problem: Problem, num: int, num_shared: int, prefix: str) -> Algori
         trained, kept, losses = problem.fit_models(turn, start, kept, shard.train)
         size = jnp.where(jnp.arange(num) == chosen, shard.train.size, 0)
         upload, sent = aggregation.weighted(tree.repeat(trained, num), size, num)
-        return Work(kept, upload, {"loss": losses[0]}, sent)
+        return ClientOutput(kept, upload, {"loss": losses[0]}, sent)
 
     def update(key, state, returned):
         models = aggregation.average(state.models, returned)

@@ -18,10 +18,10 @@ import dataclasses
 
 import jax
 
-from pfljax import tree
-from pfljax.global_model import averaging
-from pfljax.solvers import Problem
-from pfljax.types import Algorithm, Predictor, UsageError
+from pfljax.algorithms.common.averaging import averaging
+from pfljax.core import tree
+from pfljax.core.types import Algorithm, Predictor, UsageError
+from pfljax.local.solver import Problem
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from pfljax.global_model import sharing_layers
-from pfljax.solvers import Problem
-from pfljax.types import Algorithm, UsageError
+from pfljax.algorithms.common.averaging import sharing_layers
+from pfljax.core.types import Algorithm, UsageError
+from pfljax.local.solver import Problem
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,9 +9,9 @@ import dataclasses
 
 import jax
 
-from pfljax import tree
-from pfljax.solvers import Problem, fit
-from pfljax.types import Algorithm, Predictor, State, Work
+from pfljax.core import tree
+from pfljax.core.types import Algorithm, ClientOutput, Predictor, State
+from pfljax.local.solver import Problem, fit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ def local(problem: Problem, config: LocalConfig) -> Algorithm:
     def work(turn, models, opt_state, shard):
         params = jax.tree.map(lambda leaf: leaf[0], models)
         params, opt_state, loss = fit(problem.solver, turn.key, params, opt_state, shard.train, round_number=turn.round)
-        return Work(client=opt_state, upload=tree.stack_one(params), report={"loss": loss})
+        return ClientOutput(client=opt_state, upload=tree.stack_one(params), report={"loss": loss})
 
     def update(key, state, returned):
         return state._replace(models=returned.upload), {}

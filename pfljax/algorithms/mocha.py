@@ -25,9 +25,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pfljax import tree
-from pfljax.solvers import Problem, mean_loss
-from pfljax.types import Algorithm, Array, Params, Predictor, State, UsageError, Work
+from pfljax.core import tree
+from pfljax.core.types import Algorithm, Array, ClientOutput, Params, Predictor, State, UsageError
+from pfljax.local.solver import Problem, mean_loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,7 @@ def mocha(problem: Problem, config: MochaConfig) -> Algorithm:
             return mean_loss(problem.solver, params, batch) + config.strength / 2 * penalty
 
         row, loss = problem.fit_personal(turn, row, shard.train, objective)
-        return Work(row, tree.stack_one(split(row["model"])[0]), {"loss": loss})
+        return ClientOutput(row, tree.stack_one(split(row["model"])[0]), {"loss": loss})
 
     def update(key, state, returned):
         weights = tree.where(returned.count > 0, returned.upload, state.server["weights"])

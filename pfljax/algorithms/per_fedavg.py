@@ -22,10 +22,10 @@ from typing import Literal
 
 import jax
 
-from pfljax import tree
-from pfljax.global_model import averaging
-from pfljax.solvers import Problem, loss_and_gradient, mean_loss
-from pfljax.types import Algorithm, Predictor, UsageError
+from pfljax.algorithms.common.averaging import averaging
+from pfljax.core import tree
+from pfljax.core.types import Algorithm, Predictor, UsageError
+from pfljax.local.solver import Problem, loss_and_gradient, mean_loss
 
 
 @dataclasses.dataclass(frozen=True)

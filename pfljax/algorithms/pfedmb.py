@@ -24,9 +24,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfljax import aggregation, branches, tree
-from pfljax.solvers import Problem, fit
-from pfljax.types import Algorithm, Array, Predictor, State, UsageError, Work
+from pfljax.algorithms.common import aggregation, branches
+from pfljax.core import tree
+from pfljax.core.types import Algorithm, Array, ClientOutput, Predictor, State, UsageError
+from pfljax.local.solver import Problem, fit
 
 OF_ALPHA = 1  # of a client's key for a round: the mini-batches of alpha
 
@@ -89,7 +90,7 @@ def pfedmb(problem: Problem, config: PFedMBConfig) -> Algorithm:
         weight = size * (alpha if config.averaging == "alpha" else jnp.ones_like(alpha))
         own = jax.tree.map(lambda leaf: leaf[0], models)
         upload = tree.stack_one({"model": branches.scale(model, weight, own), "weight": weight})
-        return Work({"raw": raw, "optimizer": optimizer}, upload, {"loss": losses[0]}, (size > 0)[None])
+        return ClientOutput({"raw": raw, "optimizer": optimizer}, upload, {"loss": losses[0]}, (size > 0)[None])
 
     def update(key, state, returned):
         total, weight = (jax.tree.map(lambda leaf: leaf[0], returned.upload[name]) for name in ("model", "weight"))

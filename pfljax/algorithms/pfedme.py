@@ -21,10 +21,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfljax import tree
-from pfljax.global_model import averaging
-from pfljax.solvers import Problem, loss_and_gradient, mean_loss
-from pfljax.types import Algorithm, Params, Predictor, UsageError
+from pfljax.algorithms.common.averaging import averaging
+from pfljax.core import tree
+from pfljax.core.types import Algorithm, Params, Predictor, UsageError
+from pfljax.local.solver import Problem, loss_and_gradient, mean_loss
 
 
 @dataclasses.dataclass(frozen=True)

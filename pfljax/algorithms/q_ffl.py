@@ -15,11 +15,11 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from pfljax import tree
-from pfljax.global_model import averaging, loss_at_start
-from pfljax.privacy import BY_LOSS
-from pfljax.solvers import Problem
-from pfljax.types import Algorithm, UsageError, Work
+from pfljax.algorithms.common.averaging import averaging, loss_at_start
+from pfljax.core import tree
+from pfljax.core.types import Algorithm, ClientOutput, UsageError
+from pfljax.local.privacy import BY_LOSS
+from pfljax.local.solver import Problem
 
 LEAST = 1e-10  # of a loss, so that its powers stay finite
 
@@ -53,7 +53,7 @@ def q_ffl(problem: Problem, config: QFFLConfig) -> Algorithm:
         counts = loss**config.q
         step = config.q * loss ** (config.q - 1) * tree.inner(moved, moved) + config.lipschitz * counts
         upload = {"moved": tree.scale(moved, counts), "step": step[None]}
-        return Work(kept, upload, {"loss": losses[0]}, (shard.train.size > 0)[None])
+        return ClientOutput(kept, upload, {"loss": losses[0]}, (shard.train.size > 0)[None])
 
     def update(key, state, returned):
         step = returned.upload["step"]

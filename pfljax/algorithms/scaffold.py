@@ -19,9 +19,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pfljax import aggregation, tree
-from pfljax.solvers import Problem, mean_loss
-from pfljax.types import Algorithm, Predictor, State, UsageError, Work
+from pfljax.algorithms.common import aggregation
+from pfljax.core import tree
+from pfljax.core.types import Algorithm, ClientOutput, Predictor, State, UsageError
+from pfljax.local.solver import Problem, mean_loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +79,7 @@ def scaffold(problem: Problem, config: ScaffoldConfig) -> Algorithm:
         )
         upload, sent = aggregation.weighted(y, shard.train.size)
         upload["control"] = tree.scale(tree.stack_one(tree.subtract(control, row["control"])), upload["weight"])
-        return Work({"control": control, "optimizer": optimizer}, upload, {"loss": losses[0]}, sent)
+        return ClientOutput({"control": control, "optimizer": optimizer}, upload, {"loss": losses[0]}, sent)
 
     def update(key, state, returned):
         x, c = state.models["model"], state.models["control"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from pfljax.core.types import Federation, UsageError
 from pfljax.data import latent, packing, partitions, sources
 from pfljax.data.packing import (
     describe,
@@ -13,7 +14,6 @@ from pfljax.data.packing import (
     shuffle_targets,
     split_unseen,
 )
-from pfljax.types import Federation, UsageError
 
 __all__ = [
     "describe",

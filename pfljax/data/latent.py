@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from pfljax.core.types import UsageError
 from pfljax.data.sources import Source, generator
-from pfljax.types import UsageError
 
 Embed = Callable[[Source], np.ndarray]  # the examples as (n, F); its `key` tells what decides it
 COMPONENTS = 256

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pfljax import processes
+from pfljax.core.types import Federation, Split, UsageError
 from pfljax.data.partitions import Assignment
 from pfljax.data.sources import Source, generator
-from pfljax.types import Federation, Split, UsageError
+from pfljax.engine import processes
 
 
 def build(

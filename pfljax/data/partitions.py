@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pfljax.core.types import UsageError
 from pfljax.data.sources import Source, check_concentration, dirichlet_draws, generator, unknown
-from pfljax.types import UsageError
 
 MIN_EXAMPLES = 2  # one to train on and one to test on
 PACHINKO_BETA = 10  # concentration of the fine labels within a coarse one

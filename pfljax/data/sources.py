@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pfljax.types import Task, UsageError
+from pfljax.core.types import Task, UsageError
 
 SINE_EXAMPLES = 20  # a client's examples of the sine curve, training and test part together
 SINE_NOISE = 0.1  # standard deviation of the noise on the sine curve

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from pfljax.core.types import Array, Key, Params, Task, UsageError
 from pfljax.models.networks import (
     CNN,
     MLP,
@@ -22,7 +23,6 @@ from pfljax.models.networks import (
     ResNet18,
 )
 from pfljax.models.recurrent import CharacterLSTM
-from pfljax.types import Array, Key, Params, Task, UsageError
 
 NAMES = (
     *("linear", "mlp", "cnn", "lenet", "mcmahan_cnn", "femnist_cnn", "pfl_research_cnn"),

@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from pfljax.types import Array
+from pfljax.core.types import Array
 
 CACHE_BYTES = 6 << 20  # on a CPU, patches of so many bytes at a time stay in cache (measured: BUILD_NOTES.md)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import flax.linen as nn
 
+from pfljax.core.types import Array
 from pfljax.models.layers import DepthwiseConv, PatchConv, max_pool, patches
-from pfljax.types import Array
 
 
 class MLP(nn.Module):

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from pfljax.types import Array
+from pfljax.core.types import Array
 
 
 def _gates(z: Array) -> Array:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from pfljax import processes
+from pfljax.engine import processes
 from pfljax.report import figures
 from pfljax.training import files
 

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from pfljax import processes
-from pfljax.types import State
+from pfljax.core.types import State
+from pfljax.engine import processes
 
 KEEP = 2  # the newest, and one in case it is torn
 

@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfljax import evaluation, tree
-from pfljax.mapping import Plan
+from pfljax.core import tree
+from pfljax.core.types import Algorithm, ClientData, Federation, Key, Predictor, Split, State
+from pfljax.engine.plan import ExecutionPlan
+from pfljax.engine.rounds import by_client, make_round
+from pfljax.evaluation import metrics as evaluation
+from pfljax.local.solver import Solver
 from pfljax.models import Model
-from pfljax.solvers import Solver
 from pfljax.training import memory
-from pfljax.training.rounds import by_client, make_round
-from pfljax.types import Algorithm, Federation, Key, Predictor, Shard, Split, State
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Setup:
 
     Attributes:
         name: The algorithm's registered name.
-        make: Plan -> Algorithm; called again with a smaller chunk if the first does not fit.
+        make: ExecutionPlan -> Algorithm; called again with a smaller chunk if the first does not fit.
         model: The clients' network.
         solver: How they train it.
         federation: The clients that train.
@@ -44,12 +45,12 @@ class Setup:
     """
 
     name: str
-    make: Callable[[Plan], Algorithm]
+    make: Callable[[ExecutionPlan], Algorithm]
     model: Model
     solver: Solver
     federation: Federation
     unseen: Federation | None
-    plan: Plan
+    plan: ExecutionPlan
     rounds: int
     cohort_size: int
     eval_every: int
@@ -72,16 +73,16 @@ class Compiled:
     """A run's compiled functions, and where its state lives."""
 
     algorithm: Algorithm
-    plan: Plan
+    plan: ExecutionPlan
     state: Any  # a State of ShapeDtypeStructs with shardings
-    init: Callable[[Key, Shard], State]
+    init: Callable[[Key, ClientData], State]
     segment: Callable  # (key, start, stop, state, clients) -> (state, stacked records, rounds done)
     memory: memory.MemoryPlan
     compile_seconds: float
     making: memory.MemoryPlan | None = None  # of the initial state
 
 
-def state_shardings(algorithm: Algorithm, plan: Plan, state: State, axis: int = 0) -> State:
+def state_shardings(algorithm: Algorithm, plan: ExecutionPlan, state: State, axis: int = 0) -> State:
     """Rows (at `axis`) of clients, and of models where they are the clients' own, are spread over the devices."""
     parts = [
         jax.tree.map(lambda leaf, rows=rows: plan.sharding(leaf, by_rows=rows, axis=axis), part)
@@ -93,12 +94,12 @@ def state_shardings(algorithm: Algorithm, plan: Plan, state: State, axis: int = 
 LARGE = 32 << 20  # bytes of a model stack from which on a dispatch is one round
 
 
-def lifted(plan: Plan, fn: Callable, replicates: int, in_axes: Any = 0) -> Callable:
+def lifted(plan: ExecutionPlan, fn: Callable, replicates: int, in_axes: Any = 0) -> Callable:
     """`fn` for one run, or for as many `replicates` at once."""
     return plan.over_replicates(fn, in_axes) if replicates else fn
 
 
-def compile_segment(setup: Setup, clients: Shard, plan: Plan, replicates: int = 0) -> Compiled:
+def compile_segment(setup: Setup, clients: ClientData, plan: ExecutionPlan, replicates: int = 0) -> Compiled:
     """Compiles up to `eval_every` rounds into one dispatch, or a single one of peers with a large model stack.
 
     Peers' models are read by others until the round ends, so that the next ones need memory of their own. In a loop
@@ -171,15 +172,15 @@ def compile_segment(setup: Setup, clients: Shard, plan: Plan, replicates: int = 
     return Compiled(algorithm, plan, state, init, dispatch, needs[0], seconds, needs[1])
 
 
-def place(plan: Plan, stacked: Any, num: int, axis: int = 0) -> Any:
+def place(plan: ExecutionPlan, stacked: Any, num: int, axis: int = 0) -> Any:
     """Puts stacked host arrays on the devices, the rows (at `axis`) of `num` clients spread over them."""
     return jax.tree.map(lambda leaf: plan.place(leaf, num, axis), stacked)
 
 
-def make_evaluation(setup: Setup, algorithm: Algorithm, plan: Plan, replicates: int = 0) -> Callable:
+def make_evaluation(setup: Setup, algorithm: Algorithm, plan: ExecutionPlan, replicates: int = 0) -> Callable:
     """(key, state, clients, splits) -> (metrics by split and name, who uses whom), in one compiled call."""
 
-    def score(key: Key, state: State, clients: Shard, splits: dict[str, Split]):
+    def score(key: Key, state: State, clients: ClientData, splits: dict[str, Split]):
         predictor = algorithm.predictor(key, state, clients)
         final = tuned(algorithm, key, predictor, clients)
         metrics = {name: evaluation.evaluate(plan, setup.model, final, split) for name, split in splits.items()}
@@ -192,7 +193,7 @@ def make_evaluation(setup: Setup, algorithm: Algorithm, plan: Plan, replicates: 
     return jax.jit(lifted(plan, score, replicates), out_shardings=plan.everywhere)
 
 
-def tuned(algorithm: Algorithm, key: Key, predictor: Predictor, clients: Shard) -> Predictor:
+def tuned(algorithm: Algorithm, key: Key, predictor: Predictor, clients: ClientData) -> Predictor:
     """What is evaluated in the predictor's place."""
     return algorithm.tune(jax.random.fold_in(key, 1), predictor, clients) if algorithm.tune else predictor
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pfljax import processes
+from pfljax.engine import processes
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], None]) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from pfljax.core.types import Federation, UsageError
 from pfljax.training import files
-from pfljax.types import Federation, UsageError
 
 
 class History:

@@ -17,12 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfljax import evaluation, tree
-from pfljax.mapping import Plan, make_host_plan
+from pfljax.core import tree
+from pfljax.core.types import Algorithm, ClientData, Cohort, Key, Predictor, PyTree, Split, State, UsageError
+from pfljax.engine.plan import ExecutionPlan, make_host_plan
+from pfljax.engine.rounds import cohort_of, join_state, make_cohort_round, split_state
+from pfljax.evaluation import metrics as evaluation
 from pfljax.training import memory
 from pfljax.training.compiled import Compiled, Setup, is_private_mixture, place, state_shardings, tuned
-from pfljax.training.rounds import cohort_of, join_state, make_cohort_round, split_state
-from pfljax.types import Algorithm, Cohort, Key, Predictor, PyTree, Shard, Split, State, UsageError
 
 BLOCK_BYTES = 64 << 20  # of the clients that are evaluated at once, at least
 
@@ -32,7 +33,7 @@ class Ahead(NamedTuple):
 
     ids: np.ndarray
     rows: State
-    clients: Shard
+    clients: ClientData
 
 
 def rows_of(stack: PyTree, ids: np.ndarray) -> PyTree:
@@ -51,7 +52,7 @@ def write_rows(stack: PyTree, ids: np.ndarray, rows: PyTree) -> None:
     jax.tree.map(write, stack, rows)
 
 
-def compile_segment(setup: Setup, clients: Shard, plan: Plan) -> Compiled:
+def compile_segment(setup: Setup, clients: ClientData, plan: ExecutionPlan) -> Compiled:
     """As `compiled.compile_segment`, round by round on the cohort's rows."""
     begin = time.perf_counter()
     algorithm = setup.make(plan)
@@ -79,7 +80,7 @@ def compile_segment(setup: Setup, clients: Shard, plan: Plan) -> Compiled:
     compiled = jitted.lower(key, number, ids, state, of_clients).compile()
     draw = jax.jit(lambda key, number: cohort_of(key, number, num_clients, size).ids)
 
-    def fetch(key: Key, number: int, rows: State, clients: Shard) -> Ahead:
+    def fetch(key: Key, number: int, rows: State, clients: ClientData) -> Ahead:
         ids = np.asarray(draw(key, number))
         return Ahead(ids, rows_of(rows, ids), place(plan, rows_of(clients, ids), size))
 
@@ -114,7 +115,7 @@ def compile_segment(setup: Setup, clients: Shard, plan: Plan) -> Compiled:
     rest_at = split_state(algorithm, shardings)[1]
     host = make_host_plan()
 
-    def init(key: Key, clients: Shard) -> State:
+    def init(key: Key, clients: ClientData) -> State:
         # On the host, since all clients' rows may not fit the devices.
         with jax.default_device(host.mesh.devices.flat[0]):
             state = jax.jit(setup.make(host).init)(key, clients)
@@ -141,7 +142,7 @@ def _placeholder(leaf: Any) -> np.ndarray:
     return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
 
 
-def make_evaluation(setup: Setup, algorithm: Algorithm, plan: Plan) -> Callable:
+def make_evaluation(setup: Setup, algorithm: Algorithm, plan: ExecutionPlan) -> Callable:
     """As `compiled.make_evaluation`, in blocks of clients that need no more memory than a cohort, or `BLOCK_BYTES`."""
     if not algorithm.by_rows:
         raise UsageError(
@@ -158,7 +159,7 @@ def make_evaluation(setup: Setup, algorithm: Algorithm, plan: Plan) -> Callable:
     size = min(-(-size // plan.num_devices) * plan.num_devices, num_clients)
 
     @jax.jit
-    def predict(key: Key, rows: State, rest: State, clients: Shard):
+    def predict(key: Key, rows: State, rest: State, clients: ClientData):
         state = join_state(algorithm, rows, rest)
         predictor = algorithm.predictor(key, state, clients)
         collaboration = {"index": predictor.index, "weights": predictor.weights}
@@ -168,11 +169,11 @@ def make_evaluation(setup: Setup, algorithm: Algorithm, plan: Plan) -> Callable:
         return dataclasses.replace(predictor, models=()) if others else predictor, collaboration
 
     @jax.jit
-    def score(key: Key, predictor: Predictor, clients: Shard, splits: dict[str, Split]):
+    def score(key: Key, predictor: Predictor, clients: ClientData, splits: dict[str, Split]):
         final = tuned(algorithm, key, predictor, clients)
         return {name: evaluation.evaluate(plan, setup.model, final, split) for name, split in splits.items()}
 
-    def evaluate(key: Key, state: State, clients: Shard, splits: dict[str, Split]):
+    def evaluate(key: Key, state: State, clients: ClientData, splits: dict[str, Split]):
         rows, rest = split_state(algorithm, state)
         found = []
         for start in range(0, num_clients, size):

@@ -17,8 +17,13 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pfljax import data, evaluation, privacy, processes
-from pfljax.mapping import Plan
+from pfljax import data
+from pfljax.core.types import Algorithm, ClientData, Federation, Key, Predictor, RunError, State
+from pfljax.engine import processes
+from pfljax.engine.plan import ExecutionPlan
+from pfljax.engine.rounds import Record, participations
+from pfljax.evaluation import metrics as evaluation
+from pfljax.local import privacy
 from pfljax.models import Model
 from pfljax.training import checkpoints, files, host_store, memory, profiling
 from pfljax.training.compiled import (
@@ -33,8 +38,6 @@ from pfljax.training.compiled import (
     tuned,
 )
 from pfljax.training.history import History, check_directory
-from pfljax.training.rounds import Record, participations
-from pfljax.types import Algorithm, Federation, Key, Predictor, RunError, Shard, State
 
 DISPATCH_SECONDS = 2.0  # how long a dispatch may last before the progress is shown again
 
@@ -44,7 +47,7 @@ class Result(NamedTuple):
 
     summary: dict
     predictor: Callable[[], Predictor]
-    plan: Plan
+    plan: ExecutionPlan
 
 
 def run(setup: Setup, out: Path, *, resume: bool = False, say: Callable[[str], None] = print) -> Result:
@@ -92,7 +95,7 @@ def run_replicates(
         parts = [getattr(each.federation, part) for each in setups]
         parts = jax.tree.map(lambda *leaves: np.stack(leaves), *parts) if many else parts[0]
         placed[part] = parts if on_host else place(plan, parts, setup.federation.num_clients, axis=int(many > 0))
-    clients = Shard(placed["train"], placed["validation"])
+    clients = ClientData(placed["train"], placed["validation"])
     splits = {name: placed[name] for name in ("train", "test", "validation") if placed[name].y.size}
     compiled = compile_to_fit(setup, clients, many)
     algorithm, plan = compiled.algorithm, compiled.plan
@@ -199,7 +202,7 @@ def run_replicates(
     return results
 
 
-def compile_to_fit(setup: Setup, clients: Shard, replicates: int = 0) -> Compiled:
+def compile_to_fit(setup: Setup, clients: ClientData, replicates: int = 0) -> Compiled:
     """Compiles under the largest chunk, from the plan's downward, that fits the device's memory.
 
     Where models would be gathered on every device, they first go around a ring.
@@ -222,7 +225,7 @@ def compile_to_fit(setup: Setup, clients: Shard, replicates: int = 0) -> Compile
             raise memory.too_large(found.memory)
 
 
-def profile(directory: Path, compiled: Compiled, key_for: Callable[[int], Key], clients: Shard) -> str:
+def profile(directory: Path, compiled: Compiled, key_for: Callable[[int], Key], clients: ClientData) -> str:
     """Traces a few rounds of a state that is then thrown away; says where their time goes."""
     state, done = compiled.init(key_for(0), clients), 0
 
@@ -237,7 +240,9 @@ def profile(directory: Path, compiled: Compiled, key_for: Callable[[int], Key], 
     return profiling.describe(profiling.profile(directory, dispatch))
 
 
-def restore(algorithm: Algorithm, plan: Plan, like: State, outs: Sequence[Path], many: int) -> tuple[int, State] | None:
+def restore(
+    algorithm: Algorithm, plan: ExecutionPlan, like: State, outs: Sequence[Path], many: int
+) -> tuple[int, State] | None:
     """The newest round of whose state all directories have a whole checkpoint, and the state, stacked if `many`."""
     if not many:
         return checkpoints.restore(outs[0] / "checkpoints", like)
@@ -251,7 +256,7 @@ def restore(algorithm: Algorithm, plan: Plan, like: State, outs: Sequence[Path],
     return found[0][0], jax.tree.map(lambda leaf, to: jax.device_put(leaf, to.sharding), stacked, like)
 
 
-def score_unseen(setup: Setup, algorithm: Algorithm, plan: Plan, key: Key, state: State) -> dict:
+def score_unseen(setup: Setup, algorithm: Algorithm, plan: ExecutionPlan, key: Key, state: State) -> dict:
     """Adapts the trained state to clients that were kept out, and scores them."""
     unseen = setup.unseen
     there = lambda part: place(plan, part, unseen.num_clients)

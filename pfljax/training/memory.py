@@ -8,9 +8,10 @@ from typing import Any
 
 import jax
 
-from pfljax import processes, tree
-from pfljax.mapping import Plan
-from pfljax.types import Algorithm, RunError, State
+from pfljax.core import tree
+from pfljax.core.types import Algorithm, RunError, State
+from pfljax.engine import processes
+from pfljax.engine.plan import ExecutionPlan
 
 SHARE = 0.9  # of a device's memory that a run may plan with
 
@@ -72,7 +73,7 @@ def of_compiled(compiled: Any) -> MemoryPlan:
 
 
 def describe(
-    plan: Plan, memory: MemoryPlan, state: State, data: Any, setup: Any, algorithm: Algorithm
+    plan: ExecutionPlan, memory: MemoryPlan, state: State, data: Any, setup: Any, algorithm: Algorithm
 ) -> list[tuple[str, Any]]:
     """The memory plan's lines, (name, bytes or text): what the whole run holds, and what a device needs."""
     size, num_clients = setup.cohort_size, setup.federation.num_clients
@@ -102,7 +103,7 @@ def describe(
     return lines
 
 
-def next_smaller(plan: Plan, num_clients: int, topology: str) -> Plan | None:
+def next_smaller(plan: ExecutionPlan, num_clients: int, topology: str) -> ExecutionPlan | None:
     """The plan that needs less memory: no gathered copies of peers' models, then half as many clients at a time."""
     if topology == "peers" and plan.peers == "auto" and plan.num_devices > 1:
         return dataclasses.replace(plan, peers="ring")

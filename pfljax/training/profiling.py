@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from pfljax.types import RunError, UsageError
+from pfljax.core.types import RunError, UsageError
 
 MIN_ROUNDS = 3  # of a trace
 

@@ -12,13 +12,14 @@ import optax
 import pytest
 import toys
 
-from pfljax import evaluation, tree
 from pfljax.algorithms import METHODS
-from pfljax.mapping import make_plan
-from pfljax.solvers import Problem
+from pfljax.core import tree
+from pfljax.core.types import Aggregate, Algorithm, ClientData, ClientOutput, Cohort, Split, State
+from pfljax.engine.plan import make_plan
+from pfljax.engine.rounds import draw_cohort, make_round
+from pfljax.evaluation import metrics as evaluation
+from pfljax.local.solver import Problem
 from pfljax.training import loop
-from pfljax.training.rounds import draw_cohort, make_round
-from pfljax.types import Algorithm, Cohort, Returned, Shard, Split, State, Work
 
 SIZES = (5, 1, 3, 4, 2, 4, 0, 3)  # uneven, and a client without examples
 ROUNDS = 3
@@ -33,7 +34,7 @@ class Run(NamedTuple):
 
     problem: Problem
     algorithm: Algorithm
-    shards: Shard
+    shards: ClientData
     states: list
     records: list
     again: Callable  # shards -> states, records of the same rounds on other data
@@ -279,9 +280,9 @@ def idle() -> Algorithm:
     """A method that does nothing."""
     init = lambda key, clients: State((), {"w": jnp.zeros((1, 1))}, (), ())
     download = lambda key, state, cohort: jnp.zeros((cohort.ids.shape[0], 1), jnp.int32)
-    work = lambda turn, models, row, shard: Work((), models, {"loss": jnp.zeros(())})
+    work = lambda turn, models, row, shard: ClientOutput((), models, {"loss": jnp.zeros(())})
 
-    def update(key, state, returned: Returned):
+    def update(key, state, returned: Aggregate):
         return state, {}
 
     return Algorithm(init, download, work, update, None, None, "shared", "nothing")

@@ -6,7 +6,7 @@ import optax
 import pytest
 import toys
 
-from pfljax.types import Split, UsageError
+from pfljax.core.types import Split, UsageError
 
 SIZES = (2, 5, 1, 3)
 RATE = 0.1

@@ -9,8 +9,9 @@ import optax
 import pytest
 import toys
 
-from pfljax import evaluation, tree
-from pfljax.types import Split, UsageError
+from pfljax.core import tree
+from pfljax.core.types import Split, UsageError
+from pfljax.evaluation import metrics as evaluation
 
 RATE = 0.1
 

@@ -7,11 +7,12 @@ import optax
 import pytest
 import toys
 
-from pfljax import data, evaluation, models
-from pfljax.mapping import make_plan
-from pfljax.solvers import Problem, Solver
-from pfljax.training.rounds import make_round
-from pfljax.types import Cohort
+from pfljax import data, models
+from pfljax.core.types import Cohort
+from pfljax.engine.plan import make_plan
+from pfljax.engine.rounds import make_round
+from pfljax.evaluation import metrics as evaluation
+from pfljax.local.solver import Problem, Solver
 
 SIZES = np.array([2, 4, 3, 1])
 K, RATE, BETA = 4, 0.05, 0.6

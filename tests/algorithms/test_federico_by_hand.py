@@ -13,10 +13,10 @@ from pfljax.algorithms.federico import (
     federico,
     federico_centralized,
 )
-from pfljax.mapping import make_plan
-from pfljax.solvers import Problem, Solver
-from pfljax.training.rounds import make_round
-from pfljax.types import Shard, Split, UsageError
+from pfljax.core.types import ClientData, Split, UsageError
+from pfljax.engine.plan import make_plan
+from pfljax.engine.rounds import make_round
+from pfljax.local.solver import Problem, Solver
 
 K, RATE, BETA = 3, 0.05, 0.6
 SIZES = np.array([2, 4, 3])
@@ -34,7 +34,7 @@ def build(make, config, data):
     """The state after 0, 1 and 2 rounds, and the records of both, with own models that differ from each other."""
     x, y = data
     empty = Split(jnp.zeros((K, 0, 2)), jnp.zeros((K, 0)), jnp.zeros((K,), jnp.int32))
-    clients = Shard(Split(jnp.asarray(x), jnp.asarray(y), jnp.asarray(SIZES, jnp.int32)), empty)
+    clients = ClientData(Split(jnp.asarray(x), jnp.asarray(y), jnp.asarray(SIZES, jnp.int32)), empty)
     model = models.make("linear", (2,), "regression", 1)
     plan = make_plan("map", devices=1)
     solver = Solver(model.loss, optax.with_extra_args_support(optax.sgd(RATE)))

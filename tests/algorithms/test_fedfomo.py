@@ -7,12 +7,12 @@ import optax
 import pytest
 import toys
 
-from pfljax import neighbors
 from pfljax.algorithms import fedfomo
-from pfljax.mapping import make_plan
+from pfljax.algorithms.common import neighbors
+from pfljax.core.types import Cohort, UsageError
+from pfljax.engine.plan import make_plan
+from pfljax.engine.rounds import make_round
 from pfljax.training import loop
-from pfljax.training.rounds import make_round
-from pfljax.types import Cohort, UsageError
 
 SIZES = (2, 5, 3)
 RATE = 0.1

@@ -9,9 +9,9 @@ import scipy.linalg
 import toys
 from quadratics import MINI, RATE, SIZES, gradient, play, quadratic, vectors
 
-from pfljax import tree
 from pfljax.algorithms import clustered, mocha
-from pfljax.types import UsageError
+from pfljax.core import tree
+from pfljax.core.types import UsageError
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 import toys
 from quadratics import RATE, SIZES, gradient, play, vectors
 
-from pfljax import branches, models
+from pfljax import models
+from pfljax.algorithms.common import branches
 
 B = 3
 

@@ -8,9 +8,9 @@ import pytest
 import toys
 from quadratics import MINI, RATE, SIZES, gradient, play, quadratic, vectors
 
-from pfljax import tree
 from pfljax.algorithms import fedamp
-from pfljax.types import UsageError
+from pfljax.core import tree
+from pfljax.core.types import UsageError
 
 EQUAL = (3, 3, 3, 3)
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from pfljax import data
+from pfljax.core.types import UsageError
 from pfljax.data import latent, packing, partitions
 from pfljax.data.sources import Source
-from pfljax.types import UsageError
 
 KINDS = 3
 

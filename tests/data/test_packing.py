@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from pfljax import data
+from pfljax.core.types import UsageError
 from pfljax.data import packing
 from pfljax.data.partitions import Assignment
 from pfljax.data.sources import Source
-from pfljax.types import UsageError
 
 SIZES = (2, 3, 5, 40, 11)
 ASSIGNMENT = Assignment(np.split(np.arange(61), np.cumsum(SIZES)[:-1]), np.array([3, 1, 4, 1, 5], np.int32))

@@ -5,10 +5,10 @@ import time
 import numpy as np
 import pytest
 
+from pfljax.core.types import UsageError
 from pfljax.data import partitions
 from pfljax.data.partitions import NAMES, PARTITIONS, partition
 from pfljax.data.sources import Source
-from pfljax.types import UsageError
 
 LABELS = [name for name in PARTITIONS if name != "iid"]
 

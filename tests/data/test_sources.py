@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pfljax import data
+from pfljax.core.types import UsageError
 from pfljax.data import sources
-from pfljax.types import UsageError
 
 RNG = np.random.default_rng(0)
 

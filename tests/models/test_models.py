@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pfljax import models
+from pfljax.core.types import UsageError
 from pfljax.models import layers, networks, recurrent
-from pfljax.types import UsageError
 
 SHAPES = [(4, 6, 6, 3), (3, 5, 7, 2), (6, 3, 4, 1)]
 

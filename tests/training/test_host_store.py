@@ -8,10 +8,10 @@ import optax
 import pytest
 import toys
 
-from pfljax import tree
 from pfljax.algorithms import METHODS
+from pfljax.core import tree
+from pfljax.core.types import UsageError
 from pfljax.training import host_store, loop
-from pfljax.types import UsageError
 
 SIZES, ROUNDS, COHORT = (5, 1, 3, 4, 2, 4, 0, 3), 3, 4
 # Of each kind one in the default suite: what stays, what is shared, what travels, and what keeps what.

@@ -13,9 +13,9 @@ import pytest
 import toys
 
 from pfljax.algorithms import METHODS
-from pfljax.mapping import make_plan
+from pfljax.core.types import RunError, UsageError
+from pfljax.engine.plan import make_plan
 from pfljax.training import checkpoints, files, loop
-from pfljax.types import RunError, UsageError
 
 ROUNDS = 6
 SIZES = (4, 3, 5, 2, 4)

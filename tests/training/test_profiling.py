@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from pfljax.mapping import make_plan
-from pfljax.stores import AXIS
+from pfljax.core.types import RunError, UsageError
+from pfljax.engine.plan import make_plan
+from pfljax.engine.routes import AXIS
 from pfljax.training import profiling
 from pfljax.training.profiling import Op
-from pfljax.types import RunError, UsageError
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import toys
 
 from pfljax import data
 from pfljax.algorithms import METHODS
-from pfljax.mapping import make_plan
+from pfljax.core.types import RunError, UsageError
+from pfljax.engine.plan import make_plan
 from pfljax.training import files, loop
-from pfljax.types import RunError, UsageError
 
 ROUNDS = 4
 # Of each seed its own sizes, so that the padding differs.

@@ -1,0 +1,35 @@
+"""What a server makes of the models that come back: shared by all methods that average."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from pfljax.core import tree
+from pfljax.core.types import Aggregate, Array, Params, PyTree
+
+
+def all_models(num_clients: int, num: int = 1) -> Array:
+    """(S, N) int32, for `Algorithm.download`: everyone receives all of the server's N models."""
+    return jnp.broadcast_to(jnp.arange(num, dtype=jnp.int32), (num_clients, num))
+
+
+def weighted(models: Params, size: Array, num: int = 1) -> tuple[PyTree, Array]:
+    """A client's contributions to averages weighted by its number of examples, and whether it makes them.
+
+    Args:
+        models: The J models that the client has trained, leaves (J, ...).
+        size: () n_k, or (J,) a weight for each.
+        num: J.
+
+    Returns:
+        The upload, leaves (J, ...), and `sent` (J,): a client without examples sends nothing.
+    """
+    size = jnp.broadcast_to(jnp.float32(size), (num,))
+    return {"model": tree.scale(models, size), "weight": size}, size > 0
+
+
+def average(models: Params, returned: Aggregate) -> Params:
+    """sum_k n_k theta_k / sum_k n_k for each of N models; a model to which nothing came back stays as it is."""
+    weight = returned.upload["weight"]
+    mean = tree.scale(returned.upload["model"], 1 / jnp.where(weight > 0, weight, 1))
+    return tree.where(weight > 0, mean, models)

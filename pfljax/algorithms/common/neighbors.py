@@ -1,0 +1,139 @@
+"""Who downloads whose model: tables of candidate models and epsilon-greedy sampling."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.core.types import Array, Cohort, Key
+
+
+class Candidates(NamedTuple):
+    """What one client knows of other clients' models: the C that it keeps in mind, its own first.
+
+    Stacked over clients, the tables are K x C and not K x K.
+    """
+
+    ids: Array  # (C,) int32: whose model; -1: a free slot; slot 0 is the client's own
+    last: Array  # (C,): the loss of the model when the client last held it
+    tracked: Array  # (C,): the tracked loss; inf: never evaluated
+
+
+def empty_candidates(own: Array, num: int) -> Candidates:
+    """A table that knows only the client's own model, and that not yet evaluated."""
+    ids = jnp.full((num,), -1, jnp.int32).at[0].set(own)
+    return Candidates(ids, jnp.zeros((num,)), jnp.full((num,), jnp.inf, jnp.float32))
+
+
+def zero_candidates(own: Array, num: int) -> Candidates:
+    """All `num` = K clients with losses of zero, as if evaluated (Alg. 1, l. 3)."""
+    return Candidates((jnp.arange(num, dtype=jnp.int32) + own) % num, jnp.zeros((num,)), jnp.zeros((num,)))
+
+
+def remember(table: Candidates, held: Array, losses: Array) -> tuple[Candidates, Array]:
+    """Notes the losses of the models just held; where a newcomer finds no free slot, the worst candidate leaves.
+
+    Args:
+        table: One client's candidates, C >= J.
+        held: (J,) ids, distinct.
+        losses: (J,) their losses on the client's data.
+
+    Returns:
+        The table with `last` and `ids` up to date (a newcomer's `tracked` is inf), and the slots (J,) of the held.
+    """
+    is_held = (table.ids[:, None] == held[None, :]).any(axis=1)
+
+    def insert(carry, new):
+        table, taken = carry
+        held, loss = new
+        known = table.ids == held
+        # Free slots first (inf), then the worst; never one that is held in this round.
+        worst = jnp.where(taken, -jnp.inf, jnp.where(table.ids < 0, jnp.inf, table.tracked))
+        slot = jnp.where(known.any(), jnp.argmax(known), jnp.argmax(worst))
+        tracked = table.tracked.at[slot].set(jnp.where(known.any(), table.tracked[slot], jnp.inf))
+        table = Candidates(table.ids.at[slot].set(held), table.last.at[slot].set(loss), tracked)
+        return (table, taken.at[slot].set(True)), slot
+
+    (table, _), slots = jax.lax.scan(insert, (table, is_held), (held, losses))
+    return table, slots
+
+
+def sample_others(key: Key, own: Array, num: int, count: int) -> Array:
+    """`count` distinct positions out of range(num) without `own`, uniformly, in random order; O(count^2).
+
+    Floyd's algorithm: it draws a subset without touching the other positions.
+    """
+    if count == 0:
+        return jnp.zeros((0,), jnp.int32)
+    draw_key, order_key = jax.random.split(key)
+
+    def draw(chosen, step):
+        top = num - 1 - count + step
+        drawn = jax.random.randint(jax.random.fold_in(draw_key, step), (), 0, top + 1)
+        drawn = jnp.where((chosen == drawn).any(), top, drawn)
+        return chosen.at[step].set(drawn), None
+
+    chosen, _ = jax.lax.scan(draw, jnp.full((count,), -1, jnp.int32), jnp.arange(count))
+    chosen = jax.random.permutation(order_key, chosen)
+    return chosen + (chosen >= own)
+
+
+def best_candidates(key: Key, scores: Array, count: int, epsilon: Array | float = 0.0) -> tuple[Array, Array]:
+    """Slots of the highest scores, each with probability epsilon one drawn uniformly in its place.
+
+    Args:
+        key: Breaks ties, and explores.
+        scores: (C,); -inf where a slot is not eligible.
+        count: M, how many slots to choose, all different.
+        epsilon: Probability, of each choice on its own, of exploring.
+
+    Returns:
+        The slots (M,) int32, and which of them are eligible.
+    """
+    lots_key, coin_key = jax.random.split(key)
+    # Of its own each: what has won a tie must not lower the others' chances to be explored.
+    tie, chance = jax.random.uniform(lots_key, (2, *scores.shape))
+    explores = jax.random.bernoulli(coin_key, epsilon, (count,))
+
+    def pick(scores, explores):
+        best = jnp.where(explores, -jnp.inf, scores.max())
+        lots = jnp.where(explores, chance, tie)
+        slot = jnp.argmax(jnp.where((scores >= best) & (scores > -jnp.inf), lots, -1.0))
+        return scores.at[slot].set(-jnp.inf), (slot, scores[slot] > -jnp.inf)
+
+    return jax.lax.scan(pick, scores, explores)[1]
+
+
+def epsilon_greedy(key: Key, table: Candidates, own: Array, cohort: Cohort, count: int, epsilon: float) -> Array:
+    """The neighbors of one client in a round (FedeRiCo, Section 3.3).
+
+    With probability epsilon, uniform distinct others; else those of the lowest tracked loss, which have the highest
+    weight, ties broken at random. Where it knows too few, random others fill up.
+
+    Args:
+        key: For this client and round.
+        table: Its candidates.
+        own: Its id.
+        cohort: Only clients of the cohort can be neighbors.
+        count: M.
+        epsilon: Probability of exploring.
+
+    Returns:
+        (M,) int32 client ids, distinct and without `own`.
+    """
+    if count == 0:
+        return jnp.zeros((0,), jnp.int32)
+    coin_key, others_key, ties_key = jax.random.split(key, 3)
+    num = cohort.ids.shape[0]
+    others = sample_others(others_key, cohort.position(own), num, min(2 * count, num - 1))
+    others = cohort.ids[others]
+    eligible = (table.ids >= 0) & (table.ids != own) & (cohort.position(table.ids) >= 0)
+    slots, known = best_candidates(ties_key, jnp.where(eligible, -table.tracked, -jnp.inf), min(count, len(table.ids)))
+    known = known & ~jax.random.bernoulli(coin_key, epsilon)
+    greedy = table.ids[slots]
+    repeated = ((others[:, None] == greedy[None, :]) & known[None, :]).any(axis=1)
+    pool = jnp.concatenate([greedy, others])
+    first = jnp.argsort(jnp.concatenate([~known, repeated]), stable=True)[:count]
+    return pool[first].astype(jnp.int32)

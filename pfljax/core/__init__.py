@@ -1,0 +1,1 @@
+"""Types, errors and pytree arithmetic: what every floor speaks."""

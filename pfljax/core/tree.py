@@ -1,0 +1,100 @@
+"""Arithmetic on stacked pytrees: a leading axis of K clients or N models on every leaf."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.core.types import Array, PyTree
+
+
+def add(a: PyTree, b: PyTree) -> PyTree:
+    """Leafwise a + b."""
+    return jax.tree.map(jnp.add, a, b)
+
+
+def subtract(a: PyTree, b: PyTree) -> PyTree:
+    """Leafwise a - b."""
+    return jax.tree.map(jnp.subtract, a, b)
+
+
+def per_row(rows: Array, leaf: Array) -> Array:
+    """Shapes `rows` (N,) so that it broadcasts against a stacked leaf (N, ...)."""
+    return rows.reshape(rows.shape + (1,) * (leaf.ndim - rows.ndim))
+
+
+def scale(tree: PyTree, rows: Array) -> PyTree:
+    """Multiplies row n of every leaf by rows[n] (or everything by a scalar)."""
+    rows = jnp.asarray(rows)
+    return jax.tree.map(lambda leaf: leaf * per_row(rows, leaf), tree)
+
+
+def where(rows: Array, a: PyTree, b: PyTree) -> PyTree:
+    """Row n of `a` where rows[n] holds, else row n of `b`."""
+    return jax.tree.map(lambda x, y: jnp.where(per_row(rows, x), x, y), a, b)
+
+
+def squared_distance(a: PyTree, b: PyTree) -> Array:
+    """() the squared L2 distance over all leaves."""
+    return sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.square(x - y).sum(), a, b)))
+
+
+def inner(a: PyTree, b: PyTree) -> Array:
+    """() the inner product over all leaves."""
+    return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b)))
+
+
+def take(tree: PyTree, index: Array) -> PyTree:
+    """leaf[index] of every leaf; indices must be in range."""
+    return jax.tree.map(lambda leaf: leaf.at[index].get(mode="promise_in_bounds"), tree)
+
+
+def repeat(tree: PyTree, num: int) -> PyTree:
+    """`num` copies (num, ...) of the one row of a stack (1, ...)."""
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[0], (num, *leaf.shape[1:])), tree)
+
+
+def mix(rows: Array, tree: PyTree) -> PyTree:
+    """sum_n rows[..., n] tree[n]: a mixture (...) of N stacked models, or several (K, ...) for rows (K, N)."""
+    return jax.tree.map(lambda leaf: jnp.tensordot(rows, leaf, axes=1), tree)
+
+
+def partition(tree: PyTree, mask: PyTree) -> tuple[PyTree, PyTree]:
+    """The leaves where the mask, a tree of bools, holds, and the others; None in place of what is left out."""
+    return tuple(
+        jax.tree.map(lambda m, leaf, side=side: leaf if m == side else None, mask, tree) for side in (True, False)
+    )
+
+
+def combine(a: PyTree, b: PyTree) -> PyTree:
+    """Undoes `partition`."""
+    return jax.tree.map(lambda x, y: y if x is None else x, a, b, is_leaf=lambda leaf: leaf is None)
+
+
+def gram(tree: PyTree) -> Array:
+    """(N, N) inner products of N stacked models."""
+    flat = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(tree)]
+    return sum(rows @ rows.T for rows in flat)
+
+
+def stack_one(tree: PyTree) -> PyTree:
+    """Adds a leading axis of one: a stack of a single model."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], tree)
+
+
+def num_rows(tree: PyTree) -> int:
+    """The length of the leading axis."""
+    return jax.tree.leaves(tree)[0].shape[0]
+
+
+def num_bytes(tree: PyTree) -> int:
+    """Bytes of all leaves (arrays or ShapeDtypeStructs)."""
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def row_bytes(tree: PyTree) -> int:
+    """Bytes of one row of a stacked tree."""
+    leaves = jax.tree.leaves(tree)
+    return sum(math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in leaves)

@@ -1,0 +1,57 @@
+"""Clients' data as their work sees them: rows of the stacks themselves, not copies."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.core import tree
+from pfljax.core.types import Array, PyTree
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RowView:
+    """One client's row of a stacked array, read where it is used: row[index] gathers from the stack itself."""
+
+    stack: Array
+    position: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stack.shape[1:]
+
+    def __getitem__(self, index) -> Array:
+        if index is Ellipsis:
+            return jax.lax.dynamic_index_in_dim(self.stack, self.position, keepdims=False)
+        return self.stack.at[self.position, index].get(mode="promise_in_bounds")
+
+
+class Joined:
+    """Examples that follow a client's own: positions from `size` on read the other array."""
+
+    def __init__(self, own: RowView | Array, size: Array, other: Array):
+        self.own, self.size, self.other = own, size, other
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.own.shape[0] + self.other.shape[0], *self.own.shape[1:])
+
+    def __getitem__(self, index) -> Array:
+        if index is Ellipsis:
+            index = jnp.arange(self.shape[0])
+        own = self.own[jnp.minimum(index, self.own.shape[0] - 1)]
+        other = self.other.at[jnp.clip(index - self.size, 0, self.other.shape[0] - 1)].get()
+        return tree.where(index < self.size, own, other)
+
+
+def read(view: PyTree) -> PyTree:
+    """A view's arrays: what a client reads whole, such as parameters."""
+    return jax.tree.map(lambda leaf: leaf[...], view, is_leaf=lambda node: isinstance(node, RowView))
+
+
+def view(data: PyTree, position: Array) -> PyTree:
+    """A client's data: `RowView`s of its arrays, and its scalars themselves."""
+    return jax.tree.map(lambda leaf: RowView(leaf, position) if leaf.ndim > 1 else leaf[position], data)

@@ -1,0 +1,1 @@
+"""Per-client metrics of what clients predict with."""

@@ -1,0 +1,92 @@
+"""Per-client metrics of a Predictor, and their summary over clients."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pfljax.core.types import Array, ClientOutput, Metrics, Predictor, Split
+from pfljax.engine.plan import ExecutionPlan
+from pfljax.local.solver import sum_over_examples
+from pfljax.models import Model, mean_over_places
+
+
+def mixture(plan: ExecutionPlan, model: Model, models, weights: Array, x: Array) -> Array:
+    """sum_j weights[j] p(y | x, models[j]): class probabilities (B, C), or values (B,) of a regression.
+
+    For sequences the probabilities are (B, T, C).
+    """
+    predictions = plan.over_models(lambda params: model.predict(params, x), models)
+    return jnp.tensordot(weights, predictions, axes=1)
+
+
+def losses(model: Model, mixed: Array, y: Array) -> Array:
+    """(B,) negative log-likelihoods in nats of probabilities as `mixture` gives them, or squared errors."""
+    if model.task == "regression":
+        return jnp.square(mixed - y)
+    likelihood = jnp.take_along_axis(mixed, y[..., None].astype(jnp.int32), axis=-1, mode="clip")[..., 0]
+    return mean_over_places(-jnp.log(jnp.maximum(likelihood, jnp.finfo(jnp.float32).tiny)), y, mixed.shape[-1])
+
+
+def evaluate(plan: ExecutionPlan, model: Model, predictor: Predictor, split: Split) -> Metrics:
+    """Scores every client's predictor on its own examples.
+
+    Returns:
+        "loss" (K,): mean negative log-likelihood in nats, or mean squared error; and "accuracy" (K,) in [0, 1]
+        for a classification. NaN for a client without examples. A sequence counts with the mean over its places.
+    """
+
+    def client(models, _, data):
+        weights, split = data
+        weights = weights[...]
+
+        def sums(x, y, mask):
+            mixed = mixture(plan, model, models, weights, x)
+            total = {"loss": jnp.where(mask, losses(model, mixed, y), 0).sum()}
+            if model.task == "classification":
+                right = mean_over_places(mixed.argmax(axis=-1) == y, y, mixed.shape[-1])
+                total["accuracy"] = jnp.where(mask, right, 0).sum()
+            return total
+
+        totals = sum_over_examples(sums, split)
+        means = jax.tree.map(lambda t: jnp.where(split.size > 0, t / jnp.maximum(split.size, 1), jnp.nan), totals)
+        return ClientOutput(client=(), upload=(), report=means)
+
+    data = (predictor.weights, split)
+    return plan.exchange(client, predictor.models, predictor.index, (), data, topology=predictor.topology)[1].report
+
+
+def predictions(plan: ExecutionPlan, model: Model, predictor: Predictor, x: Array) -> Array:
+    """Every client's predictions for the same x (B, *features): (K, B, C), or (K, B) for a regression."""
+
+    def client(models, _, weights):
+        return ClientOutput(client=(), upload=(), report=mixture(plan, model, models, weights[...], x))
+
+    out = plan.exchange(client, predictor.models, predictor.index, (), predictor.weights, topology=predictor.topology)
+    return out[1].report
+
+
+def summarize(values: dict[str, np.ndarray], sizes: np.ndarray) -> dict[str, float]:
+    """Fairness summary over clients; clients without examples are left out.
+
+    Args:
+        values: "loss" (K,) and, for a classification, "accuracy" (K,).
+        sizes: (K,) test examples n_k.
+
+    Returns:
+        "loss" (weighted by n_k) and "accuracy" (weighted by n_k), "accuracy_mean" (plain), "accuracy_std",
+        "accuracy_bottom_decile" (the 10th percentile over clients), "accuracy_min".
+    """
+    real = sizes > 0
+    out = {"loss": float(np.average(values["loss"][real], weights=sizes[real]))}
+    if "accuracy" in values:
+        accuracy = values["accuracy"][real].astype(np.float64)
+        out |= {
+            "accuracy": float(np.average(accuracy, weights=sizes[real])),
+            "accuracy_mean": float(accuracy.mean()),
+            "accuracy_std": float(accuracy.std()),
+            "accuracy_bottom_decile": float(np.percentile(accuracy, 10)),
+            "accuracy_min": float(accuracy.min()),
+        }
+    return out

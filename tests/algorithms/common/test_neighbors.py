@@ -1,0 +1,133 @@
+"""Sampling neighbors and the tables of candidates."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pfljax.algorithms.common.neighbors import (
+    Candidates,
+    best_candidates,
+    empty_candidates,
+    epsilon_greedy,
+    remember,
+    sample_others,
+    zero_candidates,
+)
+from pfljax.core.types import Cohort
+
+KEYS = jax.random.split(jax.random.key(7), 4000)
+EVERYONE = Cohort(jnp.arange(8), everyone=True)
+
+
+def table(tracked, own=0):
+    """All clients are known, in the order of their ids but for the own first."""
+    ids = np.r_[own, np.delete(np.arange(len(tracked)), own)].astype(np.int32)
+    tracked = jnp.asarray(tracked, jnp.float32)[ids]
+    return Candidates(jnp.asarray(ids), jnp.zeros(len(ids)), tracked)
+
+
+def chi_square(counts, expected):
+    return ((counts - expected) ** 2 / expected).sum()
+
+
+@pytest.mark.parametrize(("own", "count"), [(0, 1), (3, 3), (7, 7)])
+def test_others_are_distinct_and_uniform(own, count):
+    drawn = np.asarray(jax.vmap(lambda key: sample_others(key, own, 8, count))(KEYS))
+    assert drawn.shape == (len(KEYS), count)
+    others = np.setdiff1d(np.arange(8), [own])
+    assert np.isin(drawn, others).all()
+    assert all(len(set(row)) == count for row in drawn[:500].tolist())
+    for column in drawn.T:  # in every place each of the seven is as likely
+        counts = np.array([(column == k).sum() for k in others])
+        assert chi_square(counts, len(KEYS) / 7) < 30  # 6 degrees; the 99.9 % point is 22.5
+    if count == 3:  # and every subset of them
+        subsets = np.unique(np.sort(drawn, axis=1), axis=0, return_counts=True)[1]
+        assert len(subsets) == 35 and chi_square(subsets, len(KEYS) / 35) < 80  # 34 degrees; 99.9 %: 65
+
+
+def greedy(epsilon, known, cohort=EVERYONE, own=2, count=3, keys=KEYS):
+    run = jax.jit(jax.vmap(lambda key: epsilon_greedy(key, known, jnp.int32(own), cohort, count, epsilon)))
+    found = np.asarray(run(keys))
+    assert found.shape == (len(keys), count) and found.dtype == np.int32
+    assert all(len(set(row)) == count and own not in row for row in found.tolist())
+    return found
+
+
+def test_without_exploring_the_lowest_tracked_losses_win():
+    known = table([5, 1, 0, 7, 2, 9, 3, 8], own=2)
+    np.testing.assert_array_equal(greedy(0.0, known), np.broadcast_to([1, 4, 6], (len(KEYS), 3)))
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 1.0])
+def test_exploring_is_uniform_and_as_frequent_as_asked(epsilon):
+    known = table([5, 1, 0, 7, 2, 9, 3, 8], own=2)
+    found = greedy(epsilon, known)
+    exploited = (np.sort(found, axis=1) == [1, 4, 6]).all(axis=1)
+    share = (1 - epsilon) + epsilon / 35  # by chance exploring finds the best three of seven, too
+    assert abs(exploited.mean() - share) < 4 * np.sqrt(0.25 / len(KEYS))
+    rest = found[~exploited]
+    subsets = np.unique(np.sort(rest, axis=1), axis=0, return_counts=True)[1]
+    assert len(subsets) == 34 and chi_square(subsets, len(rest) / 34) < 80
+
+
+def test_ties_are_broken_at_random():
+    known = table([1, 1, 0, 1, 1, 0.5, 1, 1], own=2)
+    found = greedy(0.0, known, count=2)
+    assert (found[:, 0] == 5).all()
+    counts = np.array([(found[:, 1] == k).sum() for k in (0, 1, 3, 4, 6, 7)])
+    assert chi_square(counts, len(KEYS) / 6) < 30
+    slots, eligible = best_candidates(jax.random.key(0), jnp.array([-jnp.inf, 2.0, -jnp.inf]), 2)
+    assert slots[0] == 1 and eligible.tolist() == [True, False]
+
+
+def test_only_the_cohort_is_chosen():
+    ids = np.array([1, 2, 4, 6, 7])
+    cohort = Cohort(jnp.asarray(ids))
+    known = table([0, 5, 0, 0, 1, 0, 9, 2], own=2)
+    np.testing.assert_array_equal(greedy(0.0, known, cohort), np.broadcast_to([4, 7, 1], (len(KEYS), 3)))
+    explored = greedy(1.0, known, cohort)
+    assert set(explored.ravel().tolist()) == {1, 4, 6, 7}
+
+
+def test_random_others_fill_up_where_too_few_are_known():
+    known = Candidates(jnp.array([2, 6, -1, -1]), jnp.zeros(4), jnp.array([1.0, 3.0, jnp.inf, jnp.inf]))
+    found = greedy(0.0, known)
+    assert (found[:, 0] == 6).all()
+    counts = np.array([(found[:, 1:] == k).sum() for k in (0, 1, 3, 4, 5, 7)])
+    assert chi_square(counts, 2 * len(KEYS) / 6) < 30
+    nothing = empty_candidates(jnp.int32(2), 4)
+    counts = np.array([(greedy(0.0, nothing) == k).sum() for k in (0, 1, 3, 4, 5, 6, 7)])
+    assert chi_square(counts, 3 * len(KEYS) / 7) < 30
+
+
+def test_all_others_can_be_asked_and_none():
+    known = table(np.arange(8.0), own=2)
+    for epsilon in (0.0, 1.0):
+        np.testing.assert_array_equal(np.sort(greedy(epsilon, known, count=7), axis=1)[0], [0, 1, 3, 4, 5, 6, 7])
+    assert epsilon_greedy(KEYS[0], known, jnp.int32(2), EVERYONE, 0, 0.3).shape == (0,)
+
+
+def test_tables_start_with_the_own_model():
+    empty = empty_candidates(jnp.int32(3), 4)
+    assert empty.ids.tolist() == [3, -1, -1, -1] and np.isinf(empty.tracked).all()
+    zero = zero_candidates(jnp.int32(3), 5)
+    assert zero.ids.tolist() == [3, 4, 0, 1, 2] and not np.asarray(zero.tracked).any()
+
+
+def test_the_worst_candidate_leaves_when_a_new_one_comes():
+    known = Candidates(jnp.array([2, 6, 4, -1]), jnp.array([1.0, 2, 3, 0]), jnp.array([9.0, 3, 5, jnp.inf]))
+    after, slots = remember(known, jnp.array([2, 4, 0]), jnp.array([0.5, 2.5, 7]))
+    assert after.ids.tolist() == [2, 6, 4, 0] and slots.tolist() == [0, 2, 3]  # the free slot first
+    np.testing.assert_array_equal(after.last, [0.5, 2, 2.5, 7])
+    np.testing.assert_array_equal(after.tracked, [9, 3, 5, np.inf])
+
+    full = Candidates(jnp.array([2, 6, 4, 0]), jnp.array([1.0, 2, 3, 4]), jnp.array([9.0, 3, 5, 4]))
+    after, slots = remember(full, jnp.array([2, 7]), jnp.array([0.5, 8]))
+    assert after.ids.tolist() == [2, 6, 7, 0] and slots.tolist() == [0, 2]  # 4 is the worst, the own model aside
+    assert np.isinf(after.tracked[2]) and after.last[2] == 8
+    after, slots = remember(full, jnp.array([2, 4, 7]), jnp.array([0.5, 1, 8]))
+    assert after.ids.tolist() == [2, 6, 4, 7] and slots.tolist() == [0, 2, 3]  # 4 is held now, so 0 leaves
+    after, slots = remember(full, jnp.array([2, 7, 5, 1]), jnp.array([0.5, 8, 9, 1]))
+    assert sorted(after.ids.tolist()) == [1, 2, 5, 7] and after.ids[0] == 2
+    np.testing.assert_array_equal(after.ids[slots], [2, 7, 5, 1])

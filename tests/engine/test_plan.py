@@ -1,0 +1,283 @@
+"""Every plan against a plain loop over clients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pfljax.core.types import ClientOutput
+from pfljax.engine.plan import make_plan
+
+KINDS = ("vmap", 0), ("map", 0), ("chunk", 2), ("chunk", 3)
+PLANS = [(*kind, devices) for kind in KINDS for devices in (1, 2, 4)]
+label = lambda plan: "-".join(str(part) for part in plan)
+EVERY_PLAN = pytest.mark.parametrize("plan", PLANS, ids=label)
+TRAVELS = [(*kind, devices, peers) for kind in KINDS for devices in (2, 4) for peers in ("gather", "ring")]
+EVERY_TRAVEL = pytest.mark.parametrize("plan", [*(plan for plan in PLANS if plan[2] == 1), *TRAVELS], ids=label)
+
+
+def problem(num_clients, num_models, held, seed=0):
+    """Models, index, rows and data with leaves of several shapes and types."""
+    rng = np.random.default_rng(seed)
+    normal = lambda *shape: rng.normal(size=shape).astype(np.float32)
+    models = {"w": normal(num_models, 4), "b": {"c": normal(num_models, 2, 3)}}
+    index = np.stack([rng.permutation(num_models)[:held] for _ in range(num_clients)]).astype(np.int32)
+    rows = {"r": normal(num_clients, 2), "n": rng.integers(9, size=num_clients).astype(np.int32)}
+    data = {"x": normal(num_clients, 5, 4), "pick": rng.integers(5, size=num_clients).astype(np.int32)}
+    return models, index, rows, data
+
+
+def client(models, row, data):
+    """ClientOutput that depends on everything that a client has; some contributions are not sent."""
+    scores = models["w"] @ data["x"][...].sum(axis=0) + models["b"]["c"].sum(axis=(1, 2))
+    upload = {"w": models["w"] * scores[:, None] + row["r"][0], "s": scores}
+    report = {"loss": scores.mean(), "picked": data["x"][data["pick"]]}
+    return ClientOutput({"r": row["r"] * 2 + scores.sum(), "n": row["n"] + 1}, upload, report, scores > 0)
+
+
+def by_hand(models, index, rows, data):
+    """The same by a loop over clients, in NumPy."""
+    num_models = len(models["w"])
+    out = {
+        "r": np.zeros_like(rows["r"]),
+        "n": rows["n"] + 1,
+        "w": np.zeros((num_models, 4)),
+        "s": np.zeros(num_models),
+        "count": np.zeros(num_models, int),
+        "sent": np.zeros(index.shape, bool),
+        "loss": np.zeros(len(index)),
+        "picked": np.zeros((len(index), 4)),
+    }
+    for k, held in enumerate(index):
+        scores = []
+        for j, model in enumerate(held):
+            w, c = models["w"][model], models["b"]["c"][model]
+            score = w @ data["x"][k].sum(axis=0) + c.sum()
+            scores.append(score)
+            if score > 0:
+                out["w"][model] += w * score + rows["r"][k, 0]
+                out["s"][model] += score
+                out["count"][model] += 1
+                out["sent"][k, j] = True
+        out["r"][k] = rows["r"][k] * 2 + sum(scores)
+        out["loss"][k] = np.mean(scores)
+        out["picked"][k] = data["x"][k, data["pick"][k]]
+    return out
+
+
+def compare(result, expected):
+    rows, returned = result
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+    close(rows["r"], expected["r"])
+    np.testing.assert_array_equal(rows["n"], expected["n"])
+    close(returned.upload["w"], expected["w"])
+    close(returned.upload["s"], expected["s"])
+    np.testing.assert_array_equal(returned.count, expected["count"])
+    np.testing.assert_array_equal(returned.sent, expected["sent"])
+    close(returned.report["loss"], expected["loss"])
+    close(returned.report["picked"], expected["picked"])
+    assert returned.count.dtype == jnp.int32 and returned.sent.dtype == bool
+
+
+@EVERY_TRAVEL
+@pytest.mark.parametrize("num_clients", [7, 8])
+def test_peers_exchange_as_a_loop_over_clients_does(plan, num_clients):
+    plan = make_plan(*plan)
+    args = problem(num_clients, num_clients, 3)
+    expected = by_hand(*args)
+    assert expected["sent"].any() and not expected["sent"].all() and expected["count"].max() > 1
+    run = jax.jit(lambda *args: plan.exchange(client, *args, topology="peers"))
+    compare(run(*args), expected)
+
+    models, index, rows, data = args
+    own = np.arange(num_clients)[:, None]
+    others = np.stack([np.setdiff1d(row, [k])[:2] for k, row in enumerate(index)])
+    args = models, np.concatenate([own, others], axis=1).astype(np.int32), rows, data
+    run = jax.jit(lambda *args: plan.exchange(client, *args, topology="peers", own_first=True))
+    compare(run(*args), by_hand(*args))
+
+
+@EVERY_PLAN
+def test_a_server_exchanges_as_a_loop_over_clients_does(plan):
+    plan = make_plan(*plan)
+    args = problem(7, 3, 2)
+    expected = by_hand(*args)
+    assert expected["count"].max() > 1
+    compare(jax.jit(lambda *args: plan.exchange(client, *args, topology="shared"))(*args), expected)
+
+
+@EVERY_PLAN
+@pytest.mark.parametrize("num_clients", [7, 8])
+def test_own_models_are_replaced_where_sent(plan, num_clients):
+    plan = make_plan(*plan)
+    models, _, rows, data = problem(num_clients, num_clients, 1)
+    index = np.arange(num_clients, dtype=np.int32)[:, None]
+
+    def own(models, row, data):
+        work = client(models, row, data)
+        upload = {"w": work.upload["w"], "b": {"c": models["b"]["c"] + work.upload["s"][:, None, None]}}
+        return work._replace(upload=upload)
+
+    rows_after, returned = jax.jit(lambda *args: plan.exchange(own, *args, topology="own"))(models, index, rows, data)
+    expected = by_hand(models, index, rows, data)
+    sent = expected["sent"][:, 0]
+    assert sent.any() and not sent.all()
+    next_w = np.where(sent[:, None], expected["w"], models["w"])
+    next_c = models["b"]["c"] + expected["s"][:, None, None]  # the sum is zero where nothing is sent
+    np.testing.assert_allclose(returned.upload["w"], next_w, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(returned.upload["b"]["c"], next_c, rtol=2e-5, atol=2e-5)
+    np.testing.assert_array_equal(returned.count, sent)
+    np.testing.assert_allclose(rows_after["r"], expected["r"], rtol=2e-5, atol=2e-5)
+
+
+@EVERY_PLAN
+def test_helpers_map_over_models_and_rows(plan):
+    plan = make_plan(*plan)
+    x = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
+    np.testing.assert_allclose(plan.over_models(lambda a, b: a @ b, x, 2 * x), 2 * (x * x).sum(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(plan.over_rows(lambda a: a.sum(), x), x.sum(axis=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("num_rows", [7, 8])
+def test_rows_are_taken_and_put_back_wherever_they_live(devices, num_rows):
+    plan = make_plan("map", devices=devices)
+    rng = np.random.default_rng(1)
+    stack = {
+        "a": rng.normal(size=(num_rows, 3)).astype(np.float32),
+        "b": rng.integers(99, size=num_rows).astype(np.int32),
+        "c": rng.normal(size=(num_rows, 0)).astype(np.float32),
+    }
+    placed = jax.tree.map(lambda leaf: jax.device_put(leaf, plan.sharding(leaf, by_rows=True)), stack)
+    ids = np.array([0, 2, 3, 5, 6], np.int32)
+    rows = jax.jit(plan.take_rows)(placed, ids)
+    for name, leaf in stack.items():
+        np.testing.assert_array_equal(rows[name], leaf[ids])
+    after = jax.jit(plan.put_rows)(placed, ids, jax.tree.map(lambda leaf: leaf + 1, rows))
+    for name, leaf in stack.items():
+        expected = leaf.copy()
+        expected[ids] = leaf[ids] + 1
+        np.testing.assert_array_equal(after[name], expected)
+        assert after[name].dtype == leaf.dtype
+
+
+def test_plans_say_what_they_are():
+    assert make_plan("auto", devices=2).num_devices == 2
+    assert make_plan("map").num_devices == 4
+    assert [make_plan(kind, 5, 1).chunk for kind in ("auto", "map", "vmap", "chunk")] == [1, 1, 0, 5]
+
+
+@pytest.mark.parametrize(("num", "held"), [(8, 4), (40, 2), (9, 3)])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        *[("map", 0, 1), ("vmap", 0, 1), ("map", 0, 4, "gather"), ("chunk", 3, 2, "gather")],
+        *[("map", 0, 4, "ring"), ("chunk", 3, 2, "ring")],
+    ],
+)
+def test_a_push_counts_one_upload_with_each_receiver_s_share(num, held, layout):
+    """By a product of matrices where most receive most, else by scattering; also where clients do not divide."""
+    rng = np.random.default_rng(0)
+    index = np.stack([[k, *rng.choice([n for n in range(num) if n != k], held, replace=False)] for k in range(num)])
+    shares = rng.random(index.shape).astype(np.float32)
+    sent = rng.random(index.shape) < 0.7
+    models = {"w": rng.normal(size=(num, 3)).astype(np.float32)}
+
+    def client(models, row, data):
+        shares, sent = data
+        upload = jax.tree.map(lambda leaf: 2 * leaf[0], models)
+        return ClientOutput(
+            row, upload, {"held": jnp.asarray(models["w"].shape[0])}, sent=sent[...], shares=shares[...]
+        )
+
+    plan = make_plan(*layout)
+    rows = np.zeros((num, 1), np.float32)
+    run = jax.jit(
+        lambda m: plan.exchange(client, m, index, rows, (shares, sent), topology="peers", own_first=True, push=True)
+    )
+    _, returned = run(models)
+    expected = np.zeros((num, 3))
+    for k in range(num):
+        np.add.at(expected, index[k], (shares[k] * sent[k])[:, None] * 2 * np.float64(models["w"][k]))
+    np.testing.assert_allclose(returned.upload["w"], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(returned.count, np.bincount(index[sent], minlength=num))
+    assert (np.asarray(returned.report["held"]) == 1).all()
+
+
+def log_normal_steps(num_clients, seed=0, batch=10):
+    sizes = np.maximum(np.random.default_rng(seed).lognormal(4, 2, num_clients).astype(int), 1)
+    return -(-sizes // batch)
+
+
+def waiting(steps, sections):
+    """The share of steps in which clients wait, counted client by client."""
+    queue, useful, done = sorted(steps.tolist(), reverse=True), int(steps.sum()), 0
+    for width, count in sections:
+        for _ in range(count):
+            together, queue = queue[:width], queue[width:]
+            done += width * max(together, default=0)
+    assert not queue
+    return 1 - useful / done
+
+
+@pytest.mark.parametrize("num_clients", [50, 1000, 5000])
+@pytest.mark.parametrize("kind", [("vmap", 0), ("chunk", 8), ("chunk", 100)])
+def test_clients_of_log_normal_sizes_hardly_wait(num_clients, kind):
+    for seed in range(3):
+        steps = log_normal_steps(num_clients, seed)
+        plan = make_plan(*kind, devices=1)
+        sorted_plan = plan.for_steps(steps, num_clients)
+        assert waiting(steps, sorted_plan.sections) < 0.2
+        assert sorted_plan.waiting(steps, num_clients) == pytest.approx(waiting(steps, sorted_plan.sections))
+        assert plan.waiting(steps, num_clients) > 0.5  # as they come
+        assert sum(width * count for width, count in sorted_plan.sections) == num_clients  # none are made up
+        assert len(sorted_plan.sections) <= 5 and max(width for width, _ in sorted_plan.sections) > 1
+    even = np.full(num_clients, 7)
+    assert plan.for_steps(even, num_clients) == plan
+    assert make_plan("map").for_steps(steps, num_clients).sections == ()
+    assert make_plan("map", devices=1).waiting(steps, num_clients) == 0
+
+
+@pytest.mark.parametrize(("num_clients", "size"), [(100, 10), (300, 30), (1000, 100), (1000, 1000)])
+@pytest.mark.parametrize("kind", [("vmap", 0), ("chunk", 64)])
+def test_clients_of_random_cohorts_hardly_wait(num_clients, size, kind):
+    """In the mean over other cohorts than those that the plan was made for, on two devices."""
+    steps, rng = log_normal_steps(num_clients), np.random.default_rng(5)
+    plan = make_plan(*kind, devices=2).for_steps(steps, size)
+    assert plan.waiting(steps, size) < 0.2
+    useful = done = 0
+    for _ in range(200):
+        cohort = steps[np.sort(rng.choice(num_clients, size, replace=False))]
+        for part in np.split(cohort, 2):
+            useful += part.sum()
+            done += part.sum() / (1 - waiting(part, plan.sections))
+    assert 1 - useful / done < 0.25
+
+
+@pytest.mark.parametrize("kind", [("vmap", 0), ("chunk", 4), ("chunk", 3)])
+@pytest.mark.parametrize("peers", ["gather", "ring"])
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("topology", ["peers", "shared", "own"])
+def test_sorted_clients_exchange_as_a_loop_over_clients_does(kind, peers, devices, topology):
+    num_clients = 16
+    sizes = np.random.default_rng(3).permutation([40, 9, 8, 7, *[2] * 6, *[1] * 6]).astype(np.int32)
+    plan = make_plan(*kind, devices, peers).for_steps(sizes, num_clients)
+    assert plan.sections
+    models, index, rows, data = problem(num_clients, 3 if topology == "shared" else num_clients, 3)
+    if topology == "own":
+        index = np.arange(num_clients, dtype=np.int32)[:, None]
+        args = models, index, rows, data
+        work = lambda models, row, data: (w := client(models, row, data))._replace(
+            upload={"w": w.upload["w"], "b": {"c": models["b"]["c"] + w.upload["s"][:, None, None]}}
+        )
+        after, returned = jax.jit(lambda *a: plan.exchange(work, *a, topology="own", sizes=sizes))(*args)
+        expected = by_hand(*args)
+        sent = expected["sent"][:, :1]
+        np.testing.assert_allclose(
+            returned.upload["w"], np.where(sent, expected["w"], models["w"]), rtol=2e-5, atol=2e-5
+        )
+        np.testing.assert_allclose(after["r"], expected["r"], rtol=2e-5, atol=2e-5)
+        return
+    args = models, index, rows, data
+    run = jax.jit(lambda *a: plan.exchange(client, *a, topology=topology, sizes=sizes))
+    compare(run(*args), by_hand(*args))

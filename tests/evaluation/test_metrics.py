@@ -1,0 +1,82 @@
+"""Mixtures and summaries worked by hand."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+from pfljax.core.types import Predictor, Split
+from pfljax.engine.plan import make_plan
+from pfljax.evaluation import metrics as evaluation
+
+LOGITS = np.array([[3.0, 0.0, -1.0], [-2.0, 1.0, 0.0]])  # of two models that look at nothing but their bias
+
+
+def bias_models(biases, features=3):
+    """Linear models that return their biases."""
+    biases = jnp.asarray(biases, jnp.float32)
+    num, outputs = biases.shape
+    return {"Dense_0": {"bias": biases, "kernel": jnp.zeros((num, features, outputs))}}
+
+
+@pytest.mark.parametrize("plan", [("map", 0, 1), ("vmap", 0, 1), ("chunk", 2, 2)])
+def test_probabilities_are_mixed_and_not_logits(plan):
+    plan = make_plan(*plan)
+    federation = toys.make_federation((2, 2, 2))
+    model = toys.make_problem(federation).model
+    y = np.array([[0, 1, 2, 0], [1, 1, 0, 0], [0, 0, 0, 0]], np.int32)
+    split = Split(federation.test.x, y, np.array([3, 4, 0], np.int32))
+    weights = np.array([[0.75, 0.25], [0.4, 0.6], [1.0, 0.0]], np.float32)
+    index = np.array([[0, 1], [1, 0], [0, 1]], np.int32)
+    predictor = Predictor(bias_models(LOGITS), jnp.asarray(index), jnp.asarray(weights), "shared")
+    scores = evaluation.evaluate(plan, model, predictor, split)
+
+    probabilities = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
+    mixed = np.einsum("kj,kjc->kc", weights, probabilities[index])
+    for k, size in enumerate((3, 4)):
+        np.testing.assert_allclose(scores["loss"][k], -np.log(mixed[k][y[k, :size]]).mean(), rtol=1e-5)
+        np.testing.assert_allclose(scores["accuracy"][k], (mixed[k].argmax() == y[k, :size]).mean(), rtol=1e-6)
+    assert np.isnan(scores["loss"][2]) and np.isnan(scores["accuracy"][2])
+    # The logits' mixture would put client 1's classes in another order of likelihood.
+    mixed_logits = np.einsum("kj,kjc->kc", weights, LOGITS[index])
+    assert not np.allclose(mixed, np.exp(mixed_logits) / np.exp(mixed_logits).sum(axis=1, keepdims=True), atol=0.02)
+
+    found = evaluation.predictions(plan, model, predictor, federation.test.x[0])
+    np.testing.assert_allclose(found, np.broadcast_to(mixed[:, None], found.shape), rtol=1e-5)
+
+
+def test_outputs_are_mixed_in_a_regression():
+    federation = toys.make_federation((2, 2), "regression")
+    model = toys.make_problem(federation).model
+    predictor = Predictor(
+        bias_models([[1.0], [3.0]]), jnp.array([[0, 1], [1, 0]]), jnp.array([[0.5, 0.5], [1, 0]]), "peers"
+    )
+    scores = evaluation.evaluate(make_plan("map", devices=1), model, predictor, federation.test)
+    expected = [np.mean((federation.test.y[0] - 2) ** 2), np.mean((federation.test.y[1] - 3) ** 2)]
+    np.testing.assert_allclose(scores["loss"], expected, rtol=1e-5)
+    assert set(scores) == {"loss"}
+
+
+def test_a_hopeless_prediction_has_a_finite_loss_and_long_tests_are_summed_in_blocks():
+    federation = toys.make_federation((2,), test_size=1100)
+    model = toys.make_problem(federation).model
+    predictor = Predictor(bias_models([[200.0, 0, 0]]), jnp.array([[0]]), jnp.ones((1, 1)), "own")
+    split = federation.test._replace(size=np.array([1030], np.int32))
+    scores = evaluation.evaluate(make_plan("map", devices=1), model, predictor, split)
+    right = (split.y[0, :1030] == 0).mean()
+    np.testing.assert_allclose(scores["accuracy"], [right], rtol=1e-5)
+    np.testing.assert_allclose(scores["loss"], [(1 - right) * -np.log(np.finfo(np.float32).tiny)], rtol=1e-4)
+
+
+def test_the_summary_is_over_clients_and_over_examples():
+    accuracy = np.array([0.5, 0.9, 0.1, 0.7, np.nan])
+    sizes = np.array([10, 20, 5, 5, 0])
+    loss = np.array([1.0, 2.0, 3.0, 4.0, np.nan])
+    found = evaluation.summarize({"loss": loss, "accuracy": accuracy}, sizes)
+    assert found["loss"] == pytest.approx((10 + 40 + 15 + 20) / 40)
+    assert found["accuracy"] == pytest.approx((5 + 18 + 0.5 + 3.5) / 40)
+    assert found["accuracy_mean"] == pytest.approx(2.2 / 4)
+    assert found["accuracy_std"] == pytest.approx(np.sqrt(((np.array([0.5, 0.9, 0.1, 0.7]) - 0.55) ** 2).mean()))
+    assert found["accuracy_bottom_decile"] == pytest.approx(0.1 + 0.3 * 0.4)  # sorted .1 .5 .7 .9, position 0.3
+    assert found["accuracy_min"] == pytest.approx(0.1)
+    assert set(evaluation.summarize({"loss": loss}, sizes)) == {"loss"}

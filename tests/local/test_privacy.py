@@ -1,0 +1,272 @@
+"""Private local training: clipping and noise by hand, the ledger against the accountant, no noise in common."""
+
+import math
+from types import SimpleNamespace
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toys
+
+from pfljax.algorithms import METHODS
+from pfljax.core import tree
+from pfljax.core.types import UsageError
+from pfljax.engine.plan import make_plan
+from pfljax.engine.rounds import make_round
+from pfljax.local import solver as solvers
+from pfljax.local.privacy import Privacy, epsilons, private_mean
+from pfljax.local.solver import Batch
+from pfljax.training import loop
+
+FEDERATION = toys.make_federation((5, 3, 4, 6), "regression")
+
+
+def batch_of(k, size=4):
+    """Client k's first examples; masked beyond its size."""
+    split = FEDERATION.train
+    inside = np.arange(size) < split.size[k]
+    x, y = np.where(inside[:, None], split.x[k, :size], 0), np.where(inside, split.y[k, :size], 0)
+    return Batch(x, y, inside.astype(np.float32), np.arange(size), jax.random.key(k))
+
+
+def gradients_by_hand(theta, batch, weights=None):
+    """Each example's gradient of its squared error, the intercept last."""
+    x = np.append(np.float64(batch.x), np.ones((len(batch.y), 1)), axis=1)
+    rows = 2 * (x @ theta - batch.y)[:, None] * x
+    return rows * (batch.mask if weights is None else batch.mask * weights)[:, None]
+
+
+def clipped(rows, norm):
+    return rows * np.minimum(1, norm / np.maximum(np.linalg.norm(rows, axis=1), 1e-30))[:, None]
+
+
+def solver_of(privacy):
+    problem = toys.make_problem(FEDERATION, optax.sgd(0.1), batch_size=2)
+    return problem, problem.solver._replace(privacy=privacy)
+
+
+def params_of(theta):
+    return {
+        "Dense_0": {"kernel": jnp.asarray(theta[:-1, None], jnp.float32), "bias": jnp.asarray(theta[-1:], jnp.float32)}
+    }
+
+
+def vector(params):
+    layer = params["Dense_0"]
+    return np.append(np.float64(layer["kernel"])[..., 0], np.float64(layer["bias"]), axis=-1)
+
+
+THETA = np.array([0.5, -1.0, 2.0, 0.3])
+
+
+@pytest.mark.parametrize("weights", [None, np.array([2.0, 0.5, 1.0, 3.0])])
+@pytest.mark.parametrize("k", [0, 1])  # client 1 has three examples for a batch of four
+def test_gradients_are_clipped_example_by_example(k, weights):
+    _, solver = solver_of(Privacy(clip_norm=1.5))
+    batch = batch_of(k)
+    loss, grads = jax.value_and_grad(lambda p: solvers.mean_loss(solver, p, batch, weights))(params_of(THETA))
+    rows = gradients_by_hand(THETA, batch, weights)
+    assert (np.linalg.norm(rows, axis=1) > 1.5).any()
+    expected = clipped(rows, 1.5).sum(axis=0) / batch.mask.sum()
+    np.testing.assert_allclose(vector(grads), expected, rtol=1e-5)
+    x = np.append(batch.x, np.ones((4, 1)), axis=1)
+    losses = (x @ THETA - batch.y) ** 2 * batch.mask * (1 if weights is None else weights)
+    np.testing.assert_allclose(loss, losses.sum() / batch.mask.sum(), rtol=1e-5)
+
+
+def test_what_reads_no_data_is_not_clipped():
+    _, solver = solver_of(Privacy(clip_norm=0.1))
+    batch, anchor = batch_of(0), params_of(np.zeros(4))
+    grads = jax.grad(solvers.proximal(solver, anchor, 3.0))(params_of(THETA), batch)
+    expected = clipped(gradients_by_hand(THETA, batch), 0.1).sum(axis=0) / 4 + 3.0 * THETA
+    np.testing.assert_allclose(vector(grads), expected, rtol=1e-5)
+
+
+def test_clipping_a_stack_is_clipping_client_by_client():
+    _, solver = solver_of(Privacy(clip_norm=1.0))
+    batches = [batch_of(k) for k in range(4)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
+    thetas = [THETA * (k + 1) / 2 for k in range(4)]
+    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(params_of, thetas))
+    gradient = jax.grad(lambda p, b: solvers.mean_loss(solver, p, b))
+    found = vector(make_plan("vmap", devices=1).over_rows(gradient, params, stacked))
+    for k, batch in enumerate(batches):
+        expected = clipped(gradients_by_hand(thetas[k], batch), 1.0).sum(axis=0) / batch.mask.sum()
+        np.testing.assert_allclose(found[k], expected, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(found[k], vector(gradient(params_of(thetas[k]), batch)), rtol=1e-5, atol=1e-6)
+
+
+def test_noise_has_the_stated_size_on_the_sum_of_gradients():
+    privacy = Privacy(noise_multiplier=2.0, clip_norm=0.5)
+    batch = batch_of(1)  # three examples
+    loss = lambda params, x, y: jnp.square(x @ params["w"] - y)
+    examples, inside = (batch.x, batch.y, np.ones(4, np.float32)), batch.mask > 0
+
+    def gradient(key):
+        return jax.grad(lambda p: private_mean(privacy, key, loss, p, examples, inside))({"w": jnp.zeros(3)})["w"]
+
+    draws = np.asarray(jax.lax.map(gradient, jax.random.split(jax.random.key(0), 1500)))
+    rows = -2 * (batch.y * batch.mask)[:, None] * batch.x
+    np.testing.assert_allclose(draws.mean(axis=0), clipped(rows, 0.5).sum(axis=0) / 3, atol=0.05)
+    np.testing.assert_allclose(draws.std(axis=0), 2.0 * 0.5 / 3, rtol=0.08)
+
+
+@pytest.mark.parametrize("name", ["local", "fedavg", "fedem", "federico", "fedfomo", "per_fedavg", "pfedme"])
+def test_without_noise_and_clipping_training_is_as_ever(name):
+    """Exactly where there is nothing to do; to rounding with a norm so large that it clips nothing."""
+    problem, _ = solver_of(Privacy())
+    found = []
+    for privacy in (Privacy(), Privacy(0.0, math.inf), Privacy(0.0, 1e6)):
+        private = problem._replace(solver=problem.solver._replace(privacy=privacy))
+        found.append(toys.train(toys.make_algorithm(name, private), private, FEDERATION.shards, 2)[0][-1])
+    toys.assert_trees_close(found[0], found[1])
+    toys.assert_trees_close(found[0], found[2], rtol=1e-4, atol=1e-5)
+
+
+def test_a_client_s_noise_is_its_own():
+    """Two clients with the same data and model, and several models of one client, get different noise."""
+    federation = toys.make_federation((4, 4), "regression")
+    for leaf in (*federation.train[:2], *federation.validation[:2]):
+        leaf[1] = leaf[0]
+    problem = toys.make_problem(federation, optax.sgd(0.1))._replace(common_init=True)
+    private = problem._replace(solver=problem.solver._replace(privacy=Privacy(1.0, 1.0)))
+    plain, _ = toys.train(toys.make_algorithm("local", problem), problem, federation.shards, 1)
+    noisy, _ = toys.train(toys.make_algorithm("local", private), private, federation.shards, 1)
+    theta = vector(plain[-1].models)
+    np.testing.assert_array_equal(theta[0], theta[1])
+    theta = vector(noisy[-1].models)
+    assert (np.abs(theta[0] - theta[1]) > 1e-4).all()
+    again, _ = toys.train(toys.make_algorithm("local", private), private, federation.shards, 1)
+    toys.assert_trees_close(noisy[-1], again[-1])
+
+    start = {"w": jnp.zeros((3, 2))}
+    batch = Batch(jnp.zeros((1, 2)), jnp.zeros(1), jnp.ones(1), jnp.arange(1), jax.random.key(0))
+    solver = private.solver._replace(loss=lambda params, x, y: x @ params["w"] - y)
+    gradient = lambda p, n: jax.grad(lambda p: solvers.mean_loss(solver, p, batch.of_model(n)))(p)
+    noise = private.plan.over_rows(gradient, start, jnp.arange(3))["w"]
+    assert len({float(value) for value in noise[:, 0]}) == 3
+    assert tree.num_rows(start) == 3
+
+
+def test_the_noise_of_later_steps_is_new():
+    _, solver = solver_of(Privacy(1.0, 1.0))
+    split = jax.tree.map(lambda leaf: leaf[3], FEDERATION.train)
+    orders = solver.draw_orders(jax.random.key(0), split.size, 6)
+    keys = [solvers.take_batch(solver, jax.random.key(0), orders, split, step).key for step in range(3)]
+    assert len({tuple(jax.random.key_data(key).tolist()) for key in keys}) == 3
+
+
+def accountant(sigma, q, steps, delta):
+    """dp-accounting itself."""
+    ledger = dp_accounting.rdp.RdpAccountant()
+    ledger.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma)), steps)
+    return ledger.get_epsilon(delta)
+
+
+@pytest.mark.parametrize("gradients", [1, 4])
+def test_the_ledger_is_the_accountant_s(gradients):
+    sizes, steps = np.array([100, 40, 100, 5, 0, 40]), np.array([50, 20, 50, 5, 0, 0])
+    found = epsilons(Privacy(1.2, 1.0, 1e-5), sizes, 10, steps, gradients)
+    sigma = 1.2 / math.sqrt(gradients)
+    expected = [accountant(sigma, 10 / size, count, 1e-5) for size, count in ((100, 50), (40, 20), (100, 50))]
+    np.testing.assert_allclose(found[:3], expected, rtol=0.02)  # its orders are chosen otherwise
+    np.testing.assert_allclose(found[3], accountant(sigma, 1.0, 5, 1e-5), rtol=0.02)  # B is all it has
+    np.testing.assert_array_equal(found[4:], 0)
+    assert found[1] > found[0] * 0.5 and found[3] > found[0]
+
+
+def test_of_one_full_batch_step_the_ledger_is_near_the_gaussian_mechanism_s():
+    """epsilon of one release by a Gaussian mechanism: at most sqrt(2 log(1.25 / delta)) / sigma (Dwork and Roth)."""
+    found = epsilons(Privacy(8.0, 1.0, 1e-5), np.array([50]), 50, np.array([1]))[0]
+    bound = math.sqrt(2 * math.log(1.25 / 1e-5)) / 8.0
+    assert 0.6 * bound < found < 1.05 * bound
+
+
+def test_without_noise_there_is_no_bound():
+    np.testing.assert_array_equal(epsilons(Privacy(0.0, 1.0), np.array([5, 0]), 5, np.array([3, 0])), [math.inf, 0])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_ledger_counts_every_gradient_of_a_mini_batch(name, monkeypatch):
+    """In a client's round of a single full batch: how often the private gradient is really taken."""
+    calls = []
+
+    def counted(privacy, key, *args):
+        jax.debug.callback(lambda: calls.append(1))
+        return private_mean(privacy, key, *args)
+
+    monkeypatch.setattr(solvers, "private_mean", counted)
+    federation = toys.make_federation((6, 6, 6, 6))
+    problem = toys.make_problem(federation, hidden=(3,) if name == "fedper" else ())
+    problem = problem._replace(solver=problem.solver._replace(privacy=Privacy(0.5, 1.0)))
+    algorithm = toys.make_algorithm(name, problem)
+    _, records = toys.train(algorithm, problem, federation.shards, 1)
+    jax.effects_barrier()
+    per_client = len(calls) / 4
+    assert per_client >= 1 and np.isfinite(records[0].train_loss)
+    assert (algorithm.gradients == 0) == (name == "fedavg_data")  # which sends examples themselves
+    if algorithm.gradients:
+        # FedEM's components, pFedMe's steps, ...: no more than the ledger takes.
+        assert per_client <= algorithm.gradients * algorithm.passes
+
+
+def test_a_run_s_ledger_is_of_its_own_cohorts_steps_and_sizes(tmp_path):
+    """Uneven clients, half of them a round: each has taken epochs x ceil(n_k / B) steps in each of its rounds."""
+    sizes, rounds, size, epochs = (7, 2, 5, 4, 0, 3), 5, 3, 2
+    federation = toys.make_federation(sizes)
+    privacy, key = Privacy(1.1, 1.0, 1e-4), jax.random.key(3)
+    problem = toys.make_problem(federation, batch_size=3, epochs=epochs, cohort=size)
+    problem = problem._replace(solver=problem.solver._replace(privacy=privacy))
+    algorithm = toys.make_algorithm("fedavg", problem)
+    seen = []
+
+    def download(key, state, cohort):
+        jax.debug.callback(lambda ids: seen.append(np.asarray(ids).tolist()), cohort.ids)
+        return algorithm.download(key, state, cohort)
+
+    watched = algorithm._replace(download=download)
+    one_round = jax.jit(make_round(watched, problem.plan, 6, size))
+    state = toys.start(algorithm, problem, federation.shards)
+    for number in range(rounds):
+        state, _ = one_round(key, np.int32(number), state, federation.shards)
+    jax.effects_barrier()
+    counts = np.bincount(np.concatenate(seen), minlength=6)
+    assert counts.sum() == rounds * size and len(set(counts.tolist())) > 1
+    steps = counts * np.array([epochs * math.ceil(n / 3) for n in sizes])
+    setup = SimpleNamespace(solver=problem.solver, federation=federation, cohort_size=size, rounds=rounds)
+    found = loop.spent(setup, algorithm, key)
+    expected = epsilons(privacy, np.array(sizes), 3, steps)
+    np.testing.assert_allclose(found["epsilon_per_client"], expected)
+    assert found["epsilon"] == max(found["epsilon_per_client"]) and found["unaccounted"] is None
+    twice = loop.spent(setup, algorithm._replace(passes=2), key)
+    np.testing.assert_allclose(twice["epsilon_per_client"], epsilons(privacy, np.array(sizes), 3, 2 * steps))
+    shared = loop.spent(setup, algorithm._replace(gradients=0, unaccounted="all"), key)
+    assert shared["epsilon"] is None and shared["unaccounted"] == "all"
+
+
+@pytest.mark.parametrize(
+    ("privacy", "flag"),
+    [
+        (Privacy(-1.0, 1.0), "--dp_noise_multiplier=-1"),
+        (Privacy(1.0, 0.0), "--dp_clip_norm=0"),
+        (Privacy(1.0, math.inf), "--dp_clip_norm"),
+        (Privacy(1.0, 1.0, 1.0), "--dp_delta=1"),
+    ],
+)
+def test_what_cannot_be_is_refused(privacy, flag):
+    with pytest.raises(UsageError, match=flag):
+        privacy.check()
+
+
+def test_a_missing_library_is_one_line(monkeypatch):
+    import importlib
+
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(UsageError, match=r"pip install 'pfljax\[privacy\]'"):
+        Privacy(1.0, 1.0).check()

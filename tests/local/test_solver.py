@@ -1,0 +1,192 @@
+"""Local training against loops in NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toys
+
+from pfljax.core.types import Split
+from pfljax.local import solver as solvers
+from pfljax.local.solver import (
+    fit,
+    losses_of_examples,
+    mean_loss,
+    scheduled,
+    sum_over_examples,
+    take_batch,
+    total_loss,
+)
+
+RATE = 0.1
+
+
+def client(size, n_max=7, seed=0, task="regression"):
+    """One client's examples, padded to n_max."""
+    split = toys.make_split(np.random.default_rng(seed), [size], task, n_max=n_max)
+    return Split(*(leaf[0] for leaf in split))
+
+
+def solver(optimizer=None, task="regression", n_max=7, **options):
+    federation = toys.make_federation((n_max,), task)
+    problem = toys.make_problem(federation, optimizer or optax.sgd(RATE), **options)
+    return problem.solver, problem.model.init(jax.random.key(3))
+
+
+def sgd_by_hand(params, split, batches, rate=RATE):
+    """Steps of gradient descent on the mean squared error of each batch of example numbers; also the losses."""
+    w, b = np.float64(params["Dense_0"]["kernel"][:, 0]), np.float64(params["Dense_0"]["bias"][0])
+    losses = []
+    for batch in batches:
+        x, y = np.float64(split.x[batch]), np.float64(split.y[batch])
+        error = x @ w + b - y
+        losses.append(np.mean(error**2))
+        w, b = w - rate * 2 * x.T @ error / len(batch), b - rate * 2 * error.mean()
+    return w, b, np.mean(losses)
+
+
+def check(found, expected):
+    params, _, loss = found
+    w, b, expected_loss = expected
+    np.testing.assert_allclose(params["Dense_0"]["kernel"][:, 0], w, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(params["Dense_0"]["bias"][0], b, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-4)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 7])
+def test_epochs_of_mini_batches_are_a_plain_loop(size):
+    how, params = solver(batch_size=3, epochs=2)
+    split, key = client(size), jax.random.key(8)
+    orders = np.asarray(how.draw_orders(key, size, 7))[:, :size]
+    for order in orders:
+        np.testing.assert_array_equal(np.sort(order), np.arange(size))
+    batches = [order[at : at + 3] for order in orders for at in range(0, size, 3)]
+    assert len(batches) == int(how.num_steps(size, 7)) == 2 * -(-size // 3)
+    found = jax.jit(lambda p, s: fit(how, key, p, how.optimizer.init(p), s, round_number=0))(params, split)
+    check(found, sgd_by_hand(params, split, batches))
+
+
+@pytest.mark.parametrize("size", [2, 7])
+def test_a_number_of_steps_takes_as_many_batches(size):
+    how, params = solver(batch_size=3, steps=4)
+    split, key = client(size), jax.random.key(8)
+    orders = np.asarray(how.draw_orders(key, size, 7))[:, :size]
+    # Seven examples are three batches an epoch, so the fourth step begins the second epoch; two are always one batch.
+    batches = [orders[0][0:3], orders[0][3:6], orders[0][6:7], orders[1][0:3]] if size == 7 else [np.arange(2)] * 4
+    assert how.num_steps(size, 7) == how.max_steps(7) == 4
+    found = jax.jit(lambda p, s: fit(how, key, p, how.optimizer.init(p), s, round_number=0))(params, split)
+    check(found, sgd_by_hand(params, split, batches))
+
+
+@pytest.mark.parametrize("size", [1, 4, 7])
+def test_a_batch_of_everything_is_gradient_descent(size):
+    how, params = solver(epochs=3)
+    split = client(size)
+    assert how.num_steps(size, 7) == how.max_steps(7) == 3
+    run = lambda p, s: fit(how, jax.random.key(0), p, how.optimizer.init(p), s, round_number=0)
+    found = jax.jit(run)(params, split)
+    check(found, sgd_by_hand(params, split, [np.arange(size)] * 3))
+
+
+def test_every_example_is_used_once_an_epoch_in_a_new_order():
+    how, _ = solver(batch_size=3, epochs=3)
+    split = jax.tree.map(jnp.asarray, client(5))
+    orders = how.draw_orders(jax.random.key(2), split.size, 7)
+    used = []
+    for step in range(6):
+        batch = take_batch(how, jax.random.key(0), orders, split, jnp.asarray(step))
+        real = np.asarray(batch.mask) > 0
+        used.append(np.asarray(batch.index)[real].tolist())
+        np.testing.assert_array_equal(batch.x[real], split.x[batch.index[real]])
+        np.testing.assert_array_equal(batch.y[real], split.y[batch.index[real]])
+    epochs = [used[at] + used[at + 1] for at in (0, 2, 4)]
+    assert all(sorted(epoch) == [0, 1, 2, 3, 4] for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 3}, {"batch_size": 3, "steps": 4}])
+def test_a_client_without_examples_stays_as_it_is(options):
+    how, params = solver(optax.adam(RATE), **options)
+    state = how.optimizer.init(params)
+    run = lambda p, s: fit(how, jax.random.key(0), p, state, s, round_number=0)
+    trained, after, loss = jax.jit(run)(params, client(0))
+    toys.assert_trees_close((trained, after), (params, state))
+    assert loss == 0
+
+
+@pytest.mark.parametrize("task", ["regression", "classification"])
+@pytest.mark.parametrize("batch_size", [0, 3])
+@pytest.mark.parametrize("padding", [1e3, np.nan])
+def test_padding_changes_nothing(task, batch_size, padding):
+    how, params = solver(optax.adam(RATE), task, batch_size=batch_size, epochs=2, hidden=(4,))
+    split = client(4, task=task)
+    padded = Split(split.x.copy(), split.y.copy(), split.size)
+    padded.x[4:] = padding
+    padded.y[4:] = padding if task == "regression" else 1
+    train = lambda p, s: fit(how, jax.random.key(0), p, how.optimizer.init(p), s, round_number=0)
+    run = jax.jit(lambda p, s: (train(p, s), total_loss(how, p, s)))
+    toys.assert_trees_close(run(params, padded), run(params, split))
+    pad = lambda leaf: np.pad(leaf, [(0, 5), *[(0, 0)] * (leaf.ndim - 1)])  # other sums, the same order of examples
+    wider = Split(pad(split.x), pad(split.y), split.size)
+    toys.assert_trees_close(run(params, wider), run(params, split), rtol=1e-4, atol=1e-5)
+
+
+def test_weights_stay_with_their_examples_in_shuffled_batches():
+    how, params = solver(batch_size=3)
+    split, key = client(7), jax.random.key(8)
+    weights = jnp.linspace(0, 2, 7)
+    weighted = lambda params, batch: mean_loss(how, params, batch, weights)
+    run = lambda p, s: fit(how, key, p, how.optimizer.init(p), s, round_number=0, objective=weighted)
+    found = jax.jit(run)(params, split)
+    w, b = np.float64(params["Dense_0"]["kernel"][:, 0]), np.float64(params["Dense_0"]["bias"][0])
+    order = np.asarray(how.draw_orders(key, 7, 7))[0]
+    for batch in (order[:3], order[3:6], order[6:]):
+        x, y = np.float64(split.x[batch]), np.float64(split.y[batch])
+        error = (x @ w + b - y) * np.float64(weights[batch]) / len(batch)
+        w, b = w - RATE * 2 * x.T @ error, b - RATE * 2 * error.sum()
+    np.testing.assert_allclose(found[0]["Dense_0"]["kernel"][:, 0], w, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found[0]["Dense_0"]["bias"][0], b, rtol=1e-4, atol=1e-6)
+
+
+def test_rates_follow_the_schedule_over_rounds():
+    how, params = solver()
+    schedule = optax.piecewise_constant_schedule(1.0, {2: 0.1})
+    later = how._replace(optimizer=scheduled(how.optimizer, schedule))
+    split = client(5)
+    steps = []
+    for number in (0, 1, 2, 7):
+        trained, _, _ = fit(later, jax.random.key(0), params, later.optimizer.init(params), split, round_number=number)
+        steps.append(np.asarray(trained["Dense_0"]["bias"] - params["Dense_0"]["bias"])[0])
+    whole = sgd_by_hand(params, split, [np.arange(5)])[1] - float(params["Dense_0"]["bias"][0])
+    np.testing.assert_allclose(steps, [whole, whole, whole / 10, whole / 10], rtol=1e-4)
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, 8, 11])
+@pytest.mark.parametrize("blocks", [(4, 2), (8, 3), (512, 32), (64, 5)])
+def test_sums_and_losses_in_blocks_are_sums_and_losses(monkeypatch, size, blocks):
+    monkeypatch.setattr(solvers, "BLOCKS", blocks)
+    how, params = solver()
+    split = jax.tree.map(jnp.asarray, client(size, n_max=11))
+    found = sum_over_examples(lambda x, y, m: jnp.where(m, x[:, 0] * y, 0).sum(), split)
+    np.testing.assert_allclose(found, np.float64(split.x[:size, 0] * split.y[:size]).sum(), rtol=1e-4, atol=1e-6)
+    every = np.asarray(how.loss(params, split.x, split.y))
+    found = losses_of_examples(how, params, split)
+    np.testing.assert_allclose(found, np.where(np.arange(11) < size, every, 0), rtol=1e-6)
+
+
+def test_models_depend_on_their_number_and_newcomers_train_alone():
+    federation = toys.make_federation((4, 3, 5), "regression")
+    problem = toys.make_problem(federation, optax.sgd(RATE))
+    models = problem.init_models(jax.random.key(0), 3)
+    toys.assert_trees_close(jax.tree.map(lambda leaf: leaf[:2], models), problem.init_models(jax.random.key(0), 2))
+    kernels = np.asarray(models["Dense_0"]["kernel"])
+    assert not np.allclose(kernels[0], kernels[1])
+    common = problem._replace(common_init=True).init_models(jax.random.key(0), 3)
+    toys.assert_trees_close(common, jax.tree.map(lambda leaf: jnp.stack([leaf[0]] * 3), models))
+    alone = problem.train_alone(jax.random.key(1), models, federation.shards, own=True, rounds=2)
+    for k in range(3):
+        params = jax.tree.map(lambda leaf, k=k: leaf[k], models)
+        split = Split(*(leaf[k] for leaf in federation.train))
+        w, _, _ = sgd_by_hand(params, split, [np.arange(split.size)] * 2)
+        np.testing.assert_allclose(alone["Dense_0"]["kernel"][k, :, 0], w, rtol=1e-4, atol=1e-6)
