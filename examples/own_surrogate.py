@@ -20,7 +20,7 @@ from pfljax.core.types import Predictor
 from pfljax.engine.plan import make_plan
 from pfljax.engine.rounds import make_round
 from pfljax.evaluation import metrics
-from pfljax.local.solver import Problem, Solver, fit, mean_loss
+from pfljax.local.solver import Problem, Solver
 
 
 def moreau_envelope(problem: Problem, strength: float) -> surrogates.Surrogate:
@@ -34,9 +34,9 @@ def moreau_envelope(problem: Problem, strength: float) -> surrogates.Surrogate:
 
     def minimize(turn, u, v, split):
         w = init(u)
-        near = lambda theta, batch: mean_loss(problem.solver, theta, batch) + strength / 2 * distance(theta, w)
+        near = lambda theta, batch: problem.solver.mean_loss(theta, batch) + strength / 2 * distance(theta, w)
         start = problem.solver.optimizer.init(w)
-        theta, _, _ = fit(problem.solver, turn.key, w, start, split, round_number=turn.round, objective=near)
+        theta, _, _ = problem.solver.fit(turn.key, w, start, split, round_number=turn.round, objective=near)
         return theta, tree.stack_one(theta), {}
 
     def loss(w, batch, theta):

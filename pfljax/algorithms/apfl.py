@@ -23,7 +23,7 @@ import optax
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, Predictor, UsageError
-from pfljax.local.solver import Problem, descend, mean_loss
+from pfljax.local.solver import Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ def mixture(alpha, own, shared):
 
 def apfl(problem: Problem, config: APFLConfig) -> Algorithm:
     """APFL."""
-    of_batch = jax.value_and_grad(lambda params, batch: mean_loss(problem.solver, params, batch))
+    of_batch = jax.value_and_grad(lambda params, batch: problem.solver.mean_loss(params, batch))
     solver = problem.solver._replace(optimizer=apart(problem.solver.optimizer))
 
     def step(models, memory, batch):
@@ -76,8 +76,7 @@ def apfl(problem: Problem, config: APFLConfig) -> Algorithm:
             "own": row["own"]["optimizer"],
             "global": one(row["kept"]) if problem.keep_optimizer else problem.solver.optimizer.init(w),
         }
-        trained, optimizer, loss, (alpha, _) = descend(
-            solver,
+        trained, optimizer, loss, (alpha, _) = solver.descend(
             turn.key,
             {"own": row["own"]["model"], "global": w},
             optimizer,
@@ -95,7 +94,7 @@ def apfl(problem: Problem, config: APFLConfig) -> Algorithm:
 
     def adapt(key, state, clients):
         mixed = lambda v, w: mixture(jnp.float32(config.alpha), v, w)
-        objective = lambda v, batch, w: mean_loss(problem.solver, mixed(v, w), batch)
+        objective = lambda v, batch, w: problem.solver.mean_loss(mixed(v, w), batch)
         own = problem.train_alone(key, state.models, clients, own=False, rounds=problem.rounds, objective=objective)
         return Predictor.own(mixed(own, state.models))
 

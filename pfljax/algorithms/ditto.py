@@ -19,7 +19,7 @@ import jax
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, Predictor, UsageError
-from pfljax.local.solver import Problem, proximal
+from pfljax.local.solver import Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ def ditto(problem: Problem, config: DittoConfig) -> Algorithm:
     """Ditto."""
 
     def near(w, params, batch):
-        return proximal(problem.solver, w, config.strength)(params, batch.of_model(1))
+        return problem.solver.proximal(w, config.strength)(params, batch.of_model(1))
 
     def rows(key, models, clients):
         num = tree.num_rows(clients)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, Array, ClientOutput, Params, Predictor, State, UsageError
-from pfljax.local.solver import Problem, proximal
+from pfljax.local.solver import Problem
 
 SHOWN = 16  # clients of most weight that a run's files tell for each client
 
@@ -77,7 +77,7 @@ def fedamp(problem: Problem, config: FedAMPConfig) -> Algorithm:
 
     def work(turn, models, row, shard):
         cloud = jax.tree.map(lambda leaf: leaf[0], models)
-        near = proximal(problem.solver, cloud, config.strength)
+        near = problem.solver.proximal(cloud, config.strength)
         new, loss = problem.fit_personal(turn, row | {"model": cloud}, shard.train, near)
         return ClientOutput({"optimizer": new["optimizer"]}, tree.stack_one(new["model"]), {"loss": loss})
 
@@ -92,7 +92,7 @@ def fedamp(problem: Problem, config: FedAMPConfig) -> Algorithm:
 
     def adapt(key, state, clients):
         mean = tree.stack_one(jax.tree.map(lambda leaf: leaf.mean(axis=0), state.server["models"]))
-        near = lambda params, batch, start: proximal(problem.solver, start, config.strength)(params, batch)
+        near = lambda params, batch, start: problem.solver.proximal(start, config.strength)(params, batch)
         models = problem.train_alone(key, mean, clients, own=False, rounds=problem.rounds, objective=near)
         return Predictor.own(models)
 

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common import graphs, surrogates
 from pfljax.core.types import Algorithm, UsageError
-from pfljax.local.solver import Problem, losses_of_examples, mean_loss
+from pfljax.local.solver import Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,7 @@ def mixture(problem: Problem, num: int, prefix: str) -> surrogates.Surrogate:
         return jnp.full((num,), 1 / num, jnp.float32)
 
     def minimize(turn, models, pi, split):
-        losses = problem.plan.over_models(lambda p: losses_of_examples(problem.solver, p, split), models)  # (M, n_max)
+        losses = problem.plan.over_models(lambda p: problem.solver.losses_of_examples(p, split), models)  # (M, n_max)
         inside = jnp.arange(losses.shape[1]) < split.size
 
         def negative_log_likelihood(pi):
@@ -119,7 +119,7 @@ def mixture(problem: Problem, num: int, prefix: str) -> surrogates.Surrogate:
         return pi, q, {"negative_log_likelihood": before, "delta_pi": before - after}
 
     def loss(params, batch, q):
-        return mean_loss(problem.solver, params, batch, q)  # l. 7
+        return problem.solver.mean_loss(params, batch, q)  # l. 7
 
     scored = "each client's mixture of the components"
     return surrogates.Surrogate(num, init, minimize, loss, surrogates.with_weights, scored)  # Eq. 5

@@ -38,7 +38,7 @@ from pfljax.core import tree
 from pfljax.core.types import Algorithm, ClientOutput, Predictor, State, UsageError
 from pfljax.engine.views import read
 from pfljax.local.privacy import BY_LOSS
-from pfljax.local.solver import Problem, fit, mean_loss, take_batch, total_loss
+from pfljax.local.solver import Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,12 +155,12 @@ def federico(problem: Problem, config: FedericoConfig) -> Algorithm:
 
     def work_delta(turn, models, row, shard):
         split = shard.train
-        totals = plan.over_models(lambda params: total_loss(solver, params, split), models)
+        totals = plan.over_models(lambda params: solver.total_loss(params, split), models)
         table, weights = e_step(row, turn.index, summed(totals, split))
 
         def train(params):
-            trained, _, loss = fit(
-                solver, turn.key, params, solver.optimizer.init(params), split, round_number=turn.round
+            trained, _, loss = solver.fit(
+                turn.key, params, solver.optimizer.init(params), split, round_number=turn.round
             )
             return tree.subtract(trained, params), loss
 
@@ -262,10 +262,10 @@ def batch_gradients(problem: Problem, turn, models, split):
     """Mean loss (J,) and gradient (J, ...) of every received model on the turn's mini-batch."""
     solver = problem.solver
     orders = solver.draw_orders(turn.key, split.size, problem.n_max)
-    batch = take_batch(solver, turn.key, orders, split, turn.step)
+    batch = solver.take_batch(turn.key, orders, split, turn.step)
 
     def one(params, number):
-        return jax.value_and_grad(lambda params: mean_loss(solver, params, batch.of_model(number)))(params)
+        return jax.value_and_grad(lambda params: solver.mean_loss(params, batch.of_model(number)))(params)
 
     return problem.plan.over_models(one, models, jnp.arange(tree.num_rows(models)))
 
@@ -274,7 +274,7 @@ def losses_at_start(problem: Problem, turn, models, split, losses):
     """The received models' losses (J,) summed over the client's data; read in the first exchange of a round only."""
     if problem.solver.batch(problem.n_max) == problem.n_max:
         return losses * split.size  # one batch holds all: they came with the gradients
-    evaluate = lambda: problem.plan.over_models(lambda p: total_loss(problem.solver, p, split), models)
+    evaluate = lambda: problem.plan.over_models(lambda p: problem.solver.total_loss(p, split), models)
     return jax.lax.cond(turn.step == 0, evaluate, lambda: jnp.zeros_like(losses))
 
 

@@ -41,7 +41,7 @@ from pfljax.algorithms.common import neighbors
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, Array, ClientOutput, Cohort, Params, Predictor, State, UsageError
 from pfljax.engine.views import read
-from pfljax.local.solver import Problem, total_loss
+from pfljax.local.solver import Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +119,8 @@ def fedfomo(problem: Problem, config: FedFomoConfig) -> Algorithm:
     """FedFomo: clients' models lie on the server one by one."""
 
     def weigh(models, start, split, index):
-        losses = problem.plan.over_models(lambda params: total_loss(problem.solver, params, split), models)
-        baseline = total_loss(problem.solver, start, split)
+        losses = problem.plan.over_models(lambda params: problem.solver.total_loss(params, split), models)
+        baseline = problem.solver.total_loss(start, split)
         size = jnp.maximum(split.size, 1)
         return index, models, first_order_weights(losses / size, baseline / size, distances(models, start, config.norm))
 
@@ -144,9 +144,9 @@ def fedfomo_average(problem: Problem, config: FedFomoAverageConfig) -> Algorithm
 
         def without(params):
             left = jax.tree.map(lambda average, leaf: (num * average - leaf) / max(num - 1, 1), mean, params)
-            return total_loss(problem.solver, left, split)
+            return problem.solver.total_loss(left, split)
 
-        gain = problem.plan.over_models(without, models) - total_loss(problem.solver, mean, split)
+        gain = problem.plan.over_models(without, models) - problem.solver.total_loss(mean, split)
         return index, models, gain / jnp.maximum(split.size, 1)  # Eq. 14
 
     return build(problem, config, "l2", "shared", with_mean, served, weigh)

@@ -15,7 +15,7 @@ import dataclasses
 
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.core.types import Algorithm, UsageError
-from pfljax.local.solver import Problem, proximal
+from pfljax.local.solver import Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ def fedprox(problem: Problem, config: FedProxConfig) -> Algorithm:
     """FedProx."""
 
     def train(turn, models, kept, shard):
-        objective = lambda params, batch, anchor: proximal(problem.solver, anchor, config.mu)(params, batch)  # Eq. 2
+        objective = lambda params, batch, anchor: problem.solver.proximal(anchor, config.mu)(params, batch)  # Eq. 2
         return problem.fit_models(turn, models, kept, shard.train, objective, aux=models)
 
     return averaging(problem, train=train)

@@ -23,7 +23,7 @@ from pfljax.algorithms.common import aggregation
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, ClientOutput, Predictor, State, UsageError
 from pfljax.local.privacy import BY_LOSS
-from pfljax.local.solver import Problem, total_loss
+from pfljax.local.solver import Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +86,7 @@ def clusters(problem: Problem, num: int, num_shared: int, prefix: str) -> Algori
         return aggregation.all_models(cohort.ids.shape[0], num)
 
     def work(turn, models, kept, shard):
-        losses = problem.plan.over_models(lambda params: total_loss(problem.solver, params, shard.train), models)
+        losses = problem.plan.over_models(lambda params: problem.solver.total_loss(params, shard.train), models)
         chosen = jnp.argmin(losses)
         start = jax.tree.map(lambda leaf: leaf[None], tree.take(models, chosen))
         trained, kept, losses = problem.fit_models(turn, start, kept, shard.train)

@@ -11,7 +11,7 @@ import jax
 
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, ClientOutput, Predictor, State
-from pfljax.local.solver import Problem, fit
+from pfljax.local.solver import Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ def local(problem: Problem, config: LocalConfig) -> Algorithm:
 
     def work(turn, models, opt_state, shard):
         params = jax.tree.map(lambda leaf: leaf[0], models)
-        params, opt_state, loss = fit(problem.solver, turn.key, params, opt_state, shard.train, round_number=turn.round)
+        params, opt_state, loss = problem.solver.fit(turn.key, params, opt_state, shard.train, round_number=turn.round)
         return ClientOutput(client=opt_state, upload=tree.stack_one(params), report={"loss": loss})
 
     def update(key, state, returned):

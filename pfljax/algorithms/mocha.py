@@ -27,7 +27,7 @@ import jax.numpy as jnp
 
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, Array, ClientOutput, Params, Predictor, State, UsageError
-from pfljax.local.solver import Problem, mean_loss
+from pfljax.local.solver import Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ def mocha(problem: Problem, config: MochaConfig) -> Algorithm:
         def objective(params, batch):
             weights = split(params)[0]
             penalty = pull["own"] * tree.inner(weights, weights) + 2 * tree.inner(weights, pull["others"])
-            return mean_loss(problem.solver, params, batch) + config.strength / 2 * penalty
+            return problem.solver.mean_loss(params, batch) + config.strength / 2 * penalty
 
         row, loss = problem.fit_personal(turn, row, shard.train, objective)
         return ClientOutput(row, tree.stack_one(split(row["model"])[0]), {"loss": loss})

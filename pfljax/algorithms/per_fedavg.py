@@ -25,7 +25,7 @@ import jax
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, Predictor, UsageError
-from pfljax.local.solver import Problem, loss_and_gradient, mean_loss
+from pfljax.local.solver import Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class PerFedAvgConfig:
 def per_fedavg(problem: Problem, config: PerFedAvgConfig) -> Algorithm:
     """Per-FedAvg."""
     solver, hessian_free = problem.solver, config.form == "hessian_free"
-    of_batch = jax.value_and_grad(lambda params, batch: mean_loss(solver, params, batch))
+    of_batch = jax.value_and_grad(lambda params, batch: solver.mean_loss(params, batch))
 
     def moved(params, direction, rate):
         return jax.tree.map(lambda p, g: p - rate * g, params, direction)
@@ -79,7 +79,7 @@ def per_fedavg(problem: Problem, config: PerFedAvgConfig) -> Algorithm:
 
     def predictor(key, state, clients):
         def personal(_, params, shard):
-            step = lambda _, params: moved(params, loss_and_gradient(solver, params, shard.train)[1], config.alpha)
+            step = lambda _, params: moved(params, solver.loss_and_gradient(params, shard.train)[1], config.alpha)
             return jax.lax.fori_loop(0, config.adapt_steps, step, params)
 
         return Predictor.own(problem.personalize(key, state.models, clients, personal))

@@ -27,7 +27,7 @@ import optax
 from pfljax.algorithms.common import aggregation, branches
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, Array, ClientOutput, Predictor, State, UsageError
-from pfljax.local.solver import Problem, fit
+from pfljax.local.solver import Problem
 
 OF_ALPHA = 1  # of a client's key for a round: the mini-batches of alpha
 
@@ -69,7 +69,7 @@ def pfedmb(problem: Problem, config: PFedMBConfig) -> Algorithm:
     def learn_alpha(key, raw: Array, shared, split, number) -> Array:
         loss = lambda raw, x, y: problem.solver.loss(branches.mix(model, alpha_of(raw), shared), x, y)
         solver = problem.solver._replace(loss=loss, optimizer=descent)
-        return fit(solver, key, raw, descent.init(raw), split, round_number=number)[0]
+        return solver.fit(key, raw, descent.init(raw), split, round_number=number)[0]
 
     def init(key, clients):
         shared = tree.stack_one(problem._replace(common_init=False).init_models(key, num))

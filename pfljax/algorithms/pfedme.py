@@ -24,7 +24,7 @@ import optax
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, Params, Predictor, UsageError
-from pfljax.local.solver import Problem, loss_and_gradient, mean_loss
+from pfljax.local.solver import Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ def pfedme(problem: Problem, config: PFedMeConfig) -> Algorithm:
 
     def local_step(w, theta, batch):
         of_batch = lambda theta, number: jax.value_and_grad(
-            lambda theta: mean_loss(problem.solver, theta, batch(0).of_model(number))
+            lambda theta: problem.solver.mean_loss(theta, batch(0).of_model(number))
         )(theta)
         theta, loss = moreau(w, of_batch)  # Eq. 2
         return loss, tree.scale(tree.subtract(w, theta), config.strength), theta  # Eq. 8
@@ -87,7 +87,7 @@ def pfedme(problem: Problem, config: PFedMeConfig) -> Algorithm:
 
     def adapt(key, state, clients):
         def personal(_, w, shard):
-            return moreau(w, lambda theta, _: loss_and_gradient(problem.solver, theta, shard.train))[0]
+            return moreau(w, lambda theta, _: problem.solver.loss_and_gradient(theta, shard.train))[0]
 
         return Predictor.own(problem.personalize(key, state.models, clients, personal))
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from pfljax.algorithms.common import aggregation
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, ClientOutput, Predictor, State, UsageError
-from pfljax.local.solver import Problem, mean_loss
+from pfljax.local.solver import Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ScaffoldConfig:
 def scaffold(problem: Problem, config: ScaffoldConfig) -> Algorithm:
     """SCAFFOLD."""
     num = problem.num_clients
-    of_batch = jax.value_and_grad(lambda params, batch: mean_loss(problem.solver, params, batch))
+    of_batch = jax.value_and_grad(lambda params, batch: problem.solver.mean_loss(params, batch))
 
     def init(key, clients):
         x = problem.init_models(key, 1)

@@ -15,12 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pfljax.core.errors import RunError as RunError
+
 Array = jax.Array | np.ndarray
 Key = jax.Array
 Params = Any
 PyTree = Any
 Metrics = dict[str, Array]
-Topology = Literal["own", "shared", "peers"]
+Topology = Literal["own", "shared", "peers", "push"]
 Task = Literal["classification", "regression"]
 
 
@@ -117,14 +119,14 @@ class State(NamedTuple):
 
 
 class ClientContext(NamedTuple):
-    """Which piece of work this is.
+    """What a client knows of the round, beside its models and its data.
 
     Attributes:
         key: The client's key for this round.
-        round: () int32, the number of the round, from 0.
-        step: () int32, which of the round's exchanges (0 unless `Algorithm.exchanges` is more than 1).
+        round: () int32, number of the round, from 0.
+        step: () int32, number of the exchange within the round (0 unless `Algorithm.exchanges` is more than 1).
         index: (J,) int32, which models the client has received.
-        server: State.server, which everyone may read; not counted as traffic, since it is small.
+        server: `State.server`. What a client reads of it counts as downloaded, scalars excepted.
     """
 
     key: Key
@@ -135,23 +137,31 @@ class ClientContext(NamedTuple):
 
 
 class ClientOutput(NamedTuple):
-    """What one client makes of a round."""
+    """What one client makes of a round.
 
-    client: PyTree  # the client's next row
-    # Leaves (J, ...): a contribution per received model, summed over clients at its owner, or leaves (J', ...): only
-    # for the first J' of them; under "own" the next model; under `push` leaves (...), one model for all; () where
-    # nothing comes back.
+    Attributes:
+        client: The client's next row.
+        upload: Leaves (J, ...): a contribution to each received model, summed over clients at the model's owner; or
+            leaves (J', ...), for the first J' of them only. Under "own" the next model; under "push" leaves (...), one
+            upload for all receivers. () where nothing comes back.
+        report: What the server sees of this client, by name; "loss" () is required. Scalars are free; everything else
+            counts as uploaded.
+        sent: (J,) or (J',) bool, which contributions are made; None: all.
+        mixing_weights: (J,) under "push": the weight with which each receiver counts the upload.
+    """
+
+    client: PyTree
     upload: PyTree
-    report: Metrics  # what the server sees of this client; "loss" () is required
-    sent: Array | None = None  # (J,) or (J',) bool: which contributions are made; None: all
-    shares: Array | None = None  # (J,) under `push`: the weight with which each receiver counts the upload
+    report: Metrics
+    sent: Array | None = None
+    mixing_weights: Array | None = None
 
 
 class Aggregate(NamedTuple):
     """What came back to the owners and the server in one exchange."""
 
     upload: PyTree  # leaves (N, ...): sums of the contributions
-    count: Array  # (N,) int32: how many contributions each model received
+    count: Array  # (N,) int32: number of contributions to each model
     sent: Array  # (S, J) bool: which contributions were made
     report: Metrics  # leaves (S, ...)
 
@@ -167,12 +177,17 @@ class Predictor:
         weights: (K, J), each row on the simplex.
         topology: How the models lie with respect to the clients (see `Algorithm`); under "own" there may be J models
             to a client, N = K J, those of client k from row k J on.
+        rows: What each client's `apply` reads beside the models, leaves (K, ...).
+        apply: (received models (J, ...), the client's row, x (B, *features)) -> predictions (B, C), for predictions
+            that no mixture of models expresses; None: the mixture above.
     """
 
     models: Params
     index: Array
     weights: Array
     topology: Topology = dataclasses.field(metadata={"static": True})
+    rows: PyTree = ()
+    apply: Callable[[Params, PyTree, Array], Array] | None = dataclasses.field(default=None, metadata={"static": True})
 
     @classmethod
     def own(cls, models: Params) -> Predictor:
@@ -186,61 +201,129 @@ class Predictor:
         return cls(models, jnp.zeros((num, 1), jnp.int32), jnp.ones((num, 1)), "shared")
 
 
-class Algorithm(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+    """What a round tells others of a client's examples, for the accounting of differential privacy.
+
+    Attributes:
+        gradients: Gradients computed per mini-batch, personal models included; 0 if the examples themselves are sent,
+            so that there is no bound.
+        passes: Mini-batches used in a round, as a multiple of the solver's steps.
+        unaccounted: What else others can learn of a client's data, in words: epsilon omits it.
+    """
+
+    gradients: int
+    passes: float = 1
+    unaccounted: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Extra entries for plan, summary and pages.
+
+    Attributes:
+        scored: Which model the evaluation scores, in words; "": by topology.
+        facts: Further entries, by name.
+        collaboration: State -> arrays for collaboration.npz: "index" and "weights" (K, J) in place of the predictor's
+            where a client uses others' models otherwise than in its predictions; "affinity" (K, K); and others of the
+            method's own. None: the predictor's index and weights.
+        topology: Of what `collaboration` returns; None: the predictor's.
+    """
+
+    scored: str = ""
+    facts: tuple[tuple[str, str | float], ...] = ()
+    collaboration: Callable[[State], dict[str, Array]] | None = None
+    topology: Topology | None = None
+
+
+class Traffic(NamedTuple):
+    """Bytes of one exchange, per model or per client, as the engine counts them; a method may state fewer.
+
+    Attributes:
+        model: One downloaded model.
+        upload: One contribution.
+        report: One client's report beyond scalars.
+        server: What one client reads of `State.server` beyond scalars.
+    """
+
+    model: float
+    upload: float
+    report: float
+    server: float
+
+
+SCORED = {
+    "own": "each client's own model",
+    "shared": "the global model",
+    "peers": "each client's mixture of models",
+    "push": "each client's mixture of its own models",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Algorithm:
     """A method: pure functions that the engine composes into a round (download, exchange, update).
 
     Attributes:
         init: (key, clients) -> State, from the stacked ClientData of all K clients.
-        download: (key, state, cohort) -> (S, J) int32: which models each client of the cohort receives; column 0 is
-            the client's own where it has one. Client ids where N = K, else indices into the N models.
-        work: (turn, models, row, shard) -> ClientOutput, for one client: its J received models, its row and its data.
-            Arrays of the shard are read by indexing (`x[...]` is all of it).
-        update: (key, state, returned) -> (State, Metrics): owners and server take what came back.
+        client_update: (context, models, row, data) -> ClientOutput, for one client: its J received models, its row and
+            its data. Arrays of the data are read by indexing (`x[...]` is all of it).
+        server_update: (key, state, aggregate) -> (State, Metrics): owners and server take what came back.
         predictor: (key, state, clients) -> Predictor; may train locally, never changes the state.
-        adapt: (key, state, clients) -> Predictor for clients that were not there in training.
-        topology: "own": N = K, a model never leaves its client (J = 1); "shared": N models on a server,
-            everyone may receive them; "peers": N = K, clients receive each other's models.
-        scored: Which model the evaluation scores, in words.
-        exchanges: How often a round repeats exchange and update on the same download.
-        push: Whether clients only send: work then receives its own model alone, and uploads one to all of the index.
-        uploads_own: Whether peers' models lie on a server, so that a client's upload of its own is traffic.
-        facts: What the plan and the summary tell of it beside its knobs, by name.
-        gradients: How many gradients a client takes of one mini-batch, for the privacy ledger, of models that stay
-            with it too; 0 if its examples themselves are sent, so that there is no bound.
-        passes: How often the solver's steps are taken in a round, on mini-batches of their own.
-        unaccounted: What else of a client's data others can learn something from, in words: the ledger omits it.
-        tune: (key, predictor, clients) -> Predictor: what is done to a predictor before it is evaluated; None: nothing.
-        collaboration: The topology of what it tells, and state -> arrays for collaboration.npz: "index" and "weights"
-            (K, J) in place of the predictor's where a client uses others' models otherwise than in its predictions;
-            "affinity" (K, K); and others of the method's own.
-        by_rows: Whether predictor and collaboration of some clients follow from these clients' rows and the server's
-            part of the state, so that they can be asked for block by block; models that the predictor indexes, if it
-            is of peers, are the state's own.
+        topology: "own": N = K, a model never leaves its client (J = 1); "shared": N models on a server, everyone may
+            receive them; "peers": N = K, clients receive each other's models; "push": N = K, clients send one upload
+            to all clients of their index and receive nothing but what others send.
+        ledger: What local training tells of a client's examples; required, since a private run's epsilon rests on it.
+        download: (key, state, cohort) -> (S, J) int32: which models each client of the cohort receives; column 0 is
+            the client's own where it has one. Client ids where N = K, else indices into the N models. None: its own
+            model under "own", all N models under "shared"; required under "peers" and "push".
+        adapt: (key, state, clients) -> Predictor for clients that were not there in training; None: `predictor`.
+        sample: (key, state, clients) -> (S,) int32, the ids of the round's cohort, ascending and distinct; None:
+            uniform without replacement.
+        fine_tune: (key, predictor, clients) -> Predictor: what is done to a predictor before it is evaluated; None:
+            nothing.
+        exchanges: Number of times that a round repeats exchange and server update on the same download.
+        report: Extra entries for plan, summary and pages.
+        via_server: Whether peers' models lie on a server, so that a client's upload of its own model is traffic.
+        traffic: The bytes that the engine has counted -> those that are really sent (compression); None: as counted.
     """
 
     init: Callable[[Key, ClientData], State]
-    download: Callable[[Key, State, Cohort], Array]
-    work: Callable[[ClientContext, Params, PyTree, ClientData], ClientOutput]
-    update: Callable[[Key, State, Aggregate], tuple[State, Metrics]]
+    client_update: Callable[[ClientContext, Params, PyTree, ClientData], ClientOutput]
+    server_update: Callable[[Key, State, Aggregate], tuple[State, Metrics]]
     predictor: Callable[[Key, State, ClientData], Predictor]
-    adapt: Callable[[Key, State, ClientData], Predictor]
     topology: Topology
-    scored: str
+    ledger: Ledger
+    download: Callable[[Key, State, Cohort], Array] | None = None
+    adapt: Callable[[Key, State, ClientData], Predictor] | None = None
+    sample: Callable[[Key, State, ClientData], Array] | None = None
+    fine_tune: Callable[[Key, Predictor, ClientData], Predictor] | None = None
     exchanges: int = 1
-    push: bool = False
-    uploads_own: bool = False
-    facts: tuple[tuple[str, str | float], ...] = ()
-    gradients: int = 1
-    passes: int = 1
-    unaccounted: str = ""
-    tune: Callable[[Key, Predictor, ClientData], Predictor] | None = None
-    collaboration: tuple[Topology, Callable[[State], dict[str, Array]]] | None = None
-    by_rows: bool = True
+    report: Report = Report()
+    via_server: bool = False
+    traffic: Callable[[Traffic], Traffic] | None = None
+
+    def __post_init__(self):
+        if self.topology not in SCORED:
+            raise ValueError(f"topology={self.topology}: accepted: {', '.join(SCORED)}")
+        if self.download is None and self.topology in ("peers", "push"):
+            raise ValueError(f"download: required under topology={self.topology!r}: who receives whose model")
+        if not isinstance(self.ledger, Ledger):
+            raise ValueError("ledger: accepted: a Ledger, which says how many gradients a mini-batch gives")
+        defaults = {"download": self._download, "adapt": self.predictor}
+        for name, default in defaults.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
+        if not self.report.scored:
+            report = dataclasses.replace(self.report, scored=SCORED[self.topology])
+            object.__setattr__(self, "report", report)
+
+    def _download(self, key: Key, state: State, cohort: Cohort) -> Array:
+        if self.topology == "own":
+            return cohort.ids[:, None]
+        num = jax.tree.leaves(state.models)[0].shape[0]
+        return jnp.broadcast_to(jnp.arange(num, dtype=jnp.int32), (cohort.ids.shape[0], num))
 
 
 class UsageError(ValueError):
     """A user's mistake, in one line that names the flag or file and what is accepted (exit code 2)."""
-
-
-class RunError(RuntimeError):
-    """A run that could not go on, in one line (exit code 1)."""

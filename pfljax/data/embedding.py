@@ -17,7 +17,7 @@ import optax
 from pfljax import models
 from pfljax.core.types import Split, UsageError
 from pfljax.data.sources import Source
-from pfljax.local.solver import Solver, fit
+from pfljax.local.solver import Solver
 
 LEAST_SIDE = 32  # pixels from which on "auto" trains a network
 NETWORK = "vgg11"
@@ -66,7 +66,7 @@ class Embedding:
         key = jax.random.key(self.seed)
         params = jax.jit(model.init)(jax.random.fold_in(key, 0))
         state = optimizer.init(params)
-        epoch = jax.jit(lambda key, params, state, number: fit(solver, key, params, state, train, round_number=number))
+        epoch = jax.jit(lambda key, params, state, number: solver.fit(key, params, state, train, round_number=number))
         for number in range(1, self.epochs + 1):
             params, state, loss = epoch(jax.random.fold_in(key, number), params, state, jnp.int32(number - 1))
             self.say(f"  embedding by {self.name}: epoch {number} of {self.epochs}, training loss {float(loss):.3f}")

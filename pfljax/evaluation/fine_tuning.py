@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, Array, ClientData, ClientOutput, Predictor
 from pfljax.evaluation.metrics import losses, mixture
-from pfljax.local.solver import Problem, Solver, fit
+from pfljax.local.solver import Problem, Solver
 
 MOST = 16
 
@@ -44,7 +44,7 @@ def fine_tuned(problem: Problem, algorithm: Algorithm, epochs: int) -> Algorithm
             start = models if num > 1 else jax.tree.map(lambda leaf: leaf[0], models)
             optimizer = solver.optimizer.init(start)
             client_key = jax.random.fold_in(key, number)
-            params, _, _ = fit(solver, client_key, start, optimizer, shard.train, round_number=jnp.int32(0))
+            params, _, _ = solver.fit(client_key, start, optimizer, shard.train, round_number=jnp.int32(0))
             params = params if num > 1 else tree.stack_one(params)
             return ClientOutput((), params, {}) if predictor.topology == "own" else ClientOutput((), (), params)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -68,6 +67,144 @@ class Solver(NamedTuple):
 
         return jax.lax.cond(size > batch, shuffle, lambda: jnp.broadcast_to(places, (epochs, n_max)))
 
+    def fit(
+        self,
+        key: Key,
+        params: Params,
+        opt_state: PyTree,
+        split: Split,
+        *,
+        round_number: Array,
+        objective: Callable[[Params, Batch], Array] | None = None,
+    ) -> tuple[Params, PyTree, Array]:
+        """A round of local training by gradients of an objective.
+
+        Args:
+            key: Draws the order of the examples, anew in every epoch.
+            params: One model.
+            opt_state: The optimizer's state for it.
+            split: One client's training data.
+            round_number: Decides the rate, where it has a schedule.
+            objective: (params, mini-batch) -> what a step descends, in place of the mean loss.
+
+        Returns:
+            The trained parameters, the optimizer's state, and the mean loss over the steps, each before its update.
+        """
+        objective = objective or self.mean_loss
+
+        def gradient(params, memory, batch):
+            return *jax.value_and_grad(objective)(params, batch(0)), memory
+
+        return self.descend(key, params, opt_state, split, gradient, (), round_number=round_number)[:3]
+
+    def descend(
+        self,
+        key: Key,
+        params: Params,
+        opt_state: PyTree,
+        split: Split,
+        gradient: Callable[[Params, PyTree, Callable[[int], Batch]], tuple[Array, Params, PyTree]],
+        memory: PyTree,
+        *,
+        round_number: Array,
+    ) -> tuple[Params, PyTree, Array, PyTree]:
+        """A round of local training in a direction of the method's own.
+
+        Args:
+            key: Draws the order of the examples, anew in every epoch.
+            params: One model.
+            opt_state: The optimizer's state for it.
+            split: One client's training data.
+            gradient: (params, memory, batch) -> (loss, what the optimizer takes for the gradient, memory) at a step;
+                batch(0) is the step's mini-batch, batch(1) the one after it (after the round's last comes its first).
+            memory: What `gradient` hands from step to step.
+            round_number: Decides the rate, where it has a schedule.
+
+        Returns:
+            The trained parameters, the optimizer's state, the mean loss over the steps, and the memory.
+        """
+        n_max = split.y.shape[0]
+        total = self.num_steps(split.size, n_max)
+        orders = self.draw_orders(key, split.size, n_max)
+
+        def step(number, carry):
+            params, opt_state, loss_sum, memory = carry
+            place = lambda ahead: (number + ahead) % jnp.maximum(total, 1) if ahead else number
+            batch = lambda ahead: self.take_batch(key, orders, split, place(ahead))
+            loss, grads, memory = gradient(params, memory, batch)
+            updates, opt_state = self.optimizer.update(grads, opt_state, params, round_number=round_number)
+            return optax.apply_updates(params, updates), opt_state, loss_sum + loss, memory
+
+        carry = (params, opt_state, jnp.zeros(()), memory)
+        params, opt_state, loss_sum, memory = jax.lax.fori_loop(0, total, step, carry)
+        return params, opt_state, loss_sum / jnp.maximum(total, 1), memory
+
+    def mean_loss(self, params: Params, batch: Batch, weights: Array | None = None) -> Array:
+        """Mean loss over the batch's examples; with weights (n_max,), their weighted sum over the number of examples.
+
+        Its gradient is private where the solver's are.
+        """
+        if self.privacy.active:
+            weighed = jnp.ones_like(batch.mask) if weights is None else weights[batch.index]
+            examples = (batch.x, batch.y, weighed)
+            return private_mean(self.privacy, batch.key, self.loss, params, examples, batch.mask > 0)
+        losses = self.loss(params, batch.x, batch.y)
+        mask = batch.mask if weights is None else batch.mask * weights[batch.index]
+        return (losses * mask).sum() / jnp.maximum(batch.mask.sum(), 1)
+
+    def proximal(self, anchor: Params, strength: float) -> Callable[[Params, Batch], Array]:
+        """The objective mean loss + strength / 2 |params - anchor|^2, for `fit`."""
+        return lambda params, batch: (
+            self.mean_loss(params, batch) + strength / 2 * tree.squared_distance(params, anchor)
+        )
+
+    def total_loss(self, params: Params, split: Split) -> Array:
+        """The loss summed over all of a client's examples."""
+        return sum_over_examples(lambda x, y, mask: jnp.where(mask, self.loss(params, x, y), 0).sum(), split)
+
+    def loss_and_gradient(self, params: Params, split: Split) -> tuple[Array, Params]:
+        """The mean loss over all of a client's examples, and its gradient; a block of examples at a time."""
+
+        def sums(x, y, mask):
+            total = lambda params: jnp.where(mask, self.loss(params, *_masked(x, y, mask)), 0).sum()
+            return jax.value_and_grad(total)(params)
+
+        return tree.scale(sum_over_examples(sums, split), 1 / jnp.maximum(split.size, 1))
+
+    def losses_of_examples(self, params: Params, split: Split) -> Array:
+        """The loss of each of a client's examples: (n_max,), 0 for padding."""
+        n_max = split.y.shape[0]
+
+        def note(positions, found):
+            index, inside = jnp.minimum(positions, n_max - 1), positions < split.size
+            losses = self.loss(params, *_masked(split.x[index], split.y[index], inside))
+            return jax.lax.dynamic_update_slice(found, jnp.where(inside, losses, 0), (positions[0],))
+
+        found = jnp.zeros((n_max + BLOCKS[-1],))  # room for the last block
+        return over_blocks(split.size, n_max, note, found)[:n_max]
+
+    def take_batch(self, key: Key, orders: Array | None, split: Split, step: Array) -> Batch:
+        """The mini-batch of step `step` of a round; an epoch's last one may be smaller.
+
+        Args:
+            key: The client's for the round, as for `Solver.draw_orders`.
+            orders: What that returned.
+            split: The client's training data.
+            step: () int32.
+        """
+        n_max = split.y.shape[0]
+        batch = self.batch(n_max)
+        key = jax.random.fold_in(jax.random.fold_in(key, NOISE), step)
+        if orders is None:
+            inside, index = jnp.arange(batch) < split.size, jnp.arange(batch)
+            return Batch(*_masked(split.x[...], split.y[...], inside), inside.astype(jnp.float32), index, key)
+        per_epoch = jnp.maximum(-(-split.size // batch), 1)
+        epoch = jnp.minimum(step // per_epoch, orders.shape[0] - 1)
+        positions = step % per_epoch * batch + jnp.arange(batch)
+        index = orders.at[epoch, jnp.minimum(positions, n_max - 1)].get(mode="promise_in_bounds")
+        inside = positions < split.size
+        return Batch(*_masked(split.x[index], split.y[index], inside), inside.astype(jnp.float32), index, key)
+
 
 class Batch(NamedTuple):
     """B examples; `mask` (B,) is 0.0 where the batch has run past the client's data; `key` draws privacy's noise."""
@@ -84,30 +221,6 @@ class Batch(NamedTuple):
 
 
 NOISE = 0x0D9  # of a client's key for a round: the stream of privacy's noise
-
-
-def take_batch(solver: Solver, key: Key, orders: Array | None, split: Split, step: Array) -> Batch:
-    """The mini-batch of step `step` of a round; an epoch's last one may be smaller.
-
-    Args:
-        solver: Decides B.
-        key: The client's for the round, as for `Solver.draw_orders`.
-        orders: What that returned.
-        split: The client's training data.
-        step: () int32.
-    """
-    n_max = split.y.shape[0]
-    batch = solver.batch(n_max)
-    key = jax.random.fold_in(jax.random.fold_in(key, NOISE), step)
-    if orders is None:
-        inside, index = jnp.arange(batch) < split.size, jnp.arange(batch)
-        return Batch(*_masked(split.x[...], split.y[...], inside), inside.astype(jnp.float32), index, key)
-    per_epoch = jnp.maximum(-(-split.size // batch), 1)
-    epoch = jnp.minimum(step // per_epoch, orders.shape[0] - 1)
-    positions = step % per_epoch * batch + jnp.arange(batch)
-    index = orders.at[epoch, jnp.minimum(positions, n_max - 1)].get(mode="promise_in_bounds")
-    inside = positions < split.size
-    return Batch(*_masked(split.x[index], split.y[index], inside), inside.astype(jnp.float32), index, key)
 
 
 def _masked(x: Array, y: Array, inside: Array) -> tuple[Array, Array]:
@@ -148,129 +261,6 @@ def sum_over_examples(fn: Callable[[Array, Array, Array], PyTree], split: Split)
     shape = jax.eval_shape(lambda: fn(split.x[first], split.y[first], first < 1))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
     return over_blocks(split.size, n_max, add, zeros)
-
-
-def losses_of_examples(solver: Solver, params: Params, split: Split) -> Array:
-    """The loss of each of a client's examples: (n_max,), 0 for padding."""
-    n_max = split.y.shape[0]
-
-    def note(positions, found):
-        index, inside = jnp.minimum(positions, n_max - 1), positions < split.size
-        losses = solver.loss(params, *_masked(split.x[index], split.y[index], inside))
-        return jax.lax.dynamic_update_slice(found, jnp.where(inside, losses, 0), (positions[0],))
-
-    found = jnp.zeros((n_max + BLOCKS[-1],))  # room for the last block
-    return over_blocks(split.size, n_max, note, found)[:n_max]
-
-
-def total_loss(solver: Solver, params: Params, split: Split) -> Array:
-    """The loss summed over all of a client's examples."""
-    return sum_over_examples(lambda x, y, mask: jnp.where(mask, solver.loss(params, x, y), 0).sum(), split)
-
-
-def loss_and_gradient(solver: Solver, params: Params, split: Split) -> tuple[Array, Params]:
-    """The mean loss over all of a client's examples, and its gradient; a block of examples at a time."""
-
-    def sums(x, y, mask):
-        total = lambda params: jnp.where(mask, solver.loss(params, *_masked(x, y, mask)), 0).sum()
-        return jax.value_and_grad(total)(params)
-
-    return tree.scale(sum_over_examples(sums, split), 1 / jnp.maximum(split.size, 1))
-
-
-def mean_loss(solver: Solver, params: Params, batch: Batch, weights: Array | None = None) -> Array:
-    """Mean loss over the batch's examples; with weights (n_max,), their weighted sum over the number of examples.
-
-    Its gradient is private where the solver's are.
-    """
-    if solver.privacy.active:
-        weighed = jnp.ones_like(batch.mask) if weights is None else weights[batch.index]
-        examples = (batch.x, batch.y, weighed)
-        return private_mean(solver.privacy, batch.key, solver.loss, params, examples, batch.mask > 0)
-    losses = solver.loss(params, batch.x, batch.y)
-    mask = batch.mask if weights is None else batch.mask * weights[batch.index]
-    return (losses * mask).sum() / jnp.maximum(batch.mask.sum(), 1)
-
-
-def proximal(solver: Solver, anchor: Params, strength: float) -> Callable[[Params, Batch], Array]:
-    """The objective mean loss + strength / 2 |params - anchor|^2, for `fit`."""
-    return lambda params, batch: mean_loss(solver, params, batch) + strength / 2 * tree.squared_distance(params, anchor)
-
-
-def descend(
-    solver: Solver,
-    key: Key,
-    params: Params,
-    opt_state: PyTree,
-    split: Split,
-    gradient: Callable[[Params, PyTree, Callable[[int], Batch]], tuple[Array, Params, PyTree]],
-    memory: PyTree,
-    *,
-    round_number: Array,
-) -> tuple[Params, PyTree, Array, PyTree]:
-    """A round of local training in a direction of the method's own.
-
-    Args:
-        solver: Loss, optimizer, epochs or steps.
-        key: Draws the order of the examples, anew in every epoch.
-        params: One model.
-        opt_state: The optimizer's state for it.
-        split: One client's training data.
-        gradient: (params, memory, batch) -> (loss, what the optimizer takes for the gradient, memory) at a step;
-            batch(0) is the step's mini-batch, batch(1) the one after it (after the round's last comes its first).
-        memory: What `gradient` hands from step to step.
-        round_number: Decides the rate, where it has a schedule.
-
-    Returns:
-        The trained parameters, the optimizer's state, the mean loss over the steps, and the memory.
-    """
-    n_max = split.y.shape[0]
-    total = solver.num_steps(split.size, n_max)
-    orders = solver.draw_orders(key, split.size, n_max)
-
-    def step(number, carry):
-        params, opt_state, loss_sum, memory = carry
-        place = lambda ahead: (number + ahead) % jnp.maximum(total, 1) if ahead else number
-        batch = lambda ahead: take_batch(solver, key, orders, split, place(ahead))
-        loss, grads, memory = gradient(params, memory, batch)
-        updates, opt_state = solver.optimizer.update(grads, opt_state, params, round_number=round_number)
-        return optax.apply_updates(params, updates), opt_state, loss_sum + loss, memory
-
-    carry = (params, opt_state, jnp.zeros(()), memory)
-    params, opt_state, loss_sum, memory = jax.lax.fori_loop(0, total, step, carry)
-    return params, opt_state, loss_sum / jnp.maximum(total, 1), memory
-
-
-def fit(
-    solver: Solver,
-    key: Key,
-    params: Params,
-    opt_state: PyTree,
-    split: Split,
-    *,
-    round_number: Array,
-    objective: Callable[[Params, Batch], Array] | None = None,
-) -> tuple[Params, PyTree, Array]:
-    """A round of local training by gradients of an objective.
-
-    Args:
-        solver: Loss, optimizer, epochs or steps.
-        key: Draws the order of the examples, anew in every epoch.
-        params: One model.
-        opt_state: The optimizer's state for it.
-        split: One client's training data.
-        round_number: Decides the rate, where it has a schedule.
-        objective: (params, mini-batch) -> what a step descends, in place of the mean loss.
-
-    Returns:
-        The trained parameters, the optimizer's state, and the mean loss over the steps, each before its update.
-    """
-    objective = objective or functools.partial(mean_loss, solver)
-
-    def gradient(params, memory, batch):
-        return *jax.value_and_grad(objective)(params, batch(0)), memory
-
-    return descend(solver, key, params, opt_state, split, gradient, (), round_number=round_number)[:3]
 
 
 def scheduled(
@@ -331,8 +321,7 @@ class Problem(NamedTuple):
         self, turn: ClientContext, row: PyTree, split: Split, objective: Callable[[Params, Batch], Array] | None = None
     ) -> tuple[PyTree, Array]:
         """A client trains its own model of `personal_rows`: its next row, and the mean loss."""
-        params, optimizer, loss = fit(
-            self.solver,
+        params, optimizer, loss = self.solver.fit(
             turn.key,
             row["model"],
             row["optimizer"],
@@ -376,9 +365,9 @@ class Problem(NamedTuple):
         def one(number, params, opt_state, aux):
             def descended(params, batch):
                 batch = batch.of_model(number)
-                return mean_loss(self.solver, params, batch) if objective is None else objective(params, batch, aux)
+                return self.solver.mean_loss(params, batch) if objective is None else objective(params, batch, aux)
 
-            return fit(self.solver, turn.key, params, opt_state, split, round_number=turn.round, objective=descended)
+            return self.solver.fit(turn.key, params, opt_state, split, round_number=turn.round, objective=descended)
 
         numbers = jnp.arange(tree.num_rows(models))
         models, opt_states, losses = self.plan.over_models(one, numbers, models, opt_states, aux)
@@ -392,8 +381,8 @@ class Problem(NamedTuple):
         opt_state = (
             jax.tree.map(lambda leaf: leaf[0], kept) if self.keep_optimizer else self.solver.optimizer.init(params)
         )
-        params, opt_state, loss, memory = descend(
-            self.solver, turn.key, params, opt_state, split, gradient, memory, round_number=turn.round
+        params, opt_state, loss, memory = self.solver.descend(
+            turn.key, params, opt_state, split, gradient, memory, round_number=turn.round
         )
         kept = tree.stack_one(opt_state) if self.keep_optimizer else ()
         return tree.stack_one(params), kept, loss[None], memory
@@ -406,7 +395,7 @@ class Problem(NamedTuple):
         num, num_models = splits.size.shape[0], tree.num_rows(models)
 
         def client(models, _, split):
-            losses = self.plan.over_models(lambda params: total_loss(self.solver, params, split), models)
+            losses = self.plan.over_models(lambda params: self.solver.total_loss(params, split), models)
             return ClientOutput((), (), {"losses": losses / jnp.maximum(split.size, 1)})
 
         def block(ids):
@@ -473,7 +462,7 @@ class Problem(NamedTuple):
 
             def one_round(number, carry):
                 round_key = jax.random.fold_in(client_key, number)
-                return fit(self.solver, round_key, *carry, shard.train, round_number=number, objective=descended)[:2]
+                return self.solver.fit(round_key, *carry, shard.train, round_number=number, objective=descended)[:2]
 
             carry = (params, self.solver.optimizer.init(params))
             params, _ = jax.lax.fori_loop(0, rounds, one_round, carry)

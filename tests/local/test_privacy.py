@@ -67,7 +67,7 @@ THETA = np.array([0.5, -1.0, 2.0, 0.3])
 def test_gradients_are_clipped_example_by_example(k, weights):
     _, solver = solver_of(Privacy(clip_norm=1.5))
     batch = batch_of(k)
-    loss, grads = jax.value_and_grad(lambda p: solvers.mean_loss(solver, p, batch, weights))(params_of(THETA))
+    loss, grads = jax.value_and_grad(lambda p: solver.mean_loss(p, batch, weights))(params_of(THETA))
     rows = gradients_by_hand(THETA, batch, weights)
     assert (np.linalg.norm(rows, axis=1) > 1.5).any()
     expected = clipped(rows, 1.5).sum(axis=0) / batch.mask.sum()
@@ -80,7 +80,7 @@ def test_gradients_are_clipped_example_by_example(k, weights):
 def test_what_reads_no_data_is_not_clipped():
     _, solver = solver_of(Privacy(clip_norm=0.1))
     batch, anchor = batch_of(0), params_of(np.zeros(4))
-    grads = jax.grad(solvers.proximal(solver, anchor, 3.0))(params_of(THETA), batch)
+    grads = jax.grad(solver.proximal(anchor, 3.0))(params_of(THETA), batch)
     expected = clipped(gradients_by_hand(THETA, batch), 0.1).sum(axis=0) / 4 + 3.0 * THETA
     np.testing.assert_allclose(vector(grads), expected, rtol=1e-5)
 
@@ -91,7 +91,7 @@ def test_clipping_a_stack_is_clipping_client_by_client():
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
     thetas = [THETA * (k + 1) / 2 for k in range(4)]
     params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(params_of, thetas))
-    gradient = jax.grad(lambda p, b: solvers.mean_loss(solver, p, b))
+    gradient = jax.grad(lambda p, b: solver.mean_loss(p, b))
     found = vector(make_plan("vmap", devices=1).over_rows(gradient, params, stacked))
     for k, batch in enumerate(batches):
         expected = clipped(gradients_by_hand(thetas[k], batch), 1.0).sum(axis=0) / batch.mask.sum()
@@ -145,7 +145,7 @@ def test_a_client_s_noise_is_its_own():
     start = {"w": jnp.zeros((3, 2))}
     batch = Batch(jnp.zeros((1, 2)), jnp.zeros(1), jnp.ones(1), jnp.arange(1), jax.random.key(0))
     solver = private.solver._replace(loss=lambda params, x, y: x @ params["w"] - y)
-    gradient = lambda p, n: jax.grad(lambda p: solvers.mean_loss(solver, p, batch.of_model(n)))(p)
+    gradient = lambda p, n: jax.grad(lambda p: solver.mean_loss(p, batch.of_model(n)))(p)
     noise = private.plan.over_rows(gradient, start, jnp.arange(3))["w"]
     assert len({float(value) for value in noise[:, 0]}) == 3
     assert tree.num_rows(start) == 3
@@ -155,7 +155,7 @@ def test_the_noise_of_later_steps_is_new():
     _, solver = solver_of(Privacy(1.0, 1.0))
     split = jax.tree.map(lambda leaf: leaf[3], FEDERATION.train)
     orders = solver.draw_orders(jax.random.key(0), split.size, 6)
-    keys = [solvers.take_batch(solver, jax.random.key(0), orders, split, step).key for step in range(3)]
+    keys = [solver.take_batch(jax.random.key(0), orders, split, step).key for step in range(3)]
     assert len({tuple(jax.random.key_data(key).tolist()) for key in keys}) == 3
 
 

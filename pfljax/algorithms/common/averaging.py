@@ -29,13 +29,13 @@ from pfljax.core.types import (
     PyTree,
     State,
 )
-from pfljax.local.solver import Problem, total_loss
+from pfljax.local.solver import Problem
 
 
 def loss_at_start(problem: Problem, models: Params, shard: ClientData) -> Array:
     """() the mean loss of the one model of a stack (1, ...), as received, on a client's training data."""
     params = jax.tree.map(lambda leaf: leaf[0], models)
-    return total_loss(problem.solver, params, shard.train) / jnp.maximum(shard.train.size, 1)
+    return problem.solver.total_loss(params, shard.train) / jnp.maximum(shard.train.size, 1)
 
 
 Train = Callable[[ClientContext, Params, PyTree, ClientData], tuple[Params, PyTree, Array]]

@@ -1,0 +1,28 @@
+"""The errors that pfljax raises."""
+
+from __future__ import annotations
+
+
+class ArgumentError(ValueError):
+    """A mistake in an argument, in one line: which argument, its value, and what is accepted.
+
+    The command line prints the same line with the name of the flag in place of the argument's.
+
+    Attributes:
+        argument: Name of the argument.
+        text: What is wrong and what is accepted.
+        value: The value, or None where it says nothing.
+        owner: Registered name of the method whose knob it is; empty for everything else.
+    """
+
+    def __init__(self, argument: str, text: str, value: object = None, *, owner: str = ""):
+        self.argument, self.text, self.value, self.owner = argument, text, value, owner
+        super().__init__(self.line(f"{owner}.{argument}" if owner else argument))
+
+    def line(self, name: str) -> str:
+        """The message, with the argument called `name`."""
+        return f"{name}: {self.text}" if self.value is None else f"{name}={self.value}: {self.text}"
+
+
+class RunError(RuntimeError):
+    """A run that could not go on, in one line."""

@@ -1,0 +1,155 @@
+"""How a method is declared: one frozen dataclass of knobs, registered where it stands.
+
+@method(keeps="its model", travels="the global model, both ways")
+@dataclasses.dataclass(frozen=True)
+class Ditto:
+    \"\"\"Ditto (Li et al., 2021): a global model, and personal ones held near it.\"\"\"
+
+    strength: float = knob(0.1, at_least=0, help="lambda, the pull of the personal model to the global one")
+
+    def build(self, problem): ...
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import math
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from pfljax.core.errors import ArgumentError
+
+T = TypeVar("T", bound=type)
+METHODS: dict[str, Any] = {}  # the registry: name -> class, in the order of registration
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodInfo:
+    """What is known of a registered method beside its knobs; `info` of its class.
+
+    Attributes:
+        name: Registered name, which `--algorithm` takes.
+        title: Name and paper: the first line of the class's docstring up to the colon or period.
+        keeps: What each client keeps.
+        travels: What travels in a round.
+        validates: Whether it needs validation examples.
+    """
+
+    name: str
+    title: str
+    keeps: str
+    travels: str
+    validates: bool = False
+
+
+def knob(
+    default: Any,
+    *,
+    help: str,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    grid: Sequence[Any] = (),
+) -> Any:
+    """A field of a method's dataclass, with the range that is checked when the method is made.
+
+    Args:
+        default: Its default.
+        help: One line for the command line's help; what it is, and what its limits mean.
+        at_least: Least value.
+        above: What it must be above.
+        at_most: Greatest value.
+        below: What it must be below.
+        grid: Values that tuning tries, first of all those that its paper tries.
+    """
+    metadata = {"help": help, "at_least": at_least, "above": above, "at_most": at_most, "below": below}
+    return dataclasses.field(default=default, metadata=metadata | {"grid": tuple(grid)})
+
+
+def method(*, keeps: str, travels: str, name: str | None = None, validates: bool = False) -> Callable[[T], T]:
+    """Registers a frozen dataclass of knobs with a `build(problem) -> Algorithm` as a method.
+
+    Its knobs are checked when it is made: their ranges, and that a `Literal` has one of its values.
+
+    Args:
+        keeps: What each client keeps, in words.
+        travels: What travels in a round, in words.
+        name: Registered name; the class's name in lower case if not given.
+        validates: Whether the method needs validation examples.
+    """
+
+    def register(cls: T) -> T:
+        registered = name or cls.__name__.lower()
+        doc = inspect.getdoc(cls)
+        if not dataclasses.is_dataclass(cls) or not doc or not callable(getattr(cls, "build", None)):
+            raise TypeError(f"{cls.__name__}: a method is a dataclass with a docstring and build(problem)")
+        title = doc.split("\n\n")[0].replace("\n", " ").split(": ")[0].rstrip(".")
+        cls.info = MethodInfo(registered, title, keeps, travels, validates)
+        made = cls.__init__
+
+        @functools.wraps(made)
+        def init(self, *args, **kwargs):
+            made(self, *args, **kwargs)
+            check_knobs(self)
+
+        cls.__init__ = init
+        METHODS[registered] = cls
+        return cls
+
+    return register
+
+
+def check_knobs(made: Any) -> None:
+    """Raises `ArgumentError` for a knob of a method that is out of its range."""
+    hints = typing.get_type_hints(type(made))
+    for field in dataclasses.fields(made):
+        value, hint = getattr(made, field.name), hints[field.name]
+        error = functools.partial(ArgumentError, field.name, value=value, owner=type(made).info.name)
+        if typing.get_origin(hint) is typing.Literal:
+            if value not in typing.get_args(hint):
+                raise error(f"accepted: {', '.join(map(str, typing.get_args(hint)))}")
+        elif hint in (int, float) and out_of_range(value, field.metadata) is not None:
+            raise error(f"accepted: {out_of_range(value, field.metadata)}")
+
+
+def out_of_range(value: float, limits: typing.Mapping[str, Any]) -> str | None:
+    """What is accepted, in words, where `value` is not; None where it is."""
+    low, above, high, below = (limits.get(name) for name in ("at_least", "above", "at_most", "below"))
+    fits = (
+        (low is None or value >= low)
+        and (above is None or value > above)
+        and (high is None or value <= high)
+        and (below is None or value < below)
+        and not math.isnan(value)
+    )
+    if fits:
+        return None
+    if low is not None:
+        upper = (
+            f"{low:g} to {high:g}" if high is not None else f"{low:g} to below {below:g}" if below is not None else ""
+        )
+        return upper or f"{low:g} or more"
+    if above is not None:
+        upper = f", at most {high:g}" if high is not None else f", below {below:g}" if below is not None else ""
+        return f"above {above:g}{upper}"
+    if high is not None or below is not None:
+        return f"at most {high:g}" if high is not None else f"below {below:g}"
+    return "a number"
+
+
+def get(name: str) -> Any:
+    """The class registered under `name`.
+
+    Raises:
+        ArgumentError: if there is none, with the nearest names.
+    """
+    if name not in METHODS:
+        near = difflib.get_close_matches(name, METHODS, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"accepted: {', '.join(METHODS)}"
+        raise ArgumentError("algorithm", f"unknown algorithm; {hint}", name)
+    return METHODS[name]
