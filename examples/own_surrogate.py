@@ -20,7 +20,8 @@ from pfljax.core.types import Predictor
 from pfljax.engine.plan import make_plan
 from pfljax.engine.rounds import make_round
 from pfljax.evaluation import metrics
-from pfljax.local.solver import Problem, Solver
+from pfljax.local.problem import Problem
+from pfljax.local.solver import Solver
 
 
 def moreau_envelope(problem: Problem, strength: float) -> surrogates.Surrogate:

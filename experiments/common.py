@@ -29,7 +29,9 @@ from pfljax.engine import processes
 from pfljax.engine.plan import ExecutionPlan, make_plan
 from pfljax.evaluation.fine_tuning import fine_tuned
 from pfljax.local.privacy import Privacy
-from pfljax.local.solver import Problem, Solver, scheduled
+from pfljax.local.problem import Problem
+from pfljax.local.solver import Solver
+from pfljax.local.training import scheduled
 from pfljax.training import profiling
 from pfljax.training.loop import Setup
 

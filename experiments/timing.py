@@ -14,7 +14,8 @@ from pfljax import algorithms
 from pfljax.core.types import ClientData, Federation
 from pfljax.engine.plan import ExecutionPlan
 from pfljax.engine.rounds import Record
-from pfljax.local.solver import Problem, Solver
+from pfljax.local.problem import Problem
+from pfljax.local.solver import Solver
 from pfljax.models import Model
 from pfljax.training import loop
 

@@ -10,7 +10,8 @@ from pfljax.algorithms import METHODS
 from pfljax.core.types import Federation, Split
 from pfljax.engine.plan import make_plan
 from pfljax.engine.rounds import make_round
-from pfljax.local.solver import Problem, Solver
+from pfljax.local.problem import Problem
+from pfljax.local.solver import Solver
 from pfljax.training import loop
 
 

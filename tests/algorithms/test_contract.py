@@ -18,7 +18,7 @@ from pfljax.core.types import Aggregate, Algorithm, ClientData, ClientOutput, Co
 from pfljax.engine.plan import make_plan
 from pfljax.engine.rounds import draw_cohort, make_round
 from pfljax.evaluation import metrics as evaluation
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 from pfljax.training import loop
 
 SIZES = (5, 1, 3, 4, 2, 4, 0, 3)  # uneven, and a client without examples

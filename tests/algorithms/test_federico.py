@@ -12,7 +12,8 @@ from pfljax.core.types import Cohort
 from pfljax.engine.plan import make_plan
 from pfljax.engine.rounds import make_round
 from pfljax.evaluation import metrics as evaluation
-from pfljax.local.solver import Problem, Solver
+from pfljax.local.problem import Problem
+from pfljax.local.solver import Solver
 
 SIZES = np.array([2, 4, 3, 1])
 K, RATE, BETA = 4, 0.05, 0.6

@@ -17,8 +17,8 @@ from pfljax.core.types import UsageError
 from pfljax.engine.plan import make_plan
 from pfljax.engine.rounds import make_round
 from pfljax.local import solver as solvers
+from pfljax.local.batches import Batch
 from pfljax.local.privacy import Privacy, epsilons, private_mean
-from pfljax.local.solver import Batch
 from pfljax.training import loop
 
 FEDERATION = toys.make_federation((5, 3, 4, 6), "regression")
