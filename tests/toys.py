@@ -7,7 +7,8 @@ import optax
 
 from pfljax import models
 from pfljax.algorithms import METHODS
-from pfljax.core.types import Federation, Split
+from pfljax.core.types import Split
+from pfljax.data import Federation
 from pfljax.engine.plan import make_plan
 from pfljax.engine.rounds import make_round
 from pfljax.local.problem import Problem
