@@ -20,6 +20,25 @@ PARTITIONS = (
     *("auto", "iid", "label_groups", "label_dirichlet", "dirichlet", "pathological", "pairs", "pachinko"),
     *("latent", "natural"),
 )
+# The flags of the library's arguments that are called otherwise there.
+FLAG_OF = {
+    "groups": "num_distributions",
+    "clusters": "num_distributions",
+    "components": "num_distributions",
+    "alpha": "dirichlet_alpha",
+    "classes": "classes_per_client",
+    "file": "data_file",
+    "share": "unseen_clients",
+    "fraction": "data_fraction",
+    "stride": "text_stride",
+    "epochs": "local_epochs",
+    "steps": "local_steps",
+    "noise_multiplier": "dp_noise_multiplier",
+    "clip_norm": "dp_clip_norm",
+    "delta": "dp_delta",
+    "algorithm": "algorithms",
+    "seed": "seeds",
+}
 METHOD_FLAGS = ("algorithm", "algorithms")  # which name methods
 
 
@@ -138,7 +157,9 @@ def define_training(registry: flags.FlagValues, rounds: int = 150) -> None:
     add.real("participation", 1.0, "share of the clients in a round's cohort; above 0, at most 1")
     add.whole("fine_tune_epochs", 0, "epochs for which each client tunes the evaluated model on its data", least=0)
     add.real(
-        "dp_noise_multiplier", 0.0, "noise of private training, over --dp_clip_norm; needs pip install 'pfljax[privacy]'"
+        "dp_noise_multiplier",
+        0.0,
+        "noise of private training, over --dp_clip_norm; needs pip install 'pfljax[privacy]'",
     )
     add.real("dp_clip_norm", float("inf"), "norm to which each example's gradient is clipped; inf is no clipping")
     add.real("dp_delta", 1e-5, "delta for which the privacy ledger states epsilon")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -56,8 +57,8 @@ def _entry(flag: flags.Flag, settings: Settings) -> list[str]:
     value = settings[flag.name]
     preset = settings.defaults if value != flag.default and not settings.present(flag.name) else ""
     first = f"  --{flag.name}={shown(value)}" + (f"  ({preset or 'as given'})" if value != flag.default else "")
-    values = accepted(flag)
-    body = f"{flag.help}; accepted: {values}" if values else str(flag.help)
+    body, values = re.sub(r"^<[^>]*>: ", "", str(flag.help)), accepted(flag)  # absl puts a choice's words first
+    body = body if values in ("", "numbers") else f"{body}; accepted: {values}"
     return [first, *textwrap.wrap(body, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)]
 
 

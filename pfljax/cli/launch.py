@@ -15,6 +15,7 @@ from typing import NamedTuple, NoReturn
 import jax
 
 from pfljax.cli import help, supervision
+from pfljax.cli.flags import FLAG_OF
 from pfljax.cli.settings import Define, FlagError, Settings, parse
 from pfljax.core.errors import ArgumentError, RunError
 from pfljax.core.method import METHODS
@@ -22,24 +23,6 @@ from pfljax.data import latent
 from pfljax.engine import processes
 from pfljax.training import profiling
 
-# The flags of arguments that are called otherwise in the library.
-FLAG_OF = {
-    "groups": "num_distributions",
-    "clusters": "num_distributions",
-    "components": "num_distributions",
-    "alpha": "dirichlet_alpha",
-    "classes": "classes_per_client",
-    "file": "data_file",
-    "fraction": "data_fraction",
-    "stride": "text_stride",
-    "epochs": "local_epochs",
-    "steps": "local_steps",
-    "noise_multiplier": "dp_noise_multiplier",
-    "clip_norm": "dp_clip_norm",
-    "delta": "dp_delta",
-    "algorithm": "algorithms",
-    "seed": "seeds",
-}
 LOCAL_FLAGS = ("process_id", "data_file", "data_dir")  # in which processes may differ: places differ between hosts
 
 
@@ -122,8 +105,8 @@ def line_of(error: ArgumentError, settings: Settings | None) -> str:
     """The library's message, with the flag's name in place of the argument's where there is such a flag."""
     name = f"{error.owner}.{error.argument}" if error.owner else error.argument
     flags = settings.values if settings else (name, *FLAG_OF.values())
-    flag = name if name in flags else FLAG_OF.get(name, name)
-    return error.line(f"--{flag}" if flag in flags else name)
+    flag = next((flag for flag in (FLAG_OF.get(name), name) if flag in flags), None)
+    return error.line(f"--{flag}" if flag else name)
 
 
 def device_failure(text: str) -> str:

@@ -39,12 +39,14 @@ class Settings:
         define: Registers the command's flags.
         values: Value by flag.
         given: The flags on the command line, which no preset overrides.
+        headings: Group by flag.
         defaults: File name of the data set's preset that was applied; "" for none.
     """
 
     define: Define
     values: Mapping[str, Any]
     given: frozenset[str]
+    headings: Mapping[str, str]
     defaults: str = ""
 
     def __getitem__(self, flag: str) -> Any:
@@ -161,7 +163,8 @@ def parse(define: Define, words: Sequence[str]) -> Settings:
     if "algorithms" in values:
         values["algorithms"] = list(map(registered, values["algorithms"]))
     given = frozenset(name for name in registry if registry[name].present)
-    return Settings(define, MappingProxyType(values), given)
+    headings = {flag.name: group for group, found in registry.flags_by_module_dict().items() for flag in found}
+    return Settings(define, MappingProxyType(values), given, MappingProxyType(headings))
 
 
 def read(define: Define, words: Sequence[str]) -> flags.FlagValues:
@@ -204,7 +207,7 @@ def accepted(flag: flags.Flag) -> str:
 
 def _stop_at(error: flags.IllegalFlagValueError, registry: flags.FlagValues) -> NoReturn:
     """Raises the `FlagError` for a value that is not of its flag's type."""
-    found = re.match(r"flag --([^=]+)=(.*): ", str(error).split("\n")[0])
+    found = re.match(r"flag --([^=]+)=(.*?): ", str(error).split("\n")[0])
     if not found or found[1] not in registry:
         raise FlagError(str(error).split("\n")[0]) from error
     raise FlagError.of(found[1], f"accepted: {accepted(registry[found[1]])}", found[2]) from error
