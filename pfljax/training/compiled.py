@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfljax.core import tree
-from pfljax.core.types import Algorithm, ClientData, Federation, Key, Predictor, Split, State
+from pfljax.core.types import Algorithm, ClientData, Key, Predictor, Split, State
+from pfljax.data import Federation
 from pfljax.engine.plan import ExecutionPlan
 from pfljax.engine.rounds import by_client, make_round
 from pfljax.evaluation import metrics as evaluation

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pfljax.core.types import Federation, UsageError
+from pfljax.core.types import UsageError
+from pfljax.data import Federation
 from pfljax.training import files
 
 

@@ -148,7 +148,7 @@ def make_evaluation(setup: Setup, algorithm: Algorithm, plan: ExecutionPlan) -> 
         raise UsageError(
             f"--client_store=host: {setup.name} predicts with all clients' states at once; accepted: device"
         )
-    num_clients, shards = setup.federation.num_clients, setup.federation.shards
+    num_clients, shards = setup.federation.num_clients, setup.federation.client_data
     state = jax.eval_shape(algorithm.init, jax.random.key(0), shards)
     weighed = jax.eval_shape(algorithm.predictor, jax.random.key(0), state, shards)
     rows = split_state(algorithm, state)[0]

@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pfljax import data
-from pfljax.core.types import Algorithm, ClientData, Federation, Key, Predictor, RunError, State
+from pfljax.core.types import Algorithm, ClientData, Key, Predictor, RunError, State
+from pfljax.data import Federation
 from pfljax.engine import processes
 from pfljax.engine.plan import ExecutionPlan
 from pfljax.engine.rounds import Record, participations
@@ -260,7 +261,7 @@ def score_unseen(setup: Setup, algorithm: Algorithm, plan: ExecutionPlan, key: K
     """Adapts the trained state to clients that were kept out, and scores them."""
     unseen = setup.unseen
     there = lambda part: place(plan, part, unseen.num_clients)
-    clients = there(unseen.shards)
+    clients = there(unseen.client_data)
     everywhere = plan.everywhere
     predict = lambda *args: tuned(algorithm, args[0], algorithm.adapt(*args), args[2])
     predictor = jax.jit(predict)(key, state, clients)
