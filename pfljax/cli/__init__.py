@@ -1,4 +1,4 @@
-"""The command line: `pfljax train|compare|scaling [flags]`. Flags become objects of the Python API here, and only here."""
+"""The command line: `pfljax train|compare|scaling [flags]`. Only here do flags become objects of the Python API."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -224,5 +225,5 @@ def _expand(words: Sequence[str]) -> list[str]:
 def _values_of(flag: str, words: Sequence[str]) -> list[str]:
     """The values that words give to a flag, as --flag=VALUE or --flag VALUE."""
     joined = [word.lstrip("-").partition("=") for word in words if word.startswith("-")]
-    apart = [after for word, after in zip(words, words[1:], strict=False) if word in (f"--{flag}", f"-{flag}")]
+    apart = [after for word, after in itertools.pairwise(words) if word in (f"--{flag}", f"-{flag}")]
     return [value for name, equals, value in joined if name == flag and equals] + apart
