@@ -1,0 +1,41 @@
+"""The plan of a run: what it holds, what a device needs, and how clients are laid out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from pfljax.core import tree
+from pfljax.training.compiled import Compiled
+from pfljax.training.experiment import Experiment
+
+
+def describe(compiled: Compiled, data: Any, experiment: Experiment) -> list[tuple[str, Any]]:
+    """Lines of the memory plan, (name, bytes or text): what the whole run holds, and what a device needs."""
+    plan, needs, state, algorithm = compiled.plan, compiled.memory, compiled.state, compiled.algorithm
+    size, num_clients = experiment.problem.cohort_size, experiment.federation.num_clients
+    per_device = -(-size // plan.num_devices)
+    at_once = min(plan.chunk or per_device, per_device)
+    kind = {0: "vmap", 1: "map"}.get(plan.chunk, "chunk")
+    at_once = ", then ".join(f"{count} x {width}" for width, count in plan.buckets) or at_once
+    on_host = experiment.client_store == "host"
+    cut = lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype)
+    of_round = state.models if algorithm.topology == "shared" else jax.tree.map(cut, state.models)
+    lines = [
+        ("models", tree.num_bytes(state.models)),
+        ("optimizer", tree.num_bytes(state.optimizer)),
+        ("per-client state", tree.num_bytes(state.clients)),
+        ("data", tree.num_bytes(data)),
+        ("arguments, per device", needs.arguments),
+        ("outputs beside them, per device", needs.outputs),
+        ("temporaries, per device", needs.temporaries),
+        ("device memory", needs.limit),
+        ("plan", f"{kind}: {at_once} of {per_device} clients at a time on each of {plan.num_devices} device(s)"),
+        ("steps that wait for other clients", f"{100 * plan.waiting(experiment.steps, size):.1f} %"),
+        ("exchange", plan.exchange_of(algorithm.topology, of_round)),
+        ("clients' rows and data", f"on the {'host, of a round on the ' if on_host else ''}device(s)"),
+    ]
+    if num_clients % plan.num_devices and not on_host:
+        lines.append(("not divided", f"{num_clients} clients by {plan.num_devices} devices: each device holds all"))
+    return lines
