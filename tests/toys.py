@@ -7,10 +7,12 @@ import optax
 
 from pfljax import models
 from pfljax.algorithms import METHODS
-from pfljax.core.types import Federation, Split
+from pfljax.core.types import Split
+from pfljax.data import Federation
 from pfljax.engine.plan import make_plan
 from pfljax.engine.rounds import make_round
-from pfljax.local.solver import Problem, Solver
+from pfljax.local.problem import Problem
+from pfljax.local.solver import Solver
 from pfljax.training import loop
 
 

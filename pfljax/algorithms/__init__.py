@@ -32,7 +32,7 @@ from pfljax.algorithms import (
     scaffold,
 )
 from pfljax.core.types import Algorithm, UsageError
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 
 
 class Method(NamedTuple):

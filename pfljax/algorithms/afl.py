@@ -21,7 +21,7 @@ from pfljax.algorithms.common import aggregation
 from pfljax.algorithms.common.averaging import averaging, loss_at_start
 from pfljax.core.types import Algorithm, ClientOutput, UsageError
 from pfljax.local.privacy import BY_LOSS
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)

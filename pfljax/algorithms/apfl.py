@@ -23,7 +23,7 @@ import optax
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, Predictor, UsageError
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ def apfl(problem: Problem, config: APFLConfig) -> Algorithm:
     def rows(key, models, clients):
         num = tree.num_rows(clients)
         alpha = jnp.full((num,), config.alpha, jnp.float32)
-        return {"own": problem.personal_rows(key, num), "alpha": alpha, "kept": problem.optimizer_rows(models, num)}
+        return {"own": problem.own_rows(key, num), "alpha": alpha, "kept": problem.optimizer_rows(models, num)}
 
     def train(turn, models, row, shard):
         one = lambda stack: jax.tree.map(lambda leaf: leaf[0], stack)

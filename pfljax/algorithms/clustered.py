@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, Array, ClientOutput, Predictor, State, UsageError
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)

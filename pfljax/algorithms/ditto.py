@@ -19,7 +19,7 @@ import jax
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, Predictor, UsageError
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +45,12 @@ def ditto(problem: Problem, config: DittoConfig) -> Algorithm:
 
     def rows(key, models, clients):
         num = tree.num_rows(clients)
-        return {"personal": problem.personal_rows(key, num), "optimizer": problem.optimizer_rows(models, num)}
+        return {"personal": problem.own_rows(key, num), "optimizer": problem.optimizer_rows(models, num)}
 
     def train(turn, models, row, shard):
         w = jax.tree.map(lambda leaf: leaf[0], models)
         trained, optimizer, _ = problem.fit_models(turn, models, row["optimizer"], shard.train)
-        personal, loss = problem.fit_personal(
+        personal, loss = problem.fit_own(
             turn, row["personal"], shard.train, lambda params, batch: near(w, params, batch)
         )
         return trained, {"personal": personal, "optimizer": optimizer}, loss[None]

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, Array, ClientOutput, Params, Predictor, State, UsageError
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 
 SHOWN = 16  # clients of most weight that a run's files tell for each client
 
@@ -68,7 +68,7 @@ def fedamp(problem: Problem, config: FedAMPConfig) -> Algorithm:
     num = problem.num_clients
 
     def init(key, clients):
-        personal = problem.personal_rows(key, num)
+        personal = problem.own_rows(key, num)
         server = {"models": personal["model"], "xi": jnp.eye(num)}
         return State(server, personal["model"], (), {"optimizer": personal["optimizer"]})
 
@@ -78,7 +78,7 @@ def fedamp(problem: Problem, config: FedAMPConfig) -> Algorithm:
     def work(turn, models, row, shard):
         cloud = jax.tree.map(lambda leaf: leaf[0], models)
         near = problem.solver.proximal(cloud, config.strength)
-        new, loss = problem.fit_personal(turn, row | {"model": cloud}, shard.train, near)
+        new, loss = problem.fit_own(turn, row | {"model": cloud}, shard.train, near)
         return ClientOutput({"optimizer": new["optimizer"]}, tree.stack_one(new["model"]), {"loss": loss})
 
     def update(key, state, returned):

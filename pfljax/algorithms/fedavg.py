@@ -19,7 +19,7 @@ import dataclasses
 
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.core.types import Algorithm, Predictor, UsageError
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)

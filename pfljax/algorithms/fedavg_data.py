@@ -23,7 +23,7 @@ from pfljax.algorithms.common.averaging import averaging
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, Split, UsageError
 from pfljax.engine.views import Joined
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)

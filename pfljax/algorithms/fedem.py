@@ -30,7 +30,7 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common import graphs, surrogates
 from pfljax.core.types import Algorithm, UsageError
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)

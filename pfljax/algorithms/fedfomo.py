@@ -41,7 +41,7 @@ from pfljax.algorithms.common import neighbors
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, Array, ClientOutput, Cohort, Params, Predictor, State, UsageError
 from pfljax.engine.views import read
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ import jax
 
 from pfljax.algorithms.common.averaging import sharing_layers
 from pfljax.core.types import Algorithm, UsageError
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)

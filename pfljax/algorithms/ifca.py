@@ -23,7 +23,7 @@ from pfljax.algorithms.common import aggregation
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, ClientOutput, Predictor, State, UsageError
 from pfljax.local.privacy import BY_LOSS
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)

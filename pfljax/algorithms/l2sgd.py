@@ -21,7 +21,7 @@ import jax
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, Predictor, UsageError
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +43,12 @@ def l2sgd(problem: Problem, config: L2SGDConfig) -> Algorithm:
     """L2SGD."""
 
     def rows(key, models, clients):
-        return problem.personal_rows(key, tree.num_rows(clients))
+        return problem.own_rows(key, tree.num_rows(clients))
 
     def train(turn, models, row, shard):
         toward = lambda x, mean: (1 - config.pull) * x + config.pull * mean[0]
         start = jax.tree.map(toward, row["model"], models)
-        row, loss = problem.fit_personal(turn, row | {"model": start}, shard.train)
+        row, loss = problem.fit_own(turn, row | {"model": start}, shard.train)
         return tree.stack_one(row["model"]), row, loss[None]
 
     def predictor(key, state, clients):

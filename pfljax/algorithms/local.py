@@ -11,7 +11,7 @@ import jax
 
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, ClientOutput, Predictor, State
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, Array, ClientOutput, Params, Predictor, State, UsageError
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ def mocha(problem: Problem, config: MochaConfig) -> Algorithm:
         return {"others": tree.mix(others, weights), "own": jnp.diagonal(precision)}
 
     def init(key, clients):
-        rows = problem.personal_rows(key, num)
+        rows = problem.own_rows(key, num)
         weights, omega = split(rows["model"])[0], jnp.eye(num) / num
         return State({"weights": weights, "omega": omega}, pulls(weights, omega), (), rows)
 
@@ -86,7 +86,7 @@ def mocha(problem: Problem, config: MochaConfig) -> Algorithm:
             penalty = pull["own"] * tree.inner(weights, weights) + 2 * tree.inner(weights, pull["others"])
             return problem.solver.mean_loss(params, batch) + config.strength / 2 * penalty
 
-        row, loss = problem.fit_personal(turn, row, shard.train, objective)
+        row, loss = problem.fit_own(turn, row, shard.train, objective)
         return ClientOutput(row, tree.stack_one(split(row["model"])[0]), {"loss": loss})
 
     def update(key, state, returned):

@@ -25,7 +25,7 @@ import jax
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, Predictor, UsageError
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ import optax
 from pfljax.algorithms.common import aggregation, branches
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, Array, ClientOutput, Predictor, State, UsageError
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 
 OF_ALPHA = 1  # of a client's key for a round: the mini-batches of alpha
 

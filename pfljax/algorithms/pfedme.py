@@ -24,7 +24,7 @@ import optax
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, Params, Predictor, UsageError
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)

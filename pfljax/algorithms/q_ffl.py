@@ -19,7 +19,7 @@ from pfljax.algorithms.common.averaging import averaging, loss_at_start
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, ClientOutput, UsageError
 from pfljax.local.privacy import BY_LOSS
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 
 LEAST = 1e-10  # of a loss, so that its powers stay finite
 

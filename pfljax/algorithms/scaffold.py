@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from pfljax.algorithms.common import aggregation
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, ClientOutput, Predictor, State, UsageError
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)

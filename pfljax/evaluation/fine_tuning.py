@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, Array, ClientData, ClientOutput, Predictor
 from pfljax.evaluation.metrics import losses, mixture
-from pfljax.local.solver import Problem, Solver
+from pfljax.local.problem import Problem
+from pfljax.local.solver import Solver
 
 MOST = 16
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from pfljax.core.types import Array, ClientOutput, Metrics, Predictor, Split
 from pfljax.engine.plan import ExecutionPlan
-from pfljax.local.solver import sum_over_examples
+from pfljax.local.batches import sum_over_examples
 from pfljax.models import Model, mean_over_places
 
 

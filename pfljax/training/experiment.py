@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pfljax.core.types import Algorithm, Federation
+from pfljax.core.types import Algorithm
+from pfljax.data import Federation
 from pfljax.engine.plan import ExecutionPlan, make_plan
 from pfljax.evaluation.fine_tuning import fine_tuned
 from pfljax.local.problem import Problem

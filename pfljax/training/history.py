@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Federation
+from pfljax.data import Federation
 from pfljax.training import files
 
 

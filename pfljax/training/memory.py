@@ -92,7 +92,7 @@ def check_host(state: State) -> None:
     if need > SHARE * free:
         raise RunError(
             f"out of memory: the clients' state needs {readable(need)} on a host that has {readable(free)}; use fewer "
-            "clients  or a smaller model"
+            "clients (num_clients) or a smaller model"
         )
 
 

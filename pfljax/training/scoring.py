@@ -8,7 +8,8 @@ import jax
 import numpy as np
 
 from pfljax import data
-from pfljax.core.types import Algorithm, Federation, Key, State
+from pfljax.core.types import Algorithm, Key, State
+from pfljax.data import Federation
 from pfljax.engine.rounds import participations
 from pfljax.evaluation import metrics as evaluation
 from pfljax.local import privacy

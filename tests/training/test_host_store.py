@@ -36,7 +36,7 @@ def make_setup(name, sizes=SIZES, client_store="host", **knobs):
 @every_method
 def test_rounds_are_those_of_the_devices(name):
     setup = make_setup(name)
-    shards, key = setup.federation.shards, jax.random.key(0)
+    shards, key = setup.federation.client_data, jax.random.key(0)
     found = host_store.compile_segment(setup, shards, setup.plan)
     state = found.init(key, shards)
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(state.clients))
@@ -64,13 +64,13 @@ def test_evaluation_in_blocks_is_that_of_all_at_once(name, monkeypatch):
             host_store.make_evaluation(setup, algorithm, setup.plan)
         return
     problem = toys.make_problem(federation, plan=setup.plan, cohort=COHORT)
-    state = toys.train(algorithm, problem, federation.shards, ROUNDS)[0][-1]
+    state = toys.train(algorithm, problem, federation.client_data, ROUNDS)[0][-1]
     splits = {"test": federation.test}
     at_once = loop.make_evaluation(setup, algorithm, setup.plan)
-    metrics, collaboration = jax.device_get(at_once(key, state, federation.shards, splits))
-    by_chance = jax.device_get(at_once(jax.random.key(6), state, federation.shards, splits))[0]
+    metrics, collaboration = jax.device_get(at_once(key, state, federation.client_data, splits))
+    by_chance = jax.device_get(at_once(jax.random.key(6), state, federation.client_data, splits))[0]
     found, whom = host_store.make_evaluation(setup, algorithm, setup.plan)(
-        key, jax.tree.map(np.asarray, state), federation.shards, splits
+        key, jax.tree.map(np.asarray, state), federation.client_data, splits
     )
     first = slice(0, 2 if not toys.same_trees(metrics, by_chance) else None)  # others draw other mini-batches
     cut = lambda parts: jax.tree.map(lambda leaf: np.asarray(leaf)[first], parts)
@@ -91,7 +91,7 @@ def test_the_devices_need_nothing_of_the_size_of_k(monkeypatch):
     for num_clients in (8, 80):
         placed, before = [], sum(leaf.nbytes for leaf in jax.live_arrays())
         setup = make_setup("federico", (3,) * num_clients, candidates=6)
-        shards = setup.federation.shards
+        shards = setup.federation.client_data
         found = host_store.compile_segment(setup, shards, setup.plan)
         state, _, _ = found.segment(jax.random.key(0), 0, 3, found.init(jax.random.key(0), shards), shards)
         evaluate = host_store.make_evaluation(setup, found.algorithm, found.plan)
@@ -118,4 +118,4 @@ def test_a_run_goes_on_in_the_other_store(tmp_path):
 
 
 def _like(setup):
-    return host_store.compile_segment(setup, setup.federation.shards, setup.plan).state
+    return host_store.compile_segment(setup, setup.federation.client_data, setup.plan).state

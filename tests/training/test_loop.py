@@ -271,7 +271,7 @@ def test_test_labels_reach_nothing_that_is_trained(name, whole, tmp_path):
 def test_unseen_clients_are_adapted_to_without_their_test_labels(compile_once):
     setup = make_setup("fedavg_plus")
     algorithm = setup.make(setup.plan)
-    state = algorithm.init(jax.random.key(0), setup.federation.shards)
+    state = algorithm.init(jax.random.key(0), setup.federation.client_data)
     score = lambda unseen: compile_once(
         dataclasses.replace(setup, unseen=unseen), algorithm, setup.plan, jax.random.key(1), state
     )
@@ -336,7 +336,7 @@ def test_files_are_written_whole_or_not_at_all(tmp_path):
 
 def test_the_chunk_shrinks_until_a_round_fits(monkeypatch):
     setup = dataclasses.replace(make_setup("local"), plan=make_plan("vmap", devices=1))
-    clients = setup.federation.shards
+    clients = setup.federation.client_data
     tried = []
 
     def compiled(setup, clients, plan, replicates):

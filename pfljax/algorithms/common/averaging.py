@@ -29,7 +29,7 @@ from pfljax.core.types import (
     PyTree,
     State,
 )
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 
 
 def loss_at_start(problem: Problem, models: Params, shard: ClientData) -> Array:

@@ -36,8 +36,9 @@ from pfljax.core.types import (
     State,
     UsageError,
 )
+from pfljax.local.batches import Batch
 from pfljax.local.privacy import BY_LOSS
-from pfljax.local.solver import Batch, Problem
+from pfljax.local.problem import Problem
 
 
 class Surrogate(NamedTuple):
