@@ -1,17 +1,52 @@
-"""The plan of a run: what it holds, what a device needs, and how clients are laid out."""
+"""Descriptions of a run: its settings and environment for config.json, and its plan for the user."""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.metadata
+import platform
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from pfljax.core import tree
+from pfljax.data import Federation
+from pfljax.local.training import LocalTraining
 from pfljax.training.compiled import Compiled
 from pfljax.training.experiment import Experiment
 
 
-def describe(compiled: Compiled, data: Any, experiment: Experiment) -> list[tuple[str, Any]]:
+def settings(method: Any, clients: Federation, model: Any, local: LocalTraining, options: dict) -> dict:
+    """What must agree where a run is resumed; optimizers and schedules are functions, which cannot be compared."""
+    own = {f"local.{field.name}": getattr(local, field.name) for field in dataclasses.fields(local)}
+    own = {name: list(value) if isinstance(value, tuple) else value for name, value in own.items()}
+    comparable = {name: value for name, value in own.items() if isinstance(value, bool | int | float | list)}
+    knobs = {f"{method.info.name}.{name}": value for name, value in dataclasses.asdict(method).items()}
+    text = repr(model) if dataclasses.is_dataclass(model) else getattr(model, "__name__", type(model).__name__)
+    found = {"algorithm": method.info.name, **knobs, "model": text, **comparable, **options}
+    return found | {"num_clients": clients.num_clients, "partition": clients.index_digest}
+
+
+def environment() -> dict:
+    """Versions, device and git commit, for config.json."""
+    folder = Path(__file__).parent
+    try:
+        asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
+        commit = asked.stdout.strip() or None
+    except OSError:  # there is no git here
+        commit = None
+    device = jax.local_devices()[0]
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "flax", "optax", "numpy")}
+    return {
+        "versions": {"python": platform.python_version()} | versions,
+        "device": f"{len(jax.local_devices())} x {device.device_kind} ({device.platform})",
+        "git_commit": commit,
+    }
+
+
+def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tuple[str, Any]]:
     """Lines of the memory plan, (name, bytes or text): what the whole run holds, and what a device needs."""
     plan, needs, state, algorithm = compiled.plan, compiled.memory, compiled.state, compiled.algorithm
     size, num_clients = experiment.problem.cohort_size, experiment.federation.num_clients

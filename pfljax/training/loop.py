@@ -21,7 +21,7 @@ from pfljax.engine.rounds import Record
 from pfljax.evaluation import metrics as evaluation
 from pfljax.training import device_store, files, host_store, memory, scoring
 from pfljax.training.compiled import Compiled, is_private_mixture, shaped, state_shardings, tuned
-from pfljax.training.describe import describe
+from pfljax.training.describe import plan_lines
 from pfljax.training.experiment import Experiment
 from pfljax.training.history import History, check_directory
 from pfljax.training.progress import progress
@@ -144,7 +144,7 @@ class Trainer:
         """Says the plan, and makes or restores the state."""
         first, compiled = self.experiments[0], self.compiled
         algorithm = compiled.algorithm
-        self.lines = [*describe(compiled, self.splits, first), *algorithm.report.facts]
+        self.lines = [*plan_lines(compiled, self.splits, first), *algorithm.report.facts]
         if self.replicates.num > 1:
             self.lines.append(("replicates in one kernel", f"{self.replicates.num}; seconds are shares of the whole"))
         for name, value in self.lines:
@@ -286,6 +286,17 @@ class Trainer:
             return predict(of_run(self._key(2)), state, of_run(self.clients))
 
         return Outcome(summary, history, compiled, state, predictor)
+
+
+def check(experiment: Experiment) -> None:
+    """Builds the method once, so that mistakes show before anything is compiled.
+
+    Raises:
+        ArgumentError: for a knob that does not fit the clients or the model, or a store that cannot hold the method.
+    """
+    algorithm = experiment.algorithm(experiment.problem.plan)
+    if experiment.client_store == "host":
+        host_store.check(experiment, algorithm, Replicates())
 
 
 def compile_to_fit(
