@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from pfljax.core import tree
-from pfljax.core.types import Algorithm, RunError, State
+from pfljax.core.types import RunError, State
 from pfljax.engine import processes
 from pfljax.engine.plan import ExecutionPlan
 
