@@ -169,7 +169,6 @@ def compare(
     seeds: Sequence[int] = (0,),
     out: str | Path | None = None,
     replicate: bool = False,
-    schedule: Schedule = Schedule(),
     say: Say | None = None,
     **options: Any,
 ) -> Table:
@@ -184,14 +183,14 @@ def compare(
         seeds: Seeds of initial models, cohorts, mini-batches and sampling.
         out: Folder of the table; each method and seed has a folder in it, and finished ones are kept.
         replicate: Whether a method's seeds run at once, stacked in one kernel.
-        schedule: When runs are evaluated and saved.
         say: Takes a line for every method that is done.
-        options: Further arguments of `Run`.
+        options: Further arguments of `Run`, and `eval_every` and `checkpoint_every` of `Run.train`.
 
     Returns:
         The table; `table.plot()` draws it.
     """
     found, seeds = titled(methods), list(seeds)
+    schedule = Schedule(**{name: options.pop(name) for name in Schedule._fields if name in options})
     if not found or not seeds:
         raise ArgumentError("methods" if not found else "seeds", "accepted: one or more")
     of_seed = {seed: clients if isinstance(clients, Federation) else clients(seed) for seed in seeds}

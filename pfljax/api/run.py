@@ -17,7 +17,7 @@ from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
 from pfljax.training import describe
 from pfljax.training.experiment import Execution, Experiment
-from pfljax.training.loop import Schedule, Trainer, check
+from pfljax.training.loop import EVERY, Schedule, Trainer, check
 
 Say = Callable[[str], None]
 
@@ -167,7 +167,7 @@ def train_replicates(
     *,
     outs: Sequence[str | Path] | None = None,
     resume: bool = False,
-    schedule: Schedule = Schedule(),
+    schedule: Schedule = EVERY,
     say: Say | None = None,
     progress: bool = False,
 ) -> list[Result]:

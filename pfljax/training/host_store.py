@@ -1,7 +1,7 @@
 """Clients' rows and data in host memory: a cohort is fetched ahead, worked on by the devices, and written back.
 
 K is bounded by the host, and a round's time and the devices' memory by the cohort S. This module has the same functions
-as `device_store`; the clients' parts of the state and all data are NumPy arrays here, and the state is changed in place.
+as `device_store`. The clients' parts of the state and all data are NumPy arrays, and the state is changed in place.
 """
 
 from __future__ import annotations

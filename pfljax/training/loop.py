@@ -23,7 +23,7 @@ from pfljax.training.describe import plan_lines
 from pfljax.training.experiment import Experiment
 from pfljax.training.history import History, check_directory
 from pfljax.training.progress import progress
-from pfljax.training.replicates import Replicates
+from pfljax.training.replicates import ONE, Replicates
 
 DISPATCH_SECONDS = 2.0  # how long a dispatch may last before the progress is shown again
 STORES: dict[str, ModuleType] = {"device": device_store, "host": host_store}
@@ -39,6 +39,9 @@ class Schedule(NamedTuple):
 
     eval_every: int = 10
     checkpoint_every: int = 50
+
+
+EVERY = Schedule()
 
 
 class Outcome(NamedTuple):
@@ -100,7 +103,7 @@ class Trainer:
         for each, out in zip(self.experiments, self.outs or (), strict=bool(self.outs)):
             processes.first(functools.partial(check_directory, out, each.config, resume))
 
-    def train(self, rounds: int, schedule: Schedule = Schedule()) -> list[Outcome]:
+    def train(self, rounds: int, schedule: Schedule = EVERY) -> list[Outcome]:
         """Plays rounds up to number `rounds`, evaluates and saves.
 
         Raises:
@@ -255,7 +258,7 @@ class Trainer:
             history.write_rows()
 
     def _save(self) -> None:
-        """Writes files and checkpoints; the files first, so that a checkpoint never knows of rounds that they do not."""
+        """Writes files, then checkpoints, so that a checkpoint never knows of rounds that the files do not."""
         if self.outs:
             from pfljax.training import checkpoints
 
@@ -294,12 +297,10 @@ def check(experiment: Experiment) -> None:
     """
     algorithm = experiment.algorithm(experiment.problem.plan)
     if experiment.client_store == "host":
-        host_store.check(experiment, algorithm, Replicates())
+        host_store.check(experiment, algorithm, ONE)
 
 
-def compile_to_fit(
-    experiment: Experiment, clients: ClientData, length: int, replicates: Replicates = Replicates()
-) -> Compiled:
+def compile_to_fit(experiment: Experiment, clients: ClientData, length: int, replicates: Replicates = ONE) -> Compiled:
     """Compiles under the largest chunk, from the plan's downward, that fits the device's memory.
 
     Where models would be gathered on every device, they first go around a ring.

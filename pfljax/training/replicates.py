@@ -43,3 +43,6 @@ class Replicates:
     def lift(self, plan: ExecutionPlan, fn: Callable, in_axes: Any = 0) -> Callable:
         """A function of one run's arrays as a function of all runs'."""
         return plan.over_replicates(fn, in_axes) if self.num > 1 else fn
+
+
+ONE = Replicates()
