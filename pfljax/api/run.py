@@ -169,7 +169,7 @@ def train_replicates(
     resume: bool = False,
     schedule: Schedule = EVERY,
     say: Say | None = None,
-    progress: bool = False,
+    profile: str | Path | None = None,
 ) -> list[Result]:
     """Trains runs that differ in their seeds and data only, all in one kernel.
 
@@ -180,14 +180,14 @@ def train_replicates(
         resume: As in `Run.train`; checkpoints of the same round in all folders, else all start anew.
         schedule: When the runs are evaluated and saved.
         say: As in `Run.train`.
-        progress: As in `Run.train`.
+        profile: As in `Run.train`.
     """
     padded = data.pad_alike([run.clients for run in runs])
     for run, clients in zip(runs, padded, strict=True):
         problem = run.experiment.problem._replace(n_max=clients.train.y.shape[1])
         run.experiment = dataclasses.replace(run.experiment, federation=clients, problem=problem)
     folders = [Path(out) for out in outs] if outs else None
-    trainer = start(runs, folders, resume, say, progress)
+    trainer = start(runs, folders, resume, say, profile=profile)
     outcomes = trainer.train(rounds, schedule)
     directories = folders or [None] * len(runs)
     return [
