@@ -86,7 +86,7 @@ def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
     add.text(
         "data_file",
         None,
-        "for npz, a file with x, y and, if you like, client or writer, is_test, coarse; for text, a play of NAME: lines",
+        "npz: x, y and, if you like, client or writer, is_test, coarse; text: a play of NAME: lines",
     )
     add.text("data_dir", None, "folder of prepared TensorFlow data sets")
     add.real("data_fraction", 1.0, "share of the examples to use; above 0, at most 1")
@@ -220,7 +220,7 @@ def define_evaluation(registry: flags.FlagValues) -> None:
 
 def define_sweep(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequence[str], out: str) -> None:
     """Which methods on which seeds into which folder, and tuning."""
-    Group(WHAT, registry).several("algorithms", methods, "methods, or all; also FILE.py:NAME, a method of your own")
+    Group(WHAT, registry).several("algorithms", methods, "methods, or all; also FILE.py:NAME")
     add = Group(RUNS, registry)
     add.several("seeds", seeds, "each decides its own split, initial models, cohorts, batches and sampling")
     add.choice("replicate", "no", ["no", "vmap"], "vmap runs a method's seeds at once, stacked in one kernel")

@@ -38,9 +38,7 @@ say = functools.partial(print, flush=True)
 
 def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
-    Group(WHAT, registry).several(
-        "algorithms", ["federico"], "methods, or all; also FILE.py:NAME, a method of your own"
-    )
+    Group(WHAT, registry).several("algorithms", ["federico"], "methods, or all; also FILE.py:NAME")
     define_training(registry, rounds=5)
     add = Group(DATA, registry)
     add.several("num_clients", ["10", "100", "1000"], "numbers of clients K")
@@ -151,9 +149,10 @@ def show(settings: Settings, rows: Sequence[dict]) -> None:
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     total = settings.total_rounds
     for row in rows if total else ():
+        updates = total * row["clients_per_round"]
         say(
-            f"{row['algorithm']}, K={row['num_clients']}: {total:,} rounds, {total * row['clients_per_round']:,} client "
-            f"updates, would take {row['projected_hours']:.3g} hours: a projection from {row['rounds']} timed rounds"
+            f"{row['algorithm']}, K={row['num_clients']}: {total:,} rounds, {updates:,} client updates, "
+            f"would take {row['projected_hours']:.3g} hours: a projection from {row['rounds']} timed rounds"
         )
 
 

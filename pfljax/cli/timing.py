@@ -52,7 +52,7 @@ def build(
 
 
 def start(rounds: Compiled, clients: ClientData, length: int, trace: Path | None = None) -> Dispatch:
-    """Makes the state, and gives what runs the next `length` rounds on it; a profiler's trace of others goes to `trace`."""
+    """Makes the state; what runs the next `length` rounds on it. A profiler traces others into the folder `trace`."""
     if trace:
         print(f"  {loop.profile(trace, rounds, lambda purpose: jax.random.key(purpose), clients)}", flush=True)
     key = jax.random.key(0)

@@ -17,6 +17,7 @@ from absl import flags
 from rich.console import Console
 from rich.table import Table
 
+from pfljax.api.comparison import epsilon_text
 from pfljax.cli import build, curve
 from pfljax.cli.flags import RUNS, WHAT, Group, define_data, define_devices, define_evaluation, define_training
 from pfljax.cli.launch import Command
@@ -91,11 +92,6 @@ def table(summary: dict) -> Table:
         spent = [epsilon_text([summary["privacy"]["epsilon"]]) if which == "last" else ""] if private else []
         out.add_row(label, str(row["round"]), *percent, f"{row['loss']:.4f}", *spent)
     return out
-
-
-def epsilon_text(values: list[float | None]) -> str:
-    """The mean of epsilons by the privacy ledger, where None stands for no bound."""
-    return "∞" if None in values else f"{sum(values) / len(values):.2f}"
 
 
 COMMAND = Command(__doc__, define, run)

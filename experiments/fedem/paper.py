@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from experiments import sweeps
+from pathlib import Path
+
+from experiments.papers import Paper
 
 # Table 2: test accuracy, average / bottom decile, in percent.
 TABLE2 = {
@@ -22,8 +24,8 @@ TABLE3 = {
     "shakespeare": {"fedavg": (46.7, 47.1), "fedavg_plus": (40.2, 93.0), "fedem": (46.7, 46.6)},
     "synthetic": {"fedavg": (68.6, 70.0), "fedavg_plus": (69.1, 72.1), "fedem": (73.0, 74.1)},
 }
-PAPER = sweeps.Paper(
-    "fedem",
+PAPER = Paper(
+    Path(__file__).parent / "presets",
     ("synthetic", "cifar10", "cifar100", "emnist", "femnist", "shakespeare"),
     {
         "synthetic": "synthetic",

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from absl import flags
 
-from experiments import sweeps, tables
+from experiments.papers import Paper
 
-FLAGS = flags.FLAGS
-PAPER = sweeps.Paper(
-    "pfedmb",
+PAPER = Paper(
+    Path(__file__).parent / "presets",
     ("digits", "cifar10"),
     {"npz": "cifar10", "digits": "digits", "tfds:cifar10": "cifar10"},
-)
-STUDY = tables.Study(
-    PAPER,
     "CIFAR-10 as 40,000, 10,000 and 10,000 images, a CNN of 5x5 convolutions of 6 and 16 and dense layers of 120 and "
     "84, trained until convergence at tuned rates, batches of 64, 5 local epochs, 5 more of fine-tuning, three runs",
 )
@@ -39,10 +37,10 @@ TABLE2 = {
 }
 
 
-def define_flags(methods: Sequence[str], seeds: Sequence[str], out: str) -> None:
-    """The flags of these experiments, with the paper's defaults."""
-    defaults = {"num_clients": 10, "partition": "pairs", "dirichlet_alpha": 0.5, "fine_tune_epochs": 5}
-    STUDY.define_flags(methods, seeds, out, rounds=100, **defaults)
+def define(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequence[str], out: str, **defaults: Any) -> None:
+    """Registers the flags of these experiments, with the paper's defaults."""
+    common = {"num_clients": 10, "partition": "pairs", "dirichlet_alpha": 0.5, "fine_tune_epochs": 5}
+    PAPER.define(registry, methods, seeds, out, rounds=100, **common, **defaults)
 
 
 def pairs_of(alpha: np.ndarray, distribution: np.ndarray) -> tuple[list[float], list[int]]:

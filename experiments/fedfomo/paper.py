@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from absl import flags
 
-from experiments import sweeps, tables
+from experiments.papers import Paper, Row, Study
 
-FLAGS = flags.FLAGS
-PAPER = sweeps.Paper(
-    "fedfomo",
+PAPER = Paper(
+    Path(__file__).parent / "presets",
     ("digits", "mnist", "cifar10", "cifar100"),
     {
         "npz": "cifar10",
@@ -21,6 +21,8 @@ PAPER = sweeps.Paper(
         "tfds:cifar10": "cifar10",
         "tfds:cifar100": "cifar100",
     },
+    "MNIST, CIFAR-10 and CIFAR-100, a CNN of two convolutions (122,570 parameters in the authors' code), 20 rounds "
+    "(100 of 100 clients), sgd at rate 0.1 (MNIST 0.01), batches of 50",
 )
 BASELINES = (*("local", "fedavg", "fedavg_data", "fedprox", "lg_fedavg", "mocha", "clustered", "per_fedavg", "pfedme"),)
 DOWNLOADS = (5, 10)  # FedFomo's rows: "n" of the paper
@@ -136,26 +138,18 @@ TABLE4 = {
 }
 
 
-STUDY = tables.Study(
-    PAPER,
-    "MNIST, CIFAR-10 and CIFAR-100, a CNN of two convolutions (122,570 parameters in the authors' code), 20 rounds "
-    "(100 of 100 clients), sgd at rate 0.1 (MNIST 0.01), batches of 50",
-)
+def define(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequence[str], out: str, **defaults: Any) -> None:
+    """Registers the flags of these experiments, with the paper's defaults."""
+    defaults = {"num_clients": 15, "num_distributions": 5, "partition": "latent"} | defaults
+    PAPER.define(registry, methods, seeds, out, rounds=20, **defaults)
 
 
-def define_flags(methods: Sequence[str], seeds: Sequence[str], out: str) -> None:
-    """The flags of these experiments, with the paper's defaults."""
-    defaults = {"num_clients": 15, "num_distributions": 5, "partition": "latent"}
-    STUDY.define_flags(methods, seeds, out, rounds=20, **defaults)
-
-
-def set_up(downloads: Sequence[int] = DOWNLOADS) -> tuple[list[tables.Row], list[int], Path]:
-    """The rows that --algorithms names (FedFomo once for each number of downloads), the seeds, and the folder."""
-    names, seeds, out = STUDY.set_up()
+def rows_of(study: Study, downloads: Sequence[int] = DOWNLOADS) -> list[Row]:
+    """A row for each method that --algorithms names; for FedFomo one for each number of downloads."""
     rows = []
-    for name in names:
-        if name == "fedfomo" and not FLAGS["fedfomo.neighbors"].present and downloads:
-            rows += [tables.Row(f"{name}, n={n}", name, {f"{name}__neighbors": n}) for n in downloads]
+    for name in study.methods:
+        if name == "fedfomo" and not study.settings.present("fedfomo.neighbors") and downloads:
+            rows += [Row(f"{name}, n={n}", name, {"fedfomo.neighbors": n}) for n in downloads]
         else:
-            rows.append(tables.Row(name, name, {}))
-    return rows, seeds, out
+            rows.append(Row(name, name, {}))
+    return rows
