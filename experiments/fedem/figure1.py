@@ -71,9 +71,8 @@ def run(settings: Settings) -> None:
         for point in points
     ]
     report.save(report.sweep_figure(points, PANELS), study.out / "figure1.png")
-    sweep.write_table(
-        f"{study.data}, test accuracy after the last round", heads, body, points, study.out, "figure1.png"
-    )
+    title = f"{study.data}, test accuracy after the last round"
+    sweep.write_table(title, heads, body, points, study.out, "figure1.png")
 
 
 COMMAND = launch.Command(__doc__, define, run)
