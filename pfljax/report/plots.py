@@ -110,9 +110,9 @@ class Plots:
         """Each client's score in the last round."""
         return figures.per_client(self.test[-1], self.distribution, task=self.task)
 
-    def collaboration(self) -> Figure:
-        """Whose models each client has used in the last round."""
-        index, weights = (self._kept(name)[-1] for name in ("index", "weights"))
+    def collaboration(self, evaluation: int = -1) -> Figure:
+        """Whose models each client used at one of the evaluated rounds, by default the last."""
+        index, weights = (self._kept(name)[evaluation] for name in ("index", "weights"))
         return figures.collaboration_matrix(index, weights, self.distribution, topology=self.topology)
 
     def weights(self) -> Figure:
