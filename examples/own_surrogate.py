@@ -59,10 +59,10 @@ def train(rounds: int = 40, strength: float = 2.0) -> float:
     problem = Problem(model, solver, make_plan(devices=1), num, num, n_max, rounds)
     algorithm = surrogates.client_server(problem, moreau_envelope(problem, strength))
     one_round = jax.jit(make_round(algorithm, problem.plan, num, num))
-    state = jax.jit(algorithm.init)(jax.random.key(0), federation.shards)
+    state = jax.jit(algorithm.init)(jax.random.key(0), federation.client_data)
     for number in range(rounds):
-        state, _ = one_round(jax.random.key(1), number, state, federation.shards)
-    predictor = algorithm.predictor(jax.random.key(2), state, federation.shards)
+        state, _ = one_round(jax.random.key(1), number, state, federation.client_data)
+    predictor = algorithm.predictor(jax.random.key(2), state, federation.client_data)
     return float(metrics.evaluate(problem.plan, model, predictor, federation.test)["accuracy"].mean())
 
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
-from pfljax.core.types import Federation, UsageError
+from pfljax.core.types import UsageError
 from pfljax.data import latent, packing, partitions, sources
+from pfljax.data.federation import Federation
 from pfljax.data.packing import (
     describe,
     digest,
@@ -16,6 +17,7 @@ from pfljax.data.packing import (
 )
 
 __all__ = [
+    "Federation",
     "describe",
     "digest",
     "heterogeneity",

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pfljax.core.types import Federation, Split, UsageError
+from pfljax.core.types import Split, UsageError
+from pfljax.data.federation import Federation
 from pfljax.data.partitions import Assignment
 from pfljax.data.sources import Source, generator
 from pfljax.engine import processes

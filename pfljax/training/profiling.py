@@ -1,6 +1,6 @@
 """Where a round's time goes: a profiler trace of a few warm rounds, and the shares that are read back from it.
 
-The trace opens in TensorBoard or XProf (`--logdir=DIR`), its trace.json.gz in Perfetto.
+A trace opens in TensorBoard or XProf, its trace.json.gz in Perfetto.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 import re
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from pfljax.core.types import RunError, UsageError
+from pfljax.core.errors import ArgumentError, RunError
 
 MIN_ROUNDS = 3  # of a trace
 
@@ -65,15 +66,15 @@ def check(directory: Path) -> None:
     """Sees to it that a trace can be written, making the folder.
 
     Raises:
-        UsageError: naming --profile.
+        ArgumentError: where it cannot.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
-        text = f"--profile={directory}: {error.strerror}; name a folder that can be written to, new or not"
-        raise UsageError(text) from error
+        text = f"{error.strerror}; name a folder that can be written to, new or not"
+        raise ArgumentError("profile", text, directory) from error
 
 
 def profile(directory: Path, dispatch: Callable[[], int]) -> Shares:
@@ -108,15 +109,18 @@ def _play(dispatch: Callable[[], int]) -> tuple[int, float]:
         if rounds >= MIN_ROUNDS:
             break
     if not rounds:
-        raise RunError("--profile: there was no round to play")
+        raise RunError("profile: there was no round to play")
     return rounds, time.perf_counter() - begin
 
 
 def read(data: jax.profiler.ProfileData) -> list[Op]:
     """What the devices executed, by a trace: GPUs and TPUs have planes of their own, CPU devices are host threads."""
-    planes = list(data.planes)
-    ops = [op for plane in planes if DEVICE.match(plane.name) for op in _of_device(plane)]
-    return ops or [op for plane in planes if plane.name == "/host:CPU" for op in _of_host(plane)]
+    with warnings.catch_warnings():
+        # Python 3.13 warns of jaxlib's iterators as they are first used; as an error, that ends the process.
+        warnings.filterwarnings("ignore", "builtin type .* has no __module__ attribute", DeprecationWarning)
+        planes = list(data.planes)
+        ops = [op for plane in planes if DEVICE.match(plane.name) for op in _of_device(plane)]
+        return ops or [op for plane in planes if plane.name == "/host:CPU" for op in _of_host(plane)]
 
 
 def _of_device(plane) -> Iterable[Op]:
