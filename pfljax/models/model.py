@@ -63,16 +63,16 @@ class Model:
         """Initial parameters."""
         return self.network.init(key)
 
-    def apply(self, params: Params, x: Num[Array, B * features]) -> Array:
+    def apply(self, params: Params, x: Array) -> Array:
         """The outputs: (B, C) or (B, T, C) logits, or (B,) values of a regression."""
         return self._forward(params, x, None)[0]
 
-    def features(self, params: Params, x: Num[Array, B * features]) -> Array:
+    def features(self, params: Params, x: Array) -> Array:
         """What the last dense layer receives, (B, F)."""
         return self.network.features(params, x)
 
     def loss(
-        self, params: Params, x: Num[Array, B * features], y: Num[Array, B * places], key: Key | None = None
+        self, params: Params, x: Array, y: Array, key: Key | None = None
     ) -> Array:
         """Per-example loss (B,): cross entropy in nats (of a sequence the mean over places), or the squared error.
 
@@ -92,7 +92,7 @@ class Model:
         moved = self.statistics(params)
         return losses if key is None or moved is None else losses + change(moved, params, written)
 
-    def predict(self, params: Params, x: Num[Array, B * features]) -> Array:
+    def predict(self, params: Params, x: Array) -> Array:
         """What mixtures mix: class probabilities (B, C) or (B, T, C), or the outputs (B,) of a regression."""
         outputs = self.apply(params, x)
         return outputs if self.task == "regression" else jax.nn.softmax(outputs)

@@ -1,4 +1,4 @@
-"""What a network's parameter tree is made of: layers, normalizations and statistics, from a forward pass that was watched.
+"""What a parameter tree is made of, found by watching a forward pass: layers, normalizations and statistics.
 
 A path is a tuple of names, from the tree's root to a leaf or a branch.
 """
@@ -37,7 +37,7 @@ class Network(Protocol):
         ...
 
     def forward(self, params: Params, x: Array, key: Key | None) -> tuple[Array, Params]:
-        """The outputs, and the parameters with the statistics that the pass has written; with a key in training mode."""
+        """The outputs, and the parameters with the statistics that were written; in training mode if there is a key."""
         ...
 
     def features(self, params: Params, x: Array) -> Array:
