@@ -73,6 +73,11 @@ def combine(a: PyTree, b: PyTree) -> PyTree:
     return jax.tree.map(lambda x, y: y if x is None else x, a, b, is_leaf=lambda leaf: leaf is None)
 
 
+def complement(mask: PyTree) -> PyTree:
+    """A tree of bools, the other way around."""
+    return jax.tree.map(lambda leaf: not leaf, mask)
+
+
 def gram(tree: PyTree) -> Array:
     """(N, N) inner products of N stacked models."""
     flat = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(tree)]
@@ -82,6 +87,11 @@ def gram(tree: PyTree) -> Array:
 def stack_one(tree: PyTree) -> PyTree:
     """Adds a leading axis of one: a stack of a single model."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], tree)
+
+
+def unstack_one(tree: PyTree) -> PyTree:
+    """The one row of a stack (1, ...)."""
+    return jax.tree.map(lambda leaf: leaf[0], tree)
 
 
 def num_rows(tree: PyTree) -> int:
