@@ -61,9 +61,9 @@ class APFL:
             return {"own": problem.own_rows(key, num), "alpha": alpha, "kept": problem.optimizer_rows(models, num)}
 
         def train(context, models, row, data):
-            w, keep = tree.unstack_one(models), problem.keep_optimizer
+            w, keep = tree.first(models), problem.keep_optimizer
             start = {"own": row["own"]["model"], "global": w}
-            shared = tree.unstack_one(row["kept"]) if keep else problem.solver.optimizer.init(w)
+            shared = tree.first(row["kept"]) if keep else problem.solver.optimizer.init(w)
             optimizer = {"own": row["own"]["optimizer"], "global": shared}
             memory = row["alpha"], jnp.zeros((), jnp.int32)
             trained, optimizer, loss, (alpha, _) = solver.descend(

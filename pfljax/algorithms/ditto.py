@@ -37,7 +37,7 @@ class Ditto:
             return {"personal": problem.own_rows(key, num), "optimizer": problem.optimizer_rows(models, num)}
 
         def train(context, models, row, data):
-            w = tree.unstack_one(models)
+            w = tree.first(models)
             trained, optimizer, _ = problem.fit_models(context, models, row["optimizer"], data.train)
             objective = lambda params, batch: near(params, batch, w)
             personal, loss = problem.fit_own(context, row["personal"], data.train, objective)

@@ -46,7 +46,7 @@ class Scaffold:
             return State(total, {"model": x, "control": zeros}, (), rows)
 
         def client_update(context, models, row, data):
-            c = tree.unstack_one(models["control"])
+            c = tree.first(models["control"])
             correction = tree.scale(tree.subtract(c, row["control"]), self.correction)
 
             def corrected(y, memory, batch):

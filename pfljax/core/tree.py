@@ -51,6 +51,11 @@ def take(tree: PyTree, index: Array) -> PyTree:
     return jax.tree.map(lambda leaf: leaf.at[index].get(mode="promise_in_bounds"), tree)
 
 
+def first(tree: PyTree) -> PyTree:
+    """Row 0 of every leaf: the one model of a stack (1, ...)."""
+    return jax.tree.map(lambda leaf: leaf[0], tree)
+
+
 def repeat(tree: PyTree, num: int) -> PyTree:
     """`num` copies (num, ...) of the one row of a stack (1, ...)."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[0], (num, *leaf.shape[1:])), tree)
@@ -87,11 +92,6 @@ def gram(tree: PyTree) -> Array:
 def stack_one(tree: PyTree) -> PyTree:
     """Adds a leading axis of one: a stack of a single model."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], tree)
-
-
-def unstack_one(tree: PyTree) -> PyTree:
-    """The one row of a stack (1, ...)."""
-    return jax.tree.map(lambda leaf: leaf[0], tree)
 
 
 def num_rows(tree: PyTree) -> int:

@@ -103,7 +103,7 @@ def averaging(
 
 def loss_at_start(problem: Problem, models: Params, data: ClientData) -> Array:
     """() the mean loss of the one model of a stack (1, ...), as received, on a client's training data."""
-    return problem.solver.total_loss(tree.unstack_one(models), data.train) / jnp.maximum(data.train.size, 1)
+    return problem.solver.total_loss(tree.first(models), data.train) / jnp.maximum(data.train.size, 1)
 
 
 def sharing_layers(
@@ -135,7 +135,7 @@ def sharing_layers(
         whole = tree.combine(models, tree.stack_one(row["own"]))
         whole, optimizer, losses = problem.fit_models(context, whole, row["optimizer"], data.train)
         theta, phi = split(whole)
-        return theta, {"own": tree.unstack_one(phi), "optimizer": optimizer}, losses
+        return theta, {"own": tree.first(phi), "optimizer": optimizer}, losses
 
     def predictor(key, state, clients):
         return Predictor.own(tree.combine(tree.repeat(state.models, tree.num_rows(clients)), state.clients["own"]))
