@@ -52,12 +52,15 @@ def build_method(settings: Settings, name: str) -> Any:
 def build_source(settings: Settings, seed: int) -> sources.Source:
     """The data set's examples."""
     kind, _, member = settings.dataset.partition(":")
+    if kind not in sources.SOURCES or bool(member) != (kind == "tfds"):
+        known = [name + ":NAME" * (name == "tfds") for name in sources.SOURCES]
+        raise settings.error("dataset", f"unknown; accepted: {', '.join(known)}")
     for flag, readers in (("data_file", ("npz", "text")), ("data_dir", ("tfds",))):
         if settings[flag] and kind not in readers:
             raise settings.error(
                 flag, f"is read with --dataset={' or '.join(readers)} only, not with {settings.dataset}"
             )
-    make = sources.get(kind if bool(member) == (kind == "tfds") else settings.dataset)
+    make = sources.get(kind)
     common = {"seed": seed, "fraction": settings.data_fraction}
     num_clients = settings.num_clients or DEFAULT_CLIENTS
     if kind == "sine":

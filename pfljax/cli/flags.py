@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
 
+import pfljax.algorithms  # noqa: F401  (registers the methods)
 from pfljax import models
-from pfljax.core.method import METHODS
+from pfljax.core.method import METHODS, out_of_range
 
 WHAT, DATA, HOW, RUNS = "What to train", "On what", "How", "Which runs"
 OPTIMIZERS = ("adam", "sgd")
@@ -172,6 +174,8 @@ def _define_knobs(add: Group, method: Any) -> None:
     hints = typing.get_type_hints(method)
     for field in dataclasses.fields(method):
         name, hint, text = f"{add.heading}.{field.name}", hints[field.name], field.metadata["help"]
+        if hint in (int, float):
+            text += f"; accepted: {out_of_range(math.nan, field.metadata)}"
         if typing.get_origin(hint) is typing.Literal:
             add.choice(name, field.default, typing.get_args(hint), text)
         else:

@@ -58,7 +58,7 @@ def _entry(flag: flags.Flag, settings: Settings) -> list[str]:
     preset = settings.defaults if value != flag.default and not settings.present(flag.name) else ""
     first = f"  --{flag.name}={shown(value)}" + (f"  ({preset or 'as given'})" if value != flag.default else "")
     body, values = re.sub(r"^<[^>]*>: ", "", str(flag.help)), accepted(flag)  # absl puts a choice's words first
-    body = body if values in ("", "numbers") else f"{body}; accepted: {values}"
+    body = body if values in ("", "numbers") or "accepted: " in body else f"{body}; accepted: {values}"
     return [first, *textwrap.wrap(body, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)]
 
 
