@@ -10,8 +10,11 @@ import sys
 import time
 from pathlib import Path
 
+import commands
 import numpy as np
 import pytest
+
+from pfljax.cli import scaling
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--hidden=4", "--shape=4,4,1", "--train_examples=6", "--rounds=2"]
@@ -23,10 +26,9 @@ OPTIONAL = {
 }  # null where there is nothing to say
 
 
-@pytest.fixture(scope="module")
-def call(experiment):
-    """Runs the command, small: (folder, flags, exit code) -> what it printed."""
-    return lambda out, *flags, code=0: experiment("scaling", *SMALL, *flags, f"--out={out}", code=code)
+def call(out, *flags, code=0):
+    """Runs the command, small; what it printed."""
+    return commands.call(scaling.COMMAND, *SMALL, *flags, f"--out={out}", code=code)
 
 
 def read(out):
@@ -39,7 +41,7 @@ def read(out):
 
 
 @pytest.fixture(scope="module")
-def finished(call, tmp_path_factory):
+def finished(tmp_path_factory):
     """A study of two sizes on one and two devices."""
     out = tmp_path_factory.mktemp("scaling")
     call(out, "--algorithms=fedavg", "--num_clients=4,6", "--devices=1,2", "--plan=chunk", "--chunk=2")
@@ -64,7 +66,7 @@ def test_each_cell_has_a_row_of_finite_figures(finished):
     assert (finished / "scaling.png").stat().st_size > 5000
 
 
-def test_a_second_run_measures_only_what_is_missing(call, finished, tmp_path):
+def test_a_second_run_measures_only_what_is_missing(finished, tmp_path):
     out = tmp_path / "more"
     shutil.copytree(finished, out)
     before = read(out)["cells"]
@@ -79,7 +81,7 @@ def test_a_second_run_measures_only_what_is_missing(call, finished, tmp_path):
     assert [(row["num_clients"], row["clients_per_round"]) for row in rows[4:]] == [(4, 2), (6, 2), (6, 5)]
 
 
-def test_other_settings_are_refused_and_named(call, finished):
+def test_other_settings_are_refused_and_named(finished):
     before = (finished / "scaling.json").read_text()
     for flag, change in (("--train_examples=7", "--train_examples was 6 and is 7"), ("--local_epochs=2", "was 1")):
         error = call(finished, "--num_clients=4", flag, code=2)
@@ -88,9 +90,10 @@ def test_other_settings_are_refused_and_named(call, finished):
     assert (finished / "scaling.json").read_text() == before
 
 
-def test_what_is_finished_outlives_an_interruption(call, tmp_path):
+@pytest.mark.slow
+def test_what_is_finished_outlives_an_interruption(tmp_path):
     flags = ["--algorithms=fedavg", "--num_clients=4,5,6,7,8", "--devices=1"]
-    command = [sys.executable, "-m", "experiments.scaling", *SMALL, *flags, f"--out={tmp_path}"]
+    command = [sys.executable, "-m", "pfljax.cli", "scaling", *SMALL, *flags, f"--out={tmp_path}"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
         deadline = time.monotonic() + 120
@@ -108,7 +111,7 @@ def test_what_is_finished_outlives_an_interruption(call, tmp_path):
     assert after[: len(rows)] == rows and [row["num_clients"] for row in after] == [4, 5, 6, 7, 8]
 
 
-def test_what_does_not_fit_is_skipped_before_it_is_made(call, tmp_path):
+def test_what_does_not_fit_is_skipped_before_it_is_made(tmp_path):
     huge = 10**10  # whose data alone are terabytes
     flags = ["--algorithms=local", "--devices=1"]
     printed = call(tmp_path, *flags, f"--num_clients=4,{huge}")
@@ -126,7 +129,7 @@ def test_what_does_not_fit_is_skipped_before_it_is_made(call, tmp_path):
     assert "state and data on a device: " in skipped["reason"]
 
 
-def test_methods_that_validate_and_files_of_one_s_own(experiment, tmp_path):
+def test_methods_that_validate_and_files_of_one_s_own(tmp_path):
     rng = np.random.default_rng(0)
     path, is_test = tmp_path / "images.npz", np.arange(65) >= 35
     np.savez(path, x=rng.random((65, 5, 4, 1)), y=rng.integers(3, size=65), is_test=is_test)
@@ -134,7 +137,7 @@ def test_methods_that_validate_and_files_of_one_s_own(experiment, tmp_path):
 
     def on_file(*flags, code=0):
         own = ["--train_examples=5", "--rounds=2", "--hidden=2", "--devices=1", f"--data_file={path}", f"--out={out}"]
-        return experiment("scaling", *own, *flags, code=code)
+        return commands.call(scaling.COMMAND, *own, *flags, code=code)
 
     # 35 are for training: five of each client, and one to validate.
     printed = on_file("--algorithms=fedfomo", "--num_clients=5,6")
@@ -155,24 +158,24 @@ def test_methods_that_validate_and_files_of_one_s_own(experiment, tmp_path):
         ("--algorithms=fedsgd9", "unknown algorithm"),
     ],
 )
-def test_mistakes_are_one_line(call, tmp_path, flag, word):
+def test_mistakes_are_one_line(tmp_path, flag, word):
     error = call(tmp_path / "out", flag, code=2)
     (line,) = error.strip().splitlines()
     assert line.startswith("error: ") and flag.split("=")[0].strip("-") in line and word in line
     assert not (tmp_path / "out").exists()
 
 
-def test_another_s_folder_is_left_alone(call, tmp_path):
+def test_another_s_folder_is_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     assert "holds something that is not a scaling study" in call(tmp_path, code=2)
     (tmp_path / "scaling.json").write_text("[]")
     assert "of an earlier version" in call(tmp_path, code=2)
 
 
-def test_pfl_research_s_workload_is_that_of_its_benchmark(experiment, tmp_path):
+def test_pfl_research_s_workload_is_that_of_its_benchmark(tmp_path):
     """1,000 clients of 50 images, 50 a round, batches of 10, 75,000 updates; here fewer clients, which wins."""
     flags = ["--preset=pfl_research_cifar10", "--num_clients=20", "--cohort=1", "--rounds=1", "--devices=1"]
-    printed = experiment("scaling", *flags, f"--out={tmp_path}")
+    printed = commands.call(scaling.COMMAND, *flags, f"--out={tmp_path}")
     assert "on random pixels 32x32x3, which tell of time and memory, not of accuracy" in printed
     study = read(tmp_path)
     (row,) = study["cells"]
@@ -182,5 +185,5 @@ def test_pfl_research_s_workload_is_that_of_its_benchmark(experiment, tmp_path):
     used = study["config"]["flags"]
     assert [used[name] for name in ("train_examples", "batch_size", "local_epochs", "rounds")] == [50, 10, 1, 1]
     assert [used[name] for name in ("optimizer", "learning_rate", "shape")] == ["sgd", 0.1, ["32", "32", "3"]]
-    preset = (ROOT / "experiments" / "presets" / "scaling" / "pfl_research_cifar10.flags").read_text().splitlines()
+    preset = (scaling.WORKLOADS / "pfl_research_cifar10.flags").read_text().splitlines()
     assert {"--num_clients=1000", "--cohort=50", "--total_rounds=1500"} <= set(preset) and 50 * 1500 == 75_000

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import call
 
+from pfljax.cli import train
 from pfljax.training import files
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +32,7 @@ def start(tmp_path_factory):
         pair = [
             subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "experiments.train", f"--out={out}", "--devices=2", *FLAGS, *flags),
+                    *(sys.executable, "-m", "pfljax.cli", "train", f"--out={out}", "--devices=2", *FLAGS, *flags),
                     *(f"--coordinator=localhost:{port}", "--num_processes=2", f"--process_id={number}", *own[number]),
                 ],
                 cwd=ROOT,
@@ -45,21 +47,21 @@ def start(tmp_path_factory):
         return pair
 
     yield run
-    for process in started:
-        process.kill()
-        process.communicate()
+    for each in started:
+        each.kill()
+        each.communicate()
 
 
 @pytest.mark.parametrize(
     "flags",
     [("--exchange=ring",), pytest.param(("--algorithm=fedavg", "--unseen_clients=0.25"), marks=pytest.mark.slow)],
 )
-def test_two_processes_give_the_figures_of_one(start, experiment, tmp_path, flags):
+def test_two_processes_give_the_figures_of_one(start, tmp_path, flags):
     pair = start(tmp_path / "two", "--rounds=10", *flags)
     said = [process.communicate(timeout=240) for process in pair]
     assert [process.returncode for process in pair] == [0, 0], said
     assert "report" in said[0][0] and said[1][0] == ""  # the first alone speaks
-    experiment("train", f"--out={tmp_path / 'one'}", "--devices=1", "--rounds=10", *FLAGS, *flags)
+    call(train.COMMAND, f"--out={tmp_path / 'one'}", "--devices=1", "--rounds=10", *FLAGS, *flags)
     for name in ("results.npz", "collaboration.npz"):
         one, two = (files.read_npz(tmp_path / run / name) for run in ("one", "two"))
         assert one.keys() == two.keys()
@@ -77,7 +79,7 @@ def test_two_processes_give_the_figures_of_one(start, experiment, tmp_path, flag
 
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_when_one_is_killed_the_other_says_so_and_one_process_goes_on(start, experiment, tmp_path, victim):
+def test_when_one_is_killed_the_other_says_so_and_one_process_goes_on(start, tmp_path, victim):
     out = tmp_path / "run"
     pair = start(out, "--rounds=100000")
     deadline = time.monotonic() + 200
@@ -89,9 +91,9 @@ def test_when_one_is_killed_the_other_says_so_and_one_process_goes_on(start, exp
     assert pair[1 - victim].returncode == 1
     assert len(said.splitlines()) == 1 and "another process has ended" in said and "--resume" in said
     rounds = 5 + max(int(path.name) for path in out.glob("checkpoints/*") if path.name.isdigit())
-    done = experiment("train", f"--out={out}", "--devices=1", f"--rounds={rounds}", "--resume", *FLAGS)
+    done = call(train.COMMAND, f"--out={out}", "--devices=1", f"--rounds={rounds}", "--resume", *FLAGS)
     assert f"resumed after round {rounds - 5}" in done
-    experiment("train", f"--out={tmp_path / 'whole'}", "--devices=1", f"--rounds={rounds}", *FLAGS)
+    call(train.COMMAND, f"--out={tmp_path / 'whole'}", "--devices=1", f"--rounds={rounds}", *FLAGS)
     resumed, whole = (files.read_npz(folder / "results.npz") for folder in (out, tmp_path / "whole"))
     np.testing.assert_allclose(resumed["loss_test"], whole["loss_test"], rtol=1e-5, atol=1e-5)
 
@@ -116,13 +118,3 @@ def test_data_that_differ_are_found_before_anything_is_trained(start, tmp_path):
         said = process.communicate(timeout=100)[1]
         assert process.returncode == 2 and len(said.splitlines()) == 1
         assert f"process {number} of 2 disagrees with another on the partition" in said
-
-
-def test_what_is_missing_or_wrong_is_said_at_once(experiment):
-    for flags, text in (
-        (("--coordinator=localhost",), "--coordinator=localhost: accepted: HOST:PORT, or auto"),
-        (("--coordinator=localhost:1",), "--num_processes and --process_id"),
-        (("--coordinator=localhost:1", "--num_processes=2", "--process_id=2"), "--process_id=2: accepted: 0 to 1"),
-    ):
-        said = experiment("train", *flags, code=2)
-        assert text in said and len(said.splitlines()) == 1
