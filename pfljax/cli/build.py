@@ -109,7 +109,7 @@ def build_clients(settings: Settings, seed: int) -> Clients:
             federation, unseen = (data.keep_own(each, own(each.num_clients)) for each in (federation, unseen))
     else:
         federation, unseen = load(own=own), None
-    processes.agree({"partition": federation.index_digest}, "the ")
+    processes.agree({"who has which examples": federation.index_digest})
     return federation, unseen
 
 

@@ -173,7 +173,7 @@ def join_processes(settings: Settings) -> None:
                 raise settings.error("coordinator", "the port is taken; name a free one")
     processes.start(settings.coordinator, settings.num_processes, settings.process_id)
     sys.stdout = open(own if processes.is_first() else nowhere, "w", buffering=1)  # noqa: SIM115
-    processes.agree({name: value for name, value in settings.values.items() if name not in LOCAL_FLAGS}, "--")
+    processes.agree({name: value for name, value in settings.values.items() if name not in LOCAL_FLAGS})
 
 
 def check_coordinator(settings: Settings) -> int:

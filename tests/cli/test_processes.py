@@ -103,8 +103,9 @@ def test_processes_that_disagree_end_with_one_line_each(start, tmp_path):
     for number, process in enumerate(pair):
         said = process.communicate(timeout=100)[1]
         assert process.returncode == 2 and len(said.splitlines()) == 1
-        assert f"process {number} of 2 disagrees with another on --algorithm" in said and "--learning_rate" in said
-        assert f"--rounds (here {3 + number})" in said
+        name = ("federico", "local")[number]
+        assert said.startswith(f"error: --algorithm={name}: process {number} of 2 disagrees with another")
+        assert "also on learning_rate" in said and f"also on rounds (here {3 + number})" in said
     assert not (tmp_path / "run").exists()
 
 
@@ -117,4 +118,4 @@ def test_data_that_differ_are_found_before_anything_is_trained(start, tmp_path):
     for number, process in enumerate(start(tmp_path / "run", "--dataset=npz", own=own)):
         said = process.communicate(timeout=100)[1]
         assert process.returncode == 2 and len(said.splitlines()) == 1
-        assert f"process {number} of 2 disagrees with another on the partition" in said
+        assert f"process {number} of 2 disagrees" in said and "error: who has which examples=" in said
