@@ -23,7 +23,8 @@ from pfljax.algorithms.mocha import MOCHA
 from pfljax.algorithms.clustered import ClusteredFL
 from pfljax.algorithms.fedfomo import FedFomo, FedFomoAverage
 from pfljax.algorithms.fedem import DFedEM, FedEM
-from pfljax.algorithms.federico import FedeRiCo, FedeRiCoCentralized
+from pfljax.algorithms.federico import FedeRiCo
+from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
 # isort: on
 from pfljax.core.method import METHODS, get
