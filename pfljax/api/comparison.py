@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pfljax import report
 from pfljax.api.run import Run, Say, train_replicates
 from pfljax.core.errors import ArgumentError
 from pfljax.data import Federation
@@ -116,21 +117,17 @@ class Table:
 
     def plot(self) -> Any:
         """Scores over rounds and final scores of all methods, as a matplotlib Figure."""
-        from pfljax.report import figures
-
-        return figures.comparison_figure(self.rows)
+        return report.comparison_figure(self.rows)
 
     def write(self, out: Path) -> None:
         """Writes comparison.md, .csv, .json and .png into a folder."""
-        from pfljax.report import figures
-
         heads, body = self.columns()
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([heads, *body])
         files.write_text(out / "comparison.md", f"# {self.title}\n\n{self.to_markdown()}\n")
         files.write_text(out / "comparison.csv", text.getvalue())
         files.write_text(out / "comparison.json", json.dumps(files.plain(self.rows), indent=2) + "\n")
-        figures.save(self.plot(), out / "comparison.png")
+        report.save(self.plot(), out / "comparison.png")
 
 
 def epsilon_text(values: Sequence[float | None]) -> str:

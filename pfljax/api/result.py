@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pfljax import report
 from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Predictor, State
 from pfljax.evaluation import metrics
@@ -148,9 +149,9 @@ class Result:
         return x
 
     @property
-    def plot(self) -> Plots:
+    def plot(self) -> report.Plots:
         """Figures of this result, which a notebook shows inline."""
-        return Plots(self)
+        return report.Plots(self.summary, self.history, self.results, self._collaboration)
 
     def write_report(self) -> Path:
         """Draws the figures and writes report.html into the run's folder.
@@ -158,60 +159,6 @@ class Result:
         Raises:
             ArgumentError: if the run was trained without a folder.
         """
-        from pfljax import report
-
         if self.out is None:
             raise ArgumentError("out", "the run was trained without a folder; give `train` one")
         return report.write(self.out)
-
-
-class Plots:
-    """The figures of a result: each method returns a matplotlib Figure."""
-
-    def __init__(self, result: Result):
-        federation = result.experiment.federation
-        self._result, self._task = result, federation.task
-        self._score = "accuracy" if self._task == "classification" else "loss"
-        self._sizes, self._distribution = federation.test.size, federation.distribution
-
-    def accuracy(self) -> Any:
-        """Mean over clients and the worst tenth of them, over rounds."""
-        from pfljax.report import figures
-
-        results = self._result.results
-        test, train = (results.get(f"{self._score}_{split}") for split in ("test", "train"))
-        return figures.accuracy_over_rounds(results["rounds"], test, sizes=self._sizes, train=train, task=self._task)
-
-    def per_client(self) -> Any:
-        """Every client's last score, sorted, colored by its true distribution."""
-        from pfljax.report import figures
-
-        return figures.per_client(self._result.results[f"{self._score}_test"][-1], self._distribution, task=self._task)
-
-    def collaboration(self, evaluation: int = -1) -> Any:
-        """Whose models each client used, clients ordered by their true distribution."""
-        from pfljax.report import figures
-
-        found = self._result.collaboration
-        return figures.collaboration_matrix(
-            found.index[evaluation], found.weights[evaluation], found.distribution, topology=found.topology
-        )
-
-    def weights(self) -> Any:
-        """Clients' weights over rounds, colored by distribution."""
-        from pfljax.report import figures
-
-        found = self._result.collaboration
-        target = found.arrays.get("target")
-        return figures.weights_over_rounds(
-            found.rounds, found.index, found.weights, found.distribution, topology=found.topology, target=target
-        )
-
-    def traffic(self) -> Any:
-        """Mean score against the bytes that a client has received and sent."""
-        from pfljax.report import figures
-
-        rows = self._result.history
-        moved = np.array([row["bytes_down"] + row["bytes_up"] for row in rows], float)
-        test = self._result.results[f"{self._score}_test"]
-        return figures.traffic_against_accuracy(moved, test, sizes=self._sizes, task=self._task)
