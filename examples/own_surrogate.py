@@ -52,7 +52,7 @@ def moreau_envelope(problem: Problem, strength: float) -> surrogates.Surrogate:
 
 def train(rounds: int = 40, strength: float = 2.0) -> float:
     """Trains on digits; returns the mean test accuracy over clients."""
-    federation = data.make(dataset="digits", train_examples=15)
+    federation = data.digits(train_examples=15)
     model = models.make("mlp", federation.train.x.shape[2:], federation.task, federation.num_classes)
     solver = Solver(model.loss, optax.with_extra_args_support(optax.sgd(0.2)), epochs=10)
     num, n_max = federation.train.y.shape

@@ -123,7 +123,7 @@ def grid() -> list[Cell]:
 @functools.lru_cache(maxsize=1)
 def load(path: str) -> sources.Source:
     """The file's examples."""
-    return sources.load("npz", data_file=path)
+    return sources.npz(path)
 
 
 def described_data() -> str:

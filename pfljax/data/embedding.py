@@ -15,8 +15,9 @@ import numpy as np
 import optax
 
 from pfljax import models
-from pfljax.core.types import Split, UsageError
-from pfljax.data.sources import Source
+from pfljax.core.errors import ArgumentError
+from pfljax.core.types import Split
+from pfljax.data.sources.source import Source
 from pfljax.local.solver import Solver
 
 LEAST_SIDE = 32  # pixels from which on "auto" trains a network
@@ -80,17 +81,17 @@ class Embedding:
 
 
 def make(name: str, *, epochs: int = 5, seed: int = 0, **widths: tuple[int, ...]) -> Embedding | None:
-    """The embedding that --embedding names; None for the pixels themselves.
+    """The embedding of this name; None for the pixels themselves.
 
     "auto" takes the pixels of images smaller than 32 x 32, and VGG-11 for others.
 
     Raises:
-        UsageError: for a name that there is not.
+        ArgumentError: for a name that there is not.
     """
     if name == "pixels":
         return None
     if name not in ("auto", *models.NAMES) or name == "lstm":
         accepted = ", ".join(known for known in models.NAMES if known != "lstm")
-        raise UsageError(f"--embedding={name}: accepted: auto, pixels, {accepted}")
+        raise ArgumentError("embedding", f"accepted: auto, pixels, {accepted}", name)
     read = {"mlp": "hidden", "cnn": "channels"}.get(name)
     return Embedding(name, epochs, seed, tuple((n, width) for n, width in widths.items() if n == read))

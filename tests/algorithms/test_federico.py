@@ -279,7 +279,7 @@ def test_newcomers_weigh_all_models_in_blocks():
 
 def accuracy(name, seed, rounds=120, **knobs):
     """Mean test accuracy on digits: 16 clients of 15 training examples each, from two groups of labels."""
-    federation = data.make(dataset="digits", partition="label_groups", num_clients=16, train_examples=15, seed=seed)
+    federation = data.digits(train_examples=15, seed=seed)
     model = models.make("mlp", federation.train.x.shape[2:], federation.task, federation.num_classes, hidden=(64,))
     solver = Solver(model.loss, optax.with_extra_args_support(optax.adam(0.01)))
     plan = make_plan("map", devices=2)

@@ -187,13 +187,13 @@ def test_a_push_counts_one_upload_with_each_receiver_s_share(num, held, layout):
         shares, sent = data
         upload = jax.tree.map(lambda leaf: 2 * leaf[0], models)
         return ClientOutput(
-            row, upload, {"held": jnp.asarray(models["w"].shape[0])}, sent=sent[...], shares=shares[...]
+            row, upload, {"held": jnp.asarray(models["w"].shape[0])}, sent=sent[...], mixing_weights=shares[...]
         )
 
     plan = make_plan(*layout)
     rows = np.zeros((num, 1), np.float32)
     run = jax.jit(
-        lambda m: plan.exchange(client, m, index, rows, (shares, sent), topology="peers", own_first=True, push=True)
+        lambda m: plan.exchange(client, m, index, rows, (shares, sent), topology="push")
     )
     _, returned = run(models)
     expected = np.zeros((num, 3))
@@ -209,10 +209,10 @@ def log_normal_steps(num_clients, seed=0, batch=10):
     return -(-sizes // batch)
 
 
-def waiting(steps, sections):
+def waiting(steps, buckets):
     """The share of steps in which clients wait, counted client by client."""
     queue, useful, done = sorted(steps.tolist(), reverse=True), int(steps.sum()), 0
-    for width, count in sections:
+    for width, count in buckets:
         for _ in range(count):
             together, queue = queue[:width], queue[width:]
             done += width * max(together, default=0)
@@ -227,14 +227,14 @@ def test_clients_of_log_normal_sizes_hardly_wait(num_clients, kind):
         steps = log_normal_steps(num_clients, seed)
         plan = make_plan(*kind, devices=1)
         sorted_plan = plan.for_steps(steps, num_clients)
-        assert waiting(steps, sorted_plan.sections) < 0.2
-        assert sorted_plan.waiting(steps, num_clients) == pytest.approx(waiting(steps, sorted_plan.sections))
+        assert waiting(steps, sorted_plan.buckets) < 0.2
+        assert sorted_plan.waiting(steps, num_clients) == pytest.approx(waiting(steps, sorted_plan.buckets))
         assert plan.waiting(steps, num_clients) > 0.5  # as they come
-        assert sum(width * count for width, count in sorted_plan.sections) == num_clients  # none are made up
-        assert len(sorted_plan.sections) <= 5 and max(width for width, _ in sorted_plan.sections) > 1
+        assert sum(width * count for width, count in sorted_plan.buckets) == num_clients  # none are made up
+        assert len(sorted_plan.buckets) <= 5 and max(width for width, _ in sorted_plan.buckets) > 1
     even = np.full(num_clients, 7)
     assert plan.for_steps(even, num_clients) == plan
-    assert make_plan("map").for_steps(steps, num_clients).sections == ()
+    assert make_plan("map").for_steps(steps, num_clients).buckets == ()
     assert make_plan("map", devices=1).waiting(steps, num_clients) == 0
 
 
@@ -250,7 +250,7 @@ def test_clients_of_random_cohorts_hardly_wait(num_clients, size, kind):
         cohort = steps[np.sort(rng.choice(num_clients, size, replace=False))]
         for part in np.split(cohort, 2):
             useful += part.sum()
-            done += part.sum() / (1 - waiting(part, plan.sections))
+            done += part.sum() / (1 - waiting(part, plan.buckets))
     assert 1 - useful / done < 0.25
 
 
@@ -262,7 +262,7 @@ def test_sorted_clients_exchange_as_a_loop_over_clients_does(kind, peers, device
     num_clients = 16
     sizes = np.random.default_rng(3).permutation([40, 9, 8, 7, *[2] * 6, *[1] * 6]).astype(np.int32)
     plan = make_plan(*kind, devices, peers).for_steps(sizes, num_clients)
-    assert plan.sections
+    assert plan.buckets
     models, index, rows, data = problem(num_clients, 3 if topology == "shared" else num_clients, 3)
     if topology == "own":
         index = np.arange(num_clients, dtype=np.int32)[:, None]
