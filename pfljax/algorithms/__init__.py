@@ -1,6 +1,7 @@
 """The methods; each registers itself where it stands, in the order of these imports."""
 
 # isort: off
+from pfljax.algorithms.local import Local
 from pfljax.algorithms.fedavg import FedAvg, FedAvgPlus
 from pfljax.algorithms.fedavg_data import FedAvgData
 from pfljax.algorithms.fedprox import FedProx
@@ -15,27 +16,48 @@ from pfljax.algorithms.fedper import FedPer
 from pfljax.algorithms.ditto import Ditto
 from pfljax.algorithms.apfl import APFL
 from pfljax.algorithms.l2sgd import L2SGD
+from pfljax.algorithms.fedamp import FedAMP
+from pfljax.algorithms.ifca import IFCA, HypCluster
+from pfljax.algorithms.pfedmb import PFedMB
+from pfljax.algorithms.mocha import MOCHA
+from pfljax.algorithms.clustered import ClusteredFL
+from pfljax.algorithms.fedfomo import FedFomo, FedFomoAverage
+from pfljax.algorithms.fedem import DFedEM, FedEM
+from pfljax.algorithms.federico import FedeRiCo
+from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
 # isort: on
-from pfljax.core.method import METHODS, get
+from pfljax.core.method import METHODS as METHODS
+from pfljax.core.method import get as get
 
 __all__ = [
     "AFL",
     "APFL",
+    "IFCA",
     "L2SGD",
-    "METHODS",
+    "MOCHA",
     "QFFL",
+    "ClusteredFL",
+    "DFedEM",
     "Ditto",
+    "FedAMP",
     "FedAdam",
     "FedAvg",
     "FedAvgData",
     "FedAvgM",
     "FedAvgPlus",
+    "FedEM",
+    "FedFomo",
+    "FedFomoAverage",
     "FedPer",
     "FedProx",
+    "FedeRiCo",
+    "FedeRiCoCentralized",
+    "HypCluster",
     "LGFedAvg",
+    "Local",
+    "PFedMB",
     "PFedMe",
     "PerFedAvg",
     "Scaffold",
-    "get",
 ]

@@ -11,7 +11,6 @@ Every plan gives the same numbers.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
