@@ -9,6 +9,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from pfljax.core.errors import ArgumentError
@@ -40,7 +41,7 @@ class Model:
     @functools.cached_property
     def network(self) -> Network:
         """The module as pure functions."""
-        example = jnp.zeros(self.example_input.shape, jax.dtypes.canonicalize_dtype(self.example_input.dtype))
+        example = np.zeros(self.example_input.shape, jax.dtypes.canonicalize_dtype(self.example_input.dtype))
         if isinstance(self.module, nn.Module):
             return LinenNetwork(self.module, example)
         if not callable(self.module):
