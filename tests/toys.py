@@ -1,5 +1,7 @@
 """Small problems that the tests share."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -74,8 +76,7 @@ def make_problem(
 
 def make_algorithm(name, problem, **knobs):
     """A registered method with its defaults but for `knobs`."""
-    method = METHODS[name]
-    return method.make(problem, method.config(**knobs))
+    return METHODS[name](**knobs).build(problem)
 
 
 def make_experiment(name, problem, federation, *, knobs=None, plan=None, **fields):
@@ -91,29 +92,29 @@ def run(experiment, rounds, *, out=None, schedule=EVERY, **options):
     return trainer.train(rounds, schedule)[0]
 
 
-def shardings(algorithm, problem, shards):
+def shardings(algorithm, problem, clients):
     """Where a run keeps the state."""
-    shape = jax.eval_shape(algorithm.init, jax.random.key(0), shards)
+    shape = jax.eval_shape(algorithm.init, jax.random.key(0), clients)
     return state_shardings(algorithm, problem.plan, shape)
 
 
-def start(algorithm, problem, shards, seed=0):
+def start(algorithm, problem, clients, seed=0):
     """The initial state, placed as a run places it."""
-    return jax.jit(algorithm.init, out_shardings=shardings(algorithm, problem, shards))(jax.random.key(seed), shards)
+    return jax.jit(algorithm.init, out_shardings=shardings(algorithm, problem, clients))(jax.random.key(seed), clients)
 
 
-def trainer(algorithm, problem, shards, rounds, seed=0):
-    """(shards, state=None) -> all states, the initial one first, and the rounds' records; compiles a round once."""
-    shape = shardings(algorithm, problem, shards)
+def trainer(algorithm, problem, clients, rounds, seed=0):
+    """(clients, state=None) -> all states, the initial one first, and the rounds' records; compiles a round once."""
+    shape = shardings(algorithm, problem, clients)
     first = jax.jit(algorithm.init, out_shardings=shape)
     one_round = make_round(algorithm, problem.plan, problem.num_clients, problem.cohort_size)
     one_round = jax.jit(one_round, out_shardings=(shape, None))
 
-    def play(shards, state=None):
-        shards = place(problem.plan, shards, problem.num_clients)
-        states, records = [first(jax.random.key(seed), shards) if state is None else state], []
+    def play(clients, state=None):
+        clients = place(problem.plan, clients, problem.num_clients)
+        states, records = [first(jax.random.key(seed), clients) if state is None else state], []
         for number in range(rounds):
-            state, record = one_round(jax.random.key(seed), np.int32(number), states[-1], shards)
+            state, record = one_round(jax.random.key(seed), np.int32(number), states[-1], clients)
             states.append(state)
             records.append(record)
         return states, records
@@ -121,15 +122,16 @@ def trainer(algorithm, problem, shards, rounds, seed=0):
     return play
 
 
-def train(algorithm, problem, shards, rounds, *, seed=0, state=None):
+def train(algorithm, problem, clients, rounds, *, seed=0, state=None):
     """Plays rounds; returns all states, the initial one first, and the rounds' records."""
-    return trainer(algorithm, problem, shards, rounds, seed)(shards, state)
+    return trainer(algorithm, problem, clients, rounds, seed)(clients, state)
 
 
 def scripted(algorithm, script):
     """The algorithm with its downloads given: script (R, K, J), client ids; reads FedeRiCo's count of rounds."""
     script = jnp.asarray(script, jnp.int32)
-    return algorithm._replace(download=lambda key, state, cohort: script[state.clients["rounds"][0]])
+    download = lambda key, state, cohort: script[state.clients["rounds"][0]]
+    return dataclasses.replace(algorithm, download=download)
 
 
 def assert_trees_close(a, b, rtol=0.0, atol=0.0):

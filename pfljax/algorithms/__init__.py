@@ -27,14 +27,14 @@ from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
 # isort: on
-from pfljax.core.method import METHODS, get
+from pfljax.core.method import METHODS as METHODS
+from pfljax.core.method import get as get
 
 __all__ = [
     "AFL",
     "APFL",
     "IFCA",
     "L2SGD",
-    "METHODS",
     "MOCHA",
     "QFFL",
     "ClusteredFL",
@@ -60,5 +60,4 @@ __all__ = [
     "PFedMe",
     "PerFedAvg",
     "Scaffold",
-    "get",
 ]
