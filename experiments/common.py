@@ -23,8 +23,8 @@ from absl import app, flags, logging
 
 from experiments import supervision
 from pfljax import algorithms, data, models
-from pfljax.core.types import Algorithm, Federation, RunError, UsageError
-from pfljax.data import embedding, latent
+from pfljax.core.types import Algorithm, RunError, UsageError
+from pfljax.data import Federation, embedding, latent
 from pfljax.engine import processes
 from pfljax.engine.plan import ExecutionPlan, make_plan
 from pfljax.evaluation.fine_tuning import fine_tuned

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 
 from pfljax import algorithms
-from pfljax.core.types import ClientData, Federation
+from pfljax.core.types import ClientData
+from pfljax.data import Federation
 from pfljax.engine.plan import ExecutionPlan
 from pfljax.engine.rounds import Record
 from pfljax.local.problem import Problem
@@ -95,7 +96,7 @@ def start(
 
 def compile_rounds(setup: loop.Setup, trace: Path | None = None) -> Dispatch:
     """Compiles a method's rounds and starts them, as `start`."""
-    clients = loop.place(setup.plan, setup.federation.shards, setup.federation.num_clients)
+    clients = loop.place(setup.plan, setup.federation.client_data, setup.federation.num_clients)
     return start(loop.compile_to_fit(setup, clients), clients, setup.rounds, trace)
 
 

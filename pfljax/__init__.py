@@ -1,0 +1,1 @@
+"""Personalized federated learning in JAX and Flax."""

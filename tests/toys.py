@@ -7,12 +7,15 @@ import optax
 
 from pfljax import models
 from pfljax.algorithms import METHODS
-from pfljax.core.types import Federation, Split
+from pfljax.core.types import Split
+from pfljax.data import Federation
 from pfljax.engine.plan import make_plan
 from pfljax.engine.rounds import make_round
 from pfljax.local.problem import Problem
 from pfljax.local.solver import Solver
-from pfljax.training import loop
+from pfljax.training.compiled import place, state_shardings
+from pfljax.training.experiment import Experiment
+from pfljax.training.loop import EVERY, Trainer
 
 
 def make_split(rng, sizes, task="classification", features=3, classes=3, n_max=None):
@@ -65,30 +68,23 @@ def make_algorithm(name, problem, **knobs):
     return method.make(problem, method.config(**knobs))
 
 
-def make_setup(name, problem, federation, *, knobs=None, **fields):
-    """A run of a registered method, on two devices unless `fields`, of `loop.Setup`, say otherwise."""
-    usual = {
-        "unseen": None,
-        "plan": make_plan("map", devices=2),
-        "cohort_size": problem.cohort_size,
-        "checkpoint_every": 2,
-        "seed": 0,
-        "config": {"flags": {}},
-    }
-    return loop.Setup(
-        name=name,
-        make=lambda plan: make_algorithm(name, problem._replace(plan=plan), **knobs or {}),
-        model=problem.model,
-        solver=problem.solver,
-        federation=federation,
-        **usual | fields,
-    )
+def make_experiment(name, problem, federation, *, knobs=None, plan=None, **fields):
+    """A run of a registered method, on two devices unless `plan` says otherwise."""
+    plan = plan or make_plan("map", devices=2)
+    method = METHODS[name](**knobs or {})
+    return Experiment(method, problem._replace(plan=plan), federation, **fields)
+
+
+def run(experiment, rounds, *, out=None, schedule=EVERY, **options):
+    """Trains one experiment; its outcome."""
+    trainer = Trainer([experiment], outs=out and [out], **options)
+    return trainer.train(rounds, schedule)[0]
 
 
 def shardings(algorithm, problem, shards):
     """Where a run keeps the state."""
     shape = jax.eval_shape(algorithm.init, jax.random.key(0), shards)
-    return loop.state_shardings(algorithm, problem.plan, shape)
+    return state_shardings(algorithm, problem.plan, shape)
 
 
 def start(algorithm, problem, shards, seed=0):
@@ -104,7 +100,7 @@ def trainer(algorithm, problem, shards, rounds, seed=0):
     one_round = jax.jit(one_round, out_shardings=(shape, None))
 
     def play(shards, state=None):
-        shards = loop.place(problem.plan, shards, problem.num_clients)
+        shards = place(problem.plan, shards, problem.num_clients)
         states, records = [first(jax.random.key(seed), shards) if state is None else state], []
         for number in range(rounds):
             state, record = one_round(jax.random.key(seed), np.int32(number), states[-1], shards)

@@ -13,20 +13,21 @@ from pfljax.core.types import Array, Key, PyTree, Split
 
 
 class Batch(NamedTuple):
-    """B examples; `mask` (B,) is 0.0 where the batch has run past the client's data; `key` draws privacy's noise."""
+    """A mini-batch of B examples of one client."""
 
-    x: Array
-    y: Array
-    mask: Array
-    index: Array
-    key: Key
+    x: Array  # (B, *features)
+    y: Array  # (B, ...)
+    mask: Array  # (B,) float32, 0.0 where the batch has run past the client's data
+    index: Array  # (B,) int32, which of the client's examples they are
+    key: Key  # draws privacy's noise and dropout
 
     def of_model(self, number: Array) -> Batch:
-        """The same examples with noise of its own for each of several models."""
+        """The same examples with noise and dropout of its own for each of several models."""
         return self._replace(key=jax.random.fold_in(self.key, number))
 
 
-NOISE = 0x0D9  # of a client's key for a round: the stream of privacy's noise
+NOISE = 0x0D9  # folded into a client's key for a round: the stream of privacy's noise
+DROPOUT = 0xD0  # folded into a mini-batch's key: the stream of the loss in training mode
 
 
 def masked(x: Array, y: Array, inside: Array) -> tuple[Array, Array]:

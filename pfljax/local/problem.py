@@ -9,11 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.core import tree
+from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Array, ClientContext, ClientData, ClientOutput, Key, Params, Predictor, PyTree, Split
 from pfljax.engine.plan import ExecutionPlan
 from pfljax.local.batches import Batch
 from pfljax.local.solver import Solver
 from pfljax.models import Model
+
+PHASE = 0xFA5E  # folded into a client's key for a round: the streams of the phases of its training
 
 
 class Problem(NamedTuple):
@@ -47,7 +50,14 @@ class Problem(NamedTuple):
     num_distributions: int | None = None
 
     def init_models(self, key: Key, num: int) -> Params:
-        """N initial models, stacked: all the same under `common_init`, else model n depends on `key` and n alone."""
+        """N initial models, stacked: all the same under `common_init`, else model n depends on `key` and n alone.
+
+        Raises:
+            ArgumentError: if they should differ and the model is one NNX module, which is the initial model itself.
+        """
+        if self.model.fixed and not self.common_init and num > 1:
+            text = "one NNX module, but initial models must differ; accepted: a function of rngs that makes it"
+            raise ArgumentError("model", text)
         numbers = jnp.zeros((num,), jnp.int32) if self.common_init else jnp.arange(num)
         return self.plan.over_rows(lambda n: self.model.init(jax.random.fold_in(key, n)), numbers)
 
@@ -73,6 +83,43 @@ class Problem(NamedTuple):
             objective=objective,
         )
         return {"model": params, "optimizer": optimizer}, loss
+
+    def fit_part(
+        self,
+        context: ClientContext,
+        params: Params,
+        opt_state: PyTree | None,
+        split: Split,
+        mask: PyTree,
+        *,
+        phase: int,
+        epochs: int,
+    ) -> tuple[Params, PyTree, Array]:
+        """A phase of a client's local training: some epochs in which a part of a model is trained.
+
+        A method of several phases takes one gradient per mini-batch in each of them: its ledger says gradients=1 and
+        passes=`self.passes(sum of all phases' epochs)`.
+
+        Args:
+            context: Its key and the phase's number decide the mini-batches.
+            params: One model.
+            opt_state: The phase's own optimizer state, of `solver.part(mask)`; None: a fresh one.
+            split: The client's training data.
+            mask: A tree of bools like `params`: what is trained; the other leaves stay as they are.
+            phase: Number of the phase within the round.
+            epochs: Passes over the client's data, whatever the solver's epochs or steps are.
+
+        Returns:
+            The trained parameters, the optimizer's state, and the mean loss over the steps.
+        """
+        solver = self.solver.part(mask)._replace(epochs=epochs, steps=0)
+        opt_state = solver.optimizer.init(params) if opt_state is None else opt_state
+        key = jax.random.fold_in(jax.random.fold_in(context.key, PHASE), phase)
+        return solver.fit(key, params, opt_state, split, round_number=context.round)
+
+    def passes(self, epochs: int) -> float:
+        """The mini-batches of `epochs` epochs as a multiple of the solver's steps, those of the largest client."""
+        return epochs * -(-self.n_max // self.solver.batch(self.n_max)) / self.solver.max_steps(self.n_max)
 
     def optimizer_rows(self, models: Params, num_clients: int) -> PyTree:
         """What clients keep of their optimizers for J shared models: leaves (K, J, ...), or () if nothing."""

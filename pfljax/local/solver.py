@@ -12,7 +12,7 @@ import optax
 from pfljax.core import tree
 from pfljax.core.types import Array, Key, Params, PyTree, Split
 from pfljax.local import batches
-from pfljax.local.batches import NOISE, Batch, masked, over_blocks, sum_over_examples
+from pfljax.local.batches import DROPOUT, NOISE, Batch, masked, over_blocks, sum_over_examples
 from pfljax.local.privacy import Privacy, private_mean
 
 
@@ -20,20 +20,33 @@ class Solver(NamedTuple):
     """How a client trains a model on its own data.
 
     Attributes:
-        loss: (params, x (B, ...), y (B,)) -> per-example losses (B,).
+        loss: (params, x (B, ...), y (B,), key=None) -> per-example losses (B,); with a key in training mode.
         optimizer: Any optax transformation; its update is told the `round_number`.
         batch_size: B; 0: all of the client's examples in one step.
         epochs: Passes over the client's data in a round.
         steps: If positive, so many steps a round instead of `epochs`.
         privacy: How the gradients of mean losses are made private.
+        keyed: Whether the loss of a mini-batch is given a key: for dropout, or to write batch statistics.
+        statistics: Parameters -> which leaves are batch statistics, a tree of bools; None: there are none.
     """
 
-    loss: Callable[[Params, Array, Array], Array]
+    loss: Callable[..., Array]
     optimizer: optax.GradientTransformationExtraArgs
     batch_size: int = 0
     epochs: int = 1
     steps: int = 0
     privacy: Privacy = Privacy()
+    keyed: bool = False
+    statistics: Callable[[Params], PyTree | None] | None = None
+
+    def part(self, mask: PyTree) -> Solver:
+        """The solver that trains the leaves where `mask`, a tree of bools like the parameters, holds.
+
+        The other leaves stay as they are, and its optimizer keeps no state for them.
+        """
+        optimizers = {"part": self.optimizer, "rest": optax.set_to_zero()}
+        labels = jax.tree.map(lambda chosen: "part" if chosen else "rest", mask)
+        return self._replace(optimizer=optax.partition(optimizers, labels))
 
     def batch(self, n_max: int) -> int:
         """B for clients padded to n_max examples."""
@@ -76,6 +89,7 @@ class Solver(NamedTuple):
         *,
         round_number: Array,
         objective: Callable[[Params, Batch], Array] | None = None,
+        steps: Array | None = None,
     ) -> tuple[Params, PyTree, Array]:
         """A round of local training by gradients of an objective.
 
@@ -86,6 +100,7 @@ class Solver(NamedTuple):
             split: One client's training data.
             round_number: Decides the rate, where it has a schedule.
             objective: (params, mini-batch) -> what a step descends, in place of the mean loss.
+            steps: As for `descend`.
 
         Returns:
             The trained parameters, the optimizer's state, and the mean loss over the steps, each before its update.
@@ -95,7 +110,8 @@ class Solver(NamedTuple):
         def gradient(params, memory, batch):
             return *jax.value_and_grad(objective)(params, batch(0)), memory
 
-        return self.descend(key, params, opt_state, split, gradient, (), round_number=round_number)[:3]
+        found = self.descend(key, params, opt_state, split, gradient, (), round_number=round_number, steps=steps)
+        return found[:3]
 
     def descend(
         self,
@@ -107,6 +123,7 @@ class Solver(NamedTuple):
         memory: PyTree,
         *,
         round_number: Array,
+        steps: Array | None = None,
     ) -> tuple[Params, PyTree, Array, PyTree]:
         """A round of local training in a direction of the method's own.
 
@@ -119,12 +136,15 @@ class Solver(NamedTuple):
                 batch(0) is the step's mini-batch, batch(1) the one after it (after the round's last comes its first).
             memory: What `gradient` hands from step to step.
             round_number: Decides the rate, where it has a schedule.
+            steps: () int32, the number of steps, which may differ between clients and rounds; None: the solver's own.
+                A client without examples takes none. Past the epochs of the solver's own steps, their orders of the
+                examples come again.
 
         Returns:
             The trained parameters, the optimizer's state, the mean loss over the steps, and the memory.
         """
         n_max = split.y.shape[0]
-        total = self.num_steps(split.size, n_max)
+        total = self.num_steps(split.size, n_max) if steps is None else jnp.where(split.size > 0, steps, 0)
         orders = self.draw_orders(key, split.size, n_max)
 
         def step(number, carry):
@@ -144,19 +164,33 @@ class Solver(NamedTuple):
 
         Its gradient is private where the solver's are.
         """
+        key = jax.random.fold_in(batch.key, DROPOUT) if self.keyed else None
         if self.privacy.active:
             weighed = jnp.ones_like(batch.mask) if weights is None else weights[batch.index]
-            examples = (batch.x, batch.y, weighed)
-            return private_mean(self.privacy, batch.key, self.loss, params, examples, batch.mask > 0)
-        losses = self.loss(params, batch.x, batch.y)
+            examples, loss = (batch.x, batch.y, weighed), self.loss
+            if key is not None:  # one for each example, whose gradient is taken alone
+                examples = (*examples, jax.random.split(key, batch.mask.shape[0]))
+                loss = lambda params, x, y, keys: self.loss(params, x, y, keys[0])
+            return private_mean(self.privacy, batch.key, loss, params, examples, batch.mask > 0)
+        losses = self.loss(params, batch.x, batch.y, key)
         mask = batch.mask if weights is None else batch.mask * weights[batch.index]
         return (losses * mask).sum() / jnp.maximum(batch.mask.sum(), 1)
 
     def proximal(self, anchor: Params, strength: float) -> Callable[[Params, Batch], Array]:
-        """The objective mean loss + strength / 2 |params - anchor|^2, for `fit`."""
+        """The objective mean loss + strength / 2 |params - anchor|^2, for `fit`; statistics are not held back."""
         return lambda params, batch: (
-            self.mean_loss(params, batch) + strength / 2 * tree.squared_distance(params, anchor)
+            self.mean_loss(params, batch) + strength / 2 * self.squared_distance(params, anchor)
         )
+
+    def squared_distance(self, a: Params, b: Params) -> Array:
+        """() the squared L2 distance over all parameters, batch statistics excepted."""
+        return tree.squared_distance(*self.trained(a, b))
+
+    def trained(self, *models: Params) -> tuple[Params, ...]:
+        """The models without batch statistics: None in their place."""
+        if self.statistics is None:
+            return models
+        return tuple(tree.partition(params, self.statistics(params))[1] for params in models)
 
     def total_loss(self, params: Params, split: Split) -> Array:
         """The loss summed over all of a client's examples."""
@@ -195,12 +229,17 @@ class Solver(NamedTuple):
         n_max = split.y.shape[0]
         batch = self.batch(n_max)
         key = jax.random.fold_in(jax.random.fold_in(key, NOISE), step)
-        if orders is None:
-            inside, index = jnp.arange(batch) < split.size, jnp.arange(batch)
-            return Batch(*masked(split.x[...], split.y[...], inside), inside.astype(jnp.float32), index, key)
         per_epoch = jnp.maximum(-(-split.size // batch), 1)
-        epoch = jnp.minimum(step // per_epoch, orders.shape[0] - 1)
-        positions = step % per_epoch * batch + jnp.arange(batch)
-        index = orders.at[epoch, jnp.minimum(positions, n_max - 1)].get(mode="promise_in_bounds")
-        inside = positions < split.size
-        return Batch(*masked(split.x[index], split.y[index], inside), inside.astype(jnp.float32), index, key)
+        places = jnp.arange(batch) if orders is None else step % per_epoch * batch + jnp.arange(batch)
+        inside = places < split.size
+        mask = inside.astype(jnp.float32)
+        if self.statistics is not None:  # what fills the batch is seen by batch statistics: real examples, once more
+            places, inside = places % jnp.maximum(split.size, 1), jnp.broadcast_to(split.size > 0, inside.shape)
+        elif orders is None:
+            return Batch(*masked(split.x[...], split.y[...], inside), mask, places, key)
+        if orders is None:
+            index = places
+        else:
+            epoch = step // per_epoch % orders.shape[0]
+            index = orders.at[epoch, jnp.minimum(places, n_max - 1)].get(mode="promise_in_bounds")
+        return Batch(*masked(split.x[index], split.y[index], inside), mask, index, key)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import optax
 
 from pfljax.core.errors import ArgumentError
+from pfljax.core.types import Params, PyTree
 from pfljax.local.privacy import Privacy
 from pfljax.local.solver import Solver
 from pfljax.models import Model
@@ -19,7 +21,7 @@ class LocalTraining:
     """How a client trains a model on its own data in a round.
 
     Attributes:
-        optimizer: Any optax transformation.
+        optimizer: Any optax transformation. Batch statistics are not its affair: a step sets them to the new ones.
         batch_size: B; 0: all of a client's examples in one step.
         epochs: Passes over a client's data in a round.
         steps: If positive, so many steps a round instead of `epochs`.
@@ -29,7 +31,7 @@ class LocalTraining:
         privacy: How the gradients of mean losses are made private.
     """
 
-    optimizer: optax.GradientTransformation
+    optimizer: optax.GradientTransformation = dataclasses.field(default_factory=lambda: optax.adam(1e-2))
     _: dataclasses.KW_ONLY
     batch_size: int = 0
     epochs: int = 1
@@ -58,7 +60,30 @@ class LocalTraining:
         optimizer = optax.with_extra_args_support(self.optimizer)
         if self.schedule is not None:
             optimizer = scheduled(optimizer, self.schedule)
-        return Solver(model.loss, optimizer, self.batch_size, self.epochs, self.steps, self.privacy)
+        statistics = model.statistics if model.network.statistics else None
+        if statistics is not None:
+            if self.privacy.active:
+                text = "batch statistics tell of all examples of a mini-batch; accepted with it: a model without any"
+                raise ArgumentError("privacy", text)
+            optimizer = beside_statistics(optimizer, statistics)
+        how = (self.batch_size, self.epochs, self.steps, self.privacy)
+        return Solver(
+            model.loss, optimizer, *how, keyed=model.stochastic or statistics is not None, statistics=statistics
+        )
+
+
+def beside_statistics(
+    optimizer: optax.GradientTransformation, statistics: Callable[[Params], PyTree]
+) -> optax.GradientTransformationExtraArgs:
+    """The optimizer for parameters; statistics take steps of SGD at rate 1, which set them to the new ones.
+
+    Args:
+        optimizer: Of parameters.
+        statistics: Parameters -> which leaves are statistics, a tree of bools.
+    """
+    optimizers = {"parameter": optimizer, "statistic": optax.sgd(1.0)}
+    label = lambda params: jax.tree.map(lambda s: "statistic" if s else "parameter", statistics(params))
+    return optax.partition(optimizers, label)
 
 
 def whole_number(value: Any, least: int) -> bool:

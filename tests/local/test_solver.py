@@ -177,7 +177,7 @@ def test_models_depend_on_their_number_and_newcomers_train_alone():
     assert not np.allclose(kernels[0], kernels[1])
     common = problem._replace(common_init=True).init_models(jax.random.key(0), 3)
     toys.assert_trees_close(common, jax.tree.map(lambda leaf: jnp.stack([leaf[0]] * 3), models))
-    alone = problem.train_alone(jax.random.key(1), models, federation.shards, own=True, rounds=2)
+    alone = problem.train_alone(jax.random.key(1), models, federation.client_data, own=True, rounds=2)
     for k in range(3):
         params = jax.tree.map(lambda leaf, k=k: leaf[k], models)
         split = Split(*(leaf[k] for leaf in federation.train))
