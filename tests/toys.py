@@ -1,5 +1,7 @@
 """Small problems that the tests share."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from pfljax.data import Federation
 from pfljax.engine.plan import make_plan
 from pfljax.engine.rounds import make_round
 from pfljax.local.problem import Problem
-from pfljax.local.solver import Solver
+from pfljax.local.training import LocalTraining
 from pfljax.training.compiled import place, state_shardings
 from pfljax.training.experiment import Experiment
 from pfljax.training.loop import EVERY, Trainer
@@ -46,17 +48,27 @@ def make_federation(sizes, task="classification", features=3, classes=3, seed=0,
 
 
 def make_problem(
-    federation, optimizer=None, *, batch_size=0, epochs=1, steps=0, plan=None, cohort=0, hidden=(), rounds=2, loss=None
+    federation, optimizer=None, *, plan=None, cohort=0, hidden=(), rounds=2, loss=None, model=None, **training
 ):
-    """A linear model (or an MLP) and its local training, one client at a time on one device by default.
+    """A linear model (or an MLP, or `model`) and its local training, one client at a time on one device by default.
 
     Clients' own models start from different parameters, so that mistaking one for another shows.
+
+    Args:
+        federation: The clients.
+        optimizer: SGD at rate 0.1 by default.
+        plan: How clients are mapped.
+        cohort: S; 0: everyone.
+        hidden: Widths of the MLP.
+        rounds: R.
+        loss: In place of the model's.
+        model: Whatever `models.build` takes.
+        **training: Further arguments of LocalTraining.
     """
-    model = models.make(
-        "mlp", federation.train.x.shape[2:], federation.task, federation.num_classes, hidden=tuple(hidden)
-    )
-    optimizer = optax.with_extra_args_support(optimizer or optax.sgd(0.1))
-    solver = Solver(loss or model.loss, optimizer, batch_size, epochs, steps)
+    shape = federation.train.x.shape[2:]
+    model = models.build(model or models.MLP(hidden=tuple(hidden)), shape, federation.task, federation.num_classes)
+    solver = LocalTraining(optimizer or optax.sgd(0.1), **training).bind(model)
+    solver = solver._replace(loss=loss) if loss else solver
     num, n_max = federation.train.y.shape
     plan = plan or make_plan("map", devices=1)
     return Problem(model, solver, plan, num, cohort or num, n_max, rounds, common_init=False)
@@ -64,8 +76,7 @@ def make_problem(
 
 def make_algorithm(name, problem, **knobs):
     """A registered method with its defaults but for `knobs`."""
-    method = METHODS[name]
-    return method.make(problem, method.config(**knobs))
+    return METHODS[name](**knobs).build(problem)
 
 
 def make_experiment(name, problem, federation, *, knobs=None, plan=None, **fields):
@@ -81,29 +92,29 @@ def run(experiment, rounds, *, out=None, schedule=EVERY, **options):
     return trainer.train(rounds, schedule)[0]
 
 
-def shardings(algorithm, problem, shards):
+def shardings(algorithm, problem, clients):
     """Where a run keeps the state."""
-    shape = jax.eval_shape(algorithm.init, jax.random.key(0), shards)
+    shape = jax.eval_shape(algorithm.init, jax.random.key(0), clients)
     return state_shardings(algorithm, problem.plan, shape)
 
 
-def start(algorithm, problem, shards, seed=0):
+def start(algorithm, problem, clients, seed=0):
     """The initial state, placed as a run places it."""
-    return jax.jit(algorithm.init, out_shardings=shardings(algorithm, problem, shards))(jax.random.key(seed), shards)
+    return jax.jit(algorithm.init, out_shardings=shardings(algorithm, problem, clients))(jax.random.key(seed), clients)
 
 
-def trainer(algorithm, problem, shards, rounds, seed=0):
-    """(shards, state=None) -> all states, the initial one first, and the rounds' records; compiles a round once."""
-    shape = shardings(algorithm, problem, shards)
+def trainer(algorithm, problem, clients, rounds, seed=0):
+    """(clients, state=None) -> all states, the initial one first, and the rounds' records; compiles a round once."""
+    shape = shardings(algorithm, problem, clients)
     first = jax.jit(algorithm.init, out_shardings=shape)
     one_round = make_round(algorithm, problem.plan, problem.num_clients, problem.cohort_size)
     one_round = jax.jit(one_round, out_shardings=(shape, None))
 
-    def play(shards, state=None):
-        shards = place(problem.plan, shards, problem.num_clients)
-        states, records = [first(jax.random.key(seed), shards) if state is None else state], []
+    def play(clients, state=None):
+        clients = place(problem.plan, clients, problem.num_clients)
+        states, records = [first(jax.random.key(seed), clients) if state is None else state], []
         for number in range(rounds):
-            state, record = one_round(jax.random.key(seed), np.int32(number), states[-1], shards)
+            state, record = one_round(jax.random.key(seed), np.int32(number), states[-1], clients)
             states.append(state)
             records.append(record)
         return states, records
@@ -111,15 +122,16 @@ def trainer(algorithm, problem, shards, rounds, seed=0):
     return play
 
 
-def train(algorithm, problem, shards, rounds, *, seed=0, state=None):
+def train(algorithm, problem, clients, rounds, *, seed=0, state=None):
     """Plays rounds; returns all states, the initial one first, and the rounds' records."""
-    return trainer(algorithm, problem, shards, rounds, seed)(shards, state)
+    return trainer(algorithm, problem, clients, rounds, seed)(clients, state)
 
 
 def scripted(algorithm, script):
     """The algorithm with its downloads given: script (R, K, J), client ids; reads FedeRiCo's count of rounds."""
     script = jnp.asarray(script, jnp.int32)
-    return algorithm._replace(download=lambda key, state, cohort: script[state.clients["rounds"][0]])
+    download = lambda key, state, cohort: script[state.clients["rounds"][0]]
+    return dataclasses.replace(algorithm, download=download)
 
 
 def assert_trees_close(a, b, rtol=0.0, atol=0.0):

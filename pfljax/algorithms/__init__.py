@@ -23,17 +23,18 @@ from pfljax.algorithms.mocha import MOCHA
 from pfljax.algorithms.clustered import ClusteredFL
 from pfljax.algorithms.fedfomo import FedFomo, FedFomoAverage
 from pfljax.algorithms.fedem import DFedEM, FedEM
-from pfljax.algorithms.federico import FedeRiCo, FedeRiCoCentralized
+from pfljax.algorithms.federico import FedeRiCo
+from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
 # isort: on
-from pfljax.core.method import METHODS, get
+from pfljax.core.method import METHODS as METHODS
+from pfljax.core.method import get as get
 
 __all__ = [
     "AFL",
     "APFL",
     "IFCA",
     "L2SGD",
-    "METHODS",
     "MOCHA",
     "QFFL",
     "ClusteredFL",
@@ -59,5 +60,4 @@ __all__ = [
     "PFedMe",
     "PerFedAvg",
     "Scaffold",
-    "get",
 ]

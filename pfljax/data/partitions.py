@@ -159,6 +159,12 @@ class Latent(Partition):
     embedding: latent.Embed | None = None
     cache: str | None = None
 
+    def __post_init__(self):
+        super().__post_init__()
+        if self.embedding is not None and not callable(self.embedding):
+            text = "accepted: None, or a function of the source that gives (n, F), such as an Embedding"
+            raise ArgumentError("embedding", text, self.embedding)
+
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         _at_most("clusters", self.clusters, num_clients)
         pool = latent.clusters(source, self.embedding, self.clusters, seed, self.cache)

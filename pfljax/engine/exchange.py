@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,9 @@ from pfljax.engine.routes import SPREAD, WHOLE, Block, Kept, Route
 from pfljax.engine.views import view
 
 
-class Clients(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Clients:
     """What the S clients of an exchange bring along.
 
     Attributes:
@@ -54,9 +56,9 @@ class Exchange:
         """Runs it; `common` is what all clients read alike, as further arguments of `client_fn`."""
         layout, route = self.layout, self.route
         real = layout.real()
-        sizes, clients = clients.sizes, layout.pad(clients._replace(sizes=None))
+        sizes, clients = clients.sizes, layout.pad(dataclasses.replace(clients, sizes=None))
         if sizes is not None and layout.by_size:
-            clients = clients._replace(sizes=jnp.where(real, layout.pad(sizes), -1))
+            clients = dataclasses.replace(clients, sizes=jnp.where(real, layout.pad(sizes), -1))
         if route.models_held:
             models = layout.pad(models, route.models_held)
         on_device = self._on_device
@@ -87,7 +89,7 @@ class Exchange:
         def output() -> ClientOutput:
             width, at = self.layout.buckets[0][0], jnp.zeros((), jnp.int32)
             here = Block(at, block(index, at, width))
-            received = lambda: route.receive(models, ((), ()), here)
+            received = lambda: route.receive(models, None, here)
             return jax.eval_shape(lambda: work(received(), block(rows, at, width), here))
 
         carry, parts, start = (rows, route.start(models, index, output)), [], 0
@@ -114,7 +116,9 @@ class Exchange:
         sent = jnp.pad(sent, ((0, 0), (0, held - num_sent)))
         return (replace(rows, at, out.client), kept), (out.report, sent)
 
-    def _work(self, data: PyTree, common: tuple, order: Array, models: Params, rows: PyTree, here: Block) -> ClientOutput:
+    def _work(
+        self, data: PyTree, common: tuple, order: Array, models: Params, rows: PyTree, here: Block
+    ) -> ClientOutput:
         """A block of clients at work; what they read of their data is gathered where it is used."""
         run = lambda models, row, client: self.client_fn(models, row, view(data, client), *common)
         width = here.index.shape[0]

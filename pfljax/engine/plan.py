@@ -1,7 +1,7 @@
 """How work on clients and models is mapped over devices; methods and tools get a plan and never say vmap or shard_map.
 
-An `ExecutionPlan` says how many clients a device works on at a time (`chunk`: 1 is a map over clients, 0 a vmap over all
-of a device's clients), over which devices the client axis is spread, and how models reach clients on other devices:
+An `ExecutionPlan` says how many clients a device works on at a time (`chunk`: 1 is a map over clients, 0 a vmap over
+all of a device's clients), over which devices the client axis is spread, and how models reach clients on other devices:
     own models move nothing; a server's small stack is on every device, and what comes back is summed (psum);
     peers' models are gathered on every device and what comes back is summed at the owners' (gather), or travel around
     the ring of devices, as many at a time as a message holds, and contributions likewise (ring).
@@ -11,7 +11,6 @@ Every plan gives the same numbers.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -27,6 +26,7 @@ from pfljax.engine.exchange import Clients, Exchange, in_chunks
 from pfljax.engine.layout import lay_out, pad
 from pfljax.engine.routes import AXIS, Gather, Own, OwnFirst, Push, Ring, Route, Server
 
+Peers = Literal["auto", "gather", "ring"]
 GATHERED = 32 << 20  # bytes of a stack that CPU devices, which share one memory, may each have a copy of
 SMALL = 64 << 10  # bytes of a client's models up to which they are worked on at once, not one by one
 
@@ -46,7 +46,7 @@ class ExecutionPlan:
 
     mesh: Mesh
     chunk: int
-    peers: Literal["auto", "gather", "ring"] = "auto"
+    peers: Peers = "auto"
     buckets: buckets.Buckets = ()
 
     @property
@@ -129,7 +129,7 @@ class ExecutionPlan:
 
     def exchange(
         self,
-        client_fn: Callable[[Params, PyTree, PyTree], ClientOutput],
+        client_fn: Callable[..., ClientOutput],
         models: Params,
         index: Array,
         rows: PyTree,
@@ -213,7 +213,7 @@ class ExecutionPlan:
         return run(stack, *pad((ids, *rows), num, padded))
 
 
-def make_plan(kind: str = "auto", chunk: int = 0, devices: int = 0, peers: str = "auto") -> ExecutionPlan:
+def make_plan(kind: str = "auto", chunk: int = 0, devices: int = 0, peers: Peers = "auto") -> ExecutionPlan:
     """Lays out clients on the devices of all processes.
 
     Args:

@@ -1,8 +1,8 @@
 """How models reach the clients of a device, and contributions their models' owners.
 
 Every route has the same three verbs: a block of clients receives models, deposits what it makes of them, and in the end
-each owner's contributions are collected. Between them an exchange carries what a route keeps: contributions summed so far, or
-under "own" the models themselves, replaced in place.
+each owner's contributions are collected. In between, an exchange carries what a route keeps: the sums so far, or under
+"own" the models themselves, replaced in place.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +23,11 @@ from pfljax.engine.layout import block, by_client, flat, replace
 AXIS = "clients"  # of the mesh of devices
 OWN_MESSAGE = 64 << 10  # bytes from which on an array is a message of its own
 SPREAD, WHOLE = PartitionSpec(AXIS), PartitionSpec()
-Kept = tuple[PyTree, Array]  # sums or models, and (N,) the number of contributions to each
+Kept = tuple[PyTree, jax.Array]  # sums or models, and (N,) the number of contributions to each
 
 
-class Block(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Block:
     """Clients that work side by side on a device.
 
     Attributes:
@@ -61,8 +62,8 @@ class Route(abc.ABC):
         """What is kept at the beginning; `output` tells the shapes of what a block of clients puts out."""
 
     @abc.abstractmethod
-    def receive(self, models: Params, kept: Kept, at: Block) -> Params:
-        """The models that a block of clients receives, (W, J, ...)."""
+    def receive(self, models: Params, kept: Any, at: Block) -> Params:
+        """The models that a block of clients receives, (W, J, ...); only `Own` reads what is kept."""
 
     @abc.abstractmethod
     def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:
@@ -88,7 +89,7 @@ class Own(Route):
     def start(self, models: Params, index: Array, output: Callable[[], ClientOutput]) -> Kept:
         return models, jnp.zeros((index.size,), jnp.int32)
 
-    def receive(self, models: Params, kept: Kept, at: Block) -> Params:
+    def receive(self, models: Params, kept: Any, at: Block) -> Params:
         return by_client(self._block(kept[0], at), self.models_held)
 
     def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:
@@ -119,7 +120,7 @@ class Server(Route):
         sums = jax.tree.map(lambda leaf: jnp.zeros((self.num_models, *leaf.shape[num_leading:]), leaf.dtype), upload)
         return sums, jnp.zeros((self.num_models,), jnp.int32)
 
-    def receive(self, models: Params, kept: Kept, at: Block) -> Params:
+    def receive(self, models: Params, kept: Any, at: Block) -> Params:
         return tree.take(models, at.index)
 
     def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:
@@ -152,7 +153,7 @@ class Ring(Server):
 
     models_at = sums_at = SPREAD
 
-    def receive(self, models: Params, kept: Kept, at: Block) -> Params:
+    def receive(self, models: Params, kept: Any, at: Block) -> Params:
         return self.fetch(models, at.index)
 
     def fetch(self, models: PyTree, index: Array) -> PyTree:
@@ -228,17 +229,17 @@ class OwnFirst(Route):
     def start(self, models: Params, index: Array, output: Callable[[], ClientOutput]) -> Kept:
         return self.others.start(models, index, output)
 
-    def receive(self, models: Params, kept: Kept, at: Block) -> Params:
+    def receive(self, models: Params, kept: Any, at: Block) -> Params:
         own = by_client(block(models, at.at, at.index.shape[0]), 1)
         if at.index.shape[1] == 1:
             return own
-        others = self.others.receive(models, kept, at._replace(index=at.index[:, 1:]))
+        others = self.others.receive(models, kept, dataclasses.replace(at, index=at.index[:, 1:]))
         return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), own, others)
 
     def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:
         own, others = (jax.tree.map(lambda leaf, p=p: leaf[:, p], output.upload) for p in (0, slice(1, None)))
         if sent.shape[1] > 1:
-            to_others = at._replace(index=at.index[:, 1:])
+            to_others = dataclasses.replace(at, index=at.index[:, 1:])
             kept = self.others.deposit(kept, to_others, output._replace(upload=others), sent[:, 1:])
         rows = block(kept, at.at, sent.shape[0])
         added = tree.add(rows, (own, jnp.ones_like(rows[1])))
@@ -264,7 +265,7 @@ class Push(Route):
     def start(self, models: Params, index: Array, output: Callable[[], ClientOutput]) -> Kept:
         return self.uploads.start(models, index, output)
 
-    def receive(self, models: Params, kept: Kept, at: Block) -> Params:
+    def receive(self, models: Params, kept: Any, at: Block) -> Params:
         return by_client(block(models, at.at, at.index.shape[0]), 1)
 
     def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:

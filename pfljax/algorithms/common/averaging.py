@@ -106,9 +106,7 @@ def loss_at_start(problem: Problem, models: Params, data: ClientData) -> Array:
     return problem.solver.total_loss(tree.first(models), data.train) / jnp.maximum(data.train.size, 1)
 
 
-def sharing_layers(
-    problem: Problem, shared: Callable[[Params], PyTree], *, report: Report, ledger: Ledger | None = None
-) -> Algorithm:
+def sharing_layers(problem: Problem, shared: Callable[[Params], PyTree], *, report: Report) -> Algorithm:
     """An algorithm that averages a part theta of the model; each client keeps the rest, phi_k, and trains both.
 
         A round: client k receives theta, trains (theta, phi_k) on D_k; phi_k stays;
@@ -147,6 +145,7 @@ def sharing_layers(
         alone = problem._replace(solver=problem.solver.part(tree.complement(shared(start))))
         return Predictor.own(alone.train_alone(train_key, start, clients, own=True, rounds=problem.rounds))
 
+    ledger = Ledger(gradients=1)
     algorithm = averaging(problem, train=train, predictor=predictor, adapt=adapt, ledger=ledger, report=report)
     # Where nothing is shared, there are no models to count.
     download = lambda key, state, cohort: jnp.zeros((cohort.ids.shape[0], 1), jnp.int32)

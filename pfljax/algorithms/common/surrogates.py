@@ -23,18 +23,20 @@ import jax.numpy as jnp
 from pfljax.algorithms.common import aggregation
 from pfljax.algorithms.common.graphs import Mixing
 from pfljax.core import tree
+from pfljax.core.errors import ArgumentError
 from pfljax.core.types import (
     Algorithm,
     Array,
     ClientContext,
     ClientOutput,
+    Ledger,
     Metrics,
     Params,
     Predictor,
     PyTree,
+    Report,
     Split,
     State,
-    UsageError,
 )
 from pfljax.local.batches import Batch
 from pfljax.local.privacy import BY_LOSS
@@ -47,7 +49,7 @@ class Surrogate(NamedTuple):
     Attributes:
         num_models: J, the blocks of u, each a model.
         init: u (J, ...) -> v, before a client's first round.
-        minimize: (turn, u, v, training data) -> (v, aux, metrics): the v that minimizes g(u, .); what `loss` has to
+        minimize: (context, u, v, training data) -> (v, aux, metrics): the v that minimizes g(u, .); what `loss` has to
             know of it, leaves (J, ...); and sums over the client's examples to be logged as means.
         loss: (block of u, mini-batch, row of aux) -> (), which local steps in u descend.
         predictor: (predictor with equal weights on all blocks, v of all clients (K, ...)) -> Predictor.
@@ -62,7 +64,7 @@ class Surrogate(NamedTuple):
     scored: str
 
 
-class Row(NamedTuple):
+class ClientRow(NamedTuple):
     """What a client keeps."""
 
     v: PyTree
@@ -78,28 +80,28 @@ def client_server(problem: Problem, surrogate: Surrogate) -> Algorithm:
         u = initial_blocks(problem, surrogate, key)
         return State((), u, (), initial_rows(problem, surrogate, u, tree.num_rows(clients), ()))
 
-    def download(key, state, cohort):
-        return aggregation.all_models(cohort.ids.shape[0], num_models)
-
-    def work(turn, models, row, shard):
-        trained, row, report = local_step(problem, surrogate, turn, models, row, shard.train)
-        upload, sent = aggregation.weighted(trained, shard.train.size, num_models)
+    def client_update(context, models, row, data):
+        trained, row, report = local_step(problem, surrogate, context, models, row, data.train)
+        upload, sent = aggregation.weighted(trained, data.train.size, num_models)
         return ClientOutput(row, upload, report, sent)
 
-    def update(key, state, returned):
-        return state._replace(models=aggregation.average(state.models, returned)), means(returned.report)
+    def server_update(key, state, aggregate):
+        return state._replace(models=aggregation.average(state.models, aggregate)), means(aggregate.report)
 
     def predictor(key, state, clients):
         index = aggregation.all_models(tree.num_rows(clients), num_models)
         even = Predictor(state.models, index, jnp.full(index.shape, 1 / num_models), "shared")
         return surrogate.predictor(even, state.clients.v)
 
-    def adapt(key, state, clients):
-        return newcomers(problem, surrogate, key, state.models, state.round, clients)
-
-    scored, held = surrogate.scored, num_models
     return Algorithm(
-        init, download, work, update, predictor, adapt, "shared", scored, gradients=held, unaccounted=BY_LOSS
+        init=init,
+        client_update=client_update,
+        server_update=server_update,
+        predictor=predictor,
+        adapt=lambda key, state, clients: newcomers(problem, surrogate, key, state.models, state.round, clients),
+        topology="shared",
+        ledger=Ledger(gradients=num_models, unaccounted=BY_LOSS),
+        report=Report(scored=surrogate.scored),
     )
 
 
@@ -110,11 +112,11 @@ def decentralized(problem: Problem, surrogate: Surrogate, mixing: Mixing) -> Alg
     stochastic.
 
     Raises:
-        UsageError: for client sampling where W is not symmetric.
+        ArgumentError: for client sampling where W is not symmetric.
     """
     num_models = surrogate.num_models
     if problem.cohort_size < problem.num_clients and not mixing.symmetric:
-        raise UsageError("--participation: below 1 the mixing matrix must be symmetric")
+        raise ArgumentError("participation", "below 1 the mixing matrix must be symmetric")
 
     def init(key, clients):
         u, num = initial_blocks(problem, surrogate, key), tree.num_rows(clients)
@@ -123,20 +125,18 @@ def decentralized(problem: Problem, surrogate: Surrogate, mixing: Mixing) -> Alg
         return State((), models, (), initial_rows(problem, surrogate, u, num, by_client))
 
     def download(key, state, cohort):
-        neighbors, _ = state.clients.edges
-        neighbors = neighbors[:, state.round % mixing.period]
+        neighbors = state.clients.edges[0][:, state.round % mixing.period]
         return jnp.where(cohort.position(neighbors) >= 0, neighbors, cohort.ids[:, None])
 
-    def work(turn, models, row, shard):
-        own = jax.tree.map(lambda leaf: leaf[0], models)
-        trained, row, report = local_step(problem, surrogate, turn, own, row, shard.train)
-        weights = row.edges[1][turn.round % mixing.period]
-        away = turn.index != turn.index[0]
+    def client_update(context, models, row, data):
+        trained, row, report = local_step(problem, surrogate, context, tree.first(models), row, data.train)
+        weights = row.edges[1][context.round % mixing.period]
+        away = context.index != context.index[0]
         weights = jnp.where(away, weights, 0).at[0].set(jnp.where(away, 0, weights).sum())
-        return ClientOutput(row, trained, report, sent=away.at[0].set(True), shares=weights)
+        return ClientOutput(row, trained, report, sent=away.at[0].set(True), mixing_weights=weights)
 
-    def update(key, state, returned):
-        return state._replace(models=returned.upload), means(returned.report)
+    def server_update(key, state, aggregate):
+        return state._replace(models=aggregate.upload), means(aggregate.report)
 
     def predictor(key, state, clients):
         num = tree.num_rows(clients)
@@ -149,8 +149,17 @@ def decentralized(problem: Problem, surrogate: Surrogate, mixing: Mixing) -> Alg
         u = jax.tree.map(lambda leaf: leaf.mean(axis=0), state.models)
         return newcomers(problem, surrogate, key, u, state.round, clients)
 
-    push = Algorithm(init, download, work, update, predictor, adapt, "peers", surrogate.scored, push=True)
-    return push._replace(facts=mixing.facts, gradients=num_models, unaccounted=BY_LOSS)
+    return Algorithm(
+        init=init,
+        client_update=client_update,
+        server_update=server_update,
+        predictor=predictor,
+        adapt=adapt,
+        download=download,
+        topology="push",
+        ledger=Ledger(gradients=num_models, unaccounted=BY_LOSS),
+        report=Report(scored=surrogate.scored, facts=mixing.facts),
+    )
 
 
 def initial_blocks(problem: Problem, surrogate: Surrogate, key) -> Params:
@@ -158,18 +167,18 @@ def initial_blocks(problem: Problem, surrogate: Surrogate, key) -> Params:
     return problem._replace(common_init=False).init_models(key, surrogate.num_models)
 
 
-def initial_rows(problem: Problem, surrogate: Surrogate, u: Params, num: int, edges: PyTree) -> Row:
+def initial_rows(problem: Problem, surrogate: Surrogate, u: Params, num: int, edges: PyTree) -> ClientRow:
     """The rows of K clients."""
     v = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), surrogate.init(u))
-    return Row(v, problem.optimizer_rows(u, num), edges)
+    return ClientRow(v, problem.optimizer_rows(u, num), edges)
 
 
-def local_step(problem: Problem, surrogate: Surrogate, turn: ClientContext, u: Params, row: Row, split: Split):
+def local_step(problem: Problem, surrogate: Surrogate, context: ClientContext, u: Params, row: ClientRow, split: Split):
     """v is minimized, and u takes steps from where it was: (trained u, next row, report)."""
-    v, aux, sums = surrogate.minimize(turn, u, row.v, split)
-    trained, optimizer, losses = problem.fit_models(turn, u, row.optimizer, split, surrogate.loss, aux)
+    v, aux, sums = surrogate.minimize(context, u, row.v, split)
+    trained, optimizer, losses = problem.fit_models(context, u, row.optimizer, split, surrogate.loss, aux)
     report = {"loss": losses.sum(), "sums": sums, "size": split.size}
-    return trained, Row(v, optimizer, row.edges), report
+    return trained, ClientRow(v, optimizer, row.edges), report
 
 
 def means(report: Metrics) -> Metrics:
@@ -183,9 +192,9 @@ def newcomers(problem: Problem, surrogate: Surrogate, key, u: Params, number: Ar
     index = aggregation.all_models(tree.num_rows(clients), surrogate.num_models)
 
     def client(models, _, data):
-        client_number, shard = data
-        turn = ClientContext(jax.random.fold_in(key, client_number), number, jnp.zeros((), jnp.int32), index[0])
-        return ClientOutput((), (), {"v": surrogate.minimize(turn, models, surrogate.init(models), shard.train)[0]})
+        client_number, data = data
+        context = ClientContext(jax.random.fold_in(key, client_number), number, jnp.zeros((), jnp.int32), index[0])
+        return ClientOutput((), (), {"v": surrogate.minimize(context, models, surrogate.init(models), data.train)[0]})
 
     data = (jnp.arange(index.shape[0]), clients)
     _, returned = problem.plan.exchange(client, u, index, (), data, topology="shared")
