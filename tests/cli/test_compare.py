@@ -32,7 +32,7 @@ def test_seeds_in_one_kernel_are_kept_one_by_one(tmp_path):
     plan = files.read_json(tmp_path / "local" / "seed-0" / "summary.json")["plan"]
     assert any("replicates" in name for name, _ in plan)
     # Another method and knobs of its own leave what is finished as it is.
-    printed = call(compare.COMMAND, "--algorithms=local,fedfomo,fedper", "--fedper.layers=1", *flags)
+    printed = call(compare.COMMAND, "--algorithms=local,fedfomo,fedper", "--fedper.personal_layers=1", *flags)
     assert printed.count("finished before, kept") == 4 and "3 of 3 methods done: fedper" in printed
     assert len(rows_of(tmp_path)) == 3
     # Other settings are another study.

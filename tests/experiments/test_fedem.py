@@ -80,7 +80,7 @@ def test_figure1_sweeps_sampling_and_components(tmp_path):
     ("module", "flag", "word"),
     [
         (table2, "--preset=mnist", "cifar100"),
-        (table2, "--tune=-1", "above 0"),
+        (table2, "--tune=-1", "positive numbers"),
         (table3, "--unseen_clients=0", "above 0"),
         (figure1, "--components=x", "positive"),
     ],

@@ -13,6 +13,6 @@ def test_readme_has_the_registry_s_table():
 
 def test_the_files_that_it_links_are_there():
     links = [part.split(")")[0] for part in methods.table().split("](")[1:]]
-    assert len(links) == len(methods.algorithms.METHODS)
+    assert len(links) == len(methods.METHODS)
     for link in links:
         assert (ROOT / link).is_file()
