@@ -23,31 +23,60 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from pfljax.algorithms.common import by_loss
 from pfljax.core import tree
-from pfljax.core.types import Algorithm, Array, ClientOutput, Predictor, State, UsageError
-from pfljax.local.solver import Problem
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, Array, ClientOutput, Ledger, Predictor, Report, State
+from pfljax.local.problem import Problem
 
 
+@method(name="clustered", keeps="nothing", travels="its cluster's model, both ways")
 @dataclasses.dataclass(frozen=True)
-class ClusteredConfig:
-    """The knobs of Clustered FL.
+class ClusteredFL:
+    """Clustered FL (Sattler et al., 2020): clusters of clients are split where their updates disagree."""
 
-    Attributes:
-        eps1: a cluster may be split while the norm of its mean update is below
-        eps2: a cluster may be split while the largest norm of an update in it is above
-        linkage: what counts between parts is the largest similarity (single, as in the paper) or the least (complete)
-        warmup: rounds at the start in which no cluster is split
-    """
+    eps1: float = knob(0.4, at_least=0, help="a cluster may be split while the norm of its mean update is below")
+    eps2: float = knob(1.6, at_least=0, help="a cluster may be split while the largest norm of its updates is above")
+    linkage: Literal["single", "complete"] = knob(
+        "single", help="between parts counts the largest similarity (single, as in the paper) or the least (complete)"
+    )
+    warmup: int = knob(0, at_least=0, help="rounds at the start in which no cluster is split")
 
-    eps1: float = 0.4
-    eps2: float = 1.6
-    linkage: Literal["single", "complete"] = "single"
-    warmup: int = 0
+    def build(self, problem: Problem) -> Algorithm:
+        num = problem.num_clients
 
-    def __post_init__(self):
-        for name in ("eps1", "eps2", "warmup"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"--clustered.{name}={getattr(self, name)}: accepted: 0 or more")
+        def init(key, clients):  # a model for each client, the same for those of one cluster
+            model = problem.init_models(key, 1)
+            label = jnp.zeros((num,), jnp.int32)
+            return State({"label": label}, tree.repeat(model, num), (), problem.optimizer_rows(model, num))
+
+        def client_update(context, models, kept, data):
+            trained, kept, losses = problem.fit_models(context, models, kept, data.train)
+            size = data.train.size.astype(jnp.float32)
+            upload = {"update": tree.subtract(trained, models), "size": size[None]}
+            return ClientOutput(kept, upload, {"loss": losses[0]}, (size > 0)[None])
+
+        def server_update(key, state, aggregate):
+            updates, size, label = aggregate.upload["update"], aggregate.upload["size"], state.server["label"]
+            divide = lambda: split_clusters(label, tree.gram(updates), size, self)
+            label = jax.lax.cond(state.round >= self.warmup, divide, lambda: label).astype(jnp.int32)
+            share = (label[:, None] == label[None, :]) * size
+            share = share / jnp.maximum(share.sum(axis=1, keepdims=True), 1)
+            models = tree.add(state.models, tree.mix(share, updates))
+            metrics = {"clusters": (label == jnp.arange(num)).sum()}
+            return state._replace(server={"label": label}, models=models), metrics
+
+        return Algorithm(
+            init=init,
+            client_update=client_update,
+            server_update=server_update,
+            predictor=lambda key, state, clients: Predictor.own(state.models),
+            adapt=lambda key, state, clients: by_loss.best_fit(problem, state.models, clients),
+            topology="shared",
+            download=lambda key, state, cohort: cohort.ids[:, None],
+            ledger=Ledger(gradients=1),
+            report=Report(scored="the model of each client's cluster"),
+        )
 
 
 def bipartition(similarity: Array, member: Array, linkage: str = "single") -> Array:
@@ -58,7 +87,7 @@ def bipartition(similarity: Array, member: Array, linkage: str = "single") -> Ar
     Args:
         similarity: (K, K), symmetric.
         member: (K,) bool, two at least.
-        linkage: See `ClusteredConfig`.
+        linkage: See `ClusteredFL`.
     """
     num = member.shape[0]
     both = member[:, None] & member[None, :] & ~jnp.eye(num, dtype=bool)
@@ -78,14 +107,14 @@ def bipartition(similarity: Array, member: Array, linkage: str = "single") -> Ar
     return member & (part != part[jnp.argmax(member)])
 
 
-def split_clusters(label: Array, updates: Array, size: Array, config: ClusteredConfig) -> Array:
+def split_clusters(label: Array, updates: Array, size: Array, knobs: ClusteredFL) -> Array:
     """(K,) labels after the clusters that should be are split; a cluster's label is the id of its first client.
 
     Args:
         label: (K,) int32.
         updates: (K, K) inner products of the clients' updates.
         size: (K,) n_k; 0 for clients that have sent nothing.
-        config: The thresholds.
+        knobs: The thresholds.
     """
     norm = jnp.sqrt(jnp.diagonal(updates))
     cosine = updates / jnp.maximum(norm[:, None] * norm[None, :], jnp.finfo(jnp.float32).tiny)
@@ -95,52 +124,12 @@ def split_clusters(label: Array, updates: Array, size: Array, config: ClusteredC
         share = jnp.where(member, size, 0) / jnp.maximum(jnp.where(member, size, 0).sum(), 1)
         mean = jnp.sqrt(jnp.maximum(share @ updates @ share, 0))
         largest = jnp.where(member, norm, 0).max()
-        splits = (mean < config.eps1) & (largest > config.eps2) & (member.sum() > 2)
+        splits = (mean < knobs.eps1) & (largest > knobs.eps2) & (member.sum() > 2)
 
         def divide(new):
-            leaves = bipartition(cosine, member, config.linkage)
+            leaves = bipartition(cosine, member, knobs.linkage)
             return jnp.where(leaves, jnp.argmax(leaves), new)
 
         return jax.lax.cond(splits, divide, lambda new: new, new)
 
     return jax.lax.fori_loop(0, label.shape[0], one, label)
-
-
-def clustered(problem: Problem, config: ClusteredConfig) -> Algorithm:
-    """Clustered FL: a model for each client, the same for those of one cluster."""
-    num = problem.num_clients
-
-    def init(key, clients):
-        model = problem.init_models(key, 1)
-        models = tree.repeat(model, num)
-        return State({"label": jnp.zeros((num,), jnp.int32)}, models, (), problem.optimizer_rows(model, num))
-
-    def download(key, state, cohort):
-        return cohort.ids[:, None]
-
-    def work(turn, models, kept, shard):
-        trained, kept, losses = problem.fit_models(turn, models, kept, shard.train)
-        size = shard.train.size.astype(jnp.float32)
-        upload = {"update": tree.subtract(trained, models), "size": size[None]}
-        return ClientOutput(kept, upload, {"loss": losses[0]}, (size > 0)[None])
-
-    def update(key, state, returned):
-        updates, size, label = returned.upload["update"], returned.upload["size"], state.server["label"]
-        may = state.round >= config.warmup
-        divide = lambda: split_clusters(label, tree.gram(updates), size, config)
-        label = jax.lax.cond(may, divide, lambda: label).astype(jnp.int32)
-        share = (label[:, None] == label[None, :]) * size
-        share = share / jnp.maximum(share.sum(axis=1, keepdims=True), 1)
-        models = tree.add(state.models, tree.mix(share, updates))
-        metrics = {"clusters": (label == jnp.arange(num)).sum()}
-        return state._replace(server={"label": label}, models=models), metrics
-
-    def predictor(key, state, clients):
-        return Predictor.own(state.models)
-
-    def adapt(key, state, clients):
-        best = problem.losses_of_all(state.models, clients.train).argmin(axis=1).astype(jnp.int32)
-        return Predictor(state.models, best[:, None], jnp.ones((best.shape[0], 1)), "shared")
-
-    scored = "the model of each client's cluster"
-    return Algorithm(init, download, work, update, predictor, adapt, "shared", scored, by_rows=False)

@@ -21,36 +21,73 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.core import tree
-from pfljax.core.types import Algorithm, Array, ClientOutput, Params, Predictor, State, UsageError
-from pfljax.local.solver import Problem
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, Array, ClientOutput, Ledger, Params, Predictor, Report, State
+from pfljax.local.problem import Problem
 
 SHOWN = 16  # clients of most weight that a run's files tell for each client
 
 
+@method(keeps="its model", travels="a mixture of all models down, its own up")
 @dataclasses.dataclass(frozen=True)
-class FedAMPConfig:
-    """FedAMP's knobs.
+class FedAMP:
+    """FedAMP (Huang et al., 2021): each client is drawn to a cloud model of its own."""
 
-    Attributes:
-        attention: the most that all others' models together weigh in a client's cloud model; 0: none
-        sigma: squared distance at which attention falls to 1 / e, in units of the mean one
-        strength: of the pull of the client's model to its cloud model; with no attention 0 is Local
-    """
+    attention: float = knob(
+        0.9,
+        at_least=0,
+        at_most=1,
+        help="most that all others' models together weigh in a cloud model; 0: none",
+    )
+    sigma: float = knob(0.3, above=0, help="squared distance, over the mean one, at which attention falls to 1 / e")
+    strength: float = knob(
+        0.1, at_least=0, help="pull of the client's model to its cloud model; with no attention 0 is Local"
+    )
 
-    attention: float = 0.9
-    sigma: float = 0.3
-    strength: float = 0.1
+    def build(self, problem: Problem) -> Algorithm:
+        num = problem.num_clients
+        near = lambda cloud: problem.solver.proximal(cloud, self.strength)
 
-    def __post_init__(self):
-        if not 0 <= self.attention <= 1:
-            raise UsageError(f"--fedamp.attention={self.attention}: accepted: a share in [0, 1]")
-        if not self.sigma > 0:
-            raise UsageError(f"--fedamp.sigma={self.sigma}: accepted: above 0")
-        if self.strength < 0:
-            raise UsageError(f"--fedamp.strength={self.strength}: accepted: 0 or more")
+        def init(key, clients):
+            personal = problem.own_rows(key, num)
+            server = {"models": personal["model"], "xi": jnp.eye(num)}
+            return State(server, personal["model"], (), {"optimizer": personal["optimizer"]})
+
+        def client_update(context, models, row, data):
+            cloud = tree.first(models)
+            new, loss = problem.fit_own(context, row | {"model": cloud}, data.train, near(cloud))
+            return ClientOutput({"optimizer": new["optimizer"]}, tree.stack_one(new["model"]), {"loss": loss})
+
+        def server_update(key, state, aggregate):
+            models = tree.where(aggregate.count > 0, aggregate.upload, state.server["models"])
+            xi = attention(models, self)
+            metrics = {"weight_of_others": 1 - jnp.diagonal(xi).mean()}
+            return state._replace(server={"models": models, "xi": xi}, models=tree.mix(xi, models)), metrics
+
+        def adapt(key, state, clients):
+            mean = tree.stack_one(jax.tree.map(lambda leaf: leaf.mean(axis=0), state.server["models"]))
+            held = lambda params, batch, start: near(start)(params, batch)
+            rounds = problem.rounds
+            return Predictor.own(problem.train_alone(key, mean, clients, own=False, rounds=rounds, objective=held))
+
+        def heaviest(state):
+            weights, index = jax.lax.top_k(state.server["xi"], min(SHOWN, num))
+            return {"index": index.astype(jnp.int32), "weights": weights / weights.sum(axis=1, keepdims=True)}
+
+        return Algorithm(
+            init=init,
+            client_update=client_update,
+            server_update=server_update,
+            predictor=lambda key, state, clients: Predictor.own(state.server["models"]),
+            adapt=adapt,
+            topology="shared",
+            download=lambda key, state, cohort: cohort.ids[:, None],
+            ledger=Ledger(gradients=1),
+            report=Report(scored="each client's own model", collaboration=heaviest, topology="peers"),
+        )
 
 
-def attention(models: Params, config: FedAMPConfig) -> Array:
+def attention(models: Params, knobs: FedAMP) -> Array:
     """(K, K) xi of K stacked models, each row on the simplex."""
     # From their mean, since of models that are near one another large products would cancel.
     products = tree.gram(jax.tree.map(lambda leaf: leaf - leaf.mean(axis=0), models))
@@ -58,47 +95,6 @@ def attention(models: Params, config: FedAMPConfig) -> Array:
     others = 1 - jnp.eye(num)
     distance = jnp.maximum(size[:, None] + size[None, :] - 2 * products, 0) * others
     unit = distance.sum() / max(num * (num - 1), 1)
-    near = jnp.exp(-distance / jnp.maximum(config.sigma * unit, jnp.finfo(jnp.float32).tiny))
-    weights = config.attention / max(num - 1, 1) * near * others
+    near = jnp.exp(-distance / jnp.maximum(knobs.sigma * unit, jnp.finfo(jnp.float32).tiny))
+    weights = knobs.attention / max(num - 1, 1) * near * others
     return weights + jnp.diag(1 - weights.sum(axis=1))
-
-
-def fedamp(problem: Problem, config: FedAMPConfig) -> Algorithm:
-    """FedAMP."""
-    num = problem.num_clients
-
-    def init(key, clients):
-        personal = problem.personal_rows(key, num)
-        server = {"models": personal["model"], "xi": jnp.eye(num)}
-        return State(server, personal["model"], (), {"optimizer": personal["optimizer"]})
-
-    def download(key, state, cohort):
-        return cohort.ids[:, None]
-
-    def work(turn, models, row, shard):
-        cloud = jax.tree.map(lambda leaf: leaf[0], models)
-        near = problem.solver.proximal(cloud, config.strength)
-        new, loss = problem.fit_personal(turn, row | {"model": cloud}, shard.train, near)
-        return ClientOutput({"optimizer": new["optimizer"]}, tree.stack_one(new["model"]), {"loss": loss})
-
-    def update(key, state, returned):
-        models = tree.where(returned.count > 0, returned.upload, state.server["models"])
-        xi = attention(models, config)
-        metrics = {"weight_of_others": 1 - jnp.diagonal(xi).mean()}
-        return state._replace(server={"models": models, "xi": xi}, models=tree.mix(xi, models)), metrics
-
-    def predictor(key, state, clients):
-        return Predictor.own(state.server["models"])
-
-    def adapt(key, state, clients):
-        mean = tree.stack_one(jax.tree.map(lambda leaf: leaf.mean(axis=0), state.server["models"]))
-        near = lambda params, batch, start: problem.solver.proximal(start, config.strength)(params, batch)
-        models = problem.train_alone(key, mean, clients, own=False, rounds=problem.rounds, objective=near)
-        return Predictor.own(models)
-
-    def heaviest(state):
-        weights, index = jax.lax.top_k(state.server["xi"], min(SHOWN, num))
-        return {"index": index.astype(jnp.int32), "weights": weights / weights.sum(axis=1, keepdims=True)}
-
-    algorithm = Algorithm(init, download, work, update, predictor, adapt, "shared", "each client's own model")
-    return algorithm._replace(collaboration=("peers", heaviest), by_rows=False)

@@ -12,7 +12,7 @@ Algorithm 1 and Section 3.3; both are instances of federated surrogate optimizat
 
 A client predicts with sum_m pi_k[m] p(y | x, theta_m) (Eq. 5). A newcomer takes one E-step and one step of Eq. 9 from
 equal weights. Logged with every evaluation, for the last round's components as they were received: f (Eq. 6) and
-Delta_Pi f (Theorem 3.2), what the new pi alone improve f by.
+Delta_Pi f (Theorem 3.2), by how much the new pi alone improve f.
 
 Departures from the paper: local optimizers start afresh in every round, unless they are to be kept
 (`Problem.keep_optimizer`), as in the authors' code. With client sampling, the server averages over the cohort.
@@ -23,87 +23,47 @@ of each component.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import graphs, surrogates
-from pfljax.core.types import Algorithm, UsageError
-from pfljax.local.solver import Problem
+from pfljax.core.errors import ArgumentError
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm
+from pfljax.local.problem import Problem
 
 
+@method(keeps="its mixture weights", travels="M components, both ways")
 @dataclasses.dataclass(frozen=True)
-class FedEMConfig:
-    """FedEM's knobs.
+class FedEM:
+    """FedEM (Marfoq et al., 2021): shared components, mixed by each client's own weights."""
 
-    Attributes:
-        components: M, the underlying distributions
-    """
+    components: int = knob(3, at_least=1, help="M, the underlying distributions")
 
-    components: int = 3
+    def build(self, problem: Problem) -> Algorithm:
+        return surrogates.client_server(problem, mixture(problem, self.components, "fedem"))
 
 
+@method(keeps="M components, its mixture weights", travels="M components, to and from every neighbor in the graph")
 @dataclasses.dataclass(frozen=True)
-class DFedEMConfig:
-    """D-FedEM's knobs.
+class DFedEM(graphs.GraphKnobs):
+    """D-FedEM (Marfoq et al., 2021): FedEM without a server, over a communication graph."""
 
-    Attributes:
-        components: M, the underlying distributions
-        graph: who mixes with whom
-        edge_probability: of erdos_renyi
-        degree: of random_regular
-        edge_file: of the graph file: a line "i j" for each edge, clients from 0
-        graphs: how many graphs are drawn and used in turn, round after round (erdos_renyi, random_regular)
-        mixing: the mixing matrix W on the graph
-        mixing_file: of the mixing file: K x K numbers (.npy or text), which say the graph too
-        graph_seed: decides the random graphs
-    """
+    components: int = knob(3, at_least=1, help="M, the underlying distributions")
 
-    components: int = 3
-    graph: Literal["erdos_renyi", "ring", "torus", "random_regular", "complete", "file"] = "erdos_renyi"
-    edge_probability: float = 0.5
-    degree: int = 4
-    edge_file: str = ""
-    graphs: int = 1
-    mixing: Literal["metropolis", "fastest", "file"] = "metropolis"
-    mixing_file: str = ""
-    graph_seed: int = 0
+    def build(self, problem: Problem) -> Algorithm:
+        mixing = graphs.make_mixing(problem.num_clients, self)
+        return surrogates.decentralized(problem, mixture(problem, self.components, "dfedem"), mixing)
 
 
-def fedem(problem: Problem, config: FedEMConfig) -> Algorithm:
-    """FedEM (Algorithm 1)."""
-    return surrogates.client_server(problem, mixture(problem, config.components, "--fedem."))
-
-
-def dfedem(problem: Problem, config: DFedEMConfig) -> Algorithm:
-    """D-FedEM (Section 3.3)."""
-    prefix = "--dfedem."
-    mixing = graphs.make_mixing(
-        problem.num_clients,
-        graph=config.graph,
-        edge_probability=config.edge_probability,
-        degree=config.degree,
-        edge_file=config.edge_file,
-        num_graphs=config.graphs,
-        mixing=config.mixing,
-        mixing_file=config.mixing_file,
-        seed=config.graph_seed,
-        prefix=prefix,
-    )
-    return surrogates.decentralized(problem, mixture(problem, config.components, prefix), mixing)
-
-
-def mixture(problem: Problem, num: int, prefix: str) -> surrogates.Surrogate:
+def mixture(problem: Problem, num: int, owner: str) -> surrogates.Surrogate:
     """EM's surrogate of the negative log-likelihood f_k (Eq. 6): u are the components, v is pi_k."""
-    if num < 1 or (problem.n_min is not None and num > problem.n_min):
-        most = f"to {problem.n_min}, the examples of the smallest client" if problem.n_min is not None else "or more"
-        raise UsageError(f"{prefix}components={num}: accepted: 1 {most}")
+    if problem.n_min is not None and num > problem.n_min:
+        text = f"accepted: 1 to {problem.n_min}, the examples of the smallest client"
+        raise ArgumentError("components", text, num, owner=owner)
 
-    def init(models):
-        return jnp.full((num,), 1 / num, jnp.float32)
-
-    def minimize(turn, models, pi, split):
+    def minimize(context, models, pi, split):
         losses = problem.plan.over_models(lambda p: problem.solver.losses_of_examples(p, split), models)  # (M, n_max)
         inside = jnp.arange(losses.shape[1]) < split.size
 
@@ -118,8 +78,11 @@ def mixture(problem: Problem, num: int, prefix: str) -> surrogates.Surrogate:
         _, after = negative_log_likelihood(pi)
         return pi, q, {"negative_log_likelihood": before, "delta_pi": before - after}
 
-    def loss(params, batch, q):
-        return problem.solver.mean_loss(params, batch, q)  # l. 7
-
-    scored = "each client's mixture of the components"
-    return surrogates.Surrogate(num, init, minimize, loss, surrogates.with_weights, scored)  # Eq. 5
+    return surrogates.Surrogate(
+        num_models=num,
+        init=lambda models: jnp.full((num,), 1 / num, jnp.float32),
+        minimize=minimize,
+        loss=lambda params, batch, q: problem.solver.mean_loss(params, batch, q),  # l. 7
+        predictor=lambda even, pi: dataclasses.replace(even, weights=pi),  # Eq. 5
+        scored="each client's mixture of the components",
+    )

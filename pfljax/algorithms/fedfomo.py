@@ -13,20 +13,14 @@ L_i is the mean loss on client i's validation data. What is scored is the start_
 of all clients' newest models, as FedAvg's mean is of all newest ones, and with epsilon 0: the personalized model before
 it is trained on local data again, which leads away from targets that differ from them.
 
-The variant for model averages (Appendix A.4): clients see no single model but averages of all K,
-    w_n <- L_i(mean of all but theta_n) - L_i(mean of all)                                       (Eq. 14)
-
 Departures from the paper:
 - epsilon falls by `decay` a round (Appendix A.6) and is drawn for each of the M slots, as in the authors' code.
 - |.| is the L2 norm over all parameters (`norm=l1` is the authors' code).
 - A client without validation examples goes on from its own trained model.
-- Eq. 14's leave-one-out averages are computed by the client from the mean and theta_n; on the wire they would be what
-  travels, at the same size, the client's own among them. They are averages over all clients, also where only
-  some are active.
-- All models start from the same parameters (where `--common_init` holds), so that the first exchange weighs nothing,
+- All models start from the same parameters (where `common_init` holds), so that the first exchange weighs nothing,
   and affinities first count in the third.
-- Newcomers start from the mean of all models and take one step of Eq. 3 and 5 over all of them (in the variant too), on
-  their training data if none of them has validation data.
+- Newcomers start from the mean of all models and take one step of Eq. 3 and 5 over all of them, on their training data
+  if none of them has validation data.
 """
 
 from __future__ import annotations
@@ -34,227 +28,26 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 
-from pfljax.algorithms.common import neighbors
-from pfljax.core import tree
-from pfljax.core.types import Algorithm, Array, ClientOutput, Cohort, Params, Predictor, State, UsageError
-from pfljax.engine.views import read
-from pfljax.local.solver import Problem
+from pfljax.algorithms.common import first_order
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm
+from pfljax.local.problem import Problem
 
 
+@method(keeps="the model it trains from, its affinities", travels="M others' models down, its own up", validates=True)
 @dataclasses.dataclass(frozen=True)
-class FedFomoAverageConfig:
-    """The knobs of FedFomo on averages.
+class FedFomo(first_order.Knobs):
+    """FedFomo (Zhang et al., 2021): clients' models lie on the server one by one."""
 
-    Attributes:
-        neighbors: M, models that a client downloads in a round beside its own; all others where there are fewer
-        epsilon: probability of downloading a random model in place of one of high affinity, in the first round
-        decay: how much epsilon falls a round, down to 0
-    """
+    norm: Literal["l2", "l1"] = knob("l2", help="distance between models in the weights, over all parameters")
 
-    neighbors: int = 5
-    epsilon: float = 0.3
-    decay: float = 0.05
+    def build(self, problem: Problem) -> Algorithm:
+        def weigh(models, start, split, index):
+            losses = problem.plan.over_models(lambda params: problem.solver.total_loss(params, split), models)
+            baseline, size = problem.solver.total_loss(start, split), jnp.maximum(split.size, 1)
+            distance = first_order.distances(models, start, self.norm)
+            return index, models, first_order.first_order_weights(losses / size, baseline / size, distance)  # Eq. 3
 
-    FLAG = "--fedfomo_average"
-
-    def __post_init__(self):
-        if self.neighbors < 0:
-            raise UsageError(f"{self.FLAG}.neighbors={self.neighbors}: accepted: 0 or more")
-        if not 0 <= self.epsilon <= 1:
-            raise UsageError(f"{self.FLAG}.epsilon={self.epsilon}: accepted: a probability in [0, 1]")
-        if not self.decay >= 0:
-            raise UsageError(f"{self.FLAG}.decay={self.decay}: accepted: 0 or more")
-
-
-@dataclasses.dataclass(frozen=True)
-class FedFomoConfig(FedFomoAverageConfig):
-    """FedFomo's knobs.
-
-    Attributes:
-        neighbors: M, models that a client downloads in a round beside its own; all others where there are fewer
-        epsilon: probability of downloading a random model in place of one of high affinity, in the first round
-        decay: how much epsilon falls a round, down to 0
-        norm: distance between models in the weights, over all parameters
-    """
-
-    norm: Literal["l2", "l1"] = "l2"
-
-    FLAG = "--fedfomo"
-
-
-def normalize(weights: Array) -> Array:
-    """Eq. 13: negative weights cut to 0, the others made to sum to 1; all zero where none is positive."""
-    positive = jnp.maximum(weights, 0)
-    return positive / jnp.maximum(positive.sum(axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
-
-
-def first_order_weights(losses: Array, baseline: Array, distance: Array) -> Array:
-    """Eq. 3, (L_i(start) - L_i(theta_n)) / |theta_n - start|; 0 for a model that is the start itself, distance 0."""
-    return jnp.where(distance > 0, (baseline - losses) / jnp.where(distance > 0, distance, 1), 0.0)
-
-
-def distances(models: Params, start: Params, norm: str) -> Array:
-    """(J,) |theta_n - start| over all parameters; 0 where they are equal but for rounding."""
-
-    def length(stack):
-        flat = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(stack)]
-        if norm == "l1":
-            return sum(jnp.abs(rows).sum(axis=1) for rows in flat)
-        return jnp.sqrt(sum(jnp.square(rows).sum(axis=1) for rows in flat))
-
-    far = length(jax.tree.map(lambda leaf, origin: leaf - origin, models, start))
-    return jnp.where(far > 1e-6 * length(tree.stack_one(start)), far, 0.0)
-
-
-def moved(start: Params, models: Params, weights: Array) -> Params:
-    """Eq. 5: start + sum_n w*_n (theta_n - start)."""
-    mixed = tree.mix(weights, models)
-    return jax.tree.map(lambda origin, leaf: origin * (1 - weights.sum()) + leaf, start, mixed)
-
-
-def fedfomo(problem: Problem, config: FedFomoConfig) -> Algorithm:
-    """FedFomo: clients' models lie on the server one by one."""
-
-    def weigh(models, start, split, index):
-        losses = problem.plan.over_models(lambda params: problem.solver.total_loss(params, split), models)
-        baseline = problem.solver.total_loss(start, split)
-        size = jnp.maximum(split.size, 1)
-        return index, models, first_order_weights(losses / size, baseline / size, distances(models, start, config.norm))
-
-    return build(problem, config, config.norm, "peers", lambda models: models, lambda index: index, weigh)
-
-
-def fedfomo_average(problem: Problem, config: FedFomoAverageConfig) -> Algorithm:
-    """FedFomo on averages of models (Eq. 14)."""
-    num = problem.num_clients
-
-    def with_mean(models):
-        """The K models and, as number K, their mean."""
-        return jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf.mean(axis=0, keepdims=True)]), models)
-
-    def served(index):
-        return jnp.concatenate([index[:, :1], jnp.full_like(index[:, :1], num), index[:, 1:]], axis=1)
-
-    def weigh(models, start, split, index):
-        places = jnp.array([0, *range(2, len(index))])
-        mean, models, index = jax.tree.map(lambda leaf: leaf[1], models), tree.take(models, places), index[places]
-
-        def without(params):
-            left = jax.tree.map(lambda average, leaf: (num * average - leaf) / max(num - 1, 1), mean, params)
-            return problem.solver.total_loss(left, split)
-
-        gain = problem.plan.over_models(without, models) - problem.solver.total_loss(mean, split)
-        return index, models, gain / jnp.maximum(split.size, 1)  # Eq. 14
-
-    return build(problem, config, "l2", "shared", with_mean, served, weigh)
-
-
-def build(problem: Problem, config: FedFomoAverageConfig, norm, topology, stack, served, weigh) -> Algorithm:
-    """What both forms share.
-
-    Args:
-        problem: What it is built for.
-        config: The knobs.
-        norm: Of the distances for newcomers.
-        topology: Of the stack of models.
-        stack: K models -> what can be downloaded.
-        served: ids (S, M + 1), own first -> what is downloaded for them.
-        weigh: (received models, start, validation data, index) -> ids (M + 1,), their models and weights (M + 1,).
-    """
-    num_clients, num_others = problem.num_clients, min(config.neighbors, problem.cohort_size - 1)
-
-    def init(key, clients):
-        if not clients.validation.y.shape[1]:
-            raise UsageError("--validation_fraction=0: FedFomo weighs models on validation examples; accepted: above 0")
-        models = problem.init_models(key, num_clients)
-        rows = {
-            "start": models,
-            "affinity": jnp.eye(num_clients),
-            "index": jnp.zeros((num_clients, num_others + 1), jnp.int32),
-            "weights": jnp.zeros((num_clients, num_others + 1)),
-            "optimizer": problem.optimizer_rows(jax.tree.map(lambda leaf: leaf[:1], models), num_clients),
-        }
-        return State((), stack(models), (), rows)
-
-    def choose(key, state, cohort, epsilon):
-        """(S, ...) what the clients of the cohort download."""
-
-        def one(own, affinity):
-            ids = jnp.arange(num_clients)
-            scores = jnp.where((cohort.position(ids) >= 0) & (ids != own), affinity, -jnp.inf)
-            own_key = jax.random.fold_in(key, own)
-            return neighbors.best_candidates(own_key, scores, num_others, epsilon)[0].astype(jnp.int32)
-
-        others = problem.plan.over_rows(one, cohort.ids, state.clients["affinity"])
-        return served(jnp.concatenate([cohort.ids[:, None], others], axis=1))
-
-    def download(key, state, cohort):
-        return choose(key, state, cohort, jnp.maximum(config.epsilon - config.decay * state.round, 0))
-
-    def personalize(index, models, start, split):
-        """Eq. 3 and 5: the new start, and whose models were weighed (M + 1,), their weights, cut and uncut."""
-        index, models, weights = weigh(models, start, split, index)
-        alone = jnp.zeros_like(weights).at[0].set(1.0)
-        weights = jnp.where(split.size > 0, weights, alone)
-        final = normalize(weights)
-        return moved(start, models, final), (index, final, weights)
-
-    def work(turn, models, row, shard):
-        start, (index, final, weights) = personalize(turn.index, models, row["start"], shard.validation)
-        trained, optimizer, losses = problem.fit_models(turn, tree.stack_one(start), row["optimizer"], shard.train)
-        row = {
-            "start": start,
-            "affinity": row["affinity"].at[index].add(weights),  # p <- p + w, uncut
-            "index": index,
-            "weights": final,
-            "optimizer": optimizer,
-        }
-        return ClientOutput(row, trained, {"loss": losses[0], "kept": final.sum() == 0})
-
-    def update(key, state, returned):
-        models = tree.where(returned.count > 0, returned.upload, state.models)
-        models = models if topology == "peers" else stack(own_of(models))
-        return state._replace(models=models), {"kept_previous_model": returned.report["kept"].mean()}
-
-    def own_of(models):
-        """The K clients' models of the stack."""
-        return jax.tree.map(lambda leaf: leaf[:num_clients], models)
-
-    def predictor(key, state, clients):
-        everyone = jnp.arange(num_clients, dtype=jnp.int32)
-        index = choose(key, state, Cohort(everyone, everyone=True), 0.0)
-
-        def client(models, _, data):
-            index, start, split = data
-            return ClientOutput((), (), personalize(index[...], models, read(start), split)[0])
-
-        data = (index, state.clients["start"], clients.validation)
-        return Predictor.own(problem.plan.exchange(client, state.models, index, (), data, topology=topology)[1].report)
-
-    def adapt(key, state, clients):
-        models = own_of(state.models)
-        start = jax.tree.map(lambda leaf: leaf.mean(axis=0), models)
-        split = clients.validation if clients.validation.y.shape[1] else clients.train
-        both = jax.tree.map(lambda leaf, origin: jnp.concatenate([leaf, origin[None]]), models, start)
-        losses = problem.losses_of_all(both, split)
-        far = distances(models, start, norm)
-        weights = normalize(first_order_weights(losses[:, :-1], losses[:, -1:], far))
-        rest = 1 - weights.sum(axis=1, keepdims=True)
-        return Predictor.own(tree.mix(jnp.concatenate([weights, rest], axis=1), both))
-
-    def collaboration(state):
-        # K x K for every evaluation: of very many clients only what they mixed.
-        names = ("index", "weights", "affinity") if num_clients <= 1000 else ("index", "weights")
-        return {name: state.clients[name] for name in names}
-
-    scored = "each client's mixture of the newest models, not yet trained"
-    algorithm = Algorithm(init, download, work, update, predictor, adapt, topology, scored)
-    return algorithm._replace(
-        uploads_own=True,
-        by_rows=False,
-        collaboration=("peers", collaboration),
-        unaccounted="the validation examples, by which models that are sent are mixed",
-    )
+        return first_order.rounds(problem, self, first_order.Form("peers", weigh, norm=self.norm))

@@ -19,56 +19,44 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pfljax.algorithms.common import aggregation
+from pfljax.algorithms.common import aggregation, by_loss
 from pfljax.core import tree
-from pfljax.core.types import Algorithm, ClientOutput, Predictor, State, UsageError
+from pfljax.core.errors import ArgumentError
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, ClientOutput, Ledger, Report, State
 from pfljax.local.privacy import BY_LOSS
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 
 
+@method(keeps="nothing", travels="C models down, the chosen one up")
 @dataclasses.dataclass(frozen=True)
-class IFCAConfig:
-    """IFCA's knobs.
+class IFCA:
+    """IFCA (Ghosh et al., 2020): C models, each client trains the one that fits its data best."""
 
-    Attributes:
-        clusters: C; 1 is FedAvg
-        shared_layers: how many of the model's first layers all clusters share
-    """
+    clusters: int = knob(2, at_least=1, help="C; 1 is FedAvg")
+    shared_layers: int = knob(0, at_least=0, help="number of the model's first layers that all clusters share")
 
-    clusters: int = 2
-    shared_layers: int = 0
+    def build(self, problem: Problem) -> Algorithm:
+        num_layers = len(problem.model.layers)
+        if self.shared_layers > num_layers:
+            accepted = f"accepted: 0 to {num_layers}, the layers of the model"
+            raise ArgumentError("shared_layers", accepted, self.shared_layers, owner="ifca")
+        return clusters(problem, self.clusters, self.shared_layers)
 
 
+@method(keeps="nothing", travels="C models down, the chosen one up")
 @dataclasses.dataclass(frozen=True)
-class HypClusterConfig:
-    """HypCluster's knob.
+class HypCluster:
+    """HypCluster (Mansour et al., 2020): C models, each client trains the one that fits its data best."""
 
-    Attributes:
-        clusters: C; 1 is FedAvg
-    """
+    clusters: int = knob(2, at_least=1, help="C; 1 is FedAvg")
 
-    clusters: int = 2
-
-
-def ifca(problem: Problem, config: IFCAConfig) -> Algorithm:
-    """IFCA."""
-    num_layers = len(problem.model.layers)
-    if not 0 <= config.shared_layers <= num_layers:
-        raise UsageError(
-            f"--ifca.shared_layers={config.shared_layers}: accepted: 0 to {num_layers}, the layers of the model"
-        )
-    return clusters(problem, config.clusters, config.shared_layers, "--ifca.")
+    def build(self, problem: Problem) -> Algorithm:
+        return clusters(problem, self.clusters, 0)
 
 
-def hypcluster(problem: Problem, config: HypClusterConfig) -> Algorithm:
-    """HypCluster."""
-    return clusters(problem, config.clusters, 0, "--hypcluster.")
-
-
-def clusters(problem: Problem, num: int, num_shared: int, prefix: str) -> Algorithm:
-    """C models of which every client takes the one with the least training loss."""
-    if num < 1:
-        raise UsageError(f"{prefix}clusters={num}: accepted: 1 or more")
+def clusters(problem: Problem, num: int, num_shared: int) -> Algorithm:
+    """C = `num` models of which every client takes the one of least training loss; the first layers may be shared."""
 
     def share(models, weight):
         """Layers of all clusters become their mean by `weight` (C,); the others stay."""
@@ -82,27 +70,26 @@ def clusters(problem: Problem, num: int, num_shared: int, prefix: str) -> Algori
         first = jax.tree.map(lambda leaf: leaf[:1], models)
         return State((), models, (), problem.optimizer_rows(first, tree.num_rows(clients)))
 
-    def download(key, state, cohort):
-        return aggregation.all_models(cohort.ids.shape[0], num)
-
-    def work(turn, models, kept, shard):
-        losses = problem.plan.over_models(lambda params: problem.solver.total_loss(params, shard.train), models)
+    def client_update(context, models, kept, data):
+        losses = problem.plan.over_models(lambda params: problem.solver.total_loss(params, data.train), models)
         chosen = jnp.argmin(losses)
-        start = jax.tree.map(lambda leaf: leaf[None], tree.take(models, chosen))
-        trained, kept, losses = problem.fit_models(turn, start, kept, shard.train)
-        size = jnp.where(jnp.arange(num) == chosen, shard.train.size, 0)
+        trained, kept, losses = problem.fit_models(context, tree.take(models, chosen[None]), kept, data.train)
+        size = jnp.where(jnp.arange(num) == chosen, data.train.size, 0)
         upload, sent = aggregation.weighted(tree.repeat(trained, num), size, num)
         return ClientOutput(kept, upload, {"loss": losses[0]}, sent)
 
-    def update(key, state, returned):
-        models = aggregation.average(state.models, returned)
-        weight = returned.upload["weight"]
+    def server_update(key, state, aggregate):
+        models = aggregation.average(state.models, aggregate)
+        weight = aggregate.upload["weight"]
         models = jax.tree.map(lambda new, old: jnp.where(weight.sum() > 0, new, old), share(models, weight), models)
         return state._replace(models=models), {"clusters_chosen": (weight > 0).sum()}
 
-    def predictor(key, state, clients):
-        best = problem.losses_of_all(state.models, clients.train).argmin(axis=1).astype(jnp.int32)
-        return Predictor(state.models, best[:, None], jnp.ones((best.shape[0], 1)), "shared")
-
-    scored = "the model that fits each client's training data best"
-    return Algorithm(init, download, work, update, predictor, predictor, "shared", scored, unaccounted=BY_LOSS)
+    return Algorithm(
+        init=init,
+        client_update=client_update,
+        server_update=server_update,
+        predictor=lambda key, state, clients: by_loss.best_fit(problem, state.models, clients),
+        topology="shared",
+        ledger=Ledger(gradients=1, unaccounted=BY_LOSS),
+        report=Report(scored="the model that fits each client's training data best"),
+    )

@@ -7,41 +7,32 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
-
 from pfljax.core import tree
-from pfljax.core.types import Algorithm, ClientOutput, Predictor, State
-from pfljax.local.solver import Problem
+from pfljax.core.method import method
+from pfljax.core.types import Algorithm, ClientOutput, Ledger, Predictor, State
+from pfljax.local.problem import Problem
 
 
+@method(keeps="its model", travels="nothing")
 @dataclasses.dataclass(frozen=True)
-class LocalConfig:
-    """Local training has no knobs of its own."""
+class Local:
+    """Local training: every client trains a model of its own, alone."""
 
+    def build(self, problem: Problem) -> Algorithm:
+        def init(key, clients):
+            rows = problem.own_rows(key, tree.num_rows(clients))
+            return State((), models=rows["model"], optimizer=(), clients=rows["optimizer"])
 
-def local(problem: Problem, config: LocalConfig) -> Algorithm:
-    """Local training."""
-    del config
+        def client_update(context, models, optimizer, data):
+            row, loss = problem.fit_own(context, {"model": tree.first(models), "optimizer": optimizer}, data.train)
+            return ClientOutput(row["optimizer"], tree.stack_one(row["model"]), {"loss": loss})
 
-    def init(key, clients):
-        models = problem.init_models(key, tree.num_rows(clients))
-        return State(server=(), models=models, optimizer=(), clients=problem.init_optimizers(models))
-
-    def download(key, state, cohort):
-        return cohort.ids[:, None]
-
-    def work(turn, models, opt_state, shard):
-        params = jax.tree.map(lambda leaf: leaf[0], models)
-        params, opt_state, loss = problem.solver.fit(turn.key, params, opt_state, shard.train, round_number=turn.round)
-        return ClientOutput(client=opt_state, upload=tree.stack_one(params), report={"loss": loss})
-
-    def update(key, state, returned):
-        return state._replace(models=returned.upload), {}
-
-    def predictor(key, state, clients):
-        return Predictor.own(state.models)
-
-    def adapt(key, state, clients):
-        return problem.newcomers_alone(key, clients)
-
-    return Algorithm(init, download, work, update, predictor, adapt, "own", "each client's own model")
+        return Algorithm(
+            init=init,
+            client_update=client_update,
+            server_update=lambda key, state, aggregate: (state._replace(models=aggregate.upload), {}),
+            predictor=lambda key, state, clients: Predictor.own(state.models),
+            adapt=lambda key, state, clients: problem.newcomers_alone(key, clients),
+            topology="own",
+            ledger=Ledger(gradients=1),
+        )

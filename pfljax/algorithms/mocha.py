@@ -22,31 +22,66 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 
 from pfljax.core import tree
-from pfljax.core.types import Algorithm, Array, ClientOutput, Params, Predictor, State, UsageError
-from pfljax.local.solver import Problem
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, Array, ClientOutput, Ledger, Params, Predictor, Report, State
+from pfljax.local.problem import Problem
 
 
+@method(keeps="its model", travels="its last layer up, a combination of the others' down")
 @dataclasses.dataclass(frozen=True)
-class MochaConfig:
-    """MOCHA's knobs.
+class MOCHA:
+    """MOCHA (Smith et al., 2017): multi-task learning whose relationship of tasks is learned along with them."""
 
-    Attributes:
-        strength: of the regularization by the relationship; 0 is Local
-        ridge: added to the relationship matrix, whose trace is 1, times 1 / K before it is inverted
-    """
+    strength: float = knob(0.001, at_least=0, help="regularization by the relationship; 0 is Local")
+    ridge: float = knob(
+        0.1, above=0, help="added to the relationship matrix, whose trace is 1, times 1 / K before it is inverted"
+    )
 
-    strength: float = 0.001
-    ridge: float = 0.1
+    def build(self, problem: Problem) -> Algorithm:
+        num = problem.num_clients
+        last_layer = lambda models: tree.partition(models, problem.model.mask(models, 1))[0]
 
-    def __post_init__(self):
-        if self.strength < 0:
-            raise UsageError(f"--mocha.strength={self.strength}: accepted: 0 or more")
-        if not self.ridge > 0:
-            raise UsageError(f"--mocha.ridge={self.ridge}: accepted: above 0")
+        def pulls(weights, omega):
+            """What the clients receive: u_k and (Omega^-1)_kk."""
+            precision = jnp.linalg.inv(omega + self.ridge / num * jnp.eye(num))
+            others = precision * (1 - jnp.eye(num))
+            return {"others": tree.mix(others, weights), "own": jnp.diagonal(precision)}
+
+        def init(key, clients):
+            rows = problem.own_rows(key, num)
+            weights, omega = last_layer(rows["model"]), jnp.eye(num) / num
+            return State({"weights": weights, "omega": omega}, pulls(weights, omega), (), rows)
+
+        def client_update(context, models, row, data):
+            pull = tree.first(models)
+
+            def objective(params, batch):
+                weights = last_layer(params)
+                penalty = pull["own"] * tree.inner(weights, weights) + 2 * tree.inner(weights, pull["others"])
+                return problem.solver.mean_loss(params, batch) + self.strength / 2 * penalty
+
+            row, loss = problem.fit_own(context, row, data.train, objective)
+            return ClientOutput(row, tree.stack_one(last_layer(row["model"])), {"loss": loss})
+
+        def server_update(key, state, aggregate):
+            weights = tree.where(aggregate.count > 0, aggregate.upload, state.server["weights"])
+            omega = relationship(weights)
+            return state._replace(server={"weights": weights, "omega": omega}, models=pulls(weights, omega)), {}
+
+        return Algorithm(
+            init=init,
+            client_update=client_update,
+            server_update=server_update,
+            predictor=lambda key, state, clients: Predictor.own(state.clients["model"]),
+            adapt=lambda key, state, clients: problem.newcomers_alone(key, clients),
+            topology="shared",
+            download=lambda key, state, cohort: cohort.ids[:, None],
+            ledger=Ledger(gradients=1),
+            report=Report(scored="each client's own model"),
+        )
 
 
 def relationship(weights: Params) -> Array:
@@ -54,50 +89,3 @@ def relationship(weights: Params) -> Array:
     values, vectors = jnp.linalg.eigh(tree.gram(weights))
     roots = jnp.sqrt(jnp.maximum(values, 0))
     return (vectors * roots / jnp.maximum(roots.sum(), jnp.finfo(jnp.float32).tiny)) @ vectors.T
-
-
-def mocha(problem: Problem, config: MochaConfig) -> Algorithm:
-    """MOCHA."""
-    num = problem.num_clients
-
-    def split(models):
-        """(last layer, the others)."""
-        return tree.partition(models, problem.model.mask(models, 1))
-
-    def pulls(weights, omega):
-        """What the clients receive: u_k and (Omega^-1)_kk."""
-        precision = jnp.linalg.inv(omega + config.ridge / num * jnp.eye(num))
-        others = precision * (1 - jnp.eye(num))
-        return {"others": tree.mix(others, weights), "own": jnp.diagonal(precision)}
-
-    def init(key, clients):
-        rows = problem.personal_rows(key, num)
-        weights, omega = split(rows["model"])[0], jnp.eye(num) / num
-        return State({"weights": weights, "omega": omega}, pulls(weights, omega), (), rows)
-
-    def download(key, state, cohort):
-        return cohort.ids[:, None]
-
-    def work(turn, models, row, shard):
-        pull = jax.tree.map(lambda leaf: leaf[0], models)
-
-        def objective(params, batch):
-            weights = split(params)[0]
-            penalty = pull["own"] * tree.inner(weights, weights) + 2 * tree.inner(weights, pull["others"])
-            return problem.solver.mean_loss(params, batch) + config.strength / 2 * penalty
-
-        row, loss = problem.fit_personal(turn, row, shard.train, objective)
-        return ClientOutput(row, tree.stack_one(split(row["model"])[0]), {"loss": loss})
-
-    def update(key, state, returned):
-        weights = tree.where(returned.count > 0, returned.upload, state.server["weights"])
-        omega = relationship(weights)
-        return state._replace(server={"weights": weights, "omega": omega}, models=pulls(weights, omega)), {}
-
-    def predictor(key, state, clients):
-        return Predictor.own(state.clients["model"])
-
-    def adapt(key, state, clients):
-        return problem.newcomers_alone(key, clients)
-
-    return Algorithm(init, download, work, update, predictor, adapt, "shared", "each client's own model")

@@ -51,6 +51,11 @@ def take(tree: PyTree, index: Array) -> PyTree:
     return jax.tree.map(lambda leaf: leaf.at[index].get(mode="promise_in_bounds"), tree)
 
 
+def first(tree: PyTree) -> PyTree:
+    """Row 0 of every leaf: the one model of a stack (1, ...)."""
+    return jax.tree.map(lambda leaf: leaf[0], tree)
+
+
 def repeat(tree: PyTree, num: int) -> PyTree:
     """`num` copies (num, ...) of the one row of a stack (1, ...)."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[0], (num, *leaf.shape[1:])), tree)

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import networkx as nx
 import numpy as np
 import scipy.sparse as sp
 
-from pfljax.core.types import UsageError
+from pfljax.core.errors import ArgumentError
+from pfljax.core.method import knob
 
 DRAWS = 100  # of a random graph, until one is connected
 LARGEST_PROGRAM = 300  # clients for whom the fastest mixing matrix is computed: minutes beyond that
 LARGEST_SPECTRUM = 2000  # clients for whom the spectral gap is computed, from dense matrices
+RANDOM = ("erdos_renyi", "random_regular")  # graphs that are drawn
+
+fail = functools.partial(ArgumentError, owner="dfedem")
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphKnobs:
+    """The knobs of a method whose clients mix over a communication graph."""
+
+    graph: Literal["erdos_renyi", "ring", "torus", "random_regular", "complete", "file"] = knob(
+        "erdos_renyi", help="who mixes with whom"
+    )
+    edge_probability: float = knob(0.5, above=0, at_most=1, help="probability of an edge of erdos_renyi")
+    degree: int = knob(4, at_least=1, help="neighbors of each client in random_regular")
+    edge_file: str = knob("", help='the graph "file": a line "i j" for each edge, clients from 0')
+    graphs: int = knob(1, at_least=1, help="number T of random graphs that are used in turn, round after round")
+    mixing: Literal["metropolis", "fastest", "file"] = knob("metropolis", help="the mixing matrix W on the graph")
+    mixing_file: str = knob("", help='the mixing "file": K x K numbers (.npy or text), which say the graph too')
+    graph_seed: int = knob(0, help="decides the random graphs")
 
 
 class Mixing(NamedTuple):
@@ -39,120 +60,89 @@ class Mixing(NamedTuple):
 
 
 @functools.cache
-def make_mixing(
-    num_clients: int,
-    *,
-    graph: str = "erdos_renyi",
-    edge_probability: float = 0.5,
-    degree: int = 4,
-    edge_file: str = "",
-    num_graphs: int = 1,
-    mixing: str = "metropolis",
-    mixing_file: str = "",
-    seed: int = 0,
-    prefix: str = "--",
-) -> Mixing:
+def make_mixing(num_clients: int, knobs: GraphKnobs) -> Mixing:
     """Draws or reads the graphs, and weighs their edges.
 
-    Args:
-        num_clients: K.
-        graph: "ring", "torus", "erdos_renyi", "random_regular", "complete" or "file".
-        edge_probability: Of erdos_renyi.
-        degree: Of random_regular.
-        edge_file: A line "i j" for each edge.
-        num_graphs: T; a fixed graph has 1.
-        mixing: "metropolis": W[i, j] = 1 / (1 + max(d_i, d_j)); "fastest": of all symmetric W on the graph the one of
-            the largest spectral gap (Boyd, Diaconis, Xiao, 2004); "file": K x K numbers, which say the graph too.
-        mixing_file: .npy or text.
-        seed: Decides random graphs.
-        prefix: Of the flags that errors name.
+    With mixing "metropolis" W[i, j] = 1 / (1 + max(d_i, d_j)); with "fastest" W is, of all symmetric matrices on the
+    graph, the one of the largest spectral gap (Boyd, Diaconis, Xiao, 2004).
 
     Raises:
-        UsageError: If a knob or a file is wrong, a matrix is not doubly stochastic, or the graphs together are not
+        ArgumentError: if a knob or a file is wrong, a matrix is not doubly stochastic, or the graphs together are not
             connected.
     """
-    for knob, file, chosen in (("edge_file", edge_file, graph), ("mixing_file", mixing_file, mixing)):
-        if bool(file) != (chosen == "file"):
-            which = "graph" if knob == "edge_file" else "mixing"
-            raise UsageError(f"{prefix}{knob}={file}: is read with {prefix}{which}=file, and has to be given there")
-    if mixing == "file":
-        matrices, name = [_read_matrix(f"{prefix}mixing_file={mixing_file}", mixing_file, num_clients)], mixing_file
+    for name, file, which in (("edge_file", knobs.edge_file, "graph"), ("mixing_file", knobs.mixing_file, "mixing")):
+        if bool(file) != (getattr(knobs, which) == "file"):
+            raise fail(name, f"is read with {which}=file, and has to be given there", file)
+    if knobs.mixing == "file":
+        name, matrices = knobs.mixing_file, [_read_matrix(knobs.mixing_file, num_clients)]
     else:
-        if num_graphs < 1 or (num_graphs > 1 and graph not in ("erdos_renyi", "random_regular")):
-            raise UsageError(f"{prefix}graphs={num_graphs}: accepted: 1, and more for erdos_renyi and random_regular")
-        options = {"probability": edge_probability, "degree": degree, "edge_file": edge_file, "prefix": prefix}
-        random = graph in ("erdos_renyi", "random_regular")
-        for attempt in range(DRAWS if random else 1):
-            seeds = [[seed, attempt, t] for t in range(num_graphs)]
-            drawn = [_draw(graph, num_clients, np.random.default_rng(s), **options) for s in seeds]
-            if nx.is_connected(nx.compose_all(drawn)):
-                break
-        else:
-            tried = f" in each of {DRAWS} draws" * random + f", {num_graphs} rounds together" * (num_graphs > 1)
-            raise UsageError(f"{prefix}graph={graph}: not connected{tried}; accepted: a graph that joins all clients")
-        name = f"{graph}, {' + '.join(f'{g.number_of_edges():,}' for g in drawn)} edges, {mixing} weights"
-        weigh = metropolis if mixing == "metropolis" else functools.partial(fastest, prefix=prefix)
-        matrices = [weigh(g) for g in drawn]
-    source = f"{prefix}mixing_file={mixing_file}" if mixing == "file" else f"{prefix}mixing={mixing}"
-    for matrix in matrices:
-        check_doubly_stochastic(source, matrix)
-    if mixing == "file":
-        parts, _ = sp.csgraph.connected_components(matrices[0], connection="strong")
-        if parts > 1:
-            raise UsageError(f"{source}: its graph falls into {parts} parts; accepted: one that joins all clients")
+        drawn = _draw_connected(num_clients, knobs)
+        edges = " + ".join(f"{graph.number_of_edges():,}" for graph in drawn)
+        name = f"{knobs.graph}, {edges} edges, {knobs.mixing} weights"
+        matrices = [(metropolis if knobs.mixing == "metropolis" else fastest)(graph) for graph in drawn]
     width = max(int(np.diff(_others(matrix).indptr).max()) for matrix in matrices) + 1
     neighbors, weights = zip(*(_sends(matrix, width) for matrix in matrices), strict=True)
     symmetric = all(abs(matrix - matrix.T).max() < 1e-9 for matrix in matrices)
-    facts = (("graph", name), *spectral_gap(matrices))
-    return Mixing(np.stack(neighbors), np.stack(weights), symmetric, facts)
+    return Mixing(np.stack(neighbors), np.stack(weights), symmetric, (("graph", name), *spectral_gap(matrices)))
 
 
-def _draw(
-    graph: str, num: int, rng: np.random.Generator, *, probability: float, degree: int, edge_file: str, prefix: str
-) -> nx.Graph:
+def _draw_connected(num: int, knobs: GraphKnobs) -> list[nx.Graph]:
+    """T graphs that join all clients together."""
+    random = knobs.graph in RANDOM
+    if knobs.graphs > 1 and not random:
+        raise fail("graphs", f"accepted: 1, and more for {' and '.join(RANDOM)}", knobs.graphs)
+    for attempt in range(DRAWS if random else 1):
+        seeds = [[knobs.graph_seed, attempt, t] for t in range(knobs.graphs)]
+        drawn = [_draw(num, knobs, np.random.default_rng(seed)) for seed in seeds]
+        if nx.is_connected(nx.compose_all(drawn)):
+            return drawn
+    tried = f" in each of {DRAWS} draws" * random + f", {knobs.graphs} rounds together" * (knobs.graphs > 1)
+    raise fail("graph", f"not connected{tried}; accepted: a graph that joins all clients", knobs.graph)
+
+
+def _draw(num: int, knobs: GraphKnobs, rng: np.random.Generator) -> nx.Graph:
     """One graph on clients 0..K-1."""
     if num < 2:
-        raise UsageError(f"--num_clients={num}: a communication graph needs 2 or more")
-    if graph == "ring":
+        raise ArgumentError("num_clients", "a communication graph needs 2 or more", num)
+    if knobs.graph == "ring":
         return nx.cycle_graph(num)
-    if graph == "complete":
+    if knobs.graph == "complete" or (knobs.graph == "erdos_renyi" and knobs.edge_probability == 1):
         return nx.complete_graph(num)
-    if graph == "torus":
+    if knobs.graph == "torus":
         height = max(d for d in range(1, int(num**0.5) + 1) if num % d == 0)
         if height < 3:
-            raise UsageError(f"{prefix}graph=torus: --num_clients={num}; accepted: products of two numbers from 3 on")
+            raise fail("graph", f"num_clients={num}; accepted: products of two numbers from 3 on", knobs.graph)
         return nx.convert_node_labels_to_integers(nx.grid_2d_graph(height, num // height, periodic=True))
-    if graph == "erdos_renyi":
-        if not 0 < probability <= 1:
-            raise UsageError(f"{prefix}edge_probability={probability}: accepted: above 0, at most 1")
-        return nx.fast_gnp_random_graph(num, probability, seed=rng) if probability < 1 else nx.complete_graph(num)
-    if graph == "random_regular":
-        if not 0 < degree < num or degree * num % 2:
-            raise UsageError(
-                f"{prefix}degree={degree}: accepted: 1 to {num - 1}, the degree times the {num} clients being even"
-            )
-        return nx.random_regular_graph(degree, num, seed=rng)
-    return _read_edges(f"{prefix}edge_file={edge_file}", edge_file, num)
+    if knobs.graph == "erdos_renyi":
+        return nx.fast_gnp_random_graph(num, knobs.edge_probability, seed=rng)
+    if knobs.graph == "random_regular":
+        if knobs.degree >= num or knobs.degree * num % 2:
+            text = f"accepted: 1 to {num - 1}, the degree times the {num} clients being even"
+            raise fail("degree", text, knobs.degree)
+        return nx.random_regular_graph(knobs.degree, num, seed=rng)
+    return _read_edges(knobs.edge_file, num)
 
 
-def _read_edges(where: str, path: str, num: int) -> nx.Graph:
+def _read_edges(path: str, num: int) -> nx.Graph:
     graph = nx.empty_graph(num)
     try:
         lines = Path(path).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{where}: cannot be read ({getattr(error, 'strerror', None) or 'not a text'})") from error
+        reason = getattr(error, "strerror", None) or "not a text"
+        raise fail("edge_file", f"cannot be read ({reason})", path) from error
     for number, line in enumerate(lines, 1):
         words = line.split("#")[0].replace(",", " ").split()
         if not words:
             continue
         if len(words) < 2 or not all(word.isdigit() and int(word) < num for word in words[:2]):
-            raise UsageError(f"{where}: line {number} is {line!r}; accepted: two clients, 0 to {num - 1}")
+            raise fail("edge_file", f"line {number} is {line!r}; accepted: two clients, 0 to {num - 1}", path)
         graph.add_edge(int(words[0]), int(words[1]))
     graph.remove_edges_from(list(nx.selfloop_edges(graph)))
     return graph
 
 
-def _read_matrix(where: str, path: str, num: int) -> sp.csr_array:
+def _read_matrix(path: str, num: int) -> sp.csr_array:
+    """A doubly stochastic matrix whose graph joins all clients."""
     try:
         if path.endswith(".npy"):
             matrix = np.load(path, allow_pickle=False)
@@ -160,27 +150,34 @@ def _read_matrix(where: str, path: str, num: int) -> sp.csr_array:
             matrix = np.loadtxt(path, delimiter="," if "," in Path(path).read_text() else None, ndmin=2)
         matrix = np.asarray(matrix, np.float64)
     except OSError as error:
-        raise UsageError(f"{where}: cannot be read ({error.strerror or error})") from error
+        raise fail("mixing_file", f"cannot be read ({error.strerror or error})", path) from error
     except (ValueError, UnicodeDecodeError) as error:
-        raise UsageError(f"{where}: is no matrix of numbers; accepted: .npy, or text with a row a line") from error
+        text = "is no matrix of numbers; accepted: .npy, or text with a row a line"
+        raise fail("mixing_file", text, path) from error
     if matrix.shape != (num, num):
-        raise UsageError(f"{where}: has shape {matrix.shape}; accepted: a row and a column for each of {num} clients")
-    return sp.csr_array(matrix)
+        text = f"has shape {matrix.shape}; accepted: a row and a column for each of {num} clients"
+        raise fail("mixing_file", text, path)
+    matrix = sp.csr_array(matrix)
+    fault = stochastic_fault(matrix)
+    if fault:
+        raise fail("mixing_file", f"{fault}; accepted: a doubly stochastic matrix", path)
+    parts, _ = sp.csgraph.connected_components(matrix, connection="strong")
+    if parts > 1:
+        raise fail("mixing_file", f"its graph falls into {parts} parts; accepted: one that joins all clients", path)
+    return matrix
 
 
-def check_doubly_stochastic(where: str, matrix: sp.csr_array) -> None:
-    """Raises UsageError unless entries are 0 or more and every row and column sums to 1 (to 1e-6)."""
+def stochastic_fault(matrix: sp.csr_array) -> str:
+    """Why a matrix is not doubly stochastic, with entries of 0 or more and rows and columns that sum to 1 (to 1e-6)."""
     low = matrix.min()
     if not low >= 0:
-        raise UsageError(f"{where}: holds {low:g}; accepted: a doubly stochastic matrix, with entries of 0 or more")
+        return f"holds {low:g}, below 0"
     for axis, name in ((1, "row"), (0, "column")):
         sums = np.asarray(matrix.sum(axis=axis)).ravel()
         worst = int(np.argmax(np.abs(sums - 1)))
         if not abs(sums[worst] - 1) <= 1e-6:
-            raise UsageError(
-                f"{where}: {name} {worst} sums to {sums[worst]:g}; accepted: a doubly stochastic matrix, rows and "
-                "columns summing to 1"
-            )
+            return f"{name} {worst} sums to {sums[worst]:g}, not to 1"
+    return ""
 
 
 def metropolis(graph: nx.Graph) -> sp.csr_array:
@@ -193,19 +190,19 @@ def metropolis(graph: nx.Graph) -> sp.csr_array:
     return sp.csr_array(off + sp.diags_array(1 - np.asarray(off.sum(axis=1)).ravel()))
 
 
-def fastest(graph: nx.Graph, prefix: str = "--") -> sp.csr_array:
+def fastest(graph: nx.Graph) -> sp.csr_array:
     """The symmetric doubly stochastic W (K, K) on the graph, self loops allowed, of the smallest ||W - 1 1'/K||_2.
 
     Raises:
-        UsageError: for more than LARGEST_PROGRAM clients, or without cvxpy.
+        ArgumentError: for more than LARGEST_PROGRAM clients, or without cvxpy.
     """
     num = graph.number_of_nodes()
     if num > LARGEST_PROGRAM:
-        raise UsageError(f"{prefix}mixing=fastest: accepted up to {LARGEST_PROGRAM} clients, not {num}; try metropolis")
+        raise fail("mixing", f"accepted up to {LARGEST_PROGRAM} clients, not {num}; try metropolis", "fastest")
     try:
         import cvxpy as cp
     except ImportError as error:
-        raise UsageError(f"{prefix}mixing=fastest: needs cvxpy: pip install 'pfljax[mixing]'") from error
+        raise fail("mixing", "needs cvxpy: pip install 'pfljax[mixing]'", "fastest") from error
     edges = np.array(graph.edges, int).reshape(-1, 2)
     rows = np.arange(len(edges))
     signs = np.tile([1.0, -1.0], len(edges))

@@ -60,6 +60,17 @@ def remember(table: Candidates, held: Array, losses: Array) -> tuple[Candidates,
     return table, slots
 
 
+def heaviest(table: Candidates, num: int) -> tuple[Array, Array]:
+    """A client's candidates of highest weight, softmax of minus the tracked loss: ids (num,), and weights among them.
+
+    Before its first round a client has evaluated nothing; then its own model has all the weight.
+    """
+    nothing = jnp.isinf(table.tracked).all()
+    logits = jnp.where(nothing & (jnp.arange(len(table.ids)) == 0), 0.0, -table.tracked)
+    logits, slots = jax.lax.top_k(logits, num)
+    return jnp.maximum(table.ids[slots], 0), jax.nn.softmax(logits)
+
+
 def sample_others(key: Key, own: Array, num: int, count: int) -> Array:
     """`count` distinct positions out of range(num) without `own`, uniformly, in random order; O(count^2).
 

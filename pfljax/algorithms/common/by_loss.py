@@ -1,0 +1,33 @@
+"""Predictors that choose among models by their losses on clients' training data."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.core.types import ClientData, Params, Predictor
+from pfljax.local.problem import Problem
+
+
+def best_fit(problem: Problem, models: Params, clients: ClientData) -> Predictor:
+    """Each client predicts with the one of N models that has the least training loss."""
+    best = problem.losses_of_all(models, clients.train).argmin(axis=1).astype(jnp.int32)
+    return Predictor(models, best[:, None], jnp.ones((best.shape[0], 1)), "shared")
+
+
+def posterior(
+    problem: Problem, models: Params, clients: ClientData, num_mixed: int, *, summed: bool = True
+) -> Predictor:
+    """Each client mixes the `num_mixed` models of highest posterior weight, softmax of minus the training loss.
+
+    Args:
+        problem: What the method is built for.
+        models: N of them, with equal prior weights.
+        clients: Stacked, K clients.
+        num_mixed: At most N.
+        summed: Whether the loss is summed over a client's examples, or averaged.
+    """
+    losses = problem.losses_of_all(models, clients.train)
+    losses = losses * clients.train.size[:, None] if summed else losses
+    logits, index = jax.lax.top_k(-losses, num_mixed)
+    return Predictor(models, index.astype(jnp.int32), jax.nn.softmax(logits), "peers")

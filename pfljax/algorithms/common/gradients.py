@@ -1,0 +1,74 @@
+"""Rounds in which clients send gradients: every mini-batch is an exchange, and the models' owners take the steps."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from pfljax.core import tree
+from pfljax.core.types import Array, ClientContext, ClientOutput, Params, Split, State, Topology
+from pfljax.engine.views import read
+from pfljax.local.problem import Problem
+
+
+def of_batch(problem: Problem, context: ClientContext, models: Params, split: Split) -> tuple[Array, Params]:
+    """Mean loss (J,) and gradient (J, ...) of every received model on the mini-batch of this exchange."""
+    solver = problem.solver
+    orders = solver.draw_orders(context.key, split.size, problem.n_max)
+    batch = solver.take_batch(context.key, orders, split, context.step)
+
+    def one(params, number):
+        return jax.value_and_grad(lambda params: solver.mean_loss(params, batch.of_model(number)))(params)
+
+    return problem.plan.over_models(one, models, jnp.arange(tree.num_rows(models)))
+
+
+def losses_at_start(problem: Problem, context: ClientContext, models: Params, split: Split, losses: Array) -> Array:
+    """The received models' losses (J,) summed over the client's data; to be read in a round's first exchange only.
+
+    Args:
+        problem: What the method is built for.
+        context: The client's.
+        models: Leaves (J, ...).
+        split: The client's training data.
+        losses: What `of_batch` returned, which are those of all data where one batch holds all of them.
+    """
+    model = problem.model
+    as_in_evaluation = not model.stochastic and model.statistics(tree.first(models)) is None
+    if as_in_evaluation and problem.solver.batch(problem.n_max) == problem.n_max:
+        return losses * split.size
+    evaluate = lambda: problem.plan.over_models(lambda params: problem.solver.total_loss(params, split), models)
+    return jax.lax.cond(context.step == 0, evaluate, lambda: jnp.zeros_like(losses))
+
+
+def takes_step(problem: Problem, context: ClientContext, split: Split) -> Array:
+    """(J,) bool: whether a client of this size has a mini-batch for this exchange."""
+    has_batch = context.step < problem.solver.num_steps(split.size, problem.n_max)
+    return jnp.broadcast_to(has_batch, context.index.shape)
+
+
+def apply(problem: Problem, state: State, grads: Params, arrived: Array, topology: Topology) -> State:
+    """Every owner to which something came back takes a step of its optimizer; the others stay as they are."""
+
+    def step(grads, opt_state, params):
+        updates, new_state = problem.solver.optimizer.update(grads, opt_state, params, round_number=state.round)
+        return optax.apply_updates(params, updates), new_state
+
+    if topology == "shared":
+        models, optimizer = problem.plan.over_rows(step, grads, state.optimizer, state.models)
+        models, optimizer = tree.where(arrived, (models, optimizer), (state.models, state.optimizer))
+        return state._replace(models=models, optimizer=optimizer)
+
+    # Owner by owner: the sums of gradients, which came first, become the next models in place. The branch is also what
+    # keeps XLA from fusing reads of the stacks into their replacement, which would copy them whole for every owner.
+    def owner(grads, opt_state, data):
+        params, arrived = data
+        stay = lambda grads, opt_state, params: (params, opt_state)
+        params, opt_state = jax.lax.cond(arrived, step, stay, tree.first(grads), opt_state, read(params))
+        return ClientOutput(opt_state, tree.stack_one(params), {})
+
+    index = jnp.arange(arrived.shape[0])[:, None]
+    data = (state.models, arrived)
+    optimizer, moved = problem.plan.exchange(owner, grads, index, state.optimizer, data, topology="own")
+    return state._replace(models=moved.upload, optimizer=optimizer)

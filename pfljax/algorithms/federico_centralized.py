@@ -1,0 +1,78 @@
+"""FedeRiCo with a server: every client weighs all K models in every round.
+
+"Find your friends: personalized federated learning with the right collaborators" (TMLR submission; arXiv 2210.06597),
+Section 3.2. A round, with Pi_ij uniform at first:
+
+    client i receives all models phi_j, and w_ij ~ Pi_ij exp(-sum_s l(phi_j; x_s, y_s));  Pi_i <- w_i          (Eq. 3-4)
+    it sends w_ij / n_i * grad_phi_j sum_s l(phi_j; x_s, y_s) for each j                                       (Eq. 5)
+    phi_j <- optimizer step with the sum over clients, weighted by n_i / n.                                    (Eq. 6)
+
+Departures from the paper: with mini-batches the posterior is that of the round's start. All models start from the same
+parameters unless `common_init` is off. Newcomers take one E-step from equal weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.algorithms.common import by_loss, gradients
+from pfljax.core import tree
+from pfljax.core.method import method
+from pfljax.core.types import Algorithm, ClientOutput, Ledger, Predictor, Report, State
+from pfljax.local.privacy import BY_LOSS
+from pfljax.local.problem import Problem
+
+
+@method(name="federico_centralized", keeps="its weights over all models", travels="all K models down, K gradients up")
+@dataclasses.dataclass(frozen=True)
+class FedeRiCoCentralized:
+    """FedeRiCo with a server (Eq. 3-6): each client weighs all clients' models."""
+
+    def build(self, problem: Problem) -> Algorithm:
+        def init(key, clients):
+            num = tree.num_rows(clients)
+            models = problem.init_models(key, num)
+            rows = {"log_prior": jnp.full((num, num), -jnp.log(num), jnp.float32)}
+            return State((), models, problem.init_optimizers(models), rows)
+
+        def client_update(context, models, row, data):
+            split, first = data.train, context.step == 0
+            losses, grads = gradients.of_batch(problem, context, models, split)
+            joint = row["log_prior"] - gradients.losses_at_start(problem, context, models, split, losses)
+            log_likelihood = jax.nn.logsumexp(joint)  # log p(D_i; Theta) of Eq. 1
+            posterior = jnp.where(first, joint - log_likelihood, row["log_prior"])  # Eq. 3
+            upload = tree.scale(grads, jnp.exp(posterior) * split.size)  # n_i of Eq. 6; the server divides by n
+            report = {
+                "loss": jnp.exp(posterior) @ losses,
+                "log_likelihood": jnp.where(first, log_likelihood, 0.0),
+                "size": split.size,
+            }
+            return ClientOutput({"log_prior": posterior}, upload, report, gradients.takes_step(problem, context, split))
+
+        def server_update(key, state, aggregate):
+            total = jnp.maximum(aggregate.report["size"].sum(), 1)
+            mean = tree.scale(aggregate.upload, 1 / total)
+            metrics = {"negative_log_likelihood": -aggregate.report["log_likelihood"].sum() / total}  # -f of Eq. 1
+            return gradients.apply(problem, state, mean, aggregate.count > 0, "shared"), metrics  # Eq. 6
+
+        def predictor(key, state, clients):
+            weights = jnp.exp(state.clients["log_prior"])
+            index = jnp.broadcast_to(jnp.arange(weights.shape[1], dtype=jnp.int32), weights.shape)
+            return Predictor(state.models, index, weights, "shared")
+
+        return Algorithm(
+            init=init,
+            client_update=client_update,
+            server_update=server_update,
+            predictor=predictor,
+            adapt=lambda key, state, clients: by_loss.posterior(
+                problem, state.models, clients, tree.num_rows(state.models)
+            ),
+            topology="shared",
+            exchanges=problem.solver.max_steps(problem.n_max),
+            ledger=Ledger(gradients=problem.num_clients, unaccounted=BY_LOSS),
+            report=Report(scored="each client's mixture of all models"),
+        )
