@@ -20,7 +20,7 @@ from pfljax import algorithms
 from pfljax.algorithms.common import aggregation
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, ClientOutput, Predictor, State
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,8 @@ from pfljax.core.types import Predictor
 from pfljax.engine.plan import make_plan
 from pfljax.engine.rounds import make_round
 from pfljax.evaluation import metrics
-from pfljax.local.solver import Problem, Solver
+from pfljax.local.problem import Problem
+from pfljax.local.solver import Solver
 
 
 def moreau_envelope(problem: Problem, strength: float) -> surrogates.Surrogate:
@@ -51,17 +52,17 @@ def moreau_envelope(problem: Problem, strength: float) -> surrogates.Surrogate:
 
 def train(rounds: int = 40, strength: float = 2.0) -> float:
     """Trains on digits; returns the mean test accuracy over clients."""
-    federation = data.make(dataset="digits", train_examples=15)
+    federation = data.digits(train_examples=15)
     model = models.make("mlp", federation.train.x.shape[2:], federation.task, federation.num_classes)
     solver = Solver(model.loss, optax.with_extra_args_support(optax.sgd(0.2)), epochs=10)
     num, n_max = federation.train.y.shape
     problem = Problem(model, solver, make_plan(devices=1), num, num, n_max, rounds)
     algorithm = surrogates.client_server(problem, moreau_envelope(problem, strength))
     one_round = jax.jit(make_round(algorithm, problem.plan, num, num))
-    state = jax.jit(algorithm.init)(jax.random.key(0), federation.shards)
+    state = jax.jit(algorithm.init)(jax.random.key(0), federation.client_data)
     for number in range(rounds):
-        state, _ = one_round(jax.random.key(1), number, state, federation.shards)
-    predictor = algorithm.predictor(jax.random.key(2), state, federation.shards)
+        state, _ = one_round(jax.random.key(1), number, state, federation.client_data)
+    predictor = algorithm.predictor(jax.random.key(2), state, federation.client_data)
     return float(metrics.evaluate(problem.plan, model, predictor, federation.test)["accuracy"].mean())
 
 

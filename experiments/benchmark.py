@@ -23,7 +23,8 @@ from rich.table import Table
 
 from experiments import common, sweeps, timing
 from pfljax import algorithms, data, models, report
-from pfljax.core.types import Federation, Split, UsageError
+from pfljax.core.types import Split, UsageError
+from pfljax.data import Federation
 from pfljax.engine.plan import ExecutionPlan, make_plan
 from pfljax.local.solver import Solver
 from pfljax.models.networks import MobileNetV2

@@ -23,13 +23,15 @@ from absl import app, flags, logging
 
 from experiments import supervision
 from pfljax import algorithms, data, models
-from pfljax.core.types import Algorithm, Federation, RunError, UsageError
-from pfljax.data import embedding, latent
+from pfljax.core.types import Algorithm, RunError, UsageError
+from pfljax.data import Federation, embedding, latent
 from pfljax.engine import processes
 from pfljax.engine.plan import ExecutionPlan, make_plan
 from pfljax.evaluation.fine_tuning import fine_tuned
 from pfljax.local.privacy import Privacy
-from pfljax.local.solver import Problem, Solver, scheduled
+from pfljax.local.problem import Problem
+from pfljax.local.solver import Solver
+from pfljax.local.training import scheduled
 from pfljax.training import profiling
 from pfljax.training.loop import Setup
 

@@ -34,8 +34,8 @@ from experiments import common, sweeps, timing
 from pfljax import data, report
 from pfljax.algorithms import METHODS
 from pfljax.core import tree
-from pfljax.core.types import Federation, RunError, Split, UsageError
-from pfljax.data import sources
+from pfljax.core.types import RunError, Split, UsageError
+from pfljax.data import Federation, sources
 from pfljax.engine.plan import ExecutionPlan, make_plan
 from pfljax.training import files, loop, memory
 
@@ -123,7 +123,7 @@ def grid() -> list[Cell]:
 @functools.lru_cache(maxsize=1)
 def load(path: str) -> sources.Source:
     """The file's examples."""
-    return sources.load("npz", data_file=path)
+    return sources.npz(path)
 
 
 def described_data() -> str:
@@ -191,8 +191,8 @@ def check_state(setup: loop.Setup, shapes: Federation) -> int:
         RunError: if they do not.
     """
     algorithm = setup.make(setup.plan)
-    state = jax.eval_shape(algorithm.init, jax.random.key(0), shapes.shards)
-    copy = 5 * tree.num_bytes(shapes.shards) // 4  # with the test examples that random_pixels makes too
+    state = jax.eval_shape(algorithm.init, jax.random.key(0), shapes.client_data)
+    copy = 5 * tree.num_bytes(shapes.client_data) // 4  # with the test examples that random_pixels makes too
     if setup.client_store == "host":
         largest = max(
             tree.num_bytes(leaf) for leaf in jax.tree.leaves(state)
@@ -203,7 +203,7 @@ def check_state(setup: loop.Setup, shapes: Federation) -> int:
     state = jax.tree.map(lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s), state, shardings)
     check_fit(copy, memory.host_free(), "data on the host")
     copy = copy // len(jax.local_devices()) if jax.default_backend() == "cpu" else 0
-    check_fit(on_a_device((state, shapes.shards)) + copy, memory.device_limit(), "state and data on a device")
+    check_fit(on_a_device((state, shapes.client_data)) + copy, memory.device_limit(), "state and data on a device")
     return copy
 
 
@@ -233,8 +233,8 @@ def measure(cell: Cell) -> dict:
     )
     copy = check_state(setup, shapes)
     resident, device = PeakResident(), memory.peak_bytes()
-    compiled = loop.compile_to_fit(setup, shapes.shards)
-    clients = build_data(cell, cell.num_clients).shards
+    compiled = loop.compile_to_fit(setup, shapes.client_data)
+    clients = build_data(cell, cell.num_clients).client_data
     if setup.client_store == "device":
         need = max(compiled.making.total, compiled.memory.total) + copy
         check_fit(need, memory.device_limit(), "making the state, or a round, on a device")

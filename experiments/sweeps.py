@@ -23,7 +23,8 @@ from rich.table import Table
 
 from experiments import common
 from pfljax import algorithms, data
-from pfljax.core.types import Federation, RunError, UsageError
+from pfljax.core.types import RunError, UsageError
+from pfljax.data import Federation
 from pfljax.engine import processes
 from pfljax.training import files, loop
 from pfljax.training.history import check_directory

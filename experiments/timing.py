@@ -11,10 +11,12 @@ import jax
 import numpy as np
 
 from pfljax import algorithms
-from pfljax.core.types import ClientData, Federation
+from pfljax.core.types import ClientData
+from pfljax.data import Federation
 from pfljax.engine.plan import ExecutionPlan
 from pfljax.engine.rounds import Record
-from pfljax.local.solver import Problem, Solver
+from pfljax.local.problem import Problem
+from pfljax.local.solver import Solver
 from pfljax.models import Model
 from pfljax.training import loop
 
@@ -94,7 +96,7 @@ def start(
 
 def compile_rounds(setup: loop.Setup, trace: Path | None = None) -> Dispatch:
     """Compiles a method's rounds and starts them, as `start`."""
-    clients = loop.place(setup.plan, setup.federation.shards, setup.federation.num_clients)
+    clients = loop.place(setup.plan, setup.federation.client_data, setup.federation.num_clients)
     return start(loop.compile_to_fit(setup, clients), clients, setup.rounds, trace)
 
 

@@ -1,0 +1,64 @@
+"""Personalized federated learning in JAX and Flax."""
+
+from pfljax import data, models
+from pfljax.algorithms import *  # noqa: F403
+from pfljax.algorithms import __all__ as _methods
+from pfljax.api import Collaboration, Result, Run, Table, compare, train_replicates
+from pfljax.core.errors import ArgumentError, RunError
+from pfljax.core.method import METHODS, knob, method
+from pfljax.core.types import (
+    Aggregate,
+    Algorithm,
+    ClientContext,
+    ClientData,
+    ClientOutput,
+    Cohort,
+    Ledger,
+    Predictor,
+    Report,
+    State,
+    Traffic,
+)
+from pfljax.data import Federation, partitions
+from pfljax.local.privacy import Privacy
+from pfljax.local.problem import Problem
+from pfljax.local.training import LocalTraining
+from pfljax.models import Model
+from pfljax.training.experiment import Execution
+
+__version__ = "0.2.0"
+
+__all__ = [
+    "METHODS",
+    "Aggregate",
+    "Algorithm",
+    "ArgumentError",
+    "ClientContext",
+    "ClientData",
+    "ClientOutput",
+    "Cohort",
+    "Collaboration",
+    "Execution",
+    "Federation",
+    "Ledger",
+    "LocalTraining",
+    "Model",
+    "Predictor",
+    "Privacy",
+    "Problem",
+    "Report",
+    "Result",
+    "Run",
+    "RunError",
+    "State",
+    "Table",
+    "Traffic",
+    "compare",
+    "data",
+    "knob",
+    "method",
+    "models",
+    "partitions",
+    "train_replicates",
+    *_methods,
+]

@@ -1,24 +1,41 @@
 """Four CPU devices, so that every test can lay clients out over one, two or four; must run before JAX starts."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import jax
 
+# Code is split and emitted in ways that cost more time to compile than small programs take to run.
+FASTER_TO_COMPILE = ("--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1")
+
+
+def known_to_xla(flag: str) -> bool:
+    """Whether this XLA has the flag; one that it does not know ends the process, so that another process asks."""
+    ask = "from jaxlib import xla_client; xla_client.CompileOptions().executable_build_options.debug_options"
+    asked = subprocess.run([sys.executable, "-c", ask], env=os.environ | {"XLA_FLAGS": flag}, capture_output=True)
+    return asked.returncode == 0
+
+
+def start_jax() -> None:
+    """Starts JAX with flags that only this process sees: commands that tests start compile as users' do."""
+    given = os.environ.get("XLA_FLAGS")
+    os.environ["XLA_FLAGS"] = " ".join([given or "", *filter(known_to_xla, FASTER_TO_COMPILE)])
+    jax.local_devices()
+    if given is None:
+        del os.environ["XLA_FLAGS"]
+    else:
+        os.environ["XLA_FLAGS"] = given
+
+
 jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS") or "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
 # Devices of one CPU process share a thread pool: with several dispatches in flight their collectives can starve.
 jax.config.update("jax_cpu_enable_async_dispatch", False)
-# Most of the suite's time is compiling. Commands that tests start compile as users' do.
+# Most of the suite's time is compiling.
 jax.config.update("jax_disable_most_optimizations", True)
-given = os.environ.get("XLA_FLAGS")
-os.environ["XLA_FLAGS"] = f"{given or ''} --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-jax.local_devices()
-if given is None:
-    del os.environ["XLA_FLAGS"]
-else:
-    os.environ["XLA_FLAGS"] = given
+start_jax()
 
 # pytest puts tests/ on the path, where the folder experiments/ would hide the package of that name.
 sys.path.insert(0, str(Path(__file__).parents[1]))

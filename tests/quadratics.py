@@ -32,8 +32,8 @@ def play(name, rounds=2, sizes=SIZES, knobs=None, federation=None, **options):
     federation = federation or toys.make_federation(sizes, "regression")
     problem = toys.make_problem(federation, optax.sgd(RATE), **options)
     algorithm = toys.make_algorithm(name, problem, **(knobs or {}))
-    states, records = toys.train(algorithm, problem, federation.shards, rounds)
-    predictor = algorithm.predictor(jax.random.key(0), states[-1], federation.shards)
+    states, records = toys.train(algorithm, problem, federation.client_data, rounds)
+    predictor = algorithm.predictor(jax.random.key(0), states[-1], federation.client_data)
     return federation, algorithm, states, records, predictor
 
 

@@ -1,5 +1,7 @@
 """Small problems that the tests share."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,11 +9,15 @@ import optax
 
 from pfljax import models
 from pfljax.algorithms import METHODS
-from pfljax.core.types import Federation, Split
+from pfljax.core.types import Split
+from pfljax.data import Federation
 from pfljax.engine.plan import make_plan
 from pfljax.engine.rounds import make_round
-from pfljax.local.solver import Problem, Solver
-from pfljax.training import loop
+from pfljax.local.problem import Problem
+from pfljax.local.solver import Solver
+from pfljax.training.compiled import place, state_shardings
+from pfljax.training.experiment import Experiment
+from pfljax.training.loop import EVERY, Trainer
 
 
 def make_split(rng, sizes, task="classification", features=3, classes=3, n_max=None):
@@ -60,53 +66,45 @@ def make_problem(
 
 def make_algorithm(name, problem, **knobs):
     """A registered method with its defaults but for `knobs`."""
-    method = METHODS[name]
-    return method.make(problem, method.config(**knobs))
+    return METHODS[name](**knobs).build(problem)
 
 
-def make_setup(name, problem, federation, *, knobs=None, **fields):
-    """A run of a registered method, on two devices unless `fields`, of `loop.Setup`, say otherwise."""
-    usual = {
-        "unseen": None,
-        "plan": make_plan("map", devices=2),
-        "cohort_size": problem.cohort_size,
-        "checkpoint_every": 2,
-        "seed": 0,
-        "config": {"flags": {}},
-    }
-    return loop.Setup(
-        name=name,
-        make=lambda plan: make_algorithm(name, problem._replace(plan=plan), **knobs or {}),
-        model=problem.model,
-        solver=problem.solver,
-        federation=federation,
-        **usual | fields,
-    )
+def make_experiment(name, problem, federation, *, knobs=None, plan=None, **fields):
+    """A run of a registered method, on two devices unless `plan` says otherwise."""
+    plan = plan or make_plan("map", devices=2)
+    method = METHODS[name](**knobs or {})
+    return Experiment(method, problem._replace(plan=plan), federation, **fields)
 
 
-def shardings(algorithm, problem, shards):
+def run(experiment, rounds, *, out=None, schedule=EVERY, **options):
+    """Trains one experiment; its outcome."""
+    trainer = Trainer([experiment], outs=out and [out], **options)
+    return trainer.train(rounds, schedule)[0]
+
+
+def shardings(algorithm, problem, clients):
     """Where a run keeps the state."""
-    shape = jax.eval_shape(algorithm.init, jax.random.key(0), shards)
-    return loop.state_shardings(algorithm, problem.plan, shape)
+    shape = jax.eval_shape(algorithm.init, jax.random.key(0), clients)
+    return state_shardings(algorithm, problem.plan, shape)
 
 
-def start(algorithm, problem, shards, seed=0):
+def start(algorithm, problem, clients, seed=0):
     """The initial state, placed as a run places it."""
-    return jax.jit(algorithm.init, out_shardings=shardings(algorithm, problem, shards))(jax.random.key(seed), shards)
+    return jax.jit(algorithm.init, out_shardings=shardings(algorithm, problem, clients))(jax.random.key(seed), clients)
 
 
-def trainer(algorithm, problem, shards, rounds, seed=0):
-    """(shards, state=None) -> all states, the initial one first, and the rounds' records; compiles a round once."""
-    shape = shardings(algorithm, problem, shards)
+def trainer(algorithm, problem, clients, rounds, seed=0):
+    """(clients, state=None) -> all states, the initial one first, and the rounds' records; compiles a round once."""
+    shape = shardings(algorithm, problem, clients)
     first = jax.jit(algorithm.init, out_shardings=shape)
     one_round = make_round(algorithm, problem.plan, problem.num_clients, problem.cohort_size)
     one_round = jax.jit(one_round, out_shardings=(shape, None))
 
-    def play(shards, state=None):
-        shards = loop.place(problem.plan, shards, problem.num_clients)
-        states, records = [first(jax.random.key(seed), shards) if state is None else state], []
+    def play(clients, state=None):
+        clients = place(problem.plan, clients, problem.num_clients)
+        states, records = [first(jax.random.key(seed), clients) if state is None else state], []
         for number in range(rounds):
-            state, record = one_round(jax.random.key(seed), np.int32(number), states[-1], shards)
+            state, record = one_round(jax.random.key(seed), np.int32(number), states[-1], clients)
             states.append(state)
             records.append(record)
         return states, records
@@ -114,15 +112,16 @@ def trainer(algorithm, problem, shards, rounds, seed=0):
     return play
 
 
-def train(algorithm, problem, shards, rounds, *, seed=0, state=None):
+def train(algorithm, problem, clients, rounds, *, seed=0, state=None):
     """Plays rounds; returns all states, the initial one first, and the rounds' records."""
-    return trainer(algorithm, problem, shards, rounds, seed)(shards, state)
+    return trainer(algorithm, problem, clients, rounds, seed)(clients, state)
 
 
 def scripted(algorithm, script):
     """The algorithm with its downloads given: script (R, K, J), client ids; reads FedeRiCo's count of rounds."""
     script = jnp.asarray(script, jnp.int32)
-    return algorithm._replace(download=lambda key, state, cohort: script[state.clients["rounds"][0]])
+    download = lambda key, state, cohort: script[state.clients["rounds"][0]]
+    return dataclasses.replace(algorithm, download=download)
 
 
 def assert_trees_close(a, b, rtol=0.0, atol=0.0):

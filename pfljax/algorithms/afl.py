@@ -19,49 +19,44 @@ import optax
 
 from pfljax.algorithms.common import aggregation
 from pfljax.algorithms.common.averaging import averaging, loss_at_start
-from pfljax.core.types import Algorithm, ClientOutput, UsageError
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, ClientOutput, Ledger
 from pfljax.local.privacy import BY_LOSS
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 
 
+@method(keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
-class AFLConfig:
-    """AFL's knob.
+class AFL:
+    """Agnostic FL (Mohri et al., 2019): one model for the worst mixture of the clients."""
 
-    Attributes:
-        rate: of the steps of lambda; 0 is FedAvg
-    """
+    rate: float = knob(0.01, at_least=0, help="rate of the steps of lambda; 0 is FedAvg")
 
-    rate: float = 0.01
+    def build(self, problem: Problem) -> Algorithm:
+        base = averaging(problem, ledger=Ledger(gradients=1, unaccounted=BY_LOSS))
 
-    def __post_init__(self):
-        if self.rate < 0:
-            raise UsageError(f"--afl.rate={self.rate}: accepted: 0 or more")
+        def init(key, clients):
+            size = clients.train.size.astype(jnp.float32)
+            state = base.init(key, clients)
+            rows = {"id": jnp.arange(size.shape[0], dtype=jnp.int32), "optimizer": state.clients}
+            return state._replace(server=size / jnp.maximum(size.sum(), 1), clients=rows)
 
+        def client_update(context, models, row, data):
+            loss = loss_at_start(problem, models, data)
+            trained, kept, losses = problem.fit_models(context, models, row["optimizer"], data.train)
+            weight = jnp.where(data.train.size > 0, context.server[row["id"]], 0)
+            upload, sent = aggregation.weighted(trained, weight)
+            report = {"loss": losses[0], "start": jnp.where(data.train.size > 0, loss, 0), "client": row["id"]}
+            return ClientOutput(row | {"optimizer": kept}, upload, report, sent)
 
-def afl(problem: Problem, config: AFLConfig) -> Algorithm:
-    """AFL."""
-    base = averaging(problem)
+        def server_update(key, state, aggregate):
+            ascent = jnp.zeros_like(state.server).at[aggregate.report["client"]].add(aggregate.report["start"])
+            weights = optax.projections.projection_simplex(state.server + self.rate * ascent)
+            weights = weights if self.rate else state.server
+            state = state._replace(models=aggregation.average(state.models, aggregate), server=weights)
+            return state, {"clients_that_count": (weights > 0).sum()}
 
-    def init(key, clients):
-        size = clients.train.size.astype(jnp.float32)
-        state = base.init(key, clients)
-        rows = {"id": jnp.arange(size.shape[0], dtype=jnp.int32), "optimizer": state.clients}
-        return state._replace(server=size / jnp.maximum(size.sum(), 1), clients=rows)
-
-    def work(turn, models, row, shard):
-        loss = loss_at_start(problem, models, shard)
-        trained, kept, losses = problem.fit_models(turn, models, row["optimizer"], shard.train)
-        share = jnp.where(shard.train.size > 0, turn.server[row["id"]], 0)
-        upload, sent = aggregation.weighted(trained, share)
-        report = {"loss": losses[0], "start": jnp.where(shard.train.size > 0, loss, 0), "client": row["id"]}
-        return ClientOutput(row | {"optimizer": kept}, upload, report, sent)
-
-    def update(key, state, returned):
-        ascent = jnp.zeros_like(state.server).at[returned.report["client"]].add(returned.report["start"])
-        share = optax.projections.projection_simplex(state.server + config.rate * ascent)
-        share = share if config.rate else state.server
-        state = state._replace(models=aggregation.average(state.models, returned), server=share)
-        return state, {"clients_that_count": (share > 0).sum()}
-
-    return base._replace(init=init, work=work, update=update, unaccounted=BY_LOSS)
+        traffic = lambda counted: counted._replace(server=0)  # of lambda a client is sent its own, a scalar
+        return dataclasses.replace(
+            base, init=init, client_update=client_update, server_update=server_update, traffic=traffic
+        )

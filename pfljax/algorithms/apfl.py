@@ -22,27 +22,9 @@ import optax
 
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.core import tree
-from pfljax.core.types import Algorithm, Predictor, UsageError
-from pfljax.local.solver import Problem
-
-
-@dataclasses.dataclass(frozen=True)
-class APFLConfig:
-    """APFL's knobs.
-
-    Attributes:
-        alpha: share of the client's own model in its mixture, at first; 0 is FedAvg, 1 is Local
-        rate: of alpha's steps; 0 leaves it as it is
-    """
-
-    alpha: float = 0.5
-    rate: float = 0.1
-
-    def __post_init__(self):
-        if not 0 <= self.alpha <= 1:
-            raise UsageError(f"--apfl.alpha={self.alpha}: accepted: a share in [0, 1]")
-        if self.rate < 0:
-            raise UsageError(f"--apfl.rate={self.rate}: accepted: 0 or more")
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, Ledger, Predictor, Report
+from pfljax.local.problem import Problem
 
 
 def mixture(alpha, own, shared):
@@ -50,56 +32,62 @@ def mixture(alpha, own, shared):
     return jax.tree.map(lambda v, w: tree.per_row(alpha, v) * v + (1 - tree.per_row(alpha, v)) * w, own, shared)
 
 
-def apfl(problem: Problem, config: APFLConfig) -> Algorithm:
-    """APFL."""
-    of_batch = jax.value_and_grad(lambda params, batch: problem.solver.mean_loss(params, batch))
-    solver = problem.solver._replace(optimizer=apart(problem.solver.optimizer))
+@method(keeps="its model, its mixing weight", travels="the global model, both ways")
+@dataclasses.dataclass(frozen=True)
+class APFL:
+    """APFL (Deng et al., 2020): each client mixes the global model with its own, and learns how much of each."""
 
-    def step(models, memory, batch):
-        alpha, number = memory
-        v, w = models["own"], models["global"]
-        w_slope = of_batch(w, batch(0).of_model(0))[1]
-        loss, slope = of_batch(mixture(alpha, v, w), batch(0).of_model(1))
-        moved = alpha - config.rate * tree.inner(tree.subtract(v, w), slope)  # Eq. 10
-        memory = jnp.where(number == 0, jnp.clip(moved, 0, 1), alpha), number + 1
-        return loss, {"own": tree.scale(slope, alpha), "global": w_slope}, memory
+    alpha: float = knob(
+        0.5, at_least=0, at_most=1, help="first share of a client's own model in its mixture; 0 is FedAvg, 1 is Local"
+    )
+    rate: float = knob(0.1, at_least=0, help="rate of alpha's steps; 0 leaves it as it is")
 
-    def rows(key, models, clients):
-        num = tree.num_rows(clients)
-        alpha = jnp.full((num,), config.alpha, jnp.float32)
-        return {"own": problem.personal_rows(key, num), "alpha": alpha, "kept": problem.optimizer_rows(models, num)}
+    def build(self, problem: Problem) -> Algorithm:
+        of_batch = jax.value_and_grad(lambda params, batch: problem.solver.mean_loss(params, batch))
+        solver = problem.solver._replace(optimizer=apart(problem.solver.optimizer))
 
-    def train(turn, models, row, shard):
-        one = lambda stack: jax.tree.map(lambda leaf: leaf[0], stack)
-        w = one(models)
-        optimizer = {
-            "own": row["own"]["optimizer"],
-            "global": one(row["kept"]) if problem.keep_optimizer else problem.solver.optimizer.init(w),
-        }
-        trained, optimizer, loss, (alpha, _) = solver.descend(
-            turn.key,
-            {"own": row["own"]["model"], "global": w},
-            optimizer,
-            shard.train,
-            step,
-            (row["alpha"], jnp.zeros((), jnp.int32)),
-            round_number=turn.round,
+        def step(models, memory, batch):
+            alpha, number = memory
+            v, w = models["own"], models["global"]
+            w_slope = of_batch(w, batch(0).of_model(0))[1]
+            loss, slope = of_batch(mixture(alpha, v, w), batch(0).of_model(1))
+            moved = alpha - self.rate * tree.inner(tree.subtract(v, w), slope)  # Eq. 10
+            memory = jnp.where(number == 0, jnp.clip(moved, 0, 1), alpha), number + 1
+            return loss, {"own": tree.scale(slope, alpha), "global": w_slope}, memory
+
+        def rows(key, models, clients):
+            num = tree.num_rows(clients)
+            alpha = jnp.full((num,), self.alpha, jnp.float32)
+            return {"own": problem.own_rows(key, num), "alpha": alpha, "kept": problem.optimizer_rows(models, num)}
+
+        def train(context, models, row, data):
+            w, keep = tree.first(models), problem.keep_optimizer
+            start = {"own": row["own"]["model"], "global": w}
+            shared = tree.first(row["kept"]) if keep else problem.solver.optimizer.init(w)
+            optimizer = {"own": row["own"]["optimizer"], "global": shared}
+            memory = row["alpha"], jnp.zeros((), jnp.int32)
+            trained, optimizer, loss, (alpha, _) = solver.descend(
+                context.key, start, optimizer, data.train, step, memory, round_number=context.round
+            )
+            own = {"model": trained["own"], "optimizer": optimizer["own"]}
+            kept = tree.stack_one(optimizer["global"]) if keep else ()
+            return tree.stack_one(trained["global"]), {"own": own, "alpha": alpha, "kept": kept}, loss[None]
+
+        def predictor(key, state, clients):
+            return Predictor.own(mixture(state.clients["alpha"], state.clients["own"]["model"], state.models))
+
+        def adapt(key, state, clients):
+            mixed = lambda v, w: mixture(jnp.float32(self.alpha), v, w)
+            objective = lambda v, batch, w: problem.solver.mean_loss(mixed(v, w), batch)
+            rounds = problem.rounds
+            own = problem.train_alone(key, state.models, clients, own=False, rounds=rounds, objective=objective)
+            return Predictor.own(mixed(own, state.models))
+
+        ledger = Ledger(gradients=2)
+        report = Report(scored="each client's mixture of its own parameters and the global ones")
+        return averaging(
+            problem, train=train, rows=rows, predictor=predictor, adapt=adapt, ledger=ledger, report=report
         )
-        kept = tree.stack_one(optimizer["global"]) if problem.keep_optimizer else ()
-        row = {"own": {"model": trained["own"], "optimizer": optimizer["own"]}, "alpha": alpha, "kept": kept}
-        return tree.stack_one(trained["global"]), row, loss[None]
-
-    def predictor(key, state, clients):
-        return Predictor.own(mixture(state.clients["alpha"], state.clients["own"]["model"], state.models))
-
-    def adapt(key, state, clients):
-        mixed = lambda v, w: mixture(jnp.float32(config.alpha), v, w)
-        objective = lambda v, batch, w: problem.solver.mean_loss(mixed(v, w), batch)
-        own = problem.train_alone(key, state.models, clients, own=False, rounds=problem.rounds, objective=objective)
-        return Predictor.own(mixed(own, state.models))
-
-    scored = "each client's mixture of its own parameters and the global ones"
-    return averaging(problem, train=train, rows=rows, predictor=predictor, adapt=adapt, scored=scored, gradients=2)
 
 
 def apart(optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:

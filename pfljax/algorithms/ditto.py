@@ -14,54 +14,50 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
-
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.core import tree
-from pfljax.core.types import Algorithm, Predictor, UsageError
-from pfljax.local.solver import Problem
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, Ledger, Predictor, Report
+from pfljax.local.problem import Problem
 
 
+@method(keeps="its model", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
-class DittoConfig:
-    """Ditto's knob.
+class Ditto:
+    """Ditto (Li et al., 2021): a global model, and personal ones held near it."""
 
-    Attributes:
-        strength: lambda, of the pull of the personal model to the global one; 0 is Local
-    """
+    strength: float = knob(0.1, at_least=0, help="lambda, the pull of the personal model to the global one; 0 is Local")
 
-    strength: float = 0.1
+    def build(self, problem: Problem) -> Algorithm:
+        def near(params, batch, w):
+            return problem.solver.proximal(w, self.strength)(params, batch.of_model(1))
 
-    def __post_init__(self):
-        if self.strength < 0:
-            raise UsageError(f"--ditto.strength={self.strength}: accepted: 0 or more")
+        def rows(key, models, clients):
+            num = tree.num_rows(clients)
+            return {"personal": problem.own_rows(key, num), "optimizer": problem.optimizer_rows(models, num)}
 
+        def train(context, models, row, data):
+            w = tree.first(models)
+            trained, optimizer, _ = problem.fit_models(context, models, row["optimizer"], data.train)
+            objective = lambda params, batch: near(params, batch, w)
+            personal, loss = problem.fit_own(context, row["personal"], data.train, objective)
+            return trained, {"personal": personal, "optimizer": optimizer}, loss[None]
 
-def ditto(problem: Problem, config: DittoConfig) -> Algorithm:
-    """Ditto."""
+        def predictor(key, state, clients):
+            return Predictor.own(state.clients["personal"]["model"])
 
-    def near(w, params, batch):
-        return problem.solver.proximal(w, config.strength)(params, batch.of_model(1))
+        def adapt(key, state, clients):
+            rounds = problem.rounds
+            return Predictor.own(
+                problem.train_alone(key, state.models, clients, own=False, rounds=rounds, objective=near)
+            )
 
-    def rows(key, models, clients):
-        num = tree.num_rows(clients)
-        return {"personal": problem.personal_rows(key, num), "optimizer": problem.optimizer_rows(models, num)}
-
-    def train(turn, models, row, shard):
-        w = jax.tree.map(lambda leaf: leaf[0], models)
-        trained, optimizer, _ = problem.fit_models(turn, models, row["optimizer"], shard.train)
-        personal, loss = problem.fit_personal(
-            turn, row["personal"], shard.train, lambda params, batch: near(w, params, batch)
+        return averaging(
+            problem,
+            train=train,
+            rows=rows,
+            predictor=predictor,
+            adapt=adapt,
+            ledger=Ledger(gradients=2),
+            report=Report(scored="each client's own model"),
         )
-        return trained, {"personal": personal, "optimizer": optimizer}, loss[None]
-
-    def predictor(key, state, clients):
-        return Predictor.own(state.clients["personal"]["model"])
-
-    def adapt(key, state, clients):
-        objective = lambda params, batch, w: near(w, params, batch)
-        models = problem.train_alone(key, state.models, clients, own=False, rounds=problem.rounds, objective=objective)
-        return Predictor.own(models)
-
-    scored = "each client's own model"
-    return averaging(problem, train=train, rows=rows, predictor=predictor, adapt=adapt, scored=scored, gradients=2)

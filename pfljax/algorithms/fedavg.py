@@ -9,8 +9,8 @@ personalization via model agnostic meta learning" (2019), as FedEM and FedeRiCo 
     FedAvg+ then, before it is evaluated: client k trains theta for `tune_epochs` epochs on D_k.
 
 Departures from the paper: none. The clients' optimizer starts afresh in every round, unless it is to be kept
-(`Problem.keep_optimizer`). Tuning always starts afresh, and with the rate of the first round whatever the schedule: a
-pass at the hundredth of it that a schedule may leave would change next to nothing.
+(`Problem.keep_optimizer`). Tuning always starts afresh and at the rate of the first round, whatever the schedule: at
+the hundredth of it that a schedule may leave, a pass would change next to nothing.
 """
 
 from __future__ import annotations
@@ -18,42 +18,33 @@ from __future__ import annotations
 import dataclasses
 
 from pfljax.algorithms.common.averaging import averaging
-from pfljax.core.types import Algorithm, Predictor, UsageError
-from pfljax.local.solver import Problem
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, Ledger, Predictor, Report
+from pfljax.local.problem import Problem
 
 
+@method(keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
-class FedAvgConfig:
-    """FedAvg has no knobs of its own."""
+class FedAvg:
+    """FedAvg (McMahan et al., 2017): one global model, the mean of what clients train it to."""
+
+    def build(self, problem: Problem) -> Algorithm:
+        return averaging(problem)
 
 
+@method(name="fedavg_plus", keeps="its tuned copy", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
-class FedAvgPlusConfig:
-    """FedAvg+'s knobs.
+class FedAvgPlus:
+    """FedAvg with local tuning (Jiang et al., 2019): every client tunes the global model before it predicts."""
 
-    Attributes:
-        tune_epochs: epochs that each client tunes the global model before it is evaluated
-    """
+    tune_epochs: int = knob(1, at_least=0, help="epochs that each client tunes the global model before evaluation")
 
-    tune_epochs: int = 1
+    def build(self, problem: Problem) -> Algorithm:
+        tuning = problem._replace(solver=problem.solver._replace(epochs=self.tune_epochs, steps=0))
 
-    def __post_init__(self):
-        if self.tune_epochs < 0:
-            raise UsageError(f"--fedavg_plus.tune_epochs={self.tune_epochs}: accepted: 0 or more")
+        def predictor(key, state, clients):
+            return Predictor.own(tuning.train_alone(key, state.models, clients, own=False))
 
-
-def fedavg(problem: Problem, config: FedAvgConfig) -> Algorithm:
-    """FedAvg."""
-    del config
-    return averaging(problem)
-
-
-def fedavg_plus(problem: Problem, config: FedAvgPlusConfig) -> Algorithm:
-    """FedAvg with local tuning before evaluation."""
-    tuning = problem._replace(solver=problem.solver._replace(epochs=config.tune_epochs, steps=0))
-
-    def predictor(key, state, clients):
-        return Predictor.own(tuning.train_alone(key, state.models, clients, own=False))
-
-    scored = "the global model, tuned by each client on its training data"
-    return averaging(problem, predictor=predictor, scored=scored)._replace(unaccounted="the tuning")
+        ledger = Ledger(gradients=1, unaccounted="the tuning")
+        report = Report(scored="the global model, tuned by each client on its training data")
+        return averaging(problem, predictor=predictor, ledger=ledger, report=report)

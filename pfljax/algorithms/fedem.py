@@ -27,7 +27,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pfljax.algorithms.common import graphs, surrogates
+from pfljax.algorithms.common import surrogates
 from pfljax.core.errors import ArgumentError
 from pfljax.core.method import knob, method
 from pfljax.core.types import Algorithm
@@ -47,14 +47,13 @@ class FedEM:
 
 @method(keeps="M components, its mixture weights", travels="M components, to and from every neighbor in the graph")
 @dataclasses.dataclass(frozen=True)
-class DFedEM(graphs.GraphKnobs):
+class DFedEM(surrogates.CommunicationGraph):
     """D-FedEM (Marfoq et al., 2021): FedEM without a server, over a communication graph."""
 
     components: int = knob(3, at_least=1, help="M, the underlying distributions")
 
     def build(self, problem: Problem) -> Algorithm:
-        mixing = graphs.make_mixing(problem.num_clients, self)
-        return surrogates.decentralized(problem, mixture(problem, self.components, "dfedem"), mixing)
+        return surrogates.decentralized(problem, mixture(problem, self.components, "dfedem"), self)
 
 
 def mixture(problem: Problem, num: int, owner: str) -> surrogates.Surrogate:

@@ -21,75 +21,51 @@ import jax.numpy as jnp
 import optax
 
 from pfljax.algorithms.common.averaging import averaging
-from pfljax.core.types import Algorithm, UsageError
-from pfljax.local.solver import Problem
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm
+from pfljax.local.problem import Problem
 
 
+@method(keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
-class FedAvgMConfig:
-    """FedAvgM's knobs.
+class FedAvgM:
+    """FedAvg with server momentum (Hsu et al., 2019): the server gathers speed along what clients move."""
 
-    Attributes:
-        momentum: of the server; 0, with rate 1, is FedAvg
-        rate: of the server; 1 - momentum lets it go as far as FedAvg in the long run
-    """
+    momentum: float = knob(0.9, at_least=0, below=1, help="momentum of the server; 0, with rate 1, is FedAvg")
+    rate: float = knob(0.1, above=0, help="rate of the server; 1 - momentum goes as far as FedAvg in the long run")
 
-    momentum: float = 0.9
-    rate: float = 0.1
-
-    def __post_init__(self):
-        if not 0 <= self.momentum < 1:
-            raise UsageError(f"--fedavgm.momentum={self.momentum}: accepted: 0 to below 1")
-        if not self.rate > 0:
-            raise UsageError(f"--fedavgm.rate={self.rate}: accepted: above 0")
+    def build(self, problem: Problem) -> Algorithm:
+        return averaging(problem, server=optax.sgd(self.rate, self.momentum or None))
 
 
+@method(keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
-class FedAdamConfig:
-    """FedAdam's knobs.
+class FedAdam:
+    """FedAdam, FedYogi, FedAdagrad (Reddi et al., 2021): an adaptive optimizer at the server."""
 
-    Attributes:
-        optimizer: of the server
-        rate: of the server
-        tau: added to the root of the second moment, how far the server adapts
-    """
+    optimizer: Literal["adam", "yogi", "adagrad"] = knob("adam", help="optimizer of the server")
+    rate: float = knob(0.01, above=0, help="rate of the server")
+    tau: float = knob(0.001, above=0, help="what is added to the root of the second moment; less adapts more")
 
-    optimizer: Literal["adam", "yogi", "adagrad"] = "adam"
-    rate: float = 0.01
-    tau: float = 0.001
+    def build(self, problem: Problem) -> Algorithm:
+        return averaging(problem, server=self.adaptive())
 
-    def __post_init__(self):
-        for name, value in (("rate", self.rate), ("tau", self.tau)):
-            if not value > 0:
-                raise UsageError(f"--fedadam.{name}={value}: accepted: above 0")
+    def adaptive(self) -> optax.GradientTransformation:
+        """Algorithm 2's step, which unlike optax's of these names corrects no bias and starts v at tau^2."""
+        second = {
+            "adagrad": lambda v, d: v + d**2,
+            "yogi": lambda v, d: v - 0.01 * d**2 * jnp.sign(v - d**2),
+            "adam": lambda v, d: 0.99 * v + 0.01 * d**2,
+        }[self.optimizer]
 
+        def init(params):
+            zeros = jax.tree.map(jnp.zeros_like, params)
+            return {"m": zeros, "v": jax.tree.map(lambda leaf: leaf + self.tau**2, zeros)}
 
-def fedavgm(problem: Problem, config: FedAvgMConfig) -> Algorithm:
-    """FedAvg with server momentum."""
-    return averaging(problem, server=optax.sgd(config.rate, config.momentum or None))
+        def update(updates, state, params=None):
+            m = jax.tree.map(lambda m, d: 0.9 * m + 0.1 * d, state["m"], updates)
+            v = jax.tree.map(second, state["v"], updates)
+            step = jax.tree.map(lambda m, v: -self.rate * m / (jnp.sqrt(v) + self.tau), m, v)
+            return step, {"m": m, "v": v}
 
-
-def fedadam(problem: Problem, config: FedAdamConfig) -> Algorithm:
-    """FedAvg with an adaptive server optimizer."""
-    return averaging(problem, server=adaptive(config))
-
-
-def adaptive(config: FedAdamConfig) -> optax.GradientTransformation:
-    """Algorithm 2's step, which unlike optax's of these names corrects no bias and starts v at tau^2."""
-    second = {
-        "adagrad": lambda v, d: v + d**2,
-        "yogi": lambda v, d: v - 0.01 * d**2 * jnp.sign(v - d**2),
-        "adam": lambda v, d: 0.99 * v + 0.01 * d**2,
-    }[config.optimizer]
-
-    def init(params):
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return {"m": zeros, "v": jax.tree.map(lambda leaf: leaf + config.tau**2, zeros)}
-
-    def update(updates, state, params=None):
-        m = jax.tree.map(lambda m, d: 0.9 * m + 0.1 * d, state["m"], updates)
-        v = jax.tree.map(second, state["v"], updates)
-        step = jax.tree.map(lambda m, v: -config.rate * m / (jnp.sqrt(v) + config.tau), m, v)
-        return step, {"m": m, "v": v}
-
-    return optax.GradientTransformation(init, update)
+        return optax.GradientTransformation(init, update)

@@ -13,34 +13,27 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
-
 from pfljax.algorithms.common.averaging import sharing_layers
-from pfljax.core.types import Algorithm, UsageError
-from pfljax.local.solver import Problem
+from pfljax.core import tree
+from pfljax.core.errors import ArgumentError
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, Report
+from pfljax.local.problem import Problem
 
 
+@method(keeps="its last layers", travels="the base layers, both ways")
 @dataclasses.dataclass(frozen=True)
-class FedPerConfig:
-    """FedPer's knob.
+class FedPer:
+    """FedPer (Arivazhagan et al., 2019): shared base layers, the last ones personal."""
 
-    Attributes:
-        personal_layers: how many of the model's last layers are personal; 0 is FedAvg
-    """
+    personal_layers: int = knob(1, at_least=0, help="number of last layers that are personal; 0 is FedAvg")
 
-    personal_layers: int = 1
-
-
-def fedper(problem: Problem, config: FedPerConfig) -> Algorithm:
-    """FedPer."""
-    num_layers = len(problem.model.layers)
-    if not 0 <= config.personal_layers <= num_layers:
-        raise UsageError(
-            f"--fedper.personal_layers={config.personal_layers}: accepted: 0 to {num_layers}, the layers of the model"
-        )
-
-    def shared(params):
-        return jax.tree.map(lambda personal: not personal, problem.model.mask(params, config.personal_layers))
-
-    algorithm = sharing_layers(problem, shared, scored="each client's own last layers on the shared ones")
-    return algorithm._replace(facts=(("shared layers", num_layers - config.personal_layers),))
+    def build(self, problem: Problem) -> Algorithm:
+        num_layers = len(problem.model.layers)
+        if self.personal_layers > num_layers:
+            accepted = f"accepted: 0 to {num_layers}, the layers of the model"
+            raise ArgumentError("personal_layers", accepted, self.personal_layers, owner="fedper")
+        shared = lambda params: tree.complement(problem.model.mask(params, self.personal_layers))
+        facts = (("shared layers", num_layers - self.personal_layers),)
+        report = Report(scored="each client's own last layers on the shared ones", facts=facts)
+        return sharing_layers(problem, shared, report=report)

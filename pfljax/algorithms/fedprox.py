@@ -14,30 +14,21 @@ from __future__ import annotations
 import dataclasses
 
 from pfljax.algorithms.common.averaging import averaging
-from pfljax.core.types import Algorithm, UsageError
-from pfljax.local.solver import Problem
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, Ledger
+from pfljax.local.problem import Problem
 
 
+@method(keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
-class FedProxConfig:
-    """FedProx's knob.
+class FedProx:
+    """FedProx (Li et al., 2020): FedAvg whose clients stay near the global model."""
 
-    Attributes:
-        mu: strength of the proximal term; 0 is FedAvg
-    """
+    mu: float = knob(0.1, at_least=0, help="strength of the proximal term; 0 is FedAvg")
 
-    mu: float = 0.1
+    def build(self, problem: Problem) -> Algorithm:
+        def train(context, models, kept, data):
+            objective = lambda params, batch, anchor: problem.solver.proximal(anchor, self.mu)(params, batch)  # Eq. 2
+            return problem.fit_models(context, models, kept, data.train, objective, aux=models)
 
-    def __post_init__(self):
-        if self.mu < 0:
-            raise UsageError(f"--fedprox.mu={self.mu}: accepted: 0 or more")
-
-
-def fedprox(problem: Problem, config: FedProxConfig) -> Algorithm:
-    """FedProx."""
-
-    def train(turn, models, kept, shard):
-        objective = lambda params, batch, anchor: problem.solver.proximal(anchor, config.mu)(params, batch)  # Eq. 2
-        return problem.fit_models(turn, models, kept, shard.train, objective, aux=models)
-
-    return averaging(problem, train=train)
+        return averaging(problem, train=train, ledger=Ledger(gradients=1))

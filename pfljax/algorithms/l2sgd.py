@@ -20,42 +20,34 @@ import jax
 
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.core import tree
-from pfljax.core.types import Algorithm, Predictor, UsageError
-from pfljax.local.solver import Problem
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, Ledger, Predictor, Report
+from pfljax.local.problem import Problem
 
 
+@method(keeps="its model", travels="the mean down, its model up")
 @dataclasses.dataclass(frozen=True)
-class L2SGDConfig:
-    """L2SGD's knob.
+class L2SGD:
+    """L2SGD (Hanzely and Richtárik, 2020): every client its own model, drawn toward the mean of all."""
 
-    Attributes:
-        pull: share of the way to the mean that a client's model goes in a round; 0 is Local
-    """
+    pull: float = knob(0.5, at_least=0, at_most=1, help="share of the way to the mean that a model goes; 0 is Local")
 
-    pull: float = 0.5
+    def build(self, problem: Problem) -> Algorithm:
+        def rows(key, models, clients):
+            return problem.own_rows(key, tree.num_rows(clients))
 
-    def __post_init__(self):
-        if not 0 <= self.pull <= 1:
-            raise UsageError(f"--l2sgd.pull={self.pull}: accepted: a share in [0, 1]")
+        def train(context, models, row, data):
+            toward = lambda x, mean: (1 - self.pull) * x + self.pull * mean[0]
+            start = jax.tree.map(toward, row["model"], models)
+            row, loss = problem.fit_own(context, row | {"model": start}, data.train)
+            return tree.stack_one(row["model"]), row, loss[None]
 
-
-def l2sgd(problem: Problem, config: L2SGDConfig) -> Algorithm:
-    """L2SGD."""
-
-    def rows(key, models, clients):
-        return problem.personal_rows(key, tree.num_rows(clients))
-
-    def train(turn, models, row, shard):
-        toward = lambda x, mean: (1 - config.pull) * x + config.pull * mean[0]
-        start = jax.tree.map(toward, row["model"], models)
-        row, loss = problem.fit_personal(turn, row | {"model": start}, shard.train)
-        return tree.stack_one(row["model"]), row, loss[None]
-
-    def predictor(key, state, clients):
-        return Predictor.own(state.clients["model"])
-
-    def adapt(key, state, clients):
-        return Predictor.own(problem.train_alone(key, state.models, clients, own=False))
-
-    scored = "each client's own model"
-    return averaging(problem, train=train, rows=rows, predictor=predictor, adapt=adapt, scored=scored)
+        return averaging(
+            problem,
+            train=train,
+            rows=rows,
+            predictor=lambda key, state, clients: Predictor.own(state.clients["model"]),
+            adapt=lambda key, state, clients: Predictor.own(problem.train_alone(key, state.models, clients, own=False)),
+            ledger=Ledger(gradients=1),
+            report=Report(scored="each client's own model"),
+        )

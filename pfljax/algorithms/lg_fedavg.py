@@ -15,29 +15,25 @@ from __future__ import annotations
 import dataclasses
 
 from pfljax.algorithms.common.averaging import sharing_layers
-from pfljax.core.types import Algorithm, UsageError
-from pfljax.local.solver import Problem
+from pfljax.core.errors import ArgumentError
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, Report
+from pfljax.local.problem import Problem
 
 
+@method(name="lg_fedavg", keeps="its lower layers", travels="the upper layers, both ways")
 @dataclasses.dataclass(frozen=True)
-class LGFedAvgConfig:
-    """LG-FedAvg's knob.
+class LGFedAvg:
+    """LG-FedAvg (Liang et al., 2020): local lower layers, shared upper ones."""
 
-    Attributes:
-        shared_layers: how many of the model's last layers are shared; 0: half of them, one at least
-    """
+    shared_layers: int = knob(0, at_least=0, help="number of shared last layers; 0: half of them, one at least")
 
-    shared_layers: int = 0
-
-
-def lg_fedavg(problem: Problem, config: LGFedAvgConfig) -> Algorithm:
-    """LG-FedAvg."""
-    num_layers = len(problem.model.layers)
-    if not 0 <= config.shared_layers <= num_layers:
-        raise UsageError(
-            f"--lg_fedavg.shared_layers={config.shared_layers}: accepted: 1 to {num_layers}, the layers of the model, "
-            "and 0 for half of them"
-        )
-    num_shared = config.shared_layers or max(1, num_layers // 2)
-    shared = lambda params: problem.model.mask(params, num_shared)
-    return sharing_layers(problem, shared, scored="the shared upper layers on each client's own lower ones")
+    def build(self, problem: Problem) -> Algorithm:
+        num_layers = len(problem.model.layers)
+        if self.shared_layers > num_layers:
+            accepted = f"accepted: 1 to {num_layers}, the layers of the model, and 0 for half of them"
+            raise ArgumentError("shared_layers", accepted, self.shared_layers, owner="lg_fedavg")
+        num_shared = self.shared_layers or max(1, num_layers // 2)
+        shared = lambda params: problem.model.mask(params, num_shared)
+        report = Report(scored="the shared upper layers on each client's own lower ones")
+        return sharing_layers(problem, shared, report=report)

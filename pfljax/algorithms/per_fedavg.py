@@ -24,68 +24,53 @@ import jax
 
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.core import tree
-from pfljax.core.types import Algorithm, Predictor, UsageError
-from pfljax.local.solver import Problem
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, Ledger, Predictor, Report
+from pfljax.local.problem import Problem
 
 
+@method(name="per_fedavg", keeps="a gradient step from the global model", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
-class PerFedAvgConfig:
-    """Per-FedAvg's knobs.
+class PerFedAvg:
+    """Per-FedAvg (Fallah et al., 2020): a global model from which one gradient step makes a good personal one."""
 
-    Attributes:
-        alpha: rate of the step that personalizes; 0 is FedAvg
-        form: the meta-objective's gradient without second derivatives, or with differences of gradients in their place
-        delta: how far apart the gradients of that difference are taken
-        adapt_steps: steps of rate alpha that a client takes before it predicts
-    """
-
-    alpha: float = 0.03
-    form: Literal["first_order", "hessian_free"] = "first_order"
-    delta: float = 0.001
-    adapt_steps: int = 1
-
-    def __post_init__(self):
-        if self.alpha < 0:
-            raise UsageError(f"--per_fedavg.alpha={self.alpha}: accepted: 0 or more")
-        if not self.delta > 0:
-            raise UsageError(f"--per_fedavg.delta={self.delta}: accepted: above 0")
-        if self.adapt_steps < 0:
-            raise UsageError(f"--per_fedavg.adapt_steps={self.adapt_steps}: accepted: 0 or more")
-
-
-def per_fedavg(problem: Problem, config: PerFedAvgConfig) -> Algorithm:
-    """Per-FedAvg."""
-    solver, hessian_free = problem.solver, config.form == "hessian_free"
-    of_batch = jax.value_and_grad(lambda params, batch: solver.mean_loss(params, batch))
-
-    def moved(params, direction, rate):
-        return jax.tree.map(lambda p, g: p - rate * g, params, direction)
-
-    def meta_gradient(params, memory, batch):
-        inner = moved(params, of_batch(params, batch(1).of_model(3))[1], config.alpha)
-        loss, outer = of_batch(inner, batch(0).of_model(0))
-        if hessian_free:
-            third = batch(2)
-            ahead, behind = (
-                of_batch(moved(params, outer, -step), third.of_model(number))[1]
-                for number, step in ((1, config.delta), (2, -config.delta))
-            )
-            curvature = tree.scale(tree.subtract(ahead, behind), 1 / (2 * config.delta))  # H times the outer gradient
-            outer = moved(outer, curvature, config.alpha)
-        return loss, outer, memory
-
-    def train(turn, models, kept, shard):
-        return problem.descend_model(turn, models, kept, shard.train, meta_gradient)[:3]
-
-    def predictor(key, state, clients):
-        def personal(_, params, shard):
-            step = lambda _, params: moved(params, solver.loss_and_gradient(params, shard.train)[1], config.alpha)
-            return jax.lax.fori_loop(0, config.adapt_steps, step, params)
-
-        return Predictor.own(problem.personalize(key, state.models, clients, personal))
-
-    scored = (
-        f"the global model after {config.adapt_steps} steps of rate {config.alpha:g} on each client's training data"
+    alpha: float = knob(0.03, at_least=0, help="rate of the step that personalizes; 0 is FedAvg")
+    form: Literal["first_order", "hessian_free"] = knob(
+        "first_order",
+        help="meta-gradient without second derivatives, or with differences of gradients",
     )
-    # A mini-batch serves as D', D and, without first_order, twice as D''.
-    return averaging(problem, train=train, predictor=predictor, scored=scored, gradients=4 if hessian_free else 2)
+    delta: float = knob(0.001, above=0, help="distance at which the gradients of that difference are taken")
+    adapt_steps: int = knob(1, at_least=0, help="number of steps of rate alpha that a client takes before it predicts")
+
+    def build(self, problem: Problem) -> Algorithm:
+        solver, hessian_free = problem.solver, self.form == "hessian_free"
+        of_batch = jax.value_and_grad(lambda params, batch: solver.mean_loss(params, batch))
+
+        def moved(params, direction, rate):
+            return jax.tree.map(lambda p, g: p - rate * g, params, direction)
+
+        def meta_gradient(params, memory, batch):
+            inner = moved(params, of_batch(params, batch(1).of_model(3))[1], self.alpha)
+            loss, outer = of_batch(inner, batch(0).of_model(0))
+            if hessian_free:
+                third, steps = batch(2), ((1, self.delta), (2, -self.delta))
+                ahead, behind = (of_batch(moved(params, outer, -d), third.of_model(n))[1] for n, d in steps)
+                curvature = tree.scale(tree.subtract(ahead, behind), 1 / (2 * self.delta))  # H times the outer gradient
+                outer = moved(outer, curvature, self.alpha)
+            return loss, outer, memory
+
+        def train(context, models, kept, data):
+            return problem.descend_model(context, models, kept, data.train, meta_gradient)[:3]
+
+        def predictor(key, state, clients):
+            def personal(_, params, data):
+                step = lambda _, params: moved(params, solver.loss_and_gradient(params, data.train)[1], self.alpha)
+                return jax.lax.fori_loop(0, self.adapt_steps, step, params)
+
+            return Predictor.own(problem.personalize(key, state.models, clients, personal))
+
+        # A mini-batch serves as D', D and, without first_order, twice as D''.
+        ledger = Ledger(gradients=4 if hessian_free else 2)
+        steps = f"{self.adapt_steps} steps of rate {self.alpha:g}"
+        report = Report(scored=f"the global model after {steps} on each client's training data")
+        return averaging(problem, train=train, predictor=predictor, ledger=ledger, report=report)

@@ -15,7 +15,6 @@ steps on f_k and exact ones on the proximal term, theta <- (theta - rate (grad f
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -23,81 +22,63 @@ import optax
 
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.core import tree
-from pfljax.core.types import Algorithm, Params, Predictor, UsageError
-from pfljax.local.solver import Problem
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, Ledger, Predictor, Report
+from pfljax.local.problem import Problem
 
 
+@method(keeps="its model", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
-class PFedMeConfig:
-    """pFedMe's knobs.
+class PFedMe:
+    """pFedMe (Dinh et al., 2020): personal models near a global one, by Moreau envelopes."""
 
-    Attributes:
-        strength: lambda, of the pull of the personal model to the global one
-        steps: steps of the personal model on each mini-batch
-        rate: their rate
-        beta: share of the new mean in the global model
-    """
+    strength: float = knob(15.0, above=0, help="lambda, the pull of the personal model to the global one")
+    steps: int = knob(5, at_least=1, help="number of steps of the personal model on each mini-batch")
+    rate: float = knob(0.09, above=0, help="rate of these steps")
+    beta: float = knob(1.0, above=0, help="share of the new mean in the global model")
 
-    strength: float = 15.0
-    steps: int = 5
-    rate: float = 0.09
-    beta: float = 1.0
+    def build(self, problem: Problem) -> Algorithm:
+        solver = problem.solver
 
-    def __post_init__(self):
-        for name, low in (("strength", self.strength), ("steps", self.steps), ("rate", self.rate), ("beta", self.beta)):
-            if not low > 0:
-                raise UsageError(f"--pfedme.{name}={low}: accepted: above 0")
+        def moreau(w, gradient):
+            """theta after `steps` steps from w, each with its gradient(theta, number) -> (loss, slopes), and f_k(w)."""
 
+            def toward(theta, slope, anchor):
+                return (theta - self.rate * (slope - self.strength * anchor)) / (1 + self.rate * self.strength)
 
-def pfedme(problem: Problem, config: PFedMeConfig) -> Algorithm:
-    """pFedMe."""
+            def step(number, carry):
+                theta, first = carry
+                loss, slopes = gradient(theta, number)
+                return jax.tree.map(toward, theta, slopes, w), jnp.where(number == 0, loss, first)
 
-    def moreau(w: Params, gradient: Callable[[Params, jax.Array], tuple[jax.Array, Params]]):
-        """theta after `steps` steps from w, each with its (loss, gradient) of f_k, and f_k(w)."""
+            return jax.lax.fori_loop(0, self.steps, step, (w, jnp.zeros(())))
 
-        def toward(theta, slope, anchor):
-            return (theta - config.rate * (slope - config.strength * anchor)) / (1 + config.rate * config.strength)
+        def local_step(w, theta, batch):
+            gradient = jax.value_and_grad(lambda theta, number: solver.mean_loss(theta, batch(0).of_model(number)))
+            theta, loss = moreau(w, gradient)  # Eq. 2
+            return loss, tree.scale(tree.subtract(w, theta), self.strength), theta  # Eq. 8
 
-        def step(number, carry):
-            theta, first = carry
-            loss, slopes = gradient(theta, number)
-            return jax.tree.map(toward, theta, slopes, w), jnp.where(number == 0, loss, first)
+        def train(context, models, row, data):
+            models, kept, losses, theta = problem.descend_model(
+                context, models, row["kept"], data.train, local_step, row["theta"]
+            )
+            return models, {"kept": kept, "theta": theta}, losses
 
-        return jax.lax.fori_loop(0, config.steps, step, (w, jnp.zeros(())))
+        def rows(key, models, clients):
+            num = tree.num_rows(clients)
+            return {"kept": problem.optimizer_rows(models, num), "theta": tree.repeat(models, num)}
 
-    def local_step(w, theta, batch):
-        of_batch = lambda theta, number: jax.value_and_grad(
-            lambda theta: problem.solver.mean_loss(theta, batch(0).of_model(number))
-        )(theta)
-        theta, loss = moreau(w, of_batch)  # Eq. 2
-        return loss, tree.scale(tree.subtract(w, theta), config.strength), theta  # Eq. 8
+        def adapt(key, state, clients):
+            personal = lambda _, w, data: moreau(w, lambda theta, _: solver.loss_and_gradient(theta, data.train))[0]
+            return Predictor.own(problem.personalize(key, state.models, clients, personal))
 
-    def train(turn, models, row, shard):
-        models, kept, losses, theta = problem.descend_model(
-            turn, models, row["kept"], shard.train, local_step, row["theta"]
+        return averaging(
+            problem,
+            train=train,
+            rows=rows,
+            server=optax.sgd(self.beta),
+            predictor=lambda key, state, clients: Predictor.own(state.clients["theta"]),
+            adapt=adapt,
+            ledger=Ledger(gradients=self.steps),
+            report=Report(scored="each client's theta"),
         )
-        return models, {"kept": kept, "theta": theta}, losses
-
-    def rows(key, models, clients):
-        num = tree.num_rows(clients)
-        return {"kept": problem.optimizer_rows(models, num), "theta": tree.repeat(models, num)}
-
-    def predictor(key, state, clients):
-        return Predictor.own(state.clients["theta"])
-
-    def adapt(key, state, clients):
-        def personal(_, w, shard):
-            return moreau(w, lambda theta, _: problem.solver.loss_and_gradient(theta, shard.train))[0]
-
-        return Predictor.own(problem.personalize(key, state.models, clients, personal))
-
-    return averaging(
-        problem,
-        train=train,
-        rows=rows,
-        server=optax.sgd(config.beta),
-        predictor=predictor,
-        adapt=adapt,
-        scored="each client's theta",
-        gradients=config.steps,
-    )

@@ -17,47 +17,36 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common.averaging import averaging, loss_at_start
 from pfljax.core import tree
-from pfljax.core.types import Algorithm, ClientOutput, UsageError
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, ClientOutput, Ledger
 from pfljax.local.privacy import BY_LOSS
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 
-LEAST = 1e-10  # of a loss, so that its powers stay finite
+LEAST = 1e-10  # least loss, so that its powers stay finite
 
 
+@method(name="q_ffl", keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
-class QFFLConfig:
-    """q-FFL's knobs.
+class QFFL:
+    """q-FFL (Li et al., 2020): the worse a client fares, the more it counts."""
 
-    Attributes:
-        q: how much the worse-off count more; 0 counts all clients alike
-        lipschitz: L, of the clients' gradients; the paper takes 1 / learning rate
-    """
+    q: float = knob(1.0, at_least=0, help="how much the worse-off count more; 0 counts all clients alike")
+    lipschitz: float = knob(1.0, above=0, help="L of the clients' gradients; the paper takes 1 / learning rate")
 
-    q: float = 1.0
-    lipschitz: float = 1.0
+    def build(self, problem: Problem) -> Algorithm:
+        def client_update(context, models, kept, data):
+            loss = loss_at_start(problem, models, data) + LEAST
+            trained, kept, losses = problem.fit_models(context, models, kept, data.train)
+            moved = tree.scale(tree.subtract(models, trained), self.lipschitz)
+            counts = loss**self.q
+            step = self.q * loss ** (self.q - 1) * tree.inner(moved, moved) + self.lipschitz * counts
+            upload = {"moved": tree.scale(moved, counts), "step": step[None]}
+            return ClientOutput(kept, upload, {"loss": losses[0]}, (data.train.size > 0)[None])
 
-    def __post_init__(self):
-        if self.q < 0:
-            raise UsageError(f"--q_ffl.q={self.q}: accepted: 0 or more")
-        if not self.lipschitz > 0:
-            raise UsageError(f"--q_ffl.lipschitz={self.lipschitz}: accepted: above 0")
+        def server_update(key, state, aggregate):
+            step = aggregate.upload["step"]
+            moved = tree.scale(aggregate.upload["moved"], 1 / jnp.where(step > 0, step, 1))
+            return state._replace(models=tree.subtract(state.models, moved)), {}
 
-
-def q_ffl(problem: Problem, config: QFFLConfig) -> Algorithm:
-    """q-FFL."""
-
-    def work(turn, models, kept, shard):
-        loss = loss_at_start(problem, models, shard) + LEAST
-        trained, kept, losses = problem.fit_models(turn, models, kept, shard.train)
-        moved = tree.scale(tree.subtract(models, trained), config.lipschitz)
-        counts = loss**config.q
-        step = config.q * loss ** (config.q - 1) * tree.inner(moved, moved) + config.lipschitz * counts
-        upload = {"moved": tree.scale(moved, counts), "step": step[None]}
-        return ClientOutput(kept, upload, {"loss": losses[0]}, (shard.train.size > 0)[None])
-
-    def update(key, state, returned):
-        step = returned.upload["step"]
-        moved = tree.scale(returned.upload["moved"], 1 / jnp.where(step > 0, step, 1))
-        return state._replace(models=tree.subtract(state.models, moved)), {}
-
-    return averaging(problem)._replace(work=work, update=update, unaccounted=BY_LOSS)
+        base = averaging(problem, ledger=Ledger(gradients=1, unaccounted=BY_LOSS))
+        return dataclasses.replace(base, client_update=client_update, server_update=server_update)

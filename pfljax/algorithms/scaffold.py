@@ -21,73 +21,60 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common import aggregation
 from pfljax.core import tree
-from pfljax.core.types import Algorithm, ClientOutput, Predictor, State, UsageError
-from pfljax.local.solver import Problem
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, ClientOutput, Ledger, Predictor, State
+from pfljax.local.problem import Problem
 
 
+@method(keeps="its control variate", travels="the global model and control variate, both ways")
 @dataclasses.dataclass(frozen=True)
-class ScaffoldConfig:
-    """SCAFFOLD's knobs.
+class Scaffold:
+    """SCAFFOLD (Karimireddy et al., 2020): local steps corrected by control variates."""
 
-    Attributes:
-        correction: share of the correction c - c_k that a step takes; 0 is FedAvg
-        rate: eta_g, the server's
-    """
+    correction: float = knob(1.0, at_least=0, help="share of the correction c - c_k that a step takes; 0 is FedAvg")
+    rate: float = knob(1.0, above=0, help="eta_g, the server's rate")
 
-    correction: float = 1.0
-    rate: float = 1.0
+    def build(self, problem: Problem) -> Algorithm:
+        num = problem.num_clients
+        of_batch = jax.value_and_grad(lambda params, batch: problem.solver.mean_loss(params, batch))
 
-    def __post_init__(self):
-        if self.correction < 0:
-            raise UsageError(f"--scaffold.correction={self.correction}: accepted: 0 or more")
-        if not self.rate > 0:
-            raise UsageError(f"--scaffold.rate={self.rate}: accepted: above 0")
+        def init(key, clients):
+            x = problem.init_models(key, 1)
+            zeros = jax.tree.map(jnp.zeros_like, x)
+            rows = {"control": tree.repeat(zeros, num), "optimizer": problem.optimizer_rows(x, num)}
+            total = jnp.maximum(clients.train.size.sum(), 1).astype(jnp.float32)
+            return State(total, {"model": x, "control": zeros}, (), rows)
 
+        def client_update(context, models, row, data):
+            c = tree.first(models["control"])
+            correction = tree.scale(tree.subtract(c, row["control"]), self.correction)
 
-def scaffold(problem: Problem, config: ScaffoldConfig) -> Algorithm:
-    """SCAFFOLD."""
-    num = problem.num_clients
-    of_batch = jax.value_and_grad(lambda params, batch: problem.solver.mean_loss(params, batch))
+            def corrected(y, memory, batch):
+                total, steps = memory
+                loss, slope = of_batch(y, batch(0).of_model(0))
+                return loss, tree.add(slope, correction), (tree.add(total, slope), steps + 1)
 
-    def init(key, clients):
-        x = problem.init_models(key, 1)
-        zeros = jax.tree.map(jnp.zeros_like, x)
-        rows = {"control": tree.repeat(zeros, num), "optimizer": problem.optimizer_rows(x, num)}
-        total = jnp.maximum(clients.train.size.sum(), 1).astype(jnp.float32)
-        return State(total, {"model": x, "control": zeros}, (), rows)
+            memory = jax.tree.map(jnp.zeros_like, c), jnp.zeros(())
+            y, optimizer, losses, (total, steps) = problem.descend_model(
+                context, models["model"], row["optimizer"], data.train, corrected, memory
+            )
+            mean = tree.scale(total, 1 / jnp.maximum(steps, 1))
+            control = jax.tree.map(lambda mean, old: jnp.where(steps > 0, mean, old), mean, row["control"])
+            upload, sent = aggregation.weighted(y, data.train.size)
+            upload["control"] = tree.scale(tree.stack_one(tree.subtract(control, row["control"])), upload["weight"])
+            return ClientOutput({"control": control, "optimizer": optimizer}, upload, {"loss": losses[0]}, sent)
 
-    def download(key, state, cohort):
-        return aggregation.all_models(cohort.ids.shape[0])
+        def server_update(key, state, aggregate):
+            x, c = state.models["model"], state.models["control"]
+            step = tree.subtract(aggregation.average(x, aggregate), x)
+            c = tree.add(c, tree.scale(aggregate.upload["control"], 1 / state.server))
+            return state._replace(models={"model": tree.add(x, tree.scale(step, self.rate)), "control": c}), {}
 
-    def work(turn, models, row, shard):
-        c = jax.tree.map(lambda leaf: leaf[0], models["control"])
-        correction = tree.scale(tree.subtract(c, row["control"]), config.correction)
-
-        def corrected(y, memory, batch):
-            total, steps = memory
-            loss, slope = of_batch(y, batch(0).of_model(0))
-            return loss, tree.add(slope, correction), (tree.add(total, slope), steps + 1)
-
-        memory = jax.tree.map(jnp.zeros_like, c), jnp.zeros(())
-        y, optimizer, losses, (total, steps) = problem.descend_model(
-            turn, models["model"], row["optimizer"], shard.train, corrected, memory
+        return Algorithm(
+            init=init,
+            client_update=client_update,
+            server_update=server_update,
+            predictor=lambda key, state, clients: Predictor.one(state.models["model"], tree.num_rows(clients)),
+            topology="shared",
+            ledger=Ledger(gradients=1),
         )
-        control = jax.tree.map(
-            lambda mean, old: jnp.where(steps > 0, mean, old),
-            tree.scale(total, 1 / jnp.maximum(steps, 1)),
-            row["control"],
-        )
-        upload, sent = aggregation.weighted(y, shard.train.size)
-        upload["control"] = tree.scale(tree.stack_one(tree.subtract(control, row["control"])), upload["weight"])
-        return ClientOutput({"control": control, "optimizer": optimizer}, upload, {"loss": losses[0]}, sent)
-
-    def update(key, state, returned):
-        x, c = state.models["model"], state.models["control"]
-        step = tree.subtract(aggregation.average(x, returned), x)
-        c = tree.add(c, tree.scale(returned.upload["control"], 1 / state.server))
-        return state._replace(models={"model": tree.add(x, tree.scale(step, config.rate)), "control": c}), {}
-
-    def predictor(key, state, clients):
-        return Predictor.one(state.models["model"], tree.num_rows(clients))
-
-    return Algorithm(init, download, work, update, predictor, predictor, "shared", "the global model")

@@ -105,11 +105,13 @@ def method(*, keeps: str, travels: str, name: str | None = None, validates: bool
 
 
 def check_knobs(made: Any) -> None:
-    """Raises `ArgumentError` for a knob of a method that is out of its range."""
+    """Raises `ArgumentError` for a field of a method, or of another dataclass, that is out of its range."""
+    info = getattr(type(made), "info", None)
+    owner = info.name if info else ""
     hints = typing.get_type_hints(type(made))
     for field in dataclasses.fields(made):
         value, hint = getattr(made, field.name), hints[field.name]
-        error = functools.partial(ArgumentError, field.name, value=value, owner=type(made).info.name)
+        error = functools.partial(ArgumentError, field.name, value=value, owner=owner)
         if typing.get_origin(hint) is typing.Literal:
             if value not in typing.get_args(hint):
                 raise error(f"accepted: {', '.join(map(str, typing.get_args(hint)))}")

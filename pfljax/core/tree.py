@@ -78,6 +78,11 @@ def combine(a: PyTree, b: PyTree) -> PyTree:
     return jax.tree.map(lambda x, y: y if x is None else x, a, b, is_leaf=lambda leaf: leaf is None)
 
 
+def complement(mask: PyTree) -> PyTree:
+    """A tree of bools, the other way around."""
+    return jax.tree.map(lambda leaf: not leaf, mask)
+
+
 def gram(tree: PyTree) -> Array:
     """(N, N) inner products of N stacked models."""
     flat = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(tree)]

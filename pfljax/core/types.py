@@ -46,44 +46,6 @@ class ClientData(NamedTuple):
     validation: Split
 
 
-@dataclasses.dataclass(frozen=True)
-class Federation:
-    """All clients' data on the host, and what is known about it.
-
-    Attributes:
-        train: Stacked training splits, K clients.
-        validation: Stacked validation splits (n_max may be 0).
-        test: Stacked test splits; only evaluation reads them.
-        distribution: (K,) int32, the true distribution of each client: for colors and reports, never for training.
-        task: "classification" or "regression".
-        num_classes: Classes C; 1 for a regression.
-        name: Data set and partition, for titles.
-        target: (K,) int32, the distribution of each client's validation and test data; None: as `distribution`.
-        own: Of which clients x and y are here, on this process; None: of all. Everything else is of all clients.
-        index_digest: A fingerprint of who has which examples, known without their content.
-    """
-
-    train: Split
-    validation: Split
-    test: Split
-    distribution: np.ndarray
-    task: Task
-    num_classes: int
-    name: str
-    target: np.ndarray | None = None
-    own: slice | None = None
-    index_digest: str = ""
-
-    @property
-    def num_clients(self) -> int:
-        return int(self.train.size.shape[0])
-
-    @property
-    def shards(self) -> ClientData:
-        """What methods may see: everything but the test data."""
-        return ClientData(self.train, self.validation)
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cohort:

@@ -15,9 +15,10 @@ import numpy as np
 import optax
 
 from pfljax import models
-from pfljax.core.types import Split, UsageError
-from pfljax.data.sources import Source
-from pfljax.local.solver import Solver
+from pfljax.core.errors import ArgumentError
+from pfljax.core.types import Split
+from pfljax.data.sources.source import Source
+from pfljax.local.training import LocalTraining
 
 LEAST_SIDE = 32  # pixels from which on "auto" trains a network
 NETWORK = "vgg11"
@@ -61,11 +62,10 @@ class Embedding:
         model = models.make(self.name, source.x.shape[1:], source.task, source.num_classes, **dict(self.widths))
         rows = np.arange(len(source.y)) if source.is_test is None else np.flatnonzero(~source.is_test)
         train = Split(jnp.asarray(source.x[rows]), jnp.asarray(source.y[rows]), jnp.int32(len(rows)))
-        optimizer = optax.with_extra_args_support(optax.sgd(self.learning_rate, momentum=0.9))
-        solver = Solver(model.loss, optimizer, self.batch_size, epochs=1)
+        solver = LocalTraining(optax.sgd(self.learning_rate, momentum=0.9), batch_size=self.batch_size).bind(model)
         key = jax.random.key(self.seed)
         params = jax.jit(model.init)(jax.random.fold_in(key, 0))
-        state = optimizer.init(params)
+        state = solver.optimizer.init(params)
         epoch = jax.jit(lambda key, params, state, number: solver.fit(key, params, state, train, round_number=number))
         for number in range(1, self.epochs + 1):
             params, state, loss = epoch(jax.random.fold_in(key, number), params, state, jnp.int32(number - 1))
@@ -80,17 +80,17 @@ class Embedding:
 
 
 def make(name: str, *, epochs: int = 5, seed: int = 0, **widths: tuple[int, ...]) -> Embedding | None:
-    """The embedding that --embedding names; None for the pixels themselves.
+    """The embedding of this name; None for the pixels themselves.
 
     "auto" takes the pixels of images smaller than 32 x 32, and VGG-11 for others.
 
     Raises:
-        UsageError: for a name that there is not.
+        ArgumentError: for a name that there is not.
     """
     if name == "pixels":
         return None
     if name not in ("auto", *models.NAMES) or name == "lstm":
         accepted = ", ".join(known for known in models.NAMES if known != "lstm")
-        raise UsageError(f"--embedding={name}: accepted: auto, pixels, {accepted}")
+        raise ArgumentError("embedding", f"accepted: auto, pixels, {accepted}", name)
     read = {"mlp": "hidden", "cnn": "channels"}.get(name)
     return Embedding(name, epochs, seed, tuple((n, width) for n, width in widths.items() if n == read))

@@ -12,31 +12,31 @@ from pathlib import Path
 
 import numpy as np
 
-from pfljax.core.types import UsageError
-from pfljax.data.sources import Source, generator
+from pfljax.core.errors import ArgumentError
+from pfljax.data.sources.source import Source, generator
 
 Embed = Callable[[Source], np.ndarray]  # the examples as (n, F); its `key` tells what decides it
 COMPONENTS = 256
 
 
-def clusters(source: Source, embed: Embed | None, num_distributions: int, seed: int, cache: str | None) -> np.ndarray:
-    """Embeds all examples, those for testing too, and divides them into D clusters by PCA and K-means.
+def clusters(source: Source, embed: Embed | None, number: int, seed: int, cache: str | None) -> np.ndarray:
+    """Embeds all examples, those for testing too, and divides them into clusters by PCA and K-means.
 
     Args:
         source: The examples.
         embed: How they are embedded; None: by their pixels.
-        num_distributions: D.
+        number: How many clusters.
         seed: Of PCA and K-means.
         cache: Folder in which embeddings and clusterings are kept; None: `cache_folder`.
 
     Returns:
-        (n,) the cluster of each example, 0 to D - 1.
+        (n,) the cluster of each example, from 0.
 
     Raises:
-        UsageError: for more clusters than examples.
+        ArgumentError: for more clusters than examples.
     """
-    if not 1 <= num_distributions <= len(source.y):
-        raise UsageError(f"--num_distributions={num_distributions}: accepted are 1 to {len(source.y)}, the examples")
+    if not 1 <= number <= len(source.y):
+        raise ArgumentError("clusters", f"accepted: 1 to {len(source.y)}, the examples", number)
     folder = Path(cache) if cache else cache_folder()
     data = hashlib.sha256(f"{getattr(embed, 'key', 'pixels')} {seed}".encode())
     tests = np.zeros(0, bool) if source.is_test is None else source.is_test
@@ -49,9 +49,9 @@ def clusters(source: Source, embed: Embed | None, num_distributions: int, seed: 
         return _reduce(embed(source) if embed else source.x.reshape(len(source.y), -1), seed)
 
     def divided() -> np.ndarray:
-        return _divide(_cached(folder / f"embedding-{name}.npz", len(source.y), reduced), num_distributions, seed)
+        return _divide(_cached(folder / f"embedding-{name}.npz", len(source.y), reduced), number, seed)
 
-    return _cached(folder / f"latent-{name}-{num_distributions}.npz", len(source.y), divided)
+    return _cached(folder / f"latent-{name}-{number}.npz", len(source.y), divided)
 
 
 def _cached(path: Path, rows: int, make: Callable[[], np.ndarray]) -> np.ndarray:
@@ -91,4 +91,5 @@ def _divide(x: np.ndarray, num_clusters: int, seed: int) -> np.ndarray:
     from sklearn.cluster import KMeans
 
     state = generator(seed, "latent").integers(2**31, size=2)[1]
-    return KMeans(num_clusters, n_init=5, random_state=int(state)).fit_predict(x).astype(np.int64)
+    kmeans = KMeans(num_clusters, n_init=5, random_state=int(state))  # pyright: ignore[reportArgumentType]
+    return kmeans.fit_predict(x).astype(np.int64)

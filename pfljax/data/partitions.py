@@ -1,195 +1,323 @@
-"""Who gets which examples.
+"""Who gets which examples: the partitions.
 
-A partition is a plan: it divides the examples into pools (label groups, classes) and says which share of each
-pool goes to which client. One dealer realizes all plans, giving each example to one client; with replacement
-the shares make up the clients' label distributions instead, from which each draws on its own.
+Most partitions divide the examples into pools (label groups, classes) and say which share of each pool goes to which
+client. One dealer realizes them all, giving each example to one client; with replacement the shares make up the
+clients' label distributions instead, from which each draws on its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+import dataclasses
+from typing import ClassVar
 
 import numpy as np
 
-from pfljax.core.types import UsageError
-from pfljax.data.sources import Source, check_concentration, dirichlet_draws, generator, unknown
+from pfljax.core.errors import ArgumentError
+from pfljax.core.method import check_knobs, knob
+from pfljax.data import latent
+from pfljax.data.dealing import MIN_EXAMPLES, Assignment, Pools, deal, draw, largest_pool, set_apart
+from pfljax.data.sources.source import Source, dirichlet_draws, generator, unknown
+from pfljax.data.splits import Splits
 
-MIN_EXAMPLES = 2  # one to train on and one to test on
+DEFAULT_CLIENTS = 16
 PACHINKO_BETA = 10  # concentration of the fine labels within a coarse one
 
 
-class Assignment(NamedTuple):
-    """Which examples each of K clients has."""
+class Partition:
+    """Says who gets which examples; one of your own is a subclass with a name and `pools`.
 
-    indices: list[np.ndarray]  # K arrays of example ids, without repetition
-    distribution: np.ndarray  # (K,) int32, the true distribution of each client
-    is_test: np.ndarray | None = None  # (n,) bool, test examples of whoever has them; None: split within each client
-
-
-class Plan(NamedTuple):
-    """Pools of examples, and who shares in them."""
-
-    pool: np.ndarray  # (n,) int: the pool of each example, 0..P-1
-    share: np.ndarray  # (K, P): the share of pool p that goes to client k; a column sums to 1, or is 0 (unused)
-    distribution: np.ndarray | None = None  # (K,) int32; None: the pool that a client has most examples of
-
-
-def partition(
-    name: str,
-    source: Source,
-    *,
-    num_clients: int = 0,
-    num_distributions: int = 2,
-    dirichlet_alpha: float = 0.4,
-    classes_per_client: int = 2,
-    replacement: bool = False,
-    train_examples: int = 0,
-    test_fraction: float = 0.2,
-    official_test: bool = False,
-    clusters: Callable[[], np.ndarray] | None = None,
-    seed: int = 0,
-) -> Assignment:
-    """Assigns the examples of a source to clients.
-
-    Args:
-        name: One of NAMES.
-        source: The examples.
-        num_clients: K; for "natural" 0 means all that have two examples, and fewer are drawn uniformly.
-        num_distributions: Label groups D of label_groups and label_dirichlet.
-        dirichlet_alpha: Concentration of label_dirichlet, dirichlet and pachinko.
-        classes_per_client: Classes that a client holds, of pathological and pairs.
-        replacement: Whether clients share examples: each draws `train_examples` to train on, and examples to
-            test on in proportion, from its own label distribution; fewer where its pools hold fewer, none twice.
-        train_examples: The size of the training part that is drawn with replacement.
-        test_fraction: The share of a client's examples that will be for testing. With replacement this share
-            of every pool is set apart for the tests of all clients, or else most of one client's test
-            examples would be training examples of another.
-        official_test: Whether the source's own test examples are the clients' test examples.
-        clusters: For "latent": gives the cluster (n,) of each example.
-        seed: Decides everything.
-
-    Raises:
-        UsageError: If the name is unknown, a knob is out of range or the examples are too few.
+    Attributes:
+        name: For titles and messages, and what the command line calls it.
+        needs_classes: Whether every example must have one class.
     """
-    if name not in NAMES:
-        raise unknown("--partition", name, NAMES)
-    if official_test and source.is_test is None:
-        raise UsageError(f"--official_test: {source.name} has no official test examples")
-    if not 0 < test_fraction < 1:
-        raise UsageError(f"--test_fraction={test_fraction}: accepted is a share in (0, 1)")
-    rng = generator(seed, "partition")
-    is_test = source.is_test if official_test else None
-    if replacement and name in ("natural", "pachinko"):
-        raise UsageError("--replacement: accepted are all partitions but natural and pachinko")
-    if name == "natural":
-        return _natural(rng, source, num_clients)._replace(is_test=is_test)
-    if source.task == "regression" and name != "iid":
-        raise UsageError(f"--partition={name}: needs classes; accepted for a regression are iid and natural")
-    if source.y.ndim > 1 and name != "iid":
-        raise UsageError(f"--partition={name}: needs one class an example; accepted for sequences are iid and natural")
-    if num_clients < 1:
-        raise UsageError(f"--num_clients={num_clients}: --partition={name} needs at least 1")
-    if name == "pachinko":
-        return _pachinko(rng, source, num_clients, dirichlet_alpha)._replace(is_test=is_test)
-    knobs = {
-        "num_distributions": num_distributions,
-        "dirichlet_alpha": dirichlet_alpha,
-        "classes_per_client": classes_per_client,
-    }
-    if name == "latent":
-        plan = _one_pool_a_client(rng, num_clients, num_distributions, clusters)
-    else:
-        plan = PARTITIONS[name](rng, source.y, num_clients, **knobs)
-    if replacement:
-        if train_examples < 1:
-            raise UsageError("--replacement: needs --train_examples, at least 1, for each client to draw")
-        if is_test is None:
-            is_test = _set_apart(rng, plan.pool, test_fraction)
-        tests = max(1, round(train_examples * test_fraction / (1 - test_fraction)))
-        parts = [_draw(rng, plan, ~is_test, train_examples), _draw(rng, plan, is_test, tests)]
-        indices = [np.concatenate(both) for both in zip(*parts, strict=True)]
-    else:
-        indices = _deal(rng, plan, name)
-    distribution = _largest_pool(indices, plan.pool) if plan.distribution is None else plan.distribution
-    return Assignment(indices, distribution.astype(np.int32), is_test)
+
+    name: ClassVar[str]
+    needs_classes: ClassVar[bool] = True
+
+    def __post_init__(self):
+        check_knobs(self)
+
+    def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
+        """Divides the examples into pools and says which share of each goes to which client.
+
+        Args:
+            source: The examples.
+            num_clients: K.
+            rng: What is random is drawn from it.
+            seed: Of which `rng` was made, for what is to have draws of its own.
+        """
+        raise NotImplementedError
+
+    def assign(self, source: Source, num_clients: int | None, splits: Splits, seed: int) -> Assignment:
+        """Realizes the pools: deals each example to one client, or lets clients draw from them with replacement."""
+        num_clients = _given(num_clients)
+        rng = generator(seed, "partition")
+        pools = self.pools(source, num_clients, rng, seed)
+        is_test = source.is_test if splits.official_test else None
+        if splits.replacement:
+            fraction = splits.test_fraction
+            if is_test is None:
+                is_test = set_apart(rng, pools.pool, fraction)
+            tests = max(1, round(splits.train_examples * fraction / (1 - fraction)))
+            parts = draw(rng, pools, ~is_test, splits.train_examples), draw(rng, pools, is_test, tests)
+            indices = [np.concatenate(both) for both in zip(*parts, strict=True)]
+        else:
+            indices = deal(rng, pools, self.name)
+        distribution = largest_pool(indices, pools.pool) if pools.distribution is None else pools.distribution
+        return Assignment(indices, distribution.astype(np.int32), is_test)
 
 
-def iid(rng: np.random.Generator, y: np.ndarray, num_clients: int, **_) -> Plan:
+@dataclasses.dataclass(frozen=True)
+class IID(Partition):
     """Everyone has an equal part of everything."""
-    return Plan(np.zeros(len(y), int), np.full((num_clients, 1), 1 / num_clients))
+
+    name = "iid"
+    needs_classes = False
+
+    def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
+        return Pools(np.zeros(len(source.y), int), np.full((num_clients, 1), 1 / num_clients))
 
 
-def label_groups(rng: np.random.Generator, y: np.ndarray, num_clients: int, *, num_distributions: int, **_) -> Plan:
+@dataclasses.dataclass(frozen=True)
+class LabelGroups(Partition):
     """Disjoint label groups; each client has examples of one (FedeRiCo, Section 4.1)."""
-    return _one_pool_a_client(rng, num_clients, num_distributions, lambda: _label_groups(rng, y, num_distributions))
+
+    name = "label_groups"
+    groups: int = knob(2, at_least=1, help="label groups, among which the classes are divided")
+
+    def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
+        _at_most("groups", self.groups, num_clients)
+        return _one_pool_a_client(rng, num_clients, self.groups, _label_groups(rng, source.y, self.groups))
 
 
-def label_dirichlet(
-    rng: np.random.Generator,
-    y: np.ndarray,
-    num_clients: int,
-    *,
-    num_distributions: int,
-    dirichlet_alpha: float,
-    **_,
-) -> Plan:
+@dataclasses.dataclass(frozen=True)
+class LabelDirichlet(Partition):
     """Label groups, each spread over all clients by one Dirichlet draw (FedeRiCo, Table 4; FedEM)."""
-    pool = _label_groups(rng, y, num_distributions)
-    return Plan(pool, _dirichlet_shares(rng, num_clients, num_distributions, dirichlet_alpha))
+
+    name = "label_dirichlet"
+    groups: int = knob(2, at_least=1, help="label groups, among which the classes are divided")
+    alpha: float = knob(0.4, above=0, below=np.inf, help="concentration; small: clients differ much")
+
+    def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
+        pool = _label_groups(rng, source.y, self.groups)
+        return Pools(pool, dirichlet_draws(rng, self.groups, num_clients, self.alpha).T)
 
 
-def dirichlet(rng: np.random.Generator, y: np.ndarray, num_clients: int, *, dirichlet_alpha: float, **_) -> Plan:
+@dataclasses.dataclass(frozen=True)
+class Dirichlet(Partition):
     """Each class is spread over all clients by its own symmetric Dirichlet draw (Hsu et al., 2019; FedEM)."""
-    return Plan(y, _dirichlet_shares(rng, num_clients, y.max() + 1, dirichlet_alpha))
+
+    name = "dirichlet"
+    alpha: float = knob(0.4, above=0, below=np.inf, help="concentration; small: clients differ much")
+
+    def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
+        return Pools(source.y, dirichlet_draws(rng, source.y.max() + 1, num_clients, self.alpha).T)
 
 
-def pathological(rng: np.random.Generator, y: np.ndarray, num_clients: int, *, classes_per_client: int, **_) -> Plan:
+@dataclasses.dataclass(frozen=True)
+class Pathological(Partition):
     """Each client has a few classes, each split evenly among its holders (after McMahan et al., 2017).
 
     A class with fewer examples than holders leaves some of them without it. Clients with the same
     classes have the same distribution.
     """
-    held = _class_sets(rng, y, num_clients, classes_per_client)
-    return Plan(y, _evenly(held), np.unique(held, axis=0, return_inverse=True)[1])
+
+    name = "pathological"
+    classes: int = knob(2, at_least=1, help="classes that a client has")
+
+    def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
+        held = _class_sets(rng, source.y, num_clients, self.classes)
+        return Pools(source.y, _evenly(held), np.unique(held, axis=0, return_inverse=True)[1])
 
 
-def pairs(rng: np.random.Generator, y: np.ndarray, num_clients: int, *, classes_per_client: int, **_) -> Plan:
+@dataclasses.dataclass(frozen=True)
+class Pairs(Partition):
     """Clients 2i and 2i + 1 have the same classes (pFedMB, Section 4)."""
-    if num_clients % 2:
-        raise UsageError(f"--num_clients={num_clients}: --partition=pairs needs an even number")
-    held = np.repeat(_class_sets(rng, y, num_clients // 2, classes_per_client), 2, axis=0)
-    return Plan(y, _evenly(held), np.arange(num_clients) // 2)
+
+    name = "pairs"
+    classes: int = knob(2, at_least=1, help="classes that a client has")
+
+    def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
+        if num_clients % 2:
+            raise ArgumentError("num_clients", "partition=pairs needs an even number", num_clients)
+        held = np.repeat(_class_sets(rng, source.y, num_clients // 2, self.classes), 2, axis=0)
+        return Pools(source.y, _evenly(held), np.arange(num_clients) // 2)
 
 
-PARTITIONS: dict[str, Callable[..., Plan]] = {
-    "iid": iid,
-    "label_groups": label_groups,
-    "label_dirichlet": label_dirichlet,
-    "dirichlet": dirichlet,
-    "pathological": pathological,
-    "pairs": pairs,
+@dataclasses.dataclass(frozen=True)
+class Latent(Partition):
+    """Clusters of examples that look alike; each client has examples of one (FedFomo, Appendix A.5).
+
+    Attributes:
+        embedding: How examples are embedded before they are clustered: a function of the source that gives (n, F),
+            such as an `Embedding`; None: by their pixels.
+        cache: Folder in which embeddings and clusterings are kept; None: `latent.cache_folder`.
+    """
+
+    name = "latent"
+    clusters: int = knob(2, at_least=1, help="clusters of examples that look alike")
+    embedding: latent.Embed | None = None
+    cache: str | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.embedding is not None and not callable(self.embedding):
+            text = "accepted: None, or a function of the source that gives (n, F), such as an Embedding"
+            raise ArgumentError("embedding", text, self.embedding)
+
+    def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
+        _at_most("clusters", self.clusters, num_clients)
+        pool = latent.clusters(source, self.embedding, self.clusters, seed, self.cache)
+        return _one_pool_a_client(rng, num_clients, self.clusters, pool)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pachinko(Partition):
+    """Two-level Pachinko allocation (Reddi et al., 2021): everyone draws as many examples, one after another.
+
+    Each client has its own Dirichlet shares of the coarse labels and of the fine ones within each, and draws the
+    coarse label, then the fine one, then one of its examples that nobody has. Labels without examples drop out.
+    """
+
+    name = "pachinko"
+    alpha: float = knob(0.4, above=0, below=np.inf, help="concentration of the coarse labels")
+
+    def assign(self, source: Source, num_clients: int | None, splits: Splits, seed: int) -> Assignment:
+        _refuse_replacement(splits)
+        if source.coarse is None:
+            raise ArgumentError("partition", f"{source.name} has no coarse labels", self.name)
+        num_clients = _given(num_clients)
+        size = len(source.y) // num_clients
+        if size < MIN_EXAMPLES:
+            text = (
+                "too many for two examples a client by partition=pachinko; "
+                f"accepted: up to {len(source.y) // MIN_EXAMPLES}"
+            )
+            raise ArgumentError("num_clients", text, num_clients)
+        values, coarse = np.unique(source.coarse, return_inverse=True)
+        indices = _pachinko(generator(seed, "partition"), source, coarse, num_clients, self.alpha)
+        distribution = values[largest_pool(indices, coarse)].astype(np.int32)
+        return Assignment(indices, distribution, source.is_test if splits.official_test else None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Natural(Partition):
+    """The source's own clients that have two examples or more, or `num_clients` of them, in their order."""
+
+    name = "natural"
+    needs_classes = False
+
+    def assign(self, source: Source, num_clients: int | None, splits: Splits, seed: int) -> Assignment:
+        _refuse_replacement(splits)
+        if source.client is None:
+            raise ArgumentError("partition", f"{source.name} has no client ids; accepted: all others", self.name)
+        order = np.argsort(source.client, kind="stable")
+        ids, start, size = np.unique(source.client[order], return_index=True, return_counts=True)
+        able = np.flatnonzero(size >= MIN_EXAMPLES)
+        if not len(able):
+            raise ArgumentError("partition", f"no client of {source.name} has two examples", self.name)
+        if num_clients is not None and not 1 <= num_clients <= len(able):
+            text = f"{source.name} has {len(able)} clients with two examples or more; accepted: 1 to that many"
+            raise ArgumentError("num_clients", text, num_clients)
+        rng = generator(seed, "partition")
+        chosen = able if num_clients is None else np.sort(rng.choice(able, num_clients, replace=False))
+        indices = [order[start[k] : start[k] + size[k]] for k in chosen]
+        if source.distribution is not None:
+            distribution = source.distribution[ids[chosen]]
+        elif source.task == "classification":
+            distribution = largest_pool(indices, source.y)
+        else:
+            distribution = np.arange(len(chosen))  # nothing known: each its own
+        return Assignment(indices, distribution.astype(np.int32), source.is_test if splits.official_test else None)
+
+
+PARTITIONS: dict[str, type[Partition]] = {
+    cls.name: cls
+    for cls in (IID, LabelGroups, LabelDirichlet, Dirichlet, Pathological, Pairs, Latent, Pachinko, Natural)
 }
-# latent needs more than the labels; the last two have no plan: one draws in turn, one goes by client ids.
-NAMES = (*PARTITIONS, "latent", "pachinko", "natural")
 
 
-def _one_pool_a_client(
-    rng: np.random.Generator, num_clients: int, num_pools: int, pools: Callable[[], np.ndarray]
-) -> Plan:
+def get(name: str) -> type[Partition]:
+    """The partition of this name.
+
+    Raises:
+        ArgumentError: if there is none, with the nearest names.
+    """
+    if name not in PARTITIONS:
+        raise unknown("partition", name, PARTITIONS)
+    return PARTITIONS[name]
+
+
+def default(source: Source) -> Partition:
+    """Natural where the examples have clients, else two label groups; at random for a regression and sequences."""
+    if source.client is not None:
+        return Natural()
+    return LabelGroups() if source.task == "classification" and source.y.ndim == 1 else IID()
+
+
+def assign(
+    source: Source,
+    partition: Partition,
+    *,
+    num_clients: int | None = None,
+    splits: Splits | None = None,
+    seed: int = 0,
+) -> Assignment:
+    """Assigns the examples of a source to clients.
+
+    Args:
+        source: The examples.
+        partition: Who gets which.
+        num_clients: K; None: all clients of a natural partition, else 16. Of natural clients fewer are drawn uniformly.
+        splits: Whether examples for testing are given, and whether clients share examples.
+        seed: Decides everything.
+
+    Raises:
+        ArgumentError: if the partition does not fit the source, or the examples are too few.
+    """
+    splits = splits or Splits()
+    if not isinstance(partition, Partition):
+        text = f"accepted: an object of pfl.partitions ({', '.join(cls.__name__ for cls in PARTITIONS.values())})"
+        raise ArgumentError("partition", text, partition)
+    if splits.official_test and source.is_test is None:
+        raise ArgumentError("official_test", f"{source.name} has no official test examples")
+    if partition.needs_classes and source.task == "regression":
+        raise ArgumentError("partition", "needs classes; accepted for a regression: iid, natural", partition.name)
+    if partition.needs_classes and source.y.ndim > 1:
+        text = "needs one class an example; accepted for sequences: iid, natural"
+        raise ArgumentError("partition", text, partition.name)
+    return partition.assign(source, num_clients, splits, seed)
+
+
+def _given(num_clients: int | None) -> int:
+    """K of a partition that is not natural."""
+    num_clients = DEFAULT_CLIENTS if num_clients is None else num_clients
+    if num_clients < 1:
+        raise ArgumentError("num_clients", "accepted: 1 or more", num_clients)
+    return num_clients
+
+
+def _refuse_replacement(splits: Splits) -> None:
+    if splits.replacement:
+        raise ArgumentError("replacement", "accepted: with all partitions but natural and pachinko")
+
+
+def _at_most(argument: str, number: int, num_clients: int) -> None:
+    if number > num_clients:
+        raise ArgumentError(argument, f"accepted: at most num_clients={num_clients}", number)
+
+
+def _one_pool_a_client(rng: np.random.Generator, num_clients: int, num_pools: int, pool: np.ndarray) -> Pools:
     """Every client has examples of one pool, and every pool as many clients, or one more."""
-    if num_pools > num_clients:
-        raise UsageError(f"--num_distributions={num_pools}: accepted is at most --num_clients={num_clients}")
-    pool = pools()
     group = rng.permutation(np.arange(num_clients) % num_pools)
-    return Plan(pool, _evenly(np.eye(num_pools)[group]), group)
+    return Pools(pool, _evenly(np.eye(num_pools)[group]), group)
 
 
 def _label_groups(rng: np.random.Generator, y: np.ndarray, num_groups: int) -> np.ndarray:
     """(n,) the group of each example: the classes divided at random into groups of nearly equal numbers."""
     present = np.unique(y)
-    if not 1 <= num_groups <= len(present):
-        raise UsageError(f"--num_distributions={num_groups}: accepted are 1 to {len(present)}, the classes there are")
+    if num_groups > len(present):
+        raise ArgumentError("groups", f"accepted: 1 to {len(present)}, the classes there are", num_groups)
     group = np.zeros(present[-1] + 1, int)
     group[rng.permutation(present)] = np.sort(np.arange(len(present)) % num_groups)
     return group[y]
@@ -198,8 +326,8 @@ def _label_groups(rng: np.random.Generator, y: np.ndarray, num_groups: int) -> n
 def _class_sets(rng: np.random.Generator, y: np.ndarray, num_sets: int, size: int) -> np.ndarray:
     """(num_sets, C) whether a set has a class, `size` in each; no class is in two sets more than another."""
     present = np.unique(y)
-    if not 1 <= size <= len(present):
-        raise UsageError(f"--classes_per_client={size}: accepted are 1 to {len(present)}, the classes there are")
+    if size > len(present):
+        raise ArgumentError("classes", f"accepted: 1 to {len(present)}, the classes there are", size)
     held, holders = np.zeros((num_sets, present[-1] + 1)), np.zeros(len(present))
     for row in held:
         rarest = np.lexsort((rng.random(len(present)), holders))[:size]  # ties in random order
@@ -213,109 +341,21 @@ def _evenly(held: np.ndarray) -> np.ndarray:
     return held / np.maximum(held.sum(axis=0), 1)
 
 
-def _dirichlet_shares(rng: np.random.Generator, num_clients: int, num_pools: int, alpha: float) -> np.ndarray:
-    """(K, P) shares, each column one symmetric Dirichlet draw: anyone may get some of every pool."""
-    return dirichlet_draws(rng, num_pools, num_clients, alpha).T
-
-
-def _deal(rng: np.random.Generator, plan: Plan, name: str) -> list[np.ndarray]:
-    """Gives every example of a pool to one client, as many as its share says, and everyone at least two."""
-    members = [rng.permutation(np.flatnonzero(plan.pool == p)) for p in range(plan.share.shape[1])]
-    sizes = np.array([len(ids) for ids in members])
-    num_clients = len(plan.share)
-    edges = np.rint(np.cumsum(plan.share, axis=0) * sizes).astype(int)
-    counts = np.diff(edges, axis=0, prepend=0)  # (K, P), within 1 of share x size
-    if not _feed(counts, plan.share):
-        held = plan.share > 0
-        room = (held * (sizes / np.maximum(held.sum(axis=0), 1))).sum(axis=1).min()
-        possible = int(num_clients * room / MIN_EXAMPLES)
-        raise UsageError(
-            f"--num_clients={num_clients}: too many for two examples a client by --partition={name}; accepted "
-            f"are up to about {possible}, and any number with --replacement, where clients share examples"
-        )
-    ids = np.concatenate([ids[: counts[:, p].sum()] for p, ids in enumerate(members)])
-    owner = np.concatenate([np.repeat(np.arange(num_clients), column) for column in counts.T])
-    return np.split(ids[np.argsort(owner, kind="stable")], np.cumsum(counts.sum(axis=1))[:-1])
-
-
-def _feed(counts: np.ndarray, share: np.ndarray) -> bool:
-    """Moves examples, in place, to clients with fewer than two; False if there are too few to move.
-
-    A client takes from the pools that it has a share in, its largest share first, and there from the client
-    with most. Nobody is served twice, so that this ends (drawing anew until all have enough may not).
-    """
-    total = counts.sum(axis=1)
-    for k in np.flatnonzero(total < MIN_EXAMPLES):
-        for p in np.argsort(-share[k], kind="stable"):
-            while total[k] < MIN_EXAMPLES and share[k, p] > 0:
-                spare = np.where(total > MIN_EXAMPLES, counts[:, p], 0)
-                donor = np.argmax(spare)
-                if not spare[donor]:
-                    break
-                counts[[donor, k], p] += (-1, 1)
-                total[[donor, k]] += (-1, 1)
-        if total[k] < MIN_EXAMPLES:
-            return False
-    return True
-
-
-def _set_apart(rng: np.random.Generator, pool: np.ndarray, fraction: float) -> np.ndarray:
-    """(n,) a random mask of `fraction` of every pool; of two examples or more one is in and one out."""
-    mask = np.zeros(len(pool), bool)
-    for p in np.unique(pool):
-        ids = np.flatnonzero(pool == p)
-        size = np.clip(round(fraction * len(ids)), 1, len(ids) - 1) if len(ids) > 1 else 0
-        mask[rng.choice(ids, size, replace=False)] = True
-    return mask
-
-
-def _draw(rng: np.random.Generator, plan: Plan, among: np.ndarray, size: int) -> list[np.ndarray]:
-    """Draws `size` examples for each client on its own, from those `among` (n,), none twice for a client."""
-    members = [np.flatnonzero((plan.pool == p) & among) for p in range(plan.share.shape[1])]
-    sizes = np.array([len(ids) for ids in members])
-    weights = plan.share * sizes  # each client's distribution over pools, up to a factor
-    if not weights.any(axis=1).all():
-        raise UsageError("--replacement: there is a client whose classes have no example to train or to test on")
-    counts = np.minimum(rng.multinomial(size, weights / weights.sum(axis=1, keepdims=True)), sizes)
-    return [
-        np.concatenate([rng.choice(members[p], row[p], replace=False) for p in np.flatnonzero(row)]) for row in counts
-    ]
-
-
-def _largest_pool(indices: list[np.ndarray], pool: np.ndarray) -> np.ndarray:
-    """(K,) the pool that each client has most examples of."""
-    num_pools = int(pool.max()) + 1
-    owner = np.repeat(np.arange(len(indices)), [len(ids) for ids in indices])
-    cells = owner * num_pools + pool[np.concatenate(indices)]
-    return np.bincount(cells, minlength=len(indices) * num_pools).reshape(-1, num_pools).argmax(axis=1)
-
-
-def _pachinko(rng: np.random.Generator, source: Source, num_clients: int, alpha: float) -> Assignment:
-    """Two-level Pachinko allocation (Reddi et al., 2021): everyone draws as many examples, one after another.
-
-    Each client has its own Dirichlet shares of the coarse labels and of the fine ones within each, and draws the
-    coarse label, then the fine one, then one of its examples that nobody has. Labels without examples drop out.
-    """
-    if source.coarse is None:
-        raise UsageError(f"--partition=pachinko: {source.name} has no coarse labels; accepted are data that have them")
-    check_concentration(alpha)
-    size = len(source.y) // num_clients
-    if size < MIN_EXAMPLES:
-        raise UsageError(
-            f"--num_clients={num_clients}: too many for two examples a client by --partition=pachinko; accepted "
-            f"are up to {len(source.y) // MIN_EXAMPLES}"
-        )
-    values, coarse = np.unique(source.coarse, return_inverse=True)
+def _pachinko(
+    rng: np.random.Generator, source: Source, coarse: np.ndarray, num_clients: int, alpha: float
+) -> list[np.ndarray]:
+    """The examples of each client, with `coarse` (n,) the number of each example's coarse label."""
     fine, pool = np.unique(coarse * source.num_classes + source.y, return_inverse=True)
     parent = fine // source.num_classes  # the coarse label of each fine one
     left = np.bincount(pool)
     members = [rng.permutation(np.flatnonzero(pool == f)) for f in range(len(fine))]
+    num_coarse = int(coarse.max()) + 1
     indices = []
     for _ in range(num_clients):
         # Of a small alpha's shares all but one can vanish in floating point, of their logarithms none.
-        log_share = np.log(rng.standard_gamma(alpha + 1, len(values))) - rng.standard_exponential(len(values)) / alpha
+        log_share = np.log(rng.standard_gamma(alpha + 1, num_coarse)) - rng.standard_exponential(num_coarse) / alpha
         beta = rng.standard_gamma(PACHINKO_BETA, len(fine))
-        own, need = [], size
+        own, need = [], len(source.y) // num_clients
         while need:
             fines = rng.choice(len(fine), need, p=_pachinko_shares(log_share, beta, parent, left > 0))
             # These draws hold up to the first that uses up a label; what is left is then drawn from anew.
@@ -326,7 +366,7 @@ def _pachinko(rng: np.random.Generator, source: Source, num_clients: int, alpha:
             own += [members[f][left[f] : left[f] + count[f]] for f in np.flatnonzero(count)]
             need -= drawn
         indices.append(np.concatenate(own))
-    return Assignment(indices, values[_largest_pool(indices, coarse)].astype(np.int32))
+    return indices
 
 
 def _pachinko_shares(log_share: np.ndarray, beta: np.ndarray, parent: np.ndarray, there: np.ndarray) -> np.ndarray:
@@ -336,26 +376,3 @@ def _pachinko_shares(log_share: np.ndarray, beta: np.ndarray, parent: np.ndarray
     log_share = np.where(total > 0, log_share, -np.inf)
     share = np.exp(log_share - log_share.max())
     return (share / share.sum() / np.where(total > 0, total, 1))[parent] * beta
-
-
-def _natural(rng: np.random.Generator, source: Source, num_clients: int) -> Assignment:
-    """The source's own clients that have two examples or more, or `num_clients` of them, in their order."""
-    if source.client is None:
-        raise UsageError(f"--partition=natural: {source.name} has no client ids; accepted: {', '.join(PARTITIONS)}")
-    order = np.argsort(source.client, kind="stable")
-    ids, start, size = np.unique(source.client[order], return_index=True, return_counts=True)
-    able = np.flatnonzero(size >= MIN_EXAMPLES)
-    if not len(able) or not 0 <= num_clients <= len(able):
-        raise UsageError(
-            f"--num_clients={num_clients}: {source.name} has {len(able)} clients with two examples or more; "
-            "accepted are 1 to that many, and 0 for all"
-        )
-    chosen = np.sort(rng.choice(able, num_clients, replace=False)) if num_clients else able
-    indices = [order[start[k] : start[k] + size[k]] for k in chosen]
-    if source.distribution is not None:
-        distribution = source.distribution[ids[chosen]]
-    elif source.task == "classification":
-        distribution = _largest_pool(indices, source.y)
-    else:
-        distribution = np.arange(len(chosen))  # nothing known: each its own
-    return Assignment(indices, distribution.astype(np.int32))

@@ -1,7 +1,7 @@
-"""The only file that says vmap, lax.map or shard_map: how work on clients and models is laid out.
+"""How work on clients and models is mapped over devices; methods and tools get a plan and never say vmap or shard_map.
 
-A `ExecutionPlan` says how many clients a device works on at a time (`chunk`: 1 is a map over clients, 0 a vmap over all
-of a device's clients), over which devices the client axis is spread, and how models reach clients on other devices:
+An `ExecutionPlan` says how many clients a device works on at a time (`chunk`: 1 is a map over clients, 0 a vmap over
+all of a device's clients), over which devices the client axis is spread, and how models reach clients on other devices:
     own models move nothing; a server's small stack is on every device, and what comes back is summed (psum);
     peers' models are gathered on every device and what comes back is summed at the owners' (gather), or travel around
     the ring of devices, as many at a time as a message holds, and contributions likewise (ring).
@@ -11,7 +11,6 @@ Every plan gives the same numbers.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -22,11 +21,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from pfljax.core import tree
 from pfljax.core.types import Aggregate, Array, ClientOutput, Params, PyTree, Topology
-from pfljax.engine import buckets as schedules
-from pfljax.engine.routes import AXIS, Local, Ring
-from pfljax.engine.views import view
+from pfljax.engine import buckets
+from pfljax.engine.exchange import Clients, Exchange, in_chunks
+from pfljax.engine.layout import lay_out, pad
+from pfljax.engine.routes import AXIS, Gather, Own, OwnFirst, Push, Ring, Route, Server
 
-MESSAGE_BYTES = 2 << 20
+Peers = Literal["auto", "gather", "ring"]
 GATHERED = 32 << 20  # bytes of a stack that CPU devices, which share one memory, may each have a copy of
 SMALL = 64 << 10  # bytes of a client's models up to which they are worked on at once, not one by one
 
@@ -40,14 +40,14 @@ class ExecutionPlan:
         chunk: Clients that a device works on at a time; 0: all of them (vmap), 1: one by one (map).
         peers: How models reach clients on other devices: by "gather" or "ring"; "auto": by gather, but for a large
             stack on CPU devices, which share one memory; the memory plan turns it into a ring where copies do not fit.
-        sections: Where clients' work differs in length: (clients at a time, how often) on each device, its clients
-            sorted, the longest first; (): as they come, all by `chunk`.
+        buckets: Where clients' work differs in length: (clients side by side, how often) on each device, which sorts
+            its clients, the longest first; (): clients as they come, all by `chunk`.
     """
 
     mesh: Mesh
     chunk: int
-    peers: Literal["auto", "gather", "ring"] = "auto"
-    sections: tuple[tuple[int, int], ...] = ()
+    peers: Peers = "auto"
+    buckets: buckets.Buckets = ()
 
     @property
     def num_devices(self) -> int:
@@ -67,16 +67,16 @@ class ExecutionPlan:
         """
         if self.chunk == 1 or steps.min() == steps.max():
             return self
-        lengths = schedules.on_devices(steps, num_clients, self.num_devices)
-        return dataclasses.replace(self, sections=schedules.sections_of(lengths, self.chunk or lengths.shape[1]))
+        lengths = buckets.on_devices(steps, num_clients, self.num_devices)
+        return dataclasses.replace(self, buckets=buckets.buckets_of(lengths, self.chunk or lengths.shape[1]))
 
     def waiting(self, steps: np.ndarray, num_clients: int) -> float:
         """The share of a round's steps, in the mean over cohorts, in which a client waits for others beside it."""
-        lengths = schedules.on_devices(steps, num_clients, self.num_devices)
-        if self.sections:
-            return schedules.waiting(schedules.longest_first(lengths), self.sections)
+        lengths = buckets.on_devices(steps, num_clients, self.num_devices)
+        if self.buckets:
+            return buckets.waiting(buckets.longest_first(lengths), self.buckets)
         width = min(self.chunk or lengths.shape[1], lengths.shape[1])
-        return schedules.waiting(lengths, ((width, -(-lengths.shape[1] // width)),))
+        return buckets.waiting(lengths, ((width, -(-lengths.shape[1] // width)),))
 
     def rings(self, models: Params) -> bool:
         """Whether peers' models (stacked) go around the ring rather than to all devices."""
@@ -89,6 +89,8 @@ class ExecutionPlan:
             return "no model leaves its device"
         if topology == "shared":
             return "the models are on every device, contributions are summed"
+        if topology == "push":
+            return "uploads go around the ring of devices" if self.rings(models) else "every device sums its uploads"
         return "around the ring of devices" if self.rings(models) else "all models are gathered on every device"
 
     def own_rows(self, num: int) -> slice:
@@ -115,7 +117,7 @@ class ExecutionPlan:
     def over_models(self, fn: Callable[..., PyTree], *stacks: PyTree) -> PyTree:
         """Applies `fn` to each of J stacked models; for use inside a client's work."""
         large = self.chunk == 1 and tree.num_bytes(stacks) > SMALL
-        return _in_chunks(fn, stacks, 1 if large else tree.num_rows(stacks))
+        return in_chunks(fn, stacks, 1 if large else tree.num_rows(stacks))
 
     def over_rows(self, fn: Callable[..., PyTree], *stacks: PyTree) -> PyTree:
         """Applies `fn` to every row at once: for elementwise or small work on whole stacks."""
@@ -127,7 +129,7 @@ class ExecutionPlan:
 
     def exchange(
         self,
-        client_fn: Callable[[Params, PyTree, PyTree], ClientOutput],
+        client_fn: Callable[..., ClientOutput],
         models: Params,
         index: Array,
         rows: PyTree,
@@ -135,7 +137,6 @@ class ExecutionPlan:
         *,
         topology: Topology,
         own_first: bool = False,
-        push: bool = False,
         common: PyTree = None,
         sizes: Array | None = None,
     ) -> tuple[PyTree, Aggregate]:
@@ -144,155 +145,45 @@ class ExecutionPlan:
         Args:
             client_fn: (models_s, row_s, data_s) -> ClientOutput, for one client; models_s has leading axis J, and the
                 upload one of at most J: contributions to the first of the received models, and summed there. Under
-                "own" the upload is the next model and replaces it.
+                "own" the upload is the next model and replaces it. Under "push" models_s is the client's own model
+                (1, ...), and the upload has no such axis: it goes to all models of the index.
             models: Stacked, leaves (N, ...).
-            index: (S, J) int32, the models that each client receives; not read under "own".
+            index: (S, J) int32, the models that each client receives, or under "push" uploads to; not read under
+                "own".
             rows: The clients' own state, leaves (S, ...), replaced in place by ClientOutput.client.
             data: What clients read, leaves (S, ...).
             topology: As in `Algorithm`; under "own" there may be J models to a client, N = S J.
-            own_first: Whether N = S and column 0 of index is arange(S): own models then stay where they are.
-            push: As in `Algorithm`: models_s holds the first model of the index only, the upload is one for all.
+            own_first: Whether, under "peers", N = S and column 0 of index is arange(S): own models then stay where
+                they are.
             common: If given, what all clients read alike; client_fn takes it as its last argument.
-            sizes: (S,), by which clients are sorted where the plan has sections.
+            sizes: (S,), by which clients are sorted where the plan has buckets.
 
         Returns:
             The next rows, and what came back.
         """
-        models, index, rows, data, sizes = jax.tree.map(jnp.asarray, (models, index, rows, data, sizes))
-        num_clients, devices, own = index.shape[0], self.num_devices, topology == "own"
-        per_device = -(-num_clients // devices)
-        num_models = tree.num_rows(models) if jax.tree.leaves(models) else 0
-        spread = topology == "peers" and devices > 1 and num_models % devices == 0
-        ring = spread and self.rings(models)
-        chunk = min(self.chunk or per_device, per_device)
-        if ring and chunk < per_device:
-            # One chunk after the other all the same, but their models travel together.
-            message = tree.row_bytes(models) * (1 if push else index.shape[1]) * chunk
-            chunk *= _largest_divisor(per_device // chunk, MESSAGE_BYTES // message)
-        # What is left is a chunk of its own: clients that are made up would have to be copied, and the others moved.
-        sections = [(chunk, per_device // chunk), *([(per_device % chunk, 1)] if per_device % chunk else [])]
-        by_size = sizes is not None and bool(self.sections)
-        if by_size:
-            sections = self.sections
-        padded = devices * sum(width * count for width, count in sections)
-        lines_up = padded == num_clients and (ring or devices == 1) and not by_size
-        own_first = own_first and lines_up
-        valid = jnp.arange(padded) < num_clients
-        index, rows, data = _pad((index, rows, data), num_clients, padded)
-        own_rows = index.shape[1] if own else 1  # of models to a client
-        if own and padded > num_clients:
-            models = _flat(_pad(_by_client(models, own_rows), num_clients, padded))
-        store = Ring(num_models // devices, devices) if ring else Local(num_models)
-        common = () if common is None else (common,)
+        models, clients = jax.tree.map(jnp.asarray, (models, Clients(index, rows, data, sizes)))
+        num_clients, held = clients.index.shape
+        message = 0
+        if topology in ("peers", "push") and self._is_spread(models) and self.rings(models):
+            message = tree.row_bytes(models) * (held if topology == "peers" else 1)
+        by_size = self.buckets if sizes is not None else ()
+        layout = lay_out(num_clients, self.num_devices, self.chunk, by_size, message)
+        route = self._route(topology, models, held, own_first and layout.as_they_come)
+        return Exchange(self.mesh, layout, route, client_fn).run(models, clients, () if common is None else (common,))
 
-        sizes = jnp.where(valid, _pad(sizes, num_clients, padded), -1) if by_size else jnp.zeros((padded,))
-
-        def on_device(models, index, valid, sizes, rows, data, *common):
-            order = jnp.argsort(-sizes, stable=True) if by_size else jnp.arange(valid.shape[0])
-            sort = lambda stack, order=order: tree.take(stack, order) if by_size else stack
-            index, valid, rows = sort((index, valid, rows))
-            if own:
-                models = _flat(sort(_by_client(models, own_rows)))
-
-            def block(stack, at, width, each=1):
-                """The `width` clients from place `at` on, of `each` rows."""
-                return jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, at * each, width * each), stack)
-
-            def replace(stack, at, new, each=1):
-                return jax.tree.map(
-                    lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b.astype(a.dtype), at * each, 0), stack, new
-                )
-
-            def received(models, at, width):
-                if own:
-                    return _by_client(block(models, at, width, own_rows), own_rows)
-                at_home = lambda: jax.tree.map(lambda a: a[:, None], block(models, at, width))
-                if own_first and (push or index.shape[1] == 1):
-                    return at_home()
-                if not own_first:
-                    return store.fetch(models, block(index, at, width)[:, : 1 if push else None])
-                others = store.fetch(models, block(index, at, width)[:, 1:])
-                return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), at_home(), others)
-
-            def deposit(sums, at, width, upload, mask):
-                to = block(index, at, width)[:, : mask.shape[1]]
-                if not own_first:
-                    return store.deposit(sums, to, upload, mask)
-                mine, others = (jax.tree.map(lambda a, p=p: a[:, p], upload) for p in (0, slice(1, None)))
-                if mask.shape[1] > 1:
-                    sums = store.deposit(sums, to[:, 1:], others, mask[:, 1:])
-                rows = block(sums, at, width)
-                added = tree.add(rows, (mine, jnp.ones_like(rows[1])))
-                return replace(sums, at, tree.where(mask[:, 0], added, rows))
-
-            def work(models, rows, at, width):
-                """The block's clients at work; what they read of their data is gathered where it is used."""
-                run = lambda models, row, position: client_fn(models, row, view(data, position), *common)
-                at_once = width if by_size else min(self.chunk or width, width)
-                return _in_chunks(run, (models, rows, block(order, at, width)), at_once)
-
-            def step(width, carry, at):
-                rows, kept, sums = carry
-                out = work(received(kept if own else models, at, width), block(rows, at, width), at, width)
-                mask = jnp.broadcast_to(block(valid, at, width)[:, None], (width, num_sent))
-                mask = mask if out.sent is None else mask & out.sent
-                rows = replace(rows, at, out.client)
-                if own and jax.tree.leaves(out.upload):
-                    new = _flat(out.upload)
-                    if out.sent is not None:
-                        new = tree.where(mask.reshape(-1), new, block(kept, at, width, own_rows))
-                    kept = replace(kept, at, new, own_rows)
-                elif push:
-                    sums = store.mix(sums, block(index, at, width), out.upload, out.shares, mask)
-                elif not own:
-                    sums = deposit(sums, at, width, out.upload, mask)
-                mask = jnp.pad(mask, ((0, 0), (0, index.shape[1] - num_sent)))
-                return (rows, kept, sums), (out.report, mask)
-
-            sums, num_sent = (), index.shape[1]
-            if spread and not ring:
-                models = jax.lax.all_gather(models, AXIS, tiled=True)
-            if not own:
-                first = lambda: work(received(models, 0, chunk), block(rows, 0, chunk), 0, chunk)
-                upload = jax.eval_shape(first).upload
-                if jax.tree.leaves(upload) and not push:
-                    num_sent = jax.tree.leaves(upload)[0].shape[1]
-                sums = store.empty(upload, 1 if push else 2)
-            carry = (rows, models if own else (), sums)
-            parts, start = [], 0
-            for width, count in sections:
-                places = start + width * jnp.arange(count)
-                carry, out = jax.lax.scan(functools.partial(step, width), carry, places)
-                parts.append(jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), out))
-                start += width * count
-            rows, kept, sums = carry
-            report, sent = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
-            if by_size:
-                back = jnp.argsort(order)
-                rows, report, sent = sort((rows, report, sent), back)
-                kept = _flat(sort(_by_client(kept, own_rows), back)) if own else kept
-            if own:
-                sums = kept, sent.reshape(-1).astype(jnp.int32)
-            elif spread and not ring:
-                sums = jax.lax.psum_scatter(sums, AXIS, scatter_dimension=0, tiled=True)
-            elif devices > 1 and not spread:
-                sums = jax.lax.psum(sums, AXIS)
-            return (rows, report, sent), sums
-
-        if devices > 1:
-            by_client, whole = PartitionSpec(AXIS), PartitionSpec()
-            at_owner = by_client if own or spread else whole
-            on_device = jax.shard_map(
-                on_device,
-                mesh=self.mesh,
-                in_specs=(at_owner, *[by_client] * 5, *[whole] * len(common)),
-                out_specs=(by_client, at_owner),
-                check_vma=False,
-            )
-        by_client, at_owner = on_device(models, index, valid, sizes, rows, data, *common)
-        rows, report, sent = _cut(by_client, num_clients, padded)
-        upload, count = _cut(at_owner, num_clients * own_rows, padded * own_rows) if own else at_owner
-        return rows, Aggregate(upload, count, sent, report)
+    def _route(self, topology: Topology, models: Params, held: int, own_first: bool) -> Route:
+        """How models reach clients; `own_first` as in `exchange`, where place k is client k."""
+        if topology == "own":
+            return Own(held)
+        num_models, devices = tree.num_rows(models) if jax.tree.leaves(models) else 0, self.num_devices
+        route = Server(num_models, devices)
+        if topology in ("peers", "push") and self._is_spread(models):
+            ring = self.rings(models)
+            route = Ring(num_models // devices, devices) if ring else Gather(num_models, devices)
+        if topology == "push":
+            return Push(route)
+        at_home = own_first and topology == "peers" and (isinstance(route, Ring) or devices == 1)
+        return OwnFirst(route) if at_home else route
 
     def take_rows(self, stack: PyTree, ids: Array) -> PyTree:
         """stack[ids]: the cohort's rows (S, ...) out of K, wherever they live."""
@@ -319,48 +210,10 @@ class ExecutionPlan:
         run = jax.shard_map(
             lambda *args: fn(ring, *args), mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False
         )
-        return run(stack, *_pad((ids, *rows), num, padded))
+        return run(stack, *pad((ids, *rows), num, padded))
 
 
-def _in_chunks(fn: Callable[..., PyTree], stacks: tuple, chunk: int) -> PyTree:
-    """fn over rows, `chunk` of them at once; a single row is done without a loop."""
-    num = tree.num_rows(stacks)
-    if num == 1:
-        return tree.stack_one(fn(*jax.tree.map(lambda leaf: leaf[0], stacks)))
-    if chunk == 1:
-        return jax.lax.map(lambda row: fn(*row), stacks)
-    if chunk >= num:
-        return jax.vmap(fn)(*stacks)
-    blocks = jax.tree.map(lambda leaf: leaf.reshape(num // chunk, chunk, *leaf.shape[1:]), stacks)
-    return _flat(jax.lax.map(lambda rows: jax.vmap(fn)(*rows), blocks))
-
-
-def _by_client(stack: PyTree, num: int) -> PyTree:
-    """(S num, ...) as (S, num, ...)."""
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, num, *leaf.shape[1:]), stack)
-
-
-def _flat(stack: PyTree) -> PyTree:
-    """(S, J, ...) as (S J, ...)."""
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), stack)
-
-
-def _largest_divisor(number: int, at_most: int) -> int:
-    return max(d for d in range(1, number + 1) if number % d == 0 and d <= max(at_most, 1))
-
-
-def _pad(stack: PyTree, num: int, padded: int) -> PyTree:
-    """Repeats the last row until there are `padded`; the caller masks what comes of them."""
-    if num == padded:
-        return stack
-    return tree.take(stack, jnp.minimum(jnp.arange(padded), num - 1))
-
-
-def _cut(stack: PyTree, num: int, padded: int) -> PyTree:
-    return stack if num == padded else jax.tree.map(lambda leaf: leaf[:num], stack)
-
-
-def make_plan(kind: str = "auto", chunk: int = 0, devices: int = 0, peers: str = "auto") -> ExecutionPlan:
+def make_plan(kind: str = "auto", chunk: int = 0, devices: int = 0, peers: Peers = "auto") -> ExecutionPlan:
     """Lays out clients on the devices of all processes.
 
     Args:

@@ -1,6 +1,6 @@
 """Several processes, one on each host, as one program: how they find each other, agree, and notice that one is gone.
 
-All processes run the same commands on the same flags and see the same figures; the first alone writes files and prints.
+All processes run the same program with the same arguments and see the same figures; the first alone writes files.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from pfljax.core.types import RunError, UsageError
+from pfljax.core.errors import ArgumentError, RunError
 
 HEARTBEAT_SECONDS = 10  # without a sign of life, after which a process counts as dead
 START_SECONDS = 40  # within which all must have come
-MESSAGE = 4096  # bytes of what the first process tells the others
+MESSAGE = 16384  # bytes of what the first process tells the others
+CUT = 1000  # characters of each part of it, of at most 6 bytes each
 
 
 def start(coordinator: str, num_processes: int, process_id: int) -> None:
@@ -25,11 +26,12 @@ def start(coordinator: str, num_processes: int, process_id: int) -> None:
 
     Args:
         coordinator: HOST:PORT of process 0, or "auto": JAX finds all three by itself (TPU pods, SLURM, Open MPI).
-        num_processes: How many there are.
+        num_processes: Number of processes.
         process_id: Which one this is, from 0.
 
     Raises:
         RunError: if they do not come together.
+        ArgumentError: if their numbers of devices differ.
     """
     found = {}
     if coordinator != "auto":
@@ -42,10 +44,10 @@ def start(coordinator: str, num_processes: int, process_id: int) -> None:
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
         raise RunError(
-            f"--coordinator={coordinator}: the processes did not come together in {START_SECONDS} s: {reason}"
+            f"coordinator={coordinator}: the processes did not come together in {START_SECONDS} s: {reason}"
         ) from error
     if jax.device_count() != jax.process_count() * len(jax.local_devices()):
-        raise UsageError("--devices: the processes have different numbers of devices; accepted: the same on all")
+        raise ArgumentError("devices", "the processes have different numbers of devices; accepted: the same on all")
 
 
 def is_first() -> bool:
@@ -76,15 +78,11 @@ def wait() -> None:
         multihost_utils.sync_global_devices("wait")
 
 
-def agree(values: dict[str, object], where: str) -> None:
-    """Sees to it that all processes have the same values.
-
-    Args:
-        values: By name.
-        where: What kind of names they are, such as "--", to go before a name.
+def agree(values: dict[str, object]) -> None:
+    """Sees to it that all processes have the same values of some arguments.
 
     Raises:
-        UsageError: naming what differs, on all processes.
+        ArgumentError: on all processes, naming the first that differs, and in its text the others.
     """
     if jax.process_count() == 1:
         return
@@ -97,24 +95,28 @@ def agree(values: dict[str, object], where: str) -> None:
         name for name, alike in zip(texts, (everyones == everyones[:1]).all(axis=(0, 2)), strict=True) if not alike
     ]
     if differ:
-        mine = ", ".join(f"{where}{name} (here {texts[name]})" for name in differ)
-        raise UsageError(f"process {jax.process_index()} of {jax.process_count()} disagrees with another on {mine}")
+        who = f"process {jax.process_index()} of {jax.process_count()} disagrees with another"
+        others = "".join(f", also on {name} (here {texts[name]})" for name in differ[1:])
+        raise ArgumentError(differ[0], f"{who}{others}", values[differ[0]])
 
 
 def first(check: Callable[[], None]) -> None:
-    """Runs a check on the first process; what it raises is raised on all."""
+    """Runs a check on the first process; an `ArgumentError` that it raises is raised on all."""
     if jax.process_count() == 1:
         return check()
     told, error = np.zeros(MESSAGE, np.uint8), None
     if is_first():
         try:
             check()
-        except UsageError as raised:
+        except ArgumentError as raised:
             error = raised
-            text = np.frombuffer(str(raised).encode()[:MESSAGE], np.uint8)
+            value = None if raised.value is None else str(raised.value)[:CUT]
+            parts = raised.argument, raised.text[:CUT], value, raised.owner
+            text = np.frombuffer(json.dumps(parts).encode(), np.uint8)
             told[: len(text)] = text
     told = multihost_utils.broadcast_one_to_all(told)
     if error is not None:
         raise error
     if told.any():
-        raise UsageError(told.tobytes().rstrip(b"\0").decode(errors="replace"))
+        argument, text, value, owner = json.loads(told.tobytes().rstrip(b"\0"))
+        raise ArgumentError(argument, text, value, owner=owner)

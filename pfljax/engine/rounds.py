@@ -1,26 +1,51 @@
-"""One round of any method: download, exchange, update, on the rows of the round's cohort."""
+"""One round of any method: sample a cohort, then download, exchange and server update on the cohort's rows."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.core import tree
-from pfljax.core.types import Algorithm, Array, ClientContext, ClientData, Cohort, Key, Metrics, State
+from pfljax.core.types import (
+    Aggregate,
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Cohort,
+    Key,
+    Metrics,
+    State,
+    Traffic,
+)
+from pfljax.engine import traffic
 from pfljax.engine.plan import ExecutionPlan
+from pfljax.engine.views import view
 
 
 class Record(NamedTuple):
-    """What is logged of a round."""
+    """What is logged of a round.
 
-    train_loss: Array  # () mean over the cohort, weighted by n_k
-    diverged: Array  # () int32: a client whose loss is not finite, or -1
-    down: Array  # () bytes that the cohort's clients downloaded from others
-    up: Array  # () bytes that they sent to others
-    metrics: Metrics  # the method's own
+    Attributes:
+        train_loss: () mean over the cohort, weighted by n_k.
+        diverged: () int32, a client whose loss is not finite, or -1.
+        down: () bytes that reached the cohort's clients from others.
+        up: () bytes that left them.
+        metrics: The method's own.
+    """
+
+    train_loss: Array
+    diverged: Array
+    down: Array
+    up: Array
+    metrics: Metrics
+
+
+COHORT, DOWNLOAD, WORK, UPDATE, SAMPLE = range(5)  # purposes of a round's keys
 
 
 def _key(key: Key, purpose: int, round_number: Array) -> Key:
@@ -45,12 +70,31 @@ def draw_cohort(key: Key, num_clients: int, size: int) -> Cohort:
 
 
 def cohort_of(key: Key, number: Array, num_clients: int, size: int) -> Cohort:
-    """The cohort of a round of the run that `key` decides: the same for every method and every plan."""
-    return draw_cohort(_key(key, 0, number), num_clients, size)
+    """The uniform cohort of a round of the run that `key` decides: the same for every method and every plan."""
+    return draw_cohort(_key(key, COHORT, number), num_clients, size)
+
+
+def sample_cohort(
+    algorithm: Algorithm, key: Key, number: Array, state: State, clients: ClientData, size: int
+) -> Cohort:
+    """The cohort of a round: uniform, or the method's own choice out of all K clients' state and data.
+
+    Raises:
+        ValueError: if a method chooses another number of clients than S.
+    """
+    if algorithm.sample is None:
+        return cohort_of(key, number, tree.num_rows(clients), size)
+    ids = algorithm.sample(_key(key, SAMPLE, number), state._replace(round=number), clients)
+    if ids.shape != (size,):
+        raise ValueError(f"sample: returned ids of shape {ids.shape}; accepted: ({size},), the clients of a cohort")
+    return Cohort(jnp.sort(ids).astype(jnp.int32))
 
 
 def participations(key: Key, num_clients: int, size: int, rounds: int) -> Array:
-    """(K,) in how many of the first `rounds` rounds each client is in the cohort."""
+    """(K,) number of the first `rounds` rounds whose cohort each client is in.
+
+    Holds for uniform sampling only: under `Algorithm.sample` the cohorts depend on the training itself.
+    """
     count = lambda number, total: total.at[cohort_of(key, number, num_clients, size).ids].add(1)
     return jax.lax.fori_loop(0, rounds, count, jnp.zeros((num_clients,), jnp.int32))
 
@@ -58,20 +102,65 @@ def participations(key: Key, num_clients: int, size: int, rounds: int) -> Array:
 def by_client(algorithm: Algorithm) -> State:
     """Which parts of a method's State are rows of clients: a State of bools."""
     models = algorithm.topology != "shared"  # else models and their optimizers are the server's
-    return State(server=False, models=models, optimizer=models, clients=True, round=False)
+    parts: dict[str, Any] = {"server": False, "models": models, "optimizer": models, "clients": True, "round": False}
+    return State(**parts)
 
 
 def split_state(algorithm: Algorithm, state: State) -> tuple[State, State]:
     """(the clients' rows, the rest): two States with () in the places of the other."""
-    pick = lambda wanted: State(
-        *(part if rows == wanted else () for part, rows in zip(state, by_client(algorithm), strict=True))
-    )
+
+    def pick(wanted: bool) -> State:
+        parts: list[Any] = [
+            part if rows == wanted else () for part, rows in zip(state, by_client(algorithm), strict=True)
+        ]
+        return State(*parts)
+
     return pick(True), pick(False)
 
 
 def join_state(algorithm: Algorithm, rows: State, rest: State) -> State:
     """Undoes `split_state`."""
-    return State(*(a if of_client else b for a, b, of_client in zip(rows, rest, by_client(algorithm), strict=True)))
+    parts: list[Any] = [a if of_client else b for a, b, of_client in zip(rows, rest, by_client(algorithm), strict=True)]
+    return State(*parts)
+
+
+def predicts_by_rows(algorithm: Algorithm, state: State, clients: ClientData) -> bool:
+    """Whether a method's predictor can be computed for a part of the clients, from their rows and data alone.
+
+    Found by tracing it for fewer clients: it must then work, and give rows for these clients and no others.
+
+    Args:
+        algorithm: The method.
+        state: Shapes of its state.
+        clients: Shapes of all K clients' data.
+    """
+    num_clients = tree.num_rows(clients)
+    _describe(algorithm, state, clients)  # what fails for all clients is the method's own mistake
+    rows, rest = split_state(algorithm, state)
+    for num in {1, num_clients - 1} - {0, num_clients}:
+        cut = lambda leaf, num=num: jax.ShapeDtypeStruct((num, *leaf.shape[1:]), leaf.dtype)
+        part, data = jax.tree.map(cut, (rows, clients))
+        try:
+            predictor, collaboration = _describe(algorithm, join_state(algorithm, part, rest), data)
+        except Exception:  # of any kind: the method was not made for fewer clients
+            return False
+        described = jax.tree.leaves((predictor.index, predictor.weights, predictor.rows, collaboration))
+        if any(leaf.shape[:1] != (num,) for leaf in described):
+            return False
+        own = predictor.topology == "own"
+        if own and any(leaf.shape[0] != predictor.index.size for leaf in jax.tree.leaves(predictor.models)):
+            return False
+    return True
+
+
+def _describe(algorithm: Algorithm, state: State, clients: ClientData) -> Any:
+    """Shapes of a method's predictor, and of what it reports of the collaboration."""
+
+    def predict(key: Key, state: State, clients: ClientData):
+        collaboration = algorithm.report.collaboration
+        return algorithm.predictor(key, state, clients), collaboration(state) if collaboration else ()
+
+    return jax.eval_shape(predict, jax.random.key(0), state, clients)
 
 
 def make_round(
@@ -84,7 +173,7 @@ def make_round(
     work = make_cohort_round(algorithm, plan)
 
     def one_round(key: Key, number: Array, state: State, clients: ClientData) -> tuple[State, Record]:
-        cohort = cohort_of(key, number, num_clients, cohort_size)
+        cohort = sample_cohort(algorithm, key, number, state, clients, cohort_size)
         if cohort.everyone:
             return work(key, number, cohort, state, clients)
         all_rows, rest = split_state(algorithm, state)
@@ -100,53 +189,21 @@ def make_cohort_round(
     algorithm: Algorithm, plan: ExecutionPlan
 ) -> Callable[[Key, Array, Cohort, State, ClientData], tuple[State, Record]]:
     """As `make_round` on the cohort's rows alone: (key, round, cohort, state, clients) -> (state, record)."""
-    peers = algorithm.topology == "peers"
 
     def one_round(key: Key, number: Array, cohort: Cohort, state: State, clients: ClientData) -> tuple[State, Record]:
+        assert algorithm.download is not None  # which Algorithm fills in by topology
         state = state._replace(round=number)
-        index = algorithm.download(_key(key, 1, number), state, cohort)
-        position = cohort.position(index) if algorithm.topology != "shared" else index
-        work_key = _key(key, 2, number)
-        ids_and_data = (cohort.ids, index, clients)
+        index = algorithm.download(_key(key, DOWNLOAD, number), state, cohort)
+        position = index if algorithm.topology == "shared" else cohort.position(index)
+        playing = _Round(_key(key, WORK, number), number, cohort, index, position, clients)
 
-        def exchange(step, state: State):
-            def client(models, row, data, server):
-                own, index, shard = data
-                turn = ClientContext(jax.random.fold_in(work_key, own), number, step, index[...], server)
-                return algorithm.work(turn, models, row, shard)
-
-            rows, returned = plan.exchange(
-                client,
-                state.models,
-                position,
-                state.clients,
-                ids_and_data,
-                topology=algorithm.topology,
-                own_first=peers,
-                push=algorithm.push,
-                common=state.server,
-                sizes=clients.train.size,
-            )
-            state = state._replace(clients=rows)
-            update_key = jax.random.fold_in(_key(key, 3, number), step)
-            state, metrics = algorithm.update(update_key, state, returned)
-            # Of a push, too, as many models arrive as are sent.
-            shared = algorithm.topology == "shared"
-            moved = jnp.ones_like(index, bool) if shared else index != cohort.ids[:, None]
-            lifted = moved | algorithm.uploads_own
-            sizes = clients.train.size
-            loss = returned.report["loss"]
-            none = jnp.iinfo(jnp.int32).max
-            diverged = jnp.where(jnp.isfinite(loss), none, cohort.ids).min()
-            record = Record(
-                train_loss=jnp.sum(loss * sizes) / jnp.maximum(sizes.sum(), 1),
-                diverged=jnp.where(diverged == none, -1, diverged),
-                # After the first exchange a client that has no batch left downloads no more.
-                down=(moved & (returned.sent | (step == 0))).sum(dtype=jnp.float32) * tree.row_bytes(state.models),
-                up=(lifted & returned.sent).sum(dtype=jnp.float32) * tree.row_bytes(returned.upload),
-                metrics=metrics,
-            )
-            return state, record
+        def exchange(step: Array, state: State) -> tuple[State, Record]:
+            state, aggregate, read = _exchange(algorithm, plan, playing, step, state)
+            moved = traffic.of_exchange(state.models, aggregate, read)
+            record = _record(algorithm, playing, step, aggregate, moved)
+            update_key = jax.random.fold_in(_key(key, UPDATE, number), step)
+            state, metrics = algorithm.server_update(update_key, state, aggregate)
+            return state, record._replace(metrics=metrics)
 
         state, record = exchange(jnp.zeros((), jnp.int32), state)
         if algorithm.exchanges > 1:
@@ -161,3 +218,72 @@ def make_cohort_round(
         return state._replace(round=number + 1), record
 
     return one_round
+
+
+@dataclasses.dataclass(frozen=True)
+class _Round:
+    """A round that is being played."""
+
+    key: Key  # of the clients' work
+    number: Array
+    cohort: Cohort
+    index: Array  # (S, J) as `Algorithm.download` gives it
+    position: Array  # (S, J) the same as rows of the cohort's models
+    clients: ClientData  # of the cohort
+
+
+def _exchange(
+    algorithm: Algorithm, plan: ExecutionPlan, playing: _Round, step: Array, state: State
+) -> tuple[State, Aggregate, int]:
+    """(the state with the clients' next rows, what came back, bytes that a client read of the server's state)."""
+    index, topology = playing.index, algorithm.topology
+
+    def client(models, row, data, server):
+        number, index, client_data = data
+        key = jax.random.fold_in(playing.key, number)
+        context = ClientContext(key, playing.number, step, index[...], server)
+        return algorithm.client_update(context, models, row, client_data)
+
+    data = (playing.cohort.ids, index, playing.clients)
+    rows, aggregate = plan.exchange(
+        client,
+        state.models,
+        playing.position,
+        state.clients,
+        data,
+        topology=topology,
+        own_first=topology == "peers",
+        common=state.server,
+        sizes=playing.clients.train.size,
+    )
+    shape = lambda *leading: lambda leaf: jax.ShapeDtypeStruct((*leading, *leaf.shape[1:]), leaf.dtype)
+    received = jax.tree.map(shape(1 if topology == "push" else index.shape[1]), state.models)
+    traced = lambda server, models, row, data: client(models, row, view(data, jnp.zeros((), jnp.int32)), server)
+    read = traffic.bytes_read(traced, state.server, received, jax.tree.map(shape(), state.clients), data)
+    return state._replace(clients=rows), aggregate, read
+
+
+def _record(algorithm: Algorithm, playing: _Round, step: Array, aggregate: Aggregate, moved: Traffic) -> Record:
+    """What is logged of an exchange; `moved` are the bytes of each of its parts."""
+    ids, index, sizes = playing.cohort.ids, playing.index, playing.clients.train.size
+    if algorithm.traffic is not None:
+        moved = algorithm.traffic(moved)
+    travels = jnp.ones_like(index, bool)
+    if algorithm.topology == "own":
+        travels = jnp.zeros_like(index, bool)
+    elif algorithm.topology != "shared":
+        travels = index != ids[:, None]  # of a push, too: as many models arrive as are sent
+    lifted = travels | (algorithm.via_server and algorithm.topology != "own")
+    # After the first exchange a client that has no batch left takes no more part.
+    active = aggregate.sent | (step == 0)
+    count = lambda mask: mask.sum(dtype=jnp.float32)
+    taking_part = count(active.any(axis=1))
+    loss, none = aggregate.report["loss"], jnp.iinfo(jnp.int32).max
+    diverged = jnp.where(jnp.isfinite(loss), none, ids).min()
+    return Record(
+        train_loss=jnp.sum(loss * sizes) / jnp.maximum(sizes.sum(), 1),
+        diverged=jnp.where(diverged == none, -1, diverged),
+        down=count(travels & active) * moved.model + taking_part * moved.server,
+        up=count(lifted & aggregate.sent) * moved.upload + taking_part * moved.report,
+        metrics={},
+    )

@@ -16,7 +16,7 @@ from pfljax.core.types import Array, PyTree
 class RowView:
     """One client's row of a stacked array, read where it is used: row[index] gathers from the stack itself."""
 
-    stack: Array
+    stack: jax.Array
     position: Array
 
     @property
@@ -32,7 +32,7 @@ class RowView:
 class Joined:
     """Examples that follow a client's own: positions from `size` on read the other array."""
 
-    def __init__(self, own: RowView | Array, size: Array, other: Array):
+    def __init__(self, own: RowView | Array, size: Array, other: jax.Array):
         self.own, self.size, self.other = own, size, other
 
     @property

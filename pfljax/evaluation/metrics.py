@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfljax.core.types import Array, ClientOutput, Metrics, Predictor, Split
+from pfljax.core.types import Array, ClientOutput, Metrics, Params, Predictor, PyTree, Split
 from pfljax.engine.plan import ExecutionPlan
-from pfljax.local.solver import sum_over_examples
+from pfljax.engine.views import read
+from pfljax.local.batches import sum_over_examples
 from pfljax.models import Model, mean_over_places
 
 
-def mixture(plan: ExecutionPlan, model: Model, models, weights: Array, x: Array) -> Array:
+def mixture(plan: ExecutionPlan, model: Model, models: Params, weights: Array, x: Array) -> Array:
     """sum_j weights[j] p(y | x, models[j]): class probabilities (B, C), or values (B,) of a regression.
 
     For sequences the probabilities are (B, T, C).
@@ -21,16 +22,35 @@ def mixture(plan: ExecutionPlan, model: Model, models, weights: Array, x: Array)
     return jnp.tensordot(weights, predictions, axes=1)
 
 
-def losses(model: Model, mixed: Array, y: Array) -> Array:
-    """(B,) negative log-likelihoods in nats of probabilities as `mixture` gives them, or squared errors."""
+def predict(
+    plan: ExecutionPlan, model: Model, predictor: Predictor, models: Params, weights: Array, row: PyTree, x: Array
+) -> Array:
+    """One client's predictions (B, C) for x (B, *features): the predictor's own, or the mixture of its models.
+
+    Args:
+        plan: How models are mapped.
+        model: The clients' network.
+        predictor: Says how it predicts.
+        models: The client's models, leaves (J, ...).
+        weights: The client's weights (J,).
+        row: The client's row of `Predictor.rows`.
+        x: The examples.
+    """
+    if predictor.apply is None:
+        return mixture(plan, model, models, weights[...], x)
+    return predictor.apply(models, read(row), x)
+
+
+def losses(model: Model, predicted: Array, y: Array) -> Array:
+    """(B,) negative log-likelihoods in nats of predictions as `predict` gives them, or squared errors."""
     if model.task == "regression":
-        return jnp.square(mixed - y)
-    likelihood = jnp.take_along_axis(mixed, y[..., None].astype(jnp.int32), axis=-1, mode="clip")[..., 0]
-    return mean_over_places(-jnp.log(jnp.maximum(likelihood, jnp.finfo(jnp.float32).tiny)), y, mixed.shape[-1])
+        return jnp.square(predicted - y)
+    likelihood = jnp.take_along_axis(predicted, y[..., None].astype(jnp.int32), axis=-1, mode="clip")[..., 0]
+    return mean_over_places(-jnp.log(jnp.maximum(likelihood, jnp.finfo(jnp.float32).tiny)), y, predicted.shape[-1])
 
 
 def evaluate(plan: ExecutionPlan, model: Model, predictor: Predictor, split: Split) -> Metrics:
-    """Scores every client's predictor on its own examples.
+    """Scores what every client predicts for its own examples.
 
     Returns:
         "loss" (K,): mean negative log-likelihood in nats, or mean squared error; and "accuracy" (K,) in [0, 1]
@@ -38,14 +58,13 @@ def evaluate(plan: ExecutionPlan, model: Model, predictor: Predictor, split: Spl
     """
 
     def client(models, _, data):
-        weights, split = data
-        weights = weights[...]
+        weights, row, split = data
 
         def sums(x, y, mask):
-            mixed = mixture(plan, model, models, weights, x)
-            total = {"loss": jnp.where(mask, losses(model, mixed, y), 0).sum()}
+            predicted = predict(plan, model, predictor, models, weights, row, x)
+            total = {"loss": jnp.where(mask, losses(model, predicted, y), 0).sum()}
             if model.task == "classification":
-                right = mean_over_places(mixed.argmax(axis=-1) == y, y, mixed.shape[-1])
+                right = mean_over_places(predicted.argmax(axis=-1) == y, y, predicted.shape[-1])
                 total["accuracy"] = jnp.where(mask, right, 0).sum()
             return total
 
@@ -53,18 +72,18 @@ def evaluate(plan: ExecutionPlan, model: Model, predictor: Predictor, split: Spl
         means = jax.tree.map(lambda t: jnp.where(split.size > 0, t / jnp.maximum(split.size, 1), jnp.nan), totals)
         return ClientOutput(client=(), upload=(), report=means)
 
-    data = (predictor.weights, split)
+    data = (predictor.weights, predictor.rows, split)
     return plan.exchange(client, predictor.models, predictor.index, (), data, topology=predictor.topology)[1].report
 
 
 def predictions(plan: ExecutionPlan, model: Model, predictor: Predictor, x: Array) -> Array:
     """Every client's predictions for the same x (B, *features): (K, B, C), or (K, B) for a regression."""
 
-    def client(models, _, weights):
-        return ClientOutput(client=(), upload=(), report=mixture(plan, model, models, weights[...], x))
+    def client(models, _, data):
+        return ClientOutput(client=(), upload=(), report=predict(plan, model, predictor, models, *data, x))
 
-    out = plan.exchange(client, predictor.models, predictor.index, (), predictor.weights, topology=predictor.topology)
-    return out[1].report
+    data = (predictor.weights, predictor.rows)
+    return plan.exchange(client, predictor.models, predictor.index, (), data, topology=predictor.topology)[1].report
 
 
 def summarize(values: dict[str, np.ndarray], sizes: np.ndarray) -> dict[str, float]:

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfljax.core.types import Array, Key, Params, UsageError
+from pfljax.core.errors import ArgumentError
+from pfljax.core.types import Array, Key, Params
 
 
 class Privacy(NamedTuple):
@@ -38,15 +39,15 @@ class Privacy(NamedTuple):
         return self.noise_multiplier > 0 or math.isfinite(self.clip_norm)
 
     def check(self) -> None:
-        """Raises UsageError for what cannot be."""
+        """Raises ArgumentError for what cannot be."""
         if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
-            raise UsageError(f"--dp_noise_multiplier={self.noise_multiplier}: accepted: 0 or more")
+            raise ArgumentError("noise_multiplier", "accepted: 0 or more", self.noise_multiplier)
         if not self.clip_norm > 0:
-            raise UsageError(f"--dp_clip_norm={self.clip_norm}: accepted: above 0, inf for none")
+            raise ArgumentError("clip_norm", "accepted: above 0, inf for none", self.clip_norm)
         if not 0 < self.delta < 1:
-            raise UsageError(f"--dp_delta={self.delta}: accepted: a probability in (0, 1)")
+            raise ArgumentError("delta", "accepted: a probability in (0, 1)", self.delta)
         if self.noise_multiplier and not math.isfinite(self.clip_norm):
-            raise UsageError("--dp_noise_multiplier: noise needs a finite --dp_clip_norm, such as 1")
+            raise ArgumentError("noise_multiplier", "noise needs a finite clip_norm, such as 1", self.noise_multiplier)
         if self.active:
             _library("jax_privacy")
 
@@ -55,17 +56,15 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UsageError(
-            "--dp_noise_multiplier, --dp_clip_norm: need jax-privacy; accepted after: pip install 'pfljax[privacy]'"
-        ) from error
+        raise ArgumentError("privacy", "needs jax-privacy; accepted after: pip install 'pfljax[privacy]'") from error
 
 
 def private_mean(
     privacy: Privacy,
     key: Key,
-    loss: Callable[[Params, Array, Array], Array],
+    loss: Callable[..., Array],
     params: Params,
-    examples: tuple[Array, Array, Array],
+    examples: tuple[Array, ...],
     inside: Array,
 ) -> Array:
     """The mean of a batch's losses, whose gradient in `params` is clipped example by example and noised.
@@ -73,9 +72,9 @@ def private_mean(
     Args:
         privacy: Clipping norm C and noise multiplier sigma.
         key: Draws the noise, N(0, (sigma C)^2) on each coordinate of the sum of the clipped gradients.
-        loss: (params, x (1, ...), y (1,)) -> losses (1,).
+        loss: (params, x (1, ...), y (1,), keys (1,) if there are any) -> losses (1,).
         params: One model.
-        examples: x (B, ...), y (B,) and the losses' weights (B,).
+        examples: x (B, ...), y (B,), the losses' weights (B,), and keys (B,) or nothing.
         inside: (B,) bool, which of them are examples.
 
     Returns:
@@ -83,11 +82,15 @@ def private_mean(
     """
     library = _library("jax_privacy")
 
-    def of_example(params, x, y, weight):
-        return (loss(params, x, y) * weight).sum()
+    def of_example(params, x, y, weight, *keys):
+        return (loss(params, x, y, *keys) * weight).sum()
 
     gradient = library.clipped_grad(
-        of_example, l2_clip_norm=privacy.clip_norm, batch_argnums=(1, 2, 3), return_values=True, nan_safe=False
+        of_example,
+        l2_clip_norm=privacy.clip_norm,
+        batch_argnums=tuple(range(1, 1 + len(examples))),
+        return_values=True,
+        nan_safe=False,
     )
     fixed = jax.lax.stop_gradient(params)
     total, aux = gradient(fixed, *examples, is_padding_example=~inside)

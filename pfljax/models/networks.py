@@ -1,4 +1,8 @@
-"""The networks, as Flax Linen modules."""
+"""The networks, as Flax Linen modules.
+
+`outputs` is the number of classes (1 for a regression); None: set when the model is made for data. `least_side` is
+the least height and width of the images.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,8 @@ from pfljax.models.layers import DepthwiseConv, PatchConv, max_pool, patches
 class MLP(nn.Module):
     """Dense layers with ReLU between them; no hidden width makes it linear."""
 
-    hidden: Sequence[int]
-    outputs: int
+    hidden: Sequence[int] = (64,)
+    outputs: int | None = None
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -30,8 +34,12 @@ class CNN(nn.Module):
     With channels (128, 128, 128) it is the CIFAR-10 network of FedeRiCo (Appendix C; "CNN2" of Shen et al., 2020).
     """
 
-    channels: Sequence[int]
-    outputs: int
+    channels: Sequence[int] = (128, 128, 128)
+    outputs: int | None = None
+
+    @property
+    def least_side(self) -> int:
+        return 2 ** len(self.channels)
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -46,7 +54,8 @@ class FemnistCNN(nn.Module):
     2,278,334 parameters for 28 x 28 gray images and 62 classes.
     """
 
-    outputs: int
+    least_side = 16
+    outputs: int | None = None
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -62,7 +71,8 @@ class LeNet(nn.Module):
     62,006 parameters for 32 x 32 color images and 10 classes.
     """
 
-    outputs: int
+    least_side = 16
+    outputs: int | None = None
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -80,7 +90,8 @@ class McMahanCNN(nn.Module):
     1,663,370 parameters for 28 x 28 gray images and 10 classes.
     """
 
-    outputs: int
+    least_side = 4
+    outputs: int | None = None
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -97,7 +108,8 @@ class PflResearchCNN(nn.Module):
     color images and 10 classes.
     """
 
-    outputs: int
+    least_side = 6
+    outputs: int | None = None
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -113,8 +125,9 @@ class VGG11(nn.Module):
     Group norm stands where the batch norm does that is now usual with it, as in MobileNetV2.
     """
 
-    outputs: int
+    least_side = 32
     stages: Sequence[Sequence[int]] = ((64,), (128,), (256, 256), (512, 512), (512, 512))
+    outputs: int | None = None
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -131,15 +144,16 @@ class VGG11(nn.Module):
 class MobileNetV2(nn.Module):
     """MobileNet-V2 (Sandler et al., 2018), with group norm in place of batch norm.
 
-    Batch norm's running statistics would be a client's own state; group norm has none.
+    Group norm has no running statistics, which clients whose data differ would have to share or keep apart.
     """
 
-    outputs: int
-    # Of each stage: expansion, channels, blocks, stride of the first.
+    least_side = 8
+    # Expansion, channels, blocks and stride of the first block, per stage.
     stages: Sequence[tuple[int, int, int, int]] = (
         *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
         *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
     )
+    outputs: int | None = None
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -164,8 +178,9 @@ class ResNet18(nn.Module):
     of batch norm, as in MobileNetV2, with as many parameters: 11,173,962 for color images and 10 classes.
     """
 
-    outputs: int
+    least_side = 8
     widths: Sequence[int] = (64, 128, 256, 512)  # of the stages; each but the first halves height and width
+    outputs: int | None = None
 
     @nn.compact
     def __call__(self, x: Array) -> Array:

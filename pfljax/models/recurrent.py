@@ -93,9 +93,9 @@ class LSTMLayer(nn.Module):
 class CharacterLSTM(nn.Module):
     """Next-character prediction as in FedEM (Table 1): tokens (B, T) -> logits (B, T, C)."""
 
-    outputs: int
     embedding: int = 8
     hidden: Sequence[int] = (256, 256)
+    outputs: int | None = None
 
     @nn.compact
     def __call__(self, tokens: Array) -> Array:

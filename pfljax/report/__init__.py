@@ -1,17 +1,37 @@
-"""Figures and the page of a run, and figures of comparisons."""
+"""Figures and the page of a run, and figures of comparisons; matplotlib is imported with the first of them."""
 
-from pfljax.report.figures import (
-    benchmark_figure,
-    branch_weights,
-    comparison_figure,
-    save,
-    scaling_figure,
-    slope,
-    sweep_figure,
-)
-from pfljax.report.page import write
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pfljax.report.canvas import save
+    from pfljax.report.comparisons import (
+        benchmark_figure,
+        branch_weights,
+        comparison_figure,
+        scaling_figure,
+        slope,
+        sweep_figure,
+    )
+    from pfljax.report.page import write
+    from pfljax.report.plots import Plots
+
+_MODULES = {
+    "Plots": "plots",
+    "benchmark_figure": "comparisons",
+    "branch_weights": "comparisons",
+    "comparison_figure": "comparisons",
+    "save": "canvas",
+    "scaling_figure": "comparisons",
+    "slope": "comparisons",
+    "sweep_figure": "comparisons",
+    "write": "page",
+}
 
 __all__ = [
+    "Plots",
     "benchmark_figure",
     "branch_weights",
     "comparison_figure",
@@ -21,3 +41,9 @@ __all__ = [
     "sweep_figure",
     "write",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -16,7 +16,7 @@ import numpy as np
 from pfljax.engine import processes
 
 
-def write_atomically(path: Path, write: Callable[[BinaryIO], None]) -> None:
+def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Calls write(file) on a temporary file beside `path` and renames it to `path`."""
     if not processes.is_first():
         return

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from pfljax.core.types import Federation, UsageError
+from pfljax.core.errors import ArgumentError
+from pfljax.data import Federation
 from pfljax.training import files
 
 
 class History:
-    """What has been evaluated so far, kept in the run's files, from which a resumed run takes it up again."""
+    """Everything that has been evaluated, kept in a run's files if it has a directory.
 
-    def __init__(self, directory: Path, num_rounds: int, topology: str):
-        """Takes up what the files hold of the first `num_rounds` rounds; `topology` is that of the weighed models."""
+    Attributes:
+        directory: The run's directory, or None.
+        topology: Of the models that clients use.
+        rows: One entry per evaluated round, as in metrics.jsonl.
+        results: By name, such as "accuracy_test": one array (K,) per evaluated round.
+        collaboration: By name: one array per evaluated round.
+        down: Bytes downloaded so far, per client.
+        up: Bytes uploaded so far, per client.
+    """
+
+    def __init__(self, directory: Path | None, num_rounds: int, topology: str):
+        """Takes up what the files hold of the first `num_rounds` rounds."""
         self.directory, self.topology = directory, topology
         self.rows: list[dict] = []
         self.results: dict[str, list[np.ndarray]] = {}
         self.collaboration: dict[str, list[np.ndarray]] = {}
-        if num_rounds:
+        if num_rounds and directory is not None:
             self.rows = [row for row in files.read_jsonl(directory / "metrics.jsonl") if row["round"] <= num_rounds]
             count = len(self.rows)
             results = files.read_npz(directory / "results.npz")
@@ -27,6 +39,12 @@ class History:
             collaboration = files.read_npz(directory / "collaboration.npz")
             fixed = ("topology", "distribution", "target")
             self.collaboration = {k: list(v[:count]) for k, v in collaboration.items() if k not in fixed}
+        self.down, self.up = (self.last.get(name, 0.0) for name in ("bytes_down", "bytes_up"))
+
+    @property
+    def last(self) -> dict:
+        """The newest row; empty before the first evaluation."""
+        return self.rows[-1] if self.rows else {}
 
     def add(self, row: dict, metrics: dict[str, dict[str, np.ndarray]], collaboration: dict[str, np.ndarray]) -> None:
         """Adds one evaluation: metrics by split and name, leaves (K,), and who used whom."""
@@ -39,44 +57,47 @@ class History:
 
     def write_rows(self) -> None:
         """Writes metrics.jsonl."""
-        files.write_jsonl(self.directory / "metrics.jsonl", self.rows)
+        if self.directory is not None:
+            files.write_jsonl(self.directory / "metrics.jsonl", self.rows)
 
     def write(self, scored: str, federation: Federation) -> None:
         """Writes metrics.jsonl, results.npz and collaboration.npz."""
+        if self.directory is None:
+            return
         self.write_rows()
+        files.write_npz(self.directory / "results.npz", self.results_arrays(scored))
+        files.write_npz(self.directory / "collaboration.npz", self.collaboration_arrays(federation))
+
+    def results_arrays(self, scored: str) -> dict[str, Any]:
+        """The content of results.npz: accuracy and loss (T, K) per split, the evaluated rounds (T,)."""
         rounds = np.array([row["round"] for row in self.rows], np.int64)
-        results = {name: np.stack(values) for name, values in self.results.items()}
-        files.write_npz(self.directory / "results.npz", {"rounds": rounds, "scored": scored, **results})
-        stacked = {name: np.stack(values) for name, values in self.collaboration.items()}
+        return {"rounds": rounds, "scored": scored} | {name: np.stack(v) for name, v in self.results.items()}
+
+    def collaboration_arrays(self, federation: Federation) -> dict[str, Any]:
+        """The content of collaboration.npz: round (T,), index and weights (T, K, J), and what goes with them."""
+        stacked: dict[str, Any] = {name: np.stack(values) for name, values in self.collaboration.items()}
         stacked |= {"topology": self.topology, "distribution": federation.distribution}
-        if federation.target is not None:
-            stacked["target"] = federation.target
-        files.write_npz(self.directory / "collaboration.npz", stacked)
+        return stacked if federation.target is None else stacked | {"target": federation.target}
 
 
 def check_directory(out: Path, config: dict, resume: bool) -> None:
     """Sees to it that a run neither overwrites another nor goes on from one with other settings.
 
     Raises:
-        UsageError: naming --out or the flags that differ.
+        ArgumentError: naming `out`, or the settings that differ.
     """
     path = out / "config.json"
     if not path.exists():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise UsageError(f"--out={out}: holds something that is not a run; name an empty or a new folder")
+            raise ArgumentError("out", "holds something that is not a run; name an empty or a new folder", out)
         return
     if not resume:
-        raise UsageError(f"--out={out}: holds another run; add --resume to go on with it, or name a new folder")
-    before = files.read_json(path).get("flags", {})
-    free = {"resume", "rounds", "eval_every", "checkpoint_every", "plan", "chunk", "devices", "out"}
-    free |= {"exchange", "client_store", "profile", "coordinator", "num_processes", "process_id"}
-    free |= {"algorithms", "seeds", "tune", "replicate"}  # which other cells a sweep has
-    if config["flags"].get("lr_schedule") == "multistep":
-        free -= {"rounds"}  # by which the rates fall
+        raise ArgumentError("out", "holds another run; resume it, or name a new folder", out)
+    before = files.read_json(path).get("settings", {})
     changed = [
-        f"--{name} was {before[name]!r} and is {value!r}"
-        for name, value in files.plain(config["flags"]).items()
-        if name not in free and name in before and before[name] != value
+        f"{name} was {before[name]!r} and is {value!r}"
+        for name, value in files.plain(config.get("settings", {})).items()
+        if name in before and before[name] != value
     ]
     if changed:
-        raise UsageError(f"--resume: --out={out} was run with other settings: {'; '.join(changed)}")
+        raise ArgumentError("resume", f"{out} was run with other settings: {'; '.join(changed)}")

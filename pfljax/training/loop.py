@@ -1,232 +1,331 @@
-"""The loop over rounds: several rounds a dispatch, evaluation, checkpoints, and what a run leaves behind."""
+"""The loop over rounds: several rounds per dispatch, evaluation, checkpoints, and the files that a run leaves."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from pfljax import data
-from pfljax.core.types import Algorithm, ClientData, Federation, Key, Predictor, RunError, State
+from pfljax.core.errors import RunError
+from pfljax.core.types import ClientData, Key, Predictor, Split, State
 from pfljax.engine import processes
-from pfljax.engine.plan import ExecutionPlan
-from pfljax.engine.rounds import Record, participations
+from pfljax.engine.rounds import Record
 from pfljax.evaluation import metrics as evaluation
-from pfljax.local import privacy
-from pfljax.models import Model
-from pfljax.training import checkpoints, files, host_store, memory, profiling
-from pfljax.training.compiled import (
-    Compiled,
-    Setup,
-    compile_segment,
-    is_private_mixture,
-    lifted,
-    make_evaluation,
-    place,
-    state_shardings,
-    tuned,
-)
+from pfljax.training import device_store, files, host_store, memory, scoring
+from pfljax.training.compiled import Compiled, is_private_mixture, shaped, state_shardings, tuned
+from pfljax.training.describe import plan_lines
+from pfljax.training.experiment import Experiment
 from pfljax.training.history import History, check_directory
+from pfljax.training.progress import progress
+from pfljax.training.replicates import ONE, Replicates
 
 DISPATCH_SECONDS = 2.0  # how long a dispatch may last before the progress is shown again
+STORES: dict[str, ModuleType] = {"device": device_store, "host": host_store}
 
 
-class Result(NamedTuple):
-    """What a run returns: summary.json's content, and the predictor that was scored last, made when it is asked for."""
+class Schedule(NamedTuple):
+    """When a run is evaluated and saved.
+
+    Attributes:
+        eval_every: Number of rounds between evaluations.
+        checkpoint_every: Least number of rounds between checkpoints, which are made after evaluations.
+    """
+
+    eval_every: int = 10
+    checkpoint_every: int = 50
+
+
+EVERY = Schedule()
+
+
+class Outcome(NamedTuple):
+    """What a run returns.
+
+    Attributes:
+        summary: The content of summary.json.
+        history: Everything that was evaluated.
+        compiled: The compiled functions; its plan says where the state lives.
+        state: The final state.
+        predictor: Makes the predictor that was scored last.
+    """
 
     summary: dict
+    history: History
+    compiled: Compiled
+    state: State
     predictor: Callable[[], Predictor]
-    plan: ExecutionPlan
 
 
-def run(setup: Setup, out: Path, *, resume: bool = False, say: Callable[[str], None] = print) -> Result:
-    """Trains, evaluates, saves; the files are those of DESIGN.md's "What a run leaves behind", less the report.
+class Trainer:
+    """Trains one run, or several that differ in seeds and data only, all in one kernel.
 
-    Args:
-        setup: The run.
-        out: Its directory.
-        resume: Go on from the newest whole checkpoint there, if any.
-        say: Takes the lines for the user.
-
-    Raises:
-        UsageError: if `out` holds another run.
-        RunError: if a loss is not finite, or nothing fits into memory.
+    Replicates have directories of their own, as if each had been run alone; the seconds of each are its share of the
+    whole. They resume from checkpoints of the same round in all directories, else all start anew.
     """
-    return run_replicates([setup], [out], resume=resume, say=say)[0]
 
+    def __init__(
+        self,
+        experiments: Sequence[Experiment],
+        *,
+        outs: Sequence[Path] | None = None,
+        resume: bool = False,
+        say: Callable[[str], None] | None = None,
+        bar: bool = False,
+        profile: Path | None = None,
+    ):
+        """Checks the directories; nothing is compiled or written yet.
 
-def run_replicates(
-    setups: Sequence[Setup], outs: Sequence[Path], *, resume: bool = False, say: Callable[[str], None] = print
-) -> list[Result]:
-    """`run` for runs that differ in their seeds and data only: all in one kernel, stacked in front of everything.
+        Args:
+            experiments: The runs, their federations padded to the same sizes.
+            outs: Their directories; None writes nothing.
+            resume: Whether to go on from the newest whole checkpoint there, if any.
+            say: Takes the lines for the user.
+            bar: Whether to show a progress bar where that is possible.
+            profile: Folder for a trace of a few rounds.
 
-    Each has its own directory, as if it had been run alone; its seconds are its share of the whole. Going on takes
-    checkpoints of the same round in all directories, else all start anew.
+        Raises:
+            ArgumentError: if a directory holds another run.
+        """
+        self.experiments, self.replicates = list(experiments), Replicates(len(experiments))
+        self.outs = list(outs) if outs else None
+        self.resume, self.say, self.bar, self.profile = resume, say, bar, profile
+        self.keys = [jax.random.key(each.seed) for each in experiments]
+        self.done = self.saved = 0
+        self.seconds = 0.0
+        self.state: State | None = None
+        self.length = 0
+        for each, out in zip(self.experiments, self.outs or (), strict=bool(self.outs)):
+            processes.first(functools.partial(check_directory, out, each.config, resume))
 
-    Args:
-        setups: The runs; their federations padded to the same sizes.
-        outs: Their directories.
-        resume: As in `run`.
-        say: As in `run`.
+    def train(self, rounds: int, schedule: Schedule = EVERY) -> list[Outcome]:
+        """Plays rounds up to number `rounds`, evaluates and saves.
 
-    Raises:
-        UsageError: as `run`.
-        RunError: as `run`.
-    """
-    setup, plan, many = setups[0], setups[0].plan, len(setups) if len(setups) > 1 else 0
-    for each, out in zip(setups, outs, strict=True):
-        processes.first(functools.partial(check_directory, out, each.config, resume))
-    of_run = lambda stacked, number: jax.tree.map(lambda leaf: leaf[number], stacked) if many else stacked
-    joined = lambda parts: jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts) if many else parts[0]
-    on_host = setup.client_store == "host"
-    placed = {}
-    for part in ("train", "validation", "test"):
-        parts = [getattr(each.federation, part) for each in setups]
-        parts = jax.tree.map(lambda *leaves: np.stack(leaves), *parts) if many else parts[0]
-        placed[part] = parts if on_host else place(plan, parts, setup.federation.num_clients, axis=int(many > 0))
-    clients = ClientData(placed["train"], placed["validation"])
-    splits = {name: placed[name] for name in ("train", "test", "validation") if placed[name].y.size}
-    compiled = compile_to_fit(setup, clients, many)
-    algorithm, plan = compiled.algorithm, compiled.plan
-    lines = [*memory.describe(plan, compiled.memory, compiled.state, splits, setup, algorithm), *algorithm.facts]
-    lines += [("replicates in one kernel", f"{many}, whose seconds are shares of the whole")] if many else []
-    for name, value in lines:
-        say(f"  {name:32} {memory.readable(value) if isinstance(value, int) else value}")
-    for each, out in zip(setups, outs, strict=True):
-        files.write_json(out / "config.json", each.config)
+        Raises:
+            RunError: if a loss is not finite, or nothing fits into memory.
+        """
+        self.experiments = [each.with_rounds(rounds) for each in self.experiments]
+        schedule = Schedule(*(min(every, rounds) for every in schedule))
+        if self.length != schedule.eval_every:
+            self._compile(schedule.eval_every)
+        if self.state is None:
+            self._begin()
+        self._play(rounds, schedule)
+        outcomes = [self._outcome(number) for number in range(self.replicates.num)]
+        processes.wait()  # until the first has written what the others may read
+        return outcomes
 
-    keys = [jax.random.key(each.seed) for each in setups]
-    key_for = lambda purpose: joined([jax.random.fold_in(key, purpose) for key in keys])
-    if setup.profile:
-        say(f"  {profile(setup.profile, compiled, key_for, clients)}")
-    restored = restore(algorithm, plan, compiled.state, outs, many) if resume else None
-    if restored:
-        done, state = restored
-        say(f"  resumed after round {done}")
-    else:
-        done, state = 0, compiled.init(key_for(0), clients)
-    weighed = jax.eval_shape(lifted(plan, algorithm.predictor, many), key_for(0), compiled.state, clients)
-    topology = "shared" if is_private_mixture(weighed) else weighed.topology
-    topology = algorithm.collaboration[0] if algorithm.collaboration else topology
-    histories = [History(out, done, topology) for out in outs]
-    rounds_key, evaluate_key = key_for(1), key_for(2)
-    evaluate = (
-        host_store.make_evaluation(setup, algorithm, plan) if on_host else make_evaluation(setup, algorithm, plan, many)
-    )
-    last = [history.rows[-1] if history.rows else {} for history in histories]
-    down, up = ([row.get(name, 0.0) for row in last] for name in ("bytes_down", "bytes_up"))
-    seconds = last[0].get("seconds", 0.0)
-    newest: list[Record] = [None] * len(setups)  # of each run's records
-    diverged = None
+    def _tell(self, line: str) -> None:
+        if self.say is not None:
+            self.say(line)
 
-    saved, pace = done, 1
-    with _progress(setup.rounds, done, say) as advance:
-        while done < setup.rounds and diverged is None:
-            stop = min(done + pace, (done // setup.eval_every + 1) * setup.eval_every, setup.rounds)
-            begin = time.perf_counter()
-            state, records, count = compiled.segment(rounds_key, done, stop, state, clients)
-            records, count = jax.device_get((records, count))
-            elapsed = time.perf_counter() - begin
-            seconds += elapsed / len(setups)
-            pace = int(processes.from_first(np.int32(max(1, DISPATCH_SECONDS * int(count) / elapsed))))
-            done += int(count)
-            advance(done)
-            for number, each in enumerate(setups):
-                record: Record = jax.tree.map(
-                    lambda leaf, count=count, n=number: leaf[:count, n] if many else leaf[:count], records
+    def _key(self, purpose: int) -> Key:
+        return self.replicates.join([jax.random.fold_in(key, purpose) for key in self.keys])
+
+    def _compile(self, length: int) -> None:
+        """Places the data and compiles rounds and evaluation."""
+        first, replicates = self.experiments[0], self.replicates
+        store = STORES[first.client_store]
+        parts: dict[str, Split] = {}
+        for part in ("train", "validation", "test"):
+            joined = replicates.join([getattr(each.federation, part) for each in self.experiments], np.stack)
+            parts[part] = store.put(first.problem.plan, joined, first.federation.num_clients, replicates.axis)
+        self.clients = ClientData(parts["train"], parts["validation"])
+        self.splits = {name: parts[name] for name in ("train", "test", "validation") if parts[name].y.size}
+        self.compiled = compile_to_fit(first, self.clients, length, replicates)
+        self.evaluate = store.make_evaluation(first, self.compiled, replicates)
+        self.length = length
+
+    def _begin(self) -> None:
+        """Says the plan, and makes or restores the state."""
+        first, compiled = self.experiments[0], self.compiled
+        algorithm = compiled.algorithm
+        self.lines = [*plan_lines(compiled, self.splits, first), *algorithm.report.facts]
+        if self.replicates.num > 1:
+            self.lines.append(("replicates in one kernel", f"{self.replicates.num}; seconds are shares of the whole"))
+        for name, value in self.lines:
+            self._tell(f"  {name:32} {memory.readable(value) if isinstance(value, int) else value}")
+        for each, out in zip(self.experiments, self.outs or (), strict=bool(self.outs)):
+            files.write_json(out / "config.json", each.config)
+        if self.profile:
+            self._tell(f"  {profile(self.profile, compiled, self._key, self.clients)}")
+        restored = self._restore() if self.resume and self.outs else None
+        if restored:
+            self.done, self.state = restored
+            self.saved = self.done
+            self._tell(f"  resumed after round {self.done}")
+        else:
+            self.state = compiled.init(self._key(0), self.clients)
+        outs = self.outs or [None] * self.replicates.num
+        self.histories = [History(out, self.done, self._topology()) for out in outs]
+        self.seconds = self.histories[0].last.get("seconds", 0.0)
+
+    def _topology(self) -> str:
+        """How the models that clients are said to use lie with respect to them."""
+        algorithm = self.compiled.algorithm
+        if algorithm.report.topology:
+            return algorithm.report.topology
+        predict = self.replicates.lift(self.compiled.plan, algorithm.predictor)
+        weighed = jax.eval_shape(predict, self._key(0), self.compiled.state, self.clients)
+        return "shared" if is_private_mixture(weighed) else weighed.topology
+
+    def _restore(self) -> tuple[int, State] | None:
+        """The newest round of whose state all directories have a whole checkpoint, and the states, joined."""
+        from pfljax.training import checkpoints  # orbax is slow to import
+
+        compiled, like = self.compiled, self.compiled.state
+        if self.replicates.num > 1:
+            shape = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), like)
+            shardings = state_shardings(compiled.algorithm, compiled.plan, shape)
+            like = shaped(shape, shardings)
+        found = [checkpoints.restore(out / "checkpoints", like) for out in self.outs]
+        if None in found or len({done for done, _ in found}) > 1:
+            return None
+        state = self.replicates.join([state for _, state in found])
+        if self.replicates.num > 1:
+            state = jax.tree.map(lambda leaf, to: jax.device_put(leaf, to.sharding), state, compiled.state)
+        return found[0][0], state
+
+    def _play(self, rounds: int, schedule: Schedule) -> None:
+        """Dispatches rounds until all are played, evaluating and saving on the way."""
+        pace, rounds_key = 1, self._key(1)
+        with progress(rounds, self.done, self.say, self.bar) as advance:
+            while self.done < rounds:
+                stop = min(self.done + pace, (self.done // self.length + 1) * self.length, rounds)
+                begin = time.perf_counter()
+                self.state, records, count = self.compiled.segment(
+                    rounds_key, self.done, stop, self.state, self.clients
                 )
-                down[number] += float(record.down.sum(dtype=np.float64)) / each.federation.num_clients
-                up[number] += float(record.up.sum(dtype=np.float64)) / each.federation.num_clients
-                newest[number] = record
-                if record.diverged[-1] >= 0 and diverged is None:
-                    diverged = number, int(record.diverged[-1])
-            if diverged is None and (done % setup.eval_every == 0 or done == setup.rounds):
-                metrics, collaboration = jax.device_get(evaluate(evaluate_key, state, clients, splits))
-                for number, (each, history) in enumerate(zip(setups, histories, strict=True)):
-                    record, scores = newest[number], of_run(metrics, number)
-                    row = {
-                        "round": done,
-                        "seconds": seconds,
-                        "train_loss": float(record.train_loss[-1]),
-                        **evaluation.summarize(scores["test"], each.federation.test.size),
-                        "bytes_down": down[number],
-                        "bytes_up": up[number],
-                        **{name: float(values[-1]) for name, values in record.metrics.items()},
-                    }
-                    if "validation" in scores:
-                        values = evaluation.summarize(scores["validation"], each.federation.validation.size)
-                        row |= {f"validation_{name}": values[name] for name in ("loss", "accuracy") if name in values}
-                    history.add(row, scores, of_run(collaboration, number))
-                    history.write_rows()
-                if done - saved >= setup.checkpoint_every or done == setup.rounds:
-                    for number, (each, out, history) in enumerate(zip(setups, outs, histories, strict=True)):
-                        # The files first: a checkpoint never knows of rounds that they do not.
-                        history.write(algorithm.scored, each.federation)
-                        checkpoints.save(out / "checkpoints", done, of_run(state, number))
-                    saved = done
-    if diverged is not None:
-        for each, history in zip(setups, histories, strict=True):
+                records, count = jax.device_get((records, count))
+                count, elapsed = int(count), time.perf_counter() - begin
+                self.seconds += elapsed / self.replicates.num
+                pace = int(processes.from_first(np.int32(max(1, DISPATCH_SECONDS * count / elapsed))))
+                self.done += count
+                advance(self.done)
+                newest = self._note(records, count)
+                if self.done % schedule.eval_every == 0 or self.done == rounds:
+                    self._evaluate(newest)
+                    if self.done - self.saved >= schedule.checkpoint_every or self.done == rounds:
+                        self._save()
+
+    def _note(self, records: Record, count: int) -> list[Record]:
+        """Counts the traffic of `count` rounds; each run's records."""
+        if self.replicates.num > 1:  # rounds come first
+            records = jax.tree.map(lambda leaf: np.moveaxis(leaf, 1, 0), records)
+        parts = [jax.tree.map(lambda leaf: leaf[:count], part) for part in self.replicates.split(records)]
+        for each, history, record in zip(self.experiments, self.histories, parts, strict=True):
+            history.down += float(record.down.sum(dtype=np.float64)) / each.federation.num_clients
+            history.up += float(record.up.sum(dtype=np.float64)) / each.federation.num_clients
+        for number, record in enumerate(parts):
+            if record.diverged[-1] >= 0:
+                self._diverged(number, int(record.diverged[-1]))
+        return parts
+
+    def _diverged(self, number: int, client: int):
+        """Keeps what was evaluated before, and raises."""
+        for each, history in zip(self.experiments, self.histories, strict=True):
             if history.rows:
-                history.write(algorithm.scored, each.federation)
-        number, client = diverged
+                history.write(self.compiled.algorithm.report.scored, each.federation)
+        kept = f" What was evaluated before is in {self.outs[number]}" if self.outs else ""
         raise RunError(
-            f"round {done}: the loss of client {client} is not finite; a smaller --learning_rate may help. What was "
-            f"evaluated before is in {outs[number]}"
+            f"round {self.done}: the loss of client {client} is not finite; a smaller learning rate may help.{kept}"
         )
 
-    def predict(number: int) -> Predictor:
-        one = lambda *args: tuned(algorithm, args[0], algorithm.predictor(*args), args[2])
-        args = (of_run(part, number) for part in (evaluate_key, state, clients))
-        return jax.jit(one, out_shardings=plan.everywhere)(*args)
+    def _evaluate(self, newest: Sequence[Record]) -> None:
+        """Adds a row to every run's history."""
+        found = jax.device_get(self.evaluate(self._key(2), self.state, self.clients, self.splits))
+        for each, history, record, (scores, collaboration) in zip(
+            self.experiments, self.histories, newest, self.replicates.split(found), strict=True
+        ):
+            row = {
+                "round": self.done,
+                "seconds": self.seconds,
+                "train_loss": float(record.train_loss[-1]),
+                **evaluation.summarize(scores["test"], each.federation.test.size),
+                "bytes_down": history.down,
+                "bytes_up": history.up,
+                **{name: float(values[-1]) for name, values in record.metrics.items()},
+            }
+            if "validation" in scores:
+                values = evaluation.summarize(scores["validation"], each.federation.validation.size)
+                row |= {f"validation_{name}": values[name] for name in ("loss", "accuracy") if name in values}
+            history.add(row, scores, collaboration)
+            history.write_rows()
 
-    results = []
-    for number, (each, out, history) in enumerate(zip(setups, outs, histories, strict=True)):
-        own = of_run(state, number)
-        summary = summarize(each, algorithm, history, lines, compiled.compile_seconds, of_run(rounds_key, number))
-        if each.unseen is not None:
-            summary["unseen"] = score_unseen(each, algorithm, plan, jax.random.fold_in(keys[number], 3), own)
-        files.write_json(out / "summary.json", summary)
-        results.append(Result(summary, functools.partial(predict, number), plan))
-    processes.wait()  # until the first has written what the others may read
-    return results
+    def _save(self) -> None:
+        """Writes files, then checkpoints, so that a checkpoint never knows of rounds that the files do not."""
+        if self.outs:
+            from pfljax.training import checkpoints
+
+            scored = self.compiled.algorithm.report.scored
+            states = self.replicates.split(self.state)
+            for each, out, history, state in zip(self.experiments, self.outs, self.histories, states, strict=True):
+                history.write(scored, each.federation)
+                checkpoints.save(out / "checkpoints", self.done, state)
+        self.saved = self.done
+
+    def _outcome(self, number: int) -> Outcome:
+        """One run's summary, and what can be asked of its final state."""
+        of_run = lambda joined: self.replicates.split(joined)[number]
+        experiment, compiled, history = self.experiments[number], self.compiled, self.histories[number]
+        state = of_run(self.state)
+        summary = scoring.summarize(experiment, compiled, history, self.lines, of_run(self._key(1)))
+        key = jax.random.fold_in(self.keys[number], 3)
+        summary["unseen"] = scoring.score_unseen(experiment, compiled, key, state)
+        if self.outs:
+            files.write_json(self.outs[number] / "summary.json", summary)
+
+        def predictor() -> Predictor:
+            algorithm = compiled.algorithm
+            one = lambda *args: tuned(algorithm, args[0], algorithm.predictor(*args), args[2])
+            predict = jax.jit(one, out_shardings=compiled.plan.everywhere)
+            return predict(of_run(self._key(2)), state, of_run(self.clients))
+
+        return Outcome(summary, history, compiled, state, predictor)
 
 
-def compile_to_fit(setup: Setup, clients: ClientData, replicates: int = 0) -> Compiled:
+def check(experiment: Experiment) -> None:
+    """Builds the method once, so that mistakes show before anything is compiled.
+
+    Raises:
+        ArgumentError: for a knob that does not fit the clients or the model, or a store that cannot hold the method.
+    """
+    algorithm = experiment.algorithm(experiment.problem.plan)
+    if experiment.client_store == "host":
+        host_store.check(experiment, algorithm, ONE)
+
+
+def compile_to_fit(experiment: Experiment, clients: ClientData, length: int, replicates: Replicates = ONE) -> Compiled:
     """Compiles under the largest chunk, from the plan's downward, that fits the device's memory.
 
     Where models would be gathered on every device, they first go around a ring.
+
+    Raises:
+        RunError: if not even one client at a time fits.
     """
-    plan = setup.plan
+    problem = experiment.problem
+    plan, store = problem.plan, STORES[experiment.client_store]
     while True:
-        sorted_plan = plan.for_steps(setup.steps, setup.cohort_size)
-        if setup.client_store == "host":
-            found = host_store.compile_segment(setup, clients, sorted_plan)
-        else:
-            found = compile_segment(setup, clients, sorted_plan, replicates)
-        if setup.client_store == "host":
-            memory.check_host(found.state)
+        sorted_plan = plan.for_steps(experiment.steps, problem.cohort_size)
+        found = store.compile_segment(experiment, clients, sorted_plan, length, replicates)
         if found.memory.fits:
             if found.making and not found.making.fits:
                 raise memory.too_large(found.making, "making the first state")
             return found
-        plan = memory.next_smaller(plan, setup.cohort_size, found.algorithm.topology)
+        plan = memory.next_smaller(plan, problem.cohort_size, found.algorithm.topology)
         if plan is None:
             raise memory.too_large(found.memory)
 
 
 def profile(directory: Path, compiled: Compiled, key_for: Callable[[int], Key], clients: ClientData) -> str:
     """Traces a few rounds of a state that is then thrown away; says where their time goes."""
+    from pfljax.training import profiling
+
     state, done = compiled.init(key_for(0), clients), 0
 
     def dispatch() -> int:
@@ -238,144 +337,3 @@ def profile(directory: Path, compiled: Compiled, key_for: Callable[[int], Key], 
 
     dispatch()
     return profiling.describe(profiling.profile(directory, dispatch))
-
-
-def restore(
-    algorithm: Algorithm, plan: ExecutionPlan, like: State, outs: Sequence[Path], many: int
-) -> tuple[int, State] | None:
-    """The newest round of whose state all directories have a whole checkpoint, and the state, stacked if `many`."""
-    if not many:
-        return checkpoints.restore(outs[0] / "checkpoints", like)
-    shape = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), like)
-    shardings = state_shardings(algorithm, plan, shape)
-    own = jax.tree.map(lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s), shape, shardings)
-    found = [checkpoints.restore(out / "checkpoints", own) for out in outs]
-    if None in found or len({done for done, _ in found}) > 1:
-        return None
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *[state for _, state in found])
-    return found[0][0], jax.tree.map(lambda leaf, to: jax.device_put(leaf, to.sharding), stacked, like)
-
-
-def score_unseen(setup: Setup, algorithm: Algorithm, plan: ExecutionPlan, key: Key, state: State) -> dict:
-    """Adapts the trained state to clients that were kept out, and scores them."""
-    unseen = setup.unseen
-    there = lambda part: place(plan, part, unseen.num_clients)
-    clients = there(unseen.shards)
-    everywhere = plan.everywhere
-    predict = lambda *args: tuned(algorithm, args[0], algorithm.adapt(*args), args[2])
-    predictor = jax.jit(predict)(key, state, clients)
-    score = jax.jit(evaluation.evaluate, static_argnums=(0, 1), out_shardings=everywhere)
-    splits = (("train", unseen.train), ("test", unseen.test))
-    metrics = jax.device_get({name: score(plan, setup.model, predictor, there(split)) for name, split in splits})
-    out = evaluation.summarize(metrics["test"], unseen.test.size)
-    train = evaluation.summarize(metrics["train"], unseen.train.size)
-    return out | {f"train_{name}": value for name, value in train.items()} | {"per_client": per_client(unseen, metrics)}
-
-
-def per_client(federation: Federation, metrics: dict[str, dict[str, np.ndarray]]) -> list[dict]:
-    """A row for each client, with its scores on its test examples."""
-    test = metrics["test"]
-    return [
-        {
-            "client": k,
-            "n_train": int(federation.train.size[k]),
-            "n_test": int(federation.test.size[k]),
-            "distribution": int(federation.distribution[k]),
-            **({} if federation.target is None else {"target": int(federation.target[k])}),
-            "accuracy": float(test["accuracy"][k]) if "accuracy" in test else None,
-            "loss": float(test["loss"][k]),
-        }
-        for k in range(federation.num_clients)
-    ]
-
-
-def spent(setup: Setup, algorithm: Algorithm, key: Key) -> dict | None:
-    """What the privacy ledger says after the last round, or None where nothing is private; `key` drew the cohorts."""
-    solver, train = setup.solver, setup.federation.train
-    if not solver.privacy.active:
-        return None
-    n_max = train.y.shape[1]
-    rounds = participations(key, setup.federation.num_clients, setup.cohort_size, setup.rounds)
-    steps = np.asarray(rounds * solver.num_steps(train.size, n_max)) * algorithm.passes
-    epsilon = privacy.epsilons(solver.privacy, train.size, solver.batch(n_max), steps, algorithm.gradients)
-    finite = lambda value: float(value) if np.isfinite(value) else None  # JSON knows no infinity: null
-    return {
-        **{name: finite(value) for name, value in solver.privacy._asdict().items()},
-        "epsilon": finite(epsilon.max()),
-        "unaccounted": algorithm.unaccounted or None,
-        "epsilon_per_client": [finite(value) for value in epsilon],
-    }
-
-
-def summarize(
-    setup: Setup, algorithm: Algorithm, history: History, lines: list, compile_seconds: float, key: Key
-) -> dict:
-    """What summary.json holds; `key` drew the rounds."""
-    rows, federation = history.rows, setup.federation
-    if "validation_loss" in rows[-1]:
-        name, better = ("validation_accuracy", max) if "validation_accuracy" in rows[-1] else ("validation_loss", min)
-    else:
-        name, better = "train_loss", min
-    best = better(rows, key=lambda row: row[name])
-    last_test = {"test": {k[: -len("_test")]: v[-1] for k, v in history.results.items() if k.endswith("_test")}}
-    return {
-        "algorithm": setup.name,
-        "dataset": federation.name,
-        "task": federation.task,
-        "num_clients": federation.num_clients,
-        "parameters": parameters(setup.model),
-        "rounds": setup.rounds,
-        "seed": setup.seed,
-        "scored": algorithm.scored,
-        "last": rows[-1],
-        "best": best | {"selected_by": name},
-        "per_client": per_client(federation, last_test),
-        "earth_movers_distance": data.heterogeneity(federation),
-        "privacy": spent(setup, algorithm, key),
-        "seconds_per_round": rows[-1]["seconds"] / max(rows[-1]["round"], 1),
-        "compile_seconds": compile_seconds,
-        "peak_memory_bytes": memory.peak_bytes(),
-        "plan": lines,
-        **dict(algorithm.facts),
-        "unseen": None,
-    }
-
-
-def parameters(model: Model) -> int:
-    """Of one model, how many."""
-    leaves = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
-    return sum(leaf.size for leaf in leaves)
-
-
-@contextlib.contextmanager
-def _progress(total: int, done: int, say: Callable[[str], None]):
-    """A bar with rounds a second and the time left; without a terminal, a line now and then."""
-    if sys.stdout.isatty():
-        columns = [
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[speed]}"),
-            TimeRemainingColumn(),
-        ]
-        with Progress(*columns, console=Console(width=min(shutil.get_terminal_size().columns, 120))) as bar:
-            task = bar.add_task("", total=total, completed=done, speed="")
-            begin, first = time.monotonic(), done
-
-            def advance(done: int) -> None:
-                rate = (done - first) / max(time.monotonic() - begin, 1e-9)
-                bar.update(task, completed=done, speed=f"{rate:.1f} rounds/s")
-
-            yield advance
-    else:
-        begin, first, spoken = time.monotonic(), done, time.monotonic()
-
-        def advance(done: int) -> None:
-            nonlocal spoken
-            now = time.monotonic()
-            if now - spoken > 10:
-                rate = (done - first) / (now - begin)
-                say(f"  round {done} of {total}, {rate:.2f} rounds/s, {(total - done) / max(rate, 1e-9):.0f} s left")
-                spoken = now
-
-        yield advance

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from pfljax.core import tree
-from pfljax.core.types import Algorithm, RunError, State
+from pfljax.core.types import RunError, State
 from pfljax.engine import processes
 from pfljax.engine.plan import ExecutionPlan
 
@@ -72,40 +72,9 @@ def of_compiled(compiled: Any) -> MemoryPlan:
     return MemoryPlan(stats.argument_size_in_bytes, fresh, stats.temp_size_in_bytes, device_limit())
 
 
-def describe(
-    plan: ExecutionPlan, memory: MemoryPlan, state: State, data: Any, setup: Any, algorithm: Algorithm
-) -> list[tuple[str, Any]]:
-    """The memory plan's lines, (name, bytes or text): what the whole run holds, and what a device needs."""
-    size, num_clients = setup.cohort_size, setup.federation.num_clients
-    per_device = -(-size // plan.num_devices)
-    at_once = min(plan.chunk or per_device, per_device)
-    kind = {0: "vmap", 1: "map"}.get(plan.chunk, "chunk")
-    at_once = ", then ".join(f"{count} x {width}" for width, count in plan.sections) or at_once
-    on_host = setup.client_store == "host"
-    cut = lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype)
-    of_round = state.models if algorithm.topology == "shared" else jax.tree.map(cut, state.models)
-    lines = [
-        ("models", tree.num_bytes(state.models)),
-        ("optimizer", tree.num_bytes(state.optimizer)),
-        ("per-client state", tree.num_bytes(state.clients)),
-        ("data", tree.num_bytes(data)),
-        ("arguments, per device", memory.arguments),
-        ("outputs beside them, per device", memory.outputs),
-        ("temporaries, per device", memory.temporaries),
-        ("device memory", memory.limit),
-        ("plan", f"{kind}: {at_once} of {per_device} clients at a time on each of {plan.num_devices} device(s)"),
-        ("steps that wait for other clients", f"{100 * plan.waiting(setup.steps, size):.1f} %"),
-        ("exchange", plan.exchange_of(algorithm.topology, of_round)),
-        ("clients' rows and data", f"on the {'host, of a round on the ' if on_host else ''}device(s)"),
-    ]
-    if num_clients % plan.num_devices and not on_host:
-        lines.append(("not divided", f"{num_clients} clients by {plan.num_devices} devices: each device holds all"))
-    return lines
-
-
 def next_smaller(plan: ExecutionPlan, num_clients: int, topology: str) -> ExecutionPlan | None:
     """The plan that needs less memory: no gathered copies of peers' models, then half as many clients at a time."""
-    if topology == "peers" and plan.peers == "auto" and plan.num_devices > 1:
+    if topology in ("peers", "push") and plan.peers == "auto" and plan.num_devices > 1:
         return dataclasses.replace(plan, peers="ring")
     per_device = -(-num_clients // plan.num_devices)
     at_once = min(plan.chunk or per_device, per_device)
@@ -123,7 +92,7 @@ def check_host(state: State) -> None:
     if need > SHARE * free:
         raise RunError(
             f"out of memory: the clients' state needs {readable(need)} on a host that has {readable(free)}; use fewer "
-            "clients (--num_clients) or a smaller model"
+            "clients (num_clients) or a smaller model"
         )
 
 
@@ -131,8 +100,8 @@ def too_large(memory: MemoryPlan, what: str = "a round") -> RunError:
     """The error for a run that does not fit even one client at a time."""
     return RunError(
         f"out of memory: {what} needs {readable(memory.total)} on a device that has {readable(memory.limit)}, even "
-        "with one client at a time; use fewer clients (--num_clients, --participation), --client_store=host, a smaller "
-        "model, or more --devices"
+        "with one client at a time; use fewer clients (num_clients, participation), "
+        "client_store=host, a smaller model, or more devices"
     )
 
 

@@ -1,6 +1,6 @@
 """Where a round's time goes: a profiler trace of a few warm rounds, and the shares that are read back from it.
 
-The trace opens in TensorBoard or XProf (`--logdir=DIR`), its trace.json.gz in Perfetto.
+A trace opens in TensorBoard or XProf, its trace.json.gz in Perfetto.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import math
 import re
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from pfljax.core.types import RunError, UsageError
+from pfljax.core.errors import ArgumentError, RunError
 
 MIN_ROUNDS = 3  # of a trace
 
@@ -65,15 +66,15 @@ def check(directory: Path) -> None:
     """Sees to it that a trace can be written, making the folder.
 
     Raises:
-        UsageError: naming --profile.
+        ArgumentError: where it cannot.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
-        text = f"--profile={directory}: {error.strerror}; name a folder that can be written to, new or not"
-        raise UsageError(text) from error
+        text = f"{error.strerror}; name a folder that can be written to, new or not"
+        raise ArgumentError("profile", text, directory) from error
 
 
 def profile(directory: Path, dispatch: Callable[[], int]) -> Shares:
@@ -108,19 +109,26 @@ def _play(dispatch: Callable[[], int]) -> tuple[int, float]:
         if rounds >= MIN_ROUNDS:
             break
     if not rounds:
-        raise RunError("--profile: there was no round to play")
+        raise RunError("profile: there was no round to play")
     return rounds, time.perf_counter() - begin
 
 
-def read(data: jax.profiler.ProfileData) -> list[Op]:
+def read(data: jax.profiler.ProfileData) -> list[Op]:  # pyright: ignore[reportInvalidTypeForm]
     """What the devices executed, by a trace: GPUs and TPUs have planes of their own, CPU devices are host threads."""
-    planes = list(data.planes)
-    ops = [op for plane in planes if DEVICE.match(plane.name) for op in _of_device(plane)]
-    return ops or [op for plane in planes if plane.name == "/host:CPU" for op in _of_host(plane)]
+    with warnings.catch_warnings():
+        # Python 3.13 warns of jaxlib's iterators as they are first used; as an error, that ends the process.
+        warnings.filterwarnings("ignore", "builtin type .* has no __module__ attribute", DeprecationWarning)
+        planes = list(data.planes)
+        devices = [(found.group(), plane) for plane in planes if (found := DEVICE.match(plane.name))]
+        ops = [op for name, plane in devices for op in _of_device(name, plane)]
+        return ops or [op for plane in planes if plane.name == "/host:CPU" for op in _of_host(plane)]
 
 
-def _of_device(plane) -> Iterable[Op]:
-    """A TPU's operations have lines of their own; a GPU's are the kernels of its streams."""
+def _of_device(device: str, plane: Any) -> Iterable[Op]:
+    """A TPU's operations have lines of their own; a GPU's are the kernels of its streams.
+
+    A TPU's SparseCores, planes of their own, are part of the device.
+    """
     lines = list(plane.lines)
     ops = [line for line in lines if line.name in ("XLA Ops", "Async XLA Ops")]
     for line in ops or [line for line in lines if line.name.startswith("Stream")]:
@@ -129,11 +137,10 @@ def _of_device(plane) -> Iterable[Op]:
             if not name and event.name.startswith(("Memcpy", "Memset")):
                 continue  # the host's copies, not the program's
             collective = any(COLLECTIVE.match(text) for text in (name, event.name))
-            device = DEVICE.match(plane.name).group()  # a TPU's SparseCores, planes of their own, are part of it
             yield Op(device, event.start_ns, event.start_ns + event.duration_ns, collective)
 
 
-def _of_host(plane) -> Iterable[Op]:
+def _of_host(plane: Any) -> Iterable[Op]:
     """Events of operations; one that goes on in other threads ends with a later event "end: NAME" of the same id."""
     begun, ended = [], {}
     for line in plane.lines:

@@ -18,7 +18,7 @@ from pfljax.core.types import Aggregate, Algorithm, ClientData, ClientOutput, Co
 from pfljax.engine.plan import make_plan
 from pfljax.engine.rounds import draw_cohort, make_round
 from pfljax.evaluation import metrics as evaluation
-from pfljax.local.solver import Problem
+from pfljax.local.problem import Problem
 from pfljax.training import loop
 
 SIZES = (5, 1, 3, 4, 2, 4, 0, 3)  # uneven, and a client without examples
@@ -54,7 +54,7 @@ def build(name, num_clients=7, *, problem_type=Problem, federation=None, **optio
 @functools.cache
 def reference(name, num_clients=7, cohort=0) -> Run:
     problem, federation = build(name, num_clients, cohort=cohort)
-    return play(toys.make_algorithm(name, problem), problem, federation.shards)
+    return play(toys.make_algorithm(name, problem), problem, federation.client_data)
 
 
 def play(algorithm, problem, shards) -> Run:
@@ -87,7 +87,7 @@ def check_predictor(predictor, num_clients):
 @every_method
 def test_the_initial_state_is_made_of_arrays_known_by_shape(name):
     run = reference(name)
-    shape = jax.eval_shape(run.algorithm.init, jax.random.key(0), run.shards)
+    shape = jax.eval_shape(run.algorithm.init, jax.random.key(0), run.client_data)
     assert isinstance(shape, State)
     described = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), run.states[0])
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), shape) == described
@@ -120,7 +120,7 @@ def test_training_lowers_the_training_loss(name):
     federation = toys.make_federation((6, 4, 5, 6), task="regression", seed=2)
     problem = toys.make_problem(federation, optax.sgd(0.05), hidden=HIDDEN.get(name, ()))
     algorithm = toys.make_algorithm(name, problem, **FASTER.get(name, {}))
-    _, records = toys.train(algorithm, problem, federation.shards, 20)
+    _, records = toys.train(algorithm, problem, federation.client_data, 20)
     assert records[-1].train_loss < 0.5 * records[0].train_loss
 
 
@@ -130,16 +130,16 @@ def test_predictors_mix_models_on_the_simplex(name, rounds):
     run = reference(name)
     before = jax.device_get(run.states[rounds])
     predict = jax.jit(run.algorithm.predictor)
-    check_predictor(predict(jax.random.key(1), run.states[rounds], run.shards), run.problem.num_clients)
+    check_predictor(predict(jax.random.key(1), run.states[rounds], run.client_data), run.problem.num_clients)
     toys.assert_trees_close(run.states[rounds], before)
-    assert np.isfinite(run.losses(run.states[rounds], run.shards, toys.make_federation(SIZES[:7]).test)).all()
+    assert np.isfinite(run.losses(run.states[rounds], run.client_data, toys.make_federation(SIZES[:7]).test)).all()
 
 
 @every_method
 def test_newcomers_get_a_predictor(name):
     run = reference(name)
     newcomers = toys.make_federation((3, 5, 1), seed=9)
-    predictor = jax.jit(run.algorithm.adapt)(jax.random.key(1), run.states[-1], newcomers.shards)
+    predictor = jax.jit(run.algorithm.adapt)(jax.random.key(1), run.states[-1], newcomers.client_data)
     check_predictor(predictor, 3)
     scores = evaluation.evaluate(run.problem.plan, run.problem.model, predictor, newcomers.test)
     assert np.isfinite(scores["loss"]).all()
@@ -160,15 +160,15 @@ def test_every_plan_gives_the_same_numbers(name, num_clients, cohort, plan):
     if cohort and "ring" in plan and run.algorithm.topology != "peers":
         pytest.skip("its models do not travel between clients")
     problem = run.problem._replace(plan=make_plan(*plan))
-    other = play(toys.make_algorithm(name, problem), problem, run.shards)
+    other = play(toys.make_algorithm(name, problem), problem, run.client_data)
     toys.assert_trees_close(other.states[0], run.states[0], rtol=1e-6, atol=1e-7)
     toys.assert_trees_close(other.states[-1], run.states[-1], rtol=2e-4, atol=2e-5)
     toys.assert_trees_close(other.records, run.records, rtol=1e-4, atol=1e-5)
     test = toys.make_federation(SIZES[:num_clients]).test
     found = other.losses(
-        other.states[-1], *(loop.place(problem.plan, data, num_clients) for data in (run.shards, test))
+        other.states[-1], *(loop.place(problem.plan, data, num_clients) for data in (run.client_data, test))
     )
-    np.testing.assert_allclose(found, run.losses(run.states[-1], run.shards, test), rtol=2e-4)
+    np.testing.assert_allclose(found, run.losses(run.states[-1], run.client_data, test), rtol=2e-4)
 
 
 @every_method
@@ -184,7 +184,7 @@ def test_rounds_are_traced_once_and_may_donate_their_state(name):
     problem = problem._replace(solver=problem.solver._replace(loss=counted))
     algorithm = toys.make_algorithm(name, problem)
     step = make_round(algorithm, problem.plan, 7, 7)
-    shards = loop.place(problem.plan, federation.shards, 7)
+    shards = loop.place(problem.plan, federation.client_data, 7)
     state = toys.start(algorithm, problem, shards)
     one_round = jax.jit(step, donate_argnums=2, out_shardings=(toys.shardings(algorithm, problem, shards), None))
     after_first = None
@@ -231,8 +231,8 @@ def test_renumbering_the_clients_renumbers_the_results(name):
         parts = {part: reorder(getattr(federation, part), numbers) for part in ("train", "validation", "test")}
         federation = dataclasses.replace(federation, **parts)
         algorithm = toys.make_algorithm(name, problem, **WITHOUT_CHANCE.get(name, {}))
-        run = play(algorithm, problem, federation.shards)
-        found.append(run.losses(run.states[-1], run.shards, federation.test))
+        run = play(algorithm, problem, federation.client_data)
+        found.append(run.losses(run.states[-1], run.client_data, federation.test))
     assert np.ptp(found[0]) > 0.01
     np.testing.assert_allclose(found[1], found[0][order], rtol=1e-4)
 
@@ -240,11 +240,11 @@ def test_renumbering_the_clients_renumbers_the_results(name):
 @every_method
 def test_a_client_s_data_reach_others_only_where_there_is_a_path(name):
     run = reference(name)
-    shards = jax.tree.map(np.copy, run.shards)
+    shards = jax.tree.map(np.copy, run.client_data)
     shards.train.x[0] = -2 * shards.train.x[0]
     states, _ = run.again(shards)
     test = toys.make_federation(SIZES[:7]).test
-    changed = run.losses(states[-1], shards, test) != run.losses(run.states[-1], run.shards, test)
+    changed = run.losses(states[-1], shards, test) != run.losses(run.states[-1], run.client_data, test)
     assert changed[0]
     # A method may look at others' models and decide against them: then what it remembers of them differs.
     others = [jax.tree.map(lambda leaf: leaf[1:], state.clients) for state in (states[-1], run.states[-1])]
@@ -254,7 +254,7 @@ def test_a_client_s_data_reach_others_only_where_there_is_a_path(name):
 @every_method
 def test_padding_reaches_no_result(name):
     run = reference(name)
-    shards = jax.tree.map(np.copy, run.shards)
+    shards = jax.tree.map(np.copy, run.client_data)
     padding = np.arange(shards.train.y.shape[1]) >= shards.train.size[:, None]
     assert padding.any()
     shards.train.x[padding] = 1e3
@@ -263,7 +263,9 @@ def test_padding_reaches_no_result(name):
     toys.assert_trees_close(states[-1], run.states[-1])
     toys.assert_trees_close(records, run.records)
     test = toys.make_federation(SIZES[:7]).test
-    np.testing.assert_array_equal(run.losses(states[-1], shards, test), run.losses(run.states[-1], run.shards, test))
+    np.testing.assert_array_equal(
+        run.losses(states[-1], shards, test), run.losses(run.states[-1], run.client_data, test)
+    )
 
 
 def watched(algorithm, seen):
@@ -293,8 +295,8 @@ def test_clients_out_of_the_cohort_stay_as_they_are(name):
     problem, federation = build(name, cohort=4)
     seen, expected = [], []
     algorithm = watched(toys.make_algorithm(name, problem), seen)
-    states, _ = toys.train(algorithm, problem, federation.shards, 4)
-    toys.train(watched(idle(), expected), problem, federation.shards, 4)
+    states, _ = toys.train(algorithm, problem, federation.client_data, 4)
+    toys.train(watched(idle(), expected), problem, federation.client_data, 4)
     jax.effects_barrier()
     assert seen == expected  # one stream of cohorts for every method
     assert len(set(seen)) > 1  # and a new one every round

@@ -31,7 +31,7 @@ def play(name, sizes=SIZES, rounds=2, **options):
     federation = toys.make_federation(sizes, "regression")
     problem = toys.make_problem(federation, optax.sgd(RATE), **options)
     algorithm = toys.make_algorithm(name, problem, **knobs)
-    return federation, algorithm, *toys.train(algorithm, problem, federation.shards, rounds)
+    return federation, algorithm, *toys.train(algorithm, problem, federation.client_data, rounds)
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
@@ -55,7 +55,7 @@ def test_only_the_cohort_is_averaged():
         jax.debug.callback(lambda ids: seen.append(np.asarray(ids)), cohort.ids)
         return init_download(key, state, cohort)
 
-    states, _ = toys.train(algorithm._replace(download=download), problem, federation.shards, 1)
+    states, _ = toys.train(algorithm._replace(download=download), problem, federation.client_data, 1)
     jax.effects_barrier()
     theta = vector(states[0].models)
     trained = [client_steps(theta, federation.train, k, 1) for k in seen[0]]
@@ -77,7 +77,7 @@ def test_tuning_starts_from_the_global_model(tune_epochs):
     toys.assert_trees_close(states, play("fedavg")[2])
     theta = vector(states[-1].models)
     for give in (algorithm.predictor, algorithm.adapt):
-        predictor = give(jax.random.key(0), states[-1], federation.shards)
+        predictor = give(jax.random.key(0), states[-1], federation.client_data)
         np.testing.assert_array_equal(np.asarray(predictor.index)[:, 0], np.arange(4))
         for k in range(4):
             tuned = client_steps(theta, federation.train, k, tune_epochs)

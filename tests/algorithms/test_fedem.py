@@ -64,7 +64,7 @@ def data_of(federation):
 def test_two_rounds_of_two_clients_and_two_components_by_hand(batch_size, epochs):
     federation, problem = regression((4, 5), batch_size=batch_size, epochs=epochs)
     algorithm = toys.make_algorithm("fedem", problem, components=2)
-    states, records = toys.train(algorithm, problem, federation.shards, 2)
+    states, records = toys.train(algorithm, problem, federation.client_data, 2)
     clients = data_of(federation)
     w, b = arrays(states[0].models)
     assert not np.allclose(w[0], w[1])
@@ -103,8 +103,8 @@ def test_one_component_is_fedavg(keep, optimizer):
     federation = toys.make_federation((5, 1, 3, 0))
     problem = toys.make_problem(federation, optimizer, batch_size=2, epochs=2, cohort=3)._replace(keep_optimizer=keep)
     fedem = toys.make_algorithm("fedem", problem, components=1)
-    states, _ = toys.train(fedem, problem, federation.shards, 4)
-    expected, _ = toys.train(toys.make_algorithm("fedavg", problem), problem, federation.shards, 4)
+    states, _ = toys.train(fedem, problem, federation.client_data, 4)
+    expected, _ = toys.train(toys.make_algorithm("fedavg", problem), problem, federation.client_data, 4)
     toys.assert_trees_close(states[-1].models, expected[-1].models, rtol=1e-6, atol=1e-7)
     toys.assert_trees_close(states[-1].clients.optimizer, expected[-1].clients, rtol=1e-5, atol=1e-7)
 
@@ -114,7 +114,7 @@ def test_a_kept_optimizer_has_an_effect():
     problem = problem._replace(solver=problem.solver._replace(optimizer=optax.sgd(RATE, momentum=0.9)))
     for name in ("fedavg", "fedem"):
         runs = [
-            toys.train(toys.make_algorithm(name, p), p, federation.shards, 3)[0][-1].models
+            toys.train(toys.make_algorithm(name, p), p, federation.client_data, 3)[0][-1].models
             for p in (problem, problem._replace(keep_optimizer=True))
         ]
         assert not np.allclose(arrays(runs[0])[0], arrays(runs[1])[0], atol=1e-3)
@@ -124,7 +124,7 @@ def test_one_client_is_centralized_em():
     federation, problem = regression((9,), epochs=60)
     problem = problem._replace(cohort_size=1)
     algorithm = toys.make_algorithm("fedem", problem, components=2)
-    states, _ = toys.train(algorithm, problem, federation.shards, 5)
+    states, _ = toys.train(algorithm, problem, federation.client_data, 5)
     ((x, y),) = data_of(federation)
     (w, b), pi = arrays(states[0].models), np.full(2, 0.5)
     for _ in range(5):
@@ -139,7 +139,7 @@ def test_f_never_increases(sizes, epochs):
     """With M-steps that are exact (one client, least squares), or a small gradient step on the surrogate (several)."""
     federation, problem = regression(sizes, epochs=epochs)
     algorithm = toys.make_algorithm("fedem", problem, components=3)
-    states, _ = toys.train(algorithm, problem, federation.shards, 12)
+    states, _ = toys.train(algorithm, problem, federation.client_data, 12)
     clients = data_of(federation)
     values = [f_by_hand(*arrays(state.models), np.float64(state.clients.v), clients) for state in states]
     assert (np.diff(values) < 1e-6).all() and values[-1] < values[0] - 0.01
@@ -149,9 +149,9 @@ def test_f_never_increases(sizes, epochs):
 def test_decentralized_on_the_complete_graph_is_fedem(keep):
     federation = toys.make_federation((4, 4, 4, 4, 4))
     problem = toys.make_problem(federation, optax.sgd(RATE, momentum=0.9), batch_size=3)._replace(keep_optimizer=keep)
-    fedem, _ = toys.train(toys.make_algorithm("fedem", problem), problem, federation.shards, 4)
+    fedem, _ = toys.train(toys.make_algorithm("fedem", problem), problem, federation.client_data, 4)
     algorithm = toys.make_algorithm("dfedem", problem, graph="complete")
-    dfedem, records = toys.train(algorithm, problem, federation.shards, 4)
+    dfedem, records = toys.train(algorithm, problem, federation.client_data, 4)
     for k in range(5):
         own = jax.tree.map(lambda leaf, k=k: leaf[k], dfedem[-1].models)
         toys.assert_trees_close(own, fedem[-1].models, rtol=1e-5, atol=1e-6)
@@ -165,9 +165,9 @@ def test_decentralized_mixing_is_the_matrix(knobs):
     federation = toys.make_federation((4, 3, 5, 2, 4, 4))
     problem = toys.make_problem(federation, optax.sgd(0.0))
     algorithm = toys.make_algorithm("dfedem", problem, components=2, **knobs)
-    start = toys.start(algorithm, problem, federation.shards)
+    start = toys.start(algorithm, problem, federation.client_data)
     models = jax.tree.map(lambda leaf: leaf + jnp.arange(6.0).reshape(6, *[1] * (leaf.ndim - 1)), start.models)
-    states, _ = toys.train(algorithm, problem, federation.shards, 5, state=start._replace(models=models))
+    states, _ = toys.train(algorithm, problem, federation.client_data, 5, state=start._replace(models=models))
     neighbors, weights = (np.asarray(leaf) for leaf in start.clients.edges)  # (K, T, J)
     expected = np.float64(models["Dense_0"]["bias"])
     for number, state in enumerate(states[1:]):
@@ -186,9 +186,9 @@ def test_absent_clients_take_no_weight_with_them():
     federation = toys.make_federation((4,) * 7)
     problem = toys.make_problem(federation, optax.sgd(0.0), cohort=4)
     algorithm = toys.make_algorithm("dfedem", problem, components=2)
-    start = toys.start(algorithm, problem, federation.shards)
+    start = toys.start(algorithm, problem, federation.client_data)
     models = jax.tree.map(lambda leaf: leaf + jnp.arange(7.0).reshape(7, *[1] * (leaf.ndim - 1)), start.models)
-    states, _ = toys.train(algorithm, problem, federation.shards, 6, state=start._replace(models=models))
+    states, _ = toys.train(algorithm, problem, federation.client_data, 6, state=start._replace(models=models))
     spread = [np.ptp(np.asarray(state.models["Dense_0"]["bias"]), axis=0).max() for state in states]
     for state in states[1:]:
         toys.assert_trees_close(tree_mean(state.models), tree_mean(models), rtol=1e-5, atol=1e-5)
@@ -203,8 +203,8 @@ def test_the_predictor_mixes_probabilities():
     federation = toys.make_federation((4, 3))
     problem = toys.make_problem(federation)
     algorithm = toys.make_algorithm("fedem", problem, components=2)
-    states, _ = toys.train(algorithm, problem, federation.shards, 3)
-    predictor = algorithm.predictor(jax.random.key(0), states[-1], federation.shards)
+    states, _ = toys.train(algorithm, problem, federation.client_data, 3)
+    predictor = algorithm.predictor(jax.random.key(0), states[-1], federation.client_data)
     x = federation.test.x[0]
     params = jax.tree.map(np.float64, states[-1].models)["Dense_0"]
     logits = np.einsum("bf,mfc->mbc", x, params["kernel"]) + params["bias"][:, None]
@@ -218,9 +218,9 @@ def test_the_predictor_mixes_probabilities():
 def test_newcomers_take_one_e_step_from_equal_weights(name):
     federation, problem = regression((5, 5, 5))
     algorithm = toys.make_algorithm(name, problem, components=2)
-    states, _ = toys.train(algorithm, problem, federation.shards, 3)
+    states, _ = toys.train(algorithm, problem, federation.client_data, 3)
     newcomers = toys.make_federation((3, 6), "regression", features=2, seed=7)
-    predictor = algorithm.adapt(jax.random.key(0), states[-1], newcomers.shards)
+    predictor = algorithm.adapt(jax.random.key(0), states[-1], newcomers.client_data)
     models = states[-1].models if name == "fedem" else tree_mean(states[-1].models)
     w, b = arrays(models)
     expected = [e_step(np.full(2, 0.5), losses_by_hand(w, b, x, y))[1] for x, y in data_of(newcomers)]
@@ -243,8 +243,8 @@ def test_it_finds_the_mixture_that_one_model_cannot(name):
     accuracy = {}
     for method, knobs in ((name, {"components": 2}), ("fedavg", {})):
         algorithm = toys.make_algorithm(method, problem, **knobs)
-        states, _ = toys.train(algorithm, problem, federation.shards, 80)
-        predictor = algorithm.predictor(jax.random.key(0), states[-1], federation.shards)
+        states, _ = toys.train(algorithm, problem, federation.client_data, 80)
+        predictor = algorithm.predictor(jax.random.key(0), states[-1], federation.client_data)
         accuracy[method] = evaluation.evaluate(problem.plan, problem.model, predictor, test)["accuracy"].mean()
     assert accuracy[name] > accuracy["fedavg"] + 0.15
 

@@ -12,7 +12,8 @@ from pfljax.core.types import Cohort
 from pfljax.engine.plan import make_plan
 from pfljax.engine.rounds import make_round
 from pfljax.evaluation import metrics as evaluation
-from pfljax.local.solver import Problem, Solver
+from pfljax.local.problem import Problem
+from pfljax.local.solver import Solver
 
 SIZES = np.array([2, 4, 3, 1])
 K, RATE, BETA = 4, 0.05, 0.6
@@ -62,7 +63,7 @@ def test_the_losses_of_models_not_held_are_kept(tracking, unseen):
     problem = toys.make_problem(federation, optax.sgd(RATE))
     knobs = {"neighbors": 1, "beta": BETA, "tracking": tracking, "unseen": unseen}
     algorithm = toys.scripted(toys.make_algorithm("federico", problem, **knobs), SCRIPT)
-    states, _ = toys.train(algorithm, problem, federation.shards, len(SCRIPT))
+    states, _ = toys.train(algorithm, problem, federation.client_data, len(SCRIPT))
 
     theta = parameters(states[0])
     evaluated = np.full((K, K), unseen == "zero")
@@ -93,7 +94,7 @@ def test_the_losses_of_models_not_held_are_kept(tracking, unseen):
             found = by_id(table, name)
             np.testing.assert_allclose(found[evaluated], expected[evaluated], rtol=2e-4)
             assert not np.isfinite(found[~evaluated]).any()
-        predictor = algorithm.predictor(jax.random.key(0), state, federation.shards)
+        predictor = algorithm.predictor(jax.random.key(0), state, federation.client_data)
         for i in range(K):
             dense = np.zeros(K)
             np.add.at(dense, np.asarray(predictor.index)[i], np.asarray(predictor.weights)[i])
@@ -109,7 +110,7 @@ def test_mini_batches_are_exchanges_with_one_e_step_a_round():
     problem = toys.make_problem(federation, optax.sgd(RATE), batch_size=2)
     algorithm = toys.make_algorithm("federico", problem, neighbors=1)
     assert algorithm.exchanges == 3
-    states, records = toys.train(toys.scripted(algorithm, SCRIPT), problem, federation.shards, 1)
+    states, records = toys.train(toys.scripted(algorithm, SCRIPT), problem, federation.client_data, 1)
 
     theta = parameters(states[0])
     totals = np.array([[loss_and_gradient(theta[b], split, i)[0] for b in SCRIPT[0, i]] for i in range(K)])
@@ -135,7 +136,7 @@ def test_delta_returns_the_weighted_change_of_local_epochs():
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, optax.sgd(RATE), epochs=3)
     algorithm = toys.scripted(toys.make_algorithm("federico", problem, neighbors=1, update="delta"), SCRIPT)
-    states, _ = toys.train(algorithm, problem, federation.shards, 1)
+    states, _ = toys.train(algorithm, problem, federation.client_data, 1)
     theta = parameters(states[0])
     expected = theta.copy()
     for i in range(K):
@@ -153,7 +154,7 @@ def play(name, rounds=3, optimizer=None, sizes=(5, 1, 3, 4, 2), batch_size=0, pl
     federation = toys.make_federation(sizes)
     problem = toys.make_problem(federation, optimizer or optax.adam(0.05), batch_size=batch_size, plan=plan)
     algorithm = toys.make_algorithm(name, problem, **knobs)
-    states, records = toys.train(algorithm, problem, federation.shards, rounds)
+    states, records = toys.train(algorithm, problem, federation.client_data, rounds)
     return states, records, algorithm, federation
 
 
@@ -180,9 +181,9 @@ def test_without_neighbors_a_client_s_data_stay_with_it():
     federation = toys.make_federation((5, 1, 3, 4, 2))
     problem = toys.make_problem(federation, optax.adam(0.05))
     algorithm = toys.make_algorithm("federico", problem, neighbors=0)
-    states, _ = toys.train(algorithm, problem, federation.shards, 3)
+    states, _ = toys.train(algorithm, problem, federation.client_data, 3)
     federation.train.x[2] *= -3
-    other, _ = toys.train(algorithm, problem, federation.shards, 3)
+    other, _ = toys.train(algorithm, problem, federation.client_data, 3)
     row = lambda state, k: jax.tree.map(lambda leaf: leaf[k], (state.models, state.optimizer, state.clients))
     for k in range(5):
         assert toys.same_trees(row(states[-1], k), row(other[-1], k)) == (k != 2)
@@ -192,9 +193,9 @@ def test_a_round_carries_data_only_to_the_models_held():
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, optax.sgd(RATE))
     algorithm = toys.scripted(toys.make_algorithm("federico", problem, neighbors=1), SCRIPT)
-    states, _ = toys.train(algorithm, problem, federation.shards, 1)
+    states, _ = toys.train(algorithm, problem, federation.client_data, 1)
     federation.train.y[3] += 1  # client 3 holds models 3 and 0
-    other, _ = toys.train(algorithm, problem, federation.shards, 1)
+    other, _ = toys.train(algorithm, problem, federation.client_data, 1)
     changed = (parameters(states[1]) != parameters(other[1])).any(axis=1)
     np.testing.assert_array_equal(changed, [True, False, False, True])
 
@@ -208,7 +209,7 @@ def test_epsilon_decides_who_is_downloaded():
     found = {}
     for epsilon in (0.0, 1.0):
         algorithm = toys.make_algorithm("federico", problem, neighbors=2, epsilon=epsilon)
-        state = algorithm.init(jax.random.key(0), federation.shards)
+        state = algorithm.init(jax.random.key(0), federation.client_data)
         ids = (np.arange(7) + np.arange(7)[:, None]) % 7
         table = state.clients["table"]._replace(
             ids=jnp.asarray(ids, jnp.int32), tracked=jnp.asarray(np.take_along_axis(tracked, ids, axis=1))
@@ -228,14 +229,14 @@ def test_a_small_table_keeps_the_own_model_and_the_newest():
     federation = toys.make_federation((2,) * 7)
     problem = toys.make_problem(federation)
     algorithm = toys.make_algorithm("federico", problem, neighbors=2, epsilon=1.0, candidates=4, collaborators=3)
-    state, held = toys.start(algorithm, problem, federation.shards), []
+    state, held = toys.start(algorithm, problem, federation.client_data), []
 
     def download(key, state, cohort):
         index = algorithm.download(key, state, cohort)
         jax.debug.callback(lambda index: held.append(np.asarray(index)), index)
         return index
 
-    states, _ = toys.train(algorithm._replace(download=download), problem, federation.shards, 6, state=state)
+    states, _ = toys.train(algorithm._replace(download=download), problem, federation.client_data, 6, state=state)
     jax.effects_barrier()
     ever = [{k} for k in range(7)]
     for before, state, index in zip(states, states[1:], held, strict=False):
@@ -251,7 +252,7 @@ def test_a_small_table_keeps_the_own_model_and_the_newest():
             gone = [pair for pair in left if pair[1] not in known]
             stayed = [pair for pair in left if pair[1] in known and pair[1] not in index[k]]
             assert all(worse[0] >= better[0] for worse in gone for better in stayed)
-    predictor = algorithm.predictor(jax.random.key(0), states[-1], federation.shards)
+    predictor = algorithm.predictor(jax.random.key(0), states[-1], federation.client_data)
     assert predictor.index.shape == (7, 3)
     for k in range(7):
         assert set(predictor.index[k].tolist()) <= set(np.asarray(states[-1].clients["table"].ids)[k].tolist())
@@ -261,9 +262,9 @@ def test_newcomers_weigh_all_models_in_blocks():
     federation = toys.make_federation((2,) * 19)  # more models than one block of 16
     problem = toys.make_problem(federation)
     algorithm = toys.make_algorithm("federico", problem, collaborators=19)
-    state = toys.start(algorithm, problem, federation.shards)
+    state = toys.start(algorithm, problem, federation.client_data)
     newcomers = toys.make_federation((3, 2), seed=5)
-    predictor = jax.jit(algorithm.adapt)(jax.random.key(0), state, newcomers.shards)
+    predictor = jax.jit(algorithm.adapt)(jax.random.key(0), state, newcomers.client_data)
     for k in range(2):
         size = newcomers.train.size[k]
         x, y = newcomers.train.x[k, :size], newcomers.train.y[k, :size]
@@ -278,7 +279,7 @@ def test_newcomers_weigh_all_models_in_blocks():
 
 def accuracy(name, seed, rounds=120, **knobs):
     """Mean test accuracy on digits: 16 clients of 15 training examples each, from two groups of labels."""
-    federation = data.make(dataset="digits", partition="label_groups", num_clients=16, train_examples=15, seed=seed)
+    federation = data.digits(train_examples=15, seed=seed)
     model = models.make("mlp", federation.train.x.shape[2:], federation.task, federation.num_classes, hidden=(64,))
     solver = Solver(model.loss, optax.with_extra_args_support(optax.adam(0.01)))
     plan = make_plan("map", devices=2)
@@ -296,7 +297,7 @@ def accuracy(name, seed, rounds=120, **knobs):
         predictor = algorithm.predictor(key, state, shards)
         return evaluation.evaluate(plan, model, predictor, test)["accuracy"].mean()
 
-    return float(run(jax.random.key(seed), federation.shards, federation.test))
+    return float(run(jax.random.key(seed), federation.client_data, federation.test))
 
 
 def test_collaboration_beats_training_alone_on_digits():

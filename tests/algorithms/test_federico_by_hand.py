@@ -16,7 +16,8 @@ from pfljax.algorithms.federico import (
 from pfljax.core.types import ClientData, Split, UsageError
 from pfljax.engine.plan import make_plan
 from pfljax.engine.rounds import make_round
-from pfljax.local.solver import Problem, Solver
+from pfljax.local.problem import Problem
+from pfljax.local.solver import Solver
 
 K, RATE, BETA = 3, 0.05, 0.6
 SIZES = np.array([2, 4, 3])

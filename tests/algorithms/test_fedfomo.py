@@ -45,7 +45,7 @@ def play(name="fedfomo", rounds=3, sizes=SIZES, seed=0, epochs=2, knobs=None, **
     federation = toys.make_federation(sizes, "regression", seed=seed)
     problem = toys.make_problem(federation, optax.sgd(RATE), epochs=epochs, **options)
     algorithm = toys.make_algorithm(name, problem, **({"epsilon": 0.0, "neighbors": len(sizes) - 1} | (knobs or {})))
-    return federation, algorithm, *toys.train(algorithm, problem, federation.shards, rounds)
+    return federation, algorithm, *toys.train(algorithm, problem, federation.client_data, rounds)
 
 
 @pytest.mark.parametrize(("name", "norm"), [("fedfomo", "l2"), ("fedfomo", "l1"), ("fedfomo_average", "l2")])
@@ -90,7 +90,7 @@ def test_rounds_by_hand(name, norm):
         if name == "fedfomo_average":
             np.testing.assert_allclose(vectors(state.models)[num], theta.mean(axis=0), rtol=1e-4, atol=1e-5)
     assert (affinity < -0.01).any()  # uncut weights went into it
-    scored = algorithm.predictor(jax.random.key(0), states[-1], federation.shards)
+    scored = algorithm.predictor(jax.random.key(0), states[-1], federation.client_data)
     np.testing.assert_allclose(vectors(scored.models), start, rtol=1e-4, atol=1e-5)
 
 
@@ -110,7 +110,7 @@ def test_where_nothing_helps_the_client_keeps_the_model_of_the_round_before():
     federation.validation.x[...], federation.validation.y[...] = 0, 0
     problem = toys.make_problem(federation, optax.sgd(RATE), epochs=3)
     algorithm = toys.make_algorithm("fedfomo", problem)
-    states, records = toys.train(algorithm, problem, federation.shards, 3)
+    states, records = toys.train(algorithm, problem, federation.client_data, 3)
     toys.assert_trees_close(states[-1].clients["start"], states[0].clients["start"])
     assert not toys.same_trees(states[-1].models, states[0].models)
     assert records[-1].metrics["kept_previous_model"] == 1
@@ -120,8 +120,8 @@ def test_a_client_without_validation_examples_goes_on_from_its_own_model():
     federation = toys.make_federation(SIZES, "regression")
     federation.validation.size[1] = 0
     problem = toys.make_problem(federation, optax.sgd(RATE))
-    states, _ = toys.train(toys.make_algorithm("fedfomo", problem), problem, federation.shards, 3)
-    local, _ = toys.train(toys.make_algorithm("local", problem), problem, federation.shards, 3)
+    states, _ = toys.train(toys.make_algorithm("fedfomo", problem), problem, federation.client_data, 3)
+    local, _ = toys.train(toys.make_algorithm("local", problem), problem, federation.client_data, 3)
     np.testing.assert_allclose(vectors(states[-1].models)[1], vectors(local[-1].models)[1], rtol=1e-5)
 
 
@@ -144,7 +144,7 @@ def choices(affinity, *, cohort, epsilon, decay=0.05, rounds=(0,), neighbors=2, 
     federation = toys.make_federation((2,) * num, "regression")
     problem = toys.make_problem(federation, cohort=len(cohort))
     algorithm = toys.make_algorithm("fedfomo", problem, neighbors=neighbors, epsilon=epsilon, decay=decay)
-    state = algorithm.init(jax.random.key(0), federation.shards)
+    state = algorithm.init(jax.random.key(0), federation.client_data)
     rows = {"affinity": jnp.asarray(affinity, jnp.float32)[np.array(cohort)]}  # all that it reads
     state = state._replace(clients=rows)
     download = jax.jit(
@@ -200,7 +200,7 @@ def test_what_travels_is_m_models_down_and_one_up():
 def test_newcomers_step_from_the_mean_of_all_models():
     _, algorithm, states, _ = play()
     newcomers = toys.make_federation((3, 4), "regression", seed=5)
-    predictor = algorithm.adapt(jax.random.key(0), states[-1], newcomers.shards)
+    predictor = algorithm.adapt(jax.random.key(0), states[-1], newcomers.client_data)
     theta = vectors(states[-1].models)
     mean = theta.mean(axis=0)
     for k in range(2):
@@ -221,12 +221,12 @@ def test_it_helps_where_clients_come_in_two_kinds():
         split.y[...] = sign * (split.x @ truth) + noise
     problem = toys.make_problem(federation, optax.sgd(0.1), epochs=10)._replace(common_init=True)
     algorithm = toys.make_algorithm("fedfomo", problem, neighbors=3)
-    states, _ = toys.train(algorithm, problem, federation.shards, 20)
+    states, _ = toys.train(algorithm, problem, federation.client_data, 20)
     affinity = np.array(states[-1].clients["affinity"])
     np.fill_diagonal(affinity, -np.inf)
     best = affinity.argmax(axis=1)
     assert (best % 2 == np.arange(6) % 2).all()
-    local, _ = toys.train(toys.make_algorithm("local", problem), problem, federation.shards, 20)
+    local, _ = toys.train(toys.make_algorithm("local", problem), problem, federation.client_data, 20)
     error = lambda models: np.mean([loss(theta, federation.test, k) for k, theta in enumerate(vectors(models))])
     assert error(states[-1].clients["start"]) < error(local[-1].models)
 
@@ -238,7 +238,7 @@ def test_bad_knobs_and_missing_validation_are_refused():
     federation = toys.make_federation(SIZES, "regression", validation_size=0)
     problem = toys.make_problem(federation)
     with pytest.raises(UsageError, match="--validation_fraction"):
-        toys.make_algorithm("fedfomo", problem).init(jax.random.key(0), federation.shards)
+        toys.make_algorithm("fedfomo", problem).init(jax.random.key(0), federation.client_data)
 
 
 @pytest.mark.parametrize("devices", [1, 4])
@@ -249,7 +249,7 @@ def test_a_round_needs_no_more_memory_than_federico_s(devices):
     temporaries = {}
     for name in ("federico", "fedfomo"):
         algorithm = toys.make_algorithm(name, problem, neighbors=3)
-        shards = loop.place(problem.plan, federation.shards, problem.num_clients)
+        shards = loop.place(problem.plan, federation.client_data, problem.num_clients)
         state = toys.start(algorithm, problem, shards)
         kept = toys.shardings(algorithm, problem, shards)
         one_round = make_round(algorithm, problem.plan, 64, 64)

@@ -64,7 +64,7 @@ def test_shared_data_are_a_uniform_part_of_all_and_everyone_trains_on_them():
     drawn = np.zeros(len(everything))
     init = jax.jit(algorithm.init)
     for key in jax.random.split(jax.random.key(0), 200):
-        pool = init(key, federation.shards).server
+        pool = init(key, federation.client_data).server
         size = int(pool.size)
         assert size == 4  # 0.4 of 11 examples
         place = [int(np.flatnonzero((everything == x).all(axis=1))[0]) for x in np.asarray(pool.x[:size])]
@@ -73,7 +73,7 @@ def test_shared_data_are_a_uniform_part_of_all_and_everyone_trains_on_them():
         drawn[place] += 1
     assert (np.abs(drawn - 200 * 4 / 11) < 30).all()  # standard deviation 6.8
 
-    states, _ = toys.train(algorithm, problem, federation.shards, 1)
+    states, _ = toys.train(algorithm, problem, federation.client_data, 1)
     pool = states[0].server
     size, theta = int(pool.size), vectors(states[0].models)[0]
     trained = []
@@ -104,7 +104,7 @@ def test_of_lg_fedavg_only_upper_layers_travel():
     # Newcomers get lower layers of their own; the shared ones stay.
     newcomers = toys.make_federation((3, 4), "regression", seed=5)
     problem = toys.make_problem(federation, optax.sgd(RATE), hidden=(6,))
-    adapted = toys.make_algorithm("lg_fedavg", problem).adapt(jax.random.key(0), states[-1], newcomers.shards)
+    adapted = toys.make_algorithm("lg_fedavg", problem).adapt(jax.random.key(0), states[-1], newcomers.client_data)
     np.testing.assert_array_equal(adapted.models["Dense_1"]["kernel"], last[:2])
     assert np.abs(np.diff(adapted.models["Dense_0"]["kernel"], axis=0)).max() > 1e-3
 
@@ -129,7 +129,7 @@ def test_per_fedavg_by_hand_on_quadratics(form):
         theta = np.average(trained, axis=0, weights=SIZES)
         np.testing.assert_allclose(vectors(states[number + 1].models)[0], theta, rtol=2e-3, atol=1e-4)
     theta = vectors(states[-1].models)[0]
-    for found in (predictor, algorithm.adapt(jax.random.key(1), states[-1], federation.shards)):
+    for found in (predictor, algorithm.adapt(jax.random.key(1), states[-1], federation.client_data)):
         for k in range(4):
             own = theta.copy()
             for _ in range(2):
@@ -141,7 +141,7 @@ def test_per_fedavg_takes_its_inner_step_on_another_mini_batch():
     """A client of two batches: with alpha so large that the first step's inner batch decides, it is the second's."""
     federation = toys.make_federation((2,), "regression")
     problem = toys.make_problem(federation, optax.sgd(RATE), batch_size=1, steps=1)
-    states, _ = toys.train(toys.make_algorithm("per_fedavg", problem, alpha=0.3), problem, federation.shards, 1)
+    states, _ = toys.train(toys.make_algorithm("per_fedavg", problem, alpha=0.3), problem, federation.client_data, 1)
     x = np.append(np.float64(federation.train.x[0]), np.ones((2, 1)), axis=1)
     y, theta = federation.train.y[0], vectors(states[0].models)[0]
     slope = lambda theta, i: 2 * x[i] * (x[i] @ theta - y[i])
@@ -155,7 +155,7 @@ def test_per_fedavg_takes_its_inner_step_on_another_mini_batch():
     # A round of one step passes over one batch; the batch after it is that batch again.
     assert nearest in ((0, 0), (1, 1))
     problem = toys.make_problem(federation, optax.sgd(RATE), batch_size=1, epochs=1)
-    states, _ = toys.train(toys.make_algorithm("per_fedavg", problem, alpha=0.3), problem, federation.shards, 1)
+    states, _ = toys.train(toys.make_algorithm("per_fedavg", problem, alpha=0.3), problem, federation.client_data, 1)
     found = vectors(states[1].models)[0]
     both = []
     for first, second in ((0, 1), (1, 0)):
@@ -185,7 +185,7 @@ def test_pfedme_s_personal_model_is_the_moreau_minimizer():
         np.testing.assert_allclose(vectors(predictor.models)[k], theta, rtol=1e-3, atol=1e-4)
     mean = np.average(trained, axis=0, weights=SIZES)
     np.testing.assert_allclose(vectors(states[1].models)[0], 0.5 * start + 0.5 * mean, rtol=1e-3, atol=1e-4)
-    adapted = algorithm.adapt(jax.random.key(0), states[-1], federation.shards)
+    adapted = algorithm.adapt(jax.random.key(0), states[-1], federation.client_data)
     w = vectors(states[-1].models)[0]
     np.testing.assert_allclose(vectors(adapted.models)[1], minimizer(1, w), rtol=1e-3, atol=1e-4)
 

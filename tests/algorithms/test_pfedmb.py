@@ -107,7 +107,7 @@ def test_alpha_is_one_vector_a_layer_or_one_for_all(per_layer):
     federation = toys.make_federation(SIZES)
     problem = toys.make_problem(federation, optax.sgd(RATE), hidden=(4,), epochs=2)
     algorithm = toys.make_algorithm("pfedmb", problem, branches=B, per_layer=per_layer, alpha_rate=5.0)
-    states, _ = toys.train(algorithm, problem, federation.shards, 3)
+    states, _ = toys.train(algorithm, problem, federation.client_data, 3)
     told = algorithm.collaboration[1](states[-1])
     assert told["alpha"].shape == (4, 2 if per_layer else 1, B)
     np.testing.assert_allclose(told["alpha"].sum(axis=-1), 1, rtol=1e-5)
@@ -120,7 +120,7 @@ def test_alpha_is_one_vector_a_layer_or_one_for_all(per_layer):
 def test_newcomers_learn_alpha_and_leave_the_branches():
     _, algorithm, states, _, _ = play("pfedmb", rounds=4, knobs={"branches": B, "alpha_rate": 0.5})
     newcomers = toys.make_federation((4, 3), "regression", seed=7)
-    found = vectors(algorithm.adapt(jax.random.key(0), states[-1], newcomers.shards).models)
+    found = vectors(algorithm.adapt(jax.random.key(0), states[-1], newcomers.client_data).models)
     assert np.abs(found[0] - found[1]).max() > 1e-3
     shared = vectors(jax.tree.map(lambda leaf: leaf[0], states[-1].models))
     for k in range(2):

@@ -83,7 +83,7 @@ def test_fedper_by_hand_shares_the_base_only():
     federation = toys.make_federation(SIZES)
     problem = toys.make_problem(federation, optax.sgd(RATE), epochs=2, hidden=(3,))
     algorithm = toys.make_algorithm("fedper", problem)
-    states, records = toys.train(algorithm, problem, federation.shards, 1)
+    states, records = toys.train(algorithm, problem, federation.client_data, 1)
     assert set(jax.tree.leaves(states[1].models["Dense_1"])) == set()
     trained = []
     for k in range(4):
@@ -138,7 +138,7 @@ def test_scaffold_by_hand():
 def test_scaffold_s_variates_sum_to_the_server_s_under_sampling():
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, optax.sgd(RATE), cohort=2, epochs=2)
-    states, _ = toys.train(toys.make_algorithm("scaffold", problem), problem, federation.shards, 4)
+    states, _ = toys.train(toys.make_algorithm("scaffold", problem), problem, federation.client_data, 4)
     np.testing.assert_allclose(
         np.average(vectors(states[-1].clients["control"]), axis=0, weights=SIZES),
         vectors(states[-1].models["control"])[0],
@@ -193,7 +193,7 @@ def test_a_server_takes_no_step_where_nothing_came_back(name):
     federation = toys.make_federation((3, 0, 0, 0), "regression")
     problem = toys.make_problem(federation, optax.sgd(RATE), cohort=1)
     algorithm = toys.make_algorithm(name, problem)
-    states, records = toys.train(algorithm, problem, federation.shards, 12)
+    states, records = toys.train(algorithm, problem, federation.client_data, 12)
     came = [float(record.up) > 0 for record in records]
     assert any(came[:-1]) and not all(came[came.index(True) :])
     for before, after, moved in zip(states, states[1:], came, strict=False):
@@ -357,7 +357,7 @@ def test_ifca_s_first_layers_may_be_shared():
     federation = toys.make_federation((4, 3, 5, 2, 4, 4))
     problem = toys.make_problem(federation, optax.sgd(RATE), hidden=(3,), batch_size=2)
     states, _ = toys.train(
-        toys.make_algorithm("ifca", problem, clusters=3, shared_layers=1), problem, federation.shards, 3
+        toys.make_algorithm("ifca", problem, clusters=3, shared_layers=1), problem, federation.client_data, 3
     )
     for state in states:
         for leaf in jax.tree.leaves(state.models["Dense_0"]):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pfljax.core.types import UsageError
+from pfljax.core.errors import ArgumentError
 from pfljax.data import embedding
 from pfljax.data.sources import Source
 
@@ -62,5 +62,5 @@ def test_what_decides_it_is_in_its_key():
 
 @pytest.mark.parametrize("name", ["resnet", "lstm"])
 def test_unknown_embeddings_are_named(name):
-    with pytest.raises(UsageError, match=f"--embedding={name}: accepted: auto, pixels, linear, mlp"):
+    with pytest.raises(ArgumentError, match=f"^embedding={name}: accepted: auto, pixels, linear, mlp"):
         embedding.make(name)

@@ -1,16 +1,32 @@
 """Partitions: exact properties of who gets what, for every plan."""
 
+import dataclasses
 import time
 
 import numpy as np
 import pytest
 
-from pfljax.core.types import UsageError
-from pfljax.data import partitions
-from pfljax.data.partitions import NAMES, PARTITIONS, partition
+from pfljax.core.errors import ArgumentError
+from pfljax.data import Splits, partitions
+from pfljax.data.partitions import (
+    IID,
+    PARTITIONS,
+    Dirichlet,
+    LabelDirichlet,
+    LabelGroups,
+    Latent,
+    Natural,
+    Pachinko,
+    Pairs,
+    Partition,
+    Pathological,
+    assign,
+)
 from pfljax.data.sources import Source
+from pfljax.data.sources.source import generator
 
-LABELS = [name for name in PARTITIONS if name != "iid"]
+POOLED = [IID, LabelGroups, LabelDirichlet, Dirichlet, Pathological, Pairs]
+LABELS = [*POOLED[1:], Latent, Pachinko]
 
 
 def make_source(n=1200, classes=10, seed=0, **fields) -> Source:
@@ -38,62 +54,65 @@ def counts(assignment, source=SOURCE):
     return np.array([np.bincount(source.y[ids], minlength=source.num_classes) for ids in assignment.indices])
 
 
+def make(cls, **knobs):
+    """A partition with those of the knobs that it has."""
+    return cls(**{field.name: knobs[field.name] for field in dataclasses.fields(cls) if field.name in knobs})
+
+
 @pytest.mark.parametrize("num_clients", [1, 2, 14, 38])
-@pytest.mark.parametrize("name", PARTITIONS)
-def test_every_example_goes_to_one_client(name, num_clients):
-    if name == "pairs" and num_clients == 1:
+@pytest.mark.parametrize("cls", POOLED)
+def test_every_example_goes_to_one_client(cls, num_clients):
+    if cls in (Pairs, LabelGroups) and num_clients == 1:
         num_clients = 2
-    if name == "label_groups" and num_clients == 1:
-        num_clients = 2
-    assignment = partition(name, SOURCE, num_clients=num_clients, classes_per_client=5)
+    assignment = assign(SOURCE, make(cls, classes=5), num_clients=num_clients)
     assert len(assignment.indices) == len(assignment.distribution) == num_clients
     assert assignment.distribution.dtype == np.int32 and assignment.is_test is None
     ids = np.concatenate(assignment.indices)
     assert len(ids) == len(np.unique(ids))
     # Few clients of few classes leave classes that nobody holds; otherwise everything is given out.
-    held = set(np.unique(SOURCE.y[ids])) if name in ("pathological", "pairs") else set(range(10))
+    held = set(np.unique(SOURCE.y[ids])) if cls in (Pathological, Pairs) else set(range(10))
     np.testing.assert_array_equal(np.sort(ids), np.flatnonzero(np.isin(SOURCE.y, list(held))))
     assert min(map(len, assignment.indices)) >= 2
 
 
-@pytest.mark.parametrize("replacement", [False, True])
-@pytest.mark.parametrize("name", PARTITIONS)
-def test_the_seed_decides_everything(name, replacement):
-    def draw(seed):
-        return partition(name, SOURCE, num_clients=8, replacement=replacement, train_examples=9, seed=seed)
-
-    first, again, other = draw(1), draw(1), draw(2)
+@pytest.mark.parametrize("splits", [Splits(), Splits(replacement=True, train_examples=9)])
+@pytest.mark.parametrize("cls", POOLED)
+def test_the_seed_decides_everything(cls, splits):
+    first, again, other = (assign(SOURCE, cls(), num_clients=8, splits=splits, seed=seed) for seed in (1, 1, 2))
     for a, b in zip(first.indices, again.indices, strict=True):
         np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(first.distribution, again.distribution)
     assert any(not np.array_equal(a, b) for a, b in zip(first.indices, other.indices, strict=True))
 
 
-@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("cls", POOLED)
 @pytest.mark.parametrize("alpha", [1e-3, 0.01])
-def test_it_ends_for_many_clients_and_extreme_shares(name, alpha):
+def test_it_ends_for_many_clients_and_extreme_shares(cls, alpha):
     source = make_source(n=1100)
     start = time.monotonic()
-    num_clients = 500 if name in ("iid", "label_dirichlet", "dirichlet") else 200
-    assignment = partition(name, source, num_clients=num_clients, dirichlet_alpha=alpha, num_distributions=3)
+    num_clients = 500 if cls in (IID, LabelDirichlet, Dirichlet) else 200
+    assignment = assign(source, make(cls, alpha=alpha, groups=3), num_clients=num_clients)
     assert time.monotonic() - start < 20
     assert min(map(len, assignment.indices)) >= 2
     assert len(np.unique(np.concatenate(assignment.indices))) == 1100
 
 
 def test_dirichlet_uses_up_the_last_example():
-    source = make_source(n=1000)
-    assignment = partition("dirichlet", source, num_clients=500, dirichlet_alpha=0.01)
+    assignment = assign(make_source(n=1000), Dirichlet(alpha=0.01), num_clients=500)
     assert {len(ids) for ids in assignment.indices} == {2}
 
 
 def test_iid_is_even():
-    sizes = [len(ids) for ids in partition("iid", SOURCE, num_clients=7).indices]
+    sizes = [len(ids) for ids in assign(SOURCE, IID(), num_clients=7).indices]
     assert sum(sizes) == 1200 and max(sizes) - min(sizes) <= 1
 
 
+def test_sixteen_clients_are_the_default():
+    assert len(assign(SOURCE, IID()).indices) == 16
+
+
 def test_label_groups_are_pure_disjoint_and_even():
-    assignment = partition("label_groups", SOURCE, num_clients=11, num_distributions=4)
+    assignment = assign(SOURCE, LabelGroups(groups=4), num_clients=11)
     held = counts(assignment)
     groups = [np.flatnonzero(held[assignment.distribution == d].sum(axis=0)) for d in range(4)]
     assert sorted(map(len, groups)) == [2, 2, 3, 3]
@@ -104,39 +123,52 @@ def test_label_groups_are_pure_disjoint_and_even():
     for d in range(4):
         sizes = held[assignment.distribution == d].sum(axis=1)
         assert sizes.max() - sizes.min() <= 1
-    orders = {tuple(partition("label_groups", SOURCE, num_clients=11, seed=s).distribution) for s in range(5)}
+    orders = {tuple(assign(SOURCE, LabelGroups(), num_clients=11, seed=s).distribution) for s in range(5)}
     assert len(orders) > 1
 
 
+def test_label_groups_draw_the_classes_then_the_clients():
+    # The order of the draws is part of what a seed means: the same federation, in this version and the next.
+    rng = np.random.default_rng([3, *b"partition"])
+    order, group = rng.permutation(10), rng.permutation(np.arange(11) % 4)
+    chunks = [set(chunk) for chunk in np.split(order, [3, 6, 8])]  # of 10 classes 3, 3, 2 and 2
+    assignment = assign(SOURCE, LabelGroups(groups=4), num_clients=11, seed=3)
+    np.testing.assert_array_equal(assignment.distribution, group)
+    for ids, d in zip(assignment.indices, group, strict=True):
+        assert set(SOURCE.y[ids]) == chunks[d]
+
+
 def test_label_dirichlet_spreads_clusters_and_names_the_largest():
-    assignment = partition("label_dirichlet", SOURCE, num_clients=12, num_distributions=3, dirichlet_alpha=0.4)
-    plan = PARTITIONS["label_dirichlet"](
-        partitions.generator(0, "partition"), SOURCE.y, 12, num_distributions=3, dirichlet_alpha=0.4
-    )
-    clusters = np.array([np.bincount(plan.pool[ids], minlength=3) for ids in assignment.indices])
+    partition = LabelDirichlet(groups=3, alpha=0.4)
+    assignment = assign(SOURCE, partition, num_clients=12)
+    pools = partition.pools(SOURCE, 12, generator(0, "partition"), 0)
+    clusters = np.array([np.bincount(pools.pool[ids], minlength=3) for ids in assignment.indices])
     np.testing.assert_array_equal(assignment.distribution, clusters.argmax(axis=1))
     assert ((clusters > 0).sum(axis=1) > 1).any()  # a mixture, unlike label_groups
-    np.testing.assert_allclose(clusters / clusters.sum(axis=0), plan.share, atol=0.05)
-    np.testing.assert_array_equal([len(set(plan.pool[SOURCE.y == c])) for c in range(10)], 1)
+    np.testing.assert_allclose(clusters / clusters.sum(axis=0), pools.share, atol=0.05)
+    np.testing.assert_array_equal([len(set(pools.pool[SOURCE.y == c])) for c in range(10)], 1)
 
 
-def test_alpha_decides_how_uneven_a_dirichlet_partition_is():
-    def unevenness(name, alpha):
-        held = counts(partition(name, SOURCE, num_clients=10, dirichlet_alpha=alpha))
+@pytest.mark.parametrize("cls", [Dirichlet, LabelDirichlet])
+def test_alpha_decides_how_uneven_a_dirichlet_partition_is(cls):
+    def unevenness(alpha):
+        held = counts(assign(SOURCE, cls(alpha=alpha), num_clients=10))
         return np.abs(held / held.sum(axis=0) - 0.1).mean()
 
-    for name in ("dirichlet", "label_dirichlet"):
-        assert unevenness(name, 1000) < 0.03 < 0.06 < unevenness(name, 0.1)
+    assert unevenness(1000) < 0.03 < 0.06 < unevenness(0.1)
 
 
-def test_dirichlet_names_the_most_frequent_class():
-    assignment = partition("dirichlet", SOURCE, num_clients=12)
+def test_dirichlet_deals_by_one_draw_a_class_and_names_the_most_frequent():
+    assignment = assign(SOURCE, Dirichlet(alpha=0.7), num_clients=12, seed=5)
     np.testing.assert_array_equal(assignment.distribution, counts(assignment).argmax(axis=1))
+    shares = np.random.default_rng([5, *b"partition"]).dirichlet(np.full(12, 0.7), size=10).T  # (K, C)
+    dealt = shares * np.bincount(SOURCE.y)
+    assert np.abs(counts(assignment) - dealt).max() <= 3  # rounding, and two examples for everyone
 
 
 @pytest.mark.parametrize("num_clients", [5, 12, 40])
 def test_pathological_clients_have_exactly_their_classes(num_clients):
-    assignment = partition("pathological", SOURCE, num_clients=num_clients, classes_per_client=2)
+    assignment = assign(SOURCE, Pathological(classes=2), num_clients=num_clients)
     held = counts(assignment) > 0
     np.testing.assert_array_equal(held.sum(axis=1), 2)
     holders = held.sum(axis=0)
@@ -147,7 +179,7 @@ def test_pathological_clients_have_exactly_their_classes(num_clients):
 
 
 def test_pairs_share_their_classes():
-    assignment = partition("pairs", SOURCE, num_clients=10, classes_per_client=2)
+    assignment = assign(SOURCE, Pairs(classes=2), num_clients=10)
     held = counts(assignment) > 0
     np.testing.assert_array_equal(held[::2], held[1::2])
     np.testing.assert_array_equal(held.sum(axis=1), 2)
@@ -155,27 +187,24 @@ def test_pairs_share_their_classes():
     assert not set(assignment.indices[0]) & set(assignment.indices[1])
 
 
-def test_classes_that_do_not_occur_are_no_classes():
+@pytest.mark.parametrize("cls", POOLED)
+def test_classes_that_do_not_occur_are_no_classes(cls):
     source = make_source(y=np.array([2, 7], np.int32)[np.arange(1200) % 2])
-    for name in LABELS:
-        assignment = partition(name, source, num_clients=4, num_distributions=2, classes_per_client=1)
-        assert sum(map(len, assignment.indices)) == 1200
-    with pytest.raises(UsageError, match="--num_distributions=3: accepted are 1 to 2"):
-        partition("label_groups", source, num_clients=4, num_distributions=3)
+    assert sum(map(len, assign(source, make(cls, classes=1), num_clients=4).indices)) == 1200
 
 
 def test_natural_clients_keep_their_examples():
-    assignment = partition("natural", SOURCE)
+    assignment = assign(SOURCE, Natural())
     assert len(assignment.indices) == 7
     for k, ids in enumerate(assignment.indices):
         np.testing.assert_array_equal(ids, np.flatnonzero(SOURCE.client == k))
     np.testing.assert_array_equal(assignment.distribution, counts(assignment).argmax(axis=1))
-    known = partition("natural", make_source(distribution=np.arange(7) * 10))
+    known = assign(make_source(distribution=np.arange(7) * 10), Natural())
     np.testing.assert_array_equal(known.distribution, np.arange(7) * 10)
 
 
 def test_natural_takes_fewer_clients_at_random():
-    first, other = (partition("natural", SOURCE, num_clients=3, seed=seed) for seed in (0, 1))
+    first, other = (assign(SOURCE, Natural(), num_clients=3, seed=seed) for seed in (0, 1))
     chosen, different = ([SOURCE.client[ids[0]] for ids in a.indices] for a in (first, other))
     assert chosen == sorted(chosen) and len(set(chosen)) == 3 and chosen != different
 
@@ -183,23 +212,18 @@ def test_natural_takes_fewer_clients_at_random():
 def test_natural_leaves_out_clients_with_one_example():
     client = np.minimum(np.arange(1200), 3)  # clients 0, 1 and 2 have one example each
     client[3:8] = 2
-    assignment = partition("natural", make_source(client=client, distribution=np.arange(4)))
+    assignment = assign(make_source(client=client, distribution=np.arange(4)), Natural())
     np.testing.assert_array_equal(assignment.distribution, [2, 3])
-    with pytest.raises(UsageError, match="--num_clients=3: toy has 2 clients with two examples or more"):
-        partition("natural", make_source(client=client), num_clients=3)
+    with pytest.raises(ArgumentError, match="num_clients=3: toy has 2 clients with two examples or more"):
+        assign(make_source(client=client), Natural(), num_clients=3)
+    with pytest.raises(ArgumentError, match="partition=natural: no client of toy has two examples"):
+        assign(make_source(client=np.arange(1200)), Natural())
 
 
-@pytest.mark.parametrize("name", PARTITIONS)
-def test_with_replacement_clients_share_examples_but_no_test_example_is_trained_on(name):
-    assignment = partition(
-        name,
-        SOURCE,
-        num_clients=600,
-        replacement=True,
-        train_examples=8,
-        classes_per_client=2,
-        num_distributions=3,
-    )
+@pytest.mark.parametrize("cls", POOLED)
+def test_with_replacement_clients_share_examples_but_no_test_example_is_trained_on(cls):
+    splits = Splits(replacement=True, train_examples=8)
+    assignment = assign(SOURCE, make(cls, classes=2, groups=3), num_clients=600, splits=splits)
     for ids in assignment.indices:
         assert len(ids) == len(np.unique(ids))
     test = np.array([assignment.is_test[ids].sum() for ids in assignment.indices])
@@ -212,32 +236,34 @@ def test_with_replacement_clients_share_examples_but_no_test_example_is_trained_
 
 
 def test_with_replacement_label_distributions_are_kept():
-    groups = partition("label_groups", SOURCE, num_clients=30, replacement=True, train_examples=20, num_distributions=3)
+    splits = Splits(replacement=True, train_examples=20)
+    groups = assign(SOURCE, LabelGroups(groups=3), num_clients=30, splits=splits)
     held = counts(groups)
     sets = [set(np.flatnonzero(held[groups.distribution == d].sum(axis=0))) for d in range(3)]
     assert sum(map(len, sets)) == 10 and set.union(*sets) == set(range(10))
-    everyone = counts(partition("iid", SOURCE, num_clients=300, replacement=True, train_examples=20)).sum(axis=0)
+    everyone = counts(assign(SOURCE, IID(), num_clients=300, splits=splits)).sum(axis=0)
     np.testing.assert_allclose(everyone / everyone.sum(), np.bincount(SOURCE.y) / 1200, atol=0.02)
 
 
 def test_with_replacement_a_small_pool_is_taken_whole():
     source = make_source(n=20, classes=2)
-    assignment = partition("iid", source, num_clients=3, replacement=True, train_examples=1000)
+    assignment = assign(source, IID(), num_clients=3, splits=Splits(replacement=True, train_examples=1000))
     for ids in assignment.indices:
         np.testing.assert_array_equal(np.sort(ids), np.arange(20))
 
 
 def test_ten_thousand_clients_take_seconds():
     start = time.monotonic()
-    for name in ("label_groups", "dirichlet"):
-        partition(name, SOURCE, num_clients=10_000, replacement=True, train_examples=5)
+    assign(SOURCE, Dirichlet(), num_clients=10_000, splits=Splits(replacement=True, train_examples=5))
     assert time.monotonic() - start < 20
 
 
-def test_the_official_test_examples_can_be_kept():
-    for arguments in ({}, {"replacement": True, "train_examples": 5}):
-        assignment = partition("iid", SOURCE, num_clients=4, official_test=True, **arguments)
-        np.testing.assert_array_equal(assignment.is_test, SOURCE.is_test)
+@pytest.mark.parametrize(
+    "splits", [Splits(official_test=True), Splits(0.3, 0, 5, official_test=True, replacement=True)]
+)
+def test_the_official_test_examples_can_be_kept(splits):
+    assignment = assign(SOURCE, IID(), num_clients=4, splits=splits)
+    np.testing.assert_array_equal(assignment.is_test, SOURCE.is_test)
 
 
 FEW = make_source(n=100)
@@ -246,92 +272,112 @@ COARSE = make_source(y=(np.arange(1200) % 40).astype(np.int32), num_classes=40, 
 SEQUENCES = make_source(y=np.zeros((1200, 3), np.uint8), distribution=np.arange(7))
 
 
+DRAW = Splits(replacement=True, train_examples=5)
+OFFICIAL = Splits(official_test=True)
+
+
 @pytest.mark.parametrize(
-    ("name", "source", "arguments", "message"),
+    ("partition", "source", "arguments", "message"),
     [
-        (
-            "label_group",
-            SOURCE,
-            {},
-            "--partition=label_group: unknown; nearest: label_groups.*accepted: iid, .*natural",
-        ),
         *[
-            (
-                name,
-                FEW,
-                {"num_clients": 52},
-                rf"--num_clients=52: too many .*--partition={name}; .*\d+.*--replacement",
-            )
-            for name in PARTITIONS
+            (cls(), FEW, {"num_clients": 52}, rf"num_clients=52: too many .* by partition={cls.name}; .*\d+, and any")
+            for cls in POOLED
         ],
-        ("iid", FEW, {"num_clients": 51}, "up to about 50,"),
-        ("iid", SOURCE, {"num_clients": 0}, "--num_clients=0"),
-        ("label_groups", SOURCE, {"num_distributions": 0}, "--num_distributions=0: accepted are 1 to 10"),
-        (
-            "label_dirichlet",
-            SOURCE,
-            {"num_distributions": 11},
-            "--num_distributions=11: accepted are 1 to 10",
-        ),
-        ("label_groups", SOURCE, {"num_distributions": 9}, "--num_distributions=9: .*--num_clients=8"),
-        ("pathological", SOURCE, {"classes_per_client": 0}, "--classes_per_client=0: accepted are 1 to 10"),
-        ("pairs", SOURCE, {"classes_per_client": 11}, "--classes_per_client=11: accepted are 1 to 10"),
-        ("dirichlet", SOURCE, {"dirichlet_alpha": 0}, "--dirichlet_alpha=0"),
-        ("label_dirichlet", SOURCE, {"dirichlet_alpha": np.nan}, "--dirichlet_alpha=nan"),
-        ("pairs", SOURCE, {"num_clients": 7}, "--num_clients=7: --partition=pairs needs an even number"),
-        ("natural", make_source(client=None), {}, "--partition=natural: toy has no client ids"),
-        ("natural", SOURCE, {"num_clients": 8}, "--num_clients=8: toy has 7 clients"),
-        ("natural", SOURCE, {"replacement": True}, "--replacement: .*natural"),
-        ("iid", SOURCE, {"replacement": True}, "--replacement: needs --train_examples"),
-        ("pachinko", COARSE, {"replacement": True}, "--replacement: .*pachinko"),
-        ("pachinko", SOURCE, {}, "--partition=pachinko: toy has no coarse labels; accepted"),
-        ("pachinko", COARSE, {"num_clients": 601}, "--num_clients=601: .*up to 600"),
-        ("pachinko", COARSE, {"num_clients": 0}, "--num_clients=0"),
-        ("pachinko", COARSE, {"dirichlet_alpha": 0}, "--dirichlet_alpha=0"),
-        ("pachinko", REGRESSION, {}, "--partition=pachinko: needs classes"),
-        *[
-            (name, SEQUENCES, {}, f"--partition={name}: .*accepted for sequences are iid and natural")
-            for name in (*LABELS, "pachinko")
-        ],
-        ("iid", SOURCE, {"test_fraction": 1}, "--test_fraction=1"),
-        ("iid", make_source(is_test=None), {"official_test": True}, "--official_test: toy has no"),
-        *[(name, REGRESSION, {}, f"--partition={name}: needs classes") for name in LABELS],
+        (IID(), FEW, {"num_clients": 51}, "num_clients=51: .*up to about 50,"),
+        (IID(), SOURCE, {"num_clients": 0}, "num_clients=0: accepted: 1 or more"),
+        (LabelDirichlet(groups=11), SOURCE, {}, "groups=11: accepted: 1 to 10, the classes"),
+        (LabelGroups(groups=9), SOURCE, {}, "groups=9: accepted: at most num_clients=8"),
+        (Latent(clusters=9), SOURCE, {}, "clusters=9: accepted: at most num_clients=8"),
+        (Pathological(classes=11), SOURCE, {}, "classes=11: accepted: 1 to 10, the classes"),
+        (Pairs(classes=11), SOURCE, {}, "classes=11: accepted: 1 to 10, the classes"),
+        (Pairs(), SOURCE, {"num_clients": 7}, "num_clients=7: partition=pairs needs an even number"),
+        (Natural(), make_source(client=None), {}, "partition=natural: toy has no client ids"),
+        (Natural(), SOURCE, {"num_clients": 8}, "num_clients=8: toy has 7 clients"),
+        (Natural(), SOURCE, {"num_clients": 0}, "num_clients=0: toy has 7 clients"),
+        (Natural(), SOURCE, {"splits": DRAW}, "replacement: accepted: .*natural"),
+        (Pachinko(), COARSE, {"splits": DRAW}, "replacement: accepted: .*pachinko"),
+        (Pachinko(), SOURCE, {}, "partition=pachinko: toy has no coarse labels"),
+        (Pachinko(), COARSE, {"num_clients": 601}, "num_clients=601: .*up to 600"),
+        (Pachinko(), COARSE, {"num_clients": 0}, "num_clients=0: accepted: 1 or more"),
+        (IID(), make_source(is_test=None), {"splits": OFFICIAL}, "official_test: toy has no official"),
+        *[(cls(), SEQUENCES, {}, f"partition={cls.name}: .*accepted for sequences: iid, natural") for cls in LABELS],
+        *[(cls(), REGRESSION, {}, f"partition={cls.name}: needs classes; .* iid, natural") for cls in LABELS],
+        ("iid", SOURCE, {}, "partition=iid: accepted: an object of pfl.partitions .IID, LabelGroups"),
+        (IID, SOURCE, {}, "partition=<class .*IID'>: accepted: an object"),
     ],
 )
-def test_wrong_arguments_are_refused_by_name(name, source, arguments, message):
-    with pytest.raises(UsageError, match=message):
-        partition(name, source, **({"num_clients": 8} | arguments))
+def test_what_does_not_fit_the_source_is_refused_by_name(partition, source, arguments, message):
+    with pytest.raises(ArgumentError, match=f"^{message}"):
+        assign(source, partition, **({"num_clients": 8} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LabelGroups(groups=0), "groups=0: accepted: 1 or more"),
+        (lambda: LabelDirichlet(alpha=float("nan")), "alpha=nan: accepted: above 0"),
+        (lambda: Dirichlet(alpha=0), "alpha=0: accepted: above 0"),
+        (lambda: Pachinko(alpha=-1), "alpha=-1: accepted: above 0"),
+        (lambda: Pathological(classes=0), "classes=0: accepted: 1 or more"),
+        (lambda: Latent(clusters=0), "clusters=0: accepted: 1 or more"),
+        (lambda: Latent(embedding="vgg11"), "embedding=vgg11: accepted: None, or a function"),
+        (lambda: Splits(test_fraction=1), "test_fraction=1: accepted: above 0, below 1"),
+        (lambda: Splits(validation_fraction=1), "validation_fraction=1: accepted: 0 to below 1"),
+        (lambda: Splits(validation_fraction=-0.1), "validation_fraction=-0.1: accepted: 0 to below 1"),
+        (lambda: Splits(train_examples=-1), "train_examples=-1: accepted: 0 or more"),
+        (lambda: Splits(test_examples=-1), "test_examples=-1: accepted: 0 or more"),
+        (lambda: Splits(replacement=True), "replacement: needs train_examples"),
+        (lambda: Splits(targets="mixed"), "targets=mixed: accepted: own, shuffled"),
+        (lambda: partitions.get("label_group"), "partition=label_group: unknown; nearest: label_groups.*accepted: iid"),
+    ],
+)
+def test_knobs_out_of_range_are_refused_by_name(make, message):
+    with pytest.raises(ArgumentError, match=f"^{message}"):
+        make()
+
+
+def test_a_partition_of_ones_own_says_its_pools():
+    class Halves(Partition):
+        name = "halves"
+
+        def pools(self, source, num_clients, rng, seed):
+            lower = (source.x[:, 0] < 300).astype(int)
+            return partitions.Pools(lower, np.array([[0.75, 0], [0.25, 1.0]]))
+
+    assignment = assign(SOURCE, Halves(), num_clients=2)
+    sizes = [np.bincount(ids < 300, minlength=2).tolist() for ids in assignment.indices]
+    assert sizes == [[675, 0], [225, 300]]
 
 
 def test_label_groups_stay_pure_when_one_is_small():
     source = make_source(n=100, y=(np.arange(100) >= 10).astype(np.int32), num_classes=2)
-    held = counts(partition("label_groups", source, num_clients=10), source) > 0
+    held = counts(assign(source, LabelGroups(), num_clients=10), source) > 0
     np.testing.assert_array_equal(held.sum(axis=1), 1)
-    with pytest.raises(UsageError, match=r"--num_clients=12: .*up to about 10,"):
-        partition("label_groups", source, num_clients=12)
+    with pytest.raises(ArgumentError, match=r"num_clients=12: .*up to about 10,"):
+        assign(source, LabelGroups(), num_clients=12)
 
 
 def test_a_replacement_pool_without_test_examples_is_refused():
     source = make_source(y=np.minimum(np.arange(1200), 1).astype(np.int32))  # class 0 has one example
-    with pytest.raises(UsageError, match="--replacement"):
-        partition("pathological", source, num_clients=2, classes_per_client=1, replacement=True, train_examples=3)
+    with pytest.raises(ArgumentError, match="replacement: there is a client"):
+        assign(source, Pathological(classes=1), num_clients=2, splits=DRAW)
 
 
 def test_regressions_can_be_divided_at_random_and_by_client():
     source = make_source(task="regression", num_classes=1, y=np.linspace(0, 1, 1200, dtype=np.float32))
-    assert partition("iid", source, num_clients=4).distribution.tolist() == [0, 0, 0, 0]
-    assert partition("natural", source).distribution.tolist() == list(range(7))
+    assert assign(source, IID(), num_clients=4).distribution.tolist() == [0, 0, 0, 0]
+    assert assign(source, Natural()).distribution.tolist() == list(range(7))
 
 
 def test_sequences_can_be_divided_at_random_and_by_client():
-    assert len(partition("iid", SEQUENCES, num_clients=4).indices) == 4
-    np.testing.assert_array_equal(partition("natural", SEQUENCES).distribution, np.arange(7))
+    assert len(assign(SEQUENCES, IID(), num_clients=4).indices) == 4
+    np.testing.assert_array_equal(assign(SEQUENCES, Natural()).distribution, np.arange(7))
 
 
 @pytest.mark.parametrize("alpha", [1e-8, 0.1, 1e6])
 @pytest.mark.parametrize("num_clients", [1, 7, 40, 600])
 def test_pachinko_gives_everyone_as_many_until_all_are_gone(num_clients, alpha):
-    assignment = partition("pachinko", COARSE, num_clients=num_clients, dirichlet_alpha=alpha)
+    assignment = assign(COARSE, Pachinko(alpha=alpha), num_clients=num_clients)
     assert {len(ids) for ids in assignment.indices} == {1200 // num_clients}
     ids = np.concatenate(assignment.indices)
     assert len(np.unique(ids)) == len(ids) == 1200 // num_clients * num_clients
@@ -342,15 +388,15 @@ def test_pachinko_gives_everyone_as_many_until_all_are_gone(num_clients, alpha):
 
 
 def test_pachinko_clients_have_few_coarse_labels_and_all_of_their_fine_ones():
-    first = partition("pachinko", COARSE, num_clients=4, dirichlet_alpha=0.01)
+    first = assign(COARSE, Pachinko(alpha=0.01), num_clients=4)
     held = [np.bincount(COARSE.coarse[ids] // 7, minlength=8) for ids in first.indices]
     # 300 examples of coarse labels with 150 each: two where a draw is concentrated, and three after others' draws.
     assert np.mean([(row > 0).sum() for row in held]) <= 3
-    few = [partition("pachinko", COARSE, num_clients=60, dirichlet_alpha=0.01, seed=seed) for seed in range(4)]
+    few = [assign(COARSE, Pachinko(alpha=0.01), num_clients=60, seed=seed) for seed in range(4)]
     coarse = [len(np.unique(COARSE.coarse[ids])) for a in few for ids in a.indices[:30]]
     fine = [len(np.unique(COARSE.y[ids])) for a in few for ids in a.indices[:10]]
     assert np.mean(coarse) < 1.6 and np.mean(fine) > 4
-    wide = partition("pachinko", COARSE, num_clients=60, dirichlet_alpha=1e3)
+    wide = assign(COARSE, Pachinko(alpha=1e3), num_clients=60)
     assert np.mean([len(np.unique(COARSE.coarse[ids])) for ids in wide.indices[:30]]) > 6
 
 
@@ -360,7 +406,7 @@ def test_pachinko_draws_follow_the_shares_of_both_levels():
     n = 400_000
     y = (np.arange(n) % 8).astype(np.int32)
     source = make_source(n=n, y=y, num_classes=8, coarse=y // 4)
-    assignment = partition("pachinko", source, num_clients=400, dirichlet_alpha=5)
+    assignment = assign(source, Pachinko(alpha=5), num_clients=400)
     held = np.array([np.bincount(y[ids], minlength=8) for ids in assignment.indices[:100]]).reshape(100, 2, 4)
     top = held.sum(axis=2)[:, 0] / 1000
     assert abs(top.mean() - 0.5) < 0.05 and abs(top.std() - np.sqrt(0.25 / 11)) < 0.03
@@ -369,13 +415,12 @@ def test_pachinko_draws_follow_the_shares_of_both_levels():
 
 
 def test_pachinko_is_decided_by_the_seed_and_keeps_the_official_test():
-    first, again, other = (
-        partition("pachinko", COARSE, num_clients=8, official_test=True, seed=seed) for seed in (1, 1, 2)
-    )
+    first, again, other = (assign(COARSE, Pachinko(), num_clients=8, splits=OFFICIAL, seed=seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(np.concatenate(first.indices), np.concatenate(again.indices))
     assert not np.array_equal(np.concatenate(first.indices), np.concatenate(other.indices))
     np.testing.assert_array_equal(first.is_test, COARSE.is_test)
 
 
-def test_names_are_the_plans_latent_pachinko_and_natural():
-    assert set(NAMES) == {*PARTITIONS, "latent", "pachinko", "natural"}
+def test_all_partitions_are_listed_under_their_names():
+    assert list(PARTITIONS.values()) == [*POOLED, Latent, Pachinko, Natural]
+    assert all(partitions.get(cls.name) is cls for cls in PARTITIONS.values())

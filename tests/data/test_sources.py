@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from pfljax import data
-from pfljax.core.types import UsageError
+from pfljax.core.errors import ArgumentError
 from pfljax.data import sources
+from pfljax.data.sources import builtin, source
 
 RNG = np.random.default_rng(0)
 
@@ -20,13 +21,13 @@ def npz(tmp_path):
 
     def load(load=None, **arrays):
         np.savez(tmp_path / "own.npz", **arrays)
-        return sources.load("npz", data_file=str(tmp_path / "own.npz"), **(load or {}))
+        return sources.npz(str(tmp_path / "own.npz"), **(load or {}))
 
     return load
 
 
 def test_digits_are_images_in_the_unit_interval():
-    source = sources.load("digits")
+    source = sources.digits()
     assert source.x.shape == (1797, 8, 8, 1) and source.x.dtype == np.float32
     assert source.x.min() == 0 and source.x.max() == 1
     assert source.y.dtype == np.int32 and source.num_classes == 10 and source.task == "classification"
@@ -34,19 +35,18 @@ def test_digits_are_images_in_the_unit_interval():
 
 
 def test_sine_gives_each_client_its_interval():
-    source = sources.load("sine", num_clients=8)
-    assert source.x.shape == (8 * sources.SINE_EXAMPLES, 1) and source.task == "regression"
+    source = sources.sine(8)
+    assert source.x.shape == (8 * builtin.SINE_EXAMPLES, 1) and source.task == "regression"
     np.testing.assert_array_equal(np.floor((source.x[:, 0] + 1) * 4), source.client)
     noise = source.y - np.sin(np.pi * (source.x[:, 0] + 1))
-    assert 0.5 * sources.SINE_NOISE < noise.std() < 1.5 * sources.SINE_NOISE
+    assert 0.5 * builtin.SINE_NOISE < noise.std() < 1.5 * builtin.SINE_NOISE
     np.testing.assert_array_equal(source.distribution, np.arange(8))
 
 
-@pytest.mark.parametrize("dataset", ["digits", "sine"])
-def test_fraction_is_a_subsample_decided_by_the_seed(dataset):
+@pytest.mark.parametrize("load", [sources.digits, sources.sine])
+def test_fraction_is_a_subsample_decided_by_the_seed(load):
     whole, part, same, other = (
-        sources.load(dataset, fraction=fraction, seed=seed)
-        for fraction, seed in ((1, 3), (0.25, 3), (0.25, 3), (0.25, 4))
+        load(fraction=fraction, seed=seed) for fraction, seed in ((1, 3), (0.25, 3), (0.25, 3), (0.25, 4))
     )
     assert len(part.y) == round(len(whole.y) / 4)
     np.testing.assert_array_equal(part.x, same.x)
@@ -122,97 +122,93 @@ HOLE = np.array([[1.0, 1], [1, np.nan], [1, 1], [np.inf, 1]])
     [
         ({"x": X}, "lacks y.*found x"),
         ({"images": X, "labels": Y}, "lacks x and y.*found images, labels"),
-        ({"x": X, "y": Y[:3]}, r"y \(3,\) does not fit x \(4, 2\)"),
-        ({"x": X, "y": np.ones((4, 1))}, r"y \(4, 1\) does not fit"),
-        ({"x": X, "y": Y, "client": Y[:2]}, r"client \(2,\) does not fit"),
-        ({"x": X[:0], "y": Y[:0]}, "is empty"),
-        ({"x": np.array(1.0), "y": np.array(1)}, "is empty"),
+        ({"x": X, "y": Y[:3]}, r"y has shape \(3,\), x has \(4, 2\); accepted: one value"),
+        ({"x": X, "y": np.ones((4, 1))}, r"y has shape \(4, 1\), x has"),
+        ({"x": X, "y": Y, "client": Y[:2]}, r"client has shape \(2,\)"),
+        ({"x": X[:0], "y": Y[:0]}, "x is empty"),
+        ({"x": np.array(1.0), "y": np.array(1)}, "x is empty"),
         ({"x": HOLE, "y": Y}, "x is NaN or infinite in 2 rows, the first is row 1"),
         ({"x": X * 1e300, "y": Y}, "x is NaN or infinite in 4 rows"),
         ({"x": X, "y": HOLE[:, 1]}, "y is NaN or infinite in 1 rows, the first is row 1"),
         ({"x": X, "y": Y - 2}, "y is -2 in row 0; classes are integers 0..C-1"),
         ({"x": X, "y": Y * 10**6}, "y reaches 3000000 in 4 rows"),
-        ({"x": X, "y": Y.astype(str)}, "y is <U.*accepted are integers"),
-        ({"x": X.astype(str), "y": Y}, "x is <U.*accepted are numbers"),
+        ({"x": X, "y": Y.astype(str)}, "y is <U.*accepted: integers"),
+        ({"x": X.astype(str), "y": Y}, "x is <U.*accepted: numbers"),
         ({"x": X.astype(object), "y": Y}, "no object arrays"),
-        ({"x": X, "y": Y, "client": X[:, 0]}, "client is float64; accepted are integers and strings"),
-        ({"x": X, "y": Y, "writer": X[:, 0]}, "writer is float64; accepted are integers and strings"),
-        ({"x": X, "y": Y, "writer": Y[:2]}, r"writer \(2,\) does not fit"),
-        ({"x": X, "y": Y, "coarse": X[:, 0]}, "coarse is float64; accepted are integers"),
-        ({"x": X, "y": Y, "coarse": Y[:2]}, r"coarse \(2,\) does not fit"),
+        ({"x": X, "y": Y, "client": X[:, 0]}, "client is float64; accepted: integers and strings"),
+        ({"x": X, "y": Y, "writer": X[:, 0]}, "writer is float64; accepted: integers and strings"),
+        ({"x": X, "y": Y, "writer": Y[:2]}, r"writer has shape \(2,\)"),
+        ({"x": X, "y": Y, "coarse": X[:, 0]}, "coarse is float64; accepted: integers"),
+        ({"x": X, "y": Y, "coarse": Y[:2]}, r"coarse has shape \(2,\)"),
         ({"x": X, "y": Y, "is_test": Y}, "is_test is not boolean"),
         ({"x": X, "y": Y, "is_test": Y >= 0}, "is_test holds for every example"),
     ],
 )
 def test_malformed_files_are_refused_in_one_line(npz, arrays, message):
-    with pytest.raises(UsageError, match=message) as error:
+    with pytest.raises(ArgumentError, match=message) as error:
         npz(**arrays)
-    assert re.match(r"--data_file=.*own\.npz: ", str(error.value)) and "\n" not in str(error.value)
+    assert re.match(r"file=.*own\.npz: ", str(error.value)) and "\n" not in str(error.value)
 
 
 def test_fractional_classes_are_refused(npz):
-    with pytest.raises(UsageError, match=r"y is 0\.5 in row 1"):
+    with pytest.raises(ArgumentError, match=r"y is 0\.5 in row 1"):
         npz({"task": "classification"}, x=X, y=np.array([0, 0.5, 1, 2]))
 
 
 @pytest.mark.parametrize("content", [b"", b"x,y\n1,2\n", b"PK\x03\x04 torn", b"\x80\x04N."])
 def test_files_that_are_no_npz_are_refused(tmp_path, content):
     (tmp_path / "f.npz").write_bytes(content)
-    with pytest.raises(UsageError, match=r"--data_file=.*is not an npz"):
-        sources.load("npz", data_file=str(tmp_path / "f.npz"))
+    with pytest.raises(ArgumentError, match=r"file=.*is not an npz"):
+        sources.npz(str(tmp_path / "f.npz"))
 
 
 def test_a_torn_npz_and_a_lone_array_are_refused(tmp_path):
     np.savez_compressed(tmp_path / "f.npz", x=RNG.normal(size=(50, 9)), y=np.arange(50))
     whole = (tmp_path / "f.npz").read_bytes()
     (tmp_path / "f.npz").write_bytes(whole[:500] + bytes(100) + whole[600:])
-    with pytest.raises(UsageError, match="is not an npz"):
-        sources.load("npz", data_file=str(tmp_path / "f.npz"))
+    with pytest.raises(ArgumentError, match="is not an npz"):
+        sources.npz(str(tmp_path / "f.npz"))
     np.save(tmp_path / "f.npy", X)
-    with pytest.raises(UsageError, match="holds a single array"):
-        sources.load("npz", data_file=str(tmp_path / "f.npy"))
+    with pytest.raises(ArgumentError, match="holds a single array"):
+        sources.npz(str(tmp_path / "f.npy"))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("load", "arguments", "message"),
     [
-        (
-            {"dataset": "digit"},
-            "--dataset=digit: unknown; nearest: digits; accepted: digits, sine, synthetic, npz, text, tfds:NAME",
-        ),
-        ({"dataset": "tfds:"}, "--dataset=tfds:: unknown"),
-        ({"dataset": "digits:x"}, "--dataset=digits:x: unknown"),
-        ({"dataset": "npz"}, "--dataset=npz: needs --data_file"),
-        (
-            {"dataset": "npz", "data_file": "/nowhere/f.npz"},
-            "--data_file=/nowhere/f.npz: cannot be read .No such file",
-        ),
-        ({"dataset": "npz", "data_file": "/"}, "--data_file=/: cannot be read .Is a directory"),
-        ({"dataset": "digits", "data_file": "f.npz"}, "--data_file=f.npz: is read with --dataset=npz or text only"),
-        ({"dataset": "npz", "data_dir": "d"}, "--data_dir=d: is read with --dataset=tfds only"),
-        ({"dataset": "digits", "fraction": 0}, "--data_fraction=0: accepted"),
-        ({"dataset": "digits", "fraction": 1.5}, "--data_fraction=1.5: accepted"),
-        ({"dataset": "digits", "seed": -1}, "--seed=-1: accepted"),
-        ({"dataset": "sine", "num_clients": 0}, "--num_clients=0"),
-        ({"dataset": "synthetic", "num_clients": 0}, "--num_clients=0: "),
-        ({"dataset": "synthetic", "num_distributions": 0}, "--num_distributions=0: "),
-        ({"dataset": "synthetic", "dirichlet_alpha": 0}, "--dirichlet_alpha=0: accepted"),
-        ({"dataset": "synthetic", "test_examples": -1}, "--test_examples=-1: "),
-        ({"dataset": "synthetic", "task": "regression"}, "--task=regression: .*accepted: classification"),
-        ({"dataset": "text"}, "--dataset=text: needs --data_file"),
+        (sources.npz, {"file": None}, "file: needed: an npz"),
+        (sources.npz, {"file": "/nowhere/f.npz"}, "file=/nowhere/f.npz: cannot be read .No such file"),
+        (sources.npz, {"file": "/"}, "file=/: cannot be read .Is a directory"),
+        (sources.digits, {"fraction": 0}, r"fraction=0: accepted: a share in .0, 1"),
+        (sources.digits, {"fraction": 1.5}, r"fraction=1\.5: accepted"),
+        (sources.digits, {"seed": -1}, "seed=-1: accepted"),
+        (sources.sine, {"num_clients": 0}, "num_clients=0: accepted: 1 or more"),
+        (sources.synthetic, {"num_clients": 0}, "num_clients=0: accepted: 1 or more"),
+        (sources.synthetic, {"components": 0}, "components=0: accepted: 1 or more"),
+        (sources.synthetic, {"alpha": 0}, "alpha=0: accepted"),
+        (sources.synthetic, {"test_examples": -1}, "test_examples=-1: accepted: 0 or more"),
+        (sources.text, {"file": ""}, "file: needed: a text"),
+        (sources.text, {"file": "/nowhere/f.txt"}, r"file=/nowhere/f\.txt: cannot be read .No such file"),
+        (sources.text, {"file": "f.txt", "stride": 0}, "stride=0: accepted"),
+        (sources.get, {"name": "digit"}, "dataset=digit: unknown; nearest: digits; accepted: digits, sine, synth"),
     ],
 )
-def test_wrong_arguments_are_refused_by_name(arguments, message):
-    with pytest.raises(UsageError, match=message):
-        sources.load(**arguments)
+def test_wrong_arguments_are_refused_by_name(load, arguments, message):
+    with pytest.raises(ArgumentError, match=f"^{message}"):
+        load(**arguments)
+
+
+def test_an_unknown_task_is_refused(npz):
+    with pytest.raises(ArgumentError, match=r"^task=classes: accepted: auto, classification, regression$"):
+        npz({"task": "classes"}, x=X, y=Y)
 
 
 def test_tfds_reads_both_splits_without_tensorflow(tmp_path):
     import tensorflow_datasets as tfds
 
     with tfds.testing.mock_data(num_examples=6):
-        source = sources.load("tfds:mnist", data_dir=str(tmp_path), standardize=False)
-        part = sources.load("tfds:mnist", data_dir=str(tmp_path), fraction=0.5)
+        source = sources.tfds("mnist", data_dir=str(tmp_path), standardize=False)
+        part = sources.tfds("mnist", data_dir=str(tmp_path), fraction=0.5)
     assert source.x.shape == (12, 28, 28, 1) and source.x.min() >= 0 and 0.5 < source.x.max() <= 1
     assert source.y.shape == (12,) and source.num_classes == 10  # known to TFDS, whatever the examples hold
     np.testing.assert_array_equal(source.is_test, np.arange(12) >= 6)
@@ -225,7 +221,7 @@ def test_tfds_reads_coarse_labels(tmp_path):
     import tensorflow_datasets as tfds
 
     with tfds.testing.mock_data(num_examples=6):
-        source = sources.load("tfds:cifar100", data_dir=str(tmp_path))
+        source = sources.tfds("cifar100", data_dir=str(tmp_path))
     assert source.coarse.shape == (12,) and source.coarse.dtype == np.int32 and source.client is None
     assert set(source.coarse) <= set(range(20)) and len(set(source.coarse)) > 1
 
@@ -266,7 +262,7 @@ def toy(tmp_path, monkeypatch):
         builder = importlib.import_module(f"{name}.{name}_dataset_builder").Builder
         folder = str(tmp_path / "prepared")
         builder(file_format="array_record", data_dir=folder).download_and_prepare()
-        return sources.load(f"tfds:{name}", data_dir=folder, standardize=False)
+        return sources.tfds(name, data_dir=folder, standardize=False)
 
     return load
 
@@ -290,54 +286,44 @@ def test_tfds_reads_a_prepared_data_set_that_has_no_test_split(toy):
 
 
 def test_tfds_says_how_to_prepare(tmp_path):
-    with pytest.raises(UsageError) as error:
-        sources.load("tfds:mnist", data_dir=str(tmp_path))
+    with pytest.raises(ArgumentError) as error:
+        sources.tfds("mnist", data_dir=str(tmp_path))
     message = str(error.value)
-    assert message.startswith(f"--dataset=tfds:mnist: not prepared in --data_dir={tmp_path}") and "\n" not in message
+    assert message.startswith(f"dataset=tfds:mnist: not prepared in data_dir={tmp_path}") and "\n" not in message
     assert "pip install 'pfljax[prepare]'" in message
     assert f"tfds.builder('mnist', file_format='array_record', data_dir='{tmp_path}').download_and_prepare()" in message
-    with pytest.raises(UsageError, match=r"--dataset=tfds:minst: TFDS knows no such data set; nearest: .*mnist"):
-        sources.load("tfds:minst", data_dir=str(tmp_path))
-    with pytest.raises(UsageError, match=r"--dataset=tfds:mnist/none: .*BuilderConfig none not found"):
-        sources.load("tfds:mnist/none", data_dir=str(tmp_path))
+    with pytest.raises(ArgumentError, match=r"dataset=tfds:minst: TFDS knows no such data set; nearest: .*mnist"):
+        sources.tfds("minst", data_dir=str(tmp_path))
+    with pytest.raises(ArgumentError, match=r"dataset=tfds:mnist/none: .*BuilderConfig none not found"):
+        sources.tfds("mnist/none", data_dir=str(tmp_path))
 
 
-def test_make_picks_the_natural_partition_where_there_is_one(tmp_path):
-    np.savez(tmp_path / "own.npz", x=RNG.normal(size=(40, 2)), y=np.arange(40) % 2, client=np.arange(40) % 5)
-    own = data.make(dataset="npz", data_file=str(tmp_path / "own.npz"))
-    assert own.num_clients == 5 and own.name == "own, natural"
-    assert data.make().name == "digits, label_groups" and data.make().num_clients == 16
-    assert data.make(dataset="sine", num_clients=8).num_clients == 8
-    assert data.make(dataset="npz", data_file=str(tmp_path / "own.npz"), num_clients=3).num_clients == 3
-    assert data.make(dataset="sine", partition="iid", num_clients=4).num_clients == 4
-
-
-MIXTURE = {"num_clients": 12, "num_distributions": 3, "test_examples": 2000}
+MIXTURE = {"num_clients": 12, "test_examples": 2000}
 
 
 @pytest.fixture(scope="module")
 def mixture():
-    return sources.load("synthetic", **MIXTURE)
+    return sources.synthetic(**MIXTURE)
 
 
 def test_synthetic_sizes_are_as_published(mixture):
-    many = sources.load("synthetic", num_clients=200, test_examples=3)
+    many = sources.synthetic(200, test_examples=3)
     assert many.x.shape == (len(many.y), 150) and many.x.dtype == np.float32 and many.y.dtype == np.int32
     assert many.num_classes == 2 and many.task == "classification" and many.name == "synthetic"
     train = np.bincount(many.client[~many.is_test])
     assert train.min() >= 50 and train.max() == 1000 and 80 < np.median(train) < 140  # 50 + e^4 = 105
     np.testing.assert_array_equal(np.bincount(many.client[many.is_test]), 3)
     np.testing.assert_array_equal(np.bincount(mixture.client[mixture.is_test]), 2000)
-    one = sources.load("synthetic", num_clients=1)
-    assert one.is_test.sum() == sources.SYNTHETIC_TEST == 5000
+    one = sources.synthetic(1)
+    assert one.is_test.sum() == builtin.SYNTHETIC_TEST == 5000
     assert mixture.x.min() < -0.999 and mixture.x.max() > 0.999 and abs(mixture.x.mean()) < 0.01
     assert 0.45 < mixture.y.mean() < 0.55
 
 
 def test_synthetic_labels_are_a_mixture_of_linear_rules_in_the_clients_shares(mixture):
-    rng = sources.generator(0, "load")
+    rng = source.generator(0, "load")
     theta = rng.uniform(-1, 1, (3, 150))
-    share = sources.dirichlet_draws(rng, 12, 3, 0.4)
+    share = source.dirichlet_draws(rng, 12, 3, 0.4)
     rules = np.sign(mixture.x @ theta.T)
     targets = 2 * mixture.y - 1
     assert (rules == targets[:, None]).any(axis=1).mean() > 0.98  # guesses would make it 0.875
@@ -356,7 +342,7 @@ def test_synthetic_labels_are_a_mixture_of_linear_rules_in_the_clients_shares(mi
 def test_a_synthetic_client_of_one_component_is_linearly_separable():
     from sklearn.linear_model import LogisticRegression
 
-    source = sources.load("synthetic", num_clients=20, num_distributions=2, dirichlet_alpha=1e-3, test_examples=500)
+    source = sources.synthetic(20, components=2, alpha=1e-3, test_examples=500)
     of = source.distribution[source.client]
     assert set(of) == {0, 1}
     learned, tested = (of == 0) & ~source.is_test, source.is_test
@@ -367,16 +353,16 @@ def test_a_synthetic_client_of_one_component_is_linearly_separable():
 
 def test_synthetic_is_decided_by_the_seed_and_can_be_subsampled(mixture):
     small = {"num_clients": 4, "test_examples": 20}
-    first, again, other = (sources.load("synthetic", seed=seed, **small) for seed in (1, 1, 2))
+    first, again, other = (sources.synthetic(seed=seed, **small) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first.x, again.x)
     np.testing.assert_array_equal(first.y, again.y)
     assert not np.array_equal(first.x[:50], other.x[:50])
-    part = sources.load("synthetic", fraction=0.25, **MIXTURE)
+    part = sources.synthetic(fraction=0.25, **MIXTURE)
     assert len(part.y) == round(len(mixture.y) / 4) == len(part.x) == len(part.client) == len(part.is_test)
     rows = {row.tobytes(): i for i, row in enumerate(mixture.x)}
     ids = [rows[row.tobytes()] for row in part.x]
     np.testing.assert_array_equal(part.client, mixture.client[ids])
-    federation = data.make(dataset="synthetic", official_test=True, **small)
+    federation = data.synthetic(**small)
     assert federation.num_clients == 4 and federation.name == "synthetic, natural"
     np.testing.assert_array_equal(federation.test.size, 20)
 
@@ -388,7 +374,7 @@ def text(tmp_path):
     def load(content, **arguments):
         content = content if isinstance(content, bytes) else content.encode()
         (tmp_path / "play.txt").write_bytes(content)
-        return sources.load("text", data_file=str(tmp_path / "play.txt"), **arguments)
+        return sources.text(str(tmp_path / "play.txt"), **arguments)
 
     return load
 
@@ -458,14 +444,14 @@ def test_windows_of_short_parts_run_past_their_ends(text):
 )
 def test_every_part_has_eight_windows_if_it_has_the_characters(text, length, stride, starts):
     line = "".join(chr(ord("a") + i % 26) if i % 7 else chr(ord("A") + i // 7 % 26) for i in range(length))
-    source = text(f"A:\n{line}\nxy\n", text_stride=stride)
+    source = text(f"A:\n{line}\nxy\n", stride=stride)
     letters = sorted(set(line + "xy\n"))
     found = ["".join(letters[c] for c in row if c != sources.PAD_TOKEN) for row in source.y[~source.is_test]]
     assert found == [line[start + 1 : start + 81] for start in starts]
 
 
 def test_windows_can_be_apart_and_subsampled(text):
-    every, third = text(PLAY), text(PLAY, text_stride=3)
+    every, third = text(PLAY), text(PLAY, stride=3)
     train = ~every.is_test & (every.client == 0)
     np.testing.assert_array_equal(third.x[~third.is_test & (third.client == 0)], every.x[train][::3])
     part = text(PLAY, fraction=0.25)
@@ -492,24 +478,15 @@ def test_a_text_may_have_254_characters(text):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "is a text without roles; accepted are blocks"),
-        ("Only prose.\nMore: of it.\n", "is a text without roles; accepted are blocks"),
+        ("", "is a text without roles; accepted: blocks"),
+        ("Only prose.\nMore: of it.\n", "is a text without roles; accepted: blocks"),
         ("A:\none line\n\nB:\none line\n", "no role has two lines"),
         ("A:\n\nB:\n", "no role has two lines"),
         (b"A:\n\xff\xfe\n", "is not UTF-8 text .byte 3"),
-        (f"A:\n{LETTERS}\nxyz\n", "has 255 different characters; accepted are up to 254"),
+        (f"A:\n{LETTERS}\nxyz\n", "has 255 different characters; accepted: up to 254"),
     ],
 )
 def test_malformed_texts_are_refused_in_one_line(text, content, message):
-    with pytest.raises(UsageError, match=message) as error:
+    with pytest.raises(ArgumentError, match=message) as error:
         text(content)
-    assert re.match(r"--data_file=.*play\.txt: ", str(error.value)) and "\n" not in str(error.value)
-
-
-def test_wrong_arguments_of_text_are_refused_by_name(text):
-    with pytest.raises(UsageError, match="--text_stride=0: accepted"):
-        text(PLAY, text_stride=0)
-    with pytest.raises(UsageError, match="--task=regression"):
-        text(PLAY, task="regression")
-    with pytest.raises(UsageError, match=r"--data_file=/nowhere/f\.txt: cannot be read .No such file"):
-        sources.load("text", data_file="/nowhere/f.txt")
+    assert re.match(r"file=.*play\.txt: ", str(error.value)) and "\n" not in str(error.value)

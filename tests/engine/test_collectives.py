@@ -20,7 +20,7 @@ def collectives(name, peers, cohort, kind=("map", 0)):
     federation = toys.make_federation([3] * CLIENTS, features=FEATURES, classes=CLASSES)
     problem = toys.make_problem(federation, plan=make_plan(*kind, devices=4, peers=peers), cohort=cohort)
     algorithm = toys.make_algorithm(name, problem)
-    clients = loop.place(problem.plan, federation.shards, CLIENTS)
+    clients = loop.place(problem.plan, federation.client_data, CLIENTS)
     shape = jax.eval_shape(algorithm.init, jax.random.key(0), clients)
     shardings = toys.shardings(algorithm, problem, clients)
     state = jax.tree.map(lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s), shape, shardings)

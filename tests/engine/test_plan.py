@@ -8,12 +8,14 @@ import pytest
 from pfljax.core.types import ClientOutput
 from pfljax.engine.plan import make_plan
 
-KINDS = ("vmap", 0), ("map", 0), ("chunk", 2), ("chunk", 3)
-PLANS = [(*kind, devices) for kind in KINDS for devices in (1, 2, 4)]
 label = lambda plan: "-".join(str(part) for part in plan)
+ONE_DEVICE = [("vmap", 0, 1), ("map", 0, 1), ("chunk", 3, 1)]
+PLANS = [*ONE_DEVICE, ("vmap", 0, 4), ("map", 0, 2), ("chunk", 3, 2), ("chunk", 2, 4)]
 EVERY_PLAN = pytest.mark.parametrize("plan", PLANS, ids=label)
-TRAVELS = [(*kind, devices, peers) for kind in KINDS for devices in (2, 4) for peers in ("gather", "ring")]
-EVERY_TRAVEL = pytest.mark.parametrize("plan", [*(plan for plan in PLANS if plan[2] == 1), *TRAVELS], ids=label)
+RINGS = [("vmap", 0, 2, "ring"), ("map", 0, 4, "ring"), ("chunk", 2, 2, "ring"), ("chunk", 3, 2, "ring")]
+GATHERS = [("vmap", 0, 2, "gather"), ("map", 0, 4, "gather"), ("chunk", 3, 2, "gather")]
+TRAVELS = [(8, plan) for plan in (*ONE_DEVICE, *GATHERS, *RINGS)]
+TRAVELS += [(7, plan) for plan in (ONE_DEVICE[2], *GATHERS)]  # which do not divide by the devices
 
 
 def problem(num_clients, num_models, held, seed=0):
@@ -79,9 +81,10 @@ def compare(result, expected):
     assert returned.count.dtype == jnp.int32 and returned.sent.dtype == bool
 
 
-@EVERY_TRAVEL
-@pytest.mark.parametrize("num_clients", [7, 8])
-def test_peers_exchange_as_a_loop_over_clients_does(plan, num_clients):
+@pytest.mark.parametrize(
+    ("num_clients", "plan"), [pytest.param(*both, id=f"{both[0]}-{label(both[1])}") for both in TRAVELS]
+)
+def test_peers_exchange_as_a_loop_over_clients_does(num_clients, plan):
     plan = make_plan(*plan)
     args = problem(num_clients, num_clients, 3)
     expected = by_hand(*args)
@@ -89,7 +92,11 @@ def test_peers_exchange_as_a_loop_over_clients_does(plan, num_clients):
     run = jax.jit(lambda *args: plan.exchange(client, *args, topology="peers"))
     compare(run(*args), expected)
 
-    models, index, rows, data = args
+
+@pytest.mark.parametrize("plan", [*ONE_DEVICE, GATHERS[1], *RINGS], ids=label)
+def test_peers_with_their_own_model_first_exchange_as_a_loop_over_clients_does(plan):
+    plan, num_clients = make_plan(*plan), 8
+    models, index, rows, data = problem(num_clients, num_clients, 3)
     own = np.arange(num_clients)[:, None]
     others = np.stack([np.setdiff1d(row, [k])[:2] for k, row in enumerate(index)])
     args = models, np.concatenate([own, others], axis=1).astype(np.int32), rows, data
@@ -106,28 +113,36 @@ def test_a_server_exchanges_as_a_loop_over_clients_does(plan):
     compare(jax.jit(lambda *args: plan.exchange(client, *args, topology="shared"))(*args), expected)
 
 
-@EVERY_PLAN
-@pytest.mark.parametrize("num_clients", [7, 8])
-def test_own_models_are_replaced_where_sent(plan, num_clients):
-    plan = make_plan(*plan)
-    models, _, rows, data = problem(num_clients, num_clients, 1)
-    index = np.arange(num_clients, dtype=np.int32)[:, None]
+def next_own(models, row, data):
+    """A client that replaces its own models by what `client` uploads."""
+    work = client(models, row, data)
+    return work._replace(upload={"w": work.upload["w"], "b": {"c": models["b"]["c"] + work.upload["s"][:, None, None]}})
 
-    def own(models, row, data):
-        work = client(models, row, data)
-        upload = {"w": work.upload["w"], "b": {"c": models["b"]["c"] + work.upload["s"][:, None, None]}}
-        return work._replace(upload=upload)
 
-    rows_after, returned = jax.jit(lambda *args: plan.exchange(own, *args, topology="own"))(models, index, rows, data)
-    expected = by_hand(models, index, rows, data)
-    sent = expected["sent"][:, 0]
+def compare_own(result, args):
+    models, *_ = args
+    expected = by_hand(*args)
+    sent = expected["sent"].reshape(-1)
     assert sent.any() and not sent.all()
+    rows, returned = result
     next_w = np.where(sent[:, None], expected["w"], models["w"])
     next_c = models["b"]["c"] + expected["s"][:, None, None]  # the sum is zero where nothing is sent
     np.testing.assert_allclose(returned.upload["w"], next_w, rtol=2e-5, atol=2e-5)
     np.testing.assert_allclose(returned.upload["b"]["c"], next_c, rtol=2e-5, atol=2e-5)
     np.testing.assert_array_equal(returned.count, sent)
-    np.testing.assert_allclose(rows_after["r"], expected["r"], rtol=2e-5, atol=2e-5)
+    np.testing.assert_array_equal(returned.sent, expected["sent"])
+    np.testing.assert_allclose(rows["r"], expected["r"], rtol=2e-5, atol=2e-5)
+
+
+OWN = [(7, 1, plan) for plan in PLANS] + [(8, 1, PLANS[4]), (8, 2, PLANS[6]), *[(7, 2, plan) for plan in PLANS[1:6:2]]]
+
+
+@pytest.mark.parametrize(("num_clients", "held", "plan"), OWN)
+def test_own_models_are_replaced_where_sent(num_clients, held, plan):
+    plan = make_plan(*plan)
+    models, _, rows, data = problem(num_clients, num_clients * held, 1)
+    args = models, np.arange(num_clients * held, dtype=np.int32).reshape(num_clients, held), rows, data
+    compare_own(jax.jit(lambda *args: plan.exchange(next_own, *args, topology="own"))(*args), args)
 
 
 @EVERY_PLAN
@@ -167,38 +182,45 @@ def test_plans_say_what_they_are():
     assert [make_plan(kind, 5, 1).chunk for kind in ("auto", "map", "vmap", "chunk")] == [1, 1, 0, 5]
 
 
-@pytest.mark.parametrize(("num", "held"), [(8, 4), (40, 2), (9, 3)])
-@pytest.mark.parametrize(
-    "layout",
-    [
-        *[("map", 0, 1), ("vmap", 0, 1), ("map", 0, 4, "gather"), ("chunk", 3, 2, "gather")],
-        *[("map", 0, 4, "ring"), ("chunk", 3, 2, "ring")],
-    ],
-)
-def test_a_push_counts_one_upload_with_each_receiver_s_share(num, held, layout):
+PUSHES = [
+    (8, 4, ("map", 0, 1)),
+    (8, 4, ("vmap", 0, 4, "gather")),
+    (8, 4, ("map", 0, 4, "ring")),
+    (40, 2, ("vmap", 0, 1)),
+    (40, 2, ("chunk", 3, 2, "gather")),
+    (40, 2, ("chunk", 3, 2, "ring")),
+    (9, 3, ("chunk", 3, 1)),
+    (9, 3, ("map", 0, 4, "gather")),
+]
+
+
+@pytest.mark.parametrize("by_size", [False, True])
+@pytest.mark.parametrize(("num", "held", "layout"), PUSHES)
+def test_a_push_counts_one_upload_with_each_receiver_s_weight(num, held, layout, by_size):
     """By a product of matrices where most receive most, else by scattering; also where clients do not divide."""
     rng = np.random.default_rng(0)
     index = np.stack([[k, *rng.choice([n for n in range(num) if n != k], held, replace=False)] for k in range(num)])
-    shares = rng.random(index.shape).astype(np.float32)
+    index = index.astype(np.int32)
+    weights = rng.random(index.shape).astype(np.float32)
     sent = rng.random(index.shape) < 0.7
     models = {"w": rng.normal(size=(num, 3)).astype(np.float32)}
 
     def client(models, row, data):
-        shares, sent = data
+        weights, sent = data
         upload = jax.tree.map(lambda leaf: 2 * leaf[0], models)
         return ClientOutput(
-            row, upload, {"held": jnp.asarray(models["w"].shape[0])}, sent=sent[...], shares=shares[...]
+            row, upload, {"held": jnp.asarray(models["w"].shape[0])}, sent=sent[...], mixing_weights=weights[...]
         )
 
+    sizes = rng.permutation(num).astype(np.int32) ** 3
     plan = make_plan(*layout)
+    plan = plan.for_steps(sizes, num) if by_size else plan
     rows = np.zeros((num, 1), np.float32)
-    run = jax.jit(
-        lambda m: plan.exchange(client, m, index, rows, (shares, sent), topology="peers", own_first=True, push=True)
-    )
+    run = jax.jit(lambda m: plan.exchange(client, m, index, rows, (weights, sent), topology="push", sizes=sizes))
     _, returned = run(models)
     expected = np.zeros((num, 3))
     for k in range(num):
-        np.add.at(expected, index[k], (shares[k] * sent[k])[:, None] * 2 * np.float64(models["w"][k]))
+        np.add.at(expected, index[k], (weights[k] * sent[k])[:, None] * 2 * np.float64(models["w"][k]))
     np.testing.assert_allclose(returned.upload["w"], expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(returned.count, np.bincount(index[sent], minlength=num))
     assert (np.asarray(returned.report["held"]) == 1).all()
@@ -209,10 +231,10 @@ def log_normal_steps(num_clients, seed=0, batch=10):
     return -(-sizes // batch)
 
 
-def waiting(steps, sections):
+def waiting(steps, buckets):
     """The share of steps in which clients wait, counted client by client."""
     queue, useful, done = sorted(steps.tolist(), reverse=True), int(steps.sum()), 0
-    for width, count in sections:
+    for width, count in buckets:
         for _ in range(count):
             together, queue = queue[:width], queue[width:]
             done += width * max(together, default=0)
@@ -227,14 +249,14 @@ def test_clients_of_log_normal_sizes_hardly_wait(num_clients, kind):
         steps = log_normal_steps(num_clients, seed)
         plan = make_plan(*kind, devices=1)
         sorted_plan = plan.for_steps(steps, num_clients)
-        assert waiting(steps, sorted_plan.sections) < 0.2
-        assert sorted_plan.waiting(steps, num_clients) == pytest.approx(waiting(steps, sorted_plan.sections))
+        assert waiting(steps, sorted_plan.buckets) < 0.2
+        assert sorted_plan.waiting(steps, num_clients) == pytest.approx(waiting(steps, sorted_plan.buckets))
         assert plan.waiting(steps, num_clients) > 0.5  # as they come
-        assert sum(width * count for width, count in sorted_plan.sections) == num_clients  # none are made up
-        assert len(sorted_plan.sections) <= 5 and max(width for width, _ in sorted_plan.sections) > 1
+        assert sum(width * count for width, count in sorted_plan.buckets) == num_clients  # none are made up
+        assert len(sorted_plan.buckets) <= 5 and max(width for width, _ in sorted_plan.buckets) > 1
     even = np.full(num_clients, 7)
     assert plan.for_steps(even, num_clients) == plan
-    assert make_plan("map").for_steps(steps, num_clients).sections == ()
+    assert make_plan("map").for_steps(steps, num_clients).buckets == ()
     assert make_plan("map", devices=1).waiting(steps, num_clients) == 0
 
 
@@ -250,34 +272,56 @@ def test_clients_of_random_cohorts_hardly_wait(num_clients, size, kind):
         cohort = steps[np.sort(rng.choice(num_clients, size, replace=False))]
         for part in np.split(cohort, 2):
             useful += part.sum()
-            done += part.sum() / (1 - waiting(part, plan.sections))
+            done += part.sum() / (1 - waiting(part, plan.buckets))
     assert 1 - useful / done < 0.25
 
 
-@pytest.mark.parametrize("kind", [("vmap", 0), ("chunk", 4), ("chunk", 3)])
-@pytest.mark.parametrize("peers", ["gather", "ring"])
-@pytest.mark.parametrize("devices", [1, 4])
-@pytest.mark.parametrize("topology", ["peers", "shared", "own"])
-def test_sorted_clients_exchange_as_a_loop_over_clients_does(kind, peers, devices, topology):
+SORTED = [
+    ("peers", ("vmap", 0, 1)),
+    ("peers", ("chunk", 3, 4, "gather")),
+    ("peers", ("chunk", 4, 4, "ring")),
+    ("shared", ("chunk", 4, 1)),
+    ("shared", ("vmap", 0, 4)),
+    ("own", ("chunk", 3, 1)),
+    ("own", ("chunk", 4, 4)),
+]
+
+
+@pytest.mark.parametrize(("topology", "layout"), SORTED)
+def test_sorted_clients_exchange_as_a_loop_over_clients_does(topology, layout):
     num_clients = 16
     sizes = np.random.default_rng(3).permutation([40, 9, 8, 7, *[2] * 6, *[1] * 6]).astype(np.int32)
-    plan = make_plan(*kind, devices, peers).for_steps(sizes, num_clients)
-    assert plan.sections
-    models, index, rows, data = problem(num_clients, 3 if topology == "shared" else num_clients, 3)
+    plan = make_plan(*layout).for_steps(sizes, num_clients)
+    assert plan.buckets
     if topology == "own":
-        index = np.arange(num_clients, dtype=np.int32)[:, None]
-        args = models, index, rows, data
-        work = lambda models, row, data: (w := client(models, row, data))._replace(
-            upload={"w": w.upload["w"], "b": {"c": models["b"]["c"] + w.upload["s"][:, None, None]}}
-        )
-        after, returned = jax.jit(lambda *a: plan.exchange(work, *a, topology="own", sizes=sizes))(*args)
-        expected = by_hand(*args)
-        sent = expected["sent"][:, :1]
-        np.testing.assert_allclose(
-            returned.upload["w"], np.where(sent, expected["w"], models["w"]), rtol=2e-5, atol=2e-5
-        )
-        np.testing.assert_allclose(after["r"], expected["r"], rtol=2e-5, atol=2e-5)
+        models, _, rows, data = problem(num_clients, 2 * num_clients, 2)
+        args = models, np.arange(2 * num_clients, dtype=np.int32).reshape(num_clients, 2), rows, data
+        compare_own(jax.jit(lambda *a: plan.exchange(next_own, *a, topology="own", sizes=sizes))(*args), args)
         return
-    args = models, index, rows, data
+    args = problem(num_clients, 3 if topology == "shared" else num_clients, 3)
     run = jax.jit(lambda *a: plan.exchange(client, *a, topology=topology, sizes=sizes))
     compare(run(*args), by_hand(*args))
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_own_models_and_rows_are_replaced_in_place(devices):
+    """No second stack of models or rows lies beside those that are given away."""
+    plan, num = make_plan("map", devices=devices), 96
+    stack = jax.ShapeDtypeStruct((num, 100, 50), jnp.float32)
+    stack = jax.ShapeDtypeStruct(stack.shape, stack.dtype, sharding=plan.sharding(stack, by_rows=True))
+
+    def client(models, row, data):  # products, since XLA would fuse elementwise work with the replacement
+        own, data = models[0], data[...]
+        new = own + data @ (data.T @ own)
+        return ClientOutput(row + own @ (own.T @ row), new[None], {"loss": new.sum()}, new.sum()[None] > 0)
+
+    def one_round(models, rows, data):
+        index = np.arange(num, dtype=np.int32)[:, None]
+        rows, returned = plan.exchange(client, models, index, rows, data, topology="own")
+        return returned.upload, rows
+
+    stats = jax.jit(one_round, donate_argnums=(0, 1)).lower(stack, stack, stack).compile().memory_analysis()
+    model = 4 * 100 * 50
+    assert stats.argument_size_in_bytes >= 3 * model * num / devices
+    assert stats.temp_size_in_bytes < 12 * model
+    assert stats.output_size_in_bytes - stats.alias_size_in_bytes < model

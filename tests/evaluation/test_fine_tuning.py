@@ -20,10 +20,10 @@ def tuned(name, epochs, federation, plan=None, **options):
     """(what was predicted with, what it is tuned to, the problem)."""
     problem = toys.make_problem(federation, optax.sgd(RATE), plan=plan, **options)
     algorithm = toys.make_algorithm(name, problem)
-    states, _ = toys.train(algorithm, problem, federation.shards, 2)
-    before = algorithm.predictor(jax.random.key(0), states[-1], federation.shards)
+    states, _ = toys.train(algorithm, problem, federation.client_data, 2)
+    before = algorithm.predictor(jax.random.key(0), states[-1], federation.client_data)
     tune = fine_tuned(problem, algorithm, epochs).tune
-    return before, jax.jit(tune)(jax.random.key(1), before, federation.shards), problem
+    return before, jax.jit(tune)(jax.random.key(1), before, federation.client_data), problem
 
 
 def test_fedavg_so_tuned_is_fedavg_plus():
@@ -55,7 +55,7 @@ def test_of_a_mixture_all_models_take_steps_on_its_loss(topology):
     index = np.arange(8).reshape(4, 2) if topology == "own" else np.array([[0, 1], [2, 0], [1, 1], [0, 2]])
     weights = np.array([[0.3, 0.7], [1, 0], [0.5, 0.5], [0.9, 0.1]], np.float32)
     before = Predictor(models, jnp.asarray(index, jnp.int32), jnp.asarray(weights), topology)
-    after = fine_tuned(problem, algorithm, 2).tune(jax.random.key(1), before, federation.shards)
+    after = fine_tuned(problem, algorithm, 2).tune(jax.random.key(1), before, federation.client_data)
     assert after.topology == "own" and after.index.shape == (4, 2)
     np.testing.assert_array_equal(after.weights, weights)
     for k in range(4):
@@ -73,7 +73,7 @@ def test_of_a_mixture_of_many_models_the_heaviest_are_tuned():
     index = jnp.broadcast_to(jnp.arange(20, dtype=jnp.int32), (2, 20))
     before = Predictor(problem.init_models(jax.random.key(3), 20), index, jnp.asarray(weights), "shared")
     algorithm = toys.make_algorithm("fedavg", problem)
-    after = fine_tuned(problem, algorithm, 1).tune(jax.random.key(1), before, federation.shards)
+    after = fine_tuned(problem, algorithm, 1).tune(jax.random.key(1), before, federation.client_data)
     assert after.index.shape == (2, 16) and tree.num_rows(after.models) == 32
     np.testing.assert_allclose(after.weights[0], np.arange(16, 0, -1) / np.arange(1, 17).sum(), rtol=1e-5)
 

@@ -9,7 +9,7 @@ from absl.testing import flagsaver
 
 from experiments import fedfomo, sweeps, tables, train
 from pfljax import algorithms
-from pfljax.report import page
+from pfljax.report import captions
 from pfljax.training import files
 
 SMALL = ["--rounds=2", "--train_examples=20", "--hidden=4", "--devices=1", "--seeds=0"]
@@ -180,7 +180,7 @@ def test_on_digits_it_does_what_it_is_for(tmp_path, experiment):
     assert scores["fedfomo"] > max(scores["fedavg"], scores["fedprox"]) + 0.1
     assert scores["fedfomo"] >= scores["local"]
     found = np.load(tmp_path / "fedfomo" / "seed-0" / "collaboration.npz")
-    assert page.top_affinities(found["affinity"][-1], found["distribution"], found["distribution"]) >= 0.8
+    assert captions.top_affinities(found["affinity"][-1], found["distribution"], found["distribution"]) >= 0.8
 
 
 @pytest.mark.slow

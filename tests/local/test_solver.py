@@ -8,16 +8,9 @@ import pytest
 import toys
 
 from pfljax.core.types import Split
-from pfljax.local import solver as solvers
-from pfljax.local.solver import (
-    fit,
-    losses_of_examples,
-    mean_loss,
-    scheduled,
-    sum_over_examples,
-    take_batch,
-    total_loss,
-)
+from pfljax.local import batches as blocks_of
+from pfljax.local.batches import sum_over_examples
+from pfljax.local.training import scheduled
 
 RATE = 0.1
 
@@ -63,7 +56,7 @@ def test_epochs_of_mini_batches_are_a_plain_loop(size):
         np.testing.assert_array_equal(np.sort(order), np.arange(size))
     batches = [order[at : at + 3] for order in orders for at in range(0, size, 3)]
     assert len(batches) == int(how.num_steps(size, 7)) == 2 * -(-size // 3)
-    found = jax.jit(lambda p, s: fit(how, key, p, how.optimizer.init(p), s, round_number=0))(params, split)
+    found = jax.jit(lambda p, s: how.fit(key, p, how.optimizer.init(p), s, round_number=0))(params, split)
     check(found, sgd_by_hand(params, split, batches))
 
 
@@ -75,7 +68,7 @@ def test_a_number_of_steps_takes_as_many_batches(size):
     # Seven examples are three batches an epoch, so the fourth step begins the second epoch; two are always one batch.
     batches = [orders[0][0:3], orders[0][3:6], orders[0][6:7], orders[1][0:3]] if size == 7 else [np.arange(2)] * 4
     assert how.num_steps(size, 7) == how.max_steps(7) == 4
-    found = jax.jit(lambda p, s: fit(how, key, p, how.optimizer.init(p), s, round_number=0))(params, split)
+    found = jax.jit(lambda p, s: how.fit(key, p, how.optimizer.init(p), s, round_number=0))(params, split)
     check(found, sgd_by_hand(params, split, batches))
 
 
@@ -84,7 +77,7 @@ def test_a_batch_of_everything_is_gradient_descent(size):
     how, params = solver(epochs=3)
     split = client(size)
     assert how.num_steps(size, 7) == how.max_steps(7) == 3
-    run = lambda p, s: fit(how, jax.random.key(0), p, how.optimizer.init(p), s, round_number=0)
+    run = lambda p, s: how.fit(jax.random.key(0), p, how.optimizer.init(p), s, round_number=0)
     found = jax.jit(run)(params, split)
     check(found, sgd_by_hand(params, split, [np.arange(size)] * 3))
 
@@ -95,7 +88,7 @@ def test_every_example_is_used_once_an_epoch_in_a_new_order():
     orders = how.draw_orders(jax.random.key(2), split.size, 7)
     used = []
     for step in range(6):
-        batch = take_batch(how, jax.random.key(0), orders, split, jnp.asarray(step))
+        batch = how.take_batch(jax.random.key(0), orders, split, jnp.asarray(step))
         real = np.asarray(batch.mask) > 0
         used.append(np.asarray(batch.index)[real].tolist())
         np.testing.assert_array_equal(batch.x[real], split.x[batch.index[real]])
@@ -109,7 +102,7 @@ def test_every_example_is_used_once_an_epoch_in_a_new_order():
 def test_a_client_without_examples_stays_as_it_is(options):
     how, params = solver(optax.adam(RATE), **options)
     state = how.optimizer.init(params)
-    run = lambda p, s: fit(how, jax.random.key(0), p, state, s, round_number=0)
+    run = lambda p, s: how.fit(jax.random.key(0), p, state, s, round_number=0)
     trained, after, loss = jax.jit(run)(params, client(0))
     toys.assert_trees_close((trained, after), (params, state))
     assert loss == 0
@@ -124,8 +117,8 @@ def test_padding_changes_nothing(task, batch_size, padding):
     padded = Split(split.x.copy(), split.y.copy(), split.size)
     padded.x[4:] = padding
     padded.y[4:] = padding if task == "regression" else 1
-    train = lambda p, s: fit(how, jax.random.key(0), p, how.optimizer.init(p), s, round_number=0)
-    run = jax.jit(lambda p, s: (train(p, s), total_loss(how, p, s)))
+    train = lambda p, s: how.fit(jax.random.key(0), p, how.optimizer.init(p), s, round_number=0)
+    run = jax.jit(lambda p, s: (train(p, s), how.total_loss(p, s)))
     toys.assert_trees_close(run(params, padded), run(params, split))
     pad = lambda leaf: np.pad(leaf, [(0, 5), *[(0, 0)] * (leaf.ndim - 1)])  # other sums, the same order of examples
     wider = Split(pad(split.x), pad(split.y), split.size)
@@ -136,8 +129,8 @@ def test_weights_stay_with_their_examples_in_shuffled_batches():
     how, params = solver(batch_size=3)
     split, key = client(7), jax.random.key(8)
     weights = jnp.linspace(0, 2, 7)
-    weighted = lambda params, batch: mean_loss(how, params, batch, weights)
-    run = lambda p, s: fit(how, key, p, how.optimizer.init(p), s, round_number=0, objective=weighted)
+    weighted = lambda params, batch: how.mean_loss(params, batch, weights)
+    run = lambda p, s: how.fit(key, p, how.optimizer.init(p), s, round_number=0, objective=weighted)
     found = jax.jit(run)(params, split)
     w, b = np.float64(params["Dense_0"]["kernel"][:, 0]), np.float64(params["Dense_0"]["bias"][0])
     order = np.asarray(how.draw_orders(key, 7, 7))[0]
@@ -156,7 +149,7 @@ def test_rates_follow_the_schedule_over_rounds():
     split = client(5)
     steps = []
     for number in (0, 1, 2, 7):
-        trained, _, _ = fit(later, jax.random.key(0), params, later.optimizer.init(params), split, round_number=number)
+        trained, _, _ = later.fit(jax.random.key(0), params, later.optimizer.init(params), split, round_number=number)
         steps.append(np.asarray(trained["Dense_0"]["bias"] - params["Dense_0"]["bias"])[0])
     whole = sgd_by_hand(params, split, [np.arange(5)])[1] - float(params["Dense_0"]["bias"][0])
     np.testing.assert_allclose(steps, [whole, whole, whole / 10, whole / 10], rtol=1e-4)
@@ -165,13 +158,13 @@ def test_rates_follow_the_schedule_over_rounds():
 @pytest.mark.parametrize("size", [0, 1, 5, 8, 11])
 @pytest.mark.parametrize("blocks", [(4, 2), (8, 3), (512, 32), (64, 5)])
 def test_sums_and_losses_in_blocks_are_sums_and_losses(monkeypatch, size, blocks):
-    monkeypatch.setattr(solvers, "BLOCKS", blocks)
+    monkeypatch.setattr(blocks_of, "BLOCKS", blocks)
     how, params = solver()
     split = jax.tree.map(jnp.asarray, client(size, n_max=11))
     found = sum_over_examples(lambda x, y, m: jnp.where(m, x[:, 0] * y, 0).sum(), split)
     np.testing.assert_allclose(found, np.float64(split.x[:size, 0] * split.y[:size]).sum(), rtol=1e-4, atol=1e-6)
     every = np.asarray(how.loss(params, split.x, split.y))
-    found = losses_of_examples(how, params, split)
+    found = how.losses_of_examples(params, split)
     np.testing.assert_allclose(found, np.where(np.arange(11) < size, every, 0), rtol=1e-6)
 
 
@@ -184,7 +177,7 @@ def test_models_depend_on_their_number_and_newcomers_train_alone():
     assert not np.allclose(kernels[0], kernels[1])
     common = problem._replace(common_init=True).init_models(jax.random.key(0), 3)
     toys.assert_trees_close(common, jax.tree.map(lambda leaf: jnp.stack([leaf[0]] * 3), models))
-    alone = problem.train_alone(jax.random.key(1), models, federation.shards, own=True, rounds=2)
+    alone = problem.train_alone(jax.random.key(1), models, federation.client_data, own=True, rounds=2)
     for k in range(3):
         params = jax.tree.map(lambda leaf, k=k: leaf[k], models)
         split = Split(*(leaf[k] for leaf in federation.train))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pfljax import models
-from pfljax.core.types import UsageError
+from pfljax.core.errors import ArgumentError
 from pfljax.models import layers, networks, recurrent
 
 SHAPES = [(4, 6, 6, 3), (3, 5, 7, 2), (6, 3, 4, 1)]
@@ -241,7 +241,7 @@ def test_vgg_is_for_images_of_32_x_32():
     x = jax.ShapeDtypeStruct((2, 32, 32, 3), np.float32)
     assert jax.eval_shape(model.apply, params, x).shape == (2, 10)
     assert jax.eval_shape(model.features, params, x).shape == (2, 4096)
-    with pytest.raises(UsageError, match=r"--model=vgg11: takes images .* at least 32 x 32"):
+    with pytest.raises(ArgumentError, match=r"model=vgg11: takes images .* at least 32 x 32"):
         models.make("vgg11", (28, 28, 1), "classification", 10)
 
 
@@ -345,13 +345,13 @@ def test_losses_are_cross_entropy_in_nats_and_squared_error():
 
 
 def test_misfits_are_named():
-    with pytest.raises(UsageError, match=r"--model=rnn.*linear, mlp, cnn"):
+    with pytest.raises(ArgumentError, match=r"model=rnn.*linear, mlp, cnn"):
         models.make("rnn", (4,), "classification", 3)
-    with pytest.raises(UsageError, match=r"--model=cnn.*8 x 8"):
+    with pytest.raises(ArgumentError, match=r"model=cnn.*8 x 8"):
         models.make("cnn", (7, 8, 1), "classification", 3)
-    with pytest.raises(UsageError, match=r"--model=cnn.*\(64,\)"):
+    with pytest.raises(ArgumentError, match=r"model=cnn.*\(64,\)"):
         models.make("cnn", (64,), "classification", 3)
-    with pytest.raises(UsageError, match=r"--model=femnist_cnn.*16 x 16"):
+    with pytest.raises(ArgumentError, match=r"model=femnist_cnn.*16 x 16"):
         models.make("femnist_cnn", (8, 8, 1), "classification", 3)
-    with pytest.raises(UsageError, match=r"--model=lstm.*tokens"):
+    with pytest.raises(ArgumentError, match=r"model=lstm.*tokens"):
         models.make("lstm", (8, 8, 1), "classification", 3)

@@ -1,13 +1,16 @@
 """Figures and the page, from small made-up runs."""
 
 import json
+import subprocess
+import sys
 
 import matplotlib.image
 import numpy as np
 import pytest
+from IPython.core.formatters import DisplayFormatter
 
 from pfljax import report
-from pfljax.report import figures, page
+from pfljax.report import canvas, captions, figures
 
 K, T = 6, 3
 
@@ -76,6 +79,12 @@ def make_run(
         np.savez(directory / "curve.npz", prediction=prediction, reference=grid, reference_name="FedAvg", **arrays)
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Spares tests of a page's text the drawing."""
+    monkeypatch.setattr(canvas, "to_png", lambda figure: b"PNG")
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
@@ -115,13 +124,13 @@ def test_top_affinities_by_hand():
     affinity = np.array([[9.0, 2, 1, 0], [0, 9, 3, 4], [5, 1, 9, 2], [1, 2, 3, 9]])
     distribution = np.array([0, 0, 0, 1])
     # Client 0's two highest are 1 and 2 (right), client 1's 3 and 2, client 2's 0 and 3; client 3 is alone in its own.
-    assert page.top_affinities(affinity, distribution, distribution) == pytest.approx(1 / 3)
+    assert captions.top_affinities(affinity, distribution, distribution) == pytest.approx(1 / 3)
     # Where client 3 wants distribution 0, its two highest, 2 and 1, are right.
-    assert page.top_affinities(affinity, distribution, np.array([0, 0, 0, 0])) == pytest.approx(2 / 4)
-    assert np.isnan(page.top_affinities(affinity[:2, :2], distribution[:2], distribution[:2]))
+    assert captions.top_affinities(affinity, distribution, np.array([0, 0, 0, 0])) == pytest.approx(2 / 4)
+    assert np.isnan(captions.top_affinities(affinity[:2, :2], distribution[:2], distribution[:2]))
 
 
-def test_where_nobody_has_two_to_find_nothing_is_counted(tmp_path):
+def test_where_nobody_has_two_to_find_nothing_is_counted(undrawn, tmp_path):
     affinity = np.eye(K)
     make_run(tmp_path, affinity=affinity)
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -133,7 +142,7 @@ def test_where_nobody_has_two_to_find_nothing_is_counted(tmp_path):
     assert "nan" not in text and "two highest affinities" not in text and "Privacy" not in text
 
 
-def test_where_nobody_has_used_anything_no_share_is_told(tmp_path):
+def test_where_nobody_has_used_anything_no_share_is_told(undrawn, tmp_path):
     make_run(tmp_path)
     collaboration = dict(np.load(tmp_path / "collaboration.npz"))
     collaboration["weights"] = np.zeros_like(collaboration["weights"])
@@ -144,12 +153,12 @@ def test_where_nobody_has_used_anything_no_share_is_told(tmp_path):
 
 def test_with_shuffled_targets_the_wanted_distribution_counts():
     index, weights = np.array([[0, 1], [1, 0]]), np.array([[0.25, 0.75], [0.5, 0.5]])
-    same = page._shares(index, weights, np.array([0, 1]), np.array([1, 1]))
-    assert "38% lies on clients' own" in same and "38% on others of the distribution of the client's test" in same
+    same = captions.shares(index, weights, np.array([0, 1]), np.array([1, 1]))
+    assert "38% lies on clients' own" in same and "38% on other models of the distribution of the client's test" in same
 
 
 @pytest.mark.parametrize(("epsilon", "shown"), [(2.345, "2.345"), (None, "no bound")])
-def test_the_privacy_ledger_is_on_the_page(tmp_path, epsilon, shown):
+def test_the_privacy_ledger_is_on_the_page(undrawn, tmp_path, epsilon, shown):
     ledger = {"noise_multiplier": 1.25, "clip_norm": 2.0, "delta": 1e-5, "epsilon": epsilon, "unaccounted": "secrets"}
     make_run(tmp_path, privacy=ledger | {"epsilon_per_client": [epsilon] * K})
     text = report.write(tmp_path).read_text()
@@ -203,3 +212,32 @@ def test_many_clients_share_the_rows_of_a_matrix(monkeypatch):
     shown = figure.axes[0].images[0].get_array()
     np.testing.assert_allclose(shown, [[0.625, 0, 0.375], [0, 1, 0], [0.5, 0, 0.5]])
     assert "rows of 2" in figure.axes[0].get_ylabel()
+
+
+def test_figures_show_inline_in_a_notebook(tmp_path):
+    make_run(tmp_path)
+    plots = report.Plots.read(tmp_path)
+    shown, metadata = DisplayFormatter().format(plots.collaboration(), include={"image/png"})
+    assert shown["image/png"].startswith(b"\x89PNG") and not metadata
+    drawn = [plots.accuracy(), plots.per_client(), plots.weights(), plots.traffic()]
+    assert [figure.axes[0].get_xlabel() for figure in drawn[:2]] == ["round", "client (id), sorted"]
+    assert len(drawn[2].axes) == K
+    bytes_sent = drawn[3].axes[0].lines[0].get_xdata()
+    np.testing.assert_allclose(bytes_sent, [3e6 / 2**20] * T)
+
+
+def test_what_a_run_has_not_kept_is_named(tmp_path):
+    make_run(tmp_path, optional=False)
+    plots = report.Plots.read(tmp_path)
+    with pytest.raises(ValueError, match="has kept no index"):
+        plots.collaboration()
+    with pytest.raises(ValueError, match="measures nothing of itself"):
+        plots.measures()
+
+
+def test_matplotlib_is_imported_with_the_first_figure():
+    code = "import sys; from pfljax import report; assert 'matplotlib' not in sys.modules; report.slope"
+    subprocess.run([sys.executable, "-c", code + "; assert 'matplotlib' in sys.modules"], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = report.nothing
+    assert all(hasattr(report, name) for name in report.__all__)

@@ -13,52 +13,55 @@ import pytest
 import toys
 
 from pfljax.algorithms import METHODS
-from pfljax.core.types import RunError, UsageError
+from pfljax.core.errors import ArgumentError, RunError
 from pfljax.engine.plan import make_plan
-from pfljax.training import checkpoints, files, loop
+from pfljax.training import checkpoints, files, loop, memory
+from pfljax.training.compiled import Compiled
+from pfljax.training.loop import Schedule
 
 ROUNDS = 6
 SIZES = (4, 3, 5, 2, 4)
 TESTS = Path(__file__).parents[1]
-quiet = lambda line: None
 
 
-def make_setup(name="federico", *, federation=None, optimizer=None, seed=1, unseen=True, eval_every=1):
+EVERY_ROUND = Schedule(eval_every=1, checkpoint_every=2)
+
+
+def make_experiment(name="federico", *, federation=None, optimizer=None, seed=1, unseen=True, **fields):
     """Five clients, four of them a round, in mini-batches, on two devices."""
-    federation = federation or toys.make_federation(SIZES, validation_size=3 * METHODS[name].validates)
+    federation = federation or toys.make_federation(SIZES, validation_size=3 * METHODS[name].info.validates)
     problem = toys.make_problem(federation, optimizer or optax.adam(0.05), batch_size=2, cohort=4)
-    return toys.make_setup(
-        name,
-        problem,
-        federation,
-        unseen=toys.make_federation((3, 4), seed=8) if unseen else None,
-        rounds=ROUNDS,
-        eval_every=eval_every,
-        seed=seed,
-        config={"flags": {"algorithm": name, "learning_rate": 0.05, "rounds": ROUNDS}},
-    )
+    usual = {
+        "unseen": toys.make_federation((3, 4), seed=8) if unseen else None,
+        "seed": seed,
+        "config": {"settings": {"algorithm": name, "learning_rate": 0.05}},
+    }
+    return toys.make_experiment(name, problem, federation, **usual | fields)
+
+
+def train(experiment, out, **options):
+    return toys.run(experiment, ROUNDS, out=out, schedule=EVERY_ROUND, **options)
 
 
 @pytest.fixture(autouse=True)
 def compile_once(monkeypatch):
     """Runs of one method in this module share their compiled functions; gives the true `score_unseen`."""
-    compile_to_fit, make_evaluation, score_unseen = loop.compile_to_fit, loop.make_evaluation, loop.score_unseen
+    compile_to_fit, make_evaluation = loop.compile_to_fit, loop.device_store.make_evaluation
+    score_unseen = loop.scoring.score_unseen
 
-    def shared(kind, setup, make):
-        key = (kind, setup.name, setup.eval_every, setup.federation.task)
+    def shared(kind, experiment, make):
+        key = (kind, experiment.name, experiment.federation.task)
         if key not in SHARED:
             SHARED[key] = make()
         return SHARED[key]
 
+    monkeypatch.setattr(loop, "compile_to_fit", lambda e, *rest: shared("round", e, lambda: compile_to_fit(e, *rest)))
     monkeypatch.setattr(
-        loop, "compile_to_fit", lambda setup, *rest: shared("round", setup, lambda: compile_to_fit(setup, *rest))
-    )
-    monkeypatch.setattr(
-        loop,
+        loop.device_store,
         "make_evaluation",
-        lambda setup, *rest: shared("evaluation", setup, lambda: make_evaluation(setup, *rest)),
+        lambda e, *rest: shared("evaluation", e, lambda: make_evaluation(e, *rest)),
     )
-    monkeypatch.setattr(loop, "score_unseen", lambda *args: {})
+    monkeypatch.setattr(loop.scoring, "score_unseen", lambda *args: {})
     return score_unseen
 
 
@@ -73,7 +76,7 @@ def whole(tmp_path_factory):
     def get(name):
         if name not in runs:
             out = tmp_path_factory.mktemp("whole") / name
-            runs[name] = out, loop.run(make_setup(name), out, say=quiet)
+            runs[name] = out, train(make_experiment(name), out)
         return runs[name]
 
     return get
@@ -115,12 +118,12 @@ def test_stopped_and_resumed_is_as_never_stopped(name, whole, tmp_path, monkeypa
 
     monkeypatch.setattr(checkpoints, "save", dies)
     with pytest.raises(Killed):
-        loop.run(make_setup(name), tmp_path, say=quiet)
+        train(make_experiment(name), tmp_path)
     assert not (tmp_path / "summary.json").exists()
     assert [row["round"] for row in files.read_jsonl(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
     monkeypatch.setattr(checkpoints, "save", save)
     lines = []
-    result = loop.run(make_setup(name), tmp_path, resume=True, say=lines.append)
+    result = train(make_experiment(name), tmp_path, resume=True, say=lines.append)
     assert any("resumed after round 2" in line for line in lines)
     out, expected = whole(name)
     assert_same_runs(out, tmp_path)
@@ -129,7 +132,7 @@ def test_stopped_and_resumed_is_as_never_stopped(name, whole, tmp_path, monkeypa
 
 @pytest.mark.parametrize("damage", ["truncate", "remove"])
 def test_a_torn_checkpoint_is_skipped_for_the_one_before(damage, whole, tmp_path, monkeypatch):
-    loop.run(make_setup(), tmp_path, say=quiet)
+    train(make_experiment(), tmp_path)
     newest = tmp_path / "checkpoints" / "6"
     assert sorted(path.name for path in newest.parent.iterdir()) == ["4", "6"]
     parts = [path for path in newest.rglob("*") if path.is_file()]
@@ -140,23 +143,23 @@ def test_a_torn_checkpoint_is_skipped_for_the_one_before(damage, whole, tmp_path
             path.unlink()
     (tmp_path / "summary.json").unlink()
     lines = []
-    loop.run(make_setup(), tmp_path, resume=True, say=lines.append)
+    train(make_experiment(), tmp_path, resume=True, say=lines.append)
     assert any("resumed after round 4" in line for line in lines)
     assert_same_runs(whole("federico")[0], tmp_path)
 
 
 def test_all_checkpoints_torn_starts_anew(whole, tmp_path):
-    loop.run(make_setup(), tmp_path, say=quiet)
+    train(make_experiment(), tmp_path)
     for path in [path for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()]:
         path.unlink()
-    loop.run(make_setup(), tmp_path, resume=True, say=quiet)
+    train(make_experiment(), tmp_path, resume=True)
     assert_same_runs(whole("federico")[0], tmp_path)
 
 
 def test_a_finished_run_resumes_to_itself(whole, tmp_path):
-    loop.run(make_setup(), tmp_path, say=quiet)
+    train(make_experiment(), tmp_path)
     before = files.read_jsonl(tmp_path / "metrics.jsonl")
-    loop.run(make_setup(), tmp_path, resume=True, say=quiet)
+    train(make_experiment(), tmp_path, resume=True)
     assert files.read_jsonl(tmp_path / "metrics.jsonl") == before
     assert_same_runs(whole("federico")[0], tmp_path)
 
@@ -172,7 +175,7 @@ def dies(self, row, *rest):
         os._exit(9)  # as kill -9: nothing is closed or cleaned up
     add(self, row, *rest)
 loop.History.add = dies
-loop.run(test_loop.make_setup(unseen=False), pathlib.Path(sys.argv[2]), say=lambda line: None)
+test_loop.train(test_loop.make_experiment(unseen=False), pathlib.Path(sys.argv[2]))
 """
 
 
@@ -185,7 +188,7 @@ def test_a_killed_process_leaves_a_run_to_resume(tmp_path):
     assert process.returncode == 9, process.stderr
     assert [row["round"] for row in files.read_jsonl(killed / "metrics.jsonl")] == [1, 2, 3, 4]
     for out in (killed, whole):
-        loop.run(make_setup(unseen=False), out, resume=True, say=quiet)
+        train(make_experiment(unseen=False), out, resume=True)
     assert_same_runs(whole, killed)
 
 
@@ -250,12 +253,10 @@ def test_peers_traffic_is_a_model_and_a_gradient_for_each_batch_and_neighbor(who
 
 @pytest.mark.parametrize("name", METHODS)
 def test_test_labels_reach_nothing_that_is_trained(name, whole, tmp_path):
-    setup = make_setup(name)
-    test = setup.federation.test
-    setup = dataclasses.replace(
-        setup, federation=dataclasses.replace(setup.federation, test=test._replace(y=(test.y + 1) % 3))
-    )
-    result = loop.run(setup, tmp_path, say=quiet)
+    experiment = make_experiment(name)
+    test = experiment.federation.test
+    relabeled = dataclasses.replace(experiment.federation, test=test._replace(y=(test.y + 1) % 3))
+    result = train(dataclasses.replace(experiment, federation=relabeled), tmp_path)
     out, expected = whole(name)
     toys.assert_trees_close(result.predictor(), expected.predictor())  # models, index and weights
     for file in ("results.npz", "collaboration.npz"):
@@ -269,16 +270,18 @@ def test_test_labels_reach_nothing_that_is_trained(name, whole, tmp_path):
 
 
 def test_unseen_clients_are_adapted_to_without_their_test_labels(compile_once):
-    setup = make_setup("fedavg_plus")
-    algorithm = setup.make(setup.plan)
-    state = algorithm.init(jax.random.key(0), setup.federation.shards)
+    experiment = make_experiment("fedavg_plus")
+    plan = experiment.problem.plan
+    algorithm = experiment.algorithm(plan)
+    state = algorithm.init(jax.random.key(0), experiment.federation.client_data)
+    compiled = Compiled(algorithm, plan, *[None] * 4, 0.0)
     score = lambda unseen: compile_once(
-        dataclasses.replace(setup, unseen=unseen), algorithm, setup.plan, jax.random.key(1), state
+        dataclasses.replace(experiment, unseen=unseen), compiled, jax.random.key(1), state
     )
-    before = score(setup.unseen)
+    before = score(experiment.unseen)
     assert len(before["per_client"]) == 2 and np.isfinite(before["loss"])
-    test = setup.unseen.test
-    after = score(dataclasses.replace(setup.unseen, test=test._replace(y=(test.y + 1) % 3)))
+    test = experiment.unseen.test
+    after = score(dataclasses.replace(experiment.unseen, test=test._replace(y=(test.y + 1) % 3)))
     assert after["train_loss"] == before["train_loss"] and after["loss"] != before["loss"]
 
 
@@ -286,16 +289,11 @@ def test_unseen_clients_are_adapted_to_without_their_test_labels(compile_once):
 def test_a_loss_that_is_not_finite_stops_the_run(name, tmp_path):
     federation = toys.make_federation((4, 3, 5, 2), "regression")
     federation.train.x[2] *= 300  # client 2's steps overshoot further and further; the others' do not
-    problem = toys.make_problem(federation, optax.sgd(0.05))
     knobs = {"neighbors": 0} if name == "federico" else {}
-    setup = dataclasses.replace(
-        make_setup(name, federation=federation, unseen=False),
-        make=lambda plan: toys.make_algorithm(name, problem._replace(plan=plan), **knobs),
-        rounds=50,
-        cohort_size=4,
-    )
+    problem = toys.make_problem(federation, optax.sgd(0.05))
+    experiment = toys.make_experiment(name, problem, federation, knobs=knobs)
     with pytest.raises(RunError, match=r"round (\d+): the loss of client 2 is not finite") as error:
-        loop.run(setup, tmp_path, say=quiet)
+        toys.run(experiment, 50, out=tmp_path, schedule=EVERY_ROUND)
     stopped = int(str(error.value).split(":")[0].removeprefix("round "))
     rows = files.read_jsonl(tmp_path / "metrics.jsonl")
     assert 2 < stopped < 20 and [row["round"] for row in rows] == list(range(1, stopped))
@@ -307,16 +305,14 @@ def test_a_loss_that_is_not_finite_stops_the_run(name, tmp_path):
 def test_a_folder_with_something_in_it_is_not_overwritten(whole, tmp_path):
     out, _ = whole("local")
     before = (out / "metrics.jsonl").read_bytes()
-    with pytest.raises(UsageError, match=r"--out=.*holds another run; add --resume"):
-        loop.run(make_setup("local"), out, say=quiet)
-    changed = dataclasses.replace(
-        make_setup("local"), config={"flags": {"algorithm": "local", "learning_rate": 0.5, "rounds": ROUNDS}}
-    )
-    with pytest.raises(UsageError, match=r"--learning_rate was 0\.05 and is 0\.5"):
-        loop.run(changed, out, resume=True, say=quiet)
+    with pytest.raises(ArgumentError, match=r"out=.*holds another run; resume it"):
+        train(make_experiment("local"), out)
+    changed = make_experiment("local", config={"settings": {"algorithm": "local", "learning_rate": 0.5}})
+    with pytest.raises(ArgumentError, match=r"learning_rate was 0\.05 and is 0\.5"):
+        train(changed, out, resume=True)
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(UsageError, match="not a run"):
-        loop.run(make_setup("local"), tmp_path, say=quiet)
+    with pytest.raises(ArgumentError, match="not a run"):
+        train(make_experiment("local"), tmp_path)
     assert (out / "metrics.jsonl").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
 
 
@@ -334,34 +330,38 @@ def test_files_are_written_whole_or_not_at_all(tmp_path):
     assert files.read_json(path)["a"] == 1.5 and [p.name for p in tmp_path.iterdir()] == ["results.json"]
 
 
-def test_the_chunk_shrinks_until_a_round_fits(monkeypatch):
-    setup = dataclasses.replace(make_setup("local"), plan=make_plan("vmap", devices=1))
-    clients = setup.federation.shards
+@pytest.mark.parametrize(
+    ("name", "devices", "expected"),
+    [
+        ("local", 1, [(0, "auto"), (2, "auto"), (1, "auto")]),
+        ("federico", 2, [(0, "auto"), (0, "ring"), (1, "ring")]),  # no copies of others' models, then fewer clients
+    ],
+)
+def test_the_chunk_shrinks_until_a_round_fits(name, devices, expected, monkeypatch):
+    monkeypatch.undo()
+    experiment = make_experiment(name)
+    problem = experiment.problem._replace(plan=make_plan("vmap", devices=devices))
+    experiment = dataclasses.replace(experiment, problem=problem)
     tried = []
 
-    def compiled(setup, clients, plan, replicates):
-        tried.append(plan.chunk)
-        fits = loop.memory.MemoryPlan(1, 1, 1, limit=100 if plan.chunk == 1 else 1)
-        return loop.Compiled(
-            toys.make_algorithm("local", toys.make_problem(setup.federation)), plan, *[None] * 3, fits, 0.0
-        )
-
-    monkeypatch.undo()
-    monkeypatch.setattr(loop, "compile_segment", compiled)
-    assert loop.compile_to_fit(setup, clients).plan.chunk == 1
-    assert tried == [0, 2, 1]
-    tried.clear()
-    setup = dataclasses.replace(setup, plan=make_plan("vmap", devices=2))
-    monkeypatch.setattr(loop, "compile_segment", lambda setup, clients, plan, replicates: peers(plan))
-
-    def peers(plan):
+    def compiled(experiment, clients, plan, length, replicates):
         tried.append((plan.chunk, plan.peers))
-        fits = loop.memory.MemoryPlan(1, 1, 1, limit=100 if plan.chunk == 1 else 1)
-        algorithm = toys.make_algorithm("federico", toys.make_problem(setup.federation))
-        return loop.Compiled(algorithm, plan, *[None] * 3, fits, 0.0)
+        fits = memory.MemoryPlan(1, 1, 1, limit=100 if plan.chunk == 1 else 1)
+        return Compiled(experiment.algorithm(plan), plan, *[None] * 3, fits, 0.0)
 
-    loop.compile_to_fit(setup, clients)
-    assert tried == [(0, "auto"), (0, "ring"), (1, "ring")]  # first no copies of others' models, then fewer clients
-    monkeypatch.setattr(loop.memory, "next_smaller", lambda plan, num, topology: None)
+    monkeypatch.setattr(loop.device_store, "compile_segment", compiled)
+    assert loop.compile_to_fit(experiment, experiment.federation.client_data, 1).plan.chunk == 1
+    assert tried == expected
+    monkeypatch.setattr(memory, "next_smaller", lambda plan, num, topology: None)
     with pytest.raises(RunError, match="out of memory"):
-        loop.compile_to_fit(setup, clients)
+        loop.compile_to_fit(experiment, experiment.federation.client_data, 1)
+
+
+def test_training_goes_on_from_where_it_stands(whole):
+    trainer = loop.Trainer([make_experiment()])
+    trainer.train(2, EVERY_ROUND)
+    outcome = trainer.train(ROUNDS, EVERY_ROUND)[0]
+    expected = files.read_npz(whole("federico")[0] / "results.npz")
+    found = outcome.history.results_arrays("")
+    for name in ("accuracy_test", "loss_train", "rounds"):
+        np.testing.assert_array_equal(found[name], expected[name])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from pfljax.core.types import RunError, UsageError
+from pfljax.core.errors import ArgumentError, RunError
 from pfljax.engine.plan import make_plan
 from pfljax.engine.routes import AXIS
 from pfljax.training import profiling
@@ -168,7 +168,7 @@ def test_a_trace_without_device_events(tmp_path):
 
 
 def test_no_rounds_to_trace(tmp_path):
-    with pytest.raises(RunError, match="--profile"):
+    with pytest.raises(RunError, match="profile: there was no round"):
         profiling.profile(tmp_path, lambda: 0)
 
 
@@ -185,5 +185,5 @@ def test_folders_for_traces(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
     for bad in (file, file / "below", Path("/proc/nowhere")):
-        with pytest.raises(UsageError, match=f"--profile={bad}: .*; name a folder that can be written to"):
+        with pytest.raises(ArgumentError, match=f"profile={bad}: .*; name a folder that can be written to"):
             profiling.check(bad)

@@ -9,39 +9,34 @@ import toys
 
 from pfljax import data
 from pfljax.algorithms import METHODS
-from pfljax.core.types import RunError, UsageError
+from pfljax.core.errors import ArgumentError, RunError
 from pfljax.engine.plan import make_plan
-from pfljax.training import files, loop
+from pfljax.training import files
+from pfljax.training.loop import Schedule, Trainer
 
 ROUNDS = 4
 # Of each seed its own sizes, so that the padding differs.
 SIZES = ((4, 3, 5, 2), (7, 2, 0, 3), (3, 3, 3, 3))
-quiet = lambda line: None
 
 
 def federation_of(number):
     return toys.make_federation(SIZES[number], seed=number, validation_size=3)
 
 
-def setup_of(name, federation, seed, *, devices=1, rounds=ROUNDS, n_max=7):
+def experiment_of(name, federation, seed, *, devices=1, n_max=7):
     problem = toys.make_problem(federation, optax.adam(0.05), batch_size=2, epochs=2, cohort=3)._replace(n_max=n_max)
-    knobs = {"neighbors": 2} if "neighbors" in METHODS[name].config.__dataclass_fields__ else {}
-    return toys.make_setup(
-        name,
-        problem,
-        federation,
-        knobs=knobs,
-        plan=make_plan("map", devices=devices),
-        rounds=rounds,
-        eval_every=2,
-        seed=seed,
-        config={"flags": {"algorithm": name, "seed": seed}},
-    )
+    knobs = {"neighbors": 2} if "neighbors" in METHODS[name].__dataclass_fields__ else {}
+    plan, config = make_plan("map", devices=devices), {"settings": {"algorithm": name, "seed": seed}}
+    return toys.make_experiment(name, problem, federation, knobs=knobs, plan=plan, seed=seed, config=config)
 
 
-def setups_of(name, **options):
+def experiments_of(name, **options):
     padded = data.pad_alike([federation_of(number) for number in range(3)])
-    return [setup_of(name, federation, 10 + number, **options) for number, federation in enumerate(padded)]
+    return [experiment_of(name, federation, 10 + number, **options) for number, federation in enumerate(padded)]
+
+
+def train(experiments, outs, rounds=ROUNDS, **options):
+    return Trainer(experiments, outs=outs, **options).train(rounds, Schedule(eval_every=2))
 
 
 def check_same(found, wanted):
@@ -69,9 +64,9 @@ EQUAL = [name for name in METHODS if name != "fedavg_data"]
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in EQUAL])
 def test_seeds_at_once_are_as_one_by_one(name, tmp_path):
     outs = [tmp_path / f"seed-{number}" for number in range(3)]
-    together = loop.run_replicates(setups_of(name), outs, say=quiet)
+    together = train(experiments_of(name), outs)
     number = 1  # the one without padding, whose clients are the most uneven
-    alone = loop.run(setup_of(name, federation_of(number), 10 + number), tmp_path / "alone", say=quiet)
+    alone = train([experiment_of(name, federation_of(number), 10 + number)], [tmp_path / "alone"])[0]
     check_same(outs[number], tmp_path / "alone")
     assert together[number].summary["last"]["loss"] == pytest.approx(alone.summary["last"]["loss"], rel=2e-4)
     scores = [result.summary["last"]["loss"] for result in together]
@@ -81,37 +76,36 @@ def test_seeds_at_once_are_as_one_by_one(name, tmp_path):
 @pytest.mark.parametrize("name", ["fedavg", pytest.param("federico", marks=pytest.mark.slow)])
 def test_on_two_devices_too(name, tmp_path):
     outs = [tmp_path / f"seed-{number}" for number in range(3)]
-    loop.run_replicates(setups_of(name, devices=2), outs, say=quiet)
+    train(experiments_of(name, devices=2), outs)
     for number in range(3):
-        federation = federation_of(number)
-        loop.run(setup_of(name, federation, 10 + number), tmp_path / f"alone-{number}", say=quiet)
+        train([experiment_of(name, federation_of(number), 10 + number)], [tmp_path / f"alone-{number}"])
         check_same(outs[number], tmp_path / f"alone-{number}")
 
 
 def test_stopped_and_resumed_is_as_never_stopped(tmp_path):
     outs, whole = ([tmp_path / kind / f"{number}" for number in range(3)] for kind in ("parts", "whole"))
-    loop.run_replicates(setups_of("federico"), whole, say=quiet)
-    loop.run_replicates(setups_of("federico", rounds=2), outs, say=quiet)
+    train(experiments_of("federico"), whole)
+    train(experiments_of("federico"), outs, rounds=2)
     said = []
-    loop.run_replicates(setups_of("federico"), outs, resume=True, say=said.append)
+    train(experiments_of("federico"), outs, resume=True, say=said.append)
     assert any("resumed after round 2" in line for line in said)
     for one, other in zip(outs, whole, strict=True):
         check_same(one, other)
     # Where one has lost its checkpoint, all start anew.
     shutil.rmtree(outs[1] / "checkpoints")
     said.clear()
-    loop.run_replicates(setups_of("federico"), outs, resume=True, say=said.append)
+    train(experiments_of("federico"), outs, resume=True, say=said.append)
     assert not any("resumed" in line for line in said)
     for one, other in zip(outs, whole, strict=True):
         check_same(one, other)
 
 
 def test_one_that_diverges_is_named(tmp_path):
-    setups = setups_of("local")
-    setups[1].federation.train.x[3, 0] = np.nan
+    experiments = experiments_of("local")
+    experiments[1].federation.train.x[3, 0] = np.nan
     outs = [tmp_path / str(number) for number in range(3)]
     with pytest.raises(RunError, match=f"the loss of client 3 is not finite.*{outs[1]}"):
-        loop.run_replicates(setups, outs, say=quiet)
+        train(experiments, outs)
 
 
 def test_padding_alike_keeps_the_examples_and_the_digest():
@@ -122,5 +116,5 @@ def test_padding_alike_keeps_the_examples_and_the_digest():
         assert data.digest(before) == data.digest(after) and data.describe(before) == data.describe(after)
         np.testing.assert_array_equal(after.train.x[:, : before.train.x.shape[1]], before.train.x)
         assert not after.train.x[:, before.train.x.shape[1] :].any()
-    with pytest.raises(UsageError, match=r"--replicate=vmap: .*\(4, 5\)"):
+    with pytest.raises(ArgumentError, match=r"\(4, 5\)"):
         data.pad_alike([federations[0], toys.make_federation((2, 2, 2, 2, 2))])

@@ -18,7 +18,7 @@ def weighted(models: Params, size: Array, num: int = 1) -> tuple[PyTree, Array]:
 
     Args:
         models: The J models that the client has trained, leaves (J, ...).
-        size: () n_k, or (J,) a weight for each.
+        size: () n_k, or (J,) a weight for each model.
         num: J.
 
     Returns:
@@ -28,8 +28,8 @@ def weighted(models: Params, size: Array, num: int = 1) -> tuple[PyTree, Array]:
     return {"model": tree.scale(models, size), "weight": size}, size > 0
 
 
-def average(models: Params, returned: Aggregate) -> Params:
+def average(models: Params, aggregate: Aggregate) -> Params:
     """sum_k n_k theta_k / sum_k n_k for each of N models; a model to which nothing came back stays as it is."""
-    weight = returned.upload["weight"]
-    mean = tree.scale(returned.upload["model"], 1 / jnp.where(weight > 0, weight, 1))
+    weight = aggregate.upload["weight"]
+    mean = tree.scale(aggregate.upload["model"], 1 / jnp.where(weight > 0, weight, 1))
     return tree.where(weight > 0, mean, models)

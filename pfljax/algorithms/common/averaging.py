@@ -4,11 +4,12 @@
     theta <- sum_k n_k theta_k / sum_k n_k, or a server optimizer's step along theta minus that mean.
 
 A method says how a client trains, what it keeps (its row) and what it predicts with. `sharing_layers` is for those that
-average some layers only.
+average a part of the model only.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -24,19 +25,14 @@ from pfljax.core.types import (
     ClientData,
     ClientOutput,
     Key,
+    Ledger,
     Params,
     Predictor,
     PyTree,
+    Report,
     State,
 )
-from pfljax.local.solver import Problem
-
-
-def loss_at_start(problem: Problem, models: Params, shard: ClientData) -> Array:
-    """() the mean loss of the one model of a stack (1, ...), as received, on a client's training data."""
-    params = jax.tree.map(lambda leaf: leaf[0], models)
-    return problem.solver.total_loss(params, shard.train) / jnp.maximum(shard.train.size, 1)
-
+from pfljax.local.problem import Problem
 
 Train = Callable[[ClientContext, Params, PyTree, ClientData], tuple[Params, PyTree, Array]]
 Predict = Callable[[Key, State, ClientData], Predictor]
@@ -45,90 +41,99 @@ Predict = Callable[[Key, State, ClientData], Predictor]
 def averaging(
     problem: Problem,
     *,
-    scored: str = "the global model",
     train: Train | None = None,
     rows: Callable[[Key, Params, ClientData], PyTree] | None = None,
-    shared: Callable[[Params], Params] = lambda models: models,
     server: optax.GradientTransformation | None = None,
     predictor: Predict | None = None,
     adapt: Predict | None = None,
-    gradients: int = 1,
+    ledger: Ledger | None = None,
+    report: Report | None = None,
 ) -> Algorithm:
     """An algorithm with one averaged model.
 
     Args:
         problem: What it is built for.
-        scored: Which model the evaluation scores, in words.
-        train: (turn, models (1, ...), row, shard) -> (models, row, losses (1,)), a client's part of a round; None:
+        train: (context, models (1, ...), row, data) -> (models, row, losses (1,)), a client's part of a round; None:
             epochs or steps of the solver.
         rows: (key, models (1, ...), clients) -> what clients keep, leaves (K, ...); None: their optimizers, where those
             are kept.
-        shared: Of a stack of models what is averaged; the clients keep the rest.
         server: The server's optimizer; None: the mean replaces the model.
         predictor: As in `Algorithm`; None: the global model.
-        adapt: As in `Algorithm`; None: as `predictor`.
-        gradients: As in `Algorithm`.
+        adapt: As in `Algorithm`.
+        ledger: As in `Algorithm`; required beside a `train` of the method's own. Plain training takes one gradient.
+        report: As in `Algorithm`.
     """
-    train = train or (lambda turn, models, row, shard: problem.fit_models(turn, models, row, shard.train))
+    if ledger is None and train is not None:
+        raise ValueError("ledger: required beside train: how many gradients a mini-batch gives")
 
     def init(key, clients):
         models = problem.init_models(key, 1)
         kept = rows(key, models, clients) if rows else problem.optimizer_rows(models, tree.num_rows(clients))
-        models = shared(models)
         return State((), models, server.init(models) if server else (), kept)
 
-    def download(key, state, cohort):
-        return aggregation.all_models(cohort.ids.shape[0])
-
-    def work(turn, models, row, shard):
-        models, row, losses = train(turn, models, row, shard)
-        upload, sent = aggregation.weighted(models, shard.train.size)
+    def client_update(context, models, row, data):
+        models, row, losses = (train or plain)(context, models, row, data)
+        upload, sent = aggregation.weighted(models, data.train.size)
         return ClientOutput(row, upload, {"loss": losses[0]}, sent)
 
-    def update(key, state, returned):
-        mean = aggregation.average(state.models, returned)
+    def plain(context, models, kept, data):
+        return problem.fit_models(context, models, kept, data.train)
+
+    def server_update(key, state, aggregate):
+        mean = aggregation.average(state.models, aggregate)
         if server is None:
             return state._replace(models=mean), {}
         updates, optimizer = server.update(tree.subtract(state.models, mean), state.optimizer, state.models)
         models = optax.apply_updates(state.models, updates)
-        came = returned.upload["weight"].sum() > 0  # else no step on a gradient of zero
+        came = aggregate.upload["weight"].sum() > 0  # else no step on a gradient of zero
         new = lambda new, old: jax.tree.map(lambda a, b: jnp.where(came, a, b), new, old)
         return state._replace(models=new(models, state.models), optimizer=new(optimizer, state.optimizer)), {}
 
-    def global_model(key, state, clients):
-        return Predictor.one(state.models, tree.num_rows(clients))
+    return Algorithm(
+        init=init,
+        client_update=client_update,
+        server_update=server_update,
+        predictor=predictor or (lambda key, state, clients: Predictor.one(state.models, tree.num_rows(clients))),
+        adapt=adapt,
+        topology="shared",
+        ledger=ledger or Ledger(gradients=1),
+        report=report or Report(),
+    )
 
-    predictor = predictor or global_model
-    adapt = adapt or predictor
-    return Algorithm(init, download, work, update, predictor, adapt, "shared", scored, gradients=gradients)
+
+def loss_at_start(problem: Problem, models: Params, data: ClientData) -> Array:
+    """() the mean loss of the one model of a stack (1, ...), as received, on a client's training data."""
+    return problem.solver.total_loss(tree.first(models), data.train) / jnp.maximum(data.train.size, 1)
 
 
-def sharing_layers(problem: Problem, shared: Callable[[Params], PyTree], *, scored: str) -> Algorithm:
-    """An algorithm that averages some layers theta; each client keeps the others, phi_k, and trains both together.
+def sharing_layers(problem: Problem, shared: Callable[[Params], PyTree], *, report: Report) -> Algorithm:
+    """An algorithm that averages a part theta of the model; each client keeps the rest, phi_k, and trains both.
 
         A round: client k receives theta, trains (theta, phi_k) on D_k; phi_k stays;
         theta <- sum_k n_k theta_k / sum_k n_k.
 
-    Newcomers train layers of their own with the shared ones as they are, for as many rounds as a run has.
+    Newcomers train a phi of their own beside theta as it is, for as many rounds as a run has.
 
     Args:
         problem: What it is built for.
-        shared: Of a model's parameters, a tree of bools: what is averaged.
-        scored: Which model the evaluation scores, in words.
+        shared: A model's parameters -> a tree of bools: what is averaged.
+        report: As in `Algorithm`.
     """
 
     def split(models):
         return tree.partition(models, shared(models))
 
-    def rows(key, models, clients):
-        num = tree.num_rows(clients)
-        return {"own": split(problem.init_models(key, num))[1], "optimizer": problem.optimizer_rows(models, num)}
+    def init(key, clients):
+        num, start = tree.num_rows(clients), problem.init_models(key, 1)
+        own = split(problem.init_models(key, num))[1]
+        rows = {"own": own, "optimizer": problem.optimizer_rows(start, num)}
+        return State((), split(start)[0], (), rows)
 
-    def train(turn, models, row, shard):
+    def train(context, models, row, data):
         whole = tree.combine(models, tree.stack_one(row["own"]))
-        whole, optimizer, losses = problem.fit_models(turn, whole, row["optimizer"], shard.train)
+        whole, optimizer, losses = problem.fit_models(context, whole, row["optimizer"], data.train)
         theta, phi = split(whole)
-        return theta, {"own": jax.tree.map(lambda leaf: leaf[0], phi), "optimizer": optimizer}, losses
+        return theta, {"own": tree.first(phi), "optimizer": optimizer}, losses
 
     def predictor(key, state, clients):
         return Predictor.own(tree.combine(tree.repeat(state.models, tree.num_rows(clients)), state.clients["own"]))
@@ -137,24 +142,11 @@ def sharing_layers(problem: Problem, shared: Callable[[Params], PyTree], *, scor
         num = tree.num_rows(clients)
         init_key, train_key = jax.random.split(key)
         start = tree.combine(tree.repeat(state.models, num), split(problem.init_models(init_key, num))[1])
-        frozen = problem._replace(solver=problem.solver._replace(optimizer=only_own(problem.solver.optimizer)))
-        return Predictor.own(frozen.train_alone(train_key, start, clients, own=True, rounds=problem.rounds))
+        alone = problem._replace(solver=problem.solver.part(tree.complement(shared(start))))
+        return Predictor.own(alone.train_alone(train_key, start, clients, own=True, rounds=problem.rounds))
 
-    def only_own(optimizer):
-        """The optimizer, with updates of zero for the shared layers."""
-
-        def update(updates, state, params, **extra):
-            updates, state = optimizer.update(updates, state, params, **extra)
-            return jax.tree.map(lambda m, leaf: jnp.zeros_like(leaf) if m else leaf, shared(updates), updates), state
-
-        return optimizer._replace(update=update)
-
-    return averaging(
-        problem,
-        train=train,
-        rows=rows,
-        shared=lambda models: split(models)[0],
-        predictor=predictor,
-        adapt=adapt,
-        scored=scored,
-    )
+    ledger = Ledger(gradients=1)
+    algorithm = averaging(problem, train=train, predictor=predictor, adapt=adapt, ledger=ledger, report=report)
+    # Where nothing is shared, there are no models to count.
+    download = lambda key, state, cohort: jnp.zeros((cohort.ids.shape[0], 1), jnp.int32)
+    return dataclasses.replace(algorithm, init=init, download=download)

@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import networkx as nx
 import numpy as np
 import scipy.sparse as sp
 
+from pfljax.algorithms.common.surrogates import CommunicationGraph
 from pfljax.core.errors import ArgumentError
-from pfljax.core.method import knob
 
 DRAWS = 100  # of a random graph, until one is connected
 LARGEST_PROGRAM = 300  # clients for whom the fastest mixing matrix is computed: minutes beyond that
 LARGEST_SPECTRUM = 2000  # clients for whom the spectral gap is computed, from dense matrices
 RANDOM = ("erdos_renyi", "random_regular")  # graphs that are drawn
 
-fail = functools.partial(ArgumentError, owner="dfedem")
-
-
-@dataclasses.dataclass(frozen=True)
-class GraphKnobs:
-    """The knobs of a method whose clients mix over a communication graph."""
-
-    graph: Literal["erdos_renyi", "ring", "torus", "random_regular", "complete", "file"] = knob(
-        "erdos_renyi", help="who mixes with whom"
-    )
-    edge_probability: float = knob(0.5, above=0, at_most=1, help="probability of an edge of erdos_renyi")
-    degree: int = knob(4, at_least=1, help="neighbors of each client in random_regular")
-    edge_file: str = knob("", help='the graph "file": a line "i j" for each edge, clients from 0')
-    graphs: int = knob(1, at_least=1, help="number T of random graphs that are used in turn, round after round")
-    mixing: Literal["metropolis", "fastest", "file"] = knob("metropolis", help="the mixing matrix W on the graph")
-    mixing_file: str = knob("", help='the mixing "file": K x K numbers (.npy or text), which say the graph too')
-    graph_seed: int = knob(0, help="decides the random graphs")
+fail = functools.partial(ArgumentError, owner="dfedem")  # the method whose knobs they are
 
 
 class Mixing(NamedTuple):
@@ -60,7 +43,7 @@ class Mixing(NamedTuple):
 
 
 @functools.cache
-def make_mixing(num_clients: int, knobs: GraphKnobs) -> Mixing:
+def make_mixing(num_clients: int, knobs: CommunicationGraph) -> Mixing:
     """Draws or reads the graphs, and weighs their edges.
 
     With mixing "metropolis" W[i, j] = 1 / (1 + max(d_i, d_j)); with "fastest" W is, of all symmetric matrices on the
@@ -86,7 +69,7 @@ def make_mixing(num_clients: int, knobs: GraphKnobs) -> Mixing:
     return Mixing(np.stack(neighbors), np.stack(weights), symmetric, (("graph", name), *spectral_gap(matrices)))
 
 
-def _draw_connected(num: int, knobs: GraphKnobs) -> list[nx.Graph]:
+def _draw_connected(num: int, knobs: CommunicationGraph) -> list[nx.Graph]:
     """T graphs that join all clients together."""
     random = knobs.graph in RANDOM
     if knobs.graphs > 1 and not random:
@@ -100,7 +83,7 @@ def _draw_connected(num: int, knobs: GraphKnobs) -> list[nx.Graph]:
     raise fail("graph", f"not connected{tried}; accepted: a graph that joins all clients", knobs.graph)
 
 
-def _draw(num: int, knobs: GraphKnobs, rng: np.random.Generator) -> nx.Graph:
+def _draw(num: int, knobs: CommunicationGraph, rng: np.random.Generator) -> nx.Graph:
     """One graph on clients 0..K-1."""
     if num < 2:
         raise ArgumentError("num_clients", "a communication graph needs 2 or more", num)
@@ -134,7 +117,7 @@ def _read_edges(path: str, num: int) -> nx.Graph:
         words = line.split("#")[0].replace(",", " ").split()
         if not words:
             continue
-        if len(words) < 2 or not all(word.isdigit() and int(word) < num for word in words[:2]):
+        if len(words) < 2 or not all(word.isdecimal() and int(word) < num for word in words[:2]):
             raise fail("edge_file", f"line {number} is {line!r}; accepted: two clients, 0 to {num - 1}", path)
         graph.add_edge(int(words[0]), int(words[1]))
     graph.remove_edges_from(list(nx.selfloop_edges(graph)))

@@ -13,16 +13,17 @@ A method defines a `Surrogate` and gets an `Algorithm`; algorithms/fedem.py is t
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import aggregation
-from pfljax.algorithms.common.graphs import Mixing
 from pfljax.core import tree
 from pfljax.core.errors import ArgumentError
+from pfljax.core.method import knob
 from pfljax.core.types import (
     Algorithm,
     Array,
@@ -63,6 +64,24 @@ class Surrogate(NamedTuple):
     loss: Callable[[Params, Batch, PyTree], Array]
     predictor: Callable[[Predictor, PyTree], Predictor]
     scored: str
+
+
+@dataclasses.dataclass(frozen=True)
+class CommunicationGraph:
+    """Knobs of a decentralized method: who mixes with whom, and with which weights."""
+
+    graph: Literal["erdos_renyi", "ring", "torus", "random_regular", "complete", "file"] = knob(
+        "erdos_renyi", help="who mixes with whom"
+    )
+    edge_probability: float = knob(0.5, above=0, at_most=1, help="probability of an edge of erdos_renyi")
+    degree: int = knob(4, at_least=1, help="neighbors of each client in random_regular")
+    edge_file: str = knob("", help='file of graph=file: a line "i j" for each edge, clients from 0')
+    graphs: int = knob(1, at_least=1, help="number T of random graphs that are used in turn, round after round")
+    mixing: Literal["metropolis", "fastest", "file"] = knob(
+        "metropolis", help="mixing matrix W on the graph; fastest has the largest spectral gap"
+    )
+    mixing_file: str = knob("", help="file of mixing=file: K x K numbers (.npy or text), which say the graph too")
+    graph_seed: int = knob(0, at_least=0, help="seed of the random graphs")
 
 
 class ClientRow(NamedTuple):
@@ -112,15 +131,18 @@ def client_server(problem: Problem, surrogate: Surrogate) -> Algorithm:
     )
 
 
-def decentralized(problem: Problem, surrogate: Surrogate, mixing: Mixing) -> Algorithm:
+def decentralized(problem: Problem, surrogate: Surrogate, graph: CommunicationGraph) -> Algorithm:
     """Federated surrogate optimization without a server: a stacked "model" is one client's J blocks of u.
 
     With client sampling, the weight of an edge to an absent client stays at home, which keeps symmetric W doubly
     stochastic.
 
     Raises:
-        ArgumentError: for client sampling where W is not symmetric.
+        ArgumentError: for client sampling where W is not symmetric, or a graph that does not join all clients.
     """
+    from pfljax.algorithms.common.graphs import make_mixing  # slow to import: NetworkX and SciPy
+
+    mixing = make_mixing(problem.num_clients, graph)
     if problem.cohort_size < problem.num_clients and not mixing.symmetric:
         raise ArgumentError("participation", "below 1 the mixing matrix must be symmetric")
 

@@ -25,7 +25,7 @@ def test_a_round_of_pfedme_by_hand(example):
     federation = toys.make_federation((4, 3), "regression", features=2)
     problem = toys.make_problem(federation, optax.sgd(rate), epochs=2)
     algorithm = surrogates.client_server(problem, example.moreau_envelope(problem, strength))
-    states, _ = toys.train(algorithm, problem, federation.shards, 1)
+    states, _ = toys.train(algorithm, problem, federation.client_data, 1)
     start = np.float64(states[0].models["Dense_0"]["kernel"][0, :, 0]), np.float64(states[0].models["Dense_0"]["bias"])
     thetas, sums = [], np.zeros(2)
     for k, n in enumerate(federation.train.size):
@@ -51,9 +51,9 @@ def test_both_settings_agree_on_the_complete_graph(example):
     federation = toys.make_federation((4, 4, 4), "regression", features=2)
     problem = toys.make_problem(federation, optax.sgd(0.1))
     surrogate = example.moreau_envelope(problem, 1.0)
-    with_server, _ = toys.train(surrogates.client_server(problem, surrogate), problem, federation.shards, 3)
+    with_server, _ = toys.train(surrogates.client_server(problem, surrogate), problem, federation.client_data, 3)
     without = surrogates.decentralized(problem, surrogate, graphs.make_mixing(3, graph="complete"))
-    states, _ = toys.train(without, problem, federation.shards, 3)
+    states, _ = toys.train(without, problem, federation.client_data, 3)
     for k in range(3):
         own = jax.tree.map(lambda leaf, k=k: leaf[k], states[-1].models)
         toys.assert_trees_close(own, with_server[-1].models, rtol=1e-5, atol=1e-6)

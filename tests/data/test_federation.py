@@ -1,4 +1,4 @@
-"""Packing: splits within clients, padding, and what is said of a Federation."""
+"""Federations: splits within clients, padding, and what is said of them."""
 
 import dataclasses
 import json
@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from pfljax import data
-from pfljax.core.types import UsageError
-from pfljax.data import packing
-from pfljax.data.partitions import Assignment
+from pfljax.core.errors import ArgumentError
+from pfljax.data import Splits, partitions
+from pfljax.data.dealing import Assignment
+from pfljax.data.federation import pack
 from pfljax.data.sources import Source
 
 SIZES = (2, 3, 5, 40, 11)
@@ -41,7 +42,7 @@ def examples(split, k):
 
 @pytest.mark.parametrize("validation_fraction", [0, 0.25])
 def test_the_parts_of_a_client_are_its_examples_each_once(validation_fraction):
-    federation = packing.build(SOURCE, ASSIGNMENT, validation_fraction=validation_fraction)
+    federation = pack(SOURCE, ASSIGNMENT, Splits(validation_fraction=validation_fraction))
     for k, ids in enumerate(ASSIGNMENT.indices):
         found = np.concatenate([examples(split, k) for split in parts(federation)])
         np.testing.assert_array_equal(np.sort(found), ids)
@@ -52,34 +53,34 @@ def test_the_parts_of_a_client_are_its_examples_each_once(validation_fraction):
 
 
 def test_shapes_and_types_fit_the_interface():
-    federation = packing.build(SOURCE, ASSIGNMENT, name="title")
+    federation = pack(SOURCE, ASSIGNMENT)
     assert federation.train.x.shape == (5, 32, 2) and federation.test.x.shape == (5, 8, 2)
     assert federation.validation.x.shape == (5, 0, 2) and federation.validation.y.shape == (5, 0)
     for split in parts(federation):
         assert (split.x.dtype, split.y.dtype, split.size.dtype) == (np.float32, np.int32, np.int32)
     np.testing.assert_array_equal(federation.distribution, ASSIGNMENT.distribution)
-    assert (federation.task, federation.num_classes, federation.name) == ("classification", 4, "title")
+    assert (federation.task, federation.num_classes, federation.name) == ("classification", 4, "toy")
 
 
 def test_train_examples_caps_training_and_not_testing():
-    federation = packing.build(SOURCE, ASSIGNMENT, train_examples=7)
+    federation = pack(SOURCE, ASSIGNMENT, Splits(train_examples=7))
     np.testing.assert_array_equal(federation.train.size, [1, 2, 4, 7, 7])
     np.testing.assert_array_equal(federation.test.size, [1, 1, 1, 8, 2])
-    whole = packing.build(SOURCE, ASSIGNMENT)
+    whole = pack(SOURCE, ASSIGNMENT)
     np.testing.assert_array_equal(examples(federation.test, 3), examples(whole.test, 3))
     assert federation.train.x.shape[1] == 7
-    halved = packing.build(SOURCE, ASSIGNMENT, train_examples=8, validation_fraction=0.5)
+    halved = pack(SOURCE, ASSIGNMENT, Splits(train_examples=8, validation_fraction=0.5))
     np.testing.assert_array_equal(halved.train.size + halved.validation.size, [1, 2, 4, 8, 8])
     np.testing.assert_array_equal(halved.validation.size, [0, 1, 2, 4, 4])
 
 
 def test_test_examples_caps_testing_and_not_training():
-    federation = packing.build(SOURCE, ASSIGNMENT, test_examples=3)
-    whole = packing.build(SOURCE, ASSIGNMENT)
+    federation = pack(SOURCE, ASSIGNMENT, Splits(test_examples=3))
+    whole = pack(SOURCE, ASSIGNMENT)
     np.testing.assert_array_equal(federation.test.size, [1, 1, 1, 3, 2])
     assert federation.test.x.shape[1] == 3 and set(examples(federation.test, 3)) < set(examples(whole.test, 3))
     np.testing.assert_array_equal(federation.train.x, whole.train.x)
-    official = packing.build(SOURCE, ASSIGNMENT._replace(is_test=SOURCE.is_test), test_examples=3)
+    official = pack(SOURCE, ASSIGNMENT._replace(is_test=SOURCE.is_test), Splits(test_examples=3))
     np.testing.assert_array_equal(official.test.size, [1, 2, 2, 3, 3])
     assert (examples(official.test, 3) % 2 == 0).all()
 
@@ -87,7 +88,7 @@ def test_test_examples_caps_testing_and_not_training():
 def test_sequences_keep_their_tokens_and_targets():
     x = np.arange(1, 62, dtype=np.uint8)[:, None] * np.ones(3, np.uint8)
     source = dataclasses.replace(SOURCE, x=x, y=x + np.uint8(100))
-    federation = packing.build(source, ASSIGNMENT, validation_fraction=0.25)
+    federation = pack(source, ASSIGNMENT, Splits(validation_fraction=0.25))
     for split in parts(federation):
         assert split.x.shape == split.y.shape == (5, split.x.shape[1], 3) and split.x.dtype == split.y.dtype == np.uint8
         for k, size in enumerate(split.size):
@@ -97,33 +98,32 @@ def test_sequences_keep_their_tokens_and_targets():
     np.testing.assert_array_equal(np.sort(found), ASSIGNMENT.indices[3] + 1)
     told = data.describe(federation)
     assert "classes_per_client" not in told and told["digest"] == data.digest(federation)
-    changed = packing.build(dataclasses.replace(source, y=x + np.uint8(101)), ASSIGNMENT, validation_fraction=0.25)
+    changed = pack(dataclasses.replace(source, y=x + np.uint8(101)), ASSIGNMENT, Splits(validation_fraction=0.25))
     assert data.digest(changed) != data.digest(federation)
 
 
 def test_splits_are_random_and_decided_by_the_seed():
-    first, again, other = (packing.build(SOURCE, ASSIGNMENT, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (pack(SOURCE, ASSIGNMENT, seed=seed) for seed in (1, 1, 2))
     for a, b in zip(parts(first), parts(again), strict=True):
         np.testing.assert_array_equal(a.x, b.x)
     assert set(examples(first.test, 3)) != set(examples(other.test, 3))
-    assert packing.digest(first) == packing.digest(again) != packing.digest(other)
+    assert data.digest(first) == data.digest(again) != data.digest(other)
 
 
 def test_what_is_for_testing_by_assignment_is_for_testing():
     assignment = ASSIGNMENT._replace(is_test=SOURCE.is_test)
-    federation = packing.build(SOURCE, assignment)
+    federation = pack(SOURCE, assignment)
     for k in range(5):
         assert (examples(federation.test, k) % 2 == 0).all() and (examples(federation.train, k) % 2 == 1).all()
     some = SOURCE.is_test & (np.arange(61) >= 5)  # clients 0 and 1 are left without test examples
-    with pytest.raises(UsageError, match="--official_test: 2 of 5 clients"):
-        packing.build(SOURCE, ASSIGNMENT._replace(is_test=some))
+    with pytest.raises(ArgumentError, match=r"^official_test: 2 of 5 clients"):
+        pack(SOURCE, ASSIGNMENT._replace(is_test=some))
 
 
-@pytest.mark.parametrize("partition", ["iid", "label_groups", "dirichlet", "pathological"])
+@pytest.mark.parametrize("partition", ["IID", "LabelGroups", "Dirichlet", "Pathological"])
 def test_no_test_example_of_anyone_is_trained_on_by_anyone(partition):
-    federation = data.make(
-        partition=partition, num_clients=300, replacement=True, train_examples=9, validation_fraction=0.2
-    )
+    splits = Splits(replacement=True, train_examples=9, validation_fraction=0.2)
+    federation = data.digits(300, getattr(partitions, partition)(), splits=splits)
 
     def rows(split):
         real = np.arange(split.x.shape[1]) < split.size[:, None]
@@ -136,29 +136,19 @@ def test_no_test_example_of_anyone_is_trained_on_by_anyone(partition):
 
 
 def test_clients_without_replacement_share_nothing():
-    federation = data.make(num_clients=20, validation_fraction=0.1)
+    federation = data.digits(20, validation_fraction=0.1)
     assert sum(int(split.size.sum()) for split in parts(federation)) == 1797
     images = np.concatenate([s.x[np.arange(s.x.shape[1]) < s.size[:, None]] for s in parts(federation)])
     assert len({image.tobytes() for image in images}) == 1797
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"validation_fraction": 1}, "--validation_fraction=1"),
-        ({"validation_fraction": -0.1}, "--validation_fraction=-0.1"),
-        ({"train_examples": -1}, "--train_examples=-1"),
-        ({"test_examples": -1}, "--test_examples=-1"),
-        ({"seed": -3}, "--seed=-3"),
-    ],
-)
-def test_wrong_arguments_are_refused_by_name(arguments, message):
-    with pytest.raises(UsageError, match=message):
-        packing.build(SOURCE, ASSIGNMENT, **arguments)
+def test_a_negative_seed_is_refused():
+    with pytest.raises(ArgumentError, match=r"^seed=-3: accepted: integers from 0"):
+        pack(SOURCE, ASSIGNMENT, seed=-3)
 
 
 def test_unseen_clients_are_kept_out():
-    federation = packing.build(SOURCE, ASSIGNMENT)
+    federation = pack(SOURCE, ASSIGNMENT)
     seen, unseen = data.split_unseen(federation, 0.4, seed=0)
     assert (seen.num_clients, unseen.num_clients) == (3, 2)
     assert sorted([*seen.distribution, *unseen.distribution]) == sorted(ASSIGNMENT.distribution)
@@ -175,28 +165,28 @@ def test_unseen_clients_are_kept_out():
 
 @pytest.mark.parametrize("share", [0, 0.05, 0.95, 1, -1])
 def test_unseen_clients_need_one_on_each_side(share):
-    with pytest.raises(UsageError, match=f"--unseen_clients={share}"):
-        data.split_unseen(packing.build(SOURCE, ASSIGNMENT), share, seed=0)
+    with pytest.raises(ArgumentError, match=f"^share={share}: of 5 clients"):
+        data.split_unseen(pack(SOURCE, ASSIGNMENT), share, seed=0)
 
 
 def test_the_digest_sees_sizes_targets_and_examples():
-    digests = {packing.digest(packing.build(SOURCE, ASSIGNMENT))}
+    digests = {data.digest(pack(SOURCE, ASSIGNMENT))}
     for name in ("x", "y", "size"):
-        federation = packing.build(SOURCE, ASSIGNMENT)
+        federation = pack(SOURCE, ASSIGNMENT)
         getattr(federation.test, name).flat[0] += 1  # of a real example, not of padding
-        digests.add(packing.digest(federation))
+        digests.add(data.digest(federation))
     assert len(digests) == 4
 
 
 def test_the_description_counts_and_is_json():
-    told = data.describe(packing.build(SOURCE, ASSIGNMENT, train_examples=7))
+    told = data.describe(pack(SOURCE, ASSIGNMENT, Splits(train_examples=7)))
     assert json.loads(json.dumps(told)) == told
     assert told["clients"] == 5
     assert told["train"] == {"total": 21, "min": 1, "median": 4.0, "max": 7}
     assert told["test"] == {"total": 13, "min": 1, "median": 1.0, "max": 8}
     assert told["validation"]["total"] == 0
     assert told["classes_per_client"]["min"] == 1 and told["classes_per_client"]["max"] == 3
-    assert "classes_per_client" not in data.describe(data.make(dataset="sine", num_clients=4))
+    assert "classes_per_client" not in data.describe(data.sine(4))
 
 
 def test_random_pixels_have_the_asked_shape():
@@ -205,3 +195,22 @@ def test_random_pixels_have_the_asked_shape():
     assert federation.train.y.dtype == np.int32 and federation.train.y.max() < federation.num_classes == 7
     assert federation.train.size.tolist() == [8, 8, 8] and federation.test.size.tolist() == [2, 2, 2]
     assert data.digest(federation) == data.digest(data.random_pixels(3, 8, (5, 4, 1), 7, seed=0))
+
+
+def test_a_federation_is_shown_in_a_line():
+    assert repr(data.digits(train_examples=15, test_examples=10)) == (
+        "<digits, label_groups: 16 clients, 10 classes, x (8, 8, 1); 240 train, 160 test>"
+    )
+    assert repr(data.sine(4)) == "<sine, natural: 4 clients, regression, x (1,); 64 train, 16 test>"
+
+
+@pytest.mark.parametrize("targets", ["own", "shuffled"])
+def test_a_process_has_its_own_clients_examples_only(targets):
+    whole, part = (
+        data.load(data.sources.digits(), splits=Splits(targets=targets), seed=2, own=own)
+        for own in (None, lambda num_clients: slice(4, num_clients))
+    )
+    assert part.own == slice(4, 16) and part.num_clients == 16 and part.index_digest == whole.index_digest
+    np.testing.assert_array_equal(part.test.x, whole.test.x[4:])
+    np.testing.assert_array_equal(part.train.y, whole.train.y[4:])
+    np.testing.assert_array_equal(part.train.size, whole.train.size)

@@ -1,0 +1,236 @@
+"""Several methods side by side on the same clients and seeds."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfljax import report
+from pfljax.api.run import Run, Say, train_replicates
+from pfljax.core.errors import ArgumentError
+from pfljax.data import Federation
+from pfljax.local.training import LocalTraining
+from pfljax.training import files
+from pfljax.training.loop import Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """The scores of one method with one seed.
+
+    Attributes:
+        summary: The content of summary.json.
+        rows: One entry per evaluated round, as in metrics.jsonl.
+    """
+
+    summary: dict
+    rows: list[dict]
+
+    @classmethod
+    def read(cls, folder: Path) -> Cell:
+        """The cell that a finished run has left in its folder."""
+        return cls(files.read_json(folder / "summary.json"), files.read_jsonl(folder / "metrics.jsonl"))
+
+
+def method_row(title: str, cells: Sequence[Cell]) -> dict:
+    """A method's row: means and standard deviations over seeds of the last round's scores, and curves over rounds."""
+    score = "accuracy" if cells[0].summary["task"] == "classification" else "loss"
+    last = [cell.summary["last"] for cell in cells]
+    mean = lambda values: float(np.mean(list(values)))
+    curves = np.stack([[row[score] for row in cell.rows] for cell in cells])
+    privacy = [cell.summary["privacy"] for cell in cells]
+    return {
+        "algorithm": title,
+        "accuracy_mean": mean(row[score] for row in last),
+        "accuracy_std": float(np.std([row[score] for row in last])),
+        "best_mean": mean(cell.summary["best"][score] for cell in cells),
+        "bottom_decile_mean": mean(row.get("accuracy_bottom_decile", np.nan) for row in last),
+        "unseen_mean": mean((cell.summary["unseen"] or {}).get(score, np.nan) for cell in cells),
+        "megabytes_per_round": mean((row["bytes_down"] + row["bytes_up"]) / row["round"] / 1e6 for row in last),
+        "seconds_per_round": mean(cell.summary["seconds_per_round"] for cell in cells),
+        "epsilon": [each["epsilon"] for each in privacy] if privacy[0] else None,
+        "unaccounted": (privacy[0] or {}).get("unaccounted"),
+        "rounds": [row["round"] for row in cells[0].rows],
+        "curve_mean": curves.mean(axis=0).tolist(),
+        "curve_std": curves.std(axis=0).tolist(),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A comparison: one row per method, means and standard deviations over seeds.
+
+    Attributes:
+        title: Data set, rounds and seeds.
+        rows: One dict per method, as `method_row` makes it.
+        task: "classification" or "regression".
+    """
+
+    title: str
+    rows: list[dict]
+    task: str
+
+    def columns(self) -> tuple[list[str], list[list[str]]]:
+        """The headings, and the cells as text."""
+        classification = self.task == "classification"
+        number = (lambda value: f"{100 * value:.1f}") if classification else (lambda value: f"{value:.4f}")
+        unseen = any(np.isfinite(row["unseen_mean"]) for row in self.rows)
+        private = any(row["epsilon"] for row in self.rows)
+        heads = ["method", "test accuracy, %" if classification else "test MSE", "best round"]
+        heads += ["bottom decile, %"] * classification + ["unseen clients"] * unseen + ["epsilon"] * private
+        heads += ["MB per client and round", "s per round"]
+        body = []
+        for row in self.rows:
+            cells = [row["algorithm"], f"{number(row['accuracy_mean'])} ± {number(row['accuracy_std'])}"]
+            cells += [number(row["best_mean"])] + [number(row["bottom_decile_mean"])] * classification
+            cells += [number(row["unseen_mean"])] * unseen
+            cells += [epsilon_text(row["epsilon"]) + "*" * bool(row["unaccounted"])] * private
+            body.append([*cells, f"{row['megabytes_per_round']:.3g}", f"{row['seconds_per_round']:.3g}"])
+        return heads, body
+
+    def __str__(self) -> str:
+        heads, body = self.columns()
+        widths = [max(map(len, column)) for column in zip(heads, *body, strict=True)]
+        line = lambda cells: "  ".join(
+            cell.ljust(width) if place == 0 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        return "\n".join([self.title, line(heads), *map(line, body)])
+
+    __repr__ = __str__
+
+    def to_markdown(self) -> str:
+        """The table in Markdown."""
+        heads, body = self.columns()
+        lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *body]
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+    def _repr_markdown_(self) -> str:
+        return f"**{self.title}**\n\n{self.to_markdown()}"
+
+    def plot(self) -> Any:
+        """Scores over rounds and final scores of all methods, as a matplotlib Figure."""
+        return report.comparison_figure(self.rows)
+
+    def write(self, out: Path) -> None:
+        """Writes comparison.md, .csv, .json and .png into a folder."""
+        heads, body = self.columns()
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([heads, *body])
+        files.write_text(out / "comparison.md", f"# {self.title}\n\n{self.to_markdown()}\n")
+        files.write_text(out / "comparison.csv", text.getvalue())
+        files.write_text(out / "comparison.json", json.dumps(files.plain(self.rows), indent=2) + "\n")
+        report.save(self.plot(), out / "comparison.png")
+
+
+def epsilon_text(values: Sequence[float | None]) -> str:
+    """The mean of epsilons by the privacy ledger, where None stands for no bound."""
+    finite = [value for value in values if value is not None]
+    return f"{sum(finite) / len(finite):.2f}" if len(finite) == len(values) else "∞"
+
+
+def titled(methods: Sequence[Any]) -> dict[str, Any]:
+    """The methods by title: the registered name, with the knobs that tell two of the same method apart.
+
+    Raises:
+        ArgumentError: if two methods are the same.
+    """
+    pairs = [each if isinstance(each, tuple) else (None, each) for each in methods]
+    names = [method.info.name for title, method in pairs if title is None]
+    found: dict[str, Any] = {}
+    for title, method in pairs:
+        name = title or method.info.name
+        if title is None and names.count(name) > 1:
+            knobs = [field for field in dataclasses.fields(method) if getattr(method, field.name) != field.default]
+            name += f"({', '.join(f'{field.name}={getattr(method, field.name)}' for field in knobs)})" * bool(knobs)
+        if name in found:
+            raise ArgumentError("methods", f"two are called {name}; accepted: (title, method) pairs tell them apart")
+        found[name] = method
+    return found
+
+
+def compare(
+    methods: Sequence[Any],
+    clients: Federation | Callable[[int], Federation],
+    model: Any,
+    local: LocalTraining | None = None,
+    *,
+    rounds: int,
+    seeds: Sequence[int] = (0,),
+    out: str | Path | None = None,
+    replicate: bool = False,
+    say: Say | None = None,
+    **options: Any,
+) -> Table:
+    """Trains several methods on the same clients with the same seeds.
+
+    Args:
+        methods: Methods with their knobs, or (title, method) pairs.
+        clients: The clients, or a function from a seed to clients, so that each seed has a split of its own.
+        model: As in `Run`.
+        local: As in `Run`.
+        rounds: Number of rounds.
+        seeds: Seeds of initial models, cohorts, mini-batches and sampling.
+        out: Folder of the table; each method and seed has a folder in it, and finished ones are kept.
+        replicate: Whether a method's seeds run at once, stacked in one kernel.
+        say: Takes a line for every method that is done.
+        options: Further arguments of `Run`, and `eval_every` and `checkpoint_every` of `Run.train`.
+
+    Returns:
+        The table; `table.plot()` draws it.
+    """
+    found, seeds = titled(methods), list(seeds)
+    schedule = Schedule(**{name: options.pop(name) for name in Schedule._fields if name in options})
+    if not found or not seeds:
+        raise ArgumentError("methods" if not found else "seeds", "accepted: one or more")
+    of_seed = {seed: clients if isinstance(clients, Federation) else clients(seed) for seed in seeds}
+    rows, title = [], ""
+    for title, method in found.items():
+        runs = [Run(method, of_seed[seed], model, local, seed=seed, **options) for seed in seeds]
+        folders = [Path(out) / title / f"seed-{seed}" for seed in seeds] if out else None
+        rows.append(method_row(title, _cells(runs, rounds, folders, schedule, replicate)))
+        if say:
+            say(f"{len(rows)} of {len(found)} methods done: {title}")
+    first = of_seed[seeds[0]]
+    text = f"{first.name}, last of {rounds} rounds, mean ± std over seeds {', '.join(map(str, seeds))}"
+    table = Table(text, rows, first.task)
+    if out:
+        table.write(Path(out))
+    return table
+
+
+def _cells(
+    runs: Sequence[Run], rounds: int, folders: Sequence[Path] | None, schedule: Schedule, replicate: bool
+) -> list[Cell]:
+    """The cells of one method; those that are finished in their folders are read."""
+    cells: dict[int, Cell] = {}
+    for number, folder in enumerate(folders or ()):
+        if (folder / "summary.json").exists():
+            cell = Cell.read(folder)
+            if cell.summary["last"]["round"] >= rounds:
+                cells[number] = cell
+    left = [number for number in range(len(runs)) if number not in cells]
+    outs = [folders[number] for number in left] if folders else None
+    if replicate and len(left) > 1:
+        results = train_replicates([runs[n] for n in left], rounds, outs=outs, resume=bool(outs), schedule=schedule)
+    else:
+        results = [
+            runs[n].train(
+                rounds,
+                out=folders[n] if folders else None,
+                resume=bool(folders),
+                eval_every=schedule.eval_every,
+                checkpoint_every=schedule.checkpoint_every,
+                progress=False,
+            )
+            for n in left
+        ]
+    cells |= {n: Cell(result.summary, result.history) for n, result in zip(left, results, strict=True)}
+    return [cells[number] for number in range(len(runs))]

@@ -1,0 +1,164 @@
+"""What training gives: scores, history, predictions, figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfljax import report
+from pfljax.core.errors import ArgumentError
+from pfljax.core.types import Predictor, State
+from pfljax.evaluation import metrics
+from pfljax.training.experiment import Experiment
+from pfljax.training.loop import Outcome
+
+
+@dataclasses.dataclass(frozen=True)
+class Collaboration:
+    """Whose models each client used, at every evaluated round.
+
+    Attributes:
+        rounds: (T,) the evaluated rounds.
+        index: (T, K, J) models.
+        weights: (T, K, J) their weights, which sum to 1 over J.
+        distribution: (K,) the clients' true distributions.
+        topology: Unless "shared", models are the clients' own.
+        arrays: Everything that is in collaboration.npz, such as "affinity" (T, K, K).
+    """
+
+    rounds: np.ndarray
+    index: np.ndarray
+    weights: np.ndarray
+    distribution: np.ndarray
+    topology: str
+    arrays: dict[str, np.ndarray] = dataclasses.field(repr=False)
+
+    def matrix(self, evaluation: int = -1) -> np.ndarray:
+        """(K, N) weight that each client gave to each model, at one of the evaluated rounds; the last by default."""
+        index, weights = self.index[evaluation], self.weights[evaluation]
+        num_models = len(index) if self.topology != "shared" else int(self.index.max()) + 1
+        dense = np.zeros((len(index), num_models))
+        np.add.at(dense, (np.arange(len(index))[:, None], index), weights)
+        return dense
+
+
+class Result:
+    """What training has given.
+
+    Attributes:
+        experiment: What was trained on what.
+        out: The run's folder, or None.
+    """
+
+    def __init__(self, experiment: Experiment, outcome: Outcome, out: Path | None):
+        self.experiment, self.out = experiment, out
+        self._outcome = outcome
+        history = outcome.history
+        self._rows = [dict(row) for row in history.rows]
+        self._results = history.results_arrays(outcome.compiled.algorithm.report.scored)
+        self._collaboration = history.collaboration_arrays(experiment.federation)
+
+    def __repr__(self) -> str:
+        classifies = self.experiment.federation.task == "classification"
+        score = f"accuracy {self.accuracy:.3f}" if classifies else f"loss {self.loss:.4f}"
+        last = self._rows[-1]["round"]
+        return f"Result({self.experiment.name}, round {last}: {score} of {self.summary['scored']})"
+
+    @property
+    def summary(self) -> dict:
+        """The content of summary.json."""
+        return self._outcome.summary
+
+    @property
+    def history(self) -> list[dict]:
+        """One entry per evaluated round: round, seconds, losses, accuracies, traffic, and the method's own metrics."""
+        return self._rows
+
+    @property
+    def results(self) -> dict[str, np.ndarray]:
+        """The content of results.npz: per-client accuracy and loss (T, K) of each split, by name."""
+        return self._results
+
+    @property
+    def accuracy(self) -> float:
+        """Test accuracy after the last round, weighted by the clients' numbers of test examples."""
+        return self._rows[-1].get("accuracy", float("nan"))
+
+    @property
+    def loss(self) -> float:
+        """Test loss after the last round, weighted likewise."""
+        return self._rows[-1]["loss"]
+
+    @property
+    def per_client_accuracy(self) -> np.ndarray:
+        """(K,) every client's test accuracy after the last round."""
+        if "accuracy_test" not in self._results:
+            raise ArgumentError("per_client_accuracy", "a regression has no accuracy; see results['loss_test']")
+        return self._results["accuracy_test"][-1]
+
+    @property
+    def collaboration(self) -> Collaboration:
+        """Whose models each client used, at every evaluated round."""
+        arrays = self._collaboration
+        return Collaboration(
+            *(arrays[name] for name in ("round", "index", "weights", "distribution")), str(arrays["topology"]), arrays
+        )
+
+    @property
+    def state(self) -> State:
+        """The final state: server, models, optimizer, clients. A later `train` of the same run may overwrite it."""
+        return self._outcome.state
+
+    @functools.cached_property
+    def predictor(self) -> Predictor:
+        """What clients predict with, as it was scored."""
+        return self._outcome.predictor()
+
+    def predict(self, x: Any, client: int) -> np.ndarray:
+        """One client's predictions.
+
+        Args:
+            x: (B, *features), in the units of the training data.
+            client: Number of the client, 0 to K - 1.
+
+        Returns:
+            (B, C) class probabilities, or (B,) values of a regression.
+        """
+        if not 0 <= client < self.experiment.federation.num_clients:
+            raise ArgumentError("client", f"accepted: 0 to {self.experiment.federation.num_clients - 1}", client)
+        x = self._checked(x)
+        plan, model = self._outcome.compiled.plan, self.experiment.problem.model
+        return np.asarray(metrics.predict_one(plan, model, self.predictor, client, x))
+
+    def predictions(self, x: Any) -> np.ndarray:
+        """All clients' predictions for the same x (B, *features): (K, B, C), or (K, B) of a regression."""
+        x = self._checked(x)
+        return np.asarray(
+            metrics.predictions(self._outcome.compiled.plan, self.experiment.problem.model, self.predictor, x)
+        )
+
+    def _checked(self, x: Any) -> np.ndarray:
+        train = self.experiment.federation.train.x
+        x = np.asarray(x, train.dtype)
+        if x.shape[1:] != train.shape[2:]:
+            raise ArgumentError("x", f"has shape {x.shape}; accepted: (B, {', '.join(map(str, train.shape[2:]))})")
+        return x
+
+    @property
+    def plot(self) -> report.Plots:
+        """Figures of this result, which a notebook shows inline."""
+        return report.Plots(self.summary, self.history, self.results, self._collaboration)
+
+    def write_report(self) -> Path:
+        """Draws the figures and writes report.html into the run's folder.
+
+        Raises:
+            ArgumentError: if the run was trained without a folder.
+        """
+        if self.out is None:
+            raise ArgumentError("out", "the run was trained without a folder; give `train` one")
+        return report.write(self.out)

@@ -1,0 +1,196 @@
+"""A run of a method on clients."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfljax import data, models
+from pfljax.api.result import Result
+from pfljax.core.errors import ArgumentError
+from pfljax.data import Federation
+from pfljax.local.problem import Problem
+from pfljax.local.training import LocalTraining
+from pfljax.training import describe
+from pfljax.training.experiment import Execution, Experiment
+from pfljax.training.loop import EVERY, Schedule, Trainer, check
+
+Say = Callable[[str], None]
+
+
+class Run:
+    """A method, to be trained on clients.
+
+    Attributes:
+        experiment: What is trained on what; `experiment.problem` has the model and the numbers of clients.
+        clients: The clients that train.
+    """
+
+    def __init__(
+        self,
+        method: Any,
+        clients: Federation,
+        model: Any,
+        local: LocalTraining | None = None,
+        *,
+        seed: int = 0,
+        participation: float = 1.0,
+        unseen: Federation | None = None,
+        fine_tune_epochs: int = 0,
+        execution: Execution | None = None,
+        config: dict | None = None,
+    ):
+        """Checks everything; nothing is compiled yet.
+
+        Args:
+            method: A method with its knobs, such as `FedeRiCo(neighbors=3)`.
+            clients: The clients that train.
+            model: Any Flax module, Linen or NNX; a `Model`; or a function of the number of classes that returns one.
+            local: How clients train on their own data; Adam at rate 0.01, all examples in one batch, if not given.
+            seed: Decides initial models, cohorts, mini-batches and sampling.
+            participation: Share of the clients in a round's cohort, in (0, 1].
+            unseen: Clients that are kept out of training and adapted to afterwards.
+            fine_tune_epochs: Passes over its data with which each client tunes what is evaluated.
+            execution: Where clients live and in which order they are worked on.
+            config: Further content of config.json. Its "settings" must agree where a run is resumed; by default the
+                arguments of this function.
+
+        Raises:
+            ArgumentError: naming the argument and what is accepted.
+        """
+        local, execution = local or LocalTraining(), execution or Execution()
+        if isinstance(method, type) or not hasattr(method, "build"):
+            raise ArgumentError("method", "accepted: a method with its knobs, such as FedAvg()", method)
+        if not isinstance(clients, Federation):
+            raise ArgumentError("clients", "accepted: a Federation, such as Federation.from_arrays(x, y, client=ids)")
+        if not 0 < participation <= 1:
+            raise ArgumentError("participation", "accepted: above 0, at most 1", participation)
+        if fine_tune_epochs < 0:
+            raise ArgumentError("fine_tune_epochs", "accepted: 0 or more", fine_tune_epochs)
+        built = models.build(model, clients.train.x.shape[2:], clients.task, clients.num_classes)
+        num_clients, n_max = clients.num_clients, clients.train.y.shape[1]
+        problem = Problem(
+            built,
+            local.bind(built),
+            execution.make_plan(),
+            num_clients,
+            cohort_size=max(1, round(participation * num_clients)),
+            n_max=n_max,
+            rounds=1,
+            common_init=local.common_init,
+            keep_optimizer=local.keep_optimizer,
+            n_min=int(clients.train.size.min()),
+            num_distributions=len(np.unique(clients.distribution)),
+        )
+        if config is None:
+            options = {"seed": seed, "participation": participation, "fine_tune_epochs": fine_tune_epochs}
+            config = {"settings": describe.settings(method, clients, model, local, options)}
+        config = config | {"data": data.describe(clients)}
+        self.clients = clients
+        self.experiment = Experiment(
+            method, problem, clients, seed, unseen, fine_tune_epochs, execution.client_store, config
+        )
+        check(self.experiment)
+        self._trainer: Trainer | None = None
+        self._out: Path | None = None
+
+    def train(
+        self,
+        rounds: int,
+        *,
+        out: str | Path | None = None,
+        resume: bool = False,
+        eval_every: int = 10,
+        checkpoint_every: int = 50,
+        say: Say | None = None,
+        progress: bool = True,
+        profile: str | Path | None = None,
+    ) -> Result:
+        """Trains for some more rounds.
+
+        Args:
+            rounds: Number of rounds to add to those that were trained before.
+            out: Folder that takes the files of the run, new or empty; None writes none. Later calls write there too.
+            resume: Whether to go on from the newest whole checkpoint in `out`, if there is one. `rounds` then counts
+                from the start of that run.
+            eval_every: Number of rounds between evaluations.
+            checkpoint_every: Least number of rounds between checkpoints, which are made after evaluations.
+            say: Takes lines about plan and progress, such as `print`.
+            progress: Whether to show a progress bar on a terminal or in a notebook.
+            profile: Folder for a profiler's trace of a few rounds.
+
+        Raises:
+            ArgumentError: if `out` holds another run, or one with other settings.
+            RunError: if a loss is not finite, or nothing fits into memory.
+        """
+        for name, value in (("rounds", rounds), ("eval_every", eval_every), ("checkpoint_every", checkpoint_every)):
+            if value < 1:
+                raise ArgumentError(name, "accepted: 1 or more", value)
+        out = None if out is None else Path(out)
+        if resume and out is None:
+            raise ArgumentError("resume", "name the run's folder with `out`")
+        if self._trainer is None:
+            self._out = out
+            self._trainer = start([self], [out] if out else None, resume, say, progress, profile)
+        elif out not in (None, self._out):
+            raise ArgumentError("out", f"this run already writes to {self._out or 'no folder'}", out)
+        total = self._trainer.done + rounds
+        outcome = self._trainer.train(total, Schedule(eval_every, checkpoint_every))[0]
+        return Result(self.experiment.with_rounds(total), outcome, self._out)
+
+
+def start(
+    runs: Sequence[Run],
+    outs: Sequence[Path] | None,
+    resume: bool = False,
+    say: Say | None = None,
+    progress: bool = False,
+    profile: str | Path | None = None,
+) -> Trainer:
+    """The trainer of one run, or of several as replicates."""
+    experiments = [run.experiment for run in runs]
+    if outs:
+        environment = describe.environment()
+        configs = [environment | each.config for each in experiments]
+        experiments = [dataclasses.replace(e, config=c) for e, c in zip(experiments, configs, strict=True)]
+    folder = None if profile is None else Path(profile)
+    return Trainer(experiments, outs=outs, resume=resume, say=say, bar=progress, profile=folder)
+
+
+def train_replicates(
+    runs: Sequence[Run],
+    rounds: int,
+    *,
+    outs: Sequence[str | Path] | None = None,
+    resume: bool = False,
+    schedule: Schedule = EVERY,
+    say: Say | None = None,
+    profile: str | Path | None = None,
+) -> list[Result]:
+    """Trains runs that differ in their seeds and data only, all in one kernel.
+
+    Args:
+        runs: The runs, not trained yet.
+        rounds: Number of rounds.
+        outs: A folder for each, as in `Run.train`.
+        resume: As in `Run.train`; checkpoints of the same round in all folders, else all start anew.
+        schedule: When the runs are evaluated and saved.
+        say: As in `Run.train`.
+        profile: As in `Run.train`.
+    """
+    padded = data.pad_alike([run.clients for run in runs])
+    for run, clients in zip(runs, padded, strict=True):
+        problem = run.experiment.problem._replace(n_max=clients.train.y.shape[1])
+        run.experiment = dataclasses.replace(run.experiment, federation=clients, problem=problem)
+    folders = [Path(out) for out in outs] if outs else None
+    trainer = start(runs, folders, resume, say, profile=profile)
+    outcomes = trainer.train(rounds, schedule)
+    directories = folders or [None] * len(runs)
+    return [
+        Result(run.experiment.with_rounds(rounds), *each)
+        for run, *each in zip(runs, outcomes, directories, strict=True)
+    ]

@@ -1,0 +1,109 @@
+"""From pools of examples, and who shares in them, to the examples of each client."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pfljax.core.errors import ArgumentError
+
+MIN_EXAMPLES = 2  # one to train on and one to test on
+
+
+class Assignment(NamedTuple):
+    """Which examples each of K clients has."""
+
+    indices: list[np.ndarray]  # K arrays of example ids, without repetition
+    distribution: np.ndarray  # (K,) int32, the true distribution of each client
+    is_test: np.ndarray | None = None  # (n,) bool, test examples of whoever has them; None: split within each client
+
+
+class Pools(NamedTuple):
+    """Pools of examples, and who shares in them."""
+
+    pool: np.ndarray  # (n,) int: the pool of each example, 0..P-1
+    share: np.ndarray  # (K, P): the share of pool p that goes to client k; a column sums to 1, or is 0 (unused)
+    distribution: np.ndarray | None = None  # (K,) int32; None: the pool that a client has most examples of
+
+
+def deal(rng: np.random.Generator, pools: Pools, name: str) -> list[np.ndarray]:
+    """Gives every example of a pool to one client, as many as its share says, and everyone at least two.
+
+    Raises:
+        ArgumentError: naming num_clients, if the examples are too few; `name` is the partition's, for the message.
+    """
+    members = [rng.permutation(np.flatnonzero(pools.pool == p)) for p in range(pools.share.shape[1])]
+    sizes = np.array([len(ids) for ids in members])
+    num_clients = len(pools.share)
+    edges = np.rint(np.cumsum(pools.share, axis=0) * sizes).astype(int)
+    counts = np.diff(edges, axis=0, prepend=0)  # (K, P), within 1 of share x size
+    if not _feed(counts, pools.share):
+        held = pools.share > 0
+        room = (held * (sizes / np.maximum(held.sum(axis=0), 1))).sum(axis=1).min()
+        possible = int(num_clients * room / MIN_EXAMPLES)
+        raise ArgumentError(
+            "num_clients",
+            f"too many for two examples a client by partition={name}; accepted: up to about {possible}, and any "
+            "number with replacement, where clients share examples",
+            num_clients,
+        )
+    ids = np.concatenate([ids[: counts[:, p].sum()] for p, ids in enumerate(members)])
+    owner = np.concatenate([np.repeat(np.arange(num_clients), column) for column in counts.T])
+    return np.split(ids[np.argsort(owner, kind="stable")], np.cumsum(counts.sum(axis=1))[:-1])
+
+
+def _feed(counts: np.ndarray, share: np.ndarray) -> bool:
+    """Moves examples, in place, to clients with fewer than two; False if there are too few to move.
+
+    A client takes from the pools that it has a share in, its largest share first, and there from the client
+    with most. Nobody is served twice, so that this ends (drawing anew until all have enough may not).
+    """
+    total = counts.sum(axis=1)
+    for k in np.flatnonzero(total < MIN_EXAMPLES):
+        for p in np.argsort(-share[k], kind="stable"):
+            while total[k] < MIN_EXAMPLES and share[k, p] > 0:
+                spare = np.where(total > MIN_EXAMPLES, counts[:, p], 0)
+                donor = np.argmax(spare)
+                if not spare[donor]:
+                    break
+                counts[[donor, k], p] += (-1, 1)
+                total[[donor, k]] += (-1, 1)
+        if total[k] < MIN_EXAMPLES:
+            return False
+    return True
+
+
+def set_apart(rng: np.random.Generator, pool: np.ndarray, fraction: float) -> np.ndarray:
+    """(n,) a random mask of `fraction` of every pool; of two examples or more one is in and one out."""
+    mask = np.zeros(len(pool), bool)
+    for p in np.unique(pool):
+        ids = np.flatnonzero(pool == p)
+        size = np.clip(round(fraction * len(ids)), 1, len(ids) - 1) if len(ids) > 1 else 0
+        mask[rng.choice(ids, size, replace=False)] = True
+    return mask
+
+
+def draw(rng: np.random.Generator, pools: Pools, among: np.ndarray, size: int) -> list[np.ndarray]:
+    """Draws `size` examples for each client on its own, from those `among` (n,), none twice for a client.
+
+    Raises:
+        ArgumentError: naming replacement, if there is nothing to draw for a client.
+    """
+    members = [np.flatnonzero((pools.pool == p) & among) for p in range(pools.share.shape[1])]
+    sizes = np.array([len(ids) for ids in members])
+    weights = pools.share * sizes  # each client's distribution over pools, up to a factor
+    if not weights.any(axis=1).all():
+        raise ArgumentError("replacement", "there is a client whose classes have no example to train or to test on")
+    counts = np.minimum(rng.multinomial(size, weights / weights.sum(axis=1, keepdims=True)), sizes)
+    return [
+        np.concatenate([rng.choice(members[p], row[p], replace=False) for p in np.flatnonzero(row)]) for row in counts
+    ]
+
+
+def largest_pool(indices: list[np.ndarray], pool: np.ndarray) -> np.ndarray:
+    """(K,) the pool that each client has most examples of."""
+    num_pools = int(pool.max()) + 1
+    owner = np.repeat(np.arange(len(indices)), [len(ids) for ids in indices])
+    cells = owner * num_pools + pool[np.concatenate(indices)]
+    return np.bincount(cells, minlength=len(indices) * num_pools).reshape(-1, num_pools).argmax(axis=1)

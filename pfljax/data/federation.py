@@ -1,0 +1,217 @@
+"""All clients' data on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from pfljax.core.types import ClientData, Split, Task
+from pfljax.data import partitions
+from pfljax.data.dealing import Assignment
+from pfljax.data.sources.arrays import make_source
+from pfljax.data.sources.source import Source, generator
+from pfljax.data.splits import Splits, make_splits, split_within_clients
+
+PARTS = ("train", "validation", "test")
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Federation:
+    """All clients' data on the host, and what is known about it.
+
+    Attributes:
+        train: Stacked training splits, K clients.
+        validation: Stacked validation splits (n_max may be 0).
+        test: Stacked test splits; only evaluation reads them.
+        distribution: (K,) int32, the true distribution of each client: for colors and reports, never for training.
+        task: "classification" or "regression".
+        num_classes: Classes C; 1 for a regression.
+        name: Data set and partition, for titles.
+        target: (K,) int32, the distribution of each client's validation and test data; None: as `distribution`.
+        own: The clients whose x and y are on this process; None: all. Everything else is of all clients.
+        index_digest: A fingerprint of who has which examples, known without their content.
+    """
+
+    train: Split
+    validation: Split
+    test: Split
+    distribution: np.ndarray
+    task: Task
+    num_classes: int
+    name: str
+    target: np.ndarray | None = None
+    own: slice | None = None
+    index_digest: str = ""
+
+    @property
+    def num_clients(self) -> int:
+        return int(self.train.size.shape[0])
+
+    @property
+    def client_data(self) -> ClientData:
+        """What methods may see: everything but the test data."""
+        return ClientData(self.train, self.validation)
+
+    def __repr__(self) -> str:
+        kind = "regression" if self.task == "regression" else f"{self.num_classes} classes"
+        counts = ((int(getattr(self, part).size.sum()), part) for part in PARTS)
+        told = ", ".join(f"{count:,} {part}" for count, part in counts if count)
+        return f"<{self.name}: {self.num_clients:,} clients, {kind}, x {self.train.x.shape[2:]}; {told}>"
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: ArrayLike,
+        y: ArrayLike,
+        client: ArrayLike | None = None,
+        *,
+        num_clients: int | None = None,
+        partition: partitions.Partition | None = None,
+        seed: int = 0,
+        is_test: ArrayLike | None = None,
+        num_classes: int | None = None,
+        standardize: bool = False,
+        name: str = "arrays",
+        splits: Splits | None = None,
+        **options: Any,
+    ) -> Federation:
+        """A federation of one's own examples, in NumPy or JAX arrays.
+
+        x is taken as it is, as float32; a model that embeds integer tokens casts them back.
+
+        Args:
+            x: (n, *features) numbers.
+            y: (n,) targets: integers are classes 0..C-1, floats a regression (unless `num_classes` is given).
+            client: (n,) the client of each example, integers or strings. Clients are numbered in sorted order.
+            num_clients: K; None: all in `client`, else 16. Of those in `client` fewer are drawn uniformly.
+            partition: Who gets which examples; None: those of `client` where it is given, else two label groups (at
+                random for a regression).
+            seed: Decides partition and splits.
+            is_test: (n,) bool, the examples for testing; None: `test_fraction` of each client's.
+            num_classes: Classes C, where y need not show them all.
+            standardize: Whether each feature (each channel of images) gets mean 0 and standard deviation 1, measured
+                on the examples that are not for testing.
+            name: For titles.
+            splits: How each client's examples are split.
+            **options: Fields of `Splits`, in place of those of `splits`.
+
+        Raises:
+            ArgumentError: naming the argument.
+        """
+        splits = make_splits(splits, options, official_test=is_test is not None)
+        given = {"x": x, "y": y, "client": client, "is_test": is_test}
+        source = make_source(
+            {key: np.asarray(array) for key, array in given.items() if array is not None},
+            task="auto" if num_classes is None else "classification",
+            num_classes=num_classes,
+            images=False,
+            standardize=standardize,
+            name=name,
+        )
+        return load(source, partition, splits, num_clients=num_clients, seed=seed)
+
+
+def load(
+    source: Source,
+    partition: partitions.Partition | None = None,
+    splits: Splits | None = None,
+    *,
+    num_clients: int | None = None,
+    seed: int = 0,
+    own: Callable[[int], slice] | None = None,
+) -> Federation:
+    """Divides the examples of a source among clients, splits those of each client and stacks them.
+
+    Args:
+        source: The examples.
+        partition: Who gets which; None: natural where the examples have clients, else two label groups (at random for
+            a regression).
+        splits: How each client's examples are split; None: a fifth of them for testing.
+        num_clients: K; None: all clients of a natural partition, else 16.
+        seed: Decides partition and splits.
+        own: K -> the clients whose examples are wanted here, the others' being on other processes; None: all.
+
+    Raises:
+        ArgumentError: naming the argument.
+    """
+    splits = splits or Splits()
+    partition = partition or partitions.default(source)
+    assignment = partitions.assign(source, partition, num_clients=num_clients, splits=splits, seed=seed)
+    federation = pack(source, assignment, splits, seed=seed, own=own if splits.targets == "own" else None)
+    federation = dataclasses.replace(federation, name=f"{source.name}, {partition.name}")
+    if splits.targets == "own":
+        return federation
+    federation = shuffle_targets(federation, seed)  # which needs all of them
+    return keep_own(federation, own(federation.num_clients)) if own else federation
+
+
+def pack(
+    source: Source,
+    assignment: Assignment,
+    splits: Splits | None = None,
+    *,
+    seed: int = 0,
+    own: Callable[[int], slice] | None = None,
+) -> Federation:
+    """Splits each client's examples into parts and stacks them, padded with zeros.
+
+    Args:
+        source: The examples.
+        assignment: Who has which, two each at least.
+        splits: How each client's examples are split.
+        seed: Decides the splits.
+        own: K -> the clients whose examples are packed, the others' being on other processes; None: all.
+
+    Raises:
+        ArgumentError: if a client lacks official training or test examples.
+    """
+    num_clients = len(assignment.indices)
+    here = own(num_clients) if own else slice(0, num_clients)
+    index = hashlib.sha256()
+
+    def stack(ids: np.ndarray, owner: np.ndarray) -> Split:
+        count = np.bincount(owner, minlength=num_clients)
+        for part in (ids.astype(np.int64), count, source.y[ids]):
+            index.update(np.ascontiguousarray(part).data)
+        parts = np.split(ids, np.cumsum(count)[:-1])[here]
+        x = np.zeros((len(parts), count.max(), *source.x.shape[1:]), source.x.dtype)
+        y = np.zeros((len(parts), count.max(), *source.y.shape[1:]), source.y.dtype)
+        for k, part in enumerate(parts):  # indexing copies: only a client's at a time
+            x[k, : len(part)], y[k, : len(part)] = source.x[part], source.y[part]
+        return Split(x, y, count.astype(np.int32))
+
+    parts = split_within_clients(assignment, splits or Splits(), seed)
+    return Federation(
+        train=stack(*parts["train"]),
+        validation=stack(*parts["validation"]),
+        test=stack(*parts["test"]),
+        distribution=assignment.distribution,
+        task=source.task,
+        num_classes=source.num_classes,
+        name=source.name,
+        own=here if own else None,
+        index_digest=index.hexdigest()[:12],
+    )
+
+
+def keep_own(federation: Federation, own: slice) -> Federation:
+    """The federation with the examples of some clients only, the others' being on other processes."""
+    splits = {part: getattr(federation, part) for part in PARTS}
+    kept = {part: split._replace(x=split.x[own].copy(), y=split.y[own].copy()) for part, split in splits.items()}
+    return dataclasses.replace(federation, own=own, **kept)
+
+
+def shuffle_targets(federation: Federation, seed: int) -> Federation:
+    """Deals the (validation, test) pairs among the clients: targets out of the local distribution (FedFomo, Section 4).
+
+    Chance may leave a client its own pair, or give it one of its own distribution.
+    """
+    order = generator(seed, "targets").permutation(federation.num_clients)
+    dealt = {part: Split(*(leaf[order] for leaf in getattr(federation, part))) for part in ("validation", "test")}
+    target, name = federation.distribution[order], f"{federation.name}, shuffled targets"
+    return dataclasses.replace(dataclasses.replace(federation, **dealt), target=target, name=name)

@@ -1,0 +1,68 @@
+"""A user's own npz file."""
+
+from __future__ import annotations
+
+import pathlib
+import zipfile
+import zlib
+
+import numpy as np
+
+from pfljax.core.errors import ArgumentError
+from pfljax.data.sources.arrays import make_source
+from pfljax.data.sources.source import Source, generator, subsample
+
+ARRAYS = ("x", "y", "client", "writer", "coarse", "is_test")
+
+
+def npz(file: str, *, seed: int = 0, fraction: float = 1.0, standardize: bool = True, task: str = "auto") -> Source:
+    """The examples of an npz file.
+
+    Args:
+        file: Holds x (n, *features), y (n,), optionally client or writer (n,) integers or strings, coarse (n,)
+            integers, and is_test (n,) booleans; x of uint8 is read as pixels (divided by 255).
+        seed: Decides the subsample.
+        fraction: The share of the examples to keep, drawn uniformly.
+        standardize: Whether x gets mean 0 and standard deviation 1, per channel for images and per feature
+            otherwise, measured on the examples that are not official test examples.
+        task: "classification", "regression", or "auto": float targets make a regression.
+
+    Raises:
+        ArgumentError: naming file, fraction or task.
+    """
+    if not file:
+        raise ArgumentError("file", "needed: an npz with x, y, optionally client, coarse, is_test")
+    arrays = _read(file)
+    clients = "client" if "client" in arrays else "writer"
+    if clients in arrays:
+        arrays["client"] = arrays.pop(clients)
+    rows = subsample(generator(seed, "load"), arrays["x"].shape[0] if arrays["x"].ndim else 0, fraction)
+    try:
+        return make_source(arrays, rows, task=task, standardize=standardize, name=pathlib.Path(file).stem)
+    except ArgumentError as error:
+        if error.argument not in ARRAYS:
+            raise
+        name = clients if error.argument == "client" else error.argument
+        raise ArgumentError("file", f"{name} {error.text}", file) from error
+
+
+def _read(file: str) -> dict[str, np.ndarray]:
+    """The arrays of an npz that `npz` knows, x and y among them; pickled objects are refused."""
+    try:
+        with open(file, "rb") as stream:  # opened here: np.load leaves a file open that turns out to be no npz
+            archive = np.load(stream, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ArgumentError("file", "holds a single array; accepted: an npz with x and y (numpy.savez)", file)
+            missing = sorted({"x", "y"} - set(archive.files))
+            if missing:
+                found = ", ".join(archive.files) or "nothing"
+                text = f"lacks {' and '.join(missing)}; accepted: an npz with x and y, found {found}"
+                raise ArgumentError("file", text, file)
+            return {key: archive[key] for key in ARRAYS if key in archive.files}
+    except ArgumentError:
+        raise
+    except OSError as error:
+        raise ArgumentError("file", f"cannot be read ({error.strerror or error})", file) from error
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        text = "is not an npz of plain arrays (numpy.savez; no object arrays or pickles)"
+        raise ArgumentError("file", text, file) from error

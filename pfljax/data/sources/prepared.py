@@ -1,0 +1,97 @@
+"""Prepared data sets of TFDS."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pfljax.core.errors import ArgumentError
+from pfljax.data.sources.arrays import make_source
+from pfljax.data.sources.source import Source, generator, subsample
+
+CLIENT_FIELDS = ("client", "writer", "client_id", "user")  # what may say whose example it is
+
+
+def tfds(
+    name: str,
+    *,
+    data_dir: str | None = None,
+    seed: int = 0,
+    fraction: float = 1.0,
+    standardize: bool = True,
+    task: str = "auto",
+) -> Source:
+    """A prepared data set of TFDS, through its random-access reader, which needs no TensorFlow.
+
+    Args:
+        name: Its name in TFDS, as "mnist" or "cifar100".
+        data_dir: Where TFDS keeps its prepared data sets (None: its own default).
+        seed: Decides the subsample.
+        fraction: The share of the examples to keep, drawn uniformly.
+        standardize: As for `npz`.
+        task: As for `npz`.
+
+    Raises:
+        ArgumentError: naming dataset, fraction or task.
+    """
+    error_of = lambda text: ArgumentError("dataset", text, f"tfds:{name}")
+    parts = _open(name, data_dir, error_of)
+    n, num_train = sum(map(len, parts)), len(parts[0])
+    rows = np.arange(n)[subsample(generator(seed, "load"), n, fraction)]
+    is_test = rows >= num_train
+    if is_test.all():
+        raise ArgumentError("fraction", f"leaves no training examples of tfds:{name}", fraction)
+    examples = [parts[test][int(row) - test * num_train] for row, test in zip(rows, is_test.astype(int), strict=True)]
+    scalars = [key for key, value in examples[0].items() if np.ndim(value) == 0]
+    features = [key for key in examples[0] if key != "label" and key not in scalars]
+    if "label" not in examples[0] or not features:
+        raise error_of(f"needs a label and an array beside it; found {', '.join(examples[0])}")
+    feature = "image" if "image" in features else features[0]
+    shapes = {np.shape(example[feature]) for example in examples}
+    if len(shapes) > 1:
+        raise error_of(f"{feature} has {len(shapes)} shapes; accepted: examples of one shape")
+    wanted = {"x": feature, "y": "label", "coarse": "coarse_label"}
+    owner = next((key for key in CLIENT_FIELDS if key in scalars), None)
+    if owner:
+        wanted["client"] = owner
+    arrays = {key: np.array([e[field] for e in examples]) for key, field in wanted.items() if field in examples[0]}
+    if len(parts) > 1:
+        arrays["is_test"] = is_test
+    num_classes = getattr(parts[0].dataset_info.features["label"], "num_classes", None)  # a subsample may miss some
+    try:
+        return make_source(arrays, num_classes=num_classes, task=task, standardize=standardize, name=name)
+    except ArgumentError as error:
+        if error.argument not in wanted:
+            raise
+        raise error_of(f"{wanted[error.argument]} {error.text}") from error
+
+
+def _open(name: str, data_dir: str | None, error_of: Callable[[str], ArgumentError]) -> list[Any]:
+    """The random-access readers of the training part and, where there is one, of the official test part."""
+    import tensorflow_datasets as tfds  # slow to import, and only needed here
+
+    def read(split: str):
+        # `download=True`, the default, would start a download that needs TensorFlow.
+        return tfds.data_source(name, split=split, data_dir=data_dir, download=False)
+
+    try:
+        parts = [read("train")]
+        with contextlib.suppress(ValueError):  # "Unknown split": this data set has no official test part
+            parts.append(read("test"))
+        return parts
+    except tfds.core.DatasetNotFoundError as error:
+        near = difflib.get_close_matches(name, tfds.list_builders(with_community_datasets=False))
+        raise error_of(f"TFDS knows no such data set; nearest: {', '.join(near) or 'none'}") from error
+    except ValueError as error:  # an unknown configuration, or no split "train"
+        raise error_of(str(error).splitlines()[0]) from error
+    except (KeyError, OSError, NotImplementedError) as error:  # nothing there, or files without random access
+        folder = f", data_dir={data_dir!r}" if data_dir else ""
+        raise error_of(
+            f"not prepared in data_dir={data_dir or '(the default of TFDS)'}; prepare it "
+            "by pip install 'pfljax[prepare]' && python -c \"import tensorflow_datasets as tfds; "
+            f"tfds.builder({name!r}, file_format='array_record'{folder}).download_and_prepare()\""
+        ) from error

@@ -1,0 +1,115 @@
+"""How the examples of each client are split into training, validation and test parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import Any, Literal
+
+import numpy as np
+
+from pfljax.core.errors import ArgumentError
+from pfljax.core.method import check_knobs, knob
+from pfljax.data.dealing import Assignment
+from pfljax.data.sources.source import generator
+
+
+@dataclasses.dataclass(frozen=True)
+class Splits:
+    """How the examples of each client are split into training, validation and test parts.
+
+    Attributes:
+        test_fraction: The share of a client's examples for testing, where they are not given. With replacement this
+            share of every pool is set apart for the tests of all clients, or else most of one client's test examples
+            would be training examples of another.
+        validation_fraction: The share of a client's training part for validation; a client with a single training
+            example has none.
+        train_examples: Cap on a client's training part, validation included; 0 for none.
+        test_examples: Cap on a client's test part; 0 for none.
+        official_test: Whether the source's own test examples are the clients' test examples.
+        replacement: Whether clients share examples: each draws `train_examples` to train on, and examples to test on
+            in proportion, from its own label distribution; fewer where its pools hold fewer, none twice.
+        targets: "own", or "shuffled": the clients' (validation, test) pairs are dealt among them.
+    """
+
+    test_fraction: float = knob(0.2, above=0, below=1, help="share of a client's examples for testing")
+    validation_fraction: float = knob(0.0, at_least=0, below=1, help="share of a client's training part for validation")
+    train_examples: int = knob(0, at_least=0, help="cap on n_k, a client's training part; 0: none")
+    test_examples: int = knob(0, at_least=0, help="cap on a client's test part; 0: none")
+    official_test: bool = False
+    replacement: bool = False
+    targets: Literal["own", "shuffled"] = "own"
+
+    def __post_init__(self):
+        check_knobs(self)
+        if self.replacement and not self.train_examples:
+            raise ArgumentError("replacement", "needs train_examples, at least 1, for each client to draw")
+
+
+def make_splits(splits: Splits | None, options: dict[str, Any], **defaults: Any) -> Splits:
+    """`splits` with some fields replaced by `options`; without `splits`, `defaults` hold for what is not named.
+
+    Raises:
+        ArgumentError: for an option that is no field of `Splits`, with the nearest names.
+    """
+    names = [field.name for field in dataclasses.fields(Splits)]
+    for name, value in options.items():
+        if name not in names:
+            near = difflib.get_close_matches(name, names)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"accepted: {', '.join(names)}"
+            raise ArgumentError(name, f"unknown argument; {hint}", value)
+    return Splits(**defaults | options) if splits is None else dataclasses.replace(splits, **options)
+
+
+def split_within_clients(assignment: Assignment, splits: Splits, seed: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Splits each client's examples into parts, at random.
+
+    Every client has a training and a test example at least. Where the assignment says which examples are for
+    testing, that holds.
+
+    Args:
+        assignment: Who has which examples, two each at least.
+        splits: How large the parts are.
+        seed: Decides the splits.
+
+    Returns:
+        "train", "validation" and "test": ids (n,) of their examples, and the clients (n,) that have them, ascending.
+
+    Raises:
+        ArgumentError: if a client lacks official training or test examples.
+    """
+    num_clients = len(assignment.indices)
+    ids = np.concatenate(assignment.indices)
+    owner = np.repeat(np.arange(num_clients), [len(own) for own in assignment.indices])
+    ids = ids[np.lexsort((generator(seed, "split").random(len(ids)), owner))]  # shuffled within each client
+    if assignment.is_test is None:
+        rank, size = _rank(owner, num_clients)
+        test = rank < np.clip(np.rint(splits.test_fraction * size), 1, size - 1)[owner]
+    else:
+        test = assignment.is_test[ids]
+    rank, size = _rank(owner[~test], num_clients)
+    without = int(((size == 0) | (np.bincount(owner[test], minlength=num_clients) == 0)).sum())
+    if without:
+        raise ArgumentError(
+            "official_test",
+            f"{without} of {num_clients} clients have no training or no test examples by it; "
+            "without it each client's examples are split at random",
+        )
+    if splits.train_examples:
+        size = np.minimum(size, splits.train_examples)
+    least = int(splits.validation_fraction > 0)
+    held_out = np.clip(np.rint(splits.validation_fraction * size), least, size - 1)[owner[~test]]
+    validation = rank < held_out
+    train = (rank >= held_out) & (rank < size[owner[~test]])
+    tested = _rank(owner[test], num_clients)[0] < (splits.test_examples or len(ids))
+    return {
+        "train": (ids[~test][train], owner[~test][train]),
+        "validation": (ids[~test][validation], owner[~test][validation]),
+        "test": (ids[test][tested], owner[test][tested]),
+    }
+
+
+def _rank(owner: np.ndarray, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
+    """The place (n,) of each example among its owner's, and how many (K,) each has; `owner` (n,) ascends."""
+    size = np.bincount(owner, minlength=num_clients)
+    return np.arange(len(owner)) - (np.cumsum(size) - size)[owner], size

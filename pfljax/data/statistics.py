@@ -1,0 +1,71 @@
+"""What is said of a federation: sizes, classes, how much its clients differ, and a fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from pfljax.data.federation import Federation
+from pfljax.engine import processes
+
+
+def digest(federation: Federation) -> str:
+    """A short fingerprint of all examples and who has them, for runs to state which split they had."""
+    splits, here = (federation.train, federation.validation, federation.test), federation.own or slice(None)
+    sizes = np.stack([split.size[here] for split in splits], axis=1)
+    clients = []
+    for k, counts in enumerate(sizes):
+        content = hashlib.sha256(counts.tobytes())
+        for split, count in zip(splits, counts, strict=True):  # padding is no part of it
+            content.update(np.ascontiguousarray(split.y[k, :count]).data)
+            content.update(np.ascontiguousarray(split.x[k, :count]).data)
+        clients.append(list(content.digest()))
+    return hashlib.sha256(_of_all(federation, np.array(clients, np.uint8)).tobytes()).hexdigest()[:12]
+
+
+def class_counts(federation: Federation) -> np.ndarray | None:
+    """(K, C) int32 training examples of each class; None for a regression and for sequences, which have no class."""
+    y, size = federation.train.y, federation.train.size[federation.own or slice(None)]
+    if federation.task != "classification" or y.ndim > 2:
+        return None
+    client, position = np.nonzero(np.arange(y.shape[1]) < size[:, None])
+    cells = client * federation.num_classes + y[client, position]
+    counts = np.bincount(cells, minlength=len(y) * federation.num_classes).reshape(len(y), -1)
+    return _of_all(federation, counts.astype(np.int32))
+
+
+def heterogeneity(federation: Federation) -> float | None:
+    """The clients' mean distance from the whole: the mean over clients of sum_c |p_k(c) - p(c)|.
+
+    p_k are the label shares among client k's training examples, p those among all clients'. Zhao et al. (2018) call it
+    the earth mover's distance; it is 0 to 2. None where there are no classes to count.
+    """
+    counts = class_counts(federation)
+    if counts is None:
+        return None
+    size = counts.sum(axis=1)
+    shares = counts[size > 0] / size[size > 0, None]
+    return float(np.abs(shares - counts.sum(axis=0) / max(counts.sum(), 1)).sum(axis=1).mean())
+
+
+def describe(federation: Federation) -> dict:
+    """What a report says of the data: clients, examples a client and in all, classes a client, the digest."""
+
+    def spread(values: np.ndarray) -> dict[str, float]:
+        return {"min": int(values.min()), "median": float(np.median(values)), "max": int(values.max())}
+
+    parts = {"train": federation.train, "validation": federation.validation, "test": federation.test}
+    summary = {
+        part: {"total": int(split.size.sum()), **spread(np.asarray(split.size))} for part, split in parts.items()
+    }
+    summary |= {"clients": federation.num_clients, "digest": digest(federation)}
+    counts = class_counts(federation)
+    if counts is not None:
+        summary["classes_per_client"] = spread((counts > 0).sum(axis=1))
+    return summary
+
+
+def _of_all(federation: Federation, rows: np.ndarray) -> np.ndarray:
+    """All clients' rows, from those of the clients that are here."""
+    return rows if len(rows) == federation.num_clients else processes.gather_rows(rows)

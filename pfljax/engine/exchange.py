@@ -1,0 +1,139 @@
+"""One scan over blocks of clients: each block receives models, works, and deposits what it makes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from pfljax.core import tree
+from pfljax.core.types import Aggregate, Array, ClientOutput, Params, PyTree
+from pfljax.engine.layout import Layout, block, flat, replace
+from pfljax.engine.routes import SPREAD, WHOLE, Block, Kept, Route
+from pfljax.engine.views import view
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Clients:
+    """What the S clients of an exchange bring along.
+
+    Attributes:
+        index: (S, J) int32, the models that each receives.
+        rows: Their own state, leaves (S, ...).
+        data: What they read, leaves (S, ...).
+        sizes: (S,), by which they are sorted, or None.
+    """
+
+    index: Array
+    rows: PyTree
+    data: PyTree
+    sizes: Array | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """An exchange that is laid out.
+
+    Attributes:
+        mesh: The devices.
+        layout: How clients lie on them.
+        route: How models reach them.
+        client_fn: As in `ExecutionPlan.exchange`.
+    """
+
+    mesh: Mesh
+    layout: Layout
+    route: Route
+    client_fn: Callable[..., ClientOutput]
+
+    def run(self, models: Params, clients: Clients, common: tuple) -> tuple[PyTree, Aggregate]:
+        """Runs it; `common` is what all clients read alike, as further arguments of `client_fn`."""
+        layout, route = self.layout, self.route
+        real = layout.real()
+        sizes, clients = clients.sizes, layout.pad(dataclasses.replace(clients, sizes=None))
+        if sizes is not None and layout.by_size:
+            clients = dataclasses.replace(clients, sizes=jnp.where(real, layout.pad(sizes), -1))
+        if route.models_held:
+            models = layout.pad(models, route.models_held)
+        on_device = self._on_device
+        if self.mesh.size > 1:
+            on_device = jax.shard_map(
+                on_device,
+                mesh=self.mesh,
+                in_specs=(route.models_at, SPREAD, SPREAD, WHOLE),
+                out_specs=(SPREAD, route.sums_at),
+                check_vma=False,
+            )
+        of_clients, collected = on_device(models, clients, real, common)
+        rows, report, sent = layout.cut(of_clients)
+        upload, count = layout.cut(collected, route.sums_held) if route.sums_held else collected
+        return rows, Aggregate(upload, count, sent, report)
+
+    def _on_device(
+        self, models: Params, clients: Clients, real: Array, common: tuple
+    ) -> tuple[tuple[PyTree, PyTree, Array], Kept]:
+        """The exchange as one device sees it: ((rows, report, sent) of its clients, what was collected)."""
+        order = self.layout.order(clients.sizes)
+        index, real, rows = order.sort((clients.index, real, clients.rows))
+        route = self.route
+        models = route.open(order.sort(models, route.models_held) if route.models_held else models)
+        work = functools.partial(self._work, clients.data, common, order.clients)
+        step = functools.partial(self._step, work, models, index, real)
+
+        def output() -> ClientOutput:
+            width, at = self.layout.buckets[0][0], jnp.zeros((), jnp.int32)
+            here = Block(at, block(index, at, width))
+            received = lambda: route.receive(models, None, here)
+            return jax.eval_shape(lambda: work(received(), block(rows, at, width), here))
+
+        carry, parts, start = (rows, route.start(models, index, output)), [], 0
+        for width, count in self.layout.buckets:
+            places = start + width * jnp.arange(count)
+            carry, out = jax.lax.scan(functools.partial(step, width), carry, places)
+            parts.append(flat(out))
+            start += width * count
+        rows, kept = carry
+        report, sent = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+        kept = order.undo(kept, route.sums_held) if route.sums_held else kept
+        return order.undo((rows, report, sent)), route.collect(kept)
+
+    def _step(self, work: Callable, models: Params, index: Array, real: Array, width: int, carry: Any, at: Array):
+        """One block of clients; rows and what the route keeps are replaced in place."""
+        rows, kept = carry
+        here = Block(at, block(index, at, width))
+        out = work(self.route.receive(models, kept, here), block(rows, at, width), here)
+        held, uploads = index.shape[1], jax.tree.leaves(out.upload)
+        num_sent = uploads[0].shape[1] if uploads and out.mixing_weights is None else held
+        sent = jnp.broadcast_to(block(real, at, width)[:, None], (width, num_sent))
+        sent = sent if out.sent is None else sent & out.sent
+        kept = self.route.deposit(kept, here, out, sent)
+        sent = jnp.pad(sent, ((0, 0), (0, held - num_sent)))
+        return (replace(rows, at, out.client), kept), (out.report, sent)
+
+    def _work(
+        self, data: PyTree, common: tuple, order: Array, models: Params, rows: PyTree, here: Block
+    ) -> ClientOutput:
+        """A block of clients at work; what they read of their data is gathered where it is used."""
+        run = lambda models, row, client: self.client_fn(models, row, view(data, client), *common)
+        width = here.index.shape[0]
+        at_once = min(self.layout.at_once or width, width)
+        return in_chunks(run, (models, rows, block(order, here.at, width)), at_once)
+
+
+def in_chunks(fn: Callable[..., PyTree], stacks: tuple, chunk: int) -> PyTree:
+    """fn over rows, `chunk` of them at once; a single row is done without a loop."""
+    num = tree.num_rows(stacks)
+    if num == 1:
+        return tree.stack_one(fn(*jax.tree.map(lambda leaf: leaf[0], stacks)))
+    if chunk == 1:
+        return jax.lax.map(lambda row: fn(*row), stacks)
+    if chunk >= num:
+        return jax.vmap(fn)(*stacks)
+    blocks = jax.tree.map(lambda leaf: leaf.reshape(num // chunk, chunk, *leaf.shape[1:]), stacks)
+    return flat(jax.lax.map(lambda rows: jax.vmap(fn)(*rows), blocks))

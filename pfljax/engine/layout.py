@@ -1,0 +1,152 @@
+"""How the clients of an exchange lie on the devices: padded, in buckets, and in which order.
+
+A layout is worked out from shapes alone, before anything is traced.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.core import tree
+from pfljax.core.types import Array, PyTree
+from pfljax.engine.buckets import Buckets
+
+MESSAGE_BYTES = 2 << 20  # bytes of models that travel around the ring at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """S clients on D devices, an equal number on each.
+
+    Attributes:
+        num_clients: S.
+        devices: D.
+        buckets: (clients side by side, how often), one after the other on each device.
+        at_once: Clients of a block that are computed at a time; 0: the whole block.
+        by_size: Whether each device takes its clients by size, the largest first.
+    """
+
+    num_clients: int
+    devices: int
+    buckets: Buckets
+    at_once: int
+    by_size: bool = False
+
+    @property
+    def per_device(self) -> int:
+        return sum(width * count for width, count in self.buckets)
+
+    @property
+    def padded(self) -> int:
+        """Clients on all devices, made-up ones included."""
+        return self.devices * self.per_device
+
+    @property
+    def as_they_come(self) -> bool:
+        """Whether place k is client k: no client is made up, none is moved."""
+        return self.padded == self.num_clients and not self.by_size
+
+    def pad(self, stack: PyTree, held: int = 1) -> PyTree:
+        """Repeats the last client's `held` rows for the clients that are made up; see `real`."""
+        return pad(stack, self.num_clients, self.padded, held)
+
+    def cut(self, stack: PyTree, held: int = 1) -> PyTree:
+        """Undoes `pad`."""
+        if self.padded == self.num_clients:
+            return stack
+        return jax.tree.map(lambda leaf: leaf[: self.num_clients * held], stack)
+
+    def real(self) -> Array:
+        """(padded,) bool: which clients are not made up."""
+        return jnp.arange(self.padded) < self.num_clients
+
+    def order(self, sizes: Array | None) -> Order:
+        """The order of one device's clients; `sizes` (S / D,), or None if the layout does not sort."""
+        if sizes is None or not self.by_size:
+            return Order(jnp.arange(self.per_device), moves=False)
+        return Order(jnp.argsort(-sizes, stable=True), moves=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """In which order a device takes its clients.
+
+    Attributes:
+        clients: (S / D,) the client at each place.
+        moves: Whether that is any other than the order in which they come.
+    """
+
+    clients: Array
+    moves: bool
+
+    def sort(self, stack: PyTree, held: int = 1) -> PyTree:
+        """A stack with `held` rows to a client, from the clients' own order to this one."""
+        return tree.take(stack, _rows(self.clients, held)) if self.moves else stack
+
+    def undo(self, stack: PyTree, held: int = 1) -> PyTree:
+        return tree.take(stack, _rows(jnp.argsort(self.clients), held)) if self.moves else stack
+
+
+def lay_out(num_clients: int, devices: int, chunk: int, buckets: Buckets = (), message: int = 0) -> Layout:
+    """Makes a layout.
+
+    Args:
+        num_clients: S.
+        devices: D.
+        chunk: Clients that a device works on at a time; 0: all of them.
+        buckets: Those of uneven clients, which are then sorted by size; (): clients as they come, all by `chunk`.
+        message: Bytes of one client's models if they travel around the ring of devices, else 0.
+    """
+    if buckets:
+        return Layout(num_clients, devices, buckets, at_once=0, by_size=True)
+    per_device = -(-num_clients // devices)
+    chunk = width = min(chunk or per_device, per_device)
+    if message and chunk < per_device:
+        # One chunk is worked on after the other all the same, but their models travel together.
+        width *= _largest_divisor(per_device // chunk, MESSAGE_BYTES // (message * chunk))
+    count, rest = divmod(per_device, width)
+    # The rest is a bucket of its own: made-up clients would have to be copied, and the others moved.
+    return Layout(num_clients, devices, ((width, count), *([(rest, 1)] if rest else [])), at_once=chunk)
+
+
+def _largest_divisor(number: int, at_most: int) -> int:
+    return max(d for d in range(1, number + 1) if number % d == 0 and d <= max(at_most, 1))
+
+
+def _rows(clients: Array, held: int) -> Array:
+    """The rows of some clients in a stack that holds `held` to each."""
+    return clients if held == 1 else (clients[:, None] * held + jnp.arange(held)).reshape(-1)
+
+
+def pad(stack: PyTree, num: int, padded: int, held: int = 1) -> PyTree:
+    """Repeats the last of `num` clients' `held` rows until there are `padded`; the caller masks what comes of them."""
+    if num == padded:
+        return stack
+    return tree.take(stack, _rows(jnp.minimum(jnp.arange(padded), num - 1), held))
+
+
+def block(stack: PyTree, at: Array, width: int) -> PyTree:
+    """`width` rows of a stack from row `at` on."""
+    return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, at, width), stack)
+
+
+def replace(stack: PyTree, at: Array, rows: PyTree) -> PyTree:
+    """The stack with its rows from `at` on replaced: in place, where the stack is carried through a loop."""
+
+    def one(leaf, new):
+        return jax.lax.dynamic_update_slice_in_dim(leaf, new.astype(leaf.dtype), at, 0)
+
+    return jax.tree.map(one, stack, rows)
+
+
+def by_client(stack: PyTree, num: int) -> PyTree:
+    """(S num, ...) as (S, num, ...)."""
+    return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] // num, num, *leaf.shape[1:]), stack)
+
+
+def flat(stack: PyTree) -> PyTree:
+    """(S, J, ...) as (S J, ...)."""
+    return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]), stack)

@@ -1,0 +1,70 @@
+"""Mini-batches and blocks of a client's examples, of which the padded ones must not influence any result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.core import tree
+from pfljax.core.types import Array, Key, PyTree, Split
+
+
+class Batch(NamedTuple):
+    """A mini-batch of B examples of one client."""
+
+    x: Array  # (B, *features)
+    y: Array  # (B, ...)
+    mask: Array  # (B,) float32, 0.0 where the batch has run past the client's data
+    index: Array  # (B,) int32, which of the client's examples they are
+    key: Key  # draws privacy's noise and dropout
+
+    def of_model(self, number: Array) -> Batch:
+        """The same examples with noise and dropout of its own for each of several models."""
+        return self._replace(key=jax.random.fold_in(self.key, number))
+
+
+NOISE = 0x0D9  # folded into a client's key for a round: the stream of privacy's noise
+DROPOUT = 0xD0  # folded into a mini-batch's key: the stream of the loss in training mode
+
+
+def masked(x: Array, y: Array, inside: Array) -> tuple[Array, Array]:
+    """Zeros what is no example: where padding held NaN, even a loss of weight 0 would have a gradient of NaN."""
+    return tree.where(inside, (x, y), (jnp.zeros_like(x), jnp.zeros_like(y)))
+
+
+BLOCKS = (512, 32)  # examples at a time: many, and for what is left over few, so that padding costs little
+
+
+def over_blocks(size: Array, n_max: int, body: Callable[[Array, PyTree], PyTree], carry: PyTree) -> PyTree:
+    """carry = body(positions, carry) for blocks of positions that cover 0..size-1, the last running past it."""
+    if n_max <= BLOCKS[-1]:
+        return body(jnp.arange(n_max), carry)
+    start = 0
+    for block in BLOCKS:
+        last = block == BLOCKS[-1]
+        count = -(-(size - start) // block) if last else size // block
+        step = lambda number, carry, s=start, b=block: body(s + number * b + jnp.arange(b), carry)
+        if block <= n_max:
+            carry = jax.lax.fori_loop(0, count, step, carry)
+            start = start + count * block
+    return carry
+
+
+def sum_over_examples(fn: Callable[[Array, Array, Array], PyTree], split: Split) -> PyTree:
+    """Sums fn(x (B, ...), y (B,), mask (B,) bool) over a client's examples, a block at a time.
+
+    `fn` returns sums over the examples that `mask` admits.
+    """
+    n_max = split.y.shape[0]
+
+    def add(positions, total):
+        index = jnp.minimum(positions, n_max - 1)
+        return jax.tree.map(jnp.add, total, fn(split.x[index], split.y[index], positions < split.size))
+
+    first = jnp.arange(min(n_max, BLOCKS[-1]))
+    shape = jax.eval_shape(lambda: fn(split.x[first], split.y[first], first < 1))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
+    return over_blocks(split.size, n_max, add, zeros)

@@ -1,0 +1,265 @@
+"""What a method is built for: the model, its local training, how clients are mapped, and their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.core import tree
+from pfljax.core.errors import ArgumentError
+from pfljax.core.types import Array, ClientContext, ClientData, ClientOutput, Key, Params, Predictor, PyTree, Split
+from pfljax.engine.plan import ExecutionPlan
+from pfljax.local.batches import Batch
+from pfljax.local.solver import Solver
+from pfljax.models import Model
+
+PHASE = 0xFA5E  # folded into a client's key for a round: the streams of the phases of its training
+
+
+class Problem(NamedTuple):
+    """What a method is built for.
+
+    Attributes:
+        model: The clients' network.
+        solver: How they train it.
+        plan: How they are mapped.
+        num_clients: K.
+        cohort_size: S.
+        n_max: The largest n_k, to which all clients' training data is padded.
+        rounds: R: how long a newcomer trains where a method has it train alone.
+        common_init: Whether clients' own models all start from the same parameters.
+        keep_optimizer: Whether a client's optimizer for shared models keeps its state over the rounds.
+        n_min: The smallest n_k, where it is known.
+        num_distributions: Number of true distributions among the clients' data, where it is known: a default for the
+            number of clusters or components.
+    """
+
+    model: Model
+    solver: Solver
+    plan: ExecutionPlan
+    num_clients: int
+    cohort_size: int
+    n_max: int
+    rounds: int
+    common_init: bool = True
+    keep_optimizer: bool = False
+    n_min: int | None = None
+    num_distributions: int | None = None
+
+    def init_models(self, key: Key, num: int) -> Params:
+        """N initial models, stacked: all the same under `common_init`, else model n depends on `key` and n alone.
+
+        Raises:
+            ArgumentError: if they should differ and the model is one NNX module, which is the initial model itself.
+        """
+        if self.model.fixed and not self.common_init and num > 1:
+            text = "one NNX module, but initial models must differ; accepted: a function of rngs that makes it"
+            raise ArgumentError("model", text)
+        numbers = jnp.zeros((num,), jnp.int32) if self.common_init else jnp.arange(num)
+        return self.plan.over_rows(lambda n: self.model.init(jax.random.fold_in(key, n)), numbers)
+
+    def init_optimizers(self, models: Params) -> PyTree:
+        """The optimizer's state for each of N stacked models."""
+        return self.plan.over_rows(self.solver.optimizer.init, models)
+
+    def own_rows(self, key: Key, num_clients: int) -> PyTree:
+        """A model of its own for each client, and its optimizer's state, which both stay: leaves (K, ...)."""
+        models = self.init_models(key, num_clients)
+        return {"model": models, "optimizer": self.init_optimizers(models)}
+
+    def fit_own(
+        self, turn: ClientContext, row: PyTree, split: Split, objective: Callable[[Params, Batch], Array] | None = None
+    ) -> tuple[PyTree, Array]:
+        """A client trains its own model of `own_rows`: its next row, and the mean loss."""
+        params, optimizer, loss = self.solver.fit(
+            turn.key,
+            row["model"],
+            row["optimizer"],
+            split,
+            round_number=turn.round,
+            objective=objective,
+        )
+        return {"model": params, "optimizer": optimizer}, loss
+
+    def fit_part(
+        self,
+        context: ClientContext,
+        params: Params,
+        opt_state: PyTree | None,
+        split: Split,
+        mask: PyTree,
+        *,
+        phase: int,
+        epochs: int,
+    ) -> tuple[Params, PyTree, Array]:
+        """A phase of a client's local training: some epochs in which a part of a model is trained.
+
+        A method of several phases takes one gradient per mini-batch in each of them: its ledger says gradients=1 and
+        passes=`self.passes(sum of all phases' epochs)`.
+
+        Args:
+            context: Its key and the phase's number decide the mini-batches.
+            params: One model.
+            opt_state: The phase's own optimizer state, of `solver.part(mask)`; None: a fresh one.
+            split: The client's training data.
+            mask: A tree of bools like `params`: what is trained; the other leaves stay as they are.
+            phase: Number of the phase within the round.
+            epochs: Passes over the client's data, whatever the solver's epochs or steps are.
+
+        Returns:
+            The trained parameters, the optimizer's state, and the mean loss over the steps.
+        """
+        solver = self.solver.part(mask)._replace(epochs=epochs, steps=0)
+        opt_state = solver.optimizer.init(params) if opt_state is None else opt_state
+        key = jax.random.fold_in(jax.random.fold_in(context.key, PHASE), phase)
+        return solver.fit(key, params, opt_state, split, round_number=context.round)
+
+    def passes(self, epochs: int) -> float:
+        """The mini-batches of `epochs` epochs as a multiple of the solver's steps, those of the largest client."""
+        return epochs * -(-self.n_max // self.solver.batch(self.n_max)) / self.solver.max_steps(self.n_max)
+
+    def optimizer_rows(self, models: Params, num_clients: int) -> PyTree:
+        """What clients keep of their optimizers for J shared models: leaves (K, J, ...), or () if nothing."""
+        if not self.keep_optimizer:
+            return ()
+        start = self.init_optimizers(models)
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), start)
+
+    def fit_models(
+        self,
+        turn: ClientContext,
+        models: Params,
+        kept: PyTree,
+        split: Split,
+        objective: Callable[[Params, Batch, PyTree], Array] | None = None,
+        aux: PyTree = (),
+    ) -> tuple[Params, PyTree, Array]:
+        """A client trains each of the J models that it has received, all on the same mini-batches.
+
+        Args:
+            turn: Its key decides the mini-batches.
+            models: Leaves (J, ...).
+            kept: Its row of `optimizer_rows`.
+            split: Its training data.
+            objective: (params, mini-batch, row of aux) -> what a step descends; None: the mean loss.
+            aux: What the objective reads, leaves (J, ...).
+
+        Returns:
+            The trained models, what to keep of the optimizers, and the mean losses (J,).
+        """
+        opt_states = kept if self.keep_optimizer else self.plan.over_models(self.solver.optimizer.init, models)
+
+        def one(number, params, opt_state, aux):
+            def descended(params, batch):
+                batch = batch.of_model(number)
+                return self.solver.mean_loss(params, batch) if objective is None else objective(params, batch, aux)
+
+            return self.solver.fit(turn.key, params, opt_state, split, round_number=turn.round, objective=descended)
+
+        numbers = jnp.arange(tree.num_rows(models))
+        models, opt_states, losses = self.plan.over_models(one, numbers, models, opt_states, aux)
+        return models, opt_states if self.keep_optimizer else (), losses
+
+    def descend_model(
+        self, turn: ClientContext, models: Params, kept: PyTree, split: Split, gradient: Callable, memory: PyTree = ()
+    ) -> tuple[Params, PyTree, Array, PyTree]:
+        """As `fit_models` for the one model of a stack (1, ...), by `descend` with its gradient and memory."""
+        params = jax.tree.map(lambda leaf: leaf[0], models)
+        opt_state = (
+            jax.tree.map(lambda leaf: leaf[0], kept) if self.keep_optimizer else self.solver.optimizer.init(params)
+        )
+        params, opt_state, loss, memory = self.solver.descend(
+            turn.key, params, opt_state, split, gradient, memory, round_number=turn.round
+        )
+        kept = tree.stack_one(opt_state) if self.keep_optimizer else ()
+        return tree.stack_one(params), kept, loss[None], memory
+
+    def losses_of_all(self, models: Params, splits: Split) -> Array:
+        """(K, N) the mean loss of each of N models on every client's examples, 0 for a client without any.
+
+        In blocks of models: a client never holds all of them at once.
+        """
+        num, num_models = splits.size.shape[0], tree.num_rows(models)
+
+        def client(models, _, split):
+            losses = self.plan.over_models(lambda params: self.solver.total_loss(params, split), models)
+            return ClientOutput((), (), {"losses": losses / jnp.maximum(split.size, 1)})
+
+        def block(ids):
+            index = jnp.broadcast_to(ids, (num, ids.shape[0]))
+            return self.plan.exchange(client, models, index, (), splits, topology="peers")[1].report["losses"]
+
+        size = 16
+        blocks = [block(jnp.arange(start, min(start + size, num_models))) for start in range(0, num_models, size)]
+        return jnp.concatenate(blocks, axis=1)
+
+    def newcomers_alone(self, key: Key, clients: ClientData) -> Predictor:
+        """Clients that were not there in training train alone, from initial models, for as many rounds as a run has."""
+        init_key, train_key = jax.random.split(key)
+        start = self.init_models(init_key, tree.num_rows(clients))
+        return Predictor.own(self.train_alone(train_key, start, clients, own=True, rounds=self.rounds))
+
+    def personalize(
+        self, key: Key, start: Params, clients: ClientData, fn: Callable[[Key, Params, ClientData], Params]
+    ) -> Params:
+        """Every client makes a model of its own, fn(its key, model, shard), of the one model of a stack (1, ...).
+
+        Returns:
+            The models, stacked (K, ...).
+        """
+        index = jnp.zeros((tree.num_rows(clients), 1), jnp.int32)
+
+        def client(models, _, data):
+            number, shard = data
+            return ClientOutput(
+                (), (), fn(jax.random.fold_in(key, number), jax.tree.map(lambda leaf: leaf[0], models), shard)
+            )
+
+        data = (jnp.arange(index.shape[0]), clients)
+        return self.plan.exchange(client, start, index, (), data, topology="shared")[1].report
+
+    def train_alone(
+        self,
+        key: Key,
+        start: Params,
+        clients: ClientData,
+        *,
+        own: bool,
+        rounds: int = 1,
+        objective: Callable[[Params, Batch, Params], Array] | None = None,
+    ) -> Params:
+        """Every client trains a model for `rounds` rounds on its own data, with a fresh optimizer; stacked (K, ...).
+
+        Args:
+            key: Client k draws from fold_in(key, k).
+            start: The models to start from: with `own` one for each client, else a stack of one for all.
+            clients: Stacked, K clients.
+            own: See `start`.
+            rounds: How many rounds' worth of local epochs or steps.
+            objective: (params, mini-batch, the model that the client started from) -> what a step descends; None: the
+                mean loss.
+        """
+        num = tree.num_rows(clients)
+
+        def client(models, _, data):
+            number, shard = data
+            client_key = jax.random.fold_in(key, number)
+            params = first = jax.tree.map(lambda leaf: leaf[0], models)
+            descended = objective and (lambda params, batch: objective(params, batch, first))
+
+            def one_round(number, carry):
+                round_key = jax.random.fold_in(client_key, number)
+                return self.solver.fit(round_key, *carry, shard.train, round_number=number, objective=descended)[:2]
+
+            carry = (params, self.solver.optimizer.init(params))
+            params, _ = jax.lax.fori_loop(0, rounds, one_round, carry)
+            return ClientOutput((), tree.stack_one(params), {}) if own else ClientOutput((), (), params)
+
+        index = (jnp.arange(num) if own else jnp.zeros((num,), jnp.int32))[:, None]
+        data = (jnp.arange(num), clients)
+        topology = "own" if own else "shared"
+        _, returned = self.plan.exchange(client, start, index, (), data, topology=topology)
+        return returned.upload if own else returned.report

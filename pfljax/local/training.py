@@ -1,0 +1,104 @@
+"""How clients train, as users write it: an optimizer, mini-batches, and how long."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+
+from pfljax.core.errors import ArgumentError
+from pfljax.core.types import Params, PyTree
+from pfljax.local.privacy import Privacy
+from pfljax.local.solver import Solver
+from pfljax.models import Model
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalTraining:
+    """How a client trains a model on its own data in a round.
+
+    Attributes:
+        optimizer: Any optax transformation. Batch statistics are not its affair: a step sets them to the new ones.
+        batch_size: B; 0: all of a client's examples in one step.
+        epochs: Passes over a client's data in a round.
+        steps: If positive, so many steps a round instead of `epochs`.
+        schedule: Number of the round -> factor of the optimizer's updates; None: always 1.
+        keep_optimizer: Whether a client's optimizer for shared models keeps its state over the rounds.
+        common_init: Whether clients' own models all start from the same parameters.
+        privacy: How the gradients of mean losses are made private.
+    """
+
+    optimizer: optax.GradientTransformation = dataclasses.field(default_factory=lambda: optax.adam(1e-2))
+    _: dataclasses.KW_ONLY
+    batch_size: int = 0
+    epochs: int = 1
+    steps: int = 0
+    schedule: optax.Schedule | None = None
+    keep_optimizer: bool = False
+    common_init: bool = True
+    privacy: Privacy = dataclasses.field(default_factory=Privacy)
+
+    def __post_init__(self):
+        if not (callable(getattr(self.optimizer, "init", None)) and callable(getattr(self.optimizer, "update", None))):
+            raise ArgumentError(
+                "optimizer", "accepted: an optax transformation, such as optax.sgd(0.1)", self.optimizer
+            )
+        for name, least in {"batch_size": 0, "epochs": 1, "steps": 0}.items():
+            if not whole_number(getattr(self, name), least):
+                raise ArgumentError(name, f"accepted: {least} or more", getattr(self, name))
+        if self.schedule is not None and not callable(self.schedule):
+            raise ArgumentError("schedule", "accepted: a function of the round's number, or None", self.schedule)
+        if not isinstance(self.privacy, Privacy):
+            raise ArgumentError("privacy", "accepted: a pfljax.Privacy", self.privacy)
+        self.privacy.check()
+
+    def bind(self, model: Model) -> Solver:
+        """The solver of this local training for a model."""
+        optimizer = optax.with_extra_args_support(self.optimizer)
+        if self.schedule is not None:
+            optimizer = scheduled(optimizer, self.schedule)
+        statistics = model.statistics if model.network.statistics else None
+        if statistics is not None:
+            if self.privacy.active:
+                text = "batch statistics tell of all examples of a mini-batch; accepted with it: a model without any"
+                raise ArgumentError("privacy", text)
+            optimizer = beside_statistics(optimizer, statistics)
+        how = (self.batch_size, self.epochs, self.steps, self.privacy)
+        return Solver(
+            model.loss, optimizer, *how, keyed=model.stochastic or statistics is not None, statistics=statistics
+        )
+
+
+def beside_statistics(
+    optimizer: optax.GradientTransformation, statistics: Callable[[Params], PyTree]
+) -> optax.GradientTransformationExtraArgs:
+    """The optimizer for parameters; statistics take steps of SGD at rate 1, which set them to the new ones.
+
+    Args:
+        optimizer: Of parameters.
+        statistics: Parameters -> which leaves are statistics, a tree of bools.
+    """
+    optimizers = {"parameter": optimizer, "statistic": optax.sgd(1.0)}
+    label = lambda params: jax.tree.map(lambda s: "statistic" if s else "parameter", statistics(params))
+    return optax.partition(optimizers, label)
+
+
+def whole_number(value: Any, least: int) -> bool:
+    """Whether `value` is an int of at least `least`."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def scheduled(
+    optimizer: optax.GradientTransformation, schedule: optax.Schedule
+) -> optax.GradientTransformationExtraArgs:
+    """The optimizer with its updates scaled by schedule(round number): rates that fall over rounds, not over steps."""
+
+    def update(updates, state, params=None, *, round_number, **extra):
+        del params, extra
+        return jax.tree.map(lambda leaf: leaf * schedule(round_number), updates), state
+
+    scale = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    return optax.chain(optimizer, scale)

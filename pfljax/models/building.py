@@ -1,0 +1,148 @@
+"""Models for given data: by name, or from a user's own module."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from pfljax.core.errors import ArgumentError
+from pfljax.core.types import Task
+from pfljax.models import networks, recurrent
+from pfljax.models.model import ACCEPTED, Model
+
+# Name -> (widths of the mlp's hidden layers, channels of the cnn) -> the module.
+NAMES: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], nn.Module]] = {
+    "linear": lambda hidden, channels: networks.MLP(hidden=()),
+    "mlp": lambda hidden, channels: networks.MLP(hidden=hidden),
+    "cnn": lambda hidden, channels: networks.CNN(channels=channels),
+    "lenet": lambda hidden, channels: networks.LeNet(),
+    "mcmahan_cnn": lambda hidden, channels: networks.McMahanCNN(),
+    "femnist_cnn": lambda hidden, channels: networks.FemnistCNN(),
+    "pfl_research_cnn": lambda hidden, channels: networks.PflResearchCNN(),
+    "vgg11": lambda hidden, channels: networks.VGG11(),
+    "resnet18": lambda hidden, channels: networks.ResNet18(),
+    "mobilenet_v2": lambda hidden, channels: networks.MobileNetV2(),
+    "lstm": lambda hidden, channels: recurrent.CharacterLSTM(),
+}
+
+
+def make(
+    name: str,
+    input_shape: Sequence[int],
+    task: Task,
+    num_classes: int,
+    *,
+    hidden: Sequence[int] = (64,),
+    channels: Sequence[int] = (128, 128, 128),
+) -> Model:
+    """Builds a model by its name for inputs of `input_shape` (without the batch axis).
+
+    Raises:
+        ArgumentError: for an unknown name, or inputs that the network does not take.
+    """
+    if name not in NAMES:
+        raise ArgumentError("model", f"unknown model; accepted: {', '.join(NAMES)}", name)
+    return build(NAMES[name](tuple(hidden), tuple(channels)), input_shape, task, num_classes, name=name)
+
+
+def build(
+    model: Any,
+    input_shape: Sequence[int],
+    task: Task,
+    num_classes: int,
+    *,
+    dtype: Any = jnp.float32,
+    name: str | None = None,
+) -> Model:
+    """Builds a model for given data.
+
+    Args:
+        model: A Flax module (Linen or NNX); a Linen module whose field `outputs` is None gets it filled in. Or a
+            `Model`. Or a function of `num_classes`, `rngs` or both, by name or (num_classes) as the first argument.
+        input_shape: Shape of an example, without the batch axis.
+        task: "classification" or "regression".
+        num_classes: C; 1 for a regression.
+        dtype: Type of the inputs.
+        name: What messages call it; by default the name of its class.
+
+    Raises:
+        ArgumentError: if it is none of these, does not take the data or gives outputs of another shape.
+    """
+    outputs = 1 if task == "regression" else num_classes
+    name = name or getattr(model, "__name__", type(model).__name__)
+    if isinstance(model, Model):
+        made, name = model.module, type(model.module).__name__
+    else:
+        made = called(model, outputs)
+    if isinstance(made, nn.Module) and getattr(made, "outputs", outputs) is None:
+        made = made.clone(outputs=outputs)
+    check_inputs(made, tuple(input_shape), name)
+    integers = jnp.issubdtype(dtype, jnp.integer) or isinstance(made, recurrent.CharacterLSTM)
+    example = jax.ShapeDtypeStruct((1, *input_shape), jnp.int32 if integers else dtype)
+    built = (
+        dataclasses.replace(model, module=made, task=task) if isinstance(model, Model) else Model(made, example, task)
+    )
+    check_outputs(built, jax.ShapeDtypeStruct((2, *input_shape), example.dtype), outputs, name)
+    return built
+
+
+def called(model: Any, outputs: int) -> Any:
+    """The module, or a function of `rngs`, that a function of the number of classes returns."""
+    if not callable(model) or (hasattr(model, "init") and not inspect.isclass(model)) or is_nnx(model):
+        return model
+    try:
+        arguments = inspect.signature(model).parameters
+    except (TypeError, ValueError) as error:
+        raise ArgumentError("model", f"accepted: {ACCEPTED}", model) from error
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    missing = [n for n, a in arguments.items() if a.kind in kinds and a.default is a.empty and n != "rngs"]
+    named = {"num_classes": outputs} if "num_classes" in arguments else {}
+    given = (outputs,) if missing and not named else ()
+    if "rngs" not in arguments:
+        return model(*given, **named)
+    return lambda rngs: model(*given, **named, rngs=rngs)
+
+
+def is_nnx(model: Any) -> bool:
+    """Whether it is an NNX module: known by its class's bases, so that NNX need not be imported."""
+    return any(base.__module__.startswith("flax.nnx") and base.__name__ == "Module" for base in type(model).__mro__)
+
+
+def check_inputs(module: Any, shape: tuple[int, ...], name: str) -> None:
+    """Raises ArgumentError for examples that a network of ours does not take."""
+    least = getattr(module, "least_side", None)
+    if isinstance(least, int) and (len(shape) != 3 or min(shape[:2]) < least):
+        text = f"takes images (height, width, channels) of at least {least} x {least}; this data's examples have shape"
+        raise ArgumentError("model", f"{text} {shape}: try mlp", name)
+    if isinstance(module, recurrent.CharacterLSTM) and len(shape) != 1:
+        raise ArgumentError("model", f"takes sequences of tokens; this data's examples have shape {shape}", name)
+
+
+def check_outputs(model: Model, inputs: jax.ShapeDtypeStruct, outputs: int, name: str) -> None:
+    """Raises ArgumentError if the model fails on inputs (2, *features), or gives anything but logits or values."""
+    try:
+        params = jax.eval_shape(model.init, jax.random.key(0))
+        shape = jax.eval_shape(model.apply, params, inputs).shape
+    except ArgumentError:
+        raise
+    except Exception as error:
+        line = (str(error).splitlines() or [""])[0]
+        raise ArgumentError("model", f"fails on inputs of shape {inputs.shape}: {line}", name) from error
+    floats = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(params))
+    if not floats:
+        raise ArgumentError("model", "has parameters or statistics that are no real numbers", name)
+    batch = inputs.shape[0]
+    places = (batch, *inputs.shape[1:]) if len(inputs.shape) == 2 else ()  # a sequence may have logits at every place
+    if model.task == "regression":
+        fits, accepted = shape == (batch,), "(batch,) or (batch, 1) values"
+    else:
+        fits, accepted = shape in ((batch, outputs), (*places, outputs)), f"(batch, {outputs}) logits"
+    if not fits:
+        given = ", ".join(["batch", *map(str, shape[1:])])
+        raise ArgumentError("model", f"gives outputs of shape ({given}); accepted: {accepted}", name)

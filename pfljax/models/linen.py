@@ -1,0 +1,98 @@
+"""Flax Linen modules as `Network`s: collections beside the parameters are branches of the same tree."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.errors import InvalidRngError
+
+from pfljax.core.errors import ArgumentError
+from pfljax.core.types import Array, Key, Params
+from pfljax.models.structure import Path, paths_of
+
+NORMS = (nn.BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm, nn.RMSNorm)
+TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
+
+
+def flags(call: Callable[..., Any], training: bool) -> dict[str, bool]:
+    """The arguments of a module's call that say whether it is training."""
+    names = inspect.signature(call).parameters
+    return {name: value if training else not value for name, value in TRAINING.items() if name in names}
+
+
+class LinenNetwork:
+    """A Linen module: see `structure.Network`."""
+
+    fixed = False
+
+    def __init__(self, module: nn.Module, example: Array):
+        self.module, self.example = module, example
+        self.called = self._watched()
+        shapes = jax.eval_shape(self._variables, jax.random.key(0))
+        self.collections = tuple(name for name in shapes if name != "params")
+        tree = self._tree(shapes)
+        self.statistics = frozenset(path for path in paths_of(tree) if path[0] in self.collections)
+        self.leaves = tuple(dict.fromkeys(map(self.place, paths_of(tree))))
+        self.stochastic = self._draws(shapes)
+
+    def init(self, key: Key) -> Params:
+        return self._tree(self._variables(key))
+
+    def forward(self, params: Params, x: Array, key: Key | None) -> tuple[Array, Params]:
+        options = flags(type(self.module).__call__, key is not None)
+        split = {name: params[name] for name in self.collections}
+        variables = {"params": {name: leaf for name, leaf in params.items() if name not in split}} | split
+        if key is None:
+            return self.module.apply(variables, x, **options), params
+        rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)}  # "params" stands in for streams of other names
+        outputs, written = self.module.apply(variables, x, **options, rngs=rngs, mutable=list(split))
+        return outputs, params | {name: written[name] for name in split}
+
+    def features(self, params: Params, x: Array) -> Array:
+        received = []
+
+        def note(call, args, kwargs, context):
+            if isinstance(context.module, nn.Dense):
+                received.append(args[0])
+            return call(*args, **kwargs)
+
+        with nn.intercept_methods(note):
+            self.forward(params, x, None)
+        if not received:
+            raise ArgumentError("model", "has no dense layer, whose inputs are a model's features")
+        return received[-1]
+
+    def place(self, path: Path) -> Path:
+        return path[1:] if path[0] in self.collections else path
+
+    def _variables(self, key: Key) -> dict[str, Params]:
+        return self.module.init(key, self.example, **flags(type(self.module).__call__, False))
+
+    def _tree(self, variables: dict[str, Params]) -> Params:
+        return {**variables.get("params", {}), **{name: variables[name] for name in self.collections}}
+
+    def _watched(self) -> dict[Path, bool]:
+        found: dict[Path, bool] = {}
+
+        def note(call, args, kwargs, context):
+            if context.method_name != "setup":
+                found.setdefault(context.module.path, isinstance(context.module, NORMS))
+            return call(*args, **kwargs)
+
+        with nn.intercept_methods(note):
+            jax.eval_shape(self._variables, jax.random.key(0))
+        return found
+
+    def _draws(self, shapes: dict[str, Params]) -> bool:
+        options = flags(type(self.module).__call__, True)
+        run = lambda variables, x: self.module.apply(variables, x, **options, mutable=list(self.collections))
+        try:
+            jax.eval_shape(run, shapes, jnp.zeros_like(self.example))
+        except InvalidRngError:
+            return True
+        return False

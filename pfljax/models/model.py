@@ -1,0 +1,157 @@
+"""A network and what its outputs mean, as pure functions of a tree of parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from pfljax.core.errors import ArgumentError
+from pfljax.core.types import Array, Key, Params, PyTree, Task
+from pfljax.models.linen import LinenNetwork
+from pfljax.models.structure import Layers, Network, by_path, layers_of
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Model:
+    """A Flax module, Linen or NNX, and what its outputs mean.
+
+    Its parameters are one tree of arrays, with everything in it that training writes: a module's batch statistics
+    travel, are averaged and are kept as its parameters are. In training mode the gradient of the loss with respect to
+    a statistic is what it has to change by, so that a step of SGD at rate 1 sets it to what the forward pass wrote.
+
+    Attributes:
+        module: A Linen module; an NNX module, which then is the initial model; or a function of `rngs` that returns an
+            NNX module. In training mode its call is told so if it has an argument `train`, `training`, `is_training`,
+            `deterministic` or `use_running_average`.
+        example_input: (B, *features); only its shape and type are read.
+        task: "classification" or "regression"; set by the data when a run is made.
+    """
+
+    module: Any
+    example_input: Array | jax.ShapeDtypeStruct
+    task: Task = "classification"
+
+    @functools.cached_property
+    def network(self) -> Network:
+        """The module as pure functions."""
+        example = np.zeros(self.example_input.shape, jax.dtypes.canonicalize_dtype(self.example_input.dtype))
+        if isinstance(self.module, nn.Module):
+            return LinenNetwork(self.module, example)
+        if not callable(self.module):
+            raise ArgumentError("model", f"accepted: {ACCEPTED}", type(self.module).__name__)
+        from pfljax.models.nnx import NNXNetwork  # only here, since it takes a while to import
+
+        return NNXNetwork(self.module, example)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the module is itself the initial model, so that there are no others."""
+        return self.network.fixed
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether training draws random numbers, as dropout does."""
+        return self.network.stochastic
+
+    def init(self, key: Key) -> Params:
+        """Initial parameters."""
+        return self.network.init(key)
+
+    def apply(self, params: Params, x: Array) -> Array:
+        """The outputs: (B, C) or (B, T, C) logits, or (B,) values of a regression."""
+        return self._forward(params, x, None)[0]
+
+    def features(self, params: Params, x: Array) -> Array:
+        """What the last dense layer receives, (B, F)."""
+        return self.network.features(params, x)
+
+    def loss(
+        self, params: Params, x: Array, y: Array, key: Key | None = None
+    ) -> Array:
+        """Per-example loss (B,): cross entropy in nats (of a sequence the mean over places), or the squared error.
+
+        Args:
+            params: One model.
+            x: Inputs.
+            y: Classes or targets.
+            key: Training mode, with this key for dropout; None: as in predictions.
+        """
+        outputs, written = self._forward(params, x, key)
+        if self.task == "regression":
+            losses = jnp.square(outputs - y)
+        else:
+            # One-hot labels: on a CPU the gradient of a gather is a slow scatter.
+            losses = optax.softmax_cross_entropy(outputs, jax.nn.one_hot(y, outputs.shape[-1]))
+            losses = mean_over_places(losses, y, outputs.shape[-1])
+        moved = self.statistics(params)
+        return losses if key is None or moved is None else losses + change(moved, params, written)
+
+    def predict(self, params: Params, x: Array) -> Array:
+        """What mixtures mix: class probabilities (B, C) or (B, T, C), or the outputs (B,) of a regression."""
+        outputs = self.apply(params, x)
+        return outputs if self.task == "regression" else jax.nn.softmax(outputs)
+
+    @functools.cached_property
+    def _layers(self) -> Layers:
+        return layers_of(self.network)
+
+    @property
+    def layers(self) -> tuple[tuple[str, ...], ...]:
+        """The names of the parameter tree's branches, layer by layer in the order of computation.
+
+        A normalization belongs to the layer before it.
+        """
+        return tuple(tuple("/".join(path) for path in paths) for paths in self._layers.names)
+
+    def layer_numbers(self, params: Params) -> PyTree:
+        """A tree of ints like `params`: number of the layer to which a leaf belongs."""
+        return by_path(lambda path: self._layers.number(self.network.place(path)), params)
+
+    def mask(self, params: Params, num: int) -> PyTree:
+        """A tree of bools like `params`: whether a leaf is in one of the last `num` layers (0 to all)."""
+        first = len(self.layers) - num
+        return jax.tree.map(lambda number: number >= first, self.layer_numbers(params))
+
+    def normalization(self, params: Params) -> PyTree:
+        """A tree of bools like `params`: whether a leaf is a parameter or a statistic of a normalization."""
+        return by_path(lambda path: self._layers.normalizes(self.network.place(path)), params)
+
+    def statistics(self, params: Params) -> PyTree | None:
+        """A tree of bools like `params`: whether a leaf is written by forward passes; None where no leaf is."""
+        return by_path(lambda path: path in self.network.statistics, params) if self.network.statistics else None
+
+    def _forward(self, params: Params, x: Array, key: Key | None) -> tuple[Array, Params]:
+        statistics = self.statistics(params)
+        if statistics is not None:
+            params = jax.tree.map(lambda s, leaf: jax.lax.stop_gradient(leaf) if s else leaf, statistics, params)
+        outputs, written = self.network.forward(params, x, key)
+        if self.task == "regression" and outputs.ndim > 1 and outputs.shape[-1] == 1:
+            outputs = outputs[..., 0]
+        return outputs, written
+
+
+ACCEPTED = (
+    "a Flax module (Linen or NNX), a pfljax.Model, or a function of num_classes, rngs or both that returns a module"
+)
+
+
+def change(statistics: PyTree, params: Params, written: Params) -> Array:
+    """A term of value zero, whose gradient with respect to each statistic is its old value less the written one."""
+    fixed = jax.lax.stop_gradient
+    term = lambda s, old, new: jnp.vdot(old - fixed(old), fixed(old - new)) if s else 0.0
+    return sum(jax.tree.leaves(jax.tree.map(term, statistics, params, written)))
+
+
+def mean_over_places(values: Array, y: Array, num_classes: int) -> Array:
+    """One value an example: values (B,) as they are, values (B, T) as means over the T places whose y is a class."""
+    if y.ndim == 1:
+        return values.astype(jnp.float32)
+    real, places = y < num_classes, tuple(range(1, y.ndim))
+    return jnp.where(real, values, 0).sum(places) / jnp.maximum(real.sum(places), 1)

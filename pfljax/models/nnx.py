@@ -1,0 +1,132 @@
+"""Flax NNX modules as `Network`s: their variables are a tree of arrays, all but the state of random streams."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from pfljax.core.errors import ArgumentError
+from pfljax.core.types import Array, Key, Params
+from pfljax.models.linen import flags
+from pfljax.models.structure import Path
+
+NORMS = (nnx.BatchNorm, nnx.LayerNorm, nnx.GroupNorm, nnx.InstanceNorm, nnx.RMSNorm)
+NOTE: ContextVar[Callable[[nnx.Module, tuple[Any, ...]], None]] = ContextVar("note")
+
+
+class NNXNetwork:
+    """An NNX module, or a function of `rngs` that makes one: see `structure.Network`."""
+
+    def __init__(self, module: nnx.Module | Callable[..., nnx.Module], example: Array):
+        self.module, self.example = module, example
+        self.fixed = isinstance(module, nnx.Module)
+        self.definitions: dict[bool, Any] = {}  # training or not -> the module without its arrays
+        random, rest = jax.eval_shape(self._define, jax.random.key(0))
+        self.random, variables = nnx.to_flat_state(random), nnx.to_flat_state(rest)
+        self.variables = {tuple(map(str, path)): (path, variable) for path, variable in variables}
+        self.leaves = tuple(self.variables)
+        self.statistics = frozenset(p for p, (_, v) in self.variables.items() if not isinstance(v, nnx.Param))
+        self.stochastic = bool(len(self.random))
+        self.called: dict[Path, bool] = {}
+        jax.eval_shape(self._watch_once, jax.random.key(0))
+
+    def init(self, key: Key) -> Params:
+        return self._tree(self._new(key))
+
+    def forward(self, params: Params, x: Array, key: Key | None) -> tuple[Array, Params]:
+        module = self._merged(params, key)
+        outputs = self._call(module, x, key)
+        return outputs, params if key is None else self._tree(module)
+
+    def features(self, params: Params, x: Array) -> Array:
+        module, received = self._merged(params, None), []
+
+        def note(_, called, args):
+            if isinstance(called, nnx.Linear):
+                received.append(args[0])
+
+        watch(module, note, lambda: self._call(module, x, None))
+        if not received:
+            raise ArgumentError("model", "has no nnx.Linear, whose inputs are a model's features")
+        return received[-1]
+
+    def place(self, path: Path) -> Path:
+        return path
+
+    def _new(self, key: Key) -> nnx.Module:
+        return nnx.clone(self.module) if isinstance(self.module, nnx.Module) else self.module(rngs=nnx.Rngs(key))
+
+    def _define(self, key: Key) -> tuple[nnx.State, nnx.State]:
+        module = self._new(key)
+        if not isinstance(module, nnx.Module):
+            raise ArgumentError(
+                "model", "accepted: a function of rngs that returns an nnx.Module", type(module).__name__
+            )
+        random = rest = nnx.State({})
+        for training in (True, False):
+            module.train() if training else module.eval()
+            self.definitions[training], random, rest = nnx.split(module, nnx.RngState, ...)
+        return random, rest
+
+    def _call(self, module: nnx.Module, x: Array, key: Key | None) -> Array:
+        return module(x, **flags(type(module).__call__, key is not None))
+
+    def _watch_once(self, key: Key) -> Array:
+        module = self._new(key)
+        module.eval()
+        note = lambda path, called, _: self.called.setdefault(path, isinstance(called, NORMS))
+        return watch(module, note, lambda: self._call(module, self.example, None))
+
+    def _merged(self, params: Params, key: Key | None) -> nnx.Module:
+        flat = [
+            (path, v.replace(functools.reduce(dict.__getitem__, p, params))) for p, (path, v) in self.variables.items()
+        ]
+        drawn = [(path, v.replace(self._stream(number, v, key))) for number, (path, v) in enumerate(self.random)]
+        return nnx.merge(self.definitions[key is not None], nnx.from_flat_state(drawn), nnx.from_flat_state(flat))
+
+    def _stream(self, number: int, variable: Any, key: Key | None) -> Array:
+        shape = variable.get_value().shape
+        if isinstance(variable, nnx.RngCount):
+            return jnp.zeros(shape, jnp.uint32)
+        key = jax.random.fold_in(jax.random.key(0) if key is None else key, number)
+        return jax.random.split(key, shape) if shape else key
+
+    def _tree(self, module: nnx.Module) -> Params:
+        state = nnx.to_pure_dict(nnx.state(module))
+        tree: Params = {}
+        for names, (path, _) in self.variables.items():
+            *above, last = names
+            branch = functools.reduce(lambda branch, name: branch.setdefault(name, {}), above, tree)
+            branch[last] = jnp.array(functools.reduce(lambda branch, name: branch[name], path, state))
+        return tree
+
+
+def watch(module: nnx.Module, note: Callable[[Path, nnx.Module, tuple[Any, ...]], Any], run: Callable[[], Any]) -> Any:
+    """run(), with note(path, module, arguments) before every call of `module` and the modules in it."""
+    paths = {}
+    for path, inner in nnx.iter_modules(module):
+        paths[id(inner)] = tuple(map(str, path))
+        if callable(inner):
+            object.__setattr__(inner, "__class__", watched(type(inner)))
+    token = NOTE.set(lambda called, args: id(called) in paths and note(paths[id(called)], called, args))
+    try:
+        return run()
+    finally:
+        NOTE.reset(token)
+
+
+@functools.cache
+def watched(cls: type) -> type:
+    """The class of modules whose calls are noted."""
+
+    def call(self, *args, **kwargs):
+        NOTE.get()(self, args)
+        return cls.__call__(self, *args, **kwargs)
+
+    return type(cls)(cls.__name__, (cls,), {"__call__": functools.wraps(cls.__call__)(call)})

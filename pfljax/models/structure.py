@@ -1,0 +1,124 @@
+"""What a parameter tree is made of, found by watching a forward pass: layers, normalizations and statistics.
+
+A path is a tuple of names, from the tree's root to a leaf or a branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from pfljax.core.types import Array, Key, Params, PyTree
+
+Path = tuple[str, ...]
+
+
+class Network(Protocol):
+    """A Flax module as pure functions.
+
+    Attributes:
+        fixed: Whether there is only one initial model, whatever the key.
+        stochastic: Whether training draws random numbers (dropout).
+        statistics: Paths of the leaves that a forward pass in training mode writes.
+        called: Paths of the modules in the order of their first call, and whether they normalize.
+        leaves: Paths of all leaves, as modules are called: without what `place` takes away.
+    """
+
+    fixed: bool
+    stochastic: bool
+    statistics: frozenset[Path]
+    called: Mapping[Path, bool]
+    leaves: tuple[Path, ...]
+
+    def init(self, key: Key) -> Params:
+        """Initial parameters, with the statistics in them."""
+        ...
+
+    def forward(self, params: Params, x: Array, key: Key | None) -> tuple[Array, Params]:
+        """The outputs, and the parameters with the statistics that were written; in training mode if there is a key."""
+        ...
+
+    def features(self, params: Params, x: Array) -> Array:
+        """What the last dense layer receives, (B, F)."""
+        ...
+
+    def place(self, path: Path) -> Path:
+        """Where the module stands of whose parameters the leaf at `path` is one, with the leaf's name at the end."""
+        ...
+
+
+class Layers(NamedTuple):
+    """The layers of a network.
+
+    Attributes:
+        names: Paths of the branches, layer by layer; a normalization belongs to the layer before it.
+        norms: Paths of the modules that normalize.
+    """
+
+    names: tuple[tuple[Path, ...], ...]
+    norms: frozenset[Path]
+
+    def number(self, path: Path) -> int:
+        """The layer of the leaf at `path`."""
+        numbers = {branch: number for number, branches in enumerate(self.names) for branch in branches}
+        return next(numbers[path[:end]] for end in range(len(path), -1, -1) if path[:end] in numbers)
+
+    def normalizes(self, path: Path) -> bool:
+        """Whether the leaf at `path` belongs to a normalization."""
+        return any(path[:end] in self.norms for end in range(len(path)))
+
+
+def layers_of(network: Network) -> Layers:
+    """The layers: the branches of the tree where it first forks, in the order of computation.
+
+    A list of modules is not a layer, but each of its modules is.
+    """
+    leaves, called = network.leaves, network.called
+    found = branches(leaves, called, ())
+    while len(found) == 1 and not any(len(leaf) == len(found[0]) + 1 for leaf in leaves if found[0]):
+        inner = branches(leaves, called, found[0])
+        if inner == found:
+            break
+        found = inner
+    order = {path: number for number, path in enumerate(called)}
+    names: list[tuple[Path, ...]] = []
+    for branch in sorted(found, key=lambda path: order.get(path, len(order))):
+        if names and called.get(branch, False):
+            names[-1] = (*names[-1], branch)
+        else:
+            names.append((branch,))
+    norms = {path for path, normalizes in called.items() if normalizes}
+    norms |= {network.place(path)[:-1] for path in network.statistics}
+    return Layers(tuple(names), frozenset(norms))
+
+
+def branches(leaves: Iterable[Path], called: Mapping[Path, bool], prefix: Path) -> list[Path]:
+    """The modules right below `prefix`, and `prefix` itself where it has parameters of its own."""
+    found: dict[Path, None] = {}
+    below = [leaf for leaf in leaves if leaf[: len(prefix)] == prefix]
+    for leaf in below:
+        child = leaf[: len(prefix) + 1]
+        if child == leaf:
+            found[prefix] = None
+        elif child in called:
+            found[child] = None
+        else:
+            found |= dict.fromkeys(branches([other for other in below if other[: len(child)] == child], called, child))
+    return list(found)
+
+
+def paths_of(params: Params) -> tuple[Path, ...]:
+    """The paths of all leaves."""
+    return tuple(path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
+
+
+def by_path(fn: Callable[[Path], Any], params: Params) -> PyTree:
+    """fn(path) in place of every leaf."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: fn(path_of(path)), params)
+
+
+def path_of(path: Any) -> Path:
+    """JAX's path of a leaf in nested dicts, as names."""
+    return tuple(str(entry.key) for entry in path)

@@ -1,0 +1,76 @@
+"""Descriptions of a run: its settings and environment for config.json, and its plan for the user."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from pfljax.core import tree
+from pfljax.data import Federation
+from pfljax.local.training import LocalTraining
+from pfljax.training.compiled import Compiled
+from pfljax.training.experiment import Experiment
+
+
+def settings(method: Any, clients: Federation, model: Any, local: LocalTraining, options: dict) -> dict:
+    """What must agree where a run is resumed; optimizers and schedules are functions, which cannot be compared."""
+    own = {f"local.{field.name}": getattr(local, field.name) for field in dataclasses.fields(local)}
+    own = {name: list(value) if isinstance(value, tuple) else value for name, value in own.items()}
+    comparable = {name: value for name, value in own.items() if isinstance(value, bool | int | float | list)}
+    knobs = {f"{method.info.name}.{name}": value for name, value in dataclasses.asdict(method).items()}
+    text = repr(model) if dataclasses.is_dataclass(model) else getattr(model, "__name__", type(model).__name__)
+    found = {"algorithm": method.info.name, **knobs, "model": text, **comparable, **options}
+    return found | {"num_clients": clients.num_clients, "partition": clients.index_digest}
+
+
+def environment() -> dict:
+    """Versions, device and git commit, for config.json."""
+    folder = Path(__file__).parent
+    try:
+        asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
+        commit = asked.stdout.strip() or None
+    except OSError:  # there is no git here
+        commit = None
+    device = jax.local_devices()[0]
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "flax", "optax", "numpy")}
+    return {
+        "versions": {"python": platform.python_version()} | versions,
+        "device": f"{len(jax.local_devices())} x {device.device_kind} ({device.platform})",
+        "git_commit": commit,
+    }
+
+
+def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tuple[str, Any]]:
+    """Lines of the memory plan, (name, bytes or text): what the whole run holds, and what a device needs."""
+    plan, needs, state, algorithm = compiled.plan, compiled.memory, compiled.state, compiled.algorithm
+    size, num_clients = experiment.problem.cohort_size, experiment.federation.num_clients
+    per_device = -(-size // plan.num_devices)
+    at_once = min(plan.chunk or per_device, per_device)
+    kind = {0: "vmap", 1: "map"}.get(plan.chunk, "chunk")
+    at_once = ", then ".join(f"{count} x {width}" for width, count in plan.buckets) or at_once
+    on_host = experiment.client_store == "host"
+    cut = lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype)
+    of_round = state.models if algorithm.topology == "shared" else jax.tree.map(cut, state.models)
+    lines = [
+        ("models", tree.num_bytes(state.models)),
+        ("optimizer", tree.num_bytes(state.optimizer)),
+        ("per-client state", tree.num_bytes(state.clients)),
+        ("data", tree.num_bytes(data)),
+        ("arguments, per device", needs.arguments),
+        ("outputs beside them, per device", needs.outputs),
+        ("temporaries, per device", needs.temporaries),
+        ("device memory", needs.limit),
+        ("plan", f"{kind}: {at_once} of {per_device} clients at a time on each of {plan.num_devices} device(s)"),
+        ("steps that wait for other clients", f"{100 * plan.waiting(experiment.steps, size):.1f} %"),
+        ("exchange", plan.exchange_of(algorithm.topology, of_round)),
+        ("clients' rows and data", f"on the {'host, of a round on the ' if on_host else ''}device(s)"),
+    ]
+    if num_clients % plan.num_devices and not on_host:
+        lines.append(("not divided", f"{num_clients} clients by {plan.num_devices} devices: each device holds all"))
+    return lines

@@ -1,0 +1,132 @@
+"""Clients' rows and data on the devices: several rounds in one dispatch, evaluation in another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pfljax.core import tree
+from pfljax.core.types import ClientData, Key, Split, State
+from pfljax.engine.plan import ExecutionPlan
+from pfljax.engine.rounds import Record, make_round
+from pfljax.evaluation import metrics as evaluation
+from pfljax.training import memory
+from pfljax.training.compiled import Compiled, is_private_mixture, place, shaped, state_shardings, tuned
+from pfljax.training.experiment import Experiment
+from pfljax.training.replicates import Replicates
+
+LARGE = 32 << 20  # bytes of a model stack from which on a dispatch is one round
+
+put = place
+
+
+def compile_segment(
+    experiment: Experiment, clients: ClientData, plan: ExecutionPlan, length: int, replicates: Replicates
+) -> Compiled:
+    """Compiles up to `length` rounds into one dispatch, or a single one of peers with a large model stack.
+
+    Peers' models are read by others until the round ends, so that the next ones need memory of their own. In a loop
+    of rounds that is a temporary beside the models; for a single round it is the output, and the old models are freed.
+
+    Args:
+        experiment: The run.
+        clients: Its data, on the devices; of all replicates.
+        plan: How clients are mapped.
+        length: The most rounds of a dispatch.
+        replicates: How many runs there are.
+    """
+    begin = time.perf_counter()
+    algorithm, problem = experiment.algorithm(plan), experiment.problem
+    one_round = make_round(algorithm, plan, problem.num_clients, problem.cohort_size)
+    one_round = replicates.lift(plan, one_round, in_axes=(0, None, 0, 0))
+    init = replicates.lift(plan, algorithm.init)
+    key = replicates.join([jax.random.key(experiment.seed)] * replicates.num)
+    shape = jax.eval_shape(init, key, clients)
+    shardings = state_shardings(algorithm, plan, shape, replicates.axis)
+    state = shaped(shape, shardings)
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    everyone = problem.cohort_size == problem.num_clients  # else the others' models that are read are copies
+    single = algorithm.topology in ("peers", "push") and everyone and tree.num_bytes(shape.models) > LARGE
+    if single:
+        segment = _one_round(one_round)
+    else:
+        segment = _several_rounds(one_round, jax.eval_shape(one_round, key, number, state, clients)[1], length)
+    everywhere = plan.everywhere
+    jitted = jax.jit(
+        segment,
+        donate_argnums=(3,) if single else (3, 4),
+        out_shardings=(_apart(shardings), everywhere, everywhere),
+    )
+    compiled = jitted.lower(key, number, number, *_apart(state), clients).compile()
+
+    def dispatch(key, start, stop, state, clients):
+        (rest, models), records, done = compiled(key, np.int32(start), np.int32(stop), *_apart(state), clients)
+        return rest._replace(models=models), records, done
+
+    init = jax.jit(init, out_shardings=shardings).lower(key, clients).compile()
+    seconds = time.perf_counter() - begin
+    needs = memory.of_compiled(compiled), memory.of_compiled(init)
+    return Compiled(algorithm, plan, state, init, dispatch, needs[0], seconds, needs[1])
+
+
+def _apart(state: State) -> tuple[State, Any]:
+    """The rest of a state, and its models.
+
+    The rest comes first: JAX gives donated memory to the first outputs of the same shape, and Adam's moments have the
+    models' shapes.
+    """
+    return state._replace(models=()), state.models
+
+
+def _one_round(one_round: Callable) -> Callable:
+    def segment(key, start, stop, rest, models, clients):
+        state, record = one_round(key, start, rest._replace(models=models), clients)
+        return _apart(state), tree.stack_one(record), jnp.ones((), jnp.int32)
+
+    return segment
+
+
+def _several_rounds(one_round: Callable, logged: Record, length: int) -> Callable:
+    """Rounds from `start` to `stop`, `length` at most; none after one in which a loss was not finite."""
+
+    def segment(key, start, stop, rest, models, clients):
+        def body(carry):
+            done, state, records = carry
+            state, record = one_round(key, start + done, state, clients)
+            records = jax.tree.map(lambda all, one: all.at[done].set(one), records, record)
+            return done + 1, state, records
+
+        def proceeds(carry):
+            done, _, records = carry
+            return (start + done < stop) & (records.diverged[jnp.maximum(done - 1, 0)] < 0).all()
+
+        records = jax.tree.map(lambda leaf: jnp.zeros((length, *leaf.shape), leaf.dtype), logged)
+        records = records._replace(diverged=jnp.full_like(records.diverged, -1))
+        state = rest._replace(models=models)
+        done, state, records = jax.lax.while_loop(proceeds, body, (jnp.zeros((), jnp.int32), state, records))
+        return _apart(state), records, done
+
+    return segment
+
+
+def make_evaluation(experiment: Experiment, compiled: Compiled, replicates: Replicates) -> Callable:
+    """(key, state, clients, splits) -> (metrics by split and name, who uses whom), in one compiled call."""
+    algorithm, plan, model = compiled.algorithm, compiled.plan, experiment.problem.model
+
+    def score(key: Key, state: State, clients: ClientData, splits: dict[str, Split]):
+        predictor = algorithm.predictor(key, state, clients)
+        final = tuned(algorithm, key, predictor, clients)
+        metrics = {name: evaluation.evaluate(plan, model, final, split) for name, split in splits.items()}
+        if algorithm.report.collaboration:
+            return metrics, algorithm.report.collaboration(state)
+        index = predictor.index
+        if is_private_mixture(predictor):
+            index = jnp.broadcast_to(jnp.arange(index.shape[1], dtype=jnp.int32), index.shape)
+        return metrics, {"index": index, "weights": predictor.weights}
+
+    return jax.jit(replicates.lift(plan, score), out_shardings=plan.everywhere)

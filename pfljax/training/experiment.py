@@ -1,0 +1,86 @@
+"""What one run is: a method on a federation with a model and its local training, and how it is executed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import numpy as np
+
+from pfljax.core.types import Algorithm
+from pfljax.data import Federation
+from pfljax.engine.plan import ExecutionPlan, make_plan
+from pfljax.evaluation.fine_tuning import fine_tuned
+from pfljax.local.problem import Problem
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """Where clients live and in which order they are worked on; every choice gives the same numbers.
+
+    Attributes:
+        plan: How a device works on its clients: one after the other ("map"), all at once ("vmap"), `chunk` at a time
+            ("chunk"); "auto" is map on CPUs and vmap elsewhere.
+        chunk: Number of clients at a time under "chunk".
+        devices: Number of devices to use; 0 uses all.
+        exchange: How clients' models reach other devices: copied to all ("gather"), or around the ring of devices
+            ("ring"); "auto" takes what fits.
+        client_store: Where clients' state and data are between rounds: on the "device", or on the "host" for more
+            clients than the devices hold.
+    """
+
+    plan: Literal["auto", "vmap", "map", "chunk"] = "auto"
+    chunk: int = 8
+    devices: int = 0
+    exchange: Literal["auto", "gather", "ring"] = "auto"
+    client_store: Literal["device", "host"] = "device"
+
+    def make_plan(self) -> ExecutionPlan:
+        """The execution plan on the devices that are there."""
+        return make_plan(self.plan, self.chunk, self.devices, self.exchange)
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """One run.
+
+    Attributes:
+        method: A registered method with its knobs.
+        problem: What the method is built for.
+        federation: The clients that train.
+        seed: Decides initial models, cohorts, mini-batches and sampling.
+        unseen: Clients that are kept out of training, or None.
+        fine_tune_epochs: Passes over its data with which each client tunes what is evaluated.
+        client_store: "device" or "host", as in `Execution`.
+        config: Content of config.json; its "settings" must agree where a run is resumed.
+    """
+
+    method: Any
+    problem: Problem
+    federation: Federation
+    seed: int = 0
+    unseen: Federation | None = None
+    fine_tune_epochs: int = 0
+    client_store: str = "device"
+    config: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The method's registered name."""
+        return self.method.info.name
+
+    def algorithm(self, plan: ExecutionPlan) -> Algorithm:
+        """The method, built for this run under an execution plan."""
+        problem = self.problem._replace(plan=plan)
+        return fine_tuned(problem, self.method.build(problem), self.fine_tune_epochs)
+
+    def with_rounds(self, rounds: int) -> Experiment:
+        """The same run, planned for another number of rounds."""
+        return dataclasses.replace(self, problem=self.problem._replace(rounds=rounds))
+
+    @property
+    def steps(self) -> np.ndarray:
+        """(K,) steps that each client takes in a round; all alike where only shapes of the data are known."""
+        size, n_max = self.federation.train.size, self.federation.train.y.shape[1]
+        size = size if isinstance(size, np.ndarray) else np.full(size.shape, n_max)
+        return np.asarray(self.problem.solver.num_steps(size, n_max))

@@ -1,0 +1,121 @@
+"""What a run is summarized by: scores per client, newcomers, the privacy ledger."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import numpy as np
+
+from pfljax import data
+from pfljax.core.types import Algorithm, Key, State
+from pfljax.data import Federation
+from pfljax.engine.rounds import participations
+from pfljax.evaluation import metrics as evaluation
+from pfljax.local import privacy
+from pfljax.models import Model
+from pfljax.training import memory
+from pfljax.training.compiled import Compiled, place, tuned
+from pfljax.training.experiment import Experiment
+from pfljax.training.history import History
+
+
+def num_parameters(model: Model) -> int:
+    """Number of parameters per model."""
+    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
+
+
+def per_client(federation: Federation, metrics: dict[str, dict[str, np.ndarray]]) -> list[dict]:
+    """One row per client, with its scores on its test examples."""
+    test = metrics["test"]
+    return [
+        {
+            "client": k,
+            "n_train": int(federation.train.size[k]),
+            "n_test": int(federation.test.size[k]),
+            "distribution": int(federation.distribution[k]),
+            **({} if federation.target is None else {"target": int(federation.target[k])}),
+            "accuracy": float(test["accuracy"][k]) if "accuracy" in test else None,
+            "loss": float(test["loss"][k]),
+        }
+        for k in range(federation.num_clients)
+    ]
+
+
+def score_unseen(experiment: Experiment, compiled: Compiled, key: Key, state: State) -> dict | None:
+    """Adapts the trained state to the clients that were kept out and scores them; None where there are none."""
+    unseen, plan = experiment.unseen, compiled.plan
+    if unseen is None:
+        return None
+    algorithm = experiment.algorithm(plan)  # whose newcomers train for the number of rounds that the run now has
+    there = lambda part: place(plan, part, unseen.num_clients)
+    predict = lambda *args: tuned(algorithm, args[0], algorithm.adapt(*args), args[2])
+    predictor = jax.jit(predict)(key, state, there(unseen.client_data))
+    score = jax.jit(evaluation.evaluate, static_argnums=(0, 1), out_shardings=plan.everywhere)
+    splits = (("train", unseen.train), ("test", unseen.test))
+    model = experiment.problem.model
+    scores = jax.device_get({name: score(plan, model, predictor, there(split)) for name, split in splits})
+    out = evaluation.summarize(scores["test"], unseen.test.size)
+    train = evaluation.summarize(scores["train"], unseen.train.size)
+    return out | {f"train_{name}": value for name, value in train.items()} | {"per_client": per_client(unseen, scores)}
+
+
+def spent(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -> dict | None:
+    """What the privacy ledger says after `rounds` rounds, or None where nothing is private; `key` drew the cohorts.
+
+    Where a method chooses its cohorts, every client is taken to be in all of them: an upper bound.
+    """
+    problem, train = experiment.problem, experiment.federation.train
+    solver, ledger = problem.solver, algorithm.ledger
+    if not solver.privacy.active:
+        return None
+    n_max = train.y.shape[1]
+    if algorithm.sample is None:
+        taken = participations(key, problem.num_clients, problem.cohort_size, rounds)
+    else:
+        taken = np.full(problem.num_clients, rounds)
+    steps = np.ceil(np.asarray(taken * solver.num_steps(train.size, n_max)) * ledger.passes).astype(int)
+    epsilon = privacy.epsilons(solver.privacy, train.size, solver.batch(n_max), steps, ledger.gradients)
+    finite = lambda value: float(value) if math.isfinite(value) else None  # JSON knows no infinity: null
+    return {
+        **{name: finite(value) for name, value in solver.privacy._asdict().items()},
+        "epsilon": finite(epsilon.max()),
+        "unaccounted": ledger.unaccounted or None,
+        "epsilon_per_client": [finite(value) for value in epsilon],
+    }
+
+
+def best_row(rows: list[dict]) -> dict:
+    """The evaluated round that is best by validation, or by training loss where nothing was validated."""
+    name, better = "train_loss", min
+    if "validation_loss" in rows[-1]:
+        name, better = ("validation_accuracy", max) if "validation_accuracy" in rows[-1] else ("validation_loss", min)
+    return better(rows, key=lambda row: row[name]) | {"selected_by": name}
+
+
+def summarize(experiment: Experiment, compiled: Compiled, history: History, lines: list, key: Key) -> dict:
+    """The content of summary.json; `key` drew the rounds."""
+    rows, federation, algorithm = history.rows, experiment.federation, compiled.algorithm
+    last_test = {"test": {k[: -len("_test")]: v[-1] for k, v in history.results.items() if k.endswith("_test")}}
+    rounds = rows[-1]["round"]
+    return {
+        "algorithm": experiment.name,
+        "dataset": federation.name,
+        "task": federation.task,
+        "num_clients": federation.num_clients,
+        "parameters": num_parameters(experiment.problem.model),
+        "rounds": experiment.problem.rounds,
+        "seed": experiment.seed,
+        "scored": algorithm.report.scored,
+        "last": rows[-1],
+        "best": best_row(rows),
+        "per_client": per_client(federation, last_test),
+        "earth_movers_distance": data.heterogeneity(federation),
+        "privacy": spent(experiment, algorithm, key, rounds),
+        "seconds_per_round": rows[-1]["seconds"] / max(rounds, 1),
+        "compile_seconds": compiled.compile_seconds,
+        "peak_memory_bytes": memory.peak_bytes(),
+        "plan": lines,
+        **dict(algorithm.report.facts),
+        "unseen": None,
+    }

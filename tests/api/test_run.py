@@ -1,0 +1,147 @@
+"""The Python API: what a user types, what comes back, and what is refused."""
+
+import re
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+import pytest
+
+import pfljax as pfl
+from pfljax.training import files
+
+ROOT = Path(__file__).parents[2]
+LOCAL = pfl.LocalTraining(optax.adam(1e-2))
+MODEL = pfl.models.MLP(hidden=())
+
+
+@pytest.fixture(scope="module")
+def clients():
+    return pfl.data.digits(num_clients=6, partition=pfl.partitions.LabelGroups(groups=2), train_examples=8)
+
+
+@pytest.fixture(scope="module")
+def trained(clients, tmp_path_factory):
+    """A run of 4 rounds in a folder, and its result."""
+    out = tmp_path_factory.mktemp("api") / "run"
+    run = pfl.Run(pfl.FedeRiCo(neighbors=2), clients, MODEL, LOCAL, seed=0)
+    return run, run.train(rounds=4, eval_every=2, out=out)
+
+
+def test_a_result_tells_what_its_files_tell(trained, clients):
+    run, result = trained
+    rows = files.read_jsonl(result.out / "metrics.jsonl")
+    assert [row["round"] for row in result.history] == [row["round"] for row in rows] == [2, 4]
+    assert result.accuracy == rows[-1]["accuracy"] and result.loss == rows[-1]["loss"]
+    stored = files.read_npz(result.out / "results.npz")["accuracy_test"][-1]
+    np.testing.assert_array_equal(result.per_client_accuracy, stored)
+    assert np.average(stored, weights=clients.test.size) == pytest.approx(result.accuracy)
+    assert result.state.models["Dense_0"]["kernel"].shape[0] == clients.num_clients
+    assert files.read_json(result.out / "summary.json")["last"]["round"] == 4
+
+
+def test_predictions_are_those_that_were_scored(trained, clients):
+    """Scoring a client's test examples by `predict` gives the accuracy in the results."""
+    _, result = trained
+    for k in (0, 4):
+        size = clients.test.size[k]
+        x, y = clients.test.x[k, :size], clients.test.y[k, :size]
+        found = result.predict(x, client=k)
+        assert found.shape == (size, 10)
+        np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-5)
+        assert (found.argmax(axis=1) == y).mean() == pytest.approx(result.per_client_accuracy[k])
+        np.testing.assert_allclose(result.predictions(x)[k], found, atol=1e-6)
+
+
+def test_collaboration_is_a_matrix_of_weights(trained, clients):
+    found = trained[1].collaboration
+    assert found.rounds.tolist() == [2, 4]
+    matrix = found.matrix()
+    assert matrix.shape == (6, 6)
+    np.testing.assert_allclose(matrix.sum(axis=1), 1, atol=1e-5)
+    np.testing.assert_array_equal(found.distribution, clients.distribution)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "per_client", "collaboration", "weights", "traffic"])
+def test_figures_can_be_shown(trained, name):
+    figure = getattr(trained[1].plot, name)()
+    assert figure.axes and figure._repr_html_() if hasattr(figure, "_repr_html_") else figure.axes
+
+
+def test_training_goes_on_and_resumes(trained, clients, tmp_path):
+    """Four rounds and two more, six at once, and four, killed, and resumed give the same."""
+    whole = pfl.Run(pfl.FedeRiCo(neighbors=2), clients, MODEL, LOCAL, seed=0).train(rounds=6, eval_every=2)
+    parts = pfl.Run(pfl.FedeRiCo(neighbors=2), clients, MODEL, LOCAL, seed=0)
+    out = tmp_path / "run"
+    assert len(parts.train(rounds=4, eval_every=2, out=out).history) == 2
+    again = pfl.Run(pfl.FedeRiCo(neighbors=2), clients, MODEL, LOCAL, seed=0)
+    resumed = again.train(rounds=6, eval_every=2, out=out, resume=True)
+    longer = parts.train(rounds=2, eval_every=2)
+    for other in (longer, resumed):
+        assert [row["round"] for row in other.history] == [2, 4, 6]
+        np.testing.assert_array_equal(other.results["loss_test"], whole.results["loss_test"])
+    assert longer.summary["rounds"] == 6
+
+
+def test_a_comparison_is_a_table(clients, tmp_path):
+    methods = [pfl.Local(), pfl.FedAvg(), ("gentle", pfl.FedProx(mu=0.01))]
+    table = pfl.compare(methods, clients, MODEL, LOCAL, seeds=range(2), rounds=2, out=tmp_path, eval_every=1)
+    assert [row["algorithm"] for row in table.rows] == ["local", "fedavg", "gentle"]
+    again = pfl.compare(methods, clients, MODEL, LOCAL, seeds=range(2), rounds=2, out=tmp_path, eval_every=1)
+    assert again.rows == table.rows  # taken from the files
+    alone = [pfl.Run(pfl.FedAvg(), clients, MODEL, LOCAL, seed=seed).train(rounds=2).accuracy for seed in range(2)]
+    assert table.rows[1]["accuracy_mean"] == pytest.approx(np.mean(alone))
+    assert table.rows[1]["accuracy_std"] == pytest.approx(np.std(alone))
+    assert "gentle" in str(table) and str(table).count("±") == 4  # three rows and the title
+    assert (tmp_path / "comparison.png").stat().st_size > 1000
+
+
+def test_one_s_own_arrays_and_module():
+    class Own(nn.Module):
+        @nn.compact
+        def __call__(self, inputs):
+            return nn.Dense(3)(inputs)
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 4)), rng.integers(3, size=60)
+    y[:3] = [0, 1, 2]
+    for arrays in ((x, y), (jax.numpy.asarray(x), jax.numpy.asarray(y))):
+        clients = pfl.Federation.from_arrays(*arrays, client=np.repeat(["a", "b", "c"], 20))
+        assert clients.num_clients == 3
+        result = pfl.Run(pfl.FedAvg(), clients, Own(), pfl.LocalTraining(optax.sgd(0.1))).train(rounds=1)
+        assert np.isfinite(result.loss)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (lambda c: pfl.FedeRiCo(epsilon=2), r"federico\.epsilon=2: accepted: 0 to 1"),
+        (lambda c: pfl.Run(pfl.FedAvg, c, MODEL), "method=.*such as FedAvg"),
+        (lambda c: pfl.Run(pfl.FedAvg(), c.train.x, MODEL), "clients: accepted: a Federation"),
+        (lambda c: pfl.Run(pfl.FedAvg(), c, MODEL, participation=1.5), r"participation=1\.5: accepted"),
+        (lambda c: pfl.Run(pfl.FedeRiCo(neighbors=6), c, MODEL), r"federico\.neighbors=6: accepted: 0 to 5"),
+        (lambda c: pfl.Run(pfl.FedAvg(), c, nn.Dense(7)), "model"),
+        (lambda c: pfl.Run(pfl.FedAvg(), c, MODEL).train(rounds=0), "rounds=0: accepted"),
+        (lambda c: pfl.Run(pfl.FedAvg(), c, MODEL).train(rounds=1, resume=True), "resume: .*out"),
+        (lambda c: pfl.compare([pfl.FedAvg(), pfl.FedAvg()], c, MODEL, rounds=1), "methods: two are called fedavg"),
+        (lambda c: pfl.data.digits(num_clients=0), "num_clients=0"),
+    ],
+)
+def test_mistakes_are_one_clear_line(mistake, message, clients):
+    with pytest.raises(ValueError, match=message) as error:
+        mistake(clients)
+    assert isinstance(error.value, pfl.ArgumentError)
+    assert "\n" not in str(error.value) and "--" not in str(error.value)
+
+
+def test_readme_s_snippet_runs(monkeypatch, tmp_path):
+    """As written, but for fewer rounds."""
+    monkeypatch.chdir(tmp_path)
+    snippet = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL).group(1)
+    shorter = re.sub(r"rounds=\d+", "rounds=2", snippet)
+    assert shorter != snippet
+    names = {}
+    exec(compile(shorter, "README.md", "exec"), names)
+    assert 0 <= names["result"].accuracy <= 1 and len(names["table"].rows) == 3

@@ -1,0 +1,128 @@
+"""Data sets by name, and one's own arrays, as federations."""
+
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pfljax import data
+from pfljax.core.errors import ArgumentError
+from pfljax.data import Federation, Splits, partitions
+
+X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+Y = np.arange(40) % 2
+OWNER = np.array(["c", "a", "b", "a"])[np.arange(40) % 4]
+TESTS = np.arange(40) % 5 == 0
+
+
+def real(split, k=None):
+    """The examples of a split, of client k or of all, without padding and in an order of their values."""
+    there = np.arange(split.x.shape[1]) < split.size[:, None]
+    return np.unique(split.x[there] if k is None else split.x[k][there[k]], axis=0)
+
+
+def test_ones_own_arrays_with_clients_stay_with_them():
+    federation = Federation.from_arrays(jnp.asarray(X), jnp.asarray(Y), client=OWNER, test_fraction=0.4)
+    assert federation.name == "arrays, natural" and federation.num_clients == 3 and federation.num_classes == 2
+    np.testing.assert_array_equal(federation.train.size, [12, 6, 6])
+    np.testing.assert_array_equal(federation.test.size, [8, 4, 4])
+    for k, name in enumerate("abc"):  # neither standardized nor scaled
+        found = np.concatenate([real(federation.train, k), real(federation.test, k)])
+        np.testing.assert_array_equal(np.unique(found, axis=0), np.unique(X[np.char.equal(OWNER, name)], axis=0))
+
+
+def test_ones_own_arrays_are_divided_by_a_partition():
+    pixels = np.arange(40 * 4, dtype=np.uint8).reshape(40, 2, 2)
+    federation = Federation.from_arrays(pixels, np.arange(40) % 4, num_clients=4, seed=1)
+    assert federation.name == "arrays, label_groups" and federation.num_clients == 4
+    assert federation.train.x.dtype == np.float32 and federation.train.x.shape[2:] == (2, 2)
+    assert max(federation.train.x.max(), federation.test.x.max()) == 159  # as it is, not divided by 255
+    iid = Federation.from_arrays(X, Y, OWNER, partition=partitions.IID(), num_clients=5, name="mine")
+    assert iid.name == "mine, iid" and iid.num_clients == 5
+    regression = Federation.from_arrays(X, X[:, 0], num_clients=4)
+    assert (regression.task, regression.num_classes, regression.name) == ("regression", 1, "arrays, iid")
+
+
+def test_ones_own_test_examples_are_the_test_examples():
+    federation = Federation.from_arrays(X, Y, OWNER, is_test=TESTS)
+    np.testing.assert_array_equal(real(federation.test), np.unique(X[TESTS], axis=0))
+    np.testing.assert_array_equal(real(federation.train), np.unique(X[~TESTS], axis=0))
+    anew = Federation.from_arrays(X, Y, OWNER, is_test=TESTS, official_test=False)
+    np.testing.assert_array_equal(anew.test.size, [4, 2, 2])  # a fifth of each client's
+
+
+def test_ones_own_arrays_are_standardized_if_wanted():
+    shifted = X * 7 + 3 + 100 * TESTS[:, None]
+    train = real(Federation.from_arrays(shifted, Y, OWNER, is_test=TESTS, standardize=True).train)
+    np.testing.assert_allclose(train.mean(axis=0), 0, atol=1e-5)
+    np.testing.assert_allclose(train.std(axis=0), 1, atol=1e-5)
+
+
+def test_classes_that_y_lacks_can_be_announced():
+    for none in (np.zeros(40, int), np.zeros(40)):
+        federation = Federation.from_arrays(X, none, OWNER, num_classes=7)
+        assert (federation.task, federation.num_classes) == ("classification", 7)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y": Y[:39]}, r"y: has shape \(39,\), x has \(40, 3\)"),
+        ({"client": OWNER[:5]}, r"client: has shape \(5,\)"),
+        ({"client": X[:, 0]}, "client: is float32; accepted: integers and strings"),
+        ({"x": X[:, 0]}, r"x: has shape \(40,\); accepted: \(n, \*features\), such as x\[:, None\]"),
+        ({"x": np.where(X > 1, np.nan, X)}, "x: is NaN or infinite"),
+        ({"y": np.arange(40), "num_classes": 8}, "num_classes=8: y reaches 39; accepted: 40 or more"),
+        ({"is_test": np.ones(40, bool)}, "is_test: holds for every example"),
+        ({"train_exmples": 3}, "train_exmples=3: unknown argument; did you mean train_examples"),
+        ({"zzz": 3}, "zzz=3: unknown argument; accepted: test_fraction, .*targets"),
+        ({"test_fraction": 2}, "test_fraction=2: accepted: above 0, below 1"),
+        ({"num_clients": 4}, "num_clients=4: arrays has 3 clients"),
+    ],
+)
+def test_mistakes_in_ones_own_arrays_are_named(change, message):
+    with pytest.raises(ArgumentError, match=f"^{message}"):
+        Federation.from_arrays(**({"x": X, "y": Y, "client": OWNER} | change))
+
+
+def test_options_replace_fields_of_the_splits():
+    federation = data.digits(4, splits=Splits(train_examples=5, test_fraction=0.5), train_examples=7)
+    np.testing.assert_array_equal(federation.train.size, 7)
+    assert abs(federation.test.size.sum() - 1797 / 2) < 4
+
+
+def test_examples_with_clients_stay_with_them_unless_told_otherwise(tmp_path):
+    file = str(tmp_path / "own.npz")
+    np.savez(file, x=X, y=Y, client=np.arange(40) % 5)
+    assert data.npz(file).num_clients == 5 and data.npz(file).name == "own, natural"
+    assert data.npz(file, 3).num_clients == 3
+    assert data.digits().name == "digits, label_groups" and data.digits().num_clients == 16
+    sine = data.sine(4, partitions.IID())
+    assert sine.name == "sine, iid" and sine.num_clients == 4 and data.sine(8).name == "sine, natural"
+
+
+def test_what_is_drawn_or_written_for_testing_is_for_testing(tmp_path):
+    file = tmp_path / "play.txt"
+    file.write_text("\n\n".join(f"{role}:\nab\nba\nab\nba\ncd" for role in ("Ann", "Bob")))
+    play = data.text(str(file))
+    assert play.name == "play, natural" and play.num_clients == 2
+    assert set(play.test.y[play.test.y < 255].ravel()) & {3, 4} and not set(play.train.y.ravel()) & {3, 4}
+    np.testing.assert_array_equal(data.synthetic(3, test_examples=20).test.size, 20)
+
+
+def test_tfds_becomes_a_federation(tmp_path):
+    import tensorflow_datasets as tfds
+
+    with tfds.testing.mock_data(num_examples=20):
+        federation = data.tfds("mnist", 4, partitions.IID(), data_dir=str(tmp_path))
+    assert federation.name == "mnist, iid" and federation.train.x.shape[2:] == (28, 28, 1)
+
+
+def test_importing_data_imports_nothing_heavy():
+    code = (
+        "import sys, pfljax.data; print([m for m in ('sklearn', 'tensorflow_datasets', 'optax') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
