@@ -127,7 +127,7 @@ def check_inputs(module: Any, shape: tuple[int, ...], name: str) -> None:
 def check_outputs(model: Model, inputs: jax.ShapeDtypeStruct, outputs: int, name: str) -> None:
     """Raises ArgumentError if the model fails on inputs (2, *features), or gives anything but logits or values."""
     try:
-        params = jax.eval_shape(model.init, jax.random.key(0))
+        params = model.network.shapes
         shape = jax.eval_shape(model.apply, params, inputs).shape
     except ArgumentError:
         raise
