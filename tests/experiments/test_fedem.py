@@ -2,27 +2,29 @@
 
 import json
 
+import commands
 import numpy as np
 import pytest
-from absl.testing import flagsaver
 
-from experiments import sweeps, train
-from pfljax import algorithms
+from experiments.fedem import figure1, table2, table3
+from experiments.fedem.paper import PAPER
+from pfljax.cli import train
+from pfljax.cli.settings import parse
+from pfljax.core.method import METHODS
 
-PRESETS = sorted((sweeps.PRESETS / "fedem").glob("*.flags"))
+PRESETS = sorted(PAPER.presets.glob("*.flags"))
 SMALL = ["--num_clients=10", "--test_examples=40", "--rounds=3", "--devices=1"]
 
 
-@pytest.fixture
-def call(experiment):
-    """Runs a command, small."""
-    return lambda name, *flags, code=0: experiment(name, *SMALL, *flags, code=code)
+def call(module, *flags, code=0):
+    """Runs a command, small; what it printed."""
+    return commands.call(module.COMMAND, *SMALL, *flags, code=code)
 
 
 @pytest.mark.slow
-def test_table2_tunes_and_stands_beside_the_paper(call, tmp_path):
+def test_table2_tunes_and_stands_beside_the_paper(tmp_path):
     flags = ["--algorithms=fedavg,fedem", "--tune=0.01,0.3", "--time_constrained", f"--out={tmp_path}"]
-    printed = call("fedem_table2", *flags)
+    printed = call(table2, *flags)
     assert "68.2 / 58.9" in printed and "74.7 / 66.7" in printed  # the paper's Table 2
     rows = json.loads((tmp_path / "table.json").read_text())
     assert [row["algorithm"] for row in rows] == ["fedavg", "fedem", "fedem, 1 rounds"]
@@ -38,15 +40,15 @@ def test_table2_tunes_and_stands_beside_the_paper(call, tmp_path):
         assert row["accuracy_mean"] == pytest.approx(last["accuracy"])
         assert f"{100 * last['accuracy']:.1f} / {100 * last['accuracy_bottom_decile']:.1f}" in printed
     assert (tmp_path / "curves.png").stat().st_size > 5000
-    again = call("fedem_table2", *flags)
+    again = call(table2, *flags)
     assert again.count("finished before, kept") == again.count("seed-0:") + again.count("rate-0.01:") + again.count(
         "rate-0.3:"
     )
 
 
 @pytest.mark.slow
-def test_table3_scores_clients_that_were_kept_out(call, tmp_path):
-    printed = call("fedem_table3", "--algorithms=fedem", "--tune=0.1", f"--out={tmp_path}")
+def test_table3_scores_clients_that_were_kept_out(tmp_path):
+    printed = call(table3, "--algorithms=fedem", "--tune=0.1", f"--out={tmp_path}")
     assert "73.0 (74.1)" in printed  # the paper's Table 3
     (row,) = json.loads((tmp_path / "table.json").read_text())
     unseen = json.loads((tmp_path / "fedem" / "seed-0" / "summary.json").read_text())["unseen"]
@@ -59,8 +61,8 @@ def test_table3_scores_clients_that_were_kept_out(call, tmp_path):
 
 
 @pytest.mark.slow
-def test_figure1_sweeps_sampling_and_components(call, tmp_path):
-    call("fedem_figure1", "--algorithms=fedem", "--participations=0.5,1", "--components=1,2", f"--out={tmp_path}")
+def test_figure1_sweeps_sampling_and_components(tmp_path):
+    call(figure1, "--algorithms=fedem", "--participations=0.5,1", "--components=1,2", f"--out={tmp_path}")
     points = json.loads((tmp_path / "table.json").read_text())
     found = [(point["panel"], point["value"], point["paper"]) for point in points]
     assert found == [
@@ -75,16 +77,16 @@ def test_figure1_sweeps_sampling_and_components(call, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "flag", "word"),
+    ("module", "flag", "word"),
     [
-        ("fedem_table2", "--preset=mnist", "cifar100"),
-        ("fedem_table2", "--tune=-1", "above 0"),
-        ("fedem_table3", "--unseen_clients=0", "above 0"),
-        ("fedem_figure1", "--components=x", "positive"),
+        (table2, "--preset=mnist", "cifar100"),
+        (table2, "--tune=-1", "above 0"),
+        (table3, "--unseen_clients=0", "above 0"),
+        (figure1, "--components=x", "positive"),
     ],
 )
-def test_mistakes_are_one_line(call, tmp_path, name, flag, word):
-    error = call(name, flag, f"--out={tmp_path / 'out'}", code=2)
+def test_mistakes_are_one_line(tmp_path, module, flag, word):
+    error = call(module, flag, f"--out={tmp_path / 'out'}", code=2)
     (line,) = error.strip().splitlines()
     assert line.startswith(f"error: {flag}") and word in line
     assert not (tmp_path / "out").exists()
@@ -93,22 +95,17 @@ def test_mistakes_are_one_line(call, tmp_path, name, flag, word):
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
 def test_presets_are_flags_of_a_method_and_begin_with_the_result(path):
     dataset, method = path.stem.split("-")
-    assert method in algorithms.METHODS
+    assert dataset in PAPER.names and method in METHODS
     lines = path.read_text().splitlines()
     assert lines[0].startswith("# ") and "in the paper" in lines[0] and dataset in lines[1]
-    with flagsaver.flagsaver():
-        if not train.FLAGS.is_parsed():
-            train.FLAGS(["train"])
-        values = sweeps.preset(path)
-    assert values["learning_rate"] > 0 and values["optimizer"] == "sgd" and values["momentum"] == 0.9
+    values = parse(train.define, [f"--flagfile={path}"])
+    assert values.learning_rate > 0 and values.optimizer == "sgd" and values.momentum == 0.9
 
 
-def test_a_preset_gives_way_to_the_command_line(tmp_path):
-    path = tmp_path / "x.flags"
-    path.write_text("# a result\n--learning_rate=0.25\n--rounds=7\n")
-    with flagsaver.flagsaver():
-        train.FLAGS(["train", "--rounds=3"])
-        assert sweeps.preset(path) == {"learning_rate": 0.25}
-        with sweeps.settings(learning_rate=0.25, fedem__components=5):
-            assert train.FLAGS.learning_rate == 0.25 and train.FLAGS["fedem.components"].value == 5
-        assert train.FLAGS.learning_rate == 0.01 and train.FLAGS["fedem.components"].value == 3
+def test_the_preset_of_a_data_set_and_a_method_is_found():
+    settings = parse(table2.define, ["--learning_rate=0.5"])
+    own = PAPER.settings_of(settings, "fedem")
+    assert (own.dataset, own.batch_size, own["fedem.components"], own.learning_rate) == ("synthetic", 128, 3, 0.5)
+    other = PAPER.settings_of(settings.replace(preset="cifar10"), "fedavg")
+    assert (other.model, other.num_clients, other.learning_rate) == ("mobilenet_v2", 80, 0.5)
+    assert PAPER.settings_of(settings.replace(dataset="npz"), "fedem").values == settings.replace(dataset="npz").values
