@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import optax
@@ -21,21 +21,27 @@ from absl import flags
 from rich.console import Console
 from rich.table import Table
 
-from experiments import common, sweeps, timing
-from pfljax import algorithms, data, models, report
-from pfljax.core.types import Split, UsageError
+from pfljax import data, models, report
+from pfljax.cli import build, launch, timing
+from pfljax.cli.flags import RUNS, Group, define_devices
+from pfljax.cli.settings import FlagError, Settings
+from pfljax.core import method
+from pfljax.core.types import Split
 from pfljax.data import Federation
-from pfljax.engine.plan import ExecutionPlan, make_plan
-from pfljax.local.solver import Solver
+from pfljax.engine.plan import ExecutionPlan
+from pfljax.local.training import LocalTraining
 from pfljax.models.networks import MobileNetV2
-from pfljax.training import files
+from pfljax.training import describe, files
 
-FLAGS = flags.FLAGS
 RATE = 0.1
 
-common.define_device_flags()
-flags.DEFINE_integer("repeats", 15, "rounds that are timed for each figure", lower_bound=3)
-flags.DEFINE_string("out", "runs/benchmark", "folder of benchmark.json and the figure")
+
+def define(registry: flags.FlagValues) -> None:
+    """Registers the command's flags."""
+    define_devices(registry)
+    add = Group(RUNS, registry)
+    add.whole("repeats", 15, "rounds that are timed for each figure", least=3)
+    add.text("out", "runs/benchmark", "folder of benchmark.json and the figure")
 
 
 class Workload(NamedTuple):
@@ -77,19 +83,20 @@ def clients_of(work: Workload) -> Federation:
     return dataclasses.replace(federation, **splits)
 
 
-def trace_folder(title: str) -> Path | None:
+def trace_folder(settings: Settings, title: str) -> Path | None:
     """Where a profiler's trace goes, if it is asked for."""
-    return Path(FLAGS.profile) / "".join(c if c.isalnum() else "-" for c in title) if FLAGS.profile else None
+    return Path(settings.profile) / "".join(c if c.isalnum() else "-" for c in title) if settings.profile else None
 
 
-def time_ours(work: Workload, federation: Federation, plan: ExecutionPlan, trace: Path | None = None) -> float:
+def time_ours(
+    work: Workload, federation: Federation, plan: ExecutionPlan, repeats: int, trace: Path | None = None
+) -> float:
     """Median seconds of a round of Local."""
     widths = {"hidden": work.widths, "channels": work.widths}
     model = models.make(work.model, work.shape, "classification", work.classes, **widths)
-    solver = Solver(model.loss, optax.with_extra_args_support(optax.sgd(RATE)), work.batch_size)
-    method = algorithms.get("local")
-    setup = timing.setup("local", method.config(), federation, model, solver, plan, work.num_clients, 1)
-    return timing.median_seconds(timing.compile_rounds(setup, trace), FLAGS.repeats)
+    solver = LocalTraining(optax.sgd(RATE), batch_size=work.batch_size).bind(model)
+    experiment = timing.build(method.get("local")(), federation, model, solver, plan, work.num_clients)
+    return timing.median_seconds(timing.compile_rounds(experiment, trace=trace), repeats)
 
 
 def torch_network(torch, work: Workload):
@@ -139,7 +146,7 @@ def torch_network(torch, work: Workload):
     return nn.Sequential(*layers)
 
 
-def time_torch(torch, work: Workload, federation: Federation, threads: Sequence[int]) -> float:
+def time_torch(torch, work: Workload, federation: Federation, threads: Sequence[int], repeats: int) -> float:
     """Median seconds of the same round as a Python loop over clients in PyTorch."""
     functional = torch.nn.functional
 
@@ -167,22 +174,21 @@ def time_torch(torch, work: Workload, federation: Federation, threads: Sequence[
     for count in threads:
         torch.set_num_threads(count)
         one_round()
-        best = min(best, float(np.median([one_round() for _ in range(FLAGS.repeats)])))
+        best = min(best, float(np.median([one_round() for _ in range(repeats)])))
     return best
 
 
-def time_federico() -> dict:
+def time_federico(settings: Settings) -> dict:
     """FedeRiCo's round against a Local round of the same full-batch step with Adam; MLP 784-64-10, 20 examples."""
     federation = data.random_pixels(1000, 20, (28, 28, 1), 10, 0)
     model = models.make("mlp", (28, 28, 1), "classification", 10, hidden=(64,))
-    solver = Solver(model.loss, optax.with_extra_args_support(optax.adam(0.01)))
+    solver, plan = LocalTraining(optax.adam(0.01)).bind(model), build.build_execution(settings).make_plan()
     seconds = {}
     for name in ("local", "federico"):
-        config = algorithms.get(name).config()
-        setup = timing.setup(name, config, federation, model, solver, common.build_plan(), 1000, 1)
-        dispatch = timing.compile_rounds(setup, trace_folder(name))
-        seconds[name] = timing.median_seconds(dispatch, FLAGS.repeats)
-    held = algorithms.get("federico").config().neighbors + 1
+        experiment = timing.build(method.get(name)(), federation, model, solver, plan, 1000)
+        dispatch = timing.compile_rounds(experiment, trace=trace_folder(settings, name))
+        seconds[name] = timing.median_seconds(dispatch, settings.repeats)
+    held = method.get("federico")().neighbors + 1
     return {
         "local_ms": 1e3 * seconds["local"],
         "federico_ms": 1e3 * seconds["federico"],
@@ -192,38 +198,20 @@ def time_federico() -> dict:
     }
 
 
-def run() -> None:
+def run(settings: Settings) -> None:
     """The command."""
-    sweeps.refuse("client_store", "all clients are in every round")
+    settings.refuse("client_store", "all clients are in every round")
     try:
         import torch
     except ImportError as error:
-        raise UsageError("torch is missing: pip install -e '.[benchmark]'") from error
-    cores = os.cpu_count() or 1
-    out, rows = Path(FLAGS.out), []
-    for work in WORKLOADS:
-        federation = clients_of(work)
-        theirs = time_torch(torch, work, federation, sorted({1, cores}))
-        plan = common.build_plan()
-        ours = time_ours(work, federation, plan, trace_folder(work.title))
-        alone = time_ours(work, federation, make_plan(FLAGS.plan, FLAGS.chunk, devices=1))
-        row = {"workload": work.title, "pfljax_ms": 1e3 * ours, "torch_ms": 1e3 * theirs, "ratio": theirs / ours}
-        rows.append(row | {"target": work.target, "one_device_ms": 1e3 * alone, "devices_gain": alone / ours})
-        print(
-            f"{work.title}: {row['pfljax_ms']:.1f} ms, PyTorch {row['torch_ms']:.1f} ms, {row['ratio']:.2f} x; "
-            f"{plan.num_devices} device(s) against one: {alone / ours:.2f} x"
-        )
-    federico = time_federico()
-    files.write_json(out / "benchmark.json", {**common.describe_run(), "local_sgd": rows, "federico": federico})
+        raise FlagError("torch is missing: pip install -e '.[benchmark]'") from error
+    out = Path(settings.out)
+    rows = [row_of(settings, torch, work) for work in WORKLOADS]
+    federico = time_federico(settings)
+    config = {"flags": dict(sorted(settings.values.items())), "command": build.command()} | describe.environment()
+    files.write_json(out / "benchmark.json", {**config, "local_sgd": rows, "federico": federico})
     report.save(report.benchmark_figure(rows), out / "benchmark.png")
-    table = Table(title=f"a round of local SGD, {cores} cores, {common.build_plan().num_devices} XLA device(s)")
-    for head in ("workload", "pfljax, ms", "PyTorch loop, ms", "speedup", "target", "one device, ms", "gain"):
-        table.add_column(head, justify="left" if head == "workload" else "right")
-    for row in rows:
-        cells = [f"{row['pfljax_ms']:.1f}", f"{row['torch_ms']:.1f}", f"{row['ratio']:.2f} x", f"{row['target']:.1f} x"]
-        cells += [f"{row['one_device_ms']:.1f}", f"{row['devices_gain']:.2f} x"]
-        table.add_row(row["workload"], *cells)
-    Console(width=120).print(table)
+    show(rows, build.build_execution(settings).make_plan().num_devices)
     print(
         f"FedeRiCo's round, M=3, K=1000, MLP 784-64-10, full batches of 20: {federico['federico_ms']:.0f} ms, Local's "
         f"{federico['local_ms']:.0f} ms: {federico['ratio']:.2f} x; target: at most 1.15 (M + 1) = "
@@ -232,5 +220,37 @@ def run() -> None:
     print(f"figures: {out / 'benchmark.json'}, {out / 'benchmark.png'}")
 
 
+def row_of(settings: Settings, torch: Any, work: Workload) -> dict:
+    """The figures of a workload: ours, the peer's, and ours on one device."""
+    federation, cores = clients_of(work), os.cpu_count() or 1
+    execution = build.build_execution(settings)
+    plan, repeats = execution.make_plan(), settings.repeats
+    theirs = time_torch(torch, work, federation, sorted({1, cores}), repeats)
+    ours = time_ours(work, federation, plan, repeats, trace_folder(settings, work.title))
+    single = dataclasses.replace(execution, devices=1, exchange="auto").make_plan()
+    alone = time_ours(work, federation, single, repeats)
+    row = {"workload": work.title, "pfljax_ms": 1e3 * ours, "torch_ms": 1e3 * theirs, "ratio": theirs / ours}
+    row |= {"target": work.target, "one_device_ms": 1e3 * alone, "devices_gain": alone / ours}
+    print(
+        f"{work.title}: {row['pfljax_ms']:.1f} ms, PyTorch {row['torch_ms']:.1f} ms, {row['ratio']:.2f} x; "
+        f"{plan.num_devices} device(s) against one: {alone / ours:.2f} x"
+    )
+    return row
+
+
+def show(rows: Sequence[dict], num_devices: int) -> None:
+    """Prints the table."""
+    table = Table(title=f"a round of local SGD, {os.cpu_count() or 1} cores, {num_devices} XLA device(s)")
+    for head in ("workload", "pfljax, ms", "PyTorch loop, ms", "speedup", "target", "one device, ms", "gain"):
+        table.add_column(head, justify="left" if head == "workload" else "right")
+    for row in rows:
+        cells = [f"{row['pfljax_ms']:.1f}", f"{row['torch_ms']:.1f}", f"{row['ratio']:.2f} x", f"{row['target']:.1f} x"]
+        cells += [f"{row['one_device_ms']:.1f}", f"{row['devices_gain']:.2f} x"]
+        table.add_row(row["workload"], *cells)
+    Console(width=120).print(table)
+
+
+COMMAND = launch.Command(__doc__, define, run, keep_compiled=False)
+
 if __name__ == "__main__":
-    common.main(run, keep_compiled=False)
+    launch.main(COMMAND)

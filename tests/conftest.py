@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import jax
+import jaxtyping
+
+PACKAGE = Path(__file__).parents[1] / "pfljax"
 
 # Code is split and emitted in ways that cost more time to compile than small programs take to run.
 FASTER_TO_COMPILE = ("--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1")
@@ -29,6 +32,12 @@ def start_jax() -> None:
         os.environ["XLA_FLAGS"] = given
 
 
+def modules_with_shapes() -> list[str]:
+    """The modules whose signatures tell shapes; they are checked as the tests call them."""
+    files = [file for file in PACKAGE.rglob("*.py") if "from jaxtyping import" in file.read_text()]
+    return [".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts) for file in files]
+
+
 jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS") or "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
 # Devices of one CPU process share a thread pool: with several dispatches in flight their collectives can starve.
@@ -38,4 +47,5 @@ jax.config.update("jax_disable_most_optimizations", True)
 start_jax()
 
 # pytest puts tests/ on the path, where the folder experiments/ would hide the package of that name.
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(PACKAGE.parent))
+jaxtyping.install_import_hook(modules_with_shapes(), "typechecking.check")

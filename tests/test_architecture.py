@@ -1,6 +1,11 @@
-"""The house rules: imports run one way, mapping is in one place, and nothing in the package reads flags."""
+"""The house rules: imports go down only, mapping is in one room, and nothing below the command line knows its flags."""
 
 import ast
+import functools
+import re
+import statistics
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,26 +14,33 @@ from pfljax.algorithms import METHODS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pfljax"
-FILES = sorted(path for path in PACKAGE.rglob("*.py"))
-FLOORS = [
-    {"types"},
-    {"tree", "processes", "schedules"},
-    {"stores", "views"},
-    {"mapping", "models", "data"},
-    {"privacy"},
-    {"solvers", "neighbors", "evaluation", "aggregation", "graphs", "branches"},
-    {"surrogates", "global_model", "embedding", "fine_tuning"},
-    {"algorithms"},
-    {"training", "report"},
-]
-SAME_FLOOR = {("evaluation", "solvers"), ("report", "training")}  # and not the other way round
-FLOOR = {part: number for number, parts in enumerate(FLOORS) for part in parts}
+FILES = sorted(PACKAGE.rglob("*.py"))
+METHOD_FILES = sorted((PACKAGE / "algorithms").glob("[!_]*.py"))
+ROOMS = ["core", "models", "engine", "local", "data", "evaluation", "algorithms", "training", "report", "api", "cli"]
+HEAVY = {"sklearn", "matplotlib", "tensorflow_datasets", "tensorflow", "networkx", "scipy.sparse", "orbax"}
+HEAVY |= {"cvxpy", "jax_privacy", "pandas", "IPython"}
+FLAG = re.compile(r"(?<![\w-])--[a-z]")
+MAX_LINES = 60
+
+
+def relative(path):
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def room(path):
+    """The room that a file is in; the package's own names are above all."""
+    return path.relative_to(PACKAGE).parts[0] if path.parent != PACKAGE else None
+
+
+@functools.cache
+def tree(path):
+    return ast.parse(path.read_text())
 
 
 def imports(path):
     """Full names of the modules, and of what is taken from them."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -39,65 +51,92 @@ def imports(path):
 
 def names(path):
     """Dotted names that are used as attributes or on their own."""
-    return {
-        ast.unparse(node)
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute | ast.Name)
-    }
+    return {ast.unparse(node) for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute | ast.Name)}
 
 
-def relative(path):
-    return path.relative_to(PACKAGE).as_posix()
+def strings(path):
+    """String constants, docstrings among them."""
+    return [
+        node.value for node in ast.walk(tree(path)) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+
+
+def long_functions(path):
+    """Names and lines of functions that are longer than allowed, docstrings included."""
+    functions = [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)]
+    lines = {node.name: node.end_lineno - node.lineno + 1 for node in functions}
+    return {name: number for name, number in lines.items() if number > MAX_LINES}
 
 
 @pytest.mark.parametrize("path", FILES, ids=relative)
-def test_imports_run_one_way(path):
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    if parts == ("__init__",):
-        assert not [name for name in imports(path) if name.startswith("pfljax")]
-        return
-    part = parts[0]
-    assert part in FLOOR, f"{part} has no floor"
+def test_imports_go_down_only(path):
+    own = room(path)
+    assert own in ROOMS or path == PACKAGE / "__init__.py", f"{own} is no room"
     for name in imports(path):
         top, *rest = name.split(".")
-        assert top not in ("experiments", "absl"), name
-        if top != "pfljax":
-            continue
-        other = rest[0]
-        assert other in FLOOR and FLOOR[other] <= FLOOR[part], name
-        if FLOOR[other] == FLOOR[part] and other != part:
-            assert (part, other) in SAME_FLOOR, f"{name}: a neighbor on the same floor"
+        assert top != "experiments", name
+        assert top != "absl" or own == "cli", name
+        if top == "pfljax" and own:
+            assert rest[0] in ROOMS, f"{name} is in no room"
+            assert ROOMS.index(rest[0]) <= ROOMS.index(own), f"{name} is above"
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "algorithms").glob("[!_]*.py")), ids=relative)
+def test_the_public_names_are_those_of_the_api():
+    assert not [name for name in imports(PACKAGE / "__init__.py") if name.startswith("pfljax.cli")]
+
+
+@pytest.mark.parametrize("path", METHOD_FILES, ids=relative)
 def test_methods_do_not_import_each_other(path):
-    assert not [name for name in imports(path) if name.startswith("pfljax.algorithms")]
-    assert ast.get_docstring(ast.parse(path.read_text()))
+    others = [name for name in imports(path) if name.startswith("pfljax.algorithms")]
+    assert not [name for name in others if not name.startswith("pfljax.algorithms.common.")]
+    assert ast.get_docstring(tree(path))
+
+
+def test_methods_are_short():
+    lines = sorted(len(path.read_text().splitlines()) for path in METHOD_FILES)
+    assert lines[0] <= 40 and statistics.median(lines) <= 80, lines
 
 
 @pytest.mark.parametrize("path", FILES, ids=relative)
-def test_only_mapping_says_how_clients_are_laid_out(path):
+def test_only_the_engine_says_how_clients_are_laid_out(path):
     mapped = {"jax.vmap", "jax.lax.map", "lax.map", "jax.shard_map", "jax.pmap", "shard_map", "vmap", "pmap"}
     used = names(path) & mapped
-    assert not used or relative(path) == "mapping.py", used
+    assert not used or room(path) == "engine", used
     assert not [name for name in imports(path) if name.split(".")[-1] in ("vmap", "pmap", "shard_map")]
 
 
-def test_no_method_is_known_by_name_outside_the_registry():
-    methods = set(METHODS)
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_only_the_command_line_speaks_of_flags(path):
+    assert room(path) == "cli" or not [text for text in strings(path) if FLAG.search(text)]
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_functions_are_short(path):
+    assert not long_functions(path)
+
+
+def test_no_method_is_known_by_name_outside_its_file():
     for path in FILES:
-        if relative(path) == "algorithms/__init__.py":
-            continue
-        strings = {
-            node.value
-            for node in ast.walk(ast.parse(path.read_text()))
-            if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        }
-        assert not strings & methods, path
+        if room(path) == "cli":
+            continue  # commands have defaults
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        others = {name for name, method in METHODS.items() if method.__module__ != module}
+        assert not others & set(strings(path)), path
+
+
+def test_importing_the_package_is_light():
+    """What is heavy or rarely used is imported where it is used."""
+    code = "import sys, pfljax; print(*sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not HEAVY & set(out.stdout.split())
 
 
 def test_the_rules_see_what_they_forbid(tmp_path):
     bad = tmp_path / "bad.py"
-    bad.write_text("import jax\nfrom absl import flags\nfrom jax import vmap\ny = jax.lax.map(vmap, 1)\n")
+    bad.write_text("import jax\nfrom absl import flags\nfrom jax import vmap\ny = jax.lax.map(vmap, '--rounds')\n")
     assert "absl.flags" in imports(bad) and "jax.vmap" in imports(bad)
     assert {"jax.lax.map", "vmap"} <= names(bad)
+    assert FLAG.search(*strings(bad)) and FLAG.search("use --rounds=3") and not FLAG.search("a -- b, well--known")
+    long = tmp_path / "long.py"
+    long.write_text("def f():\n" + MAX_LINES * "    x = 1\n" + "def g():\n" + (MAX_LINES - 1) * "    x = 1\n")
+    assert long_functions(long) == {"f": MAX_LINES + 1}

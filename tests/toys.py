@@ -14,7 +14,7 @@ from pfljax.data import Federation
 from pfljax.engine.plan import make_plan
 from pfljax.engine.rounds import make_round
 from pfljax.local.problem import Problem
-from pfljax.local.solver import Solver
+from pfljax.local.training import LocalTraining
 from pfljax.training.compiled import place, state_shardings
 from pfljax.training.experiment import Experiment
 from pfljax.training.loop import EVERY, Trainer
@@ -48,17 +48,27 @@ def make_federation(sizes, task="classification", features=3, classes=3, seed=0,
 
 
 def make_problem(
-    federation, optimizer=None, *, batch_size=0, epochs=1, steps=0, plan=None, cohort=0, hidden=(), rounds=2, loss=None
+    federation, optimizer=None, *, plan=None, cohort=0, hidden=(), rounds=2, loss=None, model=None, **training
 ):
-    """A linear model (or an MLP) and its local training, one client at a time on one device by default.
+    """A linear model (or an MLP, or `model`) and its local training, one client at a time on one device by default.
 
     Clients' own models start from different parameters, so that mistaking one for another shows.
+
+    Args:
+        federation: The clients.
+        optimizer: SGD at rate 0.1 by default.
+        plan: How clients are mapped.
+        cohort: S; 0: everyone.
+        hidden: Widths of the MLP.
+        rounds: R.
+        loss: In place of the model's.
+        model: Whatever `models.build` takes.
+        **training: Further arguments of LocalTraining.
     """
-    model = models.make(
-        "mlp", federation.train.x.shape[2:], federation.task, federation.num_classes, hidden=tuple(hidden)
-    )
-    optimizer = optax.with_extra_args_support(optimizer or optax.sgd(0.1))
-    solver = Solver(loss or model.loss, optimizer, batch_size, epochs, steps)
+    shape = federation.train.x.shape[2:]
+    model = models.build(model or models.MLP(hidden=tuple(hidden)), shape, federation.task, federation.num_classes)
+    solver = LocalTraining(optimizer or optax.sgd(0.1), **training).bind(model)
+    solver = solver._replace(loss=loss) if loss else solver
     num, n_max = federation.train.y.shape
     plan = plan or make_plan("map", devices=1)
     return Problem(model, solver, plan, num, cohort or num, n_max, rounds, common_init=False)

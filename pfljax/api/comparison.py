@@ -91,7 +91,7 @@ class Table:
             cells = [row["algorithm"], f"{number(row['accuracy_mean'])} ± {number(row['accuracy_std'])}"]
             cells += [number(row["best_mean"])] + [number(row["bottom_decile_mean"])] * classification
             cells += [number(row["unseen_mean"])] * unseen
-            cells += [epsilon_text(row["epsilon"]) + "*" * bool(row["unaccounted"])] * private
+            cells += [epsilon_text(row["epsilon"] or [0.0]) + "*" * bool(row["unaccounted"])] * private
             body.append([*cells, f"{row['megabytes_per_round']:.3g}", f"{row['seconds_per_round']:.3g}"])
         return heads, body
 

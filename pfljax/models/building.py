@@ -97,9 +97,11 @@ def called(model: Any, outputs: int) -> Any:
     if not callable(model) or (hasattr(model, "init") and not inspect.isclass(model)) or is_nnx(model):
         return model
     try:
-        arguments = inspect.signature(model).parameters
+        arguments = dict(inspect.signature(model.__init__ if inspect.isclass(model) else model).parameters)
     except (TypeError, ValueError) as error:
         raise ArgumentError("model", f"accepted: {ACCEPTED}", model) from error
+    if inspect.isclass(model):
+        arguments.pop("self", None)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     missing = [n for n, a in arguments.items() if a.kind in kinds and a.default is a.empty and n != "rngs"]
     named = {"num_classes": outputs} if "num_classes" in arguments else {}
@@ -127,7 +129,7 @@ def check_inputs(module: Any, shape: tuple[int, ...], name: str) -> None:
 def check_outputs(model: Model, inputs: jax.ShapeDtypeStruct, outputs: int, name: str) -> None:
     """Raises ArgumentError if the model fails on inputs (2, *features), or gives anything but logits or values."""
     try:
-        params = jax.eval_shape(model.init, jax.random.key(0))
+        params = model.network.shapes
         shape = jax.eval_shape(model.apply, params, inputs).shape
     except ArgumentError:
         raise

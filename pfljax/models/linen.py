@@ -30,15 +30,15 @@ class LinenNetwork:
 
     fixed = False
 
-    def __init__(self, module: nn.Module, example: Array):
+    def __init__(self, module: nn.Module, example: jax.ShapeDtypeStruct):
         self.module, self.example = module, example
-        self.called = self._watched()
-        shapes = jax.eval_shape(self._variables, jax.random.key(0))
-        self.collections = tuple(name for name in shapes if name != "params")
-        tree = self._tree(shapes)
-        self.statistics = frozenset(path for path in paths_of(tree) if path[0] in self.collections)
-        self.leaves = tuple(dict.fromkeys(map(self.place, paths_of(tree))))
-        self.stochastic = self._draws(shapes)
+        self.called: dict[Path, bool] = {}
+        with nn.intercept_methods(self._note):
+            variables = jax.eval_shape(self._variables, jax.random.key(0))
+        self.collections = tuple(name for name in variables if name != "params")
+        self.shapes = self._tree(variables)
+        self.statistics = frozenset(path for path in paths_of(self.shapes) if path[0] in self.collections)
+        self.stochastic = bool(flags(type(module).__call__, True)) and self._draws(variables)
 
     def init(self, key: Key) -> Params:
         return self._tree(self._variables(key))
@@ -71,28 +71,22 @@ class LinenNetwork:
         return path[1:] if path[0] in self.collections else path
 
     def _variables(self, key: Key) -> dict[str, Params]:
-        return self.module.init(key, self.example, **flags(type(self.module).__call__, False))
+        x = jnp.zeros(self.example.shape, self.example.dtype)
+        return self.module.init(key, x, **flags(type(self.module).__call__, False))
 
     def _tree(self, variables: dict[str, Params]) -> Params:
         return {**variables.get("params", {}), **{name: variables[name] for name in self.collections}}
 
-    def _watched(self) -> dict[Path, bool]:
-        found: dict[Path, bool] = {}
+    def _note(self, call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        if context.method_name != "setup":
+            self.called.setdefault(context.module.path, isinstance(context.module, NORMS))
+        return call(*args, **kwargs)
 
-        def note(call, args, kwargs, context):
-            if context.method_name != "setup":
-                found.setdefault(context.module.path, isinstance(context.module, NORMS))
-            return call(*args, **kwargs)
-
-        with nn.intercept_methods(note):
-            jax.eval_shape(self._variables, jax.random.key(0))
-        return found
-
-    def _draws(self, shapes: dict[str, Params]) -> bool:
+    def _draws(self, variables: dict[str, Params]) -> bool:
         options = flags(type(self.module).__call__, True)
         run = lambda variables, x: self.module.apply(variables, x, **options, mutable=list(self.collections))
         try:
-            jax.eval_shape(run, shapes, jnp.zeros_like(self.example))
+            jax.eval_shape(run, variables, self.example)
         except InvalidRngError:
             return True
         return False

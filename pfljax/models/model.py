@@ -9,7 +9,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from pfljax.core.errors import ArgumentError
@@ -41,7 +40,8 @@ class Model:
     @functools.cached_property
     def network(self) -> Network:
         """The module as pure functions."""
-        example = np.zeros(self.example_input.shape, jax.dtypes.canonicalize_dtype(self.example_input.dtype))
+        dtype = jax.dtypes.canonicalize_dtype(self.example_input.dtype)
+        example = jax.ShapeDtypeStruct(self.example_input.shape, dtype)
         if isinstance(self.module, nn.Module):
             return LinenNetwork(self.module, example)
         if not callable(self.module):
@@ -72,9 +72,7 @@ class Model:
         """What the last dense layer receives, (B, F)."""
         return self.network.features(params, x)
 
-    def loss(
-        self, params: Params, x: Array, y: Array, key: Key | None = None
-    ) -> Array:
+    def loss(self, params: Params, x: Array, y: Array, key: Key | None = None) -> Array:
         """Per-example loss (B,): cross entropy in nats (of a sequence the mean over places), or the squared error.
 
         Args:

@@ -23,18 +23,21 @@ NOTE: ContextVar[Callable[[nnx.Module, tuple[Any, ...]], None]] = ContextVar("no
 class NNXNetwork:
     """An NNX module, or a function of `rngs` that makes one: see `structure.Network`."""
 
-    def __init__(self, module: nnx.Module | Callable[..., nnx.Module], example: Array):
-        self.module, self.example = module, example
+    def __init__(self, module: nnx.Module | Callable[..., nnx.Module], example: jax.ShapeDtypeStruct):
+        self.module = module
         self.fixed = isinstance(module, nnx.Module)
         self.definitions: dict[bool, Any] = {}  # training or not -> the module without its arrays
         random, rest = jax.eval_shape(self._define, jax.random.key(0))
+        if not self.definitions:
+            text = f"accepted: a function of rngs that returns an nnx.Module; this one: {self.kind.__name__}"
+            raise ArgumentError("model", text)
         self.random, variables = nnx.to_flat_state(random), nnx.to_flat_state(rest)
         self.variables = {tuple(map(str, path)): (path, variable) for path, variable in variables}
-        self.leaves = tuple(self.variables)
+        self.shapes = self._nested({path: variable.get_value() for path, (_, variable) in self.variables.items()})
         self.statistics = frozenset(p for p, (_, v) in self.variables.items() if not isinstance(v, nnx.Param))
         self.stochastic = bool(len(self.random))
         self.called: dict[Path, bool] = {}
-        jax.eval_shape(self._watch_once, jax.random.key(0))
+        jax.eval_shape(self._watch_once, jax.random.key(0), example)
 
     def init(self, key: Key) -> Params:
         return self._tree(self._new(key))
@@ -64,12 +67,9 @@ class NNXNetwork:
 
     def _define(self, key: Key) -> tuple[nnx.State, nnx.State]:
         module = self._new(key)
-        if not isinstance(module, nnx.Module):
-            raise ArgumentError(
-                "model", "accepted: a function of rngs that returns an nnx.Module", type(module).__name__
-            )
+        self.kind = type(module)
         random = rest = nnx.State({})
-        for training in (True, False):
+        for training in (True, False) if isinstance(module, nnx.Module) else ():
             module.train() if training else module.eval()
             self.definitions[training], random, rest = nnx.split(module, nnx.RngState, ...)
         return random, rest
@@ -77,11 +77,11 @@ class NNXNetwork:
     def _call(self, module: nnx.Module, x: Array, key: Key | None) -> Array:
         return module(x, **flags(type(module).__call__, key is not None))
 
-    def _watch_once(self, key: Key) -> Array:
+    def _watch_once(self, key: Key, x: Array) -> Array:
         module = self._new(key)
         module.eval()
         note = lambda path, called, _: self.called.setdefault(path, isinstance(called, NORMS))
-        return watch(module, note, lambda: self._call(module, self.example, None))
+        return watch(module, note, lambda: self._call(module, x, None))
 
     def _merged(self, params: Params, key: Key | None) -> nnx.Module:
         flat = [
@@ -99,11 +99,13 @@ class NNXNetwork:
 
     def _tree(self, module: nnx.Module) -> Params:
         state = nnx.to_pure_dict(nnx.state(module))
+        value = lambda path: jnp.array(functools.reduce(lambda branch, name: branch[name], path, state))
+        return self._nested({names: value(path) for names, (path, _) in self.variables.items()})
+
+    def _nested(self, leaves: dict[Path, Any]) -> Params:
         tree: Params = {}
-        for names, (path, _) in self.variables.items():
-            *above, last = names
-            branch = functools.reduce(lambda branch, name: branch.setdefault(name, {}), above, tree)
-            branch[last] = jnp.array(functools.reduce(lambda branch, name: branch[name], path, state))
+        for (*above, last), leaf in leaves.items():
+            functools.reduce(lambda branch, name: branch.setdefault(name, {}), above, tree)[last] = leaf
         return tree
 
 

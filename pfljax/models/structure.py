@@ -23,14 +23,14 @@ class Network(Protocol):
         stochastic: Whether training draws random numbers (dropout).
         statistics: Paths of the leaves that a forward pass in training mode writes.
         called: Paths of the modules in the order of their first call, and whether they normalize.
-        leaves: Paths of all leaves, as modules are called: without what `place` takes away.
+        shapes: The parameters' shapes and types.
     """
 
     fixed: bool
     stochastic: bool
     statistics: frozenset[Path]
     called: Mapping[Path, bool]
-    leaves: tuple[Path, ...]
+    shapes: Params
 
     def init(self, key: Key) -> Params:
         """Initial parameters, with the statistics in them."""
@@ -75,7 +75,7 @@ def layers_of(network: Network) -> Layers:
 
     A list of modules is not a layer, but each of its modules is.
     """
-    leaves, called = network.leaves, network.called
+    leaves, called = tuple(map(network.place, paths_of(network.shapes))), network.called
     found = branches(leaves, called, ())
     while len(found) == 1 and not any(len(leaf) == len(found[0]) + 1 for leaf in leaves if found[0]):
         inner = branches(leaves, called, found[0])

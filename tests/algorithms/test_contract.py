@@ -16,7 +16,7 @@ from pfljax.algorithms import METHODS
 from pfljax.core import tree
 from pfljax.core.types import Aggregate, Algorithm, ClientData, ClientOutput, Cohort, Split, State
 from pfljax.engine.plan import make_plan
-from pfljax.engine.rounds import draw_cohort, make_round
+from pfljax.engine.rounds import make_round
 from pfljax.evaluation import metrics as evaluation
 from pfljax.local.problem import Problem
 from pfljax.training import loop
@@ -313,32 +313,6 @@ def test_clients_out_of_the_cohort_stay_as_they_are(name):
                 toys.assert_trees_close(*rows)
             elif by_client and SIZES[k]:
                 assert not toys.same_trees(*rows)
-
-
-@pytest.mark.parametrize(("num", "size"), [(40, 20), (40, 30)])
-def test_both_ways_to_draw_a_cohort_are_uniform(num, size):
-    assert (size**2 > 16 * num) == (size == 30)  # by Floyd's algorithm, and by a permutation
-    ids = np.asarray(jax.vmap(lambda key: draw_cohort(key, num, size).ids)(jax.random.split(jax.random.key(1), 3000)))
-    assert ids.min() == 0 and ids.max() == num - 1 and (np.diff(ids, axis=1) > 0).all()
-    counts, expected = np.bincount(ids.ravel(), minlength=num), 3000 * size / num
-    variance = expected * (1 - size / num)
-    assert ((counts - expected) ** 2 / variance).sum() < 75  # chi-square, 39 degrees: beyond the 99.9 % point
-    both = ((ids == 0).any(axis=1) & (ids == 39).any(axis=1)).mean()
-    assert abs(both - size * (size - 1) / (num * (num - 1))) < 0.04  # pairs, too: 4 standard errors
-
-
-def test_cohorts_are_uniform_without_replacement():
-    draw = jax.vmap(lambda key: draw_cohort(key, 7, 3))
-    cohorts = draw(jax.random.split(jax.random.key(0), 3000))
-    ids = np.asarray(cohorts.ids)
-    assert (np.diff(ids, axis=1) > 0).all()
-    counts = np.bincount(ids.ravel(), minlength=7)
-    expected = 3000 * 3 / 7
-    assert ((counts - expected) ** 2 / expected).sum() < 30  # chi-square, 6 degrees: far beyond the 99.9 % point
-    place = np.asarray(jax.vmap(lambda cohort: cohort.position(jnp.arange(7)))(cohorts))
-    assert ((place >= 0).sum(axis=1) == 3).all()
-    np.testing.assert_array_equal(np.take_along_axis(place, ids, axis=1), np.broadcast_to(np.arange(3), ids.shape))
-    assert draw_cohort(jax.random.key(0), 7, 7).position(jnp.array(5)) == 5
 
 
 @every_method

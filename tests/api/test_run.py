@@ -31,7 +31,7 @@ def trained(clients, tmp_path_factory):
 
 
 def test_a_result_tells_what_its_files_tell(trained, clients):
-    run, result = trained
+    _, result = trained
     rows = files.read_jsonl(result.out / "metrics.jsonl")
     assert [row["round"] for row in result.history] == [row["round"] for row in rows] == [2, 4]
     assert result.accuracy == rows[-1]["accuracy"] and result.loss == rows[-1]["loss"]

@@ -282,7 +282,7 @@ def test_the_pfl_research_network_is_its_layers():
 
 def residual_network():
     """A narrow ResNet18, its parameters with shifts that matter, and an input."""
-    network = networks.ResNet18(3, (8, 16, 24, 32))
+    network = networks.ResNet18((8, 16, 24, 32), outputs=3)
     x = np.random.default_rng(0).normal(size=(2, 9, 8, 3)).astype(np.float32)
     params = jax.tree.map(lambda leaf: leaf + np.float32(0.1), network.init(jax.random.key(0), x)["params"])
     return network, params, x

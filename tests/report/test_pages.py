@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import jaxtyping
 import matplotlib.image
 import numpy as np
 import pytest
@@ -241,3 +242,8 @@ def test_matplotlib_is_imported_with_the_first_figure():
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = report.nothing
     assert all(hasattr(report, name) for name in report.__all__)
+
+
+def test_shapes_in_signatures_are_checked_in_tests():
+    with pytest.raises(jaxtyping.TypeCheckError, match="weights"):
+        figures.dense_collaboration(np.zeros((2, 1), int), np.zeros((2, 3)), 4)

@@ -15,16 +15,18 @@ from pfljax.engine.plan import ExecutionPlan
 from pfljax.models import Model
 
 
-def layer_of(model: Model) -> dict[str, int]:
-    """The layer to which each top-level name of the model's parameters belongs: kernel, bias and norm go together."""
-    return {name: number for number, names in enumerate(model.layers) for name in names}
-
-
 def by_layer(model: Model, weights: Array, params: Params, fn) -> PyTree:
-    """fn(weights of the leaf's layer (..., B), leaf) for every leaf; weights (..., L, B), or (..., 1, B) for all."""
-    layers = layer_of(model)
-    of = lambda name: weights[..., layers[name] if weights.shape[-2] > 1 else 0, :]
-    return {name: jax.tree.map(lambda leaf, name=name: fn(of(name), leaf), branch) for name, branch in params.items()}
+    """fn(weights of the leaf's layer (..., B), leaf) for every leaf; weights (..., L, B), or (..., 1, B) for all.
+
+    How batch statistics change says nothing about the weights, which get no gradient from them.
+    """
+
+    def one(number, statistic, leaf):
+        of_layer = weights[..., number if weights.shape[-2] > 1 else 0, :]
+        return fn(jax.lax.stop_gradient(of_layer) if statistic else of_layer, leaf)
+
+    statistics = model.statistics(params) or jax.tree.map(lambda _: False, params)
+    return jax.tree.map(one, model.layer_numbers(params), statistics, params)
 
 
 def mix(model: Model, alpha: Array, branches: Params) -> Params:

@@ -1,0 +1,1 @@
+"""The experiments of the paper FedEM (Marfoq et al., 2021)."""

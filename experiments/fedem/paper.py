@@ -1,0 +1,42 @@
+"""What the experiments of FedEM's paper share (Marfoq et al., 2021): its figures, and where its settings are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from experiments.papers import Paper
+
+# Table 2: test accuracy, average / bottom decile, in percent.
+TABLE2 = {
+    "femnist": {"local": (71.0, 57.5), "fedavg": (78.6, 63.9), "fedavg_plus": (75.3, 53.0), "fedem": (79.9, 64.8)},
+    "emnist": {"local": (71.9, 64.3), "fedavg": (82.6, 75.0), "fedavg_plus": (83.1, 75.8), "fedem": (83.5, 76.6)},
+    "cifar10": {"local": (70.2, 48.7), "fedavg": (78.2, 72.4), "fedavg_plus": (82.3, 70.6), "fedem": (84.3, 78.1)},
+    "cifar100": {"local": (31.5, 19.9), "fedavg": (40.9, 33.2), "fedavg_plus": (39.0, 28.3), "fedem": (44.1, 35.0)},
+    "shakespeare": {"local": (32.0, 16.6), "fedavg": (46.7, 42.8), "fedavg_plus": (40.0, 25.5), "fedem": (46.7, 43.0)},
+    "synthetic": {"local": (65.7, 58.4), "fedavg": (68.2, 58.9), "fedavg_plus": (68.9, 60.2), "fedem": (74.7, 66.7)},
+}
+# Table 3: clients unseen in training, average test accuracy (training accuracy), in percent.
+TABLE3 = {
+    "femnist": {"fedavg": (78.3, 80.9), "fedavg_plus": (74.2, 84.2), "fedem": (79.1, 81.5)},
+    "emnist": {"fedavg": (83.4, 82.7), "fedavg_plus": (83.7, 92.9), "fedem": (84.0, 83.3)},
+    "cifar10": {"fedavg": (77.3, 77.5), "fedavg_plus": (80.4, 80.5), "fedem": (85.9, 90.7)},
+    "cifar100": {"fedavg": (41.1, 42.1), "fedavg_plus": (36.5, 55.3), "fedem": (47.5, 46.6)},
+    "shakespeare": {"fedavg": (46.7, 47.1), "fedavg_plus": (40.2, 93.0), "fedem": (46.7, 46.6)},
+    "synthetic": {"fedavg": (68.6, 70.0), "fedavg_plus": (69.1, 72.1), "fedem": (73.0, 74.1)},
+}
+PAPER = Paper(
+    Path(__file__).parent / "presets",
+    ("synthetic", "cifar10", "cifar100", "emnist", "femnist", "shakespeare"),
+    {
+        "synthetic": "synthetic",
+        "text": "shakespeare",
+        "tfds:cifar10": "cifar10",
+        "tfds:cifar100": "cifar100",
+        "tfds:emnist/byclass": "emnist",
+    },
+)
+
+
+def beside(values: tuple[float, float] | None, form: str) -> str:
+    """The paper's two figures, or a dash."""
+    return form.format(*values) if values else "-"

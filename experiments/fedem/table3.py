@@ -1,0 +1,74 @@
+"""FedEM's Table 3: clients that were not there in training, test accuracy (training accuracy), beside the paper's.
+
+    python -m experiments.fedem.table3 --dataset=synthetic
+
+A fifth of the clients (--unseen_clients) is kept out; afterwards each gets its predictor from its training part alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from absl import flags
+
+from experiments.fedem.paper import PAPER, TABLE3, beside
+from experiments.papers import Study
+from pfljax.cli import launch, sweep
+from pfljax.cli.settings import Settings
+
+
+def define(registry: flags.FlagValues) -> None:
+    """Registers the command's flags."""
+    methods = ["fedavg", "fedavg_plus", "fedem"]
+    options = {"rounds": 200, "dataset": "synthetic", "unseen_clients": 0.2}
+    PAPER.define(registry, methods, ["0"], "runs/fedem-table3", **options)
+
+
+def row_of(study: Study, method: str, out: Path) -> dict:
+    """A method's row, means over seeds."""
+    summaries = sweep.cells(PAPER.settings_of(study.settings, method), method, study.seeds, out)
+    results = [np.load(out / f"seed-{seed}" / "results.npz")["accuracy_train"][-1] for seed in study.seeds]
+    seen = [
+        np.average(train, weights=[client["n_train"] for client in summary["per_client"]])
+        for train, summary in zip(results, summaries, strict=True)
+    ]
+    return {
+        "algorithm": method,
+        "unseen_test": sweep.mean_over(summaries, lambda s: s["unseen"]["accuracy"]),
+        "unseen_train": sweep.mean_over(summaries, lambda s: s["unseen"]["train_accuracy"]),
+        "unseen_bottom_decile": sweep.mean_over(summaries, lambda s: s["unseen"]["accuracy_bottom_decile"]),
+        "seen_test": sweep.mean_over(summaries, lambda s: s["last"]["accuracy"]),
+        "seen_train": float(np.mean(seen)),
+        "paper": TABLE3.get(PAPER.name(study.settings), {}).get(method),
+        "learning_rate": sweep.rate_of(out / f"seed-{study.seeds[0]}"),
+    }
+
+
+def run(settings: Settings) -> None:
+    """The command."""
+    if not settings.unseen_clients:
+        raise settings.error("unseen_clients", "this table is about clients kept out of training; accepted: above 0")
+    study = Study.start(PAPER, settings)
+    rows = [row_of(study, name, study.out / name) for name in study.methods]
+    heads = ["method", "unseen, % (train)", "bottom decile", "paper", "of the training, % (train)", "rate"]
+    body = [
+        [
+            row["algorithm"],
+            f"{100 * row['unseen_test']:.1f} ({100 * row['unseen_train']:.1f})",
+            f"{100 * row['unseen_bottom_decile']:.1f}",
+            beside(row["paper"], "{:.1f} ({:.1f})"),
+            f"{100 * row['seen_test']:.1f} ({100 * row['seen_train']:.1f})",
+            f"{row['learning_rate']:g}",
+        ]
+        for row in rows
+    ]
+    share = f"{settings.unseen_clients:.0%}"
+    title = f"{study.data}, average test accuracy of {share} of the clients, unseen in training"
+    sweep.write_table(title, heads, body, rows, study.out)
+
+
+COMMAND = launch.Command(__doc__, define, run)
+
+if __name__ == "__main__":
+    launch.main(COMMAND)

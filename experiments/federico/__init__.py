@@ -1,0 +1,1 @@
+"""The experiments of the paper FedeRiCo (Sui et al., 2022)."""

@@ -1,0 +1,1 @@
+"""The experiments of the paper FedFomo (Zhang et al., 2021)."""

@@ -1,0 +1,53 @@
+"""FedFomo's Table 2 (CIFAR-10) and 5 (CIFAR-100): 15 clients by the number of latent distributions.
+
+    python -m experiments.fedfomo.table2
+    python -m experiments.fedfomo.table2 --data_file=CIFAR10.npz --seeds=0,1,2
+
+EMD is the clients' mean distance from the whole, sum_c |p_k(c) - p(c)|; the paper's, up to 2.8, cannot be this.
+"""
+
+from __future__ import annotations
+
+from absl import flags
+
+from experiments.fedfomo import paper
+from experiments.papers import Column, Study
+from pfljax.cli import launch
+from pfljax.cli.flags import RUNS, Group
+from pfljax.cli.settings import Settings
+
+
+def define(registry: flags.FlagValues) -> None:
+    """Registers the command's flags."""
+    paper.define(registry, [*paper.BASELINES, "fedfomo"], ["0"], "runs/fedfomo-table2")
+    Group(RUNS, registry).several(
+        "distributions", [str(number) for number in paper.DISTRIBUTIONS], "numbers of distributions, a column each"
+    )
+
+
+def run(settings: Settings) -> None:
+    """The command."""
+    numbers = settings.numbers("distributions", int, sets="num_distributions")
+    study = Study.start(paper.PAPER, settings)
+    theirs = paper.PAPER.values(study.settings, paper.TABLE2)
+    of_column = lambda number: {title: row[number] for title, row in theirs.by_row.items() if number in row}
+    columns = [
+        Column(
+            f"D={number}, %",
+            f"distributions-{number}",
+            {"num_distributions": number},
+            theirs._replace(by_row=of_column(number)),
+        )
+        for number in numbers
+    ]
+    title = f"{study.settings.dataset}, {study.settings.num_clients} clients, test accuracy after the last round"
+    study.write_table(title, paper.rows_of(study), columns)
+    if theirs.by_row:
+        distances = ", ".join(f"{value:g} (D={number})" for number, value in paper.EMD[theirs.data].items())
+        print(f"The paper's EMD, by a measure that it does not define: {distances}.")
+
+
+COMMAND = launch.Command(__doc__, define, run)
+
+if __name__ == "__main__":
+    launch.main(COMMAND)

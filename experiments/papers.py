@@ -1,0 +1,249 @@
+"""Tables and figures that repeat a paper's: our values beside its own, and in which ways the two differ."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import flags
+
+from pfljax import report
+from pfljax.cli import build, sweep
+from pfljax.cli.flags import (
+    RUNS,
+    Group,
+    define_data,
+    define_devices,
+    define_evaluation,
+    define_sweep,
+    define_training,
+)
+from pfljax.cli.settings import FlagError, Settings
+
+NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+
+
+class Row(NamedTuple):
+    """A row of a table: its title, its method, and flags that it sets."""
+
+    title: str
+    method: str
+    flags: Mapping[str, Any]
+
+    @property
+    def folder(self) -> str:
+        """The row's folder."""
+        return self.title.replace(", n=", "-n").replace(", ", "-").replace(" ", "-")
+
+
+class Values(NamedTuple):
+    """A paper's values by row, and on which data."""
+
+    data: str | None
+    by_row: Mapping[str, Any]
+
+    @property
+    def head(self) -> str:
+        """The heading of their column."""
+        return f"paper, {NAMES[self.data]}" if self.data and self.by_row else "paper"
+
+
+class Column(NamedTuple):
+    """A column of a table: its title, its folder, flags that it sets, and the paper's values."""
+
+    title: str
+    folder: str
+    flags: Mapping[str, Any]
+    paper: Values
+
+
+class Paper(NamedTuple):
+    """A paper whose experiments are repeated, with settings for each of its data sets.
+
+    Attributes:
+        presets: Folder of its settings: NAME.flags of a data set, NAME-METHOD.flags of a method on it.
+        names: Its data sets.
+        of_dataset: Which of them a --dataset is.
+        said: Its setting in a sentence, for the end of a table.
+    """
+
+    presets: Path
+    names: tuple[str, ...]
+    of_dataset: Mapping[str, str]
+    said: str = ""
+
+    def define(
+        self,
+        registry: flags.FlagValues,
+        methods: Sequence[str],
+        seeds: Sequence[str],
+        out: str,
+        *,
+        rounds: int,
+        dataset: str = "digits",
+        **defaults: Any,
+    ) -> None:
+        """Registers the flags of these experiments, with the paper's `rounds` and other defaults."""
+        define_sweep(registry, methods, seeds, out)
+        define_training(registry, rounds)
+        define_data(registry, dataset)
+        define_devices(registry)
+        define_evaluation(registry)
+        known = f"settings of a data set of the paper: {', '.join(self.names)}; by --dataset if not given"
+        Group(RUNS, registry).text("preset", None, known)
+        for name, value in defaults.items():
+            registry.set_default(name, value)
+
+    def name(self, settings: Settings) -> str | None:
+        """The paper's name of the data set, or None for one of the user's own.
+
+        Raises:
+            FlagError: for a preset that there is not.
+        """
+        if settings.preset is not None and settings.preset not in self.names:
+            raise settings.error("preset", f"accepted: {', '.join(self.names)}")
+        return settings.preset or self.of_dataset.get(settings.dataset)
+
+    def settings_of(self, settings: Settings, method: str) -> Settings:
+        """The settings for a method, where the command line does not say otherwise."""
+        name = self.name(settings)
+        both = [self.presets / f"{name}{end}.flags" for end in ("", f"-{method}")]
+        return settings.with_preset(both[0]).with_preset(both[1])
+
+    def values(self, settings: Settings, table: Mapping[str, Mapping], standing: str = "cifar10") -> Values:
+        """The part of a table for this data set; for digits another's, to compare with; for others nothing."""
+        own = self.name(settings)
+        name = standing if own == "digits" else own
+        return Values(name, table.get(name, {}) if name else {})
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """One table or figure of a paper, as the command line asks for it.
+
+    Attributes:
+        paper: The paper.
+        settings: With the defaults of the data set.
+        methods: Those that --algorithms names.
+        seeds: The seeds.
+        out: The folder.
+    """
+
+    paper: Paper
+    settings: Settings
+    methods: list[str]
+    seeds: list[int]
+    out: Path
+
+    @classmethod
+    def start(cls, paper: Paper, settings: Settings) -> Study:
+        """Reads the settings, and complains of what does not fit."""
+        if settings.data_file and not settings.present("dataset"):
+            settings = settings.replace(dataset="npz")
+        methods, seeds = build.read_methods(settings), sweep.seed_numbers(settings)
+        settings = settings.with_defaults(methods)
+        paper.name(settings)
+        build.print_defaults(settings)
+        return cls(paper, settings, methods, seeds, Path(settings.out))
+
+    @property
+    def data(self) -> str:
+        """The data set, for titles."""
+        return self.paper.name(self.settings) or self.settings.dataset
+
+    def settings_of(self, row: Row, values: Mapping[str, Any] | None = None) -> Settings:
+        """The preset's settings for a row's method, the row's own, and `values`."""
+        return self.paper.settings_of(self.settings, row.method).replace({**row.flags, **(values or {})})
+
+    def accuracies(self, row: Row, out: Path, values: Mapping[str, Any] | None = None) -> dict:
+        """A row's runs on all seeds under its settings and `values`: accuracy, and what else a table shows."""
+        summaries = sweep.cells(self.settings_of(row, values), row.method, self.seeds, out)
+        accuracy = [summary["last"]["accuracy_mean"] for summary in summaries]
+        privacy = [summary["privacy"] or {} for summary in summaries]
+        return {
+            "accuracy_mean": float(np.mean(accuracy)),
+            "accuracy_std": float(np.std(accuracy)),
+            "accuracies": accuracy,
+            "earth_movers_distance": summaries[0]["earth_movers_distance"],
+            "learning_rate": sweep.rate_of(out / f"seed-{self.seeds[0]}"),
+            "parameters": summaries[0]["parameters"],
+            "epsilon": [ledger.get("epsilon") for ledger in privacy],
+            "unaccounted": privacy[0].get("unaccounted"),
+        }
+
+    def shown(self, cell: dict) -> str:
+        """A cell of a table; the deviation only of several seeds."""
+        return percent(100 * cell["accuracy_mean"], 100 * cell["accuracy_std"] if len(self.seeds) > 1 else None)
+
+    def write_table(self, title: str, rows: Sequence[Row], columns: Sequence[Column]) -> None:
+        """Runs all cells of a table and writes it, the paper's values beside ours."""
+        entries, body, distances = [], [], {}
+        for number, row in enumerate(rows, 1):
+            entry, line = {"algorithm": row.title}, [row.title]
+            for column in columns:
+                cell = self.accuracies(row, self.out / column.folder / row.folder, column.flags)
+                distances[column.title] = cell["earth_movers_distance"]
+                paper = as_pair(column.paper.by_row.get(row.title))
+                entry[column.folder] = cell | {"paper": None if paper is None else [v and v / 100 for v in paper]}
+                line += [self.shown(cell), "-" if paper is None else percent(*paper)]
+            entries.append(entry)
+            body.append(line)
+            print(f"{number} of {len(rows)} rows done: {row.title}")
+        heads = ["method"]
+        for column in columns:
+            distance = distances[column.title]
+            heads += [column.title + ("" if distance is None else f" (EMD {distance:.2f})"), column.paper.head]
+        sweep.write_table(title, heads, body, entries, self.out)
+        self.print_differences(rows[0], entries[0][columns[0].folder])
+
+    def write_figure(self, name: str, panels: Mapping[str, tuple[str, list]]) -> None:
+        """Draws accuracy against knobs and writes the points.
+
+        Args:
+            name: The figure's file.
+            panels: By flag (of a method's own without its prefix): the axis' label, and the values.
+        """
+        if not any(values for _, values in panels.values()):
+            raise FlagError("nothing to draw: accepted: values in one of the lists")
+        points, body = [], []
+        for method in self.methods:
+            for knob, (_, values) in panels.items():
+                for value in values:
+                    own = f"{method}.{knob}" if f"{method}.{knob}" in self.settings else knob
+                    cell = self.accuracies(Row(method, method, {own: value}), self.out / f"{method}-{knob}-{value:g}")
+                    points.append({"panel": knob, "algorithm": method, "value": value, "paper": None, **cell})
+                    points[-1]["accuracy"] = cell["accuracy_mean"]
+                    body.append([knob, method, f"{value:g}", self.shown(cell)])
+        labels = {knob: label for knob, (label, _) in panels.items()}
+        report.save(report.sweep_figure(points, labels), self.out / name)
+        settings = self.settings
+        title = f"{settings.dataset}, {settings.num_distributions} distributions, test accuracy after the last round"
+        sweep.write_table(title, ["knob", "method", "value", "test accuracy, %"], body, points, self.out, name)
+        self.print_differences(Row(self.methods[0], self.methods[0], {}), points[0])
+
+    def print_differences(self, row: Row, cell: dict) -> None:
+        """In which ways this differs from the paper, for the end of a table."""
+        own, name = self.settings_of(row), self.paper.name(self.settings)
+        sizes = f"at most {own.train_examples} examples a client" if own.train_examples else "all examples"
+        here = f"{own.dataset}, {sizes}, --model={own.model} of {cell['parameters']:,} parameters"
+        here += f", {own.rounds} rounds, {own.optimizer} at rate {own.learning_rate:g}"
+        here += f", batches of {own.batch_size}" if own.batch_size else ", full batches"
+        end = "Initial models, batches and splits are our own."
+        if name == "digits":
+            end = "Its values stand here for orientation, not to be met."
+        elif name is None:
+            end = "It has no values for this data set."
+        print(f"Here: {here}. The paper: {self.paper.said}. {end}")
+
+
+def as_pair(value: float | tuple | None) -> tuple[float, float | None] | None:
+    """A paper's value as (mean, deviation), None for a deviation that it does not give."""
+    return value if value is None or isinstance(value, tuple) else (value, None)
+
+
+def percent(mean: float, deviation: float | None) -> str:
+    """Percents, such as 85.1 ± 0.1; without a deviation (a single seed) 85.1."""
+    return f"{mean:.1f}" if deviation is None else f"{mean:.1f} ± {deviation:.1f}"

@@ -1,0 +1,1 @@
+"""The experiments of the paper pFedMB (Mori et al., 2022)."""

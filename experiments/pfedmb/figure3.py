@@ -1,0 +1,60 @@
+"""pFedMB's Figure 3: the clients' weights of the branches over rounds, with Eq. 5's average and with Eq. 6's.
+
+    python -m experiments.pfedmb.figure3
+
+Ten clients in five pairs of the same two classes, one alpha for all layers. Writes figure3.png, and as table.md, .csv,
+.json for each seed how many pairs have found each other: the cosine of their two alphas, and the branch of most weight.
+"""
+
+from __future__ import annotations
+
+from absl import flags
+
+from experiments.papers import Row, Study
+from experiments.pfedmb import paper
+from pfljax import report
+from pfljax.cli import launch, sweep
+from pfljax.cli.settings import Settings
+from pfljax.training import files
+
+VARIANTS = {"alpha": "average by alpha (Eq. 5)", "plain": "plain average (Eq. 6)"}
+ALIKE = 0.95  # cosine from which on two alphas are nearly the same
+
+
+def define(registry: flags.FlagValues) -> None:
+    """Registers the command's flags."""
+    paper.define(registry, ["pfedmb"], ["0", "1", "2"], "runs/pfedmb-figure3")
+    registry.set_default("pfedmb.per_layer", False)
+
+
+def run(settings: Settings) -> None:
+    """The command."""
+    if settings.algorithms != ["pfedmb"]:
+        raise settings.error("algorithms", "accepted: pfedmb")
+    settings.refuse("pfedmb.averaging", "both are compared")
+    study = Study.start(paper.PAPER, settings)
+    rows, body, panels, cell = [], [], {}, {}
+    for averaging, title in VARIANTS.items():
+        cell = study.accuracies(Row(title, "pfedmb", {"pfedmb.averaging": averaging}), study.out / averaging)
+        for seed, accuracy in zip(study.seeds, cell["accuracies"], strict=True):
+            found = files.read_npz(study.out / averaging / f"seed-{seed}" / "collaboration.npz")
+            cosines, branches = paper.pairs_of(found["weights"][-1], found["distribution"])
+            panels.setdefault(title, (found["round"], found["weights"], found["distribution"]))
+            entry = {"averaging": averaging, "seed": seed, "cosines": cosines, "branches": branches}
+            rows.append(entry | {"accuracy": accuracy, "paper": None})
+            alike = f"{sum(cosine > ALIKE for cosine in cosines)} of {len(cosines)}"
+            body.append([title, str(seed), alike, f"{len(set(branches))}", f"{100 * accuracy:.1f}"])
+    report.save(report.branch_weights(panels), study.out / "figure3.png")
+    heads = [
+        *("averaging", "seed", f"pairs with a cosine over {ALIKE}", "different branches of most weight"),
+        "accuracy, %",
+    ]
+    title = f"{study.settings.dataset}, {study.settings.num_clients} clients in pairs, after the last round"
+    sweep.write_table(title, heads, body, rows, study.out, "figure3.png")
+    study.print_differences(Row("pfedmb", "pfedmb", {}), cell)
+
+
+COMMAND = launch.Command(__doc__, define, run)
+
+if __name__ == "__main__":
+    launch.main(COMMAND)

@@ -1,0 +1,34 @@
+"""The command line: `pfljax train|compare|scaling [flags]`. Only here do flags become objects of the Python API."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+COMMANDS = {
+    "train": "train one method on one data set",
+    "compare": "compare methods on the same splits and seeds",
+    "scaling": "measure time, memory and traffic against the number of clients",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Runs a command and ends the process: exit code 2 for a mistake on the command line, 1 for a failure.
+
+    Args:
+        argv: The command and its flags; None: those of this process.
+    """
+    name, *words = (sys.argv[1:] if argv is None else list(argv)) or ["--help"]
+    if name in ("--help", "-h", "help"):
+        print("pfljax COMMAND [--flag=value ...]\n")
+        print("\n".join(f"  {command:10} {what}" for command, what in COMMANDS.items()))
+        print("\npfljax COMMAND --help shows all flags of a command.")
+        sys.exit(0)
+    if name not in COMMANDS:
+        print(f"error: {name}: unknown command; accepted: {', '.join(COMMANDS)}", file=sys.stderr)
+        sys.exit(2)
+    from pfljax.cli import launch  # not before: it takes JAX
+
+    launch.main(importlib.import_module(f"pfljax.cli.{name}").COMMAND, words)

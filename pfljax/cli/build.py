@@ -1,0 +1,241 @@
+"""From settings to objects of the Python API: clients, model, local training, method, run."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import optax
+
+from pfljax import api, data, models
+from pfljax.cli import own_files
+from pfljax.cli.flags import DATA, FLAG_OF, WHAT
+from pfljax.cli.settings import FlagError, Settings
+from pfljax.core import method
+from pfljax.data import Federation, embedding, partitions, sources
+from pfljax.engine import processes
+from pfljax.local.privacy import Privacy
+from pfljax.local.training import LocalTraining
+from pfljax.training.experiment import Execution
+
+DEFAULT_CLIENTS = 16  # of sources that draw their clients, and of partitions that deal examples
+Clients = tuple[Federation, Federation | None]  # those that train, and those kept out of training
+
+
+def read_methods(settings: Settings) -> list[str]:
+    """The methods that --algorithm or --algorithms names, after a check that they and all knobs given exist.
+
+    Raises:
+        ArgumentError: for an unknown method.
+        FlagError: for a knob of another one.
+    """
+    if "algorithm" in settings:
+        names = [settings.algorithm]
+    else:
+        names = list(method.METHODS) if settings.algorithms == ["all"] else settings.algorithms
+    for name in names:
+        method.get(name)
+    settings.check_knobs(names)
+    return names
+
+
+def build_method(settings: Settings, name: str) -> Any:
+    """A method with its knobs."""
+    found = method.get(name)
+    return found(**{field.name: settings[f"{name}.{field.name}"] for field in dataclasses.fields(found)})
+
+
+def build_source(settings: Settings, seed: int) -> sources.Source:
+    """The data set's examples."""
+    kind, _, member = settings.dataset.partition(":")
+    if kind not in sources.SOURCES or bool(member) != (kind == "tfds"):
+        known = [name + ":NAME" * (name == "tfds") for name in sources.SOURCES]
+        raise settings.error("dataset", f"unknown; accepted: {', '.join(known)}")
+    for flag, readers in (("data_file", ("npz", "text")), ("data_dir", ("tfds",))):
+        if settings[flag] and kind not in readers:
+            raise settings.error(
+                flag, f"is read with --dataset={' or '.join(readers)} only, not with {settings.dataset}"
+            )
+    make = sources.get(kind)
+    common = {"seed": seed, "fraction": settings.data_fraction}
+    num_clients = settings.num_clients or DEFAULT_CLIENTS
+    if kind == "sine":
+        return make(num_clients, **common)
+    if kind == "synthetic":
+        mixture = {"components": settings.num_distributions, "alpha": settings.dirichlet_alpha}
+        return make(num_clients, **mixture, test_examples=settings.test_examples, **common)
+    if kind == "npz":
+        return make(settings.data_file, standardize=settings.standardize, **common)
+    if kind == "text":
+        return make(settings.data_file, stride=settings.text_stride, **common)
+    if kind == "tfds":
+        return make(member, data_dir=settings.data_dir, standardize=settings.standardize, **common)
+    return make(**common)
+
+
+def build_partition(settings: Settings, source: sources.Source, seed: int) -> Any:
+    """Who gets which examples; None leaves it to the library."""
+    name = settings.partition
+    if name == "auto":
+        if source.client is not None or source.task == "regression":
+            return None
+        name = "label_groups"
+    kind = partitions.get(name)
+    fields = {field.name for field in dataclasses.fields(kind)}
+    knobs = {field: settings[FLAG_OF[field]] for field in fields if field in FLAG_OF}
+    if "embedding" in fields:
+        epochs = settings.embedding_epochs
+        knobs["embedding"] = embedding.make(settings.embedding, epochs=epochs, seed=seed, **widths(settings))
+    return kind(**knobs)
+
+
+def build_clients(settings: Settings, seed: int) -> Clients:
+    """The clients that train, and those kept out of training (or None)."""
+    share = settings.unseen_clients
+    if not 0 <= share < 1:
+        raise settings.error("unseen_clients", "accepted: a share of 0 or more and below 1")
+    source = build_source(settings, seed)
+    splits = data.Splits(**{field.name: settings[field.name] for field in dataclasses.fields(data.Splits)})
+    partition = build_partition(settings, source, seed)
+    own = build_execution(settings).make_plan().own_rows if jax.process_count() > 1 else None
+    load = functools.partial(data.load, source, partition, splits, num_clients=settings.num_clients or None, seed=seed)
+    if share:
+        federation, unseen = data.split_unseen(load(), share, seed)
+        if own:
+            federation, unseen = (data.keep_own(each, own(each.num_clients)) for each in (federation, unseen))
+    else:
+        federation, unseen = load(own=own), None
+    processes.agree({"who has which examples": federation.index_digest})
+    return federation, unseen
+
+
+_kept: dict[tuple, Clients] = {}  # of the last seeds; a data set of images may take a gigabyte
+
+
+def cached_clients(settings: Settings, seed: int) -> Clients:
+    """`build_clients`, once for all methods with the same seed and data."""
+    names = [name for name, heading in settings.headings.items() if heading == DATA]
+    key = (seed, *(str(settings[name]) for name in [*names, "hidden", "channels", "devices"]))
+    if key not in _kept:
+        while len(_kept) >= 3:
+            del _kept[next(iter(_kept))]
+        _kept[key] = build_clients(settings, seed)
+    return _kept[key]
+
+
+def widths(settings: Settings) -> dict[str, tuple[int, ...]]:
+    """The widths of the mlp and the cnn."""
+    return {name: tuple(settings.numbers(name, int)) for name in ("hidden", "channels")}
+
+
+def build_model(settings: Settings, federation: Federation) -> models.Model:
+    """The clients' network."""
+    name, task = settings.model, federation.task
+    shape = federation.train.x.shape[2:]
+    if own_files.is_file_and_name(name):
+        return models.build(own_files.load("model", name), shape, task, federation.num_classes)
+    sequences = federation.train.y.ndim > 2
+    if name == "auto":
+        name = "lstm" if sequences else "linear" if task == "regression" else "mlp"
+    if name in models.NAMES and sequences != (name == "lstm"):
+        raise FlagError.of("model", f"accepted for {federation.name}: {'lstm' if sequences else 'all but lstm'}", name)
+    return models.make(name, shape, task, federation.num_classes, **widths(settings))
+
+
+def build_local(settings: Settings) -> LocalTraining:
+    """How clients train."""
+    if not settings.learning_rate > 0:
+        raise settings.error("learning_rate", "accepted: above 0")
+    if not 0 < settings.lr_decay <= 1:
+        raise settings.error("lr_decay", "accepted: above 0, at most 1")
+    if not 0 <= settings.momentum < 1:
+        raise settings.error("momentum", "accepted: 0 to below 1")
+    if settings.momentum and settings.optimizer != "sgd":
+        raise settings.error("momentum", "only --optimizer=sgd reads it")
+    if settings.optimizer == "sgd":
+        optimizer = optax.sgd(settings.learning_rate, momentum=settings.momentum or None)
+    else:
+        optimizer = optax.adam(settings.learning_rate)
+    if settings.weight_decay:
+        optimizer = optax.chain(optax.add_decayed_weights(settings.weight_decay), optimizer)
+    return LocalTraining(
+        optimizer,
+        batch_size=settings.batch_size,
+        epochs=settings.local_epochs,
+        steps=settings.local_steps,
+        schedule=build_schedule(settings),
+        keep_optimizer=settings.keep_optimizer,
+        common_init=settings.common_init,
+        privacy=Privacy(settings.dp_noise_multiplier, settings.dp_clip_norm, settings.dp_delta),
+    )
+
+
+def build_schedule(settings: Settings) -> optax.Schedule | None:
+    """The factor of the learning rate, by round."""
+    if settings.lr_schedule == "multistep":
+        starts = (settings.rounds // 2, 3 * settings.rounds // 4)
+        return optax.piecewise_constant_schedule(1.0, {start: 0.1 for start in starts if start})
+    if settings.lr_schedule == "exponential":
+        return optax.exponential_decay(1.0, 1, settings.lr_decay)
+    return None
+
+
+def build_execution(settings: Settings) -> Execution:
+    """Where clients live and how they are worked on."""
+    return Execution(settings.plan, settings.chunk, settings.devices, settings.exchange, settings.client_store)
+
+
+def build_run(settings: Settings, name: str, clients: Clients, seed: int) -> api.Run:
+    """Everything about one run, checked."""
+    federation, unseen = clients
+    if settings.client_store == "host" and jax.process_count() > 1:
+        raise FlagError("--client_store=host: accepted with one process; several share the clients on their devices")
+    if settings.client_store == "host" and unseen is not None:
+        raise FlagError("--unseen_clients: accepted with --client_store=device, since newcomers may ask for all states")
+    return api.Run(
+        build_method(settings, name),
+        federation,
+        build_model(settings, federation),
+        build_local(settings),
+        seed=seed,
+        participation=settings.participation,
+        unseen=unseen,
+        fine_tune_epochs=settings.fine_tune_epochs,
+        execution=build_execution(settings),
+        config=config(settings, name, seed),
+    )
+
+
+def config(settings: Settings, name: str, seed: int) -> dict:
+    """The command line's part of config.json; "settings" must agree where a run is resumed.
+
+    Those are what is trained, on what; of the methods' knobs the method's own.
+    """
+    values = {**settings.values, "algorithm": name, "seed": seed}
+    same = [flag for flag, heading in settings.headings.items() if heading in (WHAT, DATA, name)]
+    same = [flag for flag in same if flag not in ("algorithms", "rounds")] + ["algorithm", "seed"]
+    if settings.lr_schedule == "multistep":
+        same.append("rounds")  # by which the rates fall
+    return {
+        "flags": {flag: values[flag] for flag in sorted(values)},
+        "settings": {f"--{flag}": values[flag] for flag in same},
+        "defaults": settings.defaults or None,
+        "command": command(),
+    }
+
+
+def command() -> str:
+    """How this process was started."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    module = spec.name.removesuffix(".__main__") if spec else ""
+    return " ".join([f"python -m {module}" if module else Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def print_defaults(settings: Settings) -> None:
+    """The plan's first line: which file the data set's defaults come from."""
+    if settings.defaults:
+        print(f"  {'defaults':32} {settings.defaults}")

@@ -1,0 +1,60 @@
+"""Compares methods on the same splits, seeds and cohorts: a table (markdown, CSV, JSON) and a figure.
+
+    pfljax compare --algorithms=local,fedavg,fedavg_plus,federico --seeds=0,1,2
+
+Each cell, a method with a seed, is a run of its own in OUT/METHOD/seed-N; a finished cell is not run again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from absl import flags
+
+from pfljax import report
+from pfljax.api.comparison import Cell, Table, method_row
+from pfljax.cli import build, sweep
+from pfljax.cli.flags import define_data, define_devices, define_evaluation, define_sweep, define_training
+from pfljax.cli.launch import Command
+from pfljax.cli.settings import Settings
+from pfljax.core.errors import RunError
+
+
+def define(registry: flags.FlagValues) -> None:
+    """Registers the command's flags."""
+    define_sweep(registry, ["local", "fedavg", "fedavg_plus", "federico"], ["0", "1", "2"], "runs/compare")
+    define_training(registry)
+    define_data(registry)
+    define_devices(registry)
+    define_evaluation(registry)
+
+
+def run(settings: Settings) -> None:
+    """The command."""
+    names, seeds = build.read_methods(settings), sweep.seed_numbers(settings)
+    settings = settings.with_defaults(names)
+    build.print_defaults(settings)
+    out, rows, failed, summary = Path(settings.out), [], {}, {}
+    for number, name in enumerate(names, 1):
+        try:
+            summary = sweep.cells(settings, name, seeds, out / name)[0]
+        except RunError as error:  # the others' results are worth having
+            print(f"  {name}: {error}")
+            failed[name] = error
+        else:
+            rows.append(method_row(name, [Cell.read(out / name / f"seed-{seed}") for seed in seeds]))
+        print(f"{number} of {len(names)} methods done: {name}")
+    if not rows:
+        raise next(iter(failed.values()))
+    title = f"{summary['dataset']}, last of {settings.rounds} rounds, mean ± std over seeds"
+    table = Table(f"{title} {', '.join(map(str, seeds))}", rows, summary["task"])
+    report.save(table.plot(), out / "comparison.png")
+    sweep.write_table(table.title, *table.columns(), rows, out, "comparison.png")
+    for row in rows:
+        if row["unaccounted"]:
+            print(f"* {row['algorithm']}: epsilon does not count {row['unaccounted']}")
+    if failed:
+        raise RunError(f"not in the table: {'; '.join(f'{name}: {error}' for name, error in failed.items())}")
+
+
+COMMAND = Command(__doc__, define, run)

@@ -1,0 +1,232 @@
+"""The flags of the commands, by group. A command registers those that it reads with an absl `FlagValues` of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from absl import flags
+
+import pfljax.algorithms  # noqa: F401  (registers the methods)
+from pfljax import models
+from pfljax.core.method import METHODS, out_of_range
+
+WHAT, DATA, HOW, RUNS = "What to train", "On what", "How", "Which runs"
+OPTIMIZERS = ("adam", "sgd")
+SCHEDULES = ("constant", "multistep", "exponential")
+PLANS = ("auto", "vmap", "map", "chunk")
+PARTITIONS = (
+    *("auto", "iid", "label_groups", "label_dirichlet", "dirichlet", "pathological", "pairs", "pachinko"),
+    *("latent", "natural"),
+)
+# The flags of the library's arguments that are called otherwise there.
+FLAG_OF = {
+    "groups": "num_distributions",
+    "clusters": "num_distributions",
+    "components": "num_distributions",
+    "alpha": "dirichlet_alpha",
+    "classes": "classes_per_client",
+    "file": "data_file",
+    "share": "unseen_clients",
+    "fraction": "data_fraction",
+    "stride": "text_stride",
+    "epochs": "local_epochs",
+    "steps": "local_steps",
+    "noise_multiplier": "dp_noise_multiplier",
+    "clip_norm": "dp_clip_norm",
+    "delta": "dp_delta",
+    "algorithm": "algorithms",
+    "seed": "seeds",
+}
+METHOD_FLAGS = ("algorithm", "algorithms")  # which name methods
+
+
+class Group(NamedTuple):
+    """Registers flags under a heading of the help; a heading that is a method's name holds its knobs."""
+
+    heading: str
+    registry: flags.FlagValues
+
+    @property
+    def _where(self) -> dict[str, Any]:
+        return {"flag_values": self.registry, "module_name": self.heading}
+
+    def text(self, name: str, default: str | None, help: str) -> None:
+        """A string; None if it is not given."""
+        flags.DEFINE_string(name, default, help, **self._where)
+
+    def whole(self, name: str, default: int | None, help: str, least: int | None = None) -> None:
+        """A whole number."""
+        flags.DEFINE_integer(name, default, help, lower_bound=least, **self._where)
+
+    def real(self, name: str, default: float, help: str) -> None:
+        """A number."""
+        flags.DEFINE_float(name, default, help, **self._where)
+
+    def switch(self, name: str, default: bool, help: str) -> None:
+        """true or false."""
+        flags.DEFINE_bool(name, default, help, **self._where)
+
+    def choice(self, name: str, default: str | None, accepted: Sequence[str], help: str) -> None:
+        """One of several words."""
+        flags.DEFINE_enum(name, default, list(accepted), help, **self._where)
+
+    def several(self, name: str, default: Sequence[str], help: str) -> None:
+        """Values separated by commas."""
+        flags.DEFINE_list(name, list(default), help, **self._where)
+
+
+def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
+    """On what: data set, partition, splits."""
+    add = Group(DATA, registry)
+    add.text(
+        "dataset", dataset, "digits, sine, synthetic, npz or text (with --data_file), or tfds:NAME (with --data_dir)"
+    )
+    add.text(
+        "data_file",
+        None,
+        "npz: x, y and, if you like, client or writer, is_test, coarse; text: a play of NAME: lines",
+    )
+    add.text("data_dir", None, "folder of prepared TensorFlow data sets")
+    add.real("data_fraction", 1.0, "share of the examples to use; above 0, at most 1")
+    add.switch("standardize", True, "scale npz and tfds data to mean 0 and variance 1, from the training examples")
+    add.choice(
+        "partition",
+        "auto",
+        PARTITIONS,
+        "who has which examples; auto is natural where the data name clients, else label_groups (iid for a regression)",
+    )
+    add.whole("num_clients", 0, "number of clients K; 0 is all clients of a natural partition, else 16")
+    add.whole(
+        "num_distributions",
+        2,
+        "number of label groups (label_groups, label_dirichlet), of clusters (latent) or of components (synthetic)",
+    )
+    add.real("dirichlet_alpha", 0.4, "concentration of the Dirichlet partitions and of synthetic mixtures; above 0")
+    add.whole("classes_per_client", 2, "number of classes per client (pathological, pairs)")
+    add.switch("replacement", False, "let clients share examples, for more clients than there are examples for")
+    add.switch("official_test", False, "test on the data set's own test examples, not on a share of each client's")
+    add.whole("train_examples", 0, "most training examples per client; 0 is no limit")
+    add.whole("test_examples", 0, "most test examples per client; 0 is no limit (synthetic draws 5,000)")
+    add.real("test_fraction", 0.2, "share of a client's examples to test on, where the data set does not say")
+    add.real(
+        "validation_fraction",
+        0.0,
+        "share of a client's training examples to validate on, at least 0 and below 1; 0.2 where a method needs them",
+    )
+    add.whole("text_stride", 1, "number of characters from one window of a text to the next")
+    add.choice("targets", "own", ["own", "shuffled"], "shuffled deals the clients' validation and test parts anew")
+    add.text(
+        "embedding",
+        "auto",
+        "what latent clusters: pixels, or features of a --model trained for it; auto is vgg11 from 32 x 32 pixels on",
+    )
+    add.whole("embedding_epochs", 5, "number of epochs for which the embedding is trained", least=1)
+    add.real("unseen_clients", 0.0, "share of the clients kept out of training, and scored afterwards; below 1")
+
+
+def define_training(registry: flags.FlagValues, rounds: int = 150) -> None:
+    """What to train and how; `rounds` is the default of --rounds. Every registered method adds its knobs."""
+    add = Group(WHAT, registry)
+    add.text(
+        "model",
+        "auto",
+        f"{', '.join(models.NAMES)}, or FILE.py:NAME, a callable of your own that takes num_classes; "
+        "auto is linear for a regression, lstm for a text, else mlp",
+    )
+    add.several("hidden", ["64"], "widths of the mlp's hidden layers")
+    add.several("channels", ["128", "128", "128"], "numbers of channels of the cnn's convolutions")
+    add.whole("rounds", rounds, "number of communication rounds R", least=1)
+    add.whole("local_epochs", 1, "number of epochs over a client's data in a round", least=1)
+    add.whole("local_steps", 0, "number of steps in a round, in place of --local_epochs; 0 is by epochs", least=0)
+    add.whole("batch_size", 0, "examples per mini-batch B; 0 is all of a client's data", least=0)
+    add.choice("optimizer", "adam", OPTIMIZERS, "optimizer of the clients, and of FedeRiCo's model owners")
+    add.real("learning_rate", 0.01, "learning rate; above 0")
+    add.real("momentum", 0.0, "momentum of sgd; at least 0, below 1")
+    add.real("weight_decay", 0.0, "multiple of the parameters that is added to their gradient")
+    add.choice(
+        "lr_schedule",
+        "constant",
+        SCHEDULES,
+        "multistep divides the rate by 10 at 1/2 and at 3/4 of the rounds; exponential multiplies it by --lr_decay",
+    )
+    add.real("lr_decay", 0.99, "factor per round of --lr_schedule=exponential; above 0, at most 1")
+    add.switch("keep_optimizer", False, "keep each client's optimizer state for shared models from round to round")
+    add.switch("common_init", True, "start the clients' own models from the same parameters")
+    add.real("participation", 1.0, "share of the clients in a round's cohort; above 0, at most 1")
+    add.whole("fine_tune_epochs", 0, "epochs for which each client tunes the evaluated model on its data", least=0)
+    add.real(
+        "dp_noise_multiplier",
+        0.0,
+        "noise of private training, over --dp_clip_norm; needs pip install 'pfljax[privacy]'",
+    )
+    add.real("dp_clip_norm", float("inf"), "norm to which each example's gradient is clipped; inf is no clipping")
+    add.real("dp_delta", 1e-5, "delta for which the privacy ledger states epsilon")
+    for name, method in METHODS.items():
+        _define_knobs(Group(name, registry), method)
+
+
+def _define_knobs(add: Group, method: Any) -> None:
+    """A flag NAME.KNOB for each knob of a method."""
+    hints = typing.get_type_hints(method)
+    for field in dataclasses.fields(method):
+        name, hint, text = f"{add.heading}.{field.name}", hints[field.name], field.metadata["help"]
+        if hint in (int, float):
+            text += f"; accepted: {out_of_range(math.nan, field.metadata)}"
+        if typing.get_origin(hint) is typing.Literal:
+            add.choice(name, field.default, typing.get_args(hint), text)
+        else:
+            {int: add.whole, float: add.real, bool: add.switch, str: add.text}[hint](name, field.default, text)
+
+
+def define_devices(registry: flags.FlagValues, *, lists: bool = False) -> None:
+    """Where clients are worked on, and in which order; `lists` takes several plans, chunks and numbers of devices."""
+    add = Group(HOW, registry)
+    if lists:
+        add.several("plan", ["auto"], f"how a device works on its clients: {', '.join(PLANS)}; or several of them")
+        add.several("chunk", ["8"], "numbers of clients at a time under --plan=chunk")
+        add.several("devices", ["0"], "numbers of devices; 0 is all (of a CPU, one per core)")
+    else:
+        add.choice("plan", "auto", PLANS, "how a device works on its clients: all at once, one by one, or in chunks")
+        add.whole("chunk", 8, "number of clients at a time under --plan=chunk", least=1)
+        add.whole("devices", 0, "number of devices; 0 is all (of a CPU, one per core)", least=0)
+    add.choice(
+        "exchange",
+        "auto",
+        ["auto", "gather", "ring"],
+        "how clients' models reach other devices: copied to all, or around a ring of devices; auto is what fits",
+    )
+    add.choice(
+        "client_store",
+        "device",
+        ["device", "host"],
+        "where clients' state and data are between rounds; host takes more clients than the devices hold",
+    )
+    add.text("profile", None, "folder for a profiler's trace of a few rounds; its summary is printed")
+    add.text(
+        "coordinator",
+        None,
+        "HOST:PORT of process 0, where several processes run together; auto finds a TPU pod's or SLURM's",
+    )
+    add.whole("num_processes", None, "number of processes that run together", least=1)
+    add.whole("process_id", None, "number of this process, from 0", least=0)
+
+
+def define_evaluation(registry: flags.FlagValues) -> None:
+    """How often a run is evaluated and saved."""
+    add = Group(HOW, registry)
+    add.whole("eval_every", 10, "number of rounds from one evaluation to the next", least=1)
+    add.whole("checkpoint_every", 50, "least number of rounds between checkpoints, which follow evaluations", least=1)
+
+
+def define_sweep(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequence[str], out: str) -> None:
+    """Which methods on which seeds into which folder, and tuning."""
+    Group(WHAT, registry).several("algorithms", methods, "methods, or all; also FILE.py:NAME")
+    add = Group(RUNS, registry)
+    add.several("seeds", seeds, "each decides its own split, initial models, cohorts, batches and sampling")
+    add.choice("replicate", "no", ["no", "vmap"], "vmap runs a method's seeds at once, stacked in one kernel")
+    add.text("out", out, "folder of the table; finished cells in it are kept")
+    add.several("tune", [], "learning rates; each method takes the one of best validation accuracy on the first seed")

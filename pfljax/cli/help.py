@@ -1,0 +1,73 @@
+"""What --help shows: all flags of a command by group, and the knobs of the methods that are named."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+from pfljax.cli.flags import DATA, HOW, RUNS, WHAT
+from pfljax.cli.settings import Settings, accepted, read
+from pfljax.core.method import METHODS
+
+WORDS = ("--help", "-help", "-h", "-?", "--helpfull", "--helpshort")
+WIDTH = 100
+
+
+def is_asked(words: Sequence[str]) -> bool:
+    """Whether a command line asks for help."""
+    return any(word in WORDS for word in words)
+
+
+def text(doc: str, settings: Settings, methods: Sequence[str]) -> str:
+    """The help of a command.
+
+    Args:
+        doc: What it does and how it is called.
+        settings: Values of its flags after the data set's preset; they are what is shown as defaults.
+        methods: Those that are named, whose knobs are shown.
+    """
+    registry = read(settings.define, [])
+    groups = registry.flags_by_module_dict()
+    heads = [head for head in (WHAT, DATA, HOW, RUNS) if head in groups]
+    heads += [name for name in methods if name in groups]
+    lines = [doc.strip(), ""]
+    for head in heads:
+        method = METHODS.get(head)
+        lines += [f"{head}: {method.info.title}" if method else head, ""]
+        for flag in groups[head]:
+            lines += _entry(flag, settings)
+        lines.append("")
+    if any(name in groups for name in METHODS):
+        name = "algorithm" if "algorithm" in settings else "algorithms"
+        others = [name for name in METHODS if name not in methods]
+        lines += textwrap.wrap(f"Knobs of other methods: --{name}=NAME --help, for {', '.join(others)}.", WIDTH)
+    if settings.defaults:
+        named = f"defaults: {settings.defaults}, for --dataset={settings.dataset}; the command line comes first."
+        lines += ["", *textwrap.wrap(named, WIDTH)]
+    lines += ["", "--flagfile=FILE reads flags from a file, one a line."]
+    return "\n".join(lines)
+
+
+def _entry(flag: flags.Flag, settings: Settings) -> list[str]:
+    """A flag's name and default, where that comes from, what it is, and what it accepts."""
+    value = settings[flag.name]
+    preset = settings.defaults if value != flag.default and not settings.present(flag.name) else ""
+    first = f"  --{flag.name}={shown(value)}" + (f"  ({preset or 'as given'})" if value != flag.default else "")
+    body, values = re.sub(r"^<[^>]*>: ", "", str(flag.help)), accepted(flag)  # absl puts a choice's words first
+    body = body if values in ("", "numbers") or "accepted: " in body else f"{body}; accepted: {values}"
+    return [first, *textwrap.wrap(body, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)]
+
+
+def shown(value: Any) -> str:
+    """A flag's value as it is written on the command line; nothing where there is none."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,234 @@
+"""One cell of a scaling study: its data, whether it fits into memory, and its measures."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import resource
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from pfljax import data
+from pfljax.cli import build, timing
+from pfljax.cli.settings import VALIDATION_FRACTION, Settings
+from pfljax.core import method, tree
+from pfljax.core.errors import RunError
+from pfljax.core.types import Split
+from pfljax.data import Federation, sources
+from pfljax.engine.plan import ExecutionPlan
+from pfljax.training import compiled, loop, memory, scoring
+from pfljax.training.experiment import Execution, Experiment
+
+# What is known of a measured cell; a row has these columns after the cell's own.
+MEASURES = (
+    *("parameters", "clients_per_round", "chunk", "rounds", "compile_seconds", "seconds_per_round"),
+    *("client_updates_per_second", "argument_bytes", "output_bytes", "temporary_bytes", "peak_device_bytes"),
+    *("peak_resident_bytes", "bytes_down", "bytes_up", "projected_hours"),
+)
+
+
+class Cell(NamedTuple):
+    """A place in the grid; the columns of a row by which it is found again."""
+
+    algorithm: str
+    num_clients: int
+    cohort: int  # 0: all
+    plan: str
+    devices: int
+
+    @property
+    def clients_per_round(self) -> int:
+        """S."""
+        return self.cohort or self.num_clients
+
+    def make_plan(self, exchange: str) -> ExecutionPlan:
+        """How its clients are mapped."""
+        kind, _, chunk = self.plan.partition("-")
+        return Execution(kind, int(chunk or 0), self.devices, exchange).make_plan()
+
+
+@functools.lru_cache(maxsize=1)
+def load(path: str) -> sources.Source:
+    """The file's examples."""
+    return sources.npz(path)
+
+
+def described_data(settings: Settings) -> str:
+    """What is trained on."""
+    if settings.data_file:
+        shape = "x".join(map(str, load(settings.data_file).x.shape[1:]))
+        return f"{Path(settings.data_file).name}, examples of {shape}"
+    return f"random pixels {'x'.join(settings.shape)}"
+
+
+def build_clients(settings: Settings, cell: Cell, num_clients: int) -> Federation:
+    """`num_clients` of the cell's clients, with training examples and, where the method needs them, others to validate.
+
+    Raises:
+        RunError: if the file has too few examples.
+    """
+    train = settings.train_examples
+    validates = method.get(cell.algorithm).info.validates
+    size = train + (max(1, round(VALIDATION_FRACTION * train)) if validates else 0)
+    if settings.data_file is None:
+        shape = tuple(settings.numbers("shape", int))
+        federation = data.random_pixels(num_clients, size, shape, settings.num_classes, 0)
+        x, y = federation.train.x, federation.train.y
+        task, num_classes = federation.task, federation.num_classes
+    else:
+        source = load(settings.data_file)
+        rows = np.arange(len(source.y)) if source.is_test is None else np.flatnonzero(~source.is_test)
+        if len(rows) < cell.num_clients * size:
+            raise RunError(f"the file has {len(rows)} training examples, and {cell.num_clients} x {size} are asked for")
+        rows = np.random.default_rng(0).permutation(rows)[: num_clients * size].reshape(num_clients, size)
+        x, y, task, num_classes = source.x[rows], source.y[rows], source.task, source.num_classes
+    part = lambda start, stop: Split(x[:, start:stop], y[:, start:stop], np.full(num_clients, stop - start, np.int32))
+    parts = part(0, train), part(train, size), part(0, 0)
+    return Federation(*parts, np.zeros(num_clients, np.int32), task, num_classes, described_data(settings))
+
+
+def shapes_of(settings: Settings, cell: Cell, plan: ExecutionPlan) -> Federation:
+    """The cell's clients as shapes on the devices, from one client's data."""
+    one = build_clients(settings, cell, 1)
+
+    def shape(leaf):
+        leaf = jax.ShapeDtypeStruct((cell.num_clients, *leaf.shape[1:]), leaf.dtype)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=plan.sharding(leaf, by_rows=True))
+
+    splits = {name: jax.tree.map(shape, getattr(one, name)) for name in ("train", "validation", "test")}
+    return dataclasses.replace(one, **splits, distribution=np.zeros(0, np.int32))
+
+
+def build_experiment(settings: Settings, cell: Cell) -> Experiment:
+    """The cell's run, on shapes."""
+    plan = cell.make_plan(settings.exchange)
+    shapes = shapes_of(settings, cell, plan)
+    model = build.build_model(settings, shapes)
+    return timing.build(
+        build.build_method(settings, cell.algorithm),
+        shapes,
+        model,
+        build.build_local(settings).bind(model),
+        plan,
+        cell.clients_per_round,
+        client_store=settings.client_store,
+        common_init=settings.common_init,
+        keep_optimizer=settings.keep_optimizer,
+        n_min=settings.train_examples,
+    )
+
+
+def on_a_device(stacked) -> int:
+    """Bytes of shapes with shardings on one device."""
+    local = lambda leaf: jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
+    return tree.num_bytes(jax.tree.map(local, stacked))
+
+
+def check_fit(need: int, limit: int, what: str) -> None:
+    """Raises RunError if `what` needs more bytes than may be planned with."""
+    if need > memory.SHARE * limit:
+        has = f"{memory.readable(memory.SHARE * limit)} (of {memory.readable(limit)})"
+        raise RunError(f"out of memory: {what}: {memory.readable(need)} needed, {has} there")
+
+
+def check_state(experiment: Experiment) -> int:
+    """Sees to it that state and data fit, from their shapes alone; the bytes of the host's copy beside a CPU's device.
+
+    Raises:
+        RunError: if they do not.
+    """
+    plan, clients = experiment.problem.plan, experiment.federation.client_data
+    algorithm = experiment.algorithm(plan)
+    state = jax.eval_shape(algorithm.init, jax.random.key(0), clients)
+    copy = 5 * tree.num_bytes(clients) // 4  # with the test examples that random_pixels makes too
+    if experiment.client_store == "host":
+        largest = max(map(tree.num_bytes, jax.tree.leaves(state)))  # while it is copied from where it is made
+        check_fit(copy + tree.num_bytes(state) + largest, memory.host_free(), "clients' state and data on the host")
+        return 0
+    state = compiled.shaped(state, compiled.state_shardings(algorithm, plan, state))
+    check_fit(copy, memory.host_free(), "data on the host")
+    copy = copy // len(jax.local_devices()) if jax.default_backend() == "cpu" else 0
+    check_fit(on_a_device((state, clients)) + copy, memory.device_limit(), "state and data on a device")
+    return copy
+
+
+def measure(settings: Settings, cell: Cell) -> dict:
+    """A cell's measures: compiles, times `--rounds` rounds, reads the memory analysis and the records.
+
+    Raises:
+        RunError: if it does not fit into memory.
+    """
+    jax.clear_caches()  # every cell compiles all that it needs
+    experiment = build_experiment(settings, cell)
+    copy = check_state(experiment)
+    resident, device = PeakResident(), memory.peak_bytes()
+    rounds = loop.compile_to_fit(experiment, experiment.federation.client_data, 1)
+    clients = build_clients(settings, cell, cell.num_clients).client_data
+    if settings.client_store == "device":
+        need = max(rounds.making.total if rounds.making else 0, rounds.memory.total) + copy
+        check_fit(need, memory.device_limit(), "making the state, or a round, on a device")
+        clients = compiled.place(rounds.plan, clients, cell.num_clients)
+    trace = Path(settings.profile) / "-".join(map(str, cell)) if settings.profile else None
+    dispatch = timing.start(rounds, clients, 1, trace)
+    dispatch()  # to warm up
+    seconds, records = zip(*[dispatch() for _ in range(settings.rounds)], strict=True)
+    per_round, peak = float(np.median(seconds)), memory.peak_bytes()
+    return dict.fromkeys(MEASURES) | {
+        "parameters": scoring.num_parameters(experiment.problem.model),
+        "clients_per_round": cell.clients_per_round,
+        "chunk": rounds.plan.chunk,
+        "rounds": settings.rounds,
+        "compile_seconds": rounds.compile_seconds,
+        "seconds_per_round": per_round,
+        "client_updates_per_second": cell.clients_per_round / per_round,
+        "argument_bytes": rounds.memory.arguments,
+        "output_bytes": rounds.memory.outputs,
+        "temporary_bytes": rounds.memory.temporaries,
+        # A device tells the most of the whole process: it is this cell's if it has risen.
+        "peak_device_bytes": peak if peak != device else None,
+        "peak_resident_bytes": resident.read(),
+        "bytes_down": float(np.mean([record.down for record in records])),
+        "bytes_up": float(np.mean([record.up for record in records])),
+    }
+
+
+class PeakResident:
+    """The most memory that this process, with what it kept of cells before, has resident from now on."""
+
+    def __init__(self):
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak begins anew
+            self.before = 0
+        except OSError:
+            self.before = self._peak()
+
+    def read(self) -> int | None:
+        """Bytes; None if they are fewer than before."""
+        peak = self._peak()
+        return peak if peak > self.before else None
+
+    @staticmethod
+    def _peak() -> int:
+        try:
+            lines = Path("/proc/self/status").read_text().splitlines()
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+        except (OSError, StopIteration):
+            most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            return most if sys.platform == "darwin" else 1024 * most
+
+
+def row_of(settings: Settings, cell: Cell) -> dict:
+    """The cell's row, measured or skipped with the reason."""
+    row = {"status": "skipped", "reason": None, **cell._asdict(), **dict.fromkeys(MEASURES)}
+    try:
+        return row | {"status": "measured"} | measure(settings, cell)
+    except (RunError, MemoryError) as error:
+        return row | {"reason": str(error)}
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return row | {"reason": str(error).splitlines()[0]}

@@ -1,0 +1,159 @@
+"""How a method's time, memory and traffic grow with the number of clients: a table (JSON, CSV) and a figure.
+
+    pfljax scaling --algorithms=local,fedavg,federico --num_clients=10,100,1000
+
+It measures a grid of methods, numbers of clients K, clients per round S, plans and devices, on random pixels of a
+chosen shape (so that K is not bound to a data set) or on --data_file. For each cell it tells the compile time, seconds
+per round, client updates per second, the compiled round's bytes on a device, the most memory in use, and the bytes
+that travel in a round.
+
+A cell that does not fit into memory is skipped before its data are made, and says why. A finished cell is in the files
+at once: the same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+from collections.abc import Sequence
+
+import jax
+from absl import flags
+from rich.console import Console
+from rich.table import Table
+
+from pfljax import report
+from pfljax.cli import build
+from pfljax.cli.flags import DATA, PLANS, RUNS, WHAT, Group, define_devices, define_training
+from pfljax.cli.launch import Command
+from pfljax.cli.measure import Cell, described_data, row_of
+from pfljax.cli.settings import PRESETS, FlagError, Settings
+from pfljax.cli.study import Study, total_bytes
+from pfljax.training import memory
+
+WORKLOADS = PRESETS / "scaling"
+say = functools.partial(print, flush=True)
+
+
+def define(registry: flags.FlagValues) -> None:
+    """Registers the command's flags."""
+    Group(WHAT, registry).several("algorithms", ["federico"], "methods, or all; also FILE.py:NAME")
+    define_training(registry, rounds=5)
+    add = Group(DATA, registry)
+    add.several("num_clients", ["10", "100", "1000"], "numbers of clients K")
+    add.several("cohort", ["0"], "numbers of clients per round S; 0 is all")
+    add.whole("train_examples", 20, "training examples per client", least=1)
+    add.several("shape", ["28", "28", "1"], "shape of an example")
+    add.whole("num_classes", 10, "number of classes C", least=2)
+    add.text("data_file", None, "npz with x, y and, if you like, is_test, dealt evenly; random pixels if not given")
+    define_devices(registry, lists=True)
+    add = Group(RUNS, registry)
+    add.whole("total_rounds", 0, "number of rounds for which the hours are projected; 0 is none", least=0)
+    known = sorted(path.stem for path in WORKLOADS.glob("*.flags"))
+    add.choice("preset", None, known, "flags of a known workload")
+    add.text("out", "runs/scaling", "folder of the table and the figure; finished cells in it are kept")
+
+
+def run(settings: Settings) -> None:
+    """The command."""
+    if settings.preset:
+        settings = settings.with_preset(WORKLOADS / f"{settings.preset}.flags")
+    settings.refuse("participation", "--cohort says how many clients are in a round")
+    for flag in ("shape", "num_classes"):
+        if settings.data_file:
+            settings.refuse(flag, "--data_file says it")
+    cells, found = grid(settings), Study(settings)
+    note = "" if settings.data_file else ", which tell of time and memory, not of accuracy"
+    say(f"on {described_data(settings)}{note}")
+    try:
+        fill(found, cells)
+    except KeyboardInterrupt:
+        say(f"what is finished is in {found.out}; the same command goes on from there")
+        raise
+    found.write()
+    lines = dict(found.lines())
+    if not lines:
+        raise FlagError(f"--num_clients: none of the cells can be measured; the reasons are in {found.out}")
+    report.save(report.scaling_figure(lines), found.out / "scaling.png")
+    show(settings, [row for own in lines.values() for row in own])
+    say(f"table: {found.out / 'scaling.csv'}, .json; figure: {found.out / 'scaling.png'}")
+
+
+def most_devices(settings: Settings) -> int:
+    """The largest of the numbers of devices, where 0 stands for all."""
+    numbers = settings.numbers("devices", int, least=0)
+    return 0 if 0 in numbers else max(numbers)
+
+
+def grid(settings: Settings) -> list[Cell]:
+    """The cells that the flags ask for, without those whose cohort is larger than K."""
+    names = build.read_methods(settings)
+    found = len(jax.local_devices())
+    devices = [number or found for number in settings.numbers("devices", int, least=0)]
+    chunks = [f"chunk-{number}" for number in settings.numbers("chunk", int)]
+    plans: list[str] = []
+    for plan in settings.plan:
+        if plan not in PLANS:
+            raise FlagError.of("plan", f"accepted: {', '.join(PLANS)}, separated by commas", plan)
+        plans += chunks if plan == "chunk" else [plan]
+    sizes = itertools.product(settings.numbers("num_clients", int), settings.numbers("cohort", int, least=0))
+    cells = []
+    for name, (num_clients, cohort), plan, number in itertools.product(names, list(sizes), plans, devices):
+        cell = Cell(name, num_clients, cohort, plan, number)
+        if cohort > num_clients:
+            say(f"{title(cell)}, S={cohort}: left out, the cohort is larger than K")
+        else:
+            cells.append(cell)
+    if not cells:
+        raise settings.error("cohort", "accepted: at most --num_clients")
+    return list(dict.fromkeys(cells))
+
+
+def title(cell: Cell) -> str:
+    """A cell for people."""
+    return f"{cell.algorithm}, K={cell.num_clients}"
+
+
+def fill(found: Study, cells: Sequence[Cell]) -> None:
+    """Measures the cells that are not finished."""
+    for number, cell in enumerate(cells, 1):
+        what = f"{number}/{len(cells)} {title(cell)}, S={cell.clients_per_round}, {cell.plan}, {cell.devices} device(s)"
+        if found.finished(cell):
+            say(f"{what}: finished before, taken from {found.out / 'scaling.json'}")
+            continue
+        found.rows[cell] = row = row_of(found.settings, cell)
+        found.write()
+        measured = row["status"] == "measured"
+        say(f"{what}: " + (f"{row['seconds_per_round']:.4g} s a round" if measured else f"skipped: {row['reason']}"))
+
+
+def show(settings: Settings, rows: Sequence[dict]) -> None:
+    """Prints the measured rows."""
+    text = {"method": "algorithm", "plan": "plan"}
+    counts = {"K": "num_clients", "S": "clients_per_round", "devices": "devices"}
+    model = f"{settings.model} ({rows[0]['parameters']:,} parameters)"
+    table = Table(title=f"{model} on {described_data(settings)}, {settings.train_examples} examples a client")
+    for head in (*text, *counts, "compile s", "s a round", "updates/s", "memory", "peak RSS", "down, up"):
+        table.add_column(head, justify="left" if head in text else "right")
+    size = lambda number: memory.readable(number) if number is not None else "?"
+    for row in rows:
+        table.add_row(
+            *(row[name] for name in text.values()),
+            *(f"{row[name]:,}" for name in counts.values()),
+            *(f"{row['compile_seconds']:.1f}", f"{row['seconds_per_round']:.4g}"),
+            f"{row['client_updates_per_second']:,.0f}",
+            *(size(total_bytes(row)), size(row["peak_resident_bytes"])),
+            f"{size(row['bytes_down'])}, {size(row['bytes_up'])}",
+        )
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    total = settings.total_rounds
+    for row in rows if total else ():
+        updates = total * row["clients_per_round"]
+        say(
+            f"{row['algorithm']}, K={row['num_clients']}: {total:,} rounds, {updates:,} client updates, "
+            f"would take {row['projected_hours']:.3g} hours: a projection from {row['rounds']} timed rounds"
+        )
+
+
+COMMAND = Command(__doc__, define, run, keep_compiled=False, devices=most_devices)

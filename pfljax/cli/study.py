@@ -1,0 +1,101 @@
+"""The folder of a scaling study: its rows, of which the finished ones are kept over runs."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+
+from pfljax import report
+from pfljax.cli import build
+from pfljax.cli.measure import MEASURES, Cell, described_data
+from pfljax.cli.settings import Settings
+from pfljax.training import describe, files
+
+# Flags in which runs that share a folder may differ: what the grid spans, and what does not change a cell.
+FREE = (
+    *("algorithms", "num_clients", "cohort", "plan", "chunk", "devices", "out", "preset", "total_rounds"),
+    *("participation", "fine_tune_epochs", "coordinator", "process_id", "profile"),
+)
+
+
+class Study:
+    """The rows of a folder."""
+
+    def __init__(self, settings: Settings):
+        """Takes up what the folder holds.
+
+        Raises:
+            FlagError: if that is something else, or was measured with other settings.
+        """
+        self.settings, self.out = settings, Path(settings.out)
+        self.rows: dict[Cell, dict] = {}
+        path = self.out / "scaling.json"
+        if not path.exists():
+            if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
+                raise settings.error("out", "holds something that is not a scaling study; name a new folder")
+            return
+        before = files.read_json(path)
+        if "cells" not in before:
+            raise settings.error("out", "holds a scaling study of an earlier version; name a new folder")
+        old, new = before["settings"], files.plain(self.common())
+        changed = [f"{k} was {old[k]!r} and is {v!r}" for k, v in new.items() if k in old and old[k] != v]
+        if changed:
+            raise settings.error("out", f"was measured with other settings: {'; '.join(changed)}; name a new folder")
+        self.rows = {Cell(*(row[name] for name in Cell._fields)): row for row in before["cells"]}
+
+    def common(self) -> dict:
+        """What cells of one study have in common."""
+        same = {f"--{name}": value for name, value in self.settings.values.items() if name not in FREE}
+        return same | {"jax": jax.__version__, "device": jax.local_devices()[0].device_kind}
+
+    def finished(self, cell: Cell) -> bool:
+        """Whether the cell need not be measured."""
+        return cell in self.rows and self.rows[cell]["status"] == "measured"
+
+    def lines(self) -> Iterator[tuple[str, list[dict]]]:
+        """The measured rows that differ in K only, named by the method and what else differs."""
+        measured = [row for row in self.rows.values() if row["status"] == "measured"]
+        differ = [name for name in ("cohort", "plan", "devices") if len({row[name] for row in measured}) > 1]
+        words = {"cohort": lambda n: f"S={n or 'K'}", "plan": str, "devices": lambda n: f"{n} device(s)"}
+        named = lambda row: ", ".join([row["algorithm"], *(words[name](row[name]) for name in differ)])
+        for name in dict.fromkeys(map(named, measured)):
+            own = [row for row in measured if named(row) == name]
+            yield name, [row | {"memory_bytes": total_bytes(row)} for row in own]
+
+    def write(self) -> None:
+        """Writes scaling.json and scaling.csv."""
+        total = self.settings.total_rounds
+        for row in self.rows.values():
+            if row["status"] == "measured":
+                row["projected_hours"] = row["seconds_per_round"] * total / 3600 if total else None
+        rows = list(self.rows.values())
+        fitted = {
+            name: {
+                what: report.slope([row["num_clients"] for row in own], [row[key] for row in own])
+                for what, key in (("time", "seconds_per_round"), ("memory", "memory_bytes"))
+            }
+            for name, own in self.lines()
+        }
+        config = {"flags": dict(sorted(self.settings.values.items())), "command": build.command()}
+        content = {
+            "config": config | describe.environment(),
+            "settings": self.common(),
+            "data": described_data(self.settings),
+            "slopes": fitted,
+            "cells": rows,
+        }
+        files.write_json(self.out / "scaling.json", content)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, ["status", "reason", *Cell._fields, *MEASURES], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        files.write_text(self.out / "scaling.csv", text.getvalue())
+
+
+def total_bytes(row: dict) -> int:
+    """What a round needs on a device."""
+    return row["argument_bytes"] + row["output_bytes"] + row["temporary_bytes"]

@@ -1,0 +1,159 @@
+"""Runs of several methods and seeds side by side: cells, each a run of its own that is not run again.
+
+Commands that compare build on this: `cells` runs a method on all seeds, `write_table` ends.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from pfljax import api
+from pfljax.cli import build
+from pfljax.cli.settings import FlagError, Settings
+from pfljax.core.errors import RunError
+from pfljax.engine import processes
+from pfljax.training import files
+from pfljax.training.history import check_directory
+from pfljax.training.loop import Schedule
+
+
+def seed_numbers(settings: Settings) -> list[int]:
+    """The seeds that --seeds names."""
+    try:
+        seeds = [int(seed) for seed in settings.seeds]
+    except ValueError:
+        seeds = []
+    if not seeds or min(seeds) < 0:
+        raise settings.error("seeds", "accepted: whole numbers of 0 or more, separated by commas")
+    return seeds
+
+
+def kept(settings: Settings, run: api.Run, out: Path) -> dict | None:
+    """The summary of a cell that is finished, else None; complains of one with other settings."""
+    processes.first(functools.partial(check_directory, out, run.experiment.config, resume=True))
+    path = out / "summary.json"
+    if path.exists() and files.read_json(path)["last"]["round"] >= settings.rounds:
+        print(f"  {out}: finished before, kept")
+        return files.read_json(path)
+    print(f"  {out}: {run.clients.num_clients} clients, {settings.rounds} rounds")
+    return None
+
+
+def cell(settings: Settings, name: str, seed: int, out: Path) -> dict:
+    """One run's summary, trained unless it is there already."""
+    run = build.build_run(settings, name, build.cached_clients(settings, seed), seed)
+    summary = kept(settings, run, out)
+    if summary is not None:
+        return summary
+    result = run.train(
+        settings.rounds,
+        out=out,
+        resume=True,
+        eval_every=settings.eval_every,
+        checkpoint_every=settings.checkpoint_every,
+        say=say,
+        profile=settings.profile,
+    )
+    return result.summary
+
+
+def replicates(settings: Settings, name: str, seeds: Sequence[int], outs: Sequence[Path]) -> list[dict]:
+    """As `cell` for several seeds, those that are not finished in one kernel."""
+    if settings.client_store == "host":
+        raise FlagError("--replicate=vmap: accepted with --client_store=device")
+    runs = [build.build_run(settings, name, build.cached_clients(settings, seed), seed) for seed in seeds]
+    summaries = [kept(settings, run, out) for run, out in zip(runs, outs, strict=True)]
+    missing = [number for number, summary in enumerate(summaries) if summary is None]
+    if missing:
+        results = api.train_replicates(
+            [runs[number] for number in missing],
+            settings.rounds,
+            outs=[outs[number] for number in missing],
+            resume=True,
+            schedule=Schedule(settings.eval_every, settings.checkpoint_every),
+            say=say,
+            profile=settings.profile,
+        )
+        for number, result in zip(missing, results, strict=True):
+            summaries[number] = result.summary
+    return [summary for summary in summaries if summary is not None]
+
+
+def say(line: str) -> None:
+    """Of what a run says, only what its profile shows."""
+    if "profile: " in line:
+        print(line)
+
+
+def tune(settings: Settings, name: str, seed: int, out: Path) -> float:
+    """The rate of --tune with the best validation accuracy (or least loss) in the last round.
+
+    A quarter of the training examples is for validation, unless --validation_fraction says otherwise; a rate
+    that diverges is out.
+
+    Raises:
+        RunError: if all of them diverge.
+    """
+    scores = {}
+    share = settings.validation_fraction or 0.25
+    for rate in settings.numbers("tune", float):
+        tried = settings.replace(learning_rate=rate, validation_fraction=share)
+        try:
+            last = cell(tried, name, seed, out / f"rate-{rate:g}")["last"]
+        except RunError as error:
+            print(f"  rate {rate:g}: {error}")
+            continue
+        scores[rate] = last.get("validation_accuracy", -last["validation_loss"])
+    if not scores:
+        raise RunError(f"--tune={','.join(settings.tune)}: {name} diverges at every rate")
+    best = max(scores, key=scores.__getitem__)
+    print(f"  {name}: rate {best:g} of " + ", ".join(f"{rate:g} ({score:.4f})" for rate, score in scores.items()))
+    return best
+
+
+def cells(settings: Settings, name: str, seeds: Sequence[int], out: Path) -> list[dict]:
+    """A method's summaries on all seeds, in OUT/seed-N, at the rate that --tune finds, if given."""
+    if settings.tune:
+        settings = settings.replace(learning_rate=tune(settings, name, seeds[0], out / "tuning"))
+    outs = [out / f"seed-{seed}" for seed in seeds]
+    if settings.replicate == "vmap":
+        return replicates(settings, name, seeds, outs)
+    return [cell(settings, name, seed, folder) for seed, folder in zip(seeds, outs, strict=True)]
+
+
+def rate_of(out: Path) -> float:
+    """The learning rate of a finished cell."""
+    return files.read_json(out / "config.json")["flags"]["learning_rate"]
+
+
+def mean_over(summaries: Sequence[dict], read: Callable[[dict], float]) -> float:
+    """The mean of a figure over runs."""
+    return float(np.mean([read(summary) for summary in summaries]))
+
+
+def write_table(
+    title: str, heads: Sequence[str], body: Sequence[Sequence[str]], rows: Sequence[dict], out: Path, figure: str = ""
+) -> None:
+    """Writes table.md and table.csv (heads and cells) and table.json (rows), and shows them and where they are."""
+    lines = [" | ".join(line) for line in [heads, ["---"] * len(heads), *body]]
+    files.write_text(out / "table.md", "".join(f"| {line} |\n" for line in lines))
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([heads, *body])
+    files.write_text(out / "table.csv", text.getvalue())
+    files.write_json(out / "table.json", rows)
+    table = Table(title=title)
+    for head in heads:
+        table.add_column(head, justify="left" if head == heads[0] else "right")
+    for line in body:
+        table.add_row(*line)
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    print(f"table: {out / 'table.md'}, .csv, .json" + (f"; figure: {out / figure}" if figure else ""))

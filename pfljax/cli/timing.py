@@ -1,0 +1,83 @@
+"""Timing of compiled rounds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from pfljax.core.types import ClientData
+from pfljax.data import Federation
+from pfljax.engine.plan import ExecutionPlan
+from pfljax.engine.rounds import Record
+from pfljax.local.problem import Problem
+from pfljax.local.solver import Solver
+from pfljax.models import Model
+from pfljax.training import compiled, loop
+from pfljax.training.compiled import Compiled
+from pfljax.training.experiment import Experiment
+
+Dispatch = Callable[[], tuple[float, Record]]  # runs one dispatch: its seconds per round, and its records, stacked
+
+
+def build(
+    method: Any,
+    federation: Federation,
+    model: Model,
+    solver: Solver,
+    plan: ExecutionPlan,
+    cohort_size: int,
+    client_store: str = "device",
+    **options: Any,
+) -> Experiment:
+    """A run for the sake of its rounds; the federation's shapes are enough.
+
+    Args:
+        method: The method with its knobs.
+        federation: The clients.
+        model: Their network.
+        solver: How they train it.
+        plan: How they are mapped.
+        cohort_size: S.
+        client_store: "device" or "host".
+        options: Fields of `Problem` by name.
+    """
+    n_max = federation.train.y.shape[1]
+    problem = Problem(model, solver, plan, federation.num_clients, cohort_size, n_max, 1, **options)
+    return Experiment(method, problem, federation, client_store=client_store)
+
+
+def start(rounds: Compiled, clients: ClientData, length: int, trace: Path | None = None) -> Dispatch:
+    """Makes the state; what runs the next `length` rounds on it. A profiler traces others into the folder `trace`."""
+    if trace:
+        print(f"  {loop.profile(trace, rounds, lambda purpose: jax.random.key(purpose), clients)}", flush=True)
+    key = jax.random.key(0)
+    state, done = rounds.init(key, clients), 0
+
+    def dispatch() -> tuple[float, Record]:
+        nonlocal state, done
+        begin = time.perf_counter()
+        state, records, count = rounds.segment(key, done, done + length, state, clients)
+        count = int(count)
+        jax.block_until_ready(state)
+        done += count
+        return (time.perf_counter() - begin) / count, records
+
+    return dispatch
+
+
+def compile_rounds(experiment: Experiment, length: int = 1, trace: Path | None = None) -> Dispatch:
+    """Compiles a method's rounds and starts them, as `start`."""
+    federation = experiment.federation
+    clients = compiled.place(experiment.problem.plan, federation.client_data, federation.num_clients)
+    return start(loop.compile_to_fit(experiment, clients, length), clients, length, trace)
+
+
+def median_seconds(dispatch: Dispatch, repeats: int) -> float:
+    """Median seconds per round over `repeats` dispatches, after one to warm up."""
+    dispatch()
+    return float(np.median([dispatch()[0] for _ in range(repeats)]))

@@ -1,0 +1,97 @@
+"""Trains one method on one data set, and leaves results, checkpoints, figures and a page.
+
+    pfljax train
+
+trains FedeRiCo on scikit-learn's digits: 16 clients with 15 training examples each, from 2 label groups. It takes well
+under a minute on 2 cores.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from pathlib import Path
+
+import numpy as np
+from absl import flags
+from rich.console import Console
+from rich.table import Table
+
+from pfljax.api.comparison import epsilon_text
+from pfljax.cli import build, curve
+from pfljax.cli.flags import RUNS, WHAT, Group, define_data, define_devices, define_evaluation, define_training
+from pfljax.cli.launch import Command
+from pfljax.cli.settings import FlagError, Settings
+from pfljax.core.method import METHODS
+from pfljax.engine import processes
+
+
+def define(registry: flags.FlagValues) -> None:
+    """Registers the command's flags."""
+    names = f"{', '.join(METHODS)}, or FILE.py:NAME, a method of your own"
+    Group(WHAT, registry).text("algorithm", "federico", names)
+    define_training(registry)
+    define_data(registry)
+    define_devices(registry)
+    define_evaluation(registry)
+    add = Group(RUNS, registry)
+    add.whole("seed", 0, "decides splits, initial models, cohorts, batches and sampling", least=0)
+    add.text("out", None, "folder of the run; runs/ALGORITHM-DATASET-TIME if not given")
+    add.switch("resume", False, "go on from the newest whole checkpoint in --out")
+
+
+def run(settings: Settings) -> None:
+    """The command."""
+    names = build.read_methods(settings)
+    if settings.resume and not settings.out:
+        raise FlagError("--resume: name the run's folder with --out")
+    settings = settings.with_defaults(names)
+    clients = build.build_clients(settings, settings.seed)
+    made = build.build_run(settings, names[0], clients, settings.seed)
+    out = folder(settings)
+    print(f"{names[0]} on {made.clients.name}: {made.clients.num_clients} clients, {settings.rounds} rounds")
+    build.print_defaults(settings)
+    result = made.train(
+        settings.rounds,
+        out=out,
+        resume=settings.resume,
+        eval_every=settings.eval_every,
+        checkpoint_every=settings.checkpoint_every,
+        say=print,
+        profile=settings.profile,
+    )
+    if settings.dataset == "sine":
+        curve.write(settings, clients, result, out)
+    page = result.write_report()
+    Console(width=110).print(table(result.summary))
+    print(f"report: {page}")
+
+
+def folder(settings: Settings) -> Path:
+    """The run's folder."""
+    if settings.out:
+        return Path(settings.out)
+    now = int(processes.from_first(np.int32(time.time())))  # one name on all hosts, whatever their clocks
+    when = f"{datetime.datetime.fromtimestamp(now, datetime.UTC):%Y%m%d-%H%M%S}"
+    return Path(f"runs/{settings.algorithm}-{settings.dataset.replace(':', '-')}-{when}")
+
+
+def table(summary: dict) -> Table:
+    """The result, short."""
+    classification = summary["task"] == "classification"
+    out = Table(title=f"{summary['algorithm']} on {summary['dataset']}: {summary['scored']}", title_justify="left")
+    names = ["accuracy", "accuracy_bottom_decile", "accuracy_min"] if classification else []
+    private = [f"epsilon at delta {summary['privacy']['delta']:g}"] if summary["privacy"] else []
+    scores = [name.replace("accuracy_", "").replace("_", " ") for name in names]
+    for heading in ("", "round", *scores, "test loss", *private):
+        out.add_column(heading, justify="left" if not heading else "right")
+    for which in ("last", "best"):
+        row = summary[which]
+        label = which if which == "last" else f"best by {row['selected_by'].replace('_', ' ')}"
+        percent = [f"{100 * row[name]:.1f} %" for name in names]
+        spent = [epsilon_text([summary["privacy"]["epsilon"]]) if which == "last" else ""] if private else []
+        out.add_row(label, str(row["round"]), *percent, f"{row['loss']:.4f}", *spent)
+    return out
+
+
+COMMAND = Command(__doc__, define, run)

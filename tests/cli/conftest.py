@@ -1,0 +1,30 @@
+"""Commands as users run them, in processes of their own, with one cache for all."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cache(tmp_path_factory):
+    """A folder for what commands keep."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PFLJAX_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def process():
+    """Runs `pfljax` in a process of its own: (flags, exit code) -> what it printed."""
+
+    def run(*flags, code=0):
+        command = [sys.executable, "-m", "pfljax.cli", *flags]
+        root = Path(__file__).parents[2]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=os.environ, timeout=300)
+        assert done.returncode == code, done.stderr
+        return done.stdout if code == 0 else done.stderr
+
+    return run

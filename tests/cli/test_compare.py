@@ -1,0 +1,87 @@
+"""The command compare: cells that are kept, replicates in one kernel, tuning, and methods of one's own."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import call, one_line
+
+from pfljax.cli import compare
+from pfljax.training import files
+
+ROOT = Path(__file__).parents[2]
+
+
+def rows_of(folder):
+    return json.loads((folder / "table.json").read_text())
+
+
+def flags_of(folder, seed=0):
+    return files.read_json(folder / f"seed-{seed}" / "config.json")["flags"]
+
+
+def test_seeds_in_one_kernel_are_kept_one_by_one(tmp_path):
+    """On the command's own data and settings, but for few rounds, and with two seeds in one kernel."""
+    flags = ["--seeds=0,1", "--rounds=2", "--hidden=4", f"--out={tmp_path}"]
+    printed = call(compare.COMMAND, "--algorithms=local,fedfomo", "--replicate=vmap", *flags)
+    assert printed.splitlines()[0].split() == ["defaults", "digits-validated.flags"]
+    assert [row["algorithm"] for row in rows_of(tmp_path)] == ["local", "fedfomo"]
+    config = flags_of(tmp_path / "local", seed=1)
+    assert (config["num_distributions"], config["train_examples"], config["validation_fraction"]) == (5, 25, 0.2)
+    plan = files.read_json(tmp_path / "local" / "seed-0" / "summary.json")["plan"]
+    assert any("replicates" in name for name, _ in plan)
+    # Another method and knobs of its own leave what is finished as it is.
+    printed = call(compare.COMMAND, "--algorithms=local,fedfomo,fedper", "--fedper.layers=1", *flags)
+    assert printed.count("finished before, kept") == 4 and "3 of 3 methods done: fedper" in printed
+    assert len(rows_of(tmp_path)) == 3
+    # Other settings are another study.
+    line = one_line(call(compare.COMMAND, "--algorithms=local,fedfomo", "--learning_rate=0.5", *flags, code=2))
+    assert "--learning_rate was 0.01 and is 0.5" in line
+
+
+def test_a_row_is_the_mean_over_its_cells(tmp_path):
+    flags = ["--algorithms=fedavg", "--seeds=3,4", "--rounds=2", "--hidden=4", "--unseen_clients=0.25"]
+    call(compare.COMMAND, *flags, f"--out={tmp_path}")
+    (row,) = rows_of(tmp_path)
+    summaries = [files.read_json(tmp_path / "fedavg" / f"seed-{seed}" / "summary.json") for seed in (3, 4)]
+    last = [summary["last"]["accuracy"] for summary in summaries]
+    assert row["accuracy_mean"] == pytest.approx(np.mean(last)) and row["accuracy_std"] == pytest.approx(np.std(last))
+    assert row["unseen_mean"] == pytest.approx(np.mean([summary["unseen"]["accuracy"] for summary in summaries]))
+    assert (tmp_path / "comparison.png").stat().st_size > 5000
+    assert "unseen clients" in (tmp_path / "table.md").read_text()
+
+
+def test_tuning_takes_the_best_rate_on_the_first_seed(tmp_path):
+    flags = ["--algorithms=local", "--seeds=0,1", "--rounds=3", "--hidden=4", "--tune=0.000001,0.1"]
+    printed = call(compare.COMMAND, *flags, f"--out={tmp_path}")
+    assert "local: rate 0.1 of 1e-06 (" in printed
+    tried = files.read_json(tmp_path / "local" / "tuning" / "rate-0.1" / "config.json")["flags"]
+    assert (tried["validation_fraction"], tried["seed"], tried["learning_rate"]) == (0.25, 0, 0.1)
+    for seed in (0, 1):
+        used = flags_of(tmp_path / "local", seed)
+        assert (used["validation_fraction"], used["learning_rate"]) == (0.0, 0.1)
+
+
+def test_a_method_that_diverges_leaves_the_others_their_table(tmp_path):
+    flags = ["--dataset=sine", "--num_clients=3", "--rounds=10", "--eval_every=5", "--seeds=0"]
+    names = "--algorithms=fedavg,fedavgm,local"
+    line = one_line(call(compare.COMMAND, names, "--fedavgm.rate=1e30", *flags, f"--out={tmp_path}", code=1))
+    assert "fedavgm: " in line and "is not finite" in line and "local" not in line
+    assert [row["algorithm"] for row in rows_of(tmp_path)] == ["fedavg", "local"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "word"),
+    [
+        ("--replicate=all", "no, vmap"),
+        ("--seeds=0,x", "whole numbers of 0 or more"),
+        ("--algorithms=local,fedsgd9", "unknown algorithm"),
+        ("--ditto.strength=1", "no method of this run reads it"),
+        ("--tune=0", "positive numbers"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, flag, word):
+    line = one_line(call(compare.COMMAND, flag, f"--out={tmp_path / 'out'}", code=2))
+    assert line.startswith(flag.split("=")[0]) and word in line
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,76 @@
+"""What users read when devices or processes fail, and profiles from commands."""
+
+import pytest
+from commands import call, one_line
+
+from pfljax.cli import compare, launch, supervision, train
+from pfljax.cli.settings import parse
+from pfljax.core.errors import ArgumentError
+
+
+def test_a_full_device_is_told_with_what_may_help():
+    text = launch.device_failure("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.\nmore")
+    assert text.startswith("out of memory on a device") and "--client_store=host" in text and "17179869184" in text
+    assert "\n" not in text
+
+
+def test_a_lost_device_is_told_with_the_way_back():
+    text = launch.device_failure("INTERNAL: CUDA error: device lost\n  at somewhere")
+    assert text == "a device failed; --resume goes on from the last checkpoint: INTERNAL: CUDA error: device lost"
+
+
+@pytest.mark.parametrize(
+    ("fatal", "code", "told"),
+    [
+        (b"The following tasks are unhealthy (stopped sending heartbeats)", -6, "another process has ended"),
+        (b"Terminating because the JAX distributed service: DEADLINE_EXCEEDED", -6, "did not come together within"),
+        (b"Check failed: rendezvous stuck", -6, "Check failed: rendezvous stuck"),
+        (b"", -9, "the process was ended by SIGKILL"),
+    ],
+)
+def test_the_last_words_of_a_process_are_one_line(fatal, code, told):
+    words = supervision.last_words(fatal, code)
+    assert told in words and "\n" not in words
+
+
+def test_arguments_are_told_by_their_flags():
+    line = lambda error, define: launch.line_of(error, parse(define, []))
+    for error, text in (
+        (ArgumentError("groups", "accepted: 1", 3), "--num_distributions=3: accepted: 1"),
+        (ArgumentError("epsilon", "accepted: 0 to 1", 2, owner="federico"), "--federico.epsilon=2: accepted: 0 to 1"),
+        (ArgumentError("components", "accepted: 1", owner="fedem"), "--fedem.components: accepted: 1"),
+        (ArgumentError("num_clients", "accepted: 1", 0), "--num_clients=0: accepted: 1"),
+        (ArgumentError("predictor", "accepted: one"), "predictor: accepted: one"),
+    ):
+        assert line(error, train.define) == text
+    unknown = ArgumentError("algorithm", "unknown", "x")
+    assert line(unknown, train.define).startswith("--algorithm=x")
+    assert line(unknown, compare.define).startswith("--algorithms=x")
+
+
+def test_processes_are_checked_before_they_meet():
+    for flags, text in (
+        (["--coordinator=localhost"], "--coordinator=localhost: accepted: HOST:PORT, or auto"),
+        (["--coordinator=localhost:1"], "--coordinator: needs --num_processes and --process_id"),
+        (["--coordinator=localhost:1", "--num_processes=2", "--process_id=2"], "--process_id=2: accepted: 0 to 1"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            launch.check_coordinator(parse(train.define, flags))
+        assert str(caught.value).startswith(text)
+    assert launch.check_coordinator(parse(train.define, ["--coordinator=auto"])) == 0
+
+
+def test_a_profile_says_where_the_time_goes(tmp_path):
+    flags = ("--rounds=2", "--hidden=8", "--devices=2", f"--profile={tmp_path / 'trace'}")
+    said = call(train.COMMAND, *flags, f"--out={tmp_path / 'run'}")
+    line = next(line for line in said.splitlines() if "profile: " in line)
+    assert all(f"{part} " in line for part in ("compute", "exchange", "host")) and "%" in line
+    assert list((tmp_path / "trace").rglob("*.xplane.pb"))
+    said = call(compare.COMMAND, *flags, "--algorithms=local", "--seeds=0", f"--out={tmp_path / 'compare'}")
+    assert "profile: " in said
+
+
+def test_a_profile_needs_a_folder(process, tmp_path):
+    path = tmp_path / "file"
+    path.write_text("")
+    assert f"--profile={path}" in one_line(process("train", f"--profile={path}", code=2))

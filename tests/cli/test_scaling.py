@@ -1,0 +1,189 @@
+"""The scaling study: one row a cell, nothing measured twice, and nothing allocated that does not fit."""
+
+import csv
+import json
+import math
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import commands
+import numpy as np
+import pytest
+
+from pfljax.cli import scaling
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--hidden=4", "--shape=4,4,1", "--train_examples=6", "--rounds=2"]
+OPTIONAL = {
+    "reason",
+    "peak_device_bytes",
+    "peak_resident_bytes",
+    "projected_hours",
+}  # null where there is nothing to say
+
+
+def call(out, *flags, code=0):
+    """Runs the command, small; what it printed."""
+    return commands.call(scaling.COMMAND, *SMALL, *flags, f"--out={out}", code=code)
+
+
+def read(out):
+    """scaling.json, after seeing that scaling.csv says the same."""
+    study = json.loads((out / "scaling.json").read_text())
+    with open(out / "scaling.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows == [{k: "" if v is None else str(v) for k, v in row.items()} for row in study["cells"]]
+    return study
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A study of two sizes on one and two devices."""
+    out = tmp_path_factory.mktemp("scaling")
+    call(out, "--algorithms=fedavg", "--num_clients=4,6", "--devices=1,2", "--plan=chunk", "--chunk=2")
+    return out
+
+
+def test_each_cell_has_a_row_of_finite_figures(finished):
+    study = read(finished)
+    rows = study["cells"]
+    assert [(row["num_clients"], row["devices"]) for row in rows] == [(4, 1), (4, 2), (6, 1), (6, 2)]
+    for row in rows:
+        assert row["status"] == "measured" and row["plan"] == "chunk-2" and row["chunk"] == 2
+        values = [value for name, value in row.items() if name not in OPTIONAL and not isinstance(value, str)]
+        assert all(math.isfinite(value) for value in values)
+        # 16 inputs, 4 hidden units, 10 classes; everyone downloads the one model, and sends it and its weight.
+        parameters = 16 * 4 + 4 + 4 * 10 + 10
+        assert row["parameters"] == parameters and row["clients_per_round"] == row["num_clients"]
+        assert row["bytes_down"] == 4 * parameters * row["num_clients"] <= row["bytes_up"]
+        assert row["client_updates_per_second"] == pytest.approx(row["num_clients"] / row["seconds_per_round"])
+    assert list(study["slopes"]) == ["fedavg, 1 device(s)", "fedavg, 2 device(s)"]
+    assert study["data"] == "random pixels 4x4x1" and study["settings"]["--train_examples"] == 6
+    assert (finished / "scaling.png").stat().st_size > 5000
+
+
+def test_a_second_run_measures_only_what_is_missing(finished, tmp_path):
+    out = tmp_path / "more"
+    shutil.copytree(finished, out)
+    before = read(out)["cells"]
+    flags = ["--algorithms=fedavg", "--num_clients=4,6", "--devices=1", "--plan=chunk", "--chunk=2"]
+    printed = call(out, *flags, "--cohort=0,2,5", "--total_rounds=7")
+    assert printed.count("finished before, taken from") == 2
+    assert "K=4, S=5: left out, the cohort is larger than K" in printed
+    assert "K=4: 7 rounds, 28 client updates, would take" in printed
+    rows = read(out)["cells"]
+    for old, new in zip(before, rows, strict=False):
+        assert new == old | {"projected_hours": old["seconds_per_round"] * 7 / 3600}
+    assert [(row["num_clients"], row["clients_per_round"]) for row in rows[4:]] == [(4, 2), (6, 2), (6, 5)]
+
+
+def test_other_settings_are_refused_and_named(finished):
+    before = (finished / "scaling.json").read_text()
+    for flag, change in (("--train_examples=7", "--train_examples was 6 and is 7"), ("--local_epochs=2", "was 1")):
+        error = call(finished, "--num_clients=4", flag, code=2)
+        (line,) = error.strip().splitlines()
+        assert change in line and flag.split("=")[0] in line and f"--out={finished}" in line
+    assert (finished / "scaling.json").read_text() == before
+
+
+@pytest.mark.slow
+def test_what_is_finished_outlives_an_interruption(tmp_path):
+    flags = ["--algorithms=fedavg", "--num_clients=4,5,6,7,8", "--devices=1"]
+    command = [sys.executable, "-m", "pfljax.cli", "scaling", *SMALL, *flags, f"--out={tmp_path}"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "scaling.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        printed, error = process.communicate(timeout=120)
+    assert process.returncode == 130 and error.strip() == "error: interrupted"
+    assert "the same command goes on" in printed
+    rows = read(tmp_path)["cells"]
+    assert 1 <= len(rows) < 5 and all(row["status"] == "measured" for row in rows)
+    printed = call(tmp_path, *flags)
+    assert printed.count("finished before, taken from") == len(rows)
+    after = read(tmp_path)["cells"]
+    assert after[: len(rows)] == rows and [row["num_clients"] for row in after] == [4, 5, 6, 7, 8]
+
+
+def test_what_does_not_fit_is_skipped_before_it_is_made(tmp_path):
+    huge = 10**10  # whose data alone are terabytes
+    flags = ["--algorithms=local", "--devices=1"]
+    printed = call(tmp_path, *flags, f"--num_clients=4,{huge}")
+    assert "skipped: out of memory: data on the host: " in printed and "TiB needed, " in printed
+    measured, skipped = read(tmp_path)["cells"]
+    assert (measured["status"], skipped["status"]) == ("measured", "skipped")
+    assert skipped["reason"] in printed and skipped["seconds_per_round"] is None
+    error = call(tmp_path / "none", *flags, f"--num_clients={huge}", code=2)
+    (line,) = error.strip().splitlines()
+    assert line.startswith("error: --num_clients: none of the cells can be measured")
+    assert [row["status"] for row in read(tmp_path / "none")["cells"]] == ["skipped"]
+    # Small data, but of each pair of clients something is remembered.
+    call(tmp_path / "pairs", "--algorithms=federico", "--num_clients=3000000", "--train_examples=1", code=2)
+    (skipped,) = read(tmp_path / "pairs")["cells"]
+    assert "state and data on a device: " in skipped["reason"]
+
+
+def test_methods_that_validate_and_files_of_one_s_own(tmp_path):
+    rng = np.random.default_rng(0)
+    path, is_test = tmp_path / "images.npz", np.arange(65) >= 35
+    np.savez(path, x=rng.random((65, 5, 4, 1)), y=rng.integers(3, size=65), is_test=is_test)
+    out = tmp_path / "out"
+
+    def on_file(*flags, code=0):
+        own = ["--train_examples=5", "--rounds=2", "--hidden=2", "--devices=1", f"--data_file={path}", f"--out={out}"]
+        return commands.call(scaling.COMMAND, *own, *flags, code=code)
+
+    # 35 are for training: five of each client, and one to validate.
+    printed = on_file("--algorithms=fedfomo", "--num_clients=5,6")
+    assert "K=6, S=6, auto, 1 device(s): skipped: the file has 35 training examples, and 6 x 6 are asked for" in printed
+    assert [row["status"] for row in read(out)["cells"]] == ["measured", "skipped"]
+    assert read(out)["data"] == "images.npz, examples of 5x4x1"
+    error = on_file("--shape=3,3,1", code=2)
+    assert error.strip() == "error: --shape: not read here: --data_file says it"
+
+
+@pytest.mark.parametrize(
+    ("flag", "word"),
+    [
+        ("--plan=vmap,loop", "accepted: auto, vmap, map, chunk"),
+        ("--devices=1,x", "accepted: numbers of 0 or more"),
+        ("--cohort=2000", "accepted: at most --num_clients"),
+        ("--participation=0.5", "--cohort says"),
+        ("--algorithms=fedsgd9", "unknown algorithm"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, flag, word):
+    error = call(tmp_path / "out", flag, code=2)
+    (line,) = error.strip().splitlines()
+    assert line.startswith("error: ") and flag.split("=")[0].strip("-") in line and word in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_s_folder_is_left_alone(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    assert "holds something that is not a scaling study" in call(tmp_path, code=2)
+    (tmp_path / "scaling.json").write_text("[]")
+    assert "of an earlier version" in call(tmp_path, code=2)
+
+
+def test_pfl_research_s_workload_is_that_of_its_benchmark(tmp_path):
+    """1,000 clients of 50 images, 50 a round, batches of 10, 75,000 updates; here fewer clients, which wins."""
+    flags = ["--preset=pfl_research_cifar10", "--num_clients=20", "--cohort=1", "--rounds=1", "--devices=1"]
+    printed = commands.call(scaling.COMMAND, *flags, f"--out={tmp_path}")
+    assert "on random pixels 32x32x3, which tell of time and memory, not of accuracy" in printed
+    study = read(tmp_path)
+    (row,) = study["cells"]
+    assert (row["algorithm"], row["num_clients"], row["clients_per_round"]) == ("fedavg", 20, 1)
+    assert row["parameters"] == 1_626_442 and row["bytes_down"] == 4 * 1_626_442
+    assert row["projected_hours"] == pytest.approx(row["seconds_per_round"] * 1500 / 3600)
+    used = study["config"]["flags"]
+    assert [used[name] for name in ("train_examples", "batch_size", "local_epochs", "rounds")] == [50, 10, 1, 1]
+    assert [used[name] for name in ("optimizer", "learning_rate", "shape")] == ["sgd", 0.1, ["32", "32", "3"]]
+    preset = (scaling.WORKLOADS / "pfl_research_cifar10.flags").read_text().splitlines()
+    assert {"--num_clients=1000", "--cohort=50", "--total_rounds=1500"} <= set(preset) and 50 * 1500 == 75_000

@@ -1,0 +1,182 @@
+"""Settings: the values of flags after presets, never changed; and the flags of methods and models of one's own."""
+
+import dataclasses
+
+import pytest
+
+from pfljax.cli import compare, flags, train
+from pfljax.cli.settings import PRESETS, FlagError, parse, read
+from pfljax.core.errors import ArgumentError
+from pfljax.core.method import METHODS
+
+
+def of(*words, define=train.define):
+    return parse(define, words)
+
+
+def test_values_are_items_and_attributes_and_know_whether_they_were_given():
+    settings = of("--rounds=3", "--federico.epsilon=0.5", "--noresume")
+    assert settings.rounds == settings["rounds"] == 3 and settings["federico.epsilon"] == 0.5
+    assert settings.present("rounds") and settings.present("resume") and not settings.present("seed")
+    assert "federico.epsilon" in settings and "epsilon" not in settings
+    with pytest.raises(AttributeError, match="epsilon"):
+        _ = settings.epsilon
+
+
+def test_other_values_are_other_settings():
+    settings = of("--rounds=3")
+    other = settings.replace({"fedem.components": 5}, rounds=4)
+    assert (other.rounds, other["fedem.components"]) == (4, 5)
+    assert (settings.rounds, settings["fedem.components"]) == (3, METHODS["fedem"]().components)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settings.values = {}
+    with pytest.raises(TypeError):
+        settings.values["rounds"] = 5
+    with pytest.raises(KeyError, match="round"):
+        settings.replace(round=3)
+
+
+def test_a_preset_gives_way_to_the_command_line(tmp_path):
+    path = tmp_path / "x.flags"
+    path.write_text("# a result\n--learning_rate=0.25\n--rounds=7\n--fedem.components=5\n--nostandardize\n")
+    settings = of("--rounds=3").with_preset(path)
+    assert (settings.learning_rate, settings.rounds, settings["fedem.components"]) == (0.25, 3, 5)
+    assert settings.standardize is False
+    assert settings.with_preset(tmp_path / "none.flags") is settings
+
+
+def test_flag_files_count_as_the_command_line(tmp_path):
+    path = tmp_path / "x.flags"
+    path.write_text("--train_examples=9\n")
+    settings = of(f"--flagfile={path}").with_defaults(["federico"])
+    assert settings.present("train_examples") and settings.train_examples == 9
+
+
+@pytest.mark.parametrize(
+    ("words", "methods", "file", "values"),
+    [
+        ([], ["federico"], "digits.flags", {"train_examples": 15, "keep_optimizer": True, "num_distributions": 2}),
+        (["--train_examples=7"], ["local"], "digits.flags", {"train_examples": 7, "keep_optimizer": True}),
+        (
+            [],
+            ["local", "fedfomo"],
+            "digits-validated.flags",
+            {"train_examples": 25, "num_distributions": 5, "validation_fraction": 0.2},
+        ),
+        (["--partition=latent"], ["local"], "digits-latent.flags", {"train_examples": 50, "validation_fraction": 0.0}),
+        (
+            ["--partition=latent", "--validation_fraction=0.5"],
+            ["fedfomo"],
+            "digits-latent.flags",
+            {"train_examples": 50, "validation_fraction": 0.5, "weight_decay": 1e-4, "local_epochs": 5},
+        ),
+        (["--partition=pairs"], ["pfedmb"], "digits-pairs.flags", {"train_examples": 30, "rounds": 20}),
+        (["--dataset=sine"], ["local"], "sine.flags", {"federico.warmup": 75, "num_clients": 10}),
+        (["--dataset=synthetic"], ["fedem"], "synthetic.flags", {"num_clients": 300, "lr_schedule": "multistep"}),
+        (["--dataset=text"], ["fedem"], "text.flags", {"text_stride": 80, "official_test": True}),
+        (["--dataset=npz"], ["fedem"], "", {"rounds": 150, "validation_fraction": 0.0}),
+        (["--dataset=npz"], ["fedfomo"], "", {"rounds": 150, "validation_fraction": 0.2}),
+        (["--dataset=tfds:emnist/byclass"], ["fedem"], "", {"rounds": 150}),
+    ],
+)
+def test_the_data_set_and_the_methods_decide_the_preset(words, methods, file, values):
+    settings = of(*words).with_defaults(methods)
+    assert settings.defaults == file
+    assert {name: settings[name] for name in values} == values
+
+
+@pytest.mark.parametrize("path", sorted(PRESETS.glob("*.flags")), ids=lambda path: path.stem)
+def test_every_preset_says_what_it_is_and_is_read_by_train_and_compare(path):
+    assert path.read_text().startswith("# ")
+    dataset, _, kind = path.stem.partition("-")
+    assert not kind or kind in (*flags.PARTITIONS, "validated")
+    for define in (train.define, compare.define):
+        found = read(define, [f"--flagfile={path}"])
+        assert any(found[name].present for name in found) and not found["dataset"].present
+    assert dataset in str(found["dataset"].help)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--round=3"], "--round: unknown flag; did you mean --rounds?"),
+        (["--quux"], "--quux: unknown flag; --help shows all"),
+        (["rounds=3"], "rounds=3: not a flag; flags start with --"),
+        (["--rounds=0"], "--rounds=0: accepted: whole numbers of 1 or more"),
+        (["--rounds=many"], "--rounds=many: accepted: whole numbers of 1 or more"),
+        (["--targets=dealt"], "--targets=dealt: accepted: own, shuffled"),
+        (["--learning_rate=fast"], "--learning_rate=fast: accepted: numbers"),
+        (["--federico.tracking=median"], "--federico.tracking=median: accepted: ema, accumulated"),
+        (["--resume=maybe"], "--resume=maybe: accepted: true, false"),
+        (["--flagfile=nowhere.flags"], "--flagfile: "),
+    ],
+)
+def test_mistakes_are_one_line(words, line):
+    with pytest.raises(FlagError) as caught:
+        of(*words)
+    assert str(caught.value).startswith(line) and "\n" not in str(caught.value)
+
+
+def test_knobs_of_other_methods_are_mistakes():
+    settings = of("--federico.epsilon=0.5")
+    settings.check_knobs(["local", "federico"])
+    with pytest.raises(FlagError, match=r"--federico\.epsilon: no method of this run reads it \(local\)"):
+        settings.check_knobs(["local"])
+
+
+def test_numbers_of_a_list():
+    settings = of("--tune=0.1,1", "--seeds=0,1", define=compare.define)
+    assert settings.numbers("tune", float) == [0.1, 1.0] and settings.numbers("seeds", int, least=0) == [0, 1]
+    for words, text in (
+        (["--tune=0.1,x"], "--tune=0.1,x: accepted: positive numbers, separated by commas"),
+        (["--tune=0"], "--tune=0: accepted: positive"),
+        (["--tune=2", "--learning_rate=1"], "--learning_rate: not read here: --tune gives it its values"),
+    ):
+        with pytest.raises(FlagError) as caught:
+            of(*words, define=compare.define).numbers("tune", float, sets="learning_rate")
+        assert str(caught.value).startswith(text)
+
+
+METHOD = '''
+import dataclasses
+from neighbor import DEFAULT
+from pfljax.core.method import knob, method
+
+@method(keeps="nothing", travels="nothing")
+@dataclasses.dataclass(frozen=True)
+class Own{number}:
+    """Own (Me, 2026): a test."""
+    power: float = knob(DEFAULT, above=0, help="of it")
+    def build(self, problem): ...
+
+class Other: ...
+'''
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A file of a method with a knob, beside a file that it imports."""
+    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+    (tmp_path / "neighbor.py").write_text("DEFAULT = 0.5")
+    (tmp_path / "mine.py").write_text(METHOD.format(number=1))
+    yield tmp_path / "mine.py"
+    METHODS.pop("own1", None)
+
+
+def test_a_method_of_one_s_own_comes_from_its_file_with_its_knobs(own):
+    settings = of(f"--algorithm={own}:Own1", "--own1.power=2")
+    assert settings.algorithm == "own1" and settings["own1.power"] == 2.0
+    settings = of("--algorithms", f"local,{own}:Own1", define=compare.define)
+    assert settings.algorithms == ["local", "own1"] and settings["own1.power"] == 0.5
+
+
+def test_what_is_wrong_with_a_file_is_said(own, tmp_path):
+    (tmp_path / "broken.py").write_text("import nothing_like_it")
+    for text, words in (
+        (f"{own}:Other", "not a method"),
+        (f"{own}:None1", "has no None1"),
+        (f"{tmp_path}/nowhere.py:X", "no such file"),
+        (f"{tmp_path}/broken.py:X", "ModuleNotFoundError: No module named 'nothing_like_it'"),
+    ):
+        with pytest.raises(ArgumentError, match="algorithm=.*" + words):
+            of(f"--algorithm={text}")

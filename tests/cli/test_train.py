@@ -1,0 +1,196 @@
+"""The entry point train: mistakes are one line, and a run leaves what it should."""
+
+import numpy as np
+import pytest
+from commands import call, one_line
+
+from pfljax.cli import build, train
+from pfljax.cli.settings import parse
+from pfljax.training import files
+
+SMALL = ["--num_clients=4", "--rounds=4", "--eval_every=2", "--hidden=4", "--federico.neighbors=1", "--plan=map"]
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    """Commands run in a folder of their own."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def npz(tmp_path_factory):
+    """Writes npz files: (name, arrays) -> path."""
+    folder = tmp_path_factory.mktemp("npz")
+
+    def write(name, **arrays):
+        np.savez(folder / f"{name}.npz", **arrays)
+        return str(folder / f"{name}.npz")
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--algorithm=federiko"], ["--algorithm=federiko", "federico"]),
+        (["--algorithm=zzz"], ["--algorithm=zzz", "local", "fedavg"]),
+        (["--num_clients=1700", "--federico.neighbors=1"], ["--num_clients=1700"]),
+        (["--num_clients=4", "--federico.neighbors=4"], ["--federico.neighbors=4", "0 to 3"]),
+        (["--participation=0.25", "--num_clients=8"], ["--federico.neighbors=3", "0 to 1"]),
+        (["--federico.epsilon=1.5"], ["--federico.epsilon=1.5", "0 to 1"]),
+        (["--federico.epsilon=-0.1"], ["--federico.epsilon=-0.1", "0 to 1"]),
+        (["--federico.beta=0"], ["--federico.beta=0"]),
+        (["--federico.tracking=median"], ["federico.tracking", "ema"]),
+        (["--algorithm=local", "--federico.epsilon=0.5"], ["--federico.epsilon", "local"]),
+        (["--fedavg_plus.tune_epochs=-1", "--algorithm=fedavg_plus"], ["--fedavg_plus.tune_epochs=-1"]),
+        (["--learning_rate=0"], ["--learning_rate=0"]),
+        (["--participation=0"], ["--participation=0"]),
+        (["--participation=1.5"], ["--participation=1.5"]),
+        (["--rounds=0"], ["rounds"]),
+        (["--model=transformer"], ["--model=transformer", "mlp"]),
+        (["--hidden=4,x"], ["--hidden=4,x"]),
+        (["--model=cnn", "--channels=4,4,4,4"], ["--model=cnn", "16 x 16"]),
+        (["--partition=alphabetical"], ["--partition=alphabetical", "label_groups"]),
+        (["--dataset=mnist"], ["--dataset=mnist", "tfds:"]),
+        (["--dataset=npz"], ["--data_file"]),
+        (["--dataset=npz", "--data_file=nowhere.npz"], ["--data_file=nowhere.npz"]),
+        (["--unseen_clients=1"], ["--unseen_clients=1"]),
+        (["--resume"], ["--resume", "--out"]),
+        (["--round=3"], ["round"]),
+        (["rounds=3"], ["rounds=3"]),
+    ],
+    ids=lambda value: "_".join(value) if isinstance(value, list) and value[0].startswith("-") else "",
+)
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, flags, words):
+    line = one_line(call(train.COMMAND, *flags, code=2))
+    for word in words:
+        assert word in line
+    assert not list(tmp_path.iterdir())  # nothing has been begun
+
+
+def test_mistakes_in_a_file_are_named(npz, tmp_path):
+    x, y = np.zeros((40, 3), np.float32), np.arange(40) % 2
+    bad = x.copy()
+    bad[7, 1] = np.nan
+    cases = [
+        (npz("no_y", x=x), ["lacks y"]),
+        (npz("no_x", y=y), ["lacks x"]),
+        (npz("nan", x=bad, y=y), ["NaN", "row 7"]),
+        (npz("labels", x=x, y=y - 1), ["y is -1"]),
+        (npz("short", x=x, y=y[:-1]), ["y has shape (39,)", "one value for each row"]),
+        (npz("words", x=x, y=np.array(["a"] * 40)), ["y is"]),
+    ]
+    for path, words in cases:
+        line = one_line(call(train.COMMAND, "--dataset=npz", f"--data_file={path}", *SMALL, code=2))
+        assert f"--data_file={path}" in line
+        for word in words:
+            assert word in line, line
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_data_set_that_is_not_prepared_says_how_to(tmp_path):
+    line = one_line(call(train.COMMAND, "--dataset=tfds:mnist", f"--data_dir={tmp_path}", code=2))
+    assert "tfds:mnist" in line and "download_and_prepare" in line
+
+
+def test_a_run_leaves_its_results_and_is_not_overwritten(tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    printed = call(train.COMMAND, *SMALL, f"--out={out}")
+    assert printed.splitlines()[0] == "federico on digits, label_groups: 4 clients, 4 rounds"
+    assert printed.splitlines()[1].split() == ["defaults", "digits.flags"]
+    names = {path.name for path in out.iterdir()}
+    assert {"config.json", "results.npz", "metrics.jsonl", "summary.json", "collaboration.npz", "checkpoints"} <= names
+    assert "report.html" in names and list((out / "figures").glob("*.png"))
+    flags = files.read_json(out / "config.json")["flags"]
+    assert flags["federico.neighbors"] == 1 and flags["train_examples"] == 15 and flags["algorithm"] == "federico"
+    before = files.read_json(out / "summary.json")
+    assert before["last"]["round"] == 4
+
+    line = one_line(call(train.COMMAND, *SMALL, f"--out={out}", code=2))
+    assert f"--out={out}" in line and "resume" in line
+    line = one_line(call(train.COMMAND, *SMALL, f"--out={out}", "--resume", "--learning_rate=0.5", code=2))
+    assert line.startswith("--resume: ") and "--learning_rate was 0.01 and is 0.5" in line
+    assert files.read_json(out / "summary.json") == before
+
+    monkeypatch.setenv("PATH", "")  # without git a run goes on as well
+    call(train.COMMAND, *SMALL, f"--out={out}", "--resume", "--rounds=6", "--fedem.components=2", code=2)
+    call(train.COMMAND, *SMALL, f"--out={out}", "--resume", "--rounds=6")
+    assert files.read_json(out / "config.json")["git_commit"] is None
+    rows = files.read_jsonl(out / "metrics.jsonl")
+    assert [row["round"] for row in rows] == [2, 4, 6]
+    assert files.read_json(out / "summary.json")["last"]["round"] == 6
+
+
+def schedule(*words):
+    return build.build_schedule(parse(train.define, words))
+
+
+def test_rates_fall_at_half_and_at_three_quarters_of_the_rounds():
+    rates = lambda rounds: [
+        float(schedule("--lr_schedule=multistep", f"--rounds={rounds}")(number)) for number in range(rounds)
+    ]
+    np.testing.assert_allclose(rates(8), [1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01], rtol=1e-5)
+    assert rates(1) == [1]
+
+
+def test_rates_may_fall_every_round():
+    falling = schedule("--lr_schedule=exponential", "--lr_decay=0.9")
+    np.testing.assert_allclose([float(falling(number)) for number in range(3)], [1, 0.9, 0.81], rtol=1e-6)
+    assert schedule() is None
+
+
+def test_more_rounds_are_another_run_where_rates_fall_by_them(tmp_path):
+    flags = [*SMALL, f"--out={tmp_path / 'run'}", "--lr_schedule=multistep"]
+    call(train.COMMAND, *flags)
+    assert "--rounds was 4 and is 6" in one_line(call(train.COMMAND, *flags, "--resume", "--rounds=6", code=2))
+
+
+def test_a_diverging_run_stops_with_the_round_and_the_client(tmp_path):
+    out = tmp_path / "run"
+    learning = ["--algorithm=local", "--optimizer=sgd", "--learning_rate=30", "--rounds=200", "--eval_every=1"]
+    line = one_line(call(train.COMMAND, "--dataset=sine", "--num_clients=3", *learning, f"--out={out}", code=1))
+    assert "round " in line and "client " in line and str(out) in line
+    rows = files.read_jsonl(out / "metrics.jsonl")
+    stopped = int(line.split("round ")[1].split(":")[0])
+    assert [row["round"] for row in rows] == list(range(1, stopped)) and rows
+
+
+def test_the_sine_curve_is_left_beside_fedavg_s(tmp_path):
+    flags = ["--dataset=sine", "--num_clients=4", "--rounds=6", "--hidden=4", "--federico.neighbors=1"]
+    printed = call(train.COMMAND, *flags, f"--out={tmp_path / 'run'}")
+    assert "mean squared error on test points: federico" in printed
+    found = files.read_npz(tmp_path / "run" / "curve.npz")
+    np.testing.assert_allclose(found["truth"], np.sin(found["grid"]), atol=1e-6)
+    assert found["prediction"].shape == (4, 400) and found["reference"].shape == (400,)
+    # Each client is drawn on its own quarter of the angles.
+    drawn = np.isfinite(found["prediction"])
+    np.testing.assert_array_equal(drawn.sum(axis=1), 100)
+    config = files.read_json(tmp_path / "run" / "fedavg-0.01" / "config.json")["flags"]
+    assert config["algorithm"] == "fedavg" and config["learning_rate"] == pytest.approx(0.01)
+
+
+MODEL = """
+import flax.linen as nn
+
+class Small(nn.Module):
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.num_classes)(nn.relu(nn.Dense(3)(x.reshape(len(x), -1))))
+"""
+
+
+def test_a_model_of_one_s_own_comes_from_its_file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(MODEL)
+    call(train.COMMAND, *SMALL, f"--model={path}:Small", f"--out={tmp_path / 'run'}")
+    summary = files.read_json(tmp_path / "run" / "summary.json")
+    assert summary["parameters"] == 64 * 3 + 3 + 3 * 10 + 10
+    line = one_line(call(train.COMMAND, *SMALL, f"--model={path}:Big", code=2))
+    assert line.startswith(f"--model={path}:Big: ") and "has no Big" in line
+
+
+def test_the_command_itself_ends_with_one_line(process):
+    line = one_line(process("train", "--federico.epsilon=2", code=2))
+    assert "--federico.epsilon=2" in line

@@ -1,0 +1,27 @@
+"""Commands in the process of the tests, which saves their start: what they print and how they end."""
+
+import contextlib
+import io
+from unittest import mock
+
+from pfljax.cli import launch
+
+
+def call(command, *words, code=0):
+    """Runs a command with these flags; what it printed, or its errors where another exit code is expected."""
+    out, err, found = io.StringIO(), io.StringIO(), None
+    own_devices = mock.patch.object(launch, "set_up_devices", lambda *_: None)
+    with own_devices, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            launch.main(command, [str(word) for word in words])
+        except SystemExit as end:
+            found = end.code or 0
+    assert found == code, err.getvalue()
+    return out.getvalue() if code == 0 else err.getvalue()
+
+
+def one_line(error):
+    """The text of a single error line."""
+    (line,) = error.strip().splitlines()
+    assert line.startswith("error: ")
+    return line.removeprefix("error: ")

@@ -1,0 +1,66 @@
+"""Methods of a few lines, for the tests of the engine."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pfljax.core.types import Algorithm, ClientData, ClientOutput, Ledger, Predictor, Split, State
+
+PARAMETERS = 3  # of a model
+
+
+def data_of(sizes, seed=0):
+    """ClientData of K clients with random examples, zeros beyond each client's size."""
+    sizes = np.asarray(sizes, np.int32)
+    n_max, rng = int(sizes.max()), np.random.default_rng(seed)
+    real = np.arange(n_max) < sizes[:, None]
+    x = rng.normal(size=(len(sizes), n_max, PARAMETERS)).astype(np.float32) * real[..., None]
+    none = np.zeros((len(sizes), 0, PARAMETERS), np.float32)
+    return ClientData(Split(x, real.astype(np.int32), sizes), Split(none, none[..., 0].astype(np.int32), 0 * sizes))
+
+
+def idle(context, models, row, data):
+    """A client that does nothing."""
+    return ClientOutput(row, (), {"loss": jnp.zeros(())})
+
+
+def step_to_mean(context, models, row, data):
+    """A client that moves each received model to the mean of its examples, and counts its rounds."""
+    x = data.train.x[...].sum(axis=0) / jnp.maximum(data.train.size, 1)
+    upload = jax.tree.map(lambda leaf: leaf + 0.5 * (x - leaf), models)
+    return ClientOutput(row + 1, upload, {"loss": jnp.square(models["w"] - x).sum()})
+
+
+def make(client_update=idle, *, topology="shared", num_models=1, server=(), **fields):
+    """A method whose clients keep a count, and whose server replaces models by the means of what came back."""
+
+    def init(key, clients):
+        num = clients.train.size.shape[0]
+        models = {"w": jax.random.normal(key, (num_models if topology == "shared" else num, PARAMETERS))}
+        return State(server, models, (), jnp.zeros((num,), jnp.int32))
+
+    def server_update(key, state, aggregate):
+        if not jax.tree.leaves(aggregate.upload):
+            return state, {}
+        if topology in ("own", "push"):
+            return state._replace(models=aggregate.upload), {}
+        count = jnp.maximum(aggregate.count, 1)[:, None]
+        return state._replace(models=jax.tree.map(lambda leaf: leaf / count, aggregate.upload)), {}
+
+    def predictor(key, state, clients):
+        if topology == "shared":
+            return Predictor.one(state.models, clients.train.size.shape[0])
+        return Predictor.own(state.models)
+
+    required = {"init": init, "client_update": client_update, "server_update": server_update, "predictor": predictor}
+    return Algorithm(**required | {"topology": topology, "ledger": Ledger(1)} | fields)
+
+
+def neighbors(held):
+    """A download of the client itself and the `held` next ones of the cohort."""
+
+    def download(key, state, cohort):
+        places = (jnp.arange(cohort.ids.shape[0])[:, None] + jnp.arange(held + 1)) % cohort.ids.shape[0]
+        return cohort.ids[places]
+
+    return download

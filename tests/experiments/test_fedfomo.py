@@ -1,0 +1,187 @@
+"""The experiments of FedFomo's paper, small."""
+
+import json
+
+import commands
+import numpy as np
+import pytest
+
+from experiments.fedfomo import figure3, figure9, paper, table1, table2, table3, table4
+from pfljax.cli import compare
+from pfljax.cli.settings import parse
+from pfljax.core.method import METHODS
+from pfljax.report import captions
+from pfljax.training import files
+
+SMALL = ["--rounds=2", "--train_examples=20", "--hidden=4", "--devices=1", "--seeds=0"]
+
+
+def call(module, *flags, code=0):
+    """Runs a command, small; what it printed."""
+    return commands.call(module.COMMAND, *SMALL, *flags, code=code)
+
+
+def rows_of(folder):
+    return json.loads((folder / "table.json").read_text())
+
+
+def flags_of(folder):
+    return files.read_json(folder / "seed-0" / "config.json")["flags"]
+
+
+@pytest.mark.slow
+def test_table1_has_a_column_for_each_number_of_clients(tmp_path):
+    flags = [
+        "--algorithms=local,fedfomo",
+        "--fedfomo.neighbors=4",
+        "--clients=6,20",
+        "--num_distributions=3",
+        f"--out={tmp_path / 'out'}",
+    ]
+    printed = call(table1, *flags)
+    assert "6 clients" in printed and "20 clients" in printed and "Here: digits" in printed
+    assert [row["algorithm"] for row in rows_of(tmp_path / "out")] == ["local", "fedfomo"]
+    few, many = (flags_of(tmp_path / "out" / f"clients-{n}" / "local") for n in (6, 20))
+    assert (few["num_clients"], few["participation"], few["rounds"]) == (6, 1.0, 2)
+    assert (many["num_clients"], many["participation"], many["rounds"]) == (20, 0.1, 10)
+    # Digits' own settings and FedFomo's validation share, though the method of this cell needs none.
+    assert few["partition"] == "pathological" and few["lr_schedule"] == "exponential" and few["weight_decay"] == 1e-4
+    assert few["validation_fraction"] == 0.2
+
+
+@pytest.mark.slow
+def test_table3_deals_the_targets_and_says_what_differs(tmp_path):
+    flags = ["--algorithms=fedavg,fedfomo", "--num_distributions=2", "--num_clients=6", f"--out={tmp_path / 'out'}"]
+    printed = call(table3, *flags)
+    assert "23.1 ± 2.5" in printed and "64.1 ± 2.8" in printed  # the paper's Table 3
+    assert "not to be met" in printed and "EMD" in printed
+    rows = rows_of(tmp_path / "out")
+    assert [row["algorithm"] for row in rows] == ["fedavg", "fedfomo, n=5", "fedfomo, n=10"]
+    for row, name in zip(rows, ("fedavg", "fedfomo-n5", "fedfomo-n10"), strict=True):
+        run = tmp_path / "out" / "shuffled" / name / "seed-0"
+        summary = files.read_json(run / "summary.json")
+        assert row["shuffled"]["accuracy_mean"] == pytest.approx(summary["last"]["accuracy_mean"])
+        assert f"{100 * summary['last']['accuracy_mean']:.1f}" in printed
+        assert summary["per_client"][0]["target"] in (0, 1)
+    assert flags_of(tmp_path / "out" / "shuffled" / "fedfomo-n10")["fedfomo.neighbors"] == 10
+    again = call(table3, *flags)
+    assert again.count("finished before, kept") == 3
+
+
+def test_table4_states_the_ledger_beside_the_accuracy(tmp_path):
+    flags = [
+        "--algorithms=fedavg",
+        "--sigmas=0,1.5",
+        "--num_distributions=2",
+        "--num_clients=6",
+        f"--out={tmp_path / 'out'}",
+    ]
+    printed = call(table4, *flags)
+    without, noisy = rows_of(tmp_path / "out")
+    assert without["epsilon"] == [None] and "∞" in printed
+    summary = files.read_json(tmp_path / "out" / "sigma-1.5" / "fedavg" / "seed-0" / "summary.json")
+    privacy = summary["privacy"]
+    assert noisy["epsilon"] == [privacy["epsilon"]] and f"{privacy['epsilon']:.2f}" in printed
+    assert privacy["noise_multiplier"] == 1.5 and privacy["clip_norm"] == 1.0 and privacy["delta"] == 1e-5
+    assert len(privacy["epsilon_per_client"]) == 6 and max(privacy["epsilon_per_client"]) == privacy["epsilon"]
+    config = flags_of(tmp_path / "out" / "sigma-0" / "fedavg")
+    assert config["dp_noise_multiplier"] == 0 and config["dp_clip_norm"] is None  # JSON knows no infinity
+
+
+@pytest.mark.slow
+def test_figures_sweep_their_knobs(tmp_path):
+    own = ["--num_distributions=2", "--num_clients=6"]
+    flags = [*own, "--epsilons=1", "--downloads=1", f"--out={tmp_path / 'three'}"]
+    call(figure3, *flags)
+    points = [(point["panel"], point["value"]) for point in rows_of(tmp_path / "three")]
+    assert points == [("epsilon", 1.0), ("neighbors", 1)]
+    assert flags_of(tmp_path / "three" / "fedfomo-epsilon-1")["fedfomo.epsilon"] == 1.0
+    assert (tmp_path / "three" / "figure3.png").stat().st_size > 5000
+    call(figure9, *own, "--shares=0.2,0.8", f"--out={tmp_path / 'nine'}")
+    assert [point["value"] for point in rows_of(tmp_path / "nine")] == [0.2, 0.8]
+    few, many = (
+        files.read_json(tmp_path / "nine" / f"fedfomo-validation_fraction-{share}" / "seed-0" / "summary.json")
+        for share in ("0.2", "0.8")
+    )
+    assert few["per_client"][0]["n_train"] > many["per_client"][0]["n_train"]
+
+
+@pytest.mark.parametrize(
+    ("module", "flag", "word"),
+    [
+        (table1, "--clients=x", "positive numbers"),
+        (table2, "--distributions=0", "positive numbers"),
+        (table2, "--preset=svhn", "cifar100"),
+        (table3, "--targets=dealt", "own, shuffled"),
+        (table3, "--embedding=resnet", "vgg11"),
+        (table4, "--sigmas=-1", "0 or more"),
+        (table4, "--dp_clip_norm=0", "above 0"),
+        (figure9, "--shares=0.2,1", "below 1"),
+        (figure9, "--validation_fraction=0.5", "--shares gives it its values"),
+        (table2, "--num_distributions=5", "--distributions gives it its values"),
+        (table1, "--participation=0.5", "columns have their own"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, module, flag, word):
+    error = call(module, flag, f"--out={tmp_path / 'out'}", code=2)
+    (line,) = error.strip().splitlines()
+    assert line.startswith("error: ") and flag.split("=")[0].strip("-") in line and word in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_paper_s_rows_are_methods_here():
+    tables = [*paper.TABLE1.values(), *paper.TABLE2.values(), *paper.TABLE3.values(), *paper.TABLE4.values()]
+    for table in tables:
+        assert {title.split(",")[0] for title in table} <= METHODS.keys()
+    assert paper.TABLE2["cifar10"]["fedfomo, n=10"][5] == (85.534, 0.53)
+    assert paper.TABLE2["cifar100"]["local"][10] == (41.26, 1.31)
+
+
+@pytest.mark.parametrize("path", sorted(paper.PAPER.presets.glob("*.flags")), ids=lambda path: path.stem)
+def test_presets_are_those_of_the_appendix(path):
+    lines = path.read_text().splitlines()
+    assert lines[0].startswith("# ")
+    name, _, method = path.stem.partition("-")
+    assert name in paper.PAPER.names and (not method or method in METHODS)
+    if method:
+        return
+    values = dict(line.removeprefix("--").split("=") for line in lines if line.startswith("--"))
+    expected = {"model": "mcmahan_cnn", "weight_decay": 1e-4, "local_epochs": 5, "lr_decay": 0.99, "rounds": 20}
+    expected["learning_rate"] = 0.01 if path.stem == "mnist" else 0.1
+    for name, value in expected.items():
+        assert values[name] == value or np.isclose(float(values[name]), value)
+
+
+@pytest.mark.parametrize(
+    ("preset", "dataset", "data", "head"),
+    [
+        (None, "digits", "mnist", "paper, MNIST"),
+        ("cifar10", "npz", "cifar10", "paper, CIFAR-10"),
+        ("cifar100", "npz", "cifar100", "paper"),  # of which Table 1 has nothing
+        (None, "tfds:svhn_cropped", None, "paper"),
+    ],
+)
+def test_values_of_other_data_do_not_stand_in_their_place(preset, dataset, data, head):
+    settings = parse(table1.define, []).replace(preset=preset, dataset=dataset)
+    values = paper.PAPER.values(settings, paper.TABLE1, "mnist")
+    assert values.data == data and values.head == head and bool(values.by_row) == (head != "paper")
+
+
+@pytest.mark.slow
+def test_on_digits_it_does_what_it_is_for(tmp_path):
+    """Above FedAvg and FedProx and not below Local; and clients find their own distribution."""
+    flags = ["--partition=latent", "--num_clients=15", "--num_distributions=5", "--seeds=0", f"--out={tmp_path}"]
+    commands.call(compare.COMMAND, "--algorithms=fedfomo,fedavg,fedprox,local", *flags)
+    scores = {row["algorithm"]: row["accuracy_mean"] for row in rows_of(tmp_path)}
+    assert scores["fedfomo"] > max(scores["fedavg"], scores["fedprox"]) + 0.1
+    assert scores["fedfomo"] >= scores["local"]
+    found = np.load(tmp_path / "fedfomo" / "seed-0" / "collaboration.npz")
+    assert captions.top_affinities(found["affinity"][-1], found["distribution"], found["distribution"]) >= 0.8
+
+
+@pytest.mark.slow
+def test_on_digits_with_shuffled_targets_it_leads_by_far(tmp_path):
+    flags = ["--algorithms=fedavg,fedavg_data,fedprox,per_fedavg,fedfomo", "--seeds=0,1", f"--out={tmp_path}"]
+    commands.call(table3.COMMAND, "--fedfomo.neighbors=5", *flags)
+    *others, ours = [row["shuffled"]["accuracy_mean"] for row in rows_of(tmp_path)]
+    assert ours > max(others) + 0.1
