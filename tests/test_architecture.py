@@ -17,8 +17,8 @@ PACKAGE = ROOT / "pfljax"
 FILES = sorted(PACKAGE.rglob("*.py"))
 METHOD_FILES = sorted((PACKAGE / "algorithms").glob("[!_]*.py"))
 ROOMS = ["core", "models", "engine", "local", "data", "evaluation", "algorithms", "training", "report", "api", "cli"]
-HEAVY = {"sklearn", "matplotlib", "tensorflow_datasets", "tensorflow", "networkx", "scipy.sparse", "orbax", "rich"}
-HEAVY |= {"cvxpy", "jax_privacy", "absl.flags", "pandas"}
+HEAVY = {"sklearn", "matplotlib", "tensorflow_datasets", "tensorflow", "networkx", "scipy.sparse", "orbax"}
+HEAVY |= {"cvxpy", "jax_privacy", "pandas", "IPython"}
 FLAG = re.compile(r"(?<![\w-])--[a-z]")
 MAX_LINES = 60
 
@@ -117,6 +117,8 @@ def test_functions_are_short(path):
 
 def test_no_method_is_known_by_name_outside_its_file():
     for path in FILES:
+        if room(path) == "cli":
+            continue  # commands have defaults
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         others = {name for name, method in METHODS.items() if method.__module__ != module}
         assert not others & set(strings(path)), path

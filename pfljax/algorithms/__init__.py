@@ -21,7 +21,8 @@ from pfljax.algorithms.ifca import IFCA, HypCluster
 from pfljax.algorithms.pfedmb import PFedMB
 from pfljax.algorithms.mocha import MOCHA
 from pfljax.algorithms.clustered import ClusteredFL
-from pfljax.algorithms.fedfomo import FedFomo, FedFomoAverage
+from pfljax.algorithms.fedfomo import FedFomo
+from pfljax.algorithms.fedfomo_average import FedFomoAverage
 from pfljax.algorithms.fedem import DFedEM, FedEM
 from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized

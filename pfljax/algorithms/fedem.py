@@ -12,7 +12,7 @@ Algorithm 1 and Section 3.3; both are instances of federated surrogate optimizat
 
 A client predicts with sum_m pi_k[m] p(y | x, theta_m) (Eq. 5). A newcomer takes one E-step and one step of Eq. 9 from
 equal weights. Logged with every evaluation, for the last round's components as they were received: f (Eq. 6) and
-Delta_Pi f (Theorem 3.2), what the new pi alone improve f by.
+Delta_Pi f (Theorem 3.2), by how much the new pi alone improve f.
 
 Departures from the paper: local optimizers start afresh in every round, unless they are to be kept
 (`Problem.keep_optimizer`), as in the authors' code. With client sampling, the server averages over the cohort.
@@ -27,7 +27,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pfljax.algorithms.common import graphs, surrogates
+from pfljax.algorithms.common import surrogates
 from pfljax.core.errors import ArgumentError
 from pfljax.core.method import knob, method
 from pfljax.core.types import Algorithm
@@ -37,7 +37,7 @@ from pfljax.local.problem import Problem
 @method(keeps="its mixture weights", travels="M components, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedEM:
-    """FedEM (Marfoq et al., 2021): every client's distribution is a mixture of M shared ones (Algorithm 1)."""
+    """FedEM (Marfoq et al., 2021): shared components, mixed by each client's own weights."""
 
     components: int = knob(3, at_least=1, help="M, the underlying distributions")
 
@@ -47,24 +47,20 @@ class FedEM:
 
 @method(keeps="M components, its mixture weights", travels="M components, to and from every neighbor in the graph")
 @dataclasses.dataclass(frozen=True)
-class DFedEM(graphs.CommunicationGraph):
-    """D-FedEM (Marfoq et al., 2021): FedEM without a server, on a communication graph (Section 3.3)."""
+class DFedEM(surrogates.CommunicationGraph):
+    """D-FedEM (Marfoq et al., 2021): FedEM without a server, over a communication graph."""
 
     components: int = knob(3, at_least=1, help="M, the underlying distributions")
 
     def build(self, problem: Problem) -> Algorithm:
-        mixing = graphs.make_mixing(problem.num_clients, self, "dfedem")
-        return surrogates.decentralized(problem, mixture(problem, self.components, "dfedem"), mixing)
+        return surrogates.decentralized(problem, mixture(problem, self.components, "dfedem"), self)
 
 
 def mixture(problem: Problem, num: int, owner: str) -> surrogates.Surrogate:
     """EM's surrogate of the negative log-likelihood f_k (Eq. 6): u are the components, v is pi_k."""
     if problem.n_min is not None and num > problem.n_min:
-        accepted = f"accepted: 1 to {problem.n_min}, the examples of the smallest client"
-        raise ArgumentError("components", accepted, num, owner=owner)
-
-    def init(models):
-        return jnp.full((num,), 1 / num, jnp.float32)
+        text = f"accepted: 1 to {problem.n_min}, the examples of the smallest client"
+        raise ArgumentError("components", text, num, owner=owner)
 
     def minimize(context, models, pi, split):
         losses = problem.plan.over_models(lambda p: problem.solver.losses_of_examples(p, split), models)  # (M, n_max)
@@ -81,8 +77,11 @@ def mixture(problem: Problem, num: int, owner: str) -> surrogates.Surrogate:
         _, after = negative_log_likelihood(pi)
         return pi, q, {"negative_log_likelihood": before, "delta_pi": before - after}
 
-    def loss(params, batch, q):
-        return problem.solver.mean_loss(params, batch, q)  # l. 7
-
-    scored = "each client's mixture of the components"
-    return surrogates.Surrogate(num, init, minimize, loss, surrogates.with_weights, scored)  # Eq. 5
+    return surrogates.Surrogate(
+        num_models=num,
+        init=lambda models: jnp.full((num,), 1 / num, jnp.float32),
+        minimize=minimize,
+        loss=lambda params, batch, q: problem.solver.mean_loss(params, batch, q),  # l. 7
+        predictor=lambda even, pi: dataclasses.replace(even, weights=pi),  # Eq. 5
+        scored="each client's mixture of the components",
+    )

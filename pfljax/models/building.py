@@ -97,9 +97,11 @@ def called(model: Any, outputs: int) -> Any:
     if not callable(model) or (hasattr(model, "init") and not inspect.isclass(model)) or is_nnx(model):
         return model
     try:
-        arguments = inspect.signature(model).parameters
+        arguments = dict(inspect.signature(model.__init__ if inspect.isclass(model) else model).parameters)
     except (TypeError, ValueError) as error:
         raise ArgumentError("model", f"accepted: {ACCEPTED}", model) from error
+    if inspect.isclass(model):
+        arguments.pop("self", None)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     missing = [n for n, a in arguments.items() if a.kind in kinds and a.default is a.empty and n != "rngs"]
     named = {"num_classes": outputs} if "num_classes" in arguments else {}

@@ -28,6 +28,9 @@ class NNXNetwork:
         self.fixed = isinstance(module, nnx.Module)
         self.definitions: dict[bool, Any] = {}  # training or not -> the module without its arrays
         random, rest = jax.eval_shape(self._define, jax.random.key(0))
+        if not self.definitions:
+            text = f"accepted: a function of rngs that returns an nnx.Module; this one: {self.kind.__name__}"
+            raise ArgumentError("model", text)
         self.random, variables = nnx.to_flat_state(random), nnx.to_flat_state(rest)
         self.variables = {tuple(map(str, path)): (path, variable) for path, variable in variables}
         self.shapes = self._nested({path: variable.get_value() for path, (_, variable) in self.variables.items()})
@@ -64,12 +67,9 @@ class NNXNetwork:
 
     def _define(self, key: Key) -> tuple[nnx.State, nnx.State]:
         module = self._new(key)
-        if not isinstance(module, nnx.Module):
-            raise ArgumentError(
-                "model", "accepted: a function of rngs that returns an nnx.Module", type(module).__name__
-            )
+        self.kind = type(module)
         random = rest = nnx.State({})
-        for training in (True, False):
+        for training in (True, False) if isinstance(module, nnx.Module) else ():
             module.train() if training else module.eval()
             self.definitions[training], random, rest = nnx.split(module, nnx.RngState, ...)
         return random, rest

@@ -1,12 +1,15 @@
 """FedAvg and FedAvg+ by hand, and their limits."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import optax
 import pytest
 import toys
 
-from pfljax.core.types import Split, UsageError
+from pfljax.core.errors import ArgumentError
+from pfljax.core.types import Split
 
 SIZES = (2, 5, 1, 3)
 RATE = 0.1
@@ -55,7 +58,7 @@ def test_only_the_cohort_is_averaged():
         jax.debug.callback(lambda ids: seen.append(np.asarray(ids)), cohort.ids)
         return init_download(key, state, cohort)
 
-    states, _ = toys.train(algorithm._replace(download=download), problem, federation.client_data, 1)
+    states, _ = toys.train(dataclasses.replace(algorithm, download=download), problem, federation.client_data, 1)
     jax.effects_barrier()
     theta = vector(states[0].models)
     trained = [client_steps(theta, federation.train, k, 1) for k in seen[0]]
@@ -85,5 +88,5 @@ def test_tuning_starts_from_the_global_model(tune_epochs):
 
 
 def test_negative_tuning_is_refused():
-    with pytest.raises(UsageError, match=r"--fedavg_plus\.tune_epochs=-1"):
+    with pytest.raises(ArgumentError, match=r"^fedavg_plus\.tune_epochs=-1: accepted: 0 or more$"):
         play("fedavg_plus", knobs={"tune_epochs": -1})

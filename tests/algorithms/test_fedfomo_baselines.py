@@ -11,7 +11,7 @@ from quadratics import MINI, RATE, SIZES, gradient, play, quadratic, vectors
 
 from pfljax.algorithms import clustered, mocha
 from pfljax.core import tree
-from pfljax.core.types import UsageError
+from pfljax.core.errors import ArgumentError
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def test_clusters_are_found_and_averaged_apart():
     ],
 )
 def test_bad_knobs_are_refused(name, knobs):
-    with pytest.raises(UsageError, match=rf"--{name}\.{next(iter(knobs))}="):
+    with pytest.raises(ArgumentError, match=rf"^{name}\.{next(iter(knobs))}="):
         play(name, knobs=knobs)
 
 

@@ -10,7 +10,7 @@ from quadratics import MINI, RATE, SIZES, gradient, play, quadratic, vectors
 
 from pfljax.algorithms import fedamp
 from pfljax.core import tree
-from pfljax.core.types import UsageError
+from pfljax.core.errors import ArgumentError
 
 EQUAL = (3, 3, 3, 3)
 
@@ -391,5 +391,5 @@ def test_ifca_s_first_layers_may_be_shared():
 )
 def test_bad_knobs_are_refused(name, knobs):
     (knob,) = knobs
-    with pytest.raises(UsageError, match=f"--{name}.{knob}=.*: accepted: "):
+    with pytest.raises(ArgumentError, match=rf"^{name}\.{knob}=.*: accepted: "):
         play(name, knobs=knobs)

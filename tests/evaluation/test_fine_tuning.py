@@ -22,8 +22,8 @@ def tuned(name, epochs, federation, plan=None, **options):
     algorithm = toys.make_algorithm(name, problem)
     states, _ = toys.train(algorithm, problem, federation.client_data, 2)
     before = algorithm.predictor(jax.random.key(0), states[-1], federation.client_data)
-    tune = fine_tuned(problem, algorithm, epochs).tune
-    return before, jax.jit(tune)(jax.random.key(1), before, federation.client_data), problem
+    fine_tune = fine_tuned(problem, algorithm, epochs).fine_tune
+    return before, jax.jit(fine_tune)(jax.random.key(1), before, federation.client_data), problem
 
 
 def test_fedavg_so_tuned_is_fedavg_plus():
@@ -55,7 +55,7 @@ def test_of_a_mixture_all_models_take_steps_on_its_loss(topology):
     index = np.arange(8).reshape(4, 2) if topology == "own" else np.array([[0, 1], [2, 0], [1, 1], [0, 2]])
     weights = np.array([[0.3, 0.7], [1, 0], [0.5, 0.5], [0.9, 0.1]], np.float32)
     before = Predictor(models, jnp.asarray(index, jnp.int32), jnp.asarray(weights), topology)
-    after = fine_tuned(problem, algorithm, 2).tune(jax.random.key(1), before, federation.client_data)
+    after = fine_tuned(problem, algorithm, 2).fine_tune(jax.random.key(1), before, federation.client_data)
     assert after.topology == "own" and after.index.shape == (4, 2)
     np.testing.assert_array_equal(after.weights, weights)
     for k in range(4):
@@ -73,7 +73,7 @@ def test_of_a_mixture_of_many_models_the_heaviest_are_tuned():
     index = jnp.broadcast_to(jnp.arange(20, dtype=jnp.int32), (2, 20))
     before = Predictor(problem.init_models(jax.random.key(3), 20), index, jnp.asarray(weights), "shared")
     algorithm = toys.make_algorithm("fedavg", problem)
-    after = fine_tuned(problem, algorithm, 1).tune(jax.random.key(1), before, federation.client_data)
+    after = fine_tuned(problem, algorithm, 1).fine_tune(jax.random.key(1), before, federation.client_data)
     assert after.index.shape == (2, 16) and tree.num_rows(after.models) == 32
     np.testing.assert_allclose(after.weights[0], np.arange(16, 0, -1) / np.arange(1, 17).sum(), rtol=1e-5)
 
@@ -107,5 +107,5 @@ def test_no_epochs_leave_a_method_as_it_is():
     federation = toys.make_federation(SIZES)
     problem = toys.make_problem(federation)
     algorithm = toys.make_algorithm("local", problem)
-    assert fine_tuned(problem, algorithm, 0) is algorithm and algorithm.tune is None
-    assert "tuned by each client" in fine_tuned(problem, algorithm, 1).scored
+    assert fine_tuned(problem, algorithm, 0) is algorithm and algorithm.fine_tune is None
+    assert "tuned by each client" in fine_tuned(problem, algorithm, 1).report.scored

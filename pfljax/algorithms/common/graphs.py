@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import NamedTuple
 
+import networkx as nx
 import numpy as np
+import scipy.sparse as sp
 
+from pfljax.algorithms.common.surrogates import CommunicationGraph
 from pfljax.core.errors import ArgumentError
-from pfljax.core.method import knob
-
-if TYPE_CHECKING:  # both are slow to import, and few methods need them
-    import networkx as nx
-    import scipy.sparse as sp
 
 DRAWS = 100  # of a random graph, until one is connected
 LARGEST_PROGRAM = 300  # clients for whom the fastest mixing matrix is computed: minutes beyond that
 LARGEST_SPECTRUM = 2000  # clients for whom the spectral gap is computed, from dense matrices
-RANDOM = ("erdos_renyi", "random_regular")
+RANDOM = ("erdos_renyi", "random_regular")  # graphs that are drawn
 
-
-@dataclasses.dataclass(frozen=True)
-class CommunicationGraph:
-    """Knobs of a decentralized method: who mixes with whom, and with which weights."""
-
-    graph: Literal["erdos_renyi", "ring", "torus", "random_regular", "complete", "file"] = knob(
-        "erdos_renyi", help="who mixes with whom"
-    )
-    edge_probability: float = knob(0.5, above=0, at_most=1, help="probability of an edge of erdos_renyi")
-    degree: int = knob(4, at_least=1, help="number of neighbors in random_regular")
-    edge_file: str = knob("", help='file of graph=file: a line "i j" for each edge, clients from 0')
-    graphs: int = knob(
-        1, at_least=1, help="number of graphs that are used in turn, round after round (erdos_renyi, random_regular)"
-    )
-    mixing: Literal["metropolis", "fastest", "file"] = knob(
-        "metropolis", help="mixing matrix on the graph; fastest has the largest spectral gap"
-    )
-    mixing_file: str = knob("", help="file of mixing=file: K x K numbers (.npy or text), which say the graph too")
-    graph_seed: int = knob(0, at_least=0, help="seed of random graphs")
+fail = functools.partial(ArgumentError, owner="dfedem")  # the method whose knobs they are
 
 
 class Mixing(NamedTuple):
@@ -64,151 +43,128 @@ class Mixing(NamedTuple):
 
 
 @functools.cache
-def make_mixing(num_clients: int, knobs: CommunicationGraph, owner: str = "") -> Mixing:
+def make_mixing(num_clients: int, knobs: CommunicationGraph) -> Mixing:
     """Draws or reads the graphs, and weighs their edges.
 
-    Metropolis weights are W[i, j] = 1 / (1 + max(d_i, d_j)); the fastest ones have the largest spectral gap of all
-    symmetric W on the graph (Boyd, Diaconis, Xiao, 2004).
-
-    Args:
-        num_clients: K.
-        knobs: The graph and its weights.
-        owner: Registered name of the method whose knobs they are.
+    With mixing "metropolis" W[i, j] = 1 / (1 + max(d_i, d_j)); with "fastest" W is, of all symmetric matrices on the
+    graph, the one of the largest spectral gap (Boyd, Diaconis, Xiao, 2004).
 
     Raises:
         ArgumentError: if a knob or a file is wrong, a matrix is not doubly stochastic, or the graphs together are not
             connected.
     """
-    error = functools.partial(ArgumentError, owner=owner)
-    for name, chosen in (("edge_file", "graph"), ("mixing_file", "mixing")):
-        if bool(getattr(knobs, name)) != (getattr(knobs, chosen) == "file"):
-            raise error(name, f"is read with {chosen}=file, and has to be given there", getattr(knobs, name))
+    for name, file, which in (("edge_file", knobs.edge_file, "graph"), ("mixing_file", knobs.mixing_file, "mixing")):
+        if bool(file) != (getattr(knobs, which) == "file"):
+            raise fail(name, f"is read with {which}=file, and has to be given there", file)
     if knobs.mixing == "file":
-        source, name = ("mixing_file", knobs.mixing_file), knobs.mixing_file
-        matrices = [_read_matrix(error, knobs.mixing_file, num_clients)]
+        name, matrices = knobs.mixing_file, [_read_matrix(knobs.mixing_file, num_clients)]
     else:
-        drawn = _draw_connected(error, num_clients, knobs)
+        drawn = _draw_connected(num_clients, knobs)
         edges = " + ".join(f"{graph.number_of_edges():,}" for graph in drawn)
-        source, name = ("mixing", knobs.mixing), f"{knobs.graph}, {edges} edges, {knobs.mixing} weights"
-        weigh = metropolis if knobs.mixing == "metropolis" else functools.partial(fastest, owner=owner)
-        matrices = [weigh(graph) for graph in drawn]
-    for matrix in matrices:
-        check_doubly_stochastic(matrix, *source, owner=owner)
-    if knobs.mixing == "file":
-        _check_connected(error, matrices[0], knobs.mixing_file)
+        name = f"{knobs.graph}, {edges} edges, {knobs.mixing} weights"
+        matrices = [(metropolis if knobs.mixing == "metropolis" else fastest)(graph) for graph in drawn]
     width = max(int(np.diff(_others(matrix).indptr).max()) for matrix in matrices) + 1
     neighbors, weights = zip(*(_sends(matrix, width) for matrix in matrices), strict=True)
     symmetric = all(abs(matrix - matrix.T).max() < 1e-9 for matrix in matrices)
-    facts = (("graph", name), *spectral_gap(matrices))
-    return Mixing(np.stack(neighbors), np.stack(weights), symmetric, facts)
+    return Mixing(np.stack(neighbors), np.stack(weights), symmetric, (("graph", name), *spectral_gap(matrices)))
 
 
-def _check_connected(error, matrix: sp.csr_array, path: str) -> None:
-    from scipy.sparse.csgraph import connected_components
-
-    parts, _ = connected_components(matrix, connection="strong")
-    if parts > 1:
-        raise error("mixing_file", f"its graph falls into {parts} parts; accepted: one that joins all clients", path)
-
-
-def _draw_connected(error, num_clients: int, knobs: CommunicationGraph) -> list[nx.Graph]:
-    """The graphs of all rounds of a period, which together are connected."""
-    import networkx as nx
-
-    if knobs.graphs > 1 and knobs.graph not in RANDOM:
-        raise error("graphs", f"accepted: 1, and more for {' and '.join(RANDOM)}", knobs.graphs)
-    for attempt in range(DRAWS if knobs.graph in RANDOM else 1):
+def _draw_connected(num: int, knobs: CommunicationGraph) -> list[nx.Graph]:
+    """T graphs that join all clients together."""
+    random = knobs.graph in RANDOM
+    if knobs.graphs > 1 and not random:
+        raise fail("graphs", f"accepted: 1, and more for {' and '.join(RANDOM)}", knobs.graphs)
+    for attempt in range(DRAWS if random else 1):
         seeds = [[knobs.graph_seed, attempt, t] for t in range(knobs.graphs)]
-        drawn = [_draw(error, num_clients, knobs, np.random.default_rng(seed)) for seed in seeds]
+        drawn = [_draw(num, knobs, np.random.default_rng(seed)) for seed in seeds]
         if nx.is_connected(nx.compose_all(drawn)):
             return drawn
-    tried = f" in each of {DRAWS} draws" * (knobs.graph in RANDOM)
-    tried += f", {knobs.graphs} rounds together" * (knobs.graphs > 1)
-    raise error("graph", f"not connected{tried}; accepted: a graph that joins all clients", knobs.graph)
+    tried = f" in each of {DRAWS} draws" * random + f", {knobs.graphs} rounds together" * (knobs.graphs > 1)
+    raise fail("graph", f"not connected{tried}; accepted: a graph that joins all clients", knobs.graph)
 
 
-def _draw(error, num: int, knobs: CommunicationGraph, rng: np.random.Generator) -> nx.Graph:
+def _draw(num: int, knobs: CommunicationGraph, rng: np.random.Generator) -> nx.Graph:
     """One graph on clients 0..K-1."""
-    import networkx as nx
-
     if num < 2:
         raise ArgumentError("num_clients", "a communication graph needs 2 or more", num)
     if knobs.graph == "ring":
         return nx.cycle_graph(num)
-    if knobs.graph == "complete":
+    if knobs.graph == "complete" or (knobs.graph == "erdos_renyi" and knobs.edge_probability == 1):
         return nx.complete_graph(num)
     if knobs.graph == "torus":
         height = max(d for d in range(1, int(num**0.5) + 1) if num % d == 0)
         if height < 3:
-            raise error("graph", f"num_clients={num}; accepted: products of two numbers from 3 on", "torus")
+            raise fail("graph", f"num_clients={num}; accepted: products of two numbers from 3 on", knobs.graph)
         return nx.convert_node_labels_to_integers(nx.grid_2d_graph(height, num // height, periodic=True))
     if knobs.graph == "erdos_renyi":
-        probability = knobs.edge_probability
-        return nx.fast_gnp_random_graph(num, probability, seed=rng) if probability < 1 else nx.complete_graph(num)
+        return nx.fast_gnp_random_graph(num, knobs.edge_probability, seed=rng)
     if knobs.graph == "random_regular":
-        if not knobs.degree < num or knobs.degree * num % 2:
-            accepted = f"accepted: 1 to {num - 1}, the degree times the {num} clients being even"
-            raise error("degree", accepted, knobs.degree)
+        if knobs.degree >= num or knobs.degree * num % 2:
+            text = f"accepted: 1 to {num - 1}, the degree times the {num} clients being even"
+            raise fail("degree", text, knobs.degree)
         return nx.random_regular_graph(knobs.degree, num, seed=rng)
-    return _read_edges(error, knobs.edge_file, num)
+    return _read_edges(knobs.edge_file, num)
 
 
-def _read_edges(error, path: str, num: int) -> nx.Graph:
-    import networkx as nx
-
-    error, graph = functools.partial(error, "edge_file", value=path), nx.empty_graph(num)
+def _read_edges(path: str, num: int) -> nx.Graph:
+    graph = nx.empty_graph(num)
     try:
         lines = Path(path).read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as reason:
-        raise error(f"cannot be read ({getattr(reason, 'strerror', None) or 'not a text'})") from reason
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not a text"
+        raise fail("edge_file", f"cannot be read ({reason})", path) from error
     for number, line in enumerate(lines, 1):
         words = line.split("#")[0].replace(",", " ").split()
         if not words:
             continue
         if len(words) < 2 or not all(word.isdecimal() and int(word) < num for word in words[:2]):
-            raise error(f"line {number} is {line!r}; accepted: two clients, 0 to {num - 1}")
+            raise fail("edge_file", f"line {number} is {line!r}; accepted: two clients, 0 to {num - 1}", path)
         graph.add_edge(int(words[0]), int(words[1]))
     graph.remove_edges_from(list(nx.selfloop_edges(graph)))
     return graph
 
 
-def _read_matrix(error, path: str, num: int) -> sp.csr_array:
-    import scipy.sparse as sp
-
-    error = functools.partial(error, "mixing_file", value=path)
+def _read_matrix(path: str, num: int) -> sp.csr_array:
+    """A doubly stochastic matrix whose graph joins all clients."""
     try:
         if path.endswith(".npy"):
             matrix = np.load(path, allow_pickle=False)
         else:
             matrix = np.loadtxt(path, delimiter="," if "," in Path(path).read_text() else None, ndmin=2)
         matrix = np.asarray(matrix, np.float64)
-    except OSError as reason:
-        raise error(f"cannot be read ({reason.strerror or reason})") from reason
-    except (ValueError, UnicodeDecodeError) as reason:
-        raise error("is no matrix of numbers; accepted: .npy, or text with a row a line") from reason
+    except OSError as error:
+        raise fail("mixing_file", f"cannot be read ({error.strerror or error})", path) from error
+    except (ValueError, UnicodeDecodeError) as error:
+        text = "is no matrix of numbers; accepted: .npy, or text with a row a line"
+        raise fail("mixing_file", text, path) from error
     if matrix.shape != (num, num):
-        raise error(f"has shape {matrix.shape}; accepted: a row and a column for each of {num} clients")
-    return sp.csr_array(matrix)
+        text = f"has shape {matrix.shape}; accepted: a row and a column for each of {num} clients"
+        raise fail("mixing_file", text, path)
+    matrix = sp.csr_array(matrix)
+    fault = stochastic_fault(matrix)
+    if fault:
+        raise fail("mixing_file", f"{fault}; accepted: a doubly stochastic matrix", path)
+    parts, _ = sp.csgraph.connected_components(matrix, connection="strong")
+    if parts > 1:
+        raise fail("mixing_file", f"its graph falls into {parts} parts; accepted: one that joins all clients", path)
+    return matrix
 
 
-def check_doubly_stochastic(matrix: sp.csr_array, argument: str, value: str, *, owner: str = "") -> None:
-    """Raises `ArgumentError` unless entries are 0 or more and every row and column sums to 1 (to 1e-6)."""
-    error = functools.partial(ArgumentError, argument, value=value, owner=owner)
+def stochastic_fault(matrix: sp.csr_array) -> str:
+    """Why a matrix is not doubly stochastic, with entries of 0 or more and rows and columns that sum to 1 (to 1e-6)."""
     low = matrix.min()
     if not low >= 0:
-        raise error(f"holds {low:g}; accepted: a doubly stochastic matrix, with entries of 0 or more")
+        return f"holds {low:g}, below 0"
     for axis, name in ((1, "row"), (0, "column")):
         sums = np.asarray(matrix.sum(axis=axis)).ravel()
         worst = int(np.argmax(np.abs(sums - 1)))
         if not abs(sums[worst] - 1) <= 1e-6:
-            accepted = "accepted: a doubly stochastic matrix, rows and columns summing to 1"
-            raise error(f"{name} {worst} sums to {sums[worst]:g}; {accepted}")
+            return f"{name} {worst} sums to {sums[worst]:g}, not to 1"
+    return ""
 
 
 def metropolis(graph: nx.Graph) -> sp.csr_array:
     """Metropolis-Hastings weights (K, K): W[i, j] = 1 / (1 + max(d_i, d_j)) on edges, the rest on the diagonal."""
-    import scipy.sparse as sp
-
     num = graph.number_of_nodes()
     degree = np.array([graph.degree[k] for k in range(num)])
     i, j = np.array(graph.edges, int).reshape(-1, 2).T
@@ -217,21 +173,19 @@ def metropolis(graph: nx.Graph) -> sp.csr_array:
     return sp.csr_array(off + sp.diags_array(1 - np.asarray(off.sum(axis=1)).ravel()))
 
 
-def fastest(graph: nx.Graph, owner: str = "") -> sp.csr_array:
+def fastest(graph: nx.Graph) -> sp.csr_array:
     """The symmetric doubly stochastic W (K, K) on the graph, self loops allowed, of the smallest ||W - 1 1'/K||_2.
 
     Raises:
         ArgumentError: for more than LARGEST_PROGRAM clients, or without cvxpy.
     """
-    import scipy.sparse as sp
-
-    num, error = graph.number_of_nodes(), functools.partial(ArgumentError, "mixing", value="fastest", owner=owner)
+    num = graph.number_of_nodes()
     if num > LARGEST_PROGRAM:
-        raise error(f"accepted up to {LARGEST_PROGRAM} clients, not {num}; try metropolis")
+        raise fail("mixing", f"accepted up to {LARGEST_PROGRAM} clients, not {num}; try metropolis", "fastest")
     try:
         import cvxpy as cp
-    except ImportError as reason:
-        raise error("needs cvxpy: pip install 'pfljax[mixing]'") from reason
+    except ImportError as error:
+        raise fail("mixing", "needs cvxpy: pip install 'pfljax[mixing]'", "fastest") from error
     edges = np.array(graph.edges, int).reshape(-1, 2)
     rows = np.arange(len(edges))
     signs = np.tile([1.0, -1.0], len(edges))
@@ -258,8 +212,6 @@ def spectral_gap(matrices: list[sp.csr_array]) -> tuple[tuple[str, float], ...]:
 
 def _others(matrix: sp.csr_array) -> sp.csc_array:
     """The matrix without its diagonal, by columns."""
-    import scipy.sparse as sp
-
     off = sp.csc_array(matrix - sp.diags_array(matrix.diagonal()))
     off.eliminate_zeros()
     return off

@@ -8,27 +8,29 @@ partial first-order surrogate g_k of its f_k (Definition 1), which here is a sum
     with a server:   u <- sum_k n_k u_k / sum_k n_k;
     decentralized:   client k has its own u_k, and u_k <- sum_i W[k, i] u_i, W doubly stochastic.
 
-A method hands in a `Surrogate` and gets an `Algorithm`; algorithms/fedem.py is the example.
+A method defines a `Surrogate` and gets an `Algorithm`; algorithms/fedem.py is the example.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import aggregation
-from pfljax.algorithms.common.graphs import Mixing
 from pfljax.core import tree
 from pfljax.core.errors import ArgumentError
+from pfljax.core.method import knob
 from pfljax.core.types import (
     Algorithm,
     Array,
     ClientContext,
+    ClientData,
     ClientOutput,
+    Key,
     Ledger,
     Metrics,
     Params,
@@ -50,7 +52,7 @@ class Surrogate(NamedTuple):
         num_models: J, the blocks of u, each a model.
         init: u (J, ...) -> v, before a client's first round.
         minimize: (context, u, v, training data) -> (v, aux, metrics): the v that minimizes g(u, .); what `loss` has to
-            know of it, leaves (J, ...); and sums over the client's examples to be logged as means.
+            know of it, leaves (J, ...); and sums over the client's examples, which are logged as means.
         loss: (block of u, mini-batch, row of aux) -> (), which local steps in u descend.
         predictor: (predictor with equal weights on all blocks, v of all clients (K, ...)) -> Predictor.
         scored: Which model that is, in words.
@@ -64,65 +66,90 @@ class Surrogate(NamedTuple):
     scored: str
 
 
+@dataclasses.dataclass(frozen=True)
+class CommunicationGraph:
+    """Knobs of a decentralized method: who mixes with whom, and with which weights."""
+
+    graph: Literal["erdos_renyi", "ring", "torus", "random_regular", "complete", "file"] = knob(
+        "erdos_renyi", help="who mixes with whom"
+    )
+    edge_probability: float = knob(0.5, above=0, at_most=1, help="probability of an edge of erdos_renyi")
+    degree: int = knob(4, at_least=1, help="neighbors of each client in random_regular")
+    edge_file: str = knob("", help='file of graph=file: a line "i j" for each edge, clients from 0')
+    graphs: int = knob(1, at_least=1, help="number T of random graphs that are used in turn, round after round")
+    mixing: Literal["metropolis", "fastest", "file"] = knob(
+        "metropolis", help="mixing matrix W on the graph; fastest has the largest spectral gap"
+    )
+    mixing_file: str = knob("", help="file of mixing=file: K x K numbers (.npy or text), which say the graph too")
+    graph_seed: int = knob(0, at_least=0, help="seed of the random graphs")
+
+
 class ClientRow(NamedTuple):
-    """What a client keeps."""
+    """What a client keeps.
+
+    Attributes:
+        v: Its own part.
+        optimizer: Leaves (J, ...), or () where it starts afresh in every round.
+        edges: A decentralized client's neighborhoods (T, J') and its weights in them; else ().
+    """
 
     v: PyTree
-    optimizer: PyTree  # leaves (J, ...), or () where it starts afresh in every round
-    edges: PyTree  # a decentralized client's neighborhoods (T, J'), and its weights in them; else ()
+    optimizer: PyTree
+    edges: PyTree = ()
 
 
 def client_server(problem: Problem, surrogate: Surrogate) -> Algorithm:
     """Federated surrogate optimization with a server: the blocks of u are shared models."""
-    num_models = surrogate.num_models
 
     def init(key, clients):
         u = initial_blocks(problem, surrogate, key)
         return State((), u, (), initial_rows(problem, surrogate, u, tree.num_rows(clients), ()))
 
-    def client_update(context, models, row, data):
-        trained, row, report = local_step(problem, surrogate, context, models, row, data.train)
-        upload, sent = aggregation.weighted(trained, data.train.size, num_models)
+    def client_update(context, u, row, data):
+        trained, row, report = local_step(problem, surrogate, context, u, row, data.train)
+        upload, sent = aggregation.weighted(trained, data.train.size, surrogate.num_models)
         return ClientOutput(row, upload, report, sent)
 
     def server_update(key, state, aggregate):
         return state._replace(models=aggregation.average(state.models, aggregate)), means(aggregate.report)
 
     def predictor(key, state, clients):
-        index = aggregation.all_models(tree.num_rows(clients), num_models)
-        even = Predictor(state.models, index, jnp.full(index.shape, 1 / num_models), "shared")
-        return surrogate.predictor(even, state.clients.v)
+        return surrogate.predictor(evenly(surrogate, state.models, tree.num_rows(clients)), state.clients.v)
+
+    def adapt(key, state, clients):
+        return newcomers(problem, surrogate, key, state.models, state.round, clients)
 
     return Algorithm(
         init=init,
         client_update=client_update,
         server_update=server_update,
         predictor=predictor,
-        adapt=lambda key, state, clients: newcomers(problem, surrogate, key, state.models, state.round, clients),
+        adapt=adapt,
         topology="shared",
-        ledger=Ledger(gradients=num_models, unaccounted=BY_LOSS),
-        report=Report(scored=surrogate.scored),
+        ledger=Ledger(surrogate.num_models, unaccounted=BY_LOSS),
+        report=Report(surrogate.scored),
     )
 
 
-def decentralized(problem: Problem, surrogate: Surrogate, mixing: Mixing) -> Algorithm:
+def decentralized(problem: Problem, surrogate: Surrogate, graph: CommunicationGraph) -> Algorithm:
     """Federated surrogate optimization without a server: a stacked "model" is one client's J blocks of u.
 
     With client sampling, the weight of an edge to an absent client stays at home, which keeps symmetric W doubly
     stochastic.
 
     Raises:
-        ArgumentError: for client sampling where W is not symmetric.
+        ArgumentError: for client sampling where W is not symmetric, or a graph that does not join all clients.
     """
-    num_models = surrogate.num_models
+    from pfljax.algorithms.common.graphs import make_mixing  # slow to import: NetworkX and SciPy
+
+    mixing = make_mixing(problem.num_clients, graph)
     if problem.cohort_size < problem.num_clients and not mixing.symmetric:
         raise ArgumentError("participation", "below 1 the mixing matrix must be symmetric")
 
     def init(key, clients):
         u, num = initial_blocks(problem, surrogate, key), tree.num_rows(clients)
-        models = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), u)
-        by_client = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), (mixing.neighbors, mixing.weights))
-        return State((), models, (), initial_rows(problem, surrogate, u, num, by_client))
+        edges = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), (mixing.neighbors, mixing.weights))  # by client
+        return State((), copies(u, num), (), initial_rows(problem, surrogate, u, num, edges))
 
     def download(key, state, cohort):
         neighbors = state.clients.edges[0][:, state.round % mixing.period]
@@ -139,11 +166,7 @@ def decentralized(problem: Problem, surrogate: Surrogate, mixing: Mixing) -> Alg
         return state._replace(models=aggregate.upload), means(aggregate.report)
 
     def predictor(key, state, clients):
-        num = tree.num_rows(clients)
-        models = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), state.models)
-        index = jnp.arange(num * num_models, dtype=jnp.int32).reshape(num, num_models)
-        even = Predictor(models, index, jnp.full(index.shape, 1 / num_models), "own")
-        return surrogate.predictor(even, state.clients.v)
+        return surrogate.predictor(evenly(surrogate, state.models, tree.num_rows(clients), own=True), state.clients.v)
 
     def adapt(key, state, clients):
         u = jax.tree.map(lambda leaf: leaf.mean(axis=0), state.models)
@@ -151,30 +174,36 @@ def decentralized(problem: Problem, surrogate: Surrogate, mixing: Mixing) -> Alg
 
     return Algorithm(
         init=init,
+        download=download,
         client_update=client_update,
         server_update=server_update,
         predictor=predictor,
         adapt=adapt,
-        download=download,
         topology="push",
-        ledger=Ledger(gradients=num_models, unaccounted=BY_LOSS),
-        report=Report(scored=surrogate.scored, facts=mixing.facts),
+        ledger=Ledger(surrogate.num_models, unaccounted=BY_LOSS),
+        report=Report(surrogate.scored, mixing.facts),
     )
 
 
-def initial_blocks(problem: Problem, surrogate: Surrogate, key) -> Params:
+def copies(leaves: PyTree, num: int) -> PyTree:
+    """`num` of a tree, stacked."""
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), leaves)
+
+
+def initial_blocks(problem: Problem, surrogate: Surrogate, key: Key) -> Params:
     """J models that differ from each other."""
     return problem._replace(common_init=False).init_models(key, surrogate.num_models)
 
 
 def initial_rows(problem: Problem, surrogate: Surrogate, u: Params, num: int, edges: PyTree) -> ClientRow:
     """The rows of K clients."""
-    v = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), surrogate.init(u))
-    return ClientRow(v, problem.optimizer_rows(u, num), edges)
+    return ClientRow(copies(surrogate.init(u), num), problem.optimizer_rows(u, num), edges)
 
 
-def local_step(problem: Problem, surrogate: Surrogate, context: ClientContext, u: Params, row: ClientRow, split: Split):
-    """v is minimized, and u takes steps from where it was: (trained u, next row, report)."""
+def local_step(
+    problem: Problem, surrogate: Surrogate, context: ClientContext, u: Params, row: ClientRow, split: Split
+) -> tuple[Params, ClientRow, Metrics]:
+    """Minimizes v, and trains u from where it was: (trained u, next row, report)."""
     v, aux, sums = surrogate.minimize(context, u, row.v, split)
     trained, optimizer, losses = problem.fit_models(context, u, row.optimizer, split, surrogate.loss, aux)
     report = {"loss": losses.sum(), "sums": sums, "size": split.size}
@@ -187,21 +216,29 @@ def means(report: Metrics) -> Metrics:
     return {name: values.sum() / total for name, values in report["sums"].items()}
 
 
-def newcomers(problem: Problem, surrogate: Surrogate, key, u: Params, number: Array, clients) -> Predictor:
+def evenly(surrogate: Surrogate, models: Params, num: int, *, own: bool = False) -> Predictor:
+    """Equal weights on all blocks, for `num` clients: of u (J, ...), or with `own` of each client's (K, J, ...)."""
+    width = surrogate.num_models
+    index = aggregation.all_models(num, width)
+    if own:
+        models = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), models)
+        index = jnp.arange(num * width, dtype=jnp.int32).reshape(num, width)
+    return Predictor(models, index, jnp.full(index.shape, 1 / width), "own" if own else "shared")
+
+
+def newcomers(
+    problem: Problem, surrogate: Surrogate, key: Key, u: Params, number: Array, clients: ClientData
+) -> Predictor:
     """Clients that were not there in training minimize v once, from its initial value, with u as it is."""
-    index = aggregation.all_models(tree.num_rows(clients), surrogate.num_models)
+    even = evenly(surrogate, u, tree.num_rows(clients))
 
     def client(models, _, data):
         client_number, data = data
-        context = ClientContext(jax.random.fold_in(key, client_number), number, jnp.zeros((), jnp.int32), index[0])
-        return ClientOutput((), (), {"v": surrogate.minimize(context, models, surrogate.init(models), data.train)[0]})
+        own_key = jax.random.fold_in(key, client_number)
+        context = ClientContext(own_key, number, jnp.zeros((), jnp.int32), even.index[0])
+        v, _, _ = surrogate.minimize(context, models, surrogate.init(models), data.train)
+        return ClientOutput((), (), {"v": v})
 
-    data = (jnp.arange(index.shape[0]), clients)
-    _, returned = problem.plan.exchange(client, u, index, (), data, topology="shared")
-    even = Predictor(u, index, jnp.full(index.shape, 1 / surrogate.num_models), "shared")
-    return surrogate.predictor(even, returned.report["v"])
-
-
-def with_weights(predictor: Predictor, weights: Array) -> Predictor:
-    """The predictor with other weights (K, J) on its models."""
-    return dataclasses.replace(predictor, weights=weights)
+    data = (jnp.arange(even.index.shape[0]), clients)
+    _, found = problem.plan.exchange(client, u, even.index, (), data, topology="shared")
+    return surrogate.predictor(even, found.report["v"])

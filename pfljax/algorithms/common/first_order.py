@@ -1,0 +1,212 @@
+"""Clients that mix models by how well those do on their validation data: what both forms of FedFomo share.
+
+Zhang, Sapra, Fidler, Yeung, Alvarez, "Personalized federated learning with first order model optimization" (ICLR 2021).
+A round of client i, which holds start_i, from where its last model was trained, and a row p_i of affinities:
+
+    receives its own last model and M others                                            (`choose`, Section 3.1)
+    w_n <- a weight for each of them, on its validation data                            (`Form.weigh`, Eq. 3 or 14)
+    w*_n <- max(w_n, 0) / sum_n max(w_n, 0)                                             (`normalize`, Eq. 13)
+    start_i <- start_i + sum_n w*_n (theta_n - start_i);  p_i <- p_i + w                (`moved`, Eq. 5)
+    theta_i <- local training from start_i; uploaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.algorithms.common import neighbors
+from pfljax.core import tree
+from pfljax.core.errors import ArgumentError
+from pfljax.core.method import knob
+from pfljax.core.types import (
+    Algorithm,
+    Array,
+    ClientData,
+    ClientOutput,
+    Cohort,
+    Key,
+    Ledger,
+    Params,
+    Predictor,
+    Report,
+    Split,
+    State,
+    Topology,
+)
+from pfljax.engine.views import read
+from pfljax.local.problem import Problem
+
+LARGEST_AFFINITY = 1000  # clients up to which the K x K affinities are reported
+
+
+@dataclasses.dataclass(frozen=True)
+class Knobs:
+    """The knobs of both forms."""
+
+    neighbors: int = knob(
+        5, at_least=0, help="M, models that a client downloads in a round beside its own; all where there are fewer"
+    )
+    epsilon: float = knob(
+        0.3, at_least=0, at_most=1, help="probability of downloading a random model for a good one, in the first round"
+    )
+    decay: float = knob(0.05, at_least=0, help="how much epsilon falls a round, down to 0")
+
+
+Weigh = Callable[[Params, Params, Split, Array], tuple[Array, Params, Array]]
+
+
+class Form(NamedTuple):
+    """What a form of FedFomo downloads, and how it weighs that.
+
+    Attributes:
+        topology: Of the stack of models.
+        weigh: (received models, start, validation data, index) -> ids (M + 1,), their models and weights (M + 1,).
+        stack: K models -> what can be downloaded, the K models first.
+        served: ids (S, M + 1), the own first -> what is downloaded for them.
+        norm: Of the distances for newcomers.
+    """
+
+    topology: Topology
+    weigh: Weigh
+    stack: Callable[[Params], Params] = lambda models: models
+    served: Callable[[Array], Array] = lambda ids: ids
+    norm: str = "l2"
+
+
+def normalize(weights: Array) -> Array:
+    """Eq. 13: negative weights cut to 0, the others made to sum to 1; all zero where none is positive."""
+    positive = jnp.maximum(weights, 0)
+    return positive / jnp.maximum(positive.sum(axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
+
+
+def first_order_weights(losses: Array, baseline: Array, distance: Array) -> Array:
+    """Eq. 3, (L_i(start) - L_i(theta_n)) / |theta_n - start|; 0 for a model that is the start itself, distance 0."""
+    return jnp.where(distance > 0, (baseline - losses) / jnp.where(distance > 0, distance, 1), 0.0)
+
+
+def distances(models: Params, start: Params, norm: str) -> Array:
+    """(J,) |theta_n - start| over all parameters; 0 where they are equal but for rounding."""
+
+    def length(stack):
+        flat = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(stack)]
+        if norm == "l1":
+            return sum(jnp.abs(rows).sum(axis=1) for rows in flat)
+        return jnp.sqrt(sum(jnp.square(rows).sum(axis=1) for rows in flat))
+
+    far = length(jax.tree.map(lambda leaf, origin: leaf - origin, models, start))
+    return jnp.where(far > 1e-6 * length(tree.stack_one(start)), far, 0.0)
+
+
+def moved(start: Params, models: Params, weights: Array) -> Params:
+    """Eq. 5: start + sum_n w*_n (theta_n - start)."""
+    mixed = tree.mix(weights, models)
+    return jax.tree.map(lambda origin, leaf: origin * (1 - weights.sum()) + leaf, start, mixed)
+
+
+def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
+    """An algorithm whose clients mix models by a `Form`'s weights."""
+    num, num_others = problem.num_clients, min(knobs.neighbors, problem.cohort_size - 1)
+
+    def init(key, clients):
+        if not clients.validation.y.shape[1]:
+            text = "FedFomo weighs models on validation examples; accepted: above 0"
+            raise ArgumentError("validation_fraction", text, 0)
+        models = problem.init_models(key, num)
+        rows = {
+            "start": models,
+            "affinity": jnp.eye(num),
+            "index": jnp.zeros((num, num_others + 1), jnp.int32),
+            "weights": jnp.zeros((num, num_others + 1)),
+            "optimizer": problem.optimizer_rows(leading(models, 1), num),
+        }
+        return State((), form.stack(models), (), rows)
+
+    def download(key, state, cohort):
+        epsilon = jnp.maximum(knobs.epsilon - knobs.decay * state.round, 0)
+        return form.served(choose(problem, key, state, cohort, num_others, epsilon))
+
+    def client_update(context, models, row, data):
+        start, (index, final, weights) = personalize(form, context.index, models, row["start"], data.validation)
+        trained, optimizer, losses = problem.fit_models(context, tree.stack_one(start), row["optimizer"], data.train)
+        affinity = row["affinity"].at[index].add(weights)  # uncut
+        row = {"start": start, "affinity": affinity, "index": index, "weights": final, "optimizer": optimizer}
+        return ClientOutput(row, trained, {"loss": losses[0], "kept": final.sum() == 0})
+
+    def server_update(key, state, aggregate):
+        models = tree.where(aggregate.count > 0, aggregate.upload, state.models)
+        models = models if form.topology == "peers" else form.stack(leading(models, num))
+        return state._replace(models=models), {"kept_previous_model": aggregate.report["kept"].mean()}
+
+    def predictor(key, state, clients):
+        everyone = Cohort(jnp.arange(num, dtype=jnp.int32), everyone=True)
+        index = form.served(choose(problem, key, state, everyone, num_others, 0.0))
+
+        def client(models, _, data):
+            index, start, split = data
+            return ClientOutput((), (), personalize(form, index[...], models, read(start), split)[0])
+
+        data = (index, state.clients["start"], clients.validation)
+        _, made = problem.plan.exchange(client, state.models, index, (), data, topology=form.topology)
+        return Predictor.own(made.report)
+
+    def collaboration(state):
+        names = ("index", "weights", "affinity") if num <= LARGEST_AFFINITY else ("index", "weights")
+        return {name: state.clients[name] for name in names}
+
+    return Algorithm(
+        init=init,
+        download=download,
+        client_update=client_update,
+        server_update=server_update,
+        predictor=predictor,
+        adapt=lambda key, state, clients: newcomers(problem, leading(state.models, num), clients, form.norm),
+        topology=form.topology,
+        ledger=Ledger(gradients=1, unaccounted="the validation examples, by which models that are sent are mixed"),
+        report=Report("each client's mixture of the newest models, not yet trained", (), collaboration, "peers"),
+        via_server=True,
+    )
+
+
+def leading(models: Params, num: int) -> Params:
+    """The first `num` models of a stack."""
+    return jax.tree.map(lambda leaf: leaf[:num], models)
+
+
+def choose(problem: Problem, key: Key, state: State, cohort: Cohort, num_others: int, epsilon: Array | float) -> Array:
+    """(S, M + 1) int32: each client itself, and those of the cohort with the highest affinities (Section 3.1)."""
+
+    def one(own, affinity):
+        ids = jnp.arange(problem.num_clients)
+        scores = jnp.where((cohort.position(ids) >= 0) & (ids != own), affinity, -jnp.inf)
+        own_key = jax.random.fold_in(key, own)
+        return neighbors.best_candidates(own_key, scores, num_others, epsilon)[0].astype(jnp.int32)
+
+    others = problem.plan.over_rows(one, cohort.ids, state.clients["affinity"])
+    return jnp.concatenate([cohort.ids[:, None], others], axis=1)
+
+
+def personalize(
+    form: Form, index: Array, models: Params, start: Params, split: Split
+) -> tuple[Params, tuple[Array, Array, Array]]:
+    """The new start; and whose models were weighed (M + 1,), their weights cut to the simplex, and uncut."""
+    index, models, weights = form.weigh(models, start, split, index)  # Eq. 3 or 14
+    alone = jnp.zeros_like(weights).at[0].set(1.0)
+    weights = jnp.where(split.size > 0, weights, alone)
+    final = normalize(weights)  # Eq. 13
+    return moved(start, models, final), (index, final, weights)  # Eq. 5
+
+
+def newcomers(problem: Problem, models: Params, clients: ClientData, norm: str) -> Predictor:
+    """One step of Eq. 3 and 5 from the mean of all K models, over all of them."""
+    start = jax.tree.map(lambda leaf: leaf.mean(axis=0), models)
+    split = clients.validation if clients.validation.y.shape[1] else clients.train
+    both = jax.tree.map(lambda leaf, origin: jnp.concatenate([leaf, origin[None]]), models, start)
+    losses = problem.losses_of_all(both, split)
+    weights = normalize(first_order_weights(losses[:, :-1], losses[:, -1:], distances(models, start, norm)))
+    rest = 1 - weights.sum(axis=1, keepdims=True)
+    return Predictor.own(tree.mix(jnp.concatenate([weights, rest], axis=1), both))

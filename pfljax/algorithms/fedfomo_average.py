@@ -1,0 +1,58 @@
+"""FedFomo on averages: clients see no single model, but averages of all clients' models.
+
+Zhang, Sapra, Fidler, Yeung, Alvarez, "Personalized federated learning with first order model optimization" (ICLR 2021),
+Appendix A.4: a round is FedFomo's (algorithms/fedfomo.py), but for the weights
+
+    w_n <- L_i(mean of all but theta_n) - L_i(mean of all).                                      (Eq. 14)
+
+Departures from the paper: those of FedFomo. Eq. 14's leave-one-out averages are computed by the client from the mean
+and theta_n; on the wire they would be what travels, at the same size, the client's own among them. They are averages
+over all clients, also where only some are active. Newcomers weigh by Eq. 3.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.algorithms.common import first_order
+from pfljax.core import tree
+from pfljax.core.method import method
+from pfljax.core.types import Algorithm
+from pfljax.local.problem import Problem
+
+
+@method(
+    name="fedfomo_average",
+    keeps="the model it trains from, its affinities",
+    travels="the mean and M + 1 leave-one-out means down, its model up",
+    validates=True,
+)
+@dataclasses.dataclass(frozen=True)
+class FedFomoAverage(first_order.Knobs):
+    """FedFomo on averages of models (Eq. 14): each model is weighed by what the mean of all loses without it."""
+
+    def build(self, problem: Problem) -> Algorithm:
+        num = problem.num_clients
+
+        def with_mean(models):
+            """The K models and, as number K, their mean."""
+            return jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf.mean(axis=0, keepdims=True)]), models)
+
+        def served(ids):
+            return jnp.concatenate([ids[:, :1], jnp.full_like(ids[:, :1], num), ids[:, 1:]], axis=1)
+
+        def weigh(models, start, split, index):
+            places = jnp.array([0, *range(2, len(index))])
+            mean, models, index = jax.tree.map(lambda leaf: leaf[1], models), tree.take(models, places), index[places]
+
+            def without(params):
+                left = jax.tree.map(lambda average, leaf: (num * average - leaf) / max(num - 1, 1), mean, params)
+                return problem.solver.total_loss(left, split)
+
+            gain = problem.plan.over_models(without, models) - problem.solver.total_loss(mean, split)
+            return index, models, gain / jnp.maximum(split.size, 1)  # Eq. 14
+
+        return first_order.rounds(problem, self, first_order.Form("shared", weigh, with_mean, served))

@@ -1,0 +1,150 @@
+"""Batch statistics in local training: worked out in NumPy by the layer's momentum formula."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toys
+
+from pfljax.core.errors import ArgumentError
+from pfljax.core.types import Split
+from pfljax.local.privacy import Privacy
+from pfljax.local.training import LocalTraining
+
+MOMENTUM = 0.7
+FEDERATION = toys.make_federation((5, 3), "regression")
+
+
+class Normalized(nn.Module):
+    """A linear model of normalized inputs."""
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        x = nn.BatchNorm(use_running_average=not train, momentum=MOMENTUM)(x)
+        return nn.Dense(1)(x)
+
+
+def problem_of(optimizer=None, **options):
+    return toys.make_problem(FEDERATION, optimizer or optax.sgd(0.1), model=Normalized(), **options)
+
+
+def client(k, n_max=5):
+    return Split(*(jnp.asarray(leaf[k]) for leaf in FEDERATION.train))
+
+
+def moved(statistics, x):
+    """Running mean and variance (2, features) after a batch x."""
+    return MOMENTUM * statistics + (1 - MOMENTUM) * np.stack([x.mean(axis=0), x.var(axis=0)])
+
+
+def statistics_of(params):
+    found = params["batch_stats"]["BatchNorm_0"]
+    return np.stack([found["mean"], found["var"]])
+
+
+START = np.stack([np.zeros(3), np.ones(3)])
+
+
+@pytest.mark.parametrize("k", [0, 1])
+@pytest.mark.parametrize("batch_size", [0, 2, 4])
+@pytest.mark.parametrize("optimizer", [optax.sgd(0.1), optax.adamw(0.3, weight_decay=0.5)])
+def test_local_steps_move_them_by_the_layer_s_formula(k, batch_size, optimizer):
+    """Whatever the optimizer; what fills a batch are the client's first examples of the epoch, once more."""
+    problem = problem_of(optimizer, batch_size=batch_size, epochs=2)
+    solver, split = problem.solver, client(k)
+    params = problem.model.init(jax.random.key(0))
+    key, size = jax.random.key(5), int(split.size)
+    trained, _, loss = jax.jit(lambda p, s: solver.fit(key, p, solver.optimizer.init(p), s, round_number=0))(
+        params, split
+    )
+    orders = solver.draw_orders(key, split.size, 5)
+    orders = np.stack([np.arange(5)] * 2) if orders is None else np.asarray(orders)
+    expected, batch = START, batch_size or 5
+    for order in orders:
+        for first in range(0, size, batch):
+            places = (first + np.arange(batch)) % size
+            expected = moved(expected, np.float64(split.x)[order[places]])
+    np.testing.assert_allclose(statistics_of(trained), expected, rtol=1e-4, atol=1e-6)
+    assert np.isfinite(loss) and np.abs(trained["Dense_0"]["kernel"] - params["Dense_0"]["kernel"]).min() > 0
+
+
+def test_the_mean_loss_of_a_filled_batch_is_of_the_real_examples():
+    problem = problem_of(batch_size=4)
+    split = client(1)
+    batch = problem.solver.take_batch(jax.random.key(0), None, split, 0)
+    np.testing.assert_array_equal(batch.mask, [1, 1, 1, 0])
+    np.testing.assert_array_equal(batch.x[3], split.x[0])
+    params = problem.model.init(jax.random.key(0))
+    x = np.float64(batch.x)
+    outputs = ((x - x.mean(axis=0)) / np.sqrt(x.var(axis=0) + 1e-5)) @ np.float64(params["Dense_0"]["kernel"])[:, 0]
+    expected = np.mean((outputs - np.float64(batch.y))[:3] ** 2)
+    np.testing.assert_allclose(problem.solver.mean_loss(params, batch), expected, rtol=1e-4)
+    np.testing.assert_allclose(
+        problem.solver.total_loss(params, split), problem.model.loss(params, split.x[:3], split.y[:3]).sum(), rtol=1e-5
+    )
+
+
+def test_predictions_use_the_running_statistics():
+    problem = problem_of()
+    params = problem.model.init(jax.random.key(0))
+    params["batch_stats"]["BatchNorm_0"] = {"mean": jnp.full(3, 0.5), "var": jnp.full(3, 4.0)}
+    x = FEDERATION.test.x[0]
+    expected = (np.float64(x) - 0.5) / np.sqrt(4.0 + 1e-5) @ np.float64(params["Dense_0"]["kernel"])[:, 0]
+    np.testing.assert_allclose(problem.model.predict(params, x), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_weighted_gradients_move_them_by_the_weighted_sum():
+    """As where owners take a step with what others have made of their model."""
+    problem = problem_of(optax.adam(0.1))
+    solver = problem.solver
+    params = problem.model.init(jax.random.key(0))
+    weights, total = (0.3, 0.5), None
+    for k, weight in enumerate(weights):
+        batch = solver.take_batch(jax.random.key(k), None, client(k), 0)
+        grads = jax.tree.map(lambda leaf, w=weight: w * leaf, jax.grad(solver.mean_loss)(params, batch))
+        total = grads if total is None else jax.tree.map(jnp.add, total, grads)
+    updates, _ = solver.optimizer.update(total, solver.optimizer.init(params), params, round_number=0)
+    x = [np.float64(client(0).x), np.float64(client(1).x)[np.arange(5) % 3]]
+    expected = START + sum(w * (moved(START, x[k]) - START) for k, w in enumerate(weights))
+    np.testing.assert_allclose(statistics_of(optax.apply_updates(params, updates)), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_fedavg_averages_them_by_the_clients_sizes():
+    problem = problem_of()
+    algorithm = toys.make_algorithm("fedavg", problem)
+    states, _ = toys.train(algorithm, problem, FEDERATION.client_data, 1)
+    found = statistics_of(jax.tree.map(lambda leaf: leaf[0], states[-1].models))
+    x = [np.float64(client(0).x), np.float64(client(1).x)[np.arange(5) % 3]]
+    expected = (5 * moved(START, x[0]) + 3 * moved(START, x[1])) / 8
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_proximal_term_does_not_hold_them():
+    problem = problem_of()
+    params = problem.model.init(jax.random.key(0))
+    anchor = jax.tree.map(lambda leaf: leaf - 3.0, params)
+    batch = problem.solver.take_batch(jax.random.key(0), None, client(0), 0)
+    plain = jax.grad(problem.solver.mean_loss)(params, batch)
+    held = jax.grad(problem.solver.proximal(anchor, 2.0))(params, batch)
+    toys.assert_trees_close(held["batch_stats"], plain["batch_stats"])
+    pull = held["Dense_0"]["kernel"] - plain["Dense_0"]["kernel"]
+    np.testing.assert_allclose(pull, np.full((3, 1), 6.0), rtol=1e-4)
+
+
+@pytest.mark.parametrize("num", [0, 1, 2])
+def test_statistics_outside_a_part_stay(num):
+    problem = problem_of(optax.adam(0.1))
+    params = problem.model.init(jax.random.key(0))
+    mask = problem.model.mask(params, num)  # the normalization is the first of two layers
+    solver = problem.solver.part(mask)
+    run = lambda p, s: solver.fit(jax.random.key(0), p, solver.optimizer.init(p), s, round_number=0)
+    trained = jax.jit(run)(params, client(0))[0]
+    same = jax.tree.map(np.array_equal, trained, params)
+    assert same == jax.tree.map(lambda chosen: not chosen, mask)
+
+
+def test_private_gradients_are_refused():
+    with pytest.raises(ArgumentError, match="privacy: batch statistics"):
+        LocalTraining(privacy=Privacy(1.0, 1.0)).bind(problem_of().model)

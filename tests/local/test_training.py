@@ -1,0 +1,163 @@
+"""Local training as users write it: its arguments, parts of a model, phases, numbers of steps that differ."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toys
+
+from pfljax import models
+from pfljax.core.errors import ArgumentError
+from pfljax.core.types import ClientContext, Split
+from pfljax.local.privacy import Privacy
+from pfljax.local.training import LocalTraining
+
+FEDERATION = toys.make_federation((7, 4, 0))
+
+
+def problem_of(**options):
+    return toys.make_problem(FEDERATION, options.pop("optimizer", optax.adam(0.1)), hidden=(4,), **options)
+
+
+def client(k):
+    return Split(*(jnp.asarray(leaf[k]) for leaf in FEDERATION.train))
+
+
+def fit(solver, params, k=0, key=0, **options):
+    run = lambda params, split: solver.fit(
+        jax.random.key(key), params, solver.optimizer.init(params), split, round_number=0, **options
+    )
+    return jax.jit(run)(params, client(k))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"optimizer": 0.1}, "optimizer=0.1: accepted: an optax"),
+        ({"batch_size": -1}, "batch_size=-1: accepted: 0 or more"),
+        ({"batch_size": 2.5}, "batch_size=2.5"),
+        ({"epochs": 0}, "epochs=0: accepted: 1 or more"),
+        ({"steps": -2}, "steps=-2"),
+        ({"schedule": 0.5}, "schedule=0.5: accepted: a function"),
+        ({"privacy": 1.0}, "privacy=1.0: accepted"),
+        ({"privacy": Privacy(1.0)}, "finite clip_norm"),
+    ],
+)
+def test_arguments_are_checked_when_it_is_made(arguments, text):
+    with pytest.raises(ArgumentError, match=text):
+        LocalTraining(**{"optimizer": optax.sgd(0.1)} | arguments)
+
+
+def test_what_is_written_is_what_the_solver_does():
+    model = problem_of().model
+    schedule = optax.piecewise_constant_schedule(1.0, {1: 0.5})
+    optimizer = optax.sgd(0.1)
+    solver = LocalTraining(optimizer, batch_size=3, epochs=2, schedule=schedule).bind(model)
+    assert (solver.batch_size, solver.epochs, solver.steps, solver.keyed) == (3, 2, 0, False)
+    params = model.init(jax.random.key(0))
+    bound = LocalTraining(optax.adam(0.1)).bind(model).optimizer.init(params)
+    assert jax.tree.structure(bound) == jax.tree.structure(optax.adam(0.1).init(params))
+    grads = jax.tree.map(jnp.ones_like, params)
+    for number, rate in ((0, 0.1), (1, 0.05)):
+        updates, _ = solver.optimizer.update(grads, solver.optimizer.init(params), params, round_number=number)
+        np.testing.assert_allclose(jax.tree.leaves(updates)[0], -rate, rtol=1e-6)
+
+
+@pytest.mark.parametrize("batch_size", [0, 3])
+def test_a_part_is_trained_and_the_rest_stays_bit_for_bit(batch_size):
+    optimizer = optax.chain(optax.add_decayed_weights(0.1), optax.adam(0.1))
+    problem = problem_of(optimizer=optimizer, batch_size=batch_size)
+    params = problem.model.init(jax.random.key(0))
+    mask = problem.model.mask(params, 1)
+    part = problem.solver.part(mask)
+    trained, state, _ = fit(part, params)
+    toys.assert_trees_close(trained["Dense_0"], params["Dense_0"])
+    assert np.abs(trained["Dense_1"]["kernel"] - params["Dense_1"]["kernel"]).min() > 0
+    sizes = lambda tree: sorted(leaf.size for leaf in jax.tree.leaves(tree))
+    assert sizes(state) == sizes(optimizer.init(params["Dense_1"]))
+
+    # As if only the head were the model.
+    loss = lambda head, x, y, key=None: problem.solver.loss(params | {"Dense_1": head}, x, y)
+    alone, _, _ = fit(problem.solver._replace(loss=loss), params["Dense_1"])
+    toys.assert_trees_close(trained["Dense_1"], alone, rtol=1e-5, atol=1e-7)
+    every = problem.solver.part(problem.model.mask(params, 2))
+    toys.assert_trees_close(fit(every, params)[0], fit(problem.solver, params)[0], rtol=1e-6)
+
+
+def test_phases_have_mini_batches_and_epochs_of_their_own():
+    problem = problem_of(optimizer=optax.sgd(0.1), batch_size=3, epochs=5)
+    params = problem.model.init(jax.random.key(0))
+    context = ClientContext(jax.random.key(4), jnp.int32(0), jnp.int32(0), jnp.zeros(1, jnp.int32))
+    mask = problem.model.mask(params, 2)
+    run = lambda phase, epochs: problem.fit_part(context, params, None, client(0), mask, phase=phase, epochs=epochs)
+    first, again, second, longer = run(0, 1)[0], run(0, 1)[0], run(1, 1)[0], run(0, 2)[0]
+    toys.assert_trees_close(first, again)
+    assert not toys.same_trees(first, second) and not toys.same_trees(first, longer)
+    # An epoch of ceil(7 / 3) mini-batches in each of two phases, out of five epochs a round.
+    assert problem.passes(2) == 2 / 5
+    assert problem_of(batch_size=3, steps=2).passes(2) == 2 * 3 / 2
+
+
+@pytest.mark.parametrize("k", [0, 1, 2])
+def test_a_number_of_steps_at_run_time_is_that_number(k):
+    """Three and two mini-batches an epoch; the client without examples takes no step."""
+    problem = problem_of(batch_size=3)
+    solver, params = problem.solver, problem.model.init(jax.random.key(0))
+    state = solver.optimizer.init(params)
+    run = lambda steps: solver.fit(jax.random.key(0), params, state, client(k), round_number=0, steps=steps)
+    count = jax.jit(run)
+    toys.assert_trees_close(count((3, 2, 5)[k]), fit(solver, params, k))
+    for steps in (0, 1, 6):
+        trained, after, _ = count(steps)
+        assert after[0].count == (steps if k < 2 else 0)
+        assert toys.same_trees(trained, params) == (after[0].count == 0)
+
+
+class Dropped(nn.Module):
+    """A linear model behind dropout."""
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return nn.Dense(3)(nn.Dropout(0.5, deterministic=not train)(x))
+
+
+def test_dropout_differs_between_steps_rounds_and_clients():
+    problem = toys.make_problem(FEDERATION, optax.sgd(0.1), model=Dropped())
+    params = problem.model.init(jax.random.key(0))
+    assert problem.solver.keyed
+    one, again, other = (fit(problem.solver, params, key=number)[0] for number in (0, 0, 1))
+    toys.assert_trees_close(one, again)
+    assert not toys.same_trees(one, other)  # the batch is all of the examples, so that only dropout can differ
+    split = client(0)
+    batches = [problem.solver.take_batch(jax.random.key(0), None, split, step) for step in range(2)]
+    losses = [problem.solver.mean_loss(params, batch) for batch in (*batches, batches[0].of_model(1))]
+    assert len(set(map(float, losses))) == 3
+    evaluated = problem.solver.total_loss(params, split) / 7
+    np.testing.assert_allclose(evaluated, problem.model.loss(params, split.x, split.y).mean(), rtol=1e-5)
+
+
+def test_with_private_gradients_every_example_has_its_own_dropout():
+    problem = toys.make_problem(FEDERATION, model=Dropped(), privacy=Privacy(0.0, 1e6))
+    draw = lambda key: jax.random.uniform(key)
+    solver = problem.solver._replace(loss=lambda params, x, y, key=None: params["w"] * draw(key) * jnp.ones(x.shape[0]))
+    batch = solver.take_batch(jax.random.key(0), None, client(1), 0)
+    drawn = []
+    for keep in range(4):
+        weights = jnp.zeros(7).at[keep].set(4.0)
+        grad = jax.grad(lambda p, w=weights: solver.mean_loss(p, batch, w))({"w": jnp.float32(1.0)})["w"]
+        drawn.append(float(grad))
+    assert len(set(drawn)) == 4 and 0 < min(drawn) < max(drawn) < 1
+
+
+def test_one_nnx_module_is_no_several_initial_models():
+    from flax import nnx
+
+    module = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+    problem = toys.make_problem(FEDERATION, model=module)
+    with pytest.raises(ArgumentError, match=r"model: one NNX module.*a function of rngs"):
+        problem.init_models(jax.random.key(0), 2)
+    stack = problem._replace(common_init=True).init_models(jax.random.key(0), 2)
+    np.testing.assert_array_equal(stack["kernel"], np.stack([module.kernel[...]] * 2))
+    assert models.build(module, (3,), "classification", 3).fixed

@@ -1,0 +1,301 @@
+"""Flax modules of users: Linen and NNX, batch statistics, dropout, and what is found by looking."""
+
+import subprocess
+import sys
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from pfljax import models
+from pfljax.core.errors import ArgumentError
+
+MOMENTUM = 0.8
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(6, 4)).astype(np.float32), RNG.integers(3, size=6).astype(np.int32)
+EXAMPLE = jnp.zeros((1, 4))
+
+
+class Linen(nn.Module):
+    """Normalizes its inputs, so that batch statistics can be worked out by hand."""
+
+    rate: float = 0.0
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = nn.BatchNorm(use_running_average=not train, momentum=MOMENTUM)(x)
+        x = nn.relu(nn.Dense(5)(x))
+        return nn.Dense(3)(nn.Dropout(self.rate, deterministic=not train)(x))
+
+
+class NNX(nnx.Module):
+    """The same in NNX; its attributes are not in the order of computation."""
+
+    def __init__(self, num_classes, rate=0.0, *, rngs):
+        self.head = nnx.Linear(5, num_classes, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, momentum=MOMENTUM, rngs=rngs)
+        self.body = nnx.List([nnx.Linear(4, 5, rngs=rngs)])
+        self.drop = nnx.Dropout(rate, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(self.drop(nnx.relu(self.body[0](self.norm(x)))))
+
+
+def linen(rate=0.0):
+    return models.Model(Linen(rate), EXAMPLE)
+
+
+def of_nnx(rate=0.0):
+    return models.Model(lambda rngs: NNX(3, rate, rngs=rngs), EXAMPLE)
+
+
+def as_nnx(params):
+    """Parameters of `Linen` as those of `NNX`."""
+    return {
+        "norm": params["BatchNorm_0"] | params["batch_stats"]["BatchNorm_0"],
+        "body": {"0": params["Dense_0"]},
+        "head": params["Dense_1"],
+    }
+
+
+def test_a_module_of_parameters_alone_keeps_its_tree():
+    module = nn.Sequential([nn.Dense(5), nn.relu, nn.Dense(3)])
+    model = models.Model(module, EXAMPLE)
+    params = model.init(jax.random.key(3))
+    expected = module.init(jax.random.key(3), EXAMPLE)["params"]
+    assert jax.tree.structure(params) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+    np.testing.assert_array_equal(model.apply(params, X), module.apply({"params": params}, X))
+    assert model.statistics(params) is None and not model.stochastic and not model.fixed
+    np.testing.assert_array_equal(model.loss(params, X, Y, jax.random.key(0)), model.loss(params, X, Y))
+
+
+def statistics_by_hand(mean, var):
+    """The running statistics after a forward pass on X, by the layer's momentum."""
+    kept = lambda old, new: MOMENTUM * old + (1 - MOMENTUM) * new
+    return kept(mean, X.mean(axis=0)), kept(var, X.var(axis=0))
+
+
+@pytest.mark.parametrize("make", [linen, of_nnx])
+def test_a_statistic_s_gradient_is_its_old_value_less_the_written_one(make):
+    model = make()
+    params = model.init(jax.random.key(0))
+    marks = model.statistics(params)
+    params = jax.tree.map(lambda s, leaf: leaf + 0.5 if s else leaf, marks, params)
+    grads = jax.grad(lambda p: model.loss(p, X, Y, jax.random.key(1)).mean())(params)
+    pick = lambda tree: tree["batch_stats"]["BatchNorm_0"] if "batch_stats" in tree else tree["norm"]
+    mean, var = statistics_by_hand(np.full(4, 0.5), np.full(4, 1.5))
+    np.testing.assert_allclose(pick(grads)["mean"], 0.5 - mean, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(pick(grads)["var"], 1.5 - var, rtol=1e-4, atol=1e-6)
+    assert sum(jax.tree.leaves(marks)) == 2
+
+    # The term has no value, and in predictions the running statistics are constants.
+    logits = lambda h: jax.nn.log_softmax(h)[np.arange(6), Y]
+    normalized = (X - X.mean(axis=0)) / np.sqrt(X.var(axis=0) + 1e-5)
+    weights = params if "head" in params else as_nnx(params)
+    body, head = weights["body"]["0"], weights["head"]
+    hidden = np.maximum(normalized @ body["kernel"] + body["bias"], 0)
+    expected = -logits(hidden @ head["kernel"] + head["bias"])
+    np.testing.assert_allclose(model.loss(params, X, Y, jax.random.key(1)), expected, rtol=1e-3, atol=1e-5)
+    grads = jax.grad(lambda p: model.loss(p, X, Y).mean())(params)
+    assert not np.any(pick(grads)["mean"]) and not np.any(pick(grads)["var"])
+    assert np.any(grads["Dense_1"]["kernel"] if make is linen else grads["head"]["kernel"])
+
+
+def test_nnx_is_linen_for_the_same_weights():
+    one, other = linen(), of_nnx()
+    params = one.init(jax.random.key(0))
+    shifted = jax.tree.map(lambda leaf: leaf + 0.2, params)
+    same = as_nnx(shifted)
+    assert jax.tree.structure(same) == jax.tree.structure(other.init(jax.random.key(0)))
+    np.testing.assert_allclose(other.apply(same, X), one.apply(shifted, X), rtol=1e-5)
+    np.testing.assert_allclose(other.predict(same, X), one.predict(shifted, X), rtol=1e-5)
+    np.testing.assert_allclose(other.features(same, X), one.features(shifted, X), rtol=1e-5)
+    key = jax.random.key(0)
+    grads = [jax.grad(lambda p, m=m: m.loss(p, X, Y, key).mean())(p) for m, p in ((one, shifted), (other, same))]
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    jax.tree.map(close, grads[1], as_nnx(grads[0]))
+
+
+@pytest.mark.parametrize("make", [linen, of_nnx])
+def test_dropout_is_in_training_alone_and_has_its_own_key(make):
+    model, without = make(0.5), make()
+    params = model.init(jax.random.key(0))
+    assert model.stochastic
+    np.testing.assert_array_equal(model.predict(params, X), without.predict(params, X))
+    np.testing.assert_array_equal(model.loss(params, X, Y), without.loss(params, X, Y))
+    losses = [model.loss(params, X, Y, jax.random.key(number)) for number in (0, 0, 1)]
+    np.testing.assert_array_equal(losses[0], losses[1])
+    assert np.abs(losses[0] - losses[2]).max() > 1e-4
+    assert np.abs(losses[0] - without.loss(params, X, Y, jax.random.key(0))).max() > 1e-4
+
+
+@pytest.mark.parametrize("name", ["train", "training", "is_training", "deterministic", "use_running_average"])
+def test_the_argument_that_tells_the_mode_may_have_any_usual_name(name):
+    told = []
+    space = {}
+    exec(f"def call(self, x, {name}):\n    self.note({name})\n    return nn.Dense(3)(x)", {"nn": nn}, space)
+    members = {"__call__": nn.compact(space["call"]), "note": lambda self, value: told.append(value)}
+    model = models.Model(type("Told", (nn.Module,), members)(), EXAMPLE)
+    params = model.init(jax.random.key(0))
+    told.clear()
+    model.apply(params, X)
+    model.loss(params, X, Y, jax.random.key(0))
+    assert told == ([False, True] if "train" in name else [True, False])
+
+
+@pytest.mark.parametrize(
+    ("make", "layers", "norm"),
+    [
+        (linen, (("BatchNorm_0",), ("Dense_0",), ("Dense_1",)), "BatchNorm_0"),
+        (of_nnx, (("norm",), ("body/0",), ("head",)), "norm"),
+    ],
+)
+def test_layers_are_in_the_order_of_computation_and_statistics_belong_to_theirs(make, layers, norm):
+    model = make()
+    params = model.init(jax.random.key(0))
+    assert model.layers == layers
+    numbers, normalizes = model.layer_numbers(params), model.normalization(params)
+    if make is linen:
+        assert numbers["batch_stats"]["BatchNorm_0"] == {"mean": 0, "var": 0}
+        assert normalizes["batch_stats"]["BatchNorm_0"] == {"mean": True, "var": True}
+        assert numbers["Dense_0"] == {"bias": 1, "kernel": 1} and numbers["Dense_1"] == {"bias": 2, "kernel": 2}
+    else:
+        assert numbers["norm"] == dict.fromkeys(("bias", "mean", "scale", "var"), 0)
+        assert numbers["body"]["0"] == {"bias": 1, "kernel": 1} and numbers["head"] == {"bias": 2, "kernel": 2}
+    assert all(jax.tree.leaves(normalizes[norm])) and sum(jax.tree.leaves(normalizes)) == 4
+    mask = model.mask(params, 2)
+    assert jax.tree.map(lambda number: number >= 1, numbers) == mask
+
+
+def test_a_normalization_belongs_to_the_layer_before_it_and_a_lone_module_is_looked_into():
+    class Body(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.LayerNorm()(nn.Dense(5)(x))
+            return nn.Dense(3)(nn.Dense(4)(x))
+
+    class Lone(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return Body(name="body")(x)
+
+    model = models.Model(Lone(), EXAMPLE)
+    # Dense_1 is made before Dense_2, and called after it.
+    assert model.layers == (("body/Dense_0", "body/LayerNorm_0"), ("body/Dense_2",), ("body/Dense_1",))
+    params = model.init(jax.random.key(0))
+    assert model.layer_numbers(params)["body"]["LayerNorm_0"] == {"bias": 0, "scale": 0}
+    assert model.normalization(params)["body"]["LayerNorm_0"] == {"bias": True, "scale": True}
+    assert not model.normalization(params)["body"]["Dense_2"]["kernel"]
+
+
+def test_parameters_of_the_module_itself_are_a_layer():
+    class Plain(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3)(x * self.param("scale", nn.initializers.ones, (4,)))
+
+    model = models.Model(Plain(), EXAMPLE)
+    assert model.layer_numbers(model.init(jax.random.key(0))) == {"scale": 0, "Dense_0": {"bias": 1, "kernel": 1}}
+
+
+def test_an_nnx_module_is_the_initial_model_and_stays_as_it_is():
+    module = NNX(3, 0.5, rngs=nnx.Rngs(0))
+    model = models.Model(module, EXAMPLE)
+    params = model.init(jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, params, model.init(jax.random.key(1)))
+    np.testing.assert_array_equal(params["head"]["kernel"], module.head.kernel[...])
+    assert model.fixed and not of_nnx().fixed
+    jax.grad(lambda p: model.loss(p, X, Y, jax.random.key(0)).mean())(params)
+    np.testing.assert_array_equal(module.norm.mean[...], np.zeros(4))
+    assert not module.drop.deterministic
+    other = of_nnx().init(jax.random.key(1))["head"]["kernel"]
+    assert np.abs(other - of_nnx().init(jax.random.key(0))["head"]["kernel"]).max() > 1e-3
+
+
+def test_stacked_models_are_models():
+    model = of_nnx(0.5)
+    keys = jax.random.split(jax.random.key(0), 3)
+    stack = jax.vmap(model.init)(keys)
+    found = jax.jit(jax.vmap(lambda p, key: model.loss(p, X, Y, key)))(stack, keys)
+    for number, key in enumerate(keys):
+        params = jax.tree.map(lambda leaf, n=number: leaf[n], stack)
+        np.testing.assert_allclose(found[number], model.loss(params, X, Y, key), rtol=1e-5)
+
+
+class Sized(nn.Module):
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.num_classes)(x)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        Sized(3),
+        Sized,
+        lambda num_classes: Sized(num_classes),
+        lambda n: Sized(n),
+        lambda: Sized(3),
+        NNX,
+        lambda num_classes, rngs: NNX(num_classes, rngs=rngs),
+        lambda rngs: NNX(3, rngs=rngs),
+        models.MLP(hidden=(2,)),
+        models.MLP,
+        models.Model(Sized(3), EXAMPLE),
+        models.Model(models.MLP(), EXAMPLE),
+    ],
+)
+def test_modules_and_functions_become_models_of_the_data_s_classes(given):
+    model = models.build(given, (4,), "classification", 3)
+    params = model.init(jax.random.key(0))
+    assert model.apply(params, X).shape == (6, 3) and model.task == "classification"
+
+
+def test_an_nnx_module_as_it_is_becomes_a_model():
+    model = models.build(NNX(3, rngs=nnx.Rngs(0)), (4,), "classification", 3)
+    assert model.fixed and model.apply(model.init(jax.random.key(0)), X).shape == (6, 3)
+
+
+def test_values_of_a_regression_may_have_an_axis_of_one():
+    for given in (Sized(1), models.MLP(), lambda rngs: nnx.Linear(4, 1, rngs=rngs)):
+        model = models.build(given, (4,), "regression", 1)
+        params = model.init(jax.random.key(0))
+        assert model.apply(params, X).shape == model.predict(params, X).shape == (6,)
+        assert model.apply(params, X[:1]).shape == (1,)
+
+    class Flat(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(1)(x)[:, 0]
+
+    model = models.build(Flat(), (4,), "regression", 1)
+    assert model.apply(model.init(jax.random.key(0)), X[:1]).shape == (1,)
+
+
+@pytest.mark.parametrize(
+    ("given", "task", "text"),
+    [
+        (Sized(4), "classification", r"outputs of shape \(batch, 4\); accepted: \(batch, 3\) logits"),
+        (Sized(2), "regression", r"outputs of shape \(batch, 2\); accepted: \(batch,\) or \(batch, 1\) values"),
+        (models.LeNet(), "classification", r"LeNet: takes images .* at least 16 x 16"),
+        (models.CharacterLSTM(), "regression", r"outputs of shape"),
+        (nn.Embed(3, 3), "classification", r"model=Embed: fails on inputs of shape \(2, 4\)"),
+        ("mlp", "classification", r"model=str: accepted: a Flax module"),
+        (lambda rngs: 3, "classification", r"returns an nnx.Module; this one: int"),
+    ],
+)
+def test_what_does_not_fit_the_data_is_named_in_one_line(given, task, text):
+    with pytest.raises(ArgumentError, match=text) as found:
+        models.build(given, (4,), task, 1 if task == "regression" else 3)
+    assert "\n" not in str(found.value) and str(found.value).startswith("model")
+
+
+def test_nnx_is_imported_only_where_it_is_used():
+    line = "import sys, pfljax.models; sys.exit('flax.nnx' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", line]).returncode == 0
