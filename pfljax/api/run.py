@@ -71,7 +71,9 @@ class Run:
             raise ArgumentError("participation", "accepted: above 0, at most 1", participation)
         if fine_tune_epochs < 0:
             raise ArgumentError("fine_tune_epochs", "accepted: 0 or more", fine_tune_epochs)
-        built = models.build(model, clients.train.x.shape[2:], clients.task, clients.num_classes)
+        built = models.build(
+            model, clients.train.x.shape[2:], clients.task, clients.num_classes, dtype=clients.train.x.dtype
+        )
         num_clients, n_max = clients.num_clients, clients.train.y.shape[1]
         problem = Problem(
             built,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -75,11 +76,9 @@ def build(
         ArgumentError: if it is none of these, does not take the data or gives outputs of another shape.
     """
     outputs = 1 if task == "regression" else num_classes
-    name = name or getattr(model, "__name__", type(model).__name__)
-    if isinstance(model, Model):
-        made, name = model.module, type(model.module).__name__
-    else:
-        made = called(model, outputs)
+    made = model.module if isinstance(model, Model) else called(model, outputs)
+    given = made if isinstance(model, Model) else model
+    name = name or str(getattr(given, "__name__", type(given).__name__))
     if isinstance(made, nn.Module) and getattr(made, "outputs", outputs) is None:
         made = made.clone(outputs=outputs)
     check_inputs(made, tuple(input_shape), name)
@@ -106,9 +105,8 @@ def called(model: Any, outputs: int) -> Any:
     missing = [n for n, a in arguments.items() if a.kind in kinds and a.default is a.empty and n != "rngs"]
     named = {"num_classes": outputs} if "num_classes" in arguments else {}
     given = (outputs,) if missing and not named else ()
-    if "rngs" not in arguments:
-        return model(*given, **named)
-    return lambda rngs: model(*given, **named, rngs=rngs)
+    made = functools.partial(model, *given, **named)
+    return made if "rngs" in arguments else made()
 
 
 def is_nnx(model: Any) -> bool:

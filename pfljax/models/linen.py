@@ -19,7 +19,7 @@ NORMS = (nn.BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm, nn.RMSNorm)
 TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
 
 
-def flags(call: Callable[..., Any], training: bool) -> dict[str, bool]:
+def flags(call: Callable[..., Any], training: bool) -> dict[str, Any]:
     """The arguments of a module's call that say whether it is training."""
     names = inspect.signature(call).parameters
     return {name: value if training else not value for name, value in TRAINING.items() if name in names}
@@ -48,10 +48,11 @@ class LinenNetwork:
         split = {name: params[name] for name in self.collections}
         variables = {"params": {name: leaf for name, leaf in params.items() if name not in split}} | split
         if key is None:
-            return self.module.apply(variables, x, **options), params
+            outputs: Any = self.module.apply(variables, x, **options)
+            return outputs, params
         rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)}  # "params" stands in for streams of other names
-        outputs, written = self.module.apply(variables, x, **options, rngs=rngs, mutable=list(split))
-        return outputs, params | {name: written[name] for name in split}
+        passed: Any = self.module.apply(variables, x, **options, rngs=rngs, mutable=list(split))
+        return passed[0], params | {name: passed[1][name] for name in split}
 
     def features(self, params: Params, x: Array) -> Array:
         received = []
@@ -70,11 +71,11 @@ class LinenNetwork:
     def place(self, path: Path) -> Path:
         return path[1:] if path[0] in self.collections else path
 
-    def _variables(self, key: Key) -> dict[str, Params]:
+    def _variables(self, key: Key) -> Params:
         x = jnp.zeros(self.example.shape, self.example.dtype)
         return self.module.init(key, x, **flags(type(self.module).__call__, False))
 
-    def _tree(self, variables: dict[str, Params]) -> Params:
+    def _tree(self, variables: Params) -> Params:
         return {**variables.get("params", {}), **{name: variables[name] for name in self.collections}}
 
     def _note(self, call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
@@ -82,7 +83,7 @@ class LinenNetwork:
             self.called.setdefault(context.module.path, isinstance(context.module, NORMS))
         return call(*args, **kwargs)
 
-    def _draws(self, variables: dict[str, Params]) -> bool:
+    def _draws(self, variables: Params) -> bool:
         options = flags(type(self.module).__call__, True)
         run = lambda variables, x: self.module.apply(variables, x, **options, mutable=list(self.collections))
         try:

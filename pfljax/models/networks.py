@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import flax.linen as nn
 
 from pfljax.core.types import Array
-from pfljax.models.layers import DepthwiseConv, PatchConv, max_pool, patches
+from pfljax.models.layers import DepthwiseConv, PatchConv, known, max_pool, patches
 
 
 class MLP(nn.Module):
@@ -25,7 +25,7 @@ class MLP(nn.Module):
         x = x.reshape(x.shape[0], -1)
         for width in self.hidden:
             x = nn.relu(nn.Dense(width)(x))
-        return nn.Dense(self.outputs)(x)
+        return nn.Dense(known(self.outputs))(x)
 
 
 class CNN(nn.Module):
@@ -45,7 +45,7 @@ class CNN(nn.Module):
     def __call__(self, x: Array) -> Array:
         for width in self.channels:
             x = nn.relu(PatchConv(width, pool=True)(x))
-        return nn.Dense(self.outputs)(x.reshape(x.shape[0], -1))
+        return nn.Dense(known(self.outputs))(x.reshape(x.shape[0], -1))
 
 
 class FemnistCNN(nn.Module):
@@ -62,7 +62,7 @@ class FemnistCNN(nn.Module):
         for width in (32, 64):
             x = nn.relu(PatchConv(width, size=5, pool=True, margin=0)(x))
         x = nn.relu(nn.Dense(2048)(x.reshape(x.shape[0], -1)))
-        return nn.Dense(self.outputs)(x)
+        return nn.Dense(known(self.outputs))(x)
 
 
 class LeNet(nn.Module):
@@ -81,7 +81,7 @@ class LeNet(nn.Module):
         x = x.reshape(x.shape[0], -1)
         for width in (120, 84):
             x = nn.relu(nn.Dense(width)(x))
-        return nn.Dense(self.outputs)(x)
+        return nn.Dense(known(self.outputs))(x)
 
 
 class McMahanCNN(nn.Module):
@@ -98,7 +98,7 @@ class McMahanCNN(nn.Module):
         for width in (32, 64):
             x = nn.relu(PatchConv(width, size=5, pool=True)(x))
         x = nn.relu(nn.Dense(512)(x.reshape(x.shape[0], -1)))
-        return nn.Dense(self.outputs)(x)
+        return nn.Dense(known(self.outputs))(x)
 
 
 class PflResearchCNN(nn.Module):
@@ -116,7 +116,7 @@ class PflResearchCNN(nn.Module):
         x = nn.relu(PatchConv(32, margin=0)(x))
         x = nn.relu(PatchConv(64, pool=True, margin=0)(x))
         x = nn.relu(nn.Dense(128)(x.reshape(x.shape[0], -1)))
-        return nn.Dense(self.outputs)(x)
+        return nn.Dense(known(self.outputs))(x)
 
 
 class VGG11(nn.Module):
@@ -138,7 +138,7 @@ class VGG11(nn.Module):
         x = x.reshape(x.shape[0], -1)
         for _ in range(2):
             x = nn.relu(nn.Dense(4096)(x))
-        return nn.Dense(self.outputs)(x)
+        return nn.Dense(known(self.outputs))(x)
 
 
 class MobileNetV2(nn.Module):
@@ -168,7 +168,7 @@ class MobileNetV2(nn.Module):
                 y = project(y, width)
                 x = x + y if stride == 1 and x.shape[-1] == width else y
         x = nn.relu6(project(x, 1280)).mean(axis=(1, 2))
-        return nn.Dense(self.outputs)(x)
+        return nn.Dense(known(self.outputs))(x)
 
 
 class ResNet18(nn.Module):
@@ -196,4 +196,4 @@ class ResNet18(nn.Module):
                 if y.shape != x.shape:
                     x = norm(nn.Dense(width, use_bias=False)(x[:, ::stride, ::stride]))
                 x = nn.relu(x + y)
-        return nn.Dense(self.outputs)(x.mean(axis=(1, 2)))
+        return nn.Dense(known(self.outputs))(x.mean(axis=(1, 2)))

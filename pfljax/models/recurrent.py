@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.core.types import Array
+from pfljax.models.layers import known
 
 
 def _gates(z: Array) -> Array:
@@ -100,7 +101,7 @@ class CharacterLSTM(nn.Module):
     @nn.compact
     def __call__(self, tokens: Array) -> Array:
         # As a product with one-hot rows: on a CPU the gradient of a gather is a slow scatter.
-        x = nn.Dense(self.embedding, use_bias=False, name="embedding")(jax.nn.one_hot(tokens.T, self.outputs))
+        x = nn.Dense(self.embedding, use_bias=False, name="embedding")(jax.nn.one_hot(tokens.T, known(self.outputs)))
         for width in self.hidden:
             x = LSTMLayer(width)(x)
-        return jnp.swapaxes(nn.Dense(self.outputs)(x), 0, 1)
+        return jnp.swapaxes(nn.Dense(known(self.outputs))(x), 0, 1)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from pfljax.core import tree
 from pfljax.core.types import Array, Params, PyTree
 from pfljax.engine.plan import ExecutionPlan
 from pfljax.models import Model
@@ -42,9 +43,10 @@ def scale(model: Model, weights: Array, branches: Params) -> Params:
 def projected(plan: ExecutionPlan, optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """The optimizer, each of whose steps ends on the simplex: for alpha (L, B), by projecting every row."""
 
-    def update(updates, state, params, **extra):
+    def update(updates, state, params=None, **extra):
         del extra
         updates, state = optimizer.update(updates, state, params)
-        return plan.over_rows(optax.projections.projection_simplex, params + updates) - params, state
+        on_simplex = plan.over_rows(optax.projections.projection_simplex, tree.add(params, updates))
+        return tree.subtract(on_simplex, params), state
 
     return optax.GradientTransformationExtraArgs(optimizer.init, update)
