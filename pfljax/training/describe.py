@@ -20,7 +20,8 @@ from pfljax.training.experiment import Experiment
 
 def settings(method: Any, clients: Federation, model: Any, local: LocalTraining, options: dict) -> dict:
     """What must agree where a run is resumed; optimizers and schedules are functions, which cannot be compared."""
-    own = {f"local.{field.name}": getattr(local, field.name) for field in dataclasses.fields(local)}
+    named = [field.name for field in dataclasses.fields(local) if field.name not in ("optimizer", "schedule")]
+    own = {f"local.{name}": getattr(local, name) for name in named}
     own = {name: list(value) if isinstance(value, tuple) else value for name, value in own.items()}
     comparable = {name: value for name, value in own.items() if isinstance(value, bool | int | float | list)}
     knobs = {f"{method.info.name}.{name}": value for name, value in dataclasses.asdict(method).items()}
