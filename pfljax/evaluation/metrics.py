@@ -86,6 +86,13 @@ def predictions(plan: ExecutionPlan, model: Model, predictor: Predictor, x: Arra
     return plan.exchange(client, predictor.models, predictor.index, (), data, topology=predictor.topology)[1].report
 
 
+def predict_one(plan: ExecutionPlan, model: Model, predictor: Predictor, client: int, x: Array) -> Array:
+    """One client's predictions for x (B, *features): (B, C), or (B,) for a regression."""
+    models = jax.tree.map(lambda leaf: leaf[predictor.index[client]], predictor.models)
+    row = jax.tree.map(lambda leaf: leaf[client], predictor.rows)
+    return predict(plan, model, predictor, models, predictor.weights[client], row, x)
+
+
 def summarize(values: dict[str, np.ndarray], sizes: np.ndarray) -> dict[str, float]:
     """Fairness summary over clients; clients without examples are left out.
 
