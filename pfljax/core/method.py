@@ -90,14 +90,22 @@ def method(*, keeps: str, travels: str, name: str | None = None, validates: bool
             raise TypeError(f"{cls.__name__}: a method is a dataclass with a docstring and build(problem)")
         title = doc.split("\n\n")[0].replace("\n", " ").split(": ")[0].rstrip(".")
         cls.info = MethodInfo(registered, title, keeps, travels, validates)
-        made = cls.__init__
+        made, built = cls.__init__, cls.build
 
         @functools.wraps(made)
         def init(self, *args, **kwargs):
             made(self, *args, **kwargs)
             check_knobs(self)
 
-        cls.__init__ = init
+        @functools.wraps(built)
+        def build(self, problem):
+            try:
+                return built(self, problem)
+            except ArgumentError as error:
+                raise error.of(registered) if error.argument in knobs else error from error.__cause__
+
+        knobs = {field.name for field in dataclasses.fields(cls)}
+        cls.__init__, cls.build = init, build
         METHODS[registered] = cls
         return cls
 
