@@ -85,7 +85,7 @@ def build_partition(settings: Settings, source: sources.Source, seed: int) -> An
             return None
         name = "label_groups"
     kind = partitions.get(name)
-    fields = {field.name for field in dataclasses.fields(kind)}
+    fields = {field.name for field in dataclasses.fields(kind)}  # pyright: ignore[reportArgumentType]
     knobs = {field: settings[FLAG_OF[field]] for field in fields if field in FLAG_OF}
     if "embedding" in fields:
         epochs = settings.embedding_epochs

@@ -21,13 +21,8 @@ from pfljax.training.experiment import Experiment
 
 def settings(method: Any, clients: Federation, model: Any, local: LocalTraining, options: dict) -> dict:
     """What must agree where a run is resumed; optimizers and schedules are functions, which cannot be compared."""
-    numbers = bool | int | float
-    comparable = {
-        f"local.{field.name}": files.plain(value)
-        for field in dataclasses.fields(local)
-        for value in [getattr(local, field.name)]
-        if isinstance(value, numbers) or (isinstance(value, tuple) and all(isinstance(v, numbers) for v in value))
-    }
+    named = [field.name for field in dataclasses.fields(local) if field.name not in ("optimizer", "schedule")]
+    comparable = {f"local.{name}": files.plain(getattr(local, name)) for name in named}
     knobs = {f"{method.info.name}.{name}": value for name, value in dataclasses.asdict(method).items()}
     text = repr(model) if dataclasses.is_dataclass(model) else getattr(model, "__name__", type(model).__name__)
     found = {"algorithm": method.info.name, **knobs, "model": text, **comparable, **options}
