@@ -93,7 +93,7 @@ class APFL:
 def apart(optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
     """The optimizer for several trees of parameters by name, each with a state of its own."""
 
-    def update(updates, states, params, **extra):
+    def update(updates, states, params=None, **extra):
         done = {name: optimizer.update(updates[name], states[name], params[name], **extra) for name in updates}
         return {name: moved for name, (moved, _) in done.items()}, {name: state for name, (_, state) in done.items()}
 

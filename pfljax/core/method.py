@@ -83,7 +83,7 @@ def method(*, keeps: str, travels: str, name: str | None = None, validates: bool
         validates: Whether the method needs validation examples.
     """
 
-    def register(cls: T) -> T:
+    def register(cls: Any) -> Any:
         registered = name or cls.__name__.lower()
         doc = inspect.getdoc(cls)
         if not dataclasses.is_dataclass(cls) or not doc or not callable(getattr(cls, "build", None)):

@@ -8,7 +8,7 @@ round's cohort. "Stacked" means a leading axis K, N or S on every leaf.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -21,7 +21,7 @@ Array = jax.Array | np.ndarray
 Key = jax.Array
 Params = Any
 PyTree = Any
-Metrics = dict[str, Array]
+Metrics = dict[str, Any]
 Topology = Literal["own", "shared", "peers", "push"]
 Task = Literal["classification", "regression"]
 
@@ -77,7 +77,7 @@ class State(NamedTuple):
     models: Params  # what can be downloaded: leaves (N, ...)
     optimizer: PyTree  # the owners' optimizer state: leaves (N, ...)
     clients: PyTree  # rows that never leave their client: leaves (K, ...)
-    round: Array = np.int32(0)  # () int32: how many rounds have been played; the engine counts
+    round: Array = np.zeros((), np.int32)  # () int32: how many rounds have been played; the engine counts
 
 
 class ClientContext(NamedTuple):
@@ -194,7 +194,7 @@ class Report:
 
     scored: str = ""
     facts: tuple[tuple[str, str | float], ...] = ()
-    collaboration: Callable[[State], dict[str, Array]] | None = None
+    collaboration: Callable[[State], Mapping[str, Array]] | None = None
     topology: Topology | None = None
 
 

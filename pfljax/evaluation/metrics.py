@@ -86,7 +86,7 @@ def predictions(plan: ExecutionPlan, model: Model, predictor: Predictor, x: Arra
     return plan.exchange(client, predictor.models, predictor.index, (), data, topology=predictor.topology)[1].report
 
 
-def summarize(values: dict[str, np.ndarray], sizes: np.ndarray) -> dict[str, float]:
+def summarize(values: dict[str, np.ndarray], sizes: Array) -> dict[str, float]:
     """Fairness summary over clients; clients without examples are left out.
 
     Args:
