@@ -32,7 +32,7 @@ class MethodInfo:
     """What is known of a registered method beside its knobs; `info` of its class.
 
     Attributes:
-        name: Registered name, which `--algorithm` takes.
+        name: Registered name, as the command line takes it.
         title: Name and paper: the first line of the class's docstring up to the colon or period.
         keeps: What each client keeps.
         travels: What travels in a round.
@@ -86,11 +86,12 @@ def method(*, keeps: str, travels: str, name: str | None = None, validates: bool
     def register(cls: Any) -> Any:
         registered = name or cls.__name__.lower()
         doc = inspect.getdoc(cls)
-        if not dataclasses.is_dataclass(cls) or not doc or not callable(getattr(cls, "build", None)):
+        declared = hasattr(cls, "__dataclass_fields__") and callable(getattr(cls, "build", None))
+        if not declared or not doc:
             raise TypeError(f"{cls.__name__}: a method is a dataclass with a docstring and build(problem)")
         title = doc.split("\n\n")[0].replace("\n", " ").split(": ")[0].rstrip(".")
         cls.info = MethodInfo(registered, title, keeps, travels, validates)
-        made = cls.__init__
+        made: Callable[..., None] = cls.__init__
 
         @functools.wraps(made)
         def init(self, *args, **kwargs):

@@ -114,7 +114,7 @@ class ClientOutput(NamedTuple):
 
     client: PyTree
     upload: PyTree
-    report: Metrics
+    report: PyTree
     sent: Array | None = None
     mixing_weights: Array | None = None
 
@@ -125,7 +125,7 @@ class Aggregate(NamedTuple):
     upload: PyTree  # leaves (N, ...): sums of the contributions
     count: Array  # (N,) int32: number of contributions to each model
     sent: Array  # (S, J) bool: which contributions were made
-    report: Metrics  # leaves (S, ...)
+    report: PyTree  # leaves (S, ...)
 
 
 @jax.tree_util.register_dataclass
@@ -214,6 +214,7 @@ class Traffic(NamedTuple):
     server: float
 
 
+BY_DEFAULT: Any = None  # which `Algorithm` replaces
 SCORED = {
     "own": "each client's own model",
     "shared": "the global model",
@@ -256,8 +257,8 @@ class Algorithm:
     predictor: Callable[[Key, State, ClientData], Predictor]
     topology: Topology
     ledger: Ledger
-    download: Callable[[Key, State, Cohort], Array] | None = None
-    adapt: Callable[[Key, State, ClientData], Predictor] | None = None
+    download: Callable[[Key, State, Cohort], Array] = BY_DEFAULT
+    adapt: Callable[[Key, State, ClientData], Predictor] = BY_DEFAULT
     sample: Callable[[Key, State, ClientData], Array] | None = None
     fine_tune: Callable[[Key, Predictor, ClientData], Predictor] | None = None
     exchanges: int = 1

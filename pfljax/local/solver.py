@@ -241,5 +241,5 @@ class Solver(NamedTuple):
             index = places
         else:
             epoch = step // per_epoch % orders.shape[0]
-            index = orders.at[epoch, jnp.minimum(places, n_max - 1)].get(mode="promise_in_bounds")
+            index = jnp.asarray(orders).at[epoch, jnp.minimum(places, n_max - 1)].get(mode="promise_in_bounds")
         return Batch(*masked(split.x[index], split.y[index], inside), mask, index, key)

@@ -108,7 +108,7 @@ def called(model: Any, outputs: int) -> Any:
     given = (outputs,) if missing and not named else ()
     if "rngs" not in arguments:
         return model(*given, **named)
-    return lambda rngs: model(*given, **named, rngs=rngs)
+    return lambda rngs: model(*given, **named | {"rngs": rngs})
 
 
 def is_nnx(model: Any) -> bool:
