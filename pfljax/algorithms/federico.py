@@ -90,7 +90,7 @@ class FedeRiCo:
 
         def predictor(key, state, clients):
             best = lambda table: neighbors.heaviest(table, min(self.collaborators, num_candidates))
-            return Predictor(state.models, *plan.over_rows(best, state.clients["table"]), "peers")
+            return Predictor(state.models, *plan.over_rows(best, state.clients["table"]), topology="peers")
 
         def adapt(key, state, clients):  # One E-step over all trained models.
             num_mixed = min(self.collaborators, tree.num_rows(state.models))

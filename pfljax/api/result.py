@@ -107,9 +107,8 @@ class Result:
     def collaboration(self) -> Collaboration:
         """Whose models each client used, at every evaluated round."""
         arrays = self._collaboration
-        return Collaboration(
-            *(arrays[name] for name in ("round", "index", "weights", "distribution")), str(arrays["topology"]), arrays
-        )
+        rounds, index, weights, distribution = (arrays[n] for n in ("round", "index", "weights", "distribution"))
+        return Collaboration(rounds, index, weights, distribution, str(arrays["topology"]), arrays)
 
     @property
     def state(self) -> State:

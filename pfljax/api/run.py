@@ -197,6 +197,6 @@ def train_replicates(
     outcomes = trainer.train(rounds, schedule)
     directories = folders or [None] * len(runs)
     return [
-        Result(run.experiment.with_rounds(rounds), *each)
-        for run, *each in zip(runs, outcomes, directories, strict=True)
+        Result(run.experiment.with_rounds(rounds), outcome, directory)
+        for run, outcome, directory in zip(runs, outcomes, directories, strict=True)
     ]

@@ -83,10 +83,11 @@ def method(*, keeps: str, travels: str, name: str | None = None, validates: bool
         validates: Whether the method needs validation examples.
     """
 
-    def register(cls: T) -> T:
+    def register(cls: Any) -> Any:
         registered = name or cls.__name__.lower()
         doc = inspect.getdoc(cls)
-        if not dataclasses.is_dataclass(cls) or not doc or not callable(getattr(cls, "build", None)):
+        declared = hasattr(cls, "__dataclass_fields__") and callable(getattr(cls, "build", None))
+        if not declared or not doc:
             raise TypeError(f"{cls.__name__}: a method is a dataclass with a docstring and build(problem)")
         title = doc.split("\n\n")[0].replace("\n", " ").split(": ")[0].rstrip(".")
         cls.info = MethodInfo(registered, title, keeps, travels, validates)

@@ -195,14 +195,15 @@ def fastest(graph: nx.Graph) -> sp.csr_array:
     bound = norm * np.eye(num)
     constraints = [bound - gap >> 0, bound + gap >> 0, abs(incidence) @ weights <= 1]
     cp.Problem(cp.Minimize(norm), constraints).solve()
-    w = np.maximum(weights.value, 0)
+    w = np.maximum(np.asarray(weights.value), 0)
     w = w / max(1.0, float((abs(incidence) @ w).max()))  # the solver meets its constraints to a tolerance only
-    return sp.csr_array(sp.eye_array(num) - incidence @ sp.diags_array(w) @ incidence.T).maximum(0)
+    mixing = sp.csr_array(sp.eye_array(num) - incidence @ sp.diags_array(w) @ incidence.T)
+    return sp.csr_array(mixing.maximum(0))
 
 
 def spectral_gap(matrices: list[sp.csr_array]) -> tuple[tuple[str, float], ...]:
     """1 - ||W_T ... W_1 - 1 1'/K||_2: what is left of a disagreement after the T rounds is 1 minus the gap."""
-    num = matrices[0].shape[0]
+    num = len(matrices[0].indptr) - 1
     if num > LARGEST_SPECTRUM:
         return ()
     product = functools.reduce(lambda total, matrix: matrix @ total, matrices, np.eye(num))
@@ -219,7 +220,7 @@ def _others(matrix: sp.csr_array) -> sp.csc_array:
 
 def _sends(matrix: sp.csr_array, width: int) -> tuple[np.ndarray, np.ndarray]:
     """To whom each client sends and with which weight, (K, J) each."""
-    num, off = matrix.shape[0], _others(matrix)
+    num, off = len(matrix.indptr) - 1, _others(matrix)
     count = np.diff(off.indptr)
     sender = np.repeat(np.arange(num), count)
     slot = np.arange(len(sender)) - np.repeat(off.indptr[:-1], count) + 1
