@@ -70,7 +70,7 @@ class Group(NamedTuple):
         """true or false."""
         flags.DEFINE_bool(name, default, help, **self._where)
 
-    def choice(self, name: str, default: str | None, accepted: Sequence[str], help: str) -> None:
+    def choice(self, name: str, default: Any, accepted: Sequence[str], help: str) -> None:
         """One of several words."""
         flags.DEFINE_enum(name, default, list(accepted), help, **self._where)
 

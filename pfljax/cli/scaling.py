@@ -156,4 +156,4 @@ def show(settings: Settings, rows: Sequence[dict]) -> None:
         )
 
 
-COMMAND = Command(__doc__, define, run, keep_compiled=False, devices=most_devices)
+COMMAND = Command(__doc__ or "", define, run, keep_compiled=False, devices=most_devices)

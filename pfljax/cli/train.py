@@ -94,4 +94,4 @@ def table(summary: dict) -> Table:
     return out
 
 
-COMMAND = Command(__doc__, define, run)
+COMMAND = Command(__doc__ or "", define, run)
