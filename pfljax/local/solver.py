@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ class Solver(NamedTuple):
 
         The other leaves stay as they are, and its optimizer keeps no state for them.
         """
-        optimizers: Any = {"part": self.optimizer, "rest": optax.set_to_zero()}
+        optimizers: dict[Hashable, optax.GradientTransformation] = {"part": self.optimizer, "rest": optax.set_to_zero()}
         labels = jax.tree.map(lambda chosen: "part" if chosen else "rest", mask)
         return self._replace(optimizer=optax.partition(optimizers, labels))
 
@@ -61,7 +61,7 @@ class Solver(NamedTuple):
         """The steps of the largest client in a round."""
         return self.steps or self.epochs * -(-n_max // self.batch(n_max))
 
-    def draw_orders(self, key: Key, size: Array, n_max: int) -> jax.Array | None:
+    def draw_orders(self, key: Key, size: Array, n_max: int) -> Array | None:
         """The order of a client's examples in every epoch of a round: (epochs, n_max) int32, the real ones first.
 
         None where every batch holds all of them. The sort is dear, so a client of a single batch does without.
@@ -217,7 +217,7 @@ class Solver(NamedTuple):
         found = jnp.zeros((n_max + batches.BLOCKS[-1],))  # room for the last block
         return over_blocks(split.size, n_max, note, found)[:n_max]
 
-    def take_batch(self, key: Key, orders: jax.Array | None, split: Split, step: Array) -> Batch:
+    def take_batch(self, key: Key, orders: Array | None, split: Split, step: Array) -> Batch:
         """The mini-batch of step `step` of a round; an epoch's last one may be smaller.
 
         Args:
@@ -241,5 +241,5 @@ class Solver(NamedTuple):
             index = places
         else:
             epoch = step // per_epoch % orders.shape[0]
-            index = orders.at[epoch, jnp.minimum(places, n_max - 1)].get(mode="promise_in_bounds")
+            index = jnp.asarray(orders).at[epoch, jnp.minimum(places, n_max - 1)].get(mode="promise_in_bounds")
         return Batch(*masked(split.x[index], split.y[index], inside), mask, index, key)

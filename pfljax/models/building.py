@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -76,9 +75,11 @@ def build(
         ArgumentError: if it is none of these, does not take the data or gives outputs of another shape.
     """
     outputs = 1 if task == "regression" else num_classes
-    made = model.module if isinstance(model, Model) else called(model, outputs)
-    given = made if isinstance(model, Model) else model
-    name = name or str(getattr(given, "__name__", type(given).__name__))
+    name = str(name or getattr(model, "__name__", type(model).__name__))
+    if isinstance(model, Model):
+        made, name = model.module, type(model.module).__name__
+    else:
+        made = called(model, outputs)
     if isinstance(made, nn.Module) and getattr(made, "outputs", outputs) is None:
         made = made.clone(outputs=outputs)
     check_inputs(made, tuple(input_shape), name)
@@ -103,10 +104,11 @@ def called(model: Any, outputs: int) -> Any:
         arguments.pop("self", None)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     missing = [n for n, a in arguments.items() if a.kind in kinds and a.default is a.empty and n != "rngs"]
-    named = {"num_classes": outputs} if "num_classes" in arguments else {}
+    named: dict[str, Any] = {"num_classes": outputs} if "num_classes" in arguments else {}
     given = (outputs,) if missing and not named else ()
-    made = functools.partial(model, *given, **named)
-    return made if "rngs" in arguments else made()
+    if "rngs" not in arguments:
+        return model(*given, **named)
+    return lambda rngs: model(*given, **named | {"rngs": rngs})
 
 
 def is_nnx(model: Any) -> bool:

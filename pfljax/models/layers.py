@@ -7,22 +7,16 @@ The gradients are patches times matrices too (and not the scatter that different
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Array
 
+UNSET: Any = None  # number of outputs, until the network is made for data
 CACHE_BYTES = 6 << 20  # on a CPU, patches of so many bytes at a time stay in cache (measured: BUILD_NOTES.md)
-
-
-def known(outputs: int | None) -> int:
-    """The number of outputs, which is set when a model is made for data."""
-    if outputs is None:
-        raise ArgumentError("outputs", "accepted: the number of classes, or 1 for a regression")
-    return outputs
 
 
 def windows(x: Array, size: int, stride: int = 1, margin: int | None = None) -> list[Array]:
@@ -125,7 +119,7 @@ def convolve_depthwise(x: Array, kernel: Array, size: int, stride: int) -> Array
 
 
 def _shifted_sum(x: Array, kernel: Array, size: int, stride: int) -> Array:
-    return functools.reduce(jnp.add, (part * row for part, row in zip(windows(x, size, stride), kernel, strict=True)))
+    return jnp.asarray(sum(part * row for part, row in zip(windows(x, size, stride), kernel, strict=True)))
 
 
 def _depthwise_forward(x, kernel, size, stride):

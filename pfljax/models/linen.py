@@ -51,8 +51,8 @@ class LinenNetwork:
             outputs: Any = self.module.apply(variables, x, **options)
             return outputs, params
         rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)}  # "params" stands in for streams of other names
-        passed: Any = self.module.apply(variables, x, **options, rngs=rngs, mutable=list(split))
-        return passed[0], params | {name: passed[1][name] for name in split}
+        outputs, written = self.module.apply(variables, x, **options, rngs=rngs, mutable=list(split))
+        return outputs, params | {name: written[name] for name in split}
 
     def features(self, params: Params, x: Array) -> Array:
         received = []
@@ -71,11 +71,11 @@ class LinenNetwork:
     def place(self, path: Path) -> Path:
         return path[1:] if path[0] in self.collections else path
 
-    def _variables(self, key: Key) -> Params:
+    def _variables(self, key: Key) -> Any:
         x = jnp.zeros(self.example.shape, self.example.dtype)
         return self.module.init(key, x, **flags(type(self.module).__call__, False))
 
-    def _tree(self, variables: Params) -> Params:
+    def _tree(self, variables: dict[str, Params]) -> Params:
         return {**variables.get("params", {}), **{name: variables[name] for name in self.collections}}
 
     def _note(self, call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
@@ -83,7 +83,7 @@ class LinenNetwork:
             self.called.setdefault(context.module.path, isinstance(context.module, NORMS))
         return call(*args, **kwargs)
 
-    def _draws(self, variables: Params) -> bool:
+    def _draws(self, variables: dict[str, Params]) -> bool:
         options = flags(type(self.module).__call__, True)
         run = lambda variables, x: self.module.apply(variables, x, **options, mutable=list(self.collections))
         try:

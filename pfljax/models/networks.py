@@ -11,21 +11,21 @@ from collections.abc import Sequence
 import flax.linen as nn
 
 from pfljax.core.types import Array
-from pfljax.models.layers import DepthwiseConv, PatchConv, known, max_pool, patches
+from pfljax.models.layers import UNSET, DepthwiseConv, PatchConv, max_pool, patches
 
 
 class MLP(nn.Module):
     """Dense layers with ReLU between them; no hidden width makes it linear."""
 
     hidden: Sequence[int] = (64,)
-    outputs: int | None = None
+    outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         x = x.reshape(x.shape[0], -1)
         for width in self.hidden:
             x = nn.relu(nn.Dense(width)(x))
-        return nn.Dense(known(self.outputs))(x)
+        return nn.Dense(self.outputs)(x)
 
 
 class CNN(nn.Module):
@@ -35,7 +35,7 @@ class CNN(nn.Module):
     """
 
     channels: Sequence[int] = (128, 128, 128)
-    outputs: int | None = None
+    outputs: int = UNSET
 
     @property
     def least_side(self) -> int:
@@ -45,7 +45,7 @@ class CNN(nn.Module):
     def __call__(self, x: Array) -> Array:
         for width in self.channels:
             x = nn.relu(PatchConv(width, pool=True)(x))
-        return nn.Dense(known(self.outputs))(x.reshape(x.shape[0], -1))
+        return nn.Dense(self.outputs)(x.reshape(x.shape[0], -1))
 
 
 class FemnistCNN(nn.Module):
@@ -55,14 +55,14 @@ class FemnistCNN(nn.Module):
     """
 
     least_side = 16
-    outputs: int | None = None
+    outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         for width in (32, 64):
             x = nn.relu(PatchConv(width, size=5, pool=True, margin=0)(x))
         x = nn.relu(nn.Dense(2048)(x.reshape(x.shape[0], -1)))
-        return nn.Dense(known(self.outputs))(x)
+        return nn.Dense(self.outputs)(x)
 
 
 class LeNet(nn.Module):
@@ -72,7 +72,7 @@ class LeNet(nn.Module):
     """
 
     least_side = 16
-    outputs: int | None = None
+    outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -81,7 +81,7 @@ class LeNet(nn.Module):
         x = x.reshape(x.shape[0], -1)
         for width in (120, 84):
             x = nn.relu(nn.Dense(width)(x))
-        return nn.Dense(known(self.outputs))(x)
+        return nn.Dense(self.outputs)(x)
 
 
 class McMahanCNN(nn.Module):
@@ -91,14 +91,14 @@ class McMahanCNN(nn.Module):
     """
 
     least_side = 4
-    outputs: int | None = None
+    outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         for width in (32, 64):
             x = nn.relu(PatchConv(width, size=5, pool=True)(x))
         x = nn.relu(nn.Dense(512)(x.reshape(x.shape[0], -1)))
-        return nn.Dense(known(self.outputs))(x)
+        return nn.Dense(self.outputs)(x)
 
 
 class PflResearchCNN(nn.Module):
@@ -109,14 +109,14 @@ class PflResearchCNN(nn.Module):
     """
 
     least_side = 6
-    outputs: int | None = None
+    outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         x = nn.relu(PatchConv(32, margin=0)(x))
         x = nn.relu(PatchConv(64, pool=True, margin=0)(x))
         x = nn.relu(nn.Dense(128)(x.reshape(x.shape[0], -1)))
-        return nn.Dense(known(self.outputs))(x)
+        return nn.Dense(self.outputs)(x)
 
 
 class VGG11(nn.Module):
@@ -127,7 +127,7 @@ class VGG11(nn.Module):
 
     least_side = 32
     stages: Sequence[Sequence[int]] = ((64,), (128,), (256, 256), (512, 512), (512, 512))
-    outputs: int | None = None
+    outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -138,7 +138,7 @@ class VGG11(nn.Module):
         x = x.reshape(x.shape[0], -1)
         for _ in range(2):
             x = nn.relu(nn.Dense(4096)(x))
-        return nn.Dense(known(self.outputs))(x)
+        return nn.Dense(self.outputs)(x)
 
 
 class MobileNetV2(nn.Module):
@@ -153,7 +153,7 @@ class MobileNetV2(nn.Module):
         *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
         *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
     )
-    outputs: int | None = None
+    outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -168,7 +168,7 @@ class MobileNetV2(nn.Module):
                 y = project(y, width)
                 x = x + y if stride == 1 and x.shape[-1] == width else y
         x = nn.relu6(project(x, 1280)).mean(axis=(1, 2))
-        return nn.Dense(known(self.outputs))(x)
+        return nn.Dense(self.outputs)(x)
 
 
 class ResNet18(nn.Module):
@@ -180,7 +180,7 @@ class ResNet18(nn.Module):
 
     least_side = 8
     widths: Sequence[int] = (64, 128, 256, 512)  # of the stages; each but the first halves height and width
-    outputs: int | None = None
+    outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -196,4 +196,4 @@ class ResNet18(nn.Module):
                 if y.shape != x.shape:
                     x = norm(nn.Dense(width, use_bias=False)(x[:, ::stride, ::stride]))
                 x = nn.relu(x + y)
-        return nn.Dense(known(self.outputs))(x.mean(axis=(1, 2)))
+        return nn.Dense(self.outputs)(x.mean(axis=(1, 2)))

@@ -17,7 +17,7 @@ from pfljax.models.linen import flags
 from pfljax.models.structure import Path
 
 NORMS = (nnx.BatchNorm, nnx.LayerNorm, nnx.GroupNorm, nnx.InstanceNorm, nnx.RMSNorm)
-NOTE: ContextVar[Callable[[nnx.Module, tuple[Any, ...]], Any]] = ContextVar("note")
+NOTE: ContextVar[Callable[[nnx.Module, tuple[Any, ...]], object]] = ContextVar("note")
 
 
 class NNXNetwork:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.core.types import Array
-from pfljax.models.layers import known
+from pfljax.models.layers import UNSET
 
 
 def _gates(z: Array) -> Array:
@@ -96,12 +96,12 @@ class CharacterLSTM(nn.Module):
 
     embedding: int = 8
     hidden: Sequence[int] = (256, 256)
-    outputs: int | None = None
+    outputs: int = UNSET
 
     @nn.compact
     def __call__(self, tokens: Array) -> Array:
         # As a product with one-hot rows: on a CPU the gradient of a gather is a slow scatter.
-        x = nn.Dense(self.embedding, use_bias=False, name="embedding")(jax.nn.one_hot(tokens.T, known(self.outputs)))
+        x = nn.Dense(self.embedding, use_bias=False, name="embedding")(jax.nn.one_hot(tokens.T, self.outputs))
         for width in self.hidden:
             x = LSTMLayer(width)(x)
-        return jnp.swapaxes(nn.Dense(known(self.outputs))(x), 0, 1)
+        return jnp.swapaxes(nn.Dense(self.outputs)(x), 0, 1)
