@@ -9,12 +9,12 @@ import optax
 import pytest
 import toys
 
-from pfljax.algorithms.common import graphs, surrogates
+from pfljax.algorithms.common import surrogates
 
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("own", Path(__file__).parents[1] / "examples" / "own_surrogate.py")
+    spec = importlib.util.spec_from_file_location("own", Path(__file__).parents[3] / "examples" / "own_surrogate.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -52,7 +52,7 @@ def test_both_settings_agree_on_the_complete_graph(example):
     problem = toys.make_problem(federation, optax.sgd(0.1))
     surrogate = example.moreau_envelope(problem, 1.0)
     with_server, _ = toys.train(surrogates.client_server(problem, surrogate), problem, federation.client_data, 3)
-    without = surrogates.decentralized(problem, surrogate, graphs.make_mixing(3, graph="complete"))
+    without = surrogates.decentralized(problem, surrogate, surrogates.CommunicationGraph(graph="complete"))
     states, _ = toys.train(without, problem, federation.client_data, 3)
     for k in range(3):
         own = jax.tree.map(lambda leaf, k=k: leaf[k], states[-1].models)
