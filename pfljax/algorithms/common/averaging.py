@@ -10,7 +10,9 @@ average a part of the model only.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +32,7 @@ from pfljax.core.types import (
     Predictor,
     PyTree,
     Report,
+    Split,
     State,
 )
 from pfljax.local.problem import Problem
@@ -58,10 +61,8 @@ def averaging(
         rows: (key, models (1, ...), clients) -> what clients keep, leaves (K, ...); None: their optimizers, where those
             are kept.
         server: The server's optimizer; None: the mean replaces the model.
-        predictor: As in `Algorithm`; None: the global model.
-        adapt: As in `Algorithm`.
+        predictor, adapt, report: As in `Algorithm`; the global model is scored by default.
         ledger: As in `Algorithm`; required beside a `train` of the method's own. Plain training takes one gradient.
-        report: As in `Algorithm`.
     """
     if ledger is None and train is not None:
         raise ValueError("ledger: required beside train: how many gradients a mini-batch gives")
@@ -106,7 +107,21 @@ def loss_at_start(problem: Problem, models: Params, data: ClientData) -> Array:
     return problem.solver.total_loss(tree.first(models), data.train) / jnp.maximum(data.train.size, 1)
 
 
-def sharing_layers(problem: Problem, shared: Callable[[Params], PyTree], *, report: Report) -> Algorithm:
+class Phase(NamedTuple):
+    """A phase of local training.
+
+    Attributes:
+        part: A model's parameters -> a tree of bools: what is trained.
+        epochs: Passes over the client's data, in mini-batches of the phase's own.
+    """
+
+    part: Callable[[Params], PyTree]
+    epochs: int
+
+
+def sharing_layers(
+    problem: Problem, shared: Callable[[Params], PyTree], *, phases: Sequence[Phase] = (), report: Report
+) -> Algorithm:
     """An algorithm that averages a part theta of the model; each client keeps the rest, phi_k, and trains both.
 
         A round: client k receives theta, trains (theta, phi_k) on D_k; phi_k stays;
@@ -117,6 +132,8 @@ def sharing_layers(problem: Problem, shared: Callable[[Params], PyTree], *, repo
     Args:
         problem: What it is built for.
         shared: A model's parameters -> a tree of bools: what is averaged.
+        phases: Parts that are trained one after the other, each with an optimizer of its own; (): all at once, for the
+            solver's epochs or steps.
         report: As in `Algorithm`.
     """
 
@@ -125,14 +142,15 @@ def sharing_layers(problem: Problem, shared: Callable[[Params], PyTree], *, repo
 
     def init(key, clients):
         num, start = tree.num_rows(clients), problem.init_models(key, 1)
-        own = split(problem.init_models(key, num))[1]
-        rows = {"own": own, "optimizer": problem.optimizer_rows(start, num)}
-        return State((), split(start)[0], (), rows)
+        parts = [problem._replace(solver=problem.solver.part(phase.part(start))) for phase in phases]
+        optimizer = [part.optimizer_rows(start, num) for part in parts] or problem.optimizer_rows(start, num)
+        return State((), split(start)[0], (), {"own": split(problem.init_models(key, num))[1], "optimizer": optimizer})
 
     def train(context, models, row, data):
-        whole = tree.combine(models, tree.stack_one(row["own"]))
-        whole, optimizer, losses = problem.fit_models(context, whole, row["optimizer"], data.train)
-        theta, phi = split(whole)
+        models = tree.combine(models, tree.stack_one(row["own"]))
+        fit = problem.fit_models if not phases else functools.partial(fit_phases, problem, phases)
+        models, optimizer, losses = fit(context, models, row["optimizer"], data.train)
+        theta, phi = split(models)
         return theta, {"own": tree.first(phi), "optimizer": optimizer}, losses
 
     def predictor(key, state, clients):
@@ -145,8 +163,24 @@ def sharing_layers(problem: Problem, shared: Callable[[Params], PyTree], *, repo
         alone = problem._replace(solver=problem.solver.part(tree.complement(shared(start))))
         return Predictor.own(alone.train_alone(train_key, start, clients, own=True, rounds=problem.rounds))
 
-    ledger = Ledger(gradients=1)
+    ledger = Ledger(gradients=1, passes=problem.passes(sum(phase.epochs for phase in phases)) if phases else 1)
     algorithm = averaging(problem, train=train, predictor=predictor, adapt=adapt, ledger=ledger, report=report)
     # Where nothing is shared, there are no models to count.
     download = lambda key, state, cohort: jnp.zeros((cohort.ids.shape[0], 1), jnp.int32)
     return dataclasses.replace(algorithm, init=init, download=download)
+
+
+def fit_phases(
+    problem: Problem, phases: Sequence[Phase], context: ClientContext, models: Params, kept: list, split: Split
+) -> tuple[Params, list, Array]:
+    """As `Problem.fit_models` for the one model of a stack (1, ...), a part of it after the other."""
+    params, optimizers, losses = tree.first(models), [], []
+    for number, phase in enumerate(phases):
+        start = tree.first(kept[number]) if problem.keep_optimizer else None
+        mask = phase.part(params)
+        params, optimizer, loss = problem.fit_part(
+            context, params, start, split, mask, phase=number, epochs=phase.epochs
+        )
+        optimizers.append(tree.stack_one(optimizer) if problem.keep_optimizer else ())
+        losses.append(loss)
+    return tree.stack_one(params), optimizers, jnp.stack(losses).mean()[None]
