@@ -32,7 +32,7 @@ class MethodInfo:
     """What is known of a registered method beside its knobs; `info` of its class.
 
     Attributes:
-        name: Registered name, as the command line takes it.
+        name: Registered name.
         title: Name and paper: the first line of the class's docstring up to the colon or period.
         keeps: What each client keeps.
         travels: What travels in a round.

@@ -106,7 +106,7 @@ def private_mean(
     return value + sum(jax.tree.leaves(linear))
 
 
-BY_LOSS = "training losses, by which models, examples or clients are weighed or chosen"  # `Algorithm.unaccounted`
+BY_LOSS = "training losses, by which models, examples or clients are weighed or chosen"  # `Ledger.unaccounted`
 
 
 def epsilons(privacy: Privacy, num_examples: Array, batch_size: int, steps: np.ndarray, gradients: int = 1):
