@@ -1,6 +1,6 @@
 """One's own NNX module, handed over as a function of its random streams, so that initial models can differ.
 
-    python examples/own_nnx_model.py
+python examples/own_nnx_model.py
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ mixture with the final w, at the alpha that clients start with, for as many roun
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -97,6 +98,7 @@ def apart(optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientTra
         done = {name: optimizer.update(updates[name], states[name], params[name], **extra) for name in updates}
         return {name: moved for name, (moved, _) in done.items()}, {name: state for name, (_, state) in done.items()}
 
-    return optax.GradientTransformationExtraArgs(
-        lambda params: {name: optimizer.init(part) for name, part in params.items()}, update
-    )
+    def init(params: Any) -> dict[str, optax.OptState]:
+        return {name: optimizer.init(part) for name, part in params.items()}
+
+    return optax.GradientTransformationExtraArgs(init, cast(Any, update))

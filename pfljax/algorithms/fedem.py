@@ -42,7 +42,7 @@ class FedEM:
     components: int = knob(3, at_least=1, help="M, the underlying distributions")
 
     def build(self, problem: Problem) -> Algorithm:
-        return surrogates.client_server(problem, mixture(problem, self.components, "fedem"))
+        return surrogates.client_server(problem, mixture(problem, self.components))
 
 
 @method(keeps="M components, its mixture weights", travels="M components, to and from every neighbor in the graph")
@@ -53,14 +53,14 @@ class DFedEM(surrogates.CommunicationGraph):
     components: int = knob(3, at_least=1, help="M, the underlying distributions")
 
     def build(self, problem: Problem) -> Algorithm:
-        return surrogates.decentralized(problem, mixture(problem, self.components, "dfedem"), self)
+        return surrogates.decentralized(problem, mixture(problem, self.components), self)
 
 
-def mixture(problem: Problem, num: int, owner: str) -> surrogates.Surrogate:
+def mixture(problem: Problem, num: int) -> surrogates.Surrogate:
     """EM's surrogate of the negative log-likelihood f_k (Eq. 6): u are the components, v is pi_k."""
     if problem.n_min is not None and num > problem.n_min:
         text = f"accepted: 1 to {problem.n_min}, the examples of the smallest client"
-        raise ArgumentError("components", text, num, owner=owner)
+        raise ArgumentError("components", text, num)
 
     def minimize(context, models, pi, split):
         losses = problem.plan.over_models(lambda p: problem.solver.losses_of_examples(p, split), models)  # (M, n_max)

@@ -90,7 +90,7 @@ class FedeRiCo:
 
         def predictor(key, state, clients):
             best = lambda table: neighbors.heaviest(table, min(self.collaborators, num_candidates))
-            return Predictor(state.models, *plan.over_rows(best, state.clients["table"]), "peers")
+            return Predictor(state.models, *plan.over_rows(best, state.clients["table"]), topology="peers")
 
         def adapt(key, state, clients):  # One E-step over all trained models.
             num_mixed = min(self.collaborators, tree.num_rows(state.models))
@@ -113,13 +113,13 @@ class FedeRiCo:
     def _check(self, cohort_size: int) -> None:
         if not self.neighbors < cohort_size:
             text = f"accepted: 0 to {cohort_size - 1} (fewer than the {cohort_size} clients of a round)"
-            raise ArgumentError("neighbors", text, self.neighbors, owner="federico")
+            raise ArgumentError("neighbors", text, self.neighbors)
         if self.candidates and not self.neighbors < self.candidates:
             text = f"accepted: 0 for all clients, or more than the {self.neighbors} neighbors"
-            raise ArgumentError("candidates", text, self.candidates, owner="federico")
+            raise ArgumentError("candidates", text, self.candidates)
         if self.candidates and self.unseen == "zero":
             text = "it keeps losses of all clients; accepted with candidates=0 only"
-            raise ArgumentError("unseen", text, self.unseen, owner="federico")
+            raise ArgumentError("unseen", text, self.unseen)
 
     def _e_step(self, row: PyTree, index: Array, totals: Array, size: Array) -> PyTree:
         """Lines 10 to 15: a client's next row, from the losses (J,) of the models held, summed over its examples."""

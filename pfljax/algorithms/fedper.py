@@ -32,7 +32,7 @@ class FedPer:
         num_layers = len(problem.model.layers)
         if self.personal_layers > num_layers:
             accepted = f"accepted: 0 to {num_layers}, the layers of the model"
-            raise ArgumentError("personal_layers", accepted, self.personal_layers, owner="fedper")
+            raise ArgumentError("personal_layers", accepted, self.personal_layers)
         shared = lambda params: tree.complement(problem.model.mask(params, self.personal_layers))
         facts = (("shared layers", num_layers - self.personal_layers),)
         report = Report(scored="each client's own last layers on the shared ones", facts=facts)

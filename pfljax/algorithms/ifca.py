@@ -40,7 +40,7 @@ class IFCA:
         num_layers = len(problem.model.layers)
         if self.shared_layers > num_layers:
             accepted = f"accepted: 0 to {num_layers}, the layers of the model"
-            raise ArgumentError("shared_layers", accepted, self.shared_layers, owner="ifca")
+            raise ArgumentError("shared_layers", accepted, self.shared_layers)
         return clusters(problem, self.clusters, self.shared_layers)
 
 

@@ -32,7 +32,7 @@ class LGFedAvg:
         num_layers = len(problem.model.layers)
         if self.shared_layers > num_layers:
             accepted = f"accepted: 1 to {num_layers}, the layers of the model, and 0 for half of them"
-            raise ArgumentError("shared_layers", accepted, self.shared_layers, owner="lg_fedavg")
+            raise ArgumentError("shared_layers", accepted, self.shared_layers)
         num_shared = self.shared_layers or max(1, num_layers // 2)
         shared = lambda params: problem.model.mask(params, num_shared)
         report = Report(scored="the shared upper layers on each client's own lower ones")

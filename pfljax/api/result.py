@@ -7,11 +7,14 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from pfljax import report
+from pfljax.core import tree
 from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Predictor, State
+from pfljax.engine.views import view
 from pfljax.evaluation import metrics
 from pfljax.training.experiment import Experiment
 from pfljax.training.loop import Outcome
@@ -104,9 +107,8 @@ class Result:
     def collaboration(self) -> Collaboration:
         """Whose models each client used, at every evaluated round."""
         arrays = self._collaboration
-        return Collaboration(
-            *(arrays[name] for name in ("round", "index", "weights", "distribution")), str(arrays["topology"]), arrays
-        )
+        rounds, index, weights, distribution = (arrays[n] for n in ("round", "index", "weights", "distribution"))
+        return Collaboration(rounds, index, weights, distribution, str(arrays["topology"]), arrays)
 
     @property
     def state(self) -> State:
@@ -131,8 +133,15 @@ class Result:
         if not 0 <= client < self.experiment.federation.num_clients:
             raise ArgumentError("client", f"accepted: 0 to {self.experiment.federation.num_clients - 1}", client)
         x = self._checked(x)
-        plan, model = self._outcome.compiled.plan, self.experiment.problem.model
-        return np.asarray(metrics.predict_one(plan, model, self.predictor, client, x))
+        plan, model, predictor = self._outcome.compiled.plan, self.experiment.problem.model, self.predictor
+
+        @jax.jit
+        def predict(predictor, x):
+            row = view(predictor.rows, client)
+            models = tree.take(predictor.models, predictor.index[client])
+            return metrics.predict(plan, model, predictor, models, predictor.weights[client], row, x)
+
+        return np.asarray(predict(predictor, x))
 
     def predictions(self, x: Any) -> np.ndarray:
         """All clients' predictions for the same x (B, *features): (K, B, C), or (K, B) of a regression."""

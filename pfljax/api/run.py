@@ -71,21 +71,7 @@ class Run:
             raise ArgumentError("participation", "accepted: above 0, at most 1", participation)
         if fine_tune_epochs < 0:
             raise ArgumentError("fine_tune_epochs", "accepted: 0 or more", fine_tune_epochs)
-        built = models.build(model, clients.train.x.shape[2:], clients.task, clients.num_classes)
-        num_clients, n_max = clients.num_clients, clients.train.y.shape[1]
-        problem = Problem(
-            built,
-            local.bind(built),
-            execution.make_plan(),
-            num_clients,
-            cohort_size=max(1, round(participation * num_clients)),
-            n_max=n_max,
-            rounds=1,
-            common_init=local.common_init,
-            keep_optimizer=local.keep_optimizer,
-            n_min=int(clients.train.size.min()),
-            num_distributions=len(np.unique(clients.distribution)),
-        )
+        problem = make_problem(clients, model, local, participation, execution)
         if config is None:
             options = {"seed": seed, "participation": participation, "fine_tune_epochs": fine_tune_epochs}
             config = {"settings": describe.settings(method, clients, model, local, options)}
@@ -143,6 +129,26 @@ class Run:
         return Result(self.experiment.with_rounds(total), outcome, self._out)
 
 
+def make_problem(
+    clients: Federation, model: Any, local: LocalTraining, participation: float, execution: Execution
+) -> Problem:
+    """What a method is built for; `rounds` is set where training starts."""
+    built = models.build(model, clients.train.x.shape[2:], clients.task, clients.num_classes)
+    return Problem(
+        built,
+        local.bind(built),
+        execution.make_plan(),
+        clients.num_clients,
+        cohort_size=max(1, round(participation * clients.num_clients)),
+        n_max=clients.train.y.shape[1],
+        rounds=1,
+        common_init=local.common_init,
+        keep_optimizer=local.keep_optimizer,
+        n_min=int(clients.train.size.min()),
+        num_distributions=len(np.unique(clients.distribution)),
+    )
+
+
 def start(
     runs: Sequence[Run],
     outs: Sequence[Path] | None,
@@ -191,6 +197,6 @@ def train_replicates(
     outcomes = trainer.train(rounds, schedule)
     directories = folders or [None] * len(runs)
     return [
-        Result(run.experiment.with_rounds(rounds), *each)
-        for run, *each in zip(runs, outcomes, directories, strict=True)
+        Result(run.experiment.with_rounds(rounds), outcome, directory)
+        for run, outcome, directory in zip(runs, outcomes, directories, strict=True)
     ]

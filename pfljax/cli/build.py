@@ -84,7 +84,7 @@ def build_partition(settings: Settings, source: sources.Source, seed: int) -> An
         if source.client is not None or source.task == "regression":
             return None
         name = "label_groups"
-    kind = partitions.get(name)
+    kind: Any = partitions.get(name)
     fields = {field.name for field in dataclasses.fields(kind)}
     knobs = {field: settings[FLAG_OF[field]] for field in fields if field in FLAG_OF}
     if "embedding" in fields:

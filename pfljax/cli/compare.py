@@ -57,4 +57,4 @@ def run(settings: Settings) -> None:
         raise RunError(f"not in the table: {'; '.join(f'{name}: {error}' for name, error in failed.items())}")
 
 
-COMMAND = Command(__doc__, define, run)
+COMMAND = Command(__doc__ or "", define, run)

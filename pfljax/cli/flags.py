@@ -70,7 +70,7 @@ class Group(NamedTuple):
         """true or false."""
         flags.DEFINE_bool(name, default, help, **self._where)
 
-    def choice(self, name: str, default: str | None, accepted: Sequence[str], help: str) -> None:
+    def choice(self, name: str, default: Any, accepted: Sequence[str], help: str) -> None:
         """One of several words."""
         flags.DEFINE_enum(name, default, list(accepted), help, **self._where)
 
@@ -174,12 +174,13 @@ def _define_knobs(add: Group, method: Any) -> None:
     hints = typing.get_type_hints(method)
     for field in dataclasses.fields(method):
         name, hint, text = f"{add.heading}.{field.name}", hints[field.name], field.metadata["help"]
+        default: Any = field.default
         if hint in (int, float):
             text += f"; accepted: {out_of_range(math.nan, field.metadata)}"
         if typing.get_origin(hint) is typing.Literal:
-            add.choice(name, field.default, typing.get_args(hint), text)
+            add.choice(name, default, typing.get_args(hint), text)
         else:
-            {int: add.whole, float: add.real, bool: add.switch, str: add.text}[hint](name, field.default, text)
+            {int: add.whole, float: add.real, bool: add.switch, str: add.text}[hint](name, default, text)
 
 
 def define_devices(registry: flags.FlagValues, *, lists: bool = False) -> None:

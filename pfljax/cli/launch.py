@@ -37,7 +37,7 @@ class Command(NamedTuple):
         devices: Settings -> the number of devices that they ask for; 0 for all.
     """
 
-    doc: str
+    doc: str | None
     define: Define
     run: Callable[[Settings], None]
     keep_compiled: bool = True
@@ -78,7 +78,7 @@ def help_of(command: Command, settings: Settings) -> str:
     """The command's --help, for the methods and the data set that are named beside it."""
     named = settings.values.get("algorithms", [settings.values.get("algorithm")])
     methods = [name for name in named if name in METHODS]
-    return help.text(command.doc, settings.with_defaults(methods) if "dataset" in settings else settings, methods)
+    return help.text(command.doc or "", settings.with_defaults(methods) if "dataset" in settings else settings, methods)
 
 
 def told(error: Exception, settings: Settings | None) -> tuple[str, int]:

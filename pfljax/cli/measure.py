@@ -19,9 +19,9 @@ from pfljax.core import method, tree
 from pfljax.core.errors import RunError
 from pfljax.core.types import Split
 from pfljax.data import Federation, sources
-from pfljax.engine.plan import ExecutionPlan
+from pfljax.engine.plan import ExecutionPlan, Peers, make_plan
 from pfljax.training import compiled, loop, memory, scoring
-from pfljax.training.experiment import Execution, Experiment
+from pfljax.training.experiment import Experiment
 
 # What is known of a measured cell; a row has these columns after the cell's own.
 MEASURES = (
@@ -45,10 +45,10 @@ class Cell(NamedTuple):
         """S."""
         return self.cohort or self.num_clients
 
-    def make_plan(self, exchange: str) -> ExecutionPlan:
+    def make_plan(self, exchange: Peers) -> ExecutionPlan:
         """How its clients are mapped."""
         kind, _, chunk = self.plan.partition("-")
-        return Execution(kind, int(chunk or 0), self.devices, exchange).make_plan()
+        return make_plan(kind, int(chunk or 0), self.devices, exchange)
 
 
 @functools.lru_cache(maxsize=1)
@@ -131,7 +131,7 @@ def on_a_device(stacked) -> int:
 def check_fit(need: int, limit: int, what: str) -> None:
     """Raises RunError if `what` needs more bytes than may be planned with."""
     if need > memory.SHARE * limit:
-        has = f"{memory.readable(memory.SHARE * limit)} (of {memory.readable(limit)})"
+        has = f"{memory.readable(int(memory.SHARE * limit))} (of {memory.readable(limit)})"
         raise RunError(f"out of memory: {what}: {memory.readable(need)} needed, {has} there")
 
 

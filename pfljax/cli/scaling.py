@@ -72,7 +72,7 @@ def run(settings: Settings) -> None:
         say(f"what is finished is in {found.out}; the same command goes on from there")
         raise
     found.write()
-    lines = dict(found.lines())
+    lines: dict[str, Sequence[dict]] = dict(found.lines())
     if not lines:
         raise FlagError(f"--num_clients: none of the cells can be measured; the reasons are in {found.out}")
     report.save(report.scaling_figure(lines), found.out / "scaling.png")
@@ -156,4 +156,4 @@ def show(settings: Settings, rows: Sequence[dict]) -> None:
         )
 
 
-COMMAND = Command(__doc__, define, run, keep_compiled=False, devices=most_devices)
+COMMAND = Command(__doc__ or "", define, run, keep_compiled=False, devices=most_devices)

@@ -157,7 +157,7 @@ def parse(define: Define, words: Sequence[str]) -> Settings:
     named = {name for flag in METHOD_FLAGS for value in _values_of(flag, words) for name in value.split(",")}
     own = {name: own_files.load_method(name) for name in sorted(named) if own_files.is_file_and_name(name)}
     registry = read(define, words)
-    values = {name: registry[name].value for name in registry}
+    values: dict[str, Any] = {name: registry[name].value for name in registry}
     registered = lambda name: own.get(name, name)
     if "algorithm" in values:
         values["algorithm"] = registered(values["algorithm"])

@@ -55,7 +55,7 @@ def watch() -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
     fatal, said, lost, held = b"", False, False, None
-    for line in worker.stderr:
+    for line in worker.stderr or ():
         found = LOG_LINE.match(line)
         said |= line.startswith(b"error: ")
         lost |= said and LOST_TEXT.encode() in line

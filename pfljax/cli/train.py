@@ -71,7 +71,7 @@ def folder(settings: Settings) -> Path:
     """The run's folder."""
     if settings.out:
         return Path(settings.out)
-    now = int(processes.from_first(np.int32(time.time())))  # one name on all hosts, whatever their clocks
+    now = int(processes.from_first(np.array(time.time(), np.int32)))  # one name on all hosts, whatever their clocks
     when = f"{datetime.datetime.fromtimestamp(now, datetime.UTC):%Y%m%d-%H%M%S}"
     return Path(f"runs/{settings.algorithm}-{settings.dataset.replace(':', '-')}-{when}")
 
@@ -94,4 +94,4 @@ def table(summary: dict) -> Table:
     return out
 
 
-COMMAND = Command(__doc__, define, run)
+COMMAND = Command(__doc__ or "", define, run)

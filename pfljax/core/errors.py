@@ -19,6 +19,10 @@ class ArgumentError(ValueError):
         self.argument, self.text, self.value, self.owner = argument, text, value, owner
         super().__init__(self.line(f"{owner}.{argument}" if owner else argument))
 
+    def of(self, owner: str) -> ArgumentError:
+        """The same mistake, in a knob of the method registered as `owner`."""
+        return ArgumentError(self.argument, self.text, self.value, owner=owner)
+
     def line(self, name: str) -> str:
         """The message, with the argument called `name`."""
         return f"{name}: {self.text}" if self.value is None else f"{name}={self.value}: {self.text}"

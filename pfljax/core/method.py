@@ -32,7 +32,7 @@ class MethodInfo:
     """What is known of a registered method beside its knobs; `info` of its class.
 
     Attributes:
-        name: Registered name, which `--algorithm` takes.
+        name: Registered name.
         title: Name and paper: the first line of the class's docstring up to the colon or period.
         keeps: What each client keeps.
         travels: What travels in a round.
@@ -83,21 +83,30 @@ def method(*, keeps: str, travels: str, name: str | None = None, validates: bool
         validates: Whether the method needs validation examples.
     """
 
-    def register(cls: T) -> T:
+    def register(cls: Any) -> Any:
         registered = name or cls.__name__.lower()
         doc = inspect.getdoc(cls)
-        if not dataclasses.is_dataclass(cls) or not doc or not callable(getattr(cls, "build", None)):
+        declared = hasattr(cls, "__dataclass_fields__") and callable(getattr(cls, "build", None))
+        if not declared or not doc:
             raise TypeError(f"{cls.__name__}: a method is a dataclass with a docstring and build(problem)")
         title = doc.split("\n\n")[0].replace("\n", " ").split(": ")[0].rstrip(".")
         cls.info = MethodInfo(registered, title, keeps, travels, validates)
-        made = cls.__init__
+        made, built = cls.__init__, cls.build
 
         @functools.wraps(made)
         def init(self, *args, **kwargs):
             made(self, *args, **kwargs)
             check_knobs(self)
 
-        cls.__init__ = init
+        @functools.wraps(built)
+        def build(self, problem):
+            try:
+                return built(self, problem)
+            except ArgumentError as error:
+                raise error.of(registered) if error.argument in knobs else error from error.__cause__
+
+        knobs = {field.name for field in dataclasses.fields(cls)}
+        cls.__init__, cls.build = init, build
         METHODS[registered] = cls
         return cls
 

@@ -25,7 +25,7 @@ def per_row(rows: Array, leaf: Array) -> Array:
     return rows.reshape(rows.shape + (1,) * (leaf.ndim - rows.ndim))
 
 
-def scale(tree: PyTree, rows: Array) -> PyTree:
+def scale(tree: PyTree, rows: Array | float) -> PyTree:
     """Multiplies row n of every leaf by rows[n] (or everything by a scalar)."""
     rows = jnp.asarray(rows)
     return jax.tree.map(lambda leaf: leaf * per_row(rows, leaf), tree)
@@ -38,15 +38,15 @@ def where(rows: Array, a: PyTree, b: PyTree) -> PyTree:
 
 def squared_distance(a: PyTree, b: PyTree) -> Array:
     """() the squared L2 distance over all leaves."""
-    return sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.square(x - y).sum(), a, b)))
+    return jnp.asarray(sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.square(x - y).sum(), a, b))))
 
 
 def inner(a: PyTree, b: PyTree) -> Array:
     """() the inner product over all leaves."""
-    return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b)))
+    return jnp.asarray(sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b))))
 
 
-def take(tree: PyTree, index: Array) -> PyTree:
+def take(tree: PyTree, index: Array | tuple[Array, ...]) -> PyTree:
     """leaf[index] of every leaf; indices must be in range."""
     return jax.tree.map(lambda leaf: leaf.at[index].get(mode="promise_in_bounds"), tree)
 
@@ -86,7 +86,7 @@ def complement(mask: PyTree) -> PyTree:
 def gram(tree: PyTree) -> Array:
     """(N, N) inner products of N stacked models."""
     flat = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(tree)]
-    return sum(rows @ rows.T for rows in flat)
+    return jnp.asarray(sum(rows @ rows.T for rows in flat))
 
 
 def stack_one(tree: PyTree) -> PyTree:

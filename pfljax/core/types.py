@@ -8,7 +8,7 @@ round's cohort. "Stacked" means a leading axis K, N or S on every leaf.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -21,7 +21,7 @@ Array = jax.Array | np.ndarray
 Key = jax.Array
 Params = Any
 PyTree = Any
-Metrics = dict[str, Array]
+Metrics = dict[str, Any]
 Topology = Literal["own", "shared", "peers", "push"]
 Task = Literal["classification", "regression"]
 
@@ -77,7 +77,7 @@ class State(NamedTuple):
     models: Params  # what can be downloaded: leaves (N, ...)
     optimizer: PyTree  # the owners' optimizer state: leaves (N, ...)
     clients: PyTree  # rows that never leave their client: leaves (K, ...)
-    round: Array = np.int32(0)  # () int32: how many rounds have been played; the engine counts
+    round: Array = np.zeros((), np.int32)  # () int32: how many rounds have been played; the engine counts
 
 
 class ClientContext(NamedTuple):
@@ -114,7 +114,7 @@ class ClientOutput(NamedTuple):
 
     client: PyTree
     upload: PyTree
-    report: Metrics
+    report: PyTree
     sent: Array | None = None
     mixing_weights: Array | None = None
 
@@ -125,7 +125,7 @@ class Aggregate(NamedTuple):
     upload: PyTree  # leaves (N, ...): sums of the contributions
     count: Array  # (N,) int32: number of contributions to each model
     sent: Array  # (S, J) bool: which contributions were made
-    report: Metrics  # leaves (S, ...)
+    report: PyTree  # leaves (S, ...)
 
 
 @jax.tree_util.register_dataclass
@@ -194,7 +194,7 @@ class Report:
 
     scored: str = ""
     facts: tuple[tuple[str, str | float], ...] = ()
-    collaboration: Callable[[State], dict[str, Array]] | None = None
+    collaboration: Callable[[State], Mapping[str, Array]] | None = None
     topology: Topology | None = None
 
 
@@ -214,6 +214,7 @@ class Traffic(NamedTuple):
     server: float
 
 
+BY_DEFAULT: Any = None  # which `Algorithm` replaces
 SCORED = {
     "own": "each client's own model",
     "shared": "the global model",
@@ -256,8 +257,8 @@ class Algorithm:
     predictor: Callable[[Key, State, ClientData], Predictor]
     topology: Topology
     ledger: Ledger
-    download: Callable[[Key, State, Cohort], Array] | None = None
-    adapt: Callable[[Key, State, ClientData], Predictor] | None = None
+    download: Callable[[Key, State, Cohort], Array] = BY_DEFAULT
+    adapt: Callable[[Key, State, ClientData], Predictor] = BY_DEFAULT
     sample: Callable[[Key, State, ClientData], Array] | None = None
     fine_tune: Callable[[Key, Predictor, ClientData], Predictor] | None = None
     exchanges: int = 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -55,7 +56,7 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def from_first(value: np.ndarray) -> np.ndarray:
+def from_first(value: Any) -> Any:
     """The first process's value, of one shape and type everywhere: for what depends on clocks or free memory."""
     return multihost_utils.broadcast_one_to_all(value) if jax.process_count() > 1 else value
 

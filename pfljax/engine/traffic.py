@@ -23,7 +23,10 @@ def of_exchange(models: Params, aggregate: Aggregate, server: float) -> Traffic:
 
 
 def bytes_read(fn: Callable[..., PyTree], server: PyTree, *args: PyTree) -> int:
-    """Bytes of the server's arrays, scalars excepted, that fn(server, *args) reads; arrays or their shapes."""
+    """Bytes of the server's arrays, scalars excepted, that fn(server, *args) reads; arrays or their shapes.
+
+    An array counts whole if anything is computed from it, or if it is handed to a function under jit.
+    """
     leaves = jax.tree.leaves(server)
     if not any(leaf.ndim for leaf in leaves):
         return 0

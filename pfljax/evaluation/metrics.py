@@ -76,17 +76,25 @@ def evaluate(plan: ExecutionPlan, model: Model, predictor: Predictor, split: Spl
     return plan.exchange(client, predictor.models, predictor.index, (), data, topology=predictor.topology)[1].report
 
 
-def predictions(plan: ExecutionPlan, model: Model, predictor: Predictor, x: Array) -> Array:
+def predictions(plan: ExecutionPlan, model: Model, predictor: Predictor, x: Array) -> PyTree:
     """Every client's predictions for the same x (B, *features): (K, B, C), or (K, B) for a regression."""
 
     def client(models, _, data):
-        return ClientOutput(client=(), upload=(), report=predict(plan, model, predictor, models, *data, x))
+        weights, row = data
+        return ClientOutput(client=(), upload=(), report=predict(plan, model, predictor, models, weights, row, x))
 
     data = (predictor.weights, predictor.rows)
     return plan.exchange(client, predictor.models, predictor.index, (), data, topology=predictor.topology)[1].report
 
 
-def summarize(values: dict[str, np.ndarray], sizes: np.ndarray) -> dict[str, float]:
+def predict_one(plan: ExecutionPlan, model: Model, predictor: Predictor, client: int, x: Array) -> Array:
+    """One client's predictions for x (B, *features): (B, C), or (B,) for a regression."""
+    models = jax.tree.map(lambda leaf: leaf[predictor.index[client]], predictor.models)
+    weights, row = jax.tree.map(lambda leaf: leaf[client], (predictor.weights, predictor.rows))
+    return predict(plan, model, predictor, models, weights, row, x)
+
+
+def summarize(values: dict[str, np.ndarray], sizes: Array) -> dict[str, float]:
     """Fairness summary over clients; clients without examples are left out.
 
     Args:

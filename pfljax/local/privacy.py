@@ -106,10 +106,10 @@ def private_mean(
     return value + sum(jax.tree.leaves(linear))
 
 
-BY_LOSS = "training losses, by which models, examples or clients are weighed or chosen"  # `Algorithm.unaccounted`
+BY_LOSS = "training losses, by which models, examples or clients are weighed or chosen"  # `Ledger.unaccounted`
 
 
-def epsilons(privacy: Privacy, num_examples: np.ndarray, batch_size: int, steps: np.ndarray, gradients: int = 1):
+def epsilons(privacy: Privacy, num_examples: Array, batch_size: int, steps: np.ndarray, gradients: int = 1):
     """The ledger: each client's epsilon at `privacy.delta` for what local training has told of its examples.
 
     The accountant takes a mini-batch for a Poisson sample of its expected size, as is usual, though here an epoch goes

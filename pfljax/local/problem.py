@@ -248,11 +248,16 @@ class Problem(NamedTuple):
             number, shard = data
             client_key = jax.random.fold_in(key, number)
             params = first = jax.tree.map(lambda leaf: leaf[0], models)
-            descended = objective and (lambda params, batch: objective(params, batch, first))
+            goal = objective
+            descended = goal and (lambda params, batch: goal(params, batch, first))
 
             def one_round(number, carry):
                 round_key = jax.random.fold_in(client_key, number)
-                return self.solver.fit(round_key, *carry, shard.train, round_number=number, objective=descended)[:2]
+                params, state = carry
+                trained = self.solver.fit(
+                    round_key, params, state, shard.train, round_number=number, objective=descended
+                )
+                return trained[:2]
 
             carry = (params, self.solver.optimizer.init(params))
             params, _ = jax.lax.fori_loop(0, rounds, one_round, carry)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import jax
@@ -44,7 +44,7 @@ class Solver(NamedTuple):
 
         The other leaves stay as they are, and its optimizer keeps no state for them.
         """
-        optimizers = {"part": self.optimizer, "rest": optax.set_to_zero()}
+        optimizers: dict[Hashable, optax.GradientTransformation] = {"part": self.optimizer, "rest": optax.set_to_zero()}
         labels = jax.tree.map(lambda chosen: "part" if chosen else "rest", mask)
         return self._replace(optimizer=optax.partition(optimizers, labels))
 
@@ -241,5 +241,5 @@ class Solver(NamedTuple):
             index = places
         else:
             epoch = step // per_epoch % orders.shape[0]
-            index = orders.at[epoch, jnp.minimum(places, n_max - 1)].get(mode="promise_in_bounds")
+            index = jnp.asarray(orders).at[epoch, jnp.minimum(places, n_max - 1)].get(mode="promise_in_bounds")
         return Batch(*masked(split.x[index], split.y[index], inside), mask, index, key)

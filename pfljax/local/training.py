@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, cast
 
 import jax
 import optax
@@ -81,7 +81,7 @@ def beside_statistics(
         optimizer: Of parameters.
         statistics: Parameters -> which leaves are statistics, a tree of bools.
     """
-    optimizers = {"parameter": optimizer, "statistic": optax.sgd(1.0)}
+    optimizers: dict[Hashable, optax.GradientTransformation] = {"parameter": optimizer, "statistic": optax.sgd(1.0)}
     label = lambda params: jax.tree.map(lambda s: "statistic" if s else "parameter", statistics(params))
     return optax.partition(optimizers, label)
 
@@ -100,5 +100,5 @@ def scheduled(
         del params, extra
         return jax.tree.map(lambda leaf: leaf * schedule(round_number), updates), state
 
-    scale = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    scale = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), cast(Any, update))
     return optax.chain(optimizer, scale)

@@ -75,7 +75,7 @@ def build(
         ArgumentError: if it is none of these, does not take the data or gives outputs of another shape.
     """
     outputs = 1 if task == "regression" else num_classes
-    name = name or getattr(model, "__name__", type(model).__name__)
+    name = str(name or getattr(model, "__name__", type(model).__name__))
     if isinstance(model, Model):
         made, name = model.module, type(model.module).__name__
     else:
@@ -104,11 +104,11 @@ def called(model: Any, outputs: int) -> Any:
         arguments.pop("self", None)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     missing = [n for n, a in arguments.items() if a.kind in kinds and a.default is a.empty and n != "rngs"]
-    named = {"num_classes": outputs} if "num_classes" in arguments else {}
+    named: dict[str, Any] = {"num_classes": outputs} if "num_classes" in arguments else {}
     given = (outputs,) if missing and not named else ()
     if "rngs" not in arguments:
         return model(*given, **named)
-    return lambda rngs: model(*given, **named, rngs=rngs)
+    return lambda rngs: model(*given, **named | {"rngs": rngs})
 
 
 def is_nnx(model: Any) -> bool:

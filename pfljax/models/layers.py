@@ -7,6 +7,7 @@ The gradients are patches times matrices too (and not the scatter that different
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 
 from pfljax.core.types import Array
 
+UNSET: Any = None  # number of outputs, until the network is made for data
 CACHE_BYTES = 6 << 20  # on a CPU, patches of so many bytes at a time stay in cache (measured: BUILD_NOTES.md)
 
 
@@ -117,7 +119,7 @@ def convolve_depthwise(x: Array, kernel: Array, size: int, stride: int) -> Array
 
 
 def _shifted_sum(x: Array, kernel: Array, size: int, stride: int) -> Array:
-    return sum(part * row for part, row in zip(windows(x, size, stride), kernel, strict=True))
+    return jnp.asarray(sum(part * row for part, row in zip(windows(x, size, stride), kernel, strict=True)))
 
 
 def _depthwise_forward(x, kernel, size, stride):

@@ -19,7 +19,7 @@ NORMS = (nn.BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm, nn.RMSNorm)
 TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
 
 
-def flags(call: Callable[..., Any], training: bool) -> dict[str, bool]:
+def flags(call: Callable[..., Any], training: bool) -> dict[str, Any]:
     """The arguments of a module's call that say whether it is training."""
     names = inspect.signature(call).parameters
     return {name: value if training else not value for name, value in TRAINING.items() if name in names}
@@ -48,7 +48,8 @@ class LinenNetwork:
         split = {name: params[name] for name in self.collections}
         variables = {"params": {name: leaf for name, leaf in params.items() if name not in split}} | split
         if key is None:
-            return self.module.apply(variables, x, **options), params
+            outputs: Any = self.module.apply(variables, x, **options)
+            return outputs, params
         rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)}  # "params" stands in for streams of other names
         outputs, written = self.module.apply(variables, x, **options, rngs=rngs, mutable=list(split))
         return outputs, params | {name: written[name] for name in split}
@@ -70,7 +71,7 @@ class LinenNetwork:
     def place(self, path: Path) -> Path:
         return path[1:] if path[0] in self.collections else path
 
-    def _variables(self, key: Key) -> dict[str, Params]:
+    def _variables(self, key: Key) -> Any:
         x = jnp.zeros(self.example.shape, self.example.dtype)
         return self.module.init(key, x, **flags(type(self.module).__call__, False))
 

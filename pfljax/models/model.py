@@ -144,7 +144,7 @@ def change(statistics: PyTree, params: Params, written: Params) -> Array:
     """A term of value zero, whose gradient with respect to each statistic is its old value less the written one."""
     fixed = jax.lax.stop_gradient
     term = lambda s, old, new: jnp.vdot(old - fixed(old), fixed(old - new)) if s else 0.0
-    return sum(jax.tree.leaves(jax.tree.map(term, statistics, params, written)))
+    return jnp.asarray(sum(jax.tree.leaves(jax.tree.map(term, statistics, params, written))))
 
 
 def mean_over_places(values: Array, y: Array, num_classes: int) -> Array:

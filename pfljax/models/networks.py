@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import flax.linen as nn
 
 from pfljax.core.types import Array
-from pfljax.models.layers import DepthwiseConv, PatchConv, max_pool, patches
+from pfljax.models.layers import UNSET, DepthwiseConv, PatchConv, max_pool, patches
 
 
 class MLP(nn.Module):
     """Dense layers with ReLU between them; no hidden width makes it linear."""
 
     hidden: Sequence[int] = (64,)
-    outputs: int | None = None
+    outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -35,7 +35,7 @@ class CNN(nn.Module):
     """
 
     channels: Sequence[int] = (128, 128, 128)
-    outputs: int | None = None
+    outputs: int = UNSET
 
     @property
     def least_side(self) -> int:
@@ -55,7 +55,7 @@ class FemnistCNN(nn.Module):
     """
 
     least_side = 16
-    outputs: int | None = None
+    outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -72,7 +72,7 @@ class LeNet(nn.Module):
     """
 
     least_side = 16
-    outputs: int | None = None
+    outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -91,7 +91,7 @@ class McMahanCNN(nn.Module):
     """
 
     least_side = 4
-    outputs: int | None = None
+    outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -109,7 +109,7 @@ class PflResearchCNN(nn.Module):
     """
 
     least_side = 6
-    outputs: int | None = None
+    outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -127,7 +127,7 @@ class VGG11(nn.Module):
 
     least_side = 32
     stages: Sequence[Sequence[int]] = ((64,), (128,), (256, 256), (512, 512), (512, 512))
-    outputs: int | None = None
+    outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -153,7 +153,7 @@ class MobileNetV2(nn.Module):
         *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
         *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
     )
-    outputs: int | None = None
+    outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -180,7 +180,7 @@ class ResNet18(nn.Module):
 
     least_side = 8
     widths: Sequence[int] = (64, 128, 256, 512)  # of the stages; each but the first halves height and width
-    outputs: int | None = None
+    outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:

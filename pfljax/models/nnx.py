@@ -17,13 +17,13 @@ from pfljax.models.linen import flags
 from pfljax.models.structure import Path
 
 NORMS = (nnx.BatchNorm, nnx.LayerNorm, nnx.GroupNorm, nnx.InstanceNorm, nnx.RMSNorm)
-NOTE: ContextVar[Callable[[nnx.Module, tuple[Any, ...]], None]] = ContextVar("note")
+NOTE: ContextVar[Callable[[nnx.Module, tuple[Any, ...]], object]] = ContextVar("note")
 
 
 class NNXNetwork:
     """An NNX module, or a function of `rngs` that makes one: see `structure.Network`."""
 
-    def __init__(self, module: nnx.Module | Callable[..., nnx.Module], example: jax.ShapeDtypeStruct):
+    def __init__(self, module: nnx.Module | Callable[..., Any], example: jax.ShapeDtypeStruct):
         self.module = module
         self.fixed = isinstance(module, nnx.Module)
         self.definitions: dict[bool, Any] = {}  # training or not -> the module without its arrays

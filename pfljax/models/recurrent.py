@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.core.types import Array
+from pfljax.models.layers import UNSET
 
 
 def _gates(z: Array) -> Array:
@@ -95,7 +96,7 @@ class CharacterLSTM(nn.Module):
 
     embedding: int = 8
     hidden: Sequence[int] = (256, 256)
-    outputs: int | None = None
+    outputs: int = UNSET
 
     @nn.compact
     def __call__(self, tokens: Array) -> Array:

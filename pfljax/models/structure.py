@@ -29,7 +29,7 @@ class Network(Protocol):
     fixed: bool
     stochastic: bool
     statistics: frozenset[Path]
-    called: Mapping[Path, bool]
+    called: dict[Path, bool]
     shapes: Params
 
     def init(self, key: Key) -> Params:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -93,7 +93,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float | None:
     return float(np.polyfit(np.log(np.asarray(x, float)), np.log(np.asarray(y, float)), 1)[0])
 
 
-def scaling_figure(lines: dict[str, Sequence[dict]]) -> Figure:
+def scaling_figure(lines: Mapping[str, Sequence[dict]]) -> Figure:
     """Time and memory of a round against the number of clients, log-log, with the slopes in the legends.
 
     Args:

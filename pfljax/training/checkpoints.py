@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,7 +31,7 @@ def _as_dict(state: State) -> dict:
 
 def save(directory: Path, round_number: int, state: State) -> None:
     """Saves the state after `round_number` rounds and drops all but the newest checkpoints."""
-    ocp.save((directory / str(round_number)).absolute(), _as_dict(state), overwrite=True)
+    ocp.save(str((directory / str(round_number)).absolute()), _as_dict(state), overwrite=True)
     for step in _steps(directory)[KEEP:] if processes.is_first() else []:
         shutil.rmtree(directory / str(step), ignore_errors=True)
 
@@ -50,11 +51,11 @@ def restore(directory: Path, like: State) -> tuple[int, State] | None:
     found = _steps(directory)[: len(steps)]
     steps[: len(found)] = found
     for step in processes.from_first(steps).tolist():
-        parts = None
+        parts: Any = None
         if step < 0:
             break
         try:
-            parts = ocp.load((directory / str(step)).absolute(), _as_dict(like))
+            parts = ocp.load(str((directory / str(step)).absolute()), _as_dict(like))
         except Exception as error:  # whatever a torn file makes Orbax raise
             logging.warning("checkpoint %s is not whole and is skipped: %s", directory / str(step), _first_line(error))
         if processes.least(parts is not None):  # of several processes each reads its own part

@@ -42,7 +42,7 @@ class Compiled:
 def state_shardings(algorithm: Algorithm, plan: ExecutionPlan, state: State, axis: int = 0) -> State:
     """Rows (at `axis`) of clients, and of models where they are the clients' own, are spread over the devices."""
     parts = [
-        jax.tree.map(lambda leaf, rows=rows: plan.sharding(leaf, by_rows=rows, axis=axis), part)
+        jax.tree.map(lambda leaf, rows=rows: plan.sharding(leaf, by_rows=bool(rows), axis=axis), part)
         for part, rows in zip(state, by_client(algorithm), strict=True)
     ]
     return State(*parts)

@@ -14,15 +14,15 @@ import jax
 from pfljax.core import tree
 from pfljax.data import Federation
 from pfljax.local.training import LocalTraining
+from pfljax.training import files
 from pfljax.training.compiled import Compiled
 from pfljax.training.experiment import Experiment
 
 
 def settings(method: Any, clients: Federation, model: Any, local: LocalTraining, options: dict) -> dict:
     """What must agree where a run is resumed; optimizers and schedules are functions, which cannot be compared."""
-    own = {f"local.{field.name}": getattr(local, field.name) for field in dataclasses.fields(local)}
-    own = {name: list(value) if isinstance(value, tuple) else value for name, value in own.items()}
-    comparable = {name: value for name, value in own.items() if isinstance(value, bool | int | float | list)}
+    named = [field.name for field in dataclasses.fields(local) if field.name not in ("optimizer", "schedule")]
+    comparable = {f"local.{name}": files.plain(getattr(local, name)) for name in named}
     knobs = {f"{method.info.name}.{name}": value for name, value in dataclasses.asdict(method).items()}
     text = repr(model) if dataclasses.is_dataclass(model) else getattr(model, "__name__", type(model).__name__)
     found = {"algorithm": method.info.name, **knobs, "model": text, **comparable, **options}

@@ -183,8 +183,9 @@ class Trainer:
             shape = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), like)
             shardings = state_shardings(compiled.algorithm, compiled.plan, shape)
             like = shaped(shape, shardings)
-        found = [checkpoints.restore(out / "checkpoints", like) for out in self.outs]
-        if None in found or len({done for done, _ in found}) > 1:
+        whole = [checkpoints.restore(out / "checkpoints", like) for out in self.outs or ()]
+        found = [each for each in whole if each is not None]
+        if len(found) < len(whole) or len({done for done, _ in found}) != 1:
             return None
         state = self.replicates.join([state for _, state in found])
         if self.replicates.num > 1:

@@ -105,7 +105,7 @@ def too_large(memory: MemoryPlan, what: str = "a round") -> RunError:
     )
 
 
-def readable(num_bytes: int) -> str:
+def readable(num_bytes: float) -> str:
     """Bytes for people."""
     value, units = float(num_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:

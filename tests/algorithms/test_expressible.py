@@ -1,4 +1,4 @@
-"""What the contract can express, each by a small method: predictions, parts of a model, cohorts, steps, phases, traffic."""
+"""What the contract can express, each proven by a small method of a few lines."""
 
 import dataclasses
 

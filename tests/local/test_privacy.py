@@ -1,7 +1,7 @@
 """Private local training: clipping and noise by hand, the ledger against the accountant, no noise in common."""
 
+import dataclasses
 import math
-from types import SimpleNamespace
 
 import dp_accounting
 import jax
@@ -14,12 +14,13 @@ import toys
 from pfljax.algorithms import METHODS
 from pfljax.core import tree
 from pfljax.core.errors import ArgumentError
+from pfljax.core.types import Ledger
 from pfljax.engine.plan import make_plan
 from pfljax.engine.rounds import make_round
 from pfljax.local import solver as solvers
 from pfljax.local.batches import Batch
 from pfljax.local.privacy import Privacy, epsilons, private_mean
-from pfljax.training import loop
+from pfljax.training import scoring
 
 FEDERATION = toys.make_federation((5, 3, 4, 6), "regression")
 
@@ -207,10 +208,11 @@ def test_the_ledger_counts_every_gradient_of_a_mini_batch(name, monkeypatch):
     jax.effects_barrier()
     per_client = len(calls) / 4
     assert per_client >= 1 and np.isfinite(records[0].train_loss)
-    assert (algorithm.gradients == 0) == (name == "fedavg_data")  # which sends examples themselves
-    if algorithm.gradients:
+    ledger = algorithm.ledger
+    assert (ledger.gradients == 0) == (name == "fedavg_data")  # which sends examples themselves
+    if ledger.gradients:
         # FedEM's components, pFedMe's steps, ...: no more than the ledger takes.
-        assert per_client <= algorithm.gradients * algorithm.passes
+        assert per_client <= ledger.gradients * ledger.passes
 
 
 def test_a_run_s_ledger_is_of_its_own_cohorts_steps_and_sizes(tmp_path):
@@ -227,7 +229,7 @@ def test_a_run_s_ledger_is_of_its_own_cohorts_steps_and_sizes(tmp_path):
         jax.debug.callback(lambda ids: seen.append(np.asarray(ids).tolist()), cohort.ids)
         return algorithm.download(key, state, cohort)
 
-    watched = algorithm._replace(download=download)
+    watched = dataclasses.replace(algorithm, download=download)
     one_round = jax.jit(make_round(watched, problem.plan, 6, size))
     state = toys.start(algorithm, problem, federation.client_data)
     for number in range(rounds):
@@ -236,14 +238,16 @@ def test_a_run_s_ledger_is_of_its_own_cohorts_steps_and_sizes(tmp_path):
     counts = np.bincount(np.concatenate(seen), minlength=6)
     assert counts.sum() == rounds * size and len(set(counts.tolist())) > 1
     steps = counts * np.array([epochs * math.ceil(n / 3) for n in sizes])
-    setup = SimpleNamespace(solver=problem.solver, federation=federation, cohort_size=size, rounds=rounds)
-    found = loop.spent(setup, algorithm, key)
-    expected = epsilons(privacy, np.array(sizes), 3, steps)
+    experiment = toys.make_experiment("fedavg", problem, federation)
+    spent = lambda **ledger: scoring.spent(
+        experiment, dataclasses.replace(algorithm, ledger=Ledger(**{"gradients": 1} | ledger)), key, rounds
+    )
+    found, expected = spent(), epsilons(privacy, np.array(sizes), 3, steps)
     np.testing.assert_allclose(found["epsilon_per_client"], expected)
     assert found["epsilon"] == max(found["epsilon_per_client"]) and found["unaccounted"] is None
-    twice = loop.spent(setup, algorithm._replace(passes=2), key)
+    twice = spent(passes=2)
     np.testing.assert_allclose(twice["epsilon_per_client"], epsilons(privacy, np.array(sizes), 3, 2 * steps))
-    shared = loop.spent(setup, algorithm._replace(gradients=0, unaccounted="all"), key)
+    shared = spent(gradients=0, unaccounted="all")
     assert shared["epsilon"] is None and shared["unaccounted"] == "all"
 
 

@@ -61,10 +61,8 @@ def averaging(
         rows: (key, models (1, ...), clients) -> what clients keep, leaves (K, ...); None: their optimizers, where those
             are kept.
         server: The server's optimizer; None: the mean replaces the model.
-        predictor: As in `Algorithm`; None: the global model.
-        adapt: As in `Algorithm`.
+        predictor, adapt, report: As in `Algorithm`; the global model is scored by default.
         ledger: As in `Algorithm`; required beside a `train` of the method's own. Plain training takes one gradient.
-        report: As in `Algorithm`.
     """
     if ledger is None and train is not None:
         raise ValueError("ledger: required beside train: how many gradients a mini-batch gives")

@@ -6,6 +6,8 @@ with mixed weights, any model becomes a multi-branch one: its parameters get an 
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -42,7 +44,7 @@ def scale(model: Model, weights: Array, branches: Params) -> Params:
 def projected(plan: ExecutionPlan, optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """The optimizer, each of whose steps ends on the simplex: for alpha (L, B), by projecting every row."""
 
-    def update(updates, state, params, **extra):
+    def update(updates, state, params: Any = None, **extra):
         del extra
         updates, state = optimizer.update(updates, state, params)
         return plan.over_rows(optax.projections.projection_simplex, params + updates) - params, state

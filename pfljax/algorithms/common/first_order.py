@@ -154,10 +154,6 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
         _, made = problem.plan.exchange(client, state.models, index, (), data, topology=form.topology)
         return Predictor.own(made.report)
 
-    def collaboration(state):
-        names = ("index", "weights", "affinity") if num <= LARGEST_AFFINITY else ("index", "weights")
-        return {name: state.clients[name] for name in names}
-
     return Algorithm(
         init=init,
         download=download,
@@ -170,6 +166,12 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
         report=Report("each client's mixture of the newest models, not yet trained", (), collaboration, "peers"),
         via_server=True,
     )
+
+
+def collaboration(state: State) -> dict[str, Array]:
+    """Whose models clients mixed, and their affinities unless there are very many clients."""
+    many = tree.num_rows(state.clients) > LARGEST_AFFINITY
+    return {name: state.clients[name] for name in ("index", "weights", *([] if many else ["affinity"]))}
 
 
 def leading(models: Params, num: int) -> Params:

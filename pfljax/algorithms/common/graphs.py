@@ -18,8 +18,6 @@ LARGEST_PROGRAM = 300  # clients for whom the fastest mixing matrix is computed:
 LARGEST_SPECTRUM = 2000  # clients for whom the spectral gap is computed, from dense matrices
 RANDOM = ("erdos_renyi", "random_regular")  # graphs that are drawn
 
-fail = functools.partial(ArgumentError, owner="dfedem")  # the method whose knobs they are
-
 
 class Mixing(NamedTuple):
     """T mixing matrices W_t, used in turn, as what each client sends.
@@ -55,7 +53,7 @@ def make_mixing(num_clients: int, knobs: CommunicationGraph) -> Mixing:
     """
     for name, file, which in (("edge_file", knobs.edge_file, "graph"), ("mixing_file", knobs.mixing_file, "mixing")):
         if bool(file) != (getattr(knobs, which) == "file"):
-            raise fail(name, f"is read with {which}=file, and has to be given there", file)
+            raise ArgumentError(name, f"is read with {which}=file, and has to be given there", file)
     if knobs.mixing == "file":
         name, matrices = knobs.mixing_file, [_read_matrix(knobs.mixing_file, num_clients)]
     else:
@@ -73,14 +71,14 @@ def _draw_connected(num: int, knobs: CommunicationGraph) -> list[nx.Graph]:
     """T graphs that join all clients together."""
     random = knobs.graph in RANDOM
     if knobs.graphs > 1 and not random:
-        raise fail("graphs", f"accepted: 1, and more for {' and '.join(RANDOM)}", knobs.graphs)
+        raise ArgumentError("graphs", f"accepted: 1, and more for {' and '.join(RANDOM)}", knobs.graphs)
     for attempt in range(DRAWS if random else 1):
         seeds = [[knobs.graph_seed, attempt, t] for t in range(knobs.graphs)]
         drawn = [_draw(num, knobs, np.random.default_rng(seed)) for seed in seeds]
         if nx.is_connected(nx.compose_all(drawn)):
             return drawn
     tried = f" in each of {DRAWS} draws" * random + f", {knobs.graphs} rounds together" * (knobs.graphs > 1)
-    raise fail("graph", f"not connected{tried}; accepted: a graph that joins all clients", knobs.graph)
+    raise ArgumentError("graph", f"not connected{tried}; accepted: a graph that joins all clients", knobs.graph)
 
 
 def _draw(num: int, knobs: CommunicationGraph, rng: np.random.Generator) -> nx.Graph:
@@ -94,14 +92,14 @@ def _draw(num: int, knobs: CommunicationGraph, rng: np.random.Generator) -> nx.G
     if knobs.graph == "torus":
         height = max(d for d in range(1, int(num**0.5) + 1) if num % d == 0)
         if height < 3:
-            raise fail("graph", f"num_clients={num}; accepted: products of two numbers from 3 on", knobs.graph)
+            raise ArgumentError("graph", f"num_clients={num}; accepted: products of two numbers from 3 on", knobs.graph)
         return nx.convert_node_labels_to_integers(nx.grid_2d_graph(height, num // height, periodic=True))
     if knobs.graph == "erdos_renyi":
         return nx.fast_gnp_random_graph(num, knobs.edge_probability, seed=rng)
     if knobs.graph == "random_regular":
         if knobs.degree >= num or knobs.degree * num % 2:
             text = f"accepted: 1 to {num - 1}, the degree times the {num} clients being even"
-            raise fail("degree", text, knobs.degree)
+            raise ArgumentError("degree", text, knobs.degree)
         return nx.random_regular_graph(knobs.degree, num, seed=rng)
     return _read_edges(knobs.edge_file, num)
 
@@ -112,13 +110,13 @@ def _read_edges(path: str, num: int) -> nx.Graph:
         lines = Path(path).read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not a text"
-        raise fail("edge_file", f"cannot be read ({reason})", path) from error
+        raise ArgumentError("edge_file", f"cannot be read ({reason})", path) from error
     for number, line in enumerate(lines, 1):
         words = line.split("#")[0].replace(",", " ").split()
         if not words:
             continue
         if len(words) < 2 or not all(word.isdecimal() and int(word) < num for word in words[:2]):
-            raise fail("edge_file", f"line {number} is {line!r}; accepted: two clients, 0 to {num - 1}", path)
+            raise ArgumentError("edge_file", f"line {number} is {line!r}; accepted: two clients, 0 to {num - 1}", path)
         graph.add_edge(int(words[0]), int(words[1]))
     graph.remove_edges_from(list(nx.selfloop_edges(graph)))
     return graph
@@ -133,20 +131,22 @@ def _read_matrix(path: str, num: int) -> sp.csr_array:
             matrix = np.loadtxt(path, delimiter="," if "," in Path(path).read_text() else None, ndmin=2)
         matrix = np.asarray(matrix, np.float64)
     except OSError as error:
-        raise fail("mixing_file", f"cannot be read ({error.strerror or error})", path) from error
+        raise ArgumentError("mixing_file", f"cannot be read ({error.strerror or error})", path) from error
     except (ValueError, UnicodeDecodeError) as error:
         text = "is no matrix of numbers; accepted: .npy, or text with a row a line"
-        raise fail("mixing_file", text, path) from error
+        raise ArgumentError("mixing_file", text, path) from error
     if matrix.shape != (num, num):
         text = f"has shape {matrix.shape}; accepted: a row and a column for each of {num} clients"
-        raise fail("mixing_file", text, path)
+        raise ArgumentError("mixing_file", text, path)
     matrix = sp.csr_array(matrix)
     fault = stochastic_fault(matrix)
     if fault:
-        raise fail("mixing_file", f"{fault}; accepted: a doubly stochastic matrix", path)
+        raise ArgumentError("mixing_file", f"{fault}; accepted: a doubly stochastic matrix", path)
     parts, _ = sp.csgraph.connected_components(matrix, connection="strong")
     if parts > 1:
-        raise fail("mixing_file", f"its graph falls into {parts} parts; accepted: one that joins all clients", path)
+        raise ArgumentError(
+            "mixing_file", f"its graph falls into {parts} parts; accepted: one that joins all clients", path
+        )
     return matrix
 
 
@@ -181,11 +181,11 @@ def fastest(graph: nx.Graph) -> sp.csr_array:
     """
     num = graph.number_of_nodes()
     if num > LARGEST_PROGRAM:
-        raise fail("mixing", f"accepted up to {LARGEST_PROGRAM} clients, not {num}; try metropolis", "fastest")
+        raise ArgumentError("mixing", f"accepted up to {LARGEST_PROGRAM} clients, not {num}; try metropolis", "fastest")
     try:
         import cvxpy as cp
     except ImportError as error:
-        raise fail("mixing", "needs cvxpy: pip install 'pfljax[mixing]'", "fastest") from error
+        raise ArgumentError("mixing", "needs cvxpy: pip install 'pfljax[mixing]'", "fastest") from error
     edges = np.array(graph.edges, int).reshape(-1, 2)
     rows = np.arange(len(edges))
     signs = np.tile([1.0, -1.0], len(edges))
@@ -195,14 +195,15 @@ def fastest(graph: nx.Graph) -> sp.csr_array:
     bound = norm * np.eye(num)
     constraints = [bound - gap >> 0, bound + gap >> 0, abs(incidence) @ weights <= 1]
     cp.Problem(cp.Minimize(norm), constraints).solve()
-    w = np.maximum(weights.value, 0)
+    w = np.maximum(np.asarray(weights.value), 0)
     w = w / max(1.0, float((abs(incidence) @ w).max()))  # the solver meets its constraints to a tolerance only
-    return sp.csr_array(sp.eye_array(num) - incidence @ sp.diags_array(w) @ incidence.T).maximum(0)
+    mixing = sp.csr_array(sp.eye_array(num) - incidence @ sp.diags_array(w) @ incidence.T)
+    return sp.csr_array(mixing.maximum(0))
 
 
 def spectral_gap(matrices: list[sp.csr_array]) -> tuple[tuple[str, float], ...]:
     """1 - ||W_T ... W_1 - 1 1'/K||_2: what is left of a disagreement after the T rounds is 1 minus the gap."""
-    num = matrices[0].shape[0]
+    num = len(matrices[0].indptr) - 1
     if num > LARGEST_SPECTRUM:
         return ()
     product = functools.reduce(lambda total, matrix: matrix @ total, matrices, np.eye(num))
@@ -219,7 +220,7 @@ def _others(matrix: sp.csr_array) -> sp.csc_array:
 
 def _sends(matrix: sp.csr_array, width: int) -> tuple[np.ndarray, np.ndarray]:
     """To whom each client sends and with which weight, (K, J) each."""
-    num, off = matrix.shape[0], _others(matrix)
+    num, off = len(matrix.indptr) - 1, _others(matrix)
     count = np.diff(off.indptr)
     sender = np.repeat(np.arange(num), count)
     slot = np.arange(len(sender)) - np.repeat(off.indptr[:-1], count) + 1
