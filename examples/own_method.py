@@ -1,9 +1,9 @@
 """A method of one's own, in its own file: FedAvg whose clients' updates are cut to a norm, so that none leads it away.
 
-    python examples/own_method.py --algorithms=fedavg,fedclip --seeds=0,1 --fedclip.norm=0.3
+    python examples/own_method.py
+    pfljax compare --algorithms=fedavg,examples/own_method.py:FedClip --seeds=0,1 --fedclip.norm=0.3
 
-It is registered, and from then on every entry point knows it: here `compare`, with all its flags. Sun, Kairouz, Suresh,
-McMahan, "Can you really backdoor federated learning?" (2019):
+Sun, Kairouz, Suresh, McMahan, "Can you really backdoor federated learning?" (2019):
 
     A round: client k receives theta, trains it to theta_k; d_k <- (theta_k - theta) min(1, norm / |theta_k - theta|);
     theta <- theta + sum_k n_k d_k / sum_k n_k.
@@ -15,59 +15,57 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from pfljax import algorithms
+import pfljax as pfl
 from pfljax.algorithms.common import aggregation
 from pfljax.core import tree
-from pfljax.core.types import Algorithm, ClientOutput, Predictor, State
-from pfljax.local.problem import Problem
 
 
+@pfl.method(keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
-class FedClipConfig:
-    """FedClip's knob, which becomes the flag --fedclip.norm.
+class FedClip:
+    """FedAvg with cut updates (Sun et al., 2019): no client moves the global model farther than `norm`."""
 
-    Attributes:
-        norm: to which a client's update is cut
-    """
+    norm: float = pfl.knob(0.5, above=0, help="norm to which a client's update is cut")  # the flag --fedclip.norm
 
-    norm: float = 0.5
+    def build(self, problem: pfl.Problem) -> pfl.Algorithm:
+        def init(key, clients):  # one global model, and what clients keep of their optimizers
+            models = problem.init_models(key, 1)
+            return pfl.State((), models, (), problem.optimizer_rows(models, tree.num_rows(clients)))
 
+        def client_update(context, models, kept, data):  # one client, with the stack of the models that it has received
+            trained, kept, losses = problem.fit_models(context, models, kept, data.train)
+            update = tree.subtract(trained, models)
+            length = jnp.sqrt(tree.inner(update, update))
+            update = tree.scale(update, jnp.minimum(1, self.norm / jnp.maximum(length, 1e-12)))
+            upload, sent = aggregation.weighted(update, data.train.size)  # n_k d_k and n_k, summed on the way
+            return pfl.ClientOutput(kept, upload, {"loss": losses[0], "cut": length > self.norm}, sent)
 
-def fedclip(problem: Problem, config: FedClipConfig) -> Algorithm:
-    """FedAvg with cut updates."""
+        def server_update(key, state, aggregate):
+            zeros = jax.tree.map(jnp.zeros_like, state.models)
+            models = tree.add(state.models, aggregation.average(zeros, aggregate))
+            return state._replace(models=models), {"clients_cut": aggregate.report["cut"].mean()}
 
-    def init(key, clients):  # one global model, and what clients keep of their optimizers
-        models = problem.init_models(key, 1)
-        return State((), models, (), problem.optimizer_rows(models, tree.num_rows(clients)))
-
-    def download(key, state, cohort):  # everyone of the cohort receives model 0
-        return jnp.zeros((cohort.ids.shape[0], 1), jnp.int32)
-
-    def work(turn, models, kept, shard):  # one client, with the stack of what it has received
-        trained, kept, losses = problem.fit_models(turn, models, kept, shard.train)
-        update = tree.subtract(trained, models)
-        length = jnp.sqrt(tree.inner(update, update))
-        update = tree.scale(update, jnp.minimum(1, config.norm / jnp.maximum(length, 1e-12)))
-        upload, sent = aggregation.weighted(update, shard.train.size)  # n_k d_k and n_k, summed on the way
-        return ClientOutput(kept, upload, {"loss": losses[0], "cut": length > config.norm}, sent)
-
-    def update(key, state, returned):  # the server
-        zeros = jax.tree.map(jnp.zeros_like, state.models)
-        models = tree.add(state.models, aggregation.average(zeros, returned))
-        return state._replace(models=models), {"clients_cut": returned.report["cut"].mean()}
-
-    def predictor(key, state, clients):  # what is scored, for newcomers too
-        return Predictor.one(state.models, tree.num_rows(clients))
-
-    return Algorithm(init, download, work, update, predictor, predictor, "shared", "the global model")
+        return pfl.Algorithm(
+            init=init,
+            client_update=client_update,
+            server_update=server_update,
+            predictor=lambda key, state, clients: pfl.Predictor.one(state.models, tree.num_rows(clients)),
+            topology="shared",
+            ledger=pfl.Ledger(gradients=1),  # per mini-batch, for the accounting of differential privacy
+        )
 
 
-algorithms.METHODS["fedclip"] = algorithms.Method(
-    fedclip, FedClipConfig, "FedAvg with cut updates (Sun et al., 2019)", "nothing", "the global model, both ways"
-)
+def main() -> pfl.Table:
+    """Compares FedClip with FedAvg on digits and prints the table."""
+    clients = pfl.data.digits(train_examples=15)
+    local = pfl.LocalTraining(optax.adam(1e-2))
+    methods = [pfl.FedAvg(), FedClip(norm=0.3)]
+    table = pfl.compare(methods, clients, pfl.models.MLP(hidden=(64,)), local, seeds=(0, 1), rounds=60)
+    print(table)
+    return table
+
 
 if __name__ == "__main__":
-    from experiments import common, compare  # only now, since their flags come from the registry
-
-    common.main(compare.run)
+    main()

@@ -1,4 +1,4 @@
-"""A method of one's own from a surrogate: pFedMe (Dinh, Tran, Nguyen, NeurIPS 2020) in thirty lines.
+"""One's own method from a surrogate: pFedMe (Dinh, Tran, Nguyen, NeurIPS 2020) in thirty lines.
 
     python examples/own_surrogate.py
 
@@ -9,62 +9,51 @@ client predicts with theta. `surrogates.client_server` makes an Algorithm of tha
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
+import dataclasses
+
 import optax
 
-from pfljax import data, models
+import pfljax as pfl
 from pfljax.algorithms.common import surrogates
 from pfljax.core import tree
-from pfljax.core.types import Predictor
-from pfljax.engine.plan import make_plan
-from pfljax.engine.rounds import make_round
-from pfljax.evaluation import metrics
-from pfljax.local.problem import Problem
-from pfljax.local.solver import Solver
 
 
-def moreau_envelope(problem: Problem, strength: float) -> surrogates.Surrogate:
-    """pFedMe's surrogate."""
+@pfl.method(keeps="its model", travels="the global model, both ways")
+@dataclasses.dataclass(frozen=True)
+class Moreau:
+    """pFedMe as a surrogate: a personal model of each client, near the global one."""
 
-    def distance(a, b):
-        return sum(jnp.square(x - y).sum() for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    strength: float = pfl.knob(2.0, above=0, help="lambda, the pull of the personal model to the global one")
 
-    def init(u):
-        return jax.tree.map(lambda leaf: leaf[0], u)
+    def build(self, problem: pfl.Problem) -> pfl.Algorithm:
+        return surrogates.client_server(problem, self.surrogate(problem))
 
-    def minimize(turn, u, v, split):
-        w = init(u)
-        near = lambda theta, batch: problem.solver.mean_loss(theta, batch) + strength / 2 * distance(theta, w)
-        start = problem.solver.optimizer.init(w)
-        theta, _, _ = problem.solver.fit(turn.key, w, start, split, round_number=turn.round, objective=near)
-        return theta, tree.stack_one(theta), {}
+    def surrogate(self, problem: pfl.Problem) -> surrogates.Surrogate:
+        solver = problem.solver
 
-    def loss(w, batch, theta):
-        return strength / 2 * distance(w, theta)
+        def minimize(context, u, v, split):
+            w = tree.first(u)
+            near, start = solver.proximal(w, self.strength), solver.optimizer.init(w)
+            theta, _, _ = solver.fit(context.key, w, start, split, round_number=context.round, objective=near)
+            return theta, tree.stack_one(theta), {}
 
-    def predictor(even, v):
-        num = tree.num_rows(v)
-        return Predictor(v, jnp.arange(num, dtype=jnp.int32)[:, None], jnp.ones((num, 1)), "own")
+        return surrogates.Surrogate(
+            num_models=1,
+            init=tree.first,
+            minimize=minimize,
+            loss=lambda w, batch, theta: self.strength / 2 * tree.squared_distance(w, theta),
+            predictor=lambda even, v: pfl.Predictor.own(v),
+            scored="each client's theta",
+        )
 
-    return surrogates.Surrogate(1, init, minimize, loss, predictor, "each client's theta")
 
-
-def train(rounds: int = 40, strength: float = 2.0) -> float:
-    """Trains on digits; returns the mean test accuracy over clients."""
-    federation = data.digits(train_examples=15)
-    model = models.make("mlp", federation.train.x.shape[2:], federation.task, federation.num_classes)
-    solver = Solver(model.loss, optax.with_extra_args_support(optax.sgd(0.2)), epochs=10)
-    num, n_max = federation.train.y.shape
-    problem = Problem(model, solver, make_plan(devices=1), num, num, n_max, rounds)
-    algorithm = surrogates.client_server(problem, moreau_envelope(problem, strength))
-    one_round = jax.jit(make_round(algorithm, problem.plan, num, num))
-    state = jax.jit(algorithm.init)(jax.random.key(0), federation.client_data)
-    for number in range(rounds):
-        state, _ = one_round(jax.random.key(1), number, state, federation.client_data)
-    predictor = algorithm.predictor(jax.random.key(2), state, federation.client_data)
-    return float(metrics.evaluate(problem.plan, model, predictor, federation.test)["accuracy"].mean())
+def main(rounds: int = 40) -> pfl.Result:
+    """Trains on digits, 16 clients of 15 examples, and prints the result."""
+    clients = pfl.data.digits(num_clients=16, train_examples=15)
+    result = pfl.Run(Moreau(), clients, pfl.models.MLP(), pfl.LocalTraining(optax.sgd(0.2), epochs=10)).train(rounds)
+    print(result)
+    return result
 
 
 if __name__ == "__main__":
-    print(f"pFedMe on digits, 16 clients of 15 examples: {train():.1%} mean test accuracy")
+    main()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pfljax import report
@@ -137,7 +138,7 @@ class Result:
 
         @jax.jit
         def predict(predictor, x):
-            row = view(predictor.rows, client)
+            row = view(predictor.rows, jnp.int32(client))
             models = tree.take(predictor.models, predictor.index[client])
             return metrics.predict(plan, model, predictor, models, predictor.weights[client], row, x)
 

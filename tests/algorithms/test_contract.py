@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
+import itertools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,65 +12,114 @@ import optax
 import pytest
 import toys
 
+from pfljax import algorithms
 from pfljax.algorithms import METHODS
 from pfljax.core import tree
-from pfljax.core.types import Aggregate, Algorithm, ClientData, ClientOutput, Cohort, Split, State
+from pfljax.core.errors import ArgumentError
+from pfljax.core.method import out_of_range
+from pfljax.core.types import Algorithm, ClientData, Split, State
 from pfljax.engine.plan import make_plan
-from pfljax.engine.rounds import make_round
+from pfljax.engine.rounds import cohort_of, draw_cohort, make_round
 from pfljax.evaluation import metrics as evaluation
 from pfljax.local.problem import Problem
-from pfljax.training import loop
+from pfljax.training.compiled import place
 
 SIZES = (5, 1, 3, 4, 2, 4, 0, 3)  # uneven, and a client without examples
-ROUNDS = 3
+K, COHORT, ROUNDS = 8, 4, 6
 # One worker plays all tests of a method, so that its rounds are compiled once.
 every_method = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in METHODS]
 )
+HIDDEN = {"fedper": (3,)}  # of a single layer all would be personal
+# A server that moves each coordinate by at most its rate a round, or slowly gathers speed, needs more rounds.
+FASTER = {"fedadam": {"rate": 0.1}, "fedavgm": {"rate": 0.5}}
 
 
-class Run(NamedTuple):
-    """A method's rounds in mini-batches on one device, one client at a time."""
+def federation_of(sizes=SIZES, seed=0):
+    """Clients whose class is their largest feature; test data has the shape of training data."""
+    federation = toys.make_federation(sizes, seed=seed, test_size=max(sizes))
+    for split in (federation.train, federation.validation, federation.test):
+        real = np.arange(split.y.shape[1]) < split.size[:, None]
+        split.y[...] = np.where(real, split.x.argmax(axis=2), 0)
+    return federation
 
-    problem: Problem
-    algorithm: Algorithm
-    shards: ClientData
+
+def copy(state):
+    """On the host, and no view of what may be donated."""
+    return jax.tree.map(lambda leaf: np.array(leaf, copy=True), state)
+
+
+class Run:
+    """A method's rounds; everything is compiled once, and the state is donated from round to round.
+
+    Attributes:
+        problem: What it is built for.
+        algorithm: The method.
+        traces: Number of times that the loss was traced, after each round.
+    """
+
+    def __init__(self, name, *, plan=("map", 0, 1), cohort=COHORT, knobs=None, problem_type=Problem, **options):
+        self.federation = federation_of()
+        usual = {"optimizer": optax.adam(0.05), "batch_size": 2, "hidden": HIDDEN.get(name, ())}
+        problem = toys.make_problem(self.federation, plan=make_plan(*plan), cohort=cohort, **usual | options)
+        self.tracing, self.traces = 0, []
+
+        def counted(params, x, y, key=None):
+            self.tracing += 1
+            return problem.model.loss(params, x, y, key)
+
+        self.problem = problem_type(*problem._replace(solver=problem.solver._replace(loss=counted)))
+        self.algorithm: Algorithm = toys.make_algorithm(name, self.problem, **FASTER.get(name, {}) | (knobs or {}))
+        clients = self.federation.client_data
+        shardings = toys.shardings(self.algorithm, self.problem, clients)
+        self.init = jax.jit(self.algorithm.init, out_shardings=shardings)
+        one_round = make_round(self.algorithm, self.problem.plan, K, cohort)
+        self.one_round = jax.jit(one_round, donate_argnums=2, out_shardings=(shardings, None))
+        self.scored = jax.jit(self._score)
+
+    def _score(self, state, clients, split):
+        predictor = self.algorithm.predictor(jax.random.key(5), state, clients)
+        return predictor, evaluation.evaluate(self.problem.plan, self.problem.model, predictor, split)["loss"]
+
+    def play(self, clients: ClientData, rounds=ROUNDS, init=None):
+        """All states on the host, the initial one first, and the rounds' records."""
+        clients = self.place(clients)
+        state = (init or self.init)(jax.random.key(0), clients)
+        states, records = [copy(state)], []
+        for number in range(rounds):
+            state, record = self.one_round(jax.random.key(0), np.int32(number), state, clients)
+            self.traces.append(self.tracing)
+            states.append(copy(state))
+            records.append(record)
+        return states, records
+
+    def losses(self, state, clients: ClientData, split: Split):
+        """Every client's loss (K,) on its part of a split."""
+        return np.asarray(self.scored(state, self.place(clients), self.place(split))[1])
+
+    def place(self, stacked):
+        return place(self.problem.plan, stacked, K)
+
+
+class Reference(NamedTuple):
+    """A run in mini-batches on one device, one client at a time, by sampled cohorts."""
+
+    run: Run
+    clients: ClientData
+    test: Split
     states: list
     records: list
-    again: Callable  # shards -> states, records of the same rounds on other data
-    losses: Callable  # state, shards, test -> every client's test loss (K,)
-
-
-HIDDEN = {"fedper": (3,)}  # of a single layer all would be personal
-
-
-def build(name, num_clients=7, *, problem_type=Problem, federation=None, **options):
-    federation = federation or toys.make_federation(SIZES[:num_clients])
-    usual = {"optimizer": optax.adam(0.05), "batch_size": 2, "hidden": HIDDEN.get(name, ())}
-    problem = toys.make_problem(federation, **usual | options)
-    return problem_type(*problem), federation
 
 
 @functools.cache
-def reference(name, num_clients=7, cohort=0) -> Run:
-    problem, federation = build(name, num_clients, cohort=cohort)
-    return play(toys.make_algorithm(name, problem), problem, federation.client_data)
+def reference(name, cohort=COHORT) -> Reference:
+    run = Run(name, cohort=cohort)
+    clients = run.federation.client_data
+    return Reference(run, clients, run.federation.test, *run.play(clients))
 
 
-def play(algorithm, problem, shards) -> Run:
-    again = toys.trainer(algorithm, problem, shards, ROUNDS)
-    return Run(problem, algorithm, shards, *again(shards), again, losses(algorithm, problem))
-
-
-def losses(algorithm, problem):
-    """(state, shards, test) -> every client's test loss (K,)."""
-
-    @jax.jit
-    def score(state, shards, test):
-        predictor = algorithm.predictor(jax.random.key(5), state, shards)
-        return evaluation.evaluate(problem.plan, problem.model, predictor, test)["loss"]
-
-    return lambda *args: np.asarray(score(*args))
+def form(state) -> Any:
+    return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state)
 
 
 def check_predictor(predictor, num_clients):
@@ -86,241 +135,211 @@ def check_predictor(predictor, num_clients):
 
 @every_method
 def test_the_initial_state_is_made_of_arrays_known_by_shape(name):
-    run = reference(name)
-    shape = jax.eval_shape(run.algorithm.init, jax.random.key(0), run.client_data)
+    run, clients, _, states, _ = reference(name)
+    shape = jax.eval_shape(run.algorithm.init, jax.random.key(0), clients)
     assert isinstance(shape, State)
-    described = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), run.states[0])
-    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), shape) == described
-    num = run.problem.num_clients
-    assert all(leaf.shape[0] == num for leaf in jax.tree.leaves(shape.clients))
+    assert form(shape) == form(states[0])
+    assert all(leaf.shape[0] == K for leaf in jax.tree.leaves(shape.clients))
     if run.algorithm.topology != "shared":
-        assert all(leaf.shape[0] == num for leaf in jax.tree.leaves((shape.models, shape.optimizer)))
+        assert all(leaf.shape[0] == K for leaf in jax.tree.leaves((shape.models, shape.optimizer)))
 
 
 @every_method
 def test_rounds_keep_the_state_s_form_and_change_models(name):
-    run = reference(name)
-    form = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), run.states[0])
-    for before, after in zip(run.states, run.states[1:], strict=False):
-        assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), after) == form
+    _, _, _, states, records = reference(name)
+    for before, after in itertools.pairwise(states):
+        assert form(after) == form(states[0])
         assert not toys.same_trees(before.models, after.models)
-    for leaf in jax.tree.leaves(run.states[-1].models):
+    for leaf in jax.tree.leaves(states[-1].models):
         assert np.isfinite(leaf).all()
-    for record in run.records:
+    for record in records:
         assert np.isfinite(record.train_loss) and record.diverged == -1
         assert np.isfinite(record.down) and np.isfinite(record.up) and record.down >= 0 and record.up >= 0
 
 
-# A server that moves each coordinate by at most its rate a round, or slowly gathers speed, needs more than 20 rounds.
-FASTER = {"fedadam": {"rate": 0.1}, "fedavgm": {"rate": 0.5}}
+@every_method
+def test_rounds_are_traced_once(name):
+    reference(name)
+    assert len(set(reference(name).run.traces)) == 1 and reference(name).run.traces[0] > 0
 
 
 @every_method
 def test_training_lowers_the_training_loss(name):
-    federation = toys.make_federation((6, 4, 5, 6), task="regression", seed=2)
-    problem = toys.make_problem(federation, optax.sgd(0.05), hidden=HIDDEN.get(name, ()))
-    algorithm = toys.make_algorithm(name, problem, **FASTER.get(name, {}))
-    _, records = toys.train(algorithm, problem, federation.client_data, 20)
-    assert records[-1].train_loss < 0.5 * records[0].train_loss
+    run, clients, _, states, _ = reference(name)
+    after, _ = run.play(clients, 60)
+    real = np.array(SIZES) > 0
+    found = [run.losses(state, clients, clients.train)[real].mean() for state in (states[0], after[-1])]
+    assert found[1] < 0.7 * found[0]
 
 
 @every_method
-@pytest.mark.parametrize("rounds", [0, ROUNDS])
-def test_predictors_mix_models_on_the_simplex(name, rounds):
-    run = reference(name)
-    before = jax.device_get(run.states[rounds])
-    predict = jax.jit(run.algorithm.predictor)
-    check_predictor(predict(jax.random.key(1), run.states[rounds], run.client_data), run.problem.num_clients)
-    toys.assert_trees_close(run.states[rounds], before)
-    assert np.isfinite(run.losses(run.states[rounds], run.client_data, toys.make_federation(SIZES[:7]).test)).all()
+def test_predictors_mix_models_on_the_simplex(name):
+    run, clients, test, states, _ = reference(name)
+    for state in (states[0], states[-1]):
+        predictor, losses = run.scored(state, clients, test)
+        check_predictor(predictor, K)
+        assert np.isfinite(losses).all()
 
 
 @every_method
 def test_newcomers_get_a_predictor(name):
-    run = reference(name)
-    newcomers = toys.make_federation((3, 5, 1), seed=9)
-    predictor = jax.jit(run.algorithm.adapt)(jax.random.key(1), run.states[-1], newcomers.client_data)
+    run, _, _, states, _ = reference(name)
+    newcomers = federation_of((3, 5, 1), seed=9)
+
+    @jax.jit
+    def adapted(state):
+        predictor = run.algorithm.adapt(jax.random.key(1), state, newcomers.client_data)
+        return predictor, evaluation.evaluate(run.problem.plan, run.problem.model, predictor, newcomers.test)
+
+    predictor, scores = adapted(states[-1])
     check_predictor(predictor, 3)
-    scores = evaluation.evaluate(run.problem.plan, run.problem.model, predictor, newcomers.test)
     assert np.isfinite(scores["loss"]).all()
 
 
 @every_method
 @pytest.mark.parametrize(
-    ("num_clients", "cohort", "plan"),
+    ("cohort", "plan"),
     [
-        (7, 0, ("vmap", 0, 1)),
-        (8, 4, ("map", 0, 4, "gather")),
-        (8, 0, ("chunk", 2, 4, "ring")),
-        pytest.param(8, 4, ("map", 0, 4, "ring"), marks=pytest.mark.slow),
+        (COHORT, ("chunk", 2, 2, "gather")),
+        pytest.param(COHORT, ("map", 0, 4, "ring"), marks=pytest.mark.slow),
+        pytest.param(K, ("vmap", 0, 1), marks=pytest.mark.slow),
+        pytest.param(K, ("chunk", 2, 4, "ring"), marks=pytest.mark.slow),
+        pytest.param(K, ("map", 0, 3, "gather"), marks=pytest.mark.slow),
     ],
 )
-def test_every_plan_gives_the_same_numbers(name, num_clients, cohort, plan):
-    run = reference(name, num_clients, cohort)
-    if cohort and "ring" in plan and run.algorithm.topology != "peers":
+def test_every_plan_gives_the_same_numbers(name, cohort, plan):
+    run, clients, test, states, records = reference(name, cohort)
+    if "ring" in plan and cohort != K and run.algorithm.topology != "peers":
         pytest.skip("its models do not travel between clients")
-    problem = run.problem._replace(plan=make_plan(*plan))
-    other = play(toys.make_algorithm(name, problem), problem, run.client_data)
-    toys.assert_trees_close(other.states[0], run.states[0], rtol=1e-6, atol=1e-7)
-    toys.assert_trees_close(other.states[-1], run.states[-1], rtol=2e-4, atol=2e-5)
-    toys.assert_trees_close(other.records, run.records, rtol=1e-4, atol=1e-5)
-    test = toys.make_federation(SIZES[:num_clients]).test
-    found = other.losses(
-        other.states[-1], *(loop.place(problem.plan, data, num_clients) for data in (run.client_data, test))
-    )
-    np.testing.assert_allclose(found, run.losses(run.states[-1], run.client_data, test), rtol=2e-4)
-
-
-@every_method
-def test_rounds_are_traced_once_and_may_donate_their_state(name):
-    problem, federation = build(name)
-    traces = 0
-
-    def counted(params, x, y):
-        nonlocal traces
-        traces += 1
-        return problem.model.loss(params, x, y)
-
-    problem = problem._replace(solver=problem.solver._replace(loss=counted))
-    algorithm = toys.make_algorithm(name, problem)
-    step = make_round(algorithm, problem.plan, 7, 7)
-    shards = loop.place(problem.plan, federation.client_data, 7)
-    state = toys.start(algorithm, problem, shards)
-    one_round = jax.jit(step, donate_argnums=2, out_shardings=(toys.shardings(algorithm, problem, shards), None))
-    after_first = None
-    for number in range(ROUNDS):
-        state, _ = one_round(jax.random.key(0), np.int32(number), state, shards)
-        after_first = after_first or traces
-    assert traces == after_first > 0
-    toys.assert_trees_close(state, reference(name).states[-1], rtol=1e-5, atol=1e-6)
+    other = Run(name, plan=plan, cohort=cohort)
+    other_states, other_records = other.play(clients)
+    toys.assert_trees_close(other_states[0], states[0], rtol=1e-6, atol=1e-7)
+    toys.assert_trees_close(other_states[-1], states[-1], rtol=2e-4, atol=2e-5)
+    toys.assert_trees_close(other_records, records, rtol=1e-4, atol=1e-5)
+    found = other.losses(other_states[-1], clients, test)
+    np.testing.assert_allclose(found, run.losses(states[-1], clients, test), rtol=2e-4)
 
 
 # Knobs under which chance plays no part when all clients hold all models.
 WITHOUT_CHANCE = {
-    "federico": {"neighbors": 6},
+    "federico": {"neighbors": K - 1},
     "dfedem": {"graph": "complete"},
     "fedavg_data": {"share": 1.0},
-    "fedfomo": {"neighbors": 6},
-    "fedfomo_average": {"neighbors": 6},
+    "fedfomo": {"neighbors": K - 1},
+    "fedfomo_average": {"neighbors": K - 1},
 }
 
 
-def renumbered(order):
-    """A Problem in which client n starts from the model of client order[n]."""
+class Renumbered(Problem):
+    """A problem whose client n starts from the model of client ORDER[n]."""
 
-    class Renumbered(Problem):
-        def init_models(self, key, num):
-            models = Problem.init_models(self, key, num)
-            return tree.take(models, order) if num == len(order) else models
-
-    return Renumbered
+    def init_models(self, key, num):
+        models = Problem.init_models(self, key, num)
+        return tree.take(models, ORDER) if num == K else models
 
 
-def reorder(split, order):
-    return Split(*(leaf[order] for leaf in split))
+ORDER = np.array([3, 0, 6, 1, 5, 7, 2, 4])
 
 
 @every_method
 def test_renumbering_the_clients_renumbers_the_results(name):
-    order = np.array([3, 0, 6, 1, 5, 2, 4])
-    found = []
-    for numbers in (np.arange(7), order):
-        problem, federation = build(
-            name, problem_type=renumbered(numbers), optimizer=optax.sgd(0.2), batch_size=0, epochs=1
+    knobs = WITHOUT_CHANCE.get(name, {})
+    run = Run(name, cohort=K, knobs=knobs, optimizer=optax.sgd(0.2), batch_size=0)
+    renumbered = toys.make_algorithm(name, Renumbered(*run.problem), **FASTER.get(name, {}) | knobs)
+    federation, found = run.federation, []
+    for order, init in ((np.arange(K), run.init), (ORDER, jax.jit(renumbered.init))):
+        train, validation, test = (
+            Split(*(leaf[order] for leaf in split))
+            for split in (federation.train, federation.validation, federation.test)
         )
-        parts = {part: reorder(getattr(federation, part), numbers) for part in ("train", "validation", "test")}
-        federation = dataclasses.replace(federation, **parts)
-        algorithm = toys.make_algorithm(name, problem, **WITHOUT_CHANCE.get(name, {}))
-        run = play(algorithm, problem, federation.client_data)
-        found.append(run.losses(run.states[-1], run.client_data, federation.test))
+        clients = ClientData(train, validation)
+        states, _ = run.play(clients, 3, init)
+        found.append(run.losses(states[-1], clients, test))
     assert np.ptp(found[0]) > 0.01
-    np.testing.assert_allclose(found[1], found[0][order], rtol=1e-4)
+    np.testing.assert_allclose(found[1], found[0][ORDER], rtol=1e-4)
 
 
 @every_method
 def test_a_client_s_data_reach_others_only_where_there_is_a_path(name):
-    run = reference(name)
-    shards = jax.tree.map(np.copy, run.client_data)
-    shards.train.x[0] = -2 * shards.train.x[0]
-    states, _ = run.again(shards)
-    test = toys.make_federation(SIZES[:7]).test
-    changed = run.losses(states[-1], shards, test) != run.losses(run.states[-1], run.client_data, test)
-    assert changed[0]
+    run, clients, test, states, _ = reference(name)
+    changed = jax.tree.map(np.copy, clients)
+    changed.train.x[0] = -2 * changed.train.x[0]
+    after, _ = run.play(changed)
+    differs = run.losses(after[-1], changed, test) != run.losses(states[-1], clients, test)
+    assert differs[0]
     # A method may look at others' models and decide against them: then what it remembers of them differs.
-    others = [jax.tree.map(lambda leaf: leaf[1:], state.clients) for state in (states[-1], run.states[-1])]
-    assert (changed[1:].any() or not toys.same_trees(*others)) == (run.algorithm.topology != "own")
+    others = [jax.tree.map(lambda leaf: leaf[1:], state.clients) for state in (after[-1], states[-1])]
+    assert (differs[1:].any() or not toys.same_trees(*others)) == (run.algorithm.topology != "own")
 
 
 @every_method
 def test_padding_reaches_no_result(name):
-    run = reference(name)
-    shards = jax.tree.map(np.copy, run.client_data)
-    padding = np.arange(shards.train.y.shape[1]) >= shards.train.size[:, None]
+    run, clients, test, states, records = reference(name)
+    padded = jax.tree.map(np.copy, clients)
+    padding = np.arange(padded.train.y.shape[1]) >= padded.train.size[:, None]
     assert padding.any()
-    shards.train.x[padding] = 1e3
-    shards.train.y[padding] = 1
-    states, records = run.again(shards)
-    toys.assert_trees_close(states[-1], run.states[-1])
-    toys.assert_trees_close(records, run.records)
-    test = toys.make_federation(SIZES[:7]).test
-    np.testing.assert_array_equal(
-        run.losses(states[-1], shards, test), run.losses(run.states[-1], run.client_data, test)
-    )
-
-
-def watched(algorithm, seen):
-    """The algorithm, noting the clients of every round."""
-
-    def download(key, state, cohort: Cohort):
-        jax.debug.callback(lambda ids: seen.append(tuple(np.asarray(ids).tolist())), cohort.ids)
-        return algorithm.download(key, state, cohort)
-
-    return algorithm._replace(download=download)
-
-
-def idle() -> Algorithm:
-    """A method that does nothing."""
-    init = lambda key, clients: State((), {"w": jnp.zeros((1, 1))}, (), ())
-    download = lambda key, state, cohort: jnp.zeros((cohort.ids.shape[0], 1), jnp.int32)
-    work = lambda turn, models, row, shard: ClientOutput((), models, {"loss": jnp.zeros(())})
-
-    def update(key, state, returned: Aggregate):
-        return state, {}
-
-    return Algorithm(init, download, work, update, None, None, "shared", "nothing")
+    padded.train.x[padding] = 1e3
+    padded.train.y[padding] = 1
+    after, found = run.play(padded)
+    toys.assert_trees_close(after[-1], states[-1])
+    toys.assert_trees_close(found, records)
+    np.testing.assert_array_equal(run.losses(after[-1], padded, test), run.losses(states[-1], clients, test))
 
 
 @every_method
 def test_clients_out_of_the_cohort_stay_as_they_are(name):
-    problem, federation = build(name, cohort=4)
-    seen, expected = [], []
-    algorithm = watched(toys.make_algorithm(name, problem), seen)
-    states, _ = toys.train(algorithm, problem, federation.client_data, 4)
-    toys.train(watched(idle(), expected), problem, federation.client_data, 4)
-    jax.effects_barrier()
-    assert seen == expected  # one stream of cohorts for every method
-    assert len(set(seen)) > 1  # and a new one every round
-    for number, cohort in enumerate(seen):
-        assert len(set(cohort)) == 4 and min(cohort) >= 0 and max(cohort) < 7
-        before, after = (jax.device_get(state) for state in states[number : number + 2])
-        by_client = algorithm.topology != "shared"
-        for k in range(7):
-            rows = [
-                jax.tree.map(lambda leaf, k=k: leaf[k], (s.models, s.optimizer, s.clients) if by_client else s.clients)
-                for s in (before, after)
-            ]
+    """One stream of cohorts for every method."""
+    run, _, _, states, _ = reference(name)
+    by_client = run.algorithm.topology != "shared"
+    cohorts = [set(np.asarray(cohort_of(jax.random.key(0), n, K, COHORT).ids).tolist()) for n in range(ROUNDS)]
+    assert len(set(map(tuple, cohorts))) > 1
+    for before, after, cohort in zip(states, states[1:], cohorts, strict=False):
+        for k in range(K):
+            parts = [(s.models, s.optimizer, s.clients) if by_client else s.clients for s in (before, after)]
+            rows = [jax.tree.map(lambda leaf, k=k: leaf[k], part) for part in parts]
             if k not in cohort:
                 toys.assert_trees_close(*rows)
             elif by_client and SIZES[k]:
                 assert not toys.same_trees(*rows)
 
 
+@pytest.mark.parametrize(("num", "size"), [(40, 20), (40, 30)])
+def test_both_ways_to_draw_a_cohort_are_uniform(num, size):
+    assert (size**2 > 16 * num) == (size == 30)  # by Floyd's algorithm, and by a permutation
+    ids = np.asarray(jax.vmap(lambda key: draw_cohort(key, num, size).ids)(jax.random.split(jax.random.key(1), 3000)))
+    assert ids.min() == 0 and ids.max() == num - 1 and (np.diff(ids, axis=1) > 0).all()
+    counts, expected = np.bincount(ids.ravel(), minlength=num), 3000 * size / num
+    variance = expected * (1 - size / num)
+    assert ((counts - expected) ** 2 / variance).sum() < 75  # chi-square, 39 degrees: beyond the 99.9 % point
+    both = ((ids == 0).any(axis=1) & (ids == 39).any(axis=1)).mean()
+    assert abs(both - size * (size - 1) / (num * (num - 1))) < 0.04  # pairs, too: 4 standard errors
+
+
+def test_cohorts_are_uniform_without_replacement():
+    draw = jax.vmap(lambda key: draw_cohort(key, 7, 3))
+    cohorts = draw(jax.random.split(jax.random.key(0), 3000))
+    ids = np.asarray(cohorts.ids)
+    assert (np.diff(ids, axis=1) > 0).all()
+    counts = np.bincount(ids.ravel(), minlength=7)
+    expected = 3000 * 3 / 7
+    assert ((counts - expected) ** 2 / expected).sum() < 30  # chi-square, 6 degrees: far beyond the 99.9 % point
+    position = np.asarray(jax.vmap(lambda cohort: cohort.position(jnp.arange(7)))(cohorts))
+    assert ((position >= 0).sum(axis=1) == 3).all()
+    np.testing.assert_array_equal(np.take_along_axis(position, ids, axis=1), np.broadcast_to(np.arange(3), ids.shape))
+    assert draw_cohort(jax.random.key(0), 7, 7).position(jnp.array(5)) == 5
+
+
 @every_method
-def test_every_knob_is_documented_and_has_a_default(name):
-    config = METHODS[name].config
-    fields = dataclasses.fields(config)
-    assert config.__dataclass_params__.frozen
-    for field in fields:
-        assert field.default is not dataclasses.MISSING
-        assert f"\n        {field.name}: " in config.__doc__
-    assert config() == config()
+def test_a_method_says_what_it_is_and_every_knob_what_it_does(name):
+    method = METHODS[name]
+    assert method.__dataclass_params__.frozen and getattr(algorithms, method.__name__) is method
+    assert method.info.name == name and method.info.title and method.info.keeps and method.info.travels
+    assert method() == method()
+    for field in dataclasses.fields(method):
+        assert field.metadata["help"] and field.default is not dataclasses.MISSING
+        for bound, step in (("at_least", -1), ("above", 0), ("at_most", 1), ("below", 0)):
+            limit = field.metadata[bound]
+            if limit is not None:
+                assert out_of_range(limit + step, field.metadata)
+                with pytest.raises(ArgumentError, match=rf"^{name}\.{field.name}=.*: accepted: "):
+                    method(**{field.name: type(field.default)(limit + step)})

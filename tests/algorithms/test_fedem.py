@@ -10,7 +10,8 @@ import pytest
 import toys
 
 from pfljax.core import tree
-from pfljax.core.types import Split, UsageError
+from pfljax.core.errors import ArgumentError
+from pfljax.core.types import Split
 from pfljax.evaluation import metrics as evaluation
 
 RATE = 0.1
@@ -250,10 +251,10 @@ def test_it_finds_the_mixture_that_one_model_cannot(name):
 
 
 @pytest.mark.parametrize("name", ["fedem", "dfedem"])
-@pytest.mark.parametrize("components", [0, 4])
-def test_the_number_of_components_is_checked(name, components):
+@pytest.mark.parametrize(("components", "accepted"), [(0, "1 or more"), (4, "1 to 3, the examples of the smallest")])
+def test_the_number_of_components_is_checked(name, components, accepted):
     _, problem = regression((5, 3))
-    with pytest.raises(UsageError, match=rf"--{name}.components={components}: accepted: 1 to 3"):
+    with pytest.raises(ArgumentError, match=rf"^{name}\.components={components}: accepted: {accepted}"):
         toys.make_algorithm(name, problem._replace(n_min=3), components=components)
 
 
@@ -263,5 +264,5 @@ def test_sampling_needs_a_symmetric_matrix(tmp_path):
     _, problem = regression((5, 3, 4))
     knobs = {"mixing": "file", "mixing_file": str(tmp_path / "w.npy")}
     toys.make_algorithm("dfedem", problem, **knobs)
-    with pytest.raises(UsageError, match="--participation"):
+    with pytest.raises(ArgumentError, match=r"^participation: below 1 the mixing matrix must be symmetric"):
         toys.make_algorithm("dfedem", problem._replace(cohort_size=2), **knobs)

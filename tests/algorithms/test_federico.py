@@ -1,5 +1,8 @@
 """FedeRiCo where not everybody holds everything: partial downloads, mini-batches, limits, tables, and learning."""
 
+import dataclasses
+
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,13 +10,12 @@ import optax
 import pytest
 import toys
 
-from pfljax import data, models
+from pfljax import data
+from pfljax.algorithms import FedeRiCo, Local
 from pfljax.core.types import Cohort
 from pfljax.engine.plan import make_plan
 from pfljax.engine.rounds import make_round
 from pfljax.evaluation import metrics as evaluation
-from pfljax.local.problem import Problem
-from pfljax.local.solver import Solver
 
 SIZES = np.array([2, 4, 3, 1])
 K, RATE, BETA = 4, 0.05, 0.6
@@ -158,13 +160,7 @@ def play(name, rounds=3, optimizer=None, sizes=(5, 1, 3, 4, 2), batch_size=0, pl
     return states, records, algorithm, federation
 
 
-def test_one_sgd_step_is_the_same_as_gradient_and_as_delta():
-    gradient, _, _, _ = play("federico", optimizer=optax.sgd(0.1))
-    delta, _, _, _ = play("federico", optimizer=optax.sgd(0.1), update="delta")
-    toys.assert_trees_close(gradient[-1].models, delta[-1].models, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(("batch_size", "devices"), [(0, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("batch_size", "devices"), [(0, 1), (2, 2)])
 def test_without_neighbors_it_is_local_training(batch_size, devices):
     options = {"sizes": (5, 1, 3, 4), "batch_size": batch_size, "plan": make_plan("map", devices=devices)}
     alone, records, _, _ = play("federico", neighbors=0, **options)
@@ -181,9 +177,10 @@ def test_without_neighbors_a_client_s_data_stay_with_it():
     federation = toys.make_federation((5, 1, 3, 4, 2))
     problem = toys.make_problem(federation, optax.adam(0.05))
     algorithm = toys.make_algorithm("federico", problem, neighbors=0)
-    states, _ = toys.train(algorithm, problem, federation.client_data, 3)
+    play = toys.trainer(algorithm, problem, federation.client_data, 3)
+    states, _ = play(federation.client_data)
     federation.train.x[2] *= -3
-    other, _ = toys.train(algorithm, problem, federation.client_data, 3)
+    other, _ = play(federation.client_data)
     row = lambda state, k: jax.tree.map(lambda leaf: leaf[k], (state.models, state.optimizer, state.clients))
     for k in range(5):
         assert toys.same_trees(row(states[-1], k), row(other[-1], k)) == (k != 2)
@@ -193,9 +190,10 @@ def test_a_round_carries_data_only_to_the_models_held():
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, optax.sgd(RATE))
     algorithm = toys.scripted(toys.make_algorithm("federico", problem, neighbors=1), SCRIPT)
-    states, _ = toys.train(algorithm, problem, federation.client_data, 1)
+    play = toys.trainer(algorithm, problem, federation.client_data, 1)
+    states, _ = play(federation.client_data)
     federation.train.y[3] += 1  # client 3 holds models 3 and 0
-    other, _ = toys.train(algorithm, problem, federation.client_data, 1)
+    other, _ = play(federation.client_data)
     changed = (parameters(states[1]) != parameters(other[1])).any(axis=1)
     np.testing.assert_array_equal(changed, [True, False, False, True])
 
@@ -236,7 +234,8 @@ def test_a_small_table_keeps_the_own_model_and_the_newest():
         jax.debug.callback(lambda index: held.append(np.asarray(index)), index)
         return index
 
-    states, _ = toys.train(algorithm._replace(download=download), problem, federation.client_data, 6, state=state)
+    noting = dataclasses.replace(algorithm, download=download)
+    states, _ = toys.train(noting, problem, federation.client_data, 6, state=state)
     jax.effects_barrier()
     ever = [{k} for k in range(7)]
     for before, state, index in zip(states, states[1:], held, strict=False):
@@ -277,29 +276,52 @@ def test_newcomers_weigh_all_models_in_blocks():
         np.testing.assert_allclose(dense, softmax(-np.array(losses)), rtol=1e-3, atol=1e-6)
 
 
-def accuracy(name, seed, rounds=120, **knobs):
-    """Mean test accuracy on digits: 16 clients of 15 training examples each, from two groups of labels."""
-    federation = data.digits(train_examples=15, seed=seed)
-    model = models.make("mlp", federation.train.x.shape[2:], federation.task, federation.num_classes, hidden=(64,))
-    solver = Solver(model.loss, optax.with_extra_args_support(optax.adam(0.01)))
-    plan = make_plan("map", devices=2)
-    num, n_max = federation.train.y.shape
-    problem = Problem(model, solver, plan, num, num, n_max, rounds)
-    algorithm = toys.make_algorithm(name, problem, **knobs)
-    one_round = make_round(algorithm, plan, num, num)
+class Dropout(nn.Module):
+    """A linear model of what dropout leaves of the input."""
+
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return nn.Dense(self.num_classes)(nn.Dropout(0.5, deterministic=not train)(x))
+
+
+def test_models_are_weighed_as_they_predict_not_as_they_train():
+    federation = toys.make_federation(SIZES)
+    problem = toys.make_problem(federation, model=Dropout)
+    algorithm = toys.make_algorithm("federico", problem, neighbors=0)
+    states, records = toys.train(algorithm, problem, federation.client_data, 1)
+    layer = states[0].models["Dense_0"]
+    last, split = by_id(states[1].clients["table"], "last"), federation.train
+    for k, size in enumerate(SIZES):
+        logits = np.float64(split.x[k, :size]) @ np.float64(layer["kernel"][k]) + np.float64(layer["bias"][k])
+        losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(size), split.y[k, :size]]
+        assert last[k, k] == pytest.approx(losses.sum(), rel=1e-5)
+    trained_on = float(records[0].train_loss) * SIZES.sum()
+    assert abs(trained_on - np.diag(last).sum()) > 0.01
+
+
+def accuracies(method, seeds, rounds=120):
+    """Mean test accuracies on digits: 16 clients of 15 training examples each, from two groups of labels."""
+    federations = [data.digits(train_examples=15, seed=seed) for seed in seeds]
+    problem = toys.make_problem(
+        federations[0], optax.adam(0.01), plan=make_plan("map", devices=2), hidden=(64,), rounds=rounds
+    )._replace(common_init=True)
+    algorithm, num = method.build(problem), problem.num_clients
+    one_round = make_round(algorithm, problem.plan, num, num)
 
     @jax.jit
-    def run(key, shards, test):
-        def body(state, number):
-            return one_round(key, number, state, shards)[0], None
+    def run(key, clients, test):
+        step = lambda state, number: (one_round(key, number, state, clients)[0], None)
+        state, _ = jax.lax.scan(step, algorithm.init(key, clients), jnp.arange(rounds))
+        predictor = algorithm.predictor(key, state, clients)
+        return evaluation.evaluate(problem.plan, problem.model, predictor, test)["accuracy"].mean()
 
-        state, _ = jax.lax.scan(body, algorithm.init(key, shards), jnp.arange(rounds))
-        predictor = algorithm.predictor(key, state, shards)
-        return evaluation.evaluate(plan, model, predictor, test)["accuracy"].mean()
-
-    return float(run(jax.random.key(seed), federation.client_data, federation.test))
+    return np.array(
+        [run(jax.random.key(seed), f.client_data, f.test) for seed, f in zip(seeds, federations, strict=True)]
+    )
 
 
 def test_collaboration_beats_training_alone_on_digits():
-    gains = [accuracy("federico", seed) - accuracy("local", seed) for seed in (0, 1)]
-    assert np.mean(gains) > 0.05 and min(gains) > 0
+    gains = accuracies(FedeRiCo(), (0, 1)) - accuracies(Local(), (0, 1))
+    assert gains.mean() > 0.05 and gains.min() > 0

@@ -1,52 +1,28 @@
 """FedeRiCo against its equations, worked out in NumPy: three clients, a linear regression, SGD, two rounds."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import toys
 
-from pfljax import models
-from pfljax.algorithms.federico import (
-    FedericoCentralizedConfig,
-    FedericoConfig,
-    federico,
-    federico_centralized,
-)
-from pfljax.core.types import ClientData, Split, UsageError
-from pfljax.engine.plan import make_plan
-from pfljax.engine.rounds import make_round
-from pfljax.local.problem import Problem
-from pfljax.local.solver import Solver
+from pfljax.algorithms import FedeRiCo, FedeRiCoCentralized
+from pfljax.core.errors import ArgumentError
 
 K, RATE, BETA = 3, 0.05, 0.6
 SIZES = np.array([2, 4, 3])
 
 
 @pytest.fixture(scope="module")
-def data():
-    rng = np.random.default_rng(3)
-    x = rng.normal(size=(K, 4, 2)).astype(np.float32)
-    y = rng.normal(size=(K, 4)).astype(np.float32)
-    return x, y
+def federation():
+    return toys.make_federation(SIZES, "regression", features=2, seed=3)
 
 
-def build(make, config, data):
+def play(method, federation):
     """The state after 0, 1 and 2 rounds, and the records of both, with own models that differ from each other."""
-    x, y = data
-    empty = Split(jnp.zeros((K, 0, 2)), jnp.zeros((K, 0)), jnp.zeros((K,), jnp.int32))
-    clients = ClientData(Split(jnp.asarray(x), jnp.asarray(y), jnp.asarray(SIZES, jnp.int32)), empty)
-    model = models.make("linear", (2,), "regression", 1)
-    plan = make_plan("map", devices=1)
-    solver = Solver(model.loss, optax.with_extra_args_support(optax.sgd(RATE)))
-    algorithm = make(Problem(model, solver, plan, K, K, 4, 2, common_init=False), config)
-    states, records = [algorithm.init(jax.random.key(0), clients)], []
-    one_round = jax.jit(make_round(algorithm, plan, K, K))
-    for number in range(2):
-        state, record = one_round(jax.random.key(1), number, states[-1], clients)
-        states.append(state)
-        records.append(record)
-    return algorithm, clients, states, records
+    problem = toys.make_problem(federation, optax.sgd(RATE))
+    algorithm = method.build(problem)
+    return algorithm, *toys.train(algorithm, problem, federation.client_data, 2)
 
 
 def parameters(state):
@@ -55,9 +31,9 @@ def parameters(state):
     return np.asarray(layer["kernel"], np.float64)[:, :, 0], np.asarray(layer["bias"], np.float64)[:, 0]
 
 
-def losses_and_gradients(weights, bias, data):
+def losses_and_gradients(weights, bias, federation):
     """l_ij, the squared errors of model j summed over client i's data, and the gradients of their means."""
-    x, y = data
+    x, y = federation.train.x, federation.train.y
     losses, dw, db = np.zeros((K, K)), np.zeros((K, K, 2)), np.zeros((K, K))
     for i in range(K):
         for j in range(K):
@@ -81,17 +57,23 @@ def by_id(row, values):
     return out
 
 
-@pytest.mark.parametrize("tracking", ["ema", "accumulated"])
-@pytest.mark.parametrize("unseen", ["exclude", "zero"])
-@pytest.mark.parametrize("loss", ["sum", "mean"])
-@pytest.mark.parametrize("update", ["gradient", "delta"])
-def test_algorithm_1(data, tracking, unseen, loss, update):
-    config = FedericoConfig(neighbors=2, beta=BETA, tracking=tracking, unseen=unseen, loss=loss, update=update)
-    _, _, states, _ = build(federico, config, data)
+@pytest.mark.parametrize(
+    ("tracking", "unseen", "loss", "update"),  # every pair of choices, in five of the sixteen combinations
+    [
+        ("ema", "exclude", "sum", "gradient"),
+        ("ema", "zero", "mean", "delta"),
+        ("accumulated", "exclude", "mean", "delta"),
+        ("accumulated", "zero", "sum", "delta"),
+        ("accumulated", "zero", "mean", "gradient"),
+    ],
+)
+def test_algorithm_1(federation, tracking, unseen, loss, update):
+    method = FedeRiCo(neighbors=2, beta=BETA, tracking=tracking, unseen=unseen, loss=loss, update=update)
+    _, states, _ = play(method, federation)
     weights, bias = parameters(states[0])
     tracked = np.zeros((K, K))
     for number in range(2):
-        losses, dw, db = losses_and_gradients(weights, bias, data)
+        losses, dw, db = losses_and_gradients(weights, bias, federation)
         seen = losses / SIZES[:, None] if loss == "mean" else losses
         if tracking == "ema":
             start = number == 0 and unseen == "exclude"  # the first loss starts the average
@@ -109,9 +91,9 @@ def test_algorithm_1(data, tracking, unseen, loss, update):
         np.testing.assert_allclose(got[1], bias, rtol=1e-4, atol=1e-6)
 
 
-def test_prediction_mixes_by_the_posterior(data):
-    algorithm, clients, states, _ = build(federico, FedericoConfig(neighbors=2), data)
-    predictor = algorithm.predictor(jax.random.key(0), states[2], clients)
+def test_prediction_mixes_by_the_posterior(federation):
+    algorithm, states, _ = play(FedeRiCo(neighbors=2), federation)
+    predictor = algorithm.predictor(jax.random.key(0), states[2], federation.client_data)
     table = states[2].clients["table"]
     expected = softmax(-by_id(table, table.tracked))
     dense = np.zeros((K, K))
@@ -119,28 +101,28 @@ def test_prediction_mixes_by_the_posterior(data):
     np.testing.assert_allclose(dense, expected, atol=1e-6)
 
 
-def test_newcomers_weigh_by_one_e_step(data):
-    algorithm, clients, states, _ = build(federico, FedericoConfig(neighbors=2), data)
-    predictor = algorithm.adapt(jax.random.key(0), states[2], clients)
-    losses, _, _ = losses_and_gradients(*parameters(states[2]), data)
+def test_newcomers_weigh_by_one_e_step(federation):
+    algorithm, states, _ = play(FedeRiCo(neighbors=2), federation)
+    predictor = algorithm.adapt(jax.random.key(0), states[2], federation.client_data)
+    losses, _, _ = losses_and_gradients(*parameters(states[2]), federation)
     dense = np.zeros((K, K))
     dense[np.arange(K)[:, None], np.asarray(predictor.index)] = np.asarray(predictor.weights)
     np.testing.assert_allclose(dense, softmax(-losses), atol=1e-5)
 
 
-def test_centralized(data):
-    _, _, states, records = build(federico_centralized, FedericoCentralizedConfig(), data)
+def test_centralized(federation):
+    _, states, records = play(FedeRiCoCentralized(), federation)
     weights, bias = parameters(states[0])
     prior = np.full((K, K), 1 / K)
     total = SIZES.sum()
     for number in range(2):
-        losses, dw, db = losses_and_gradients(weights, bias, data)
+        losses, dw, db = losses_and_gradients(weights, bias, federation)
         joint = prior * np.exp(-losses)
         negative_log_likelihood = -np.log(joint.sum(axis=1)).sum() / total  # -f of Eq. 1
         prior = joint / joint.sum(axis=1, keepdims=True)  # Eq. 3 and 4
-        share = SIZES[:, None] / total * prior
-        weights = weights - RATE * np.einsum("ij,ijd->jd", share, dw)  # Eq. 6, with the 1 / n_i of Eq. 5 in dw
-        bias = bias - RATE * np.einsum("ij,ij->j", share, db)
+        weight = SIZES[:, None] / total * prior
+        weights = weights - RATE * np.einsum("ij,ijd->jd", weight, dw)  # Eq. 6, with the 1 / n_i of Eq. 5 in dw
+        bias = bias - RATE * np.einsum("ij,ij->j", weight, db)
         got = parameters(states[number + 1])
         np.testing.assert_allclose(got[0], weights, rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(got[1], bias, rtol=1e-4, atol=1e-6)
@@ -149,11 +131,11 @@ def test_centralized(data):
         np.testing.assert_allclose(logged, negative_log_likelihood, rtol=1e-4)
 
 
-def test_warmup_trains_the_own_model_only(data):
-    _, _, states, _ = build(federico, FedericoConfig(neighbors=2, warmup=2), data)
+def test_warmup_trains_the_own_model_only(federation):
+    _, states, _ = play(FedeRiCo(neighbors=2, warmup=2), federation)
     weights, bias = parameters(states[0])
     for _ in range(2):
-        _, dw, db = losses_and_gradients(weights, bias, data)
+        _, dw, db = losses_and_gradients(weights, bias, federation)
         own = np.arange(K)
         weights, bias = weights - RATE * dw[own, own], bias - RATE * db[own, own]
     got = parameters(states[2])
@@ -161,8 +143,8 @@ def test_warmup_trains_the_own_model_only(data):
     np.testing.assert_allclose(got[1], bias, rtol=1e-4, atol=1e-6)
 
 
-def test_beta_one_keeps_the_newest_loss_only(data):
-    _, _, states, _ = build(federico, FedericoConfig(neighbors=1, beta=1.0, epsilon=1.0), data)
+def test_beta_one_keeps_the_newest_loss_only(federation):
+    _, states, _ = play(FedeRiCo(neighbors=1, beta=1.0, epsilon=1.0), federation)
     table = states[2].clients["table"]
     tracked, last = np.asarray(table.tracked), np.asarray(table.last)
     assert np.isfinite(tracked).sum() >= 2 * K and not np.isnan(tracked).any()
@@ -170,8 +152,17 @@ def test_beta_one_keeps_the_newest_loss_only(data):
 
 
 @pytest.mark.parametrize(
-    "knob", [{"neighbors": 3}, {"neighbors": -1}, {"epsilon": 1.5}, {"beta": 0.0}, {"candidates": 2, "neighbors": 2}]
+    "knobs",
+    [
+        {"neighbors": 3},
+        {"neighbors": -1},
+        {"epsilon": 1.5},
+        {"beta": 0.0},
+        {"collaborators": 0},
+        {"candidates": 2, "neighbors": 2},
+        {"unseen": "zero", "candidates": 3},
+    ],
 )
-def test_knobs_out_of_range(data, knob):
-    with pytest.raises(UsageError, match=f"--federico.{next(iter(knob))}="):
-        build(federico, FedericoConfig(**{"neighbors": 2} | knob), data)
+def test_knobs_out_of_range(federation, knobs):
+    with pytest.raises(ArgumentError, match=rf"^federico\.{next(iter(knobs))}="):
+        FedeRiCo(**{"neighbors": 2} | knobs).build(toys.make_problem(federation))

@@ -66,7 +66,7 @@ def test_rounds_by_hand(simplex, averaging):
 def test_a_branch_without_weight_stays():
     knobs = {"branches": 2, "alpha_rate": 1e4, "simplex": "projection"}
     _, algorithm, states, _, _ = play("pfedmb", rounds=1, sizes=(3, 3), knobs=knobs)
-    alpha = np.asarray(algorithm.collaboration[1](states[1])["alpha"])[:, 0]
+    alpha = np.asarray(algorithm.report.collaboration(states[1])["alpha"])[:, 0]
     assert set(alpha.ravel().tolist()) == {0.0, 1.0}
     unused = np.flatnonzero(alpha.sum(axis=0) == 0)
     for branch in range(2):
@@ -108,13 +108,13 @@ def test_alpha_is_one_vector_a_layer_or_one_for_all(per_layer):
     problem = toys.make_problem(federation, optax.sgd(RATE), hidden=(4,), epochs=2)
     algorithm = toys.make_algorithm("pfedmb", problem, branches=B, per_layer=per_layer, alpha_rate=5.0)
     states, _ = toys.train(algorithm, problem, federation.client_data, 3)
-    told = algorithm.collaboration[1](states[-1])
+    told = algorithm.report.collaboration(states[-1])
     assert told["alpha"].shape == (4, 2 if per_layer else 1, B)
     np.testing.assert_allclose(told["alpha"].sum(axis=-1), 1, rtol=1e-5)
     np.testing.assert_allclose(told["weights"], told["alpha"].mean(axis=1), rtol=1e-6)
     if per_layer:
         assert np.abs(told["alpha"][:, 0] - told["alpha"][:, 1]).max() > 0.01
-    np.testing.assert_allclose(algorithm.collaboration[1](states[0])["alpha"], 1 / B, rtol=1e-6)
+    np.testing.assert_allclose(algorithm.report.collaboration(states[0])["alpha"], 1 / B, rtol=1e-6)
 
 
 def test_newcomers_learn_alpha_and_leave_the_branches():

@@ -3,8 +3,13 @@
 import numpy as np
 import pytest
 
+from pfljax.algorithms import DFedEM
 from pfljax.algorithms.common import graphs
-from pfljax.core.types import UsageError
+from pfljax.core.errors import ArgumentError
+
+
+def make_mixing(num, **knobs):
+    return graphs.make_mixing(num, DFedEM(**knobs))
 
 
 def dense(mixing, t=0):
@@ -18,7 +23,7 @@ def dense(mixing, t=0):
 
 def test_metropolis_weights_of_a_path_by_hand(tmp_path):
     (tmp_path / "edges.txt").write_text("# a path\n0 1\n1,2\n\n")
-    mixing = graphs.make_mixing(3, graph="file", edge_file=str(tmp_path / "edges.txt"))
+    mixing = make_mixing(3, graph="file", edge_file=str(tmp_path / "edges.txt"))
     # Degrees 1, 2, 1: both edges weigh 1 / (1 + 2).
     np.testing.assert_allclose(dense(mixing), np.array([[2, 1, 0], [1, 1, 1], [0, 1, 2]]) / 3, rtol=1e-6)
     # Eigenvalues 1, 2/3, 0.
@@ -29,7 +34,7 @@ def test_metropolis_weights_of_a_path_by_hand(tmp_path):
 @pytest.mark.parametrize("graph", ["ring", "torus", "erdos_renyi", "random_regular", "complete"])
 @pytest.mark.parametrize("mixing", ["metropolis", "fastest"])
 def test_matrices_are_doubly_stochastic_and_mix(graph, mixing):
-    found = graphs.make_mixing(12, graph=graph, mixing=mixing)
+    found = make_mixing(12, graph=graph, mixing=mixing)
     matrix = dense(found)
     assert (matrix >= 0).all()
     np.testing.assert_allclose(matrix.sum(axis=0), 1, atol=1e-6)
@@ -46,15 +51,15 @@ def test_matrices_are_doubly_stochastic_and_mix(graph, mixing):
 
 def test_the_fastest_matrix_of_a_ring_is_the_known_one():
     num = 9
-    gap = dict(graphs.make_mixing(num, graph="ring", mixing="fastest").facts)["spectral_gap"]
+    gap = dict(make_mixing(num, graph="ring", mixing="fastest").facts)["spectral_gap"]
     # W = circ(1 - 2 w, w): eigenvalues 1 - 2 w (1 - cos t); the best w balances the two ends of the spectrum.
     low, high = (1 - np.cos(2 * np.pi * k / num) for k in (1, num // 2))
     assert gap == pytest.approx(2 * low / (low + high), abs=1e-3)
-    assert gap > dict(graphs.make_mixing(num, graph="ring").facts)["spectral_gap"]
+    assert gap > dict(make_mixing(num, graph="ring").facts)["spectral_gap"]
 
 
 def test_graphs_in_turn_are_connected_together_only():
-    mixing = graphs.make_mixing(10, graph="erdos_renyi", edge_probability=0.15, num_graphs=6)
+    mixing = make_mixing(10, graph="erdos_renyi", edge_probability=0.15, graphs=6)
     assert mixing.period == 6
     reached = np.linalg.multi_dot([dense(mixing, t) for t in range(6)])
     gaps = [1 - np.sort(np.abs(np.linalg.eigvalsh(dense(mixing, t))))[-2] for t in range(6)]
@@ -71,29 +76,30 @@ def test_a_matrix_from_a_file(tmp_path, suffix):
         np.save(path, matrix)
     else:
         np.savetxt(path, matrix, delimiter="," if suffix == "csv" else " ")
-    mixing = graphs.make_mixing(3, mixing="file", mixing_file=str(path))
+    mixing = make_mixing(3, mixing="file", mixing_file=str(path))
     np.testing.assert_allclose(dense(mixing), matrix)
     assert not mixing.symmetric
 
 
-def error(num=4, **options):
-    with pytest.raises(UsageError) as found:
-        graphs.make_mixing(num, prefix="--dfedem.", **options)
+def error(num=4, **knobs):
+    with pytest.raises(ArgumentError) as found:
+        make_mixing(num, **knobs)
     message = str(found.value)
-    assert message.startswith("--") and "\n" not in message
+    assert "\n" not in message and found.value.argument in message
     return message
 
 
-def test_errors_name_the_flag_and_what_is_accepted(tmp_path):
+def test_errors_name_the_argument_and_what_is_accepted(tmp_path):
     edges, matrix = tmp_path / "edges.txt", tmp_path / "w.txt"
     edges.write_text("0 1\n2 3\n")
     assert "not connected" in error(graph="file", edge_file=str(edges))
     edges.write_text("0 1\n1 7\n")
-    assert "line 2" in error(graph="file", edge_file=str(edges)) and "0 to 3" in error(5, graph="file") + "0 to 3"
-    assert "--dfedem.edge_file" in error(graph="file")
-    assert "--dfedem.edge_file" in error(graph="ring", edge_file=str(edges))
+    message = error(graph="file", edge_file=str(edges))
+    assert "line 2" in message and "0 to 3" in message
+    assert "edge_file" in error(graph="file")
+    assert "edge_file" in error(graph="ring", edge_file=str(edges))
     assert "cannot be read" in error(graph="file", edge_file=str(tmp_path / "none"))
-    assert "--dfedem.mixing_file" in error(mixing="file")
+    assert "mixing_file" in error(mixing="file")
     matrix.write_text("0.5 0.5\n0.4 0.5\n")
     assert "row 1 sums to 0.9" in error(2, mixing="file", mixing_file=str(matrix))
     matrix.write_text("1.5 -0.5\n-0.5 1.5\n")
@@ -104,9 +110,9 @@ def test_errors_name_the_flag_and_what_is_accepted(tmp_path):
     matrix.write_text("a b\n")
     assert "numbers" in error(2, mixing="file", mixing_file=str(matrix))
     assert "100 draws" in error(40, graph="erdos_renyi", edge_probability=0.01)
-    assert "--dfedem.edge_probability" in error(edge_probability=1.5)
-    assert "--dfedem.degree" in error(5, graph="random_regular", degree=3)
+    assert "edge_probability" in error(edge_probability=1.5)
+    assert "degree" in error(5, graph="random_regular", degree=3)
     assert "torus" in error(7, graph="torus")
-    assert "--dfedem.graphs" in error(graph="ring", num_graphs=2)
+    assert "graphs" in error(graph="ring", graphs=2)
     assert "accepted up to" in error(301, graph="ring", mixing="fastest")
-    assert "--num_clients=1" in error(1, graph="ring")
+    assert "num_clients=1" in error(1, graph="ring")

@@ -9,12 +9,12 @@ import optax
 import pytest
 import toys
 
-from pfljax.algorithms.common import graphs, surrogates
+from pfljax.algorithms.common import surrogates
 
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("own", Path(__file__).parents[1] / "examples" / "own_surrogate.py")
+    spec = importlib.util.spec_from_file_location("own", Path(__file__).parents[3] / "examples" / "own_surrogate.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -24,7 +24,7 @@ def test_a_round_of_pfedme_by_hand(example):
     rate, strength = 0.1, 3.0
     federation = toys.make_federation((4, 3), "regression", features=2)
     problem = toys.make_problem(federation, optax.sgd(rate), epochs=2)
-    algorithm = surrogates.client_server(problem, example.moreau_envelope(problem, strength))
+    algorithm = example.Moreau(strength=strength).build(problem)
     states, _ = toys.train(algorithm, problem, federation.client_data, 1)
     start = np.float64(states[0].models["Dense_0"]["kernel"][0, :, 0]), np.float64(states[0].models["Dense_0"]["bias"])
     thetas, sums = [], np.zeros(2)
@@ -50,9 +50,9 @@ def test_a_round_of_pfedme_by_hand(example):
 def test_both_settings_agree_on_the_complete_graph(example):
     federation = toys.make_federation((4, 4, 4), "regression", features=2)
     problem = toys.make_problem(federation, optax.sgd(0.1))
-    surrogate = example.moreau_envelope(problem, 1.0)
+    surrogate = example.Moreau(strength=1.0).surrogate(problem)
     with_server, _ = toys.train(surrogates.client_server(problem, surrogate), problem, federation.client_data, 3)
-    without = surrogates.decentralized(problem, surrogate, graphs.make_mixing(3, graph="complete"))
+    without = surrogates.decentralized(problem, surrogate, surrogates.CommunicationGraph(graph="complete"))
     states, _ = toys.train(without, problem, federation.client_data, 3)
     for k in range(3):
         own = jax.tree.map(lambda leaf, k=k: leaf[k], states[-1].models)
@@ -60,4 +60,4 @@ def test_both_settings_agree_on_the_complete_graph(example):
 
 
 def test_the_example_learns(example):
-    assert example.train(rounds=8) > 0.6
+    assert example.main(rounds=8).accuracy > 0.6
