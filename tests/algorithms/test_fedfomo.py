@@ -12,7 +12,7 @@ from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Cohort
 from pfljax.engine.plan import make_plan
 from pfljax.engine.rounds import make_round
-from pfljax.training import loop
+from pfljax.training.compiled import place
 
 SIZES = (2, 5, 3)
 RATE = 0.1
@@ -249,12 +249,12 @@ def test_a_round_needs_no_more_memory_than_federico_s(devices):
     temporaries = {}
     for name in ("federico", "fedfomo"):
         algorithm = toys.make_algorithm(name, problem, neighbors=3)
-        shards = loop.place(problem.plan, federation.client_data, problem.num_clients)
-        state = toys.start(algorithm, problem, shards)
-        kept = toys.shardings(algorithm, problem, shards)
+        clients = place(problem.plan, federation.client_data, problem.num_clients)
+        state = toys.start(algorithm, problem, clients)
+        kept = toys.shardings(algorithm, problem, clients)
         one_round = make_round(algorithm, problem.plan, 64, 64)
         one_round = jax.jit(one_round, donate_argnums=2, out_shardings=(kept, None))
-        compiled = one_round.lower(jax.random.key(0), np.int32(0), state, shards).compile()
+        compiled = one_round.lower(jax.random.key(0), np.int32(0), state, clients).compile()
         temporaries[name] = compiled.memory_analysis().temp_size_in_bytes
     model = 4004 * 4
     assert 64 // devices * model < temporaries["fedfomo"] < temporaries["federico"] + 16 * model

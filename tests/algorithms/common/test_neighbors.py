@@ -1,5 +1,7 @@
 """Sampling neighbors and the tables of candidates."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,9 +48,13 @@ def test_others_are_distinct_and_uniform(own, count):
         assert len(subsets) == 35 and chi_square(subsets, len(KEYS) / 35) < 80  # 34 degrees; 99.9 %: 65
 
 
+@functools.partial(jax.jit, static_argnames="count")
+def draw_all(keys, known, own, cohort, count, epsilon):
+    return jax.vmap(lambda key: epsilon_greedy(key, known, own, cohort, count, epsilon))(keys)
+
+
 def greedy(epsilon, known, cohort=EVERYONE, own=2, count=3, keys=KEYS):
-    run = jax.jit(jax.vmap(lambda key: epsilon_greedy(key, known, jnp.int32(own), cohort, count, epsilon)))
-    found = np.asarray(run(keys))
+    found = np.asarray(draw_all(keys, known, jnp.int32(own), cohort, count, epsilon))
     assert found.shape == (len(keys), count) and found.dtype == np.int32
     assert all(len(set(row)) == count and own not in row for row in found.tolist())
     return found
@@ -97,7 +103,8 @@ def test_random_others_fill_up_where_too_few_are_known():
     counts = np.array([(found[:, 1:] == k).sum() for k in (0, 1, 3, 4, 5, 7)])
     assert chi_square(counts, 2 * len(KEYS) / 6) < 30
     nothing = empty_candidates(jnp.int32(2), 4)
-    counts = np.array([(greedy(0.0, nothing) == k).sum() for k in (0, 1, 3, 4, 5, 6, 7)])
+    found = greedy(0.0, nothing)
+    counts = np.array([(found == k).sum() for k in (0, 1, 3, 4, 5, 6, 7)])
     assert chi_square(counts, 3 * len(KEYS) / 7) < 30
 
 
