@@ -46,6 +46,4 @@ jax.config.update("jax_cpu_enable_async_dispatch", False)
 jax.config.update("jax_disable_most_optimizations", True)
 start_jax()
 
-# pytest puts tests/ on the path, where the folder experiments/ would hide the package of that name.
-sys.path.insert(0, str(PACKAGE.parent))
 jaxtyping.install_import_hook(modules_with_shapes(), "typechecking.check")

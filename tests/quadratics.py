@@ -1,5 +1,7 @@
 """Linear regressions, whose losses are quadratics that NumPy can work out."""
 
+import functools
+
 import jax
 import numpy as np
 import optax
@@ -29,11 +31,22 @@ def gradient(federation, k, theta):
 
 
 def play(name, rounds=2, sizes=SIZES, knobs=None, federation=None, **options):
-    federation = federation or toys.make_federation(sizes, "regression")
+    """(federation, algorithm, states, records, predictor); the same rounds are played once, unless on given data."""
+    if federation is not None:
+        return play_on(federation, name, rounds, knobs or {}, options)
+    return play_once(name, rounds, sizes, tuple((knobs or {}).items()), tuple(options.items()))
+
+
+@functools.cache
+def play_once(name, rounds, sizes, knobs, options):
+    return play_on(toys.make_federation(sizes, "regression"), name, rounds, dict(knobs), dict(options))
+
+
+def play_on(federation, name, rounds, knobs, options):
     problem = toys.make_problem(federation, optax.sgd(RATE), **options)
-    algorithm = toys.make_algorithm(name, problem, **(knobs or {}))
+    algorithm = toys.make_algorithm(name, problem, **knobs)
     states, records = toys.train(algorithm, problem, federation.client_data, rounds)
-    predictor = algorithm.predictor(jax.random.key(0), states[-1], federation.client_data)
+    predictor = jax.jit(algorithm.predictor)(jax.random.key(0), states[-1], federation.client_data)
     return federation, algorithm, states, records, predictor
 
 

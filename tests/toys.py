@@ -1,6 +1,7 @@
 """Small problems that the tests share."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from pfljax.core.types import Split
 from pfljax.data import Federation
 from pfljax.engine.plan import make_plan
 from pfljax.engine.rounds import make_round
+from pfljax.evaluation import metrics
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
 from pfljax.training.compiled import place, state_shardings
@@ -125,6 +127,11 @@ def trainer(algorithm, problem, clients, rounds, seed=0):
 def train(algorithm, problem, clients, rounds, *, seed=0, state=None):
     """Plays rounds; returns all states, the initial one first, and the rounds' records."""
     return trainer(algorithm, problem, clients, rounds, seed)(clients, state)
+
+
+def evaluate(plan, model, predictor, split):
+    """Every client's scores, compiled."""
+    return jax.jit(functools.partial(metrics.evaluate, plan, model))(predictor, split)
 
 
 def scripted(algorithm, script):

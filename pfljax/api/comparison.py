@@ -53,6 +53,7 @@ def method_row(title: str, cells: Sequence[Cell]) -> dict:
         "best_mean": mean(cell.summary["best"][score] for cell in cells),
         "bottom_decile_mean": mean(row.get("accuracy_bottom_decile", np.nan) for row in last),
         "unseen_mean": mean((cell.summary["unseen"] or {}).get(score, np.nan) for cell in cells),
+        "mini_batches_per_round": cells[0].summary["mini_batches_per_round"],
         "megabytes_per_round": mean((row["bytes_down"] + row["bytes_up"]) / row["round"] / 1e6 for row in last),
         "seconds_per_round": mean(cell.summary["seconds_per_round"] for cell in cells),
         "epsilon": [each["epsilon"] for each in privacy] if privacy[0] else None,
@@ -85,13 +86,15 @@ class Table:
         private = any(row["epsilon"] for row in self.rows)
         heads = ["method", "test accuracy, %" if classification else "test MSE", "best round"]
         heads += ["bottom decile, %"] * classification + ["unseen clients"] * unseen + ["epsilon"] * private
-        heads += ["MB per client and round", "s per round"]
+        uneven = len({row["mini_batches_per_round"] for row in self.rows}) > 1  # some methods train for longer
+        heads += ["mini-batches per round"] * uneven + ["MB per client and round", "s per round"]
         body = []
         for row in self.rows:
             cells = [row["algorithm"], f"{number(row['accuracy_mean'])} ± {number(row['accuracy_std'])}"]
             cells += [number(row["best_mean"])] + [number(row["bottom_decile_mean"])] * classification
             cells += [number(row["unseen_mean"])] * unseen
             cells += [epsilon_text(row["epsilon"] or [0.0]) + "*" * bool(row["unaccounted"])] * private
+            cells += [f"{row['mini_batches_per_round']:,}"] * uneven
             body.append([*cells, f"{row['megabytes_per_round']:.3g}", f"{row['seconds_per_round']:.3g}"])
         return heads, body
 

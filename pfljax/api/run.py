@@ -133,7 +133,8 @@ def make_problem(
     clients: Federation, model: Any, local: LocalTraining, participation: float, execution: Execution
 ) -> Problem:
     """What a method is built for; `rounds` is set where training starts."""
-    built = models.build(model, clients.train.x.shape[2:], clients.task, clients.num_classes)
+    x = clients.train.x
+    built = models.build(model, x.shape[2:], clients.task, clients.num_classes, dtype=x.dtype)
     return Problem(
         built,
         local.bind(built),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import sys
 from pathlib import Path
@@ -42,7 +43,8 @@ def load(argument: str, text: str) -> Any:
         first = str(error).split("\n")[0]
         raise ArgumentError(argument, f"the file fails: {type(error).__name__}: {first}", text) from error
     if not hasattr(module, name):
-        raise ArgumentError(argument, f"{file} has no {name}", text)
+        near = difflib.get_close_matches(name, vars(module), n=1, cutoff=0.6)
+        raise ArgumentError(argument, f"{file} has no {name}" + (f"; did you mean {near[0]}?" if near else ""), text)
     return getattr(module, name)
 
 

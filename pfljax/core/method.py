@@ -17,6 +17,7 @@ import difflib
 import functools
 import inspect
 import math
+import numbers
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -124,8 +125,21 @@ def check_knobs(made: Any) -> None:
         if typing.get_origin(hint) is typing.Literal:
             if value not in typing.get_args(hint):
                 raise error(f"accepted: {', '.join(map(str, typing.get_args(hint)))}")
+        elif not of_type(value, hint):
+            raise error(f"accepted: {TYPES[hint]}")
         elif hint in (int, float) and out_of_range(value, field.metadata) is not None:
             raise error(f"accepted: {out_of_range(value, field.metadata)}")
+
+
+TYPES = {int: "whole numbers", float: "numbers", bool: "True or False", str: "text"}
+
+
+def of_type(value: Any, hint: Any) -> bool:
+    """Whether a knob's value is of its annotated type, where that is a plain one."""
+    if hint in (int, float) and isinstance(value, bool):
+        return False
+    kinds: dict[Any, Any] = {int: numbers.Integral, float: numbers.Real, bool: bool, str: str}
+    return isinstance(value, kinds.get(hint, object))
 
 
 def out_of_range(value: float, limits: typing.Mapping[str, Any]) -> str | None:
@@ -160,6 +174,8 @@ def get(name: str) -> Any:
         ArgumentError: if there is none, with the nearest names.
     """
     if name not in METHODS:
+        if name.endswith(".py"):
+            raise ArgumentError("algorithm", f"names a file only; accepted: {name}:NAME, the class in it", name)
         near = difflib.get_close_matches(name, METHODS, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}?" if near else f"accepted: {', '.join(METHODS)}"
         raise ArgumentError("algorithm", f"unknown algorithm; {hint}", name)

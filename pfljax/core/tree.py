@@ -83,6 +83,11 @@ def complement(mask: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: not leaf, mask)
 
 
+def overlap(a: PyTree, b: PyTree) -> bool:
+    """Whether two masks, trees of bools, both hold somewhere."""
+    return any(x and y for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
 def gram(tree: PyTree) -> Array:
     """(N, N) inner products of N stacked models."""
     flat = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(tree)]

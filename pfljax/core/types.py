@@ -170,7 +170,8 @@ class Ledger:
     Attributes:
         gradients: Gradients computed per mini-batch, personal models included; 0 if the examples themselves are sent,
             so that there is no bound.
-        passes: Mini-batches used in a round, as a multiple of the solver's steps.
+        passes: Mini-batches used in a round, as a multiple of the solver's steps; `Problem.passes` gives it for a
+            number of epochs. Two phases of one epoch each are 2 passes of 1 gradient.
         unaccounted: What else others can learn of a client's data, in words: epsilon omits it.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,11 +42,16 @@ class Solver(NamedTuple):
     def part(self, mask: PyTree) -> Solver:
         """The solver that trains the leaves where `mask`, a tree of bools like the parameters, holds.
 
-        The other leaves stay as they are, and its optimizer keeps no state for them.
+        The other leaves stay as they are, have no gradient that clipping would count, and no optimizer state.
         """
+
+        def loss(params: Params, *args: Any) -> Array:
+            hold = lambda chosen, leaf: leaf if chosen else jax.lax.stop_gradient(leaf)
+            return self.loss(jax.tree.map(hold, mask, params), *args)
+
         optimizers: dict[Hashable, optax.GradientTransformation] = {"part": self.optimizer, "rest": optax.set_to_zero()}
         labels = jax.tree.map(lambda chosen: "part" if chosen else "rest", mask)
-        return self._replace(optimizer=optax.partition(optimizers, labels))
+        return self._replace(loss=loss, optimizer=optax.partition(optimizers, labels))
 
     def batch(self, n_max: int) -> int:
         """B for clients padded to n_max examples."""

@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Float, Num, Shaped
 
 from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Array, Key, Params, PyTree, Task
@@ -64,15 +65,17 @@ class Model:
         """Initial parameters."""
         return self.network.init(key)
 
-    def apply(self, params: Params, x: Array) -> Array:
+    def apply(self, params: Params, x: Num[Array, "B ..."]) -> Float[Array, "B ..."]:
         """The outputs: (B, C) or (B, T, C) logits, or (B,) values of a regression."""
         return self._forward(params, x, None)[0]
 
-    def features(self, params: Params, x: Array) -> Array:
+    def features(self, params: Params, x: Num[Array, "B ..."]) -> Array:
         """What the last dense layer receives, (B, F)."""
         return self.network.features(params, x)
 
-    def loss(self, params: Params, x: Array, y: Array, key: Key | None = None) -> Array:
+    def loss(
+        self, params: Params, x: Num[Array, "B ..."], y: Num[Array, "B ..."], key: Key | None = None
+    ) -> Float[Array, " B"]:
         """Per-example loss (B,): cross entropy in nats (of a sequence the mean over places), or the squared error.
 
         Args:
@@ -91,7 +94,7 @@ class Model:
         moved = self.statistics(params)
         return losses if key is None or moved is None else losses + change(moved, params, written)
 
-    def predict(self, params: Params, x: Array) -> Array:
+    def predict(self, params: Params, x: Num[Array, "B ..."]) -> Float[Array, "B ..."]:
         """What mixtures mix: class probabilities (B, C) or (B, T, C), or the outputs (B,) of a regression."""
         outputs = self.apply(params, x)
         return outputs if self.task == "regression" else jax.nn.softmax(outputs)
@@ -147,7 +150,7 @@ def change(statistics: PyTree, params: Params, written: Params) -> Array:
     return jnp.asarray(sum(jax.tree.leaves(jax.tree.map(term, statistics, params, written))))
 
 
-def mean_over_places(values: Array, y: Array, num_classes: int) -> Array:
+def mean_over_places(values: Shaped[Array, "B ..."], y: Num[Array, "B ..."], num_classes: int) -> Float[Array, " B"]:
     """One value an example: values (B,) as they are, values (B, T) as means over the T places whose y is a class."""
     if y.ndim == 1:
         return values.astype(jnp.float32)

@@ -6,7 +6,7 @@ A path is a tuple of names, from the tree's root to a leaf or a branch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 
@@ -15,6 +15,7 @@ from pfljax.core.types import Array, Key, Params, PyTree
 Path = tuple[str, ...]
 
 
+@runtime_checkable
 class Network(Protocol):
     """A Flax module as pure functions.
 

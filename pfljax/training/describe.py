@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import math
 import platform
 import subprocess
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import jax
 
 from pfljax.core import tree
+from pfljax.core.types import Algorithm
 from pfljax.data import Federation
 from pfljax.local.training import LocalTraining
 from pfljax.training import files
@@ -46,6 +48,11 @@ def environment() -> dict:
     }
 
 
+def mini_batches(experiment: Experiment, algorithm: Algorithm) -> int:
+    """Number of mini-batches that the largest client uses in a round."""
+    return math.ceil(int(experiment.steps.max(initial=0)) * algorithm.ledger.passes)
+
+
 def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tuple[str, Any]]:
     """Lines of the memory plan, (name, bytes or text): what the whole run holds, and what a device needs."""
     plan, needs, state, algorithm = compiled.plan, compiled.memory, compiled.state, compiled.algorithm
@@ -68,6 +75,7 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
         ("device memory", needs.limit),
         ("plan", f"{kind}: {at_once} of {per_device} clients at a time on each of {plan.num_devices} device(s)"),
         ("steps that wait for other clients", f"{100 * plan.waiting(experiment.steps, size):.1f} %"),
+        ("mini-batches of a client, per round", f"up to {mini_batches(experiment, algorithm):,}"),
         ("exchange", plan.exchange_of(algorithm.topology, of_round)),
         ("clients' rows and data", f"on the {'host, of a round on the ' if on_host else ''}device(s)"),
     ]

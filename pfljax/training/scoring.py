@@ -16,6 +16,7 @@ from pfljax.local import privacy
 from pfljax.models import Model
 from pfljax.training import memory
 from pfljax.training.compiled import Compiled, place, tuned
+from pfljax.training.describe import mini_batches
 from pfljax.training.experiment import Experiment
 from pfljax.training.history import History
 
@@ -112,6 +113,7 @@ def summarize(experiment: Experiment, compiled: Compiled, history: History, line
         "per_client": per_client(federation, last_test),
         "earth_movers_distance": data.heterogeneity(federation),
         "privacy": spent(experiment, algorithm, key, rounds),
+        "mini_batches_per_round": mini_batches(experiment, algorithm),
         "seconds_per_round": rows[-1]["seconds"] / max(rounds, 1),
         "compile_seconds": compiled.compile_seconds,
         "peak_memory_bytes": memory.peak_bytes(),

@@ -196,15 +196,24 @@ def test_newcomers_get_a_predictor(name):
     assert np.isfinite(scores["loss"]).all()
 
 
-@every_method
+# One method of each topology, and one with a large state at the server; the others, and more plans, take minutes.
+ON_DEVICES = ("local", "fedavg", "federico", "dfedem", "mocha")
+PLANS = [
+    (COHORT, ("chunk", 2, 2, "gather")),
+    (COHORT, ("map", 0, 4, "ring")),
+    (K, ("vmap", 0, 1)),
+    (K, ("chunk", 2, 4, "ring")),
+    (K, ("map", 0, 3, "gather")),
+]
+
+
 @pytest.mark.parametrize(
-    ("cohort", "plan"),
+    ("name", "cohort", "plan"),
     [
-        (COHORT, ("chunk", 2, 2, "gather")),
-        pytest.param(COHORT, ("map", 0, 4, "ring"), marks=pytest.mark.slow),
-        pytest.param(K, ("vmap", 0, 1), marks=pytest.mark.slow),
-        pytest.param(K, ("chunk", 2, 4, "ring"), marks=pytest.mark.slow),
-        pytest.param(K, ("map", 0, 3, "gather"), marks=pytest.mark.slow),
+        pytest.param(name, *setting, marks=[pytest.mark.xdist_group(name), *[pytest.mark.slow][:slow]])
+        for name in METHODS
+        for number, setting in enumerate(PLANS)
+        for slow in [number > 0 or name not in ON_DEVICES]
     ],
 )
 def test_every_plan_gives_the_same_numbers(name, cohort, plan):
@@ -286,14 +295,18 @@ def test_padding_reaches_no_result(name):
     np.testing.assert_array_equal(run.losses(after[-1], padded, test), run.losses(states[-1], clients, test))
 
 
+@functools.cache
+def cohorts():
+    return [set(np.asarray(cohort_of(jax.random.key(0), n, K, COHORT).ids).tolist()) for n in range(ROUNDS)]
+
+
 @every_method
 def test_clients_out_of_the_cohort_stay_as_they_are(name):
     """One stream of cohorts for every method."""
     run, _, _, states, _ = reference(name)
     by_client = run.algorithm.topology != "shared"
-    cohorts = [set(np.asarray(cohort_of(jax.random.key(0), n, K, COHORT).ids).tolist()) for n in range(ROUNDS)]
-    assert len(set(map(tuple, cohorts))) > 1
-    for before, after, cohort in zip(states, states[1:], cohorts, strict=False):
+    assert len(set(map(tuple, cohorts()))) > 1
+    for before, after, cohort in zip(states, states[1:], cohorts(), strict=False):
         for k in range(K):
             parts = [(s.models, s.optimizer, s.clients) if by_client else s.clients for s in (before, after)]
             rows = [jax.tree.map(lambda leaf, k=k: leaf[k], part) for part in parts]

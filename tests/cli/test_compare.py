@@ -1,12 +1,14 @@
 """The command compare: cells that are kept, replicates in one kernel, tuning."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
 from commands import call, one_line
 
 from pfljax.cli import compare
+from pfljax.core.method import METHODS
 from pfljax.training import files
 
 
@@ -81,3 +83,28 @@ def test_mistakes_are_one_line(tmp_path, flag, word):
     line = one_line(call(compare.COMMAND, flag, f"--out={tmp_path / 'out'}", code=2))
     assert line.startswith(flag.split("=")[0]) and word in line
     assert not (tmp_path / "out").exists()
+
+
+METHOD = '''
+import dataclasses
+from pfljax import FedAvg, knob, method
+
+@method(keeps="nothing", travels="the global model, both ways")
+@dataclasses.dataclass(frozen=True)
+class Mine(FedAvg):
+    """Mine (Me, 2026): FedAvg by another name."""
+    strength: float = knob(0.5, above=0, help="of nothing")
+'''
+
+
+def test_a_method_of_one_s_own_is_compared_from_its_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "mine.py").write_text(METHOD)
+    flags = ["--seeds=0", "--rounds=1", "--hidden=4", "--mine.strength=2", f"--out={tmp_path / 'out'}"]
+    try:
+        call(compare.COMMAND, f"--algorithms=fedavg,{tmp_path / 'mine.py'}:Mine", *flags)
+    finally:
+        METHODS.pop("mine", None)
+    fedavg, mine = rows_of(tmp_path / "out")
+    assert mine["algorithm"] == "mine" and flags_of(tmp_path / "out" / "mine")["mine.strength"] == 2.0
+    assert mine["accuracy_mean"] == fedavg["accuracy_mean"]

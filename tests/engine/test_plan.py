@@ -10,12 +10,12 @@ from pfljax.engine.plan import make_plan
 
 label = lambda plan: "-".join(str(part) for part in plan)
 ONE_DEVICE = [("vmap", 0, 1), ("map", 0, 1), ("chunk", 3, 1)]
-PLANS = [*ONE_DEVICE, ("vmap", 0, 4), ("map", 0, 2), ("chunk", 3, 2), ("chunk", 2, 4)]
+PLANS = [*ONE_DEVICE, ("vmap", 0, 4), ("map", 0, 2), ("chunk", 3, 2)]
 EVERY_PLAN = pytest.mark.parametrize("plan", PLANS, ids=label)
-RINGS = [("vmap", 0, 2, "ring"), ("map", 0, 4, "ring"), ("chunk", 2, 2, "ring"), ("chunk", 3, 2, "ring")]
+RINGS = [("vmap", 0, 2, "ring"), ("map", 0, 4, "ring"), ("chunk", 3, 2, "ring")]
 GATHERS = [("vmap", 0, 2, "gather"), ("map", 0, 4, "gather"), ("chunk", 3, 2, "gather")]
 TRAVELS = [(8, plan) for plan in (*ONE_DEVICE, *GATHERS, *RINGS)]
-TRAVELS += [(7, plan) for plan in (ONE_DEVICE[2], *GATHERS)]  # which do not divide by the devices
+TRAVELS += [(7, plan) for plan in (ONE_DEVICE[2], GATHERS[2])]  # which do not divide by the devices
 
 
 def problem(num_clients, num_models, held, seed=0):
@@ -93,7 +93,7 @@ def test_peers_exchange_as_a_loop_over_clients_does(num_clients, plan):
     compare(run(*args), expected)
 
 
-@pytest.mark.parametrize("plan", [*ONE_DEVICE, GATHERS[1], *RINGS], ids=label)
+@pytest.mark.parametrize("plan", [*ONE_DEVICE[1:], GATHERS[1], *RINGS[1:]], ids=label)
 def test_peers_with_their_own_model_first_exchange_as_a_loop_over_clients_does(plan):
     plan, num_clients = make_plan(*plan), 8
     models, index, rows, data = problem(num_clients, num_clients, 3)
@@ -134,7 +134,7 @@ def compare_own(result, args):
     np.testing.assert_allclose(rows["r"], expected["r"], rtol=2e-5, atol=2e-5)
 
 
-OWN = [(7, 1, plan) for plan in PLANS] + [(8, 1, PLANS[4]), (8, 2, PLANS[6]), *[(7, 2, plan) for plan in PLANS[1:6:2]]]
+OWN = [(7, 1, plan) for plan in PLANS] + [(8, 1, PLANS[4]), (8, 2, PLANS[0]), (7, 2, PLANS[5])]
 
 
 @pytest.mark.parametrize(("num_clients", "held", "plan"), OWN)
@@ -194,8 +194,10 @@ PUSHES = [
 ]
 
 
-@pytest.mark.parametrize("by_size", [False, True])
-@pytest.mark.parametrize(("num", "held", "layout"), PUSHES)
+@pytest.mark.parametrize(
+    ("num", "held", "layout", "by_size"),
+    [*[(*push, False) for push in PUSHES], *[(*push, True) for push in PUSHES[3:6]]],
+)
 def test_a_push_counts_one_upload_with_each_receiver_s_weight(num, held, layout, by_size):
     """By a product of matrices where most receive most, else by scattering; also where clients do not divide."""
     rng = np.random.default_rng(0)

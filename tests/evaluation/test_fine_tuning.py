@@ -12,16 +12,15 @@ from pfljax.algorithms import METHODS
 from pfljax.core import tree
 from pfljax.core.types import Predictor
 from pfljax.engine.plan import make_plan
-from pfljax.evaluation import metrics as evaluation
 from pfljax.evaluation.fine_tuning import fine_tuned
 
 
-def tuned(name, epochs, federation, plan=None, **options):
-    """(what was predicted with, what it is tuned to, the problem)."""
+def tuned(name, epochs, federation, plan=None, rounds=2, **options):
+    """(what was predicted with after some rounds, what it is tuned to, the problem)."""
     problem = toys.make_problem(federation, optax.sgd(RATE), plan=plan, **options)
     algorithm = toys.make_algorithm(name, problem)
-    states, _ = toys.train(algorithm, problem, federation.client_data, 2)
-    before = algorithm.predictor(jax.random.key(0), states[-1], federation.client_data)
+    states, _ = toys.train(algorithm, problem, federation.client_data, rounds)
+    before = jax.jit(algorithm.predictor)(jax.random.key(0), states[-1], federation.client_data)
     fine_tune = fine_tuned(problem, algorithm, epochs).fine_tune
     return before, jax.jit(fine_tune)(jax.random.key(1), before, federation.client_data), problem
 
@@ -82,7 +81,7 @@ def test_a_mixture_of_classifiers_gains_on_its_training_data():
     federation = toys.make_federation((6, 5, 6, 4))
     before, after, problem = tuned("fedem", 30, federation)
     scores = [
-        np.asarray(evaluation.evaluate(problem.plan, problem.model, predictor, federation.train)["loss"])
+        np.asarray(toys.evaluate(problem.plan, problem.model, predictor, federation.train)["loss"])
         for predictor in (before, after)
     ]
     assert (scores[1] < scores[0]).all()
@@ -96,9 +95,9 @@ def test_every_method_is_tuned_alike_on_every_plan(name):
     federation = toys.make_federation((3, 5, 1, 4))
     found = []
     for plan in (make_plan("map", devices=1), make_plan("vmap", devices=4)):
-        _, after, problem = tuned(name, 2, federation, plan=plan, batch_size=2, hidden=(3,))
+        _, after, problem = tuned(name, 2, federation, plan=plan, rounds=0, batch_size=2, hidden=(3,))
         assert tree.num_rows(after.models) == after.index.size
-        found.append(evaluation.evaluate(problem.plan, problem.model, after, federation.test)["loss"])
+        found.append(toys.evaluate(problem.plan, problem.model, after, federation.test)["loss"])
     assert np.isfinite(found[0]).all()
     np.testing.assert_allclose(*found, rtol=1e-3)
 

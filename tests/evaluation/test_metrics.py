@@ -29,7 +29,7 @@ def test_probabilities_are_mixed_and_not_logits(plan):
     weights = np.array([[0.75, 0.25], [0.4, 0.6], [1.0, 0.0]], np.float32)
     index = np.array([[0, 1], [1, 0], [0, 1]], np.int32)
     predictor = Predictor(bias_models(LOGITS), jnp.asarray(index), jnp.asarray(weights), "shared")
-    scores = evaluation.evaluate(plan, model, predictor, split)
+    scores = toys.evaluate(plan, model, predictor, split)
 
     probabilities = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
     mixed = np.einsum("kj,kjc->kc", weights, probabilities[index])
@@ -51,7 +51,7 @@ def test_outputs_are_mixed_in_a_regression():
     predictor = Predictor(
         bias_models([[1.0], [3.0]]), jnp.array([[0, 1], [1, 0]]), jnp.array([[0.5, 0.5], [1, 0]]), "peers"
     )
-    scores = evaluation.evaluate(make_plan("map", devices=1), model, predictor, federation.test)
+    scores = toys.evaluate(make_plan("map", devices=1), model, predictor, federation.test)
     expected = [np.mean((federation.test.y[0] - 2) ** 2), np.mean((federation.test.y[1] - 3) ** 2)]
     np.testing.assert_allclose(scores["loss"], expected, rtol=1e-5)
     assert set(scores) == {"loss"}
@@ -62,7 +62,7 @@ def test_a_hopeless_prediction_has_a_finite_loss_and_long_tests_are_summed_in_bl
     model = toys.make_problem(federation).model
     predictor = Predictor(bias_models([[200.0, 0, 0]]), jnp.array([[0]]), jnp.ones((1, 1)), "own")
     split = federation.test._replace(size=np.array([1030], np.int32))
-    scores = evaluation.evaluate(make_plan("map", devices=1), model, predictor, split)
+    scores = toys.evaluate(make_plan("map", devices=1), model, predictor, split)
     right = (split.y[0, :1030] == 0).mean()
     np.testing.assert_allclose(scores["accuracy"], [right], rtol=1e-5)
     np.testing.assert_allclose(scores["loss"], [(1 - right) * -np.log(np.finfo(np.float32).tiny)], rtol=1e-4)

@@ -274,3 +274,20 @@ def test_a_missing_library_is_one_line(monkeypatch):
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(ArgumentError, match=r"pip install 'pfljax\[privacy\]'"):
         Privacy(1.0, 1.0).check()
+
+
+def test_clipping_counts_only_what_is_trained():
+    """One example, a small norm, no noise, rate 1: each part moves by the norm, not by its share of it."""
+    federation = toys.make_federation((1,))
+    problem = toys.make_problem(federation, optax.sgd(1.0), hidden=(4,))
+    params = problem.model.init(jax.random.key(0))
+    solver = problem.solver._replace(privacy=Privacy(clip_norm=0.01))
+    split = jax.tree.map(lambda leaf: leaf[0], federation.train)
+    head = problem.model.mask(params, 1)
+    for mask in (head, tree.complement(head)):
+        part = solver.part(mask)
+        trained, _, _ = part.fit(jax.random.key(1), params, part.optimizer.init(params), split, round_number=0)
+        moved = tree.subtract(trained, params)
+        assert np.sqrt(tree.inner(moved, moved)) == pytest.approx(0.01, rel=1e-4)
+        held = jax.tree.map(lambda chosen, leaf: not chosen and bool(jnp.any(leaf != 0)), mask, moved)
+        assert not any(jax.tree.leaves(held))

@@ -1,1 +1,10 @@
-"""What several methods share."""
+"""What several methods share, and what a method of one's own starts from.
+
+`averaging` is one model that a server averages, `sharing_layers` a model of which a part stays with its client,
+`surrogates` models that minimize a surrogate, `gradients` rounds that send gradients.
+"""
+
+from pfljax.algorithms.common.aggregation import all_models, average, weighted
+from pfljax.algorithms.common.averaging import Phase, averaging, sharing_layers
+
+__all__ = ["Phase", "all_models", "average", "averaging", "sharing_layers", "weighted"]

@@ -111,7 +111,7 @@ class Phase(NamedTuple):
     """A phase of local training.
 
     Attributes:
-        part: A model's parameters -> a tree of bools: what is trained.
+        part: A model's parameters, or those of a stack of models, -> a tree of bools: what is trained.
         epochs: Passes over the client's data, in mini-batches of the phase's own.
     """
 
@@ -127,7 +127,8 @@ def sharing_layers(
         A round: client k receives theta, trains (theta, phi_k) on D_k; phi_k stays;
         theta <- sum_k n_k theta_k / sum_k n_k.
 
-    Newcomers train a phi of their own beside theta as it is, for as many rounds as a run has.
+    Newcomers train a phi of their own beside theta as it is, for as many rounds as a run has; with phases, for the
+    epochs of those that leave theta as it is.
 
     Args:
         problem: What it is built for.
@@ -160,10 +161,15 @@ def sharing_layers(
         num = tree.num_rows(clients)
         init_key, train_key = jax.random.split(key)
         start = tree.combine(tree.repeat(state.models, num), split(problem.init_models(init_key, num))[1])
-        alone = problem._replace(solver=problem.solver.part(tree.complement(shared(start))))
+        solver = problem.solver.part(tree.complement(shared(start)))
+        own = [phase.epochs for phase in phases if not tree.overlap(phase.part(start), shared(start))]
+        alone = problem._replace(solver=solver._replace(epochs=sum(own), steps=0) if own else solver)
         return Predictor.own(alone.train_alone(train_key, start, clients, own=True, rounds=problem.rounds))
 
     ledger = Ledger(gradients=1, passes=problem.passes(sum(phase.epochs for phase in phases)) if phases else 1)
+    if phases:
+        epochs = ", then ".join(str(phase.epochs) for phase in phases)
+        report = dataclasses.replace(report, facts=(*report.facts, ("local epochs, phase by phase", epochs)))
     algorithm = averaging(problem, train=train, predictor=predictor, adapt=adapt, ledger=ledger, report=report)
     # Where nothing is shared, there are no models to count.
     download = lambda key, state, cohort: jnp.zeros((cohort.ids.shape[0], 1), jnp.int32)

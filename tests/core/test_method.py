@@ -1,0 +1,75 @@
+"""How methods are declared: knobs are checked when a method is made, mistakes name the method."""
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from pfljax.core.errors import ArgumentError
+from pfljax.core.method import METHODS, get, knob, method
+
+
+@pytest.fixture
+def Toy():
+    @method(keeps="nothing", travels="nothing")
+    @dataclasses.dataclass(frozen=True)
+    class Toy:
+        """Toy (Somebody, 2026): does nothing."""
+
+        count: int = knob(2, at_least=1, at_most=4, help="a number")
+        rate: float = knob(0.5, above=0, below=1, help="a rate")
+        kind: Literal["one", "other"] = knob("one", help="a choice")
+        flag: bool = knob(True, help="a switch")
+
+        def build(self, problem):
+            raise ArgumentError(problem, "accepted: something else", 7)
+
+    yield Toy
+    del METHODS["toy"]
+
+
+def test_a_method_is_registered_with_its_title(Toy):
+    assert get("toy") is Toy
+    assert (Toy.info.name, Toy.info.title, Toy.info.keeps) == ("toy", "Toy (Somebody, 2026)", "nothing")
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"count": 0}, "toy.count=0: accepted: 1 to 4"),
+        ({"count": 2.5}, "toy.count=2.5: accepted: whole numbers"),
+        ({"count": True}, "toy.count=True: accepted: whole numbers"),
+        ({"count": "3"}, "toy.count=3: accepted: whole numbers"),
+        ({"rate": 1}, "toy.rate=1: accepted: above 0, below 1"),
+        ({"rate": float("nan")}, "toy.rate=nan: accepted: above 0, below 1"),
+        ({"kind": "third"}, "toy.kind=third: accepted: one, other"),
+        ({"flag": "no"}, "toy.flag=no: accepted: True or False"),
+    ],
+)
+def test_knobs_out_of_range_or_of_another_type_are_refused(Toy, knobs, message):
+    with pytest.raises(ArgumentError) as error:
+        Toy(**knobs)
+    assert str(error.value) == message
+
+
+def test_numbers_of_numpy_are_numbers(Toy):
+    assert Toy(count=np.int64(3), rate=np.float32(0.25)).count == 3
+
+
+def test_a_mistake_that_building_finds_names_the_method_if_it_is_in_a_knob(Toy):
+    with pytest.raises(ArgumentError, match=r"^toy\.count=7: accepted: something else$"):
+        Toy().build("count")
+    with pytest.raises(ArgumentError, match=r"^participation=7: "):
+        Toy().build("participation")
+
+
+@pytest.mark.parametrize(("name", "hint"), [("tyo", "did you mean"), ("x.py", "x.py:NAME")])
+def test_unknown_methods_are_refused_with_a_hint(Toy, name, hint):
+    with pytest.raises(ArgumentError, match=hint):
+        get(name)
+
+
+def test_a_class_without_a_docstring_is_no_method():
+    with pytest.raises(TypeError, match="docstring"):
+        method(keeps="", travels="")(dataclasses.make_dataclass("Silent", [], namespace={"__doc__": None}))
