@@ -30,7 +30,11 @@ def problem_of(optimizer=None, **options):
     return toys.make_problem(FEDERATION, optimizer or optax.sgd(0.1), model=Normalized(), **options)
 
 
-def client(k, n_max=5):
+def start(problem):
+    return jax.jit(problem.model.init)(jax.random.key(0))
+
+
+def client(k):
     return Split(*(jnp.asarray(leaf[k]) for leaf in FEDERATION.train))
 
 
@@ -54,7 +58,7 @@ def test_local_steps_move_them_by_the_layer_s_formula(k, batch_size, optimizer):
     """Whatever the optimizer; what fills a batch are the client's first examples of the epoch, once more."""
     problem = problem_of(optimizer, batch_size=batch_size, epochs=2)
     solver, split = problem.solver, client(k)
-    params = problem.model.init(jax.random.key(0))
+    params = start(problem)
     key, size = jax.random.key(5), int(split.size)
     trained, _, loss = jax.jit(lambda p, s: solver.fit(key, p, solver.optimizer.init(p), s, round_number=0))(
         params, split
@@ -76,7 +80,7 @@ def test_the_mean_loss_of_a_filled_batch_is_of_the_real_examples():
     batch = problem.solver.take_batch(jax.random.key(0), None, split, 0)
     np.testing.assert_array_equal(batch.mask, [1, 1, 1, 0])
     np.testing.assert_array_equal(batch.x[3], split.x[0])
-    params = problem.model.init(jax.random.key(0))
+    params = start(problem)
     x = np.float64(batch.x)
     outputs = ((x - x.mean(axis=0)) / np.sqrt(x.var(axis=0) + 1e-5)) @ np.float64(params["Dense_0"]["kernel"])[:, 0]
     expected = np.mean((outputs - np.float64(batch.y))[:3] ** 2)
@@ -88,7 +92,7 @@ def test_the_mean_loss_of_a_filled_batch_is_of_the_real_examples():
 
 def test_predictions_use_the_running_statistics():
     problem = problem_of()
-    params = problem.model.init(jax.random.key(0))
+    params = start(problem)
     params["batch_stats"]["BatchNorm_0"] = {"mean": jnp.full(3, 0.5), "var": jnp.full(3, 4.0)}
     x = FEDERATION.test.x[0]
     expected = (np.float64(x) - 0.5) / np.sqrt(4.0 + 1e-5) @ np.float64(params["Dense_0"]["kernel"])[:, 0]
@@ -99,7 +103,7 @@ def test_weighted_gradients_move_them_by_the_weighted_sum():
     """As where owners take a step with what others have made of their model."""
     problem = problem_of(optax.adam(0.1))
     solver = problem.solver
-    params = problem.model.init(jax.random.key(0))
+    params = start(problem)
     weights, total = (0.3, 0.5), None
     for k, weight in enumerate(weights):
         batch = solver.take_batch(jax.random.key(k), None, client(k), 0)
@@ -123,7 +127,7 @@ def test_fedavg_averages_them_by_the_clients_sizes():
 
 def test_a_proximal_term_does_not_hold_them():
     problem = problem_of()
-    params = problem.model.init(jax.random.key(0))
+    params = start(problem)
     anchor = jax.tree.map(lambda leaf: leaf - 3.0, params)
     batch = problem.solver.take_batch(jax.random.key(0), None, client(0), 0)
     plain = jax.grad(problem.solver.mean_loss)(params, batch)
@@ -136,7 +140,7 @@ def test_a_proximal_term_does_not_hold_them():
 @pytest.mark.parametrize("num", [0, 1, 2])
 def test_statistics_outside_a_part_stay(num):
     problem = problem_of(optax.adam(0.1))
-    params = problem.model.init(jax.random.key(0))
+    params = start(problem)
     mask = problem.model.mask(params, num)  # the normalization is the first of two layers
     solver = problem.solver.part(mask)
     run = lambda p, s: solver.fit(jax.random.key(0), p, solver.optimizer.init(p), s, round_number=0)

@@ -21,6 +21,10 @@ def problem_of(**options):
     return toys.make_problem(FEDERATION, options.pop("optimizer", optax.adam(0.1)), hidden=(4,), **options)
 
 
+def start(problem):
+    return jax.jit(problem.model.init)(jax.random.key(0))
+
+
 def client(k):
     return Split(*(jnp.asarray(leaf[k]) for leaf in FEDERATION.train))
 
@@ -56,7 +60,7 @@ def test_what_is_written_is_what_the_solver_does():
     optimizer = optax.sgd(0.1)
     solver = LocalTraining(optimizer, batch_size=3, epochs=2, schedule=schedule).bind(model)
     assert (solver.batch_size, solver.epochs, solver.steps, solver.keyed) == (3, 2, 0, False)
-    params = model.init(jax.random.key(0))
+    params = jax.jit(model.init)(jax.random.key(0))
     bound = LocalTraining(optax.adam(0.1)).bind(model).optimizer.init(params)
     assert jax.tree.structure(bound) == jax.tree.structure(optax.adam(0.1).init(params))
     grads = jax.tree.map(jnp.ones_like, params)
@@ -69,7 +73,7 @@ def test_what_is_written_is_what_the_solver_does():
 def test_a_part_is_trained_and_the_rest_stays_bit_for_bit(batch_size):
     optimizer = optax.chain(optax.add_decayed_weights(0.1), optax.adam(0.1))
     problem = problem_of(optimizer=optimizer, batch_size=batch_size)
-    params = problem.model.init(jax.random.key(0))
+    params = start(problem)
     mask = problem.model.mask(params, 1)
     part = problem.solver.part(mask)
     trained, state, _ = fit(part, params)
@@ -88,10 +92,11 @@ def test_a_part_is_trained_and_the_rest_stays_bit_for_bit(batch_size):
 
 def test_phases_have_mini_batches_and_epochs_of_their_own():
     problem = problem_of(optimizer=optax.sgd(0.1), batch_size=3, epochs=5)
-    params = problem.model.init(jax.random.key(0))
+    params = start(problem)
     context = ClientContext(jax.random.key(4), jnp.int32(0), jnp.int32(0), jnp.zeros(1, jnp.int32))
     mask = problem.model.mask(params, 2)
-    run = lambda phase, epochs: problem.fit_part(context, params, None, client(0), mask, phase=phase, epochs=epochs)
+    phase = lambda phase, epochs: problem.fit_part(context, params, None, client(0), mask, phase=phase, epochs=epochs)
+    run = jax.jit(phase, static_argnums=(0, 1))
     first, again, second, longer = run(0, 1)[0], run(0, 1)[0], run(1, 1)[0], run(0, 2)[0]
     toys.assert_trees_close(first, again)
     assert not toys.same_trees(first, second) and not toys.same_trees(first, longer)
@@ -104,7 +109,7 @@ def test_phases_have_mini_batches_and_epochs_of_their_own():
 def test_a_number_of_steps_at_run_time_is_that_number(k):
     """Three and two mini-batches an epoch; the client without examples takes no step."""
     problem = problem_of(batch_size=3)
-    solver, params = problem.solver, problem.model.init(jax.random.key(0))
+    solver, params = problem.solver, start(problem)
     state = solver.optimizer.init(params)
     run = lambda steps: solver.fit(jax.random.key(0), params, state, client(k), round_number=0, steps=steps)
     count = jax.jit(run)
@@ -125,7 +130,7 @@ class Dropped(nn.Module):
 
 def test_dropout_differs_between_steps_rounds_and_clients():
     problem = toys.make_problem(FEDERATION, optax.sgd(0.1), model=Dropped())
-    params = problem.model.init(jax.random.key(0))
+    params = start(problem)
     assert problem.solver.keyed
     one, again, other = (fit(problem.solver, params, key=number)[0] for number in (0, 0, 1))
     toys.assert_trees_close(one, again)

@@ -1,5 +1,6 @@
 """Flax modules of users: Linen and NNX, batch statistics, dropout, and what is found by looking."""
 
+import functools
 import subprocess
 import sys
 
@@ -44,12 +45,23 @@ class NNX(nnx.Module):
         return self.head(self.drop(nnx.relu(self.body[0](self.norm(x)))))
 
 
+@functools.cache
 def linen(rate=0.0):
     return models.Model(Linen(rate), EXAMPLE)
 
 
+@functools.cache
 def of_nnx(rate=0.0):
     return models.Model(lambda rngs: NNX(3, rate, rngs=rngs), EXAMPLE)
+
+
+# Compiled once for each model.
+start = jax.jit(lambda model, key: model.init(key), static_argnums=0)
+apply = jax.jit(lambda model, params, x: model.apply(params, x), static_argnums=0)
+losses = jax.jit(lambda model, params, key: model.loss(params, X, Y, key), static_argnums=0)
+gradient = jax.jit(
+    lambda model, params, key: jax.grad(lambda p: model.loss(p, X, Y, key).mean())(params), static_argnums=0
+)
 
 
 def as_nnx(params):
@@ -64,13 +76,13 @@ def as_nnx(params):
 def test_a_module_of_parameters_alone_keeps_its_tree():
     module = nn.Sequential([nn.Dense(5), nn.relu, nn.Dense(3)])
     model = models.Model(module, EXAMPLE)
-    params = model.init(jax.random.key(3))
-    expected = module.init(jax.random.key(3), EXAMPLE)["params"]
+    params = start(model, jax.random.key(3))
+    expected = jax.jit(module.init)(jax.random.key(3), EXAMPLE)["params"]
     assert jax.tree.structure(params) == jax.tree.structure(expected)
     jax.tree.map(np.testing.assert_array_equal, params, expected)
-    np.testing.assert_array_equal(model.apply(params, X), module.apply({"params": params}, X))
+    np.testing.assert_array_equal(apply(model, params, X), jax.jit(module.apply)({"params": params}, X))
     assert model.statistics(params) is None and not model.stochastic and not model.fixed
-    np.testing.assert_array_equal(model.loss(params, X, Y, jax.random.key(0)), model.loss(params, X, Y))
+    np.testing.assert_array_equal(losses(model, params, jax.random.key(0)), losses(model, params, None))
 
 
 def statistics_by_hand(mean, var):
@@ -82,10 +94,10 @@ def statistics_by_hand(mean, var):
 @pytest.mark.parametrize("make", [linen, of_nnx])
 def test_a_statistic_s_gradient_is_its_old_value_less_the_written_one(make):
     model = make()
-    params = model.init(jax.random.key(0))
+    params = start(model, jax.random.key(0))
     marks = model.statistics(params)
     params = jax.tree.map(lambda s, leaf: leaf + 0.5 if s else leaf, marks, params)
-    grads = jax.grad(lambda p: model.loss(p, X, Y, jax.random.key(1)).mean())(params)
+    grads = gradient(model, params, jax.random.key(1))
     pick = lambda tree: tree["batch_stats"]["BatchNorm_0"] if "batch_stats" in tree else tree["norm"]
     mean, var = statistics_by_hand(np.full(4, 0.5), np.full(4, 1.5))
     np.testing.assert_allclose(pick(grads)["mean"], 0.5 - mean, rtol=1e-4, atol=1e-6)
@@ -99,23 +111,23 @@ def test_a_statistic_s_gradient_is_its_old_value_less_the_written_one(make):
     body, head = weights["body"]["0"], weights["head"]
     hidden = np.maximum(normalized @ body["kernel"] + body["bias"], 0)
     expected = -logits(hidden @ head["kernel"] + head["bias"])
-    np.testing.assert_allclose(model.loss(params, X, Y, jax.random.key(1)), expected, rtol=1e-3, atol=1e-5)
-    grads = jax.grad(lambda p: model.loss(p, X, Y).mean())(params)
+    np.testing.assert_allclose(losses(model, params, jax.random.key(1)), expected, rtol=1e-3, atol=1e-5)
+    grads = gradient(model, params, None)
     assert not np.any(pick(grads)["mean"]) and not np.any(pick(grads)["var"])
     assert np.any(grads["Dense_1"]["kernel"] if make is linen else grads["head"]["kernel"])
 
 
 def test_nnx_is_linen_for_the_same_weights():
     one, other = linen(), of_nnx()
-    params = one.init(jax.random.key(0))
+    params = start(one, jax.random.key(0))
     shifted = jax.tree.map(lambda leaf: leaf + 0.2, params)
     same = as_nnx(shifted)
-    assert jax.tree.structure(same) == jax.tree.structure(other.init(jax.random.key(0)))
-    np.testing.assert_allclose(other.apply(same, X), one.apply(shifted, X), rtol=1e-5)
+    assert jax.tree.structure(same) == jax.tree.structure(start(other, jax.random.key(0)))
+    np.testing.assert_allclose(apply(other, same, X), apply(one, shifted, X), rtol=1e-5)
     np.testing.assert_allclose(other.predict(same, X), one.predict(shifted, X), rtol=1e-5)
     np.testing.assert_allclose(other.features(same, X), one.features(shifted, X), rtol=1e-5)
     key = jax.random.key(0)
-    grads = [jax.grad(lambda p, m=m: m.loss(p, X, Y, key).mean())(p) for m, p in ((one, shifted), (other, same))]
+    grads = [gradient(m, p, key) for m, p in ((one, shifted), (other, same))]
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
     jax.tree.map(close, grads[1], as_nnx(grads[0]))
 
@@ -123,14 +135,14 @@ def test_nnx_is_linen_for_the_same_weights():
 @pytest.mark.parametrize("make", [linen, of_nnx])
 def test_dropout_is_in_training_alone_and_has_its_own_key(make):
     model, without = make(0.5), make()
-    params = model.init(jax.random.key(0))
+    params = start(model, jax.random.key(0))
     assert model.stochastic
     np.testing.assert_array_equal(model.predict(params, X), without.predict(params, X))
-    np.testing.assert_array_equal(model.loss(params, X, Y), without.loss(params, X, Y))
-    losses = [model.loss(params, X, Y, jax.random.key(number)) for number in (0, 0, 1)]
-    np.testing.assert_array_equal(losses[0], losses[1])
-    assert np.abs(losses[0] - losses[2]).max() > 1e-4
-    assert np.abs(losses[0] - without.loss(params, X, Y, jax.random.key(0))).max() > 1e-4
+    np.testing.assert_array_equal(losses(model, params, None), losses(without, params, None))
+    drawn = [losses(model, params, jax.random.key(number)) for number in (0, 0, 1)]
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert np.abs(drawn[0] - drawn[2]).max() > 1e-4
+    assert np.abs(drawn[0] - losses(without, params, jax.random.key(0))).max() > 1e-4
 
 
 @pytest.mark.parametrize("name", ["train", "training", "is_training", "deterministic", "use_running_average"])
@@ -140,10 +152,10 @@ def test_the_argument_that_tells_the_mode_may_have_any_usual_name(name):
     exec(f"def call(self, x, {name}):\n    self.note({name})\n    return nn.Dense(3)(x)", {"nn": nn}, space)
     members = {"__call__": nn.compact(space["call"]), "note": lambda self, value: told.append(value)}
     model = models.Model(type("Told", (nn.Module,), members)(), EXAMPLE)
-    params = model.init(jax.random.key(0))
+    params = start(model, jax.random.key(0))
     told.clear()
-    model.apply(params, X)
-    model.loss(params, X, Y, jax.random.key(0))
+    apply(model, params, X)
+    losses(model, params, jax.random.key(0))
     assert told == ([False, True] if "train" in name else [True, False])
 
 
@@ -156,7 +168,7 @@ def test_the_argument_that_tells_the_mode_may_have_any_usual_name(name):
 )
 def test_layers_are_in_the_order_of_computation_and_statistics_belong_to_theirs(make, layers, norm):
     model = make()
-    params = model.init(jax.random.key(0))
+    params = start(model, jax.random.key(0))
     assert model.layers == layers
     numbers, normalizes = model.layer_numbers(params), model.normalization(params)
     if make is linen:
@@ -186,7 +198,7 @@ def test_a_normalization_belongs_to_the_layer_before_it_and_a_lone_module_is_loo
     model = models.Model(Lone(), EXAMPLE)
     # Dense_1 is made before Dense_2, and called after it.
     assert model.layers == (("body/Dense_0", "body/LayerNorm_0"), ("body/Dense_2",), ("body/Dense_1",))
-    params = model.init(jax.random.key(0))
+    params = start(model, jax.random.key(0))
     assert model.layer_numbers(params)["body"]["LayerNorm_0"] == {"bias": 0, "scale": 0}
     assert model.normalization(params)["body"]["LayerNorm_0"] == {"bias": True, "scale": True}
     assert not model.normalization(params)["body"]["Dense_2"]["kernel"]
@@ -199,21 +211,21 @@ def test_parameters_of_the_module_itself_are_a_layer():
             return nn.Dense(3)(x * self.param("scale", nn.initializers.ones, (4,)))
 
     model = models.Model(Plain(), EXAMPLE)
-    assert model.layer_numbers(model.init(jax.random.key(0))) == {"scale": 0, "Dense_0": {"bias": 1, "kernel": 1}}
+    assert model.layer_numbers(start(model, jax.random.key(0))) == {"scale": 0, "Dense_0": {"bias": 1, "kernel": 1}}
 
 
 def test_an_nnx_module_is_the_initial_model_and_stays_as_it_is():
     module = NNX(3, 0.5, rngs=nnx.Rngs(0))
     model = models.Model(module, EXAMPLE)
-    params = model.init(jax.random.key(0))
-    jax.tree.map(np.testing.assert_array_equal, params, model.init(jax.random.key(1)))
+    params = start(model, jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, params, start(model, jax.random.key(1)))
     np.testing.assert_array_equal(params["head"]["kernel"], module.head.kernel[...])
     assert model.fixed and not of_nnx().fixed
-    jax.grad(lambda p: model.loss(p, X, Y, jax.random.key(0)).mean())(params)
+    gradient(model, params, jax.random.key(0))
     np.testing.assert_array_equal(module.norm.mean[...], np.zeros(4))
     assert not module.drop.deterministic
-    other = of_nnx().init(jax.random.key(1))["head"]["kernel"]
-    assert np.abs(other - of_nnx().init(jax.random.key(0))["head"]["kernel"]).max() > 1e-3
+    other = start(of_nnx(), jax.random.key(1))["head"]["kernel"]
+    assert np.abs(other - start(of_nnx(), jax.random.key(0))["head"]["kernel"]).max() > 1e-3
 
 
 def test_stacked_models_are_models():
@@ -223,7 +235,7 @@ def test_stacked_models_are_models():
     found = jax.jit(jax.vmap(lambda p, key: model.loss(p, X, Y, key)))(stack, keys)
     for number, key in enumerate(keys):
         params = jax.tree.map(lambda leaf, n=number: leaf[n], stack)
-        np.testing.assert_allclose(found[number], model.loss(params, X, Y, key), rtol=1e-5)
+        np.testing.assert_allclose(found[number], losses(model, params, key), rtol=1e-5)
 
 
 class Sized(nn.Module):
@@ -253,21 +265,21 @@ class Sized(nn.Module):
 )
 def test_modules_and_functions_become_models_of_the_data_s_classes(given):
     model = models.build(given, (4,), "classification", 3)
-    params = model.init(jax.random.key(0))
-    assert model.apply(params, X).shape == (6, 3) and model.task == "classification"
+    params = start(model, jax.random.key(0))
+    assert apply(model, params, X).shape == (6, 3) and model.task == "classification"
 
 
 def test_an_nnx_module_as_it_is_becomes_a_model():
     model = models.build(NNX(3, rngs=nnx.Rngs(0)), (4,), "classification", 3)
-    assert model.fixed and model.apply(model.init(jax.random.key(0)), X).shape == (6, 3)
+    assert model.fixed and model.apply(start(model, jax.random.key(0)), X).shape == (6, 3)
 
 
 def test_values_of_a_regression_may_have_an_axis_of_one():
     for given in (Sized(1), models.MLP(), lambda rngs: nnx.Linear(4, 1, rngs=rngs)):
         model = models.build(given, (4,), "regression", 1)
-        params = model.init(jax.random.key(0))
-        assert model.apply(params, X).shape == model.predict(params, X).shape == (6,)
-        assert model.apply(params, X[:1]).shape == (1,)
+        params = start(model, jax.random.key(0))
+        assert apply(model, params, X).shape == model.predict(params, X).shape == (6,)
+        assert apply(model, params, X[:1]).shape == (1,)
 
     class Flat(nn.Module):
         @nn.compact
@@ -275,7 +287,7 @@ def test_values_of_a_regression_may_have_an_axis_of_one():
             return nn.Dense(1)(x)[:, 0]
 
     model = models.build(Flat(), (4,), "regression", 1)
-    assert model.apply(model.init(jax.random.key(0)), X[:1]).shape == (1,)
+    assert model.apply(start(model, jax.random.key(0)), X[:1]).shape == (1,)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from pfljax import models
 from pfljax.core.errors import ArgumentError
 from pfljax.models import layers, networks, recurrent
 
+start = jax.jit(lambda model: model.init(jax.random.key(0)), static_argnums=0)
+
 SHAPES = [(4, 6, 6, 3), (3, 5, 7, 2), (6, 3, 4, 1)]
 
 
@@ -112,7 +114,7 @@ def test_the_lstm_s_gradients_are_differences_of_its_equations():
 
 def test_characters_are_predicted_from_those_before():
     model = models.make("lstm", (6,), "classification", 5)
-    params = model.init(jax.random.key(0))
+    params = start(model)
     tokens = np.array([[0, 1, 2, 3, 4, 0], [4, 4, 1, 0, 2, 3]], np.uint8)
     logits = model.apply(params, tokens)
     assert logits.shape == (2, 6, 5)
@@ -227,7 +229,7 @@ def test_masks_cover_the_last_layers(name, shape, sizes):
 @pytest.mark.parametrize(("name", "shape"), [("mlp", (4,)), ("linear", (4,)), ("cnn", (8, 8, 2))])
 def test_the_last_layer_makes_the_outputs_of_the_features(name, shape):
     model = models.make(name, shape, "classification", 9, hidden=(6,), channels=(5, 7))
-    params = model.init(jax.random.key(0))
+    params = start(model)
     (last,) = model.layers[-1]
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3, *shape)).astype(np.float32)
@@ -255,7 +257,7 @@ def test_mobilenet_halves_five_times_and_ends_in_classes():
 
 def test_the_cnn_is_convolution_pooling_relu_and_a_dense_layer():
     model = models.make("cnn", (9, 8, 2), "classification", 3, channels=(4, 5))
-    params = model.init(jax.random.key(0))
+    params = start(model)
     params = jax.tree.map(lambda leaf: leaf + 0.1, params)  # biases that matter
     x = np.random.default_rng(2).normal(size=(3, 9, 8, 2)).astype(np.float32)
     h = x
@@ -268,7 +270,7 @@ def test_the_cnn_is_convolution_pooling_relu_and_a_dense_layer():
 
 def test_the_pfl_research_network_is_its_layers():
     model = models.make("pfl_research_cnn", (9, 8, 2), "classification", 3)
-    params = jax.tree.map(lambda leaf: leaf + 0.1, model.init(jax.random.key(0)))
+    params = jax.tree.map(lambda leaf: leaf + 0.1, start(model))
     h = x = np.random.default_rng(2).normal(size=(3, 9, 8, 2)).astype(np.float32)
     for number in range(2):
         layer = params[f"PatchConv_{number}"]
@@ -281,56 +283,62 @@ def test_the_pfl_research_network_is_its_layers():
 
 
 def residual_network():
-    """A narrow ResNet18, its parameters with shifts that matter, and an input."""
+    """A narrow ResNet18: parameters -> its outputs; parameters with shifts that matter; and an input."""
     network = networks.ResNet18((8, 16, 24, 32), outputs=3)
     x = np.random.default_rng(0).normal(size=(2, 9, 8, 3)).astype(np.float32)
-    params = jax.tree.map(lambda leaf: leaf + np.float32(0.1), network.init(jax.random.key(0), x)["params"])
-    return network, params, x
+    params = jax.jit(network.init)(jax.random.key(0), x)["params"]
+    params = jax.tree.map(lambda leaf: np.asarray(leaf) + np.float32(0.1), params)
+    return jax.jit(lambda params: network.apply({"params": params}, x)), params, x
 
 
 def test_resnet_is_its_layers():
     network, params, x = residual_network()
-    layers_of = {kind: itertools.count() for kind in ("PatchConv", "Dense", "GroupNorm")}
-    following = lambda kind: params[f"{kind}_{next(layers_of[kind])}"]
+    shapes = []
 
-    def norm(x):
-        layer = following("GroupNorm")
-        groups = np.asarray(x).reshape(len(x), *x.shape[1:3], 8, -1)
-        mean, var = groups.mean((1, 2, 4), keepdims=True), groups.var((1, 2, 4), keepdims=True)
-        return ((groups - mean) / np.sqrt(var + 1e-6)).reshape(x.shape) * layer["scale"] + layer["bias"]
+    def reference(params, x):
+        layers_of = {kind: itertools.count() for kind in ("PatchConv", "Dense", "GroupNorm")}
+        following = lambda kind: params[f"{kind}_{next(layers_of[kind])}"]
 
-    def convolution(x, size=3, stride=1):
-        kernel = following("PatchConv" if stride == 1 else "Dense")["kernel"]
-        return reference_convolution(x, kernel, size, stride=stride)
+        def norm(x):
+            layer = following("GroupNorm")
+            groups = x.reshape(len(x), *x.shape[1:3], 8, -1)
+            mean, var = groups.mean((1, 2, 4), keepdims=True), groups.var((1, 2, 4), keepdims=True)
+            return ((groups - mean) / jnp.sqrt(var + 1e-6)).reshape(x.shape) * layer["scale"] + layer["bias"]
 
-    h, shapes = jax.nn.relu(norm(convolution(x))), []
-    for stage in range(4):
-        for stride in (2 if stage else 1, 1):
-            y = norm(convolution(jax.nn.relu(norm(convolution(h, 3, stride)))))
-            if stride == 2:
-                h = norm(convolution(h, 1, 2))
-            h = jax.nn.relu(h + y)
-        shapes.append(h.shape[1:])
+        def convolution(x, size=3, stride=1):
+            kernel = following("PatchConv" if stride == 1 else "Dense")["kernel"]
+            return reference_convolution(x, kernel, size, stride=stride)
+
+        h = jax.nn.relu(norm(convolution(x)))
+        for stage in range(4):
+            for stride in (2 if stage else 1, 1):
+                y = norm(convolution(jax.nn.relu(norm(convolution(h, 3, stride)))))
+                if stride == 2:
+                    h = norm(convolution(h, 1, 2))
+                h = jax.nn.relu(h + y)
+            shapes.append(h.shape[1:])
+        last = following("Dense")
+        return h.mean(axis=(1, 2)) @ last["kernel"] + last["bias"]
+
+    expected = jax.jit(reference)(params, x)
     assert shapes == [(9, 8, 8), (5, 4, 16), (3, 2, 24), (2, 1, 32)]
-    last = following("Dense")
-    expected = np.mean(h, axis=(1, 2)) @ last["kernel"] + last["bias"]
-    np.testing.assert_allclose(network.apply({"params": params}, x), expected, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(network(params), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_resnet_s_blocks_add_to_what_they_receive():
     """With their last norms at zero the blocks of the first stage give what the stem gives."""
-    network, params, x = residual_network()
-    off = {name: jax.tree.map(jnp.zeros_like, params[name]) for name in ("GroupNorm_2", "GroupNorm_4")}
-    other = {f"PatchConv_{n}": jax.tree.map(lambda leaf: -leaf, params[f"PatchConv_{n}"]) for n in (1, 2, 3, 4)}
-    found = network.apply({"params": params | off}, x)
-    np.testing.assert_array_equal(network.apply({"params": params | off | other}, x), found)
-    assert np.abs(network.apply({"params": params | other}, x) - found).max() > 1e-3
+    network, params, _ = residual_network()
+    off = {name: jax.tree.map(np.zeros_like, params[name]) for name in ("GroupNorm_2", "GroupNorm_4")}
+    other = {f"PatchConv_{n}": jax.tree.map(np.negative, params[f"PatchConv_{n}"]) for n in (1, 2, 3, 4)}
+    found = network(params | off)
+    np.testing.assert_array_equal(network(params | off | other), found)
+    assert np.abs(network(params | other) - found).max() > 1e-3
 
 
 def test_losses_are_cross_entropy_in_nats_and_squared_error():
     x = np.random.default_rng(3).normal(size=(5, 4)).astype(np.float32)
     model = models.make("linear", (4,), "classification", 3)
-    params = model.init(jax.random.key(0))
+    params = start(model)
     logits = np.float64(x @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"])
     probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     y = np.array([0, 1, 2, 1, 0], np.int32)
@@ -338,7 +346,7 @@ def test_losses_are_cross_entropy_in_nats_and_squared_error():
     np.testing.assert_allclose(model.loss(params, x, y), -np.log(probabilities[np.arange(5), y]), rtol=1e-5)
 
     model = models.make("linear", (4,), "regression", 1)
-    params = model.init(jax.random.key(0))
+    params = start(model)
     outputs = x @ params["Dense_0"]["kernel"][:, 0]
     np.testing.assert_allclose(model.predict(params, x), outputs, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(model.loss(params, x, outputs + 2), np.full(5, 4.0), rtol=1e-4)
