@@ -217,6 +217,12 @@ def test_tfds_reads_both_splits_without_tensorflow(tmp_path):
     assert "tensorflow" not in sys.modules
 
 
+def test_without_tfds_its_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    with pytest.raises(ArgumentError, match=r"mnist: needs tensorflow-datasets: pip install 'pfljax\[tfds\]'"):
+        sources.tfds("mnist")
+
+
 def test_tfds_reads_coarse_labels(tmp_path):
     import tensorflow_datasets as tfds
 

@@ -72,7 +72,10 @@ def tfds(
 
 def _open(name: str, data_dir: str | None, error_of: Callable[[str], ArgumentError]) -> list[Any]:
     """The random-access readers of the training part and, where there is one, of the official test part."""
-    import tensorflow_datasets as tfds  # slow to import, and only needed here
+    try:
+        import tensorflow_datasets as tfds  # slow to import, and only needed here
+    except ImportError as error:
+        raise error_of("needs tensorflow-datasets: pip install 'pfljax[tfds]'") from error
 
     def read(split: str):
         # `download=True`, the default, would start a download that needs TensorFlow.
