@@ -296,7 +296,7 @@ def split_of(updates, size=None, label=None, **knobs):
     num = len(updates)
     label = jnp.zeros(num, jnp.int32) if label is None else jnp.asarray(label, jnp.int32)
     size = jnp.ones(num) if size is None else jnp.asarray(size, jnp.float32)
-    config = clustered.ClusteredConfig(**knobs)
+    config = clustered.ClusteredFL(**knobs)
     return np.asarray(clustered.split_clusters(label, updates @ updates.T, size, config)).tolist()
 
 
@@ -319,7 +319,7 @@ def test_a_new_cluster_waits_for_the_next_round():
     hexagon = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     zeros = np.zeros_like(hexagon)
     updates = np.block([[hexagon, zeros], [zeros, hexagon]])
-    config = clustered.ClusteredConfig(eps1=1e9, eps2=0.0)
+    config = clustered.ClusteredFL(eps1=1e9, eps2=0.0)
     split = lambda label: np.asarray(
         clustered.split_clusters(label, jnp.asarray(updates @ updates.T, jnp.float32), jnp.ones(12), config)
     )

@@ -290,7 +290,7 @@ def test_l2sgd_by_hand():
 
 def test_fedamp_s_attention_by_hand():
     points = np.array([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]], np.float32)
-    config = fedamp.FedAMPConfig(attention=0.8, sigma=0.5)
+    config = fedamp.FedAMP(attention=0.8, sigma=0.5)
     distance = np.array([[0, 25, 1], [25, 0, 18], [1, 18, 0.0]])
     near = np.exp(-distance / (0.5 * (25 + 1 + 18) / 3))
     expected = 0.4 * near * (1 - np.eye(3))
@@ -306,7 +306,7 @@ def test_near_models_are_told_apart():
     """Large equal parts must not drown small distances in float32."""
     rng = np.random.default_rng(0)
     points = rng.normal(size=50) * 100 + rng.normal(size=(4, 50)) * 1e-2
-    config = fedamp.FedAMPConfig(attention=0.9, sigma=1.0)
+    config = fedamp.FedAMP(attention=0.9, sigma=1.0)
     points = np.float32(points)
     distance = np.square(np.float64(points)[:, None] - np.float64(points)[None, :]).sum(axis=-1)
     near = 0.3 * np.exp(-distance / (distance.sum() / 12)) * (1 - np.eye(4))
