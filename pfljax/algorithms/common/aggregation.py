@@ -8,11 +8,6 @@ from pfljax.core import tree
 from pfljax.core.types import Aggregate, Array, Params, PyTree
 
 
-def all_models(num_clients: int, num: int = 1) -> Array:
-    """(S, N) int32, for `Algorithm.download`: everyone receives all of the server's N models."""
-    return jnp.broadcast_to(jnp.arange(num, dtype=jnp.int32), (num_clients, num))
-
-
 def weighted(models: Params, size: Array, num: int = 1) -> tuple[PyTree, Array]:
     """A client's contributions to averages weighted by its number of examples, and whether it makes them.
 

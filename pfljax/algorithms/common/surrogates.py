@@ -219,7 +219,7 @@ def means(report: Metrics) -> Metrics:
 def evenly(surrogate: Surrogate, models: Params, num: int, *, own: bool = False) -> Predictor:
     """Equal weights on all blocks, for `num` clients: of u (J, ...), or with `own` of each client's (K, J, ...)."""
     width = surrogate.num_models
-    index = aggregation.all_models(num, width)
+    index = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (num, width))
     if own:
         models = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), models)
         index = jnp.arange(num * width, dtype=jnp.int32).reshape(num, width)
