@@ -110,7 +110,9 @@ def test_the_devices_need_nothing_of_the_size_of_k(monkeypatch):
         evaluate = host_store.make_evaluation(experiment, found, ONE)
         evaluate(jax.random.key(0), state, shards, {"test": experiment.federation.test})
         left = sum(leaf.nbytes for leaf in jax.live_arrays()) - before
-        needs.append((found.memory.total, max(placed), left))
+        del state
+        needs.append((found.memory.total, max(placed)))
+        assert left < 64  # a few scalars
     assert needs[0] == needs[1] and min(needs[0]) > 0
 
 
