@@ -52,7 +52,8 @@ class APFL:
             v, w = models["own"], models["global"]
             w_slope = of_batch(w, batch(0).of_model(0))[1]
             loss, slope = of_batch(mixture(alpha, v, w), batch(0).of_model(1))
-            moved = alpha - self.rate * tree.inner(tree.subtract(v, w), slope)  # Eq. 10
+            difference, of_parameters = solver.trained(tree.subtract(v, w), slope)
+            moved = alpha - self.rate * tree.inner(difference, of_parameters)  # Eq. 10
             memory = jnp.where(number == 0, jnp.clip(moved, 0, 1), alpha), number + 1
             return loss, {"own": tree.scale(slope, alpha), "global": w_slope}, memory
 

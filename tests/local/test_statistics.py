@@ -115,9 +115,11 @@ def test_weighted_gradients_move_them_by_the_weighted_sum():
     np.testing.assert_allclose(statistics_of(optax.apply_updates(params, updates)), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_fedavg_averages_them_by_the_clients_sizes():
+@pytest.mark.parametrize("name", ["fedavg", "fedadam"])
+def test_a_server_averages_them_by_the_clients_sizes(name):
+    """Whatever its optimizer of parameters is."""
     problem = problem_of()
-    algorithm = toys.make_algorithm("fedavg", problem)
+    algorithm = toys.make_algorithm(name, problem)
     states, _ = toys.train(algorithm, problem, FEDERATION.client_data, 1)
     found = statistics_of(jax.tree.map(lambda leaf: leaf[0], states[-1].models))
     x = [np.float64(client(0).x), np.float64(client(1).x)[np.arange(5) % 3]]

@@ -36,6 +36,7 @@ from pfljax.core.types import (
     State,
 )
 from pfljax.local.problem import Problem
+from pfljax.local.training import beside_statistics
 
 Train = Callable[[ClientContext, Params, PyTree, ClientData], tuple[Params, PyTree, Array]]
 Predict = Callable[[Key, State, ClientData], Predictor]
@@ -66,6 +67,8 @@ def averaging(
     """
     if ledger is None and train is not None:
         raise ValueError("ledger: required beside train: how many gradients a mini-batch gives")
+    if server is not None and problem.solver.statistics is not None:
+        server = beside_statistics(server, problem.solver.statistics)
 
     def init(key, clients):
         models = problem.init_models(key, 1)
