@@ -4,7 +4,7 @@
 `surrogates` models that minimize a surrogate, `gradients` rounds that send gradients.
 """
 
-from pfljax.algorithms.common.aggregation import all_models, average, weighted
+from pfljax.algorithms.common.aggregation import average, weighted
 from pfljax.algorithms.common.averaging import Phase, averaging, sharing_layers
 
-__all__ = ["Phase", "all_models", "average", "averaging", "sharing_layers", "weighted"]
+__all__ = ["Phase", "average", "averaging", "sharing_layers", "weighted"]
