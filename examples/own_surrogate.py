@@ -41,7 +41,7 @@ class Moreau:
             num_models=1,
             init=tree.first,
             minimize=minimize,
-            loss=lambda w, batch, theta: self.strength / 2 * tree.squared_distance(w, theta),
+            loss=lambda w, batch, theta: self.strength / 2 * solver.squared_distance(w, theta),
             predictor=lambda even, v: pfl.Predictor.own(v),
             scored="each client's theta",
         )

@@ -58,7 +58,7 @@ class ClusteredFL:
 
         def server_update(key, state, aggregate):
             updates, size, label = aggregate.upload["update"], aggregate.upload["size"], state.server["label"]
-            divide = lambda: split_clusters(label, tree.gram(updates), size, self)
+            divide = lambda: split_clusters(label, tree.gram(*problem.solver.trained(updates)), size, self)
             label = jax.lax.cond(state.round >= self.warmup, divide, lambda: label).astype(jnp.int32)
             share = (label[:, None] == label[None, :]) * size
             share = share / jnp.maximum(share.sum(axis=1, keepdims=True), 1)

@@ -209,6 +209,7 @@ def newcomers(problem: Problem, models: Params, clients: ClientData, norm: str) 
     split = clients.validation if clients.validation.y.shape[1] else clients.train
     both = jax.tree.map(lambda leaf, origin: jnp.concatenate([leaf, origin[None]]), models, start)
     losses = problem.losses_of_all(both, split)
-    weights = normalize(first_order_weights(losses[:, :-1], losses[:, -1:], distances(models, start, norm)))
+    distance = distances(*problem.solver.trained(models, start), norm)
+    weights = normalize(first_order_weights(losses[:, :-1], losses[:, -1:], distance))
     rest = 1 - weights.sum(axis=1, keepdims=True)
     return Predictor.own(tree.mix(jnp.concatenate([weights, rest], axis=1), both))
