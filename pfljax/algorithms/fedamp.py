@@ -60,7 +60,7 @@ class FedAMP:
 
         def server_update(key, state, aggregate):
             models = tree.where(aggregate.count > 0, aggregate.upload, state.server["models"])
-            xi = attention(*problem.solver.trained(models), self)
+            xi = attention(problem.solver.trained(models)[0], self)
             metrics = {"weight_of_others": 1 - jnp.diagonal(xi).mean()}
             return state._replace(server={"models": models, "xi": xi}, models=tree.mix(xi, models)), metrics
 

@@ -47,7 +47,8 @@ class FedFomo(first_order.Knobs):
         def weigh(models, start, split, index):
             losses = problem.plan.over_models(lambda params: problem.solver.total_loss(params, split), models)
             baseline, size = problem.solver.total_loss(start, split), jnp.maximum(split.size, 1)
-            distance = first_order.distances(*problem.solver.trained(models, start), self.norm)
+            trained, origin = problem.solver.trained(models, start)
+            distance = first_order.distances(trained, origin, self.norm)
             return index, models, first_order.first_order_weights(losses / size, baseline / size, distance)  # Eq. 3
 
         return first_order.rounds(problem, self, first_order.Form("peers", weigh, norm=self.norm))

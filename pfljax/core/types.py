@@ -20,6 +20,7 @@ from pfljax.core.errors import RunError as RunError
 Array = jax.Array | np.ndarray
 Key = jax.Array
 Params = Any
+Examples = Any  # an array, or a view of one, which is read by indexing
 PyTree = Any
 Metrics = dict[str, Any]
 Topology = Literal["own", "shared", "peers", "push"]
@@ -32,10 +33,10 @@ class Split(NamedTuple):
     Rows at and beyond `size` are padding (zeros) and must not influence any result.
     """
 
-    x: Array  # (n_max, *features) float32, or (n_max, T) uint8 tokens of sequences; stacked (K, n_max, *features)
+    x: Examples  # (n_max, *features) float32, or (n_max, T) uint8 tokens of sequences; stacked (K, n_max, *features)
     # (n_max,) int32 classes, or float32 targets of a regression; (n_max, T) uint8 for sequences, 255 where there is
     # nothing to predict; stacked (K, n_max, ...).
-    y: Array
+    y: Examples
     size: Array  # () int32: how many examples are real; stacked (K,)
 
 

@@ -98,7 +98,7 @@ def averaging(
         client_update=client_update,
         server_update=server_update,
         predictor=predictor or (lambda key, state, clients: Predictor.one(state.models, tree.num_rows(clients))),
-        adapt=adapt,
+        adapt=adapt,  # pyright: ignore[reportArgumentType]  # None: the predictor
         topology="shared",
         ledger=ledger or Ledger(gradients=1),
         report=report or Report(),
