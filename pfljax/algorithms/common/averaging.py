@@ -59,8 +59,7 @@ def averaging(
         problem: What it is built for.
         train: (context, models (1, ...), row, data) -> (models, row, losses (1,)), a client's part of a round; None:
             epochs or steps of the solver.
-        rows: (key, models (1, ...), clients) -> what clients keep, leaves (K, ...); None: their optimizers, where those
-            are kept.
+        rows: (key, models (1, ...), clients) -> what clients keep, leaves (K, ...); None: optimizers that are kept.
         server: The server's optimizer; None: the mean replaces the model.
         predictor, adapt, report: As in `Algorithm`; the global model is scored by default.
         ledger: As in `Algorithm`; required beside a `train` of the method's own. Plain training takes one gradient.
