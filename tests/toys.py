@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from pfljax import models
 from pfljax.algorithms import METHODS
@@ -20,6 +21,21 @@ from pfljax.local.training import LocalTraining
 from pfljax.training.compiled import place, state_shardings
 from pfljax.training.experiment import Experiment
 from pfljax.training.loop import EVERY, Trainer
+
+# Of each kind one: what stays, what is shared, what travels, and what a client or the server keeps.
+KINDS = ("local", "fedavg_plus", "scaffold", "fedem", "dfedem", "federico", "fedfomo")
+
+
+def each_method(among=METHODS, *, fast=KINDS, grouped=False):
+    """Parametrizes a test by the methods' names; the default suite plays `fast`, the slow one the others.
+
+    Args:
+        among: Names of methods.
+        fast: Those of the default suite.
+        grouped: Whether one worker plays all tests of a method, for tests that share what they compile.
+    """
+    marks = lambda name: [pytest.mark.slow] * (name not in fast) + [pytest.mark.xdist_group(name)] * grouped
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in among])
 
 
 def make_split(rng, sizes, task="classification", features=3, classes=3, n_max=None):

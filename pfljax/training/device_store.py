@@ -43,7 +43,8 @@ def compile_segment(
     begin = time.perf_counter()
     algorithm, problem = experiment.algorithm(plan), experiment.problem
     one_round = make_round(algorithm, plan, problem.num_clients, problem.cohort_size)
-    one_round = replicates.lift(plan, one_round, in_axes=(0, None, 0, 0))
+    # Traced once, here for its record's shape and again in the loop.
+    one_round = jax.jit(replicates.lift(plan, one_round, in_axes=(0, None, 0, 0)), inline=True)
     init = replicates.lift(plan, algorithm.init)
     key = replicates.join([jax.random.key(experiment.seed)] * replicates.num)
     shape = jax.eval_shape(init, key, clients)

@@ -27,9 +27,7 @@ from pfljax.training.compiled import place
 SIZES = (5, 1, 3, 4, 2, 4, 0, 3)  # uneven, and a client without examples
 K, COHORT, ROUNDS = 8, 4, 6
 # One worker plays all tests of a method, so that its rounds are compiled once.
-every_method = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in METHODS]
-)
+every_method = toys.each_method(fast=METHODS, grouped=True)
 HIDDEN = {"fedper": (3,)}  # of a single layer all would be personal
 # A server that moves each coordinate by at most its rate a round, or slowly gathers speed, needs more rounds.
 FASTER = {"fedadam": {"rate": 0.1}, "fedavgm": {"rate": 0.5}}
@@ -196,8 +194,8 @@ def test_newcomers_get_a_predictor(name):
     assert np.isfinite(scores["loss"]).all()
 
 
-# One method of each topology, and one with a large state at the server; the others, and more plans, take minutes.
-ON_DEVICES = ("local", "fedavg", "federico", "dfedem", "mocha")
+# One method of each topology in which models travel; the others, and more plans, take minutes.
+ON_DEVICES = ("fedavg", "federico", "dfedem")
 PLANS = [
     (COHORT, ("chunk", 2, 2, "gather")),
     (COHORT, ("map", 0, 4, "ring")),
@@ -250,7 +248,7 @@ class Renumbered(Problem):
 ORDER = np.array([3, 0, 6, 1, 5, 7, 2, 4])
 
 
-@every_method
+@toys.each_method(grouped=True)
 def test_renumbering_the_clients_renumbers_the_results(name):
     knobs = WITHOUT_CHANCE.get(name, {})
     run = Run(name, cohort=K, knobs=knobs, optimizer=optax.sgd(0.2), batch_size=0)

@@ -98,8 +98,15 @@ def test_two_rounds_of_two_clients_and_two_components_by_hand(batch_size, epochs
     assert records[0].metrics["delta_pi"] > 1e-4  # Theorem 3.2: pi's step improves f
 
 
-@pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("optimizer", [optax.sgd(RATE, momentum=0.9), optax.adam(RATE)])
+@pytest.mark.parametrize(
+    ("keep", "optimizer"),
+    [
+        (True, optax.adam(RATE)),
+        (False, optax.sgd(RATE, momentum=0.9)),
+        pytest.param(True, optax.sgd(RATE, momentum=0.9), marks=pytest.mark.slow),
+        pytest.param(False, optax.adam(RATE), marks=pytest.mark.slow),
+    ],
+)
 def test_one_component_is_fedavg(keep, optimizer):
     federation = toys.make_federation((5, 1, 3, 0))
     problem = toys.make_problem(federation, optimizer, batch_size=2, epochs=2, cohort=3)._replace(keep_optimizer=keep)

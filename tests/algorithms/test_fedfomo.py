@@ -241,7 +241,7 @@ def test_bad_knobs_and_missing_validation_are_refused():
         toys.make_algorithm("fedfomo", problem).init(jax.random.key(0), federation.client_data)
 
 
-@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_round_needs_no_more_memory_than_federico_s(devices):
     """Beside the state one stack of models, the next ones, and the few that a client holds."""
     federation = toys.make_federation((2,) * 64, features=1000, classes=4)

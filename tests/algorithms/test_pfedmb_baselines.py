@@ -1,5 +1,7 @@
 """What pFedMB is compared with, and the rest: limit cases, and rounds by hand on quadratics."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +31,12 @@ def predictions(name, **options):
     return vectors(tree.take(predictor.models, predictor.index[:, 0]))
 
 
+@functools.cache
+def plain_predictions(name, sizes):
+    """The same of a method without knobs that others are compared with."""
+    return predictions(name, sizes=sizes)
+
+
 @pytest.mark.parametrize(
     ("name", "off", "on", "sizes"),
     [
@@ -45,7 +53,7 @@ def predictions(name, **options):
     ],
 )
 def test_with_its_knob_off_it_is_fedavg(name, off, on, sizes):
-    wanted = predictions("fedavg", sizes=sizes)
+    wanted = plain_predictions("fedavg", sizes)
     np.testing.assert_allclose(predictions(name, knobs=off, sizes=sizes), wanted, rtol=1e-5, atol=1e-6)
     assert np.abs(predictions(name, knobs=on, sizes=sizes) - wanted).max() > 1e-3
 
@@ -62,7 +70,7 @@ def test_with_its_knob_off_it_is_fedavg(name, off, on, sizes):
     ],
 )
 def test_with_its_knob_off_it_is_local(name, off, on):
-    wanted = predictions("local")
+    wanted = plain_predictions("local", SIZES)
     np.testing.assert_allclose(predictions(name, knobs=off), wanted, rtol=1e-5, atol=1e-6)
     assert np.abs(predictions(name, knobs=on) - wanted).max() > 1e-3
 

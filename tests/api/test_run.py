@@ -72,12 +72,12 @@ def test_figures_can_be_shown(trained, name):
 
 def test_training_goes_on_and_resumes(trained, clients, tmp_path):
     """Four rounds and two more, six at once, and four, killed, and resumed give the same."""
-    whole = pfl.Run(pfl.FedeRiCo(neighbors=2), clients, MODEL, LOCAL, seed=0).train(rounds=6, eval_every=2)
-    parts = pfl.Run(pfl.FedeRiCo(neighbors=2), clients, MODEL, LOCAL, seed=0)
+    start = lambda: pfl.Run(pfl.Scaffold(), clients, MODEL, pfl.LocalTraining(optax.sgd(0.1)), seed=0)
+    whole = start().train(rounds=6, eval_every=2)
+    parts = start()
     out = tmp_path / "run"
     assert len(parts.train(rounds=4, eval_every=2, out=out).history) == 2
-    again = pfl.Run(pfl.FedeRiCo(neighbors=2), clients, MODEL, LOCAL, seed=0)
-    resumed = again.train(rounds=6, eval_every=2, out=out, resume=True)
+    resumed = start().train(rounds=6, eval_every=2, out=out, resume=True)
     longer = parts.train(rounds=2, eval_every=2)
     for other in (longer, resumed):
         assert [row["round"] for row in other.history] == [2, 4, 6]
@@ -86,15 +86,17 @@ def test_training_goes_on_and_resumes(trained, clients, tmp_path):
 
 
 def test_a_comparison_is_a_table(clients, tmp_path):
-    methods = [pfl.Local(), pfl.FedAvg(), ("gentle", pfl.FedProx(mu=0.01))]
+    methods = [pfl.FedAvg(), ("gentle", pfl.FedProx(mu=0.01))]
     table = pfl.compare(methods, clients, MODEL, LOCAL, seeds=range(2), rounds=2, out=tmp_path, eval_every=1)
-    assert [row["algorithm"] for row in table.rows] == ["local", "fedavg", "gentle"]
+    assert [row["algorithm"] for row in table.rows] == ["fedavg", "gentle"]
     again = pfl.compare(methods, clients, MODEL, LOCAL, seeds=range(2), rounds=2, out=tmp_path, eval_every=1)
     assert str(again) == str(table)  # taken from the files, seconds included
-    alone = [pfl.Run(pfl.FedAvg(), clients, MODEL, LOCAL, seed=seed).train(rounds=2).accuracy for seed in range(2)]
-    assert table.rows[1]["accuracy_mean"] == pytest.approx(np.mean(alone))
-    assert table.rows[1]["accuracy_std"] == pytest.approx(np.std(alone))
-    assert "gentle" in str(table) and str(table).count("±") == 4  # three rows and the title
+    cells = [files.read_json(tmp_path / "fedavg" / f"seed-{seed}" / "summary.json") for seed in range(2)]
+    alone = [cell["last"]["accuracy"] for cell in cells]
+    assert pfl.Run(pfl.FedAvg(), clients, MODEL, LOCAL, seed=1).train(rounds=2).accuracy == pytest.approx(alone[1])
+    assert table.rows[0]["accuracy_mean"] == pytest.approx(np.mean(alone))
+    assert table.rows[0]["accuracy_std"] == pytest.approx(np.std(alone))
+    assert "gentle" in str(table) and str(table).count("±") == 3  # two rows and the title
     assert (tmp_path / "comparison.png").stat().st_size > 1000
 
 
@@ -137,10 +139,11 @@ def test_mistakes_are_one_clear_line(mistake, message, clients):
 
 
 def test_readme_s_snippet_runs(monkeypatch, tmp_path):
-    """As written, but for fewer rounds."""
+    """As written, but for fewer rounds and seeds."""
     monkeypatch.chdir(tmp_path)
     snippet = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL).group(1)
     shorter = re.sub(r"rounds=\d+", "rounds=2", snippet)
+    shorter = re.sub(r"seeds=range\(\d+\)", "seeds=range(1)", shorter)
     assert shorter != snippet
     names = {}
     exec(compile(shorter, "README.md", "exec"), names)

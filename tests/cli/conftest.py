@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pfljax import api
+
 
 @pytest.fixture(autouse=True, scope="session")
 def cache(tmp_path_factory):
@@ -14,6 +16,13 @@ def cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PFLJAX_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_pages(monkeypatch, request):
+    """Commands in the process of the tests draw no pages, which takes seconds, but for tests marked `pages`."""
+    if not request.node.get_closest_marker("pages"):
+        monkeypatch.setattr(api.Result, "write_report", lambda result: result.out / "report.html")
 
 
 @pytest.fixture(scope="session")

@@ -86,7 +86,8 @@ def test_two_processes_give_the_figures_of_one(start, tmp_path, flags):
     assert digests[0] == digests[1]
 
 
-@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
 def test_when_one_is_killed_the_other_says_so_and_one_process_goes_on(start, tmp_path, victim):
     out = tmp_path / "run"
     pair = start(out, "--rounds=100000")

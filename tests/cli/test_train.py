@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from commands import call, one_line
 
-from pfljax import api
 from pfljax.cli import build, train
 from pfljax.cli.settings import parse
 from pfljax.training import files
@@ -16,12 +15,6 @@ SMALL = ["--num_clients=4", "--rounds=4", "--eval_every=2", "--hidden=4", "--fed
 def folder(monkeypatch, tmp_path):
     """Commands run in a folder of their own."""
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture
-def no_page(monkeypatch):
-    """For tests of something else than the page, which takes seconds to draw."""
-    monkeypatch.setattr(api.Result, "write_report", lambda result: result.out / "report.html")
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +93,7 @@ def test_a_data_set_that_is_not_prepared_says_how_to(tmp_path):
     assert "tfds:mnist" in line and "download_and_prepare" in line
 
 
+@pytest.mark.pages
 def test_a_run_leaves_its_results_and_is_not_overwritten(tmp_path, monkeypatch):
     out = tmp_path / "run"
     printed = call(train.COMMAND, *SMALL, f"--out={out}")
@@ -146,7 +140,7 @@ def test_rates_may_fall_every_round():
     assert schedule() is None
 
 
-def test_more_rounds_are_another_run_where_rates_fall_by_them(no_page, tmp_path):
+def test_more_rounds_are_another_run_where_rates_fall_by_them(tmp_path):
     flags = [*SMALL, f"--out={tmp_path / 'run'}", "--lr_schedule=multistep"]
     call(train.COMMAND, *flags)
     assert "--rounds was 4 and is 6" in one_line(call(train.COMMAND, *flags, "--resume", "--rounds=6", code=2))
@@ -162,7 +156,7 @@ def test_a_diverging_run_stops_with_the_round_and_the_client(tmp_path):
     assert [row["round"] for row in rows] == list(range(1, stopped)) and rows
 
 
-def test_the_sine_curve_is_left_beside_fedavg_s(no_page, tmp_path):
+def test_the_sine_curve_is_left_beside_fedavg_s(tmp_path):
     flags = ["--dataset=sine", "--num_clients=4", "--rounds=6", "--hidden=4", "--federico.neighbors=1"]
     printed = call(train.COMMAND, *flags, f"--out={tmp_path / 'run'}")
     assert "mean squared error on test points: federico" in printed
@@ -188,7 +182,7 @@ class Small(nn.Module):
 """
 
 
-def test_a_model_of_one_s_own_comes_from_its_file(no_page, tmp_path):
+def test_a_model_of_one_s_own_comes_from_its_file(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(MODEL)
     call(train.COMMAND, *SMALL, f"--model={path}:Small", f"--out={tmp_path / 'run'}")

@@ -8,7 +8,6 @@ import pytest
 import toys
 from quadratics import RATE, SIZES, gradient, play, vectors
 
-from pfljax.algorithms import METHODS
 from pfljax.core import tree
 from pfljax.core.types import Predictor
 from pfljax.engine.plan import make_plan
@@ -87,10 +86,10 @@ def test_a_mixture_of_classifiers_gains_on_its_training_data():
     assert (scores[1] < scores[0]).all()
 
 
-FAST = ("local", "fedavg", "federico", "dfedem")  # one for each kind of predictor
+FAST = ("fedavg", "federico")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in METHODS])
+@toys.each_method(fast=FAST)
 def test_every_method_is_tuned_alike_on_every_plan(name):
     federation = toys.make_federation((3, 5, 1, 4))
     found = []

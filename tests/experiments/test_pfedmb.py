@@ -48,6 +48,7 @@ def test_table2_has_two_partitions_and_two_sizes(tmp_path):
     assert (few["participation"], many["participation"], many["dirichlet_alpha"]) == (1.0, 0.2, 0.5)
 
 
+@pytest.mark.slow
 def test_pairs_find_each_other(tmp_path):
     """Two clients of a pair have nearly the same alpha, and pairs different branches, at the command's own size."""
     commands.call(figure3.COMMAND, "--seeds=0", f"--out={tmp_path}")

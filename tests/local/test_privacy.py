@@ -11,7 +11,6 @@ import optax
 import pytest
 import toys
 
-from pfljax.algorithms import METHODS
 from pfljax.core import tree
 from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Ledger
@@ -115,7 +114,7 @@ def test_noise_has_the_stated_size_on_the_sum_of_gradients():
     np.testing.assert_allclose(draws.std(axis=0), 2.0 * 0.5 / 3, rtol=0.08)
 
 
-@pytest.mark.parametrize("name", ["local", "fedavg", "fedem", "federico", "fedfomo", "per_fedavg", "pfedme"])
+@toys.each_method(["local", "fedavg", "fedem", "federico", "fedfomo", "per_fedavg", "pfedme"], fast=["fedavg"])
 def test_without_noise_and_clipping_training_is_as_ever(name):
     """Exactly where there is nothing to do; to rounding with a norm so large that it clips nothing."""
     problem, _ = solver_of(Privacy())
@@ -190,7 +189,7 @@ def test_without_noise_there_is_no_bound():
     np.testing.assert_array_equal(epsilons(Privacy(0.0, 1.0), np.array([5, 0]), 5, np.array([3, 0])), [math.inf, 0])
 
 
-@pytest.mark.parametrize("name", METHODS)
+@toys.each_method(fast=("local", "fedem", "per_fedavg"))
 def test_the_ledger_counts_every_gradient_of_a_mini_batch(name, monkeypatch):
     """In a client's round of a single full batch: how often the private gradient is really taken."""
     calls = []

@@ -15,25 +15,8 @@ from pfljax.training.loop import Schedule
 from pfljax.training.replicates import ONE
 
 SIZES, ROUNDS, COHORT = (5, 1, 3, 4, 2, 4, 0, 3), 3, 4
-# Of each kind one in the default suite: what stays, what is shared, what travels, and what keeps what.
-KINDS = ("local", "fedavg_plus", "scaffold", "fedem", "federico", "fedfomo")
-every_method = pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.xdist_group(name), *([] if name in KINDS else [pytest.mark.slow])])
-        for name in METHODS
-    ],
-)
-
+FAST = ("local", "scaffold", "federico")
 BY_ALL = ("fedamp", "fedfomo", "fedfomo_average", "clustered")  # which predict with all clients' states at once
-every_method_by_rows = pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.xdist_group(name), *([] if name in KINDS else [pytest.mark.slow])])
-        for name in METHODS
-        if name not in BY_ALL
-    ],
-)
 
 
 def compile_segment(experiment):
@@ -48,7 +31,7 @@ def make_experiment(name, sizes=SIZES, client_store="host", **knobs):
     return toys.make_experiment(name, problem, federation, knobs=knobs, client_store=client_store)
 
 
-@every_method
+@toys.each_method(fast=FAST, grouped=True)
 def test_rounds_are_those_of_the_devices(name):
     experiment = make_experiment(name)
     shards, key, plan = experiment.federation.client_data, jax.random.key(0), experiment.problem.plan
@@ -72,7 +55,7 @@ def test_rounds_are_those_of_the_devices(name):
     toys.assert_trees_close(records, expected, rtol=1e-4, atol=1e-5)
 
 
-@every_method_by_rows
+@toys.each_method([name for name in METHODS if name not in BY_ALL], fast=FAST, grouped=True)
 def test_evaluation_in_blocks_is_that_of_all_at_once(name, monkeypatch):
     monkeypatch.setattr(host_store, "BLOCK_BYTES", 0)  # so that there are several
     experiment = make_experiment(name)
@@ -116,9 +99,10 @@ def test_the_devices_need_nothing_of_the_size_of_k(monkeypatch):
     assert needs[0] == needs[1] and min(needs[0]) > 0
 
 
-def test_a_run_goes_on_in_the_other_store(tmp_path):
+@toys.each_method(["local", "scaffold", "federico"], fast=["local"])
+def test_a_run_goes_on_in_the_other_store(name, tmp_path):
     """Stopped on the devices, resumed on the host, and the other way round, as never stopped."""
-    experiments = {store: make_experiment("federico", client_store=store) for store in ("device", "host")}
+    experiments = {store: make_experiment(name, client_store=store) for store in ("device", "host")}
     for store, experiment in experiments.items():
         toys.run(experiment, ROUNDS, out=tmp_path / store / "whole")
         toys.run(experiment, 2, out=tmp_path / store / "part", schedule=Schedule(1, 1))

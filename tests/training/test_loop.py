@@ -107,7 +107,7 @@ class Killed(Exception):
     """Stands for a kill -9 at a given place."""
 
 
-@pytest.mark.parametrize("name", METHODS)
+@toys.each_method(fast=("scaffold", "federico", "mocha"))
 def test_stopped_and_resumed_is_as_never_stopped(name, whole, tmp_path, monkeypatch):
     save = checkpoints.save
 
@@ -251,7 +251,7 @@ def test_peers_traffic_is_a_model_and_a_gradient_for_each_batch_and_neighbor(who
         assert row["bytes_up"] == pytest.approx(row["bytes_down"])
 
 
-@pytest.mark.parametrize("name", METHODS)
+@toys.each_method(fast=("fedavg_plus", "federico", "fedfomo"))
 def test_test_labels_reach_nothing_that_is_trained(name, whole, tmp_path):
     experiment = make_experiment(name)
     test = experiment.federation.test

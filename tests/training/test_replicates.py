@@ -57,11 +57,10 @@ def check_same(found, wanted):
 
 
 # Where draws are made for all clients' padded data at once (fedavg_data), other padding is another draw.
-FAST = ("local", "fedem", "federico", "fedfomo", "scaffold", "pfedmb")
 EQUAL = [name for name in METHODS if name != "fedavg_data"]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in EQUAL])
+@toys.each_method(EQUAL, fast=["scaffold"])
 def test_seeds_at_once_are_as_one_by_one(name, tmp_path):
     outs = [tmp_path / f"seed-{number}" for number in range(3)]
     together = train(experiments_of(name), outs)
@@ -73,28 +72,29 @@ def test_seeds_at_once_are_as_one_by_one(name, tmp_path):
     assert len(set(scores)) == 3
 
 
-@pytest.mark.parametrize("name", ["fedavg", pytest.param("federico", marks=pytest.mark.slow)])
+@toys.each_method(["fedavg", "federico"], fast=["fedavg"])
 def test_on_two_devices_too(name, tmp_path):
     outs = [tmp_path / f"seed-{number}" for number in range(3)]
     train(experiments_of(name, devices=2), outs)
-    for number in range(3):
-        train([experiment_of(name, federation_of(number), 10 + number)], [tmp_path / f"alone-{number}"])
-        check_same(outs[number], tmp_path / f"alone-{number}")
+    number = 1
+    train([experiment_of(name, federation_of(number), 10 + number)], [tmp_path / "alone"])
+    check_same(outs[number], tmp_path / "alone")
 
 
-def test_stopped_and_resumed_is_as_never_stopped(tmp_path):
+@toys.each_method(["local", "federico"], fast=["local"])
+def test_stopped_and_resumed_is_as_never_stopped(name, tmp_path):
     outs, whole = ([tmp_path / kind / f"{number}" for number in range(3)] for kind in ("parts", "whole"))
-    train(experiments_of("federico"), whole)
-    train(experiments_of("federico"), outs, rounds=2)
+    train(experiments_of(name), whole)
+    train(experiments_of(name), outs, rounds=2)
     said = []
-    train(experiments_of("federico"), outs, resume=True, say=said.append)
+    train(experiments_of(name), outs, resume=True, say=said.append)
     assert any("resumed after round 2" in line for line in said)
     for one, other in zip(outs, whole, strict=True):
         check_same(one, other)
     # Where one has lost its checkpoint, all start anew.
     shutil.rmtree(outs[1] / "checkpoints")
     said.clear()
-    train(experiments_of("federico"), outs, resume=True, say=said.append)
+    train(experiments_of(name), outs, resume=True, say=said.append)
     assert not any("resumed" in line for line in said)
     for one, other in zip(outs, whole, strict=True):
         check_same(one, other)
