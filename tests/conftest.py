@@ -11,7 +11,11 @@ import jaxtyping
 PACKAGE = Path(__file__).parents[1] / "pfljax"
 
 # Code is split and emitted in ways that cost more time to compile than small programs take to run.
-FASTER_TO_COMPILE = ("--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1")
+FASTER_TO_COMPILE = (
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",
+    "--xla_llvm_disable_expensive_passes=true",
+)
 
 
 def known_to_xla(flag: str) -> bool:

@@ -236,7 +236,7 @@ def test_newcomers_take_one_e_step_from_equal_weights(name):
     toys.assert_trees_close(predictor.models, models)
 
 
-@pytest.mark.parametrize("name", ["fedem", "dfedem"])
+@toys.each_method(["fedem", "dfedem"], fast=["fedem"])
 def test_it_finds_the_mixture_that_one_model_cannot(name):
     """Clients that mix two opposite labelings: no single linear model is right, two are."""
     rng = np.random.default_rng(0)

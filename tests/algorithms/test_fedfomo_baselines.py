@@ -190,6 +190,7 @@ def test_pfedme_s_personal_model_is_the_moreau_minimizer():
     np.testing.assert_allclose(vectors(adapted.models)[1], minimizer(1, w), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_with_a_large_lambda_pfedme_approaches_fedavg():
     mean = vectors(play("fedavg", **MINI)[2][-1].models)
     gaps = []
@@ -240,6 +241,7 @@ def test_mocha_by_hand():
     np.testing.assert_allclose(vectors(predictor.models), weights, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_mocha_s_strength_is_what_makes_it_other_than_local():
     local = play("local", **MINI)[4].models
     toys.assert_trees_close(play("mocha", knobs={"strength": 0.0}, **MINI)[4].models, local, rtol=1e-5, atol=1e-6)

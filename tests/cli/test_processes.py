@@ -118,6 +118,7 @@ def test_processes_that_disagree_end_with_one_line_each(start, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_data_that_differ_are_found_before_anything_is_trained(start, tmp_path):
     rng = np.random.default_rng(0)
     for number in range(2):

@@ -70,15 +70,14 @@ def test_a_second_run_measures_only_what_is_missing(finished, tmp_path):
     out = tmp_path / "more"
     shutil.copytree(finished, out)
     before = read(out)["cells"]
-    flags = ["--algorithms=fedavg", "--num_clients=4,6", "--devices=2", "--plan=chunk", "--chunk=2"]
+    flags = ["--algorithms=fedavg", "--num_clients=4", "--devices=2", "--plan=chunk", "--chunk=2"]
     printed = call(out, *flags, "--cohort=0,2,5", "--total_rounds=7")
-    assert printed.count("finished before, taken from") == 2
+    assert printed.count("finished before, taken from") == 1
     assert "K=4, S=5: left out, the cohort is larger than K" in printed
     assert "K=4: 7 rounds, 28 client updates, would take" in printed
     rows = read(out)["cells"]
-    for old, new in zip(before, rows, strict=False):
-        assert new == old | {"projected_hours": old["seconds_per_round"] * 7 / 3600}
-    assert [(row["num_clients"], row["clients_per_round"]) for row in rows[2:]] == [(4, 2), (6, 2), (6, 5)]
+    assert rows[0] == before[0] | {"projected_hours": before[0]["seconds_per_round"] * 7 / 3600}
+    assert [(row["num_clients"], row["clients_per_round"]) for row in rows] == [(4, 4), (6, 6), (4, 2)]
 
 
 def test_other_settings_are_refused_and_named(finished):
@@ -172,6 +171,7 @@ def test_another_s_folder_is_left_alone(tmp_path):
     assert "of an earlier version" in call(tmp_path, code=2)
 
 
+@pytest.mark.slow
 def test_pfl_research_s_workload_is_that_of_its_benchmark(tmp_path):
     """1,000 clients of 50 images, 50 a round, batches of 10, 75,000 updates; here fewer clients, which wins."""
     flags = ["--preset=pfl_research_cifar10", "--num_clients=20", "--cohort=1", "--rounds=1", "--devices=1"]

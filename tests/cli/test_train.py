@@ -156,6 +156,7 @@ def test_a_diverging_run_stops_with_the_round_and_the_client(tmp_path):
     assert [row["round"] for row in rows] == list(range(1, stopped)) and rows
 
 
+@pytest.mark.slow
 def test_the_sine_curve_is_left_beside_fedavg_s(tmp_path):
     flags = ["--dataset=sine", "--num_clients=4", "--rounds=6", "--hidden=4", "--federico.neighbors=1"]
     printed = call(train.COMMAND, *flags, f"--out={tmp_path / 'run'}")

@@ -21,7 +21,11 @@ def load(name):
 
 @pytest.mark.parametrize(
     ("name", "least"),
-    [("own_data", 0.85), ("own_linen_model", 0.75), ("own_nnx_model", 0.75)],  # chance is 0.5, 0.1, 0.1
+    [  # chance is 0.5, 0.1, 0.1
+        ("own_data", 0.85),
+        pytest.param("own_linen_model", 0.75, marks=pytest.mark.slow),
+        pytest.param("own_nnx_model", 0.75, marks=pytest.mark.slow),
+    ],
 )
 def test_examples_learn(name, least):
     assert load(name).main().accuracy > least

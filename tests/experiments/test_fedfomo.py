@@ -68,6 +68,7 @@ def test_table3_deals_the_targets_and_says_what_differs(tmp_path):
     assert again.count("finished before, kept") == 3
 
 
+@pytest.mark.slow
 def test_table4_states_the_ledger_beside_the_accuracy(tmp_path):
     flags = [
         "--algorithms=fedavg",

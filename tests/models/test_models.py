@@ -178,6 +178,7 @@ def count(name, shape, classes=10, **options):
     return sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
+@pytest.mark.slow
 def test_networks_have_the_papers_sizes():
     convolutions = (27 * 128 + 128) + 2 * (9 * 128 * 128 + 128)
     assert count("cnn", (32, 32, 3)) == convolutions + 4 * 4 * 128 * 10 + 10 == 319_242
@@ -255,6 +256,7 @@ def test_vgg_is_for_images_of_32_x_32():
         models.make("vgg11", (28, 28, 1), "classification", 10)
 
 
+@pytest.mark.slow
 def test_mobilenet_halves_five_times_and_ends_in_classes():
     model = models.make("mobilenet_v2", (32, 32, 3), "classification", 10)
     params = jax.eval_shape(model.init, jax.random.key(0))
@@ -299,6 +301,7 @@ def residual_network():
     return jax.jit(lambda params: network.apply({"params": params}, x)), params, x
 
 
+@pytest.mark.slow
 def test_resnet_is_its_layers():
     network, params, x = residual_network()
     shapes = []
