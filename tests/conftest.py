@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import jax
@@ -18,17 +19,18 @@ FASTER_TO_COMPILE = (
 )
 
 
-def known_to_xla(flag: str) -> bool:
-    """Whether this XLA has the flag; one that it does not know ends the process, so that another process asks."""
+def known_to_xla(flags: str) -> bool:
+    """Whether this XLA has the flags; one that it does not know ends the process, so that another process asks."""
     ask = "from jaxlib import xla_client; xla_client.CompileOptions().executable_build_options.debug_options"
-    asked = subprocess.run([sys.executable, "-c", ask], env=os.environ | {"XLA_FLAGS": flag}, capture_output=True)
+    asked = subprocess.run([sys.executable, "-c", ask], env=os.environ | {"XLA_FLAGS": flags}, capture_output=True)
     return asked.returncode == 0
 
 
 def start_jax() -> None:
     """Starts JAX with flags that only this process sees: commands that tests start compile as users' do."""
     given = os.environ.get("XLA_FLAGS")
-    os.environ["XLA_FLAGS"] = " ".join([given or "", *filter(known_to_xla, FASTER_TO_COMPILE)])
+    known = FASTER_TO_COMPILE if known_to_xla(" ".join(FASTER_TO_COMPILE)) else filter(known_to_xla, FASTER_TO_COMPILE)
+    os.environ["XLA_FLAGS"] = " ".join([given or "", *known])
     jax.local_devices()
     if given is None:
         del os.environ["XLA_FLAGS"]
@@ -46,8 +48,12 @@ jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS") or "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
 # Devices of one CPU process share a thread pool: with several dispatches in flight their collectives can starve.
 jax.config.update("jax_cpu_enable_async_dispatch", False)
-# Most of the suite's time is compiling.
+# Most of the suite's time is compiling, often of what another test has compiled before.
 jax.config.update("jax_disable_most_optimizations", True)
+COMPILED = tempfile.TemporaryDirectory()  # of this process alone: no other one reads a file that is being written
+jax.config.update("jax_compilation_cache_dir", COMPILED.name)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 start_jax()
 
 jaxtyping.install_import_hook(modules_with_shapes(), "typechecking.check")

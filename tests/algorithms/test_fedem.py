@@ -117,6 +117,7 @@ def test_one_component_is_fedavg(keep, optimizer):
     toys.assert_trees_close(states[-1].clients.optimizer, expected[-1].clients, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_kept_optimizer_has_an_effect():
     federation, problem = regression((5, 4))
     problem = problem._replace(solver=problem.solver._replace(optimizer=optax.sgd(RATE, momentum=0.9)))

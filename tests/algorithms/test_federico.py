@@ -160,7 +160,7 @@ def play(name, rounds=3, optimizer=None, sizes=(5, 1, 3, 4, 2), batch_size=0, pl
     return states, records, algorithm, federation
 
 
-@pytest.mark.parametrize(("batch_size", "devices"), [pytest.param(0, 1, marks=pytest.mark.slow), (2, 2)])
+@pytest.mark.parametrize(("batch_size", "devices"), [pytest.param(0, 2, marks=pytest.mark.slow), (2, 1)])
 def test_without_neighbors_it_is_local_training(batch_size, devices):
     options = {"sizes": (5, 1, 3, 4), "batch_size": batch_size, "plan": make_plan("map", devices=devices)}
     alone, records, _, _ = play("federico", neighbors=0, **options)

@@ -154,6 +154,7 @@ def choices(affinity, *, cohort, epsilon, decay=0.05, rounds=(0,), neighbors=2, 
     return np.stack([np.asarray(download(key, number))[0] for number in rounds for key in keys])
 
 
+@pytest.mark.slow
 def test_the_best_of_the_affinity_row_are_sent():
     affinity = np.eye(6)
     affinity[0] = [1, 0.3, -0.2, 0.0, 0.5, 0.0]
@@ -166,6 +167,7 @@ def test_the_best_of_the_affinity_row_are_sent():
     assert (np.bincount(found[:, 1:].ravel(), minlength=6)[1:] > 50).all()  # at first all others alike, 80 expected
 
 
+@pytest.mark.slow
 def test_each_slot_explores_on_its_own_and_less_every_round():
     affinity = np.eye(6)
     affinity[0] = [1, 9, 8, 0, 0, 0]
@@ -241,7 +243,8 @@ def test_bad_knobs_and_missing_validation_are_refused():
         toys.make_algorithm("fedfomo", problem).init(jax.random.key(0), federation.client_data)
 
 
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 4])
 def test_a_round_needs_no_more_memory_than_federico_s(devices):
     """Beside the state one stack of models, the next ones, and the few that a client holds."""
     federation = toys.make_federation((2,) * 64, features=1000, classes=4)

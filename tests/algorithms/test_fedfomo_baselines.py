@@ -86,6 +86,7 @@ def test_shared_data_are_a_uniform_part_of_all_and_everyone_trains_on_them():
     np.testing.assert_allclose(vectors(states[1].models)[0], expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_of_lg_fedavg_only_upper_layers_travel():
     federation, _, states, records, predictor = play("lg_fedavg", hidden=(6,), **MINI)
     assert set(states[-1].models) == {"Dense_0", "Dense_1"} and states[-1].models["Dense_0"] == {
@@ -331,6 +332,7 @@ def test_a_new_cluster_waits_for_the_next_round():
     assert len(set(twice.tolist())) == 4
 
 
+@pytest.mark.slow
 def test_clusters_are_found_and_averaged_apart():
     federation = toys.make_federation((20,) * 6, "regression", features=4, seed=3)
     sign = np.where(np.arange(6) % 2, -1, 1)[:, None]

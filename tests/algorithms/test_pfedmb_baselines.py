@@ -42,10 +42,10 @@ def plain_predictions(name, sizes):
     [
         ("fedavgm", {"momentum": 0.0, "rate": 1.0}, {"momentum": 0.9, "rate": 1.0}, SIZES),
         ("scaffold", {"correction": 0.0}, {"correction": 1.0}, SIZES),
-        ("q_ffl", {"q": 0.0, "lipschitz": 3.0}, {"q": 2.0}, EQUAL),
-        ("afl", {"rate": 0.0}, {"rate": 0.5}, SIZES),
+        pytest.param("q_ffl", {"q": 0.0, "lipschitz": 3.0}, {"q": 2.0}, EQUAL, marks=pytest.mark.slow),
+        pytest.param("afl", {"rate": 0.0}, {"rate": 0.5}, SIZES, marks=pytest.mark.slow),
         ("ifca", {"clusters": 1}, {"clusters": 3}, (2, 5, 1, 3, 4, 2)),
-        ("hypcluster", {"clusters": 1}, {"clusters": 3}, (2, 5, 1, 3, 4, 2)),
+        pytest.param("hypcluster", {"clusters": 1}, {"clusters": 3}, (2, 5, 1, 3, 4, 2), marks=pytest.mark.slow),
         ("fedper", {"personal_layers": 0}, {"personal_layers": 1}, SIZES),
         ("apfl", {"alpha": 0.0, "rate": 0.0}, {"alpha": 0.5}, SIZES),
         ("pfedmb", {"branches": 1}, {"branches": 2}, SIZES),
@@ -66,7 +66,12 @@ def test_with_its_knob_off_it_is_fedavg(name, off, on, sizes):
         ("ditto", {"strength": 0.0}, {"strength": 1.0}),
         ("l2sgd", {"pull": 0.0}, {"pull": 0.5}),
         ("fedamp", {"attention": 0.0, "strength": 0.0}, {"attention": 0.5, "strength": 0.0}),
-        ("fedamp", {"attention": 0.0, "strength": 0.0}, {"attention": 0.0, "strength": 1.0}),
+        pytest.param(
+            "fedamp",
+            {"attention": 0.0, "strength": 0.0},
+            {"attention": 0.0, "strength": 1.0},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_with_its_knob_off_it_is_local(name, off, on):
@@ -87,6 +92,7 @@ def test_l2sgd_pulled_all_the_way_trains_as_fedavg_does():
     np.testing.assert_allclose(vectors(found), vectors(play("fedavg", **MINI)[2][-1].models), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_fedper_by_hand_shares_the_base_only():
     federation = toys.make_federation(SIZES)
     problem = toys.make_problem(federation, optax.sgd(RATE), epochs=2, hidden=(3,))

@@ -140,6 +140,7 @@ def test_rates_may_fall_every_round():
     assert schedule() is None
 
 
+@pytest.mark.slow
 def test_more_rounds_are_another_run_where_rates_fall_by_them(tmp_path):
     flags = [*SMALL, f"--out={tmp_path / 'run'}", "--lr_schedule=multistep"]
     call(train.COMMAND, *flags)

@@ -32,7 +32,11 @@ def test_examples_learn(name, least):
 
 
 @pytest.mark.parametrize(
-    ("name", "other", "own"), [("own_method", "fedavg", "fedclip"), ("own_phases", "fedper", "fedrep")]
+    ("name", "other", "own"),
+    [
+        ("own_method", "fedavg", "fedclip"),
+        pytest.param("own_phases", "fedper", "fedrep", marks=pytest.mark.slow),
+    ],
 )
 def test_a_method_of_one_s_own_is_compared(name, other, own):
     try:

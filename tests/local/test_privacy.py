@@ -126,6 +126,7 @@ def test_without_noise_and_clipping_training_is_as_ever(name):
     toys.assert_trees_close(found[0], found[2], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_client_s_noise_is_its_own():
     """Two clients with the same data and model, and several models of one client, get different noise."""
     federation = toys.make_federation((4, 4), "regression")

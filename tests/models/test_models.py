@@ -120,6 +120,7 @@ def test_the_lstm_s_gradients_are_differences_of_its_equations():
             np.testing.assert_allclose(grad[place], (values[0] - values[1]) / 2e-5, rtol=2e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_characters_are_predicted_from_those_before():
     model = models.make("lstm", (6,), "classification", 5)
     params = start(model)
@@ -135,6 +136,7 @@ def test_characters_are_predicted_from_those_before():
     assert count("lstm", (80,), 65) == 65 * 8 + layer(8) + layer(256) + 256 * 65 + 65
 
 
+@pytest.mark.slow
 def test_a_sequence_s_loss_is_the_mean_over_its_places_that_are_characters():
     model = models.make("lstm", (3,), "classification", 4)
     params = model.init(jax.random.key(1))
@@ -336,6 +338,7 @@ def test_resnet_is_its_layers():
     np.testing.assert_allclose(network(params), expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_resnet_s_blocks_add_to_what_they_receive():
     """With their last norms at zero the blocks of the first stage give what the stem gives."""
     network, params, _ = residual_network()

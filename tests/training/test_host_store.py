@@ -74,6 +74,7 @@ def test_evaluation_in_blocks_is_that_of_all_at_once(name, monkeypatch):
     toys.assert_trees_close(whom, collaboration, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_devices_need_nothing_of_the_size_of_k(monkeypatch):
     """Neither what is compiled nor what a run or an evaluation leaves or places on them."""
     monkeypatch.setattr(host_store, "BLOCK_BYTES", 0)

@@ -130,7 +130,7 @@ def test_stopped_and_resumed_is_as_never_stopped(name, whole, tmp_path, monkeypa
     toys.assert_trees_close(result.predictor(), expected.predictor())
 
 
-@pytest.mark.parametrize("damage", ["truncate", "remove"])
+@pytest.mark.parametrize("damage", ["truncate", pytest.param("remove", marks=pytest.mark.slow)])
 def test_a_torn_checkpoint_is_skipped_for_the_one_before(damage, whole, tmp_path, monkeypatch):
     train(make_experiment(), tmp_path)
     newest = tmp_path / "checkpoints" / "6"
@@ -251,7 +251,7 @@ def test_peers_traffic_is_a_model_and_a_gradient_for_each_batch_and_neighbor(who
         assert row["bytes_up"] == pytest.approx(row["bytes_down"])
 
 
-@toys.each_method(fast=("fedavg_plus", "federico", "fedfomo"))
+@toys.each_method(fast=("federico", "fedfomo"))
 def test_test_labels_reach_nothing_that_is_trained(name, whole, tmp_path):
     experiment = make_experiment(name)
     test = experiment.federation.test

@@ -81,7 +81,7 @@ def test_on_two_devices_too(name, tmp_path):
     check_same(outs[number], tmp_path / "alone")
 
 
-@toys.each_method(["local", "federico"], fast=["local"])
+@toys.each_method(["local", "federico"], fast=[])
 def test_stopped_and_resumed_is_as_never_stopped(name, tmp_path):
     outs, whole = ([tmp_path / kind / f"{number}" for number in range(3)] for kind in ("parts", "whole"))
     train(experiments_of(name), whole)
