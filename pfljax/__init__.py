@@ -1,8 +1,7 @@
 """Personalized federated learning in JAX and Flax."""
 
-from pfljax import data, models
+from pfljax import algorithms, data, models
 from pfljax.algorithms import *  # noqa: F403
-from pfljax.algorithms import __all__ as _methods
 from pfljax.api import Collaboration, Result, Run, Table, compare, train_replicates
 from pfljax.core.errors import ArgumentError, RunError
 from pfljax.core.method import METHODS, knob, method
@@ -60,5 +59,5 @@ __all__ = [
     "models",
     "partitions",
     "train_replicates",
-    *_methods,
 ]
+__all__ += algorithms.__all__

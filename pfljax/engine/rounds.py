@@ -125,7 +125,7 @@ def join_state(algorithm: Algorithm, rows: State, rest: State) -> State:
 
 
 def predicts_by_rows(algorithm: Algorithm, state: State, clients: ClientData) -> bool:
-    """Whether a method's predictor can be computed for a part of the clients, from their rows and data alone.
+    """Whether a method's predictor, fine-tuned, can be computed for some clients from their rows and data alone.
 
     Found by tracing it for fewer clients: it must then work, and give rows for these clients and no others.
 
@@ -157,8 +157,10 @@ def _describe(algorithm: Algorithm, state: State, clients: ClientData) -> Any:
     """Shapes of a method's predictor, and of what it reports of the collaboration."""
 
     def predict(key: Key, state: State, clients: ClientData):
-        collaboration = algorithm.report.collaboration
-        return algorithm.predictor(key, state, clients), collaboration(state) if collaboration else ()
+        predictor, collaboration = algorithm.predictor(key, state, clients), algorithm.report.collaboration
+        if algorithm.fine_tune and predictor.topology != "peers":  # peers' models are fetched before they are tuned
+            predictor = algorithm.fine_tune(key, predictor, clients)
+        return predictor, collaboration(state) if collaboration else ()
 
     return jax.eval_shape(predict, jax.random.key(0), state, clients)
 
