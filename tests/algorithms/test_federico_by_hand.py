@@ -61,9 +61,9 @@ def by_id(row, values):
     ("tracking", "unseen", "loss", "update"),  # every pair of choices, in five of the sixteen combinations
     [
         ("ema", "exclude", "sum", "gradient"),
-        ("ema", "zero", "mean", "delta"),
+        pytest.param("ema", "zero", "mean", "delta", marks=pytest.mark.slow),
         ("accumulated", "exclude", "mean", "delta"),
-        ("accumulated", "zero", "sum", "delta"),
+        pytest.param("accumulated", "zero", "sum", "delta", marks=pytest.mark.slow),
         ("accumulated", "zero", "mean", "gradient"),
     ],
 )

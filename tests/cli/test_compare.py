@@ -20,6 +20,7 @@ def flags_of(folder, seed=0):
     return files.read_json(folder / f"seed-{seed}" / "config.json")["flags"]
 
 
+@pytest.mark.slow
 def test_seeds_in_one_kernel_are_kept_one_by_one(tmp_path):
     """On the command's own data and settings, but for few rounds, and with two seeds in one kernel."""
     flags = ["--seeds=0,1", "--rounds=2", "--hidden=4", f"--out={tmp_path}"]

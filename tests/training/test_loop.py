@@ -107,7 +107,7 @@ class Killed(Exception):
     """Stands for a kill -9 at a given place."""
 
 
-@toys.each_method(fast=("scaffold", "federico", "mocha"))
+@toys.each_method(fast=("scaffold", "federico"))
 def test_stopped_and_resumed_is_as_never_stopped(name, whole, tmp_path, monkeypatch):
     save = checkpoints.save
 
@@ -148,6 +148,7 @@ def test_a_torn_checkpoint_is_skipped_for_the_one_before(damage, whole, tmp_path
     assert_same_runs(whole("federico")[0], tmp_path)
 
 
+@pytest.mark.slow
 def test_all_checkpoints_torn_starts_anew(whole, tmp_path):
     train(make_experiment(), tmp_path)
     for path in [path for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()]:
@@ -251,7 +252,7 @@ def test_peers_traffic_is_a_model_and_a_gradient_for_each_batch_and_neighbor(who
         assert row["bytes_up"] == pytest.approx(row["bytes_down"])
 
 
-@toys.each_method(fast=("federico", "fedfomo"))
+@toys.each_method(fast=["federico"])
 def test_test_labels_reach_nothing_that_is_trained(name, whole, tmp_path):
     experiment = make_experiment(name)
     test = experiment.federation.test
