@@ -194,8 +194,8 @@ def test_newcomers_get_a_predictor(name):
     assert np.isfinite(scores["loss"]).all()
 
 
-# A server's models, and peers'; the others, and more plans, take minutes.
-ON_DEVICES = ("fedavg", "federico")
+# Models of peers; the others, and more plans, take minutes.
+ON_DEVICES = ("federico",)
 PLANS = [
     (COHORT, ("chunk", 2, 2, "gather")),
     (COHORT, ("map", 0, 4, "ring")),

@@ -322,6 +322,7 @@ def accuracies(method, seeds, rounds=120):
     )
 
 
+@pytest.mark.slow
 def test_collaboration_beats_training_alone_on_digits():
     gains = accuracies(FedeRiCo(), (0, 1)) - accuracies(Local(), (0, 1))
     assert gains.mean() > 0.05 and gains.min() > 0

@@ -52,6 +52,7 @@ def test_a_row_is_the_mean_over_its_cells(tmp_path):
     assert "unseen clients" in (tmp_path / "table.md").read_text()
 
 
+@pytest.mark.slow
 def test_tuning_takes_the_best_rate_on_the_first_seed(tmp_path):
     flags = ["--algorithms=local", "--seeds=3", "--rounds=3", "--hidden=4", "--tune=0.000001,0.1"]
     printed = call(compare.COMMAND, *flags, f"--out={tmp_path}")

@@ -48,6 +48,7 @@ def finished(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_each_cell_has_a_row_of_finite_figures(finished):
     study = read(finished)
     rows = study["cells"]
@@ -66,6 +67,7 @@ def test_each_cell_has_a_row_of_finite_figures(finished):
     assert (finished / "scaling.png").stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_a_second_run_measures_only_what_is_missing(finished, tmp_path):
     out = tmp_path / "more"
     shutil.copytree(finished, out)
@@ -80,6 +82,7 @@ def test_a_second_run_measures_only_what_is_missing(finished, tmp_path):
     assert [(row["num_clients"], row["clients_per_round"]) for row in rows] == [(4, 4), (6, 6), (4, 2)]
 
 
+@pytest.mark.slow
 def test_other_settings_are_refused_and_named(finished):
     before = (finished / "scaling.json").read_text()
     for flag, change in (("--train_examples=7", "--train_examples was 6 and is 7"), ("--local_epochs=2", "was 1")):

@@ -15,7 +15,7 @@ from pfljax.training.loop import Schedule
 from pfljax.training.replicates import ONE
 
 SIZES, ROUNDS, COHORT = (5, 1, 3, 4, 2, 4, 0, 3), 3, 4
-FAST = ("local", "scaffold", "federico")
+FAST = ("local", "scaffold")
 BY_ALL = ("fedamp", "fedfomo", "fedfomo_average", "clustered")  # which predict with all clients' states at once
 
 
