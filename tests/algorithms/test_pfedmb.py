@@ -80,7 +80,7 @@ def test_a_branch_without_weight_stays():
         ("mlp", (5,), 3),
         ("cnn", (8, 8, 2), 3),
         pytest.param("mobilenet_v2", (8, 8, 1), 3, marks=pytest.mark.slow),
-        ("lstm", (4,), 9),
+        pytest.param("lstm", (4,), 9, marks=pytest.mark.slow),
     ],
 )
 def test_any_model_becomes_a_multi_branch_one(name, shape, classes):

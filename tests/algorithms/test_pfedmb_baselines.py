@@ -49,7 +49,13 @@ def plain_predictions(name, sizes):
         ("fedper", {"personal_layers": 0}, {"personal_layers": 1}, SIZES),
         ("apfl", {"alpha": 0.0, "rate": 0.0}, {"alpha": 0.5}, SIZES),
         ("pfedmb", {"branches": 1}, {"branches": 2}, SIZES),
-        ("pfedmb", {"branches": 1, "simplex": "projection", "averaging": "plain"}, {"branches": 3}, SIZES),
+        pytest.param(
+            "pfedmb",
+            {"branches": 1, "simplex": "projection", "averaging": "plain"},
+            {"branches": 3},
+            SIZES,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_with_its_knob_off_it_is_fedavg(name, off, on, sizes):

@@ -99,6 +99,7 @@ class Mine(FedAvg):
 '''
 
 
+@pytest.mark.slow
 def test_a_method_of_one_s_own_is_compared_from_its_file(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "mine.py").write_text(METHOD)

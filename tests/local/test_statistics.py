@@ -127,6 +127,7 @@ def test_a_server_averages_them_by_the_clients_sizes(name):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_proximal_term_does_not_hold_them():
     problem = problem_of()
     params = start(problem)

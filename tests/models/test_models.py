@@ -280,6 +280,7 @@ def test_the_cnn_is_convolution_pooling_relu_and_a_dense_layer():
     np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_pfl_research_network_is_its_layers():
     model = models.make("pfl_research_cnn", (9, 8, 2), "classification", 3)
     params = jax.tree.map(lambda leaf: leaf + 0.1, start(model))
