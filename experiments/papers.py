@@ -128,14 +128,14 @@ class Study:
         paper: The paper.
         settings: With the defaults of the data set.
         methods: Those that --algorithms names.
-        seeds: The seeds.
+        trials: The seeds, or splits and seeds.
         out: The folder.
     """
 
     paper: Paper
     settings: Settings
     methods: list[str]
-    seeds: list[int]
+    trials: list[build.Trial]
     out: Path
 
     @classmethod
@@ -143,11 +143,11 @@ class Study:
         """Reads the settings, and complains of what does not fit."""
         if settings.data_file and not settings.present("dataset"):
             settings = settings.replace(dataset="npz")
-        methods, seeds = build.read_methods(settings), sweep.seed_numbers(settings)
+        methods, trials = build.read_methods(settings), sweep.trials(settings)
         settings = settings.with_defaults(methods)
         paper.name(settings)
         build.print_defaults(settings)
-        return cls(paper, settings, methods, seeds, Path(settings.out))
+        return cls(paper, settings, methods, trials, Path(settings.out))
 
     @property
     def data(self) -> str:
@@ -159,8 +159,8 @@ class Study:
         return self.paper.settings_of(self.settings, row.method).replace({**row.flags, **(values or {})})
 
     def accuracies(self, row: Row, out: Path, values: Mapping[str, Any] | None = None) -> dict:
-        """A row's runs on all seeds under its settings and `values`: accuracy, and what else a table shows."""
-        summaries = sweep.cells(self.settings_of(row, values), row.method, self.seeds, out)
+        """A row's runs in all trials under its settings and `values`: accuracy, and what else a table shows."""
+        summaries = sweep.cells(self.settings_of(row, values), row.method, self.trials, out)
         accuracy = [summary["last"]["accuracy_mean"] for summary in summaries]
         privacy = [summary["privacy"] or {} for summary in summaries]
         return {
@@ -168,7 +168,7 @@ class Study:
             "accuracy_std": float(np.std(accuracy)),
             "accuracies": accuracy,
             "earth_movers_distance": summaries[0]["earth_movers_distance"],
-            "learning_rate": sweep.rate_of(out / f"seed-{self.seeds[0]}"),
+            "learning_rate": sweep.rate_of(out / self.trials[0].folder),
             "parameters": summaries[0]["parameters"],
             "epsilon": [ledger.get("epsilon") for ledger in privacy],
             "unaccounted": privacy[0].get("unaccounted"),
@@ -176,7 +176,7 @@ class Study:
 
     def shown(self, cell: dict) -> str:
         """A cell of a table; the deviation only of several seeds."""
-        return percent(100 * cell["accuracy_mean"], 100 * cell["accuracy_std"] if len(self.seeds) > 1 else None)
+        return percent(100 * cell["accuracy_mean"], 100 * cell["accuracy_std"] if len(self.trials) > 1 else None)
 
     def write_table(self, title: str, rows: Sequence[Row], columns: Sequence[Column]) -> None:
         """Runs all cells of a table and writes it, the paper's values beside ours."""

@@ -32,7 +32,7 @@ def define(registry: flags.FlagValues) -> None:
 
 def point(study: Study, row: Row, panel: str, value: float, out: Path) -> dict:
     """One point of a panel, a mean over seeds."""
-    summaries = sweep.cells(study.settings_of(row), row.method, study.seeds, out)
+    summaries = sweep.cells(study.settings_of(row), row.method, study.trials, out)
     in_paper = value == {"participation": 1.0, "components": 3}[panel]
     paper = TABLE2.get(PAPER.name(study.settings), {}).get(row.method) if in_paper else None
     return {

@@ -33,8 +33,8 @@ def define(registry: flags.FlagValues) -> None:
 
 def row_of(study: Study, settings: Settings, title: str, method: str, out: Path) -> dict:
     """A row of the table; the curve is for the figure."""
-    summaries = sweep.cells(settings, method, study.seeds, out)
-    curves = [files.read_jsonl(out / f"seed-{seed}" / "metrics.jsonl") for seed in study.seeds]
+    summaries = sweep.cells(settings, method, study.trials, out)
+    curves = [files.read_jsonl(out / trial.folder / "metrics.jsonl") for trial in study.trials]
     read = lambda name: [summary["last"][name] for summary in summaries]
     return {
         "algorithm": title,
@@ -42,7 +42,7 @@ def row_of(study: Study, settings: Settings, title: str, method: str, out: Path)
         "accuracy_std": float(np.std(read("accuracy"))),
         "bottom_decile_mean": float(np.mean(read("accuracy_bottom_decile"))),
         "paper": TABLE2.get(PAPER.name(study.settings), {}).get(title),
-        "learning_rate": sweep.rate_of(out / f"seed-{study.seeds[0]}"),
+        "learning_rate": sweep.rate_of(out / study.trials[0].folder),
         "rounds": [row["round"] for row in curves[0]],
         "curve_mean": np.mean([[row["accuracy"] for row in rows] for rows in curves], axis=0).tolist(),
         "curve_std": np.std([[row["accuracy"] for row in rows] for rows in curves], axis=0).tolist(),
@@ -75,7 +75,7 @@ def run(settings: Settings) -> None:
         for row in rows
     ]
     report.save(report.comparison_figure(rows), study.out / "curves.png")
-    title = f"{study.data}, test accuracy after the last round, seeds {', '.join(map(str, study.seeds))}"
+    title = f"{study.data}, test accuracy after the last round, {sweep.named(study.trials)}"
     sweep.write_table(title, heads, body, rows, study.out, "curves.png")
 
 

@@ -27,8 +27,8 @@ def define(registry: flags.FlagValues) -> None:
 
 def row_of(study: Study, method: str, out: Path) -> dict:
     """A method's row, means over seeds."""
-    summaries = sweep.cells(PAPER.settings_of(study.settings, method), method, study.seeds, out)
-    results = [np.load(out / f"seed-{seed}" / "results.npz")["accuracy_train"][-1] for seed in study.seeds]
+    summaries = sweep.cells(PAPER.settings_of(study.settings, method), method, study.trials, out)
+    results = [np.load(out / trial.folder / "results.npz")["accuracy_train"][-1] for trial in study.trials]
     seen = [
         np.average(train, weights=[client["n_train"] for client in summary["per_client"]])
         for train, summary in zip(results, summaries, strict=True)
@@ -41,7 +41,7 @@ def row_of(study: Study, method: str, out: Path) -> dict:
         "seen_test": sweep.mean_over(summaries, lambda s: s["last"]["accuracy"]),
         "seen_train": float(np.mean(seen)),
         "paper": TABLE3.get(PAPER.name(study.settings), {}).get(method),
-        "learning_rate": sweep.rate_of(out / f"seed-{study.seeds[0]}"),
+        "learning_rate": sweep.rate_of(out / study.trials[0].folder),
     }
 
 

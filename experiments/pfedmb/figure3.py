@@ -36,14 +36,16 @@ def run(settings: Settings) -> None:
     rows, body, panels, cell = [], [], {}, {}
     for averaging, title in VARIANTS.items():
         cell = study.accuracies(Row(title, "pfedmb", {"pfedmb.averaging": averaging}), study.out / averaging)
-        for seed, accuracy in zip(study.seeds, cell["accuracies"], strict=True):
-            found = files.read_npz(study.out / averaging / f"seed-{seed}" / "collaboration.npz")
+        for trial, accuracy in zip(study.trials, cell["accuracies"], strict=True):
+            found = files.read_npz(study.out / averaging / trial.folder / "collaboration.npz")
             cosines, branches = paper.pairs_of(found["weights"][-1], found["distribution"])
             panels.setdefault(title, (found["round"], found["weights"], found["distribution"]))
-            entry = {"averaging": averaging, "seed": seed, "cosines": cosines, "branches": branches}
+            entry = {"averaging": averaging, "seed": trial.seed, "cosines": cosines, "branches": branches}
             rows.append(entry | {"accuracy": accuracy, "paper": None})
             alike = f"{sum(cosine > ALIKE for cosine in cosines)} of {len(cosines)}"
-            body.append([title, str(seed), alike, f"{len(set(branches))}", f"{100 * accuracy:.1f}"])
+            body.append(
+                [title, trial.folder.removeprefix("seed-"), alike, f"{len(set(branches))}", f"{100 * accuracy:.1f}"]
+            )
     report.save(report.branch_weights(panels), study.out / "figure3.png")
     heads = [
         *("averaging", "seed", f"pairs with a cosine over {ALIKE}", "different branches of most weight"),

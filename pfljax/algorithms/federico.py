@@ -7,20 +7,22 @@ Algorithm 1, a round of client i:
     B <- {i} and M neighbors, epsilon-greedy in w_i                                           (l. 7)
     l_ib <- sum_s l(phi_b; x_s, y_s) for b in B, the others keep theirs                        (l. 10-13)
     L_ij <- (1 - beta) L_ij + beta l_ij;  w_i <- softmax(-L_i)                                 (l. 14-15)
-    sends g_bi = w_ib / n_i * grad_phi_b sum_s l(phi_b; x_s, y_s) to each b                    (l. 16-17)
-    phi_i <- optimizer step with sum_j g_ij                                                    (l. 19-22)
+    sends g_bi = w_ib * grad_phi_b sum_s l(phi_b; x_s, y_s) to each b                          (l. 16-17)
+    phi_i <- optimizer step with sum_j g_ij / n_i                                              (l. 19-22)
 
 Departures from the paper:
 - A client always holds its own model, for free, beside the M neighbors: M = 0 is Local training exactly.
-- The posterior runs over models that the client has evaluated at least once, and the tracked loss of a model starts
-  at its first loss: with the listing's zeros (l. 3; `unseen=zero`) models never seen look perfect.
-- The gradients are divided by n_i as in Eq. 5 (l. 17 has the sum), so that a rate means what it means in Local.
+- The sum of gradients is divided by the owner's n_i, so that a rate means what it means in Local.
+- The listing starts from losses of zero (l. 3), so that clients try every model before they choose by weight, but
+  models never seen look perfect. Here the posterior runs over the models that a client has evaluated, the tracked loss
+  of a model starts at its first loss, and the greedy choice takes models never evaluated first.
+- The likelihood is tempered: it counts as that of `effective_examples` examples. With all n_i of them (l. 12) every
+  client ends up with one model, mostly its own, which fits its training data best. With few of them, clients of one
+  distribution share their models, as in the paper's Figures 3 and 5.
+- `faithful` takes back the last two: Algorithm 1 to the letter.
 - Accumulated tracking (Eq. 23-25) includes the current loss, as l. 12-15 do; a model first seen in round t counts as
   if it had had that loss in all t rounds.
-- All clients' models start from the same parameters unless `common_init` is off (l. 1 leaves it open).
-- `warmup` (0 by default, as in the paper) lets clients train only their own models at first.
-- A client's table has C candidates (K unless `candidates` is set), and predictions mix the `collaborators` of highest
-  weight.
+- A client's table has C candidates, and predictions mix the `collaborators` of highest weight.
 """
 
 from __future__ import annotations
@@ -48,21 +50,19 @@ class FedeRiCo:
     neighbors: int = knob(3, at_least=0, help="M, models that a client downloads in a round beside its own")
     epsilon: float = knob(0.3, at_least=0, at_most=1, help="probability of choosing neighbors uniformly")
     beta: float = knob(0.6, above=0, at_most=1, help="weight of the newest loss in the moving average")
+    effective_examples: float = knob(
+        0.0,
+        at_least=0,
+        help="number of examples that a client's likelihood counts as, at most n_k; inf: all; 0: 2 for "
+        "classification, all for regression, where the scale of the loss is not known",
+    )
+    faithful: bool = knob(False, help="Algorithm 1 to the letter: losses start at zero and are summed over all n_k")
     tracking: Literal["ema", "accumulated"] = knob("ema", help="moving average of the losses (ema), or their sum")
-    loss: Literal["sum", "mean"] = knob(
-        "sum", help="losses in the posterior summed over a client's examples, or averaged"
-    )
-    unseen: Literal["exclude", "zero"] = knob(
-        "exclude", help="models never evaluated stay out of the posterior, or count as losses of zero (Alg. 1, l. 3)"
-    )
     update: Literal["gradient", "delta"] = knob(
         "gradient", help="what goes back: a gradient for each step, or the change that local epochs make (delta)"
     )
-    candidates: int = knob(0, at_least=0, help="C, models that a client keeps losses of; 0: all K")
+    candidates: int = knob(32, at_least=0, help="C, models that a client keeps losses of; 0: all K")
     collaborators: int = knob(16, at_least=1, help="models of highest weight that a client predicts with")
-    warmup: int = knob(
-        0, at_least=0, help="rounds at the start in which a client weighs others' models but trains its own only"
-    )
 
     def build(self, problem: Problem) -> Algorithm:
         self._check(problem.cohort_size)
@@ -71,10 +71,15 @@ class FedeRiCo:
 
         def init(key, clients):
             num = tree.num_rows(clients)
-            models = problem.init_models(key, num)
-            empty = neighbors.zero_candidates if self.unseen == "zero" else neighbors.empty_candidates
+            models = problem.init_models(key, num, common=False)  # l. 1
+            table_key = jax.random.fold_in(key, num)
+
+            def table(own):
+                start = 0.0 if self.faithful else jnp.inf  # l. 3
+                return neighbors.candidates(jax.random.fold_in(table_key, own), own, num_candidates, num, start)
+
             rows = {
-                "table": plan.over_rows(lambda k: empty(k, num_candidates), jnp.arange(num, dtype=jnp.int32)),
+                "table": plan.over_rows(table, jnp.arange(num, dtype=jnp.int32)),
                 "held": jnp.zeros((num, self.neighbors + 1)),  # w_ib of the models held in this round
                 "rounds": jnp.zeros((num,), jnp.int32),  # that the client has taken part in
             }
@@ -94,7 +99,7 @@ class FedeRiCo:
 
         def adapt(key, state, clients):  # One E-step over all trained models.
             num_mixed = min(self.collaborators, tree.num_rows(state.models))
-            return by_loss.posterior(problem, state.models, clients, num_mixed, summed=self.loss == "sum")
+            return by_loss.posterior(problem, state.models, clients, num_mixed, self._examples(problem))
 
         client_update, server_update = (self._gradient_round if gradient else self._delta_round)(problem)
         return Algorithm(
@@ -117,13 +122,17 @@ class FedeRiCo:
         if self.candidates and not self.neighbors < self.candidates:
             text = f"accepted: 0 for all clients, or more than the {self.neighbors} neighbors"
             raise ArgumentError("candidates", text, self.candidates)
-        if self.candidates and self.unseen == "zero":
-            text = "it keeps losses of all clients; accepted with candidates=0 only"
-            raise ArgumentError("unseen", text, self.unseen)
+        if self.faithful and self.effective_examples:
+            raise ArgumentError("effective_examples", "accepted without faithful only", self.effective_examples)
 
-    def _e_step(self, row: PyTree, index: Array, totals: Array, size: Array) -> PyTree:
-        """Lines 10 to 15: a client's next row, from the losses (J,) of the models held, summed over its examples."""
-        losses = totals if self.loss == "sum" else totals / jnp.maximum(size, 1)
+    def _examples(self, problem: Problem) -> float:
+        """The number of examples that a client's likelihood counts as."""
+        if self.faithful or problem.model.task == "regression":
+            return self.effective_examples or jnp.inf
+        return self.effective_examples or 2.0
+
+    def _e_step(self, row: PyTree, index: Array, losses: Array) -> PyTree:
+        """Lines 10 to 15: a client's next row, from the tempered losses (J,) of the models held."""
         table, slots = neighbors.remember(row["table"], index, losses)  # l. 10-13
         unknown, held = jnp.isinf(table.tracked), jnp.zeros_like(table.ids, bool).at[slots].set(True)
         if self.tracking == "ema":
@@ -133,8 +142,6 @@ class FedeRiCo:
             first, tracked = table.last * (row["rounds"] + 1), table.tracked + table.last  # Eq. 24
         tracked = jnp.where(unknown, jnp.where(held, first, jnp.inf), tracked)
         weights = jax.nn.softmax(-tracked)[slots]  # l. 15
-        alone = jnp.zeros_like(weights).at[0].set(1.0)
-        weights = jnp.where(row["rounds"] < self.warmup, alone, weights)
         return {"table": table._replace(tracked=tracked), "held": weights, "rounds": row["rounds"] + 1}
 
     def _gradient_round(self, problem: Problem):
@@ -144,14 +151,14 @@ class FedeRiCo:
             split = data.train
             losses, grads = gradients.of_batch(problem, context, models, split)
             totals = gradients.losses_at_start(problem, context, models, split, losses)
-            new = self._e_step(row, context.index, totals, split.size)
+            new = self._e_step(row, context.index, by_loss.tempered(totals, split.size, self._examples(problem)))
             row = jax.tree.map(lambda new, old: jnp.where(context.step == 0, new, old), new, row)
-            upload = tree.scale(grads, row["held"])  # l. 17 with Eq. 5's 1 / n_i
-            report = {"loss": mixed(row["held"], losses)}
+            upload = tree.scale(grads, row["held"] * split.size)  # l. 17
+            report = {"loss": mixed(row["held"], losses), "size": split.size}
             return ClientOutput(row, upload, report, gradients.takes_step(problem, context, split))
 
         def server_update(key, state, aggregate):  # l. 19-22
-            return gradients.apply(problem, state, aggregate.upload, aggregate.count > 0, "peers"), {}
+            return gradients.apply(problem, state, aggregate, aggregate.report["size"], "peers"), {}
 
         return client_update, server_update
 
@@ -162,7 +169,7 @@ class FedeRiCo:
         def client_update(context, models, row, data):
             split = data.train
             totals = problem.plan.over_models(lambda params: solver.total_loss(params, split), models)
-            row = self._e_step(row, context.index, totals, split.size)
+            row = self._e_step(row, context.index, by_loss.tempered(totals, split.size, self._examples(problem)))
 
             def train(params):
                 start = solver.optimizer.init(params)
@@ -170,11 +177,13 @@ class FedeRiCo:
                 return tree.subtract(trained, params), loss
 
             deltas, losses = problem.plan.over_models(train, models)
-            upload, report = tree.scale(deltas, row["held"]), {"loss": mixed(row["held"], losses)}
+            upload = tree.scale(deltas, row["held"] * split.size)
+            report = {"loss": mixed(row["held"], losses), "size": split.size}
             return ClientOutput(row, upload, report, gradients.takes_step(problem, context, split))
 
         def server_update(key, state, aggregate):
-            return state._replace(models=tree.add(state.models, aggregate.upload)), {}
+            change = tree.scale(aggregate.upload, 1 / jnp.maximum(aggregate.report["size"], 1))
+            return state._replace(models=tree.add(state.models, change)), {}
 
         return client_update, server_update
 

@@ -7,8 +7,8 @@ Section 3.2. A round, with Pi_ij uniform at first:
     it sends w_ij / n_i * grad_phi_j sum_s l(phi_j; x_s, y_s) for each j                                       (Eq. 5)
     phi_j <- optimizer step with the sum over clients, weighted by n_i / n.                                    (Eq. 6)
 
-Departures from the paper: with mini-batches the posterior is that of the round's start. All models start from the same
-parameters unless `common_init` is off. Newcomers take one E-step from equal weights.
+Departures from the paper: with mini-batches the posterior is that of the round's start. Newcomers take one E-step from
+equal weights.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FedeRiCoCentralized:
     def build(self, problem: Problem) -> Algorithm:
         def init(key, clients):
             num = tree.num_rows(clients)
-            models = problem.init_models(key, num)
+            models = problem.init_models(key, num, common=False)
             rows = {"log_prior": jnp.full((num, num), -jnp.log(num), jnp.float32)}
             return State((), models, problem.init_optimizers(models), rows)
 
@@ -54,9 +54,9 @@ class FedeRiCoCentralized:
 
         def server_update(key, state, aggregate):
             total = jnp.maximum(aggregate.report["size"].sum(), 1)
-            mean = tree.scale(aggregate.upload, 1 / total)
+            sizes = jnp.broadcast_to(total, aggregate.count.shape)
             metrics = {"negative_log_likelihood": -aggregate.report["log_likelihood"].sum() / total}  # -f of Eq. 1
-            return gradients.apply(problem, state, mean, aggregate.count > 0, "shared"), metrics  # Eq. 6
+            return gradients.apply(problem, state, aggregate, sizes, "shared"), metrics  # Eq. 6
 
         def predictor(key, state, clients):
             weights = jnp.exp(state.clients["log_prior"])

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -24,6 +24,28 @@ from pfljax.training.experiment import Execution
 
 DEFAULT_CLIENTS = 16  # of sources that draw their clients, and of partitions that deal examples
 Clients = tuple[Federation, Federation | None]  # those that train, and those kept out of training
+
+
+class Trial(NamedTuple):
+    """What is random in a run.
+
+    Attributes:
+        seed: Decides initial models, cohorts, batches and sampling; the split, too, where that is None.
+        split: Decides who has which examples.
+    """
+
+    seed: int
+    split: int | None = None
+
+    @property
+    def of_data(self) -> int:
+        """What decides who has which examples."""
+        return self.seed if self.split is None else self.split
+
+    @property
+    def folder(self) -> str:
+        """The folder of a run among others."""
+        return f"seed-{self.seed}" if self.split is None else f"split-{self.split}-seed-{self.seed}"
 
 
 def read_methods(settings: Settings) -> list[str]:
@@ -189,7 +211,7 @@ def build_execution(settings: Settings) -> Execution:
     return Execution(settings.plan, settings.chunk, settings.devices, settings.exchange, settings.client_store)
 
 
-def build_run(settings: Settings, name: str, clients: Clients, seed: int) -> api.Run:
+def build_run(settings: Settings, name: str, clients: Clients, trial: Trial) -> api.Run:
     """Everything about one run, checked."""
     federation, unseen = clients
     if settings.client_store == "host" and jax.process_count() > 1:
@@ -201,23 +223,23 @@ def build_run(settings: Settings, name: str, clients: Clients, seed: int) -> api
         federation,
         build_model(settings, federation),
         build_local(settings),
-        seed=seed,
+        seed=trial.seed,
         participation=settings.participation,
         unseen=unseen,
         fine_tune_epochs=settings.fine_tune_epochs,
         execution=build_execution(settings),
-        config=config(settings, name, seed),
+        config=config(settings, name, trial),
     )
 
 
-def config(settings: Settings, name: str, seed: int) -> dict:
+def config(settings: Settings, name: str, trial: Trial) -> dict:
     """The command line's part of config.json; "settings" must agree where a run is resumed.
 
     Those are what is trained, on what; of the methods' knobs the method's own.
     """
-    values = {**settings.values, "algorithm": name, "seed": seed}
+    values = {**settings.values, "algorithm": name, "seed": trial.seed, "split": trial.split}
     same = [flag for flag, heading in settings.headings.items() if heading in (WHAT, DATA, name)]
-    same = [flag for flag in same if flag not in ("algorithms", "rounds")] + ["algorithm", "seed"]
+    same = [flag for flag in same if flag not in ("algorithms", "rounds")] + ["algorithm", "seed", "split"]
     if settings.lr_schedule == "multistep":
         same.append("rounds")  # by which the rates fall
     return {

@@ -2,7 +2,8 @@
 
     pfljax compare --algorithms=local,fedavg,fedavg_plus,federico --seeds=0,1,2
 
-Each cell, a method with a seed, is a run of its own in OUT/METHOD/seed-N; a finished cell is not run again.
+Each cell, a method with a seed, is a run of its own in OUT/METHOD/seed-N; a finished cell is not run again. With
+--splits=0,1,2 every split of the data is trained on with every seed.
 """
 
 from __future__ import annotations
@@ -31,23 +32,23 @@ def define(registry: flags.FlagValues) -> None:
 
 def run(settings: Settings) -> None:
     """The command."""
-    names, seeds = build.read_methods(settings), sweep.seed_numbers(settings)
+    names, trials = build.read_methods(settings), sweep.trials(settings)
     settings = settings.with_defaults(names)
     build.print_defaults(settings)
     out, rows, failed, summary = Path(settings.out), [], {}, {}
     for number, name in enumerate(names, 1):
         try:
-            summary = sweep.cells(settings, name, seeds, out / name)[0]
+            summary = sweep.cells(settings, name, trials, out / name)[0]
         except RunError as error:  # the others' results are worth having
             print(f"  {name}: {error}")
             failed[name] = error
         else:
-            rows.append(method_row(name, [Cell.read(out / name / f"seed-{seed}") for seed in seeds]))
+            rows.append(method_row(name, [Cell.read(out / name / trial.folder) for trial in trials]))
         print(f"{number} of {len(names)} methods done: {name}")
     if not rows:
         raise next(iter(failed.values()))
-    title = f"{summary['dataset']}, last of {settings.rounds} rounds, mean ± std over seeds"
-    table = Table(f"{title} {', '.join(map(str, seeds))}", rows, summary["task"])
+    title = f"{summary['dataset']}, last of {settings.rounds} rounds, mean ± std over {sweep.named(trials)}"
+    table = Table(title, rows, summary["task"])
     report.save(table.plot(), out / "comparison.png")
     sweep.write_table(table.title, *table.columns(), rows, out, "comparison.png")
     for row in rows:

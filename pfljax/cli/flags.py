@@ -25,6 +25,7 @@ PARTITIONS = (
 # The flags of the library's arguments that are called otherwise there.
 FLAG_OF = {
     "groups": "num_distributions",
+    "balanced": "balanced_groups",
     "clusters": "num_distributions",
     "components": "num_distributions",
     "alpha": "dirichlet_alpha",
@@ -66,8 +67,8 @@ class Group(NamedTuple):
         """A number."""
         flags.DEFINE_float(name, default, help, **self._where)
 
-    def switch(self, name: str, default: bool, help: str) -> None:
-        """true or false."""
+    def switch(self, name: str, default: bool | None, help: str) -> None:
+        """true or false; None if it is not given."""
         flags.DEFINE_bool(name, default, help, **self._where)
 
     def choice(self, name: str, default: Any, accepted: Sequence[str], help: str) -> None:
@@ -105,6 +106,7 @@ def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
         2,
         "number of label groups (label_groups, label_dirichlet), of clusters (latent) or of components (synthetic)",
     )
+    add.switch("balanced_groups", True, "give every label group as many clients (label_groups), not draw each client's")
     add.real("dirichlet_alpha", 0.4, "concentration of the Dirichlet partitions and of synthetic mixtures; above 0")
     add.whole("classes_per_client", 2, "number of classes per client (pathological, pairs)")
     add.switch("replacement", False, "let clients share examples, for more clients than there are examples for")
@@ -155,7 +157,11 @@ def define_training(registry: flags.FlagValues, rounds: int = 150) -> None:
     )
     add.real("lr_decay", 0.99, "factor per round of --lr_schedule=exponential; above 0, at most 1")
     add.switch("keep_optimizer", False, "keep each client's optimizer state for shared models from round to round")
-    add.switch("common_init", True, "start the clients' own models from the same parameters")
+    add.switch(
+        "common_init",
+        None,
+        "start the clients' own models from the same parameters; by default all but FedeRiCo, Local",
+    )
     add.real("participation", 1.0, "share of the clients in a round's cohort; above 0, at most 1")
     add.whole("fine_tune_epochs", 0, "epochs for which each client tunes the evaluated model on its data", least=0)
     add.real(
@@ -228,6 +234,9 @@ def define_sweep(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequ
     Group(WHAT, registry).several("algorithms", methods, "methods, or all; also FILE.py:NAME")
     add = Group(RUNS, registry)
     add.several("seeds", seeds, "each decides its own split, initial models, cohorts, batches and sampling")
-    add.choice("replicate", "no", ["no", "vmap"], "vmap runs a method's seeds at once, stacked in one kernel")
+    add.several(
+        "splits", [], "splits of the data, each trained on with each of --seeds, which then decide the rest only"
+    )
+    add.choice("replicate", "no", ["no", "vmap"], "vmap runs a method's trials at once, stacked in one kernel")
     add.text("out", out, "folder of the table; finished cells in it are kept")
     add.several("tune", [], "learning rates; each method takes the one of best validation accuracy on the first seed")

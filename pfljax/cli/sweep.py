@@ -1,6 +1,6 @@
-"""Runs of several methods and seeds side by side: cells, each a run of its own that is not run again.
+"""Runs of several methods and trials side by side: cells, each a run of its own that is not run again.
 
-Commands that compare build on this: `cells` runs a method on all seeds, `write_table` ends.
+Commands that compare build on this: `cells` runs a method on all trials, `write_table` ends.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from rich.table import Table
 
 from pfljax import api
 from pfljax.cli import build
+from pfljax.cli.build import Trial
 from pfljax.cli.settings import FlagError, Settings
 from pfljax.core.errors import RunError
 from pfljax.engine import processes
@@ -26,15 +27,29 @@ from pfljax.training.history import check_directory
 from pfljax.training.loop import Schedule
 
 
-def seed_numbers(settings: Settings) -> list[int]:
-    """The seeds that --seeds names."""
+def trials(settings: Settings) -> list[Trial]:
+    """Every one of --splits with every one of --seeds; without --splits a seed decides its split, too."""
+    seeds = _numbers(settings, "seeds")
+    if not settings.splits:
+        return [Trial(seed) for seed in seeds]
+    return [Trial(seed, split) for split in _numbers(settings, "splits") for seed in seeds]
+
+
+def _numbers(settings: Settings, flag: str) -> list[int]:
     try:
-        seeds = [int(seed) for seed in settings.seeds]
+        numbers = [int(number) for number in settings[flag]]
     except ValueError:
-        seeds = []
-    if not seeds or min(seeds) < 0:
-        raise settings.error("seeds", "accepted: whole numbers of 0 or more, separated by commas")
-    return seeds
+        numbers = []
+    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
+        raise settings.error(flag, "accepted: different whole numbers of 0 or more, separated by commas")
+    return numbers
+
+
+def named(runs: Sequence[Trial]) -> str:
+    """The trials in words, for titles."""
+    seeds = ", ".join(str(seed) for seed in dict.fromkeys(trial.seed for trial in runs))
+    splits = ", ".join(str(split) for split in dict.fromkeys(trial.split for trial in runs) if split is not None)
+    return f"seeds {seeds}" + (f" on each of splits {splits}" if splits else "")
 
 
 def kept(settings: Settings, run: api.Run, out: Path) -> dict | None:
@@ -48,9 +63,9 @@ def kept(settings: Settings, run: api.Run, out: Path) -> dict | None:
     return None
 
 
-def cell(settings: Settings, name: str, seed: int, out: Path) -> dict:
+def cell(settings: Settings, name: str, trial: Trial, out: Path) -> dict:
     """One run's summary, trained unless it is there already."""
-    run = build.build_run(settings, name, build.cached_clients(settings, seed), seed)
+    run = build.build_run(settings, name, build.cached_clients(settings, trial.of_data), trial)
     summary = kept(settings, run, out)
     if summary is not None:
         return summary
@@ -66,16 +81,16 @@ def cell(settings: Settings, name: str, seed: int, out: Path) -> dict:
     return result.summary
 
 
-def replicates(settings: Settings, name: str, seeds: Sequence[int], outs: Sequence[Path]) -> list[dict]:
-    """As `cell` for several seeds, those that are not finished in one kernel."""
+def replicates(settings: Settings, name: str, runs: Sequence[Trial], outs: Sequence[Path]) -> list[dict]:
+    """As `cell` for several trials, those that are not finished in one kernel."""
     if settings.client_store == "host":
         raise FlagError("--replicate=vmap: accepted with --client_store=device")
-    runs = [build.build_run(settings, name, build.cached_clients(settings, seed), seed) for seed in seeds]
-    summaries = [kept(settings, run, out) for run, out in zip(runs, outs, strict=True)]
+    made = [build.build_run(settings, name, build.cached_clients(settings, trial.of_data), trial) for trial in runs]
+    summaries = [kept(settings, run, out) for run, out in zip(made, outs, strict=True)]
     missing = [number for number, summary in enumerate(summaries) if summary is None]
     if missing:
         results = api.train_replicates(
-            [runs[number] for number in missing],
+            [made[number] for number in missing],
             settings.rounds,
             outs=[outs[number] for number in missing],
             resume=True,
@@ -94,7 +109,7 @@ def say(line: str) -> None:
         print(line)
 
 
-def tune(settings: Settings, name: str, seed: int, out: Path) -> float:
+def tune(settings: Settings, name: str, trial: Trial, out: Path) -> float:
     """The rate of --tune with the best validation accuracy (or least loss) in the last round.
 
     A quarter of the training examples is for validation, unless --validation_fraction says otherwise; a rate
@@ -108,7 +123,7 @@ def tune(settings: Settings, name: str, seed: int, out: Path) -> float:
     for rate in settings.numbers("tune", float):
         tried = settings.replace(learning_rate=rate, validation_fraction=share)
         try:
-            last = cell(tried, name, seed, out / f"rate-{rate:g}")["last"]
+            last = cell(tried, name, trial, out / f"rate-{rate:g}")["last"]
         except RunError as error:
             print(f"  rate {rate:g}: {error}")
             continue
@@ -120,14 +135,14 @@ def tune(settings: Settings, name: str, seed: int, out: Path) -> float:
     return best
 
 
-def cells(settings: Settings, name: str, seeds: Sequence[int], out: Path) -> list[dict]:
-    """A method's summaries on all seeds, in OUT/seed-N, at the rate that --tune finds, if given."""
+def cells(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> list[dict]:
+    """A method's summaries of all trials, each in a folder of OUT, at the rate that --tune finds, if given."""
     if settings.tune:
-        settings = settings.replace(learning_rate=tune(settings, name, seeds[0], out / "tuning"))
-    outs = [out / f"seed-{seed}" for seed in seeds]
+        settings = settings.replace(learning_rate=tune(settings, name, runs[0], out / "tuning"))
+    outs = [out / trial.folder for trial in runs]
     if settings.replicate == "vmap":
-        return replicates(settings, name, seeds, outs)
-    return [cell(settings, name, seed, folder) for seed, folder in zip(seeds, outs, strict=True)]
+        return replicates(settings, name, runs, outs)
+    return [cell(settings, name, trial, folder) for trial, folder in zip(runs, outs, strict=True)]
 
 
 def rate_of(out: Path) -> float:

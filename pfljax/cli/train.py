@@ -36,6 +36,7 @@ def define(registry: flags.FlagValues) -> None:
     define_evaluation(registry)
     add = Group(RUNS, registry)
     add.whole("seed", 0, "decides splits, initial models, cohorts, batches and sampling", least=0)
+    add.whole("split", None, "decides the split of the data in place of --seed", least=0)
     add.text("out", None, "folder of the run; runs/ALGORITHM-DATASET-TIME if not given")
     add.switch("resume", False, "go on from the newest whole checkpoint in --out")
 
@@ -46,8 +47,8 @@ def run(settings: Settings) -> None:
     if settings.resume and not settings.out:
         raise FlagError("--resume: name the run's folder with --out")
     settings = settings.with_defaults(names)
-    clients = build.build_clients(settings, settings.seed)
-    made = build.build_run(settings, names[0], clients, settings.seed)
+    trial = build.Trial(settings.seed, settings.split)
+    made = build.build_run(settings, names[0], build.build_clients(settings, trial.of_data), trial)
     out = folder(settings)
     print(f"{names[0]} on {made.clients.name}: {made.clients.num_clients} clients, {settings.rounds} rounds")
     build.print_defaults(settings)

@@ -80,14 +80,24 @@ class IID(Partition):
 
 @dataclasses.dataclass(frozen=True)
 class LabelGroups(Partition):
-    """Disjoint label groups; each client has examples of one (FedeRiCo, Section 4.1)."""
+    """Disjoint label groups; each client has examples of one (FedeRiCo, Section 4.1).
+
+    Attributes:
+        balanced: Whether every group has as many clients, or one more. If not, each client's group is drawn at random,
+            as in the paper, and a group may have no client.
+    """
 
     name = "label_groups"
     groups: int = knob(2, at_least=1, help="label groups, among which the classes are divided")
+    balanced: bool = True
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
-        _at_most("groups", self.groups, num_clients)
-        return _one_pool_a_client(rng, num_clients, self.groups, _label_groups(rng, source.y, self.groups))
+        if self.balanced:
+            _at_most("groups", self.groups, num_clients)
+            return _one_pool_a_client(rng, num_clients, self.groups, _label_groups(rng, source.y, self.groups))
+        pool = _label_groups(rng, source.y, self.groups)
+        group = rng.integers(self.groups, size=num_clients)
+        return Pools(pool, _evenly(np.eye(self.groups)[group]), group)
 
 
 @dataclasses.dataclass(frozen=True)

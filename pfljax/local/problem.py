@@ -30,7 +30,7 @@ class Problem(NamedTuple):
         cohort_size: S.
         n_max: The largest n_k, to which all clients' training data is padded.
         rounds: R: how long a newcomer trains where a method has it train alone.
-        common_init: Whether clients' own models all start from the same parameters.
+        common_init: Whether clients' own models all start from the same parameters; None: as the method says.
         keep_optimizer: Whether a client's optimizer for shared models keeps its state over the rounds.
         n_min: The smallest n_k, where it is known.
         num_distributions: Number of true distributions among the clients' data, where it is known: a default for the
@@ -44,30 +44,36 @@ class Problem(NamedTuple):
     cohort_size: int
     n_max: int
     rounds: int
-    common_init: bool = True
+    common_init: bool | None = None
     keep_optimizer: bool = False
     n_min: int | None = None
     num_distributions: int | None = None
 
-    def init_models(self, key: Key, num: int) -> Params:
-        """N initial models, stacked: all the same under `common_init`, else model n depends on `key` and n alone.
+    def init_models(self, key: Key, num: int, *, common: bool = True) -> Params:
+        """N initial models, stacked.
+
+        Args:
+            key: Decides them; where they differ, model n depends on `key` and n alone.
+            num: N.
+            common: Whether they are all the same where `common_init` leaves it to the method.
 
         Raises:
             ArgumentError: if they should differ and the model is one NNX module, which is the initial model itself.
         """
-        if self.model.fixed and not self.common_init and num > 1:
+        common = common if self.common_init is None else self.common_init
+        if self.model.fixed and not common and num > 1:
             text = "one NNX module, but initial models must differ; accepted: a function of rngs that makes it"
             raise ArgumentError("model", text)
-        numbers = jnp.zeros((num,), jnp.int32) if self.common_init else jnp.arange(num)
+        numbers = jnp.zeros((num,), jnp.int32) if common else jnp.arange(num)
         return self.plan.over_rows(lambda n: self.model.init(jax.random.fold_in(key, n)), numbers)
 
     def init_optimizers(self, models: Params) -> PyTree:
         """The optimizer's state for each of N stacked models."""
         return self.plan.over_rows(self.solver.optimizer.init, models)
 
-    def own_rows(self, key: Key, num_clients: int) -> PyTree:
+    def own_rows(self, key: Key, num_clients: int, *, common: bool = True) -> PyTree:
         """A model of its own for each client, and its optimizer's state, which both stay: leaves (K, ...)."""
-        models = self.init_models(key, num_clients)
+        models = self.init_models(key, num_clients, common=common)
         return {"model": models, "optimizer": self.init_optimizers(models)}
 
     def fit_own(

@@ -27,7 +27,8 @@ class LocalTraining:
         steps: If positive, so many steps a round instead of `epochs`.
         schedule: Number of the round -> factor of the optimizer's updates; None: always 1.
         keep_optimizer: Whether a client's optimizer for shared models keeps its state over the rounds.
-        common_init: Whether clients' own models all start from the same parameters.
+        common_init: Whether clients' own models all start from the same parameters; None: as the method says, which is
+            yes but for FedeRiCo and Local.
         privacy: How the gradients of mean losses are made private.
     """
 
@@ -38,7 +39,7 @@ class LocalTraining:
     steps: int = 0
     schedule: optax.Schedule | None = None
     keep_optimizer: bool = False
-    common_init: bool = True
+    common_init: bool | None = None
     privacy: Privacy = dataclasses.field(default_factory=Privacy)
 
     def __post_init__(self):

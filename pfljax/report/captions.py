@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 
+from pfljax.evaluation import collaboration
 from pfljax.report import figures
 from pfljax.report.plots import Plots
 
@@ -34,7 +35,11 @@ def draw(plots: Plots, curve: dict[str, np.ndarray]) -> Captioned:
         f"Each client's {word} in the last round. Check whether the bad ones share a distribution.",
     )
     if plots.collaborates:
-        out |= {"collaboration_matrix": _matrix(plots), "weights_over_rounds": _weights(plots)}
+        out |= {
+            "sharing_matrix": _sharing(plots),
+            "collaboration_matrix": _matrix(plots),
+            "weights_over_rounds": _weights(plots),
+        }
     if "affinity" in plots.used:
         out["affinity_over_rounds"] = _affinity(plots)
     if plots.measured:
@@ -61,19 +66,28 @@ def _curve(arrays: dict[str, np.ndarray]) -> Captioned:
     return {"curve": (figure, caption)}
 
 
+def _sharing(plots: Plots) -> tuple[Figure, str]:
+    caption = (
+        "Which clients share models in the last round: how alike the weights are that two clients give to all models. "
+        "Clients are ordered by the distributions of their test data, so that the blocks on the diagonal should be dark "
+        "and the rest white. "
+    )
+    index, weights = (plots.used[name][-1] for name in ("index", "weights"))
+    return plots.sharing(), caption + alike(index, weights, plots.wanted)
+
+
 def _matrix(plots: Plots) -> tuple[Figure, str]:
     if plots.topology == "shared":
         caption = (
             "The models that each client predicts with in the last round. Check whether clients of one distribution "
             "choose the same ones."
         )
-        return plots.collaboration(), caption
-    index, weights = (plots.used[name][-1] for name in ("index", "weights"))
-    caption = (
-        "Whose models each client has used in the last round. Clients are ordered by their true distributions, so that "
-        "weight outside the blocks on the diagonal goes to strangers. "
-    )
-    return plots.collaboration(), caption + shares(index, weights, plots.distribution, plots.target)
+    else:
+        caption = (
+            "Whose models each client has used in the last round; clients are ordered by their true distributions. A "
+            "model belongs to those who use it, whoever's it was at first."
+        )
+    return plots.collaboration(), caption
 
 
 def _weights(plots: Plots) -> tuple[Figure, str]:
@@ -107,25 +121,12 @@ def _affinity(plots: Plots) -> tuple[Figure, str]:
     return plots.affinity(), caption
 
 
-def shares(
-    index: Int[np.ndarray, "K J"],
-    weights: Float[np.ndarray, "K J"],
-    distribution: Int[np.ndarray, " K"],
-    target: Int[np.ndarray, " K"] | None = None,
-) -> str:
-    """Where the clients' weight lies, in a sentence; none where nobody gives any."""
-    total = weights.sum()
-    if not total:
-        return ""
-    wanted = distribution if target is None else target
-    own = index == np.arange(len(index))[:, None]
-    alike = (distribution[index] == wanted[:, None]) & ~own
-    own, alike = (float((weights * mask).sum() / total) for mask in (own, alike))
-    name = "the same distribution" if target is None else "the distribution of the client's test data"
-    return (
-        f"Of all weight, {own:.0%} lies on clients' own models, {alike:.0%} on other models of {name}, and "
-        f"{max(1 - own - alike, 0):.0%} on models of other distributions."
-    )
+def alike(index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"], distribution: Int[np.ndarray, " K"]) -> str:
+    """How much clients share models within their distributions and across, in a sentence."""
+    found = collaboration.sharing(index, weights, distribution)
+    parts = {"clients of one distribution": found.within, "clients of different ones": found.across}
+    said = [f"{value:.2f} between {who}" for who, value in parts.items() if not math.isnan(value)]
+    return f"The mean cosine is {' and '.join(said)}." if said else ""
 
 
 def top_affinities(

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int, Real
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from pfljax.evaluation import collaboration
 from pfljax.report.canvas import PALETTE, Picture, add_axes, byte_unit, colors
 
 MAX_PANELS = 16
@@ -83,15 +84,6 @@ def _legend_of_groups(axes: Axes, distribution: np.ndarray) -> None:
     axes.legend(frameon=False, ncols=min(len(groups), 4), loc="lower right")
 
 
-def dense_collaboration(
-    index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"], num_models: int
-) -> Float[np.ndarray, "K N"]:
-    """The matrix of each client's weight for each model; a repeated index adds."""
-    dense = np.zeros((len(index), num_models))
-    np.add.at(dense, (np.arange(len(index))[:, None], index), weights)
-    return dense
-
-
 def collaboration_matrix(
     index: Int[np.ndarray, "K J"],
     weights: Float[np.ndarray, "K J"],
@@ -137,6 +129,32 @@ def collaboration_matrix(
     return figure
 
 
+def sharing_matrix(
+    index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"], distribution: Int[np.ndarray, " K"]
+) -> Figure:
+    """Who shares models with whom: the cosines of clients' rows of weights, ordered by true distribution.
+
+    Args:
+        index: The models that each client uses.
+        weights: Their weights.
+        distribution: Each client's true distribution; of more than `MAX_ROWS` clients some are shown, spread over them.
+    """
+    shown = _spread(distribution, MAX_ROWS)
+    figure = Picture(6, 5.2)
+    axes = figure.add_subplot()
+    image = axes.imshow(collaboration.cosines(index[shown], weights[shown]), cmap="Blues", vmin=0, vmax=1)
+    axes.set(xlabel="client", ylabel="client")
+    figure.colorbar(image, label="cosine of the clients' weights")
+    edges = np.nonzero(np.diff(distribution[shown]))[0] + 0.5
+    if len(edges) < len(PALETTE):
+        _draw_edges(axes, edges)
+    if len(shown) <= MAX_TICKS:
+        names = [str(k) for k in shown]
+        axes.set_yticks(np.arange(len(shown)), names)
+        axes.set_xticks(np.arange(len(shown)), names, rotation=90 if len(shown) > 20 else 0)
+    return figure
+
+
 def _draw_edges(axes: Axes, edges: np.ndarray, *, both: bool = True, width: float = 0.8) -> None:
     """Lines between the distributions: across the rows, and across the columns too where `both`."""
     for edge in edges:
@@ -167,7 +185,7 @@ def weights_over_rounds(
     target = distribution if target is None else target
     of_clients = topology != "shared"
     num_models = len(distribution) if of_clients else int(index.max()) + 1
-    shown = _spread(distribution)
+    shown = _spread(distribution, MAX_PANELS)
     columns = min(4, len(shown))
     lines = -(-len(shown) // columns)
     figure = Picture(2.6 * columns + 0.4, 2.3 * lines + 0.3)
@@ -176,7 +194,7 @@ def weights_over_rounds(
     shades = of_owner if of_clients else colors(np.arange(num_models))
     for place, client in enumerate(shown, 1):
         axes = add_axes(figure, lines, columns, place)
-        dense = dense_collaboration(index[:, client], weights[:, client], num_models)  # (T, N)
+        dense = collaboration.dense(index[:, client], weights[:, client], num_models)  # (T, N)
         for model in np.nonzero(dense.max(axis=0) > 0.01)[0]:
             own = of_clients and model == client
             width, dashes = (2.6, "-") if own else (1.3, "--")
@@ -193,10 +211,10 @@ def weights_over_rounds(
     return figure
 
 
-def _spread(distribution: np.ndarray) -> np.ndarray:
-    """Up to `MAX_PANELS` clients, spread over the distributions."""
+def _spread(distribution: np.ndarray, most: int) -> np.ndarray:
+    """Up to `most` clients, ordered by their distributions and spread over them."""
     by_group = np.argsort(distribution, kind="stable")
-    places = np.linspace(0, len(by_group) - 1, min(MAX_PANELS, len(by_group))).round().astype(int)
+    places = np.linspace(0, len(by_group) - 1, min(most, len(by_group))).round().astype(int)
     return by_group[np.unique(places)]
 
 

@@ -79,6 +79,11 @@ class Plots:
         return self.used.get("target")
 
     @property
+    def wanted(self) -> Int[np.ndarray, " K"]:
+        """The distribution that each client's models should suit: that of its test data."""
+        return self.distribution if self.target is None else np.asarray(self.target)
+
+    @property
     def topology(self) -> str:
         """Whose models clients use."""
         return str(self.used["topology"])
@@ -114,6 +119,11 @@ class Plots:
         """Whose models each client used at one of the evaluated rounds, by default the last."""
         index, weights = (self._kept(name)[evaluation] for name in ("index", "weights"))
         return figures.collaboration_matrix(index, weights, self.distribution, topology=self.topology)
+
+    def sharing(self, evaluation: int = -1) -> Figure:
+        """Which clients share models at one of the evaluated rounds, by default the last."""
+        index, weights = (self._kept(name)[evaluation] for name in ("index", "weights"))
+        return figures.sharing_matrix(index, weights, self.wanted)
 
     def weights(self) -> Figure:
         """Each client's weights over rounds."""

@@ -58,29 +58,31 @@ def by_id(row, values):
 
 
 @pytest.mark.parametrize(
-    ("tracking", "unseen", "loss", "update"),  # every pair of choices, in five of the sixteen combinations
+    ("tracking", "faithful", "examples", "update"),  # every pair of choices
     [
-        ("ema", "exclude", "sum", "gradient"),
-        pytest.param("ema", "zero", "mean", "delta", marks=pytest.mark.slow),
-        ("accumulated", "exclude", "mean", "delta"),
-        pytest.param("accumulated", "zero", "sum", "delta", marks=pytest.mark.slow),
-        ("accumulated", "zero", "mean", "gradient"),
+        ("ema", False, np.inf, "gradient"),
+        pytest.param("ema", True, 0, "delta", marks=pytest.mark.slow),
+        ("accumulated", False, 2.5, "delta"),
+        ("accumulated", True, 0, "gradient"),
+        pytest.param("ema", False, 2.5, "gradient", marks=pytest.mark.slow),
     ],
 )
-def test_algorithm_1(federation, tracking, unseen, loss, update):
-    method = FedeRiCo(neighbors=2, beta=BETA, tracking=tracking, unseen=unseen, loss=loss, update=update)
-    _, states, _ = play(method, federation)
+def test_algorithm_1(federation, tracking, faithful, examples, update):
+    knobs = {"faithful": faithful, "effective_examples": examples, "update": update}
+    _, states, _ = play(FedeRiCo(neighbors=2, beta=BETA, tracking=tracking, **knobs), federation)
     weights, bias = parameters(states[0])
     tracked = np.zeros((K, K))
+    counted = np.minimum(examples or np.inf, SIZES)[:, None]
+    owed = SIZES[:, None] / SIZES[None, :]  # line 17 sums over n_i examples; the owner j divides by n_j
     for number in range(2):
         losses, dw, db = losses_and_gradients(weights, bias, federation)
-        seen = losses / SIZES[:, None] if loss == "mean" else losses
+        seen = losses / SIZES[:, None] * counted
         if tracking == "ema":
-            start = number == 0 and unseen == "exclude"  # the first loss starts the average
+            start = number == 0 and not faithful  # the first loss starts the average
             tracked = seen if start else (1 - BETA) * tracked + BETA * seen  # line 14
         else:
             tracked = tracked + seen  # Eq. 24
-        w = softmax(-tracked)  # line 15
+        w = softmax(-tracked) * owed  # line 15
         weights = weights - RATE * np.einsum("ij,ijd->jd", w, dw)  # lines 17 to 22: the owner j sums over clients i
         bias = bias - RATE * np.einsum("ij,ij->j", w, db)
         table = states[number + 1].clients["table"]
@@ -131,18 +133,6 @@ def test_centralized(federation):
         np.testing.assert_allclose(logged, negative_log_likelihood, rtol=1e-4)
 
 
-def test_warmup_trains_the_own_model_only(federation):
-    _, states, _ = play(FedeRiCo(neighbors=2, warmup=2), federation)
-    weights, bias = parameters(states[0])
-    for _ in range(2):
-        _, dw, db = losses_and_gradients(weights, bias, federation)
-        own = np.arange(K)
-        weights, bias = weights - RATE * dw[own, own], bias - RATE * db[own, own]
-    got = parameters(states[2])
-    np.testing.assert_allclose(got[0], weights, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(got[1], bias, rtol=1e-4, atol=1e-6)
-
-
 def test_beta_one_keeps_the_newest_loss_only(federation):
     _, states, _ = play(FedeRiCo(neighbors=1, beta=1.0, epsilon=1.0), federation)
     table = states[2].clients["table"]
@@ -160,7 +150,8 @@ def test_beta_one_keeps_the_newest_loss_only(federation):
         {"beta": 0.0},
         {"collaborators": 0},
         {"candidates": 2, "neighbors": 2},
-        {"unseen": "zero", "candidates": 3},
+        {"effective_examples": 3.0, "faithful": True},
+        {"effective_examples": -1.0},
     ],
 )
 def test_knobs_out_of_range(federation, knobs):

@@ -11,6 +11,7 @@ import pytest
 from IPython.core.formatters import DisplayFormatter
 
 from pfljax import report
+from pfljax.evaluation import collaboration
 from pfljax.report import canvas, captions, figures
 
 K, T = 6, 3
@@ -149,13 +150,22 @@ def test_where_nobody_has_used_anything_no_share_is_told(undrawn, tmp_path):
     collaboration["weights"] = np.zeros_like(collaboration["weights"])
     np.savez(tmp_path / "collaboration.npz", **collaboration)
     text = report.write(tmp_path).read_text()
-    assert "nan" not in text and "Of all weight" not in text
+    assert "nan" not in text
 
 
-def test_with_shuffled_targets_the_wanted_distribution_counts():
-    index, weights = np.array([[0, 1], [1, 0]]), np.array([[0.25, 0.75], [0.5, 0.5]])
-    same = captions.shares(index, weights, np.array([0, 1]), np.array([1, 1]))
-    assert "38% lies on clients' own" in same and "38% on other models of the distribution of the client's test" in same
+def test_sharing_is_the_cosine_of_rows_within_and_across_distributions():
+    index, weights = np.array([[0, 1], [1, 0], [2, 0]]), np.array([[0.6, 0.8], [1.0, 0.0], [0.6, 0.8]])
+    alike = [[1, 0.8, 0.48], [0.8, 1, 0], [0.48, 0, 1]]
+    np.testing.assert_allclose(collaboration.cosines(index, weights), alike, atol=1e-12)
+    found = collaboration.sharing(index, weights, np.array([0, 0, 1]))
+    assert found == pytest.approx((0.8, 0.24))
+    assert captions.alike(index, weights, np.array([0, 0, 1])) == (
+        "The mean cosine is 0.80 between clients of one distribution and 0.24 between clients of different ones."
+    )
+    assert captions.alike(index, weights, np.array([0, 0, 0])).endswith("0.43 between clients of one distribution.")
+    figure = figures.sharing_matrix(index, weights, np.array([1, 0, 1]))
+    shown = np.asarray(figure.axes[0].images[0].get_array())
+    np.testing.assert_allclose(shown, np.array(alike)[np.ix_([1, 0, 2], [1, 0, 2])], atol=1e-12)
 
 
 @pytest.mark.parametrize(("epsilon", "shown"), [(2.345, "2.345"), (None, "no bound")])
@@ -171,7 +181,7 @@ def test_weights_are_put_where_they_belong_and_add_up():
     index = np.array([[2, 0], [1, 1]])
     weights = np.array([[0.7, 0.3], [0.6, 0.4]])
     expected = [[0.3, 0.0, 0.7], [0.0, 1.0, 0.0]]
-    np.testing.assert_allclose(figures.dense_collaboration(index, weights, 3), expected)
+    np.testing.assert_allclose(collaboration.dense(index, weights, 3), expected)
 
 
 def test_the_matrix_is_ordered_by_true_distribution():
@@ -246,4 +256,4 @@ def test_matplotlib_is_imported_with_the_first_figure():
 
 def test_shapes_in_signatures_are_checked_in_tests():
     with pytest.raises(jaxtyping.TypeCheckError, match="weights"):
-        figures.dense_collaboration(np.zeros((2, 1), int), np.zeros((2, 3)), 4)
+        collaboration.dense(np.zeros((2, 1), int), np.zeros((2, 3)), 4)

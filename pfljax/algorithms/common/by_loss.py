@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pfljax.core.types import ClientData, Params, Predictor
+from pfljax.core.types import Array, ClientData, Params, Predictor
 from pfljax.local.problem import Problem
 
 
@@ -15,8 +15,14 @@ def best_fit(problem: Problem, models: Params, clients: ClientData) -> Predictor
     return Predictor(models, best[:, None], jnp.ones((best.shape[0], 1)), "shared")
 
 
+def tempered(totals: Array, sizes: Array, examples: float) -> Array:
+    """Losses (..., J) summed over n examples (...), scaled to count as those of `examples` of them, at most n."""
+    sizes = sizes[..., None]
+    return totals * jnp.minimum(examples, sizes) / jnp.maximum(sizes, 1)
+
+
 def posterior(
-    problem: Problem, models: Params, clients: ClientData, num_mixed: int, *, summed: bool = True
+    problem: Problem, models: Params, clients: ClientData, num_mixed: int, examples: float = jnp.inf
 ) -> Predictor:
     """Each client mixes the `num_mixed` models of highest posterior weight, softmax of minus the training loss.
 
@@ -25,9 +31,9 @@ def posterior(
         models: N of them, with equal prior weights.
         clients: Stacked, K clients.
         num_mixed: At most N.
-        summed: Whether the loss is summed over a client's examples, or averaged.
+        examples: Number of examples that a client's likelihood counts as, at most its own number.
     """
-    losses = problem.losses_of_all(models, clients.train)
-    losses = losses * clients.train.size[:, None] if summed else losses
-    logits, index = jax.lax.top_k(-losses, num_mixed)
+    sizes = clients.train.size
+    losses = problem.losses_of_all(models, clients.train) * sizes[:, None]
+    logits, index = jax.lax.top_k(-tempered(losses, sizes, examples), num_mixed)
     return Predictor(models, index.astype(jnp.int32), jax.nn.softmax(logits), "peers")

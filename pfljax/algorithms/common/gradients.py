@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from pfljax.core import tree
-from pfljax.core.types import Array, ClientContext, ClientOutput, Params, Split, State, Topology
+from pfljax.core.types import Aggregate, Array, ClientContext, ClientOutput, Params, Split, State, Topology
 from pfljax.engine.views import read
 from pfljax.local.problem import Problem
 
@@ -48,27 +48,37 @@ def takes_step(problem: Problem, context: ClientContext, split: Split) -> Array:
     return jnp.broadcast_to(has_batch, context.index.shape)
 
 
-def apply(problem: Problem, state: State, grads: Params, arrived: Array, topology: Topology) -> State:
-    """Every owner to which something came back takes a step of its optimizer; the others stay as they are."""
+def apply(problem: Problem, state: State, aggregate: Aggregate, sizes: Array, topology: Topology) -> State:
+    """Every owner to which something came back takes a step of its optimizer; the others stay as they are.
 
-    def step(grads, opt_state, params):
+    Args:
+        problem: What the method is built for.
+        state: The models and their optimizers, leaves (N, ...).
+        aggregate: Sums of gradients, each weighted by its sender's number of examples.
+        sizes: (N,) what each model's sum is divided by.
+        topology: The method's.
+    """
+    arrived = aggregate.count > 0
+
+    def step(total, size, opt_state, params):
+        grads = jax.tree.map(lambda leaf: leaf / jnp.maximum(size, 1), total)
         updates, new_state = problem.solver.optimizer.update(grads, opt_state, params, round_number=state.round)
         return optax.apply_updates(params, updates), new_state
 
     if topology == "shared":
-        models, optimizer = problem.plan.over_rows(step, grads, state.optimizer, state.models)
+        models, optimizer = problem.plan.over_rows(step, aggregate.upload, sizes, state.optimizer, state.models)
         models, optimizer = tree.where(arrived, (models, optimizer), (state.models, state.optimizer))
         return state._replace(models=models, optimizer=optimizer)
 
     # Owner by owner: the sums of gradients, which came first, become the next models in place. The branch is also what
     # keeps XLA from fusing reads of the stacks into their replacement, which would copy them whole for every owner.
-    def owner(grads, opt_state, data):
-        params, arrived = data
-        stay = lambda grads, opt_state, params: (params, opt_state)
-        params, opt_state = jax.lax.cond(arrived, step, stay, tree.first(grads), opt_state, read(params))
+    def owner(total, opt_state, data):
+        params, arrived, size = data
+        stay = lambda total, size, opt_state, params: (params, opt_state)
+        params, opt_state = jax.lax.cond(arrived, step, stay, tree.first(total), size, opt_state, read(params))
         return ClientOutput(opt_state, tree.stack_one(params), {})
 
     index = jnp.arange(arrived.shape[0])[:, None]
-    data = (state.models, arrived)
-    optimizer, moved = problem.plan.exchange(owner, grads, index, state.optimizer, data, topology="own")
+    data = (state.models, arrived, sizes)
+    optimizer, moved = problem.plan.exchange(owner, aggregate.upload, index, state.optimizer, data, topology="own")
     return state._replace(models=moved.upload, optimizer=optimizer)

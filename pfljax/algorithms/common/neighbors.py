@@ -16,24 +16,30 @@ class Candidates(NamedTuple):
     Stacked over clients, the tables are K x C and not K x K.
     """
 
-    ids: Array  # (C,) int32: whose model; -1: a free slot; slot 0 is the client's own
+    ids: Array  # (C,) int32: whose model; slot 0 is the client's own
     last: Array  # (C,): the loss of the model when the client last held it
-    tracked: Array  # (C,): the tracked loss; inf: never evaluated
+    tracked: Array  # (C,): the tracked loss; inf: not evaluated yet
 
 
-def empty_candidates(own: Array, num: int) -> Candidates:
-    """A table that knows only the client's own model, and that not yet evaluated."""
-    ids = jnp.full((num,), -1, jnp.int32).at[0].set(own)
-    return Candidates(ids, jnp.zeros((num,)), jnp.full((num,), jnp.inf, jnp.float32))
+def candidates(key: Key, own: Array, num: int, num_clients: int, tracked: float) -> Candidates:
+    """The table of a client at the start: its own model and `num` - 1 others, drawn uniformly where C < K.
 
-
-def zero_candidates(own: Array, num: int) -> Candidates:
-    """All `num` = K clients with losses of zero, as if evaluated (Alg. 1, l. 3)."""
-    return Candidates((jnp.arange(num, dtype=jnp.int32) + own) % num, jnp.zeros((num,)), jnp.zeros((num,)))
+    Args:
+        key: For this client.
+        own: Its id.
+        num: C, at most K.
+        num_clients: K.
+        tracked: inf for models that are not evaluated yet; 0 as if they were, with a loss of zero (Alg. 1, l. 3).
+    """
+    if num == num_clients:
+        ids = (jnp.arange(num, dtype=jnp.int32) + own) % num_clients
+    else:
+        ids = jnp.concatenate([own[None], sample_others(key, own, num_clients, num - 1)]).astype(jnp.int32)
+    return Candidates(ids, jnp.zeros((num,)), jnp.full((num,), tracked, jnp.float32))
 
 
 def remember(table: Candidates, held: Array, losses: Array) -> tuple[Candidates, Array]:
-    """Notes the losses of the models just held; where a newcomer finds no free slot, the worst candidate leaves.
+    """Notes the losses of the models just held; a model new to the table takes the place of the worst candidate.
 
     Args:
         table: One client's candidates, C >= J.
@@ -49,8 +55,8 @@ def remember(table: Candidates, held: Array, losses: Array) -> tuple[Candidates,
         table, taken = carry
         held, loss = new
         known = table.ids == held
-        # Free slots first (inf), then the worst; never one that is held in this round.
-        worst = jnp.where(taken, -jnp.inf, jnp.where(table.ids < 0, jnp.inf, table.tracked))
+        # Models that were never evaluated (inf) leave first, then the worst; never one that is held in this round.
+        worst = jnp.where(taken, -jnp.inf, table.tracked)
         slot = jnp.where(known.any(), jnp.argmax(known), jnp.argmax(worst))
         tracked = table.tracked.at[slot].set(jnp.where(known.any(), table.tracked[slot], jnp.inf))
         table = Candidates(table.ids.at[slot].set(held), table.last.at[slot].set(loss), tracked)
@@ -68,7 +74,7 @@ def heaviest(table: Candidates, num: int) -> tuple[Array, Array]:
     nothing = jnp.isinf(table.tracked).all()
     logits = jnp.where(nothing & (jnp.arange(len(table.ids)) == 0), 0.0, -table.tracked)
     logits, slots = jax.lax.top_k(logits, num)
-    return jnp.maximum(table.ids[slots], 0), jax.nn.softmax(logits)
+    return table.ids[slots], jax.nn.softmax(logits)
 
 
 def sample_others(key: Key, own: Array, num: int, count: int) -> Array:
@@ -120,8 +126,9 @@ def best_candidates(key: Key, scores: Array, count: int, epsilon: Array | float 
 def epsilon_greedy(key: Key, table: Candidates, own: Array, cohort: Cohort, count: int, epsilon: float) -> Array:
     """The neighbors of one client in a round (FedeRiCo, Section 3.3).
 
-    With probability epsilon, uniform distinct others; else those of the lowest tracked loss, which have the highest
-    weight, ties broken at random. Where it knows too few, random others fill up.
+    With probability epsilon, uniform distinct others. Else candidates that were never evaluated, and then those of the
+    lowest tracked loss, which have the highest weight, ties broken at random. Where too few of the candidates are in
+    the cohort, random others fill up.
 
     Args:
         key: For this client and round.
@@ -140,8 +147,9 @@ def epsilon_greedy(key: Key, table: Candidates, own: Array, cohort: Cohort, coun
     num = cohort.ids.shape[0]
     others = sample_others(others_key, cohort.position(own), num, min(2 * count, num - 1))
     others = cohort.ids[others]
-    eligible = (table.ids >= 0) & (table.ids != own) & (cohort.position(table.ids) >= 0)
-    slots, known = best_candidates(ties_key, jnp.where(eligible, -table.tracked, -jnp.inf), min(count, len(table.ids)))
+    eligible = (table.ids != own) & (cohort.position(table.ids) >= 0)
+    scores = jnp.where(jnp.isinf(table.tracked), jnp.inf, -table.tracked)  # optimism: everyone is tried once
+    slots, known = best_candidates(ties_key, jnp.where(eligible, scores, -jnp.inf), min(count, len(table.ids)))
     known = known & ~jax.random.bernoulli(coin_key, epsilon)
     greedy = table.ids[slots]
     repeated = ((others[:, None] == greedy[None, :]) & known[None, :]).any(axis=1)

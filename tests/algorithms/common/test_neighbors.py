@@ -10,11 +10,10 @@ import pytest
 from pfljax.algorithms.common.neighbors import (
     Candidates,
     best_candidates,
-    empty_candidates,
+    candidates,
     epsilon_greedy,
     remember,
     sample_others,
-    zero_candidates,
 )
 from pfljax.core.types import Cohort
 
@@ -96,16 +95,21 @@ def test_only_the_cohort_is_chosen():
     assert set(explored.ravel().tolist()) == {1, 4, 6, 7}
 
 
+def test_models_never_evaluated_are_tried_first():
+    known = table([0.1, np.inf, 0, 7, np.inf, 9, 0.2, 8], own=2)
+    found = greedy(0.0, known)
+    assert (np.sort(found[:, :2], axis=1) == [1, 4]).all() and (found[:, 2] == 0).all()
+    found = greedy(0.0, known, count=1)
+    counts = np.array([(found == k).sum() for k in (1, 4)])
+    assert chi_square(counts, len(KEYS) / 2) < 15  # 1 degree; 99.9 %: 10.8
+
+
 def test_random_others_fill_up_where_too_few_are_known():
-    known = Candidates(jnp.array([2, 6, -1, -1]), jnp.zeros(4), jnp.array([1.0, 3.0, jnp.inf, jnp.inf]))
+    known = Candidates(jnp.array([2, 6]), jnp.zeros(2), jnp.array([1.0, 3.0]))
     found = greedy(0.0, known)
     assert (found[:, 0] == 6).all()
     counts = np.array([(found[:, 1:] == k).sum() for k in (0, 1, 3, 4, 5, 7)])
     assert chi_square(counts, 2 * len(KEYS) / 6) < 30
-    nothing = empty_candidates(jnp.int32(2), 4)
-    found = greedy(0.0, nothing)
-    counts = np.array([(found == k).sum() for k in (0, 1, 3, 4, 5, 6, 7)])
-    assert chi_square(counts, 3 * len(KEYS) / 7) < 30
 
 
 def test_all_others_can_be_asked_and_none():
@@ -116,16 +120,20 @@ def test_all_others_can_be_asked_and_none():
 
 
 def test_tables_start_with_the_own_model():
-    empty = empty_candidates(jnp.int32(3), 4)
-    assert empty.ids.tolist() == [3, -1, -1, -1] and np.isinf(empty.tracked).all()
-    zero = zero_candidates(jnp.int32(3), 5)
-    assert zero.ids.tolist() == [3, 4, 0, 1, 2] and not np.asarray(zero.tracked).any()
+    for start in (0.0, np.inf):
+        everyone = candidates(KEYS[0], jnp.int32(3), 5, 5, start)
+        assert everyone.ids.tolist() == [3, 4, 0, 1, 2]
+        assert (np.asarray(everyone.tracked) == start).all() and not np.asarray(everyone.last).any()
+    ids = np.asarray(jax.vmap(lambda key: candidates(key, jnp.int32(3), 4, 8, jnp.inf).ids)(KEYS))
+    assert (ids[:, 0] == 3).all() and all(len(set(row)) == 4 for row in ids[:500].tolist())
+    counts = np.array([(ids[:, 1:] == k).sum() for k in (0, 1, 2, 4, 5, 6, 7)])
+    assert chi_square(counts, 3 * len(KEYS) / 7) < 30
 
 
 def test_the_worst_candidate_leaves_when_a_new_one_comes():
-    known = Candidates(jnp.array([2, 6, 4, -1]), jnp.array([1.0, 2, 3, 0]), jnp.array([9.0, 3, 5, jnp.inf]))
+    known = Candidates(jnp.array([2, 6, 4, 5]), jnp.array([1.0, 2, 3, 0]), jnp.array([9.0, 3, 5, jnp.inf]))
     after, slots = remember(known, jnp.array([2, 4, 0]), jnp.array([0.5, 2.5, 7]))
-    assert after.ids.tolist() == [2, 6, 4, 0] and slots.tolist() == [0, 2, 3]  # the free slot first
+    assert after.ids.tolist() == [2, 6, 4, 0] and slots.tolist() == [0, 2, 3]  # one never evaluated leaves first
     np.testing.assert_array_equal(after.last, [0.5, 2, 2.5, 7])
     np.testing.assert_array_equal(after.tracked, [9, 3, 5, np.inf])
 
