@@ -27,8 +27,8 @@ class LocalTraining:
         steps: If positive, so many steps a round instead of `epochs`.
         schedule: Number of the round -> factor of the optimizer's updates; None: always 1.
         keep_optimizer: Whether a client's optimizer for shared models keeps its state over the rounds.
-        common_init: Whether clients' own models all start from the same parameters; None: as the method says, which is
-            yes but for FedeRiCo and Local.
+        common_init: Whether clients' own models all start from the same parameters; None: as the method says,
+            which is no for FedeRiCo and Local, and else yes.
         privacy: How the gradients of mean losses are made private.
     """
 

@@ -69,8 +69,8 @@ def _curve(arrays: dict[str, np.ndarray]) -> Captioned:
 def _sharing(plots: Plots) -> tuple[Figure, str]:
     caption = (
         "Which clients share models in the last round: how alike the weights are that two clients give to all models. "
-        "Clients are ordered by the distributions of their test data, so that the blocks on the diagonal should be dark "
-        "and the rest white. "
+        "Clients are ordered by the distributions of their test data. Check whether the blocks on the diagonal are "
+        "dark, and the rest is white. "
     )
     index, weights = (plots.used[name][-1] for name in ("index", "weights"))
     return plots.sharing(), caption + alike(index, weights, plots.wanted)
