@@ -11,10 +11,12 @@ if TYPE_CHECKING:
         benchmark_figure,
         branch_weights,
         comparison_figure,
+        knob_curves,
         scaling_figure,
         slope,
         sweep_figure,
     )
+    from pfljax.report.figures import weights_over_rounds
     from pfljax.report.page import write
     from pfljax.report.plots import Plots
 
@@ -23,10 +25,12 @@ _MODULES = {
     "benchmark_figure": "comparisons",
     "branch_weights": "comparisons",
     "comparison_figure": "comparisons",
+    "knob_curves": "comparisons",
     "save": "canvas",
     "scaling_figure": "comparisons",
     "slope": "comparisons",
     "sweep_figure": "comparisons",
+    "weights_over_rounds": "figures",
     "write": "page",
 }
 
@@ -35,10 +39,12 @@ __all__ = [
     "benchmark_figure",
     "branch_weights",
     "comparison_figure",
+    "knob_curves",
     "save",
     "scaling_figure",
     "slope",
     "sweep_figure",
+    "weights_over_rounds",
     "write",
 ]
 

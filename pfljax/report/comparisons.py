@@ -86,6 +86,22 @@ def sweep_figure(points: Sequence[dict], panels: dict[str, str]) -> Figure:
     return figure
 
 
+def knob_curves(panels: Mapping[str, Sequence[dict]]) -> Figure:
+    """Accuracy over rounds: a panel for each knob, a line for each of its values.
+
+    Args:
+        panels: By knob, its lines: "title", "rounds" and "curve".
+    """
+    figure = Picture(5.2 * len(panels), 4)
+    for place, (knob, lines) in enumerate(panels.items(), 1):
+        axes = add_axes(figure, 1, len(panels), place, xlabel="round", ylabel="test accuracy" if place == 1 else "")
+        for line, shade in zip(lines, colors(np.arange(len(lines))), strict=True):
+            axes.plot(line["rounds"], line["curve"], color=shade, label=line["title"])
+        axes.set_title(knob)
+        axes.legend(frameon=False)
+    return figure
+
+
 def slope(x: Sequence[float], y: Sequence[float]) -> float | None:
     """The exponent a of the power law y = b x^a that is nearest by least squares in log-log; None for one x."""
     if len(set(x)) < 2:

@@ -1,0 +1,66 @@
+"""FedeRiCo's Figure 6: test accuracy over rounds by epsilon, by the number of neighbors M, and by beta.
+
+    python -m experiments.federico.figure6
+    python -m experiments.federico.figure6 --data_file=CIFAR100.npz --preset=cifar100
+
+In the paper epsilon and beta are varied on Office-Home and M on CIFAR-100; here all three on the data of the run.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from absl import flags
+
+from experiments.federico import paper
+from experiments.papers import Row, Study
+from pfljax import report
+from pfljax.cli import launch, sweep
+from pfljax.cli.settings import Settings
+from pfljax.training import files
+
+VARIED = {
+    "epsilon": (0.0, 0.1, 0.3, 0.6, 1.0),
+    "neighbors": (0, 1, 3, 5, 7),
+    "beta": (0.1, 0.3, 0.6, 0.9),
+}
+
+
+def define(registry: flags.FlagValues) -> None:
+    """Registers the command's flags."""
+    paper.define(registry, ["federico"], "runs/federico-figure6")
+
+
+def curve(study: Study, row: Row) -> dict:
+    """A line of a panel: the scores of the last round, and accuracy over rounds, a mean over the trials."""
+    out = study.out / row.folder
+    cell = study.accuracies(row, out)
+    read = [files.read_jsonl(out / trial.folder / "metrics.jsonl") for trial in study.trials]
+    over = np.mean([[line["accuracy_mean"] for line in lines] for lines in read], axis=0)
+    return {"title": row.title, "rounds": [line["round"] for line in read[0]], "curve": over.tolist(), **cell}
+
+
+def run(settings: Settings) -> None:
+    """The command."""
+    for knob in VARIED:
+        settings.refuse(f"federico.{knob}", "it is what the figure varies")
+    study = paper.start(settings)
+    panels, body = {}, []
+    for knob, values in VARIED.items():
+        panels[knob] = []
+        for value in values:
+            if knob == "neighbors" and not value < study.settings.num_clients:
+                continue
+            panels[knob].append(curve(study, Row(f"{knob}={value:g}", "federico", {f"federico.{knob}": value})))
+            body.append([knob, f"{value:g}", study.shown(panels[knob][-1])])
+            print(f"{knob}={value:g} done")
+    report.save(report.knob_curves(panels), study.out / "figure6.png")
+    rows = [line | {"panel": knob, "paper": None} for knob, lines in panels.items() for line in lines]
+    title = f"{study.data}, {study.settings.num_distributions} distributions, after {study.settings.rounds} rounds"
+    sweep.write_table(title, ["knob", "value", "test accuracy, %"], body, rows, study.out, "figure6.png")
+    study.print_differences(Row("federico", "federico", {}), rows[-1])
+
+
+COMMAND = launch.Command(__doc__, define, run)
+
+if __name__ == "__main__":
+    launch.main(COMMAND)

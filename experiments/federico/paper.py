@@ -1,0 +1,148 @@
+"""What the experiments of FedeRiCo's paper share (TMLR version): its values, its settings, its figures of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import flags
+
+from experiments.papers import Paper, Row, Study
+from pfljax import report
+from pfljax.cli import sweep
+from pfljax.cli.flags import RUNS, Group
+from pfljax.cli.settings import Settings
+from pfljax.evaluation import collaboration
+from pfljax.training import files
+
+SIZES = {
+    "small": "a small network, fewer rounds and runs than in the paper",
+    "reduced": "a small network; images, splits, rounds and runs as in the paper",
+    "paper": "as in the paper",
+}
+METHODS = ("local", "fedavg", "fedavg_plus", "clustered", "fedfomo", "fedem", "federico")
+DISTRIBUTIONS = (2, 3, 4)
+# Table 1: accuracy in percent and its deviation, by number of distributions.
+_TABLE1 = {
+    "cifar10": {
+        "local": (40.09, 2.84, 55.27, 3.11, 69.03, 7.05),
+        "fedavg": (11.44, 3.28, 11.73, 3.68, 13.93, 5.74),
+        "fedavg_plus": (12.45, 8.46, 29.86, 17.85, 45.65, 21.61),
+        "clustered": (11.50, 3.65, 15.24, 5.79, 16.43, 5.17),
+        "fedfomo": (42.24, 8.32, 59.45, 5.57, 71.05, 6.09),
+        "fedem": (41.21, 10.83, 55.08, 6.71, 63.61, 9.93),
+        "federico": (56.61, 2.51, 69.76, 2.25, 78.22, 4.80),
+    },
+    "cifar100": {
+        "local": (16.60, 0.64, 25.99, 2.38, 31.05, 1.68),
+        "fedavg": (21.28, 5.04, 17.41, 3.27, 18.36, 3.68),
+        "fedavg_plus": (29.95, 1.07, 35.33, 1.77, 36.17, 3.27),
+        "clustered": (20.93, 3.57, 23.15, 7.04, 15.15, 0.60),
+        "fedfomo": (12.15, 0.57, 20.49, 2.90, 24.53, 2.77),
+        "fedem": (26.25, 2.40, 24.11, 7.36, 19.23, 2.58),
+        "federico": (30.95, 1.62, 39.19, 1.64, 41.41, 1.07),
+    },
+    "features": {
+        "local": (76.76, 0.23, 83.30, 0.32, 88.05, 0.44),
+        "fedavg": (66.58, 1.88, 53.36, 4.21, 51.25, 4.37),
+        "fedavg_plus": (80.21, 0.68, 81.88, 0.91, 84.50, 1.37),
+        "clustered": (66.58, 1.88, 53.36, 4.21, 51.25, 4.37),
+        "fedfomo": (78.61, 0.78, 82.57, 0.24, 87.86, 0.77),
+        "fedem": (22.59, 1.95, 28.72, 1.83, 22.46, 3.99),
+        "federico": (83.56, 0.49, 90.28, 0.75, 93.76, 0.12),
+    },
+}
+TABLE1 = {
+    data: {name: dict(zip(DISTRIBUTIONS, zip(v[::2], v[1::2], strict=True), strict=True)) for name, v in rows.items()}
+    for data, rows in _TABLE1.items()
+}
+# Table 4: Office-Home, 4 clusters of labels, Dirichlet 0.4, one run; the deviation is over clients.
+TABLE4 = {
+    "features": {
+        "local": (68.32, 19.43),
+        "fedavg": (69.73, 11.02),
+        "fedavg_plus": (71.20, 24.41),
+        "clustered": (69.73, 11.02),
+        "fedfomo": (75.78, 6.20),
+        "fedem": (47.15, 25.43),
+        "federico": (83.90, 4.11),
+    }
+}
+PAPER = Paper(
+    Path(__file__).parent / "presets",
+    ("digits", "cifar10", "cifar100", "features"),
+    {"npz": "cifar10", "digits": "digits", "tfds:cifar10": "cifar10", "tfds:cifar100": "cifar100"},
+    "CIFAR: 8 clients, 10 % of CIFAR-10 with a CNN of 3 x 128 channels, 15 % of CIFAR-100 with ResNet-18, batches of "
+    "50, 150 rounds; Office-Home: 10 clients, features of a ResNet-18, an MLP of 1000 and 200, batches of 100, 400 "
+    "rounds; adam at rate 0.01; 5 splits x 3 seeds (CIFAR-100 and Office-Home: 3 splits)",
+)
+
+
+class Line(NamedTuple):
+    """A run whose weights over rounds are drawn: its title and folder, its method, and flags that it sets."""
+
+    title: str
+    method: str
+    flags: Mapping[str, Any]
+
+
+def define(registry: flags.FlagValues, methods: Sequence[str], out: str, **defaults: Any) -> None:
+    """Registers the flags of these experiments, with the paper's defaults."""
+    PAPER.define(registry, methods, ["0"], out, rounds=150, num_distributions=4, **defaults)
+    said = "; ".join(f"{name}: {text}" for name, text in SIZES.items())
+    Group(RUNS, registry).choice("size", "small", list(SIZES), said)
+
+
+def start(settings: Settings) -> Study:
+    """The study that the command line asks for, at its size."""
+    if settings.data_file and not settings.present("dataset"):
+        settings = settings.replace(dataset="npz")
+    paper = PAPER._replace(presets=PAPER.presets / settings.size)
+    name = paper.name(settings)
+    if name:
+        settings = settings.with_preset(paper.presets / f"{name}.flags")
+    print(f"--size={settings.size}: {SIZES[settings.size]}")
+    return Study.start(paper, settings)
+
+
+def used(study: Study, out: Path) -> list[dict[str, np.ndarray]]:
+    """What the clients of a finished row have used, for each trial: the arrays of collaboration.npz."""
+    return [files.read_npz(out / trial.folder / "collaboration.npz") for trial in study.trials]
+
+
+def sharing(study: Study, out: Path) -> collaboration.Sharing:
+    """The cosines of the clients' weights after the last round of a finished row, means over the trials."""
+    found = [
+        collaboration.sharing(kept["index"][-1], kept["weights"][-1], kept["distribution"]) for kept in used(study, out)
+    ]
+    mean = lambda values: float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
+    return collaboration.Sharing(*(mean(np.array(values)) for values in zip(*found, strict=True)))
+
+
+def write_weights(study: Study, name: str, lines: Sequence[Line], about: str) -> None:
+    """Draws the weights of the lines' first trials over rounds, and writes a table of who shares models.
+
+    Args:
+        study: The study.
+        name: The figure's, such as "figure3".
+        lines: What is run.
+        about: What is compared, for the table's title.
+    """
+    rows, body, cell = [], [], {}
+    for line in lines:
+        out = study.out / line.title
+        cell = study.accuracies(Row(line.title, line.method, line.flags), out)
+        for trial, kept in zip(study.trials, used(study, out), strict=True):
+            figure = report.weights_over_rounds(
+                *(kept[key] for key in ("round", "index", "weights", "distribution")), topology=str(kept["topology"])
+            )
+            report.save(figure, study.out / f"{name}-{line.title}-{trial.folder}.png")
+        found = sharing(study, out)
+        rows.append({"line": line.title, **cell, **found._asdict(), "paper": None})
+        body.append([line.title, study.shown(cell), f"{found.within:.2f}", f"{found.across:.2f}"])
+    heads = ["", "test accuracy, %", "cosine of weights within a distribution", "across distributions"]
+    title = f"{study.data}, {study.settings.num_distributions} distributions: {about}"
+    sweep.write_table(title, heads, body, rows, study.out, f"{name}-*.png")
+    study.print_differences(Row(lines[-1].title, lines[-1].method, lines[-1].flags), cell)
