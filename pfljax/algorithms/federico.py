@@ -16,9 +16,10 @@ Departures from the paper:
 - The listing starts from losses of zero (l. 3), so that clients try every model before they choose by weight, but
   models never seen look perfect. Here the posterior runs over the models that a client has evaluated, the tracked loss
   of a model starts at its first loss, and the greedy choice takes models never evaluated first.
-- The likelihood is tempered: it counts as that of `effective_examples` examples. With all n_i of them (l. 12) every
+- The posterior is tempered: the likelihood counts as that of `effective_examples` examples. With all n_i of them every
   client ends up with one model, mostly its own, which fits its training data best. With few of them, clients of one
-  distribution share their models, as in the paper's Figures 3 and 5.
+  distribution share their models, as in the paper's Figures 3 and 5. While clients try all candidates, in their first
+  ceil((C - 1) / M) rounds, all examples count: the models are still alike, and this is what parts the distributions.
 - `faithful` takes back the last two: Algorithm 1 to the letter.
 - Accumulated tracking (Eq. 23-25) includes the current loss, as l. 12-15 do; a model first seen in round t counts as
   if it had had that loss in all t rounds.
@@ -53,8 +54,8 @@ class FedeRiCo:
     effective_examples: float = knob(
         0.0,
         at_least=0,
-        help="number of examples that a client's likelihood counts as, at most n_k; inf: all; 0: 2 for "
-        "classification, all for regression, where the scale of the loss is not known",
+        help="number of examples that a client's likelihood counts as once it has tried all candidates, at most n_k; "
+        "inf: all; 0: 2 for classification, all for regression, where the scale of the loss is not known",
     )
     faithful: bool = knob(False, help="Algorithm 1 to the letter: losses start at zero and are summed over all n_k")
     tracking: Literal["ema", "accumulated"] = knob("ema", help="moving average of the losses (ema), or their sum")
@@ -66,7 +67,7 @@ class FedeRiCo:
 
     def build(self, problem: Problem) -> Algorithm:
         self._check(problem.cohort_size)
-        plan, num_candidates = problem.plan, min(self.candidates or problem.num_clients, problem.num_clients)
+        plan, num_candidates = problem.plan, self._candidates(problem)
         gradient = self.update == "gradient"
 
         def init(key, clients):
@@ -94,8 +95,11 @@ class FedeRiCo:
             return jnp.concatenate([cohort.ids[:, None], others], axis=1)
 
         def predictor(key, state, clients):
-            best = lambda table: neighbors.heaviest(table, min(self.collaborators, num_candidates))
-            return Predictor(state.models, *plan.over_rows(best, state.clients["table"]), topology="peers")
+            def best(row, size):
+                share = self._share(problem, row["rounds"] - 1, size)
+                return neighbors.heaviest(row["table"], min(self.collaborators, num_candidates), share)
+
+            return Predictor(state.models, *plan.over_rows(best, state.clients, clients.train.size), topology="peers")
 
         def adapt(key, state, clients):  # One E-step over all trained models.
             num_mixed = min(self.collaborators, tree.num_rows(state.models))
@@ -131,8 +135,18 @@ class FedeRiCo:
             return self.effective_examples or jnp.inf
         return self.effective_examples or 2.0
 
-    def _e_step(self, row: PyTree, index: Array, losses: Array) -> PyTree:
-        """Lines 10 to 15: a client's next row, from the tempered losses (J,) of the models held."""
+    def _candidates(self, problem: Problem) -> int:
+        """C."""
+        return min(self.candidates or problem.num_clients, problem.num_clients)
+
+    def _share(self, problem: Problem, rounds: Array, size: Array) -> Array:
+        """The share of a client's examples that its likelihood counts as, after `rounds` rounds."""
+        first_pass = -(-(self._candidates(problem) - 1) // max(self.neighbors, 1))
+        tempered = jnp.minimum(self._examples(problem), size) / jnp.maximum(size, 1)
+        return jnp.where(rounds < first_pass, 1.0, tempered)
+
+    def _e_step(self, problem: Problem, row: PyTree, index: Array, losses: Array, size: Array) -> PyTree:
+        """Lines 10 to 15: a client's next row, from the losses (J,) of the models held, summed over its examples."""
         table, slots = neighbors.remember(row["table"], index, losses)  # l. 10-13
         unknown, held = jnp.isinf(table.tracked), jnp.zeros_like(table.ids, bool).at[slots].set(True)
         if self.tracking == "ema":
@@ -141,7 +155,7 @@ class FedeRiCo:
         else:
             first, tracked = table.last * (row["rounds"] + 1), table.tracked + table.last  # Eq. 24
         tracked = jnp.where(unknown, jnp.where(held, first, jnp.inf), tracked)
-        weights = jax.nn.softmax(-tracked)[slots]  # l. 15
+        weights = jax.nn.softmax(-tracked * self._share(problem, row["rounds"], size))[slots]  # l. 15
         return {"table": table._replace(tracked=tracked), "held": weights, "rounds": row["rounds"] + 1}
 
     def _gradient_round(self, problem: Problem):
@@ -151,7 +165,7 @@ class FedeRiCo:
             split = data.train
             losses, grads = gradients.of_batch(problem, context, models, split)
             totals = gradients.losses_at_start(problem, context, models, split, losses)
-            new = self._e_step(row, context.index, by_loss.tempered(totals, split.size, self._examples(problem)))
+            new = self._e_step(problem, row, context.index, totals, split.size)
             row = jax.tree.map(lambda new, old: jnp.where(context.step == 0, new, old), new, row)
             upload = tree.scale(grads, row["held"] * split.size)  # l. 17
             report = {"loss": mixed(row["held"], losses), "size": split.size}
@@ -169,7 +183,7 @@ class FedeRiCo:
         def client_update(context, models, row, data):
             split = data.train
             totals = problem.plan.over_models(lambda params: solver.total_loss(params, split), models)
-            row = self._e_step(row, context.index, by_loss.tempered(totals, split.size, self._examples(problem)))
+            row = self._e_step(problem, row, context.index, totals, split.size)
 
             def train(params):
                 start = solver.optimizer.init(params)

@@ -72,17 +72,17 @@ def test_algorithm_1(federation, tracking, faithful, examples, update):
     _, states, _ = play(FedeRiCo(neighbors=2, beta=BETA, tracking=tracking, **knobs), federation)
     weights, bias = parameters(states[0])
     tracked = np.zeros((K, K))
-    counted = np.minimum(examples or np.inf, SIZES)[:, None]
+    share = np.minimum(examples or np.inf, SIZES)[:, None] / SIZES[:, None]
     owed = SIZES[:, None] / SIZES[None, :]  # line 17 sums over n_i examples; the owner j divides by n_j
     for number in range(2):
-        losses, dw, db = losses_and_gradients(weights, bias, federation)
-        seen = losses / SIZES[:, None] * counted
+        seen, dw, db = losses_and_gradients(weights, bias, federation)
         if tracking == "ema":
             start = number == 0 and not faithful  # the first loss starts the average
             tracked = seen if start else (1 - BETA) * tracked + BETA * seen  # line 14
         else:
             tracked = tracked + seen  # Eq. 24
-        w = softmax(-tracked) * owed  # line 15
+        # Line 15; in the first round, in which two others are tried by all, all examples count.
+        w = softmax(-tracked * (share if number else 1)) * owed
         weights = weights - RATE * np.einsum("ij,ijd->jd", w, dw)  # lines 17 to 22: the owner j sums over clients i
         bias = bias - RATE * np.einsum("ij,ij->j", w, db)
         table = states[number + 1].clients["table"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pfljax.core.types import Array, ClientData, Params, Predictor
+from pfljax.core.types import ClientData, Params, Predictor
 from pfljax.local.problem import Problem
 
 
@@ -13,12 +13,6 @@ def best_fit(problem: Problem, models: Params, clients: ClientData) -> Predictor
     """Each client predicts with the one of N models that has the least training loss."""
     best = problem.losses_of_all(models, clients.train).argmin(axis=1).astype(jnp.int32)
     return Predictor(models, best[:, None], jnp.ones((best.shape[0], 1)), "shared")
-
-
-def tempered(totals: Array, sizes: Array, examples: float) -> Array:
-    """Losses (..., J) summed over n examples (...), scaled to count as those of `examples` of them, at most n."""
-    sizes = sizes[..., None]
-    return totals * jnp.minimum(examples, sizes) / jnp.maximum(sizes, 1)
 
 
 def posterior(
@@ -33,7 +27,6 @@ def posterior(
         num_mixed: At most N.
         examples: Number of examples that a client's likelihood counts as, at most its own number.
     """
-    sizes = clients.train.size
-    losses = problem.losses_of_all(models, clients.train) * sizes[:, None]
-    logits, index = jax.lax.top_k(-tempered(losses, sizes, examples), num_mixed)
+    counted = jnp.minimum(examples, clients.train.size)[:, None]
+    logits, index = jax.lax.top_k(-problem.losses_of_all(models, clients.train) * counted, num_mixed)
     return Predictor(models, index.astype(jnp.int32), jax.nn.softmax(logits), "peers")

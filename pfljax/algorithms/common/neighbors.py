@@ -66,13 +66,13 @@ def remember(table: Candidates, held: Array, losses: Array) -> tuple[Candidates,
     return table, slots
 
 
-def heaviest(table: Candidates, num: int) -> tuple[Array, Array]:
-    """A client's candidates of highest weight, softmax of minus the tracked loss: ids (num,), and weights among them.
+def heaviest(table: Candidates, num: int, share: Array | float = 1.0) -> tuple[Array, Array]:
+    """A client's candidates of highest weight, softmax of minus `share` x tracked loss: ids (num,), and their weights.
 
     Before its first round a client has evaluated nothing; then its own model has all the weight.
     """
     nothing = jnp.isinf(table.tracked).all()
-    logits = jnp.where(nothing & (jnp.arange(len(table.ids)) == 0), 0.0, -table.tracked)
+    logits = jnp.where(nothing & (jnp.arange(len(table.ids)) == 0), 0.0, -share * table.tracked)
     logits, slots = jax.lax.top_k(logits, num)
     return table.ids[slots], jax.nn.softmax(logits)
 
