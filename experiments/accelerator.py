@@ -1,0 +1,287 @@
+"""What an accelerator makes of pfljax: rates, rounds under every plan, and CIFAR-10, in under eight minutes.
+
+    python -m experiments.accelerator
+    python -m experiments.accelerator --parts=matmul,rounds --num_clients=100,1000
+    python -m experiments.accelerator --parts=table1 --data_file=CIFAR10.npz
+
+It writes OUT/accelerator.json and accelerator.md after every figure, so that nothing measured is lost; the same command
+goes on where it stopped. It needs jax with its plugin, flax, optax, orbax, scikit-learn, matplotlib and rich, and no
+network. The parts, in this order:
+    matmul   the rate of a large matrix product
+    rounds   seconds of a round of Local by model, K and plan, compile time, and the share of the rate of `matmul`
+    methods  FedeRiCo's round over Local's
+    profile  where the time of FedeRiCo's round goes
+    table1   FedeRiCo's Table 1 on CIFAR-10 at the paper's size, with 4 label groups, its runs stacked in one kernel
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import flags
+
+from experiments.federico import table1
+from pfljax import data, models
+from pfljax.cli import launch, timing
+from pfljax.cli.flags import PLANS, RUNS, Group, define_devices
+from pfljax.cli.settings import FlagError, Settings, parse
+from pfljax.core import method
+from pfljax.core.errors import RunError
+from pfljax.engine.plan import make_plan
+from pfljax.local.training import LocalTraining
+from pfljax.models import Model
+from pfljax.training import files, loop
+from pfljax.training.compiled import place
+from pfljax.training.experiment import Experiment
+
+PARTS = ("matmul", "rounds", "methods", "profile", "table1")
+EXAMPLES, BATCH = 50, 10
+
+
+class Work(NamedTuple):
+    """A model and the shape of an example."""
+
+    model: str
+    shape: tuple[int, ...]
+    widths: tuple[int, ...] = ()
+
+
+WORK = {
+    "mlp": Work("mlp", (28, 28, 1), (200,)),
+    "cnn": Work("cnn", (32, 32, 3), (32, 64)),
+    "resnet18": Work("resnet18", (32, 32, 3)),
+}
+
+
+def define(registry: flags.FlagValues) -> None:
+    """Registers the command's flags."""
+    define_devices(registry)
+    registry.set_default("chunk", 100)
+    add = Group(RUNS, registry)
+    add.several("parts", PARTS, f"what is measured: {', '.join(PARTS)}")
+    add.several("models", list(WORK), f"models of the part rounds: {', '.join(WORK)}")
+    add.several("num_clients", ["100", "1000", "10000"], "numbers of clients K of the part rounds")
+    add.whole("matmul_size", 8192, "width of the square matrices of the part matmul", least=8)
+    add.whole("repeats", 3, "rounds that are timed for each figure", least=1)
+    add.real("seconds", 420, "time after which no further figure is begun")
+    add.text("data_file", None, "npz of CIFAR-10 for the part table1, which is left out without it")
+    add.whole("table_rounds", 150, "rounds of the part table1", least=1)
+    add.several("table_splits", ["0", "1", "2", "3", "4"], "splits of the part table1")
+    add.text("out", "runs/accelerator", "folder of accelerator.json and accelerator.md; figures in it are kept")
+
+
+class Book:
+    """The figures measured so far, in OUT/accelerator.json: a dict by part, each a dict by title."""
+
+    def __init__(self, settings: Settings):
+        self.path = Path(settings.out) / "accelerator.json"
+        self.end = time.monotonic() + settings.seconds
+        self.content = files.read_json(self.path) if self.path.exists() else {"device": device(), "parts": {}}
+        if self.content["device"] != device():
+            raise settings.error("out", "holds figures of another device; name a new folder")
+
+    def measure(self, part: str, title: str, work: Callable[[], dict]) -> dict | None:
+        """Measures a figure, unless it is there or the time is over; one that does not fit says why."""
+        kept = self.content["parts"].setdefault(part, {})
+        if title not in kept:
+            if time.monotonic() > self.end:
+                print(f"{part}, {title}: left out, the time is over")
+                return None
+            try:
+                kept[title] = work()
+            except (RunError, jax.errors.JaxRuntimeError) as error:
+                kept[title] = {"failed": str(error).splitlines()[0]}
+            files.write_json(self.path, self.content)
+            files.write_text(self.path.with_suffix(".md"), self.markdown())
+        print(f"{part}, {title}: {told(kept[title])}", flush=True)
+        return kept[title]
+
+    def rate(self) -> float | None:
+        """The measured rate of matrix products in FLOP/s, at the precision that models are trained with."""
+        return self.content["parts"].get("matmul", {}).get("float32", {}).get("flops_per_second")
+
+    def markdown(self) -> str:
+        """All figures as a table."""
+        lines = [f"{self.content['device']}", "", "| part | what | figures |", "| --- | --- | --- |"]
+        for part, kept in self.content["parts"].items():
+            lines += [f"| {part} | {title} | {told(figures)} |" for title, figures in kept.items()]
+        return "\n".join(lines) + "\n"
+
+
+def told(figures: dict) -> str:
+    """Figures in a line."""
+    text = lambda value: f"{value:.4g}" if isinstance(value, float) else str(value)
+    return ", ".join(f"{name.replace('_', ' ')} {text(value)}" for name, value in figures.items() if value is not None)
+
+
+def device() -> str:
+    """The machine and the versions."""
+    kinds = ", ".join(sorted({found.device_kind for found in jax.local_devices()}))
+    cores = f"{os.cpu_count()} CPU cores, jax {jax.__version__}"
+    return f"{len(jax.local_devices())} x {kinds} ({jax.default_backend()}), {cores}"
+
+
+def matmul(size: int, dtype: Any, repeats: int) -> dict:
+    """FLOP/s of the product of two square matrices."""
+    a = jnp.ones((size, size), dtype)
+    product = jax.jit(lambda a: a @ a)
+    product(a).block_until_ready()
+    seconds = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        product(a).block_until_ready()
+        seconds.append(time.perf_counter() - begin)
+    return {"flops_per_second": 2 * size**3 / float(np.median(seconds))}
+
+
+def flops_of_a_step(model: Model, work: Work) -> float | None:
+    """FLOPs of the gradient of one mini-batch, by the compiler's count; None where it gives none."""
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    x, y = jax.ShapeDtypeStruct((BATCH, *work.shape), jnp.float32), jax.ShapeDtypeStruct((BATCH,), jnp.int32)
+    gradient = jax.grad(lambda params, x, y: model.loss(params, x, y).mean())
+    cost = jax.jit(gradient).lower(params, x, y).cost_analysis()
+    return (cost or {}).get("flops")
+
+
+def experiment(name: str, work: Work, num_clients: int, plan: str, settings: Settings) -> Experiment:
+    """A round of a method on random pixels: every client one epoch of 50 examples in batches of 10."""
+    widths = {"hidden": work.widths, "channels": work.widths}
+    model = models.make(work.model, work.shape, "classification", 10, **widths)
+    federation = data.random_pixels(num_clients, EXAMPLES, work.shape, 10, 0)
+    solver = LocalTraining(optax.sgd(0.1), batch_size=BATCH).bind(model)
+    made = make_plan(plan, settings.chunk if plan == "chunk" else 0, settings.devices)
+    return timing.build(method.get(name)(), federation, model, solver, made, num_clients)
+
+
+def time_round(built: Experiment, repeats: int, rate: float | None, flops: float | None) -> dict:
+    """Seconds to compile, seconds a round, and the share of the device's rate."""
+    jax.clear_caches()
+    federation = built.federation
+    clients = place(built.problem.plan, federation.client_data, federation.num_clients)
+    compiled = loop.compile_to_fit(built, clients, 1)
+    seconds = timing.median_seconds(timing.start(compiled, clients, 1), repeats)
+    done = flops and flops * (EXAMPLES // BATCH) * federation.num_clients / seconds
+    return {
+        "seconds_per_round": seconds,
+        "compile_seconds": compiled.compile_seconds,
+        "chunk": compiled.plan.chunk,
+        "share_of_matmul_rate": done / rate if done and rate else None,
+    }
+
+
+def rounds(settings: Settings, book: Book) -> None:
+    """The part rounds."""
+    for name in settings.models:
+        work = WORK[name]
+        widths = {"hidden": work.widths, "channels": work.widths}
+        flops = flops_of_a_step(models.make(work.model, work.shape, "classification", 10, **widths), work)
+        for num_clients in settings.numbers("num_clients", int):
+            for plan in [plan for plan in PLANS if plan != "auto"]:
+
+                def cell(num_clients=num_clients, plan=plan, work=work, flops=flops):
+                    built = experiment("local", work, num_clients, plan, settings)
+                    return time_round(built, settings.repeats, book.rate(), flops)
+
+                book.measure("rounds", f"{name}, K={num_clients}, {plan}", cell)
+
+
+def methods(settings: Settings, book: Book) -> None:
+    """The part methods."""
+    num_clients = settings.numbers("num_clients", int)[0]
+    for name in settings.models:
+        times = {}
+        for algorithm in ("local", "federico"):
+            cell = lambda algorithm=algorithm, name=name: time_round(
+                experiment(algorithm, WORK[name], num_clients, "auto", settings), settings.repeats, None, None
+            )
+            times[algorithm] = book.measure("methods", f"{algorithm}, {name}, K={num_clients}", cell) or {}
+        seconds = [times[algorithm].get("seconds_per_round") for algorithm in times]
+        if all(seconds):
+            book.measure("methods", f"federico / local, {name}", lambda s=seconds: {"ratio": s[1] / s[0]})
+
+
+def profile(settings: Settings, book: Book) -> None:
+    """The part profile."""
+
+    def shares() -> dict:
+        built = experiment("federico", WORK["cnn"], settings.numbers("num_clients", int)[0], "auto", settings)
+        clients = place(built.problem.plan, built.federation.client_data, built.federation.num_clients)
+        compiled = loop.compile_to_fit(built, clients, 1)
+        trace = Path(settings.out) / "trace"
+        said = loop.profile(trace, compiled, lambda purpose: jax.random.key(purpose), clients)
+        return {"one": said.removeprefix("profile: ")}
+
+    book.measure("profile", "federico, cnn", shares)
+
+
+def cifar10(settings: Settings, book: Book) -> None:
+    """The part table1: as many of the methods as there is time for, all runs of one in a kernel."""
+    if settings.data_file is None:
+        print("table1: left out, it needs --data_file")
+        return
+    for name in ("local", "federico", "fedavg", "fedavg_plus"):
+
+        def runs(name=name) -> dict:
+            out, begin = Path(settings.out) / "table1", time.perf_counter()
+            words = {
+                "data_file": settings.data_file,
+                "size": "paper",
+                "algorithms": name,
+                "num_distributions": 4,
+                "replicate": "vmap",
+                "rounds": settings.table_rounds,
+                "splits": ",".join(settings.table_splits),
+                "seeds": "0,1,2",
+                "out": out,
+            }
+            table1.run(parse(table1.define, [f"--{flag}={value}" for flag, value in words.items()]))
+            cell = files.read_json(out / "table.json")[0]["D4"]
+            return {
+                "accuracy_mean": cell["accuracy_mean"],
+                "accuracy_std": cell["accuracy_std"],
+                "published": cell["paper"],
+                "runs": len(cell["accuracies"]),
+                "seconds": time.perf_counter() - begin,
+            }
+
+        book.measure("table1", name, runs)
+
+
+def run(settings: Settings) -> None:
+    """The command."""
+    for flag, known in (("parts", PARTS), ("models", tuple(WORK))):
+        if not settings[flag] or set(settings[flag]) - set(known):
+            raise settings.error(flag, f"accepted: {', '.join(known)}, separated by commas")
+    if settings.data_file and not Path(settings.data_file).exists():
+        raise FlagError.of("data_file", "no such file", settings.data_file)
+    settings.numbers("num_clients", int)
+    book = Book(settings)
+    print(book.content["device"])
+    for part in PARTS:
+        if part in settings.parts:
+            run_part(part, settings, book)
+    print(f"table: {book.path.with_suffix('.md')}, .json")
+
+
+def run_part(part: str, settings: Settings, book: Book) -> None:
+    """One of the parts."""
+    if part == "matmul":
+        for dtype in ("float32", "bfloat16"):
+            size = settings.matmul_size
+            book.measure(part, dtype, lambda dtype=dtype, size=size: matmul(size, dtype, settings.repeats))
+    else:
+        {"rounds": rounds, "methods": methods, "profile": profile, "table1": cifar10}[part](settings, book)
+
+
+COMMAND = launch.Command(__doc__, define, run, keep_compiled=False)
+
+if __name__ == "__main__":
+    launch.main(COMMAND)

@@ -1,0 +1,65 @@
+"""The accelerator kit, at toy sizes on a CPU."""
+
+import json
+
+import commands
+import jax
+import pytest
+
+from experiments import accelerator
+from pfljax import models
+
+SMALL = ["--matmul_size=16", "--num_clients=2", "--models=mlp", "--repeats=1", "--chunk=2"]
+
+
+def test_figures_are_kept_and_told(tmp_path):
+    flags = [*SMALL, "--parts=matmul", f"--out={tmp_path}"]
+    printed = commands.call(accelerator.COMMAND, *flags)
+    first = json.loads((tmp_path / "accelerator.json").read_text())
+    assert set(first["parts"]["matmul"]) == {"float32", "bfloat16"} and "cpu" in first["device"]
+    assert (
+        first["parts"]["matmul"]["float32"]["flops_per_second"] > 0
+        and "| matmul | float32 |" in (tmp_path / "accelerator.md").read_text()
+    )
+    assert "flops per second" in printed
+    commands.call(accelerator.COMMAND, *flags)
+    assert json.loads((tmp_path / "accelerator.json").read_text()) == first  # measured once
+    printed = commands.call(accelerator.COMMAND, *SMALL, "--parts=rounds", "--seconds=0", f"--out={tmp_path}")
+    assert "left out, the time is over" in printed
+
+
+@pytest.mark.slow
+def test_all_parts_but_the_table_run(tmp_path):
+    flags = [*SMALL, "--federico.neighbors=1"][: len(SMALL)]
+    commands.call(
+        accelerator.COMMAND, *flags, "--num_clients=5", "--parts=matmul,rounds,methods,profile", f"--out={tmp_path}"
+    )
+    parts = json.loads((tmp_path / "accelerator.json").read_text())["parts"]
+    assert set(parts["rounds"]) == {f"mlp, K=5, {plan}" for plan in ("vmap", "map", "chunk")}
+    assert all(row["share_of_matmul_rate"] > 0 for row in parts["rounds"].values())
+    times = [parts["methods"][f"{name}, mlp, K=5"]["seconds_per_round"] for name in ("federico", "local")]
+    assert parts["methods"]["federico / local, mlp"]["ratio"] == pytest.approx(times[0] / times[1])
+    assert "compute" in parts["profile"]["federico, cnn"]["one"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--parts=matmul,nothing"], "--parts=matmul,nothing: accepted: matmul, rounds"),
+        (["--models=vgg"], "--models=vgg: accepted: mlp"),
+        (["--data_file=nowhere.npz"], "--data_file=nowhere.npz: no such file"),
+        (["--num_clients=0"], "--num_clients"),
+    ],
+)
+def test_mistakes_are_one_line(flags, said, tmp_path):
+    assert said in commands.call(accelerator.COMMAND, *SMALL, *flags, f"--out={tmp_path / 'out'}", code=2)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_flops_of_a_step_are_those_of_its_matrix_products():
+    work = accelerator.WORK["mlp"]
+    model = models.make(work.model, work.shape, "classification", 10, hidden=work.widths)
+    # Forward, and the gradient of every matrix; of what goes into a layer only behind the first.
+    products = 2 * accelerator.BATCH * (2 * 784 * 200 + 3 * 200 * 10)
+    assert accelerator.flops_of_a_step(model, work) == pytest.approx(products, rel=0.05)
+    assert jax.default_backend() == "cpu"

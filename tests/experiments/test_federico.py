@@ -1,0 +1,103 @@
+"""The experiments of FedeRiCo's paper, small."""
+
+import json
+
+import commands
+import numpy as np
+import pytest
+
+from experiments.federico import figure1, figure3, figure4, figure5, figure6, figure7, figure10, paper, table1, table4
+from experiments.federico.network import SmallCNN
+from pfljax import models
+from pfljax.cli import sweep
+from pfljax.cli.settings import parse
+from pfljax.training import files, scoring
+
+SMALL = ["--rounds=2", "--eval_every=1", "--hidden=4", "--devices=1", "--splits=0", "--seeds=0"]
+
+
+def rows_of(folder):
+    return json.loads((folder / "table.json").read_text())
+
+
+def test_the_paper_s_tables_show_federico_above_all_others():
+    for data, rows in paper.TABLE1.items():
+        for groups in paper.DISTRIBUTIONS:
+            best = max(rows, key=lambda name: rows[name][groups][0])
+            assert best == "federico", (data, groups)
+            assert set(rows) == set(paper.METHODS)
+    assert max(paper.TABLE4["features"], key=lambda name: paper.TABLE4["features"][name][0]) == "federico"
+
+
+@pytest.mark.parametrize("size", list(paper.SIZES))
+@pytest.mark.parametrize("data", paper.PAPER.names)
+def test_every_size_has_the_paper_s_settings(size, data, tmp_path):
+    file = tmp_path / "data.npz"
+    words = [f"--size={size}", f"--preset={data}"] + ([] if data == "digits" else [f"--data_file={file}"])
+    study = paper.start(parse(table1.define, words))
+    own = study.settings
+    assert (own.optimizer, own.learning_rate, own["fedem.components"]) == ("adam", 0.01, 4)
+    assert own.num_clients == (10 if data == "features" else 8) and not own.balanced_groups
+    assert (own["federico.neighbors"], own["federico.epsilon"], own["federico.beta"]) == (3, 0.3, 0.6)
+    assert study.paper.settings_of(own, "fedfomo").validation_fraction == 0.2
+    assert study.paper.settings_of(own, "federico").validation_fraction == 0.0  # FedFomo alone gives up data
+    if size == "paper":
+        runs = {"cifar10": 15, "cifar100": 3, "features": 3, "digits": 15}[data]
+        assert len(study.trials) == runs and own.rounds == (400 if data == "features" else 150)
+    if data == "cifar10":
+        assert (own.train_examples, own.test_examples, own.batch_size) == (500, 125, 50)
+
+
+def test_table1_is_paired_by_split_and_seed(tmp_path):
+    flags = [*SMALL, "--num_distributions=2", "--algorithms=local,federico", "--splits=3", "--seeds=0,1"]
+    printed = commands.call(table1.COMMAND, *flags, f"--out={tmp_path}")
+    assert "40.1 ± 2.8" in printed and "56.6 ± 2.5" in printed  # the paper's, CIFAR-10 with two groups
+    local, federico = rows_of(tmp_path)
+    accuracies = {}
+    for name in ("local", "federico"):
+        folders = [tmp_path / "D2" / name / f"split-3-seed-{seed}" for seed in (0, 1)]
+        accuracies[name] = [files.read_json(out / "summary.json")["last"]["accuracy_mean"] for out in folders]
+    assert local["D2"]["accuracies"] == accuracies["local"]
+    assert federico["D2"]["paper"] == pytest.approx([0.5661, 0.0251])
+    gains = 100 * np.subtract(accuracies["federico"], accuracies["local"])
+    assert f"{gains.mean():+.1f} ({(gains > 0).sum()} of 2)" in (tmp_path / "table.md").read_text()
+    assert 0 <= federico["D2"]["across"] <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [figure3, figure4, figure5, figure6, figure7, figure10, table4])
+def test_the_other_commands_leave_a_table_and_figures(module, tmp_path):
+    commands.call(module.COMMAND, *SMALL, "--num_distributions=2", f"--out={tmp_path}")
+    assert rows_of(tmp_path) and (tmp_path / "table.md").exists()
+    if module is not table4:
+        assert list(tmp_path.glob("figure*.png"))
+
+
+@pytest.mark.slow
+def test_figure1_compares_the_letter_with_ours_and_resumes(tmp_path):
+    flags = ["--rounds=3", "--eval_every=3", "--devices=1", f"--out={tmp_path}"]
+    commands.call(figure1.COMMAND, *flags)
+    rows = rows_of(tmp_path)
+    assert [row["run"] for row in rows] == ["paper", "federico"] and rows[0]["loss"] != rows[1]["loss"]
+    assert (tmp_path / "paper" / "figures" / "curve.png").exists()
+    commands.call(figure1.COMMAND, *flags)
+    assert rows_of(tmp_path) == rows
+
+
+def test_splits_and_seeds_are_crossed():
+    trials = sweep.trials(parse(table1.define, ["--splits=4,7", "--seeds=0,1"]))
+    assert [(trial.of_data, trial.seed) for trial in trials] == [(4, 0), (4, 1), (7, 0), (7, 1)]
+    assert trials[1].folder == "split-4-seed-1" and sweep.named(trials) == "seeds 0, 1 on each of splits 4, 7"
+    alone = sweep.trials(parse(table1.define, ["--seeds=5"]))
+    assert [(trial.of_data, trial.folder) for trial in alone] == [(5, "seed-5")]
+
+
+@pytest.mark.parametrize("flags", [["--splits=0,0"], ["--splits=-1"], ["--splits=a"], ["--seeds=1,1"]])
+def test_splits_are_different_whole_numbers(flags, tmp_path):
+    said = commands.call(table1.COMMAND, *flags, f"--out={tmp_path / 'out'}", code=2)
+    assert said.startswith(f"error: {flags[0]}: accepted: different whole numbers") and not (tmp_path / "out").exists()
+
+
+def test_the_small_network_is_as_small_as_it_says():
+    model = models.build(SmallCNN, (32, 32, 3), "classification", 10)
+    assert scoring.num_parameters(model) == 5 * 5 * 3 * 16 + 16 + 3 * 3 * 16 * 32 + 32 + 5 * 5 * 32 * 10 + 10
