@@ -74,6 +74,10 @@ class Settings:
             raise KeyError(f"no such flag: {', '.join(sorted(unknown))}")
         return dataclasses.replace(self, values=MappingProxyType({**self.values, **changed}))
 
+    def pinned(self, **values: Any) -> Settings:
+        """The settings with values as if they were on the command line, so that no preset overrides them."""
+        return dataclasses.replace(self.replace(values), given=self.given | values.keys())
+
     def with_preset(self, path: Path) -> Settings:
         """The settings with a flag file's values, except for flags on the command line; unchanged without the file."""
         if not path.exists():

@@ -71,7 +71,7 @@ def test_flag_files_count_as_the_command_line(tmp_path):
             {"train_examples": 50, "validation_fraction": 0.5, "weight_decay": 1e-4, "local_epochs": 5},
         ),
         (["--partition=pairs"], ["pfedmb"], "digits-pairs.flags", {"train_examples": 30, "rounds": 20}),
-        (["--dataset=sine"], ["local"], "sine.flags", {"federico.warmup": 75, "num_clients": 10}),
+        (["--dataset=sine"], ["local"], "sine.flags", {"learning_rate": 0.01, "num_clients": 10}),
         (["--dataset=synthetic"], ["fedem"], "synthetic.flags", {"num_clients": 300, "lr_schedule": "multistep"}),
         (["--dataset=text"], ["fedem"], "text.flags", {"text_stride": 80, "official_test": True}),
         (["--dataset=npz"], ["fedem"], "", {"rounds": 150, "validation_fraction": 0.0}),

@@ -6,7 +6,19 @@ import commands
 import numpy as np
 import pytest
 
-from experiments.federico import figure1, figure3, figure4, figure5, figure6, figure7, figure10, paper, table1, table4
+from experiments.federico import (
+    figure1,
+    figure3,
+    figure4,
+    figure5,
+    figure6,
+    figure7,
+    figure10,
+    paper,
+    readings,
+    table1,
+    table4,
+)
 from experiments.federico.network import SmallCNN
 from pfljax import models
 from pfljax.cli import sweep
@@ -71,6 +83,16 @@ def test_the_other_commands_leave_a_table_and_figures(module, tmp_path):
     assert rows_of(tmp_path) and (tmp_path / "table.md").exists()
     if module is not table4:
         assert list(tmp_path.glob("figure*.png"))
+
+
+@pytest.mark.slow
+def test_readings_are_compared_on_splits_of_their_own(tmp_path):
+    flags = ["--rounds=2", "--eval_every=1", "--hidden=4", "--devices=1", "--seeds=0", f"--out={tmp_path}"]
+    commands.call(readings.COMMAND, *flags)
+    rows = rows_of(tmp_path)
+    assert [row["reading"] for row in rows] == 2 * list(readings.READINGS)
+    assert {path.name for path in (tmp_path / "D4" / "local").iterdir()} == {f"split-{n}-seed-0" for n in range(5, 10)}
+    assert all(len(row["gains"]) == 5 for row in rows)
 
 
 @pytest.mark.slow
