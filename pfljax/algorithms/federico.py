@@ -155,8 +155,9 @@ class FedeRiCo:
         else:
             first, tracked = table.last * (row["rounds"] + 1), table.tracked + table.last  # Eq. 24
         tracked = jnp.where(unknown, jnp.where(held, first, jnp.inf), tracked)
-        weights = jax.nn.softmax(-tracked * self._share(problem, row["rounds"], size))[slots]  # l. 15
-        return {"table": table._replace(tracked=tracked), "held": weights, "rounds": row["rounds"] + 1}
+        table = table._replace(tracked=tracked)
+        weights = jax.nn.softmax(neighbors.logits(table, self._share(problem, row["rounds"], size)))  # l. 15
+        return {"table": table, "held": weights[slots], "rounds": row["rounds"] + 1}
 
     def _gradient_round(self, problem: Problem):
         """A gradient for each mini-batch; the posterior is that of the round's start."""
@@ -172,7 +173,7 @@ class FedeRiCo:
             return ClientOutput(row, upload, report, gradients.takes_step(problem, context, split))
 
         def server_update(key, state, aggregate):  # l. 19-22
-            return gradients.apply(problem, state, aggregate, aggregate.report["size"], "peers"), {}
+            return gradients.apply(problem, state, aggregate, owed(aggregate.report["size"]), "peers"), {}
 
         return client_update, server_update
 
@@ -196,10 +197,15 @@ class FedeRiCo:
             return ClientOutput(row, upload, report, gradients.takes_step(problem, context, split))
 
         def server_update(key, state, aggregate):
-            change = tree.scale(aggregate.upload, 1 / jnp.maximum(aggregate.report["size"], 1))
+            change = tree.scale(aggregate.upload, 1 / owed(aggregate.report["size"]))
             return state._replace(models=tree.add(state.models, change)), {}
 
         return client_update, server_update
+
+
+def owed(sizes: Array) -> Array:
+    """(S,) what the owners divide their sums by: their n_i; the mean of all for those without examples."""
+    return jnp.where(sizes > 0, sizes, jnp.maximum(sizes.mean(), 1))
 
 
 def mixed(weights: Array, losses: Array) -> Array:

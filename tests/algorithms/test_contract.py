@@ -27,7 +27,9 @@ from pfljax.training.compiled import place
 SIZES = (5, 1, 3, 4, 2, 4, 0, 3)  # uneven, and a client without examples
 K, COHORT, ROUNDS = 8, 4, 6
 # One worker plays all tests of a method, so that its rounds are compiled once.
-every_method = toys.each_method(fast=METHODS, grouped=True)
+# One of each kind by default, with those that others are made of; all the others are slow.
+FAST = {*toys.KINDS, "fedavg", "per_fedavg", "ditto", "ifca", "pfedmb", "clustered", "federico_centralized"}
+every_method = toys.each_method(fast=FAST, grouped=True)
 HIDDEN = {"fedper": (3,)}  # of a single layer all would be personal
 # A server that moves each coordinate by at most its rate a round, or slowly gathers speed, needs more rounds.
 FASTER = {"fedadam": {"rate": 0.1}, "fedavgm": {"rate": 0.5}}
@@ -240,8 +242,8 @@ WITHOUT_CHANCE = {
 class Renumbered(Problem):
     """A problem whose client n starts from the model of client ORDER[n]."""
 
-    def init_models(self, key, num):
-        models = Problem.init_models(self, key, num)
+    def init_models(self, key, num, **options):
+        models = Problem.init_models(self, key, num, **options)
         return tree.take(models, ORDER) if num == K else models
 
 

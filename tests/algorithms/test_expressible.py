@@ -170,7 +170,7 @@ def test_numbers_of_steps_that_differ_between_clients_and_rounds():
         np.testing.assert_allclose(vectors(state.models)[0], theta, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("keep", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_phases_train_a_part_after_the_other(keep):
     """FedRep (Collins et al., 2021): the head's epochs first, then the body's; the body is averaged."""
     federation = toys.make_federation(SIZES)

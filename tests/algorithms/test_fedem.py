@@ -61,7 +61,7 @@ def data_of(federation):
     return [(np.float64(train.x[k, :n]), np.float64(train.y[k, :n])) for k, n in enumerate(train.size)]
 
 
-@pytest.mark.parametrize(("batch_size", "epochs"), [(0, 1), (0, 3), (2, 2)])
+@pytest.mark.parametrize(("batch_size", "epochs"), [pytest.param(0, 1, marks=pytest.mark.slow), (0, 3), (2, 2)])
 def test_two_rounds_of_two_clients_and_two_components_by_hand(batch_size, epochs):
     federation, problem = regression((4, 5), batch_size=batch_size, epochs=epochs)
     algorithm = toys.make_algorithm("fedem", problem, components=2)
@@ -102,7 +102,7 @@ def test_two_rounds_of_two_clients_and_two_components_by_hand(batch_size, epochs
     ("keep", "optimizer"),
     [
         (True, optax.adam(RATE)),
-        (False, optax.sgd(RATE, momentum=0.9)),
+        pytest.param(False, optax.sgd(RATE, momentum=0.9), marks=pytest.mark.slow),
         pytest.param(True, optax.sgd(RATE, momentum=0.9), marks=pytest.mark.slow),
         pytest.param(False, optax.adam(RATE), marks=pytest.mark.slow),
     ],
@@ -154,7 +154,7 @@ def test_f_never_increases(sizes, epochs):
     assert (np.diff(values) < 1e-6).all() and values[-1] < values[0] - 0.01
 
 
-@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("keep", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_decentralized_on_the_complete_graph_is_fedem(keep):
     federation = toys.make_federation((4, 4, 4, 4, 4))
     problem = toys.make_problem(federation, optax.sgd(RATE, momentum=0.9), batch_size=3)._replace(keep_optimizer=keep)
@@ -169,7 +169,9 @@ def test_decentralized_on_the_complete_graph_is_fedem(keep):
     assert records[0].down == records[0].up == one_way
 
 
-@pytest.mark.parametrize("knobs", [{"graph": "ring"}, {"edge_probability": 0.3, "graphs": 4}])
+@pytest.mark.parametrize(
+    "knobs", [{"graph": "ring"}, pytest.param({"edge_probability": 0.3, "graphs": 4}, marks=pytest.mark.slow)]
+)
 def test_decentralized_mixing_is_the_matrix(knobs):
     federation = toys.make_federation((4, 3, 5, 2, 4, 4))
     problem = toys.make_problem(federation, optax.sgd(0.0))

@@ -57,8 +57,15 @@ SCRIPT = np.array(
 )
 
 
-@pytest.mark.parametrize("tracking", ["ema", "accumulated"])
-@pytest.mark.parametrize("faithful", [False, True])
+@pytest.mark.parametrize(
+    ("tracking", "faithful"),
+    [
+        ("ema", False),
+        ("accumulated", True),
+        pytest.param("ema", True, marks=pytest.mark.slow),
+        pytest.param("accumulated", False, marks=pytest.mark.slow),
+    ],
+)
 def test_the_losses_of_models_not_held_are_kept(tracking, faithful):
     federation = toys.make_federation(SIZES, "regression")
     split = federation.train
@@ -361,7 +368,7 @@ def train_on_opposites(method, change=lambda state: state, rounds=60, **problem_
     return states[-1], float(np.mean(scores["accuracy"])), algorithm, federation
 
 
-@pytest.mark.parametrize("method", [FedeRiCo(neighbors=5), FedeRiCoCentralized()])
+@pytest.mark.parametrize("method", [FedeRiCo(neighbors=5), pytest.param(FedeRiCoCentralized(), marks=pytest.mark.slow)])
 def test_with_all_others_as_neighbors_there_is_not_one_global_model(method):
     kernel = lambda state: np.asarray(state.models["Dense_0"]["kernel"])
     state, accuracy, *_ = train_on_opposites(method, common_init=True)

@@ -239,6 +239,7 @@ def test_predictors_of_clients_own_rows_are_by_rows():
     assert predicts_by_rows(algorithm, *shapes(algorithm))
 
 
+@pytest.mark.slow
 def test_of_the_registered_methods_only_these_predict_with_all_clients():
     federation = toys.make_federation([3] * 7)
     problem = toys.make_problem(federation, hidden=(3,))

@@ -66,15 +66,20 @@ def remember(table: Candidates, held: Array, losses: Array) -> tuple[Candidates,
     return table, slots
 
 
+def logits(table: Candidates, share: Array | float = 1.0) -> Array:
+    """(C,) minus `share` x the tracked losses; -inf for models that were not evaluated yet."""
+    return jnp.where(jnp.isinf(table.tracked), -jnp.inf, -share * table.tracked)
+
+
 def heaviest(table: Candidates, num: int, share: Array | float = 1.0) -> tuple[Array, Array]:
-    """A client's candidates of highest weight, softmax of minus `share` x tracked loss: ids (num,), and their weights.
+    """A client's candidates of highest weight, the softmax of `logits`: ids (num,), and weights among them.
 
     Before its first round a client has evaluated nothing; then its own model has all the weight.
     """
     nothing = jnp.isinf(table.tracked).all()
-    logits = jnp.where(nothing & (jnp.arange(len(table.ids)) == 0), 0.0, -share * table.tracked)
-    logits, slots = jax.lax.top_k(logits, num)
-    return table.ids[slots], jax.nn.softmax(logits)
+    scores = jnp.where(nothing & (jnp.arange(len(table.ids)) == 0), 0.0, logits(table, share))
+    scores, slots = jax.lax.top_k(scores, num)
+    return table.ids[slots], jax.nn.softmax(scores)
 
 
 def sample_others(key: Key, own: Array, num: int, count: int) -> Array:
