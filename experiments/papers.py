@@ -22,8 +22,9 @@ from pfljax.cli.flags import (
     define_training,
 )
 from pfljax.cli.settings import FlagError, Settings
+from pfljax.training import files
 
-NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "features": "Office-Home"}
 
 
 class Row(NamedTuple):
@@ -225,7 +226,7 @@ class Study:
         self.print_differences(Row(self.methods[0], self.methods[0], {}), points[0])
 
     def print_differences(self, row: Row, cell: dict) -> None:
-        """In which ways this differs from the paper, for the end of a table."""
+        """In which ways this differs from the paper: printed, and below the table in table.md."""
         own, name = self.settings_of(row), self.paper.name(self.settings)
         sizes = f"at most {own.train_examples} examples a client" if own.train_examples else "all examples"
         here = f"{own.dataset}, {sizes}, --model={own.model} of {cell['parameters']:,} parameters"
@@ -236,7 +237,10 @@ class Study:
             end = "Its values stand here for orientation, not to be met."
         elif name is None:
             end = "It has no values for this data set."
-        print(f"Here: {here}. The paper: {self.paper.said}. {end}")
+        said = f"Here: {here}. The paper: {self.paper.said}. {end}"
+        print(said)
+        table = self.out / "table.md"
+        files.write_text(table, f"{table.read_text()}\n{said}\n")
 
 
 def as_pair(value: float | tuple | None) -> tuple[float, float | None] | None:

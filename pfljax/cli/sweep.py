@@ -49,7 +49,8 @@ def named(runs: Sequence[Trial]) -> str:
     """The trials in words, for titles."""
     seeds = ", ".join(str(seed) for seed in dict.fromkeys(trial.seed for trial in runs))
     splits = ", ".join(str(split) for split in dict.fromkeys(trial.split for trial in runs) if split is not None)
-    return f"seeds {seeds}" + (f" on each of splits {splits}" if splits else "")
+    word = lambda name, numbers: f"{name}s {numbers}" if "," in numbers else f"{name} {numbers}"
+    return word("seed", seeds) + (f" on {word('split', splits)}" if splits else "")
 
 
 def kept(settings: Settings, run: api.Run, out: Path) -> dict | None:
