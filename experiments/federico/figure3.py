@@ -23,7 +23,7 @@ def define(registry: flags.FlagValues) -> None:
 def run(settings: Settings) -> None:
     """The command."""
     lines = [Line("federico", "federico", {})]
-    paper.write_weights(paper.start(settings), "figure3", lines, "who shares models")
+    paper.write_weights(paper.start(settings, **paper.ONE_RUN), "figure3", lines, "who shares models")
 
 
 COMMAND = launch.Command(__doc__, define, run)

@@ -22,7 +22,7 @@ def define(registry: flags.FlagValues) -> None:
 def run(settings: Settings) -> None:
     """The command."""
     lines = [Line("fedem", "fedem", {})]
-    paper.write_weights(paper.start(settings), "figure4", lines, "who shares FedEM's components")
+    paper.write_weights(paper.start(settings, **paper.ONE_RUN), "figure4", lines, "who shares FedEM's components")
 
 
 COMMAND = launch.Command(__doc__, define, run)

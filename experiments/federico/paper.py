@@ -95,8 +95,12 @@ def define(registry: flags.FlagValues, methods: Sequence[str], out: str, **defau
     Group(RUNS, registry).choice("size", "small", list(SIZES), said)
 
 
-def start(settings: Settings) -> Study:
-    """The study that the command line asks for, at its size."""
+ONE_RUN = {"splits": ["0"], "seeds": ["0"]}  # for pictures of a single run
+
+
+def start(settings: Settings, **usual: Any) -> Study:
+    """The study that the command line asks for, at its size; `usual` holds in place of the size's values."""
+    settings = settings.pinned(**{name: value for name, value in usual.items() if not settings.present(name)})
     if settings.data_file and not settings.present("dataset"):
         settings = settings.replace(dataset="npz")
     paper = PAPER._replace(presets=PAPER.presets / settings.size)

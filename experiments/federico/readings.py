@@ -42,7 +42,7 @@ def define(registry: flags.FlagValues) -> None:
 def run(settings: Settings) -> None:
     """The command."""
     settings.refuse("num_distributions", "they are 2 and 4")
-    study = paper.start(settings if settings.present("splits") else settings.pinned(splits=SPLITS))
+    study = paper.start(settings, splits=SPLITS)
     rows, body = [], []
     for groups in GROUPS:
         varied = {"num_distributions": groups}
