@@ -27,12 +27,8 @@ def run(settings: Settings) -> None:
         Line("accumulated", "federico", {"federico.tracking": "accumulated", "federico.epsilon": 1.0}),
         Line("moving-average", "federico", {}),
     ]
-    paper.write_weights(
-        paper.start(settings, **paper.ONE_RUN, num_distributions=2),
-        "figure5",
-        lines,
-        "accumulated losses and their moving average",
-    )
+    study = paper.start(settings, **paper.ONE_RUN, num_distributions=2)
+    paper.write_weights(study, "figure5", lines, "accumulated losses and their moving average")
 
 
 COMMAND = launch.Command(__doc__, define, run)
