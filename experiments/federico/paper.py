@@ -90,7 +90,7 @@ class Line(NamedTuple):
 
 def define(registry: flags.FlagValues, methods: Sequence[str], out: str, **defaults: Any) -> None:
     """Registers the flags of these experiments, with the paper's defaults."""
-    PAPER.define(registry, methods, ["0"], out, rounds=150, num_distributions=4, **defaults)
+    PAPER.define(registry, methods, ["0"], out, rounds=150, **defaults)
     said = "; ".join(f"{name}: {text}" for name, text in SIZES.items())
     Group(RUNS, registry).choice("size", "small", list(SIZES), said)
 
@@ -100,6 +100,7 @@ ONE_RUN = {"splits": ["0"], "seeds": ["0"]}  # for pictures of a single run
 
 def start(settings: Settings, **usual: Any) -> Study:
     """The study that the command line asks for, at its size; `usual` holds in place of the size's values."""
+    usual = {"num_distributions": 4} | usual
     settings = settings.pinned(**{name: value for name, value in usual.items() if not settings.present(name)})
     if settings.data_file and not settings.present("dataset"):
         settings = settings.replace(dataset="npz")

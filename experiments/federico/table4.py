@@ -11,8 +11,8 @@ from __future__ import annotations
 from absl import flags
 
 from experiments.federico import paper
-from experiments.papers import Column, Row
-from pfljax.cli import launch
+from experiments.papers import Row, percent
+from pfljax.cli import launch, sweep
 from pfljax.cli.settings import Settings
 
 
@@ -26,10 +26,20 @@ def run(settings: Settings) -> None:
     settings.refuse("partition", "the table is of label_dirichlet")
     study = paper.start(settings)
     values = study.paper.values(study.settings, paper.TABLE4, standing="features")
+    rows, body = [], []
+    for name in study.methods:
+        cell = study.accuracies(Row(name, name, {"partition": "label_dirichlet"}), study.out / name)
+        published = values.by_row.get(name)
+        rows.append({"algorithm": name, **cell, "paper": published and [value / 100 for value in published]})
+        shown = percent(100 * cell["weighted_mean"], 100 * cell["std_over_clients"])
+        body.append([name, shown, percent(*published) if published else "-"])
+        print(f"{name} done")
     own = study.settings
-    title = f"{study.data}, {own.num_distributions} groups of labels, Dirichlet {own.dirichlet_alpha:g}"
-    column = Column("test accuracy, %", "dirichlet", {"partition": "label_dirichlet"}, values)
-    study.write_table(f"{title}, after {own.rounds} rounds", [Row(name, name, {}) for name in study.methods], [column])
+    title = f"{study.data}, {own.num_distributions} groups of labels, Dirichlet {own.dirichlet_alpha:g}, after "
+    title += f"{own.rounds} rounds, {sweep.named(study.trials)}"
+    sweep.write_table(title, ["method", "test accuracy, % ± std over clients", values.head], body, rows, study.out)
+    last = study.methods[-1]
+    study.print_differences(Row(last, last, {}), rows[-1])
 
 
 COMMAND = launch.Command(__doc__, define, run)
