@@ -5,8 +5,8 @@
     python -m experiments.accelerator --parts=table1 --data_file=CIFAR10.npz
 
 It writes OUT/accelerator.json and accelerator.md after every figure, so that nothing measured is lost; the same command
-goes on where it stopped. It needs jax with its plugin, flax, optax, orbax, scikit-learn, matplotlib and rich, and no
-network. The parts, in this order:
+goes on where it stopped. After --seconds no further figure is begun. It needs jax with its plugin, flax, optax, orbax,
+scikit-learn, matplotlib and rich, and no network. The parts, in this order:
     matmul   the rate of a large matrix product
     rounds   seconds of a round of Local by model, K and plan, compile time, and the share of the rate of `matmul`
     methods  FedeRiCo's round over Local's
@@ -16,6 +16,7 @@ network. The parts, in this order:
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -44,6 +45,8 @@ from pfljax.training.experiment import Experiment
 
 PARTS = ("matmul", "rounds", "methods", "profile", "table1")
 EXAMPLES, BATCH = 50, 10
+KEPT = ("matmul_size", "repeats", "chunk", "devices", "table_rounds", "table_splits")  # what figures depend on
+UNREAD = ("plan", "exchange", "client_store", "profile")
 
 
 class Work(NamedTuple):
@@ -52,6 +55,11 @@ class Work(NamedTuple):
     model: str
     shape: tuple[int, ...]
     widths: tuple[int, ...] = ()
+
+    def network(self) -> Model:
+        """The model."""
+        widths = {"hidden": self.widths, "channels": self.widths}
+        return models.make(self.model, self.shape, "classification", 10, **widths)
 
 
 WORK = {
@@ -84,15 +92,21 @@ class Book:
     def __init__(self, settings: Settings):
         self.path = Path(settings.out) / "accelerator.json"
         self.end = time.monotonic() + settings.seconds
-        self.content = files.read_json(self.path) if self.path.exists() else {"device": device(), "parts": {}}
-        if self.content["device"] != device():
-            raise settings.error("out", "holds figures of another device; name a new folder")
+        about = {"device": device(), "settings": {flag: settings[flag] for flag in KEPT}}
+        self.content: dict = files.read_json(self.path) if self.path.exists() else about | {"parts": {}}
+        if any(self.content.get(what) != files.plain(value) for what, value in about.items()):
+            raise settings.error("out", "holds figures of another device or other settings; name a new folder")
+
+    @property
+    def left(self) -> float:
+        """Seconds until no further figure is begun."""
+        return self.end - time.monotonic()
 
     def measure(self, part: str, title: str, work: Callable[[], dict]) -> dict | None:
         """Measures a figure, unless it is there or the time is over; one that does not fit says why."""
         kept = self.content["parts"].setdefault(part, {})
-        if title not in kept:
-            if time.monotonic() > self.end:
+        if title not in kept or "failed" in kept[title]:
+            if self.left < 0:
                 print(f"{part}, {title}: left out, the time is over")
                 return None
             try:
@@ -101,8 +115,16 @@ class Book:
                 kept[title] = {"failed": str(error).splitlines()[0]}
             files.write_json(self.path, self.content)
             files.write_text(self.path.with_suffix(".md"), self.markdown())
-        print(f"{part}, {title}: {told(kept[title])}", flush=True)
+        print(f"{part}, {title}: {self.told(kept[title])}", flush=True)
         return kept[title]
+
+    def told(self, figures: dict) -> str:
+        """Figures in a line, with the share of the device's rate where it is known."""
+        rate, text = self.rate(), lambda value: f"{value:.4g}" if isinstance(value, float) else str(value)
+        shown = {name: value for name, value in figures.items() if value is not None}
+        if rate and "achieved_flops_per_second" in shown:
+            shown["share_of_matmul_rate"] = shown["achieved_flops_per_second"] / rate
+        return ", ".join(f"{name.replace('_', ' ')} {text(value)}" for name, value in shown.items())
 
     def rate(self) -> float | None:
         """The measured rate of matrix products in FLOP/s, at the precision that models are trained with."""
@@ -112,14 +134,8 @@ class Book:
         """All figures as a table."""
         lines = [f"{self.content['device']}", "", "| part | what | figures |", "| --- | --- | --- |"]
         for part, kept in self.content["parts"].items():
-            lines += [f"| {part} | {title} | {told(figures)} |" for title, figures in kept.items()]
+            lines += [f"| {part} | {title} | {self.told(figures)} |" for title, figures in kept.items()]
         return "\n".join(lines) + "\n"
-
-
-def told(figures: dict) -> str:
-    """Figures in a line."""
-    text = lambda value: f"{value:.4g}" if isinstance(value, float) else str(value)
-    return ", ".join(f"{name.replace('_', ' ')} {text(value)}" for name, value in figures.items() if value is not None)
 
 
 def device() -> str:
@@ -151,57 +167,67 @@ def flops_of_a_step(model: Model, work: Work) -> float | None:
     return (cost or {}).get("flops")
 
 
+@functools.lru_cache(maxsize=1)
+def clients_of(shape: tuple[int, ...], num_clients: int) -> data.Federation:
+    """Random pixels: every client has 50 examples."""
+    return data.random_pixels(num_clients, EXAMPLES, shape, 10, 0)
+
+
 def experiment(name: str, work: Work, num_clients: int, plan: str, settings: Settings) -> Experiment:
-    """A round of a method on random pixels: every client one epoch of 50 examples in batches of 10."""
-    widths = {"hidden": work.widths, "channels": work.widths}
-    model = models.make(work.model, work.shape, "classification", 10, **widths)
-    federation = data.random_pixels(num_clients, EXAMPLES, work.shape, 10, 0)
-    solver = LocalTraining(optax.sgd(0.1), batch_size=BATCH).bind(model)
+    """A round of a method: every client trains for one epoch in batches of 10."""
+    solver = LocalTraining(optax.sgd(0.1), batch_size=BATCH).bind(work.network())
     made = make_plan(plan, settings.chunk if plan == "chunk" else 0, settings.devices)
-    return timing.build(method.get(name)(), federation, model, solver, made, num_clients)
+    federation = clients_of(work.shape, num_clients)
+    return timing.build(method.get(name)(), federation, work.network(), solver, made, num_clients)
 
 
-def time_round(built: Experiment, repeats: int, rate: float | None, flops: float | None) -> dict:
-    """Seconds to compile, seconds a round, and the share of the device's rate."""
+def time_round(built: Experiment, repeats: int, flops: float | None = None) -> dict:
+    """Seconds to compile, seconds a round, and FLOP/s where the FLOPs of a mini-batch are known."""
     jax.clear_caches()
     federation = built.federation
     clients = place(built.problem.plan, federation.client_data, federation.num_clients)
     compiled = loop.compile_to_fit(built, clients, 1)
     seconds = timing.median_seconds(timing.start(compiled, clients, 1), repeats)
-    done = flops and flops * (EXAMPLES // BATCH) * federation.num_clients / seconds
     return {
         "seconds_per_round": seconds,
         "compile_seconds": compiled.compile_seconds,
         "chunk": compiled.plan.chunk,
-        "share_of_matmul_rate": done / rate if done and rate else None,
+        "achieved_flops_per_second": flops and flops * (EXAMPLES // BATCH) * federation.num_clients / seconds,
     }
 
 
 def rounds(settings: Settings, book: Book) -> None:
-    """The part rounds."""
-    for name in settings.models:
-        work = WORK[name]
-        widths = {"hidden": work.widths, "channels": work.widths}
-        flops = flops_of_a_step(models.make(work.model, work.shape, "classification", 10, **widths), work)
-        for num_clients in settings.numbers("num_clients", int):
+    """The part rounds, from the smallest K up; what would take a third of the time that is left is left out."""
+    flops = {name: flops_of_a_step(WORK[name].network(), WORK[name]) for name in settings.models}
+    before: dict[tuple[str, str], float] = {}  # seconds of a client, by model and plan
+    for num_clients in sorted(settings.numbers("num_clients", int)):
+        for name in settings.models:
             for plan in [plan for plan in PLANS if plan != "auto"]:
 
-                def cell(num_clients=num_clients, plan=plan, work=work, flops=flops):
-                    built = experiment("local", work, num_clients, plan, settings)
-                    return time_round(built, settings.repeats, book.rate(), flops)
+                def cell(num_clients=num_clients, name=name, plan=plan):
+                    built = experiment("local", WORK[name], num_clients, plan, settings)
+                    return time_round(built, settings.repeats, flops[name])
 
-                book.measure("rounds", f"{name}, K={num_clients}, {plan}", cell)
+                title = f"{name}, K={num_clients}, {plan}"
+                expected = before.get((name, plan), 0.0) * num_clients * (settings.repeats + 1)
+                if expected and expected > book.left / 3:
+                    print(f"rounds, {title}: left out, it would take some {expected:.0f} s")
+                    continue
+                found = book.measure("rounds", title, cell) or {}
+                if "seconds_per_round" in found:
+                    before[name, plan] = found["seconds_per_round"] / num_clients
 
 
 def methods(settings: Settings, book: Book) -> None:
     """The part methods."""
-    num_clients = settings.numbers("num_clients", int)[0]
+    num_clients = min(settings.numbers("num_clients", int))
     for name in settings.models:
         times = {}
         for algorithm in ("local", "federico"):
-            cell = lambda algorithm=algorithm, name=name: time_round(
-                experiment(algorithm, WORK[name], num_clients, "auto", settings), settings.repeats, None, None
-            )
+
+            def cell(algorithm=algorithm, name=name):
+                return time_round(experiment(algorithm, WORK[name], num_clients, "auto", settings), settings.repeats)
+
             times[algorithm] = book.measure("methods", f"{algorithm}, {name}, K={num_clients}", cell) or {}
         seconds = [times[algorithm].get("seconds_per_round") for algorithm in times]
         if all(seconds):
@@ -212,12 +238,12 @@ def profile(settings: Settings, book: Book) -> None:
     """The part profile."""
 
     def shares() -> dict:
-        built = experiment("federico", WORK["cnn"], settings.numbers("num_clients", int)[0], "auto", settings)
+        built = experiment("federico", WORK["cnn"], min(settings.numbers("num_clients", int)), "auto", settings)
         clients = place(built.problem.plan, built.federation.client_data, built.federation.num_clients)
         compiled = loop.compile_to_fit(built, clients, 1)
         trace = Path(settings.out) / "trace"
         said = loop.profile(trace, compiled, lambda purpose: jax.random.key(purpose), clients)
-        return {"one": said.removeprefix("profile: ")}
+        return {"shares": said.removeprefix("profile: ")}
 
     book.measure("profile", "federico, cnn", shares)
 
@@ -227,14 +253,15 @@ def cifar10(settings: Settings, book: Book) -> None:
     if settings.data_file is None:
         print("table1: left out, it needs --data_file")
         return
-    for name in ("local", "federico", "fedavg", "fedavg_plus"):
+    names = ("local", "federico", "fedavg", "fedavg_plus")
+    for number, name in enumerate(names, 1):
 
-        def runs(name=name) -> dict:
+        def runs(number=number) -> dict:
             out, begin = Path(settings.out) / "table1", time.perf_counter()
             words = {
                 "data_file": settings.data_file,
                 "size": "paper",
-                "algorithms": name,
+                "algorithms": ",".join(names[:number]),  # those before are kept
                 "num_distributions": 4,
                 "replicate": "vmap",
                 "rounds": settings.table_rounds,
@@ -243,7 +270,7 @@ def cifar10(settings: Settings, book: Book) -> None:
                 "out": out,
             }
             table1.run(parse(table1.define, [f"--{flag}={value}" for flag, value in words.items()]))
-            cell = files.read_json(out / "table.json")[0]["D4"]
+            cell = files.read_json(out / "table.json")[-1]["D4"]
             return {
                 "accuracy_mean": cell["accuracy_mean"],
                 "accuracy_std": cell["accuracy_std"],
@@ -260,6 +287,8 @@ def run(settings: Settings) -> None:
     for flag, known in (("parts", PARTS), ("models", tuple(WORK))):
         if not settings[flag] or set(settings[flag]) - set(known):
             raise settings.error(flag, f"accepted: {', '.join(known)}, separated by commas")
+    for flag in UNREAD:
+        settings.refuse(flag, "the parts say what is measured")
     if settings.data_file and not Path(settings.data_file).exists():
         raise FlagError.of("data_file", "no such file", settings.data_file)
     settings.numbers("num_clients", int)

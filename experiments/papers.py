@@ -168,7 +168,7 @@ class Study:
             "accuracy_mean": float(np.mean(accuracy)),
             "accuracy_std": float(np.std(accuracy)),
             "accuracies": accuracy,
-            "weighted_mean": float(np.mean([summary["last"]["accuracy"] for summary in summaries])),
+            "weighted": [summary["last"]["accuracy"] for summary in summaries],
             "std_over_clients": float(np.mean([summary["last"]["accuracy_std"] for summary in summaries])),
             "earth_movers_distance": summaries[0]["earth_movers_distance"],
             "learning_rate": sweep.rate_of(out / self.trials[0].folder),

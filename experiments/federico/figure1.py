@@ -26,13 +26,16 @@ def define(registry: flags.FlagValues) -> None:
     train.define(registry)
     registry.set_default("dataset", "sine")
     registry.set_default("out", "runs/federico-figure1")
-    registry.set_default("resume", True)
 
 
 def run(settings: Settings) -> None:
     """The command."""
     if settings.algorithm != "federico":
         raise settings.error("algorithm", "accepted: federico")
+    for knob in ("faithful", "effective_examples"):
+        settings.refuse(f"federico.{knob}", "it is what the two runs differ in")
+    for flag in ("resume", "profile"):
+        settings.refuse(flag, "finished runs in the folder are always kept")
     settings = settings.with_defaults(["federico"])
     rows, body = [], []
     for name, knobs in RUNS.items():

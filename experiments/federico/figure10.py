@@ -24,6 +24,7 @@ def define(registry: flags.FlagValues) -> None:
 
 def run(settings: Settings) -> None:
     """The command."""
+    paper.refuse_methods(settings, "federico")
     settings.refuse("local_epochs", "it is what the figure varies")
     paper.start(settings).write_figure("figure10.png", {"local_epochs": ("local epochs", list(EPOCHS))})
 

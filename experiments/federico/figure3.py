@@ -22,6 +22,7 @@ def define(registry: flags.FlagValues) -> None:
 
 def run(settings: Settings) -> None:
     """The command."""
+    paper.refuse_methods(settings, "federico")
     lines = [Line("federico", "federico", {})]
     paper.write_weights(paper.start(settings, **paper.ONE_RUN), "figure3", lines, "who shares models")
 

@@ -21,6 +21,7 @@ def define(registry: flags.FlagValues) -> None:
 
 def run(settings: Settings) -> None:
     """The command."""
+    paper.refuse_methods(settings, "fedem")
     lines = [Line("fedem", "fedem", {})]
     paper.write_weights(paper.start(settings, **paper.ONE_RUN), "figure4", lines, "who shares FedEM's components")
 

@@ -23,6 +23,9 @@ def define(registry: flags.FlagValues) -> None:
 
 def run(settings: Settings) -> None:
     """The command."""
+    paper.refuse_methods(settings, "federico")
+    for knob in ("tracking", "epsilon"):
+        settings.refuse(f"federico.{knob}", "it is what the figure varies")
     lines = [
         Line("accumulated", "federico", {"federico.tracking": "accumulated", "federico.epsilon": 1.0}),
         Line("moving-average", "federico", {}),

@@ -3,7 +3,8 @@
     python -m experiments.federico.figure6
     python -m experiments.federico.figure6 --data_file=CIFAR100.npz --preset=cifar100
 
-In the paper epsilon and beta are varied on Office-Home and M on CIFAR-100; here all three on the data of the run.
+In the paper epsilon and beta are varied on Office-Home and M on CIFAR-100, and the panel of beta is of client 0. Here
+all three are means over the clients, on the data of the run.
 """
 
 from __future__ import annotations
@@ -32,15 +33,17 @@ def define(registry: flags.FlagValues) -> None:
 
 def curve(study: Study, row: Row) -> dict:
     """A line of a panel: the scores of the last round, and accuracy over rounds, a mean over the trials."""
-    out = study.out / row.folder
-    cell = study.accuracies(row, out)
+    knobs = {name: value for name, value in row.flags.items() if value != study.settings[name]}
+    out = study.out / (row.folder if knobs else "default")  # which all panels share
+    cell = paper.accuracies(study, row, out)
     read = [files.read_jsonl(out / trial.folder / "metrics.jsonl") for trial in study.trials]
-    over = np.mean([[line["accuracy_mean"] for line in lines] for lines in read], axis=0)
+    over = np.mean([[line["accuracy"] for line in lines] for lines in read], axis=0)
     return {"title": row.title, "rounds": [line["round"] for line in read[0]], "curve": over.tolist(), **cell}
 
 
 def run(settings: Settings) -> None:
     """The command."""
+    paper.refuse_methods(settings, "federico")
     for knob in VARIED:
         settings.refuse(f"federico.{knob}", "it is what the figure varies")
     study = paper.start(settings)

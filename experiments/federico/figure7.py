@@ -21,6 +21,7 @@ def define(registry: flags.FlagValues) -> None:
 
 def run(settings: Settings) -> None:
     """The command."""
+    paper.refuse_methods(settings, "federico")
     settings.refuse("federico.beta", "it is what the figure varies")
     lines = [Line(f"beta-{beta:g}", "federico", {"federico.beta": beta}) for beta in (0.1, 0.3, 0.6, 0.9)]
     paper.write_weights(paper.start(settings, **paper.ONE_RUN), "figure7", lines, "weights by beta")

@@ -18,8 +18,8 @@ from pfljax.evaluation import collaboration
 from pfljax.training import files
 
 SIZES = {
-    "small": "a small network, fewer rounds and runs than in the paper",
-    "reduced": "a small network; images, splits, rounds and runs as in the paper",
+    "small": "a small network, and CIFAR with fewer rounds and runs than in the paper",
+    "reduced": "a small network; data, splits, rounds and runs as in the paper",
     "paper": "as in the paper",
 }
 METHODS = ("local", "fedavg", "fedavg_plus", "clustered", "fedfomo", "fedem", "federico")
@@ -98,6 +98,12 @@ def define(registry: flags.FlagValues, methods: Sequence[str], out: str, **defau
 ONE_RUN = {"splits": ["0"], "seeds": ["0"]}  # for pictures of a single run
 
 
+def refuse_methods(settings: Settings, method: str) -> None:
+    """Complains of --algorithms where a figure is of one method."""
+    if settings.algorithms != [method]:
+        raise settings.error("algorithms", f"accepted: {method}")
+
+
 def start(settings: Settings, **usual: Any) -> Study:
     """The study that the command line asks for, at its size; `usual` holds in place of the size's values."""
     usual = {"num_distributions": 4} | usual
@@ -108,8 +114,16 @@ def start(settings: Settings, **usual: Any) -> Study:
     name = paper.name(settings)
     if name:
         settings = settings.with_preset(paper.presets / f"{name}.flags")
-    print(f"--size={settings.size}: {SIZES[settings.size]}")
+    print(f"--size={settings.size}: {'digits are of one size' if name == 'digits' else SIZES[settings.size]}")
     return Study.start(paper, settings)
+
+
+def accuracies(study: Study, row: Row, out: Path) -> dict:
+    """A row's runs as `Study.accuracies`, but weighted by the clients' test examples, as in the paper (Section 4.2)."""
+    cell = study.accuracies(row, out)
+    weighted = cell["weighted"]
+    mean, std = float(np.mean(weighted)), float(np.std(weighted))
+    return cell | {"accuracies": weighted, "accuracy_mean": mean, "accuracy_std": std}
 
 
 def used(study: Study, out: Path) -> list[dict[str, np.ndarray]]:
@@ -127,7 +141,7 @@ def sharing(study: Study, out: Path) -> collaboration.Sharing:
 
 
 def write_weights(study: Study, name: str, lines: Sequence[Line], about: str) -> None:
-    """Draws the weights of the lines' first trials over rounds, and writes a table of who shares models.
+    """Draws the weights over rounds of every line and trial, and writes a table of who shares models.
 
     Args:
         study: The study.
@@ -138,7 +152,7 @@ def write_weights(study: Study, name: str, lines: Sequence[Line], about: str) ->
     rows, body, cell = [], [], {}
     for line in lines:
         out = study.out / line.title
-        cell = study.accuracies(Row(line.title, line.method, line.flags), out)
+        cell = accuracies(study, Row(line.title, line.method, line.flags), out)
         for trial, kept in zip(study.trials, used(study, out), strict=True):
             figure = report.weights_over_rounds(
                 *(kept[key] for key in ("round", "index", "weights", "distribution")), topology=str(kept["topology"])

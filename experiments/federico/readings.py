@@ -3,7 +3,7 @@
     python -m experiments.federico.readings
     python -m experiments.federico.readings --data_file=CIFAR10.npz --size=reduced
 
-For 2 and 4 label groups it tells the accuracy, the gain over Local, in how many runs that is a loss of more than a
+For 2, 3 and 4 label groups it tells the accuracy, the gain over Local, in how many runs that is a loss of more than a
 point, and how alike the clients' weights are within a group and across.
 """
 
@@ -20,7 +20,7 @@ from experiments.papers import Row
 from pfljax.cli import launch, sweep
 from pfljax.cli.settings import Settings
 
-GROUPS = (2, 4)
+GROUPS = (2, 3, 4)
 SPLITS = ["5", "6", "7", "8", "9"]  # not those of the tables, so that the choice does not see them
 READINGS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
@@ -41,15 +41,16 @@ def define(registry: flags.FlagValues) -> None:
 
 def run(settings: Settings) -> None:
     """The command."""
-    settings.refuse("num_distributions", "they are 2 and 4")
+    paper.refuse_methods(settings, "federico")
+    settings.refuse("num_distributions", "they are 2, 3 and 4")
     study = paper.start(settings, splits=SPLITS)
     rows, body = [], []
     for groups in GROUPS:
         varied = {"num_distributions": groups}
-        local = study.accuracies(Row("local", "local", varied), study.out / f"D{groups}" / "local")
+        local = paper.accuracies(study, Row("local", "local", varied), study.out / f"D{groups}" / "local")
         for title, knobs in READINGS.items():
             out = study.out / f"D{groups}" / title
-            cell = study.accuracies(Row(title, "federico", {**varied, **knobs}), out)
+            cell = paper.accuracies(study, Row(title, "federico", {**varied, **knobs}), out)
             gains = 100 * np.subtract(cell["accuracies"], local["accuracies"])
             found = paper.sharing(study, out)
             rows.append({"groups": groups, "reading": title, "gains": gains.tolist(), **cell, **found._asdict()})

@@ -15,9 +15,10 @@ import numpy as np
 from absl import flags
 
 from experiments.federico import paper
-from experiments.papers import Row, Study, percent
+from experiments.papers import Row, Study, Values, percent
 from pfljax.cli import launch, sweep
 from pfljax.cli.settings import Settings
+from pfljax.core.errors import RunError
 
 
 def define(registry: flags.FlagValues) -> None:
@@ -41,21 +42,29 @@ def run(settings: Settings) -> None:
     study = paper.start(settings)
     values = study.paper.values(study.settings, paper.TABLE1)
     cells: dict[int, dict[str, dict]] = {}
+    failed: dict[str, RunError] = {}
     for groups in groups_of(settings):
         cells[groups] = {}
         for name in study.methods:
             out = study.out / f"D{groups}" / name
-            row = Row(name, name, {"num_distributions": groups})
-            cells[groups][name] = study.accuracies(row, out)
+            try:
+                cells[groups][name] = paper.accuracies(study, Row(name, name, {"num_distributions": groups}), out)
+            except RunError as error:  # the others' results are worth having
+                failed[f"D={groups}, {name}"] = error
+                continue
             if name == "federico":
                 cells[groups][name] |= paper.sharing(study, out)._asdict()
             print(f"D={groups}: {name} done")
-        write(study, values, cells)
-    last = study.methods[-1]
-    study.print_differences(Row(last, last, {}), cells[groups_of(settings)[-1]][last])
+        if cells[groups]:
+            write(study, values, cells)
+    last, done = study.methods[-1], [cell for column in cells.values() for cell in column.values()]
+    if done:
+        study.print_differences(Row(last, last, {}), done[-1])
+    if failed:
+        raise RunError("not in the table: " + "; ".join(f"{what}: {error}" for what, error in failed.items()))
 
 
-def write(study: Study, values, cells: dict[int, dict[str, dict]]) -> None:
+def write(study: Study, values: Values, cells: dict[int, dict[str, dict]]) -> None:
     """The table of the numbers of groups that are done."""
     heads = ["method"]
     for groups in cells:
@@ -64,11 +73,12 @@ def write(study: Study, values, cells: dict[int, dict[str, dict]]) -> None:
     for name in study.methods:
         line, entry = [name], {"algorithm": name}
         for groups, column in cells.items():
-            published = values.by_row.get(name, {}).get(groups)
-            line += [study.shown(column[name]), percent(*published) if published else "-"]
-            if "federico" in column:
-                line.append("" if name == "federico" else lead(column[name], column["federico"]))
-            entry[f"D{groups}"] = column[name] | {"paper": published and [value / 100 for value in published]}
+            published, cell = values.by_row.get(name, {}).get(groups), column.get(name)
+            line += [study.shown(cell) if cell else "-", percent(*published) if published else "-"]
+            if "federico" in study.methods:
+                compared = cell and name != "federico" and "federico" in column
+                line.append(lead(cell, column["federico"]) if compared else "")
+            entry[f"D{groups}"] = (cell or {}) | {"paper": published and [value / 100 for value in published]}
         body.append(line)
         rows.append(entry)
     title = f"{study.data}, after {study.settings.rounds} rounds, test accuracy in %, mean ± std over "

@@ -28,10 +28,10 @@ def run(settings: Settings) -> None:
     values = study.paper.values(study.settings, paper.TABLE4, standing="features")
     rows, body = [], []
     for name in study.methods:
-        cell = study.accuracies(Row(name, name, {"partition": "label_dirichlet"}), study.out / name)
+        cell = paper.accuracies(study, Row(name, name, {"partition": "label_dirichlet"}), study.out / name)
         published = values.by_row.get(name)
         rows.append({"algorithm": name, **cell, "paper": published and [value / 100 for value in published]})
-        shown = percent(100 * cell["weighted_mean"], 100 * cell["std_over_clients"])
+        shown = percent(100 * cell["accuracy_mean"], 100 * cell["std_over_clients"])
         body.append([name, shown, percent(*published) if published else "-"])
         print(f"{name} done")
     own = study.settings

@@ -18,9 +18,10 @@ Departures from the paper:
   of a model starts at its first loss, and the greedy choice takes models never evaluated first.
 - The posterior is tempered: the likelihood counts as that of `effective_examples` examples. With all n_i of them every
   client ends up with one model, mostly its own, which fits its training data best. With few of them, clients of one
-  distribution share their models, as in the paper's Figures 3 and 5. While clients try all candidates, in their first
-  ceil((C - 1) / M) rounds, all examples count: the models are still alike, and this is what parts the distributions.
-- `faithful` takes back the last two: Algorithm 1 to the letter.
+  distribution share their models, as in the paper's Figures 3 and 5. In the first ceil((C - 1) / M) rounds of a client,
+  in which it can try all candidates, all examples count: the models are still alike, and this parts the distributions.
+- `faithful` takes back the last two: losses start at zero, and the likelihood is of all examples. Models at zero loss
+  then have weight before anyone has evaluated them, so that M = 0 is not Local.
 - Accumulated tracking (Eq. 23-25) includes the current loss, as l. 12-15 do; a model first seen in round t counts as
   if it had had that loss in all t rounds.
 - A client's table has C candidates, and predictions mix the `collaborators` of highest weight.
@@ -54,10 +55,10 @@ class FedeRiCo:
     effective_examples: float = knob(
         0.0,
         at_least=0,
-        help="number of examples that a client's likelihood counts as once it has tried all candidates, at most n_k; "
-        "inf: all; 0: 2 for classification, all for regression, where the scale of the loss is not known",
+        help="number of examples that a client's likelihood counts as after its first ceil((C-1)/M) rounds, at most "
+        "n_k; inf: all; 0: 2 for classification, all for regression, where the scale of the loss is not known",
     )
-    faithful: bool = knob(False, help="Algorithm 1 to the letter: losses start at zero and are summed over all n_k")
+    faithful: bool = knob(False, help="as in Algorithm 1, losses start at zero and all n_k examples count")
     tracking: Literal["ema", "accumulated"] = knob("ema", help="moving average of the losses (ema), or their sum")
     update: Literal["gradient", "delta"] = knob(
         "gradient", help="what goes back: a gradient for each step, or the change that local epochs make (delta)"
@@ -136,7 +137,7 @@ class FedeRiCo:
         return self.effective_examples or 2.0
 
     def _candidates(self, problem: Problem) -> int:
-        """C."""
+        """C, the number of models that a client keeps losses of."""
         return min(self.candidates or problem.num_clients, problem.num_clients)
 
     def _share(self, problem: Problem, rounds: Array, size: Array) -> Array:

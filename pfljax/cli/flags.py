@@ -106,7 +106,7 @@ def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
         2,
         "number of label groups (label_groups, label_dirichlet), of clusters (latent) or of components (synthetic)",
     )
-    add.switch("balanced_groups", True, "give every label group as many clients (label_groups), not draw each client's")
+    add.switch("balanced_groups", True, "give label groups equally many clients; off: draw each client's group")
     add.real("dirichlet_alpha", 0.4, "concentration of the Dirichlet partitions and of synthetic mixtures; above 0")
     add.whole("classes_per_client", 2, "number of classes per client (pathological, pairs)")
     add.switch("replacement", False, "let clients share examples, for more clients than there are examples for")
@@ -160,7 +160,7 @@ def define_training(registry: flags.FlagValues, rounds: int = 150) -> None:
     add.switch(
         "common_init",
         None,
-        "start the clients' own models from the same parameters; by default all but FedeRiCo, Local",
+        "start clients' models from the same parameters; by default yes, but no for local and both federico",
     )
     add.real("participation", 1.0, "share of the clients in a round's cohort; above 0, at most 1")
     add.whole("fine_tune_epochs", 0, "epochs for which each client tunes the evaluated model on its data", least=0)
@@ -235,7 +235,7 @@ def define_sweep(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequ
     add = Group(RUNS, registry)
     add.several("seeds", seeds, "each decides its own split, initial models, cohorts, batches and sampling")
     add.several(
-        "splits", [], "splits of the data, each trained on with each of --seeds, which then decide the rest only"
+        "splits", [], "splits of the data; every seed is trained on each of them, and then decides all but the split"
     )
     add.choice("replicate", "no", ["no", "vmap"], "vmap runs a method's trials at once, stacked in one kernel")
     add.text("out", out, "folder of the table; finished cells in it are kept")

@@ -159,9 +159,9 @@ def mean_over(summaries: Sequence[dict], read: Callable[[dict], float]) -> float
 def write_table(
     title: str, heads: Sequence[str], body: Sequence[Sequence[str]], rows: Sequence[dict], out: Path, figure: str = ""
 ) -> None:
-    """Writes table.md and table.csv (heads and cells) and table.json (rows), and shows them and where they are."""
+    """Writes table.md (with the title), table.csv (heads and cells) and table.json (rows); shows and names them."""
     lines = [" | ".join(line) for line in [heads, ["---"] * len(heads), *body]]
-    files.write_text(out / "table.md", "".join(f"| {line} |\n" for line in lines))
+    files.write_text(out / "table.md", "".join(f"| {line} |\n" for line in lines) + f"\n{title}\n")
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([heads, *body])
     files.write_text(out / "table.csv", text.getvalue())

@@ -83,8 +83,8 @@ class LabelGroups(Partition):
     """Disjoint label groups; each client has examples of one (FedeRiCo, Section 4.1).
 
     Attributes:
-        balanced: Whether every group has as many clients, or one more. If not, each client's group is drawn at random,
-            as in the paper, and a group may have no client.
+        balanced: Whether the groups' numbers of clients differ by at most one. If not, each client's group is drawn at
+            random, as in the paper, and a group may have no client.
     """
 
     name = "label_groups"

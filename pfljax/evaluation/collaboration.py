@@ -40,9 +40,25 @@ def cosines(index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"]) ->
 def sharing(
     index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"], distribution: Int[np.ndarray, " K"]
 ) -> Sharing:
-    """How much clients share models within their true distributions, and across."""
-    alike = cosines(index, weights)
-    same = np.equal(distribution[:, None], distribution[None, :])
-    others = same & ~np.eye(len(same), dtype=bool)
-    mean = lambda mask: float(alike[mask].mean()) if mask.any() else float("nan")
-    return Sharing(mean(others), mean(~same))
+    """How much clients share models within their true distributions, and across.
+
+    From sums of unit rows, without a matrix of all pairs of clients: within a group, the cosines of all pairs and of
+    each client with itself add up to |sum of the group's unit rows|^2.
+    """
+    models, columns = np.unique(index, return_inverse=True)
+    groups, group = np.unique(distribution, return_inverse=True)
+    columns = columns.reshape(index.shape)
+    order = np.argsort(columns, axis=1, kind="stable")  # weights of a repeated index add
+    columns, weights = np.take_along_axis(columns, order, 1), np.take_along_axis(weights, order, 1).astype(float)
+    for j in range(1, columns.shape[1]):
+        again = columns[:, j] == columns[:, j - 1]
+        weights[again, j] += weights[again, j - 1]
+        weights[again, j - 1] = 0
+    unit = weights / np.maximum(np.linalg.norm(weights, axis=1, keepdims=True), np.finfo(float).tiny)
+    sums = np.zeros((len(groups), len(models)))
+    np.add.at(sums, (group[:, None], columns), unit)
+    inside, everywhere = np.square(sums).sum(), np.square(sums.sum(axis=0)).sum()
+    sizes = np.bincount(group).astype(float)
+    pairs, strangers = (sizes * (sizes - 1)).sum(), sizes.sum() ** 2 - np.square(sizes).sum()
+    ratio = lambda total, number: float(total / number) if number else float("nan")
+    return Sharing(ratio(inside - np.square(unit).sum(), pairs), ratio(everywhere - inside, strangers))

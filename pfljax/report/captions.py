@@ -85,7 +85,7 @@ def _matrix(plots: Plots) -> tuple[Figure, str]:
     else:
         caption = (
             "Whose models each client has used in the last round; clients are ordered by their true distributions. A "
-            "model belongs to those who use it, whoever's it was at first."
+            "model belongs to those who use it, whoever owned it at the start."
         )
     return plots.collaboration(), caption
 

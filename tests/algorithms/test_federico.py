@@ -312,7 +312,7 @@ def accuracies(method, seeds, rounds=120):
     federations = [data.digits(train_examples=15, seed=seed) for seed in seeds]
     problem = toys.make_problem(
         federations[0], optax.adam(0.01), plan=make_plan("map", devices=2), hidden=(64,), rounds=rounds
-    )._replace(common_init=True)
+    )._replace(common_init=None)
     algorithm, num = method.build(problem), problem.num_clients
     one_round = make_round(algorithm, problem.plan, num, num)
 

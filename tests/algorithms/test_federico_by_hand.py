@@ -1,5 +1,7 @@
 """FedeRiCo against its equations, worked out in NumPy: three clients, a linear regression, SGD, two rounds."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import optax
@@ -157,3 +159,50 @@ def test_beta_one_keeps_the_newest_loss_only(federation):
 def test_knobs_out_of_range(federation, knobs):
     with pytest.raises(ArgumentError, match=rf"^federico\.{next(iter(knobs))}="):
         FedeRiCo(**{"neighbors": 2} | knobs).build(toys.make_problem(federation))
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3])
+def test_rounds_with_the_draws_given(epsilon):
+    """Algorithm 1 in NumPy for five uneven clients, M = 2, from the neighbors that were drawn: six rounds."""
+    num, sizes, examples = 5, np.array([2, 4, 3, 6, 1]), 1.5
+    federation = toys.make_federation(sizes, "regression", features=2, seed=3)
+    problem = toys.make_problem(federation, optax.sgd(RATE))
+    method = FedeRiCo(neighbors=2, epsilon=epsilon, beta=BETA, effective_examples=examples)
+    algorithm, drawn = method.build(problem), []
+
+    def download(key, state, cohort):
+        index = algorithm.download(key, state, cohort)
+        jax.debug.callback(lambda index: drawn.append(np.asarray(index)), index)
+        return index
+
+    noting = dataclasses.replace(algorithm, download=download)
+    states, _ = toys.train(noting, problem, federation.client_data, 6)
+    jax.effects_barrier()
+    weights, bias = parameters(states[0])
+    x, y = federation.train.x.astype(np.float64), federation.train.y
+    last, tracked, known = np.zeros((num, num)), np.zeros((num, num)), np.zeros((num, num), bool)
+    explored = 0
+    for number, held in enumerate(drawn):
+        dw, db = np.zeros_like(weights), np.zeros_like(bias)
+        for i, n in enumerate(sizes):
+            others = np.setdiff1d(np.arange(num), [i])
+            rank = np.where(known[i, others], tracked[i, others], -np.inf)  # models never evaluated come first
+            greedy = np.sort(rank)[:2].tolist() == np.sort([rank[others == b][0] for b in held[i, 1:]]).tolist()
+            explored += not greedy
+            for b in held[i]:
+                error = x[i, :n] @ weights[b] + bias[b] - y[i, :n]
+                last[i, b] = (error**2).sum()
+            fresh = ~known[i] & np.isin(np.arange(num), held[i])
+            known[i] |= fresh
+            tracked[i] = np.where(fresh, last[i], (1 - BETA) * tracked[i] + BETA * last[i]) * known[i]
+            share = 1 if number < 2 else min(examples, n) / n  # the first ceil(4 / 2) rounds count all examples
+            scores = np.exp(-share * np.where(known[i], tracked[i], np.inf))
+            for b in held[i]:
+                error = x[i, :n] @ weights[b] + bias[b] - y[i, :n]
+                dw[b] += scores[b] / scores.sum() * 2 * error @ x[i, :n] / sizes[b]
+                db[b] += scores[b] / scores.sum() * 2 * error.sum() / sizes[b]
+        weights, bias = weights - RATE * dw, bias - RATE * db
+        got = parameters(states[number + 1])
+        np.testing.assert_allclose(got[0], weights, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(got[1], bias, rtol=1e-3, atol=1e-5)
+    assert known.all() and (explored > 0) == (epsilon > 0)

@@ -1,11 +1,13 @@
 """Partitions: exact properties of who gets what, for every plan."""
 
 import dataclasses
+import itertools
 import time
 
 import numpy as np
 import pytest
 
+from pfljax import data
 from pfljax.core.errors import ArgumentError
 from pfljax.data import Splits, partitions
 from pfljax.data.partitions import (
@@ -424,3 +426,16 @@ def test_pachinko_is_decided_by_the_seed_and_keeps_the_official_test():
 def test_all_partitions_are_listed_under_their_names():
     assert list(PARTITIONS.values()) == [*POOLED, Latent, Pachinko, Natural]
     assert all(partitions.get(cls.name) is cls for cls in PARTITIONS.values())
+
+
+def test_groups_that_are_drawn_have_different_numbers_of_clients():
+    sizes = []
+    for seed in range(20):
+        made = data.digits(num_clients=8, partition=partitions.LabelGroups(groups=4, balanced=False), seed=seed)
+        sizes.append(tuple(np.bincount(made.distribution, minlength=4)))
+        real = np.arange(made.train.y.shape[1]) < made.train.size[:, None]
+        classes = [set(y[has].tolist()) for y, has in zip(made.train.y, real, strict=True)]
+        for i, j in itertools.combinations(range(8), 2):
+            assert bool(classes[i] & classes[j]) == (made.distribution[i] == made.distribution[j])
+    assert len(set(sizes)) > 5 and any(min(size) == 0 for size in sizes) and max(map(max, sizes)) >= 4
+    assert data.digits(num_clients=2, partition=partitions.LabelGroups(groups=5, balanced=False)).num_clients == 2

@@ -163,6 +163,17 @@ def test_sharing_is_the_cosine_of_rows_within_and_across_distributions():
         "The mean cosine is 0.80 between clients of one distribution and 0.24 between clients of different ones."
     )
     assert captions.alike(index, weights, np.array([0, 0, 0])).endswith("0.43 between clients of one distribution.")
+    repeated = np.array([[0, 0], [0, 1]]), np.array([[0.3, 0.5], [1.0, 0.0]])  # a repeated index adds
+    assert collaboration.sharing(*repeated, np.array([0, 0])).within == pytest.approx(1)
+    rng = np.random.default_rng(0)
+    index, many = rng.integers(30, size=(40, 5)), rng.random((40, 5))
+    group = rng.integers(3, size=40)
+    pairs, same = collaboration.cosines(index, many), group[:, None] == group
+    off = ~np.eye(40, dtype=bool)
+    assert collaboration.sharing(index, many, group) == pytest.approx((pairs[same & off].mean(), pairs[~same].mean()))
+    large = collaboration.sharing(np.arange(200_000)[:, None], np.ones((200_000, 1)), np.arange(200_000) % 4)
+    assert large == (0, 0)  # in memory that all pairs would not fit into
+    index = np.array([[0, 1], [1, 0], [2, 0]])
     figure = figures.sharing_matrix(index, weights, np.array([1, 0, 1]))
     shown = np.asarray(figure.axes[0].images[0].get_array())
     np.testing.assert_allclose(shown, np.array(alike)[np.ix_([1, 0, 2], [1, 0, 2])], atol=1e-12)
