@@ -12,13 +12,14 @@ Algorithm 1, a round of client i:
 
 Departures from the paper:
 - A client always holds its own model, for free, beside the M neighbors: M = 0 is Local training exactly.
-- The sum of gradients is divided by the owner's n_i, so that a rate means what it means in Local.
+- The sum of gradients is divided by the owner's n_i, so that a rate means what it means in Local. With mini-batches a
+  step sums over the clients that have a batch left; in `delta` rounds changes are weighted as gradients are.
 - The listing starts from losses of zero (l. 3), so that clients try every model before they choose by weight, but
   models never seen look perfect. Here the posterior runs over the models that a client has evaluated, the tracked loss
   of a model starts at its first loss, and the greedy choice takes models never evaluated first.
-- The posterior is tempered: the likelihood counts as that of `effective_examples` examples. With all n_i of them every
-  client ends up with one model, mostly its own, which fits its training data best. With few of them, clients of one
-  distribution share their models, as in the paper's Figures 3 and 5. In the first ceil((C - 1) / M) rounds of a client,
+- The posterior is tempered: the likelihood counts as that of `effective_examples` examples. With all n_i of them
+  clients of one distribution often end up with different models (docs/results/federico.md). With few of them they share
+  their models, as in the paper's Figures 3 and 5. In the first ceil((C - 1) / M) rounds of a client,
   in which it can try all candidates, all examples count: the models are still alike, and this parts the distributions.
 - `faithful` takes back the last two: losses start at zero, and the likelihood is of all examples. Models at zero loss
   then have weight before anyone has evaluated them, so that M = 0 is not Local.

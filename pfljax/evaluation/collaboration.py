@@ -46,19 +46,17 @@ def sharing(
     each client with itself add up to |sum of the group's unit rows|^2.
     """
     models, columns = np.unique(index, return_inverse=True)
-    groups, group = np.unique(distribution, return_inverse=True)
-    columns = columns.reshape(index.shape)
-    order = np.argsort(columns, axis=1, kind="stable")  # weights of a repeated index add
-    columns, weights = np.take_along_axis(columns, order, 1), np.take_along_axis(weights, order, 1).astype(float)
-    for j in range(1, columns.shape[1]):
-        again = columns[:, j] == columns[:, j - 1]
-        weights[again, j] += weights[again, j - 1]
-        weights[again, j - 1] = 0
-    unit = weights / np.maximum(np.linalg.norm(weights, axis=1, keepdims=True), np.finfo(float).tiny)
-    sums = np.zeros((len(groups), len(models)))
-    np.add.at(sums, (group[:, None], columns), unit)
-    inside, everywhere = np.square(sums).sum(), np.square(sums.sum(axis=0)).sum()
+    group = np.unique(distribution, return_inverse=True)[1]
+    # Pairs of a client and a model that it uses; a repeated index adds. Nothing has the size of clients x models.
+    pairs, place = np.unique(
+        np.arange(len(index))[:, None] * len(models) + columns.reshape(index.shape), return_inverse=True
+    )
+    used = np.bincount(place.ravel(), weights.ravel())
+    client, model = np.divmod(pairs, len(models))
+    unit = used / np.maximum(np.sqrt(np.bincount(client, used**2)), np.finfo(float).tiny)[client]
+    place = np.unique(group[client] * len(models) + model, return_inverse=True)[1]
+    inside, everywhere = (np.square(np.bincount(by, unit)).sum() for by in (place, model))
     sizes = np.bincount(group).astype(float)
-    pairs, strangers = (sizes * (sizes - 1)).sum(), sizes.sum() ** 2 - np.square(sizes).sum()
+    alike, different = (sizes * (sizes - 1)).sum(), sizes.sum() ** 2 - np.square(sizes).sum()  # numbers of pairs
     ratio = lambda total, number: float(total / number) if number else float("nan")
-    return Sharing(ratio(inside - np.square(unit).sum(), pairs), ratio(everywhere - inside, strangers))
+    return Sharing(ratio(inside - np.square(unit).sum(), alike), ratio(everywhere - inside, different))

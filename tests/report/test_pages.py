@@ -171,8 +171,11 @@ def test_sharing_is_the_cosine_of_rows_within_and_across_distributions():
     pairs, same = collaboration.cosines(index, many), group[:, None] == group
     off = ~np.eye(40, dtype=bool)
     assert collaboration.sharing(index, many, group) == pytest.approx((pairs[same & off].mean(), pairs[~same].mean()))
-    large = collaboration.sharing(np.arange(200_000)[:, None], np.ones((200_000, 1)), np.arange(200_000) % 4)
-    assert large == (0, 0)  # in memory that all pairs would not fit into
+    everyone = np.arange(
+        200_000
+    )  # in memory that all pairs of clients, or of distributions and models, do not fit into
+    assert collaboration.sharing(everyone[:, None], np.ones((200_000, 1)), everyone % 4) == (0, 0)
+    assert collaboration.sharing(everyone[:, None] // 2, np.ones((200_000, 1)), everyone // 2) == (1, 0)
     index = np.array([[0, 1], [1, 0], [2, 0]])
     figure = figures.sharing_matrix(index, weights, np.array([1, 0, 1]))
     shown = np.asarray(figure.axes[0].images[0].get_array())

@@ -55,13 +55,13 @@ def apply(problem: Problem, state: State, aggregate: Aggregate, sizes: Array, to
         problem: What the method is built for.
         state: The models and their optimizers, leaves (N, ...).
         aggregate: Sums of gradients, each weighted by its sender's number of examples.
-        sizes: (N,) what each model's sum is divided by.
+        sizes: (N,) what each model's sum is divided by; above 0.
         topology: The method's.
     """
     arrived = aggregate.count > 0
 
     def step(total, size, opt_state, params):
-        grads = jax.tree.map(lambda leaf: leaf / jnp.maximum(size, 1), total)
+        grads = jax.tree.map(lambda leaf: leaf / size, total)
         updates, new_state = problem.solver.optimizer.update(grads, opt_state, params, round_number=state.round)
         return optax.apply_updates(params, updates), new_state
 
