@@ -7,27 +7,11 @@ python -m experiments.federico.figure3 --splits=1,2,3                           
 
 from __future__ import annotations
 
-from absl import flags
-
-from experiments.federico import paper
-from experiments.federico.paper import Line
+from experiments.federico.paper import Line, weights_command
 from pfljax.cli import launch
-from pfljax.cli.settings import Settings
 
-
-def define(registry: flags.FlagValues) -> None:
-    """Registers the command's flags."""
-    paper.define(registry, ["federico"], "runs/federico-figure3")
-
-
-def run(settings: Settings) -> None:
-    """The command."""
-    paper.refuse_methods(settings, "federico")
-    lines = [Line("federico", "federico", {})]
-    paper.write_weights(paper.start(settings, **paper.ONE_RUN), "figure3", lines, "who shares models")
-
-
-COMMAND = launch.Command(__doc__, define, run)
+LINES = [Line("federico", "federico", {})]
+COMMAND = weights_command(__doc__, "figure3", LINES, "who shares models")
 
 if __name__ == "__main__":
     launch.main(COMMAND)

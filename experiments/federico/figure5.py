@@ -8,33 +8,21 @@ Accumulated losses come with uniform sampling, as in the paper (its footnote 5),
 
 from __future__ import annotations
 
-from absl import flags
-
-from experiments.federico import paper
-from experiments.federico.paper import Line
+from experiments.federico.paper import Line, weights_command
 from pfljax.cli import launch
-from pfljax.cli.settings import Settings
 
-
-def define(registry: flags.FlagValues) -> None:
-    """Registers the command's flags."""
-    paper.define(registry, ["federico"], "runs/federico-figure5")
-
-
-def run(settings: Settings) -> None:
-    """The command."""
-    paper.refuse_methods(settings, "federico")
-    for knob in ("tracking", "epsilon"):
-        settings.refuse(f"federico.{knob}", "it is what the figure varies")
-    lines = [
-        Line("accumulated", "federico", {"federico.tracking": "accumulated", "federico.epsilon": 1.0}),
-        Line("moving-average", "federico", {}),
-    ]
-    study = paper.start(settings, **paper.ONE_RUN, num_distributions=2)
-    paper.write_weights(study, "figure5", lines, "accumulated losses and their moving average")
-
-
-COMMAND = launch.Command(__doc__, define, run)
+LINES = [
+    Line("accumulated", "federico", {"federico.tracking": "accumulated", "federico.epsilon": 1.0}),
+    Line("moving-average", "federico", {}),
+]
+COMMAND = weights_command(
+    __doc__,
+    "figure5",
+    LINES,
+    "accumulated losses and their moving average",
+    varied=["federico.tracking", "federico.epsilon"],
+    num_distributions=2,
+)
 
 if __name__ == "__main__":
     launch.main(COMMAND)

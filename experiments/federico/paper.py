@@ -11,7 +11,7 @@ from absl import flags
 
 from experiments.papers import Paper, Row, Study
 from pfljax import report
-from pfljax.cli import sweep
+from pfljax.cli import launch, sweep
 from pfljax.cli.flags import RUNS, Group
 from pfljax.cli.settings import Settings
 from pfljax.evaluation import collaboration
@@ -95,9 +95,6 @@ def define(registry: flags.FlagValues, methods: Sequence[str], out: str, **defau
     Group(RUNS, registry).choice("size", "small", list(SIZES), said)
 
 
-ONE_RUN = {"splits": ["0"], "seeds": ["0"]}  # for pictures of a single run
-
-
 def refuse_methods(settings: Settings, method: str) -> None:
     """Complains of --algorithms where a figure is of one method."""
     if settings.algorithms != [method]:
@@ -165,3 +162,34 @@ def write_weights(study: Study, name: str, lines: Sequence[Line], about: str) ->
     title = f"{study.data}, {study.settings.num_distributions} distributions: {about}"
     sweep.write_table(title, heads, body, rows, study.out, f"{name}-*.png")
     study.print_differences(Row(lines[-1].title, lines[-1].method, lines[-1].flags), cell)
+
+
+def weights_command(
+    doc: str | None,
+    name: str,
+    lines: Sequence[Line],
+    about: str,
+    *,
+    varied: Sequence[str] = (),
+    num_distributions: int = 4,
+) -> launch.Command:
+    """A command that draws the weights of one method's runs, by default of a single split and seed.
+
+    Args:
+        doc: What it does and how it is called.
+        name: The figure's, such as "figure3".
+        lines: What is run.
+        about: What is compared, for the table's title.
+        varied: Flags that the lines set.
+        num_distributions: Number of label groups, where the command line does not say.
+    """
+    method = lines[0].method
+
+    def run(settings: Settings) -> None:
+        refuse_methods(settings, method)
+        for flag in varied:
+            settings.refuse(flag, "it is what the figure varies")
+        study = start(settings, splits=["0"], seeds=["0"], num_distributions=num_distributions)
+        write_weights(study, name, lines, about)
+
+    return launch.Command(doc, lambda registry: define(registry, [method], f"runs/federico-{name}"), run)
