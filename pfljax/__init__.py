@@ -2,7 +2,7 @@
 
 from pfljax import algorithms, data, models
 from pfljax.algorithms import *  # noqa: F403
-from pfljax.api import Collaboration, Result, Run, Table, compare, train_replicates
+from pfljax.api import Collaboration, Result, Run, Table, Tuning, compare, train_replicates, tune
 from pfljax.core.errors import ArgumentError, RunError
 from pfljax.core.method import METHODS, knob, method
 from pfljax.core.types import (
@@ -52,6 +52,7 @@ __all__ = [
     "State",
     "Table",
     "Traffic",
+    "Tuning",
     "compare",
     "data",
     "knob",
@@ -59,5 +60,6 @@ __all__ = [
     "models",
     "partitions",
     "train_replicates",
+    "tune",
 ]
 __all__ += algorithms.__all__

@@ -3,5 +3,18 @@
 from pfljax.api.comparison import Table, compare
 from pfljax.api.result import Collaboration, Result
 from pfljax.api.run import Run, train_replicates
+from pfljax.api.tuning import Point, Tuning, grid, search, tune
 
-__all__ = ["Collaboration", "Result", "Run", "Table", "compare", "train_replicates"]
+__all__ = [
+    "Collaboration",
+    "Point",
+    "Result",
+    "Run",
+    "Table",
+    "Tuning",
+    "compare",
+    "grid",
+    "search",
+    "train_replicates",
+    "tune",
+]

@@ -87,13 +87,15 @@ class Table:
         heads = ["method", "test accuracy, %" if classification else "test MSE", "best round"]
         heads += ["bottom decile, %"] * classification + ["unseen clients"] * unseen + ["epsilon"] * private
         uneven = len({row["mini_batches_per_round"] for row in self.rows}) > 1  # some methods train for longer
-        heads += ["mini-batches per round"] * uneven + ["MB per client and round", "s per round"]
+        tuned = any(row.get("tuned") for row in self.rows)
+        heads += ["tuned"] * tuned + ["mini-batches per round"] * uneven + ["MB per client and round", "s per round"]
         body = []
         for row in self.rows:
             cells = [row["algorithm"], f"{number(row['accuracy_mean'])} ± {number(row['accuracy_std'])}"]
             cells += [number(row["best_mean"])] + [number(row["bottom_decile_mean"])] * classification
             cells += [number(row["unseen_mean"])] * unseen
             cells += [epsilon_text(row["epsilon"] or [0.0]) + "*" * bool(row["unaccounted"])] * private
+            cells += [row.get("tuned", "") or "-"] * tuned
             cells += [f"{row['mini_batches_per_round']:,}"] * uneven
             body.append([*cells, f"{row['megabytes_per_round']:.3g}", f"{row['seconds_per_round']:.3g}"])
         return heads, body

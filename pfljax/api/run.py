@@ -78,7 +78,7 @@ class Run:
         config = config | {"data": data.describe(clients)}
         self.clients = clients
         self.experiment = Experiment(
-            method, problem, clients, seed, unseen, fine_tune_epochs, execution.client_store, config
+            method, problem, clients, local, seed, unseen, fine_tune_epochs, execution.client_store, config
         )
         check(self.experiment)
         self._trainer: Trainer | None = None
@@ -147,6 +147,7 @@ def make_problem(
         keep_optimizer=local.keep_optimizer,
         n_min=int(clients.train.size.min()),
         num_distributions=len(np.unique(clients.distribution)),
+        learning_rate=local.learning_rate,
     )
 
 
@@ -157,6 +158,8 @@ def start(
     say: Say | None = None,
     progress: bool = False,
     profile: str | Path | None = None,
+    *,
+    keep_going: bool = False,
 ) -> Trainer:
     """The trainer of one run, or of several as replicates."""
     experiments = [run.experiment for run in runs]
@@ -165,7 +168,16 @@ def start(
         configs = [environment | each.config for each in experiments]
         experiments = [dataclasses.replace(e, config=c) for e, c in zip(experiments, configs, strict=True)]
     folder = None if profile is None else Path(profile)
-    return Trainer(experiments, outs=outs, resume=resume, say=say, bar=progress, profile=folder)
+    return Trainer(experiments, outs=outs, resume=resume, say=say, bar=progress, profile=folder, keep_going=keep_going)
+
+
+def padded_alike(runs: Sequence[Run]) -> Sequence[Run]:
+    """The runs, changed so that their clients' data have the same shapes."""
+    padded = data.pad_alike([run.clients for run in runs])
+    for run, clients in zip(runs, padded, strict=True):
+        problem = run.experiment.problem._replace(n_max=clients.train.y.shape[1])
+        run.experiment = dataclasses.replace(run.experiment, federation=clients, problem=problem)
+    return runs
 
 
 def train_replicates(
@@ -178,7 +190,7 @@ def train_replicates(
     say: Say | None = None,
     profile: str | Path | None = None,
 ) -> list[Result]:
-    """Trains runs that differ in their seeds and data only, all in one kernel.
+    """Trains runs of one method, all in one kernel; they may differ in seed, data, learning rate and float knobs.
 
     Args:
         runs: The runs, not trained yet.
@@ -189,12 +201,8 @@ def train_replicates(
         say: As in `Run.train`.
         profile: As in `Run.train`.
     """
-    padded = data.pad_alike([run.clients for run in runs])
-    for run, clients in zip(runs, padded, strict=True):
-        problem = run.experiment.problem._replace(n_max=clients.train.y.shape[1])
-        run.experiment = dataclasses.replace(run.experiment, federation=clients, problem=problem)
     folders = [Path(out) for out in outs] if outs else None
-    trainer = start(runs, folders, resume, say, profile=profile)
+    trainer = start(padded_alike(runs), folders, resume, say, profile=profile)
     outcomes = trainer.train(rounds, schedule)
     directories = folders or [None] * len(runs)
     return [

@@ -170,22 +170,15 @@ def build_model(settings: Settings, federation: Federation) -> models.Model:
 
 def build_local(settings: Settings) -> LocalTraining:
     """How clients train."""
-    if not settings.learning_rate > 0:
-        raise settings.error("learning_rate", "accepted: above 0")
     if not 0 < settings.lr_decay <= 1:
         raise settings.error("lr_decay", "accepted: above 0, at most 1")
     if not 0 <= settings.momentum < 1:
         raise settings.error("momentum", "accepted: 0 to below 1")
     if settings.momentum and settings.optimizer != "sgd":
         raise settings.error("momentum", "only --optimizer=sgd reads it")
-    if settings.optimizer == "sgd":
-        optimizer = optax.sgd(settings.learning_rate, momentum=settings.momentum or None)
-    else:
-        optimizer = optax.adam(settings.learning_rate)
-    if settings.weight_decay:
-        optimizer = optax.chain(optax.add_decayed_weights(settings.weight_decay), optimizer)
     return LocalTraining(
-        optimizer,
+        functools.partial(make_optimizer, settings.optimizer, settings.momentum, settings.weight_decay),
+        settings.learning_rate,
         batch_size=settings.batch_size,
         epochs=settings.local_epochs,
         steps=settings.local_steps,
@@ -194,6 +187,12 @@ def build_local(settings: Settings) -> LocalTraining:
         common_init=settings.common_init,
         privacy=Privacy(settings.dp_noise_multiplier, settings.dp_clip_norm, settings.dp_delta),
     )
+
+
+def make_optimizer(name: str, momentum: float, weight_decay: float, learning_rate: Any) -> optax.GradientTransformation:
+    """SGD or Adam at a learning rate."""
+    made = optax.sgd(learning_rate, momentum=momentum or None) if name == "sgd" else optax.adam(learning_rate)
+    return optax.chain(optax.add_decayed_weights(weight_decay), made) if weight_decay else made
 
 
 def build_schedule(settings: Settings) -> optax.Schedule | None:

@@ -43,7 +43,8 @@ def run(settings: Settings) -> None:
             print(f"  {name}: {error}")
             failed[name] = error
         else:
-            rows.append(method_row(name, [Cell.read(out / name / trial.folder) for trial in trials]))
+            row = method_row(name, [Cell.read(out / name / trial.folder) for trial in trials])
+            rows.append(row | {"tuned": str(sweep.chosen(out / name))})
         print(f"{number} of {len(names)} methods done: {name}")
     if not rows:
         raise next(iter(failed.values()))

@@ -42,6 +42,7 @@ FLAG_OF = {
     "algorithm": "algorithms",
     "seed": "seeds",
 }
+IMPLIED = {"tune": "0.01,0.03,0.1,0.3,1,3"}  # values of flags that are given without one
 METHOD_FLAGS = ("algorithm", "algorithms")  # which name methods
 
 
@@ -239,4 +240,9 @@ def define_sweep(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequ
     )
     add.choice("replicate", "no", ["no", "vmap"], "vmap runs a method's trials at once, stacked in one kernel")
     add.text("out", out, "folder of the table; finished cells in it are kept")
-    add.several("tune", [], "learning rates; each method takes the one of best validation accuracy on the first seed")
+    add.several(
+        "tune",
+        [],
+        f"learning rates; each method takes the one of best validation accuracy; --tune alone is {IMPLIED['tune']}",
+    )
+    add.switch("tune_knobs", False, "each method takes the best value of the first knob that its paper tunes, too")

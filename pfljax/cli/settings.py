@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from absl import flags
 
 from pfljax.cli import own_files
-from pfljax.cli.flags import METHOD_FLAGS
+from pfljax.cli.flags import IMPLIED, METHOD_FLAGS
 from pfljax.core.method import METHODS
 
 PRESETS = Path(__file__).parent / "presets"
@@ -219,11 +219,16 @@ def _stop_at(error: flags.IllegalFlagValueError, registry: flags.FlagValues) -> 
 
 
 def _expand(words: Sequence[str]) -> list[str]:
-    """The words with those of flag files in their place."""
+    """The words with those of flag files in their place, and with the values of flags that need not have one."""
     try:
-        return flags.FlagValues().read_flags_from_files(list(words), force_gnu=False)
+        words = flags.FlagValues().read_flags_from_files(list(words), force_gnu=False)
     except (flags.Error, OSError) as error:
         raise FlagError(f"--flagfile: {str(error).removeprefix('ERROR:: ')}") from error
+    alone = lambda word, after: word.lstrip("-") in IMPLIED and word.startswith("-") and after.startswith("-")
+    return [
+        f"{word}={IMPLIED[word.lstrip('-')]}" if alone(word, after) else word
+        for word, after in itertools.pairwise([*words, "-"])
+    ]
 
 
 def _values_of(flag: str, words: Sequence[str]) -> list[str]:

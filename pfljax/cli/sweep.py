@@ -6,6 +6,7 @@ Commands that compare build on this: `cells` runs a method on all trials, `write
 from __future__ import annotations
 
 import csv
+import dataclasses
 import functools
 import io
 import sys
@@ -17,10 +18,11 @@ from rich.console import Console
 from rich.table import Table
 
 from pfljax import api
+from pfljax.api import Point
 from pfljax.cli import build
 from pfljax.cli.build import Trial
 from pfljax.cli.settings import FlagError, Settings
-from pfljax.core.errors import RunError
+from pfljax.core import method
 from pfljax.engine import processes
 from pfljax.training import files
 from pfljax.training.history import check_directory
@@ -110,40 +112,86 @@ def say(line: str) -> None:
         print(line)
 
 
-def tune(settings: Settings, name: str, trial: Trial, out: Path) -> float:
-    """The rate of --tune with the best validation accuracy (or least loss) in the last round.
+def grid_of(settings: Settings, name: str) -> list[Point]:
+    """The points that --tune and --tune_knobs ask for; a knob that is on the command line keeps its value."""
+    knobs = {}
+    if settings.tune_knobs:
+        fields = (field for field in dataclasses.fields(method.get(name)) if field.metadata.get("grid"))
+        first = next(fields, None)
+        if first and not settings.present(f"{name}.{first.name}"):
+            knobs[first.name] = first.metadata["grid"]
+    return api.grid(settings.numbers("tune", float), knobs)
 
-    A quarter of the training examples is for validation, unless --validation_fraction says otherwise; a rate
-    that diverges is out.
+
+def at_point(settings: Settings, name: str, point: Point) -> Settings:
+    """The settings with a method's learning rate and knobs of a grid point."""
+    rate = {} if point.learning_rate is None else {"learning_rate": point.learning_rate}
+    return settings.replace(rate | {f"{name}.{knob}": value for knob, value in point.knobs.items()})
+
+
+def tune(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> Point:
+    """The grid point with the best validation accuracy (or least loss) in the last round, a mean over the trials.
+
+    A quarter of the training examples is for validation, unless --validation_fraction says otherwise; a point at which
+    a run diverges is out. OUT/tuning.json keeps the scores; with the same settings they are not measured again.
 
     Raises:
         RunError: if all of them diverge.
+        FlagError: if OUT has scores of other settings.
     """
-    scores = {}
-    share = settings.validation_fraction or 0.25
-    for rate in settings.numbers("tune", float):
-        tried = settings.replace(learning_rate=rate, validation_fraction=share)
-        try:
-            last = cell(tried, name, trial, out / f"rate-{rate:g}")["last"]
-        except RunError as error:
-            print(f"  rate {rate:g}: {error}")
-            continue
-        scores[rate] = last.get("validation_accuracy", -last["validation_loss"])
-    if not scores:
-        raise RunError(f"--tune={','.join(settings.tune)}: {name} diverges at every rate")
-    best = max(scores, key=scores.__getitem__)
-    print(f"  {name}: rate {best:g} of " + ", ".join(f"{rate:g} ({score:.4f})" for rate, score in scores.items()))
-    return best
+    points = grid_of(settings, name)
+    if len(points) == 1:
+        return points[0]
+    tried = settings.replace(validation_fraction=settings.validation_fraction or 0.25)
+    varied = {"--seed", "--split", *(f"--{name}.{knob}" for knob in points[0].knobs)}
+    varied |= {"--learning_rate"} if settings.tune else set()
+    rest = {flag: v for flag, v in build.config(tried, name, runs[0])["settings"].items() if flag not in varied}
+    same = {"settings": rest, "rounds": tried.rounds}
+    same = files.plain(same | {"trials": list(runs), "grid": [point._asdict() for point in points]})
+    path = out / "tuning.json"
+    if path.exists():
+        before = files.read_json(path)
+        if any(before.get(key) != value for key, value in same.items()):
+            raise FlagError(f"--out={settings.out}: {path} has scores of other settings; name a new folder")
+        scores = [np.nan if score is None else score for score in before["scores"]]
+        tuning = api.Tuning(points, scores)
+    else:
+        print(f"  {name}: tuning, {len(points)} points on {named(runs)}")
+        make = lambda point, trial: build.build_run(
+            at_point(tried, name, point), name, build.cached_clients(tried, trial.of_data), trial
+        )
+        tuning = api.search(points, runs, make, tried.rounds)
+        scores = [None if np.isnan(score) else score for score in tuning.scores]
+        files.write_json(path, same | {"scores": scores, "best": tuning.best._asdict()})
+    print(
+        f"  {name}: {tuning.best} of " + "; ".join(f"{p} ({s:.4f})" for p, s in zip(points, tuning.scores, strict=True))
+    )
+    for number in tuning.at_edge:
+        print(f"  {name}: {number} is at the edge of the grid; a wider one may do better")
+    return tuning.best
+
+
+def tuned(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> tuple[Settings, Point]:
+    """The settings under which a method is best, if --tune or --tune_knobs asks for them, and what was chosen."""
+    if not settings.tune and not settings.tune_knobs:
+        return settings, Point()
+    point = tune(settings, name, runs, out)
+    return at_point(settings, name, point), point
 
 
 def cells(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> list[dict]:
-    """A method's summaries of all trials, each in a folder of OUT, at the rate that --tune finds, if given."""
-    if settings.tune:
-        settings = settings.replace(learning_rate=tune(settings, name, runs[0], out / "tuning"))
+    """A method's summaries of all trials, each in a folder of OUT, tuned if the settings ask for it."""
+    settings, _ = tuned(settings, name, runs, out)
     outs = [out / trial.folder for trial in runs]
     if settings.replicate == "vmap":
         return replicates(settings, name, runs, outs)
     return [cell(settings, name, trial, folder) for trial, folder in zip(runs, outs, strict=True)]
+
+
+def chosen(out: Path) -> Point:
+    """What tuning has chosen for the cells of a folder; an empty point where nothing was tuned."""
+    path = out / "tuning.json"
+    return Point(**files.read_json(path)["best"]) if path.exists() else Point()
 
 
 def rate_of(out: Path) -> float:

@@ -30,3 +30,7 @@ class ArgumentError(ValueError):
 
 class RunError(RuntimeError):
     """A run that could not go on, in one line."""
+
+
+class OutOfMemory(RunError):
+    """A run that does not fit into memory."""

@@ -35,6 +35,7 @@ class Problem(NamedTuple):
         n_min: The smallest n_k, where it is known.
         num_distributions: Number of true distributions among the clients' data, where it is known: a default for the
             number of clusters or components.
+        learning_rate: The rate of local training; None where it is not known.
     """
 
     model: Model
@@ -48,6 +49,7 @@ class Problem(NamedTuple):
     keep_optimizer: bool = False
     n_min: int | None = None
     num_distributions: int | None = None
+    learning_rate: float | None = None
 
     def init_models(self, key: Key, num: int, *, common: bool = True) -> Params:
         """N initial models, stacked.

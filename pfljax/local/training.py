@@ -21,7 +21,9 @@ class LocalTraining:
     """How a client trains a model on its own data in a round.
 
     Attributes:
-        optimizer: Any optax transformation. Batch statistics are not its affair: a step sets them to the new ones.
+        optimizer: A function of the learning rate that makes an optax transformation, such as `optax.sgd`; or any
+            transformation. Batch statistics are not its affair: a step sets them to the new ones.
+        learning_rate: The rate, where `optimizer` is a function of it; 0.01 if not given.
         batch_size: B; 0: all of a client's examples in one step.
         epochs: Passes over a client's data in a round.
         steps: If positive, so many steps a round instead of `epochs`.
@@ -32,7 +34,8 @@ class LocalTraining:
         privacy: How the gradients of mean losses are made private.
     """
 
-    optimizer: optax.GradientTransformation = dataclasses.field(default_factory=lambda: optax.adam(1e-2))
+    optimizer: optax.GradientTransformation | Callable[[Any], optax.GradientTransformation] = optax.adam
+    learning_rate: Any = None  # a float, or a traced array where runs of several rates share a kernel
     _: dataclasses.KW_ONLY
     batch_size: int = 0
     epochs: int = 1
@@ -43,10 +46,16 @@ class LocalTraining:
     privacy: Privacy = dataclasses.field(default_factory=Privacy)
 
     def __post_init__(self):
-        if not (callable(getattr(self.optimizer, "init", None)) and callable(getattr(self.optimizer, "update", None))):
-            raise ArgumentError(
-                "optimizer", "accepted: an optax transformation, such as optax.sgd(0.1)", self.optimizer
-            )
+        made = hasattr(self.optimizer, "init") and hasattr(self.optimizer, "update")
+        if not made and not callable(self.optimizer):
+            text = "accepted: a function of the learning rate, such as optax.sgd, or an optax transformation"
+            raise ArgumentError("optimizer", text, self.optimizer)
+        if made and self.learning_rate is not None:
+            raise ArgumentError("learning_rate", "accepted where `optimizer` is a function of it", self.learning_rate)
+        if not made and self.learning_rate is None:
+            object.__setattr__(self, "learning_rate", 0.01)
+        if isinstance(self.learning_rate, float | int) and not self.learning_rate > 0:
+            raise ArgumentError("learning_rate", "accepted: above 0", self.learning_rate)
         for name, least in {"batch_size": 0, "epochs": 1, "steps": 0}.items():
             if not whole_number(getattr(self, name), least):
                 raise ArgumentError(name, f"accepted: {least} or more", getattr(self, name))
@@ -58,7 +67,10 @@ class LocalTraining:
 
     def bind(self, model: Model) -> Solver:
         """The solver of this local training for a model."""
-        optimizer = optax.with_extra_args_support(self.optimizer)
+        optimizer: Any = self.optimizer
+        if self.learning_rate is not None:
+            optimizer = optimizer(self.learning_rate)
+        optimizer = optax.with_extra_args_support(optimizer)
         if self.schedule is not None:
             optimizer = scheduled(optimizer, self.schedule)
         statistics = model.statistics if model.network.statistics else None

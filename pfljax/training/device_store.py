@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfljax.core import tree
-from pfljax.core.types import ClientData, Key, Split, State
+from pfljax.core.types import Algorithm, ClientData, Key, Split, State
 from pfljax.engine.plan import ExecutionPlan
 from pfljax.engine.rounds import Record, make_round
 from pfljax.evaluation import metrics as evaluation
@@ -42,10 +42,13 @@ def compile_segment(
     """
     begin = time.perf_counter()
     algorithm, problem = experiment.algorithm(plan), experiment.problem
-    one_round = make_round(algorithm, plan, problem.num_clients, problem.cohort_size)
+
+    def one_round(algorithm, *args):
+        return make_round(algorithm, plan, problem.num_clients, problem.cohort_size)(*args)
+
     # Traced once, here for its record's shape and again in the loop.
-    one_round = jax.jit(replicates.lift(plan, one_round, in_axes=(0, None, 0, 0)), inline=True)
-    init = replicates.lift(plan, algorithm.init)
+    one_round = jax.jit(replicates.lift(experiment, plan, one_round, (0, None, 0, 0)), inline=True)
+    init = replicates.lift(experiment, plan, lambda algorithm, *args: algorithm.init(*args), (0, 0))
     key = replicates.join([jax.random.key(experiment.seed)] * replicates.num)
     shape = jax.eval_shape(init, key, clients)
     shardings = state_shardings(algorithm, plan, shape, replicates.axis)
@@ -93,7 +96,7 @@ def _one_round(one_round: Callable) -> Callable:
 
 
 def _several_rounds(one_round: Callable, logged: Record, length: int) -> Callable:
-    """Rounds from `start` to `stop`, `length` at most; none after one in which a loss was not finite."""
+    """Rounds from `start` to `stop`, `length` at most; none once every run has diverged."""
 
     def segment(key, start, stop, rest, models, clients):
         def body(carry):
@@ -104,7 +107,7 @@ def _several_rounds(one_round: Callable, logged: Record, length: int) -> Callabl
 
         def proceeds(carry):
             done, _, records = carry
-            return (start + done < stop) & (records.diverged[jnp.maximum(done - 1, 0)] < 0).all()
+            return (start + done < stop) & (records.diverged[jnp.maximum(done - 1, 0)] < 0).any()
 
         records = jax.tree.map(lambda leaf: jnp.zeros((length, *leaf.shape), leaf.dtype), logged)
         records = records._replace(diverged=jnp.full_like(records.diverged, -1))
@@ -117,9 +120,9 @@ def _several_rounds(one_round: Callable, logged: Record, length: int) -> Callabl
 
 def make_evaluation(experiment: Experiment, compiled: Compiled, replicates: Replicates) -> Callable:
     """(key, state, clients, splits) -> (metrics by split and name, who uses whom), in one compiled call."""
-    algorithm, plan, model = compiled.algorithm, compiled.plan, experiment.problem.model
+    plan, model = compiled.plan, experiment.problem.model
 
-    def score(key: Key, state: State, clients: ClientData, splits: dict[str, Split]):
+    def score(algorithm: Algorithm, key: Key, state: State, clients: ClientData, splits: dict[str, Split]):
         predictor = algorithm.predictor(key, state, clients)
         final = tuned(algorithm, key, predictor, clients)
         metrics = {name: evaluation.evaluate(plan, model, final, split) for name, split in splits.items()}
@@ -130,4 +133,4 @@ def make_evaluation(experiment: Experiment, compiled: Compiled, replicates: Repl
             index = jnp.broadcast_to(jnp.arange(index.shape[1], dtype=jnp.int32), index.shape)
         return metrics, {"index": index, "weights": predictor.weights}
 
-    return jax.jit(replicates.lift(plan, score), out_shardings=plan.everywhere)
+    return jax.jit(replicates.lift(experiment, plan, score, (0, 0, 0, 0)), out_shardings=plan.everywhere)

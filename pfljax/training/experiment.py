@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from pfljax.data import Federation
 from pfljax.engine.plan import ExecutionPlan, make_plan
 from pfljax.evaluation.fine_tuning import fine_tuned
 from pfljax.local.problem import Problem
+from pfljax.local.training import LocalTraining
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +41,21 @@ class Execution:
         return make_plan(self.plan, self.chunk, self.devices, self.exchange)
 
 
+class Numbers(NamedTuple):
+    """The numbers of a run that may differ between runs in one kernel, there as traced arrays.
+
+    Attributes:
+        learning_rate: The rate of local training; None where it is not known or the experiment's own.
+        knobs: The method's knobs that are floats, by name.
+    """
+
+    learning_rate: Any
+    knobs: dict[str, Any]
+
+
+OWN = Numbers(None, {})
+
+
 @dataclasses.dataclass(frozen=True)
 class Experiment:
     """One run.
@@ -48,6 +64,7 @@ class Experiment:
         method: A registered method with its knobs.
         problem: What the method is built for.
         federation: The clients that train.
+        local: How clients train; `problem.solver` is made of it. None: no other learning rate can be asked for.
         seed: Decides initial models, cohorts, mini-batches and sampling.
         unseen: Clients that are kept out of training, or None.
         fine_tune_epochs: Passes over its data with which each client tunes what is evaluated.
@@ -58,6 +75,7 @@ class Experiment:
     method: Any
     problem: Problem
     federation: Federation
+    local: LocalTraining | None = None
     seed: int = 0
     unseen: Federation | None = None
     fine_tune_epochs: int = 0
@@ -69,10 +87,29 @@ class Experiment:
         """The method's registered name."""
         return self.method.info.name
 
-    def algorithm(self, plan: ExecutionPlan) -> Algorithm:
-        """The method, built for this run under an execution plan."""
-        problem = self.problem._replace(plan=plan)
-        return fine_tuned(problem, self.method.build(problem), self.fine_tune_epochs)
+    @property
+    def numbers(self) -> Numbers:
+        """What `algorithm` takes in other values."""
+        names = [field.name for field in dataclasses.fields(self.method) if field.type in (float, "float")]
+        rate = self.local.learning_rate if self.local else None
+        return Numbers(rate, {name: getattr(self.method, name) for name in names})
+
+    @property
+    def structure(self) -> tuple:
+        """What must agree for runs to share a kernel: the method and its other knobs."""
+        knobs = dataclasses.asdict(self.method)
+        return type(self.method), {name: value for name, value in knobs.items() if name not in self.numbers.knobs}
+
+    def algorithm(self, plan: ExecutionPlan, numbers: Numbers = OWN) -> Algorithm:
+        """The method, built for this run under an execution plan, with other numbers where any are given."""
+        problem, method = self.problem._replace(plan=plan), self.method
+        if numbers.learning_rate is not None:
+            assert self.local is not None
+            local = dataclasses.replace(self.local, learning_rate=numbers.learning_rate)
+            problem = problem._replace(solver=local.bind(problem.model), learning_rate=numbers.learning_rate)
+        if numbers.knobs:
+            method = dataclasses.replace(method, **numbers.knobs)
+        return fine_tuned(problem, method.build(problem), self.fine_tune_epochs)
 
     def with_rounds(self, rounds: int) -> Experiment:
         """The same run, planned for another number of rounds."""

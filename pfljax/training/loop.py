@@ -63,7 +63,7 @@ class Outcome(NamedTuple):
 
 
 class Trainer:
-    """Trains one run, or several that differ in seeds and data only, all in one kernel.
+    """Trains one run, or several of one method, all in one kernel: `Replicates.of` says in what they may differ.
 
     Replicates have directories of their own, as if each had been run alone; the seconds of each are its share of the
     whole. They resume from checkpoints of the same round in all directories, else all start anew.
@@ -78,6 +78,7 @@ class Trainer:
         say: Callable[[str], None] | None = None,
         bar: bool = False,
         profile: Path | None = None,
+        keep_going: bool = False,
     ):
         """Checks the directories; nothing is compiled or written yet.
 
@@ -88,13 +89,16 @@ class Trainer:
             say: Takes the lines for the user.
             bar: Whether to show a progress bar where that is possible.
             profile: Folder for a trace of a few rounds.
+            keep_going: Whether the other runs go on when the loss of one is not finite.
 
         Raises:
             ArgumentError: if a directory holds another run.
         """
-        self.experiments, self.replicates = list(experiments), Replicates(len(experiments))
+        self.experiments, self.replicates = list(experiments), Replicates.of(experiments)
         self.outs = list(outs) if outs else None
         self.resume, self.say, self.bar, self.profile = resume, say, bar, profile
+        self.keep_going = keep_going
+        self.diverged: dict[int, str] = {}  # why, by number of the run
         self.keys = [jax.random.key(each.seed) for each in experiments]
         self.done = self.saved = 0
         self.seconds = 0.0
@@ -104,11 +108,18 @@ class Trainer:
             processes.first(functools.partial(check_directory, out, each.config, resume))
 
     def train(self, rounds: int, schedule: Schedule = EVERY) -> list[Outcome]:
-        """Plays rounds up to number `rounds`, evaluates and saves.
+        """Plays rounds up to number `rounds`, evaluates and saves; what every run has come to.
 
         Raises:
             RunError: if a loss is not finite, or nothing fits into memory.
         """
+        self.play(rounds, schedule)
+        outcomes = [self._outcome(number) for number in range(self.replicates.num)]
+        processes.wait()  # until the first has written what the others may read
+        return outcomes
+
+    def play(self, rounds: int, schedule: Schedule = EVERY) -> bool:
+        """As `train`, without what comes after the last round; False if every run diverged under `keep_going`."""
         self.experiments = [each.with_rounds(rounds) for each in self.experiments]
         schedule = Schedule(*(min(every, rounds) for every in schedule))
         if self.length != schedule.eval_every:
@@ -116,9 +127,7 @@ class Trainer:
         if self.state is None:
             self._begin()
         self._play(rounds, schedule)
-        outcomes = [self._outcome(number) for number in range(self.replicates.num)]
-        processes.wait()  # until the first has written what the others may read
-        return outcomes
+        return len(self.diverged) < self.replicates.num
 
     def _tell(self, line: str) -> None:
         if self.say is not None:
@@ -170,7 +179,8 @@ class Trainer:
         algorithm = self.compiled.algorithm
         if algorithm.report.topology:
             return algorithm.report.topology
-        predict = self.replicates.lift(self.compiled.plan, algorithm.predictor)
+        predict = lambda algorithm, *args: algorithm.predictor(*args)
+        predict = self.replicates.lift(self.experiments[0], self.compiled.plan, predict, (0, 0, 0))
         weighed = jax.eval_shape(predict, self._key(0), self.compiled.state, self.clients)
         return "shared" if is_private_mixture(weighed) else weighed.topology
 
@@ -209,6 +219,8 @@ class Trainer:
                 self.done += count
                 advance(self.done)
                 newest = self._note(records, count)
+                if len(self.diverged) == self.replicates.num:
+                    return
                 if self.done % schedule.eval_every == 0 or self.done == rounds:
                     self._evaluate(newest)
                     if self.done - self.saved >= schedule.checkpoint_every or self.done == rounds:
@@ -223,19 +235,23 @@ class Trainer:
             history.down += float(record.down.sum(dtype=np.float64)) / each.federation.num_clients
             history.up += float(record.up.sum(dtype=np.float64)) / each.federation.num_clients
         for number, record in enumerate(parts):
-            if record.diverged[-1] >= 0:
-                self._diverged(number, int(record.diverged[-1]))
+            if number not in self.diverged and (record.diverged >= 0).any():
+                first = int(np.argmax(record.diverged >= 0))
+                text = (
+                    f"round {self.done - count + first + 1}: the loss of client {record.diverged[first]} is not finite"
+                )
+                self.diverged[number] = text
+        if self.diverged and not self.keep_going:
+            self._stop(*next(iter(self.diverged.items())))
         return parts
 
-    def _diverged(self, number: int, client: int):
+    def _stop(self, number: int, why: str):
         """Keeps what was evaluated before, and raises."""
         for each, history in zip(self.experiments, self.histories, strict=True):
             if history.rows:
                 history.write(self.compiled.algorithm.report.scored, each.federation)
         kept = f" What was evaluated before is in {self.outs[number]}" if self.outs else ""
-        raise RunError(
-            f"round {self.done}: the loss of client {client} is not finite; a smaller learning rate may help.{kept}"
-        )
+        raise RunError(f"{why}; a smaller learning rate may help.{kept}")
 
     def _evaluate(self, newest: Sequence[Record]) -> None:
         """Adds a row to every run's history."""
@@ -282,7 +298,7 @@ class Trainer:
             files.write_json(self.outs[number] / "summary.json", summary)
 
         def predictor() -> Predictor:
-            algorithm = compiled.algorithm
+            algorithm = experiment.algorithm(compiled.plan)
             one = lambda *args: tuned(algorithm, args[0], algorithm.predictor(*args), args[2])
             predict = jax.jit(one, out_shardings=compiled.plan.everywhere)
             return predict(of_run(self._key(2)), state, of_run(self.clients))

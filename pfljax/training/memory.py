@@ -9,7 +9,8 @@ from typing import Any
 import jax
 
 from pfljax.core import tree
-from pfljax.core.types import RunError, State
+from pfljax.core.errors import OutOfMemory
+from pfljax.core.types import State
 from pfljax.engine import processes
 from pfljax.engine.plan import ExecutionPlan
 
@@ -85,20 +86,20 @@ def check_host(state: State) -> None:
     """Sees to it that the clients' rows fit the host beside their data, which are there already.
 
     Raises:
-        RunError: if they do not.
+        OutOfMemory: if they do not.
     """
     leaves = [tree.num_bytes(leaf) for leaf in jax.tree.leaves((state.models, state.optimizer, state.clients))]
     need, free = sum(leaves) + max(leaves, default=0), host_free()  # a leaf more, while it is copied from its making
     if need > SHARE * free:
-        raise RunError(
+        raise OutOfMemory(
             f"out of memory: the clients' state needs {readable(need)} on a host that has {readable(free)}; use fewer "
             "clients (num_clients) or a smaller model"
         )
 
 
-def too_large(memory: MemoryPlan, what: str = "a round") -> RunError:
+def too_large(memory: MemoryPlan, what: str = "a round") -> OutOfMemory:
     """The error for a run that does not fit even one client at a time."""
-    return RunError(
+    return OutOfMemory(
         f"out of memory: {what} needs {readable(memory.total)} on a device that has {readable(memory.limit)}, even "
         "with one client at a time; use fewer clients (num_clients, participation), "
         "client_store=host, a smaller model, or more devices"

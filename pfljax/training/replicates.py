@@ -3,27 +3,50 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from pfljax.core.errors import ArgumentError
 from pfljax.core.types import PyTree
 from pfljax.engine.plan import ExecutionPlan
+from pfljax.training.experiment import OWN, Experiment, Numbers
 
 
 @dataclasses.dataclass(frozen=True)
 class Replicates:
-    """Several runs that differ in seeds and data only, stacked in front of every array; a single one is not stacked.
+    """Several runs of one method, stacked in front of every array; a single one is not stacked.
 
     Outside of compiled functions there is a list with one entry per run, whatever their number.
 
     Attributes:
         num: Number of runs.
+        numbers: Those in which the runs differ, as arrays (num,).
     """
 
     num: int = 1
+    numbers: Numbers = OWN
+
+    @classmethod
+    def of(cls, experiments: Sequence[Experiment]) -> Replicates:
+        """The runs as replicates: they may differ in seeds, data, learning rate and the method's float knobs.
+
+        Raises:
+            ArgumentError: if they differ in the method or in another of its knobs.
+        """
+        if len(experiments) == 1:
+            return cls()
+        if any(each.structure != experiments[0].structure for each in experiments):
+            methods = ", ".join(dict.fromkeys(repr(each.method) for each in experiments))
+            raise ArgumentError("method", "accepted in one kernel: one method, its knobs alike but for floats", methods)
+        found = [each.numbers for each in experiments]
+        knobs = {name: np.asarray([each.knobs[name] for each in found], np.float32) for name in found[0].knobs}
+        knobs = {name: values for name, values in knobs.items() if len(set(values.tolist())) > 1}
+        rates = [each.learning_rate for each in found]
+        return cls(len(experiments), Numbers(np.asarray(rates, np.float32) if len(set(rates)) > 1 else None, knobs))
 
     @property
     def axis(self) -> int:
@@ -40,9 +63,21 @@ class Replicates:
             return [joined]
         return [jax.tree.map(lambda leaf, n=n: leaf[n], joined) for n in range(self.num)]
 
-    def lift(self, plan: ExecutionPlan, fn: Callable, in_axes: Any = 0) -> Callable:
-        """A function of one run's arrays as a function of all runs'."""
-        return plan.over_replicates(fn, in_axes) if self.num > 1 else fn
+    def lift(
+        self, experiment: Experiment, plan: ExecutionPlan, fn: Callable, in_axes: Sequence[int | None]
+    ) -> Callable:
+        """A function of a built method and one run's arrays as a function of all runs' arrays.
+
+        Args:
+            experiment: One of the runs.
+            plan: How clients are mapped.
+            fn: (algorithm, *arrays) -> arrays.
+            in_axes: Of each of the arrays, 0 where it is stacked and None where all runs have the same.
+        """
+        if self.num == 1:
+            return functools.partial(fn, experiment.algorithm(plan))
+        one = lambda numbers, *args: fn(experiment.algorithm(plan, numbers), *args)
+        return functools.partial(plan.over_replicates(one, (0, *in_axes)), self.numbers)
 
 
 ONE = Replicates()

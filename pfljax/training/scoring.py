@@ -96,7 +96,7 @@ def best_row(rows: list[dict]) -> dict:
 
 def summarize(experiment: Experiment, compiled: Compiled, history: History, lines: list, key: Key) -> dict:
     """The content of summary.json; `key` drew the rounds."""
-    rows, federation, algorithm = history.rows, experiment.federation, compiled.algorithm
+    rows, federation, algorithm = history.rows, experiment.federation, experiment.algorithm(compiled.plan)
     last_test = {"test": {k[: -len("_test")]: v[-1] for k, v in history.results.items() if k.endswith("_test")}}
     rounds = rows[-1]["round"]
     return {

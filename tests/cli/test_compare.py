@@ -52,15 +52,29 @@ def test_a_row_is_the_mean_over_its_cells(tmp_path):
     assert "unseen clients" in (tmp_path / "table.md").read_text()
 
 
-@pytest.mark.slow
-def test_tuning_takes_the_best_rate_on_the_first_seed(tmp_path):
-    flags = ["--algorithms=local", "--seeds=3", "--rounds=3", "--hidden=4", "--tune=0.000001,0.1"]
-    printed = call(compare.COMMAND, *flags, f"--out={tmp_path}")
-    assert "local: rate 0.1 of 1e-06 (" in printed
-    tried = files.read_json(tmp_path / "local" / "tuning" / "rate-0.1" / "config.json")["flags"]
-    assert (tried["validation_fraction"], tried["seed"], tried["learning_rate"]) == (0.25, 3, 0.1)
-    used = flags_of(tmp_path / "local", seed=3)
-    assert (used["validation_fraction"], used["learning_rate"]) == (0.0, 0.1)
+def test_tuning_takes_the_best_point_and_keeps_the_scores(tmp_path):
+    flags = ["--algorithms=fedprox", "--seeds=3,4", "--rounds=3", "--hidden=4", "--optimizer=sgd", f"--out={tmp_path}"]
+    tuning = ["--tune=0.000001,0.3", "--tune_knobs", "--replicate=vmap"]
+    printed = call(compare.COMMAND, *flags, *tuning)
+    grid = METHODS["fedprox"].__dataclass_fields__["mu"].metadata["grid"]
+    kept = files.read_json(tmp_path / "fedprox" / "tuning.json")
+    assert len(kept["scores"]) == 2 * len(grid) and kept["settings"]["--validation_fraction"] == 0.25
+    best = kept["grid"][int(np.argmax(kept["scores"]))]
+    assert best["learning_rate"] == 0.3
+    used = flags_of(tmp_path / "fedprox", seed=4)
+    assert (used["validation_fraction"], used["learning_rate"]) == (0.0, 0.3)
+    assert used["fedprox.mu"] == best["knobs"]["mu"]
+    (row,) = rows_of(tmp_path)
+    assert (
+        row["tuned"] == f"rate 0.3, mu {best['knobs']['mu']:g}" and row["tuned"] in (tmp_path / "table.md").read_text()
+    )
+    # Neither scores nor cells are made again, and scores of another grid are not taken.
+    assert "tuning, " in printed and "tuning, " not in call(compare.COMMAND, *flags, *tuning)
+    line = one_line(call(compare.COMMAND, *flags, "--tune=0.3,0.5", code=2))
+    assert line.startswith("--out=") and "tuning.json has scores of other settings" in line
+    # A knob on the command line is not tuned.
+    printed = call(compare.COMMAND, *flags, *tuning, "--fedprox.mu=1", f"--out={tmp_path / 'given'}")
+    assert len(files.read_json(tmp_path / "given" / "fedprox" / "tuning.json")["scores"]) == 2
 
 
 def test_a_method_that_diverges_leaves_the_others_their_table(tmp_path):

@@ -124,6 +124,12 @@ def test_knobs_of_other_methods_are_mistakes():
         settings.check_knobs(["local"])
 
 
+def test_tune_needs_no_value():
+    for words in (["--tune"], ["--tune", "--rounds=3"], ["--rounds=3", "-tune"]):
+        assert of(*words, define=compare.define).numbers("tune", float) == [0.01, 0.03, 0.1, 0.3, 1, 3]
+    assert of("--tune", "0.5", define=compare.define).numbers("tune", float) == [0.5]
+
+
 def test_numbers_of_a_list():
     settings = of("--tune=0.1,1", "--seeds=0,1", define=compare.define)
     assert settings.numbers("tune", float) == [0.1, 1.0] and settings.numbers("seeds", int, least=0) == [0, 1]

@@ -39,7 +39,7 @@ def fit(solver, params, k=0, key=0, **options):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"optimizer": 0.1}, "optimizer=0.1: accepted: an optax"),
+        ({"optimizer": 0.1}, "optimizer=0.1: accepted: a function of the learning rate"),
         ({"batch_size": -1}, "batch_size=-1: accepted: 0 or more"),
         ({"batch_size": 2.5}, "batch_size=2.5"),
         ({"epochs": 0}, "epochs=0: accepted: 1 or more"),

@@ -1,0 +1,172 @@
+"""Tuning: the learning rate and the knobs under which a method does best on validation examples."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from pfljax.api.run import Run, padded_alike, start
+from pfljax.core.errors import ArgumentError, OutOfMemory, RunError
+from pfljax.data import Federation
+from pfljax.local.training import LocalTraining
+from pfljax.training.loop import Schedule
+
+T = TypeVar("T")
+
+
+class Point(NamedTuple):
+    """A point of a grid.
+
+    Attributes:
+        learning_rate: Of local training; None: the one that is there.
+        knobs: Values of the method's knobs, by name.
+    """
+
+    learning_rate: float | None = None
+    knobs: Mapping[str, Any] = {}
+
+    def __str__(self) -> str:
+        rate = {} if self.learning_rate is None else {"rate": self.learning_rate}
+        values = {name: f"{v:g}" if isinstance(v, float) else str(v) for name, v in (rate | dict(self.knobs)).items()}
+        return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """What a grid search has found.
+
+    Attributes:
+        points: The grid.
+        scores: The mean over the runs of each point: validation accuracy, or for regression the negative validation
+            loss, after the last round. NaN where a run diverged.
+    """
+
+    points: list[Point]
+    scores: list[float]
+
+    @property
+    def best(self) -> Point:
+        """The point of the best score; the first one among equals."""
+        return self.points[int(np.nanargmax(self.scores))]
+
+    @property
+    def at_edge(self) -> list[str]:
+        """The numbers of the best point that are the least or the largest of the grid, though it has three or more."""
+        rows = [{"learning_rate": point.learning_rate, **point.knobs} for point in self.points]
+        best = {"learning_rate": self.best.learning_rate, **self.best.knobs}
+        values = {name: sorted({row[name] for row in rows}) for name, value in best.items() if is_number(value)}
+        return [name for name, seen in values.items() if len(seen) > 2 and best[name] in (seen[0], seen[-1])]
+
+
+def is_number(value: Any) -> bool:
+    """Whether a knob's value is a number; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def grid(rates: Sequence[float] = (), knobs: Mapping[str, Sequence[Any]] | None = None) -> list[Point]:
+    """All combinations of learning rates and values of knobs."""
+    names, values = list(knobs or {}), list((knobs or {}).values())
+    return [
+        Point(rate, dict(zip(names, chosen, strict=True)))
+        for rate in (rates or [None])
+        for chosen in itertools.product(*values)
+    ]
+
+
+def search(points: Sequence[Point], trials: Sequence[T], make: Callable[[Point, T], Run], rounds: int) -> Tuning:
+    """Scores every point by runs of all trials; runs that differ in numbers only share a kernel.
+
+    Args:
+        points: The grid.
+        trials: What a point is scored on, such as seeds.
+        make: (point, trial) -> a run whose clients have validation examples.
+        rounds: Number of rounds.
+
+    Raises:
+        RunError: if a run diverges at every point.
+    """
+    runs = [make(point, trial) for point in points for trial in trials]
+    scores = np.full(len(runs), np.nan)
+    groups: list[list[int]] = []
+    for number, run in enumerate(runs):
+        same = (group for group in groups if runs[group[0]].experiment.structure == run.experiment.structure)
+        together = next(same, None) if run.experiment.client_store == "device" else None
+        groups.append([number]) if together is None else together.append(number)
+    for group in groups:
+        scores[group] = final_scores([runs[number] for number in group], rounds)
+    means = scores.reshape(len(points), len(trials)).mean(axis=1)
+    if np.isnan(means).all():
+        raise RunError(f"tuning: {runs[0].experiment.name} diverges at every point of the grid")
+    return Tuning(list(points), means.tolist())
+
+
+def final_scores(runs: Sequence[Run], rounds: int) -> list[float]:
+    """The validation score of each of several runs after the last round, NaN for one that diverged."""
+    try:
+        trainer = start(padded_alike(runs), None, keep_going=True)
+        if not trainer.play(rounds, Schedule(rounds, rounds)):
+            return [np.nan] * len(runs)
+    except OutOfMemory:
+        if len(runs) == 1:
+            raise
+        half = len(runs) // 2
+        return final_scores(runs[:half], rounds) + final_scores(runs[half:], rounds)
+    rows = [history.rows[-1] for history in trainer.histories]
+    if "validation_loss" not in rows[0]:
+        raise ArgumentError("clients", "have no validation examples to tune on; accepted: validation_fraction above 0")
+    scores = [row.get("validation_accuracy", -row["validation_loss"]) for row in rows]
+    return [np.nan if number in trainer.diverged else score for number, score in enumerate(scores)]
+
+
+def tune(
+    method: Any,
+    clients: Federation | Callable[[int], Federation],
+    model: Any,
+    local: LocalTraining | None = None,
+    *,
+    rounds: int,
+    rates: Sequence[float] = (),
+    knobs: Mapping[str, Sequence[Any]] | None = None,
+    seeds: Sequence[int] = (0,),
+    **options: Any,
+) -> Tuning:
+    """Finds the learning rate and the knobs under which a method does best on the clients' validation examples.
+
+    All grid points with all seeds share one kernel, as far as they differ in numbers only.
+
+    Args:
+        method: A method with its other knobs.
+        clients: As in `compare`, with validation examples.
+        model: As in `Run`.
+        local: As in `Run`; with `rates`, its optimizer is a function of the learning rate.
+        rounds: Number of rounds.
+        rates: Learning rates.
+        knobs: Values by knob.
+        seeds: As in `compare`; a score is the mean over them.
+        options: Further arguments of `Run`.
+
+    Returns:
+        The scores; `tuning.best` is the best point.
+
+    Raises:
+        ArgumentError: for a knob that the method has not.
+        RunError: if a run diverges at every point.
+    """
+    known = [field.name for field in dataclasses.fields(method)]
+    for name, values in (knobs or {}).items():
+        if name not in known or not values:
+            raise ArgumentError("knobs", f"accepted: values by knob, of {', '.join(known)}", name)
+    of_seed = {seed: clients if isinstance(clients, Federation) else clients(seed) for seed in seeds}
+
+    def make(point: Point, seed: int) -> Run:
+        how = local or LocalTraining()
+        if point.learning_rate is not None:
+            how = dataclasses.replace(how, learning_rate=point.learning_rate)
+        tried = dataclasses.replace(method, **point.knobs)
+        return Run(tried, of_seed[seed], model, how, seed=seed, **options)
+
+    return search(grid(rates, knobs), list(seeds), make, rounds)

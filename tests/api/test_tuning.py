@@ -1,0 +1,137 @@
+"""Grid search: runs of several rates and knobs in one kernel, and the point that is chosen."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import pfljax as pfl
+from pfljax.api import Point, grid, search
+from pfljax.api.tuning import final_scores
+from pfljax.core.errors import OutOfMemory
+from pfljax.training import loop
+
+MODEL = pfl.models.MLP(hidden=(4,))
+LOCAL = pfl.LocalTraining(optax.sgd, 0.1, batch_size=4)
+
+
+def clients(seed=0, groups=2):
+    partition = pfl.partitions.LabelGroups(groups=groups)
+    splits = {"train_examples": 12, "validation_fraction": 0.25}
+    return pfl.data.digits(num_clients=4, partition=partition, seed=seed, **splits)
+
+
+FEDERATIONS = [clients(0), clients(1)]
+
+
+def run_of(point, seed, method=None):
+    local = pfl.LocalTraining(optax.sgd, point.learning_rate or 0.1, batch_size=4)
+    return pfl.Run((method or pfl.FedProx)(**point.knobs), FEDERATIONS[seed], MODEL, local, seed=seed)
+
+
+def vector(models):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(models)])
+
+
+def test_rates_and_knobs_in_one_kernel_are_those_of_single_runs():
+    points = grid([0.03, 0.3], {"mu": [0.0, 2.0]})
+    assert [str(point) for point in points[:2]] == ["rate 0.03, mu 0", "rate 0.03, mu 2"]
+    cases = [(points[0], 0), (points[3], 0), (points[3], 1)]
+    together = pfl.train_replicates([run_of(*case) for case in cases], 3)
+    found = [vector(result.state.models) for result in together]
+    for case, models, result in zip(cases, found, together, strict=True):
+        alone = run_of(*case).train(3, progress=False)
+        np.testing.assert_allclose(models, vector(alone.state.models), atol=2e-4)
+        assert result.loss == pytest.approx(alone.loss, abs=2e-4)
+    assert len({models.tobytes() for models in found}) == len(cases)  # every number is read
+
+
+def test_a_score_is_the_mean_over_seeds_and_the_best_is_taken():
+    points = grid([1e-6, 0.3])
+    tuning = search(points, [0, 1], run_of, 4)
+    alone = [run_of(points[1], seed).train(4, progress=False).history[-1]["validation_accuracy"] for seed in (0, 1)]
+    assert tuning.scores[1] == pytest.approx(np.mean(alone)) and alone[0] != alone[1]
+    assert tuning.best == points[1] and tuning.scores[1] > tuning.scores[0]
+
+
+def test_a_point_that_diverges_is_out_and_leaves_the_others_as_they_are():
+    rates = [0.1, 1e20]
+    tuning = search(grid(rates), [0], run_of, 3)
+    assert np.isnan(tuning.scores).tolist() == [False, True] and tuning.best.learning_rate == 0.1
+    assert tuning.scores[0] == search(grid([0.1]), [0], run_of, 3).scores[0]
+    with pytest.raises(pfl.RunError, match="fedprox diverges at every point of the grid"):
+        search(grid([1e20]), [0], run_of, 3)
+
+
+def test_what_is_no_number_gets_a_kernel_of_its_own(monkeypatch):
+    """IFCA's number of clusters decides shapes."""
+    sizes = []
+
+    def start(runs, *args, **options):
+        sizes.append(len(runs))
+        return begin(runs, *args, **options)
+
+    begin = pfl.api.tuning.start
+    monkeypatch.setattr(pfl.api.tuning, "start", start)
+    tuning = pfl.tune(pfl.IFCA(), FEDERATIONS[0], MODEL, LOCAL, rounds=1, rates=[0.1, 0.2], knobs={"clusters": [1, 2]})
+    assert sizes == [2, 2] and len(tuning.scores) == 4
+
+
+def test_what_does_not_fit_together_is_scored_in_parts(monkeypatch):
+    compile_to_fit = loop.compile_to_fit
+
+    def limited(experiment, clients, length, replicates):
+        if replicates.num > 2:
+            raise OutOfMemory("out of memory")
+        return compile_to_fit(experiment, clients, length, replicates)
+
+    whole = final_scores([run_of(Point(rate), 0) for rate in (0.01, 0.1, 1.0)], 2)
+    monkeypatch.setattr(loop, "compile_to_fit", limited)
+    assert final_scores([run_of(Point(rate), 0) for rate in (0.01, 0.1, 1.0)], 2) == pytest.approx(whole)
+
+
+def test_numbers_at_the_edge_of_the_grid_are_named():
+    points = grid([0.1, 0.2, 0.4], {"strength": [1.0, 2.0, 3.0], "linkage": ["single", "complete"]})
+    at = points.index(Point(0.4, {"strength": 2.0, "linkage": "single"}))
+    tuning = pfl.Tuning(points, [float(number == at) for number in range(len(points))])
+    assert tuning.at_edge == ["learning_rate"]
+
+
+def test_runs_that_differ_in_more_than_numbers_are_refused():
+    with pytest.raises(pfl.ArgumentError, match="accepted in one kernel: one method"):
+        pfl.train_replicates([run_of(Point(), 0), run_of(Point(), 0, pfl.FedAvg)], 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: pfl.LocalTraining(optax.sgd, 0.0), "learning_rate=0.0: accepted: above 0"),
+        (lambda: pfl.LocalTraining(optax.sgd(0.1), 0.1), "learning_rate=0.1: accepted where `optimizer` is a function"),
+        (lambda: pfl.LocalTraining("sgd"), "optimizer=sgd: accepted: a function of the learning rate"),
+        (
+            lambda: pfl.tune(pfl.FedProx(), clients(), MODEL, rounds=1, knobs={"lambda": [1]}),
+            "knobs=lambda: accepted: values",
+        ),
+    ],
+)
+def test_mistakes_are_named(make, words):
+    with pytest.raises(pfl.ArgumentError) as error:
+        make()
+    assert str(error.value).startswith(words)
+
+
+def test_clients_without_validation_examples_are_refused():
+    federation = pfl.data.digits(num_clients=4, train_examples=8)
+    with pytest.raises(pfl.ArgumentError, match="no validation examples to tune on"):
+        pfl.tune(pfl.FedAvg(), federation, MODEL, LOCAL, rounds=1, rates=[0.1, 0.2])
+
+
+def test_the_rate_is_read():
+    """One step of SGD from the same model goes ten times as far at ten times the rate."""
+    start, *moved = (
+        vector(pfl.Run(pfl.Local(), FEDERATIONS[0], MODEL, pfl.LocalTraining(optax.sgd, rate)).train(1).state.models)
+        for rate in (1e-9, 1e-3, 1e-2)
+    )
+    near, far = (models - start for models in moved)
+    np.testing.assert_allclose(far, 10 * near, atol=1e-5)
+    assert np.abs(near).max() > 1e-5
