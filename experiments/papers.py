@@ -157,7 +157,7 @@ class Study:
 
     def settings_of(self, row: Row, values: Mapping[str, Any] | None = None) -> Settings:
         """The preset's settings for a row's method, the row's own, and `values`."""
-        return self.paper.settings_of(self.settings, row.method).replace({**row.flags, **(values or {})})
+        return self.paper.settings_of(self.settings, row.method).pinned(**{**row.flags, **(values or {})})
 
     def accuracies(self, row: Row, out: Path, values: Mapping[str, Any] | None = None) -> dict:
         """A row's runs in all trials under its settings and `values`: accuracy, and what else a table shows."""
@@ -172,6 +172,7 @@ class Study:
             "std_over_clients": float(np.mean([summary["last"]["accuracy_std"] for summary in summaries])),
             "earth_movers_distance": summaries[0]["earth_movers_distance"],
             "learning_rate": sweep.rate_of(out / self.trials[0].folder),
+            "tuned": str(sweep.chosen(out)),
             "parameters": summaries[0]["parameters"],
             "epsilon": [ledger.get("epsilon") for ledger in privacy],
             "unaccounted": privacy[0].get("unaccounted"),
@@ -183,12 +184,15 @@ class Study:
 
     def write_table(self, title: str, rows: Sequence[Row], columns: Sequence[Column]) -> None:
         """Runs all cells of a table and writes it, the paper's values beside ours."""
-        entries, body, distances = [], [], {}
+        entries, body, distances, tuned = [], [], {}, []
         for number, row in enumerate(rows, 1):
-            entry, line = {"algorithm": row.title}, [row.title]
+            entry: dict[str, Any] = {"algorithm": row.title}
+            line = [row.title]
             for column in columns:
                 cell = self.accuracies(row, self.out / column.folder / row.folder, column.flags)
                 distances[column.title] = cell["earth_movers_distance"]
+                if cell["tuned"]:
+                    tuned.append(f"{row.title}, {column.title}: {cell['tuned']}")
                 paper = as_pair(column.paper.by_row.get(row.title))
                 entry[column.folder] = cell | {"paper": None if paper is None else [v and v / 100 for v in paper]}
                 line += [self.shown(cell), "-" if paper is None else percent(*paper)]
@@ -200,7 +204,7 @@ class Study:
             distance = distances[column.title]
             heads += [column.title + ("" if distance is None else f" (EMD {distance:.2f})"), column.paper.head]
         sweep.write_table(title, heads, body, entries, self.out)
-        self.print_differences(rows[0], entries[0][columns[0].folder])
+        self.print_differences(rows[0], entries[0][columns[0].folder], tuned)
 
     def write_figure(self, name: str, panels: Mapping[str, tuple[str, list]]) -> None:
         """Draws accuracy against knobs and writes the points.
@@ -227,12 +231,19 @@ class Study:
         sweep.write_table(title, ["knob", "method", "value", "test accuracy, %"], body, points, self.out, name)
         self.print_differences(Row(self.methods[0], self.methods[0], {}), points[0])
 
-    def print_differences(self, row: Row, cell: dict) -> None:
-        """In which ways this differs from the paper: printed, and below the table in table.md."""
-        own, name = self.settings_of(row), self.paper.name(self.settings)
+    def print_differences(self, row: Row, cell: dict, tuned: Sequence[str] = ()) -> None:
+        """In which ways this differs from the paper: printed, and below the table in table.md.
+
+        Args:
+            row: One of the table's.
+            cell: One of its cells.
+            tuned: What was chosen for each cell.
+        """
+        own, name = self.settings_of(row).of_method(row.method), self.paper.name(self.settings)
         sizes = f"at most {own.train_examples} examples a client" if own.train_examples else "all examples"
         here = f"{own.dataset}, {sizes}, --model={own.model} of {cell['parameters']:,} parameters"
-        here += f", {own.rounds} rounds, {own.optimizer} at rate {own.learning_rate:g}"
+        rate = f"rates tuned among {', '.join(own.tune)}" if own.tune else f"rate {own.learning_rate:g}"
+        here += f", {own.rounds} rounds, {own.optimizer} at {rate}"
         here += f", batches of {own.batch_size}" if own.batch_size else ", full batches"
         end = "Initial models, batches and splits are our own."
         if name == "digits":
@@ -240,6 +251,7 @@ class Study:
         elif name is None:
             end = "It has no values for this data set."
         said = f"Here: {here}. The paper: {self.paper.said}. {end}"
+        said += f"\n\nTuned: {'; '.join(tuned)}." if tuned else ""
         print(said)
         table = self.out / "table.md"
         files.write_text(table, f"{table.read_text()}\n{said}\n")

@@ -1,7 +1,8 @@
 """pFedMB's Table 2: two classes a client, and Dirichlet shares of each class, 15 clients and 50.
 
     python -m experiments.pfedmb.table2
-    python -m experiments.pfedmb.table2 --data_file=CIFAR10.npz --seeds=0,1,2
+    python -m experiments.pfedmb.table2 --tune --tune_knobs
+    python -m experiments.pfedmb.table2 --data_file=CIFAR10.npz
 
 Of 50 clients a fifth takes part in a round. The paper does not say its Dirichlet concentration; 0.5 is that of the
 studies which it follows. Every method is tuned for five epochs before it is scored.
@@ -23,7 +24,7 @@ PARTITIONS = {"pathological": "two classes", "dirichlet": "Dirichlet"}
 
 def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
-    paper.define(registry, METHODS, ["0"], "runs/pfedmb-table2")
+    paper.define(registry, METHODS, ["0", "1", "2"], "runs/pfedmb-table2")
     Group(RUNS, registry).several(
         "clients", ["15", "50"], "numbers of clients, for both partitions; of more than 15 a fifth is in a round"
     )

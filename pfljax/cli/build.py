@@ -213,6 +213,7 @@ def build_execution(settings: Settings) -> Execution:
 def build_run(settings: Settings, name: str, clients: Clients, trial: Trial) -> api.Run:
     """Everything about one run, checked."""
     federation, unseen = clients
+    settings = settings.of_method(name)
     if settings.client_store == "host" and jax.process_count() > 1:
         raise FlagError("--client_store=host: accepted with one process; several share the clients on their devices")
     if settings.client_store == "host" and unseen is not None:
@@ -238,7 +239,11 @@ def config(settings: Settings, name: str, trial: Trial) -> dict:
     """
     values = {**settings.values, "algorithm": name, "seed": trial.seed, "split": trial.split}
     same = [flag for flag, heading in settings.headings.items() if heading in (WHAT, DATA, name)]
-    same = [flag for flag in same if flag not in ("algorithms", "rounds")] + ["algorithm", "seed", "split"]
+    same = [flag for flag in same if flag not in ("algorithms", "rounds", "learning_rates")] + [
+        "algorithm",
+        "seed",
+        "split",
+    ]
     if settings.lr_schedule == "multistep":
         same.append("rounds")  # by which the rates fall
     return {

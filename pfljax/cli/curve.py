@@ -48,7 +48,7 @@ def best_fedavg(settings: Settings, clients: build.Clients, out: Path) -> api.Re
     for rate in (settings.learning_rate, settings.learning_rate / 10):
         folder = out / f"fedavg-{rate:g}"
         trial = build.Trial(settings.seed, settings.split)
-        run = build.build_run(settings.replace(learning_rate=rate), "fedavg", (clients[0], None), trial)
+        run = build.build_run(settings.pinned(learning_rate=rate), "fedavg", (clients[0], None), trial)
         every = {"eval_every": settings.eval_every, "checkpoint_every": settings.checkpoint_every}
         results.append(run.train(settings.rounds, out=folder, resume=folder.exists(), progress=False, **every))
     return min(results, key=lambda result: result.summary["last"]["train_loss"])

@@ -148,6 +148,7 @@ def define_training(registry: flags.FlagValues, rounds: int = 150) -> None:
     add.whole("batch_size", 0, "examples per mini-batch B; 0 is all of a client's data", least=0)
     add.choice("optimizer", "adam", OPTIMIZERS, "optimizer of the clients, and of FedeRiCo's model owners")
     add.real("learning_rate", 0.01, "learning rate; above 0")
+    add.several("learning_rates", [], "METHOD:RATE, of methods that have another one; not read with --learning_rate")
     add.real("momentum", 0.0, "momentum of sgd; at least 0, below 1")
     add.real("weight_decay", 0.0, "multiple of the parameters that is added to their gradient")
     add.choice(

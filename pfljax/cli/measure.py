@@ -108,17 +108,19 @@ def build_experiment(settings: Settings, cell: Cell) -> Experiment:
     plan = cell.make_plan(settings.exchange)
     shapes = shapes_of(settings, cell, plan)
     model = build.build_model(settings, shapes)
+    local = build.build_local(settings.of_method(cell.algorithm))
     return timing.build(
         build.build_method(settings, cell.algorithm),
         shapes,
         model,
-        build.build_local(settings).bind(model),
+        local.bind(model),
         plan,
         cell.clients_per_round,
         client_store=settings.client_store,
         common_init=settings.common_init,
         keep_optimizer=settings.keep_optimizer,
         n_min=settings.train_examples,
+        learning_rate=local.learning_rate,
     )
 
 

@@ -83,7 +83,26 @@ class Settings:
         if not path.exists():
             return self
         registry = read(self.define, [f"--flagfile={path}"])
-        return self.replace({name: registry[name].value for name in registry if registry[name].present} | self._given())
+        values = {name: registry[name].value for name in registry if registry[name].present}
+        if "learning_rate" in values:  # a later preset's rate is for all methods, unless it says otherwise
+            values.setdefault("learning_rates", [])
+        return self.replace(values | self._given())
+
+    def of_method(self, name: str) -> Settings:
+        """The settings with the method's own learning rate, if --learning_rates names it.
+
+        Raises:
+            FlagError: for anything but pairs of a method and its rate.
+        """
+        pairs = [pair.partition(":") for pair in self.learning_rates]
+        try:
+            rates = {method: float(rate) for method, _, rate in pairs}
+        except ValueError:
+            rates = {"": 0.0}
+        if not all(rate > 0 and method in METHODS for method, rate in rates.items()):
+            raise self.error("learning_rates", "accepted: pairs such as fedavg:0.1, of a method and a rate above 0")
+        own = {} if self.present("learning_rate") else {"learning_rate": rates.get(name, self.learning_rate)}
+        return self.replace(own, learning_rates=[])
 
     def with_defaults(self, methods: Iterable[str]) -> Settings:
         """The settings with the defaults of the data set, its partition and the run's methods.

@@ -126,7 +126,7 @@ def grid_of(settings: Settings, name: str) -> list[Point]:
 def at_point(settings: Settings, name: str, point: Point) -> Settings:
     """The settings with a method's learning rate and knobs of a grid point."""
     rate = {} if point.learning_rate is None else {"learning_rate": point.learning_rate}
-    return settings.replace(rate | {f"{name}.{knob}": value for knob, value in point.knobs.items()})
+    return settings.pinned(**rate, **{f"{name}.{knob}": value for knob, value in point.knobs.items()})
 
 
 def tune(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> Point:

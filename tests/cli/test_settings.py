@@ -130,6 +130,25 @@ def test_tune_needs_no_value():
     assert of("--tune", "0.5", define=compare.define).numbers("tune", float) == [0.5]
 
 
+def test_a_method_has_the_rate_that_is_given_for_it():
+    words = ["--learning_rates=fedavg:0.5,local:2"]
+    rate = lambda settings, name: settings.of_method(name).learning_rate
+    settings = of(*words)
+    assert [rate(settings, name) for name in ("fedavg", "local", "ditto")] == [0.5, 2.0, 0.01]
+    assert rate(of(*words, "--learning_rate=0.3"), "fedavg") == 0.3  # of the command line, for all
+    for wrong in ("fedavg", "fedavg:x", "fedavg:0", "fedavk:1"):
+        with pytest.raises(FlagError, match=f"^--learning_rates={wrong}: accepted: pairs such as fedavg:0.1"):
+            of(f"--learning_rates={wrong}").of_method("local")
+
+
+def test_a_later_preset_has_one_rate_for_all(tmp_path):
+    (tmp_path / "first.flags").write_text("--learning_rates=fedavg:0.5")
+    (tmp_path / "second.flags").write_text("--learning_rate=0.2")
+    settings = of().with_preset(tmp_path / "first.flags")
+    assert settings.of_method("fedavg").learning_rate == 0.5
+    assert settings.with_preset(tmp_path / "second.flags").of_method("fedavg").learning_rate == 0.2
+
+
 def test_numbers_of_a_list():
     settings = of("--tune=0.1,1", "--seeds=0,1", define=compare.define)
     assert settings.numbers("tune", float) == [0.1, 1.0] and settings.numbers("seeds", int, least=0) == [0, 1]
