@@ -16,6 +16,7 @@ from pfljax.local.training import LocalTraining
 from pfljax.training.loop import Schedule
 
 T = TypeVar("T")
+DIVERGED = (np.nan, np.nan)
 
 
 class Point(NamedTuple):
@@ -41,17 +42,20 @@ class Tuning:
 
     Attributes:
         points: The grid.
-        scores: The mean over the runs of each point: validation accuracy, or for regression the negative validation
-            loss, after the last round. NaN where a run diverged.
+        scores: Validation accuracy after the last round, a mean over the runs of each point; for regression the
+            negative validation loss. NaN where a run diverged.
+        losses: The validation losses, which decide among equal scores.
     """
 
     points: list[Point]
     scores: list[float]
+    losses: list[float]
 
     @property
     def best(self) -> Point:
-        """The point of the best score; the first one among equals."""
-        return self.points[int(np.nanargmax(self.scores))]
+        """The point of the best score."""
+        found = [number for number, score in enumerate(self.scores) if not np.isnan(score)]
+        return self.points[max(found, key=lambda number: (self.scores[number], -self.losses[number]))]
 
     @property
     def at_edge(self) -> list[str]:
@@ -90,7 +94,7 @@ def search(points: Sequence[Point], trials: Sequence[T], make: Callable[[Point, 
         RunError: if a run diverges at every point.
     """
     runs = [make(point, trial) for point in points for trial in trials]
-    scores = np.full(len(runs), np.nan)
+    scores = np.full((len(runs), 2), np.nan)
     groups: list[list[int]] = []
     for number, run in enumerate(runs):
         same = (group for group in groups if runs[group[0]].experiment.structure == run.experiment.structure)
@@ -98,18 +102,18 @@ def search(points: Sequence[Point], trials: Sequence[T], make: Callable[[Point, 
         groups.append([number]) if together is None else together.append(number)
     for group in groups:
         scores[group] = final_scores([runs[number] for number in group], rounds)
-    means = scores.reshape(len(points), len(trials)).mean(axis=1)
+    means, losses = scores.reshape(len(points), len(trials), 2).mean(axis=1).T
     if np.isnan(means).all():
         raise RunError(f"tuning: {runs[0].experiment.name} diverges at every point of the grid")
-    return Tuning(list(points), means.tolist())
+    return Tuning(list(points), means.tolist(), losses.tolist())
 
 
-def final_scores(runs: Sequence[Run], rounds: int) -> list[float]:
-    """The validation score of each of several runs after the last round, NaN for one that diverged."""
+def final_scores(runs: Sequence[Run], rounds: int) -> list[tuple[float, float]]:
+    """(validation score, validation loss) of each of several runs after the last round, NaN for one that diverged."""
     try:
         trainer = start(padded_alike(runs), None, keep_going=True)
         if not trainer.play(rounds, Schedule(rounds, rounds)):
-            return [np.nan] * len(runs)
+            return [DIVERGED] * len(runs)
     except OutOfMemory:
         if len(runs) == 1:
             raise
@@ -118,8 +122,8 @@ def final_scores(runs: Sequence[Run], rounds: int) -> list[float]:
     rows = [history.rows[-1] for history in trainer.histories]
     if "validation_loss" not in rows[0]:
         raise ArgumentError("clients", "have no validation examples to tune on; accepted: validation_fraction above 0")
-    scores = [row.get("validation_accuracy", -row["validation_loss"]) for row in rows]
-    return [np.nan if number in trainer.diverged else score for number, score in enumerate(scores)]
+    scores = [(row.get("validation_accuracy", -row["validation_loss"]), row["validation_loss"]) for row in rows]
+    return [DIVERGED if number in trainer.diverged else score for number, score in enumerate(scores)]
 
 
 def tune(

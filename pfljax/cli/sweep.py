@@ -153,16 +153,17 @@ def tune(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> Poi
         before = files.read_json(path)
         if any(before.get(key) != value for key, value in same.items()):
             raise FlagError(f"--out={settings.out}: {path} has scores of other settings; name a new folder")
-        scores = [np.nan if score is None else score for score in before["scores"]]
-        tuning = api.Tuning(points, scores)
+        read = lambda key: [np.nan if value is None else value for value in before[key]]
+        tuning = api.Tuning(points, read("scores"), read("losses"))
     else:
         print(f"  {name}: tuning, {len(points)} points on {named(runs)}")
         make = lambda point, trial: build.build_run(
             at_point(tried, name, point), name, build.cached_clients(tried, trial.of_data), trial
         )
         tuning = api.search(points, runs, make, tried.rounds)
-        scores = [None if np.isnan(score) else score for score in tuning.scores]
-        files.write_json(path, same | {"scores": scores, "best": tuning.best._asdict()})
+        known = lambda values: [None if np.isnan(value) else value for value in values]
+        found = {"scores": known(tuning.scores), "losses": known(tuning.losses), "best": tuning.best._asdict()}
+        files.write_json(path, same | found)
     print(
         f"  {name}: {tuning.best} of " + "; ".join(f"{p} ({s:.4f})" for p, s in zip(points, tuning.scores, strict=True))
     )

@@ -87,14 +87,20 @@ def test_what_does_not_fit_together_is_scored_in_parts(monkeypatch):
 
     whole = final_scores([run_of(Point(rate), 0) for rate in (0.01, 0.1, 1.0)], 2)
     monkeypatch.setattr(loop, "compile_to_fit", limited)
-    assert final_scores([run_of(Point(rate), 0) for rate in (0.01, 0.1, 1.0)], 2) == pytest.approx(whole)
+    parts = final_scores([run_of(Point(rate), 0) for rate in (0.01, 0.1, 1.0)], 2)
+    np.testing.assert_allclose(parts, whole, atol=2e-4)
 
 
 def test_numbers_at_the_edge_of_the_grid_are_named():
     points = grid([0.1, 0.2, 0.4], {"strength": [1.0, 2.0, 3.0], "linkage": ["single", "complete"]})
     at = points.index(Point(0.4, {"strength": 2.0, "linkage": "single"}))
-    tuning = pfl.Tuning(points, [float(number == at) for number in range(len(points))])
-    assert tuning.at_edge == ["learning_rate"]
+    scores = [float(number == at) for number in range(len(points))]
+    assert pfl.Tuning(points, scores, [0.0] * len(points)).at_edge == ["learning_rate"]
+
+
+def test_the_validation_loss_decides_among_equal_scores():
+    points = grid([0.1, 0.2, 0.3, 0.4])
+    assert pfl.Tuning(points, [0.9, 0.9, 0.8, np.nan], [0.5, 0.4, 0.1, np.nan]).best == points[1]
 
 
 def test_runs_that_differ_in_more_than_numbers_are_refused():
