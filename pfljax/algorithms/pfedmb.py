@@ -7,7 +7,8 @@ Mori, Yoshiyama, Ryo, Teranishi, "Personalized federated learning with multi-bra
     l. 19: alpha^i takes E epochs of SGD on f_i(W, alpha) with W as received;                                  (Eq. 3)
     l. 20: W^i takes E epochs of SGD on f_i(W, alpha^i) with alpha^i as it is now;                             (Eq. 4)
     l. 10: W_{l,b} <- sum_i n_i alpha_{l,b}^i W_{l,b}^i / sum_j n_j alpha_{l,b}^j, or without alpha.      (Eq. 5 or 6)
-    Client i predicts with W and alpha^i.
+    Client i predicts with W and alpha^i. Fine-tuning before evaluation is lines 19 and 20 once more, for its epochs,
+    with what client i received and keeps: at equal alpha the mixed layers then move at about eta / B, as in a round.
 
 Departures from the paper: the mean is over the cohort (as l. 5-7 and 10 are read together). The paper does not say how
 alpha stays on the simplex: by a softmax of its logits, or by projecting every step (BUILD_NOTES.md compares them). A
@@ -27,7 +28,7 @@ import optax
 from pfljax.algorithms.common import branches
 from pfljax.core import tree
 from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm, Array, ClientOutput, Ledger, Predictor, Report, State
+from pfljax.core.types import Algorithm, Array, ClientContext, ClientOutput, Ledger, Predictor, Report, State
 from pfljax.local.problem import Problem
 
 OF_ALPHA = 1  # of a client's key for a round: the mini-batches of alpha
@@ -47,6 +48,7 @@ class PFedMB:
     def build(self, problem: Problem) -> Algorithm:
         model, num = problem.model, self.branches
         alpha_of, learn_alpha, raw_start = self._alpha(problem)
+        client_step = self._client_step(problem)
 
         def init(key, clients):
             shared = tree.stack_one(problem._replace(common_init=False).init_models(key, num))
@@ -54,17 +56,11 @@ class PFedMB:
             return State((), shared, (), {"raw": tree.repeat(raw_start[None], problem.num_clients), "optimizer": kept})
 
         def client_update(context, models, row, data):
-            key, shared = jax.random.fold_in(context.key, OF_ALPHA), tree.first(models)
-            raw = learn_alpha(key, row["raw"], shared, data.train, context.round)  # l. 19
-            alpha = alpha_of(raw)
-            loss = lambda own, x, y, key=None: problem.solver.loss(branches.mix(model, alpha, own), x, y, key)
-            trainer = problem._replace(solver=problem.solver._replace(loss=loss))
-            models, optimizer, losses = trainer.fit_models(context, models, row["optimizer"], data.train)  # l. 20
-            size = data.train.size.astype(jnp.float32)
+            trained, row, loss = client_step(context, models, row, data.train)
+            alpha, size = alpha_of(row["raw"]), data.train.size.astype(jnp.float32)
             weight = size * (alpha if self.averaging == "alpha" else jnp.ones_like(alpha))
-            upload = {"model": branches.scale(model, weight, tree.first(models)), "weight": weight}
-            row = {"raw": raw, "optimizer": optimizer}
-            return ClientOutput(row, tree.stack_one(upload), {"loss": losses[0]}, (size > 0)[None])
+            upload = {"model": branches.scale(model, weight, tree.first(trained)), "weight": weight}
+            return ClientOutput(row, tree.stack_one(upload), {"loss": loss}, (size > 0)[None])
 
         def server_update(key, state, aggregate):
             total, weight = (tree.first(aggregate.upload[name]) for name in ("model", "weight"))
@@ -72,15 +68,17 @@ class PFedMB:
             kept = branches.scale(model, (weight <= 0).astype(jnp.float32), tree.first(state.models))
             return state._replace(models=tree.stack_one(tree.add(mean, kept))), {}
 
-        def predictor(key, state, clients):
-            return Predictor.own(branches.mix(model, alpha_of(state.clients["raw"]), tree.first(state.models)))
+        def mixed(raw, state):
+            return Predictor.own(branches.mix(model, alpha_of(raw), tree.first(state.models)))
 
-        def adapt(key, state, clients):
-            def personal(key, shared, data):
+        def newcomers(key, state, clients):
+            """What newcomers learn of alpha, with the branches as they are."""
+
+            def learn(key, shared, data):
                 step = lambda n, raw: learn_alpha(jax.random.fold_in(key, n), raw, shared, data.train, n)
-                return branches.mix(model, alpha_of(jax.lax.fori_loop(0, problem.rounds, step, raw_start)), shared)
+                return jax.lax.fori_loop(0, problem.rounds, step, raw_start)
 
-            return Predictor.own(problem.personalize(key, state.models, clients, personal))
+            return problem.personalize(key, state.models, clients, learn)
 
         def weights_of_branches(state):
             weights = alpha_of(state.clients["raw"])
@@ -88,16 +86,56 @@ class PFedMB:
             return {"index": index, "weights": weights.mean(axis=1), "alpha": weights}
 
         scored = "each client's mixture of the branches"
-        return Algorithm(
+        algorithm = Algorithm(
             init=init,
             client_update=client_update,
             server_update=server_update,
-            predictor=predictor,
-            adapt=adapt,
+            predictor=lambda key, state, clients: mixed(state.clients["raw"], state),
+            adapt=lambda key, state, clients: mixed(newcomers(key, state, clients), state),
+            fine_tuned=lambda epochs: self._fine_tuned(problem, algorithm, newcomers, epochs),
             topology="shared",
             ledger=Ledger(gradients=1, passes=2),
             report=Report(scored=scored, collaboration=weights_of_branches, topology="shared"),
         )
+        return algorithm
+
+    def _fine_tuned(self, problem: Problem, algorithm: Algorithm, newcomers, epochs: int) -> Algorithm:
+        """The algorithm whose clients take a step of `epochs` epochs before they predict."""
+        solver = problem.solver._replace(epochs=epochs, steps=0)
+        step = self._client_step(problem._replace(solver=solver, keep_optimizer=False))
+        alpha_of, _, _ = self._alpha(problem)
+
+        def tuned(key, state, clients, raw):
+            def personal(key, shared, data):
+                data, raw = data
+                zero, row = jnp.int32(0), {"raw": raw[...], "optimizer": ()}
+                context = ClientContext(key, zero, zero, zero[None])
+                trained, row, _ = step(context, tree.stack_one(shared), row, data.train)
+                return branches.mix(problem.model, alpha_of(row["raw"]), tree.first(trained))
+
+            key = jax.random.fold_in(key, 1)
+            return Predictor.own(problem.personalize(key, state.models, (clients, raw), personal))
+
+        return dataclasses.replace(
+            algorithm,
+            predictor=lambda key, state, clients: tuned(key, state, clients, state.clients["raw"]),
+            adapt=lambda key, state, clients: tuned(key, state, clients, newcomers(key, state, clients)),
+        )
+
+    def _client_step(self, problem: Problem):
+        """A client's local training: alpha, then its branches; (their models (1, ...), row, loss)."""
+        alpha_of, learn_alpha, _ = self._alpha(problem)
+
+        def step(context, models, row, split):
+            key, shared = jax.random.fold_in(context.key, OF_ALPHA), tree.first(models)
+            raw = learn_alpha(key, row["raw"], shared, split, context.round)  # l. 19
+            mixed = lambda own: branches.mix(problem.model, alpha_of(raw), own)
+            loss = lambda own, x, y, key=None: problem.solver.loss(mixed(own), x, y, key)
+            trainer = problem._replace(solver=problem.solver._replace(loss=loss))
+            models, optimizer, losses = trainer.fit_models(context, models, row["optimizer"], split)  # l. 20
+            return models, {"raw": raw, "optimizer": optimizer}, losses[0]
+
+        return step
 
     def _alpha(self, problem: Problem):
         """alpha out of what is learned, its local SGD (Eq. 3), and its start."""

@@ -246,7 +246,9 @@ class Algorithm:
         sample: (key, state, clients) -> (S,) int32, the ids of the round's cohort, ascending and distinct; None:
             uniform without replacement.
         fine_tune: (key, predictor, clients) -> Predictor: what is done to a predictor before it is evaluated; None:
-            nothing.
+            nothing. The general fine-tuning sets it.
+        fine_tuned: Number of epochs, 1 or more -> the algorithm whose `predictor` and `adapt` fine-tune for so long in
+            the method's own way; None: the general fine-tuning, which trains whatever a client predicts with.
         exchanges: Number of times that a round repeats exchange and server update on the same download.
         report: Extra entries for plan, summary and pages.
         via_server: Whether peers' models lie on a server, so that a client's upload of its own model is traffic.
@@ -263,6 +265,7 @@ class Algorithm:
     adapt: Callable[[Key, State, ClientData], Predictor] = BY_DEFAULT
     sample: Callable[[Key, State, ClientData], Array] | None = None
     fine_tune: Callable[[Key, Predictor, ClientData], Predictor] | None = None
+    fine_tuned: Callable[[int], Algorithm] | None = None
     exchanges: int = 1
     report: Report = Report()
     via_server: bool = False

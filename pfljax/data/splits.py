@@ -81,12 +81,17 @@ def split_within_clients(assignment: Assignment, splits: Splits, seed: int) -> d
     num_clients = len(assignment.indices)
     ids = np.concatenate(assignment.indices)
     owner = np.repeat(np.arange(num_clients), [len(own) for own in assignment.indices])
-    ids = ids[np.lexsort((generator(seed, "split").random(len(ids)), owner))]  # shuffled within each client
-    if assignment.is_test is None:
+    lots, given = np.empty(len(ids)), assignment.is_test
+    # Where the parts are given, the order of either does not depend on the other.
+    parts = {"split": slice(None)} if given is None else {"split": ~given[ids], "split of the test part": given[ids]}
+    for purpose, part in parts.items():
+        lots[part] = generator(seed, purpose).random(lots[part].size)
+    ids = ids[np.lexsort((lots, owner))]  # shuffled within each client
+    if given is None:
         rank, size = _rank(owner, num_clients)
         test = rank < np.clip(np.rint(splits.test_fraction * size), 1, size - 1)[owner]
     else:
-        test = assignment.is_test[ids]
+        test = given[ids]
     rank, size = _rank(owner[~test], num_clients)
     without = int(((size == 0) | (np.bincount(owner[test], minlength=num_clients) == 0)).sum())
     if without:

@@ -2,18 +2,20 @@
 
 pFedMB's tables have it for all methods (Section 5.1). A client that predicts with one model trains a copy of it on the
 mean loss; one that predicts with several trains copies of all of them on the loss of its predictions, the weights of a
-mixture as they are; in a mixture of more than 16 models, the 16 of most weight.
+mixture as they are; in a mixture of more than 16 models, the 16 of most weight. A method may have its own fine-tuning
+(`Algorithm.fine_tuned`), which then takes the place of all this.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.core import tree
-from pfljax.core.types import Algorithm, Array, ClientData, ClientOutput, Predictor, PyTree
+from pfljax.core.types import Algorithm, Array, ClientData, ClientOutput, Key, Predictor, PyTree
 from pfljax.evaluation.metrics import losses, predict
 from pfljax.local.problem import Problem
 from pfljax.local.solver import Solver
@@ -24,16 +26,30 @@ MOST = 16
 def fine_tuned(problem: Problem, algorithm: Algorithm, epochs: int) -> Algorithm:
     """The algorithm, evaluated after `epochs` epochs of local training, of which its state knows nothing.
 
-    Fine-tuning starts with a fresh optimizer and at the rate of the first round, whatever the schedule. A method that
-    brings its own fine-tuning keeps it.
+    A method's own fine-tuning comes first. The general one starts with a fresh optimizer and at the rate of the first
+    round, whatever the schedule.
 
     Args:
         problem: What the algorithm was built for.
         algorithm: Any.
         epochs: Passes over each client's training data; 0 leaves the algorithm as it is.
     """
-    if not epochs or algorithm.fine_tune is not None:
+    if not epochs:
         return algorithm
+    general = dataclasses.replace(algorithm, fine_tune=in_general(problem, epochs))
+    tuned = algorithm.fine_tuned(epochs) if algorithm.fine_tuned else general
+    ledger, omitted = algorithm.ledger, "fine-tuning before evaluation"
+    unaccounted = f"{ledger.unaccounted}; {omitted}" if ledger.unaccounted else omitted
+    scored = f"{algorithm.report.scored}, tuned by each client on its training data"
+    return dataclasses.replace(
+        tuned,
+        report=dataclasses.replace(tuned.report, scored=scored),
+        ledger=dataclasses.replace(ledger, unaccounted=unaccounted),
+    )
+
+
+def in_general(problem: Problem, epochs: int) -> Callable[[Key, Predictor, ClientData], Predictor]:
+    """The general fine-tuning: (key, predictor, clients) -> Predictor."""
 
     def fine_tune(key, predictor: Predictor, clients: ClientData) -> Predictor:
         predictor = heaviest(predictor) if predictor.topology != "own" and predictor.apply is None else predictor
@@ -59,15 +75,7 @@ def fine_tuned(problem: Problem, algorithm: Algorithm, epochs: int) -> Algorithm
         index = jnp.arange(num_clients * num, dtype=jnp.int32).reshape(num_clients, num)
         return dataclasses.replace(predictor, models=models, index=index, topology="own")
 
-    ledger, omitted = algorithm.ledger, "fine-tuning before evaluation"
-    unaccounted = f"{ledger.unaccounted}; {omitted}" if ledger.unaccounted else omitted
-    scored = f"{algorithm.report.scored}, tuned by each client on its training data"
-    return dataclasses.replace(
-        algorithm,
-        fine_tune=fine_tune,
-        report=dataclasses.replace(algorithm.report, scored=scored),
-        ledger=dataclasses.replace(ledger, unaccounted=unaccounted),
-    )
+    return fine_tune
 
 
 def heaviest(predictor: Predictor) -> Predictor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -210,13 +210,17 @@ class Problem(NamedTuple):
         start = self.init_models(init_key, tree.num_rows(clients))
         return Predictor.own(self.train_alone(train_key, start, clients, own=True, rounds=self.rounds))
 
-    def personalize(
-        self, key: Key, start: Params, clients: ClientData, fn: Callable[[Key, Params, ClientData], Params]
-    ) -> Params:
-        """Every client makes a model of its own, fn(its key, model, shard), of the one model of a stack (1, ...).
+    def personalize(self, key: Key, start: Params, clients: PyTree, fn: Callable[[Key, Params, Any], PyTree]) -> PyTree:
+        """Every client makes something of its own, fn(its key, model, data), of the one model of a stack (1, ...).
+
+        Args:
+            key: Client k draws from fold_in(key, k).
+            start: The model.
+            clients: Stacked ClientData, or a tree with further rows of the clients: `data` is one row of it.
+            fn: What a client makes, such as a model.
 
         Returns:
-            The models, stacked (K, ...).
+            What the clients have made, stacked (K, ...).
         """
         index = jnp.zeros((tree.num_rows(clients), 1), jnp.int32)
 

@@ -67,10 +67,24 @@ def test_a_prediction_of_the_method_s_own(plan):
     assert (train[1]["loss"] < train[0]["loss"]).all()
 
 
-def test_a_method_s_own_fine_tuning_wins():
-    problem = toys.make_problem(toys.make_federation((2, 3)))
-    own = dataclasses.replace(averaging(problem), fine_tune=lambda key, predictor, clients: predictor)
-    assert fine_tuned(problem, own, 5) is own
+def test_a_method_s_own_fine_tuning_wins_and_is_told_the_epochs():
+    """This one moves the global model by the number of epochs."""
+    federation = toys.make_federation((2, 3))
+    problem, clients = toys.make_problem(federation), federation.client_data
+
+    def own(epochs):
+        moved = lambda state: jax.tree.map(lambda leaf: leaf + epochs, state.models)
+        return dataclasses.replace(base, predictor=lambda key, state, clients: Predictor.one(moved(state), 2))
+
+    base = averaging(problem)
+    algorithm = dataclasses.replace(base, fine_tuned=own)
+    state = algorithm.init(jax.random.key(0), clients)
+    after = fine_tuned(problem, algorithm, 3)
+    assert after.fine_tune is None and "tuned by each client" in after.report.scored
+    assert "fine-tuning" in after.ledger.unaccounted
+    found = after.predictor(jax.random.key(0), state, clients).models
+    toys.assert_trees_close(found, jax.tree.map(lambda leaf: leaf + 3, state.models))
+    assert fine_tuned(problem, algorithm, 0) is algorithm
 
 
 class Normalized(nn.Module):

@@ -1,5 +1,7 @@
 """pFedMB: Eq. 1 to 6 against NumPy, and what it is for."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from quadratics import RATE, SIZES, gradient, play, vectors
 
 from pfljax import models
 from pfljax.algorithms.common import branches
+from pfljax.evaluation.fine_tuning import fine_tuned
 
 B = 3
 
@@ -27,33 +30,36 @@ def nearest_on_simplex(point):
     return np.maximum(point - low, 0)
 
 
+def client_step(federation, k, shared, raw, simplex, rate, epochs):
+    """Alpha, then the branches, by hand: (what is learned of alpha, alpha, the client's branches)."""
+    alpha_of = softmax if simplex == "softmax" else lambda raw: raw
+    for _ in range(epochs):  # Eq. 3, W as received
+        alpha = alpha_of(raw)
+        slope = shared @ gradient(federation, k, alpha @ shared)
+        if simplex == "softmax":
+            raw = raw - rate * (np.diag(alpha) - np.outer(alpha, alpha)) @ slope
+        else:
+            raw = nearest_on_simplex(raw - rate * slope)
+    alpha, mine = alpha_of(raw), shared.copy()
+    for _ in range(epochs):  # Eq. 4, the new alpha fixed
+        mine = mine - RATE * np.outer(alpha, gradient(federation, k, alpha @ mine))
+    return raw, alpha, mine
+
+
 @pytest.mark.parametrize("averaging", ["alpha", "plain"])
 @pytest.mark.parametrize("simplex", ["softmax", "projection"])
 def test_rounds_by_hand(simplex, averaging):
     """A linear model: one layer, so that alpha (B,) mixes B vectors."""
     rate, epochs = 0.3, 2
     knobs = {"branches": B, "alpha_rate": rate, "simplex": simplex, "averaging": averaging}
-    federation, _, states, records, predictor = play("pfedmb", epochs=epochs, rounds=3, knobs=knobs)
+    federation, algorithm, states, records, predictor = play("pfedmb", epochs=epochs, rounds=3, knobs=knobs)
     own = lambda state: vectors(jax.tree.map(lambda leaf: leaf[0], state.models))
     shared, raw = own(states[0]), np.full((4, B), 0.0 if simplex == "softmax" else 1 / B)
     assert np.abs(np.diff(shared, axis=0)).max() > 0.1  # branches start apart
     for number in range(3):
-        trained, alphas = [], []
-        for k in range(4):
-            for _ in range(epochs):  # Eq. 3, W as received
-                alpha = softmax(raw[k]) if simplex == "softmax" else raw[k]
-                slope = shared @ gradient(federation, k, alpha @ shared)
-                if simplex == "softmax":
-                    raw[k] = raw[k] - rate * (np.diag(alpha) - np.outer(alpha, alpha)) @ slope
-                else:
-                    raw[k] = nearest_on_simplex(raw[k] - rate * slope)
-            alpha = softmax(raw[k]) if simplex == "softmax" else raw[k]
-            mine = shared.copy()
-            for _ in range(epochs):  # Eq. 4, the new alpha fixed
-                mine = mine - RATE * np.outer(alpha, gradient(federation, k, alpha @ mine))
-            trained.append(mine)
-            alphas.append(alpha)
-        trained, alphas, size = np.array(trained), np.array(alphas), np.array(SIZES)[:, None]
+        steps = [client_step(federation, k, shared, raw[k], simplex, rate, epochs) for k in range(4)]
+        raw, alphas, trained = (np.array(part) for part in zip(*steps, strict=True))
+        size = np.array(SIZES)[:, None]
         weight = size * (alphas if averaging == "alpha" else np.ones_like(alphas))  # Eq. 5 or 6
         total = weight.sum(axis=0)
         mean = (weight[..., None] * trained).sum(axis=0) / np.where(total > 0, total, 1)[:, None]
@@ -61,6 +67,37 @@ def test_rounds_by_hand(simplex, averaging):
         np.testing.assert_allclose(own(states[number + 1]), shared, rtol=2e-3, atol=2e-4)
     np.testing.assert_allclose(vectors(predictor.models), alphas @ shared, rtol=2e-3, atol=2e-4)
     assert records[0].down == 4 * 4 * B * 4 and records[0].up == 4 * (4 * B + B) * 4
+
+    problem = toys.make_problem(federation, optax.sgd(RATE), epochs=epochs)
+    tuned = fine_tuned(problem, algorithm, 3)
+    after = jax.jit(tuned.predictor)(jax.random.key(1), states[-1], federation.client_data)
+    for k in range(4):  # a client's step of 3 epochs, from where it stands
+        _, alpha, mine = client_step(federation, k, shared, raw[k], simplex, rate, 3)
+        np.testing.assert_allclose(vectors(after.models)[k], alpha @ mine, rtol=2e-3, atol=2e-4)
+
+
+def test_newcomers_are_fine_tuned_alike():
+    """A newcomer with the data of a client learns alpha for R rounds, and then takes the client's step."""
+    federation, algorithm, states, _, _ = play("pfedmb", rounds=2, knobs={"branches": B, "alpha_rate": 0.3})
+    problem, clients = toys.make_problem(federation, optax.sgd(RATE)), federation.client_data
+    after = jax.jit(fine_tuned(problem, algorithm, 2).adapt)(jax.random.key(1), states[-1], clients)
+    shared = vectors(jax.tree.map(lambda leaf: leaf[0], states[-1].models))
+    for k in range(4):
+        raw = np.full(B, 1 / B)
+        for _ in range(problem.rounds):
+            raw = client_step(federation, k, shared, raw, "projection", 0.3, 1)[0]
+        _, alpha, mine = client_step(federation, k, shared, raw, "projection", 0.3, 2)
+        np.testing.assert_allclose(vectors(after.models)[k], alpha @ mine, rtol=2e-3, atol=2e-4)
+
+
+def test_with_one_branch_its_fine_tuning_is_the_general_one():
+    federation, algorithm, states, _, before = play("pfedmb", knobs={"branches": 1})
+    problem, clients, key = toys.make_problem(federation, optax.sgd(RATE)), federation.client_data, jax.random.key(1)
+    own = fine_tuned(problem, algorithm, 3)
+    general = fine_tuned(problem, dataclasses.replace(algorithm, fine_tuned=None), 3)
+    assert own.fine_tune is None and own.report.scored == general.report.scored != algorithm.report.scored
+    after = jax.jit(own.predictor)(key, states[-1], clients), jax.jit(general.fine_tune)(key, before, clients)
+    toys.assert_trees_close(after[0].models, after[1].models, rtol=1e-4, atol=1e-5)
 
 
 def test_a_branch_without_weight_stays():

@@ -373,6 +373,27 @@ def test_synthetic_is_decided_by_the_seed_and_can_be_subsampled(mixture):
     np.testing.assert_array_equal(federation.test.size, 20)
 
 
+def test_synthetic_training_data_do_not_depend_on_the_number_of_test_examples():
+    few, many = (data.synthetic(5, test_examples=count, train_examples=20, validation_fraction=0.3) for count in (7, 9))
+    for part in ("train", "validation"):
+        for one, other in zip(getattr(few, part), getattr(many, part), strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert few.test.y.shape == (5, 7) and many.test.y.shape == (5, 9)
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_synthetic_parts_have_random_streams_of_their_own(monkeypatch, fraction):
+    one, more_tests = (sources.synthetic(5, test_examples=count, fraction=fraction) for count in (40, 90))
+    monkeypatch.setattr(builtin, "SYNTHETIC_TRAIN", (50, 60))
+    less_training = sources.synthetic(5, test_examples=40, fraction=fraction)
+    assert less_training.is_test.sum() == one.is_test.sum() == 200 * fraction < more_tests.is_test.sum()
+    assert (~less_training.is_test).sum() < (~one.is_test).sum()
+    for other, part in ((more_tests, False), (less_training, True)):
+        for field in ("x", "y", "client"):
+            found, expected = (getattr(source, field)[source.is_test == part] for source in (other, one))
+            np.testing.assert_array_equal(found, expected)
+
+
 @pytest.fixture
 def text(tmp_path):
     """Writes a text to a file and loads it: text(content, **load)."""

@@ -20,7 +20,9 @@ def tuned(name, epochs, federation, plan=None, rounds=2, **options):
     algorithm = toys.make_algorithm(name, problem)
     states, _ = toys.train(algorithm, problem, federation.client_data, rounds)
     before = jax.jit(algorithm.predictor)(jax.random.key(0), states[-1], federation.client_data)
-    fine_tune = fine_tuned(problem, algorithm, epochs).fine_tune
+    algorithm = fine_tuned(problem, algorithm, epochs)
+    own = lambda key, predictor, clients: algorithm.predictor(key, states[-1], clients)
+    fine_tune = algorithm.fine_tune or own
     return before, jax.jit(fine_tune)(jax.random.key(1), before, federation.client_data), problem
 
 

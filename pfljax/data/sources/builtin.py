@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pfljax.core.errors import ArgumentError
-from pfljax.data.sources.source import Source, dirichlet_draws, generator, subsample
+from pfljax.data.sources.source import Source, dirichlet_draws, generator, subsample, subsample_parts
 
 SINE_EXAMPLES = 20  # a client's examples of the sine curve, training and test part together
 SINE_NOISE = 0.1  # standard deviation of the noise on the sine curve
@@ -62,7 +62,9 @@ def synthetic(
 ) -> Source:
     """Two classes by the sign of a linear score, of which there are M: a mixture of M tasks (FedEM, Appendix I.1).
 
-    Each client has its own shares in the M components, and every example the class that its component gives it.
+    Each client has its own shares in the M components, and every example the class that its component gives it. Each
+    client's training and test examples come from random streams of their own, so that the size of one part leaves the
+    other as it is.
 
     Args:
         num_clients: K.
@@ -84,7 +86,8 @@ def synthetic(
     x = np.empty((sizes.sum(), SYNTHETIC_FEATURES), np.float32)
     y = np.empty(len(x), np.int32)
     ends = np.cumsum(sizes)
-    for part, (start, end) in enumerate(zip(ends - sizes.ravel(), ends, strict=True)):
+    streams = generator(seed, "examples").spawn(len(ends))
+    for part, (start, end, rng) in enumerate(zip(ends - sizes.ravel(), ends, streams, strict=True)):
         count = rng.multinomial(end - start, share[part // 2])
         component = rng.permutation(np.repeat(np.arange(components), count))
         block = x[start:end]  # drawn where it stays: at full size there is a gigabyte of examples
@@ -95,5 +98,5 @@ def synthetic(
         y[start:end] = score + SYNTHETIC_NOISE * rng.standard_normal(len(score)) > 0
     client = np.repeat(np.arange(num_clients), sizes.sum(axis=1))
     is_test = np.repeat(np.arange(sizes.size) % 2 == 1, sizes.ravel())
-    rows = subsample(rng, len(y), fraction)
+    rows = subsample_parts(seed, is_test, fraction)
     return Source(x[rows], y[rows], client[rows], is_test[rows], 2, "classification", "synthetic", share.argmax(axis=1))

@@ -65,6 +65,14 @@ def subsample(rng: np.random.Generator, n: int, fraction: float) -> np.ndarray |
     return np.sort(rng.choice(n, size, replace=False)) if size < n else slice(None)
 
 
+def subsample_parts(seed: int, is_test: np.ndarray, fraction: float) -> np.ndarray | slice:
+    """As `subsample`, of the training and of the test part, each by a random stream of its own."""
+    kept = np.zeros(len(is_test), bool)
+    for purpose, part in {"subsample": ~is_test, "subsample of the test part": is_test}.items():
+        kept[np.flatnonzero(part)[subsample(generator(seed, purpose), part.sum(), fraction)]] = True
+    return slice(None) if kept.all() else kept
+
+
 def dirichlet_draws(rng: np.random.Generator, draws: int, size: int, alpha: float) -> np.ndarray:
     """(draws, size) shares, each row a symmetric Dirichlet draw of which no share is exactly 0.
 
