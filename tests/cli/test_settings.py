@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from pfljax.cli import compare, flags, train
+from pfljax.cli import build, compare, flags, train
 from pfljax.cli.settings import PRESETS, FlagError, parse, read
 from pfljax.core.errors import ArgumentError
 from pfljax.core.method import METHODS
@@ -122,6 +122,16 @@ def test_knobs_of_other_methods_are_mistakes():
     settings.check_knobs(["local", "federico"])
     with pytest.raises(FlagError, match=r"--federico\.epsilon: no method of this run reads it \(local\)"):
         settings.check_knobs(["local"])
+
+
+def test_options_of_other_data_sets_are_mistakes():
+    given = "--synthetic.labels=published"
+    settings = of("--dataset=synthetic", "--num_clients=2", given)
+    settings.check_knobs(["local"])  # a dot in a flag's name does not make it a method's
+    assert build.build_source(settings, 0).name == "synthetic, published labels"
+    with pytest.raises(FlagError, match=r"--synthetic\.labels: not read here: the data set is digits, not synthetic"):
+        build.build_source(of(given), 0)
+    assert build.build_source(of(), 0).name == "digits"
 
 
 def test_numbers_of_a_list():
