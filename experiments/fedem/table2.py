@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
-from experiments.fedem.paper import PAPER, SEEDS, TABLE2, beside, data_and_model, published, start
+from experiments.fedem.paper import METHODS, PAPER, SEEDS, TABLE2, beside, data_and_model, published, start
 from experiments.papers import Study
 from pfljax import report
 from pfljax.cli import launch, sweep
@@ -26,8 +26,7 @@ from pfljax.training import files
 
 def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
-    methods = ["local", "fedavg", "fedavg_plus", "fedem"]
-    PAPER.define(registry, methods, SEEDS, "runs/fedem-table2", rounds=200, dataset="synthetic")
+    PAPER.define(registry, METHODS, SEEDS, "runs/fedem-table2", rounds=200, dataset="synthetic")
     Group(RUNS, registry).switch(
         "time_constrained", False, "also FedEM with 1 / M of the rounds, which is the others' work and traffic"
     )

@@ -56,6 +56,11 @@ def test_published_labels_come_with_the_authors_model_of_one_logit(tmp_path):
         assert title.startswith(f"synthetic, {labels} labels, {size} parameters per model, test accuracy")
 
 
+def test_table2_has_a_row_for_every_column_of_the_paper_s():
+    methods = parse(table2.define, []).algorithms
+    assert all(list(columns) == methods for columns in paper.TABLE2.values()) and METHODS.keys() >= set(methods)
+
+
 @pytest.mark.slow
 def test_table3_scores_clients_that_were_kept_out(tmp_path):
     printed = call(table3, "--algorithms=fedem", "--seeds=0", "--tune=0.1", f"--out={tmp_path}")
