@@ -12,7 +12,7 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments.fedem.paper import PAPER, TABLE2
+from experiments.fedem.paper import PAPER, SEEDS, TABLE2, data_and_model, published, start
 from experiments.papers import Row, Study
 from pfljax import report
 from pfljax.cli import launch, sweep
@@ -24,7 +24,7 @@ PANELS = {"participation": "share of clients in a round", "components": "compone
 
 def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
-    PAPER.define(registry, ["fedem", "fedavg_plus"], ["0"], "runs/fedem-figure1", rounds=200, dataset="synthetic")
+    PAPER.define(registry, ["fedem", "fedavg_plus"], SEEDS, "runs/fedem-figure1", rounds=200, dataset="synthetic")
     add = Group(RUNS, registry)
     add.several("participations", ["0.1", "0.2", "0.4", "0.6", "0.8", "1.0"], "sampling rates, left; or none")
     add.several("components", ["1", "2", "3", "4", "5"], "values of M, right; or none")
@@ -34,12 +34,13 @@ def point(study: Study, row: Row, panel: str, value: float, out: Path) -> dict:
     """One point of a panel, a mean over seeds."""
     summaries = sweep.cells(study.settings_of(row), row.method, study.trials, out)
     in_paper = value == {"participation": 1.0, "components": 3}[panel]
-    paper = TABLE2.get(PAPER.name(study.settings), {}).get(row.method) if in_paper else None
+    paper = published(TABLE2, study, row.method) if in_paper else None
     return {
         "panel": panel,
         "algorithm": row.method,
         "value": value,
         "accuracy": sweep.mean_over(summaries, lambda summary: summary["last"]["accuracy"]),
+        "parameters": summaries[0]["parameters"],
         "paper": paper[0] / 100 if paper else None,
     }
 
@@ -50,7 +51,7 @@ def run(settings: Settings) -> None:
     components = settings.numbers("components", int, sets="fedem.components")
     if not participations and not components:
         raise FlagError("--participations= and --components=: nothing to draw; accepted: numbers in one of them")
-    study = Study.start(PAPER, settings)
+    study = start(settings)
     points = []
     for name in study.methods:
         for value in participations:
@@ -71,7 +72,8 @@ def run(settings: Settings) -> None:
         for point in points
     ]
     report.save(report.sweep_figure(points, PANELS), study.out / "figure1.png")
-    title = f"{study.data}, test accuracy after the last round"
+    title = f"{data_and_model(study, points[0]['parameters'])}, test accuracy after the last round"
+    title += f", {sweep.named(study.trials)}"
     sweep.write_table(title, heads, body, points, study.out, "figure1.png")
 
 

@@ -10,14 +10,15 @@ Algorithm 1 and Section 3.3; both are instances of federated surrogate optimizat
     FedEM: theta_m = sum_k n_k theta_{m,k} / n                   (l. 10)
     D-FedEM: client k has components of its own, and theta_{m,k} = sum_i W[k, i] theta_{m,i}.
 
-A client predicts with sum_m pi_k[m] p(y | x, theta_m) (Eq. 5). A newcomer takes one E-step and one step of Eq. 9 from
-equal weights. Logged with every evaluation, for the last round's components as they were received: f (Eq. 6) and
-Delta_Pi f (Theorem 3.2), by how much the new pi alone improve f.
+A client predicts with sum_m pi_k[m] p(y | x, theta_m) (Eq. 5). A newcomer takes `newcomer_steps` steps of Eq. 8 and 9
+from equal weights; the paper's text has one. Logged with every evaluation, for the last round's components as they were
+received: f (Eq. 6) and Delta_Pi f (Theorem 3.2), by how much the new pi alone improve f.
 
 Departures from the paper: local optimizers start afresh in every round, unless they are to be kept
 (`Problem.keep_optimizer`), as in the authors' code. With client sampling, the server averages over the cohort.
-Decentralized clients count alike in D-FedEM's averages, whatever their n_k, and a newcomer uses the mean over clients
-of each component.
+Newcomers take all their steps after training; those of the authors' code take one at every evaluation, on the
+components of that round. Decentralized clients count alike in D-FedEM's averages, whatever their n_k, and a newcomer
+uses the mean over clients of each component.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ class FedEM:
     """FedEM (Marfoq et al., 2021): shared components, mixed by each client's own weights."""
 
     components: int = knob(3, at_least=1, help="M, the underlying distributions")
+    newcomer_steps: int = knob(1, at_least=1, help="number of E-steps by which a newcomer finds its mixture weights")
 
     def build(self, problem: Problem) -> Algorithm:
-        return surrogates.client_server(problem, mixture(problem, self.components))
+        return surrogates.client_server(problem, mixture(problem, self.components, self.newcomer_steps))
 
 
 @method(keeps="M components, its mixture weights", travels="M components, to and from every neighbor in the graph")
@@ -51,12 +53,13 @@ class DFedEM(surrogates.CommunicationGraph):
     """D-FedEM (Marfoq et al., 2021): FedEM without a server, over a communication graph."""
 
     components: int = knob(3, at_least=1, help="M, the underlying distributions")
+    newcomer_steps: int = knob(1, at_least=1, help="number of E-steps by which a newcomer finds its mixture weights")
 
     def build(self, problem: Problem) -> Algorithm:
-        return surrogates.decentralized(problem, mixture(problem, self.components), self)
+        return surrogates.decentralized(problem, mixture(problem, self.components, self.newcomer_steps), self)
 
 
-def mixture(problem: Problem, num: int) -> surrogates.Surrogate:
+def mixture(problem: Problem, num: int, newcomer_steps: int) -> surrogates.Surrogate:
     """EM's surrogate of the negative log-likelihood f_k (Eq. 6): u are the components, v is pi_k."""
     if problem.n_min is not None and num > problem.n_min:
         text = f"accepted: 1 to {problem.n_min}, the examples of the smallest client"
@@ -84,4 +87,5 @@ def mixture(problem: Problem, num: int) -> surrogates.Surrogate:
         loss=lambda params, batch, q: problem.solver.mean_loss(params, batch, q),  # l. 7
         predictor=lambda even, pi: dataclasses.replace(even, weights=pi),  # Eq. 5
         scored="each client's mixture of the components",
+        newcomer_steps=newcomer_steps,
     )

@@ -83,7 +83,7 @@ def build_source(settings: Settings, seed: int) -> sources.Source:
                 flag, f"is read with --dataset={' or '.join(readers)} only, not with {settings.dataset}"
             )
     make = sources.get(kind)
-    common = {"seed": seed, "fraction": settings.data_fraction}
+    common = {"seed": seed, "fraction": settings.data_fraction, **own_options(settings, kind)}
     num_clients = settings.num_clients or DEFAULT_CLIENTS
     if kind == "sine":
         return make(num_clients, **common)
@@ -97,6 +97,22 @@ def build_source(settings: Settings, seed: int) -> sources.Source:
     if kind == "tfds":
         return make(member, data_dir=settings.data_dir, standardize=settings.standardize, **common)
     return make(**common)
+
+
+def own_options(settings: Settings, kind: str) -> dict[str, Any]:
+    """The values of the flags KIND.OPTION, which this kind of data set alone reads.
+
+    Raises:
+        FlagError: for such a flag of another kind on the command line.
+    """
+    options = {}
+    for flag, group in settings.headings.items():
+        owner, dot, option = flag.partition(".")
+        if group == DATA and dot and owner == kind:
+            options[option] = settings[flag]
+        elif group == DATA and dot:
+            settings.refuse(flag, f"the data set is {settings.dataset}, not {owner}")
+    return options
 
 
 def build_partition(settings: Settings, source: sources.Source, seed: int) -> Any:

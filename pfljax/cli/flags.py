@@ -13,6 +13,7 @@ from absl import flags
 import pfljax.algorithms  # noqa: F401  (registers the methods)
 from pfljax import models
 from pfljax.core.method import METHODS, out_of_range
+from pfljax.data.sources.builtin import SyntheticLabels
 
 WHAT, DATA, HOW, RUNS = "What to train", "On what", "How", "Which runs"
 OPTIMIZERS = ("adam", "sgd")
@@ -110,6 +111,12 @@ def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
     add.switch("balanced_groups", True, "give label groups equally many clients; off: draw each client's group")
     add.real("dirichlet_alpha", 0.4, "concentration of the Dirichlet partitions and of synthetic mixtures; above 0")
     add.whole("classes_per_client", 2, "number of classes per client (pathological, pairs)")
+    add.choice(
+        "synthetic.labels",
+        "mixture",
+        typing.get_args(SyntheticLabels),
+        "published is the very data of FedEM's paper, whose generator has a slip: a quarter of the labels are constant",
+    )
     add.switch("replacement", False, "let clients share examples, for more clients than there are examples for")
     add.switch("official_test", False, "test on the data set's own test examples, not on a share of each client's")
     add.whole("train_examples", 0, "most training examples per client; 0 is no limit")

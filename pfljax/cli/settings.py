@@ -161,8 +161,7 @@ class Settings:
     def check_knobs(self, methods: Sequence[str]) -> None:
         """Raises `FlagError` for a knob on the command line that belongs to none of the methods."""
         for flag in sorted(self.given):
-            owner = flag.partition(".")[0]
-            if "." in flag and owner not in methods:
+            if self.headings[flag] in METHODS and self.headings[flag] not in methods:
                 raise FlagError.of(flag, f"no method of this run reads it ({', '.join(methods)})")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from pfljax.data import sources
 from pfljax.data.federation import Federation, load
 from pfljax.data.partitions import Partition
+from pfljax.data.sources.builtin import SyntheticLabels
 from pfljax.data.splits import Splits, make_splits
 
 
@@ -66,6 +67,7 @@ def synthetic(
     *,
     components: int = 3,
     alpha: float = 0.4,
+    labels: SyntheticLabels = "mixture",
     fraction: float = 1.0,
     seed: int = 0,
     splits: Splits | None = None,
@@ -78,6 +80,7 @@ def synthetic(
         partition: Who gets which examples; None: each client those that were drawn for it.
         components: M, how many rules there are.
         alpha: Concentration of the clients' shares in them.
+        labels: "published" is the very data that the paper was measured on (see `sources.synthetic`).
         fraction: The share of the examples to use.
         seed: Decides everything.
         splits: How each client's examples are split; None: the test examples are those that were drawn as such,
@@ -89,6 +92,7 @@ def synthetic(
         num_clients,
         components=components,
         alpha=alpha,
+        labels=labels,
         test_examples=splits.test_examples,
         seed=seed,
         fraction=fraction,

@@ -19,6 +19,7 @@ from pfljax.models.model import ACCEPTED, Model
 # Name -> (widths of the mlp's hidden layers, channels of the cnn) -> the module.
 NAMES: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], nn.Module]] = {
     "linear": lambda hidden, channels: networks.MLP(hidden=()),
+    "logistic": lambda hidden, channels: networks.Logistic(),
     "mlp": lambda hidden, channels: networks.MLP(hidden=hidden),
     "cnn": lambda hidden, channels: networks.CNN(channels=channels),
     "lenet": lambda hidden, channels: networks.LeNet(),

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import flax.linen as nn
+import jax.numpy as jnp
 
+from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Array
 from pfljax.models.layers import UNSET, DepthwiseConv, PatchConv, max_pool, patches
 
@@ -26,6 +28,22 @@ class MLP(nn.Module):
         for width in self.hidden:
             x = nn.relu(nn.Dense(width)(x))
         return nn.Dense(self.outputs)(x)
+
+
+class Logistic(nn.Module):
+    """Logistic regression, FedEM's model of its synthetic data: one logit z for two classes.
+
+    Their scores are (0, z), so that softmax gives class 1 the sigmoid of z. 151 parameters for 150 features.
+    """
+
+    outputs: int = UNSET
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        if self.outputs != 2:
+            raise ArgumentError("model", "accepted for data of two classes", "logistic")
+        logit = nn.Dense(1)(x.reshape(x.shape[0], -1))
+        return jnp.concatenate([jnp.zeros_like(logit), logit], axis=-1)
 
 
 class CNN(nn.Module):

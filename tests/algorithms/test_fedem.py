@@ -225,18 +225,40 @@ def test_the_predictor_mixes_probabilities():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["fedem", "dfedem"])
-def test_newcomers_take_one_e_step_from_equal_weights(name):
+@pytest.mark.parametrize(("name", "steps"), [("fedem", 1), ("fedem", 4), ("dfedem", 3)])
+def test_newcomers_take_e_steps_from_equal_weights(name, steps):
     federation, problem = regression((5, 5, 5))
-    algorithm = toys.make_algorithm(name, problem, components=2)
+    default = {} if steps == 1 else {"newcomer_steps": steps}
+    algorithm = toys.make_algorithm(name, problem, components=2, **default)
     states, _ = toys.train(algorithm, problem, federation.client_data, 3)
     newcomers = toys.make_federation((3, 6), "regression", features=2, seed=7)
     predictor = algorithm.adapt(jax.random.key(0), states[-1], newcomers.client_data)
     models = states[-1].models if name == "fedem" else tree_mean(states[-1].models)
     w, b = arrays(models)
-    expected = [e_step(np.full(2, 0.5), losses_by_hand(w, b, x, y))[1] for x, y in data_of(newcomers)]
+    expected = []
+    for x, y in data_of(newcomers):
+        pi = np.full(2, 0.5)
+        for _ in range(steps):
+            pi = e_step(pi, losses_by_hand(w, b, x, y))[1]
+        expected.append(pi)
     np.testing.assert_allclose(predictor.weights, expected, rtol=1e-4)
     toys.assert_trees_close(predictor.models, models)
+
+
+def test_many_steps_are_a_newcomer_s_best_weights():
+    """No other weights make its training data likelier, and one step does not find them."""
+    federation, problem = regression((5, 5, 5))
+    clients = toys.make_federation((8, 6), "regression", features=2, seed=7)
+    values = {}
+    for steps in (1, 300):
+        algorithm = toys.make_algorithm("fedem", problem, components=2, newcomer_steps=steps)
+        states, _ = toys.train(algorithm, problem, federation.client_data, 3)
+        predictor = algorithm.adapt(jax.random.key(0), states[-1], clients.client_data)
+        f = lambda pi, states=states: f_by_hand(*arrays(states[-1].models), pi, data_of(clients))
+        values[steps] = f(np.float64(predictor.weights))
+    grid = np.linspace(0, 1, 201)
+    best = min(f(np.stack([[p, 1 - p], [q, 1 - q]])) for p in grid for q in grid)
+    assert values[300] < best + 1e-4 < values[1]
 
 
 @toys.each_method(["fedem", "dfedem"], fast=["fedem"])

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from pfljax.cli import compare, flags, train
+from pfljax.cli import build, compare, flags, train
 from pfljax.cli.settings import PRESETS, FlagError, parse, read
 from pfljax.core.errors import ArgumentError
 from pfljax.core.method import METHODS
@@ -147,6 +147,16 @@ def test_a_later_preset_has_one_rate_for_all(tmp_path):
     settings = of().with_preset(tmp_path / "first.flags")
     assert settings.of_method("fedavg").learning_rate == 0.5
     assert settings.with_preset(tmp_path / "second.flags").of_method("fedavg").learning_rate == 0.2
+
+
+def test_options_of_other_data_sets_are_mistakes():
+    given = "--synthetic.labels=published"
+    settings = of("--dataset=synthetic", "--num_clients=2", given)
+    settings.check_knobs(["local"])  # a dot in a flag's name does not make it a method's
+    assert build.build_source(settings, 0).name == "synthetic, published labels"
+    with pytest.raises(FlagError, match=r"--synthetic\.labels: not read here: the data set is digits, not synthetic"):
+        build.build_source(of(given), 0)
+    assert build.build_source(of(), 0).name == "digits"
 
 
 def test_numbers_of_a_list():

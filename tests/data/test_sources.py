@@ -186,6 +186,8 @@ def test_a_torn_npz_and_a_lone_array_are_refused(tmp_path):
         (sources.synthetic, {"num_clients": 0}, "num_clients=0: accepted: 1 or more"),
         (sources.synthetic, {"components": 0}, "components=0: accepted: 1 or more"),
         (sources.synthetic, {"alpha": 0}, "alpha=0: accepted"),
+        (sources.synthetic, {"alpha": 0, "labels": "published"}, "alpha=0: accepted for the published data: 0.01"),
+        (sources.synthetic, {"labels": "publishd"}, "labels=publishd: unknown; nearest: published; accepted: mixture"),
         (sources.synthetic, {"test_examples": -1}, "test_examples=-1: accepted: 0 or more"),
         (sources.text, {"file": ""}, "file: needed: a text"),
         (sources.text, {"file": "/nowhere/f.txt"}, r"file=/nowhere/f\.txt: cannot be read .No such file"),
@@ -392,6 +394,53 @@ def test_synthetic_parts_have_random_streams_of_their_own(monkeypatch, fraction)
         for field in ("x", "y", "client"):
             found, expected = (getattr(source, field)[source.is_test == part] for source in (other, one))
             np.testing.assert_array_equal(found, expected)
+
+
+def published(num_clients, num_test, components=3, alpha=0.4):
+    """The published synthetic data as facts about its generator have it: (x, y, sizes), and which labels are constant.
+
+    The component number m of a client's examples writes labels from the first example on, whatever m is.
+    """
+    from sklearn.utils import shuffle
+
+    rng = np.random.RandomState(12345)
+    sizes = [min(int(size) + 50, 1000) for size in rng.lognormal(4, 2, num_clients)]
+    shares = [rng.dirichlet([alpha] * components) for _ in range(num_clients)]
+    thetas = rng.uniform(-1, 1, (components, 150))
+    xs, ys, constants = [], [], []
+    for size, share in zip(sizes, shares, strict=True):
+        for number in (size, num_test):
+            count, written = rng.multinomial(number, share), np.zeros(number, bool)
+            x, y = rng.uniform(-1, 1, (number, 150)), np.zeros(number)
+            for m in range(components):
+                for i, noise in enumerate(rng.normal(0, 0.1, count[m])):
+                    y[i] = round(1 / (1 + np.exp(-(x[i] @ thetas[m] + noise))))
+                    written[i] = True
+            x, y, written = shuffle(x, y, written, random_state=rng)
+            xs, ys, constants = [*xs, x], [*ys, y], [*constants, ~written]
+    return np.concatenate(xs), np.concatenate(ys), sizes, np.concatenate(constants)
+
+
+def test_published_synthetic_data_are_the_authors_own_slip_included():
+    found = sources.synthetic(300, labels="published", test_examples=60)
+    x, y, sizes, constant = published(300, 60)
+    np.testing.assert_array_equal(found.x, x.astype(np.float32))
+    np.testing.assert_array_equal(found.y, y)
+    np.testing.assert_array_equal(np.bincount(found.client[~found.is_test]), sizes)
+    np.testing.assert_array_equal(np.bincount(found.client[found.is_test]), 60)
+    assert not found.y[constant].any()
+    # Of the published files, with 5,000 test examples a client, 26.6 % are constant and 37.1 % of class 1.
+    assert constant[found.is_test].mean() == pytest.approx(0.266, abs=0.005)
+    assert found.y.mean() == pytest.approx(0.371, abs=0.005)
+    assert found.name != sources.synthetic(1, test_examples=1).name
+
+
+@pytest.mark.parametrize(("alpha", "ones"), [(0.02, 1 / 2), (1e6, 1 / 6)])
+def test_the_slip_costs_labels_where_components_share_a_client(alpha, ones):
+    """Of equal shares only a third of the examples is labeled at all, by the last component."""
+    found = sources.synthetic(40, labels="published", alpha=alpha, test_examples=300)
+    assert found.y.mean() == pytest.approx(ones, abs=0.03)
+    assert sources.synthetic(40, alpha=alpha, test_examples=300).y.mean() == pytest.approx(1 / 2, abs=0.02)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import commands
 import numpy as np
 import pytest
 
-from experiments.fedem import figure1, table2, table3
+from experiments.fedem import figure1, paper, table2, table3
 from experiments.fedem.paper import PAPER
 from pfljax.cli import train
 from pfljax.cli.settings import parse
@@ -23,7 +23,7 @@ def call(module, *flags, code=0):
 
 @pytest.mark.slow
 def test_table2_tunes_and_stands_beside_the_paper(tmp_path):
-    flags = ["--algorithms=fedavg,fedem", "--tune=0.01,0.3", "--time_constrained", f"--out={tmp_path}"]
+    flags = ["--algorithms=fedavg,fedem", "--tune=0.01,0.3", "--time_constrained", "--seeds=0", f"--out={tmp_path}"]
     printed = call(table2, *flags)
     assert "68.2 / 58.9" in printed and "74.7 / 66.7" in printed  # the paper's Table 2
     rows = json.loads((tmp_path / "table.json").read_text())
@@ -41,9 +41,24 @@ def test_table2_tunes_and_stands_beside_the_paper(tmp_path):
     assert again.count("finished before, kept") == again.count("seed-0:") and "tuning, " not in again
 
 
+def test_published_labels_come_with_the_authors_model_of_one_logit(tmp_path):
+    published = "--synthetic.labels=published"
+    model_of = lambda *words: PAPER.settings_of(paper.start(parse(table2.define, words)).settings, "fedem").model
+    assert (model_of(), model_of(published), model_of(published, "--model=mlp")) == ("linear", "logistic", "mlp")
+    for labels, size in (("published", 151), ("mixture", 302)):
+        call(table2, "--algorithms=local", "--seeds=0", f"--synthetic.labels={labels}", f"--out={tmp_path / labels}")
+        title = (tmp_path / labels / "table.md").read_text().splitlines()[-1]
+        assert title.startswith(f"synthetic, {labels} labels, {size} parameters per model, test accuracy")
+
+
+def test_table2_has_a_row_for_every_column_of_the_paper_s():
+    methods = parse(table2.define, []).algorithms
+    assert all(list(columns) == methods for columns in paper.TABLE2.values()) and METHODS.keys() >= set(methods)
+
+
 @pytest.mark.slow
 def test_table3_scores_clients_that_were_kept_out(tmp_path):
-    printed = call(table3, "--algorithms=fedem", "--tune=0.1,0.2", f"--out={tmp_path}")
+    printed = call(table3, "--algorithms=fedem", "--seeds=0", "--tune=0.1,0.2", f"--out={tmp_path}")
     assert "73.0 (74.1)" in printed  # the paper's Table 3
     (row,) = json.loads((tmp_path / "table.json").read_text())
     unseen = json.loads((tmp_path / "fedem" / "seed-0" / "summary.json").read_text())["unseen"]
@@ -56,7 +71,8 @@ def test_table3_scores_clients_that_were_kept_out(tmp_path):
 
 @pytest.mark.slow
 def test_figure1_sweeps_sampling_and_components(tmp_path):
-    call(figure1, "--algorithms=fedem", "--participations=0.5,1", "--components=1,2", f"--out={tmp_path}")
+    flags = ["--algorithms=fedem", "--participations=0.5,1", "--components=1,2", "--seeds=0", f"--out={tmp_path}"]
+    call(figure1, *flags)
     points = json.loads((tmp_path / "table.json").read_text())
     found = [(point["panel"], point["value"], point["paper"]) for point in points]
     assert found == [

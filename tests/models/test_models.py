@@ -367,8 +367,25 @@ def test_losses_are_cross_entropy_in_nats_and_squared_error():
     np.testing.assert_allclose(model.loss(params, x, outputs + 2), np.full(5, 4.0), rtol=1e-4)
 
 
+def test_one_logit_makes_two_classes():
+    model = models.make("logistic", (150,), "classification", 2)
+    params = start(model)
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 151  # as FedEM's authors have it
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(6, 150)).astype(np.float32), np.array([0, 1, 1, 0, 1, 0], np.int32)
+    z = np.float64(x @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"])[:, 0]
+    ones = 1 / (1 + np.exp(-z))
+    np.testing.assert_allclose(model.predict(params, x), np.stack([1 - ones, ones], axis=1), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(model.loss(params, x, y), np.logaddexp(0, z) - y * z, rtol=1e-4, atol=1e-6)
+    gradient = jax.grad(lambda params: model.loss(params, x, y).sum())(params)["Dense_0"]["kernel"][:, 0]
+    np.testing.assert_allclose(gradient, x.T @ (ones - y), rtol=1e-3, atol=1e-4)
+    for task, classes in (("classification", 3), ("regression", 1)):
+        with pytest.raises(ArgumentError, match=r"model=logistic: accepted for data of two classes"):
+            models.make("logistic", (150,), task, classes)
+
+
 def test_misfits_are_named():
-    with pytest.raises(ArgumentError, match=r"model=rnn.*linear, mlp, cnn"):
+    with pytest.raises(ArgumentError, match=r"model=rnn.*linear, logistic, mlp, cnn"):
         models.make("rnn", (4,), "classification", 3)
     with pytest.raises(ArgumentError, match=r"model=cnn.*8 x 8"):
         models.make("cnn", (7, 8, 1), "classification", 3)

@@ -56,6 +56,7 @@ class Surrogate(NamedTuple):
         loss: (block of u, mini-batch, row of aux) -> (), which local steps in u descend.
         predictor: (predictor with equal weights on all blocks, v of all clients (K, ...)) -> Predictor.
         scored: Which model that is, in words.
+        newcomer_steps: How often a client that was not there in training minimizes v, with u as it is.
     """
 
     num_models: int
@@ -64,6 +65,7 @@ class Surrogate(NamedTuple):
     loss: Callable[[Params, Batch, PyTree], Array]
     predictor: Callable[[Predictor, PyTree], Predictor]
     scored: str
+    newcomer_steps: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,14 +231,15 @@ def evenly(surrogate: Surrogate, models: Params, num: int, *, own: bool = False)
 def newcomers(
     problem: Problem, surrogate: Surrogate, key: Key, u: Params, number: Array, clients: ClientData
 ) -> Predictor:
-    """Clients that were not there in training minimize v once, from its initial value, with u as it is."""
+    """Clients that were not there in training minimize v from its initial value, with u as it is."""
     even = evenly(surrogate, u, tree.num_rows(clients))
 
     def client(models, _, data):
         client_number, data = data
         own_key = jax.random.fold_in(key, client_number)
         context = ClientContext(own_key, number, jnp.zeros((), jnp.int32), even.index[0])
-        v, _, _ = surrogate.minimize(context, models, surrogate.init(models), data.train)
+        step = lambda _, v: surrogate.minimize(context, models, v, data.train)[0]
+        v = jax.lax.fori_loop(0, surrogate.newcomer_steps, step, surrogate.init(models))
         return ClientOutput((), (), {"v": v})
 
     data = (jnp.arange(even.index.shape[0]), clients)

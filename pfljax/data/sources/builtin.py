@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import numpy as np
 
 from pfljax.core.errors import ArgumentError
-from pfljax.data.sources.source import Source, dirichlet_draws, generator, subsample, subsample_parts
+from pfljax.data.sources.source import Source, dirichlet_draws, generator, subsample, subsample_parts, unknown
 
 SINE_EXAMPLES = 20  # a client's examples of the sine curve, training and test part together
 SINE_NOISE = 0.1  # standard deviation of the noise on the sine curve
@@ -13,6 +15,9 @@ SYNTHETIC_FEATURES = 150
 SYNTHETIC_TRAIN = (50, 1000)  # the least and the most training examples of a client
 SYNTHETIC_TEST = 5000  # a client's test examples, unless test_examples says otherwise
 SYNTHETIC_NOISE = 0.1  # standard deviation of the noise on the linear score that decides the class
+PUBLISHED_SEED = 12345  # of the synthetic data that FedEM's paper was measured on
+
+SyntheticLabels = Literal["mixture", "published"]
 
 
 def digits(*, seed: int = 0, fraction: float = 1.0) -> Source:
@@ -56,6 +61,7 @@ def synthetic(
     *,
     components: int = 3,
     alpha: float = 0.4,
+    labels: SyntheticLabels = "mixture",
     test_examples: int = 0,
     seed: int = 0,
     fraction: float = 1.0,
@@ -70,14 +76,19 @@ def synthetic(
         num_clients: K.
         components: M.
         alpha: Concentration of the clients' shares in the components.
+        labels: "published" is the very data that the paper was measured on (see `published_synthetic`).
         test_examples: How many test examples are drawn for each client; 0 for 5,000.
-        seed: Decides everything.
+        seed: Decides everything; of the published data only the subsample.
         fraction: The share of the examples to keep, drawn uniformly.
     """
     counts = {"num_clients": (num_clients, 1), "components": (components, 1), "test_examples": (test_examples, 0)}
     for argument, (value, low) in counts.items():
         if value < low:
             raise ArgumentError(argument, f"accepted: {low} or more", value)
+    if labels not in get_args(SyntheticLabels):
+        raise unknown("labels", labels, get_args(SyntheticLabels))
+    if labels == "published":
+        return published_synthetic(num_clients, components, alpha, test_examples or SYNTHETIC_TEST, seed, fraction)
     rng, (least, most) = generator(seed, "load"), SYNTHETIC_TRAIN
     theta = rng.uniform(-1, 1, (components, SYNTHETIC_FEATURES)).astype(np.float32)
     share = dirichlet_draws(rng, num_clients, components, alpha)
@@ -100,3 +111,44 @@ def synthetic(
     is_test = np.repeat(np.arange(sizes.size) % 2 == 1, sizes.ravel())
     rows = subsample_parts(seed, is_test, fraction)
     return Source(x[rows], y[rows], client[rows], is_test[rows], 2, "classification", "synthetic", share.argmax(axis=1))
+
+
+def published_synthetic(
+    num_clients: int, components: int, alpha: float, test_examples: int, seed: int, fraction: float
+) -> Source:
+    """The synthetic data that FedEM's paper was measured on, draw for draw as the authors' code makes them.
+
+    Their generator has a slip: component m labels the client's first count[m] examples, and not those after the ones
+    of component m - 1. So components overwrite each other's labels, and the examples that none reaches are of class 0.
+
+    Args:
+        num_clients: K.
+        components: M.
+        alpha: Concentration of the clients' shares in the components.
+        test_examples: A client's test examples; with others than 5,000 the later clients have other data.
+        seed: Decides the subsample; the data have a seed of their own.
+        fraction: The share of the examples to keep, drawn uniformly.
+    """
+    if not 0.01 <= alpha < np.inf:  # below, all of a client's shares may underflow
+        raise ArgumentError("alpha", "accepted for the published data: 0.01 or more", alpha)
+    rng, (least, most) = np.random.RandomState(PUBLISHED_SEED), SYNTHETIC_TRAIN
+    train = np.minimum(least + rng.lognormal(4, 2, num_clients).astype(int), most)
+    share = rng.dirichlet(np.full(components, alpha), num_clients)
+    theta = rng.uniform(-1, 1, (components, SYNTHETIC_FEATURES))
+    sizes = np.stack([train, np.full_like(train, test_examples)], axis=1)
+    x = np.empty((sizes.sum(), SYNTHETIC_FEATURES), np.float32)
+    y = np.zeros(len(x), np.int32)
+    ends = np.cumsum(sizes)
+    for part, (start, end) in enumerate(zip(ends - sizes.ravel(), ends, strict=True)):
+        count = rng.multinomial(end - start, share[part // 2])
+        block = rng.uniform(-1, 1, (end - start, SYNTHETIC_FEATURES))
+        label = y[start:end]
+        for number, own in zip(count, theta, strict=True):  # the slip: always from the first example on
+            label[:number] = block[:number] @ own + rng.normal(scale=SYNTHETIC_NOISE, size=number) > 0
+        order = rng.permutation(end - start)
+        x[start:end], y[start:end] = block[order], label[order]
+    client = np.repeat(np.arange(num_clients), sizes.sum(axis=1))
+    is_test = np.repeat(np.arange(sizes.size) % 2 == 1, sizes.ravel())
+    rows = subsample_parts(seed, is_test, fraction)
+    name = "synthetic, published labels"
+    return Source(x[rows], y[rows], client[rows], is_test[rows], 2, "classification", name, share.argmax(axis=1))
