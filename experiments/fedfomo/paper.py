@@ -21,8 +21,8 @@ PAPER = Paper(
         "tfds:cifar10": "cifar10",
         "tfds:cifar100": "cifar100",
     },
-    "MNIST, CIFAR-10 and CIFAR-100, a CNN of two convolutions (122,570 parameters in the authors' code), 20 rounds "
-    "(100 of 100 clients), sgd at rate 0.1 (MNIST 0.01), batches of 50",
+    "MNIST, CIFAR-10 and CIFAR-100, a CNN of three convolutions (122,570 parameters in the authors' code), 20 rounds "
+    "(100 with 100 clients), sgd at rate 0.1 (MNIST 0.01), batches of 50",
 )
 BASELINES = (*("local", "fedavg", "fedavg_data", "fedprox", "lg_fedavg", "mocha", "clustered", "per_fedavg", "pfedme"),)
 DOWNLOADS = (5, 10)  # FedFomo's rows: "n" of the paper
