@@ -43,7 +43,7 @@ def run(settings: Settings) -> None:
     ]
     title = f"{study.settings.dataset}, {study.settings.num_clients} clients, test accuracy after the last round"
     study.write_table(title, paper.rows_of(study), columns)
-    if theirs.by_row:
+    if theirs.data and theirs.by_row:
         distances = ", ".join(f"{value:g} (D={number})" for number, value in paper.EMD[theirs.data].items())
         print(f"The paper's EMD, which counts the classes that a client has twice: {distances}.")
 

@@ -63,7 +63,7 @@ def test_table3_deals_the_targets_and_says_what_differs(tmp_path):
         assert row["shuffled"]["accuracy_mean"] == pytest.approx(summary["last"]["accuracy_mean"])
         assert f"{100 * summary['last']['accuracy_mean']:.1f}" in printed
         assert summary["per_client"][0]["target"] in (0, 1)
-    assert flags_of(tmp_path / "out" / "shuffled" / "fedfomo-n10")["fedfomo.neighbors"] == 10
+    assert flags_of(tmp_path / "out" / "shuffled" / "fedfomo-n10")["fedfomo.neighbors"] == 9  # and its own
     again = call(table3, *flags)
     assert again.count("finished before, kept") == 3
 
