@@ -14,8 +14,16 @@ of all clients' newest models, as FedAvg's mean is of all newest ones, and with 
 it is trained on local data again, which leads away from targets that differ from them.
 
 Departures from the paper:
-- epsilon falls by `decay` a round (Appendix A.6) and is drawn for each of the M slots, as in the authors' code.
+- epsilon falls by `decay` a round (Appendix A.6) and is drawn for each of the M slots, as in the authors' code. M is
+  of others. The paper's n, 5 and 10, counts the client's own model too: its code downloads 4 and 9 others.
 - |.| is the L2 norm over all parameters (`norm=l1` is the authors' code).
+- Under sampling clients download from the others of their cohort. In the authors' code they download from those who
+  uploaded last, and before the first round all clients train an epoch (`available=uploaded`). It also draws every
+  cohort from the same seed, so that the same clients take part in every round; we draw anew.
+- The authors' code adds w / |sum of w| to p_i (`scaled`), whose own entry starts at 0.1, ours at 1. Its candidates
+  include the means of spectral clusters of the clients, and the mean of those means (`clusters`, there the number of
+  true distributions). Their weights belong to no client and are left out of collaboration figures.
+- The authors' code crops and flips validation images as it does training images. We validate on the images themselves.
 - A client without validation examples goes on from its own trained model.
 - All models start from the same parameters (where `common_init` holds), so that the first exchange weighs nothing,
   and affinities first count in the third.
@@ -42,6 +50,12 @@ class FedFomo(first_order.Knobs):
     """FedFomo (Zhang et al., 2021): clients' models lie on the server one by one."""
 
     norm: Literal["l2", "l1"] = knob("l2", help="distance between models in the weights, over all parameters")
+    clusters: int = knob(
+        0, at_least=0, help="clusters of clients whose means, and the mean of those, are candidates too; 0 is none"
+    )
+    available: Literal["cohort", "uploaded"] = knob(
+        "cohort", help="whose models can be downloaded under sampling: the round's cohort's, or those uploaded last"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         def weigh(models, start, split, index):
@@ -49,6 +63,9 @@ class FedFomo(first_order.Knobs):
             baseline, size = problem.solver.total_loss(start, split), jnp.maximum(split.size, 1)
             trained, origin = problem.solver.trained(models, start)
             distance = first_order.distances(trained, origin, self.norm)
-            return index, models, first_order.first_order_weights(losses / size, baseline / size, distance)  # Eq. 3
+            weights = first_order.first_order_weights(losses / size, baseline / size, distance)  # Eq. 3
+            return index, models, weights, start
 
-        return first_order.rounds(problem, self, first_order.Form("peers", weigh, norm=self.norm))
+        uploaded = self.available == "uploaded" and problem.cohort_size < problem.num_clients
+        form = first_order.Form("peers", weigh, norm=self.norm, clusters=self.clusters, uploaded=uploaded)
+        return first_order.rounds(problem, self, form)

@@ -7,19 +7,22 @@ Appendix A.4: a round is FedFomo's (algorithms/fedfomo.py), but for the weights
 
 Departures from the paper: those of FedFomo. Eq. 14's leave-one-out averages are computed by the client from the mean
 and theta_n; on the wire they would be what travels, at the same size, the client's own among them. They are averages
-over all clients, also where only some are active. Newcomers weigh by Eq. 3.
+over all clients, also where only some are active; in the authors' code over those that the client has downloaded. Where
+no w_n is positive a client goes on from start_i, as in FedFomo; in the authors' code from the mean (`fallback=mean`).
+Newcomers weigh by Eq. 3.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import first_order
 from pfljax.core import tree
-from pfljax.core.method import method
+from pfljax.core.method import knob, method
 from pfljax.core.types import Algorithm
 from pfljax.local.problem import Problem
 
@@ -34,10 +37,14 @@ from pfljax.local.problem import Problem
 class FedFomoAverage(first_order.Knobs):
     """FedFomo on averages of models (Eq. 14): each model is weighed by what the mean of all loses without it."""
 
+    fallback: Literal["start", "mean"] = knob(
+        "start", help="what a client goes on from where no weight is positive: what it started from, or the mean"
+    )
+
     def build(self, problem: Problem) -> Algorithm:
         num = problem.num_clients
 
-        def with_mean(models):
+        def with_mean(models, server):
             """The K models and, as number K, their mean."""
             return jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf.mean(axis=0, keepdims=True)]), models)
 
@@ -53,6 +60,7 @@ class FedFomoAverage(first_order.Knobs):
                 return problem.solver.total_loss(left, split)
 
             gain = problem.plan.over_models(without, models) - problem.solver.total_loss(mean, split)
-            return index, models, gain / jnp.maximum(split.size, 1)  # Eq. 14
+            base = mean if self.fallback == "mean" else start
+            return index, models, gain / jnp.maximum(split.size, 1), base  # Eq. 14
 
         return first_order.rounds(problem, self, first_order.Form("shared", weigh, with_mean, served))

@@ -126,8 +126,9 @@ def build_partition(settings: Settings, source: sources.Source, seed: int) -> An
     fields = {field.name for field in dataclasses.fields(kind)}
     knobs = {field: settings[FLAG_OF[field]] for field in fields if field in FLAG_OF}
     if "embedding" in fields:
-        epochs = settings.embedding_epochs
-        knobs["embedding"] = embedding.make(settings.embedding, epochs=epochs, seed=seed, **widths(settings))
+        named = settings.embedding != "auto"
+        by = settings.embedding if named else embedding.automatic(source, settings.num_distributions)
+        knobs["embedding"] = embedding.make(by, epochs=settings.embedding_epochs, seed=seed, **widths(settings))
     return kind(**knobs)
 
 

@@ -132,7 +132,8 @@ def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
     add.text(
         "embedding",
         "auto",
-        "what latent clusters: pixels, or features of a --model trained for it; auto is vgg11 from 32 x 32 pixels on",
+        "what latent clusters: pixels, classes, or the features of a --model trained for it; auto is pixels below "
+        "32 x 32, else classes where there are as many distributions, else vgg11",
     )
     add.whole("embedding_epochs", 5, "number of epochs for which the embedding is trained", least=1)
     add.real("unseen_clients", 0.0, "share of the clients kept out of training, and scored afterwards; below 1")

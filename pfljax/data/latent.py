@@ -15,7 +15,7 @@ import numpy as np
 from pfljax.core.errors import ArgumentError
 from pfljax.data.sources.source import Source, generator
 
-Embed = Callable[[Source], np.ndarray]  # the examples as (n, F); its `key` tells what decides it
+Embed = Callable[[Source], np.ndarray]  # the examples as (n, F); its `key`, if it has one, tells what decides it
 COMPONENTS = 256
 
 
@@ -27,7 +27,8 @@ def clusters(source: Source, embed: Embed | None, number: int, seed: int, cache:
         embed: How they are embedded; None: by their pixels.
         number: How many clusters.
         seed: Of PCA and K-means.
-        cache: Folder in which embeddings and clusterings are kept; None: `cache_folder`.
+        cache: Folder in which embeddings and clusterings are kept; None: `cache_folder`. An `embed` without a `key` is
+            computed anew every time.
 
     Returns:
         (n,) the cluster of each example, from 0.
@@ -37,16 +38,20 @@ def clusters(source: Source, embed: Embed | None, number: int, seed: int, cache:
     """
     if not 1 <= number <= len(source.y):
         raise ArgumentError("clusters", f"accepted: 1 to {len(source.y)}, the examples", number)
+
+    def reduced() -> np.ndarray:
+        return _reduce(embed(source) if embed else source.x.reshape(len(source.y), -1), seed)
+
+    key = getattr(embed, "key", None) if embed else "pixels"
+    if key is None:
+        return _divide(reduced(), number, seed)
     folder = Path(cache) if cache else cache_folder()
-    data = hashlib.sha256(f"{getattr(embed, 'key', 'pixels')} {seed}".encode())
+    data = hashlib.sha256(f"{key} {seed}".encode())
     tests = np.zeros(0, bool) if source.is_test is None else source.is_test
     for array in (source.x, source.y, tests):
         data.update(f"{array.dtype}{array.shape}".encode())
         data.update(np.ascontiguousarray(array).data)
     name = data.hexdigest()[:24]
-
-    def reduced() -> np.ndarray:
-        return _reduce(embed(source) if embed else source.x.reshape(len(source.y), -1), seed)
 
     def divided() -> np.ndarray:
         return _divide(_cached(folder / f"embedding-{name}.npz", len(source.y), reduced), number, seed)

@@ -54,19 +54,20 @@ class LinenNetwork:
         outputs, written = self.module.apply(variables, x, **options, rngs=rngs, mutable=list(split))
         return outputs, params | {name: written[name] for name in split}
 
-    def features(self, params: Params, x: Array) -> Array:
-        received = []
+    def dense(self, params: Params, x: Array) -> list[tuple[Array, Array]]:
+        layers = []
 
         def note(call, args, kwargs, context):
+            given = call(*args, **kwargs)
             if isinstance(context.module, nn.Dense):
-                received.append(args[0])
-            return call(*args, **kwargs)
+                layers.append((args[0], given))
+            return given
 
         with nn.intercept_methods(note):
             self.forward(params, x, None)
-        if not received:
+        if not layers:
             raise ArgumentError("model", "has no dense layer, whose inputs are a model's features")
-        return received[-1]
+        return layers
 
     def place(self, path: Path) -> Path:
         return path[1:] if path[0] in self.collections else path

@@ -71,7 +71,12 @@ class Model:
 
     def features(self, params: Params, x: Num[Array, "B ..."]) -> Array:
         """What the last dense layer receives, (B, F)."""
-        return self.network.features(params, x)
+        return self.network.dense(params, x)[-1][0]
+
+    def embedding(self, params: Params, x: Num[Array, "B ..."]) -> Array:
+        """What the last hidden dense layer gives, before its activation, (B, F); the features where there is none."""
+        *hidden, (features, _) = self.network.dense(params, x)
+        return hidden[-1][1] if hidden and hidden[-1][1].shape == features.shape else features
 
     def loss(
         self, params: Params, x: Num[Array, "B ..."], y: Num[Array, "B ..."], key: Key | None = None

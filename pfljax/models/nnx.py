@@ -47,17 +47,17 @@ class NNXNetwork:
         outputs = self._call(module, x, key)
         return outputs, params if key is None else self._tree(module)
 
-    def features(self, params: Params, x: Array) -> Array:
-        module, received = self._merged(params, None), []
+    def dense(self, params: Params, x: Array) -> list[tuple[Array, Array]]:
+        module, layers = self._merged(params, None), []
 
         def note(_, called, args):
             if isinstance(called, nnx.Linear):
-                received.append(args[0])
+                layers.append((args[0], nnx.Linear.__call__(called, args[0])))
 
         watch(module, note, lambda: self._call(module, x, None))
-        if not received:
+        if not layers:
             raise ArgumentError("model", "has no nnx.Linear, whose inputs are a model's features")
-        return received[-1]
+        return layers
 
     def place(self, path: Path) -> Path:
         return path

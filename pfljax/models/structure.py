@@ -41,8 +41,8 @@ class Network(Protocol):
         """The outputs, and the parameters with the statistics that were written; in training mode if there is a key."""
         ...
 
-    def features(self, params: Params, x: Array) -> Array:
-        """What the last dense layer receives, (B, F)."""
+    def dense(self, params: Params, x: Array) -> list[tuple[Array, Array]]:
+        """What each dense layer receives and gives, (B, F) and (B, F'), in the order of their calls; one at least."""
         ...
 
     def place(self, path: Path) -> Path:

@@ -6,12 +6,15 @@ import numpy as np
 import optax
 import pytest
 import toys
+from sklearn.cluster import SpectralClustering
+from sklearn.metrics import adjusted_rand_score
 
-from pfljax.algorithms.common import first_order, neighbors
+from pfljax.algorithms.common import first_order, neighbors, uploads
 from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Cohort
 from pfljax.engine.plan import make_plan
-from pfljax.engine.rounds import make_round
+from pfljax.engine.rounds import cohort_of, make_round
+from pfljax.local.privacy import Privacy
 from pfljax.training.compiled import place
 
 SIZES = (2, 5, 3)
@@ -48,24 +51,34 @@ def play(name="fedfomo", rounds=3, sizes=SIZES, seed=0, epochs=2, knobs=None, **
     return federation, algorithm, *toys.train(algorithm, problem, federation.client_data, rounds)
 
 
-@pytest.mark.parametrize(("name", "norm"), [("fedfomo", "l2"), ("fedfomo", "l1"), ("fedfomo_average", "l2")])
-def test_rounds_by_hand(name, norm):
-    federation, algorithm, states, records = play(name, knobs={"norm": norm} if name == "fedfomo" else {})
-    num = len(SIZES)
+@pytest.mark.parametrize(
+    ("name", "knobs"),
+    [
+        ("fedfomo", {}),
+        ("fedfomo", {"norm": "l1", "scaled": True, "clusters": 1}),
+        ("fedfomo_average", {}),
+        pytest.param("fedfomo_average", {"scaled": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_rounds_by_hand(name, knobs):
+    federation, algorithm, states, records = play(name, knobs=knobs)
+    num, means = len(SIZES), knobs.get("clusters", 0)
     start = vectors(states[0].clients["start"])
     theta, affinity = start.copy(), np.eye(num)
     np.testing.assert_allclose(vectors(states[0].models)[:num], theta, rtol=1e-6)
     kept = []
     for number in range(4):
         before = start.copy()
-        weights = np.zeros((num, num))
+        everyone = np.average(theta, axis=0, weights=SIZES)
+        candidates = np.concatenate([theta, everyone[None].repeat(means, axis=0)])
+        weights = np.zeros((num, num + means))
         for i in range(num):
             score = lambda model, i=i: loss(model, federation.validation, i)
-            for n in range(num):
+            for n, model in enumerate(candidates):
                 if name == "fedfomo":
-                    gap = theta[n] - before[i]
-                    far = np.abs(gap).sum() if norm == "l1" else np.sqrt((gap**2).sum())
-                    weights[i, n] = (score(before[i]) - score(theta[n])) / far if far else 0  # Eq. 3
+                    gap = model - before[i]
+                    far = np.abs(gap).sum() if knobs.get("norm") == "l1" else np.sqrt((gap**2).sum())
+                    weights[i, n] = (score(before[i]) - score(model)) / far if far else 0  # Eq. 3
                 else:
                     without = np.delete(theta, n, axis=0).mean(axis=0)
                     weights[i, n] = score(without) - score(theta.mean(axis=0))  # Eq. 14
@@ -73,10 +86,11 @@ def test_rounds_by_hand(name, norm):
         total = positive.sum(axis=1, keepdims=True)
         final = np.divide(positive, total, out=np.zeros_like(positive), where=total > 0)  # Eq. 13
         for i in range(num):
-            start[i] = before[i] + sum(final[i, n] * (theta[n] - before[i]) for n in range(num))  # Eq. 5
+            start[i] = before[i] + final[i] @ (candidates - before[i])  # Eq. 5
         if number == 3:
             break  # what is scored is what the fourth round would start from
-        affinity += weights
+        scale = np.abs(weights.sum(axis=1, keepdims=True)) if "scaled" in knobs else 1
+        affinity += (weights / scale)[:, :num]
         kept.append((total == 0).mean())
         theta = np.stack([trained(start[i], federation.train, i, 2) for i in range(num)])
         state = states[number + 1]
@@ -85,13 +99,116 @@ def test_rounds_by_hand(name, norm):
         np.testing.assert_allclose(state.clients["affinity"], affinity, rtol=1e-3, atol=1e-4)
         dense = np.zeros((num, num))
         np.put_along_axis(dense, np.asarray(state.clients["index"]), np.asarray(state.clients["weights"]), axis=1)
-        np.testing.assert_allclose(dense, final, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(dense, final[:, :num], rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(records[number].metrics["kept_previous_model"], kept[-1])
         if name == "fedfomo_average":
             np.testing.assert_allclose(vectors(state.models)[num], theta.mean(axis=0), rtol=1e-4, atol=1e-5)
+        if means:
+            mean = np.average(theta, axis=0, weights=SIZES)
+            np.testing.assert_allclose(vectors(state.models)[num], mean, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(state.server.affinity, affinity, rtol=1e-3, atol=1e-4)
     assert (affinity < -0.01).any()  # uncut weights went into it
     scored = algorithm.predictor(jax.random.key(0), states[-1], federation.client_data)
     np.testing.assert_allclose(vectors(scored.models), start, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("num", "kinds", "noise"), [(6, 2, 0.0), (15, 5, 1.0), (15, 4, 1.5), (40, 3, 2.0)])
+def test_spectral_clusters_are_those_of_scikit_learn(num, kinds, noise):
+    rng = np.random.default_rng(num)
+    kind = rng.permutation(np.arange(num) % kinds)
+    affinity = 2.0 * (kind[:, None] == kind) + noise * rng.random((num, num))
+    affinity = affinity + affinity.T + 0.1
+    found = np.asarray(uploads.spectral_clusters(jnp.float32(affinity), kinds))
+    expected = SpectralClustering(kinds, affinity="precomputed", assign_labels="discretize", random_state=0)
+    assert adjusted_rand_score(expected.fit_predict(affinity), found) == adjusted_rand_score(kind, found) == 1
+
+
+def test_means_of_clusters_are_over_those_who_uploaded_last():
+    kind = np.array([0, 0, 1, 1, 1])
+    last, size = np.array([3, 2, 1, 1, 0]), np.array([4, 9, 1, 3, 9])
+    kept = uploads.Uploads(jnp.asarray(last), jnp.asarray(size), jnp.asarray(5.0 * (kind[:, None] == kind)))
+    np.testing.assert_array_equal(kept.newest, [True, False, False, False, False])
+    theta = np.random.default_rng(0).normal(size=(5, 2, 3)).astype(np.float32)
+    stack = np.asarray(uploads.with_cluster_means({"w": jnp.asarray(theta)}, kept, 2)["w"])
+    means = {tuple(theta[0].ravel()), tuple(np.float32((theta[2] + 3 * theta[3]) / 4).ravel())}
+    np.testing.assert_array_equal(stack[:5], theta)
+    np.testing.assert_allclose(sorted(stack[5:7].reshape(2, -1).tolist()), sorted(means), rtol=1e-6)
+    np.testing.assert_allclose(stack[7], stack[5:7].mean(axis=0), rtol=1e-6)
+
+
+def test_clients_of_two_kinds_get_the_means_of_their_kinds():
+    federation, problem = two_kinds()
+    algorithm = toys.make_algorithm("fedfomo", problem, neighbors=3, clusters=2)
+    states, records = toys.train(algorithm, problem, federation.client_data, 6)
+    theta = vectors(states[-1].models)
+    kinds = [theta[kind:6:2].mean(axis=0) for kind in range(2)]  # all have four examples
+    order = np.argsort([np.linalg.norm(mean - kinds[0]) for mean in theta[6:8]])
+    np.testing.assert_allclose(theta[6:8][order], kinds, rtol=1e-4)
+    np.testing.assert_allclose(theta[8], np.mean(kinds, axis=0), atol=1e-4)
+    model, numbers = 5 * 4, 2 * 4 * (1 + 3 + 3)  # who was weighed, and how much each has gained
+    assert records[-1].down == 6 * (3 + 3) * model and records[-1].up == 6 * (model + numbers)
+
+
+def test_under_sampling_those_who_uploaded_last_can_be_downloaded():
+    sizes, knobs = (2, 5, 3, 4), {"available": "uploaded", "neighbors": 1}
+    federation, _, states, records = play(sizes=sizes, rounds=4, cohort=2, knobs=knobs)
+    start = vectors(states[0].clients["start"])
+    theta = np.stack([trained(start[i], federation.train, i, 1) for i in range(4)])  # everyone, one epoch
+    np.testing.assert_allclose(vectors(states[0].models), theta, rtol=1e-5)
+    available = set(np.flatnonzero(states[0].server.last == 0))
+    assert len(available) == 2
+    for number in range(4):
+        cohort = np.asarray(cohort_of(jax.random.key(0), number, 4, 2).ids)
+        index, uploaded = np.asarray(states[number + 1].clients["index"]), theta.copy()
+        for i in cohort:
+            assert index[i, 0] == i and index[i, 1] in available - {i}
+            gaps = uploaded[index[i]] - start[i]
+            gains = loss(start[i], federation.validation, i) - np.array(
+                [loss(uploaded[n], federation.validation, i) for n in index[i]]
+            )
+            weights = np.maximum(gains / np.linalg.norm(gaps, axis=1), 0)
+            start[i] = start[i] + weights @ gaps / max(weights.sum(), 1e-30)
+            theta[i] = trained(start[i], federation.train, i, 2)
+        np.testing.assert_allclose(vectors(states[number + 1].models), theta, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(vectors(states[number + 1].clients["start"]), start, rtol=1e-4, atol=1e-5)
+        available = set(cohort)
+        assert records[number].down == 2 * 4 * 4  # one model of four floats for each of two clients
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 4])
+def test_plans_agree_on_what_the_server_makes(devices):
+    knobs = {"available": "uploaded", "clusters": 2, "neighbors": 1, "epsilon": 0.5}
+    runs = [
+        play(sizes=(2, 5, 3, 4), cohort=2, knobs=knobs, plan=make_plan(kind, devices=number))[2]
+        for kind, number in (("map", 1), ("vmap", devices))
+    ]
+    for expected, found in zip(*runs, strict=True):
+        toys.assert_trees_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_where_all_clients_take_part_all_models_are_available():
+    for sizes in (SIZES, (2, 3, 4, 5)):
+        found, expected = (play(sizes=sizes, knobs=knobs)[2][-1] for knobs in ({"available": "uploaded"}, {}))
+        toys.assert_trees_close(found, expected)
+
+
+@pytest.mark.parametrize("fallback", ["start", "mean"])
+def test_where_no_average_gains_clients_fall_back(fallback):
+    """Two opposite models and a loss that is highest in their mean, so that each is worse than both together."""
+    federation = toys.make_federation((2, 2), "regression")
+
+    def highest_at_zero(params, x, y, key=None):
+        return -sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(params)) * jnp.ones_like(y)
+
+    problem = toys.make_problem(federation, loss=highest_at_zero)
+    algorithm = toys.make_algorithm("fedfomo_average", problem, fallback=fallback)
+    state = algorithm.init(jax.random.key(0), federation.client_data)
+    one = jax.tree.map(lambda leaf: leaf[:1] + 1, state.models)
+    opposite = jax.tree.map(lambda leaf: jnp.concatenate([leaf, -leaf, 0 * leaf]), one)
+    scored = algorithm.predictor(jax.random.key(0), state._replace(models=opposite), federation.client_data)
+    expected = np.zeros((2, 4)) if fallback == "mean" else vectors(state.clients["start"])
+    np.testing.assert_allclose(vectors(scored.models), expected, atol=1e-6)
 
 
 def test_weights_are_cut_and_normalized():
@@ -212,8 +329,8 @@ def test_newcomers_step_from_the_mean_of_all_models():
         np.testing.assert_allclose(vectors(predictor.models)[k], expected, rtol=1e-4)
 
 
-def test_it_helps_where_clients_come_in_two_kinds():
-    """Kinds with opposite targets: others of one's own kind are chosen, and the mixture beats training alone."""
+def two_kinds():
+    """Six clients, of which even and odd ones have opposite targets."""
     federation = toys.make_federation((4,) * 6, "regression", features=4, seed=3)
     sign = np.where(np.arange(6) % 2, -1, 1)[:, None]
     rng = np.random.default_rng(0)
@@ -222,6 +339,12 @@ def test_it_helps_where_clients_come_in_two_kinds():
         noise = 0.5 * rng.normal(size=split.y.shape)
         split.y[...] = sign * (split.x @ truth) + noise
     problem = toys.make_problem(federation, optax.sgd(0.1), epochs=10)._replace(common_init=True)
+    return federation, problem
+
+
+def test_it_helps_where_clients_come_in_two_kinds():
+    """Kinds with opposite targets: others of one's own kind are chosen, and the mixture beats training alone."""
+    federation, problem = two_kinds()
     algorithm = toys.make_algorithm("fedfomo", problem, neighbors=3)
     states, _ = toys.train(algorithm, problem, federation.client_data, 20)
     affinity = np.array(states[-1].clients["affinity"])
@@ -237,6 +360,10 @@ def test_bad_knobs_and_missing_validation_are_refused():
     for knobs in ({"neighbors": -1}, {"epsilon": 1.5}, {"decay": -0.1}):
         with pytest.raises(ArgumentError, match=rf"^fedfomo\.{next(iter(knobs))}="):
             play(knobs=knobs)
+    with pytest.raises(ArgumentError, match=r"^fedfomo\.clusters=4: accepted: 0 to 3, the clients"):
+        play(knobs={"clusters": 4})
+    with pytest.raises(ArgumentError, match=r"^fedfomo\.available=uploaded: .*accepted with privacy: cohort"):
+        play(knobs={"available": "uploaded"}, cohort=2, privacy=Privacy(clip_norm=1.0))
     federation = toys.make_federation(SIZES, "regression", validation_size=0)
     problem = toys.make_problem(federation)
     with pytest.raises(ArgumentError, match=r"^validation_fraction=0: "):

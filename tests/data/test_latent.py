@@ -40,6 +40,9 @@ def test_the_embedding_is_what_is_clustered(tmp_path):
     embed = lambda source: source.y[:, None].astype(np.float32)
     found = latent.clusters(source, embed, 2, 0, str(tmp_path))
     assert same_partition(found, source.y) and not same_partition(found, kind)
+    # Nothing tells this embedding from another one, so it is not kept.
+    assert same_partition(latent.clusters(source, lambda source: source.x, KINDS, 0, str(tmp_path)), kind)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_clustering_is_made_once_for_the_same_inputs(tmp_path):

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from experiments.fedfomo import figure3, figure9, paper, table1, table2, table3, table4
-from pfljax.cli import compare
+from pfljax.cli import build, compare
 from pfljax.cli.settings import parse
 from pfljax.core.method import METHODS
+from pfljax.data import embedding
+from pfljax.data.sources import Source
 from pfljax.report import captions
 from pfljax.training import files
 
@@ -63,7 +65,7 @@ def test_table3_deals_the_targets_and_says_what_differs(tmp_path):
         assert row["shuffled"]["accuracy_mean"] == pytest.approx(summary["last"]["accuracy_mean"])
         assert f"{100 * summary['last']['accuracy_mean']:.1f}" in printed
         assert summary["per_client"][0]["target"] in (0, 1)
-    assert flags_of(tmp_path / "out" / "shuffled" / "fedfomo-n10")["fedfomo.neighbors"] == 10
+    assert flags_of(tmp_path / "out" / "shuffled" / "fedfomo-n10")["fedfomo.neighbors"] == 9  # and its own
     again = call(table3, *flags)
     assert again.count("finished before, kept") == 3
 
@@ -128,6 +130,14 @@ def test_mistakes_are_one_line(tmp_path, module, flag, word):
     (line,) = error.strip().splitlines()
     assert line.startswith("error: ") and flag.split("=")[0].strip("-") in line and word in line
     assert not (tmp_path / "out").exists()
+
+
+def test_ten_distributions_of_cifar10_are_its_classes():
+    settings = parse(table2.define, [])
+    cifar10 = Source(np.zeros((2, 32, 32, 3)), np.zeros(2, np.int32), None, None, 10, "classification", "cifar10")
+    made = lambda number: build.build_partition(settings.replace(num_distributions=number), cifar10, 0).embedding
+    assert made(10) is embedding.classes
+    assert isinstance(made(5), embedding.Embedding) and made(5).name == "vgg11"
 
 
 def test_the_paper_s_rows_are_methods_here():

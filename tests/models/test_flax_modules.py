@@ -126,6 +126,7 @@ def test_nnx_is_linen_for_the_same_weights():
     np.testing.assert_allclose(apply(other, same, X), apply(one, shifted, X), rtol=1e-5)
     np.testing.assert_allclose(other.predict(same, X), one.predict(shifted, X), rtol=1e-5)
     np.testing.assert_allclose(other.features(same, X), one.features(shifted, X), rtol=1e-5)
+    np.testing.assert_allclose(other.embedding(same, X), one.embedding(shifted, X), rtol=1e-5)
     key = jax.random.key(0)
     grads = [gradient(m, p, key) for m, p in ((one, shifted), (other, same))]
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)

@@ -248,6 +248,17 @@ def test_the_last_layer_makes_the_outputs_of_the_features(name, shape):
     np.testing.assert_allclose(outputs, model.apply(params, x), rtol=1e-5, atol=1e-5)
 
 
+def test_an_embedding_is_the_last_hidden_layer_before_its_relu():
+    x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    model = models.make("mlp", (4,), "classification", 9, hidden=(6,))
+    params = start(model)
+    expected = x @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]
+    np.testing.assert_allclose(model.embedding(params, x), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(model.features(params, x), np.maximum(expected, 0), rtol=1e-5, atol=1e-6)
+    linear = models.make("linear", (4,), "classification", 9)
+    np.testing.assert_array_equal(linear.embedding(start(linear), x), x)
+
+
 def test_vgg_is_for_images_of_32_x_32():
     model = models.make("vgg11", (32, 32, 3), "classification", 10)
     params = jax.eval_shape(model.init, jax.random.key(0))

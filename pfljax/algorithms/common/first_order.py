@@ -8,11 +8,15 @@ A round of client i, which holds start_i, from where its last model was trained,
     w*_n <- max(w_n, 0) / sum_n max(w_n, 0)                                             (`normalize`, Eq. 13)
     start_i <- start_i + sum_n w*_n (theta_n - start_i);  p_i <- p_i + w                (`moved`, Eq. 5)
     theta_i <- local training from start_i; uploaded.
+
+What the authors' code does beside that are knobs: it scales w in p_i (`scaled`), downloads from those who uploaded last
+(`Form.uploaded`), and has means of clusters among the candidates (`Form.clusters`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -20,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import neighbors
+from pfljax.algorithms.common.uploads import Uploads, first_epoch, with_cluster_means
 from pfljax.core import tree
 from pfljax.core.errors import ArgumentError
 from pfljax.core.method import knob
@@ -33,10 +38,12 @@ from pfljax.core.types import (
     Ledger,
     Params,
     Predictor,
+    PyTree,
     Report,
     Split,
     State,
     Topology,
+    Traffic,
 )
 from pfljax.engine.views import read
 from pfljax.local.problem import Problem
@@ -49,15 +56,22 @@ class Knobs:
     """The knobs of both forms."""
 
     neighbors: int = knob(
-        5, at_least=0, help="M, models that a client downloads in a round beside its own; all where there are fewer"
+        4,
+        at_least=0,
+        help="M, others' models that a client downloads in a round; the paper's n is M + 1, its own among them",
     )
     epsilon: float = knob(
-        0.3, at_least=0, at_most=1, help="probability of downloading a random model for a good one, in the first round"
+        0.3,
+        at_least=0,
+        at_most=1,
+        grid=(0.3, 0.0, 0.1, 0.5, 1.0),
+        help="probability of downloading a random model for a good one, in the first round",
     )
     decay: float = knob(0.05, at_least=0, help="how much epsilon falls a round, down to 0")
+    scaled: bool = knob(False, help="whether affinities grow by w / |sum of w|, as in the authors' code, and not by w")
 
 
-Weigh = Callable[[Params, Params, Split, Array], tuple[Array, Params, Array]]
+Weigh = Callable[[Params, Params, Split, Array], tuple[Array, Params, Array, Params]]
 
 
 class Form(NamedTuple):
@@ -65,17 +79,25 @@ class Form(NamedTuple):
 
     Attributes:
         topology: Of the stack of models.
-        weigh: (received models, start, validation data, index) -> ids (M + 1,), their models and weights (M + 1,).
-        stack: K models -> what can be downloaded, the K models first.
+        weigh: (received models, start, validation data, index) -> ids (J,), the own first, their models and weights
+            (J,), and the model from which the client moves.
+        stack: (K models, the server's state) -> what can be downloaded, the K models first.
         served: ids (S, M + 1), the own first -> what is downloaded for them.
         norm: Of the distances for newcomers.
+        clusters: Number of clusters whose means are downloaded beside clients' models.
+        uploaded: Whether those can be downloaded who uploaded last, and not the round's cohort; before the first round
+            all clients train an epoch, and a cohort uploads.
+        traffic: As in `Algorithm`.
     """
 
     topology: Topology
     weigh: Weigh
-    stack: Callable[[Params], Params] = lambda models: models
+    stack: Callable[[Params, PyTree], Params] = lambda models, server: models
     served: Callable[[Array], Array] = lambda ids: ids
     norm: str = "l2"
+    clusters: int = 0
+    uploaded: bool = False
+    traffic: Callable[[Traffic], Traffic] | None = None
 
 
 def normalize(weights: Array) -> Array:
@@ -108,9 +130,37 @@ def moved(start: Params, models: Params, weights: Array) -> Params:
     return jax.tree.map(lambda origin, leaf: origin * (1 - weights.sum()) + leaf, start, mixed)
 
 
+def on_server(problem: Problem, form: Form, num_others: int) -> Form:
+    """A form of single models with what `clusters` and `uploaded` need: all models on the server, the means after them.
+
+    The engine takes a client's own model for a download, which it is not.
+
+    Raises:
+        ArgumentError: for more clusters than clients, and for private training, whose ledger counts no first epoch.
+    """
+    num, means = problem.num_clients, form.clusters + (form.clusters > 1)
+    if form.clusters > num:
+        raise ArgumentError("clusters", f"accepted: 0 to {num}, the clients", form.clusters)
+    if form.uploaded and problem.solver.privacy.active:
+        raise ArgumentError("available", "no ledger counts its first epoch; accepted with privacy: cohort", "uploaded")
+
+    def served(ids):
+        return jnp.concatenate([ids, jnp.broadcast_to(num + jnp.arange(means), (len(ids), means))], axis=1)
+
+    def stack(models, server):
+        return with_cluster_means(models, server, form.clusters) if means else models
+
+    def traffic(moved):
+        return moved._replace(model=moved.model * (num_others + means) / (num_others + means + 1))
+
+    return form._replace(topology="shared", stack=stack, served=served, traffic=traffic)
+
+
 def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
     """An algorithm whose clients mix models by a `Form`'s weights."""
     num, num_others = problem.num_clients, min(knobs.neighbors, problem.cohort_size - 1)
+    remembers = bool(form.clusters or form.uploaded)
+    form = on_server(problem, form, num_others) if remembers else form
 
     def init(key, clients):
         if not clients.validation.y.shape[1]:
@@ -124,48 +174,61 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
             "weights": jnp.zeros((num, num_others + 1)),
             "optimizer": problem.optimizer_rows(leading(models, 1), num),
         }
-        return State((), form.stack(models), (), rows)
+        models, last = (
+            first_epoch(problem, key, models, clients) if form.uploaded else (models, jnp.zeros(num, jnp.int32))
+        )
+        server = Uploads(last, clients.train.size, rows["affinity"]) if remembers else ()
+        return State(server, form.stack(models, server), (), rows)
 
     def download(key, state, cohort):
         epsilon = jnp.maximum(knobs.epsilon - knobs.decay * state.round, 0)
-        return form.served(choose(problem, key, state, cohort, num_others, epsilon))
+        eligible = state.server.newest if form.uploaded else cohort.position(jnp.arange(num)) >= 0
+        return form.served(choose(problem, key, state, cohort, eligible, num_others, epsilon))
 
     def client_update(context, models, row, data):
         start, (index, final, weights) = personalize(form, context.index, models, row["start"], data.validation)
         trained, optimizer, losses = problem.fit_models(context, tree.stack_one(start), row["optimizer"], data.train)
-        affinity = row["affinity"].at[index].add(weights)  # uncut
-        row = {"start": start, "affinity": affinity, "index": index, "weights": final, "optimizer": optimizer}
-        return ClientOutput(row, trained, {"loss": losses[0], "kept": final.sum() == 0})
+        gains = weights / jnp.maximum(jnp.abs(weights.sum()), 1e-9) if knobs.scaled else weights  # uncut
+        affinity = row["affinity"].at[index].add(gains, mode="drop")  # an index of K or more is no client
+        kept = {"index": index[: num_others + 1], "weights": final[: num_others + 1], "optimizer": optimizer}
+        report = {"loss": losses[0], "kept": final.sum() == 0}
+        report |= {"index": index, "gains": gains} if remembers else {}
+        return ClientOutput({"start": start, "affinity": affinity, **kept}, trained, report)
 
     def server_update(key, state, aggregate):
         models = tree.where(aggregate.count > 0, aggregate.upload, state.models)
-        models = models if form.topology == "peers" else form.stack(leading(models, num))
-        return state._replace(models=models), {"kept_previous_model": aggregate.report["kept"].mean()}
-
-    def predictor(key, state, clients):
-        everyone = Cohort(jnp.arange(num, dtype=jnp.int32), everyone=True)
-        index = form.served(choose(problem, key, state, everyone, num_others, 0.0))
-
-        def client(models, _, data):
-            index, start, split = data
-            return ClientOutput((), (), personalize(form, index[...], models, read(start), split)[0])
-
-        data = (index, state.clients["start"], clients.validation)
-        _, made = problem.plan.exchange(client, state.models, index, (), data, topology=form.topology)
-        return Predictor.own(made.report)
+        server = state.server.noted(aggregate.report, state.round) if remembers else ()
+        models = models if form.topology == "peers" else form.stack(leading(models, num), server)
+        metrics = {"kept_previous_model": aggregate.report["kept"].mean()}
+        return state._replace(server=server, models=models), metrics
 
     return Algorithm(
         init=init,
         download=download,
         client_update=client_update,
         server_update=server_update,
-        predictor=predictor,
+        predictor=functools.partial(mixtures, problem, form, num_others),
         adapt=lambda key, state, clients: newcomers(problem, leading(state.models, num), clients, form.norm),
         topology=form.topology,
         ledger=Ledger(gradients=1, unaccounted="the validation examples, by which models that are sent are mixed"),
         report=Report("each client's mixture of the newest models, not yet trained", (), collaboration, "peers"),
         via_server=True,
+        traffic=form.traffic,
     )
+
+
+def mixtures(problem: Problem, form: Form, num_others: int, key: Key, state: State, clients: ClientData) -> Predictor:
+    """What each client's next round would start from: of all clients' newest models, without exploring."""
+    num = problem.num_clients
+    everyone = Cohort(jnp.arange(num, dtype=jnp.int32), everyone=True)
+    index = form.served(choose(problem, key, state, everyone, jnp.ones(num, bool), num_others, 0.0))
+
+    def client(models, _, data):
+        index, start, split = data
+        return ClientOutput((), (), personalize(form, index[...], models, read(start), split)[0])
+
+    data = (index, state.clients["start"], clients.validation)
+    return Predictor.own(problem.plan.exchange(client, state.models, index, (), data, topology=form.topology)[1].report)
 
 
 def collaboration(state: State) -> dict[str, Array]:
@@ -179,12 +242,19 @@ def leading(models: Params, num: int) -> Params:
     return jax.tree.map(lambda leaf: leaf[:num], models)
 
 
-def choose(problem: Problem, key: Key, state: State, cohort: Cohort, num_others: int, epsilon: Array | float) -> Array:
-    """(S, M + 1) int32: each client itself, and those of the cohort with the highest affinities (Section 3.1)."""
+def choose(
+    problem: Problem,
+    key: Key,
+    state: State,
+    cohort: Cohort,
+    eligible: Array,
+    num_others: int,
+    epsilon: Array | float,
+) -> Array:
+    """(S, M + 1) int32: each client itself, and those of highest affinity among the eligible (K,) (Section 3.1)."""
 
     def one(own, affinity):
-        ids = jnp.arange(problem.num_clients)
-        scores = jnp.where((cohort.position(ids) >= 0) & (ids != own), affinity, -jnp.inf)
+        scores = jnp.where(eligible & (jnp.arange(problem.num_clients) != own), affinity, -jnp.inf)
         own_key = jax.random.fold_in(key, own)
         return neighbors.best_candidates(own_key, scores, num_others, epsilon)[0].astype(jnp.int32)
 
@@ -195,12 +265,12 @@ def choose(problem: Problem, key: Key, state: State, cohort: Cohort, num_others:
 def personalize(
     form: Form, index: Array, models: Params, start: Params, split: Split
 ) -> tuple[Params, tuple[Array, Array, Array]]:
-    """The new start; and whose models were weighed (M + 1,), their weights cut to the simplex, and uncut."""
-    index, models, weights = form.weigh(models, start, split, index)  # Eq. 3 or 14
+    """The new start; and whose models were weighed (J,), their weights cut to the simplex, and uncut."""
+    index, models, weights, base = form.weigh(models, start, split, index)  # Eq. 3 or 14
     alone = jnp.zeros_like(weights).at[0].set(1.0)
     weights = jnp.where(split.size > 0, weights, alone)
     final = normalize(weights)  # Eq. 13
-    return moved(start, models, final), (index, final, weights)  # Eq. 5
+    return moved(base, models, final), (index, final, weights)  # Eq. 5
 
 
 def newcomers(problem: Problem, models: Params, clients: ClientData, norm: str) -> Predictor:

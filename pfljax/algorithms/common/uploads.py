@@ -1,0 +1,100 @@
+"""What a server remembers of its clients' uploads, and the means that it makes of them for clusters of clients.
+
+FedFomo's code (Zhang et al., 2021) has such means. Its clusters are those of scikit-learn's SpectralClustering, with
+labels by the rotation of Yu and Shi, "Multiclass spectral clustering" (ICCV 2003).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.core import tree
+from pfljax.core.types import Array, ClientData, Key, Metrics, Params
+from pfljax.engine.rounds import draw_cohort
+from pfljax.local.problem import Problem
+
+ROTATIONS = 20  # steps between labels and rotation; a few are enough
+
+
+class Uploads(NamedTuple):
+    """What a server knows of K clients; it never leaves the server.
+
+    Attributes:
+        last: (K,) int32, number of the round in which a client last uploaded, from 1; 0 for uploads from before the
+            first round, -1 for none.
+        size: (K,) int32, n_k.
+        affinity: (K, K) how much each client has gained from each model.
+    """
+
+    last: Array
+    size: Array
+    affinity: Array
+
+    @property
+    def newest(self) -> Array:
+        """(K,) bool: who uploaded last."""
+        return self.last == self.last.max()
+
+    def noted(self, report: Metrics, number: Array) -> Uploads:
+        """After round `number`, of whose clients "index" (S, J), own model first, and "gains" (S, J) are reported."""
+        index, own = report["index"], report["index"][:, :1]
+        # An index of K or more is no client.
+        affinity = jnp.asarray(self.affinity).at[own, index].add(report["gains"], mode="drop")
+        return self._replace(last=jnp.asarray(self.last).at[own[:, 0]].set(number + 1), affinity=affinity)
+
+
+def first_epoch(problem: Problem, key: Key, models: Params, clients: ClientData) -> tuple[Params, Array]:
+    """What all clients have after an epoch, and the first to upload: `Uploads.last`."""
+    train_key, cohort_key = jax.random.split(key)
+    once = problem._replace(solver=problem.solver._replace(epochs=1, steps=0))
+    trained = once.train_alone(train_key, models, clients, own=True)
+    first = draw_cohort(cohort_key, problem.num_clients, problem.cohort_size).ids
+    return trained, jnp.full(problem.num_clients, -1, jnp.int32).at[first].set(0)
+
+
+def with_cluster_means(models: Params, uploads: Uploads, num: int) -> Params:
+    """K models, then the means of `num` clusters and, of several clusters, the mean of those means.
+
+    Clusters are found by the affinities. A cluster's mean is over those of its clients that uploaded last, weighted by
+    n_k; an empty one has the mean of all models.
+    """
+    share = jax.nn.softmax(uploads.affinity, axis=1)
+    label = spectral_clusters((share + share.T) / 2, num)
+    member = label == jnp.arange(num)[:, None]
+    last = jnp.where(member, uploads.last, -1).max(axis=1, keepdims=True)
+    weight = (member & (uploads.last == last)) * uploads.size.astype(jnp.float32)
+    weight = jnp.where(weight.sum(axis=1, keepdims=True) > 0, weight, 1.0)
+    weight = weight / weight.sum(axis=1, keepdims=True)
+    weight = weight if num == 1 else jnp.concatenate([weight, weight.mean(axis=0, keepdims=True)])
+    return jax.tree.map(lambda leaf, mean: jnp.concatenate([leaf, mean]), models, tree.mix(weight, models))
+
+
+def spectral_clusters(affinity: Array, num: int) -> Array:
+    """(K,) labels below `num`, from symmetric and positive affinities (K, K); the diagonal does not count.
+
+    Normalized cuts: the eigenvectors of D^-1/2 A D^-1/2 with the largest eigenvalues, their rows at length 1, turned
+    until they are as near to indicators of clusters as they can be. All eigenvectors are computed, O(K^3) a round.
+    """
+    affinity = affinity * (1 - jnp.eye(len(affinity)))
+    scale = 1 / jnp.sqrt(jnp.maximum(affinity.sum(axis=1), 1e-12))
+    _, vectors = jnp.linalg.eigh(affinity * scale[:, None] * scale[None, :])
+    rows = vectors[:, -num:]
+    rows = rows / jnp.maximum(jnp.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+
+    def add_axis(number, carry):
+        axes, near = carry
+        near = near + jnp.abs(rows @ axes[number - 1])
+        return axes.at[number].set(rows[jnp.argmin(near)]), near
+
+    def turn(_, axes):
+        chosen = jax.nn.one_hot(jnp.argmax(rows @ axes.T, axis=1), num)
+        left, _, right = jnp.linalg.svd(chosen.T @ rows)
+        return left @ right
+
+    start: Any = (jnp.zeros((num, num)).at[0].set(rows[0]), jnp.zeros(len(rows)))
+    axes, _ = jax.lax.fori_loop(1, num, add_axis, start)
+    axes = jax.lax.fori_loop(0, ROTATIONS, turn, axes)
+    return jnp.argmax(rows @ axes.T, axis=1)
