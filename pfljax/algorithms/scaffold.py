@@ -1,20 +1,21 @@
 """SCAFFOLD: local steps corrected by control variates.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: stochastic controlled averaging for federated learning" (ICML
-2020, Algorithm 1 with its option II).
+2020, Algorithm 1).
 
     A round: client k of S receives x and c; local steps y <- y - eta (g(y) - c_k + c) from y = x;
-    c_k+ <- c_k - c + (x - y) / (steps eta), which is the mean of the g(y) on the way;
+    c_k+ <- grad f_k(x)  (option I),  or c_k - c + (x - y) / (steps eta), the mean of the g(y) on the way  (option II);
     x <- x + rate (sum_k n_k y_k / sum_k n_k - x);  c <- c + sum_k n_k (c_k+ - c_k) / sum_{all} n_k.
 
 Departures from the paper: both means are weighted by n_k, as everywhere here, so that the weighted objective is what is
-minimized. c_k+ is computed as that mean of gradients, which is option II for plain SGD and has a meaning for any
-optimizer.
+minimized (`mean=uniform` is the paper's). Option II's c_k+ is computed as that mean of gradients, which is the same for
+plain SGD and has a meaning for any optimizer.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -33,16 +34,21 @@ class Scaffold:
 
     correction: float = knob(1.0, at_least=0, help="share of the correction c - c_k that a step takes; 0 is FedAvg")
     rate: float = knob(1.0, above=0, help="eta_g, the server's rate")
+    option: Literal["I", "II"] = knob(
+        "II", help="c_k+: the gradient of all of the client's examples at x (I), or the mean of its steps' (II)"
+    )
+    mean: Literal["weighted", "uniform"] = knob("weighted", help="means over clients: by n_k, or all alike")
 
     def build(self, problem: Problem) -> Algorithm:
-        num = problem.num_clients
+        num, first = problem.num_clients, self.option == "I"
+        weigh = lambda size: (size if self.mean == "weighted" else size > 0).astype(jnp.float32)
         of_batch = jax.value_and_grad(lambda params, batch: problem.solver.mean_loss(params, batch))
 
         def init(key, clients):
             x = problem.init_models(key, 1)
             zeros = jax.tree.map(jnp.zeros_like, x)
             rows = {"control": tree.repeat(zeros, num), "optimizer": problem.optimizer_rows(x, num)}
-            total = jnp.maximum(clients.train.size.sum(), 1).astype(jnp.float32)
+            total = jnp.maximum(weigh(clients.train.size).sum(), 1)
             return State(total, {"model": x, "control": zeros}, (), rows)
 
         def client_update(context, models, row, data):
@@ -58,9 +64,11 @@ class Scaffold:
             y, optimizer, losses, (total, steps) = problem.descend_model(
                 context, models["model"], row["optimizer"], data.train, corrected, memory
             )
-            mean = tree.scale(total, 1 / jnp.maximum(steps, 1))
-            control = jax.tree.map(lambda mean, old: jnp.where(steps > 0, mean, old), mean, row["control"])
-            upload, sent = aggregation.weighted(y, data.train.size)
+            new = tree.scale(total, 1 / jnp.maximum(steps, 1))
+            if first:
+                _, new = problem.solver.loss_and_gradient(tree.first(models["model"]), data.train)
+            control = jax.tree.map(lambda new, old: jnp.where(steps > 0, new, old), new, row["control"])
+            upload, sent = aggregation.weighted(y, weigh(data.train.size))
             upload["control"] = tree.scale(tree.stack_one(tree.subtract(control, row["control"])), upload["weight"])
             return ClientOutput({"control": control, "optimizer": optimizer}, upload, {"loss": losses[0]}, sent)
 
@@ -76,5 +84,9 @@ class Scaffold:
             server_update=server_update,
             predictor=lambda key, state, clients: Predictor.one(state.models["model"], tree.num_rows(clients)),
             topology="shared",
-            ledger=Ledger(gradients=1),
+            ledger=Ledger(
+                gradients=1,
+                passes=1 + problem.passes(1) if first else 1,
+                unaccounted="the gradients of all examples, which are sent without noise" if first else "",
+            ),
         )

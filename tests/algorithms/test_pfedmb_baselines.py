@@ -139,15 +139,20 @@ def trained_by_hand(federation, k, theta, epochs, correction=0.0):
     return theta, total
 
 
-def test_scaffold_by_hand():
-    federation, _, states, records, _ = play("scaffold", rounds=3, epochs=2, knobs={"rate": 0.5})
+@pytest.mark.parametrize(("option", "mean"), [("II", "weighted"), ("I", "weighted"), ("I", "uniform")])
+def test_scaffold_by_hand(option, mean):
+    knobs = {"rate": 0.5, "option": option, "mean": mean}
+    federation, _, states, records, _ = play("scaffold", rounds=3, epochs=2, knobs=knobs)
+    shares = SIZES if mean == "weighted" else np.ones(4)
     x, c, own = vectors(states[0].models["model"])[0], np.zeros(4), np.zeros((4, 4))
     for number in range(3):
         pairs = [trained_by_hand(federation, k, x, 2, c - own[k]) for k in range(4)]
-        # Option II, as it is written: c_k - c + (x - y_k) / (steps rate).
-        new = np.array([own[k] - c + (x - pairs[k][0]) / (2 * RATE) for k in range(4)])
-        x = x + 0.5 * (np.average([y for y, _ in pairs], axis=0, weights=SIZES) - x)
-        c, own = c + np.average(new - own, axis=0, weights=SIZES), new
+        if option == "I":
+            new = np.array([gradient(federation, k, x) for k in range(4)])
+        else:  # as it is written: c_k - c + (x - y_k) / (steps rate)
+            new = np.array([own[k] - c + (x - pairs[k][0]) / (2 * RATE) for k in range(4)])
+        x = x + 0.5 * (np.average([y for y, _ in pairs], axis=0, weights=shares) - x)
+        c, own = c + np.average(new - own, axis=0, weights=shares), new
         after = states[number + 1]
         np.testing.assert_allclose(vectors(after.models["model"])[0], x, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(vectors(after.models["control"])[0], c, rtol=1e-4, atol=1e-5)
