@@ -124,8 +124,28 @@ class ExecutionPlan:
         return jax.vmap(fn)(*stacks)
 
     def over_replicates(self, fn: Callable[..., PyTree], in_axes: Any = 0) -> Callable[..., PyTree]:
-        """`fn` of a whole run's arrays as a function of several runs', stacked in front."""
-        return jax.vmap(fn, in_axes=in_axes)
+        """`fn` of a whole run's arrays as a function of several runs', stacked in front.
+
+        One run after the other where clients are worked on one by one, else all at once.
+
+        Args:
+            fn: Of one run's arrays.
+            in_axes: Of each of its arguments, 0 where it is stacked and None where all runs have the same; 0: all are.
+        """
+        if self.chunk != 1:
+            return jax.vmap(fn, in_axes=in_axes)
+
+        def mapped(*args):
+            axes = [in_axes] * len(args) if isinstance(in_axes, int) else in_axes
+            stacked = [arg for arg, axis in zip(args, axes, strict=True) if axis == 0]
+
+            def one(rows):
+                rows = iter(rows)
+                return fn(*(next(rows) if axis == 0 else arg for arg, axis in zip(args, axes, strict=True)))
+
+            return jax.lax.map(one, stacked)
+
+        return mapped
 
     def exchange(
         self,

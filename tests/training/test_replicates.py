@@ -26,7 +26,7 @@ def federation_of(number):
 def experiment_of(name, federation, seed, *, devices=1, n_max=7):
     problem = toys.make_problem(federation, optax.adam(0.05), batch_size=2, epochs=2, cohort=3)._replace(n_max=n_max)
     knobs = {"neighbors": 2} if "neighbors" in METHODS[name].__dataclass_fields__ else {}
-    plan, config = make_plan("map", devices=devices), {"settings": {"algorithm": name, "seed": seed}}
+    plan, config = make_plan("vmap", devices=devices), {"settings": {"algorithm": name, "seed": seed}}
     return toys.make_experiment(name, problem, federation, knobs=knobs, plan=plan, seed=seed, config=config)
 
 
