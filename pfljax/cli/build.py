@@ -16,7 +16,7 @@ from pfljax.cli import own_files
 from pfljax.cli.flags import DATA, FLAG_OF, WHAT
 from pfljax.cli.settings import FlagError, Settings
 from pfljax.core import method
-from pfljax.data import Federation, embedding, partitions, sources
+from pfljax.data import Federation, embedding, partitions, sources, statistics
 from pfljax.engine import processes
 from pfljax.local.privacy import Privacy
 from pfljax.local.training import LocalTraining
@@ -184,7 +184,7 @@ def build_model(settings: Settings, federation: Federation) -> models.Model:
     return models.make(name, shape, task, federation.num_classes, **widths(settings))
 
 
-def build_local(settings: Settings) -> LocalTraining:
+def build_local(settings: Settings, federation: Federation) -> LocalTraining:
     """How clients train."""
     if not settings.learning_rate > 0:
         raise settings.error("learning_rate", "accepted: above 0")
@@ -208,8 +208,18 @@ def build_local(settings: Settings) -> LocalTraining:
         schedule=build_schedule(settings),
         keep_optimizer=settings.keep_optimizer,
         common_init=settings.common_init,
+        class_weights=build_class_weights(settings, federation),
         privacy=Privacy(settings.dp_noise_multiplier, settings.dp_clip_norm, settings.dp_delta),
     )
+
+
+def build_class_weights(settings: Settings, federation: Federation) -> tuple[float, ...] | None:
+    """The weights of the classes in the training loss."""
+    if settings.class_weights == "none":
+        return None
+    if settings.dp_noise_multiplier:
+        raise settings.error("class_weights", "counts the clients' labels; accepted with --dp_noise_multiplier: none")
+    return statistics.inverse_frequency_weights(federation)
 
 
 def build_schedule(settings: Settings) -> optax.Schedule | None:
@@ -238,7 +248,7 @@ def build_run(settings: Settings, name: str, clients: Clients, trial: Trial) -> 
         build_method(settings, name),
         federation,
         build_model(settings, federation),
-        build_local(settings),
+        build_local(settings, federation),
         seed=trial.seed,
         participation=settings.participation,
         unseen=unseen,

@@ -112,7 +112,7 @@ def build_experiment(settings: Settings, cell: Cell) -> Experiment:
         build.build_method(settings, cell.algorithm),
         shapes,
         model,
-        build.build_local(settings).bind(model),
+        build.build_local(settings, shapes).bind(model),
         plan,
         cell.clients_per_round,
         client_store=settings.client_store,
