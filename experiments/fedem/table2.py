@@ -2,8 +2,8 @@
 
     python -m experiments.fedem.table2 --dataset=synthetic
 
-Averages are weighted by the clients' test examples. --synthetic.labels=published is the very data that the paper was
-measured on, with the authors' model; the title says which labels there are, and how many parameters.
+Averages are weighted by the clients' test examples. --synthetic.labels=published is the data that the authors
+published, with their model; the title says which labels there are, and how many parameters.
 --tune=0.01,0.03,0.1 finds each method's rate on a validation split first; without it, rates come from
 experiments/fedem/presets.
 """

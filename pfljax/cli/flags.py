@@ -115,7 +115,7 @@ def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
         "synthetic.labels",
         "mixture",
         typing.get_args(SyntheticLabels),
-        "published is the very data of FedEM's paper, whose generator has a slip: a quarter of the labels are constant",
+        "published is the data of FedEM's authors, whose generator has a slip: a quarter of the labels are constant",
     )
     add.switch("replacement", False, "let clients share examples, for more clients than there are examples for")
     add.switch("official_test", False, "test on the data set's own test examples, not on a share of each client's")
