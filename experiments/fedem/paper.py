@@ -13,7 +13,7 @@ from pfljax.cli import sweep
 from pfljax.cli.settings import Settings
 from pfljax.training import files
 
-SEEDS = ["0", "1", "2"]  # on the synthetic data initial components alone move FedEM by some points
+SEEDS = ["0", "1", "2"]  # the draw of the data and the initial components move FedEM by some points
 
 # Table 2: test accuracy, average / bottom decile, in percent, in the paper's order of methods.
 METHODS = ("local", "fedavg", "fedprox", "fedavg_plus", "clustered", "pfedme", "fedem")
