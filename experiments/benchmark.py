@@ -1,9 +1,11 @@
-"""Local SGD steps of many clients, against a plain PyTorch loop over clients on the same work; and FedeRiCo's round.
+"""Local SGD of many clients and FedEM's round, against PyTorch on the same work; and FedeRiCo's round.
 
     pip install -e '.[benchmark]' && python -m experiments.benchmark
 
-The peer is the fastest plain form that we could write: no optimizer object, one fused update of all parameters, no
-data loader; it is timed with one thread and with all, and the better counts. Figures are medians over the repeats.
+Of local SGD the peer is a plain loop over clients in the fastest form that we could write: no optimizer object, one
+fused update of all parameters, no data loader. FedEM's round has two peers (`experiments.fedem_in_torch`): an ordinary
+loop, and the fastest form. Each is timed with one thread and with all, and the better counts. Figures are medians over
+the repeats.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -170,12 +172,53 @@ def time_torch(torch, work: Workload, federation: Federation, threads: Sequence[
                     torch._foreach_add_(params, grads, alpha=-RATE)
         return time.perf_counter() - begin
 
+    return best_of_threads(torch, one_round, threads, repeats)
+
+
+def best_of_threads(torch, one_round: Callable[[], float], threads: Sequence[int], repeats: int) -> float:
+    """Median seconds of a round with that number of threads with which it is fastest."""
     best = np.inf
     for count in threads:
         torch.set_num_threads(count)
         one_round()
         best = min(best, float(np.median([one_round() for _ in range(repeats)])))
     return best
+
+
+def fedem_rows(settings: Settings, torch) -> list[dict]:
+    """FedEM's round on its synthetic data, K=300, M=3, against PyTorch's ordinary loop and its fastest form."""
+    from experiments import fedem_in_torch as peers
+
+    federation = data.synthetic(300, test_examples=1)
+    model = models.make("logistic", (150,), "classification", 2)
+    sgd = optax.chain(optax.add_decayed_weights(peers.DECAY), optax.sgd(peers.RATE, momentum=peers.MOMENTUM))
+    solver = LocalTraining(sgd, batch_size=peers.BATCH).bind(model)
+    fedem, repeats = method.get("fedem")(), settings.repeats
+
+    def ours(plan: ExecutionPlan, trace: Path | None = None) -> float:
+        experiment = timing.build(fedem, federation, model, solver, plan, 300, keep_optimizer=True)
+        return timing.median_seconds(timing.compile_rounds(experiment, trace=trace), repeats)
+
+    def theirs(form: Callable) -> float:
+        one_round = form(*peers.client_data(federation), fedem.components)
+        components = torch.randn(151, fedem.components) / 150**0.5
+
+        def timed() -> float:
+            nonlocal components
+            begin = time.perf_counter()
+            components = one_round(components)
+            return time.perf_counter() - begin
+
+        return best_of_threads(torch, timed, threads_of_torch(), repeats)
+
+    ordinary, fused = theirs(peers.ordinary), min(map(theirs, (peers.Fused, peers.FusedOverClients)))
+    plan, single = plans(settings)
+    own, alone = ours(plan, trace_folder(settings, "fedem")), ours(single)
+    title = "FedEM, K=300, M=3, against"
+    return [
+        entry(f"{title} an ordinary loop", own, ordinary, alone, 3.0),
+        entry(f"{title} the fastest form", own, fused, alone, 3.0),
+    ]
 
 
 def time_federico(settings: Settings) -> dict:
@@ -206,7 +249,7 @@ def run(settings: Settings) -> None:
     except ImportError as error:
         raise FlagError("torch is missing: pip install -e '.[benchmark]'") from error
     out = Path(settings.out)
-    rows = [row_of(settings, torch, work) for work in WORKLOADS]
+    rows = [row_of(settings, torch, work) for work in WORKLOADS] + fedem_rows(settings, torch)
     federico = time_federico(settings)
     config = {"flags": dict(sorted(settings.values.items())), "command": build.command()} | describe.environment()
     files.write_json(out / "benchmark.json", {**config, "local_sgd": rows, "federico": federico})
@@ -220,27 +263,39 @@ def run(settings: Settings) -> None:
     print(f"figures: {out / 'benchmark.json'}, {out / 'benchmark.png'}")
 
 
+def plans(settings: Settings) -> tuple[ExecutionPlan, ExecutionPlan]:
+    """The plan that the flags ask for, and that on one device."""
+    execution = build.build_execution(settings)
+    return execution.make_plan(), dataclasses.replace(execution, devices=1, exchange="auto").make_plan()
+
+
+def threads_of_torch() -> list[int]:
+    """The numbers of threads that PyTorch is timed with."""
+    return sorted({1, os.cpu_count() or 1})
+
+
 def row_of(settings: Settings, torch: Any, work: Workload) -> dict:
     """The figures of a workload: ours, the peer's, and ours on one device."""
-    federation, cores = clients_of(work), os.cpu_count() or 1
-    execution = build.build_execution(settings)
-    plan, repeats = execution.make_plan(), settings.repeats
-    theirs = time_torch(torch, work, federation, sorted({1, cores}), repeats)
+    federation, repeats = clients_of(work), settings.repeats
+    plan, single = plans(settings)
+    theirs = time_torch(torch, work, federation, threads_of_torch(), repeats)
     ours = time_ours(work, federation, plan, repeats, trace_folder(settings, work.title))
-    single = dataclasses.replace(execution, devices=1, exchange="auto").make_plan()
-    alone = time_ours(work, federation, single, repeats)
-    row = {"workload": work.title, "pfljax_ms": 1e3 * ours, "torch_ms": 1e3 * theirs, "ratio": theirs / ours}
-    row |= {"target": work.target, "one_device_ms": 1e3 * alone, "devices_gain": alone / ours}
+    return entry(work.title, ours, theirs, time_ours(work, federation, single, repeats), work.target)
+
+
+def entry(title: str, ours: float, theirs: float, alone: float, target: float) -> dict:
+    """A row of the table, of seconds: ours, the peer's, and ours on one device; printed as soon as it is known."""
+    row = {"workload": title, "pfljax_ms": 1e3 * ours, "torch_ms": 1e3 * theirs, "ratio": theirs / ours}
     print(
-        f"{work.title}: {row['pfljax_ms']:.1f} ms, PyTorch {row['torch_ms']:.1f} ms, {row['ratio']:.2f} x; "
-        f"{plan.num_devices} device(s) against one: {alone / ours:.2f} x"
+        f"{title}: {row['pfljax_ms']:.1f} ms, PyTorch {row['torch_ms']:.1f} ms, {row['ratio']:.2f} x; "
+        f"all devices against one: {alone / ours:.2f} x"
     )
-    return row
+    return row | {"target": target, "one_device_ms": 1e3 * alone, "devices_gain": alone / ours}
 
 
 def show(rows: Sequence[dict], num_devices: int) -> None:
     """Prints the table."""
-    table = Table(title=f"a round of local SGD, {os.cpu_count() or 1} cores, {num_devices} XLA device(s)")
+    table = Table(title=f"a round, {os.cpu_count() or 1} cores, {num_devices} XLA device(s)")
     for head in ("workload", "pfljax, ms", "PyTorch loop, ms", "speedup", "target", "one device, ms", "gain"):
         table.add_column(head, justify="left" if head == "workload" else "right")
     for row in rows:

@@ -8,12 +8,12 @@ numbers; of the points here its Table 2 has full participation and M = 3.
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 
 from absl import flags
 
 from experiments.fedem.paper import PAPER, SEEDS, TABLE2, data_and_model, published, start
-from experiments.papers import Row, Study
+from experiments.papers import Study
 from pfljax import report
 from pfljax.cli import launch, sweep
 from pfljax.cli.flags import RUNS, Group
@@ -30,14 +30,15 @@ def define(registry: flags.FlagValues) -> None:
     add.several("components", ["1", "2", "3", "4", "5"], "values of M, right; or none")
 
 
-def point(study: Study, row: Row, panel: str, value: float, out: Path) -> dict:
-    """One point of a panel, a mean over seeds."""
-    summaries = sweep.cells(study.settings_of(row), row.method, study.trials, out)
-    in_paper = value == {"participation": 1.0, "components": 3}[panel]
-    paper = published(TABLE2, study, row.method) if in_paper else None
+def point(study: Study, method: str, panel: str, value: float) -> dict:
+    """One point of a panel, a mean over all trials."""
+    flag = {"participation": "participation", "components": "fedem.components"}[panel]
+    settings = PAPER.settings_of(study.settings, method).replace({flag: value})
+    summaries = sweep.cells(settings, method, study.trials, study.out / f"{method}-{panel}-{value:g}")
+    paper = published(TABLE2, study, method) if value == {"participation": 1.0, "components": 3}[panel] else None
     return {
         "panel": panel,
-        "algorithm": row.method,
+        "algorithm": method,
         "value": value,
         "accuracy": sweep.mean_over(summaries, lambda summary: summary["last"]["accuracy"]),
         "parameters": summaries[0]["parameters"],
@@ -45,21 +46,8 @@ def point(study: Study, row: Row, panel: str, value: float, out: Path) -> dict:
     }
 
 
-def run(settings: Settings) -> None:
-    """The command."""
-    participations = settings.numbers("participations", float, sets="participation")
-    components = settings.numbers("components", int, sets="fedem.components")
-    if not participations and not components:
-        raise FlagError("--participations= and --components=: nothing to draw; accepted: numbers in one of them")
-    study = start(settings)
-    points = []
-    for name in study.methods:
-        for value in participations:
-            row = Row(name, name, {"participation": value})
-            points.append(point(study, row, "participation", value, study.out / f"{name}-participation-{value:g}"))
-    for value in components:
-        row = Row("fedem", "fedem", {"fedem.components": value})
-        points.append(point(study, row, "components", value, study.out / f"fedem-components-{value}"))
+def write_points(study: Study, points: Sequence[dict], name: str) -> None:
+    """Draws the points into the figure of this name, and writes them as a table."""
     heads = ["panel", "method", "value", "test accuracy, %", "paper"]
     body = [
         [
@@ -71,10 +59,21 @@ def run(settings: Settings) -> None:
         ]
         for point in points
     ]
-    report.save(report.sweep_figure(points, PANELS), study.out / "figure1.png")
+    report.save(report.sweep_figure(points, PANELS), study.out / name)
     title = f"{data_and_model(study, points[0]['parameters'])}, test accuracy after the last round"
-    title += f", {sweep.named(study.trials)}"
-    sweep.write_table(title, heads, body, points, study.out, "figure1.png")
+    sweep.write_table(f"{title}, {sweep.named(study.trials)}", heads, body, points, study.out, name)
+
+
+def run(settings: Settings) -> None:
+    """The command."""
+    participations = settings.numbers("participations", float, sets="participation")
+    components = settings.numbers("components", int, sets="fedem.components")
+    if not participations and not components:
+        raise FlagError("--participations= and --components=: nothing to draw; accepted: numbers in one of them")
+    study = start(settings)
+    points = [point(study, name, "participation", value) for name in study.methods for value in participations]
+    points += [point(study, "fedem", "components", value) for value in components]
+    write_points(study, points, "figure1.png")
 
 
 COMMAND = launch.Command(__doc__, define, run)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.papers import Paper, Study
-from pfljax.cli.settings import Settings
+import numpy as np
 
-SEEDS = ["0", "1", "2"]  # on the synthetic data initial components alone move FedEM by some points
+from experiments.papers import Paper, Study
+from pfljax import report
+from pfljax.cli import sweep
+from pfljax.cli.settings import Settings
+from pfljax.training import files
+
+SEEDS = ["0", "1", "2"]  # the draw of the data and the initial components move FedEM by some points
 
 # Table 2: test accuracy, average / bottom decile, in percent, in the paper's order of methods.
 METHODS = ("local", "fedavg", "fedprox", "fedavg_plus", "clustered", "pfedme", "fedem")
@@ -58,6 +63,54 @@ def start(settings: Settings) -> Study:
     if settings["synthetic.labels"] == "published" and not settings.present("model"):
         settings = settings.pinned(model="logistic")
     return Study.start(PAPER, settings)
+
+
+def row_of(study: Study, method: str, *, title: str = "", rounds: int = 0) -> dict:
+    """A method's accuracies over all trials, beside Table 2's; the curve is for the figure.
+
+    Args:
+        study: The study.
+        method: The method.
+        title: The row's, where it is not the method's name.
+        rounds: Their number; 0: the settings'.
+    """
+    settings, title = PAPER.settings_of(study.settings, method), title or method
+    out = study.out / title.replace(", ", "-").replace(" ", "-")
+    summaries = sweep.cells(settings.replace(rounds=rounds or settings.rounds), method, study.trials, out)
+    curves = [files.read_jsonl(out / trial.folder / "metrics.jsonl") for trial in study.trials]
+    read = lambda name: [summary["last"][name] for summary in summaries]
+    return {
+        "algorithm": title,
+        "accuracy_mean": float(np.mean(read("accuracy"))),
+        "accuracy_std": float(np.std(read("accuracy"))),
+        "bottom_decile_mean": float(np.mean(read("accuracy_bottom_decile"))),
+        "paper": published(TABLE2, study, title),
+        "parameters": summaries[0]["parameters"],
+        "learning_rate": sweep.rate_of(out / study.trials[0].folder),
+        "rounds": [row["round"] for row in curves[0]],
+        "curve_mean": np.mean([[row["accuracy"] for row in rows] for rows in curves], axis=0).tolist(),
+        "curve_std": np.std([[row["accuracy"] for row in rows] for rows in curves], axis=0).tolist(),
+        "seconds_per_round": sweep.mean_over(summaries, lambda summary: summary["seconds_per_round"]),
+    }
+
+
+def write_rows(study: Study, rows: Sequence[dict]) -> None:
+    """Writes a table of `row_of`'s rows, and the figure of their curves."""
+    heads = ["method", "average / bottom decile, %", "std over seeds", "paper", "rate", "s per round"]
+    body = [
+        [
+            row["algorithm"],
+            f"{100 * row['accuracy_mean']:.1f} / {100 * row['bottom_decile_mean']:.1f}",
+            f"{100 * row['accuracy_std']:.1f}",
+            beside(row["paper"], "{:.1f} / {:.1f}"),
+            f"{row['learning_rate']:g}",
+            f"{row['seconds_per_round']:.3g}",
+        ]
+        for row in rows
+    ]
+    report.save(report.comparison_figure(rows), study.out / "curves.png")
+    title = f"{data_and_model(study, rows[0]['parameters'])}, test accuracy after the last round"
+    sweep.write_table(f"{title}, {sweep.named(study.trials)}", heads, body, rows, study.out, "curves.png")
 
 
 def data_and_model(study: Study, parameters: int) -> str:

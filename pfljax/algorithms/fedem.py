@@ -18,7 +18,8 @@ Departures from the paper: local optimizers start afresh in every round, unless 
 (`Problem.keep_optimizer`), as in the authors' code. With client sampling, the server averages over the cohort.
 Newcomers take all their steps after training; those of the authors' code take one at every evaluation, on the
 components of that round. Decentralized clients count alike in D-FedEM's averages, whatever their n_k, and a newcomer
-uses the mean over clients of each component.
+uses the mean over clients of each component. D-FedEM's clients keep a share W[k, k] of their own update; in the
+authors' code, whose matrices have no self loops, they keep none.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from pfljax.cli import own_files
 from pfljax.cli.flags import DATA, FLAG_OF, WHAT
 from pfljax.cli.settings import FlagError, Settings
 from pfljax.core import method
-from pfljax.data import Federation, embedding, partitions, sources
+from pfljax.data import Federation, embedding, partitions, sources, statistics
 from pfljax.engine import processes
 from pfljax.local.privacy import Privacy
 from pfljax.local.training import LocalTraining
@@ -185,7 +185,7 @@ def build_model(settings: Settings, federation: Federation) -> models.Model:
     return models.make(name, shape, task, federation.num_classes, **widths(settings))
 
 
-def build_local(settings: Settings) -> LocalTraining:
+def build_local(settings: Settings, federation: Federation) -> LocalTraining:
     """How clients train."""
     if not 0 < settings.lr_decay <= 1:
         raise settings.error("lr_decay", "accepted: above 0, at most 1")
@@ -202,6 +202,7 @@ def build_local(settings: Settings) -> LocalTraining:
         schedule=build_schedule(settings),
         keep_optimizer=settings.keep_optimizer,
         common_init=settings.common_init,
+        class_weights=build_class_weights(settings, federation),
         privacy=Privacy(settings.dp_noise_multiplier, settings.dp_clip_norm, settings.dp_delta),
     )
 
@@ -210,6 +211,15 @@ def make_optimizer(name: str, momentum: float, weight_decay: float, learning_rat
     """SGD or Adam at a learning rate."""
     made = optax.sgd(learning_rate, momentum=momentum or None) if name == "sgd" else optax.adam(learning_rate)
     return optax.chain(optax.add_decayed_weights(weight_decay), made) if weight_decay else made
+
+
+def build_class_weights(settings: Settings, federation: Federation) -> tuple[float, ...] | None:
+    """The weights of the classes in the training loss."""
+    if settings.class_weights == "none":
+        return None
+    if settings.dp_noise_multiplier:
+        raise settings.error("class_weights", "counts the clients' labels; accepted with --dp_noise_multiplier: none")
+    return statistics.inverse_frequency_weights(federation)
 
 
 def build_schedule(settings: Settings) -> optax.Schedule | None:
@@ -239,7 +249,7 @@ def build_run(settings: Settings, name: str, clients: Clients, trial: Trial) -> 
         build_method(settings, name),
         federation,
         build_model(settings, federation),
-        build_local(settings),
+        build_local(settings, federation),
         seed=trial.seed,
         participation=settings.participation,
         unseen=unseen,

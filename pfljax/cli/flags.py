@@ -18,6 +18,7 @@ from pfljax.data.sources.builtin import SyntheticLabels
 WHAT, DATA, HOW, RUNS = "What to train", "On what", "How", "Which runs"
 OPTIMIZERS = ("adam", "sgd")
 SCHEDULES = ("constant", "multistep", "exponential")
+CLASS_WEIGHTS = ("none", "inverse")
 PLANS = ("auto", "vmap", "map", "chunk")
 PARTITIONS = (
     *("auto", "iid", "label_groups", "label_dirichlet", "dirichlet", "pathological", "pairs", "pachinko"),
@@ -115,7 +116,7 @@ def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
         "synthetic.labels",
         "mixture",
         typing.get_args(SyntheticLabels),
-        "published is the very data of FedEM's paper, whose generator has a slip: a quarter of the labels are constant",
+        "published is the data of FedEM's authors, whose generator has a slip: a quarter of the labels are constant",
     )
     add.switch("replacement", False, "let clients share examples, for more clients than there are examples for")
     add.switch("official_test", False, "test on the data set's own test examples, not on a share of each client's")
@@ -166,6 +167,12 @@ def define_training(registry: flags.FlagValues, rounds: int = 150) -> None:
         "multistep divides the rate by 10 at 1/2 and at 3/4 of the rounds; exponential multiplies it by --lr_decay",
     )
     add.real("lr_decay", 0.99, "factor per round of --lr_schedule=exponential; above 0, at most 1")
+    add.choice(
+        "class_weights",
+        "none",
+        CLASS_WEIGHTS,
+        "weights of the classes in the training loss; inverse: by inverse frequency, at most that of an average class",
+    )
     add.switch("keep_optimizer", False, "keep each client's optimizer state for shared models from round to round")
     add.switch(
         "common_init",

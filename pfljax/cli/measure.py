@@ -108,7 +108,7 @@ def build_experiment(settings: Settings, cell: Cell) -> Experiment:
     plan = cell.make_plan(settings.exchange)
     shapes = shapes_of(settings, cell, plan)
     model = build.build_model(settings, shapes)
-    local = build.build_local(settings.of_method(cell.algorithm))
+    local = build.build_local(settings.of_method(cell.algorithm), shapes)
     return timing.build(
         build.build_method(settings, cell.algorithm),
         shapes,

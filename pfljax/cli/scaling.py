@@ -60,6 +60,7 @@ def run(settings: Settings) -> None:
     if settings.preset:
         settings = settings.with_preset(WORKLOADS / f"{settings.preset}.flags")
     settings.refuse("participation", "--cohort says how many clients are in a round")
+    settings.refuse("class_weights", "it changes neither time nor memory")
     for flag in ("shape", "num_classes"):
         if settings.data_file:
             settings.refuse(flag, "--data_file says it")

@@ -4,7 +4,7 @@ from pfljax.data import partitions, sources
 from pfljax.data.datasets import digits, npz, sine, synthetic, text, tfds
 from pfljax.data.federation import Federation, keep_own, load, shuffle_targets
 from pfljax.data.splits import Splits
-from pfljax.data.statistics import describe, digest, heterogeneity
+from pfljax.data.statistics import describe, digest, heterogeneity, inverse_frequency_weights
 from pfljax.data.variants import pad_alike, random_pixels, split_unseen
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "digest",
     "digits",
     "heterogeneity",
+    "inverse_frequency_weights",
     "keep_own",
     "load",
     "npz",

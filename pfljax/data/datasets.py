@@ -80,7 +80,7 @@ def synthetic(
         partition: Who gets which examples; None: each client those that were drawn for it.
         components: M, how many rules there are.
         alpha: Concentration of the clients' shares in them.
-        labels: "published" is the very data that the paper was measured on (see `sources.synthetic`).
+        labels: "published" is the data that the paper's authors published (see `sources.synthetic`).
         fraction: The share of the examples to use.
         seed: Decides everything.
         splits: How each client's examples are split; None: the test examples are those that were drawn as such,

@@ -6,6 +6,7 @@ import hashlib
 
 import numpy as np
 
+from pfljax.core.errors import ArgumentError
 from pfljax.data.federation import Federation
 from pfljax.engine import processes
 
@@ -33,6 +34,28 @@ def class_counts(federation: Federation) -> np.ndarray | None:
     cells = client * federation.num_classes + y[client, position]
     counts = np.bincount(cells, minlength=len(y) * federation.num_classes).reshape(len(y), -1)
     return _of_all(federation, counts.astype(np.int32))
+
+
+def inverse_frequency_weights(federation: Federation) -> tuple[float, ...]:
+    """Weights of the classes (C,) by the inverse of their shares p_c of all training labels.
+
+    w_c ~ min(1, 1 / (C p_c)): classes rarer than all are on average weigh alike, so that none weighs without bound.
+    Scaled so that the mean over all training labels is 1. Labels are characters where examples are sequences. The
+    weights of FedEM's authors for Shakespeare follow the same rule, with a limit of their own and another scale.
+
+    Raises:
+        ArgumentError: for a regression.
+    """
+    if federation.task != "classification":
+        raise ArgumentError("class_weights", "accepted for classification")
+    classes, split = federation.num_classes, federation.train
+    sizes = split.size[federation.own or slice(None)]
+    labels = [np.ravel(y[:size]) for y, size in zip(split.y, sizes, strict=True)]
+    counts = [np.bincount(own[own < classes], minlength=classes) for own in labels]  # padding is no class
+    share = _of_all(federation, np.array(counts, np.int32)).sum(axis=0)
+    share = share / max(share.sum(), 1)
+    weights = 1 / np.maximum(classes * share, 1)
+    return tuple((weights / (share @ weights)).tolist())
 
 
 def heterogeneity(federation: Federation) -> float | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable
+import functools
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, cast
 
 import jax
+import numpy as np
 import optax
 
 from pfljax.core.errors import ArgumentError
@@ -32,6 +34,8 @@ class LocalTraining:
         common_init: Whether clients' own models all start from the same parameters; None: as the method says,
             which is no for FedeRiCo and Local, and else yes.
         privacy: How the gradients of mean losses are made private.
+        class_weights: (C,) factors of the cross entropy that clients train by, by class; None: 1. The losses by which
+            methods weigh models have them too, as in the code of FedEM's authors; evaluation has none.
     """
 
     optimizer: optax.GradientTransformation | Callable[[Any], optax.GradientTransformation] = optax.adam
@@ -44,6 +48,7 @@ class LocalTraining:
     keep_optimizer: bool = False
     common_init: bool | None = None
     privacy: Privacy = dataclasses.field(default_factory=Privacy)
+    class_weights: tuple[float, ...] | None = None
 
     def __post_init__(self):
         made = hasattr(self.optimizer, "init") and hasattr(self.optimizer, "update")
@@ -79,10 +84,26 @@ class LocalTraining:
                 text = "batch statistics tell of all examples of a mini-batch; accepted with it: a model without any"
                 raise ArgumentError("privacy", text)
             optimizer = beside_statistics(optimizer, statistics)
+        loss = model.loss
+        if self.class_weights is not None:
+            loss = functools.partial(loss, class_weights=checked_weights(self.class_weights, model))
         how = (self.batch_size, self.epochs, self.steps, self.privacy)
-        return Solver(
-            model.loss, optimizer, *how, keyed=model.stochastic or statistics is not None, statistics=statistics
-        )
+        return Solver(loss, optimizer, *how, keyed=model.stochastic or statistics is not None, statistics=statistics)
+
+
+def checked_weights(weights: Sequence[float], model: Model) -> np.ndarray:
+    """Weights of the model's classes (C,) as an array.
+
+    Raises:
+        ArgumentError: if they are no positive numbers, one for each class.
+    """
+    if model.task != "classification":
+        raise ArgumentError("class_weights", "accepted for classification", weights)
+    found = np.asarray(weights, np.float32)
+    classes = jax.eval_shape(model.apply, model.network.shapes, model.example_input).shape[-1]
+    if found.shape != (classes,) or not (np.isfinite(found) & (found > 0)).all():
+        raise ArgumentError("class_weights", f"accepted: {classes} positive numbers, one for each class", weights)
+    return found
 
 
 def beside_statistics(

@@ -79,7 +79,12 @@ class Model:
         return hidden[-1][1] if hidden and hidden[-1][1].shape == features.shape else features
 
     def loss(
-        self, params: Params, x: Num[Array, "B ..."], y: Num[Array, "B ..."], key: Key | None = None
+        self,
+        params: Params,
+        x: Num[Array, "B ..."],
+        y: Num[Array, "B ..."],
+        key: Key | None = None,
+        class_weights: Float[Array, " C"] | None = None,
     ) -> Float[Array, " B"]:
         """Per-example loss (B,): cross entropy in nats (of a sequence the mean over places), or the squared error.
 
@@ -88,13 +93,15 @@ class Model:
             x: Inputs.
             y: Classes or targets.
             key: Training mode, with this key for dropout; None: as in predictions.
+            class_weights: Factor of an example's (of a place's) cross entropy, by its class; None: 1.
         """
         outputs, written = self._forward(params, x, key)
         if self.task == "regression":
             losses = jnp.square(outputs - y)
         else:
             # One-hot labels: on a CPU the gradient of a gather is a slow scatter.
-            losses = optax.softmax_cross_entropy(outputs, jax.nn.one_hot(y, outputs.shape[-1]))
+            labels = jax.nn.one_hot(y, outputs.shape[-1])
+            losses = optax.softmax_cross_entropy(outputs, labels if class_weights is None else labels * class_weights)
             losses = mean_over_places(losses, y, outputs.shape[-1])
         moved = self.statistics(params)
         return losses if key is None or moved is None else losses + change(moved, params, written)

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from pfljax import data
 from pfljax.cli import build, compare, flags, train
 from pfljax.cli.settings import PRESETS, FlagError, parse, read
 from pfljax.core.errors import ArgumentError
@@ -157,6 +158,17 @@ def test_options_of_other_data_sets_are_mistakes():
     with pytest.raises(FlagError, match=r"--synthetic\.labels: not read here: the data set is digits, not synthetic"):
         build.build_source(of(given), 0)
     assert build.build_source(of(), 0).name == "digits"
+
+
+def test_class_weights_are_those_of_the_clients_labels():
+    words = ["--partition=pathological", "--num_clients=3"]
+    clients, _ = build.build_clients(of(*words), 0)
+    assert build.build_local(of(*words), clients).class_weights is None
+    words.append("--class_weights=inverse")
+    weights = build.build_local(of(*words), clients).class_weights
+    assert weights == data.inverse_frequency_weights(clients) and len(set(weights)) > 1
+    with pytest.raises(FlagError, match=r"--class_weights=inverse: counts the clients' labels; accepted with --dp"):
+        build.build_local(of(*words, "--dp_noise_multiplier=1", "--dp_clip_norm=1"), clients)
 
 
 def test_numbers_of_a_list():

@@ -138,6 +138,24 @@ def test_shuffled_targets_move_validation_and_test_together_and_nothing_else(tmp
     np.testing.assert_array_equal(shuffled.target, own.distribution[origin])
 
 
+@pytest.mark.parametrize("places", [(), (2,)])
+def test_inverse_frequency_weights_by_hand(places):
+    """Of four classes with shares 3/4, 1/4, 0 and 0 only the first is more frequent than an average one."""
+    y = np.array([[0, 0, 1, 9], [0, 9, 9, 9]], np.int32)
+    if places:  # as sequences of two, of which the second client's ends in padding
+        y = np.array([[[0, 0], [0, 0], [1, 1], [9, 9]], [[0, 0], [9, 9], [9, 9], [9, 9]]], np.int32)
+        y[0, 0, 1] = 1
+        y[1, 0, 1] = 255
+    split = Split(np.zeros((2, 4, 1), np.float32), y, np.array([3, 1], np.int32))
+    federation = Federation(split, split, split, np.zeros(2, np.int32), "classification", 4, "toy")
+    share = [4 / 7, 3 / 7, 0, 0] if places else [3 / 4, 1 / 4, 0, 0]
+    capped = np.array([1 / (4 * share[0]), 1 / (4 * share[1]) if places else 1, 1, 1])
+    mean = share[0] * capped[0] + share[1] * capped[1]
+    np.testing.assert_allclose(data.inverse_frequency_weights(federation), capped / mean, rtol=1e-6)
+    with pytest.raises(ArgumentError, match="class_weights: accepted for classification"):
+        data.inverse_frequency_weights(dataclasses.replace(federation, task="regression"))
+
+
 def test_heterogeneity_by_hand():
     # Three clients: labels {0, 0}, {0, 1}, {1, 1, 1, 1}; the whole: 3/8 and 5/8.
     y = np.array([[0, 0, 9, 9], [0, 1, 9, 9], [1, 1, 1, 1]], np.int32)

@@ -6,7 +6,7 @@ import commands
 import numpy as np
 import pytest
 
-from experiments.fedem import figure1, paper, table2, table3
+from experiments.fedem import appendix_j1, appendix_j6, figure1, paper, table2, table3, table7
 from experiments.fedem.paper import PAPER
 from pfljax.cli.settings import parse
 from pfljax.core.method import METHODS
@@ -21,13 +21,12 @@ def call(module, *flags, code=0):
 
 @pytest.mark.slow
 def test_table2_tunes_and_stands_beside_the_paper(tmp_path):
-    flags = ["--algorithms=fedavg,fedem", "--tune=0.01,0.3", "--time_constrained", "--seeds=0", f"--out={tmp_path}"]
+    flags = ["--algorithms=fedavg,fedem", "--tune=0.01,0.3", "--seeds=0", f"--out={tmp_path}"]
     printed = call(table2, *flags)
     assert "68.2 / 58.9" in printed and "74.7 / 66.7" in printed  # the paper's Table 2
     rows = json.loads((tmp_path / "table.json").read_text())
-    assert [row["algorithm"] for row in rows] == ["fedavg", "fedem", "fedem, 1 rounds"]
-    assert rows[2]["rounds"] == [1] and rows[2]["paper"] is None
-    for row in rows[:2]:
+    assert [row["algorithm"] for row in rows] == ["fedavg", "fedem"]
+    for row in rows:
         tuning = json.loads((tmp_path / row["algorithm"] / "tuning.json").read_text())
         assert row["learning_rate"] == (0.01, 0.3)[int(np.argmax(tuning["scores"]))]
         last = json.loads((tmp_path / row["algorithm"] / "seed-0" / "summary.json").read_text())["last"]
@@ -52,6 +51,39 @@ def test_published_labels_come_with_the_authors_model_of_one_logit(tmp_path):
 def test_table2_has_a_row_for_every_column_of_the_paper_s():
     methods = parse(table2.define, []).algorithms
     assert all(list(columns) == methods for columns in paper.TABLE2.values()) and METHODS.keys() >= set(methods)
+
+
+@pytest.mark.slow
+def test_table7_has_fedem_in_a_share_of_the_rounds_too(tmp_path):
+    call(table7, "--algorithms=fedavg,fedem", "--fedem.components=2", "--rounds=5", "--seeds=0", f"--out={tmp_path}")
+    rows = json.loads((tmp_path / "table.json").read_text())
+    assert [row["algorithm"] for row in rows] == ["fedavg", "fedem", "fedem, 2 rounds"]
+    assert [row["rounds"][-1] for row in rows] == [5, 5, 2] and [row["paper"] is None for row in rows] == [0, 0, 1]
+    config = json.loads((tmp_path / "fedem-2-rounds" / "seed-0" / "config.json").read_text())["flags"]
+    assert (config["rounds"], config["lr_schedule"]) == (2, "multistep")  # so the rate falls after round 1
+
+
+@pytest.mark.slow
+def test_appendix_j1_runs_d_fedem_with_fedem_s_settings(tmp_path):
+    call(appendix_j1, "--dfedem.graph=complete", "--seeds=0", f"--out={tmp_path}")
+    rows = {row["algorithm"]: row for row in json.loads((tmp_path / "table.json").read_text())}
+    assert list(rows) == ["fedavg", "fedem", "dfedem"] and rows["dfedem"]["paper"] is None
+    assert rows["dfedem"]["learning_rate"] == rows["fedem"]["learning_rate"] != rows["fedavg"]["learning_rate"]
+    config = json.loads((tmp_path / "dfedem" / "seed-0" / "config.json").read_text())["flags"]
+    assert config["dfedem.graph"] == "complete" and config["keep_optimizer"]
+
+
+@pytest.mark.slow
+def test_appendix_j6_samples_clients_of_apfl_too(tmp_path):
+    call(appendix_j6, "--participations=0.5,1", "--seeds=0", f"--out={tmp_path}")
+    points = json.loads((tmp_path / "table.json").read_text())
+    found = [(point["algorithm"], point["value"], point["paper"] and round(point["paper"], 3)) for point in points]
+    own = {"fedem": 0.747, "fedavg_plus": 0.689, "apfl": None}
+    assert found == [(name, value, own[name] if value == 1 else None) for name in own for value in (0.5, 1)]
+    settings = paper.start(parse(appendix_j6.define, [])).settings
+    rate = lambda name: PAPER.settings_of(settings, name).of_method(name).learning_rate
+    assert rate("apfl") == rate("fedavg")
+    assert (tmp_path / "sampling.png").stat().st_size > 5000
 
 
 @pytest.mark.slow
@@ -91,6 +123,8 @@ def test_figure1_sweeps_sampling_and_components(tmp_path):
         (table2, "--tune=-1", "positive numbers"),
         (table3, "--unseen_clients=0", "above 0"),
         (figure1, "--components=x", "positive"),
+        (table7, "--algorithms=fedavg", "fedem"),
+        (appendix_j6, "--participations=", "nothing to draw"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, module, flag, word):

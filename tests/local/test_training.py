@@ -54,6 +54,44 @@ def test_arguments_are_checked_when_it_is_made(arguments, text):
         LocalTraining(**{"optimizer": optax.sgd(0.1)} | arguments)
 
 
+def test_classes_are_weighed_in_training():
+    """A step of SGD on mean_i w[y_i] l_i, by hand; of all the same weights the factor of the rate."""
+    weights = np.array([0.5, 2.0, 3.0])
+    model = toys.make_problem(FEDERATION).model
+    params = jax.jit(model.init)(jax.random.key(0))
+    kernel, bias = np.float64(params["Dense_0"]["kernel"]), np.float64(params["Dense_0"]["bias"])
+    x, y = np.float64(FEDERATION.train.x[0, :7]), FEDERATION.train.y[0, :7]
+    assert set(y) == {0, 1, 2}
+    logits = x @ kernel + bias
+    error = (np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True) - np.eye(3)[y]) * weights[y][:, None] / 7
+    trained, _, loss = fit(LocalTraining(optax.sgd(0.1), class_weights=tuple(weights)).bind(model), params)
+    np.testing.assert_allclose(trained["Dense_0"]["kernel"], kernel - 0.1 * x.T @ error, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(trained["Dense_0"]["bias"], bias - 0.1 * error.sum(axis=0), rtol=1e-4, atol=1e-6)
+    nll = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(7), y]
+    np.testing.assert_allclose(loss, (weights[y] * nll).mean(), rtol=1e-5)
+    same = fit(LocalTraining(optax.sgd(0.1), class_weights=(2.0, 2.0, 2.0)).bind(model), params)[0]
+    toys.assert_trees_close(same, fit(LocalTraining(optax.sgd(0.2)).bind(model), params)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_classes_are_not_weighed_in_evaluation():
+    federation, last = toys.make_federation((7, 4)), []
+    for weights in (None, (3.0, 3.0, 3.0)):
+        problem = toys.make_problem(federation, optax.sgd(0.0), class_weights=weights)
+        last.append(toys.run(toys.make_experiment("fedavg", problem, federation), 1).summary["last"])
+    assert last[0]["loss"] == pytest.approx(last[1]["loss"])
+    assert 3 * last[0]["train_loss"] == pytest.approx(last[1]["train_loss"])
+
+
+@pytest.mark.parametrize("weights", [(1.0, 2.0), (1.0, 2.0, 0.0), (1.0, 2.0, float("inf")), ((1.0, 2.0, 3.0),)])
+def test_class_weights_are_positive_numbers_one_for_each_class(weights):
+    model = toys.make_problem(FEDERATION).model
+    with pytest.raises(ArgumentError, match=r"^class_weights=.*: accepted: 3 positive numbers, one for each class"):
+        LocalTraining(class_weights=weights).bind(model)
+    regression = toys.make_problem(toys.make_federation((4, 4), "regression")).model
+    with pytest.raises(ArgumentError, match=r"^class_weights=.*: accepted for classification"):
+        LocalTraining(class_weights=weights).bind(regression)
+
+
 def test_what_is_written_is_what_the_solver_does():
     model = problem_of().model
     schedule = optax.piecewise_constant_schedule(1.0, {1: 0.5})

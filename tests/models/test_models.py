@@ -145,6 +145,9 @@ def test_a_sequence_s_loss_is_the_mean_over_its_places_that_are_characters():
     log_p = np.log(np.float64(model.predict(params, x)))
     expected = [-(log_p[0, 0, 1] + log_p[0, 1, 2] + log_p[0, 2, 3]) / 3, -log_p[1, 0, 2]]
     np.testing.assert_allclose(model.loss(params, x, y), expected, rtol=1e-5)
+    weighed = [-(2 * log_p[0, 0, 1] + 3 * log_p[0, 1, 2] + 4 * log_p[0, 2, 3]) / 3, -3 * log_p[1, 0, 2]]
+    found = model.loss(params, x, y, class_weights=np.array([1, 2, 3, 4], np.float32))
+    np.testing.assert_allclose(found, weighed, rtol=1e-5)
 
 
 def test_small_caches_cut_the_batch_into_equal_blocks(monkeypatch):

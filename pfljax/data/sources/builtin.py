@@ -15,7 +15,7 @@ SYNTHETIC_FEATURES = 150
 SYNTHETIC_TRAIN = (50, 1000)  # the least and the most training examples of a client
 SYNTHETIC_TEST = 5000  # a client's test examples, unless test_examples says otherwise
 SYNTHETIC_NOISE = 0.1  # standard deviation of the noise on the linear score that decides the class
-PUBLISHED_SEED = 12345  # of the synthetic data that FedEM's paper was measured on
+PUBLISHED_SEED = 12345  # of the synthetic data that FedEM's authors published
 
 SyntheticLabels = Literal["mixture", "published"]
 
@@ -76,7 +76,7 @@ def synthetic(
         num_clients: K.
         components: M.
         alpha: Concentration of the clients' shares in the components.
-        labels: "published" is the very data that the paper was measured on (see `published_synthetic`).
+        labels: "published" is the data that the paper's authors published (see `published_synthetic`).
         test_examples: How many test examples are drawn for each client; 0 for 5,000.
         seed: Decides everything; of the published data only the subsample.
         fraction: The share of the examples to keep, drawn uniformly.
@@ -116,7 +116,7 @@ def synthetic(
 def published_synthetic(
     num_clients: int, components: int, alpha: float, test_examples: int, seed: int, fraction: float
 ) -> Source:
-    """The synthetic data that FedEM's paper was measured on, draw for draw as the authors' code makes them.
+    """The synthetic data that FedEM's authors published, draw for draw as their code makes them.
 
     Their generator has a slip: component m labels the client's first count[m] examples, and not those after the ones
     of component m - 1. So components overwrite each other's labels, and the examples that none reaches are of class 0.
