@@ -193,6 +193,7 @@ def build_local(settings: Settings) -> LocalTraining:
         schedule=build_schedule(settings),
         keep_optimizer=settings.keep_optimizer,
         common_init=settings.common_init,
+        augment=settings.augment,
         privacy=Privacy(settings.dp_noise_multiplier, settings.dp_clip_norm, settings.dp_delta),
     )
 

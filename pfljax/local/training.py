@@ -11,6 +11,7 @@ import optax
 
 from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Params, PyTree
+from pfljax.local import augmentation
 from pfljax.local.privacy import Privacy
 from pfljax.local.solver import Solver
 from pfljax.models import Model
@@ -30,6 +31,8 @@ class LocalTraining:
         common_init: Whether clients' own models all start from the same parameters; None: as the method says,
             which is no for FedeRiCo and Local, and else yes.
         privacy: How the gradients of mean losses are made private.
+        augment: What is done to the images of mini-batches: "crop_flip", random crops with a margin of 4 pixels and
+            random mirroring, or "none". Evaluation and validation see the images themselves.
     """
 
     optimizer: optax.GradientTransformation = dataclasses.field(default_factory=lambda: optax.adam(1e-2))
@@ -41,6 +44,7 @@ class LocalTraining:
     keep_optimizer: bool = False
     common_init: bool | None = None
     privacy: Privacy = dataclasses.field(default_factory=Privacy)
+    augment: augmentation.Augment = "none"
 
     def __post_init__(self):
         if not (callable(getattr(self.optimizer, "init", None)) and callable(getattr(self.optimizer, "update", None))):
@@ -55,6 +59,7 @@ class LocalTraining:
         if not isinstance(self.privacy, Privacy):
             raise ArgumentError("privacy", "accepted: a pfljax.Privacy", self.privacy)
         self.privacy.check()
+        augmentation.check(self.augment)
 
     def bind(self, model: Model) -> Solver:
         """The solver of this local training for a model."""
@@ -69,7 +74,12 @@ class LocalTraining:
             optimizer = beside_statistics(optimizer, statistics)
         how = (self.batch_size, self.epochs, self.steps, self.privacy)
         return Solver(
-            model.loss, optimizer, *how, keyed=model.stochastic or statistics is not None, statistics=statistics
+            model.loss,
+            optimizer,
+            *how,
+            keyed=model.stochastic or statistics is not None,
+            statistics=statistics,
+            augment=augmentation.augmentation(self.augment, model.example_input.shape),
         )
 
 

@@ -236,6 +236,7 @@ def test_presets_are_those_of_the_appendix(path):
     values = dict(line.removeprefix("--").split("=") for line in lines if line.startswith("--"))
     expected = {"model": "mcmahan_cnn", "weight_decay": 1e-4, "local_epochs": 5, "lr_decay": 0.99, "rounds": 20}
     expected["learning_rate"] = 0.01 if path.stem == "mnist" else 0.1
+    assert values.get("augment", "none") == ("none" if path.stem == "mnist" else "crop_flip")
     for name, value in expected.items():
         assert values[name] == value or np.isclose(float(values[name]), value)
 
