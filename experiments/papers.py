@@ -206,30 +206,45 @@ class Study:
         sweep.write_table(title, heads, body, entries, self.out)
         self.print_differences(rows[0], entries[0][columns[0].folder], tuned)
 
-    def write_figure(self, name: str, panels: Mapping[str, tuple[str, list]]) -> None:
+    def curve(self, row: Row, out: Path) -> dict:
+        """As `accuracies`, with "title", "rounds", "epochs" (local ones so far) and "curve": accuracy over them."""
+        cell = self.accuracies(row, out)
+        read = [files.read_jsonl(out / trial.folder / "metrics.jsonl") for trial in self.trials]
+        over = np.mean([[line["accuracy_mean"] for line in lines] for lines in read], axis=0)
+        rounds = [line["round"] for line in read[0]]
+        epochs = [number * self.settings_of(row).local_epochs for number in rounds]
+        return {"title": row.title, "rounds": rounds, "epochs": epochs, "curve": over.tolist(), **cell}
+
+    def write_figure(
+        self, name: str, panels: Mapping[str, tuple[str, list]], rows: Sequence[Row] = (), title: str = ""
+    ) -> None:
         """Draws accuracy against knobs and writes the points.
 
         Args:
             name: The figure's file.
             panels: By flag (of a method's own without its prefix): the axis' label, and the values.
+            rows: The lines; a line for each method by default.
+            title: Of the table, before what is in it.
         """
         if not any(values for _, values in panels.values()):
             raise FlagError("nothing to draw: accepted: values in one of the lists")
-        points, body = [], []
-        for method in self.methods:
+        points, body, settings = [], [], self.settings
+        rows = rows or [Row(method, method, {}) for method in self.methods]
+        for row in rows:
             for knob, (_, values) in panels.items():
                 for value in values:
-                    own = f"{method}.{knob}" if f"{method}.{knob}" in self.settings else knob
-                    cell = self.accuracies(Row(method, method, {own: value}), self.out / f"{method}-{knob}-{value:g}")
-                    points.append({"panel": knob, "algorithm": method, "value": value, "paper": None, **cell})
+                    own = f"{row.method}.{knob}" if f"{row.method}.{knob}" in settings else knob
+                    cell = self.accuracies(row, self.out / f"{row.folder}-{knob}-{value:g}", {own: value})
+                    points.append({"panel": knob, "algorithm": row.title, "value": value, "paper": None, **cell})
                     points[-1]["accuracy"] = cell["accuracy_mean"]
-                    body.append([knob, method, f"{value:g}", self.shown(cell)])
+                    body.append([knob, row.title, f"{value:g}", self.shown(cell)])
+            print(f"{row.title} done")
         labels = {knob: label for knob, (label, _) in panels.items()}
         report.save(report.sweep_figure(points, labels), self.out / name)
-        settings = self.settings
-        title = f"{settings.dataset}, {settings.num_distributions} distributions, test accuracy after the last round"
+        title = title or f"{settings.dataset}, {settings.num_distributions} distributions"
+        title += ", test accuracy after the last round"
         sweep.write_table(title, ["knob", "method", "value", "test accuracy, %"], body, points, self.out, name)
-        self.print_differences(Row(self.methods[0], self.methods[0], {}), points[0])
+        self.print_differences(rows[0], points[0])
 
     def print_differences(self, row: Row, cell: dict, tuned: Sequence[str] = ()) -> None:
         """In which ways this differs from the paper: printed, and below the table in table.md.

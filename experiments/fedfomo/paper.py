@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from absl import flags
 
-from experiments.papers import Paper, Row, Study
+from experiments.papers import Paper, Row, Study, Values
+from pfljax.cli.settings import Settings
 
 PAPER = Paper(
     Path(__file__).parent / "presets",
@@ -142,6 +143,27 @@ def define(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequence[s
     """Registers the flags of these experiments, with the paper's defaults."""
     defaults = {"num_clients": 15, "num_distributions": 5, "partition": "latent"} | defaults
     PAPER.define(registry, methods, seeds, out, rounds=20, **defaults)
+
+
+def values(settings: Settings, table: Mapping[str, Mapping], **setting: Any) -> Values:
+    """The values of a table where the run has the table's `setting`, by flag; elsewhere none."""
+    found = PAPER.values(settings, table)
+    same = all(
+        settings[flag] == value for flag, value in ({"num_clients": 15, "partition": "latent"} | setting).items()
+    )
+    return found if same else found._replace(by_row={})
+
+
+def refuse_others(settings: Settings) -> None:
+    """Raises `FlagError` for methods beside FedFomo, whose knobs a figure varies."""
+    if settings.algorithms != ["fedfomo"]:
+        raise settings.error("algorithms", "accepted: fedfomo")
+
+
+def last_round(study: Study) -> str:
+    """The title of a table of last points."""
+    own = study.settings
+    return f"{own.dataset}, {own.num_distributions} distributions, test accuracy after the last round"
 
 
 def rows_of(study: Study, downloads: Sequence[int] = DOWNLOADS) -> list[Row]:

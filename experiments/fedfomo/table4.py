@@ -32,27 +32,41 @@ def define(registry: flags.FlagValues) -> None:
 
 def run(settings: Settings) -> None:
     """The command."""
+    study, entries = measured(settings)
+    write(study, entries)
+
+
+def measured(settings: Settings) -> tuple[Study, list[dict]]:
+    """Every method under every sigma, with its epsilon and the paper's (epsilon, accuracy in percent)."""
     sigmas = settings.numbers("sigmas", float, 0, sets="dp_noise_multiplier")
     clips = {sigma: settings.dp_clip_norm if sigma else math.inf for sigma in sigmas}
     for sigma, clip in clips.items():
         Privacy(sigma, clip, settings.dp_delta).check()
-    study, entries, body = Study.start(paper.PAPER, settings), [], []
-    delta, theirs = settings.dp_delta, paper.PAPER.values(study.settings, paper.TABLE4)
-    rows = paper.rows_of(study, downloads=())
-    for row in rows:
+    study, entries = Study.start(paper.PAPER, settings), []
+    theirs = paper.values(study.settings, paper.TABLE4, num_distributions=5, targets="own").by_row
+    for row in paper.rows_of(study, downloads=()):
         for sigma, clip in clips.items():
             folder = study.out / f"sigma-{sigma:g}" / row.folder
             cell = study.accuracies(row, folder, {"dp_noise_multiplier": sigma, "dp_clip_norm": clip})
-            value = theirs.by_row.get(row.method, {}).get(sigma)
-            entries.append({"algorithm": row.title, "sigma": sigma, "delta": delta, **cell, "paper": value})
-            line = [row.title, f"{delta:g}", f"{sigma:g}", epsilon_text(cell["epsilon"])]
-            body.append([*line, study.shown(cell), beside(value)])
+            value = theirs.get(row.method, {}).get(sigma)
+            fixed = {"algorithm": row.title, "sigma": sigma, "delta": settings.dp_delta, "folder": str(folder)}
+            entries.append(fixed | {**cell, "epsilon_text": epsilon_text(cell["epsilon"]), "paper": value})
             print(f"{row.title}, sigma {sigma:g} done")
-    heads = ["method", "delta", "sigma", "epsilon", "test accuracy, %", theirs.head]
+    return study, entries
+
+
+def write(study: Study, entries: list[dict], figure: str = "") -> None:
+    """The table."""
+    body = []
+    for entry in entries:
+        line = [entry["algorithm"], f"{entry['delta']:g}", f"{entry['sigma']:g}", entry["epsilon_text"]]
+        body.append([*line, study.shown(entry), beside(entry["paper"])])
     own = study.settings
+    head = paper.PAPER.values(own, paper.TABLE4).head if any(entry["paper"] for entry in entries) else "paper"
+    heads = ["method", "delta", "sigma", "epsilon", "test accuracy, %", head]
     title = f"{own.dataset}, {own.num_distributions} distributions, private local training, after the last round"
-    sweep.write_table(title, heads, body, entries, study.out)
-    study.print_differences(rows[0], entries[0])
+    sweep.write_table(title, heads, body, entries, study.out, figure)
+    study.print_differences(paper.rows_of(study, downloads=())[0], entries[0])
     for entry in {entry["algorithm"]: entry for entry in entries if entry["unaccounted"]}.values():
         print(f"{entry['algorithm']}: epsilon does not count {entry['unaccounted']}.")
 

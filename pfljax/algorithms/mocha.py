@@ -35,7 +35,9 @@ from pfljax.local.problem import Problem
 class MOCHA:
     """MOCHA (Smith et al., 2017): multi-task learning whose relationship of tasks is learned along with them."""
 
-    strength: float = knob(0.001, at_least=0, help="regularization by the relationship; 0 is Local")
+    strength: float = knob(
+        0.01, at_least=0, help="regularization by the relationship; 0 is Local", grid=(0.001, 0.003, 0.01, 0.03)
+    )
     ridge: float = knob(
         0.1, above=0, help="added to the relationship matrix, whose trace is 1, times 1 / K before it is inverted"
     )

@@ -14,6 +14,7 @@ import pfljax.algorithms  # noqa: F401  (registers the methods)
 from pfljax import models
 from pfljax.core.method import METHODS, out_of_range
 from pfljax.data.sources.builtin import SyntheticLabels
+from pfljax.local.augmentation import Augment
 
 WHAT, DATA, HOW, RUNS = "What to train", "On what", "How", "Which runs"
 OPTIMIZERS = ("adam", "sgd")
@@ -155,6 +156,7 @@ def define_training(registry: flags.FlagValues, rounds: int = 150) -> None:
     add.whole("local_epochs", 1, "number of epochs over a client's data in a round", least=1)
     add.whole("local_steps", 0, "number of steps in a round, in place of --local_epochs; 0 is by epochs", least=0)
     add.whole("batch_size", 0, "examples per mini-batch B; 0 is all of a client's data", least=0)
+    add.choice("augment", "none", typing.get_args(Augment), "random crops and flips of the images that are trained on")
     add.choice("optimizer", "adam", OPTIMIZERS, "optimizer of the clients, and of FedeRiCo's model owners")
     add.real("learning_rate", 0.01, "learning rate; above 0")
     add.several("learning_rates", [], "METHOD:RATE, of methods that have another one; not read with --learning_rate")

@@ -19,7 +19,7 @@ class Batch(NamedTuple):
     y: Array  # (B, ...)
     mask: Array  # (B,) float32, 0.0 where the batch has run past the client's data
     index: Array  # (B,) int32, which of the client's examples they are
-    key: Key  # draws privacy's noise and dropout
+    key: Key  # draws privacy's noise, dropout and augmentation
 
     def of_model(self, number: Array) -> Batch:
         """The same examples with noise and dropout of its own for each of several models."""
@@ -27,6 +27,7 @@ class Batch(NamedTuple):
 
 
 NOISE = 0x0D9  # folded into a client's key for a round: the stream of privacy's noise
+AUGMENTATION = 0xA6  # folded into a mini-batch's key: the stream of random crops and flips
 DROPOUT = 0xD0  # folded into a mini-batch's key: the stream of the loss in training mode
 
 

@@ -12,7 +12,7 @@ import optax
 from pfljax.core import tree
 from pfljax.core.types import Array, Key, Params, PyTree, Split
 from pfljax.local import batches
-from pfljax.local.batches import DROPOUT, NOISE, Batch, masked, over_blocks, sum_over_examples
+from pfljax.local.batches import AUGMENTATION, DROPOUT, NOISE, Batch, masked, over_blocks, sum_over_examples
 from pfljax.local.privacy import Privacy, private_mean
 
 
@@ -28,6 +28,7 @@ class Solver(NamedTuple):
         privacy: How the gradients of mean losses are made private.
         keyed: Whether the loss of a mini-batch is given a key: for dropout, or to write batch statistics.
         statistics: Parameters -> which leaves are batch statistics, a tree of bools; None: there are none.
+        augment: (key, x (B, ...)) -> what mini-batches hold in place of x; None: x.
     """
 
     loss: Callable[..., Array]
@@ -38,6 +39,7 @@ class Solver(NamedTuple):
     privacy: Privacy = Privacy()
     keyed: bool = False
     statistics: Callable[[Params], PyTree | None] | None = None
+    augment: Callable[[Key, Array], Array] | None = None
 
     def part(self, mask: PyTree) -> Solver:
         """The solver that trains the leaves where `mask`, a tree of bools like the parameters, holds.
@@ -240,11 +242,13 @@ class Solver(NamedTuple):
         mask = inside.astype(jnp.float32)
         if self.statistics is not None:  # what fills the batch is seen by batch statistics: real examples, once more
             places, inside = places % jnp.maximum(split.size, 1), jnp.broadcast_to(split.size > 0, inside.shape)
-        elif orders is None:
-            return Batch(*masked(split.x[...], split.y[...], inside), mask, places, key)
         if orders is None:
             index = places
         else:
             epoch = step // per_epoch % orders.shape[0]
             index = jnp.asarray(orders).at[epoch, jnp.minimum(places, n_max - 1)].get(mode="promise_in_bounds")
-        return Batch(*masked(split.x[index], split.y[index], inside), mask, index, key)
+        taken = ... if orders is None and self.statistics is None else index
+        x, y = masked(split.x[taken], split.y[taken], inside)
+        if self.augment is not None:
+            x = self.augment(jax.random.fold_in(key, AUGMENTATION), x)
+        return Batch(x, y, mask, index, key)

@@ -13,6 +13,7 @@ import optax
 
 from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Params, PyTree
+from pfljax.local import augmentation
 from pfljax.local.privacy import Privacy
 from pfljax.local.solver import Solver
 from pfljax.models import Model
@@ -36,6 +37,8 @@ class LocalTraining:
         privacy: How the gradients of mean losses are made private.
         class_weights: (C,) factors of the cross entropy that clients train by, by class; None: 1. The losses by which
             methods weigh models have them too, as in the code of FedEM's authors; evaluation has none.
+        augment: What is done to the images of mini-batches: "crop_flip", random crops with a margin of 4 pixels and
+            random mirroring, or "none". Evaluation and validation see the images themselves.
     """
 
     optimizer: optax.GradientTransformation | Callable[[Any], optax.GradientTransformation] = optax.adam
@@ -49,6 +52,7 @@ class LocalTraining:
     common_init: bool | None = None
     privacy: Privacy = dataclasses.field(default_factory=Privacy)
     class_weights: tuple[float, ...] | None = None
+    augment: augmentation.Augment = "none"
 
     def __post_init__(self):
         made = hasattr(self.optimizer, "init") and hasattr(self.optimizer, "update")
@@ -69,6 +73,7 @@ class LocalTraining:
         if not isinstance(self.privacy, Privacy):
             raise ArgumentError("privacy", "accepted: a pfljax.Privacy", self.privacy)
         self.privacy.check()
+        augmentation.check(self.augment)
 
     def bind(self, model: Model) -> Solver:
         """The solver of this local training for a model."""
@@ -88,7 +93,14 @@ class LocalTraining:
         if self.class_weights is not None:
             loss = functools.partial(loss, class_weights=checked_weights(self.class_weights, model))
         how = (self.batch_size, self.epochs, self.steps, self.privacy)
-        return Solver(loss, optimizer, *how, keyed=model.stochastic or statistics is not None, statistics=statistics)
+        return Solver(
+            loss,
+            optimizer,
+            *how,
+            keyed=model.stochastic or statistics is not None,
+            statistics=statistics,
+            augment=augmentation.augmentation(self.augment, model.example_input.shape),
+        )
 
 
 def checked_weights(weights: Sequence[float], model: Model) -> np.ndarray:

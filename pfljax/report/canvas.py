@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 from jaxtyping import Int
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, FigureBase
 
 from pfljax.training import files
 
@@ -51,7 +51,7 @@ def colors(groups: Int[np.ndarray, " n"]) -> list:
     return [table[group] for group in np.asarray(groups).tolist()]
 
 
-def add_axes(figure: Figure, *position: int, **settings: Any) -> Axes:
+def add_axes(figure: FigureBase, *position: int, **settings: Any) -> Axes:
     """Plain axes at a position (rows, columns, number); without one, over the whole figure."""
     axes = figure.add_subplot(*(position or (1, 1, 1)))
     axes.set(**settings)

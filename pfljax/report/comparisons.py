@@ -6,9 +6,11 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pfljax.report.canvas import PALETTE, Picture, add_axes, colors
+from pfljax.report.figures import draw_affinity
 
 
 def comparison_figure(table: Sequence[dict]) -> Figure:
@@ -86,19 +88,76 @@ def sweep_figure(points: Sequence[dict], panels: dict[str, str]) -> Figure:
     return figure
 
 
-def knob_curves(panels: Mapping[str, Sequence[dict]]) -> Figure:
-    """Accuracy over rounds: a panel for each knob, a line for each of its values.
+def knob_curves(panels: Mapping[str, Sequence[dict]], over: str = "rounds") -> Figure:
+    """Accuracy over rounds or local epochs: a panel for each knob, a line for each of its values.
 
     Args:
-        panels: By knob, its lines: "title", "rounds" and "curve".
+        panels: By knob, its lines: "title", "curve", and what `over` names.
+        over: "rounds" or "epochs".
     """
     figure = Picture(5.2 * len(panels), 4)
     for place, (knob, lines) in enumerate(panels.items(), 1):
-        axes = add_axes(figure, 1, len(panels), place, xlabel="round", ylabel="test accuracy" if place == 1 else "")
-        for line, shade in zip(lines, colors(np.arange(len(lines))), strict=True):
-            axes.plot(line["rounds"], line["curve"], color=shade, label=line["title"])
+        axes = add_axes(figure, 1, len(panels), place, ylabel="test accuracy" if place == 1 else "")
+        _draw_curves(axes, lines, over)
         axes.set_title(knob)
-        axes.legend(frameon=False)
+    return figure
+
+
+def _draw_curves(axes: Axes, lines: Sequence[dict], over: str) -> None:
+    for line, shade in zip(lines, colors(np.arange(len(lines))), strict=True):
+        axes.plot(line[over], line["curve"], color=shade, label=line["title"])
+    axes.set_xlabel({"rounds": "round", "epochs": "local epochs so far"}[over])
+    axes.legend(frameon=False)
+
+
+def curves_and_last(lines: Sequence[dict], label: str) -> Figure:
+    """FedFomo's Figure 9: accuracy over local epochs, a line for each value of a knob; right, the last against it.
+
+    Args:
+        lines: "title", "value", "epochs", "curve", "accuracy_mean" and "accuracy_std" of the last.
+        label: The knob.
+    """
+    figure = Picture(10.4, 4)
+    over = add_axes(figure, 1, 2, 1, ylabel="test accuracy")
+    _draw_curves(over, lines, "epochs")
+    last = add_axes(
+        figure, 1, 2, 2, xlabel=label, ylabel="test accuracy, last round", xticks=[0, 0.2, 0.4, 0.6, 0.8, 1]
+    )
+    values, mean, std = ([line[name] for line in lines] for name in ("value", "accuracy_mean", "accuracy_std"))
+    last.errorbar(values, mean, std, color=PALETTE[0], marker="o", capsize=3)
+    return figure
+
+
+def privacy_figure(affinities: Mapping[str, tuple[np.ndarray, np.ndarray]], points: Sequence[dict]) -> Figure:
+    """FedFomo's Figure 5: whom clients gain from under noise; right, accuracy against the noise and its epsilon.
+
+    Args:
+        affinities: By title: affinities (K, K) after the last round, and distributions (K,).
+        points: "algorithm", "sigma", "epsilon_text", "accuracy_mean", "accuracy_std", and "paper": (epsilon, accuracy
+            in percent), drawn as a cross, or None.
+    """
+    width = 3.1 * len(affinities)
+    figure = Picture(width + 5, 3.6)
+    left, right = figure.subfigures(1, 2, width_ratios=[width, 5], squeeze=False)[0]
+    grid = left.subplots(1, len(affinities), squeeze=False)[0]
+    for axes, (title, (affinity, distribution)) in zip(grid, affinities.items(), strict=True):
+        draw_affinity(axes, affinity, distribution)
+        axes.set(xlabel="model of client", ylabel="client" if axes is grid[0] else "")
+        axes.set_title(title, fontsize=9.5)
+    axes = add_axes(right, xlabel="noise multiplier sigma, and epsilon", ylabel="test accuracy")
+    methods = list(dict.fromkeys(point["algorithm"] for point in points))
+    for method, shade in zip(methods, colors(np.arange(len(methods))), strict=True):
+        own = [point for point in points if point["algorithm"] == method]
+        sigmas, mean, std = ([point[name] for point in own] for name in ("sigma", "accuracy_mean", "accuracy_std"))
+        axes.errorbar(sigmas, mean, std, color=shade, marker="o", capsize=3, label=method)
+        known = [point for point in own if point["paper"]]
+        values = [point["paper"][1] / 100 for point in known]
+        axes.plot([point["sigma"] for point in known], values, "x", color=shade, markersize=9)
+    if any(point["paper"] for point in points):
+        axes.plot([], [], "x", color="gray", label="the paper, CIFAR-10")
+    ticks = {point["sigma"]: f"{point['sigma']:g}\n{point['epsilon_text']}" for point in reversed(points)}
+    axes.set_xticks(list(ticks), list(ticks.values()))
+    axes.legend(frameon=False)
     return figure
 
 

@@ -223,24 +223,29 @@ def affinity_over_rounds(
 ) -> Figure:
     """FedFomo's Figure 2: the affinity matrix at up to four rounds, clients ordered by distribution."""
     shown = np.unique(np.linspace(0, len(rounds) - 1, min(4, len(rounds))).round().astype(int))
-    order = np.argsort(distribution, kind="stable")
     figure = Picture(3.1 * len(shown) + 0.8, 3.3)
-    off = ~np.eye(len(order), dtype=bool)  # a client's affinity to itself starts at 1 and would hide the others
     for place, number in enumerate(shown, 1):
-        matrix = affinity[number][order][:, order].copy()
-        limit = max(float(np.abs(matrix[off]).max(initial=0)), 1e-9)
-        matrix[~off] = np.nan
         axes = figure.add_subplot(1, len(shown), place)
-        image = axes.imshow(matrix, cmap="RdBu", vmin=-limit, vmax=limit, interpolation="nearest")
+        draw_affinity(axes, affinity[number], distribution)
         axes.set(xlabel="model of client", ylabel="client" if place == 1 else "")
         axes.set_title(f"after round {rounds[number]}", fontsize=9.5)
-        edges = np.nonzero(np.diff(distribution[order]))[0] + 0.5
-        _draw_edges(axes, edges[: len(PALETTE) * 2], width=0.6)
-        if len(order) <= 20:
-            axes.set_xticks(np.arange(len(order)), [str(k) for k in order], fontsize=6.5)
-            axes.set_yticks(np.arange(len(order)), [str(k) for k in order], fontsize=6.5)
-        figure.colorbar(image, shrink=0.8)
     return figure
+
+
+def draw_affinity(axes: Axes, affinity: Float[np.ndarray, "K K"], distribution: Int[np.ndarray, " K"]) -> None:
+    """An affinity matrix with its colors, clients ordered by distribution."""
+    order = np.argsort(distribution, kind="stable")
+    off = ~np.eye(len(order), dtype=bool)  # a client's affinity to itself starts at 1 and would hide the others
+    matrix = affinity[order][:, order].copy()
+    limit = max(float(np.abs(matrix[off]).max(initial=0)), 1e-9)
+    matrix[~off] = np.nan
+    image = axes.imshow(matrix, cmap="RdBu", vmin=-limit, vmax=limit, interpolation="nearest")
+    edges = np.nonzero(np.diff(distribution[order]))[0] + 0.5
+    _draw_edges(axes, edges[: len(PALETTE) * 2], width=0.6)
+    if len(order) <= 20:
+        axes.set_xticks(np.arange(len(order)), [str(k) for k in order], fontsize=6.5)
+        axes.set_yticks(np.arange(len(order)), [str(k) for k in order], fontsize=6.5)
+    axes.figure.colorbar(image, ax=axes, shrink=0.8)
 
 
 def traffic_against_accuracy(

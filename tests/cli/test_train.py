@@ -44,6 +44,7 @@ def npz(tmp_path_factory):
         (["--algorithm=local", "--federico.epsilon=0.5"], ["--federico.epsilon", "local"]),
         (["--fedavg_plus.tune_epochs=-1", "--algorithm=fedavg_plus"], ["--fedavg_plus.tune_epochs=-1"]),
         (["--learning_rate=0"], ["--learning_rate=0"]),
+        (["--dataset=sine", "--algorithm=local", "--augment=crop_flip"], ["--augment=crop_flip", "images"]),
         (["--participation=0"], ["--participation=0"]),
         (["--participation=1.5"], ["--participation=1.5"]),
         (["--rounds=0"], ["rounds"]),

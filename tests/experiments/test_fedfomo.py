@@ -6,8 +6,10 @@ import commands
 import numpy as np
 import pytest
 
-from experiments.fedfomo import figure3, figure9, paper, table1, table2, table3, table4
-from pfljax.cli import build, compare
+from experiments.fedfomo import figure1, figure3, figure5, figure9, paper, table1, table2, table3, table4
+from experiments.papers import Study
+from pfljax import report
+from pfljax.cli import build, compare, sweep
 from pfljax.cli.settings import parse
 from pfljax.core.method import METHODS
 from pfljax.data import embedding
@@ -55,7 +57,6 @@ def test_table1_has_a_column_for_each_number_of_clients(tmp_path):
 def test_table3_deals_the_targets_and_says_what_differs(tmp_path):
     flags = ["--algorithms=fedavg,fedfomo", "--num_distributions=2", "--num_clients=6", f"--out={tmp_path / 'out'}"]
     printed = call(table3, *flags)
-    assert "23.1 ± 2.5" in printed and "64.1 ± 2.8" in printed  # the paper's Table 3
     assert "not to be met" in printed and "EMD" in printed
     rows = rows_of(tmp_path / "out")
     assert [row["algorithm"] for row in rows] == ["fedavg", "fedfomo, n=5", "fedfomo, n=10"]
@@ -94,19 +95,92 @@ def test_table4_states_the_ledger_beside_the_accuracy(tmp_path):
 @pytest.mark.slow
 def test_figures_sweep_their_knobs(tmp_path):
     own = ["--num_distributions=2", "--num_clients=6"]
-    flags = [*own, "--epsilons=1", "--downloads=1", f"--out={tmp_path / 'three'}"]
+    flags = [*own, "--epsilons=1", "--downloads=2", f"--out={tmp_path / 'three'}"]
     call(figure3, *flags)
-    points = [(point["panel"], point["value"]) for point in rows_of(tmp_path / "three")]
-    assert points == [("epsilon", 1.0), ("neighbors", 1)]
-    assert flags_of(tmp_path / "three" / "fedfomo-epsilon-1")["fedfomo.epsilon"] == 1.0
+    found = rows_of(tmp_path / "three")
+    assert [(line["panel"], line["value"]) for line in found] == [("epsilon", 1.0), ("models", 2)]
+    assert found[0]["epochs"] == [5, 10] and found[0]["curve"][-1] == pytest.approx(found[0]["accuracy_mean"])
+    assert flags_of(tmp_path / "three" / "epsilon-1")["fedfomo.epsilon"] == 1.0
+    assert flags_of(tmp_path / "three" / "models-2")["fedfomo.neighbors"] == 1  # beside its own
     assert (tmp_path / "three" / "figure3.png").stat().st_size > 5000
     call(figure9, *own, "--shares=0.2,0.8", f"--out={tmp_path / 'nine'}")
-    assert [point["value"] for point in rows_of(tmp_path / "nine")] == [0.2, 0.8]
+    assert [line["value"] for line in rows_of(tmp_path / "nine")] == [0.2, 0.8]
     few, many = (
-        files.read_json(tmp_path / "nine" / f"fedfomo-validation_fraction-{share}" / "seed-0" / "summary.json")
+        files.read_json(tmp_path / "nine" / f"validation-{share}" / "seed-0" / "summary.json")
         for share in ("0.2", "0.8")
     )
     assert few["per_client"][0]["n_train"] > many["per_client"][0]["n_train"]
+
+
+@pytest.mark.slow
+def test_figure1_has_a_line_for_each_method_over_the_numbers_of_distributions(tmp_path):
+    flags = ["--algorithms=local,fedfomo", "--distributions=2,3", "--train_examples=20", "--hidden=4", "--devices=1"]
+    printed = commands.call(figure1.COMMAND, *flags, "--num_clients=20", f"--out={tmp_path}")
+    points = [(point["algorithm"], point["value"]) for point in rows_of(tmp_path)]
+    assert points == [(row, number) for row in ("local", "fedfomo, n=5", "fedfomo, n=10") for number in (2, 3)]
+    config = flags_of(tmp_path / "fedfomo-n5-num_distributions-3")
+    assert (config["num_distributions"], config["fedfomo.neighbors"], config["participation"]) == (3, 4, 0.1)
+    assert config["rounds"] == 30 and "20 clients, 10% of them a round" in printed
+    assert (tmp_path / "figure1.png").stat().st_size > 5000
+    assert parse(figure1.define, []).num_clients == 100
+
+
+@pytest.mark.slow
+def test_figure5_draws_affinities_and_accuracy_by_noise(tmp_path):
+    printed = call(figure5, "--sigmas=0,1", "--algorithms=fedfomo", f"--out={tmp_path}")
+    assert "71.6 (epsilon ∞)" in printed and "71.3 (epsilon 6.89)" in printed  # the paper's Table 4
+    assert [(point["sigma"], point["algorithm"]) for point in rows_of(tmp_path)] == [(0, "fedfomo"), (1, "fedfomo")]
+    assert (tmp_path / "figure5.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("module", "flags", "stands"),
+    [
+        (table2, [], True),
+        (table2, ["--num_clients=100"], False),
+        (table2, ["--partition=iid"], False),
+        (table3, [], True),
+        (table3, ["--num_distributions=2"], False),
+        (table3, ["--targets=own"], False),
+        (table4, ["--num_clients=20"], False),
+    ],
+)
+def test_the_paper_s_values_stand_beside_its_setting_only(monkeypatch, module, flags, stands):
+    shown = []
+    cell = {"accuracy_mean": 0.5, "epsilon": [None], "unaccounted": None, "earth_movers_distance": 1.0}
+    monkeypatch.setattr(Study, "accuracies", lambda *arguments: cell)
+    monkeypatch.setattr(Study, "print_differences", lambda *arguments: None)
+    monkeypatch.setattr(sweep, "write_table", lambda title, heads, body, *rest: shown.extend(map(str, body)))
+    call(module, "--algorithms=fedavg", *flags)
+    assert (shown[0].count("'-'") == 0) == stands
+
+
+def test_curves_are_drawn_over_epochs_and_the_last_points_beside_them():
+    lines = [
+        {"title": "a", "value": 0.2, "epochs": [5, 10], "curve": [0.1, 0.4], "accuracy_mean": 0.4, "accuracy_std": 0.1},
+        {"title": "b", "value": 0.8, "epochs": [5, 10], "curve": [0.2, 0.3], "accuracy_mean": 0.3, "accuracy_std": 0},
+    ]
+    for figure in (report.knob_curves({"knob": lines}, "epochs"), report.curves_and_last(lines, "share")):
+        drawn = [line.get_xydata().tolist() for line in figure.axes[0].lines]
+        assert drawn == [[[5, 0.1], [10, 0.4]], [[5, 0.2], [10, 0.3]]]
+        assert figure.axes[0].get_xlabel() == "local epochs so far"
+    assert figure.axes[1].lines[0].get_xydata().tolist() == [[0.2, 0.4], [0.8, 0.3]]
+
+
+def test_the_figure_of_privacy_has_the_paper_s_values_as_crosses():
+    common = {"algorithm": "a", "accuracy_std": 0.0}
+    points = [
+        common | {"sigma": 0.0, "epsilon_text": "∞", "accuracy_mean": 0.9, "paper": (np.inf, 71.56)},
+        common | {"sigma": 1.0, "epsilon_text": "8.1", "accuracy_mean": 0.7, "paper": None},
+    ]
+    affinity = np.array([[1.0, 3.0, -2.0], [0.5, 1.0, 0.0], [0.0, -1.0, 1.0]])
+    figure = report.privacy_figure({"sigma 0": (affinity, np.array([1, 0, 1]))}, points)
+    matrix, *_, right = figure.axes
+    shown = np.ma.filled(matrix.images[0].get_array(), np.nan)  # clients by distribution: 1, 0, 2; their own left out
+    np.testing.assert_array_equal(shown, [[np.nan, 0.5, 0.0], [3.0, np.nan, -2.0], [-1.0, 0.0, np.nan]])
+    drawn = [line.get_xydata().tolist() for line in right.lines]
+    assert [[0, 0.9], [1, 0.7]] in drawn and any(np.allclose(line, [[0, 0.7156]]) for line in drawn if line)
+    assert [tick.get_text() for tick in right.get_xticklabels()] == ["1\n8.1", "0\n∞"]
 
 
 @pytest.mark.parametrize(
@@ -119,6 +193,9 @@ def test_figures_sweep_their_knobs(tmp_path):
         (table3, "--embedding=resnet", "vgg11"),
         (table4, "--sigmas=-1", "0 or more"),
         (table4, "--dp_clip_norm=0", "above 0"),
+        (figure1, "--num_distributions=5", "--distributions gives it its values"),
+        (figure3, "--algorithms=fedavg", "accepted: fedfomo"),
+        (figure5, "--algorithms=fedavg", "lists with fedfomo"),
         (figure9, "--shares=0.2,1", "below 1"),
         (figure9, "--validation_fraction=0.5", "--shares gives it its values"),
         (table2, "--num_distributions=5", "--distributions gives it its values"),
@@ -159,6 +236,7 @@ def test_presets_are_those_of_the_appendix(path):
     values = dict(line.removeprefix("--").split("=") for line in lines if line.startswith("--"))
     expected = {"model": "mcmahan_cnn", "weight_decay": 1e-4, "local_epochs": 5, "lr_decay": 0.99, "rounds": 20}
     expected["learning_rate"] = 0.01 if path.stem == "mnist" else 0.1
+    assert values.get("augment", "none") == ("none" if path.stem == "mnist" else "crop_flip")
     for name, value in expected.items():
         assert values[name] == value or np.isclose(float(values[name]), value)
 

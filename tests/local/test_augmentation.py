@@ -1,0 +1,140 @@
+"""Random crops and flips: what NumPy makes of the same draws, seen in training only, the same under every plan."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toys
+
+from pfljax import models
+from pfljax.core.errors import ArgumentError
+from pfljax.core.types import Split
+from pfljax.engine.plan import make_plan
+from pfljax.local import augmentation
+from pfljax.local.training import LocalTraining
+from pfljax.training import host_store
+from pfljax.training.replicates import ONE
+
+SHAPE = (6, 5, 2)
+
+
+def images(n, seed=0):
+    return np.random.default_rng(seed).normal(size=(n, *SHAPE)).astype(np.float32)
+
+
+def moved(image, move, flip):
+    """The crop of a padded image, by slices."""
+    height, width, _ = SHAPE
+    top, left = np.asarray(move) + 4
+    padded = np.pad(image, ((4, 4), (4, 4), (0, 0)))
+    crop = padded[top : top + height, left : left + width]
+    return crop[:, ::-1] if flip else crop
+
+
+def test_crops_and_flips_are_those_of_numpy():
+    moves = [(0, 0), (0, 0), (4, -4), (-4, 4), (1, 2), (-3, -1)]
+    flips = [False, True, False, True, True, False]
+    x = images(len(moves))
+    found = augmentation.move_and_flip(jnp.asarray(x), jnp.array(moves), jnp.array(flips))
+    expected = np.stack([moved(*each) for each in zip(x, moves, flips, strict=True)])
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(found[0], x[0])
+    np.testing.assert_array_equal(found[1], x[1, :, ::-1])
+
+
+def test_all_moves_come_alike_and_half_of_the_images_are_mirrored():
+    """Of an image whose pixels count up from 1, the center tells which crop it is."""
+    one = 1 + np.arange(9 * 9, dtype=np.float32).reshape(9, 9, 1)
+    found = np.asarray(augmentation.crop_flip(jax.random.key(0), jnp.asarray(np.broadcast_to(one, (8000, 9, 9, 1)))))
+    centers = found[:, 4, 4, 0].astype(int) - 1  # the only pixel that no move loses, and no mirror moves
+    rows, columns = np.divmod(centers, 9)
+    for draws in (rows, columns):
+        share = np.bincount(draws, minlength=9) / 8000
+        assert len(share) == 9 and abs(share - 1 / 9).max() < 0.02
+    grows = found[:, 4, 4, 0] < found[:, 4, 5, 0]
+    known = columns.astype(bool) & (columns < 8)  # where both neighbors are pixels
+    assert abs(grows[known].mean() - 0.5) < 0.03
+
+
+def solver(augment, batch_size=2):
+    model = models.make("mlp", SHAPE, "classification", 3, hidden=(4,))
+    return LocalTraining(optax.sgd(0.1), batch_size=batch_size, augment=augment).bind(model), model
+
+
+@pytest.mark.parametrize("batch_size", [2, 0])
+def test_a_batch_holds_the_same_examples_cropped_and_its_padding_stays_empty(batch_size):
+    split = Split(jnp.asarray(images(5)).at[3:].set(jnp.nan), jnp.array([0, 1, 2, 0, 0]), jnp.int32(3))
+    found, plain = ([], [])
+    for augment, batches in (("crop_flip", found), ("none", plain)):
+        how, _ = solver(augment, batch_size)
+        orders = how.draw_orders(jax.random.key(1), split.size, 5)
+        for step in range(4):
+            batches.append(how.take_batch(jax.random.key(1), orders, split, jnp.int32(step)))
+    for a, b in zip(found, plain, strict=True):
+        for name in ("y", "mask", "index"):
+            np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+        assert not np.asarray(a.x)[np.asarray(a.mask) == 0].any()
+        for image, original in zip(a.x[: int(a.mask.sum())], b.x, strict=False):
+            original = np.asarray(original)
+            made = [moved(original, (i, j), flip) for i in range(-4, 5) for j in range(-4, 5) for flip in (False, True)]
+            assert any(np.array_equal(image, other) for other in made)
+    # Every step draws anew, and the same key gives the same draws.
+    first, second = (np.asarray(batch.x) for batch in (found[0], found[2 if batch_size else 1]))
+    assert not np.array_equal(np.sort(first, axis=None), np.sort(second, axis=None))
+    how, _ = solver("crop_flip", batch_size)
+    again = how.take_batch(jax.random.key(1), how.draw_orders(jax.random.key(1), split.size, 5), split, jnp.int32(0))
+    np.testing.assert_array_equal(again.x, found[0].x)
+
+
+def test_evaluation_sees_the_images_themselves():
+    split = Split(jnp.asarray(images(5)), jnp.array([0, 1, 2, 0, 1]), jnp.int32(4))
+    (how, model), (plain, _) = solver("crop_flip"), solver("none")
+    params = model.init(jax.random.key(0))
+    losses = model.loss(params, split.x[:4], split.y[:4])
+    np.testing.assert_allclose(how.total_loss(params, split), losses.sum(), rtol=1e-5)
+    gradient = lambda how: how.loss_and_gradient(params, split)[1]
+    toys.assert_trees_close(gradient(how), gradient(plain))
+    fit = lambda how: how.fit(jax.random.key(0), params, how.optimizer.init(params), split, round_number=0)[0]
+    assert not toys.same_trees(fit(how), fit(plain))  # training does not
+
+
+@pytest.mark.parametrize("shape", [(4,), (5, 5)])
+def test_it_is_for_images_only(shape):
+    model = models.make("mlp", shape, "classification", 3)
+    with pytest.raises(
+        ArgumentError, match=r"^augment=crop_flip: is for images .*accepted for inputs of shape .*: none"
+    ):
+        LocalTraining(augment="crop_flip").bind(model)
+    with pytest.raises(ArgumentError, match=r"^augment=mirror: accepted: none, crop_flip"):
+        LocalTraining(augment="mirror")  # pyright: ignore[reportArgumentType]
+
+
+def image_problem(plan):
+    """Clients of few images each, and an MLP."""
+    sizes = (5, 1, 3, 4)
+    federation = toys.make_federation(sizes, features=int(np.prod(SHAPE)))
+    parts = {}
+    for name in ("train", "validation", "test"):
+        split = getattr(federation, name)
+        parts[name] = split._replace(x=split.x.reshape(*split.y.shape, *SHAPE))
+    federation = dataclasses.replace(federation, **parts)
+    return federation, toys.make_problem(federation, plan=plan, batch_size=2, cohort=3, augment="crop_flip")
+
+
+@pytest.mark.parametrize("name", ["fedavg", "local"])
+def test_every_plan_and_store_gives_the_same_results(name):
+    found = []
+    for plan in (make_plan("map", devices=1), make_plan("vmap", devices=2)):
+        federation, problem = image_problem(plan)
+        algorithm = toys.make_algorithm(name, problem)
+        found.append(toys.train(algorithm, problem, federation.client_data, 3)[0][-1])
+    experiment = toys.make_experiment(name, problem, federation, plan=problem.plan, client_store="host")
+    clients = federation.client_data
+    compiled = host_store.compile_segment(experiment, clients, experiment.problem.plan, 3, ONE)
+    state = compiled.init(jax.random.key(0), clients)
+    found.append(compiled.segment(jax.random.key(0), 0, 3, state, clients)[0])
+    for other in found[1:]:
+        toys.assert_trees_close(jax.device_get(other), jax.device_get(found[0]), rtol=1e-4, atol=1e-6)
