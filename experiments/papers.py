@@ -191,7 +191,7 @@ class Study:
             for column in columns:
                 cell = self.accuracies(row, self.out / column.folder / row.folder, column.flags)
                 distances[column.title] = cell["earth_movers_distance"]
-                if cell["tuned"]:
+                if cell.get("tuned"):
                     tuned.append(f"{row.title}, {column.title}: {cell['tuned']}")
                 paper = as_pair(column.paper.by_row.get(row.title))
                 entry[column.folder] = cell | {"paper": None if paper is None else [v and v / 100 for v in paper]}
