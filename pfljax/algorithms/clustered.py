@@ -6,13 +6,22 @@ constraints" (IEEE TNNLS 2020).
     A round: client k receives its cluster's model theta_c and sends dtheta_k, what local training changes;
     of each cluster c of more than two clients of the cohort that is stationary as a whole and not for each of them,
         |sum_{k in c} n_k dtheta_k / sum_{k in c} n_k| < eps1 and max_{k in c} |dtheta_k| > eps2:
-        c <- the two parts of least cross-similarity, by the cosine of updates
+        the two parts of least cross-similarity alpha, by the cosine of updates, become clusters
+        if gamma < sqrt((1 - alpha) / 2), where gamma is the clients' noise, |dtheta_k - E dtheta_k| / |E dtheta_k|
     theta_c <- theta_c + sum_{k in c} n_k dtheta_k / sum_{k in c} n_k.
 
-Departures from the paper: the bipartition is the paper's, the one whose largest similarity across is least, which is
-single linkage; `linkage=complete` is what the authors' code does. As it does, there is a least number of rounds before
-a first split (`warmup`), here 0 by default. Of a cluster that is split, clients that are not in the cohort stay in the
-part of its first client. Newcomers take the cluster's model of least loss on their training data.
+Departures from the paper:
+- eps1 and eps2 are by default in units of the largest norm of an update in the first round, since how far clients move
+  depends on the network, the rate and the number of steps (`relative=False`: the paper's; its authors' code has 0.4 and
+  1.6, and no gamma, which is gamma=0).
+- The paper leaves gamma to the user. Here it is estimated by default. Two updates of one distribution have a cosine of
+  about 1 / (1 + gamma^2). Of a cluster, that is taken to be the median over its clients of each one's largest cosine.
+  At the least gamma is 1 / 2: no parts are divided that are less than 60 degrees apart.
+- The bipartition is the paper's, the one whose largest similarity across is least, which is single linkage;
+  `linkage=complete` is what the authors' code does. As it does, there is a least number of rounds before a first split
+  (`warmup`), here 0 by default.
+- Of a cluster that is split, clients that are not in the cohort stay in the part of its first client. Newcomers take
+  the cluster's model of least loss on their training data.
 """
 
 from __future__ import annotations
@@ -29,6 +38,8 @@ from pfljax.core.method import knob, method
 from pfljax.core.types import Algorithm, Array, ClientOutput, Ledger, Predictor, Report, State
 from pfljax.local.problem import Problem
 
+LEAST_NOISE = 0.5  # the least estimate of gamma
+
 
 @method(name="clustered", keeps="nothing", travels="its cluster's model, both ways")
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +47,20 @@ class ClusteredFL:
     """Clustered FL (Sattler et al., 2020): clusters of clients are split where their updates disagree."""
 
     eps1: float = knob(0.4, at_least=0, help="a cluster may be split while the norm of its mean update is below")
-    eps2: float = knob(1.6, at_least=0, help="a cluster may be split while the largest norm of its updates is above")
+    eps2: float = knob(
+        0.4,
+        at_least=0,
+        grid=(0.2, 0.3, 0.4, 0.6, 0.8),
+        help="a cluster may be split while the largest norm of its updates is above",
+    )
+    relative: bool = knob(True, help="eps1 and eps2 are in units of the largest norm of an update in the first round")
+    gamma: float | None = knob(
+        None,
+        at_least=0,
+        at_most=1,
+        help="gamma_max, the clients' noise: a cluster is split where the largest cosine across its parts is below "
+        "1 - 2 gamma^2; 0: always; not given: estimated",
+    )
     linkage: Literal["single", "complete"] = knob(
         "single", help="between parts counts the largest similarity (single, as in the paper) or the least (complete)"
     )
@@ -47,8 +71,8 @@ class ClusteredFL:
 
         def init(key, clients):  # a model for each client, the same for those of one cluster
             model = problem.init_models(key, 1)
-            label = jnp.zeros((num,), jnp.int32)
-            return State({"label": label}, tree.repeat(model, num), (), problem.optimizer_rows(model, num))
+            server = {"label": jnp.zeros((num,), jnp.int32), "unit": jnp.zeros(())}
+            return State(server, tree.repeat(model, num), (), problem.optimizer_rows(model, num))
 
         def client_update(context, models, kept, data):
             trained, kept, losses = problem.fit_models(context, models, kept, data.train)
@@ -58,14 +82,21 @@ class ClusteredFL:
 
         def server_update(key, state, aggregate):
             updates, size, label = aggregate.upload["update"], aggregate.upload["size"], state.server["label"]
-            divide = lambda: split_clusters(label, tree.gram(*problem.solver.trained(updates)), size, self)
+            products, unit = tree.gram(*problem.solver.trained(updates)), state.server["unit"]
+            unit = jnp.where(unit > 0, unit, jnp.sqrt(jnp.diagonal(products).max()))  # of the first round with updates
+            divide = lambda: split_clusters(label, products, size, self, unit if self.relative else 1.0)
             label = jax.lax.cond(state.round >= self.warmup, divide, lambda: label).astype(jnp.int32)
             share = (label[:, None] == label[None, :]) * size
             share = share / jnp.maximum(share.sum(axis=1, keepdims=True), 1)
             models = tree.add(state.models, tree.mix(share, updates))
             metrics = {"clusters": (label == jnp.arange(num)).sum()}
-            return state._replace(server={"label": label}, models=models), metrics
+            return state._replace(server={"label": label, "unit": unit}, models=models), metrics
 
+        def clusters(state):
+            label = state.server["label"]
+            return {"index": label[:, None], "weights": jnp.ones((num, 1)), "cluster": label}
+
+        scored = "the model of each client's cluster"
         return Algorithm(
             init=init,
             client_update=client_update,
@@ -75,7 +106,7 @@ class ClusteredFL:
             topology="shared",
             download=lambda key, state, cohort: cohort.ids[:, None],
             ledger=Ledger(gradients=1),
-            report=Report(scored="the model of each client's cluster"),
+            report=Report(scored, collaboration=clusters, topology="peers"),
         )
 
 
@@ -107,7 +138,15 @@ def bipartition(similarity: Array, member: Array, linkage: str = "single") -> Ar
     return member & (part != part[jnp.argmax(member)])
 
 
-def split_clusters(label: Array, updates: Array, size: Array, knobs: ClusteredFL) -> Array:
+def noise(cosine: Array, member: Array) -> Array:
+    """() gamma of a cluster, estimated from the cosine of each member's update with the one most like it."""
+    others = member[:, None] & member[None, :] & ~jnp.eye(len(member), dtype=bool)
+    nearest = jnp.where(others, cosine, -1).max(axis=1)
+    median = jnp.nanmedian(jnp.where(member, nearest, jnp.nan))
+    return jnp.maximum(jnp.sqrt(jnp.where(median > 0, 1 / median - 1, jnp.inf)), LEAST_NOISE)
+
+
+def split_clusters(label: Array, updates: Array, size: Array, knobs: ClusteredFL, unit: Array | float = 1.0) -> Array:
     """(K,) labels after the clusters that should be are split; a cluster's label is the id of its first client.
 
     Args:
@@ -115,6 +154,7 @@ def split_clusters(label: Array, updates: Array, size: Array, knobs: ClusteredFL
         updates: (K, K) inner products of the clients' updates.
         size: (K,) n_k; 0 for clients that have sent nothing.
         knobs: The thresholds.
+        unit: What eps1 and eps2 are multiples of.
     """
     norm = jnp.sqrt(jnp.diagonal(updates))
     cosine = updates / jnp.maximum(norm[:, None] * norm[None, :], jnp.finfo(jnp.float32).tiny)
@@ -124,12 +164,15 @@ def split_clusters(label: Array, updates: Array, size: Array, knobs: ClusteredFL
         share = jnp.where(member, size, 0) / jnp.maximum(jnp.where(member, size, 0).sum(), 1)
         mean = jnp.sqrt(jnp.maximum(share @ updates @ share, 0))
         largest = jnp.where(member, norm, 0).max()
-        splits = (mean < knobs.eps1) & (largest > knobs.eps2) & (member.sum() > 2)
+        may_split = (mean < knobs.eps1 * unit) & (largest > knobs.eps2 * unit) & (member.sum() > 2)
 
         def divide(new):
             leaves = bipartition(cosine, member, knobs.linkage)
-            return jnp.where(leaves, jnp.argmax(leaves), new)
+            across = jnp.where(leaves[:, None] & (member & ~leaves)[None, :], cosine, -1).max()
+            gamma = noise(cosine, member) if knobs.gamma is None else knobs.gamma
+            apart = jnp.sqrt((1 - across) / 2) > gamma
+            return jnp.where(leaves & apart, jnp.argmax(leaves), new)
 
-        return jax.lax.cond(splits, divide, lambda new: new, new)
+        return jax.lax.cond(may_split, divide, lambda new: new, new)
 
     return jax.lax.fori_loop(0, label.shape[0], one, label)

@@ -12,7 +12,7 @@ from absl import flags
 
 import pfljax.algorithms  # noqa: F401  (registers the methods)
 from pfljax import models
-from pfljax.core.method import METHODS, out_of_range
+from pfljax.core.method import METHODS, out_of_range, value_type
 from pfljax.data.sources.builtin import SyntheticLabels
 from pfljax.local.augmentation import Augment
 
@@ -67,8 +67,8 @@ class Group(NamedTuple):
         """A whole number."""
         flags.DEFINE_integer(name, default, help, lower_bound=least, **self._where)
 
-    def real(self, name: str, default: float, help: str) -> None:
-        """A number."""
+    def real(self, name: str, default: float | None, help: str) -> None:
+        """A number; None if it is not given."""
         flags.DEFINE_float(name, default, help, **self._where)
 
     def switch(self, name: str, default: bool | None, help: str) -> None:
@@ -198,8 +198,8 @@ def _define_knobs(add: Group, method: Any) -> None:
     """A flag NAME.KNOB for each knob of a method."""
     hints = typing.get_type_hints(method)
     for field in dataclasses.fields(method):
-        name, hint, text = f"{add.heading}.{field.name}", hints[field.name], field.metadata["help"]
-        default: Any = field.default
+        name, text = f"{add.heading}.{field.name}", field.metadata["help"]
+        default, hint = field.default, value_type(hints[field.name])
         if hint in (int, float):
             text += f"; accepted: {out_of_range(math.nan, field.metadata)}"
         if typing.get_origin(hint) is typing.Literal:

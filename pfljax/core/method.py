@@ -18,11 +18,12 @@ import functools
 import inspect
 import math
 import numbers
+import types
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import jax
+from jax.core import Tracer
 
 from pfljax.core.errors import ArgumentError
 
@@ -122,9 +123,10 @@ def check_knobs(made: Any) -> None:
     owner = info.name if info else ""
     hints = typing.get_type_hints(type(made))
     for field in dataclasses.fields(made):
-        if isinstance(getattr(made, field.name), jax.Array):
-            continue  # one of the values that tuning stacks, each of which was checked
-        value, hint = getattr(made, field.name), hints[field.name]
+        value, hint = getattr(made, field.name), value_type(hints[field.name])
+        # Nothing is given, or values are traced, which were checked where they come from.
+        if isinstance(value, Tracer) or (hint is not hints[field.name] and isinstance(value, types.NoneType)):
+            continue
         error = functools.partial(ArgumentError, field.name, value=value, owner=owner)
         if typing.get_origin(hint) is typing.Literal:
             if value not in typing.get_args(hint):
@@ -136,6 +138,13 @@ def check_knobs(made: Any) -> None:
 
 
 TYPES = {int: "whole numbers", float: "numbers", bool: "True or False", str: "text"}
+
+
+def value_type(hint: Any) -> Any:
+    """The type of a knob's values: T where the annotation is `T | None`."""
+    kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
+    optional = typing.get_origin(hint) in (types.UnionType, typing.Union) and len(kinds) == 1
+    return kinds[0] if optional else hint
 
 
 def of_type(value: Any, hint: Any) -> bool:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import typing
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from pfljax import algorithms
 from pfljax.algorithms import METHODS
 from pfljax.core import tree
 from pfljax.core.errors import ArgumentError
-from pfljax.core.method import out_of_range
+from pfljax.core.method import out_of_range, value_type
 from pfljax.core.types import Algorithm, ClientData, Split, State
 from pfljax.engine.plan import make_plan
 from pfljax.engine.rounds import cohort_of, draw_cohort, make_round
@@ -350,6 +351,7 @@ def test_a_method_says_what_it_is_and_every_knob_what_it_does(name):
     assert method.__dataclass_params__.frozen and getattr(algorithms, method.__name__) is method
     assert method.info.name == name and method.info.title and method.info.keeps and method.info.travels
     assert method() == method()
+    hints = typing.get_type_hints(method)
     for field in dataclasses.fields(method):
         assert field.metadata["help"] and field.default is not dataclasses.MISSING
         for bound, step in (("at_least", -1), ("above", 0), ("at_most", 1), ("below", 0)):
@@ -357,4 +359,4 @@ def test_a_method_says_what_it_is_and_every_knob_what_it_does(name):
             if limit is not None:
                 assert out_of_range(limit + step, field.metadata)
                 with pytest.raises(ArgumentError, match=rf"^{name}\.{field.name}=.*: accepted: "):
-                    method(**{field.name: type(field.default)(limit + step)})
+                    method(**{field.name: value_type(hints[field.name])(limit + step)})

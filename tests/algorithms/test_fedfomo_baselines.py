@@ -12,6 +12,7 @@ from quadratics import MINI, RATE, SIZES, gradient, play, quadratic, vectors
 from pfljax.algorithms import clustered, mocha
 from pfljax.core import tree
 from pfljax.core.errors import ArgumentError
+from pfljax.core.types import Aggregate
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,7 @@ from pfljax.core.errors import ArgumentError
         ("lg_fedavg", {"shared_layers": 1}, None),
         ("per_fedavg", {"alpha": 0.0}, {"alpha": 0.2}),
         ("per_fedavg", {"alpha": 0.0, "form": "hessian_free"}, {"alpha": 0.2, "form": "hessian_free"}),
-        ("clustered", {"eps1": 0.0}, {"eps1": 1e9, "eps2": 0.0}),
+        ("clustered", {"eps1": 0.0}, {"eps1": 1e9, "eps2": 0.0, "gamma": 0.0}),
     ],
 )
 def test_with_its_knob_off_it_is_fedavg(name, off, on):
@@ -322,7 +323,7 @@ def test_a_new_cluster_waits_for_the_next_round():
     hexagon = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     zeros = np.zeros_like(hexagon)
     updates = np.block([[hexagon, zeros], [zeros, hexagon]])
-    config = clustered.ClusteredFL(eps1=1e9, eps2=0.0)
+    config = clustered.ClusteredFL(eps1=1e9, eps2=0.0, gamma=0.0)
     split = lambda label: np.asarray(
         clustered.split_clusters(label, jnp.asarray(updates @ updates.T, jnp.float32), jnp.ones(12), config)
     )
@@ -332,12 +333,61 @@ def test_a_new_cluster_waits_for_the_next_round():
     assert len(set(twice.tolist())) == 4
 
 
+def test_a_cluster_is_split_only_where_its_parts_are_further_apart_than_its_clients_are_noisy():
+    """Two pairs, of cosine c within, 0 across: gamma = sqrt(1 / c - 1) is below sqrt(1 / 2) where c is above 2 / 3."""
+    pair = lambda c: np.array([[1, 0], [c, np.sqrt(1 - c**2)]])
+    pairs = lambda c: np.block([[pair(c), np.zeros((2, 2))], [np.zeros((2, 2)), pair(c)]])
+    wide = {"eps1": 2.0, "eps2": 0.0}
+    assert split_of(pairs(0.68), **wide) == [0, 0, 2, 2]
+    assert split_of(pairs(0.65), **wide) == [0, 0, 0, 0]
+    assert split_of(pairs(0.65), gamma=0.7, **wide) == [0, 0, 2, 2]  # below 1 / sqrt(2)
+    assert split_of(pairs(0.68), gamma=0.71, **wide) == [0, 0, 0, 0]
+    cosine = lambda angles: jnp.cos(jnp.deg2rad(jnp.subtract.outer(*[jnp.asarray(angles, jnp.float32)] * 2)))
+    # Nearest neighbors at 60, 60 and 30 degrees: the median cosine is 1 / 2.
+    found = clustered.noise(cosine([0, 60, 200, 230, -60]), jnp.array([True, True, False, False, True]))
+    np.testing.assert_allclose(found, 1, rtol=1e-4)
+    np.testing.assert_allclose(clustered.noise(cosine([0, 1, 2]), jnp.ones(3, bool)), 0.5)  # at the least
+    assert clustered.noise(cosine([0, 120, 240]), jnp.ones(3, bool)) == np.inf
+    nearly = [[1, 0], [np.cos(1), np.sin(1)], [np.cos(1), -np.sin(1)], [1, 0]]  # 57 degrees from the next
+    assert split_of(nearly, **wide) == [0, 0, 0, 0] != split_of(nearly, gamma=0.0, **wide)
+
+
+@pytest.mark.parametrize(("relative", "labels"), [(True, [0, 1, 0, 1]), (False, [0, 0, 0, 0])])
+def test_thresholds_are_in_units_of_the_first_round_s_largest_update(relative, labels):
+    """In the second round the largest update is half the first round's; how long that was does not matter."""
+    federation = toys.make_federation((3, 3, 3, 3), "regression")
+    problem = toys.make_problem(federation, optax.sgd(RATE))
+    algorithm = toys.make_algorithm("clustered", problem, relative=relative, warmup=1)
+    state = algorithm.init(jax.random.key(0), federation.client_data)
+    for number, size in enumerate((2e-3, 1e-3)):
+        signs = size * np.array([1.0, -1.0, 1.0, -1.0], np.float32)
+        update = jax.tree.map(lambda leaf, signs=signs: tree.per_row(signs, leaf) * np.ones_like(leaf), state.models)
+        upload = {"update": update, "size": np.ones(4, np.float32)}
+        aggregate = Aggregate(upload, np.ones(4, np.int32), np.ones((4, 1), bool), {})
+        state, _ = algorithm.server_update(jax.random.key(0), state._replace(round=np.int32(number)), aggregate)
+    np.testing.assert_array_equal(state.server["label"], labels)
+    np.testing.assert_allclose(state.server["unit"], 2 * size * 2, rtol=1e-5)  # 4 parameters
+
+
+@pytest.mark.parametrize("kinds", [1, 2])
+def test_by_default_clusters_are_the_distributions(kinds):
+    """Linear targets with noise; of two distributions, one has the signs changed. All alike, nothing is split."""
+    federation = toys.make_federation((20,) * 6, "regression", features=4, seed=3)
+    rng = np.random.default_rng(0)
+    sign = np.where(np.arange(6) % kinds, -1, 1)[:, None]
+    federation.train.y[...] = sign * federation.train.x.sum(axis=2) + 0.5 * rng.normal(size=(6, 20))
+    _, _, states, _, _ = play("clustered", rounds=40, epochs=2, federation=federation)
+    np.testing.assert_array_equal(states[-1].server["label"], np.arange(6) % kinds)
+    never = play("clustered", rounds=40, epochs=2, federation=federation, knobs={"gamma": 0.0})[2][-1]
+    assert kinds == 2 or len(set(never.server["label"].tolist())) > 1  # which the estimate of the noise prevents
+
+
 @pytest.mark.slow
 def test_clusters_are_found_and_averaged_apart():
     federation = toys.make_federation((20,) * 6, "regression", features=4, seed=3)
     sign = np.where(np.arange(6) % 2, -1, 1)[:, None]
     federation.train.y[...] = sign * federation.train.x.sum(axis=2)
-    knobs = {"eps1": 0.4, "eps2": 0.6}
+    knobs = {"eps1": 0.4, "eps2": 0.6, "relative": False}
     _, _, states, records, predictor = play("clustered", rounds=6, epochs=2, knobs=knobs, federation=federation)
     np.testing.assert_array_equal(states[-1].server["label"], [0, 1, 0, 1, 0, 1])
     assert records[-1].metrics["clusters"] == 2
@@ -372,6 +422,7 @@ def test_clusters_are_found_and_averaged_apart():
         ("mocha", {"ridge": 0.0}),
         ("clustered", {"warmup": -1}),
         ("clustered", {"eps1": -1.0}),
+        ("clustered", {"gamma": 1.5}),
     ],
 )
 def test_bad_knobs_are_refused(name, knobs):
