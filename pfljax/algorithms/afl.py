@@ -30,7 +30,7 @@ from pfljax.local.problem import Problem
 class AFL:
     """Agnostic FL (Mohri et al., 2019): one model for the worst mixture of the clients."""
 
-    rate: float = knob(0.01, at_least=0, help="rate of the steps of lambda; 0 is FedAvg")
+    rate: float = knob(0.01, at_least=0, grid=(0.001, 0.01, 0.1), help="rate of the steps of lambda; 0 is FedAvg")
 
     def build(self, problem: Problem) -> Algorithm:
         base = averaging(problem, ledger=Ledger(gradients=1, unaccounted=BY_LOSS))
@@ -52,7 +52,7 @@ class AFL:
         def server_update(key, state, aggregate):
             ascent = jnp.zeros_like(state.server).at[aggregate.report["client"]].add(aggregate.report["start"])
             weights = optax.projections.projection_simplex(state.server + self.rate * ascent)
-            weights = weights if self.rate else state.server
+            weights = jnp.where(self.rate > 0, weights, state.server)
             state = state._replace(models=aggregation.average(state.models, aggregate), server=weights)
             return state, {"clients_that_count": (weights > 0).sum()}
 

@@ -39,7 +39,11 @@ class APFL:
     """APFL (Deng et al., 2020): each client mixes the global model with its own, and learns how much of each."""
 
     alpha: float = knob(
-        0.5, at_least=0, at_most=1, help="first share of a client's own model in its mixture; 0 is FedAvg, 1 is Local"
+        0.5,
+        at_least=0,
+        at_most=1,
+        grid=(0.25, 0.5, 0.75),
+        help="first share of a client's own model in its mixture; 0 is FedAvg, 1 is Local",
     )
     rate: float = knob(0.1, at_least=0, help="rate of alpha's steps; 0 leaves it as it is")
 

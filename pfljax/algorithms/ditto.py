@@ -26,7 +26,12 @@ from pfljax.local.problem import Problem
 class Ditto:
     """Ditto (Li et al., 2021): a global model, and personal ones held near it."""
 
-    strength: float = knob(0.1, at_least=0, help="lambda, the pull of the personal model to the global one; 0 is Local")
+    strength: float = knob(
+        0.1,
+        at_least=0,
+        grid=(0.01, 0.1, 1.0, 2.0),
+        help="lambda, the pull of the personal model to the global one; 0 is Local",
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         def near(params, batch, w):

@@ -37,11 +37,20 @@ class FedAMP:
         0.9,
         at_least=0,
         at_most=1,
+        grid=(0.3, 0.6, 0.9),
         help="most that all others' models together weigh in a cloud model; 0: none",
     )
-    sigma: float = knob(0.3, above=0, help="squared distance, over the mean one, at which attention falls to 1 / e")
+    sigma: float = knob(
+        0.3,
+        above=0,
+        grid=(0.1, 0.3, 1.0),
+        help="squared distance, over the mean one, at which attention falls to 1 / e",
+    )
     strength: float = knob(
-        0.1, at_least=0, help="pull of the client's model to its cloud model; with no attention 0 is Local"
+        0.1,
+        at_least=0,
+        grid=(0.01, 0.1, 1.0),
+        help="pull of the client's model to its cloud model; with no attention 0 is Local",
     )
 
     def build(self, problem: Problem) -> Algorithm:

@@ -37,7 +37,9 @@ class FedAvg:
 class FedAvgPlus:
     """FedAvg with local tuning (Jiang et al., 2019): every client tunes the global model before it predicts."""
 
-    tune_epochs: int = knob(1, at_least=0, help="epochs that each client tunes the global model before evaluation")
+    tune_epochs: int = knob(
+        1, at_least=0, grid=(1, 2, 5, 10), help="epochs that each client tunes the global model before evaluation"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         tuning = problem._replace(solver=problem.solver._replace(epochs=self.tune_epochs, steps=0))

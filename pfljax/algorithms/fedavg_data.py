@@ -33,7 +33,14 @@ from pfljax.local.problem import Problem
 class FedAvgData:
     """FedAvg with data sharing (Zhao et al., 2018): everyone also trains on a few examples of all clients."""
 
-    share: float = knob(0.05, at_least=0, at_most=1, help="part of all training examples that every client gets")
+    share: float = knob(
+        0.05,
+        at_least=0,
+        at_most=1,
+        static=True,
+        grid=(0.025, 0.05, 0.1, 0.25),
+        help="part of all training examples that every client gets; 0 is FedAvg",
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         if not self.share:

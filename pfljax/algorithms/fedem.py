@@ -41,7 +41,7 @@ from pfljax.local.problem import Problem
 class FedEM:
     """FedEM (Marfoq et al., 2021): shared components, mixed by each client's own weights."""
 
-    components: int = knob(3, at_least=1, help="M, the underlying distributions")
+    components: int = knob(3, at_least=1, grid=(2, 3, 4, 5), help="M, the underlying distributions")
     newcomer_steps: int = knob(1, at_least=1, help="number of E-steps by which a newcomer finds its mixture weights")
 
     def build(self, problem: Problem) -> Algorithm:
@@ -53,7 +53,7 @@ class FedEM:
 class DFedEM(surrogates.CommunicationGraph):
     """D-FedEM (Marfoq et al., 2021): FedEM without a server, over a communication graph."""
 
-    components: int = knob(3, at_least=1, help="M, the underlying distributions")
+    components: int = knob(3, at_least=1, grid=(2, 3, 4, 5), help="M, the underlying distributions")
     newcomer_steps: int = knob(1, at_least=1, help="number of E-steps by which a newcomer finds its mixture weights")
 
     def build(self, problem: Problem) -> Algorithm:

@@ -51,8 +51,12 @@ class FedeRiCo:
     """FedeRiCo, decentralized (Algorithm 1): each client weighs some neighbors' models and sends them gradients."""
 
     neighbors: int = knob(3, at_least=0, help="M, models that a client downloads in a round beside its own")
-    epsilon: float = knob(0.3, at_least=0, at_most=1, help="probability of choosing neighbors uniformly")
-    beta: float = knob(0.6, above=0, at_most=1, help="weight of the newest loss in the moving average")
+    epsilon: float = knob(
+        0.3, at_least=0, at_most=1, grid=(0.0, 0.1, 0.3, 0.5), help="probability of choosing neighbors uniformly"
+    )
+    beta: float = knob(
+        0.6, above=0, at_most=1, grid=(0.2, 0.4, 0.6, 0.8, 1.0), help="weight of the newest loss in the moving average"
+    )
     effective_examples: float = knob(
         0.0,
         at_least=0,
@@ -128,14 +132,13 @@ class FedeRiCo:
         if self.candidates and not self.neighbors < self.candidates:
             text = f"accepted: 0 for all clients, or more than the {self.neighbors} neighbors"
             raise ArgumentError("candidates", text, self.candidates)
-        if self.faithful and self.effective_examples:
+        if self.faithful and isinstance(self.effective_examples, int | float) and self.effective_examples:
             raise ArgumentError("effective_examples", "accepted without faithful only", self.effective_examples)
 
-    def _examples(self, problem: Problem) -> float:
-        """The number of examples that a client's likelihood counts as."""
-        if self.faithful or problem.model.task == "regression":
-            return self.effective_examples or jnp.inf
-        return self.effective_examples or 2.0
+    def _examples(self, problem: Problem) -> Array:
+        """() the number of examples that a client's likelihood counts as."""
+        by_default = jnp.inf if self.faithful or problem.model.task == "regression" else 2.0
+        return jnp.where(self.effective_examples > 0, self.effective_examples, by_default)
 
     def _candidates(self, problem: Problem) -> int:
         """C, the number of models that a client keeps losses of."""

@@ -31,11 +31,17 @@ from pfljax.local.problem import Problem
 class FedAvgM:
     """FedAvg with server momentum (Hsu et al., 2019): the server gathers speed along what clients move."""
 
-    momentum: float = knob(0.9, at_least=0, below=1, help="momentum of the server; 0, with rate 1, is FedAvg")
+    momentum: float = knob(
+        0.9,
+        at_least=0,
+        below=1,
+        grid=(0.0, 0.7, 0.9, 0.97, 0.99),
+        help="momentum of the server; 0, with rate 1, is FedAvg",
+    )
     rate: float = knob(0.1, above=0, help="rate of the server; 1 - momentum goes as far as FedAvg in the long run")
 
     def build(self, problem: Problem) -> Algorithm:
-        return averaging(problem, server=optax.sgd(self.rate, self.momentum or None))
+        return averaging(problem, server=optax.sgd(self.rate, self.momentum))
 
 
 @method(keeps="nothing", travels="the global model, both ways")
@@ -44,8 +50,13 @@ class FedAdam:
     """FedAdam, FedYogi, FedAdagrad (Reddi et al., 2021): an adaptive optimizer at the server."""
 
     optimizer: Literal["adam", "yogi", "adagrad"] = knob("adam", help="optimizer of the server")
-    rate: float = knob(0.01, above=0, help="rate of the server")
-    tau: float = knob(0.001, above=0, help="what is added to the root of the second moment; less adapts more")
+    rate: float = knob(0.01, above=0, grid=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0), help="rate of the server")
+    tau: float = knob(
+        0.001,
+        above=0,
+        grid=(1e-5, 1e-4, 0.001, 0.01, 0.1),
+        help="what is added to the root of the second moment; less adapts more",
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         return averaging(problem, server=self.adaptive())

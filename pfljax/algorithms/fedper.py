@@ -26,7 +26,7 @@ from pfljax.local.problem import Problem
 class FedPer:
     """FedPer (Arivazhagan et al., 2019): shared base layers, the last ones personal."""
 
-    personal_layers: int = knob(1, at_least=0, help="number of last layers that are personal; 0 is FedAvg")
+    personal_layers: int = knob(1, at_least=0, grid=(1, 2), help="number of last layers that are personal; 0 is FedAvg")
 
     def build(self, problem: Problem) -> Algorithm:
         num_layers = len(problem.model.layers)

@@ -24,7 +24,7 @@ from pfljax.local.problem import Problem
 class FedProx:
     """FedProx (Li et al., 2020): FedAvg whose clients stay near the global model."""
 
-    mu: float = knob(0.1, at_least=0, help="strength of the proximal term; 0 is FedAvg")
+    mu: float = knob(0.1, at_least=0, grid=(0.001, 0.01, 0.1, 1.0), help="strength of the proximal term; 0 is FedAvg")
 
     def build(self, problem: Problem) -> Algorithm:
         def train(context, models, kept, data):

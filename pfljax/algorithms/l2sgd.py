@@ -30,7 +30,13 @@ from pfljax.local.problem import Problem
 class L2SGD:
     """L2SGD (Hanzely and Richtárik, 2020): every client its own model, drawn toward the mean of all."""
 
-    pull: float = knob(0.5, at_least=0, at_most=1, help="share of the way to the mean that a model goes; 0 is Local")
+    pull: float = knob(
+        0.5,
+        at_least=0,
+        at_most=1,
+        grid=(0.1, 0.3, 0.5, 0.7, 0.9),
+        help="share of the way to the mean that a model goes; 0 is Local",
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         def rows(key, models, clients):

@@ -26,7 +26,9 @@ from pfljax.local.problem import Problem
 class LGFedAvg:
     """LG-FedAvg (Liang et al., 2020): local lower layers, shared upper ones."""
 
-    shared_layers: int = knob(0, at_least=0, help="number of shared last layers; 0: half of them, one at least")
+    shared_layers: int = knob(
+        0, at_least=0, grid=(1, 2), help="number of shared last layers; 0: half of them, one at least"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         num_layers = len(problem.model.layers)

@@ -34,7 +34,9 @@ from pfljax.local.problem import Problem
 class PerFedAvg:
     """Per-FedAvg (Fallah et al., 2020): a global model from which one gradient step makes a good personal one."""
 
-    alpha: float = knob(0.03, at_least=0, help="rate of the step that personalizes; 0 is FedAvg")
+    alpha: float = knob(
+        0.03, at_least=0, grid=(0.003, 0.01, 0.03, 0.1), help="rate of the step that personalizes; 0 is FedAvg"
+    )
     form: Literal["first_order", "hessian_free"] = knob(
         "first_order",
         help="meta-gradient without second derivatives, or with differences of gradients",
@@ -71,6 +73,5 @@ class PerFedAvg:
 
         # A mini-batch serves as D', D and, without first_order, twice as D''.
         ledger = Ledger(gradients=4 if hessian_free else 2)
-        steps = f"{self.adapt_steps} steps of rate {self.alpha:g}"
-        report = Report(scored=f"the global model after {steps} on each client's training data")
-        return averaging(problem, train=train, predictor=predictor, ledger=ledger, report=report)
+        scored = f"the global model after {self.adapt_steps} steps of rate alpha on each client's training data"
+        return averaging(problem, train=train, predictor=predictor, ledger=ledger, report=Report(scored))

@@ -32,7 +32,12 @@ from pfljax.local.problem import Problem
 class PFedMe:
     """pFedMe (Dinh et al., 2020): personal models near a global one, by Moreau envelopes."""
 
-    strength: float = knob(15.0, above=0, help="lambda, the pull of the personal model to the global one")
+    strength: float = knob(
+        15.0,
+        above=0,
+        grid=(5.0, 10.0, 15.0, 20.0, 30.0),
+        help="lambda, the pull of the personal model to the global one",
+    )
     steps: int = knob(5, at_least=1, help="number of steps of the personal model on each mini-batch")
     rate: float = knob(0.09, above=0, help="rate of these steps")
     beta: float = knob(1.0, above=0, help="share of the new mean in the global model")

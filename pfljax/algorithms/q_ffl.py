@@ -30,7 +30,12 @@ LEAST = 1e-10  # least loss, so that its powers stay finite
 class QFFL:
     """q-FFL (Li et al., 2020): the worse a client fares, the more it counts."""
 
-    q: float = knob(1.0, at_least=0, help="how much the worse-off count more; 0 counts all clients alike")
+    q: float = knob(
+        1.0,
+        at_least=0,
+        grid=(0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0),
+        help="how much the worse-off count more; 0 counts all clients alike",
+    )
     lipschitz: float = knob(1.0, above=0, help="L of the clients' gradients; the paper takes 1 / learning rate")
 
     def build(self, problem: Problem) -> Algorithm:

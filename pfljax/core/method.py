@@ -59,6 +59,7 @@ def knob(
     at_most: float | None = None,
     below: float | None = None,
     grid: Sequence[Any] = (),
+    static: bool = False,
 ) -> Any:
     """A field of a method's dataclass, with the range that is checked when the method is made.
 
@@ -70,9 +71,11 @@ def knob(
         at_most: Greatest value.
         below: What it must be below.
         grid: Values that tuning tries, first of all those that its paper tries.
+        static: Whether a number decides shapes, or what is computed on the host. `build` may otherwise be given a
+            traced value for a number that is not whole, since several are tried in one kernel.
     """
     metadata = {"help": help, "at_least": at_least, "above": above, "at_most": at_most, "below": below}
-    return dataclasses.field(default=default, metadata=metadata | {"grid": tuple(grid)})
+    return dataclasses.field(default=default, metadata=metadata | {"grid": tuple(grid), "static": static})
 
 
 def method(*, keeps: str, travels: str, name: str | None = None, validates: bool = False) -> Callable[[T], T]:

@@ -353,6 +353,9 @@ def test_a_method_says_what_it_is_and_every_knob_what_it_does(name):
     assert method() == method()
     hints = typing.get_type_hints(method)
     for field in dataclasses.fields(method):
+        grid = field.metadata["grid"]
+        assert all(method(**{field.name: value}) for value in grid)
+        assert not grid or field.default in grid or not field.default  # which leaves it to the method
         assert field.metadata["help"] and field.default is not dataclasses.MISSING
         for bound, step in (("at_least", -1), ("above", 0), ("at_most", 1), ("below", 0)):
             limit = field.metadata[bound]

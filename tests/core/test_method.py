@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal
 
+import jax
 import numpy as np
 import pytest
 
@@ -21,6 +22,7 @@ def Toy():
         rate: float = knob(0.5, above=0, below=1, help="a rate")
         kind: Literal["one", "other"] = knob("one", help="a choice")
         flag: bool = knob(True, help="a switch")
+        limit: float | None = knob(None, above=0, help="a number, or none")
 
         def build(self, problem):
             raise ArgumentError(problem, "accepted: something else", 7)
@@ -45,6 +47,9 @@ def test_a_method_is_registered_with_its_title(Toy):
         ({"rate": float("nan")}, "toy.rate=nan: accepted: above 0, below 1"),
         ({"kind": "third"}, "toy.kind=third: accepted: one, other"),
         ({"flag": "no"}, "toy.flag=no: accepted: True or False"),
+        ({"limit": 0.0}, "toy.limit=0.0: accepted: above 0"),
+        ({"limit": "no"}, "toy.limit=no: accepted: numbers"),
+        ({"rate": None}, "toy.rate: accepted: numbers"),
     ],
 )
 def test_knobs_out_of_range_or_of_another_type_are_refused(Toy, knobs, message):
@@ -55,6 +60,15 @@ def test_knobs_out_of_range_or_of_another_type_are_refused(Toy, knobs, message):
 
 def test_numbers_of_numpy_are_numbers(Toy):
     assert Toy(count=np.int64(3), rate=np.float32(0.25)).count == 3
+
+
+def test_a_knob_may_be_left_out_where_its_type_says_so(Toy):
+    assert Toy().limit is None and Toy(limit=2).limit == 2
+
+
+def test_traced_numbers_are_taken_as_they_are(Toy):
+    found = jax.jit(lambda rate: dataclasses.replace(Toy(), rate=rate, limit=-rate).limit)(0.25)
+    assert found == -0.25  # which as a Python number would be refused
 
 
 def test_a_mistake_that_building_finds_names_the_method_if_it_is_in_a_knob(Toy):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pfljax.core.types import ClientData, Params, Predictor
+from pfljax.core.types import Array, ClientData, Params, Predictor
 from pfljax.local.problem import Problem
 
 
@@ -16,7 +16,7 @@ def best_fit(problem: Problem, models: Params, clients: ClientData) -> Predictor
 
 
 def posterior(
-    problem: Problem, models: Params, clients: ClientData, num_mixed: int, examples: float = jnp.inf
+    problem: Problem, models: Params, clients: ClientData, num_mixed: int, examples: Array | float = jnp.inf
 ) -> Predictor:
     """Each client mixes the `num_mixed` models of highest posterior weight, softmax of minus the training loss.
 

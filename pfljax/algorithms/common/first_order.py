@@ -64,7 +64,7 @@ class Knobs:
         0.3,
         at_least=0,
         at_most=1,
-        grid=(0.3, 0.0, 0.1, 0.5, 1.0),
+        grid=(0.0, 0.1, 0.3, 0.5),
         help="probability of downloading a random model for a good one, in the first round",
     )
     decay: float = knob(0.05, at_least=0, help="how much epsilon falls a round, down to 0")

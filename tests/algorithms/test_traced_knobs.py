@@ -1,0 +1,56 @@
+"""Several values of a knob are tried in one kernel: `build` takes traced numbers, and they count as Python's do."""
+
+import dataclasses
+import typing
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+import toys
+
+from pfljax.algorithms import METHODS
+from pfljax.core.method import value_type
+from pfljax.engine.rounds import make_round
+
+OTHERWISE = 0.5  # for knobs that are not given by default
+
+
+def numbers_of(name):
+    """The knobs that may be traced, with their defaults."""
+    hints = typing.get_type_hints(METHODS[name])
+    fields = [field for field in dataclasses.fields(METHODS[name]) if not field.metadata["static"]]
+    numbers = {field.name: field.default for field in fields if value_type(hints[field.name]) is float}
+    return {knob: OTHERWISE if value is None else value for knob, value in numbers.items()}
+
+
+def rounds_of(name):
+    """Knobs -> (the state after two rounds, what clients then predict with, and newcomers)."""
+    federation = toys.make_federation((3, 5, 2, 4))
+    problem = toys.make_problem(federation, optax.sgd(0.1), hidden=(3,), batch_size=2)
+    clients, key = federation.client_data, jax.random.key(0)
+
+    def play(knobs):
+        algorithm = toys.make_algorithm(name, problem, **knobs)
+        one_round = make_round(algorithm, problem.plan, problem.num_clients, problem.cohort_size)
+        state = algorithm.init(key, clients)
+        for number in range(2):
+            state, _ = one_round(key, jnp.int32(number), state, clients)
+        return state, algorithm.predictor(key, state, clients), algorithm.adapt(key, state, clients)
+
+    return play
+
+
+TRACED = [name for name in METHODS if numbers_of(name)]
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_numbers_may_be_traced(name):
+    jax.eval_shape(rounds_of(name), {knob: jnp.float32(value) for knob, value in numbers_of(name).items()})
+
+
+@toys.each_method(among=TRACED, fast=("fedavgm", "federico", "apfl"))
+def test_a_traced_number_counts_as_it_does_in_python(name):
+    play, knobs = rounds_of(name), numbers_of(name)
+    traced = jax.jit(play)({knob: jnp.float32(value) for knob, value in knobs.items()})
+    toys.assert_trees_close(traced, jax.jit(lambda: play(knobs))(), rtol=1e-5, atol=1e-6)
