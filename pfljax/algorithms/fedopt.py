@@ -5,8 +5,8 @@ FedAvgM: Hsu, Qi, Brown, "Measuring the effects of non-identical data distributi
 
     A round: clients train theta to theta_k as in FedAvg; of d = theta - sum_k n_k theta_k / sum_k n_k the server takes
     for momentum  v <- momentum v + d;  theta <- theta - rate v;
-    else  m <- 0.9 m + 0.1 d;  theta <- theta - rate m / (sqrt(v) + tau), with v = tau^2 at first and then
-        v + d^2 (Adagrad),  v - 0.01 d^2 sign(v - d^2) (Yogi),  0.99 v + 0.01 d^2 (Adam).
+    else  m <- beta1 m + (1 - beta1) d;  theta <- theta - rate m / (sqrt(v) + tau), with v = tau^2 at first and then
+        v + d^2 (Adagrad),  v - (1 - beta2) d^2 sign(v - d^2) (Yogi),  beta2 v + (1 - beta2) d^2 (Adam).
 
 Departures from the papers: none. Any optax optimizer at the server is a line: `averaging(problem, server=...)`.
 """
@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import optax
 
 from pfljax.algorithms.common.averaging import averaging
+from pfljax.core.errors import ArgumentError
 from pfljax.core.method import knob, method
 from pfljax.core.types import Algorithm
 from pfljax.local.problem import Problem
@@ -38,7 +39,7 @@ class FedAvgM:
         grid=(0.0, 0.7, 0.9, 0.97, 0.99),
         help="momentum of the server; 0, with rate 1, is FedAvg",
     )
-    rate: float = knob(0.1, above=0, help="rate of the server; 1 - momentum goes as far as FedAvg in the long run")
+    rate: float = knob(1.0, above=0, help="rate of the server; 1 - momentum goes as far as FedAvg in the long run")
 
     def build(self, problem: Problem) -> Algorithm:
         return averaging(problem, server=optax.sgd(self.rate, self.momentum))
@@ -58,15 +59,26 @@ class FedAdam:
         help="what is added to the root of the second moment; less adapts more",
     )
 
+    beta1: float | None = knob(
+        None, at_least=0, below=1, help="decay of the first moment; not given: the paper's, 0 for adagrad and else 0.9"
+    )
+    beta2: float | None = knob(
+        None, at_least=0, below=1, help="decay of the second moment of adam and yogi; not given: the paper's 0.99"
+    )
+
     def build(self, problem: Problem) -> Algorithm:
+        if self.optimizer == "adagrad" and self.beta2 is not None:
+            raise ArgumentError("beta2", "accepted: with adam and yogi, since adagrad's second moment does not decay")
         return averaging(problem, server=self.adaptive())
 
     def adaptive(self) -> optax.GradientTransformation:
         """Algorithm 2's step, which unlike optax's of these names corrects no bias and starts v at tau^2."""
+        beta1 = (0.0 if self.optimizer == "adagrad" else 0.9) if self.beta1 is None else self.beta1
+        beta2 = 0.99 if self.beta2 is None else self.beta2
         second = {
             "adagrad": lambda v, d: v + d**2,
-            "yogi": lambda v, d: v - 0.01 * d**2 * jnp.sign(v - d**2),
-            "adam": lambda v, d: 0.99 * v + 0.01 * d**2,
+            "yogi": lambda v, d: v - (1 - beta2) * d**2 * jnp.sign(v - d**2),
+            "adam": lambda v, d: beta2 * v + (1 - beta2) * d**2,
         }[self.optimizer]
 
         def init(params):
@@ -74,7 +86,7 @@ class FedAdam:
             return {"m": zeros, "v": jax.tree.map(lambda leaf: leaf + self.tau**2, zeros)}
 
         def update(updates, state, params=None):
-            m = jax.tree.map(lambda m, d: 0.9 * m + 0.1 * d, state["m"], updates)
+            m = jax.tree.map(lambda m, d: beta1 * m + (1 - beta1) * d, state["m"], updates)
             v = jax.tree.map(second, state["v"], updates)
             step = jax.tree.map(lambda m, v: -self.rate * m / (jnp.sqrt(v) + self.tau), m, v)
             return step, {"m": m, "v": v}

@@ -192,25 +192,45 @@ def test_fedavgm_and_fedadam_by_hand():
         np.testing.assert_allclose(vectors(states[number + 1].models)[0], w, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "yogi", "adagrad"])
-def test_adaptive_servers_by_hand(optimizer):
+def test_by_default_fedavgm_without_momentum_is_fedavg():
+    without, fedavg = play("fedavgm", rounds=3, knobs={"momentum": 0.0}), play("fedavg", rounds=3)
+    np.testing.assert_allclose(vectors(without[2][-1].models), vectors(fedavg[2][-1].models), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "given", "betas"),
+    [
+        ("adam", {}, (0.9, 0.99)),
+        ("adam", {"beta1": 0.5, "beta2": 0.7}, (0.5, 0.7)),
+        ("yogi", {}, (0.9, 0.99)),
+        ("yogi", {"beta2": 0.7}, (0.9, 0.7)),
+        ("adagrad", {}, (0.0, None)),
+        ("adagrad", {"beta1": 0.5}, (0.5, None)),
+    ],
+)
+def test_adaptive_servers_by_hand(optimizer, given, betas):
     """Algorithm 2 of Reddi et al.: no correction of bias, v from tau^2."""
     rate, tau = 0.2, 0.3
-    knobs = {"rate": rate, "tau": tau, "optimizer": optimizer}
+    knobs = {"rate": rate, "tau": tau, "optimizer": optimizer, **given}
     federation, _, states, _, _ = play("fedadam", rounds=3, knobs=knobs)
-    w, m, v = vectors(states[0].models)[0], 0.0, tau**2
+    (beta1, beta2), w, m, v = betas, vectors(states[0].models)[0], 0.0, tau**2
     for number in range(3):
         trained = [trained_by_hand(federation, k, w, 1)[0] for k in range(4)]
         slope = w - np.average(trained, axis=0, weights=SIZES)
-        m = 0.9 * m + 0.1 * slope
+        m = beta1 * m + (1 - beta1) * slope
         if optimizer == "adagrad":
             v = v + slope**2
         elif optimizer == "yogi":
-            v = v - 0.01 * slope**2 * np.sign(v - slope**2)
+            v = v - (1 - beta2) * slope**2 * np.sign(v - slope**2)
         else:
-            v = 0.99 * v + 0.01 * slope**2
+            v = beta2 * v + (1 - beta2) * slope**2
         w = w - rate * m / (np.sqrt(v) + tau)
         np.testing.assert_allclose(vectors(states[number + 1].models)[0], w, rtol=1e-4, atol=1e-5)
+
+
+def test_adagrad_has_no_decay_of_its_second_moment():
+    with pytest.raises(ArgumentError, match=r"^fedadam\.beta2: accepted: with adam and yogi"):
+        play("fedadam", knobs={"optimizer": "adagrad", "beta2": 0.9})
 
 
 @pytest.mark.parametrize("name", ["fedavgm", "fedadam"])
@@ -397,6 +417,7 @@ def test_ifca_s_first_layers_may_be_shared():
         ("fedavgm", {"momentum": 1.0}),
         ("fedavgm", {"rate": 0.0}),
         ("fedadam", {"tau": 0.0}),
+        ("fedadam", {"beta1": 1.0}),
         ("scaffold", {"correction": -1.0}),
         ("q_ffl", {"q": -1.0}),
         ("q_ffl", {"lipschitz": 0.0}),
