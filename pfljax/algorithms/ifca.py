@@ -1,31 +1,39 @@
 """IFCA and HypCluster: C models, each client trains the one that fits its data best.
 
 IFCA: Ghosh, Chung, Yin, Ramchandran, "An efficient framework for clustered federated learning" (NeurIPS 2020, Algorithm
-1 with model averaging). HypCluster: Mansour, Mohri, Ro, Suresh, "Three approaches for personalization with applications
-to federated learning" (2020, Section 4), the same by the loss alone, without shared layers.
+1). HypCluster: Mansour, Mohri, Ro, Suresh, "Three approaches for personalization with applications to federated
+learning" (2020, Section 4), the same by the loss alone, without IFCA's options.
 
     A round: every client receives all C models; j_k = argmin_j l_k(theta_j) on its training data;
     it trains theta_{j_k} to theta'; theta_j <- sum_{k: j_k = j} n_k theta'_k / sum n_k, and of layers that all clusters
     share the mean over all clients. A model that nobody chose stays.
+    `averaging=gradients` (Option I): theta_j <- theta_j - eta sum_{k: j_k = j} n_k g_k / sum_{all k} n_k, where g_k is
+    the gradient of a mini-batch at theta_{j_k}; one such step for each mini-batch.
 
-Departures from the paper: the mean is weighted by n_k. The models start from different random parameters. Where
-clients keep their optimizers, that of a client follows it from one model to another.
+Departures from the paper: the mean is weighted by n_k. The models start from different random parameters. The authors'
+code starts anew where a start turns out bad. Here `draws` starts are drawn, and the one is kept under which the clients
+spread most evenly over the models (the largest entropy of the models' shares of all examples): a bad start is one that
+has several distributions choose one model. Where clients keep their optimizers, that of a client follows it from one
+model to another. Under Option I clients choose once a round, and eta is the solver's optimizer, one for each model.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from pfljax.algorithms.common import aggregation, by_loss
+from pfljax.algorithms.common import aggregation, by_loss, gradients
 from pfljax.core import tree
 from pfljax.core.errors import ArgumentError
 from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm, ClientOutput, Ledger, Report, State
+from pfljax.core.types import Algorithm, Array, ClientData, ClientOutput, Key, Ledger, Params, Report, State
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
+
+CLUSTERS = "C; 0: as many as there are distributions, if half as many as clients at most, else 2; 1 is FedAvg"
 
 
 @method(keeps="nothing", travels="C models down, the chosen one up")
@@ -33,15 +41,24 @@ from pfljax.local.problem import Problem
 class IFCA:
     """IFCA (Ghosh et al., 2020): C models, each client trains the one that fits its data best."""
 
-    clusters: int = knob(2, at_least=1, help="C; 1 is FedAvg")
+    clusters: int = knob(0, at_least=0, grid=(2, 3, 4, 5), help=CLUSTERS)
     shared_layers: int = knob(0, at_least=0, help="number of the model's first layers that all clusters share")
+    draws: int = knob(1, at_least=1, help="number of starts, of which the one that spreads clients most evenly is kept")
+    averaging: Literal["models", "gradients"] = knob(
+        "models", help="what the server averages: trained models, or gradients (Option I)"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         num_layers = len(problem.model.layers)
         if self.shared_layers > num_layers:
             accepted = f"accepted: 0 to {num_layers}, the layers of the model"
             raise ArgumentError("shared_layers", accepted, self.shared_layers)
-        return clusters(problem, self.clusters, self.shared_layers)
+        if self.shared_layers and self.averaging == "gradients":
+            raise ArgumentError("shared_layers", "accepted with averaging=gradients: 0", self.shared_layers)
+        num = self.clusters or num_clusters(problem)
+        if self.averaging == "gradients":
+            return by_gradients(problem, num, self.draws)
+        return by_models(problem, num, self.shared_layers, self.draws)
 
 
 @method(keeps="nothing", travels="C models down, the chosen one up")
@@ -49,14 +66,43 @@ class IFCA:
 class HypCluster:
     """HypCluster (Mansour et al., 2020): C models, each client trains the one that fits its data best."""
 
-    clusters: int = knob(2, at_least=1, help="C; 1 is FedAvg")
+    clusters: int = knob(0, at_least=0, grid=(2, 3, 4, 5), help=CLUSTERS)
 
     def build(self, problem: Problem) -> Algorithm:
-        return clusters(problem, self.clusters, 0)
+        return by_models(problem, self.clusters or num_clusters(problem))
 
 
-def clusters(problem: Problem, num: int, num_shared: int) -> Algorithm:
-    """C = `num` models of which every client takes the one of least training loss; the first layers may be shared."""
+def num_clusters(problem: Problem) -> int:
+    """As many as there are distributions, where clients share them; else 2."""
+    known = problem.num_distributions or problem.num_clients
+    return known if 2 * known <= problem.num_clients else 2
+
+
+def initial_models(problem: Problem, key: Key, clients: ClientData, num: int, draws: int) -> Params:
+    """C models: of several draws, those over which the clients' choices spread most evenly."""
+    apart = problem._replace(common_init=False)
+
+    def scored(key):
+        models = apart.init_models(key, num)
+        chosen = jax.nn.one_hot(problem.losses_of_all(models, clients.train).argmin(axis=1), num)
+        share = clients.train.size @ chosen / jnp.maximum(clients.train.size.sum(), 1)
+        return models, jax.scipy.special.entr(share).sum()
+
+    def better(number, best):
+        new = scored(jax.random.fold_in(key, num + number))
+        return jax.tree.map(lambda a, b: jnp.where(new[1] > best[1], a, b), new, best)
+
+    return apart.init_models(key, num) if draws == 1 else jax.lax.fori_loop(1, draws, better, scored(key))[0]
+
+
+def choice(problem: Problem, models: Params, data: ClientData) -> Array:
+    """() int32: the model that fits a client's training data best."""
+    losses = problem.plan.over_models(lambda params: problem.solver.total_loss(params, data.train), models)
+    return jnp.argmin(losses).astype(jnp.int32)
+
+
+def by_models(problem: Problem, num: int, num_shared: int = 0, draws: int = 1) -> Algorithm:
+    """C = `num` models, each the mean of what its clients train it to; the first layers may be shared."""
 
     def share(models, weight):
         """Layers of all clusters become their mean by `weight` (C,); the others stay."""
@@ -66,13 +112,12 @@ def clusters(problem: Problem, num: int, num_shared: int) -> Algorithm:
         return jax.tree.map(lambda m, leaf, all: leaf if m else all, own, models, mean) if num_shared else models
 
     def init(key, clients):
-        models = share(problem._replace(common_init=False).init_models(key, num), jnp.eye(num)[0])
+        models = share(initial_models(problem, key, clients, num, draws), jnp.eye(num)[0])
         first = jax.tree.map(lambda leaf: leaf[:1], models)
         return State((), models, (), problem.optimizer_rows(first, tree.num_rows(clients)))
 
     def client_update(context, models, kept, data):
-        losses = problem.plan.over_models(lambda params: problem.solver.total_loss(params, data.train), models)
-        chosen = jnp.argmin(losses)
+        chosen = choice(problem, models, data)
         trained, kept, losses = problem.fit_models(context, tree.take(models, chosen[None]), kept, data.train)
         size = jnp.where(jnp.arange(num) == chosen, data.train.size, 0)
         upload, sent = aggregation.weighted(tree.repeat(trained, num), size, num)
@@ -92,4 +137,34 @@ def clusters(problem: Problem, num: int, num_shared: int) -> Algorithm:
         topology="shared",
         ledger=Ledger(gradients=1, unaccounted=BY_LOSS),
         report=Report(scored="the model that fits each client's training data best"),
+    )
+
+
+def by_gradients(problem: Problem, num: int, draws: int) -> Algorithm:
+    """C = `num` models that take steps along their clients' gradients (Option I)."""
+    base = by_models(problem, num)
+
+    def init(key, clients):
+        models = initial_models(problem, key, clients, num, draws)
+        return State((), models, problem.init_optimizers(models), jnp.zeros((tree.num_rows(clients),), jnp.int32))
+
+    def client_update(context, models, chosen, data):
+        chosen = jax.lax.cond(context.step == 0, lambda: choice(problem, models, data), lambda: chosen)
+        losses, grads = gradients.of_batch(problem, context, tree.take(models, chosen[None]), data.train)
+        mine = jnp.arange(num) == chosen
+        upload = tree.scale(tree.repeat(grads, num), mine * data.train.size)
+        report = {"loss": losses[0], "size": data.train.size}
+        return ClientOutput(chosen, upload, report, mine & gradients.takes_step(problem, context, data.train))
+
+    def server_update(key, state, aggregate):
+        sizes = jnp.broadcast_to(jnp.maximum(aggregate.report["size"].sum(), 1), (num,))
+        metrics = {"clusters_chosen": (aggregate.count > 0).sum()}
+        return gradients.apply(problem, state, aggregate, sizes, "shared"), metrics
+
+    return dataclasses.replace(
+        base,
+        init=init,
+        client_update=client_update,
+        server_update=server_update,
+        exchanges=problem.solver.max_steps(problem.n_max),
     )

@@ -1,6 +1,7 @@
 """What pFedMB is compared with, and the rest: limit cases, and rounds by hand on quadratics."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -398,6 +399,67 @@ def test_clients_choose_and_train_the_model_of_least_loss(name):
     np.testing.assert_array_equal(predictor.index[:, 0], best)
 
 
+@pytest.mark.parametrize("name", ["ifca", "hypcluster"])
+@pytest.mark.parametrize(("known", "clusters"), [(None, 2), (1, 1), (3, 3), (4, 2), (6, 2)])
+def test_by_default_there_are_as_many_clusters_as_distributions_that_clients_share(name, known, clusters):
+    problem = toys.make_problem(toys.make_federation((3,) * 6))._replace(num_distributions=known)
+    clients = toys.make_federation((3,) * 6).client_data
+    shape = jax.eval_shape(toys.make_algorithm(name, problem).init, jax.random.key(0), clients)
+    assert tree.num_rows(shape.models) == clusters
+
+
+def test_of_several_starts_ifca_keeps_the_one_that_spreads_clients_most_evenly():
+    """Of the starts with one draw each, by the entropy of n_k summed over those who choose a model."""
+    sizes = (2, 5, 1, 3, 4, 2)
+    federation = toys.make_federation(sizes, "regression")
+    problem, key = toys.make_problem(federation, optax.sgd(RATE)), jax.random.key(3)
+    init = lambda draws: toys.make_algorithm("ifca", problem, clusters=3, draws=draws).init(key, federation.client_data)
+
+    def entropy(models):
+        losses = np.array([[loss_of(federation, k, theta) for theta in vectors(models)] for k in range(6)])
+        share = np.bincount(losses.argmin(axis=1), sizes, minlength=3) / sum(sizes)
+        return -sum(p * np.log(p) for p in share if p)
+
+    # The same starts, each as the only one: a further draw is kept only where it is better.
+    kept = [init(draws).models for draws in range(1, 7)]
+    scores = [entropy(models) for models in kept]
+    assert np.all(np.diff(scores) >= 0) and scores[-1] > scores[0]
+    for before, after in itertools.pairwise(kept):
+        assert toys.same_trees(before, after) == (entropy(before) == entropy(after))
+
+
+def test_ifca_averages_gradients_by_hand():
+    """Option I: a step along the sum of its clients' gradients, over all clients' examples."""
+    sizes = np.array((2, 5, 1, 3, 4, 2))
+    knobs = {"clusters": 3, "averaging": "gradients"}
+    federation, _, states, records, _ = play("ifca", knobs=knobs, sizes=tuple(sizes), epochs=2)
+    models, spread = vectors(states[0].models), []
+    for number in range(2):
+        losses = np.array([[loss_of(federation, k, theta) for theta in models] for k in range(6)])
+        chosen = losses.argmin(axis=1)
+        for _ in range(2):  # epochs, each a step of all examples; the choice is the round's
+            slopes = np.array([sizes[k] * gradient(federation, k, models[chosen[k]]) for k in range(6)])
+            models = np.array([models[j] - RATE * slopes[chosen == j].sum(axis=0) / sizes.sum() for j in range(3)])
+        np.testing.assert_allclose(vectors(states[number + 1].models), models, rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(states[number + 1].clients, chosen)
+        spread.append(len(set(chosen)))
+        assert records[number].metrics["clusters_chosen"] == spread[-1]
+    assert spread[0] > 1
+    # All models in the round's first exchange, then the chosen one, whose gradient goes back in both.
+    assert records[0].down == 6 * (3 + 1) * 4 * 4 and records[0].up == 6 * 2 * 4 * 4
+
+
+def test_with_one_cluster_and_full_batches_averaging_gradients_is_averaging_models():
+    knobs = {"clusters": 1, "averaging": "gradients"}
+    by_gradients, fedavg = play("ifca", rounds=3, knobs=knobs), play("fedavg", rounds=3)
+    np.testing.assert_allclose(vectors(by_gradients[2][-1].models), vectors(fedavg[2][-1].models), rtol=1e-4, atol=1e-5)
+
+
+def test_ifca_shares_layers_only_where_it_averages_models():
+    with pytest.raises(ArgumentError, match=r"^ifca\.shared_layers=1: accepted with averaging=gradients: 0$"):
+        play("ifca", knobs={"averaging": "gradients", "shared_layers": 1})
+
+
 def test_ifca_s_first_layers_may_be_shared():
     federation = toys.make_federation((4, 3, 5, 2, 4, 4))
     problem = toys.make_problem(federation, optax.sgd(RATE), hidden=(3,), batch_size=2)
@@ -428,9 +490,10 @@ def test_ifca_s_first_layers_may_be_shared():
         ("l2sgd", {"pull": 1.5}),
         ("fedamp", {"sigma": 0.0}),
         ("fedamp", {"attention": 1.2}),
-        ("ifca", {"clusters": 0}),
+        ("ifca", {"clusters": -1}),
+        ("ifca", {"draws": 0}),
         ("ifca", {"shared_layers": 2}),
-        ("hypcluster", {"clusters": 0}),
+        ("hypcluster", {"clusters": -1}),
         ("pfedmb", {"branches": 0}),
         ("pfedmb", {"alpha_rate": 0.0}),
     ],

@@ -92,5 +92,7 @@ def test_embeddings_of_another_version_are_not_taken_from_the_cache(monkeypatch,
 
 @pytest.mark.parametrize("name", ["resnet", "lstm"])
 def test_unknown_embeddings_are_named(name):
-    with pytest.raises(ArgumentError, match=f"^embedding={name}: accepted: auto, pixels, classes, linear, logistic, mlp"):
+    with pytest.raises(
+        ArgumentError, match=f"^embedding={name}: accepted: auto, pixels, classes, linear, logistic, mlp"
+    ):
         embedding.make(name)
