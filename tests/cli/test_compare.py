@@ -37,7 +37,7 @@ def test_seeds_in_one_kernel_are_kept_one_by_one(tmp_path):
     assert printed.count("finished before, kept") == 2 and "2 of 2 methods done: fedfomo" in printed
     # Other settings are another study.
     line = one_line(call(compare.COMMAND, *again, "--learning_rate=0.5", code=2))
-    assert "--learning_rate was 0.01 and is 0.5" in line
+    assert "--learning_rate was 0.3 and is 0.5" in line
 
 
 def test_a_row_is_the_mean_over_its_cells(tmp_path):
