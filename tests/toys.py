@@ -89,7 +89,7 @@ def make_problem(
     solver = solver._replace(loss=loss) if loss else solver
     num, n_max = federation.train.y.shape
     plan = plan or make_plan("map", devices=1)
-    return Problem(model, solver, plan, num, cohort or num, n_max, rounds, common_init=False)
+    return Problem(model, solver, plan, num, cohort or num, n_max, rounds, common_init=False, learning_rate=0.1)
 
 
 def make_algorithm(name, problem, **knobs):

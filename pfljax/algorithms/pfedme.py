@@ -9,7 +9,8 @@ Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelopes" (Neu
 Departures from the paper: the clients of the cohort train, not all of them; the mean is weighted by n_k; eta is the
 solver's optimizer, which takes lambda (w - theta) for the gradient. theta starts at w, and its steps are gradient
 steps on f_k and exact ones on the proximal term, theta <- (theta - rate (grad f_k(theta) - lambda w)) /
-(1 + rate lambda), which have the same fixed point as plain gradient steps and stay stable for any lambda.
+(1 + rate lambda), which have the same fixed point as plain gradient steps and stay stable for any lambda. theta is what
+is scored; the authors' code, by a slip, scores the clients' w_k.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class PFedMe:
         help="lambda, the pull of the personal model to the global one",
     )
     steps: int = knob(5, at_least=1, help="number of steps of the personal model on each mini-batch")
-    rate: float = knob(0.09, above=0, help="rate of these steps")
+    rate: float = knob(0.1, above=0, help="rate of these steps")
     beta: float = knob(1.0, above=0, help="share of the new mean in the global model")
 
     def build(self, problem: Problem) -> Algorithm:

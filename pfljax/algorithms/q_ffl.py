@@ -5,8 +5,8 @@ Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning" (I
     A round: client k receives w, with F_k = l_k(w), and trains it to w_k; d_k = w - w_k, which times L is its gradient;
     w <- w - sum_k F_k^q L d_k / sum_k (q F_k^(q-1) |L d_k|^2 + L F_k^q).
 
-Departures from the paper: clients are drawn uniformly, not in proportion to n_k, and count alike. L is a knob, which
-the paper sets to 1 / eta: local steps of Adam have no such scale.
+Departures from the paper: clients are drawn uniformly, not in proportion to n_k, and count alike. L is 1 / eta, as
+there, unless the knob says otherwise: steps of Adam have no such scale. Where a schedule lowers eta, L stays as it is.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common.averaging import averaging, loss_at_start
 from pfljax.core import tree
+from pfljax.core.errors import ArgumentError
 from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm, ClientOutput, Ledger
+from pfljax.core.types import Algorithm, Array, ClientOutput, Ledger
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
 
@@ -36,15 +37,19 @@ class QFFL:
         grid=(0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0),
         help="how much the worse-off count more; 0 counts all clients alike",
     )
-    lipschitz: float = knob(1.0, above=0, help="L of the clients' gradients; the paper takes 1 / learning rate")
+    lipschitz: float | None = knob(
+        None, above=0, help="L of the clients' gradients; not given: 1 / learning rate, as in the paper"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
+        lipschitz = self._lipschitz(problem)
+
         def client_update(context, models, kept, data):
             loss = loss_at_start(problem, models, data) + LEAST
             trained, kept, losses = problem.fit_models(context, models, kept, data.train)
-            moved = tree.scale(tree.subtract(models, trained), self.lipschitz)
+            moved = tree.scale(tree.subtract(models, trained), lipschitz)
             counts = loss**self.q
-            step = self.q * loss ** (self.q - 1) * tree.inner(moved, moved) + self.lipschitz * counts
+            step = self.q * loss ** (self.q - 1) * tree.inner(moved, moved) + lipschitz * counts
             upload = {"moved": tree.scale(moved, counts), "step": step[None]}
             return ClientOutput(kept, upload, {"loss": losses[0]}, (data.train.size > 0)[None])
 
@@ -55,3 +60,11 @@ class QFFL:
 
         base = averaging(problem, ledger=Ledger(gradients=1, unaccounted=BY_LOSS))
         return dataclasses.replace(base, client_update=client_update, server_update=server_update)
+
+    def _lipschitz(self, problem: Problem) -> Array | float:
+        if self.lipschitz is not None:
+            return self.lipschitz
+        if problem.learning_rate is None:
+            text = "accepted: a number above 0, since the learning rate of the clients' optimizer is not known"
+            raise ArgumentError("lipschitz", text)
+        return 1 / problem.learning_rate

@@ -35,7 +35,7 @@ class Problem(NamedTuple):
         n_min: The smallest n_k, where it is known.
         num_distributions: Number of true distributions among the clients' data, where it is known: a default for the
             number of clusters or components.
-        learning_rate: The rate of local training; None where it is not known.
+        learning_rate: Of the clients' optimizer in the first round, where it is known; it may be traced.
     """
 
     model: Model

@@ -30,8 +30,8 @@ def rounds_of(name):
     problem = toys.make_problem(federation, optax.sgd(0.1), hidden=(3,), batch_size=2)
     clients, key = federation.client_data, jax.random.key(0)
 
-    def play(knobs):
-        algorithm = toys.make_algorithm(name, problem, **knobs)
+    def play(knobs, learning_rate=0.1):
+        algorithm = toys.make_algorithm(name, problem._replace(learning_rate=learning_rate), **knobs)
         one_round = make_round(algorithm, problem.plan, problem.num_clients, problem.cohort_size)
         state = algorithm.init(key, clients)
         for number in range(2):
@@ -47,6 +47,10 @@ TRACED = [name for name in METHODS if numbers_of(name)]
 @pytest.mark.parametrize("name", TRACED)
 def test_numbers_may_be_traced(name):
     jax.eval_shape(rounds_of(name), {knob: jnp.float32(value) for knob, value in numbers_of(name).items()})
+
+
+def test_the_learning_rate_may_be_traced():
+    jax.eval_shape(lambda rate: rounds_of("q_ffl")({}, rate), jnp.float32(0.1))
 
 
 @toys.each_method(among=TRACED, fast=("fedavgm", "federico", "apfl"))
