@@ -145,9 +145,9 @@ def define(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequence[s
     PAPER.define(registry, methods, seeds, out, rounds=20, **defaults)
 
 
-def values(settings: Settings, table: Mapping[str, Mapping], **setting: Any) -> Values:
-    """The values of a table where the run has the table's `setting`, by flag; elsewhere none."""
-    found = PAPER.values(settings, table)
+def values(settings: Settings, table: Mapping[str, Mapping], standing: str = "cifar10", **setting: Any) -> Values:
+    """As `Paper.values`, where the run has the table's `setting`, by flag; elsewhere none."""
+    found = PAPER.values(settings, table, standing)
     same = all(
         settings[flag] == value for flag, value in ({"num_clients": 15, "partition": "latent"} | setting).items()
     )

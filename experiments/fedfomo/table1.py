@@ -33,7 +33,8 @@ def run(settings: Settings) -> None:
     numbers = settings.numbers("clients", int, sets="num_clients")
     study = Study.start(paper.PAPER, settings)
     rows = paper.rows_of(study)
-    theirs = paper.PAPER.values(study.settings, paper.TABLE1, "mnist")
+    setting = {"partition": "pathological", "classes_per_client": 2, "targets": "own"}
+    theirs = paper.values(study.settings, paper.TABLE1, "mnist", **setting)
     rounds = study.settings_of(rows[0]).rounds
     columns = []
     for number in numbers:

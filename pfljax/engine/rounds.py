@@ -178,6 +178,10 @@ def make_round(
         cohort = sample_cohort(algorithm, key, number, state, clients, cohort_size)
         if cohort.everyone:
             return work(key, number, cohort, state, clients)
+        if plan.num_devices > 1:
+            # On every device. Were they spread, to look up who is in the cohort would take collectives, which depend on
+            # nothing; beside those that move rows they can occupy all of a CPU's few threads, and wait forever.
+            cohort = Cohort(jax.lax.with_sharding_constraint(cohort.ids, plan.everywhere))
         all_rows, rest = split_state(algorithm, state)
         rows, clients = plan.take_rows((all_rows, clients), cohort.ids)
         state, record = work(key, number, cohort, join_state(algorithm, rows, rest), clients)

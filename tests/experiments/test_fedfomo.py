@@ -136,6 +136,9 @@ def test_figure5_draws_affinities_and_accuracy_by_noise(tmp_path):
 @pytest.mark.parametrize(
     ("module", "flags", "stands"),
     [
+        (table1, ["--clients=15"], True),
+        (table1, ["--clients=20"], False),
+        (table1, ["--clients=15", "--classes_per_client=3"], False),
         (table2, [], True),
         (table2, ["--num_clients=100"], False),
         (table2, ["--partition=iid"], False),

@@ -182,7 +182,7 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
 
     def download(key, state, cohort):
         epsilon = jnp.maximum(knobs.epsilon - knobs.decay * state.round, 0)
-        eligible = state.server.newest if form.uploaded else cohort.position(jnp.arange(num)) >= 0
+        eligible = state.server.newest if form.uploaded else jnp.zeros(num, bool).at[cohort.ids].set(True)
         return form.served(choose(problem, key, state, cohort, eligible, num_others, epsilon))
 
     def client_update(context, models, row, data):
