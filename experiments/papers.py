@@ -110,9 +110,11 @@ class Paper(NamedTuple):
 
     def settings_of(self, settings: Settings, method: str) -> Settings:
         """The settings for a method, where the command line does not say otherwise."""
-        name = self.name(settings)
-        both = [self.presets / f"{name}{end}.flags" for end in ("", f"-{method}")]
-        return settings.with_preset(both[0]).with_preset(both[1])
+        return self.common(settings).with_preset(self.presets / f"{self.name(settings)}-{method}.flags")
+
+    def common(self, settings: Settings) -> Settings:
+        """The settings that all methods share, where the command line does not say otherwise."""
+        return settings.with_preset(self.presets / f"{self.name(settings)}.flags")
 
     def values(self, settings: Settings, table: Mapping[str, Mapping], standing: str = "cifar10") -> Values:
         """The part of a table for this data set; for digits another's, to compare with; for others nothing."""
@@ -144,10 +146,11 @@ class Study:
         """Reads the settings, and complains of what does not fit."""
         if settings.data_file and not settings.present("dataset"):
             settings = settings.replace(dataset="npz")
-        methods, trials = build.read_methods(settings), sweep.trials(settings)
+        methods = build.read_methods(settings)
         settings = settings.with_defaults(methods)
-        paper.name(settings)
         build.print_defaults(settings)
+        settings = paper.common(settings)
+        trials = sweep.trials(settings)
         return cls(paper, settings, methods, trials, Path(settings.out))
 
     @property

@@ -108,10 +108,8 @@ def start(settings: Settings, **usual: Any) -> Study:
     if settings.data_file and not settings.present("dataset"):
         settings = settings.replace(dataset="npz")
     paper = PAPER._replace(presets=PAPER.presets / settings.size)
-    name = paper.name(settings)
-    if name:
-        settings = settings.with_preset(paper.presets / f"{name}.flags")
-    print(f"--size={settings.size}: {'digits are of one size' if name == 'digits' else SIZES[settings.size]}")
+    of_digits = paper.name(settings) == "digits"
+    print(f"--size={settings.size}: {'digits are of one size' if of_digits else SIZES[settings.size]}")
     return Study.start(paper, settings)
 
 
