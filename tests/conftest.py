@@ -50,6 +50,7 @@ jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_cpu_enable_async_dispatch", False)
 # Most of the suite's time is compiling, often of what another test has compiled before.
 jax.config.update("jax_disable_most_optimizations", True)
+jax.config.update("jax_traceback_in_locations_limit", 0)  # no lines of Python in compiled code
 COMPILED = tempfile.TemporaryDirectory()  # of this process alone: no other one reads a file that is being written
 jax.config.update("jax_compilation_cache_dir", COMPILED.name)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

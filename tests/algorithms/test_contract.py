@@ -29,7 +29,7 @@ SIZES = (5, 1, 3, 4, 2, 4, 0, 3)  # uneven, and a client without examples
 K, COHORT, ROUNDS = 8, 4, 6
 # One worker plays all tests of a method, so that its rounds are compiled once.
 # One of each kind by default, with those that others are made of; all the others are slow.
-FAST = {*toys.KINDS, "fedavg", "per_fedavg", "ditto", "ifca", "pfedmb", "clustered", "federico_centralized"}
+FAST = {*toys.KINDS, "fedavg", "per_fedavg", "pfedmb", "clustered", "federico_centralized"}
 every_method = toys.each_method(fast=FAST, grouped=True)
 HIDDEN = {"fedper": (3,)}  # of a single layer all would be personal
 # A server that moves each coordinate by at most its rate a round, or slowly gathers speed, needs more rounds.

@@ -41,7 +41,8 @@ def knn_per(problem, share):
     return averaging(problem, predictor=predictor)
 
 
-@pytest.mark.parametrize("plan", [pytest.param(("map", 0, 1), marks=pytest.mark.slow), ("chunk", 2, 2)])
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", [("map", 0, 1), ("chunk", 2, 2)])
 def test_a_prediction_of_the_method_s_own(plan):
     federation = toys.make_federation((2, 5, 1))
     problem = toys.make_problem(federation, plan=make_plan(*plan))

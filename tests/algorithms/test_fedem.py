@@ -245,6 +245,7 @@ def test_newcomers_take_e_steps_from_equal_weights(name, steps):
     toys.assert_trees_close(predictor.models, models)
 
 
+@pytest.mark.slow
 def test_many_steps_are_a_newcomer_s_best_weights():
     """No other weights make its training data likelier, and one step does not find them."""
     federation, problem = regression((5, 5, 5))

@@ -53,7 +53,7 @@ def test_the_learning_rate_may_be_traced():
     jax.eval_shape(lambda rate: rounds_of("q_ffl")({}, rate), jnp.float32(0.1))
 
 
-@toys.each_method(among=TRACED, fast=("fedavgm", "federico", "apfl"))
+@toys.each_method(among=TRACED, fast=("fedavgm",))
 def test_a_traced_number_counts_as_it_does_in_python(name):
     play, knobs = rounds_of(name), numbers_of(name)
     traced = jax.jit(play)({knob: jnp.float32(value) for knob, value in knobs.items()})

@@ -63,6 +63,7 @@ def test_a_point_that_diverges_is_out_and_leaves_the_others_as_they_are():
         search(grid([1e20]), [0], run_of, 3)
 
 
+@pytest.mark.slow
 def test_what_is_no_number_gets_a_kernel_of_its_own(monkeypatch):
     """IFCA's number of clusters decides shapes."""
     sizes = []
@@ -77,6 +78,7 @@ def test_what_is_no_number_gets_a_kernel_of_its_own(monkeypatch):
     assert sizes == [2, 2] and len(tuning.scores) == 4
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_together_is_scored_in_parts(monkeypatch):
     compile_to_fit = loop.compile_to_fit
 

@@ -124,6 +124,7 @@ def image_problem(plan):
     return federation, toys.make_problem(federation, plan=plan, batch_size=2, cohort=3, augment="crop_flip")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "local"])
 def test_every_plan_and_store_gives_the_same_results(name):
     found = []

@@ -16,6 +16,10 @@ start = jax.jit(lambda model: model.init(jax.random.key(0)), static_argnums=0)
 SHAPES = [(4, 6, 6, 3), (3, 5, 7, 2), (6, 3, 4, 1)]
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def reference_convolution(x, kernel, size, margin=None, stride=1, groups=1):
     kernel = kernel.reshape(size, size, x.shape[-1] // groups, -1)
     margin = (size - 1) // 2 if margin is None else margin
@@ -44,8 +48,8 @@ def reference_pool(x):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("size", "margin"), [(1, 0), (3, 1), (5, 2), (3, 0), (5, 4)])
-@pytest.mark.parametrize("cache_bytes", [1, 4000, 6 << 20])
+@pytest.mark.parametrize(("size", "margin"), [(1, 0), (3, 1), (5, 4), slow(5, 2), slow(3, 0)])
+@pytest.mark.parametrize("cache_bytes", [1, slow(4000), 6 << 20])
 def test_convolutions_are_jax_s_in_value_and_gradient(monkeypatch, shape, size, margin, cache_bytes):
     monkeypatch.setattr(layers, "CACHE_BYTES", cache_bytes)
     rng = np.random.default_rng(0)

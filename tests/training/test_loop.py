@@ -130,7 +130,8 @@ def test_stopped_and_resumed_is_as_never_stopped(name, whole, tmp_path, monkeypa
     toys.assert_trees_close(result.predictor(), expected.predictor())
 
 
-@pytest.mark.parametrize("damage", ["truncate", pytest.param("remove", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["truncate", "remove"])
 def test_a_torn_checkpoint_is_skipped_for_the_one_before(damage, whole, tmp_path, monkeypatch):
     train(make_experiment(), tmp_path)
     newest = tmp_path / "checkpoints" / "6"
