@@ -95,7 +95,8 @@ class Exchange:
         carry, parts, start = (rows, route.start(models, index, output)), [], 0
         for width, count in self.layout.buckets:
             places = start + width * jnp.arange(count)
-            carry, out = jax.lax.scan(functools.partial(step, width), carry, places)
+            carry = (*carry, block(carry[0], places[0], width))
+            (*carry, _), out = jax.lax.scan(functools.partial(step, width), carry, places)
             parts.append(flat(out))
             start += width * count
         rows, kept = carry
@@ -104,17 +105,22 @@ class Exchange:
         return order.undo((rows, report, sent)), route.collect(kept)
 
     def _step(self, work: Callable, models: Params, index: Array, real: Array, width: int, carry: Any, at: Array):
-        """One block of clients; rows and what the route keeps are replaced in place."""
-        rows, kept = carry
+        """One block of clients; rows and what the route keeps are replaced in place.
+
+        A block's own rows are taken in the step before, out of what that step has written. Were they taken in their own
+        step, XLA could read them again after they are replaced, and would copy the whole stack to do so.
+        """
+        rows, kept, own = carry
         here = Block(at, block(index, at, width))
-        out = work(self.route.receive(models, kept, here), block(rows, at, width), here)
+        out = work(self.route.receive(models, kept, here), own, here)
         held, uploads = index.shape[1], jax.tree.leaves(out.upload)
         num_sent = uploads[0].shape[1] if uploads and out.mixing_weights is None else held
         sent = jnp.broadcast_to(block(real, at, width)[:, None], (width, num_sent))
         sent = sent if out.sent is None else sent & out.sent
         kept = self.route.deposit(kept, here, out, sent)
         sent = jnp.pad(sent, ((0, 0), (0, held - num_sent)))
-        return (replace(rows, at, out.client), kept), (out.report, sent)
+        rows = replace(rows, at, out.client)
+        return (rows, kept, block(rows, at + width, width)), (out.report, sent)
 
     def _work(
         self, data: PyTree, common: tuple, order: Array, models: Params, rows: PyTree, here: Block
