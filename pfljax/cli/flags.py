@@ -263,4 +263,4 @@ def define_sweep(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequ
         [],
         f"learning rates; each method takes the one of best validation accuracy; --tune alone is {IMPLIED['tune']}",
     )
-    add.switch("tune_knobs", False, "each method takes the best value of the first knob that its paper tunes, too")
+    add.switch("tune_knobs", False, "each method takes the best values of the knobs that its paper tunes, too")

@@ -112,15 +112,12 @@ def say(line: str) -> None:
         print(line)
 
 
-def grid_of(settings: Settings, name: str) -> list[Point]:
-    """The points that --tune and --tune_knobs ask for; a knob that is on the command line keeps its value."""
-    knobs = {}
-    if settings.tune_knobs:
-        fields = (field for field in dataclasses.fields(method.get(name)) if field.metadata.get("grid"))
-        first = next(fields, None)
-        if first and not settings.present(f"{name}.{first.name}"):
-            knobs[first.name] = first.metadata["grid"]
-    return api.grid(settings.numbers("tune", float), knobs)
+def tuned_knobs(settings: Settings, name: str) -> list[str]:
+    """The knobs that --tune_knobs tunes: those of the method that its paper tunes, but for any on the command line."""
+    if not settings.tune_knobs:
+        return []
+    knobs = [field.name for field in dataclasses.fields(method.get(name)) if field.metadata.get("grid")]
+    return [knob for knob in knobs if not settings.present(f"{name}.{knob}")]
 
 
 def at_point(settings: Settings, name: str, point: Point) -> Settings:
@@ -130,25 +127,33 @@ def at_point(settings: Settings, name: str, point: Point) -> Settings:
 
 
 def tune(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> Point:
-    """The grid point with the best validation accuracy (or least loss) in the last round, a mean over the trials.
+    """The rate and the knobs with the best validation accuracy (or least loss) in the last round, a mean over trials.
 
-    A quarter of the training examples is for validation, unless --validation_fraction says otherwise; a point at which
-    a run diverges is out. OUT/tuning.json keeps the scores; with the same settings they are not measured again.
+    Rate and first knob are tuned together, each further knob at the best of what came before. A quarter of the training
+    examples is for validation, unless --validation_fraction says otherwise; a point at which a run diverges is out.
 
     Raises:
         RunError: if all of them diverge.
         FlagError: if OUT has scores of other settings.
     """
-    points = grid_of(settings, name)
-    if len(points) == 1:
-        return points[0]
+    grids = {field.name: field.metadata.get("grid", ()) for field in dataclasses.fields(method.get(name))}
+    first, *further = tuned_knobs(settings, name) or [None]
+    points = api.grid(settings.numbers("tune", float), {first: grids[first]} if first else {})
+    best = points[0] if len(points) == 1 else best_of(points, settings, name, runs, out / "tuning.json")
+    for knob in further:
+        points = [best._replace(knobs={**best.knobs, knob: value}) for value in grids[knob]]
+        best = best_of(points, settings, name, runs, out / f"tuning-{knob}.json")
+    return best
+
+
+def best_of(points: list[Point], settings: Settings, name: str, runs: Sequence[Trial], path: Path) -> Point:
+    """The best of some points; the file keeps their scores, and with the same settings they are not measured again."""
     tried = settings.replace(validation_fraction=settings.validation_fraction or 0.25)
     varied = {"--seed", "--split", *(f"--{name}.{knob}" for knob in points[0].knobs)}
     varied |= {"--learning_rate"} if settings.tune else set()
     rest = {flag: v for flag, v in build.config(tried, name, runs[0])["settings"].items() if flag not in varied}
     same = {"settings": rest, "rounds": tried.rounds}
     same = files.plain(same | {"trials": list(runs), "grid": [point._asdict() for point in points]})
-    path = out / "tuning.json"
     if path.exists():
         before = files.read_json(path)
         if any(before.get(key) != value for key, value in same.items()):

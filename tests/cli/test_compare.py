@@ -77,6 +77,19 @@ def test_tuning_takes_the_best_point_and_keeps_the_scores(tmp_path):
     assert len(files.read_json(tmp_path / "given" / "fedprox" / "tuning.json")["scores"]) == 2
 
 
+def test_each_further_knob_is_tuned_at_the_best_of_what_came_before(tmp_path):
+    flags = ["--algorithms=fedadam", "--seeds=3", "--rounds=2", "--hidden=4", "--optimizer=sgd", f"--out={tmp_path}"]
+    call(compare.COMMAND, *flags, "--tune=0.1", "--tune_knobs", "--replicate=vmap")
+    first, second = (files.read_json(tmp_path / "fedadam" / f"tuning{end}.json") for end in ("", "-tau"))
+    grids = {name: field.metadata["grid"] for name, field in METHODS["fedadam"].__dataclass_fields__.items()}
+    assert [point["knobs"] for point in first["grid"]] == [{"rate": rate} for rate in grids["rate"]]
+    best = first["best"]["knobs"]["rate"]
+    assert best == grids["rate"][int(np.argmax(first["scores"]))]
+    assert [point["knobs"] for point in second["grid"]] == [{"rate": best, "tau": tau} for tau in grids["tau"]]
+    used = flags_of(tmp_path / "fedadam", seed=3)
+    assert (used["fedadam.rate"], used["fedadam.tau"]) == (best, second["best"]["knobs"]["tau"])
+
+
 def test_a_method_that_diverges_leaves_the_others_their_table(tmp_path):
     flags = ["--dataset=sine", "--num_clients=3", "--rounds=10", "--eval_every=5", "--seeds=0"]
     names = "--algorithms=fedavg,fedavgm,local"
