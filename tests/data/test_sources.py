@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from pfljax import data
 from pfljax.core.errors import ArgumentError
@@ -566,3 +567,9 @@ def test_malformed_texts_are_refused_in_one_line(text, content, message):
     with pytest.raises(ArgumentError, match=message) as error:
         text(content)
     assert re.match(r"file=.*play\.txt: ", str(error.value)) and "\n" not in str(error.value)
+
+
+def test_digits_are_scikit_learn_s():
+    """They are read from its file, without importing it; where the file is elsewhere, scikit-learn reads it."""
+    for found, expected in zip(builtin.read_digits(), load_digits(return_X_y=True), strict=True):
+        np.testing.assert_array_equal(found, expected)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
@@ -27,12 +29,23 @@ def digits(*, seed: int = 0, fraction: float = 1.0) -> Source:
         seed: Decides the subsample.
         fraction: The share of the examples to keep, drawn uniformly.
     """
-    from sklearn.datasets import load_digits  # costs a second of import that other data sets need not pay
-
-    images, labels = load_digits(return_X_y=True)
+    images, labels = read_digits()
     rows = subsample(generator(seed, "load"), len(labels), fraction)
     x = (images[rows] / 16).astype(np.float32).reshape(-1, 8, 8, 1)
     return Source(x, labels[rows].astype(np.int32), None, None, 10, "classification", "digits")
+
+
+def read_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Pixels (1797, 64) from 0 to 16, and classes."""
+    package = importlib.util.find_spec("sklearn")  # to import it takes longer than to train on its digits
+    folders = (package and package.submodule_search_locations) or ["."]
+    file = Path(folders[0]) / "datasets" / "data" / "digits.csv.gz"
+    if file.exists():
+        table = np.loadtxt(file, delimiter=",")
+        return table[:, :-1], table[:, -1]
+    from sklearn.datasets import load_digits
+
+    return load_digits(return_X_y=True)
 
 
 def sine(num_clients: int = 16, *, seed: int = 0, fraction: float = 1.0) -> Source:
