@@ -36,6 +36,24 @@ def masked(x: Array, y: Array, inside: Array) -> tuple[Array, Array]:
     return tree.where(inside, (x, y), (jnp.zeros_like(x), jnp.zeros_like(y)))
 
 
+PLACE_BITS = 12  # of 32: those of an example's place, beside a random draw, in a number that is sorted
+
+
+def shuffle(key: Key, size: Array, n_max: int, epochs: int) -> Array:
+    """Random orders of the places 0..size-1, followed by size..n_max-1: (epochs, n_max) int32.
+
+    Drawn place by place, so that more padding leaves the order of the real examples as it is.
+    """
+    places = jnp.arange(n_max)
+    draws = jax.random.bits(key, (n_max, epochs), jnp.uint32).T >> PLACE_BITS
+    draws = jnp.where(places < size, draws, jnp.uint32((1 << 32 - PLACE_BITS) - 1))
+    if n_max > 1 << PLACE_BITS:
+        return jnp.argsort(draws, axis=-1)
+    # A CPU sorts numbers some five times as fast as pairs of a number and a place.
+    mixed = jnp.sort(draws << PLACE_BITS | places.astype(jnp.uint32), axis=-1)
+    return (mixed & ((1 << PLACE_BITS) - 1)).astype(jnp.int32)
+
+
 BLOCKS = (512, 32)  # examples at a time: many, and for what is left over few, so that padding costs little
 
 

@@ -12,7 +12,7 @@ import optax
 from pfljax.core import tree
 from pfljax.core.types import Array, Key, Params, PyTree, Split
 from pfljax.local import batches
-from pfljax.local.batches import AUGMENTATION, DROPOUT, NOISE, Batch, masked, over_blocks, sum_over_examples
+from pfljax.local.batches import AUGMENTATION, DROPOUT, NOISE, Batch, masked, over_blocks, shuffle, sum_over_examples
 from pfljax.local.privacy import Privacy, private_mean
 
 
@@ -78,14 +78,11 @@ class Solver(NamedTuple):
             return None
         # With a given number of steps, only a client of more than one batch needs its order, so of two steps an epoch.
         epochs = -(-self.steps // 2) if self.steps else self.epochs
-        places = jnp.arange(n_max)
-
-        def shuffle():
-            # Drawn example by example, so that more padding leaves the order of the real ones as it is.
-            draws = jax.random.uniform(key, (n_max, epochs)).T
-            return jnp.argsort(jnp.where(places < size, draws, jnp.inf), axis=-1)
-
-        return jax.lax.cond(size > batch, shuffle, lambda: jnp.broadcast_to(places, (epochs, n_max)))
+        return jax.lax.cond(
+            size > batch,
+            lambda: shuffle(key, size, n_max, epochs),
+            lambda: jnp.broadcast_to(jnp.arange(n_max), (epochs, n_max)),
+        )
 
     def fit(
         self,

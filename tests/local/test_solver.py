@@ -9,7 +9,7 @@ import toys
 
 from pfljax.core.types import Split
 from pfljax.local import batches as blocks_of
-from pfljax.local.batches import sum_over_examples
+from pfljax.local.batches import shuffle, sum_over_examples
 from pfljax.local.training import scheduled
 
 RATE = 0.1
@@ -80,6 +80,25 @@ def test_a_batch_of_everything_is_gradient_descent(size):
     run = lambda p, s: how.fit(jax.random.key(0), p, how.optimizer.init(p), s, round_number=0)
     found = jax.jit(run)(params, split)
     check(found, sgd_by_hand(params, split, [np.arange(size)] * 3))
+
+
+def test_padding_and_the_way_of_sorting_leave_the_order_as_it_is():
+    key, size = jax.random.key(4), jnp.asarray(900)
+    orders = {n_max: np.asarray(shuffle(key, size, n_max, 2)) for n_max in (900, 4096, 4097)}  # the last sorts pairs
+    for n_max, order in orders.items():
+        np.testing.assert_array_equal(np.sort(order), [np.arange(n_max)] * 2)
+        np.testing.assert_array_equal(order[:, 900:], [np.arange(900, n_max)] * 2)
+    np.testing.assert_array_equal(orders[4096][:, :900], orders[900])
+    np.testing.assert_array_equal(orders[4097][:, :900], orders[900])
+
+
+def test_all_orders_are_alike_probable():
+    orders = np.asarray(
+        jax.vmap(lambda key: shuffle(key, jnp.asarray(3), 4, 1)[0])(jax.random.split(jax.random.key(1), 6000))
+    )
+    assert (orders[:, 3] == 3).all()
+    _, counts = np.unique(orders, axis=0, return_counts=True)
+    assert len(counts) == 6 and ((counts - 1000) ** 2 / 1000).sum() < 25.7  # chi squared, 5 degrees: p = 1e-4
 
 
 def test_every_example_is_used_once_an_epoch_in_a_new_order():
