@@ -111,7 +111,7 @@ def test_a_run_leaves_its_results_and_is_not_overwritten(tmp_path, monkeypatch):
     line = one_line(call(train.COMMAND, *SMALL, f"--out={out}", code=2))
     assert f"--out={out}" in line and "resume" in line
     line = one_line(call(train.COMMAND, *SMALL, f"--out={out}", "--resume", "--learning_rate=0.5", code=2))
-    assert line.startswith("--resume: ") and "--learning_rate was 0.01 and is 0.5" in line
+    assert line.startswith("--resume: ") and "--learning_rate was 0.3 and is 0.5" in line
     assert files.read_json(out / "summary.json") == before
 
     monkeypatch.setenv("PATH", "")  # without git a run goes on as well
