@@ -3,7 +3,8 @@
     pip install -e '.[benchmark]' && python -m experiments.benchmark
 
 Of local SGD the peer is a plain loop over clients in the fastest form that we could write: no optimizer object, one
-fused update of all parameters, no data loader. FedEM's round has two peers (`experiments.fedem_in_torch`): an ordinary
+fused update of all parameters, no data loader. `--loop=dataloader` adds the loop that users of today's libraries run:
+client objects, each with a `DataLoader` and an optimizer. FedEM's round has two peers (`experiments.fedem_in_torch`): an ordinary
 loop, and the fastest form. Each is timed with one thread and with all, and the better counts. Figures are medians over
 the repeats.
 """
@@ -43,6 +44,7 @@ def define(registry: flags.FlagValues) -> None:
     define_devices(registry)
     add = Group(RUNS, registry)
     add.whole("repeats", 15, "rounds that are timed for each figure", least=3)
+    add.choice("loop", "fastest", list(LOOPS), "dataloader also times the loop of client objects with data loaders")
     add.text("out", "runs/benchmark", "folder of benchmark.json and the figure")
 
 
@@ -148,31 +150,62 @@ def torch_network(torch, work: Workload):
     return nn.Sequential(*layers)
 
 
-def time_torch(torch, work: Workload, federation: Federation, threads: Sequence[int], repeats: int) -> float:
-    """Median seconds of the same round as a Python loop over clients in PyTorch."""
-    functional = torch.nn.functional
-
+def time_torch(
+    torch, work: Workload, federation: Federation, threads: Sequence[int], repeats: int, loop: str = "fastest"
+) -> float:
+    """Median seconds of the same round as a Python loop over clients in PyTorch, in one of the forms of `LOOPS`."""
     networks = [torch_network(torch, work) for _ in range(work.num_clients)]
-    parameters = [list(net.parameters()) for net in networks]
     if work.model == "lstm":
         xs = [torch.from_numpy(x.astype(np.int64)) for x in federation.train.x]
     else:
         xs = [torch.from_numpy(np.moveaxis(x, -1, 1).copy()) for x in federation.train.x]
     ys = [torch.from_numpy(y.astype(np.int64)) for y in federation.train.y]
+    train = LOOPS[loop](torch, work.batch_size, networks, xs, ys)
 
     def one_round() -> float:
         begin = time.perf_counter()
-        for net, params, x, y in zip(networks, parameters, xs, ys, strict=True):
-            order = torch.randperm(len(y))
-            for start in range(0, len(y), work.batch_size):
-                batch = order[start : start + work.batch_size]
-                loss = functional.cross_entropy(net(x[batch]), y[batch].flatten())
-                grads = torch.autograd.grad(loss, params)
-                with torch.no_grad():
-                    torch._foreach_add_(params, grads, alpha=-RATE)
+        train()
         return time.perf_counter() - begin
 
     return best_of_threads(torch, one_round, threads, repeats)
+
+
+def fastest_loop(torch, batch_size: int, networks: Sequence, xs: Sequence, ys: Sequence) -> Callable[[], None]:
+    """An epoch of every client: no optimizer object, one fused update of all parameters, no data loader."""
+    parameters = [list(network.parameters()) for network in networks]
+
+    def train() -> None:
+        for network, params, x, y in zip(networks, parameters, xs, ys, strict=True):
+            order = torch.randperm(len(y))
+            for start in range(0, len(y), batch_size):
+                batch = order[start : start + batch_size]
+                loss = torch.nn.functional.cross_entropy(network(x[batch]), y[batch].flatten())
+                grads = torch.autograd.grad(loss, params)
+                with torch.no_grad():
+                    torch._foreach_add_(params, grads, alpha=-RATE)
+
+    return train
+
+
+def dataloader_loop(torch, batch_size: int, networks: Sequence, xs: Sequence, ys: Sequence) -> Callable[[], None]:
+    """An epoch of every client as libraries have it: client objects with a `DataLoader` and an optimizer each."""
+    sets = [torch.utils.data.TensorDataset(x, y) for x, y in zip(xs, ys, strict=True)]
+    loaders = [torch.utils.data.DataLoader(examples, batch_size, shuffle=True) for examples in sets]
+    optimizers = [torch.optim.SGD(network.parameters(), lr=RATE) for network in networks]
+    criterion = torch.nn.CrossEntropyLoss()
+
+    def train() -> None:
+        for network, loader, optimizer in zip(networks, loaders, optimizers, strict=True):
+            network.train()
+            for x, y in loader:
+                optimizer.zero_grad()
+                criterion(network(x), y.flatten()).backward()
+                optimizer.step()
+
+    return train
+
+
+LOOPS = {"fastest": fastest_loop, "dataloader": dataloader_loop}
 
 
 def best_of_threads(torch, one_round: Callable[[], float], threads: Sequence[int], repeats: int) -> float:
@@ -280,7 +313,12 @@ def row_of(settings: Settings, torch: Any, work: Workload) -> dict:
     plan, single = plans(settings)
     theirs = time_torch(torch, work, federation, threads_of_torch(), repeats)
     ours = time_ours(work, federation, plan, repeats, trace_folder(settings, work.title))
-    return entry(work.title, ours, theirs, time_ours(work, federation, single, repeats), work.target)
+    row = entry(work.title, ours, theirs, time_ours(work, federation, single, repeats), work.target)
+    if settings.loop == "fastest":
+        return row
+    loaded = time_torch(torch, work, federation, threads_of_torch(), repeats, settings.loop)
+    print(f"  with data loaders {1e3 * loaded:.1f} ms, {loaded / ours:.2f} x")
+    return row | {"dataloader_ms": 1e3 * loaded, "dataloader_ratio": loaded / ours}
 
 
 def entry(title: str, ours: float, theirs: float, alone: float, target: float) -> dict:
@@ -296,13 +334,16 @@ def entry(title: str, ours: float, theirs: float, alone: float, target: float) -
 def show(rows: Sequence[dict], num_devices: int) -> None:
     """Prints the table."""
     table = Table(title=f"a round, {os.cpu_count() or 1} cores, {num_devices} XLA device(s)")
-    for head in ("workload", "pfljax, ms", "PyTorch loop, ms", "speedup", "target", "one device, ms", "gain"):
+    heads = ["workload", "pfljax, ms", "PyTorch loop, ms", "speedup", "target", "one device, ms", "gain"]
+    for head in heads + ["data loaders, ms", "speedup"] * any("dataloader_ms" in row for row in rows):
         table.add_column(head, justify="left" if head == "workload" else "right")
     for row in rows:
         cells = [f"{row['pfljax_ms']:.1f}", f"{row['torch_ms']:.1f}", f"{row['ratio']:.2f} x", f"{row['target']:.1f} x"]
         cells += [f"{row['one_device_ms']:.1f}", f"{row['devices_gain']:.2f} x"]
+        if "dataloader_ms" in row:
+            cells += [f"{row['dataloader_ms']:.1f}", f"{row['dataloader_ratio']:.2f} x"]
         table.add_row(row["workload"], *cells)
-    Console(width=120).print(table)
+    Console(width=140).print(table)
 
 
 COMMAND = launch.Command(__doc__, define, run, keep_compiled=False)

@@ -1,4 +1,4 @@
-"""The rounds of FedEM in PyTorch that the benchmark times are FedEM's."""
+"""The loops in PyTorch that the benchmark times compute what they should."""
 
 import numpy as np
 import optax
@@ -9,6 +9,7 @@ from pfljax import data, models
 from pfljax.local.training import LocalTraining
 
 torch = pytest.importorskip("torch")
+from experiments import benchmark  # noqa: E402
 from experiments import fedem_in_torch as peers  # noqa: E402
 
 FORMS = (peers.ordinary, peers.Fused, peers.FusedOverClients)
@@ -44,3 +45,21 @@ def test_several_batches_are_the_same_in_all_forms(monkeypatch):
     found = [one_round(one_round(start)) for one_round in rounds]
     for other in found[1:]:
         np.testing.assert_allclose(found[0], other, rtol=1e-3, atol=1e-5)
+
+
+def test_both_loops_over_clients_take_the_gradient_s_steps():
+    """Of one full batch a client, so that the order does not count: W - rate X^T (p - y) / n, b likewise."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(3, 5, 4)).astype(np.float32), rng.integers(2, size=(3, 5))
+    weight = rng.normal(size=(3, 2, 4)).astype(np.float32)
+    for loop in benchmark.LOOPS.values():
+        networks = [torch.nn.Linear(4, 2) for _ in range(3)]
+        for network, start in zip(networks, weight, strict=True):
+            network.weight.data, network.bias.data = torch.from_numpy(start.copy()), torch.zeros(2)
+        loop(torch, 5, networks, list(torch.from_numpy(x)), list(torch.from_numpy(y)))()
+        for k, network in enumerate(networks):
+            logits = x[k] @ weight[k].T
+            p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+            error = (p - np.eye(2)[y[k]]) / 5
+            np.testing.assert_allclose(network.weight.detach(), weight[k] - benchmark.RATE * error.T @ x[k], atol=1e-5)
+            np.testing.assert_allclose(network.bias.detach(), -benchmark.RATE * error.sum(axis=0), atol=1e-5)
