@@ -4,9 +4,9 @@
 
 Of local SGD the peer is a plain loop over clients in the fastest form that we could write: no optimizer object, one
 fused update of all parameters, no data loader. `--loop=dataloader` adds the loop that users of today's libraries run:
-client objects, each with a `DataLoader` and an optimizer. FedEM's round has two peers (`experiments.fedem_in_torch`): an ordinary
-loop, and the fastest form. Each is timed with one thread and with all, and the better counts. Figures are medians over
-the repeats.
+client objects, each with a `DataLoader` and an optimizer. FedEM's round has two peers (`experiments.fedem_in_torch`):
+an ordinary loop, and the fastest form. Each is timed with one thread and with all, and the better counts. Figures are
+medians over the repeats.
 """
 
 from __future__ import annotations

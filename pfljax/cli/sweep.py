@@ -137,10 +137,10 @@ def tune(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> Poi
         FlagError: if OUT has scores of other settings.
     """
     grids = {field.name: field.metadata.get("grid", ()) for field in dataclasses.fields(method.get(name))}
-    first, *further = tuned_knobs(settings, name) or [None]
-    points = api.grid(settings.numbers("tune", float), {first: grids[first]} if first else {})
+    knobs = tuned_knobs(settings, name)
+    points = api.grid(settings.numbers("tune", float), {knob: grids[knob] for knob in knobs[:1]})
     best = points[0] if len(points) == 1 else best_of(points, settings, name, runs, out / "tuning.json")
-    for knob in further:
+    for knob in knobs[1:]:
         points = [best._replace(knobs={**best.knobs, knob: value}) for value in grids[knob]]
         best = best_of(points, settings, name, runs, out / f"tuning-{knob}.json")
     return best

@@ -45,7 +45,8 @@ def read_digits() -> tuple[np.ndarray, np.ndarray]:
         return table[:, :-1], table[:, -1]
     from sklearn.datasets import load_digits
 
-    return load_digits(return_X_y=True)
+    images, labels = load_digits(return_X_y=True)
+    return images, labels
 
 
 def sine(num_clients: int = 16, *, seed: int = 0, fraction: float = 1.0) -> Source:
