@@ -46,7 +46,7 @@ LEAST_NOISE = 0.5  # the least estimate of gamma
 class ClusteredFL:
     """Clustered FL (Sattler et al., 2020): clusters of clients are split where their updates disagree."""
 
-    eps1: float = knob(0.4, at_least=0, help="a cluster may be split while the norm of its mean update is below")
+    eps1: float = knob(0.5, at_least=0, help="a cluster may be split while the norm of its mean update is below")
     eps2: float = knob(
         0.4,
         at_least=0,
