@@ -196,8 +196,8 @@ def cells(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> li
 
 def chosen(out: Path) -> Point:
     """What tuning has chosen for the cells of a folder; an empty point where nothing was tuned."""
-    path = out / "tuning.json"
-    return Point(**files.read_json(path)["best"]) if path.exists() else Point()
+    stages = [Point(**files.read_json(path)["best"]) for path in out.glob("tuning*.json")]
+    return max(stages, key=lambda point: len(point.knobs), default=Point())  # the last one has all knobs
 
 
 def rate_of(out: Path) -> float:

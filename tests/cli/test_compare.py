@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from commands import call, one_line
 
-from pfljax.cli import compare
+from pfljax.api import Point
+from pfljax.cli import compare, sweep
 from pfljax.core.method import METHODS
 from pfljax.training import files
 
@@ -88,6 +89,7 @@ def test_each_further_knob_is_tuned_at_the_best_of_what_came_before(tmp_path):
     assert [point["knobs"] for point in second["grid"]] == [{"rate": best, "tau": tau} for tau in grids["tau"]]
     used = flags_of(tmp_path / "fedadam", seed=3)
     assert (used["fedadam.rate"], used["fedadam.tau"]) == (best, second["best"]["knobs"]["tau"])
+    assert sweep.chosen(tmp_path / "fedadam") == Point(0.1, second["best"]["knobs"])
 
 
 def test_a_method_that_diverges_leaves_the_others_their_table(tmp_path):
