@@ -6,7 +6,6 @@ import typing
 import jax
 import jax.numpy as jnp
 import optax
-import pytest
 import toys
 
 from pfljax.algorithms import METHODS
@@ -44,7 +43,7 @@ def rounds_of(name):
 TRACED = [name for name in METHODS if numbers_of(name)]
 
 
-@pytest.mark.parametrize("name", TRACED)
+@toys.each_method(among=TRACED, fast=("fedavgm", "pfedme", "federico", "clustered"))
 def test_numbers_may_be_traced(name):
     jax.eval_shape(rounds_of(name), {knob: jnp.float32(value) for knob, value in numbers_of(name).items()})
 

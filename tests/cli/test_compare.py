@@ -78,6 +78,7 @@ def test_tuning_takes_the_best_point_and_keeps_the_scores(tmp_path):
     assert len(files.read_json(tmp_path / "given" / "fedprox" / "tuning.json")["scores"]) == 2
 
 
+@pytest.mark.slow
 def test_each_further_knob_is_tuned_at_the_best_of_what_came_before(tmp_path):
     flags = ["--algorithms=fedadam", "--seeds=3", "--rounds=2", "--hidden=4", "--optimizer=sgd", f"--out={tmp_path}"]
     call(compare.COMMAND, *flags, "--tune=0.1", "--tune_knobs", "--replicate=vmap")

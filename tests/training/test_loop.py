@@ -158,6 +158,7 @@ def test_all_checkpoints_torn_starts_anew(whole, tmp_path):
     assert_same_runs(whole("federico")[0], tmp_path)
 
 
+@pytest.mark.slow
 def test_a_finished_run_resumes_to_itself(whole, tmp_path):
     train(make_experiment(), tmp_path)
     before = files.read_jsonl(tmp_path / "metrics.jsonl")
