@@ -30,12 +30,13 @@ class Picture(Figure):
 
 def to_png(figure: Figure) -> bytes:
     """The figure as a PNG."""
-    layout = figure.get_layout_engine()
-    if layout:  # once, where saving would lay out twice and draw twice
+    layout, buffer = figure.get_layout_engine(), io.BytesIO()
+    if layout:  # executed once here; savefig would do so twice, and draw twice
         layout.execute(figure)
         figure.set_layout_engine("none")
-    buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)
+    if layout:
+        figure.set_layout_engine(layout)
     return buffer.getvalue()
 
 

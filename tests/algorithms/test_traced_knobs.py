@@ -40,16 +40,25 @@ def rounds_of(name):
     return play
 
 
+def forms(tree):
+    """Shapes and types of all leaves."""
+    return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
+
+
 TRACED = [name for name in METHODS if numbers_of(name)]
 
 
 @toys.each_method(among=TRACED, fast=("fedavgm", "pfedme", "federico", "clustered"))
 def test_numbers_may_be_traced(name):
-    jax.eval_shape(rounds_of(name), {knob: jnp.float32(value) for knob, value in numbers_of(name).items()})
+    play, knobs = rounds_of(name), numbers_of(name)
+    traced = jax.eval_shape(play, {knob: jnp.float32(value) for knob, value in knobs.items()})
+    assert forms(traced) == forms(jax.eval_shape(lambda: play(knobs)))
 
 
 def test_the_learning_rate_may_be_traced():
-    jax.eval_shape(lambda rate: rounds_of("q_ffl")({}, rate), jnp.float32(0.1))
+    play = rounds_of("q_ffl")
+    traced = jax.eval_shape(lambda rate: play({}, rate), jnp.float32(0.1))
+    assert forms(traced) == forms(jax.eval_shape(lambda: play({})))
 
 
 @toys.each_method(among=TRACED, fast=("fedavgm",))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -37,9 +37,9 @@ def digits(*, seed: int = 0, fraction: float = 1.0) -> Source:
 
 def read_digits() -> tuple[np.ndarray, np.ndarray]:
     """Pixels (1797, 64) from 0 to 16, and classes."""
-    package = importlib.util.find_spec("sklearn")  # to import it takes longer than to train on its digits
-    folders = (package and package.submodule_search_locations) or ["."]
-    file = Path(folders[0]) / "datasets" / "data" / "digits.csv.gz"
+    # Importing scikit-learn takes longer than training on its digits.
+    installed = importlib.metadata.distribution("scikit-learn")
+    file = Path(str(installed.locate_file("sklearn/datasets/data/digits.csv.gz")))
     if file.exists():
         table = np.loadtxt(file, delimiter=",")
         return table[:, :-1], table[:, -1]
