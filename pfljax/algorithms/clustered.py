@@ -20,8 +20,8 @@ Departures from the paper:
 - The bipartition is the paper's, the one whose largest similarity across is least, which is single linkage;
   `linkage=complete` is what the authors' code does. As it does, there is a least number of rounds before a first split
   (`warmup`), here 0 by default.
-- Of a cluster that is split, clients that are not in the cohort stay in the part of its first client. Newcomers take
-  the cluster's model of least loss on their training data.
+- Of a cluster that is split, clients that are not in the cohort stay with the part that has more examples. Newcomers
+  take the cluster's model of least loss on their training data.
 """
 
 from __future__ import annotations
@@ -169,9 +169,13 @@ def split_clusters(label: Array, updates: Array, size: Array, knobs: ClusteredFL
         def divide(new):
             leaves = bipartition(cosine, member, knobs.linkage)
             across = jnp.where(leaves[:, None] & (member & ~leaves)[None, :], cosine, -1).max()
+            smaller = 2 * jnp.where(leaves, size, 0).sum() <= jnp.where(member, size, 0).sum()
+            leaves = jnp.where(smaller, leaves, member & ~leaves)
+            stays = (label == cluster) & ~leaves  # with the members that are absent
             gamma = noise(cosine, member) if knobs.gamma is None else knobs.gamma
             apart = jnp.sqrt((1 - across) / 2) > gamma
-            return jnp.where(leaves & apart, jnp.argmax(leaves), new)
+            divided = jnp.where(leaves, jnp.argmax(leaves), jnp.where(stays, jnp.argmax(stays), new))
+            return jnp.where(apart, divided, new)
 
         return jax.lax.cond(may_split, divide, lambda new: new, new)
 

@@ -312,7 +312,9 @@ def test_a_cluster_is_split_only_where_it_is_stationary_and_its_clients_are_not(
     assert split_of(np.add(opposite, [1.0, 0.0])) == [0, 0, 0, 0]  # the mean is 1 long
     assert split_of(opposite, size=[1, 1, 1, 5]) == [0, 0, 0, 0]  # n_k counts: the mean is 1 long
     assert split_of(opposite[:2]) == [0, 0]  # two are not split
-    assert split_of(opposite, size=[1, 1, 0, 1], eps1=1.0) == [0, 1, 0, 1]  # who sent nothing stays
+    # Who sent nothing stays with the part that has more examples: clients 1 and 3, then client 0 alone.
+    assert split_of(opposite, size=[1, 1, 0, 1], eps1=1.0) == [0, 1, 1, 1]
+    assert split_of(opposite, size=[3, 1, 0, 1], eps1=1.0) == [0, 1, 0, 1]
     six = [*opposite, [0.0, 2.0], [0.1, -2.0], [0.0, 2.0]]
     assert split_of(six, label=[0, 0, 0, 0, 4, 4, 4], eps1=0.8) == [0, 1, 0, 1, 4, 5, 4]
 
