@@ -37,10 +37,10 @@ from pfljax.cli.settings import FlagError, Settings, parse
 from pfljax.core import method
 from pfljax.core.errors import RunError
 from pfljax.engine.plan import make_plan
+from pfljax.engine.pools import place
 from pfljax.local.training import LocalTraining
 from pfljax.models import Model
 from pfljax.training import files, loop
-from pfljax.training.compiled import place
 from pfljax.training.experiment import Experiment
 
 PARTS = ("matmul", "rounds", "methods", "profile", "table1")

@@ -14,11 +14,12 @@ from pfljax.algorithms import METHODS
 from pfljax.core.types import Split
 from pfljax.data import Federation
 from pfljax.engine.plan import make_plan
+from pfljax.engine.pools import place
 from pfljax.engine.rounds import make_round
 from pfljax.evaluation import metrics
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
-from pfljax.training.compiled import place, state_shardings
+from pfljax.training.compiled import state_shardings
 from pfljax.training.experiment import Experiment
 from pfljax.training.loop import EVERY, Trainer
 

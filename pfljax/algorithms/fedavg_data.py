@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common.averaging import averaging
-from pfljax.core import tree
 from pfljax.core.method import knob, method
 from pfljax.core.types import Algorithm, Ledger, Split
 from pfljax.engine.views import Joined
@@ -66,7 +65,7 @@ class FedAvgData:
             real = (jnp.arange(n_max) < train.size[:, None]).reshape(-1)
             lots = jnp.where(real, jax.random.uniform(key, real.shape), -1.0)
             places = jax.lax.top_k(lots, capacity)[1]
-            x, y = (tree.take(leaf, (places // n_max, places % n_max)) for leaf in (train.x, train.y))
+            x, y = (leaf[places // n_max, places % n_max] for leaf in (train.x, train.y))
             return Split(x, y, jnp.rint(self.share * train.size.sum()).astype(jnp.int32))
 
         traffic = lambda counted: counted._replace(server=counted.server / rounds)

@@ -19,6 +19,7 @@ from pfljax.core import method, tree
 from pfljax.core.errors import RunError
 from pfljax.core.types import Split
 from pfljax.data import Federation, sources
+from pfljax.engine import pools
 from pfljax.engine.plan import ExecutionPlan, Peers, make_plan
 from pfljax.training import compiled, loop, memory, scoring
 from pfljax.training.experiment import Experiment
@@ -173,7 +174,7 @@ def measure(settings: Settings, cell: Cell) -> dict:
     if settings.client_store == "device":
         need = max(rounds.making.total if rounds.making else 0, rounds.memory.total) + copy
         check_fit(need, memory.device_limit(), "making the state, or a round, on a device")
-        clients = compiled.place(rounds.plan, clients, cell.num_clients)
+        clients = pools.place(rounds.plan, clients, cell.num_clients)
     trace = Path(settings.profile) / "-".join(map(str, cell)) if settings.profile else None
     dispatch = timing.start(rounds, clients, 1, trace)
     dispatch()  # to warm up

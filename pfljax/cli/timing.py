@@ -13,11 +13,12 @@ import numpy as np
 from pfljax.core.types import ClientData
 from pfljax.data import Federation
 from pfljax.engine.plan import ExecutionPlan
+from pfljax.engine.pools import place
 from pfljax.engine.rounds import Record
 from pfljax.local.problem import Problem
 from pfljax.local.solver import Solver
 from pfljax.models import Model
-from pfljax.training import compiled, loop
+from pfljax.training import loop
 from pfljax.training.compiled import Compiled
 from pfljax.training.experiment import Experiment
 
@@ -73,7 +74,7 @@ def start(rounds: Compiled, clients: ClientData, length: int, trace: Path | None
 def compile_rounds(experiment: Experiment, length: int = 1, trace: Path | None = None) -> Dispatch:
     """Compiles a method's rounds and starts them, as `start`."""
     federation = experiment.federation
-    clients = compiled.place(experiment.problem.plan, federation.client_data, federation.num_clients)
+    clients = place(experiment.problem.plan, federation.client_data, federation.num_clients)
     return start(loop.compile_to_fit(experiment, clients, length), clients, length, trace)
 
 

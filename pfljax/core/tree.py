@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
+from pfljax.core.pooled import is_pooled
 from pfljax.core.types import Array, PyTree
 
 
@@ -46,9 +49,24 @@ def inner(a: PyTree, b: PyTree) -> Array:
     return jnp.asarray(sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b))))
 
 
+def map_rows(fn: Callable[[jax.Array], Array], tree: PyTree) -> PyTree:
+    """fn of every stacked leaf; of pooled examples it is applied to the index, whose rows are the clients'."""
+
+    def one(leaf):
+        return dataclasses.replace(leaf, index=fn(leaf.index)) if is_pooled(leaf) else fn(leaf)
+
+    return jax.tree.map(one, tree, is_leaf=is_pooled)
+
+
 def take(tree: PyTree, index: Array | tuple[Array, ...]) -> PyTree:
     """leaf[index] of every leaf; indices must be in range."""
-    return jax.tree.map(lambda leaf: leaf.at[index].get(mode="promise_in_bounds"), tree)
+    return map_rows(lambda leaf: leaf.at[index].get(mode="promise_in_bounds"), tree)
+
+
+def shapes_of_rows(tree: PyTree, num: int) -> PyTree:
+    """Shapes and types of `num` rows of a stacked tree, pooled examples copied for each client."""
+    shape = lambda leaf: jax.ShapeDtypeStruct((num, *leaf.shape[1:]), leaf.dtype)
+    return jax.tree.map(shape, tree, is_leaf=is_pooled)
 
 
 def first(tree: PyTree) -> PyTree:
@@ -101,7 +119,7 @@ def stack_one(tree: PyTree) -> PyTree:
 
 def num_rows(tree: PyTree) -> int:
     """The length of the leading axis."""
-    return jax.tree.leaves(tree)[0].shape[0]
+    return jax.tree.leaves(tree, is_leaf=is_pooled)[0].shape[0]
 
 
 def num_bytes(tree: PyTree) -> int:
@@ -110,6 +128,6 @@ def num_bytes(tree: PyTree) -> int:
 
 
 def row_bytes(tree: PyTree) -> int:
-    """Bytes of one row of a stacked tree."""
-    leaves = jax.tree.leaves(tree)
+    """Bytes of one row of a stacked tree, pooled examples copied for each client."""
+    leaves = jax.tree.leaves(tree, is_leaf=is_pooled)
     return sum(math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in leaves)

@@ -20,7 +20,7 @@ from pfljax.core.errors import RunError as RunError
 Array = jax.Array | np.ndarray
 Key = jax.Array
 Params = Any
-Examples = Any  # an array, or a view of one, which is read by indexing
+Examples = Any  # an array, `Pooled` examples or a view of either, all read by indexing
 PyTree = Any
 Metrics = dict[str, Any]
 Topology = Literal["own", "shared", "peers", "push"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from pfljax.core.pooled import Pooled
 from pfljax.core.types import ClientData, Split, Task
 from pfljax.data import partitions
 from pfljax.data.dealing import Assignment
@@ -158,7 +160,9 @@ def pack(
     seed: int = 0,
     own: Callable[[int], slice] | None = None,
 ) -> Federation:
-    """Splits each client's examples into parts and stacks them, padded with zeros.
+    """Splits each client's examples into parts and says by an index who has which; see `Pooled`.
+
+    Examples that take no more memory than an index, such as classes, are copied for each client and padded with zeros.
 
     Args:
         source: The examples.
@@ -174,18 +178,20 @@ def pack(
     here = own(num_clients) if own else slice(0, num_clients)
     index = hashlib.sha256()
 
+    parts = split_within_clients(assignment, splits or Splits(), seed)
+    is_here = lambda owner: (owner >= here.start) & (owner < here.stop)
+    pools, place_of = _pools(source, np.concatenate([ids[is_here(owner)] for ids, owner in parts.values()]))
+
     def stack(ids: np.ndarray, owner: np.ndarray) -> Split:
         count = np.bincount(owner, minlength=num_clients)
         for part in (ids.astype(np.int64), count, source.y[ids]):
             index.update(np.ascontiguousarray(part).data)
-        parts = np.split(ids, np.cumsum(count)[:-1])[here]
-        x = np.zeros((len(parts), count.max(), *source.x.shape[1:]), source.x.dtype)
-        y = np.zeros((len(parts), count.max(), *source.y.shape[1:]), source.y.dtype)
-        for k, part in enumerate(parts):  # indexing copies: only a client's at a time
-            x[k, : len(part)], y[k, : len(part)] = source.x[part], source.y[part]
+        rank = np.arange(len(ids)) - (np.cumsum(count) - count)[owner]
+        places = np.full((num_clients, count.max()), -1, np.int32)
+        places[owner, rank] = place_of[ids]
+        x, y = (_stacked(pool, places[here]) for pool in pools)
         return Split(x, y, count.astype(np.int32))
 
-    parts = split_within_clients(assignment, splits or Splits(), seed)
     return Federation(
         train=stack(*parts["train"]),
         validation=stack(*parts["validation"]),
@@ -199,10 +205,27 @@ def pack(
     )
 
 
+def _pools(source: Source, ids: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+    """The pools of x and y from which examples `ids` are read, and the place of each example in them.
+
+    They are the source's own arrays, unless less than half of the source is used.
+    """
+    used = np.bincount(ids, minlength=len(source.y)) > 0
+    if 2 * used.sum() >= len(used):
+        return (source.x, source.y), np.arange(len(used))
+    return (source.x[used], source.y[used]), np.cumsum(used) - 1
+
+
+def _stacked(pool: np.ndarray, index: np.ndarray) -> Pooled | np.ndarray:
+    """Pooled examples, or copies where an example takes no more memory than its place in an index."""
+    examples = Pooled(pool, index)
+    return examples if pool.itemsize * math.prod(pool.shape[1:]) > index.itemsize else examples[...]
+
+
 def keep_own(federation: Federation, own: slice) -> Federation:
     """The federation with the examples of some clients only, the others' being on other processes."""
     splits = {part: getattr(federation, part) for part in PARTS}
-    kept = {part: split._replace(x=split.x[own].copy(), y=split.y[own].copy()) for part, split in splits.items()}
+    kept = {part: split._replace(x=split.x[own], y=split.y[own]) for part, split in splits.items()}
     return dataclasses.replace(federation, own=own, **kept)
 
 

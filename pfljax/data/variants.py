@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Split
+from pfljax.core.pooled import Pooled, is_pooled
+from pfljax.core.types import Examples, Split
 from pfljax.data.federation import PARTS, Federation
 from pfljax.data.sources.source import generator
 
@@ -51,13 +52,29 @@ def pad_alike(federations: Sequence[Federation]) -> list[Federation]:
     parts = {}
     for part in PARTS:
         splits = [getattr(federation, part) for federation in federations]
-        most = max(split.y.shape[1] for split in splits)
-        wider = lambda leaf, most=most: np.pad(leaf, [(0, 0), (0, most - leaf.shape[1]), *[(0, 0)] * (leaf.ndim - 2)])
-        parts[part] = [Split(wider(split.x), wider(split.y), split.size) for split in splits]
+        padded = zip(*(_pad_alike([split[axis] for split in splits]) for axis in (0, 1)), strict=True)
+        parts[part] = [Split(x, y, split.size) for (x, y), split in zip(padded, splits, strict=True)]
     return [
         dataclasses.replace(federation, **{part: splits[number] for part, splits in parts.items()})
         for number, federation in enumerate(federations)
     ]
+
+
+def _pad_alike(stacks: Sequence[Examples]) -> list[Examples]:
+    """Stacked examples of several federations, padded to the same shapes."""
+    wide = max(stack.shape[1] for stack in stacks)
+    if not all(is_pooled(stack) for stack in stacks):
+        return [_widen(np.asarray(stack), wide, 1, 0) for stack in stacks]
+    rows = max(len(stack.pool) for stack in stacks)
+    return [Pooled(_widen(stack.pool, rows, 0, 0), _widen(stack.index, wide, 1, -1)) for stack in stacks]
+
+
+def _widen(array: np.ndarray, size: int, axis: int, value: int) -> np.ndarray:
+    """An array with `value` appended along an axis until that has `size`; itself, where it has."""
+    if array.shape[axis] == size:
+        return array
+    width = [(0, size - length if number == axis else 0) for number, length in enumerate(array.shape)]
+    return np.pad(array, width, constant_values=value)
 
 
 def random_pixels(num_clients: int, examples: int, shape: tuple[int, ...], num_classes: int, seed: int) -> Federation:

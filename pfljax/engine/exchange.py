@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from pfljax.core import tree
+from pfljax.core.pooled import is_pooled
 from pfljax.core.types import Aggregate, Array, ClientOutput, Params, PyTree
 from pfljax.engine.layout import Layout, block, flat, replace
-from pfljax.engine.routes import SPREAD, WHOLE, Block, Kept, Route
+from pfljax.engine.routes import AXIS, SPREAD, WHOLE, Block, Kept, Route
 from pfljax.engine.views import view
 
 
@@ -66,7 +67,7 @@ class Exchange:
             on_device = jax.shard_map(
                 on_device,
                 mesh=self.mesh,
-                in_specs=(route.models_at, SPREAD, SPREAD, WHOLE),
+                in_specs=(route.models_at, spread_rows(clients), SPREAD, WHOLE),
                 out_specs=(SPREAD, route.sums_at),
                 check_vma=False,
             )
@@ -81,9 +82,10 @@ class Exchange:
         """The exchange as one device sees it: ((rows, report, sent) of its clients, what was collected)."""
         order = self.layout.order(clients.sizes)
         index, real, rows = order.sort((clients.index, real, clients.rows))
+        data = on_this_device(clients.data)
         route = self.route
         models = route.open(order.sort(models, route.models_held) if route.models_held else models)
-        work = functools.partial(self._work, clients.data, common, order.clients)
+        work = functools.partial(self._work, data, common, order.clients)
         step = functools.partial(self._step, work, models, index, real)
 
         def output() -> ClientOutput:
@@ -130,6 +132,26 @@ class Exchange:
         width = here.index.shape[0]
         at_once = min(self.layout.at_once or width, width)
         return in_chunks(run, (models, rows, block(order, here.at, width)), at_once)
+
+
+def spread_rows(stack: PyTree) -> PyTree:
+    """The specs for `shard_map` of a stack whose rows are spread: a pool of examples is too, or is on every device."""
+
+    def one(leaf):
+        if not is_pooled(leaf):
+            return SPREAD
+        return dataclasses.replace(leaf, pool=SPREAD if leaf.spread else WHOLE, index=SPREAD)
+
+    return jax.tree.map(one, stack, is_leaf=is_pooled)
+
+
+def on_this_device(stack: PyTree) -> PyTree:
+    """A stack inside `shard_map`, with the index of a spread pool counting this device's rows."""
+
+    def one(leaf):
+        return leaf.on_device(jax.lax.axis_index(AXIS)) if is_pooled(leaf) and leaf.spread else leaf
+
+    return jax.tree.map(one, stack, is_leaf=is_pooled)
 
 
 def in_chunks(fn: Callable[..., PyTree], stacks: tuple, chunk: int) -> PyTree:

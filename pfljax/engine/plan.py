@@ -22,7 +22,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from pfljax.core import tree
 from pfljax.core.types import Aggregate, Array, ClientOutput, Params, PyTree, Topology
 from pfljax.engine import buckets
-from pfljax.engine.exchange import Clients, Exchange, in_chunks
+from pfljax.engine.exchange import Clients, Exchange, in_chunks, on_this_device, spread_rows
 from pfljax.engine.layout import lay_out, pad
 from pfljax.engine.routes import AXIS, Gather, Own, OwnFirst, Push, Ring, Route, Server
 
@@ -101,10 +101,10 @@ class ExecutionPlan:
         per_device = num // self.num_devices
         return slice(here.index(True) * per_device, (here.index(True) + sum(here)) * per_device)
 
-    def place(self, leaf: Any, num: int, axis: int = 0) -> Array:
-        """Puts a host array on the devices: clients' rows, of all `num` or of `own_rows`, at `axis`."""
+    def place(self, leaf: Any, num: int, axis: int = 0, by_rows: bool = True) -> Array:
+        """Puts a host array on the devices: rows (at `axis`), all `num` or those of this process, or all on each."""
         shape = (*leaf.shape[:axis], num, *leaf.shape[axis + 1 :])
-        sharding = self.sharding(jax.ShapeDtypeStruct(shape, leaf.dtype), by_rows=True, axis=axis)
+        sharding = self.sharding(jax.ShapeDtypeStruct(shape, leaf.dtype), by_rows=by_rows, axis=axis)
         if jax.process_count() == 1:
             return jax.device_put(leaf, sharding)
         return jax.make_array_from_process_local_data(sharding, np.asarray(leaf), shape)
@@ -219,8 +219,8 @@ class ExecutionPlan:
         return self._around(lambda ring, *args: ring.replace(*args), stack, ids, rows)
 
     def _is_spread(self, stack: PyTree) -> bool:
-        leaves = jax.tree.leaves(stack)
-        return self.num_devices > 1 and bool(leaves) and leaves[0].shape[0] % self.num_devices == 0
+        has_rows = bool(jax.tree.leaves(stack))
+        return self.num_devices > 1 and has_rows and tree.num_rows(stack) % self.num_devices == 0
 
     def _around(self, fn: Callable, stack: PyTree, ids: Array, *rows: PyTree) -> PyTree:
         """Runs fn(ring, stack, ids, *rows) with everything spread over the devices."""
@@ -228,7 +228,11 @@ class ExecutionPlan:
         padded = -(-num // devices) * devices
         ring = Ring(tree.num_rows(stack) // devices, devices)
         run = jax.shard_map(
-            lambda *args: fn(ring, *args), mesh=self.mesh, in_specs=spec, out_specs=spec, check_vma=False
+            lambda stack, *args: fn(ring, on_this_device(stack), *args),
+            mesh=self.mesh,
+            in_specs=(spread_rows(stack), *[spec] * (1 + len(rows))),
+            out_specs=spec,
+            check_vma=False,
         )
         return run(stack, *pad((ids, *rows), num, padded))
 

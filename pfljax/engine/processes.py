@@ -68,6 +68,13 @@ def least(value: float) -> float:
     return float(multihost_utils.process_allgather(np.float32(value)).min())
 
 
+def most(value: int) -> int:
+    """The largest of all processes' values."""
+    if jax.process_count() == 1:
+        return value
+    return int(multihost_utils.process_allgather(np.int32(value)).max())
+
+
 def gather_rows(rows: np.ndarray) -> np.ndarray:
     """All processes' rows (n, ...), of equal number, one after the other."""
     return multihost_utils.process_allgather(rows, tiled=True) if jax.process_count() > 1 else rows

@@ -138,8 +138,7 @@ def predicts_by_rows(algorithm: Algorithm, state: State, clients: ClientData) ->
     _describe(algorithm, state, clients)  # what fails for all clients is the method's own mistake
     rows, rest = split_state(algorithm, state)
     for num in {1, num_clients - 1} - {0, num_clients}:
-        cut = lambda leaf, num=num: jax.ShapeDtypeStruct((num, *leaf.shape[1:]), leaf.dtype)
-        part, data = jax.tree.map(cut, (rows, clients))
+        part, data = tree.shapes_of_rows((rows, clients), num)
         try:
             predictor, collaboration = _describe(algorithm, join_state(algorithm, part, rest), data)
         except Exception:  # of any kind: the method was not made for fewer clients

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from pfljax.core import tree
+from pfljax.core.pooled import is_pooled
 from pfljax.core.types import Array, ClientOutput, Params, PyTree
 from pfljax.engine.layout import block, by_client, flat, replace
 
@@ -157,16 +158,22 @@ class Ring(Server):
         return self.fetch(models, at.index)
 
     def fetch(self, models: PyTree, index: Array) -> PyTree:
-        """models[index] of the whole stack: the index goes around, and each device fills in what it has."""
+        """models[index] of the whole stack: the index goes around, and each device fills in what it has.
+
+        Pooled examples arrive as copies.
+        """
+
+        leaves, treedef = jax.tree.flatten(models, is_leaf=is_pooled)
 
         def visit(travels, _):
             index, rows = travels
             local, mine = self._mine(index)
-            return (index, tree.where(mine, tree.take(models, local), rows)), ()
+            found = [leaf.examples(leaf.index[local]) if is_pooled(leaf) else tree.take(leaf, local) for leaf in leaves]
+            return (index, tree.where(mine, found, rows)), ()
 
-        start = jax.tree.map(lambda leaf: jnp.zeros((*index.shape, *leaf.shape[1:]), leaf.dtype), models)
+        start = [jnp.zeros((*index.shape, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
         # Sent off empty, so that the last hop brings it home.
-        return self._visit_all(visit, (self._hop(index), start), ())[0][1]
+        return jax.tree.unflatten(treedef, self._visit_all(visit, (self._hop(index), start), ())[0][1])
 
     def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:
         def visit(travels, kept):

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.core import tree
+from pfljax.core.pooled import Pooled, is_pooled
 from pfljax.core.types import Array, PyTree
 
 
@@ -16,7 +17,7 @@ from pfljax.core.types import Array, PyTree
 class RowView:
     """One client's row of a stacked array, read where it is used: row[index] gathers from the stack itself."""
 
-    stack: jax.Array
+    stack: jax.Array | Pooled
     position: Array
 
     @property
@@ -24,6 +25,8 @@ class RowView:
         return self.stack.shape[1:]
 
     def __getitem__(self, index) -> Array:
+        if isinstance(self.stack, Pooled):
+            return self.stack.examples(RowView(jnp.asarray(self.stack.index), self.position)[index])
         if index is Ellipsis:
             return jax.lax.dynamic_index_in_dim(self.stack, self.position, keepdims=False)
         return self.stack.at[self.position, index].get(mode="promise_in_bounds")
@@ -54,4 +57,5 @@ def read(view: PyTree) -> PyTree:
 
 def view(data: PyTree, position: Array) -> PyTree:
     """A client's data: `RowView`s of its arrays, and its scalars themselves."""
-    return jax.tree.map(lambda leaf: RowView(leaf, position) if leaf.ndim > 1 else leaf[position], data)
+    one = lambda leaf: RowView(leaf, position) if leaf.ndim > 1 else leaf[position]
+    return jax.tree.map(one, data, is_leaf=is_pooled)

@@ -54,11 +54,6 @@ def shaped(stack: Any, shardings: Any) -> Any:
     return jax.tree.map(make, stack, shardings)
 
 
-def place(plan: ExecutionPlan, stacked: Any, num: int, axis: int = 0) -> Any:
-    """Puts stacked host arrays on the devices, the rows (at `axis`) of `num` clients spread over them."""
-    return jax.tree.map(lambda leaf: plan.place(leaf, num, axis), stacked)
-
-
 def tuned(algorithm: Algorithm, key: Key, predictor: Predictor, clients: ClientData) -> Predictor:
     """What is evaluated in the predictor's place."""
     return algorithm.fine_tune(jax.random.fold_in(key, 1), predictor, clients) if algorithm.fine_tune else predictor

@@ -13,10 +13,11 @@ from typing import Any
 import jax
 
 from pfljax.core import tree
-from pfljax.core.types import Algorithm
+from pfljax.core.pooled import is_pooled
+from pfljax.core.types import Algorithm, Examples
 from pfljax.data import Federation
 from pfljax.local.training import LocalTraining
-from pfljax.training import files
+from pfljax.training import files, memory
 from pfljax.training.compiled import Compiled
 from pfljax.training.experiment import Experiment
 
@@ -53,6 +54,15 @@ def mini_batches(experiment: Experiment, algorithm: Algorithm) -> int:
     return math.ceil(int(experiment.steps.max(initial=0)) * algorithm.ledger.passes)
 
 
+def examples(x: Examples) -> str:
+    """Where a part's examples are read, in words."""
+    if not is_pooled(x):
+        return "a copy for each client, which takes no more than an index"
+    copies = memory.readable(x.dtype.itemsize * math.prod(x.shape))
+    where = "each device has those of its clients" if x.spread else "of all clients"
+    return f"a pool with an index, {where}; copies would take {copies}"
+
+
 def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tuple[str, Any]]:
     """Lines of the memory plan, (name, bytes or text): what the whole run holds, and what a device needs."""
     plan, needs, state, algorithm = compiled.plan, compiled.memory, compiled.state, compiled.algorithm
@@ -68,7 +78,8 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
         ("models", tree.num_bytes(state.models)),
         ("optimizer", tree.num_bytes(state.optimizer)),
         ("per-client state", tree.num_bytes(state.clients)),
-        ("data", tree.num_bytes(data)),
+        ("data", sum(leaf.nbytes for leaf in {id(leaf): leaf for leaf in jax.tree.leaves(data)}.values())),
+        ("examples", "; ".join(f"{part}: {examples(split.x)}" for part, split in data.items())),
         ("arguments, per device", needs.arguments),
         ("outputs beside them, per device", needs.outputs),
         ("temporaries, per device", needs.temporaries),

@@ -13,10 +13,11 @@ import numpy as np
 from pfljax.core import tree
 from pfljax.core.types import Algorithm, ClientData, Key, Split, State
 from pfljax.engine.plan import ExecutionPlan
+from pfljax.engine.pools import place
 from pfljax.engine.rounds import Record, make_round
 from pfljax.evaluation import metrics as evaluation
 from pfljax.training import memory
-from pfljax.training.compiled import Compiled, is_private_mixture, place, shaped, state_shardings, tuned
+from pfljax.training.compiled import Compiled, is_private_mixture, shaped, state_shardings, tuned
 from pfljax.training.experiment import Experiment
 from pfljax.training.replicates import Replicates
 

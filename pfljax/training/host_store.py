@@ -18,12 +18,14 @@ import numpy as np
 
 from pfljax.core import tree
 from pfljax.core.errors import ArgumentError
+from pfljax.core.pooled import is_pooled
 from pfljax.core.types import Algorithm, ClientData, Cohort, Key, Predictor, PyTree, Split, State
 from pfljax.engine.plan import ExecutionPlan, make_host_plan
+from pfljax.engine.pools import place
 from pfljax.engine.rounds import cohort_of, join_state, make_cohort_round, predicts_by_rows, split_state
 from pfljax.evaluation import metrics as evaluation
 from pfljax.training import memory
-from pfljax.training.compiled import Compiled, is_private_mixture, place, shaped, state_shardings, tuned
+from pfljax.training.compiled import Compiled, is_private_mixture, shaped, state_shardings, tuned
 from pfljax.training.experiment import Experiment
 from pfljax.training.replicates import Replicates
 
@@ -40,7 +42,8 @@ class Ahead(NamedTuple):
 
 def rows_of(stack: PyTree, ids: np.ndarray) -> PyTree:
     """Copies of some rows of NumPy stacks."""
-    return jax.tree.map(lambda leaf: np.take(leaf, ids, axis=0), stack)
+    one = lambda leaf: leaf.examples(leaf.index[ids]) if is_pooled(leaf) else np.take(leaf, ids, axis=0)
+    return jax.tree.map(one, stack, is_leaf=is_pooled)
 
 
 def write_rows(stack: PyTree, ids: np.ndarray, rows: PyTree) -> None:
@@ -88,10 +91,9 @@ def compile_segment(
     num_clients, size = problem.num_clients, problem.cohort_size
     shape = jax.eval_shape(algorithm.init, jax.random.key(experiment.seed), clients)
     rows, rest = split_state(algorithm, shape)
-    cut = lambda stack: jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), stack)
-    state = join_state(algorithm, cut(rows), rest)
+    state = join_state(algorithm, tree.shapes_of_rows(rows, size), rest)
     shardings = state_shardings(algorithm, plan, state)
-    state, cohort = shaped(state, shardings), cut(clients)
+    state, cohort = shaped(state, shardings), tree.shapes_of_rows(clients, size)
     cohort = shaped(cohort, jax.tree.map(lambda leaf: plan.sharding(leaf, by_rows=True), cohort))
     one_round = make_cohort_round(algorithm, plan)
 

@@ -10,12 +10,13 @@ import numpy as np
 from pfljax import data
 from pfljax.core.types import Algorithm, Key, State
 from pfljax.data import Federation
+from pfljax.engine.pools import place
 from pfljax.engine.rounds import participations
 from pfljax.evaluation import metrics as evaluation
 from pfljax.local import privacy
 from pfljax.models import Model
 from pfljax.training import memory
-from pfljax.training.compiled import Compiled, place, tuned
+from pfljax.training.compiled import Compiled, tuned
 from pfljax.training.describe import mini_batches
 from pfljax.training.experiment import Experiment
 from pfljax.training.history import History

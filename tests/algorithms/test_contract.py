@@ -20,10 +20,10 @@ from pfljax.core.errors import ArgumentError
 from pfljax.core.method import out_of_range, value_type
 from pfljax.core.types import Algorithm, ClientData, Split, State
 from pfljax.engine.plan import make_plan
+from pfljax.engine.pools import place
 from pfljax.engine.rounds import cohort_of, draw_cohort, make_round
 from pfljax.evaluation import metrics as evaluation
 from pfljax.local.problem import Problem
-from pfljax.training.compiled import place
 
 SIZES = (5, 1, 3, 4, 2, 4, 0, 3)  # uneven, and a client without examples
 K, COHORT, ROUNDS = 8, 4, 6

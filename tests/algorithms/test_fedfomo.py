@@ -13,9 +13,9 @@ from pfljax.algorithms.common import first_order, neighbors, uploads
 from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Cohort
 from pfljax.engine.plan import make_plan
+from pfljax.engine.pools import place
 from pfljax.engine.rounds import cohort_of, make_round
 from pfljax.local.privacy import Privacy
-from pfljax.training.compiled import place
 
 SIZES = (2, 5, 3)
 RATE = 0.1

@@ -38,7 +38,7 @@ def test_ones_own_arrays_are_divided_by_a_partition():
     federation = Federation.from_arrays(pixels, np.arange(40) % 4, num_clients=4, seed=1)
     assert federation.name == "arrays, label_groups" and federation.num_clients == 4
     assert federation.train.x.dtype == np.float32 and federation.train.x.shape[2:] == (2, 2)
-    assert max(federation.train.x.max(), federation.test.x.max()) == 159  # as it is, not divided by 255
+    assert max(federation.train.x[...].max(), federation.test.x[...].max()) == 159  # as it is, not divided by 255
     iid = Federation.from_arrays(X, Y, OWNER, partition=partitions.IID(), num_clients=5, name="mine")
     assert iid.name == "mine, iid" and iid.num_clients == 5
     regression = Federation.from_arrays(X, X[:, 0], num_clients=4)
@@ -108,7 +108,8 @@ def test_what_is_drawn_or_written_for_testing_is_for_testing(tmp_path):
     file.write_text("\n\n".join(f"{role}:\nab\nba\nab\nba\ncd" for role in ("Ann", "Bob")))
     play = data.text(str(file))
     assert play.name == "play, natural" and play.num_clients == 2
-    assert set(play.test.y[play.test.y < 255].ravel()) & {3, 4} and not set(play.train.y.ravel()) & {3, 4}
+    test, train = np.array(play.test.y), np.array(play.train.y)
+    assert set(test[test < 255].ravel()) & {3, 4} and not set(train.ravel()) & {3, 4}
     np.testing.assert_array_equal(data.synthetic(3, test_examples=20).test.size, 20)
 
 

@@ -173,8 +173,9 @@ def test_the_digest_sees_sizes_targets_and_examples():
     digests = {data.digest(pack(SOURCE, ASSIGNMENT))}
     for name in ("x", "y", "size"):
         federation = pack(SOURCE, ASSIGNMENT)
-        getattr(federation.test, name).flat[0] += 1  # of a real example, not of padding
-        digests.add(data.digest(federation))
+        changed = np.array(getattr(federation.test, name))
+        changed.flat[0] += 1  # of a real example, not of padding
+        digests.add(data.digest(dataclasses.replace(federation, test=federation.test._replace(**{name: changed}))))
     assert len(digests) == 4
 
 

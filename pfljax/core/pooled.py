@@ -1,0 +1,77 @@
+"""Examples that clients hold by reference: one pool of them, and an index of who has which."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array | np.ndarray
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Pooled:
+    """Stacked examples (K, n_max, *features) as a pool and an index: client k's example i is pool[index[k, i]].
+
+    It takes the place of an array in a `Split`, is read by indexing as one, and reads zeros where the index is -1.
+    `x[ids]` for an array or slice of clients is `Pooled` again and copies no example; every other index reads examples.
+
+    Attributes:
+        pool: (P, *features). On the devices its last row is zeros, so that index -1 needs no mask.
+        index: (K, n_max) int32; -1 is padding.
+        spread: Whether the pool is spread over the devices. Each then holds the rows that its own clients need, as many
+            on each, and the index counts rows of all devices.
+    """
+
+    pool: Array
+    index: Array
+    spread: bool = dataclasses.field(default=False, metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.index.shape, *self.pool.shape[self.index.ndim - 1 :])
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.pool.dtype
+
+    def __len__(self) -> int:
+        return self.index.shape[0]
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, slice) or getattr(key, "ndim", 0) == 1:
+            return dataclasses.replace(self, index=self.index[key])
+        key, of_features = (key[:2], key[2:]) if isinstance(key, tuple) else (key, ())
+        found = self.index[key]
+        return self.examples(found)[(slice(None),) * found.ndim + of_features]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        del copy
+        return np.asarray(self[...], dtype)
+
+    def examples(self, index: Array) -> Array:
+        """The examples (..., *features) at some places (...) of the index."""
+        if not isinstance(self.pool, np.ndarray):
+            return self.pool.at[index].get(mode="promise_in_bounds")
+        found = self.pool[index]
+        if (index < 0).any():
+            found[index < 0] = 0
+        return found
+
+    def on_device(self, device: Array) -> Pooled:
+        """What one device sees of a spread pool: its own rows, and an index into them."""
+        first = device * self.pool.shape[0]
+        return dataclasses.replace(self, index=jnp.where(self.index < 0, -1, self.index - first), spread=False)
+
+
+def is_pooled(leaf: Any) -> bool:
+    """For `jax.tree.map(..., is_leaf=is_pooled)`: examples as one leaf."""
+    return isinstance(leaf, Pooled)

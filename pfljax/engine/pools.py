@@ -1,0 +1,70 @@
+"""How pooled examples come onto the devices: each gets those that its clients need, unless copies cost little."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from pfljax.core.pooled import Pooled, is_pooled
+from pfljax.engine import processes
+from pfljax.engine.plan import ExecutionPlan
+
+GAIN = 1.15  # times the bytes of a pool and its index that a copy for each client may take
+
+
+def place(plan: ExecutionPlan, stacked: Any, num: int, axis: int = 0) -> Any:
+    """Puts stacked host arrays on the devices, the rows (at `axis`) of `num` clients spread over them.
+
+    Where the clients do not divide by the devices, every device has everything. Pooled examples become an array where
+    that takes at most `GAIN` times the memory, since it is read without an index.
+    """
+
+    def one(leaf):
+        if isinstance(leaf, Pooled):
+            leaf = divide(plan, leaf, num, axis)
+        if not isinstance(leaf, Pooled):
+            return plan.place(leaf, num, axis)
+        rows = leaf.pool.shape[axis] * (jax.process_count() if leaf.spread else 1)
+        return Pooled(plan.place(leaf.pool, rows, axis, leaf.spread), plan.place(leaf.index, num, axis), leaf.spread)
+
+    return jax.tree.map(one, stacked, is_leaf=is_pooled)
+
+
+def divide(plan: ExecutionPlan, examples: Pooled, num: int, axis: int) -> Pooled | np.ndarray:
+    """What this process's devices get of the examples of its clients, still on the host.
+
+    Args:
+        plan: Says which devices there are.
+        examples: In NumPy; pool and index with the axis of the runs in front where `axis` is 1.
+        num: Clients on all processes.
+        axis: That of the index which counts clients.
+    """
+    spread = plan.num_devices > 1 and num % plan.num_devices == 0
+    parts = plan.num_devices // jax.process_count() if spread else 1
+    first = parts * jax.process_index() if spread else 0
+    pools, index = (part if axis else part[None] for part in (np.asarray(examples.pool), np.asarray(examples.index)))
+    divided = index.reshape(len(index), parts, index.shape[1] // parts, index.shape[2])
+    used = [[_used(part) for part in of_run] for of_run in divided]
+    size = 1 + processes.most(max(len(ids) for of_run in used for ids in of_run))  # a row of zeros, for padding
+    row = examples.dtype.itemsize * math.prod(pools.shape[2:])
+    if index.size * row <= GAIN * (len(index) * parts * size * row + index.nbytes):
+        copies = np.stack([Pooled(pool, of_run)[...] for pool, of_run in zip(pools, index, strict=True)])
+        return copies if axis else copies[0]
+    pool = np.zeros((len(index), parts * size, *pools.shape[2:]), examples.dtype)
+    places = np.full(divided.shape, -1, np.int32)
+    for r, of_run in enumerate(used):
+        for d, ids in enumerate(of_run):
+            pool[r, d * size : d * size + len(ids)] = pools[r][ids]
+            place_of = np.empty(pools.shape[1], np.int32)
+            place_of[ids] = (first + d) * size + np.arange(len(ids))
+            places[r, d] = np.where(divided[r, d] < 0, -1, place_of[divided[r, d]])
+    places = places.reshape(index.shape)
+    return Pooled(pool, places, spread) if axis else Pooled(pool[0], places[0], spread)
+
+
+def _used(index: np.ndarray) -> np.ndarray:
+    """The rows of the pool to which an index points, ascending."""
+    return np.flatnonzero(np.bincount(index[index >= 0]))
