@@ -38,7 +38,7 @@ class AFL:
         def init(key, clients):
             size = clients.train.size.astype(jnp.float32)
             state = base.init(key, clients)
-            rows = {"id": jnp.arange(size.shape[0], dtype=jnp.int32), "optimizer": state.clients}
+            rows = {"id": problem.ids(clients), "optimizer": state.clients}
             return state._replace(server=size / jnp.maximum(size.sum(), 1), clients=rows)
 
         def client_update(context, models, row, data):

@@ -64,7 +64,8 @@ class APFL:
         def rows(key, models, clients):
             num = tree.num_rows(clients)
             alpha = jnp.full((num,), self.alpha, jnp.float32)
-            return {"own": problem.own_rows(key, num), "alpha": alpha, "kept": problem.optimizer_rows(models, num)}
+            own = problem.own_rows(key, problem.ids(clients))
+            return {"own": own, "alpha": alpha, "kept": problem.optimizer_rows(models, num)}
 
         def train(context, models, row, data):
             w, keep = tree.first(models), problem.keep_optimizer

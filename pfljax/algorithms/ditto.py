@@ -38,8 +38,8 @@ class Ditto:
             return problem.solver.proximal(w, self.strength)(params, batch.of_model(1))
 
         def rows(key, models, clients):
-            num = tree.num_rows(clients)
-            return {"personal": problem.own_rows(key, num), "optimizer": problem.optimizer_rows(models, num)}
+            personal = problem.own_rows(key, problem.ids(clients))
+            return {"personal": personal, "optimizer": problem.optimizer_rows(models, tree.num_rows(clients))}
 
         def train(context, models, row, data):
             w = tree.first(models)

@@ -58,7 +58,7 @@ class FedAMP:
         near = lambda cloud: problem.solver.proximal(cloud, self.strength)
 
         def init(key, clients):
-            personal = problem.own_rows(key, num)
+            personal = problem.own_rows(key, problem.ids(clients))
             server = {"models": personal["model"], "xi": jnp.eye(num)}
             return State(server, personal["model"], (), {"optimizer": personal["optimizer"]})
 

@@ -77,8 +77,8 @@ class FedeRiCo:
         gradient = self.update == "gradient"
 
         def init(key, clients):
-            num = tree.num_rows(clients)
-            models = problem.init_models(key, num, common=False)  # l. 1
+            num, ids = problem.num_clients, problem.ids(clients)
+            models = problem.init_models(key, ids, common=False)  # l. 1
             table_key = jax.random.fold_in(key, num)
 
             def table(own):
@@ -86,9 +86,9 @@ class FedeRiCo:
                 return neighbors.candidates(jax.random.fold_in(table_key, own), own, num_candidates, num, start)
 
             rows = {
-                "table": plan.over_rows(table, jnp.arange(num, dtype=jnp.int32)),
-                "held": jnp.zeros((num, self.neighbors + 1)),  # w_ib of the models held in this round
-                "rounds": jnp.zeros((num,), jnp.int32),  # that the client has taken part in
+                "table": plan.over_rows(table, ids),
+                "held": jnp.zeros((len(ids), self.neighbors + 1)),  # w_ib of the models held in this round
+                "rounds": jnp.zeros((len(ids),), jnp.int32),  # that the client has taken part in
             }
             return State((), models, problem.init_optimizers(models) if gradient else (), rows)
 

@@ -33,9 +33,9 @@ class FedeRiCoCentralized:
 
     def build(self, problem: Problem) -> Algorithm:
         def init(key, clients):
-            num = tree.num_rows(clients)
-            models = problem.init_models(key, num, common=False)
-            rows = {"log_prior": jnp.full((num, num), -jnp.log(num), jnp.float32)}
+            num, ids = problem.num_clients, problem.ids(clients)
+            models = problem.init_models(key, ids, common=False)
+            rows = {"log_prior": jnp.full((len(ids), num), -jnp.log(num), jnp.float32)}
             return State((), models, problem.init_optimizers(models), rows)
 
         def client_update(context, models, row, data):

@@ -40,7 +40,7 @@ class L2SGD:
 
     def build(self, problem: Problem) -> Algorithm:
         def rows(key, models, clients):
-            return problem.own_rows(key, tree.num_rows(clients))
+            return problem.own_rows(key, problem.ids(clients))
 
         def train(context, models, row, data):
             toward = lambda x, mean: (1 - self.pull) * x + self.pull * mean[0]

@@ -20,7 +20,7 @@ class Local:
 
     def build(self, problem: Problem) -> Algorithm:
         def init(key, clients):
-            rows = problem.own_rows(key, tree.num_rows(clients), common=problem.model.fixed)
+            rows = problem.own_rows(key, problem.ids(clients), common=problem.model.fixed)
             return State((), models=rows["model"], optimizer=(), clients=rows["optimizer"])
 
         def client_update(context, models, optimizer, data):

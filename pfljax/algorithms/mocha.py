@@ -53,7 +53,7 @@ class MOCHA:
             return {"others": tree.mix(others, weights), "own": jnp.diagonal(precision)}
 
         def init(key, clients):
-            rows = problem.own_rows(key, num)
+            rows = problem.own_rows(key, problem.ids(clients))
             weights, omega = last_layer(rows["model"]), jnp.eye(num) / num
             return State({"weights": weights, "omega": omega}, pulls(weights, omega), (), rows)
 

@@ -52,8 +52,9 @@ class PFedMB:
 
         def init(key, clients):
             shared = tree.stack_one(problem._replace(common_init=False).init_models(key, num))
-            kept = problem.optimizer_rows(shared, problem.num_clients)
-            return State((), shared, (), {"raw": tree.repeat(raw_start[None], problem.num_clients), "optimizer": kept})
+            num_rows = tree.num_rows(clients)
+            kept = problem.optimizer_rows(shared, num_rows)
+            return State((), shared, (), {"raw": tree.repeat(raw_start[None], num_rows), "optimizer": kept})
 
         def client_update(context, models, row, data):
             trained, row, loss = client_step(context, models, row, data.train)

@@ -40,13 +40,14 @@ class Scaffold:
     mean: Literal["weighted", "uniform"] = knob("weighted", help="means over clients: by n_k, or all alike")
 
     def build(self, problem: Problem) -> Algorithm:
-        num, first = problem.num_clients, self.option == "I"
+        first = self.option == "I"
         weigh = lambda size: (size if self.mean == "weighted" else size > 0).astype(jnp.float32)
         of_batch = jax.value_and_grad(lambda params, batch: problem.solver.mean_loss(params, batch))
 
         def init(key, clients):
             x = problem.init_models(key, 1)
             zeros = jax.tree.map(jnp.zeros_like, x)
+            num = tree.num_rows(clients)
             rows = {"control": tree.repeat(zeros, num), "optimizer": problem.optimizer_rows(x, num)}
             total = jnp.maximum(weigh(clients.train.size).sum(), 1)
             return State(total, {"model": x, "control": zeros}, (), rows)

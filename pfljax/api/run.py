@@ -78,7 +78,7 @@ class Run:
         config = config | {"data": data.describe(clients)}
         self.clients = clients
         self.experiment = Experiment(
-            method, problem, clients, local, seed, unseen, fine_tune_epochs, execution.client_store, config
+            method, problem, clients, local, seed, unseen, fine_tune_epochs, execution.client_store, config=config
         )
         check(self.experiment)
         self._trainer: Trainer | None = None

@@ -242,9 +242,10 @@ def build_run(settings: Settings, name: str, clients: Clients, trial: Trial) -> 
     """Everything about one run, checked."""
     federation, unseen = clients
     settings = settings.of_method(name)
-    if settings.client_store == "host" and jax.process_count() > 1:
-        raise FlagError("--client_store=host: accepted with one process; several share the clients on their devices")
-    if settings.client_store == "host" and unseen is not None:
+    store = settings.client_store
+    if store != "device" and jax.process_count() > 1:
+        raise settings.error("client_store", "accepted with one process; several share the clients on their devices")
+    if store != "device" and unseen is not None:
         raise FlagError("--unseen_clients: accepted with --client_store=device, since newcomers may ask for all states")
     return api.Run(
         build_method(settings, name),

@@ -228,8 +228,9 @@ def define_devices(registry: flags.FlagValues, *, lists: bool = False) -> None:
     add.choice(
         "client_store",
         "device",
-        ["device", "host"],
-        "where clients' state and data are between rounds; host takes more clients than the devices hold",
+        ["device", "host", "disk"],
+        "where clients' state is between rounds; host takes more clients than the devices hold, and disk more than the "
+        "host holds",
     )
     add.text("profile", None, "folder for a profiler's trace of a few rounds; its summary is printed")
     add.text(

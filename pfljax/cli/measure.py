@@ -148,6 +148,9 @@ def check_state(experiment: Experiment) -> int:
     algorithm = experiment.algorithm(plan)
     state = jax.eval_shape(algorithm.init, jax.random.key(0), clients)
     copy = 5 * tree.num_bytes(clients) // 4  # with the test examples that random_pixels makes too
+    if experiment.client_store == "disk":
+        check_fit(copy, memory.host_free(), "clients' data on the host")
+        return 0
     if experiment.client_store == "host":
         largest = max(map(tree.num_bytes, jax.tree.leaves(state)))  # while it is copied from where it is made
         check_fit(copy + tree.num_bytes(state) + largest, memory.host_free(), "clients' state and data on the host")

@@ -44,7 +44,7 @@ def build(
         solver: How they train it.
         plan: How they are mapped.
         cohort_size: S.
-        client_store: "device" or "host".
+        client_store: As in `Execution`.
         options: Fields of `Problem` by name.
     """
     n_max = federation.train.y.shape[1]

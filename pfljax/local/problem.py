@@ -36,6 +36,7 @@ class Problem(NamedTuple):
         num_distributions: Number of true distributions among the clients' data, where it is known: a default for the
             number of clusters or components.
         learning_rate: Of the clients' optimizer in the first round, where it is known; it may be traced.
+        part: (n,) int32, the clients whose first rows are made, where that is not done for all at once; None: all K.
     """
 
     model: Model
@@ -50,32 +51,43 @@ class Problem(NamedTuple):
     n_min: int | None = None
     num_distributions: int | None = None
     learning_rate: float | None = None
+    part: Array | None = None
 
-    def init_models(self, key: Key, num: int, *, common: bool = True) -> Params:
+    def ids(self, clients: ClientData) -> Array:
+        """(n,) int32 the numbers of stacked clients: all K, or those whose first rows are made.
+
+        What `Algorithm.init` gives a client may depend on its data, its number and the key, and on nothing else of it,
+        so that rows can be made when a client first takes part.
+        """
+        num = tree.num_rows(clients)
+        return jnp.arange(num, dtype=jnp.int32) if self.part is None else jnp.asarray(self.part)
+
+    def init_models(self, key: Key, numbers: int | Array, *, common: bool = True) -> Params:
         """N initial models, stacked.
 
         Args:
             key: Decides them; where they differ, model n depends on `key` and n alone.
-            num: N.
+            numbers: Which, (N,) int32, such as `ids` for the clients' own; an integer N: 0 to N - 1.
             common: Whether they are all the same where `common_init` leaves it to the method.
 
         Raises:
             ArgumentError: if they should differ and the model is one NNX module, which is the initial model itself.
         """
         common = common if self.common_init is None else self.common_init
-        if self.model.fixed and not common and num > 1:
+        numbers = jnp.arange(numbers) if isinstance(numbers, int) else numbers
+        if self.model.fixed and not common and numbers.size > 1:
             text = "one NNX module, but initial models must differ; accepted: a function of rngs that makes it"
             raise ArgumentError("model", text)
-        numbers = jnp.zeros((num,), jnp.int32) if common else jnp.arange(num)
+        numbers = jnp.zeros_like(numbers) if common else numbers
         return self.plan.over_rows(lambda n: self.model.init(jax.random.fold_in(key, n)), numbers)
 
     def init_optimizers(self, models: Params) -> PyTree:
         """The optimizer's state for each of N stacked models."""
         return self.plan.over_rows(self.solver.optimizer.init, models)
 
-    def own_rows(self, key: Key, num_clients: int, *, common: bool = True) -> PyTree:
-        """A model of its own for each client, and its optimizer's state, which both stay: leaves (K, ...)."""
-        models = self.init_models(key, num_clients, common=common)
+    def own_rows(self, key: Key, ids: Array, *, common: bool = True) -> PyTree:
+        """A model of its own for each of n clients, and its optimizer's state, which both stay: leaves (n, ...)."""
+        models = self.init_models(key, ids, common=common)
         return {"model": models, "optimizer": self.init_optimizers(models)}
 
     def fit_own(

@@ -24,19 +24,32 @@ def _steps(directory: Path) -> list[int]:
     return sorted((int(path.name) for path in directory.iterdir() if path.name.isdigit()), reverse=True)
 
 
-def _as_dict(state: State) -> dict:
+def _as_dict(state: State | dict) -> dict:
     """The parts that hold anything: Orbax does not store empty containers."""
-    return {name: part for name, part in state._asdict().items() if jax.tree.leaves(part)}
+    parts = state if isinstance(state, dict) else state._asdict()
+    parts = {name: _as_dict(part) if isinstance(part, State) else part for name, part in parts.items()}
+    return {name: part for name, part in parts.items() if jax.tree.leaves(part)}
 
 
-def save(directory: Path, round_number: int, state: State) -> None:
-    """Saves the state after `round_number` rounds and drops all but the newest checkpoints."""
+def _filled(like: State | dict, parts: dict) -> Any:
+    """Undoes `_as_dict`: the parts, and what holds nothing as it is in `like`."""
+    found = {}
+    for name, part in (like if isinstance(like, dict) else like._asdict()).items():
+        found[name] = _filled(part, parts.get(name, {})) if isinstance(part, State) else parts.get(name, part)
+    return found if isinstance(like, dict) else State(**found)
+
+
+def save(directory: Path, round_number: int, state: State | dict, copies: int = KEEP) -> None:
+    """Saves the state after `round_number` rounds and drops all but the `copies` newest checkpoints.
+
+    A state may be a dict that holds a State.
+    """
     ocp.save(str((directory / str(round_number)).absolute()), _as_dict(state), overwrite=True)
-    for step in _steps(directory)[KEEP:] if processes.is_first() else []:
+    for step in _steps(directory)[copies:] if processes.is_first() else []:
         shutil.rmtree(directory / str(step), ignore_errors=True)
 
 
-def restore(directory: Path, like: State) -> tuple[int, State] | None:
+def restore(directory: Path, like: State | dict) -> tuple[int, Any] | None:
     """The newest whole checkpoint.
 
     Args:
@@ -59,7 +72,7 @@ def restore(directory: Path, like: State) -> tuple[int, State] | None:
         except Exception as error:  # whatever a torn file makes Orbax raise
             logging.warning("checkpoint %s is not whole and is skipped: %s", directory / str(step), _first_line(error))
         if processes.least(parts is not None):  # of several processes each reads its own part
-            return step, like._replace(**parts)
+            return step, _filled(like, parts)
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -12,6 +12,22 @@ from pfljax.core.types import Algorithm, ClientData, Key, Predictor, State
 from pfljax.engine.plan import ExecutionPlan
 from pfljax.engine.rounds import by_client
 from pfljax.training import memory
+
+
+class Saving(NamedTuple):
+    """How a state is saved of which a checkpoint holds a part only, the clients' rows being in files of their own.
+
+    Attributes:
+        like: Shapes, types and places of what a checkpoint holds.
+        freeze: state -> what a checkpoint holds, after all else is on the disk.
+        thaw: (key of `Compiled.init`, what a checkpoint holds) -> state.
+        saved: Takes the state once the checkpoint is whole; earlier ones are of no use from now on.
+    """
+
+    like: Any
+    freeze: Callable[[State], Any]
+    thaw: Callable[[Key, Any], State]
+    saved: Callable[[State], None]
 
 
 @dataclasses.dataclass
@@ -27,6 +43,8 @@ class Compiled:
         memory: What a segment needs on one device.
         compile_seconds: How long compiling took.
         making: What making the initial state needs on one device, where that is on the devices.
+        saving: How the state is saved; None: as it is.
+        disk_bytes: What clients' rows may need on the disk, where they are there.
     """
 
     algorithm: Algorithm
@@ -37,6 +55,8 @@ class Compiled:
     memory: memory.MemoryPlan
     compile_seconds: float
     making: memory.MemoryPlan | None = None
+    saving: Saving | None = None
+    disk_bytes: int | None = None
 
 
 def state_shardings(algorithm: Algorithm, plan: ExecutionPlan, state: State, axis: int = 0) -> State:

@@ -21,6 +21,12 @@ from pfljax.training import files, memory
 from pfljax.training.compiled import Compiled
 from pfljax.training.experiment import Experiment
 
+HOME = {
+    "device": "on the device(s)",
+    "host": "on the host, of a round on the device(s)",
+    "disk": "rows on the disk and data on the host, of a round on the device(s)",
+}
+
 
 def settings(method: Any, clients: Federation, model: Any, local: LocalTraining, options: dict) -> dict:
     """What must agree where a run is resumed; optimizers and schedules are functions, which cannot be compared."""
@@ -71,7 +77,7 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
     at_once = min(plan.chunk or per_device, per_device)
     kind = {0: "vmap", 1: "map"}.get(plan.chunk, "chunk")
     at_once = ", then ".join(f"{count} x {width}" for width, count in plan.buckets) or at_once
-    on_host = experiment.client_store == "host"
+    on_host = experiment.client_store != "device"
     cut = lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype)
     of_round = state.models if algorithm.topology == "shared" else jax.tree.map(cut, state.models)
     lines = [
@@ -88,8 +94,10 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
         ("steps that wait for other clients", f"{100 * plan.waiting(experiment.steps, size):.1f} %"),
         ("mini-batches of a client, per round", f"up to {mini_batches(experiment, algorithm):,}"),
         ("exchange", plan.exchange_of(algorithm.topology, of_round)),
-        ("clients' rows and data", f"on the {'host, of a round on the ' if on_host else ''}device(s)"),
+        ("clients' rows and data", HOME[experiment.client_store]),
     ]
+    if compiled.disk_bytes is not None:
+        lines.append(("disk, at most", compiled.disk_bytes))
     if num_clients % plan.num_devices and not on_host:
         lines.append(("not divided", f"{num_clients} clients by {plan.num_devices} devices: each device holds all"))
     return lines

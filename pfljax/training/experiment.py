@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from pfljax.core.types import Algorithm
+from pfljax.core.types import Algorithm, Array
 from pfljax.data import Federation
 from pfljax.engine.plan import ExecutionPlan, make_plan
 from pfljax.evaluation.fine_tuning import fine_tuned
@@ -26,15 +27,15 @@ class Execution:
         devices: Number of devices to use; 0 uses all.
         exchange: How clients' models reach other devices: copied to all ("gather"), or around the ring of devices
             ("ring"); "auto" takes what fits.
-        client_store: Where clients' state and data are between rounds: on the "device", or on the "host" for more
-            clients than the devices hold.
+        client_store: Where clients' state and data are between rounds: on the "device", or for more clients than the
+            devices hold in the memory of the "host", or on "disk", which holds the state of those that have taken part.
     """
 
     plan: Literal["auto", "vmap", "map", "chunk"] = "auto"
     chunk: int = 8
     devices: int = 0
     exchange: Literal["auto", "gather", "ring"] = "auto"
-    client_store: Literal["device", "host"] = "device"
+    client_store: Literal["device", "host", "disk"] = "device"
 
     def make_plan(self) -> ExecutionPlan:
         """The execution plan on the devices that are there."""
@@ -68,7 +69,8 @@ class Experiment:
         seed: Decides initial models, cohorts, mini-batches and sampling.
         unseen: Clients that are kept out of training, or None.
         fine_tune_epochs: Passes over its data with which each client tunes what is evaluated.
-        client_store: "device" or "host", as in `Execution`.
+        client_store: "device", "host" or "disk", as in `Execution`.
+        directory: Folder for the clients' rows under "disk"; None: a temporary one.
         config: Content of config.json; its "settings" must agree where a run is resumed.
     """
 
@@ -80,6 +82,7 @@ class Experiment:
     unseen: Federation | None = None
     fine_tune_epochs: int = 0
     client_store: str = "device"
+    directory: Path | None = None
     config: dict = dataclasses.field(default_factory=dict)
 
     @property
@@ -100,9 +103,15 @@ class Experiment:
         knobs = dataclasses.asdict(self.method)
         return type(self.method), {name: value for name, value in knobs.items() if name not in self.numbers.knobs}
 
-    def algorithm(self, plan: ExecutionPlan, numbers: Numbers = OWN) -> Algorithm:
-        """The method, built for this run under an execution plan, with other numbers where any are given."""
-        problem, method = self.problem._replace(plan=plan), self.method
+    def algorithm(self, plan: ExecutionPlan, numbers: Numbers = OWN, part: Array | None = None) -> Algorithm:
+        """The method, built for this run under an execution plan.
+
+        Args:
+            plan: How clients are mapped.
+            numbers: Where any are given they are used in place of the run's own.
+            part: As in `Problem`.
+        """
+        problem, method = self.problem._replace(plan=plan, part=part), self.method
         if numbers.learning_rate is not None:
             assert self.local is not None
             local = dataclasses.replace(self.local, learning_rate=numbers.learning_rate)

@@ -1,15 +1,19 @@
-"""Clients' rows and data in host memory: a cohort is fetched ahead, worked on by the devices, and written back.
+"""Clients' rows in host memory or on disk: a cohort is fetched ahead, worked on by the devices, and written back.
 
-K is bounded by the host, and a round's time and the devices' memory by the cohort S. This module has the same functions
-as `device_store`. The clients' parts of the state and all data are NumPy arrays, and the state is changed in place.
+K is bounded by the host's memory or disk, and a round's time and the devices' memory by the cohort S. This module has
+the same functions as `device_store`. The clients' parts of the state are stacks of `rows`, changed in place, and data
+are NumPy arrays. On disk a client has no row until it first takes part: initial rows are made anew whenever they are
+asked for.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -18,14 +22,13 @@ import numpy as np
 
 from pfljax.core import tree
 from pfljax.core.errors import ArgumentError
-from pfljax.core.pooled import is_pooled
-from pfljax.core.types import Algorithm, ClientData, Cohort, Key, Predictor, PyTree, Split, State
+from pfljax.core.types import Algorithm, ClientData, Cohort, Key, Predictor, Split, State
 from pfljax.engine.plan import ExecutionPlan, make_host_plan
 from pfljax.engine.pools import place
 from pfljax.engine.rounds import cohort_of, join_state, make_cohort_round, predicts_by_rows, split_state
 from pfljax.evaluation import metrics as evaluation
-from pfljax.training import memory
-from pfljax.training.compiled import Compiled, is_private_mixture, shaped, state_shardings, tuned
+from pfljax.training import memory, stacks
+from pfljax.training.compiled import Compiled, Saving, is_private_mixture, shaped, state_shardings, tuned
 from pfljax.training.experiment import Experiment
 from pfljax.training.replicates import Replicates
 
@@ -40,23 +43,6 @@ class Ahead(NamedTuple):
     clients: ClientData
 
 
-def rows_of(stack: PyTree, ids: np.ndarray) -> PyTree:
-    """Copies of some rows of NumPy stacks."""
-    one = lambda leaf: leaf.examples(leaf.index[ids]) if is_pooled(leaf) else np.take(leaf, ids, axis=0)
-    return jax.tree.map(one, stack, is_leaf=is_pooled)
-
-
-def write_rows(stack: PyTree, ids: np.ndarray, rows: PyTree) -> None:
-    """Replaces rows `ids` of NumPy stacks in place by arrays on the devices, shard by shard without a copy between."""
-
-    def write(leaf, new):
-        for shard in new.addressable_shards:
-            if shard.replica_id == 0:
-                leaf[ids[shard.index[0]]] = np.asarray(shard.data)
-
-    jax.tree.map(write, stack, rows)
-
-
 def put(plan: ExecutionPlan, stacked: Any, num: int, axis: int = 0) -> Any:
     """Data stay on the host."""
     del plan, num, axis
@@ -64,7 +50,7 @@ def put(plan: ExecutionPlan, stacked: Any, num: int, axis: int = 0) -> Any:
 
 
 def check(experiment: Experiment, algorithm: Algorithm, replicates: Replicates) -> None:
-    """Raises `ArgumentError` for what the host store cannot do."""
+    """Raises `ArgumentError` for what this store cannot do."""
     clients = experiment.federation.client_data
     refused = {
         "methods that predict with all clients' states at once": not predicts_by_rows(
@@ -77,7 +63,9 @@ def check(experiment: Experiment, algorithm: Algorithm, replicates: Replicates) 
     }
     for what, found in refused.items():
         if found:
-            raise ArgumentError("client_store", f"does not support {what}; accepted here: device", "host")
+            raise ArgumentError(
+                "client_store", f"does not support {what}; accepted here: device", experiment.client_store
+            )
 
 
 def compile_segment(
@@ -104,17 +92,22 @@ def compile_segment(
     jitted = jax.jit(step, donate_argnums=3, out_shardings=(shardings, plan.everywhere))
     compiled = jitted.lower(jax.random.key(0), number, ids, state, cohort).compile()
     rest_at = split_state(algorithm, shardings)[1]
-    like = join_state(algorithm, jax.tree.map(_placeholder, rows), shaped(rest, rest_at))
-    memory.check_host(like)
+    rest = shaped(rest, rest_at)
+    like = join_state(algorithm, jax.tree.map(_placeholder, rows), rest)
     needs = memory.of_compiled(compiled)
     ahead = tree.num_bytes((split_state(algorithm, state)[0], cohort)) // plan.num_devices
     needs = dataclasses.replace(needs, arguments=needs.arguments + ahead)
     segment = Segment(algorithm, plan, compiled, num_clients, size)
-    init = _initialize(experiment, rest_at)
-    return Compiled(algorithm, plan, like, init, segment, needs, time.perf_counter() - begin)
+    if experiment.client_store == "disk":
+        init, saving, disk = _on_disk(experiment, rows, rest, clients)
+    else:
+        memory.check_host(like)
+        init, saving, disk = _in_memory(experiment, rest_at), None, None
+    seconds = time.perf_counter() - begin
+    return Compiled(algorithm, plan, like, init, segment, needs, seconds, saving=saving, disk_bytes=disk)
 
 
-def _initialize(experiment: Experiment, rest_at: State) -> Callable[[Key, ClientData], State]:
+def _in_memory(experiment: Experiment, rest_at: State) -> Callable[[Key, ClientData], State]:
     """Makes the initial state on the host, since all clients' rows may not fit the devices."""
     host = make_host_plan()
     algorithm = experiment.algorithm(host)
@@ -129,6 +122,89 @@ def _initialize(experiment: Experiment, rest_at: State) -> Callable[[Key, Client
     return init
 
 
+def _on_disk(
+    experiment: Experiment, shapes: State, rest: State, clients: ClientData
+) -> tuple[Callable[[Key, ClientData], State], Saving, int]:
+    """What makes the initial state, no client's row among it, how it is saved, and the bytes it may need on the disk.
+
+    Args:
+        experiment: The run.
+        shapes: Of the clients' rows.
+        rest: Shapes and places of the rest of the state.
+        clients: All clients' data.
+    """
+    algorithm, problem = experiment.algorithm(experiment.problem.plan), experiment.problem
+    played = min(problem.rounds * problem.cohort_size, problem.num_clients)
+    need = stacks.check_disk(experiment.directory or Path(tempfile.gettempdir()), shapes, played)
+    host = make_host_plan()
+    others = jax.jit(lambda key, clients: split_state(algorithm, experiment.algorithm(host).init(key, clients))[1])
+
+    def join(key: Key, slots: np.ndarray, rest: State) -> State:
+        initial = FirstRows(experiment, shapes, key, clients)
+        if experiment.directory is not None:
+            files = stacks.open_files(experiment.directory, shapes, slots, initial)
+        else:
+            with tempfile.TemporaryDirectory(prefix="pfljax-") as folder:  # files that are mapped outlive their folder
+                files = stacks.open_files(Path(folder), shapes, slots, initial)
+        return join_state(algorithm, files, rest)
+
+    def init(key: Key, clients: ClientData) -> State:
+        with jax.default_device(host.mesh.devices.flat[0]):
+            made = jax.device_get(others(key, clients))
+        made = jax.tree.map(lambda leaf, like: jax.device_put(leaf, like.sharding), made, rest)
+        return join(key, np.zeros(problem.num_clients, np.uint8), made)
+
+    def freeze(state: State) -> dict:
+        rows, others = split_state(algorithm, state)
+        return {"slots": stacks.flush(rows, problem.num_clients), "rest": others}
+
+    def thaw(key: Key, saved: dict) -> State:
+        return join(key, np.array(saved["slots"]), saved["rest"])
+
+    like = {"slots": np.zeros(problem.num_clients, np.uint8), "rest": rest}
+    return init, Saving(like, freeze, thaw, lambda state: stacks.keep(split_state(algorithm, state)[0])), need
+
+
+class FirstRows:
+    """The rows of clients that have not taken part yet: ids (n,) -> a list of arrays (n, ...)."""
+
+    def __init__(self, experiment: Experiment, shapes: State, key: Key, clients: ClientData):
+        """Compiles `init` for as many clients as a cohort has.
+
+        Raises:
+            ArgumentError: if the method makes a client's row of more than its number, its data and the key.
+        """
+        self.clients, self.key, self.size = clients, key, experiment.problem.cohort_size
+        self.device = make_host_plan().mesh.devices.flat[0]
+
+        def make(key: Key, ids: jax.Array, clients: ClientData) -> list[jax.Array]:
+            algorithm = experiment.algorithm(make_host_plan(), part=ids)
+            return jax.tree.leaves(split_state(algorithm, algorithm.init(key, clients))[0])
+
+        self.make = jax.jit(make)
+        expected = [(self.size, *leaf.shape[1:]) for leaf in jax.tree.leaves(shapes)]
+        ends = np.array([0, experiment.problem.num_clients - 1])
+        try:
+            there, back = self(ends), self(ends[::-1])
+            ids, data = np.zeros(self.size, np.int32), tree.shapes_of_rows(clients, self.size)
+            alike = [leaf.shape for leaf in jax.eval_shape(make, key, ids, data)] == expected
+            alike = alike and all(np.array_equal(a, b[::-1]) for a, b in zip(there, back, strict=True))
+        except (TypeError, ValueError, IndexError):  # the method was not made for fewer clients
+            alike = False
+        if not alike:
+            text = "does not support methods whose clients' first rows depend on other clients; accepted here: device"
+            raise ArgumentError("client_store", text, "disk")
+
+    def __call__(self, ids: np.ndarray) -> list[np.ndarray]:
+        """The rows, made by blocks of one size."""
+        blocks = []
+        for start in range(0, len(ids), self.size):
+            block = np.resize(ids[start : start + self.size], self.size).astype(np.int32)
+            with jax.default_device(self.device):
+                blocks.append(jax.device_get(self.make(self.key, block, stacks.read(self.clients, block))))
+        return [np.concatenate(leaves)[: len(ids)] for leaves in zip(*blocks, strict=True)]
+
+
 class Segment:
     """Rounds on the cohort's rows, the next cohort fetched ahead by a thread."""
 
@@ -139,7 +215,7 @@ class Segment:
     def fetch(self, key: Key, number: int, rows: State, clients: ClientData) -> Ahead:
         """A round's cohort."""
         ids = np.asarray(self.draw(key, number))
-        return Ahead(ids, rows_of(rows, ids), place(self.plan, rows_of(clients, ids), self.size))
+        return Ahead(ids, stacks.read(rows, ids), place(self.plan, stacks.read(clients, ids), self.size))
 
     def __call__(self, key: Key, start: int, stop: int, state: State, clients: ClientData):
         """(state, stacked records, number of rounds done), the clients' rows of the state changed in place."""
@@ -153,7 +229,7 @@ class Segment:
                 trained, rest = split_state(self.algorithm, given)
                 records.append(jax.device_get(record))
                 following = future.result() if future else None  # which may read what is written next
-                write_rows(rows, ahead.ids, trained)
+                stacks.write(rows, ahead.ids, trained)
                 if following:
                     renew(following, np.isin(following.ids, ahead.ids), rows)
                     ahead = following
@@ -166,10 +242,10 @@ class Segment:
 def renew(ahead: Ahead, old: np.ndarray, rows: State) -> None:
     """Of clients in both cohorts, what was fetched ahead is old by now."""
 
-    def write(leaf, stack):
-        leaf[old] = stack[ahead.ids[old]]
+    def write(leaf, new):
+        leaf[old] = new
 
-    jax.tree.map(write, ahead.rows, rows)
+    jax.tree.map(write, ahead.rows, stacks.read(rows, ahead.ids[old]))
 
 
 def _taken_over(leaf: jax.Array) -> np.ndarray:
@@ -232,13 +308,13 @@ class Evaluation:
         return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
 
     def _of_block(self, key: Key, ids: np.ndarray, rows: State, rest: State, clients: ClientData, splits: dict):
-        there = lambda stack: place(self.plan, rows_of(stack, ids), self.size)
+        there = lambda stack: place(self.plan, stacks.read(stack, ids), self.size)
         block = there(clients)
         predictor, collaboration = self.predict(key, there(rows), rest, block)
         collaboration = jax.device_get(collaboration)
         if predictor.topology == "peers":  # each client's collaborators, side by side as if they were its own
             index = np.asarray(predictor.index)
-            models = place(self.plan, rows_of(rows.models, index.reshape(-1)), index.size)
+            models = place(self.plan, stacks.read(rows.models, index.reshape(-1)), index.size)
             places = jnp.arange(index.size, dtype=jnp.int32).reshape(index.shape)
             predictor = dataclasses.replace(predictor, models=models, index=places, topology="own")
         elif predictor.topology == "own" and not self.algorithm.report.collaboration:

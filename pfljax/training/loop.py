@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -12,12 +13,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from pfljax.core.errors import RunError
+from pfljax.core.errors import ArgumentError, RunError
 from pfljax.core.types import ClientData, Key, Predictor, Split, State
 from pfljax.engine import processes
 from pfljax.engine.rounds import Record
 from pfljax.evaluation import metrics as evaluation
-from pfljax.training import device_store, files, host_store, memory, scoring
+from pfljax.training import device_store, files, host_store, memory, scoring, stacks
 from pfljax.training.compiled import Compiled, is_private_mixture, shaped, state_shardings, tuned
 from pfljax.training.describe import plan_lines
 from pfljax.training.experiment import Experiment
@@ -26,7 +27,8 @@ from pfljax.training.progress import progress
 from pfljax.training.replicates import ONE, Replicates
 
 DISPATCH_SECONDS = 2.0  # how long a dispatch may last before the progress is shown again
-STORES: dict[str, ModuleType] = {"device": device_store, "host": host_store}
+STORES: dict[str, ModuleType] = {"device": device_store, "host": host_store, "disk": host_store}
+CLIENTS = "clients"  # folder of a run for its clients' rows under client_store=disk
 
 
 class Schedule(NamedTuple):
@@ -94,6 +96,11 @@ class Trainer:
         Raises:
             ArgumentError: if a directory holds another run.
         """
+        if outs:
+            places = [{"directory": Path(out) / CLIENTS} for out in outs]
+            experiments = [dataclasses.replace(e, **place) for e, place in zip(experiments, places, strict=True)]
+        if profile and experiments[0].client_store == "disk":
+            raise ArgumentError("profile", "needs a state to throw away; accepted with client_store=device or host")
         self.experiments, self.replicates = list(experiments), Replicates.of(experiments)
         self.outs = list(outs) if outs else None
         self.resume, self.say, self.bar, self.profile = resume, say, bar, profile
@@ -106,6 +113,7 @@ class Trainer:
         self.length = 0
         for each, out in zip(self.experiments, self.outs or (), strict=bool(self.outs)):
             processes.first(functools.partial(check_directory, out, each.config, resume))
+            check_store(each.client_store, out)
 
     def train(self, rounds: int, schedule: Schedule = EVERY) -> list[Outcome]:
         """Plays rounds up to number `rounds`, evaluates and saves; what every run has come to.
@@ -188,7 +196,8 @@ class Trainer:
         """The newest round of whose state all directories have a whole checkpoint, and the states, joined."""
         from pfljax.training import checkpoints  # orbax is slow to import
 
-        compiled, like = self.compiled, self.compiled.state
+        compiled, saving = self.compiled, self.compiled.saving
+        like = saving.like if saving else compiled.state
         if self.replicates.num > 1:
             shape = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), like)
             shardings = state_shardings(compiled.algorithm, compiled.plan, shape)
@@ -197,6 +206,8 @@ class Trainer:
         found = [each for each in whole if each is not None]
         if len(found) < len(whole) or len({done for done, _ in found}) != 1:
             return None
+        if saving:
+            return found[0][0], saving.thaw(self._key(0), found[0][1])
         state = self.replicates.join([state for _, state in found])
         if self.replicates.num > 1:
             state = jax.tree.map(lambda leaf, to: jax.device_put(leaf, to.sharding), state, compiled.state)
@@ -279,11 +290,14 @@ class Trainer:
         if self.outs:
             from pfljax.training import checkpoints
 
-            scored = self.compiled.algorithm.report.scored
-            states = self.replicates.split(self.state)
+            scored, saving = self.compiled.algorithm.report.scored, self.compiled.saving
+            assert self.state is not None
+            states = [saving.freeze(self.state)] if saving else self.replicates.split(self.state)
             for each, out, history, state in zip(self.experiments, self.outs, self.histories, states, strict=True):
                 history.write(scored, each.federation)
-                checkpoints.save(out / "checkpoints", self.done, state)
+                checkpoints.save(out / "checkpoints", self.done, state, 1 if saving else checkpoints.KEEP)
+            if saving:
+                saving.saved(self.state)
         self.saved = self.done
 
     def _outcome(self, number: int) -> Outcome:
@@ -301,7 +315,7 @@ class Trainer:
             algorithm = experiment.algorithm(compiled.plan)
             one = lambda *args: tuned(algorithm, args[0], algorithm.predictor(*args), args[2])
             predict = jax.jit(one, out_shardings=compiled.plan.everywhere)
-            return predict(of_run(self._key(2)), state, of_run(self.clients))
+            return predict(of_run(self._key(2)), stacks.in_memory(state), of_run(self.clients))
 
         return Outcome(summary, history, compiled, state, predictor)
 
@@ -313,8 +327,20 @@ def check(experiment: Experiment) -> None:
         ArgumentError: for a knob that does not fit the clients or the model, or a store that cannot hold the method.
     """
     algorithm = experiment.algorithm(experiment.problem.plan)
-    if experiment.client_store == "host":
+    if experiment.client_store != "device":
         host_store.check(experiment, algorithm, ONE)
+
+
+def check_store(client_store: str, out: Path) -> None:
+    """Sees to it that a run goes on where its clients' rows are.
+
+    Raises:
+        ArgumentError: if they are on disk and another store is asked for, or the other way around.
+    """
+    on_disk = (out / CLIENTS).is_dir()
+    if (out / "checkpoints").is_dir() and on_disk != (client_store == "disk"):
+        accepted = "disk" if on_disk else "device or host"
+        raise ArgumentError("client_store", f"{out} was begun with another; accepted: {accepted}", client_store)
 
 
 def compile_to_fit(experiment: Experiment, clients: ClientData, length: int, replicates: Replicates = ONE) -> Compiled:

@@ -147,7 +147,8 @@ def sharing_layers(
         num, start = tree.num_rows(clients), problem.init_models(key, 1)
         parts = [problem._replace(solver=problem.solver.part(phase.part(start))) for phase in phases]
         optimizer = [part.optimizer_rows(start, num) for part in parts] or problem.optimizer_rows(start, num)
-        return State((), split(start)[0], (), {"own": split(problem.init_models(key, num))[1], "optimizer": optimizer})
+        own = split(problem.init_models(key, problem.ids(clients)))[1]
+        return State((), split(start)[0], (), {"own": own, "optimizer": optimizer})
 
     def train(context, models, row, data):
         models = tree.combine(models, tree.stack_one(row["own"]))

@@ -150,7 +150,8 @@ def decentralized(problem: Problem, surrogate: Surrogate, graph: CommunicationGr
 
     def init(key, clients):
         u, num = initial_blocks(problem, surrogate, key), tree.num_rows(clients)
-        edges = jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), (mixing.neighbors, mixing.weights))  # by client
+        by_client = lambda leaf: jnp.swapaxes(leaf, 0, 1)[problem.ids(clients)]
+        edges = jax.tree.map(by_client, (mixing.neighbors, mixing.weights))
         return State((), copies(u, num), (), initial_rows(problem, surrogate, u, num, edges))
 
     def download(key, state, cohort):

@@ -1,0 +1,206 @@
+"""Clients' rows between rounds, in host memory or in files: a cohort's are read and written back.
+
+A stack of rows is a tree of NumPy arrays (K, ...), or of `RowFile`s, which share one `Table`.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from pfljax.core.errors import OutOfMemory
+from pfljax.core.pooled import is_pooled
+from pfljax.core.types import PyTree
+from pfljax.training import memory
+
+PAGE = 4096  # bytes that a file system gives at a time
+
+
+class Table:
+    """Which rows of some files are in use: every client has two slots there, and none until it first takes part.
+
+    A checkpoint names a slot for each client. Until the next checkpoint is whole, rows are written to the other slot
+    only, so that nothing is copied and a process may be killed at any time.
+
+    Attributes:
+        slots: (K,) uint8, the slot of each client's row: 1 or 2, and 0 where it is the initial one, which is not kept.
+        saved: (K,) what `slots` was at the last checkpoint.
+        initial: ids (n,) -> the initial rows of these clients, a list of arrays (n, ...), one for each file.
+    """
+
+    def __init__(self, slots: np.ndarray, initial: Callable[[np.ndarray], list[np.ndarray]]):
+        self.slots, self.saved, self.initial = slots, slots.copy(), initial
+
+    def move(self, ids: np.ndarray) -> np.ndarray:
+        """The slots (n,) to which the rows of these clients are to be written, which are theirs from now on."""
+        kept = self.saved[ids]
+        self.slots[ids] = np.where(self.slots[ids] != kept, self.slots[ids], np.where(kept == 1, 2, 1))
+        return self.slots[ids]
+
+
+class RowFile:
+    """One leaf of a stack of rows, in a sparse file of which only the pages in use are mapped.
+
+    Attributes:
+        table: Says where the rows are.
+        number: The leaf's number among those of the table.
+        shape: (K, ...).
+        dtype: The rows' type.
+    """
+
+    def __init__(self, path: Path, table: Table, number: int, shape: tuple[int, ...], dtype: np.dtype):
+        self.table, self.number, self.shape, self.dtype = table, number, shape, np.dtype(dtype)
+        size = max(2 * math.prod(shape) * self.dtype.itemsize, 1)
+        with open(path, "ab") as file:
+            file.truncate(size)
+        with open(path, "r+b") as file:
+            self._map = mmap.mmap(file.fileno(), size)
+        self._rows = np.frombuffer(self._map, self.dtype, 2 * math.prod(shape)).reshape(2, *shape)
+
+    def read(self, ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Copies of rows in slots 1 and 2."""
+        found = self._rows[slots.astype(np.intp) - 1, ids]
+        self._unmap()
+        return found
+
+    def write(self, ids: np.ndarray, slots: np.ndarray, rows: np.ndarray) -> None:
+        """Replaces rows in slots 1 and 2."""
+        self._rows[slots.astype(np.intp) - 1, ids] = rows
+        self._unmap()
+
+    def flush(self) -> None:
+        """Waits until what was written is on the disk."""
+        self._map.flush()
+
+    def _unmap(self) -> None:
+        """Leaves the pages to the system's cache, so that the process does not come to hold the whole file."""
+        self._map.madvise(mmap.MADV_DONTNEED)
+
+
+def open_files(
+    directory: Path, shapes: PyTree, slots: np.ndarray, initial: Callable[[np.ndarray], list[np.ndarray]]
+) -> PyTree:
+    """A stack of rows in files of a directory, one for each leaf: a tree of `RowFile`s.
+
+    Args:
+        directory: Made where it is not there.
+        shapes: Of the stack, leaves (K, ...).
+        slots: As in `Table`; all 0 for a new run.
+        initial: As in `Table`.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    table = Table(slots, initial)
+    leaves, treedef = jax.tree.flatten(shapes)
+    files = [
+        RowFile(directory / f"{number}.bin", table, number, leaf.shape, leaf.dtype)
+        for number, leaf in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(treedef, files)
+
+
+def read(stack: PyTree, ids: np.ndarray) -> PyTree:
+    """Copies of some rows (n, ...); of pooled examples, those of these clients."""
+    files = _files(stack)
+    slots = files[0].table.slots[ids] if files else ids
+    fresh = slots == 0 if files else np.zeros(len(ids), bool)
+    initial = files[0].table.initial(ids[fresh]) if fresh.any() else []
+
+    def one(leaf):
+        if is_pooled(leaf):
+            return leaf.examples(leaf.index[ids])
+        if not isinstance(leaf, RowFile):
+            return np.take(leaf, ids, axis=0)
+        rows = np.empty((len(ids), *leaf.shape[1:]), leaf.dtype)
+        rows[~fresh] = leaf.read(ids[~fresh], slots[~fresh])
+        if fresh.any():
+            rows[fresh] = initial[leaf.number]
+        return rows
+
+    return jax.tree.map(one, stack, is_leaf=is_pooled)
+
+
+def write(stack: PyTree, ids: np.ndarray, rows: PyTree) -> None:
+    """Replaces rows `ids` in place by arrays on the devices, shard by shard without a copy between."""
+    files = _files(stack)
+    slots = files[0].table.move(ids) if files else ids
+
+    def one(leaf, new):
+        for shard in new.addressable_shards:
+            part = shard.index[0]
+            if shard.replica_id:
+                continue
+            if isinstance(leaf, RowFile):
+                leaf.write(ids[part], slots[part], np.asarray(shard.data))
+            else:
+                leaf[ids[part]] = np.asarray(shard.data)
+
+    jax.tree.map(one, stack, rows)
+
+
+def flush(stack: PyTree, num_clients: int) -> np.ndarray:
+    """Puts on the disk what was written to the files of a stack; a copy of its table's slots (K,)."""
+    files = _files(stack)
+    for file in files:
+        file.flush()
+    return files[0].table.slots.copy() if files else np.zeros(num_clients, np.uint8)
+
+
+def keep(stack: PyTree) -> None:
+    """Notes that a checkpoint of what `flush` returned is whole."""
+    for file in _files(stack)[:1]:
+        file.table.saved = file.table.slots.copy()
+
+
+def in_memory(stack: PyTree) -> PyTree:
+    """The stack with its files read whole.
+
+    Raises:
+        OutOfMemory: if the host has no room for them.
+    """
+    files = _files(stack)
+    if not files:
+        return stack
+    need, free = sum(math.prod(file.shape) * file.dtype.itemsize for file in files), memory.host_free()
+    if need > memory.SHARE * free:
+        raise OutOfMemory(
+            f"out of memory: all clients' rows need {memory.readable(need)} on a host that has {memory.readable(free)}"
+        )
+    rows = iter(read(files, np.arange(files[0].shape[0])))
+    return jax.tree.map(lambda leaf: next(rows) if isinstance(leaf, RowFile) else leaf, stack)
+
+
+def check_disk(directory: Path, shapes: PyTree, played: int) -> int:
+    """Bytes on disk that the rows of a run may come to need.
+
+    Args:
+        directory: Where the files will be.
+        shapes: Of the stack, leaves (K, ...).
+        played: The most clients that take part in the run.
+
+    Raises:
+        OutOfMemory: if there is not as much.
+    """
+    need = 0
+    for leaf in jax.tree.leaves(shapes):
+        row = math.prod(leaf.shape[1:]) * leaf.dtype.itemsize
+        pages = row + (0 if row % PAGE == 0 else PAGE)  # those that a row shares with others count as its own
+        need += 2 * min(played * pages, -(-leaf.shape[0] * row // PAGE) * PAGE)
+    there = next(folder for folder in (directory, *directory.absolute().parents) if folder.exists())
+    taken = sum(path.stat().st_blocks * 512 for path in directory.glob("*.bin"))
+    free = shutil.disk_usage(there).free + taken
+    if need > memory.SHARE * free:
+        raise OutOfMemory(
+            f"out of disk space: clients' rows may need {memory.readable(need)} in {directory}, where "
+            f"{memory.readable(free)} are free; use fewer rounds, a smaller cohort or model, or another folder"
+        )
+    return need
+
+
+def _files(stack: PyTree) -> list[RowFile]:
+    return [leaf for leaf in jax.tree.leaves(stack, is_leaf=is_pooled) if isinstance(leaf, RowFile)]

@@ -1,0 +1,171 @@
+"""Clients' rows on disk: the figures of the host store, no row before a client takes part, and no checkpoint lost."""
+
+import dataclasses
+import os
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toys
+
+from pfljax.algorithms import METHODS
+from pfljax.core.errors import ArgumentError, OutOfMemory
+from pfljax.core.types import State
+from pfljax.engine.plan import make_plan
+from pfljax.training import stacks
+from pfljax.training.loop import Schedule, Trainer
+
+SIZES, ROUNDS, COHORT = (5, 1, 3, 4, 2, 4, 0, 3), 6, 3
+BY_ALL = ("fedamp", "fedfomo", "fedfomo_average", "clustered", "mocha")  # whose clients' rows depend on all others
+OFTEN = Schedule(2, 2)
+
+
+def make_experiment(name, client_store="disk", **knobs):
+    knobs = {"neighbors": 1} | knobs if name == "federico" else knobs
+    federation = toys.make_federation(SIZES)
+    hidden = (3,) if name == "fedper" else ()
+    problem = toys.make_problem(federation, optax.adam(0.05), batch_size=2, cohort=COHORT, hidden=hidden)
+    return toys.make_experiment(name, problem, federation, knobs=knobs, client_store=client_store)
+
+
+def outcome_of(experiment, rounds=ROUNDS, **options):
+    """(the last row but its seconds, the state in memory) of a run."""
+    found = toys.run(experiment, rounds, schedule=OFTEN, **options)
+    last = {name: value for name, value in found.summary["last"].items() if name != "seconds"}
+    return last, jax.device_get(stacks.in_memory(found.state))
+
+
+@toys.each_method([name for name in METHODS if name not in BY_ALL], fast=("local", "federico", "fedem"), grouped=True)
+def test_figures_and_states_are_those_of_the_host_store(name, tmp_path):
+    on_host, on_disk = (outcome_of(make_experiment(name, store)) for store in ("host", "disk"))
+    assert on_disk[0] == on_host[0]
+    assert toys.same_trees(on_disk[1], on_host[1])
+
+
+@pytest.mark.parametrize("name", ["mocha", "fedfomo"])
+def test_methods_whose_rows_depend_on_all_clients_are_refused(name):
+    with pytest.raises(ArgumentError, match=r"^client_store=disk: does not support .*; accepted here: device"):
+        toys.run(make_experiment(name), 1)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "federico"])
+def test_a_run_killed_between_checkpoints_goes_on_as_if_never_killed(name, tmp_path):
+    """Killed in round 5, whose rows are on disk by then, the run goes on from round 4."""
+    whole = outcome_of(make_experiment(name), out=tmp_path / "whole")
+    trainer = Trainer([make_experiment(name)], outs=[tmp_path / "killed"])
+    trainer.play(ROUNDS - 1, OFTEN._replace(checkpoint_every=4))
+    shutil.rmtree(tmp_path / "killed" / "checkpoints" / "5")  # which the end of a run always writes
+    del trainer
+    assert sorted(os.listdir(tmp_path / "killed" / "checkpoints")) == []
+    again = outcome_of(make_experiment(name), out=tmp_path / "killed", resume=True)
+    assert again[0] == whole[0] and toys.same_trees(again[1], whole[1])
+
+
+def test_rows_of_a_checkpoint_are_never_overwritten_before_the_next(tmp_path):
+    """Any rounds may follow a checkpoint: thawed, it is the state that was saved."""
+    experiment = dataclasses.replace(make_experiment("ditto"), directory=tmp_path)
+    trainer = Trainer([experiment])
+    trainer.play(2, OFTEN)
+    saving, before = trainer.compiled.saving, jax.device_get(stacks.in_memory(trainer.state))
+    saved = jax.device_get(saving.freeze(trainer.state))
+    saving.saved(trainer.state)
+    for rounds in (3, 4, 5):
+        trainer.play(rounds, Schedule(1, 100))
+        state = jax.device_get(stacks.in_memory(trainer.state))
+        assert not toys.same_trees(state, before)
+        thawed = saving.thaw(trainer._key(0), saved)
+        assert toys.same_trees(jax.device_get(stacks.in_memory(thawed)), before)
+
+
+def table_of(directory, num=6, width=5):
+    shapes = {"a": jax.ShapeDtypeStruct((num, width), np.float32), "b": jax.ShapeDtypeStruct((num,), np.int32)}
+    first = lambda ids: [ids[:, None] + np.zeros(width, np.float32), -ids.astype(np.int32)]
+    return stacks.open_files(directory, shapes, np.zeros(num, np.uint8), first)
+
+
+def test_rows_are_read_as_they_were_written_and_else_are_the_first_ones(tmp_path):
+    files = table_of(tmp_path)
+    rows = {"a": np.arange(10, dtype=np.float32).reshape(2, 5), "b": np.array([7, 8], np.int32)}
+    stacks.write(files, np.array([1, 4]), jax.device_put(rows))
+    found = stacks.read(files, np.array([4, 0, 1]))
+    np.testing.assert_array_equal(found["a"], [rows["a"][1], [0] * 5, rows["a"][0]])
+    np.testing.assert_array_equal(found["b"], [8, 0, 7])
+
+
+def test_a_client_changes_its_slot_once_between_checkpoints(tmp_path):
+    files, ids = table_of(tmp_path), np.array([2])
+    table, slots = files["a"].table, []
+    for number in range(6):
+        rows = {"a": np.full((1, 5), number, np.float32), "b": np.array([number], np.int32)}
+        stacks.write(files, ids, jax.device_put(rows))
+        slots.append(int(table.slots[2]))
+        if number in (1, 3):
+            stacks.flush(files, 6)
+            stacks.keep(files)
+    assert slots == [1, 1, 2, 2, 1, 1]
+    assert stacks.read(files, ids)["b"] == [5]
+    table.slots = table.saved
+    assert stacks.read(files, ids)["b"] == [3]
+
+
+def test_files_take_the_space_of_the_clients_that_took_part(tmp_path):
+    shapes = [jax.ShapeDtypeStruct((100_000, 1024), np.float32)]  # of 390 MiB
+    files = stacks.open_files(tmp_path, shapes, np.zeros(100_000, np.uint8), lambda ids: [np.zeros((len(ids), 1024))])
+    assert (tmp_path / "0.bin").stat().st_size == 2 * 100_000 * 4096
+    stacks.write(files, np.arange(0, 100_000, 1000), [jnp.ones((100, 1024))])
+    assert (tmp_path / "0.bin").stat().st_blocks * 512 <= 2 * 100 * 4096 + 65536
+
+
+def test_what_does_not_fit_the_disk_is_refused_before_it_starts(tmp_path, monkeypatch):
+    shapes = [jax.ShapeDtypeStruct((1000, 1024), np.float32), jax.ShapeDtypeStruct((1000, 3), np.float32)]
+    need = 2 * (10 * 4096 + 3 * 4096)  # the small leaf's file has three pages; a row of the large one fills one
+    assert stacks.check_disk(tmp_path, shapes, 10) == need
+    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(need, 0, need))
+    with pytest.raises(OutOfMemory, match=r"out of disk space: clients' rows may need 104.0 KiB in .* 104.0 KiB are"):
+        stacks.check_disk(tmp_path, shapes, 10)
+
+
+def test_a_run_goes_on_with_the_store_that_it_began_with(tmp_path):
+    for store in ("disk", "host"):
+        toys.run(make_experiment("local", store), 2, out=tmp_path / store)
+    for store, accepted in (("disk", "disk"), ("host", "device or host")):
+        other = make_experiment("local", {"disk": "host", "host": "disk"}[store])
+        with pytest.raises(ArgumentError, match=f"^client_store=.*: .* was begun with another; accepted: {accepted}$"):
+            toys.run(other, 4, out=tmp_path / store, resume=True)
+
+
+def test_without_a_folder_rows_are_in_files_that_nothing_leaves_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert outcome_of(make_experiment("local"))[0] == outcome_of(make_experiment("local", "host"))[0]
+    assert not any(tmp_path.iterdir())  # gone while the files are in use, so that nothing can leave it behind
+
+
+def test_first_rows_by_place_in_the_cohort_are_refused():
+    """A method that numbers clients by their places would give whoever comes first the rows of client 0."""
+    experiment = make_experiment("local")
+    local = type(experiment.method)
+
+    class ByPlace(local):
+        def build(self, problem):
+            algorithm = local.build(self, problem)
+
+            def init(key, clients):
+                num = clients.train.size.shape[0]
+                return State((), problem.init_models(key, num, common=False), (), algorithm.init(key, clients).clients)
+
+            return dataclasses.replace(algorithm, init=init)
+
+    with pytest.raises(ArgumentError, match="first rows depend on other clients"):
+        toys.run(dataclasses.replace(experiment, method=ByPlace()), 1)
+
+
+def test_the_devices_and_the_host_hold_nothing_of_the_size_of_k():
+    """But for a byte or two and the data of each client."""
+    experiment = make_experiment("federico", candidates=3)
+    trainer = Trainer([dataclasses.replace(experiment, problem=experiment.problem._replace(plan=make_plan("map")))])
+    trainer.play(2, OFTEN)
+    rows = trainer.state.models, trainer.state.optimizer, trainer.state.clients
+    assert all(isinstance(leaf, stacks.RowFile) for leaf in jax.tree.leaves(rows))
