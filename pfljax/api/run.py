@@ -12,6 +12,7 @@ import numpy as np
 from pfljax import data, models
 from pfljax.api.result import Result
 from pfljax.core.errors import ArgumentError
+from pfljax.core.method import out_of_range
 from pfljax.data import Federation
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
@@ -41,6 +42,7 @@ class Run:
         participation: float = 1.0,
         unseen: Federation | None = None,
         fine_tune_epochs: int = 0,
+        eval_clients: int = 0,
         execution: Execution | None = None,
         config: dict | None = None,
     ):
@@ -55,6 +57,7 @@ class Run:
             participation: Share of the clients in a round's cohort, in (0, 1].
             unseen: Clients that are kept out of training and adapted to afterwards.
             fine_tune_epochs: Passes over its data with which each client tunes what is evaluated.
+            eval_clients: Number of clients that are scored, a uniform sample of them; 0: all.
             execution: Where clients live and in which order they are worked on.
             config: Further content of config.json. Its "settings" must agree where a run is resumed; by default the
                 arguments of this function.
@@ -63,22 +66,25 @@ class Run:
             ArgumentError: naming the argument and what is accepted.
         """
         local, execution = local or LocalTraining(), execution or Execution()
-        if isinstance(method, type) or not hasattr(method, "build"):
-            raise ArgumentError("method", "accepted: a method with its knobs, such as FedAvg()", method)
-        if not isinstance(clients, Federation):
-            raise ArgumentError("clients", "accepted: a Federation, such as Federation.from_arrays(x, y, client=ids)")
-        if not 0 < participation <= 1:
-            raise ArgumentError("participation", "accepted: above 0, at most 1", participation)
-        if fine_tune_epochs < 0:
-            raise ArgumentError("fine_tune_epochs", "accepted: 0 or more", fine_tune_epochs)
+        check_arguments(method, clients, participation, fine_tune_epochs, eval_clients)
         problem = make_problem(clients, model, local, participation, execution)
         if config is None:
             options = {"seed": seed, "participation": participation, "fine_tune_epochs": fine_tune_epochs}
+            options |= {"eval_clients": eval_clients}
             config = {"settings": describe.settings(method, clients, model, local, options)}
         config = config | {"data": data.describe(clients)}
         self.clients = clients
         self.experiment = Experiment(
-            method, problem, clients, local, seed, unseen, fine_tune_epochs, execution.client_store, config=config
+            method,
+            problem,
+            clients,
+            local,
+            seed=seed,
+            unseen=unseen,
+            fine_tune_epochs=fine_tune_epochs,
+            client_store=execution.client_store,
+            eval_clients=eval_clients,
+            config=config,
         )
         check(self.experiment)
         self._trainer: Trainer | None = None
@@ -127,6 +133,21 @@ class Run:
         total = self._trainer.done + rounds
         outcome = self._trainer.train(total, Schedule(eval_every, checkpoint_every))[0]
         return Result(self.experiment.with_rounds(total), outcome, self._out)
+
+
+def check_arguments(method: Any, clients: Any, participation: float, fine_tune_epochs: int, eval_clients: int) -> None:
+    """Raises `ArgumentError` for an argument of `Run` that is not accepted."""
+    if isinstance(method, type) or not hasattr(method, "build"):
+        raise ArgumentError("method", "accepted: a method with its knobs, such as FedAvg()", method)
+    if not isinstance(clients, Federation):
+        raise ArgumentError("clients", "accepted: a Federation, such as Federation.from_arrays(x, y, client=ids)")
+    for name, value, limits in (
+        ("participation", participation, {"above": 0, "at_most": 1}),
+        ("fine_tune_epochs", fine_tune_epochs, {"at_least": 0}),
+        ("eval_clients", eval_clients, {"at_least": 0, "at_most": clients.num_clients}),
+    ):
+        if accepted := out_of_range(value, limits):
+            raise ArgumentError(name, f"accepted: {accepted}", value)
 
 
 def make_problem(

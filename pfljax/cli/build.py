@@ -256,6 +256,7 @@ def build_run(settings: Settings, name: str, clients: Clients, trial: Trial) -> 
         participation=settings.participation,
         unseen=unseen,
         fine_tune_epochs=settings.fine_tune_epochs,
+        eval_clients=settings.eval_clients,
         execution=build_execution(settings),
         config=config(settings, name, trial),
     )

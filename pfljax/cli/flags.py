@@ -182,6 +182,7 @@ def define_training(registry: flags.FlagValues, rounds: int = 150) -> None:
         "start clients' models from the same parameters; by default yes, but no for local and both federico",
     )
     add.real("participation", 1.0, "share of the clients in a round's cohort; above 0, at most 1")
+    add.whole("eval_clients", 0, "number of clients that are scored, a uniform sample of them; 0 is all", least=0)
     add.whole("fine_tune_epochs", 0, "epochs for which each client tunes the evaluated model on its data", least=0)
     add.real(
         "dp_noise_multiplier",

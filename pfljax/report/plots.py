@@ -91,7 +91,8 @@ class Plots:
     @property
     def collaborates(self) -> bool:
         """Whether clients choose among models; own models only, or one model for all, would make empty pictures."""
-        return "weights" in self.used and self.topology != "own" and int(np.max(self.used["index"])) > 0
+        several = "weights" in self.used and self.topology != "own" and int(np.max(self.used["index"])) > 0
+        return several and "clients" not in self.used  # who uses whom is known of a sample only
 
     @property
     def bytes_sent(self) -> Float[np.ndarray, " T"]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfljax.core import tree
-from pfljax.core.types import Algorithm, ClientData, Key, Split, State
+from pfljax.core.types import Algorithm, Array, ClientData, Key, Split, State
 from pfljax.engine.plan import ExecutionPlan
 from pfljax.engine.pools import place
-from pfljax.engine.rounds import Record, make_round
+from pfljax.engine.rounds import Record, join_state, make_round, split_state
 from pfljax.evaluation import metrics as evaluation
+from pfljax.models import Model
 from pfljax.training import memory
 from pfljax.training.compiled import Compiled, is_private_mixture, shaped, state_shardings, tuned
 from pfljax.training.experiment import Experiment
@@ -119,9 +122,15 @@ def _several_rounds(one_round: Callable, logged: Record, length: int) -> Callabl
     return segment
 
 
-def make_evaluation(experiment: Experiment, compiled: Compiled, replicates: Replicates) -> Callable:
+def make_evaluation(experiments: Sequence[Experiment], compiled: Compiled, replicates: Replicates) -> Callable:
     """(key, state, clients, splits) -> (metrics by split and name, who uses whom), in one compiled call."""
+    experiment = experiments[0]
     plan, model = compiled.plan, experiment.problem.model
+    if experiment.scored is not None:
+        ids = replicates.join([each.scored for each in experiments], np.stack)
+        part = functools.partial(_score_part, plan, model)
+        part = jax.jit(replicates.lift(experiment, plan, part, (0, 0, 0, 0, 0)), out_shardings=plan.everywhere)
+        return functools.partial(part, ids)
 
     def score(algorithm: Algorithm, key: Key, state: State, clients: ClientData, splits: dict[str, Split]):
         predictor = algorithm.predictor(key, state, clients)
@@ -135,3 +144,32 @@ def make_evaluation(experiment: Experiment, compiled: Compiled, replicates: Repl
         return metrics, {"index": index, "weights": predictor.weights}
 
     return jax.jit(replicates.lift(experiment, plan, score, (0, 0, 0, 0)), out_shardings=plan.everywhere)
+
+
+def _score_part(
+    plan: ExecutionPlan,
+    model: Model,
+    algorithm: Algorithm,
+    ids: Array,
+    key: Key,
+    state: State,
+    clients: ClientData,
+    splits: dict[str, Split],
+):
+    """As `make_evaluation`'s function, of clients `ids` (n,) alone, from their rows and data."""
+    rows, rest = split_state(algorithm, state)
+    rows, clients, splits = plan.take_rows((rows, clients, splits), ids)
+    part = join_state(algorithm, rows, rest)
+    predictor = algorithm.predictor(key, part, clients)
+    index, collaboration = predictor.index, algorithm.report.collaboration
+    if is_private_mixture(predictor):
+        index = jnp.broadcast_to(jnp.arange(index.shape[1], dtype=jnp.int32), index.shape)
+    elif predictor.topology == "own":
+        index = ids[:, None]
+    used = collaboration(part) if collaboration else {"index": index, "weights": predictor.weights}
+    if predictor.topology == "peers":  # each client's collaborators, side by side as if they were its own
+        places = jnp.arange(predictor.index.size, dtype=jnp.int32).reshape(predictor.index.shape)
+        models = plan.take_rows(state.models, predictor.index.reshape(-1))
+        predictor = dataclasses.replace(predictor, models=models, index=places, topology="own")
+    final = tuned(algorithm, key, predictor, clients)
+    return {name: evaluation.evaluate(plan, model, final, split) for name, split in splits.items()}, used

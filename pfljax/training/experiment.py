@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from pfljax.core.types import Algorithm, Array
 from pfljax.data import Federation
+from pfljax.data.sources.source import generator
 from pfljax.engine.plan import ExecutionPlan, make_plan
 from pfljax.evaluation.fine_tuning import fine_tuned
 from pfljax.local.problem import Problem
@@ -71,6 +73,7 @@ class Experiment:
         fine_tune_epochs: Passes over its data with which each client tunes what is evaluated.
         client_store: "device", "host" or "disk", as in `Execution`.
         directory: Folder for the clients' rows under "disk"; None: a temporary one.
+        eval_clients: Number of clients that are scored, the same ones in every evaluation; 0: all.
         config: Content of config.json; its "settings" must agree where a run is resumed.
     """
 
@@ -83,12 +86,22 @@ class Experiment:
     fine_tune_epochs: int = 0
     client_store: str = "device"
     directory: Path | None = None
+    eval_clients: int = 0
     config: dict = dataclasses.field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """The method's registered name."""
         return self.method.info.name
+
+    @functools.cached_property
+    def scored(self) -> np.ndarray | None:
+        """(n,) int32 the clients that are scored, ascending: a uniform sample that the seed decides; None: all."""
+        num = self.federation.num_clients
+        if not 0 < self.eval_clients < num:
+            return None
+        drawn = generator(self.seed, "evaluation").choice(num, self.eval_clients, replace=False)
+        return np.sort(drawn).astype(np.int32)
 
     @property
     def numbers(self) -> Numbers:

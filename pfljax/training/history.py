@@ -18,6 +18,7 @@ class History:
     Attributes:
         directory: The run's directory, or None.
         topology: Of the models that clients use.
+        scored: (n,) the clients that are evaluated; None: all K. Arrays are then of these, n in place of K.
         rows: One entry per evaluated round, as in metrics.jsonl.
         results: By name, such as "accuracy_test": one array (K,) per evaluated round.
         collaboration: By name: one array per evaluated round.
@@ -25,9 +26,9 @@ class History:
         up: Bytes uploaded so far, per client.
     """
 
-    def __init__(self, directory: Path | None, num_rounds: int, topology: str):
+    def __init__(self, directory: Path | None, num_rounds: int, topology: str, scored: np.ndarray | None = None):
         """Takes up what the files hold of the first `num_rounds` rounds."""
-        self.directory, self.topology = directory, topology
+        self.directory, self.topology, self.scored = directory, topology, scored
         self.rows: list[dict] = []
         self.results: dict[str, list[np.ndarray]] = {}
         self.collaboration: dict[str, list[np.ndarray]] = {}
@@ -35,9 +36,9 @@ class History:
             self.rows = [row for row in files.read_jsonl(directory / "metrics.jsonl") if row["round"] <= num_rounds]
             count = len(self.rows)
             results = files.read_npz(directory / "results.npz")
-            self.results = {k: list(v[:count]) for k, v in results.items() if k not in ("rounds", "scored")}
+            self.results = {k: list(v[:count]) for k, v in results.items() if k not in ("rounds", "scored", "clients")}
             collaboration = files.read_npz(directory / "collaboration.npz")
-            fixed = ("topology", "distribution", "target")
+            fixed = ("topology", "distribution", "target", "clients")
             self.collaboration = {k: list(v[:count]) for k, v in collaboration.items() if k not in fixed}
         self.down, self.up = (self.last.get(name, 0.0) for name in ("bytes_down", "bytes_up"))
 
@@ -71,13 +72,19 @@ class History:
     def results_arrays(self, scored: str) -> dict[str, Any]:
         """The content of results.npz: accuracy and loss (T, K) per split, the evaluated rounds (T,)."""
         rounds = np.array([row["round"] for row in self.rows], np.int64)
-        return {"rounds": rounds, "scored": scored} | {name: np.stack(v) for name, v in self.results.items()}
+        fixed = {"rounds": rounds, "scored": scored} | self._clients
+        return fixed | {name: np.stack(values) for name, values in self.results.items()}
 
     def collaboration_arrays(self, federation: Federation) -> dict[str, Any]:
         """The content of collaboration.npz: round (T,), index and weights (T, K, J), and what goes with them."""
         stacked: dict[str, Any] = {name: np.stack(values) for name, values in self.collaboration.items()}
-        stacked |= {"topology": self.topology, "distribution": federation.distribution}
-        return stacked if federation.target is None else stacked | {"target": federation.target}
+        which = slice(None) if self.scored is None else self.scored
+        stacked |= {"topology": self.topology, "distribution": federation.distribution[which]} | self._clients
+        return stacked if federation.target is None else stacked | {"target": federation.target[which]}
+
+    @property
+    def _clients(self) -> dict[str, np.ndarray]:
+        return {} if self.scored is None else {"clients": self.scored}
 
 
 def check_directory(out: Path, config: dict, resume: bool) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -268,7 +268,8 @@ class Evaluation:
 
     def __init__(self, experiment: Experiment, compiled: Compiled):
         self.algorithm, self.plan = compiled.algorithm, compiled.plan
-        self.model, self.num_clients = experiment.problem.model, experiment.problem.num_clients
+        self.model = experiment.problem.model
+        self.ids = np.arange(experiment.problem.num_clients) if experiment.scored is None else experiment.scored
         self.size = self._block_size(experiment)
         self.predict, self.score = jax.jit(self._predict), jax.jit(self._score)
 
@@ -280,7 +281,7 @@ class Evaluation:
         if weighed.topology == "peers":  # whose models lie beside each client's
             each += weighed.index.shape[1] * tree.row_bytes(state.models)
         size = max(BLOCK_BYTES // each, experiment.problem.cohort_size * of_cohort // each, 1)
-        return min(-(-size // devices) * devices, self.num_clients)
+        return min(-(-size // devices) * devices, len(self.ids))
 
     def _predict(self, key: Key, rows: State, rest: State, clients: ClientData):
         state = join_state(self.algorithm, rows, rest)
@@ -296,14 +297,14 @@ class Evaluation:
         return {name: evaluation.evaluate(self.plan, self.model, final, split) for name, split in splits.items()}
 
     def __call__(self, key: Key, state: State, clients: ClientData, splits: dict[str, Split]):
-        """(metrics by split and name, who uses whom) of all clients."""
+        """(metrics by split and name, who uses whom) of the clients that are scored."""
         rows, rest = split_state(self.algorithm, state)
         found = []
-        for start in range(0, self.num_clients, self.size):
-            ids = np.minimum(np.arange(start, start + self.size), self.num_clients - 1)  # the last is repeated
+        for start in range(0, len(self.ids), self.size):
+            ids = self.ids[np.minimum(np.arange(start, start + self.size), len(self.ids) - 1)]  # the last is repeated
             block_key = jax.random.fold_in(key, start) if start else key
             parts = self._of_block(block_key, ids, rows, rest, clients, splits)
-            real = min(self.size, self.num_clients - start)
+            real = min(self.size, len(self.ids) - start)
             found.append(jax.tree.map(lambda leaf, real=real: leaf[:real], parts))
         return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
 
@@ -324,7 +325,7 @@ class Evaluation:
         return jax.device_get(self.score(key, predictor, block, there(splits))), collaboration
 
 
-def make_evaluation(experiment: Experiment, compiled: Compiled, replicates: Replicates) -> Callable:
+def make_evaluation(experiments: Sequence[Experiment], compiled: Compiled, replicates: Replicates) -> Callable:
     """(key, state, clients, splits) -> (metrics by split and name, who uses whom)."""
     del replicates
-    return Evaluation(experiment, compiled)
+    return Evaluation(experiments[0], compiled)

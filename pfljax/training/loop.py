@@ -16,7 +16,7 @@ import numpy as np
 from pfljax.core.errors import ArgumentError, RunError
 from pfljax.core.types import ClientData, Key, Predictor, Split, State
 from pfljax.engine import processes
-from pfljax.engine.rounds import Record
+from pfljax.engine.rounds import Record, predicts_by_rows
 from pfljax.evaluation import metrics as evaluation
 from pfljax.training import device_store, files, host_store, memory, scoring, stacks
 from pfljax.training.compiled import Compiled, is_private_mixture, shaped, state_shardings, tuned
@@ -155,7 +155,7 @@ class Trainer:
         self.clients = ClientData(parts["train"], parts["validation"])
         self.splits = {name: parts[name] for name in ("train", "test", "validation") if parts[name].y.size}
         self.compiled = compile_to_fit(first, self.clients, length, replicates)
-        self.evaluate = store.make_evaluation(first, self.compiled, replicates)
+        self.evaluate = store.make_evaluation(self.experiments, self.compiled, replicates)
         self.length = length
 
     def _begin(self) -> None:
@@ -178,8 +178,10 @@ class Trainer:
             self._tell(f"  resumed after round {self.done}")
         else:
             self.state = compiled.init(self._key(0), self.clients)
-        outs = self.outs or [None] * self.replicates.num
-        self.histories = [History(out, self.done, self._topology()) for out in outs]
+        outs, topology = self.outs or [None] * self.replicates.num, self._topology()
+        self.histories = [
+            History(out, self.done, topology, each.scored) for out, each in zip(outs, self.experiments, strict=True)
+        ]
         self.seconds = self.histories[0].last.get("seconds", 0.0)
 
     def _topology(self) -> str:
@@ -270,17 +272,19 @@ class Trainer:
         for each, history, record, (scores, collaboration) in zip(
             self.experiments, self.histories, newest, self.replicates.split(found), strict=True
         ):
+            scored = slice(None) if each.scored is None else each.scored
+            sizes_of = lambda part, each=each, scored=scored: getattr(each.federation, part).size[scored]
             row = {
                 "round": self.done,
                 "seconds": self.seconds,
                 "train_loss": float(record.train_loss[-1]),
-                **evaluation.summarize(scores["test"], each.federation.test.size),
+                **evaluation.summarize(scores["test"], sizes_of("test")),
                 "bytes_down": history.down,
                 "bytes_up": history.up,
                 **{name: float(values[-1]) for name, values in record.metrics.items()},
             }
             if "validation" in scores:
-                values = evaluation.summarize(scores["validation"], each.federation.validation.size)
+                values = evaluation.summarize(scores["validation"], sizes_of("validation"))
                 row |= {f"validation_{name}": values[name] for name in ("loss", "accuracy") if name in values}
             history.add(row, scores, collaboration)
             history.write_rows()
@@ -326,7 +330,12 @@ def check(experiment: Experiment) -> None:
     Raises:
         ArgumentError: for a knob that does not fit the clients or the model, or a store that cannot hold the method.
     """
-    algorithm = experiment.algorithm(experiment.problem.plan)
+    algorithm, clients = experiment.algorithm(experiment.problem.plan), experiment.federation.client_data
+    if experiment.scored is not None:
+        state = jax.eval_shape(algorithm.init, jax.random.key(0), clients)
+        if not predicts_by_rows(algorithm, state, clients):
+            text = "accepted for this method: 0, since it predicts with all clients' states at once"
+            raise ArgumentError("eval_clients", text, experiment.eval_clients)
     if experiment.client_store != "device":
         host_store.check(experiment, algorithm, ONE)
 

@@ -27,8 +27,10 @@ def num_parameters(model: Model) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
 
 
-def per_client(federation: Federation, metrics: dict[str, dict[str, np.ndarray]]) -> list[dict]:
-    """One row per client, with its scores on its test examples."""
+def per_client(
+    federation: Federation, metrics: dict[str, dict[str, np.ndarray]], scored: np.ndarray | None = None
+) -> list[dict]:
+    """One row per client that was scored, all if `scored` is None, with its scores on its test examples."""
     test = metrics["test"]
     return [
         {
@@ -37,10 +39,10 @@ def per_client(federation: Federation, metrics: dict[str, dict[str, np.ndarray]]
             "n_test": int(federation.test.size[k]),
             "distribution": int(federation.distribution[k]),
             **({} if federation.target is None else {"target": int(federation.target[k])}),
-            "accuracy": float(test["accuracy"][k]) if "accuracy" in test else None,
-            "loss": float(test["loss"][k]),
+            "accuracy": float(test["accuracy"][number]) if "accuracy" in test else None,
+            "loss": float(test["loss"][number]),
         }
-        for k in range(federation.num_clients)
+        for number, k in enumerate((np.arange(federation.num_clients) if scored is None else scored).tolist())
     ]
 
 
@@ -111,7 +113,7 @@ def summarize(experiment: Experiment, compiled: Compiled, history: History, line
         "scored": algorithm.report.scored,
         "last": rows[-1],
         "best": best_row(rows),
-        "per_client": per_client(federation, last_test),
+        "per_client": per_client(federation, last_test, experiment.scored),
         "earth_movers_distance": data.heterogeneity(federation),
         "privacy": spent(experiment, algorithm, key, rounds),
         "mini_batches_per_round": mini_batches(experiment, algorithm),

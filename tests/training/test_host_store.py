@@ -63,10 +63,10 @@ def test_evaluation_in_blocks_is_that_of_all_at_once(name, monkeypatch):
     algorithm = experiment.algorithm(plan)
     state = toys.train(algorithm, experiment.problem, federation.client_data, ROUNDS)[0][-1]
     splits, compiled = {"test": federation.test}, Compiled(algorithm, plan, *[None] * 4, 0.0)
-    at_once = device_store.make_evaluation(experiment, compiled, ONE)
+    at_once = device_store.make_evaluation([experiment], compiled, ONE)
     metrics, collaboration = jax.device_get(at_once(key, state, federation.client_data, splits))
     by_chance = jax.device_get(at_once(jax.random.key(6), state, federation.client_data, splits))[0]
-    in_blocks = host_store.make_evaluation(experiment, compiled, ONE)
+    in_blocks = host_store.make_evaluation([experiment], compiled, ONE)
     found, whom = in_blocks(key, jax.tree.map(np.asarray, state), federation.client_data, splits)
     first = slice(0, 2 if not toys.same_trees(metrics, by_chance) else None)  # others draw other mini-batches
     cut = lambda parts: jax.tree.map(lambda leaf: np.asarray(leaf)[first], parts)
@@ -91,7 +91,7 @@ def test_the_devices_need_nothing_of_the_size_of_k(monkeypatch):
         shards = experiment.federation.client_data
         found = compile_segment(experiment)
         state, _, _ = found.segment(jax.random.key(0), 0, 3, found.init(jax.random.key(0), shards), shards)
-        evaluate = host_store.make_evaluation(experiment, found, ONE)
+        evaluate = host_store.make_evaluation([experiment], found, ONE)
         evaluate(jax.random.key(0), state, shards, {"test": experiment.federation.test})
         left = sum(leaf.nbytes for leaf in jax.live_arrays()) - before
         del state

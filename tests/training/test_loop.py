@@ -59,7 +59,7 @@ def compile_once(monkeypatch):
     monkeypatch.setattr(
         loop.device_store,
         "make_evaluation",
-        lambda e, *rest: shared("evaluation", e, lambda: make_evaluation(e, *rest)),
+        lambda es, *rest: shared("evaluation", es[0], lambda: make_evaluation(es, *rest)),
     )
     monkeypatch.setattr(loop.scoring, "score_unseen", lambda *args: {})
     return score_unseen

@@ -1,0 +1,80 @@
+"""A sample of the clients is scored: with the figures that these clients have when all are scored."""
+
+import numpy as np
+import optax
+import pytest
+import toys
+
+import pfljax as pfl
+from pfljax.api import Run
+from pfljax.core.errors import ArgumentError
+from pfljax.engine.plan import make_plan
+from pfljax.training.loop import Schedule, Trainer
+
+SIZES, COHORT = (5, 1, 3, 4, 2, 4, 0, 3), 4
+
+
+def outcome(name, eval_clients, store="device", devices=1, **options):
+    federation = toys.make_federation(SIZES)
+    hidden = (3,) if name == "fedper" else ()
+    problem = toys.make_problem(federation, optax.sgd(0.1), batch_size=2, cohort=COHORT, hidden=hidden)
+    plan = make_plan("map", devices=devices)
+    fields = {"client_store": store, "eval_clients": eval_clients, "plan": plan}
+    return toys.run(toys.make_experiment(name, problem, federation, **fields), 3, **options)
+
+
+@pytest.mark.parametrize("store", ["device", "host", "disk"])
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "federico", "fedper", "fedem"])
+def test_scores_are_those_of_the_whole(name, store):
+    whole = outcome(name, 0).history
+    found = outcome(name, 5, store, devices=2)
+    ids = found.history.scored
+    assert len(ids) == 5 and (np.diff(ids) > 0).all()
+    for key, values in whole.results.items():
+        np.testing.assert_allclose(found.history.results[key][-1], values[-1][ids], rtol=1e-4, atol=1e-5)
+    for key in ("index", "weights"):
+        np.testing.assert_allclose(found.history.collaboration[key][-1], whole.collaboration[key][-1][ids], rtol=1e-5)
+    assert [row["client"] for row in found.summary["per_client"]] == ids.tolist()
+    sizes, accuracy = np.array([4] * 5), found.history.results["accuracy_test"][-1]
+    assert found.summary["last"]["accuracy"] == pytest.approx(np.average(accuracy, weights=sizes))
+
+
+def test_files_say_which_clients_were_scored(tmp_path):
+    found = outcome("local", 3, out=tmp_path, schedule=Schedule(1, 1))
+    results, used = np.load(tmp_path / "results.npz"), np.load(tmp_path / "collaboration.npz")
+    assert results["accuracy_test"].shape == (3, 3)
+    for file in (results, used):
+        np.testing.assert_array_equal(file["clients"], found.history.scored)
+    assert used["distribution"].tolist() == (found.history.scored % 2).tolist()
+
+
+def test_a_resumed_run_scores_the_same_clients(tmp_path):
+    whole = outcome("ditto", 3)
+    outcome("ditto", 3, out=tmp_path)
+    federation = toys.make_federation(SIZES)
+    problem = toys.make_problem(federation, optax.sgd(0.1), batch_size=2, cohort=COHORT)
+    experiment = toys.make_experiment("ditto", problem, federation, eval_clients=3, plan=make_plan("map", devices=1))
+    again = toys.run(experiment, 5, out=tmp_path, resume=True)
+    assert [len(each) for each in again.history.results["accuracy_test"]] == [3, 3]
+    np.testing.assert_array_equal(again.history.results["accuracy_test"][0], whole.history.results["accuracy_test"][0])
+
+
+def test_replicates_score_clients_of_their_own():
+    federation = toys.make_federation(SIZES)
+    problem = toys.make_problem(federation, batch_size=2)
+    runs = [toys.make_experiment("local", problem, federation, seed=seed, eval_clients=4) for seed in range(3)]
+    together = Trainer(runs).train(2)
+    assert len({tuple(found.history.scored) for found in together}) > 1
+    for run, found in zip(runs, together, strict=True):
+        alone = Trainer([run]).train(2)[0]
+        np.testing.assert_array_equal(found.history.scored, alone.history.scored)
+        for key, values in alone.history.results.items():
+            np.testing.assert_allclose(found.history.results[key][-1], values[-1], rtol=1e-5)
+
+
+def test_what_is_not_accepted_says_so():
+    federation = toys.make_federation(SIZES)
+    with pytest.raises(ArgumentError, match=r"^eval_clients=9: accepted: 0 to 8"):
+        Run(pfl.FedAvg(), federation, pfl.models.MLP((3,)), eval_clients=9)
+    with pytest.raises(ArgumentError, match=r"^eval_clients=3: accepted for this method: 0"):
+        Run(pfl.FedAMP(), federation, pfl.models.MLP((3,)), eval_clients=3)
