@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import resource
 import sys
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from pfljax.cli import build, timing
 from pfljax.cli.settings import VALIDATION_FRACTION, Settings
 from pfljax.core import method, tree
 from pfljax.core.errors import RunError
+from pfljax.core.pooled import Pooled
 from pfljax.core.types import Split
 from pfljax.data import Federation, sources
 from pfljax.engine import pools
@@ -26,10 +28,13 @@ from pfljax.training.experiment import Experiment
 
 # What is known of a measured cell; a row has these columns after the cell's own.
 MEASURES = (
-    *("parameters", "clients_per_round", "chunk", "rounds", "compile_seconds", "seconds_per_round"),
+    *("parameters", "clients_per_round", "chunk", "rounds", "compile_seconds"),
+    *("seconds_per_round", "fastest_round", "slowest_round"),
     *("client_updates_per_second", "argument_bytes", "output_bytes", "temporary_bytes", "peak_device_bytes"),
-    *("peak_resident_bytes", "bytes_down", "bytes_up", "projected_hours"),
+    *("peak_resident_bytes", "disk_bytes", "bytes_down", "bytes_up", "projected_hours"),
 )
+
+DISTINCT = 10_000  # random images that clients share where they are not on the devices
 
 
 class Cell(NamedTuple):
@@ -77,7 +82,8 @@ def build_clients(settings: Settings, cell: Cell, num_clients: int) -> Federatio
     size = train + (max(1, round(VALIDATION_FRACTION * train)) if validates else 0)
     if settings.data_file is None:
         shape = tuple(settings.numbers("shape", int))
-        federation = data.random_pixels(num_clients, size, shape, settings.num_classes, 0)
+        distinct = 0 if settings.client_store == "device" else DISTINCT
+        federation = data.random_pixels(num_clients, size, shape, settings.num_classes, 0, distinct=distinct)
         x, y = federation.train.x, federation.train.y
         task, num_classes = federation.task, federation.num_classes
     else:
@@ -87,7 +93,11 @@ def build_clients(settings: Settings, cell: Cell, num_clients: int) -> Federatio
             raise RunError(f"the file has {len(rows)} training examples, and {cell.num_clients} x {size} are asked for")
         rows = np.random.default_rng(0).permutation(rows)[: num_clients * size].reshape(num_clients, size)
         x, y, task, num_classes = source.x[rows], source.y[rows], source.task, source.num_classes
-    part = lambda start, stop: Split(x[:, start:stop], y[:, start:stop], np.full(num_clients, stop - start, np.int32))
+
+    def part(start: int, stop: int) -> Split:
+        examples = dataclasses.replace(x, index=x.index[:, start:stop]) if isinstance(x, Pooled) else x[:, start:stop]
+        return Split(examples, y[:, start:stop], np.full(num_clients, stop - start, np.int32))
+
     parts = part(0, train), part(train, size), part(0, 0)
     return Federation(*parts, np.zeros(num_clients, np.int32), task, num_classes, described_data(settings))
 
@@ -100,7 +110,7 @@ def shapes_of(settings: Settings, cell: Cell, plan: ExecutionPlan) -> Federation
         leaf = jax.ShapeDtypeStruct((cell.num_clients, *leaf.shape[1:]), leaf.dtype)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=plan.sharding(leaf, by_rows=True))
 
-    splits = {name: jax.tree.map(shape, getattr(one, name)) for name in ("train", "validation", "test")}
+    splits = {name: tree.map_rows(shape, getattr(one, name)) for name in ("train", "validation", "test")}
     return dataclasses.replace(one, **splits, distribution=np.zeros(0, np.int32))
 
 
@@ -172,6 +182,8 @@ def measure(settings: Settings, cell: Cell) -> dict:
     experiment = build_experiment(settings, cell)
     copy = check_state(experiment)
     resident, device = PeakResident(), memory.peak_bytes()
+    folder = tempfile.TemporaryDirectory()
+    experiment = dataclasses.replace(experiment, directory=Path(folder.name))
     rounds = loop.compile_to_fit(experiment, experiment.federation.client_data, 1)
     clients = build_clients(settings, cell, cell.num_clients).client_data
     if settings.client_store == "device":
@@ -183,6 +195,8 @@ def measure(settings: Settings, cell: Cell) -> dict:
     dispatch()  # to warm up
     seconds, records = zip(*[dispatch() for _ in range(settings.rounds)], strict=True)
     per_round, peak = float(np.median(seconds)), memory.peak_bytes()
+    disk = sum(path.stat().st_blocks * 512 for path in Path(folder.name).iterdir())
+    folder.cleanup()
     return dict.fromkeys(MEASURES) | {
         "parameters": scoring.num_parameters(experiment.problem.model),
         "clients_per_round": cell.clients_per_round,
@@ -190,6 +204,8 @@ def measure(settings: Settings, cell: Cell) -> dict:
         "rounds": settings.rounds,
         "compile_seconds": rounds.compile_seconds,
         "seconds_per_round": per_round,
+        "fastest_round": min(seconds),
+        "slowest_round": max(seconds),
         "client_updates_per_second": cell.clients_per_round / per_round,
         "argument_bytes": rounds.memory.arguments,
         "output_bytes": rounds.memory.outputs,
@@ -197,6 +213,7 @@ def measure(settings: Settings, cell: Cell) -> dict:
         # A device tells the most of the whole process: it is this cell's if it has risen.
         "peak_device_bytes": peak if peak != device else None,
         "peak_resident_bytes": resident.read(),
+        "disk_bytes": disk,
         "bytes_down": float(np.mean([record.down for record in records])),
         "bytes_up": float(np.mean([record.up for record in records])),
     }

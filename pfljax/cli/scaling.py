@@ -76,7 +76,8 @@ def run(settings: Settings) -> None:
     lines: dict[str, Sequence[dict]] = dict(found.lines())
     if not lines:
         raise FlagError(f"--num_clients: none of the cells can be measured; the reasons are in {found.out}")
-    report.save(report.scaling_figure(lines), found.out / "scaling.png")
+    memory_label = "MiB on a device" if settings.client_store == "device" else "MiB resident"
+    report.save(report.scaling_figure(lines, memory_label), found.out / "scaling.png")
     show(settings, [row for own in lines.values() for row in own])
     say(f"table: {found.out / 'scaling.csv'}, .json; figure: {found.out / 'scaling.png'}")
 
@@ -135,7 +136,7 @@ def show(settings: Settings, rows: Sequence[dict]) -> None:
     counts = {"K": "num_clients", "S": "clients_per_round", "devices": "devices"}
     model = f"{settings.model} ({rows[0]['parameters']:,} parameters)"
     table = Table(title=f"{model} on {described_data(settings)}, {settings.train_examples} examples a client")
-    for head in (*text, *counts, "compile s", "s a round", "updates/s", "memory", "peak RSS", "down, up"):
+    for head in (*text, *counts, "compile s", "s a round", "(range)", "updates/s", "memory", "RSS", "disk", "down, up"):
         table.add_column(head, justify="left" if head in text else "right")
     size = lambda number: memory.readable(number) if number is not None else "?"
     for row in rows:
@@ -143,8 +144,9 @@ def show(settings: Settings, rows: Sequence[dict]) -> None:
             *(row[name] for name in text.values()),
             *(f"{row[name]:,}" for name in counts.values()),
             *(f"{row['compile_seconds']:.1f}", f"{row['seconds_per_round']:.4g}"),
+            f"{row['fastest_round']:.3g}-{row['slowest_round']:.3g}",
             f"{row['client_updates_per_second']:,.0f}",
-            *(size(total_bytes(row)), size(row["peak_resident_bytes"])),
+            *(size(total_bytes(row)), size(row["peak_resident_bytes"]), size(row["disk_bytes"])),
             f"{size(row['bytes_down'])}, {size(row['bytes_up'])}",
         )
     Console(width=None if sys.stdout.isatty() else 160).print(table)

@@ -64,7 +64,10 @@ class Study:
         named = lambda row: ", ".join([row["algorithm"], *(words[name](row[name]) for name in differ)])
         for name in dict.fromkeys(map(named, measured)):
             own = [row for row in measured if named(row) == name]
-            yield name, [row | {"memory_bytes": total_bytes(row)} for row in own]
+            kept = (
+                total_bytes if self.settings.client_store == "device" else lambda row: row["peak_resident_bytes"] or 0
+            )
+            yield name, [row | {"memory_bytes": kept(row)} for row in own]
 
     def write(self) -> None:
         """Writes scaling.json and scaling.csv."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +50,7 @@ def inner(a: PyTree, b: PyTree) -> Array:
     return jnp.asarray(sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b))))
 
 
-def map_rows(fn: Callable[[jax.Array], Array], tree: PyTree) -> PyTree:
+def map_rows(fn: Callable[[Any], Any], tree: PyTree) -> PyTree:
     """fn of every stacked leaf; of pooled examples it is applied to the index, whose rows are the clients'."""
 
     def one(leaf):

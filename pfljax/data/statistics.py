@@ -7,22 +7,54 @@ import hashlib
 import numpy as np
 
 from pfljax.core.errors import ArgumentError
+from pfljax.core.pooled import is_pooled
+from pfljax.core.types import Examples
 from pfljax.data.federation import Federation
 from pfljax.engine import processes
 
 
 def digest(federation: Federation) -> str:
     """A short fingerprint of all examples and who has them, for runs to state which split they had."""
-    splits, here = (federation.train, federation.validation, federation.test), federation.own or slice(None)
-    sizes = np.stack([split.size[here] for split in splits], axis=1)
-    clients = []
-    for k, counts in enumerate(sizes):
-        content = hashlib.sha256(counts.tobytes())
-        for split, count in zip(splits, counts, strict=True):  # padding is no part of it
-            content.update(np.ascontiguousarray(split.y[k, :count]).data)
-            content.update(np.ascontiguousarray(split.x[k, :count]).data)
-        clients.append(list(content.digest()))
-    return hashlib.sha256(_of_all(federation, np.array(clients, np.uint8)).tobytes()).hexdigest()[:12]
+    here, rows, tables = federation.own or slice(None), [], {}
+    for split in (federation.train, federation.validation, federation.test):
+        size, code = np.asarray(split.size[here], np.uint64), np.zeros(len(split.y), np.uint64)
+        for place in range(split.y.shape[1]):  # padding is no part of it
+            real = place < size
+            for examples in (split.x, split.y):
+                code[real] = _mixed(code[real] ^ _codes(examples, real, place, tables))
+        rows += [size, code]
+    found = np.stack(rows, axis=1).view(np.uint8)
+    return hashlib.sha256(_of_all(federation, found).tobytes()).hexdigest()[:12]
+
+
+def _codes(examples: Examples, real: np.ndarray, place: int, tables: dict[int, np.ndarray]) -> np.ndarray:
+    """A uint64 for the example at one place of each client where `real` (K,) holds.
+
+    Args:
+        examples: Of all clients.
+        real: Which clients have an example there.
+        place: The place.
+        tables: Takes the codes of each pool, which are worked out once.
+    """
+    if is_pooled(examples):
+        pool = examples.pool
+        if id(pool) not in tables:
+            tables[id(pool)] = np.array([_code(row) for row in pool], np.uint64)
+        return tables[id(pool)][examples.index[real, place]]
+    if examples.ndim == 2:  # a number each
+        return _mixed(examples[real, place].astype(np.float64).view(np.uint64))
+    return np.array([_code(row) for row in examples[real, place]], np.uint64)
+
+
+def _code(row: np.ndarray) -> int:
+    return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(row).data, digest_size=8).digest(), "little")
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """The finalizer of SplitMix64: every bit of a uint64 comes to depend on all others."""
+    values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return (values ^ values >> np.uint64(31)) + np.uint64(0x9E3779B97F4A7C15)
 
 
 def class_counts(federation: Federation) -> np.ndarray | None:

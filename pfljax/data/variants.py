@@ -77,13 +77,30 @@ def _widen(array: np.ndarray, size: int, axis: int, value: int) -> np.ndarray:
     return np.pad(array, width, constant_values=value)
 
 
-def random_pixels(num_clients: int, examples: int, shape: tuple[int, ...], num_classes: int, seed: int) -> Federation:
-    """Random images of a given shape, `examples` a client to train on: work to be timed, not learned."""
+def random_pixels(
+    num_clients: int, examples: int, shape: tuple[int, ...], num_classes: int, seed: int, *, distinct: int = 0
+) -> Federation:
+    """Random images of a given shape, `examples` a client to train on: work to be timed, not learned.
+
+    Args:
+        num_clients: K.
+        examples: n_k.
+        shape: Of an image.
+        num_classes: C.
+        seed: Decides all.
+        distinct: Number of different images in a part, which clients share at random; 0: all are different.
+    """
     rng = generator(seed, "pixels")
 
     def split(size: int) -> Split:
-        x = rng.random((num_clients, size, *shape), dtype=np.float32)
         y = rng.integers(num_classes, size=(num_clients, size), dtype=np.int32)
+        if distinct and size:
+            x = Pooled(
+                rng.random((distinct, *shape), dtype=np.float32),
+                rng.integers(distinct, size=(num_clients, size), dtype=np.int32),
+            )
+        else:
+            x = rng.random((num_clients, size, *shape), dtype=np.float32)
         return Split(x, y, np.full(num_clients, size, np.int32))
 
     return Federation(

@@ -168,16 +168,17 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float | None:
     return float(np.polyfit(np.log(np.asarray(x, float)), np.log(np.asarray(y, float)), 1)[0])
 
 
-def scaling_figure(lines: Mapping[str, Sequence[dict]]) -> Figure:
+def scaling_figure(lines: Mapping[str, Sequence[dict]], memory: str = "MiB on a device") -> Figure:
     """Time and memory of a round against the number of clients, log-log, with the slopes in the legends.
 
     Args:
         lines: Of each line the cells: "num_clients", "seconds_per_round", "memory_bytes".
+        memory: What the memory is, for its axis.
     """
     figure = Picture(11, 4.2 + 0.12 * max(len(lines) - 6, 0))
     styles = list(zip(colors(np.arange(len(lines))), itertools.cycle("osD^vPX"), strict=False))
     for place, (key, unit, label) in enumerate(
-        (("seconds_per_round", 1, "seconds a round"), ("memory_bytes", 2**20, "MiB on a device")), 1
+        (("seconds_per_round", 1, "seconds a round"), ("memory_bytes", 2**20, memory)), 1
     ):
         axes = add_axes(figure, 1, 2, place, xlabel="clients K", ylabel=label, xscale="log", yscale="log")
         for (name, cells), (shade, marker) in zip(lines.items(), styles, strict=True):
