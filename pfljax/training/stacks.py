@@ -61,6 +61,7 @@ class RowFile:
             file.truncate(size)
         with open(path, "r+b") as file:
             self._map = mmap.mmap(file.fileno(), size)
+        self._map.madvise(mmap.MADV_RANDOM)  # else a row of a new page costs milliseconds of reading ahead
         self._rows = np.frombuffer(self._map, self.dtype, 2 * math.prod(shape)).reshape(2, *shape)
 
     def read(self, ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
