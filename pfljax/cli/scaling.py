@@ -136,7 +136,19 @@ def show(settings: Settings, rows: Sequence[dict]) -> None:
     counts = {"K": "num_clients", "S": "clients_per_round", "devices": "devices"}
     model = f"{settings.model} ({rows[0]['parameters']:,} parameters)"
     table = Table(title=f"{model} on {described_data(settings)}, {settings.train_examples} examples a client")
-    for head in (*text, *counts, "compile s", "s a round", "(range)", "updates/s", "memory", "RSS", "disk", "down, up"):
+    for head in (
+        *text,
+        *counts,
+        "compile s",
+        "s a round",
+        "(range)",
+        "again",
+        "updates/s",
+        "memory",
+        "RSS",
+        "disk",
+        "down, up",
+    ):
         table.add_column(head, justify="left" if head in text else "right")
     size = lambda number: memory.readable(number) if number is not None else "?"
     for row in rows:
@@ -145,6 +157,7 @@ def show(settings: Settings, rows: Sequence[dict]) -> None:
             *(f"{row[name]:,}" for name in counts.values()),
             *(f"{row['compile_seconds']:.1f}", f"{row['seconds_per_round']:.4g}"),
             f"{row['fastest_round']:.3g}-{row['slowest_round']:.3g}",
+            "" if row["seconds_again"] is None else f"{row['seconds_again']:.4g}",
             f"{row['client_updates_per_second']:,.0f}",
             *(size(total_bytes(row)), size(row["peak_resident_bytes"]), size(row["disk_bytes"])),
             f"{size(row['bytes_down'])}, {size(row['bytes_up'])}",

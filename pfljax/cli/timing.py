@@ -52,8 +52,18 @@ def build(
     return Experiment(method, problem, federation, client_store=client_store)
 
 
-def start(rounds: Compiled, clients: ClientData, length: int, trace: Path | None = None) -> Dispatch:
-    """Makes the state; what runs the next `length` rounds on it. A profiler traces others into the folder `trace`."""
+def start(
+    rounds: Compiled, clients: ClientData, length: int, trace: Path | None = None, period: int | None = None
+) -> Dispatch:
+    """Makes the state; what runs the next `length` rounds on it.
+
+    Args:
+        rounds: Those of `loop.compile_to_fit`.
+        clients: The clients' data.
+        length: Number of rounds in a dispatch.
+        trace: Folder for a profiler's trace of other rounds.
+        period: Number of rounds after which their numbers, and so their cohorts, begin anew; None: never.
+    """
     if trace:
         print(f"  {loop.profile(trace, rounds, lambda purpose: jax.random.key(purpose), clients)}", flush=True)
     key = jax.random.key(0)
@@ -62,7 +72,8 @@ def start(rounds: Compiled, clients: ClientData, length: int, trace: Path | None
     def dispatch() -> tuple[float, Record]:
         nonlocal state, done
         begin = time.perf_counter()
-        state, records, count = rounds.segment(key, done, done + length, state, clients)
+        number = done % period if period else done
+        state, records, count = rounds.segment(key, number, number + length, state, clients)
         count = int(count)
         jax.block_until_ready(state)
         done += count

@@ -202,7 +202,8 @@ class FirstRows:
             block = np.resize(ids[start : start + self.size], self.size).astype(np.int32)
             with jax.default_device(self.device):
                 blocks.append(jax.device_get(self.make(self.key, block, stacks.read(self.clients, block))))
-        return [np.concatenate(leaves)[: len(ids)] for leaves in zip(*blocks, strict=True)]
+        joined = blocks[0] if len(blocks) == 1 else [np.concatenate(leaves) for leaves in zip(*blocks, strict=True)]
+        return [leaf[: len(ids)] for leaf in joined]
 
 
 class Segment:
@@ -231,21 +232,24 @@ class Segment:
                 following = future.result() if future else None  # which may read what is written next
                 stacks.write(rows, ahead.ids, trained)
                 if following:
-                    renew(following, np.isin(following.ids, ahead.ids), rows)
-                    ahead = following
+                    ahead = renew(following, np.isin(following.ids, ahead.ids), rows)
                 if records[-1].diverged >= 0:
                     break
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *records)
         return join_state(self.algorithm, rows, rest), stacked, len(records)
 
 
-def renew(ahead: Ahead, old: np.ndarray, rows: State) -> None:
-    """Of clients in both cohorts, what was fetched ahead is old by now."""
+def renew(ahead: Ahead, old: np.ndarray, rows: State) -> Ahead:
+    """A cohort with the rows of clients read again where `old` (S,) holds: they were in the cohort before, too."""
 
-    def write(leaf, new):
+    def one(leaf, new):
+        leaf = leaf if leaf.flags.writeable else leaf.copy()
         leaf[old] = new
+        return leaf
 
-    jax.tree.map(write, ahead.rows, stacks.read(rows, ahead.ids[old]))
+    if not old.any():
+        return ahead
+    return ahead._replace(rows=jax.tree.map(one, ahead.rows, stacks.read(rows, ahead.ids[old])))
 
 
 def _taken_over(leaf: jax.Array) -> np.ndarray:

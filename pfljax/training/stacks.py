@@ -106,7 +106,7 @@ def open_files(
 
 
 def read(stack: PyTree, ids: np.ndarray) -> PyTree:
-    """Copies of some rows (n, ...); of pooled examples, those of these clients."""
+    """Some rows (n, ...), not to be written to; of pooled examples, those of these clients."""
     files = _files(stack)
     slots = files[0].table.slots[ids] if files else ids
     fresh = slots == 0 if files else np.zeros(len(ids), bool)
@@ -117,6 +117,8 @@ def read(stack: PyTree, ids: np.ndarray) -> PyTree:
             return leaf.examples(leaf.index[ids])
         if not isinstance(leaf, RowFile):
             return np.take(leaf, ids, axis=0)
+        if fresh.all():
+            return initial[leaf.number]
         rows = np.empty((len(ids), *leaf.shape[1:]), leaf.dtype)
         rows[~fresh] = leaf.read(ids[~fresh], slots[~fresh])
         if fresh.any():

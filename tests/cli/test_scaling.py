@@ -18,7 +18,13 @@ from pfljax.cli import scaling
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--hidden=4", "--shape=4,4,1", "--train_examples=6", "--rounds=2"]
-OPTIONAL = {"reason", "peak_device_bytes", "peak_resident_bytes", "projected_hours"}  # null: nothing to say
+OPTIONAL = {
+    "reason",
+    "seconds_again",
+    "peak_device_bytes",
+    "peak_resident_bytes",
+    "projected_hours",
+}  # null: nothing to say
 
 
 def call(out, *flags, code=0):
