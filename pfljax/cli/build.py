@@ -245,8 +245,6 @@ def build_run(settings: Settings, name: str, clients: Clients, trial: Trial) -> 
     store = settings.client_store
     if store != "device" and jax.process_count() > 1:
         raise settings.error("client_store", "accepted with one process; several share the clients on their devices")
-    if store != "device" and unseen is not None:
-        raise FlagError("--unseen_clients: accepted with --client_store=device, since newcomers may ask for all states")
     return api.Run(
         build_method(settings, name),
         federation,

@@ -58,7 +58,6 @@ def check(experiment: Experiment, algorithm: Algorithm, replicates: Replicates) 
         ),
         "methods that choose the cohort": algorithm.sample is not None,
         "several processes": jax.process_count() > 1,
-        "unseen clients": experiment.unseen is not None,
         "several seeds in one kernel": replicates.num > 1,
     }
     for what, found in refused.items():

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import jax
 import numpy as np
 
 from pfljax import data
-from pfljax.core.types import Algorithm, Key, State
+from pfljax.core.types import Algorithm, ClientData, Key, State
 from pfljax.data import Federation
 from pfljax.engine.pools import place
-from pfljax.engine.rounds import participations
+from pfljax.engine.rounds import join_state, participations, split_state
 from pfljax.evaluation import metrics as evaluation
 from pfljax.local import privacy
 from pfljax.models import Model
-from pfljax.training import memory
+from pfljax.training import memory, stacks
 from pfljax.training.compiled import Compiled, tuned
 from pfljax.training.describe import mini_batches
 from pfljax.training.experiment import Experiment
@@ -54,7 +55,8 @@ def score_unseen(experiment: Experiment, compiled: Compiled, key: Key, state: St
     algorithm = experiment.algorithm(plan)  # whose newcomers train for the number of rounds that the run now has
     there = lambda part: place(plan, part, unseen.num_clients)
     predict = lambda *args: tuned(algorithm, args[0], algorithm.adapt(*args), args[2])
-    predictor = jax.jit(predict)(key, state, there(unseen.client_data))
+    newcomers = there(unseen.client_data)
+    predictor = jax.jit(predict)(key, _read_by(predict, algorithm, key, state, newcomers), newcomers)
     score = jax.jit(evaluation.evaluate, static_argnums=(0, 1), out_shardings=plan.everywhere)
     splits = (("train", unseen.train), ("test", unseen.test))
     model = experiment.problem.model
@@ -62,6 +64,16 @@ def score_unseen(experiment: Experiment, compiled: Compiled, key: Key, state: St
     out = evaluation.summarize(scores["test"], unseen.test.size)
     train = evaluation.summarize(scores["train"], unseen.train.size)
     return out | {f"train_{name}": value for name, value in train.items()} | {"per_client": per_client(unseen, scores)}
+
+
+def _read_by(predict: Callable, algorithm: Algorithm, key: Key, state: State, newcomers: ClientData) -> State:
+    """What newcomers' predictor reads of a state: without the clients' rows where it can be traced so, or in memory."""
+    rest = join_state(algorithm, State((), (), (), ()), split_state(algorithm, state)[1])
+    try:
+        jax.eval_shape(predict, key, rest, newcomers)
+    except Exception:  # of any kind: the method asks for rows that are not there
+        return stacks.in_memory(state)
+    return rest
 
 
 def spent(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -> dict | None:

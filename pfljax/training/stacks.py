@@ -5,16 +5,18 @@ A stack of rows is a tree of NumPy arrays (K, ...), or of `RowFile`s, which shar
 
 from __future__ import annotations
 
+import errno
 import math
-import mmap
+import os
 import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from pfljax.core.errors import OutOfMemory
+from pfljax.core.errors import OutOfMemory, RunError
 from pfljax.core.pooled import is_pooled
 from pfljax.core.types import PyTree
 from pfljax.training import memory
@@ -45,7 +47,9 @@ class Table:
 
 
 class RowFile:
-    """One leaf of a stack of rows, in a sparse file of which only the pages in use are mapped.
+    """One leaf of a stack of rows, in a sparse file that takes the space of the rows that were written.
+
+    It is read and written row by row. Mapped into memory it was slower, and a full disk would kill the process.
 
     Attributes:
         table: Says where the rows are.
@@ -56,32 +60,39 @@ class RowFile:
 
     def __init__(self, path: Path, table: Table, number: int, shape: tuple[int, ...], dtype: np.dtype):
         self.table, self.number, self.shape, self.dtype = table, number, shape, np.dtype(dtype)
-        size = max(2 * math.prod(shape) * self.dtype.itemsize, 1)
-        with open(path, "ab") as file:
-            file.truncate(size)
-        with open(path, "r+b") as file:
-            self._map = mmap.mmap(file.fileno(), size)
-        self._map.madvise(mmap.MADV_RANDOM)  # else a row of a new page costs milliseconds of reading ahead
-        self._rows = np.frombuffer(self._map, self.dtype, 2 * math.prod(shape)).reshape(2, *shape)
+        self._row = math.prod(shape[1:]) * self.dtype.itemsize
+        self._path, self._file = path, os.open(path, os.O_RDWR | os.O_CREAT)
+        weakref.finalize(self, os.close, self._file)
+        os.truncate(self._file, 2 * shape[0] * self._row)
 
     def read(self, ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
         """Copies of rows in slots 1 and 2."""
-        found = self._rows[slots.astype(np.intp) - 1, ids]
-        self._unmap()
-        return found
+        rows = np.empty((len(ids), *self.shape[1:]), self.dtype)
+        for row, at in zip(rows.reshape(len(ids), -1).view(np.uint8), self._places(ids, slots), strict=True):
+            os.preadv(self._file, [memoryview(row)], at)
+        return rows
 
     def write(self, ids: np.ndarray, slots: np.ndarray, rows: np.ndarray) -> None:
-        """Replaces rows in slots 1 and 2."""
-        self._rows[slots.astype(np.intp) - 1, ids] = rows
-        self._unmap()
+        """Replaces rows in slots 1 and 2.
+
+        Raises:
+            RunError: if the disk is full.
+        """
+        rows = np.ascontiguousarray(rows).reshape(len(ids), -1).view(np.uint8)
+        try:
+            written = [os.pwrite(self._file, row, at) for row, at in zip(rows, self._places(ids, slots), strict=True)]
+        except OSError as error:
+            raise RunError(f"{self._path}: {error.strerror}") from error
+        if any(size < self._row for size in written):
+            raise RunError(f"{self._path}: {os.strerror(errno.ENOSPC)}")
 
     def flush(self) -> None:
         """Waits until what was written is on the disk."""
-        self._map.flush()
+        os.fsync(self._file)
 
-    def _unmap(self) -> None:
-        """Leaves the pages to the system's cache, so that the process does not come to hold the whole file."""
-        self._map.madvise(mmap.MADV_DONTNEED)
+    def _places(self, ids: np.ndarray, slots: np.ndarray) -> list[int]:
+        """Where the rows begin, in bytes."""
+        return ((np.int64(self.shape[0]) * (slots.astype(np.int64) - 1) + ids) * self._row).tolist()
 
 
 def open_files(

@@ -12,7 +12,7 @@ import pytest
 import toys
 
 from pfljax.algorithms import METHODS
-from pfljax.core.errors import ArgumentError, OutOfMemory
+from pfljax.core.errors import ArgumentError, OutOfMemory, RunError
 from pfljax.core.types import State
 from pfljax.engine.plan import make_plan
 from pfljax.training import stacks
@@ -80,6 +80,19 @@ def test_rows_of_a_checkpoint_are_never_overwritten_before_the_next(tmp_path):
         assert toys.same_trees(jax.device_get(stacks.in_memory(thawed)), before)
 
 
+@pytest.mark.parametrize("name", ["fedavg", "federico", "ditto"])
+def test_newcomers_are_scored_under_every_store(name):
+    unseen, found = toys.make_federation((3, 2), seed=1), []
+    for store in ("device", "host", "disk"):
+        experiment = dataclasses.replace(make_experiment(name, store), unseen=unseen)
+        found.append(toys.run(experiment, 2).summary["unseen"])
+    assert found[0]["loss"] > 0
+    for other in found[1:]:
+        assert {key: other[key] for key in ("loss", "accuracy")} == pytest.approx(
+            {key: found[0][key] for key in ("loss", "accuracy")}, rel=1e-4
+        )
+
+
 def table_of(directory, num=6, width=5):
     shapes = {"a": jax.ShapeDtypeStruct((num, width), np.float32), "b": jax.ShapeDtypeStruct((num,), np.int32)}
     first = lambda ids: [ids[:, None] + np.zeros(width, np.float32), -ids.astype(np.int32)]
@@ -126,6 +139,19 @@ def test_what_does_not_fit_the_disk_is_refused_before_it_starts(tmp_path, monkey
     monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(need, 0, need))
     with pytest.raises(OutOfMemory, match=r"out of disk space: clients' rows may need 104.0 KiB in .* 104.0 KiB are"):
         stacks.check_disk(tmp_path, shapes, 10)
+
+
+def test_a_full_disk_is_an_error_of_one_line(tmp_path, monkeypatch):
+    files = table_of(tmp_path)
+    rows = jax.device_put({"a": np.zeros((1, 5), np.float32), "b": np.array([1], np.int32)})
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    for write in (full, lambda file, row, at: 1):  # or a row is written in part
+        monkeypatch.setattr("os.pwrite", write)
+        with pytest.raises(RunError, match=r"^.*\.bin: No space left on device$"):
+            stacks.write(files, np.array([1]), rows)
 
 
 def test_a_run_goes_on_with_the_store_that_it_began_with(tmp_path):
