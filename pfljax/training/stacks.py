@@ -69,7 +69,7 @@ class RowFile:
         """Copies of rows in slots 1 and 2."""
         rows = np.empty((len(ids), *self.shape[1:]), self.dtype)
         for row, at in zip(rows.reshape(len(ids), -1).view(np.uint8), self._places(ids, slots), strict=True):
-            os.preadv(self._file, [memoryview(row)], at)
+            os.preadv(self._file, [row.data], at)
         return rows
 
     def write(self, ids: np.ndarray, slots: np.ndarray, rows: np.ndarray) -> None:
