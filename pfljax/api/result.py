@@ -17,6 +17,7 @@ from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Predictor, State
 from pfljax.engine.views import view
 from pfljax.evaluation import metrics
+from pfljax.training import stacks
 from pfljax.training.experiment import Experiment
 from pfljax.training.loop import Outcome
 
@@ -31,7 +32,8 @@ class Collaboration:
         weights: (T, K, J) their weights, which sum to 1 over J.
         distribution: (K,) the clients' true distributions.
         topology: Unless "shared", models are the clients' own.
-        arrays: Everything that is in collaboration.npz, such as "affinity" (T, K, K).
+        arrays: Everything that is in collaboration.npz, such as "affinity" (T, K, K). With `eval_clients` the arrays
+            are of the n clients "clients", n in place of K.
     """
 
     rounds: np.ndarray
@@ -43,6 +45,8 @@ class Collaboration:
 
     def matrix(self, evaluation: int = -1) -> np.ndarray:
         """(K, N) weight that each client gave to each model, at one of the evaluated rounds; the last by default."""
+        if "clients" in self.arrays:
+            raise ArgumentError("eval_clients", "a sample of the clients does not make a matrix; see index and weights")
         index, weights = self.index[evaluation], self.weights[evaluation]
         num_models = len(index) if self.topology != "shared" else int(self.index.max()) + 1
         dense = np.zeros((len(index), num_models))
@@ -84,7 +88,10 @@ class Result:
 
     @property
     def results(self) -> dict[str, np.ndarray]:
-        """The content of results.npz: per-client accuracy and loss (T, K) of each split, by name."""
+        """The content of results.npz: per-client accuracy and loss (T, K) of each split, by name.
+
+        With `eval_clients` they are (T, n), of the clients "clients" (n,).
+        """
         return self._results
 
     @property
@@ -99,7 +106,7 @@ class Result:
 
     @property
     def per_client_accuracy(self) -> np.ndarray:
-        """(K,) every client's test accuracy after the last round."""
+        """(K,) every client's test accuracy after the last round; (n,) with `eval_clients`."""
         if "accuracy_test" not in self._results:
             raise ArgumentError("per_client_accuracy", "a regression has no accuracy; see results['loss_test']")
         return self._results["accuracy_test"][-1]
@@ -113,8 +120,12 @@ class Result:
 
     @property
     def state(self) -> State:
-        """The final state: server, models, optimizer, clients. A later `train` of the same run may overwrite it."""
-        return self._outcome.state
+        """The final state: server, models, optimizer, clients. A later `train` of the same run may overwrite it.
+
+        Raises:
+            OutOfMemory: if the clients' rows are on disk and do not fit the host's memory.
+        """
+        return stacks.in_memory(self._outcome.state)
 
     @functools.cached_property
     def predictor(self) -> Predictor:

@@ -60,6 +60,7 @@ def run(settings: Settings) -> None:
     if settings.preset:
         settings = settings.with_preset(WORKLOADS / f"{settings.preset}.flags")
     settings.refuse("participation", "--cohort says how many clients are in a round")
+    settings.refuse("eval_clients", "rounds are timed, and nothing is scored")
     settings.refuse("class_weights", "it changes neither time nor memory")
     for flag in ("shape", "num_classes"):
         if settings.data_file:

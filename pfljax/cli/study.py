@@ -39,7 +39,7 @@ class Study:
                 raise settings.error("out", "holds something that is not a scaling study; name a new folder")
             return
         before = files.read_json(path)
-        if "cells" not in before:
+        if "cells" not in before or any(not {*MEASURES} <= {*row} for row in before["cells"]):
             raise settings.error("out", "holds a scaling study of an earlier version; name a new folder")
         old, new = before["settings"], files.plain(self.common())
         changed = [f"{k} was {old[k]!r} and is {v!r}" for k, v in new.items() if k in old and old[k] != v]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -43,15 +44,22 @@ class Pooled:
     def dtype(self) -> np.dtype:
         return self.pool.dtype
 
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
     def __len__(self) -> int:
         return self.index.shape[0]
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice) or getattr(key, "ndim", 0) == 1:
             return dataclasses.replace(self, index=self.index[key])
-        key, of_features = (key[:2], key[2:]) if isinstance(key, tuple) else (key, ())
-        found = self.index[key]
-        return self.examples(found)[(slice(None),) * found.ndim + of_features]
+        key = key if isinstance(key, tuple) else (key,)
+        if any(part is Ellipsis for part in key):
+            place = next(number for number, part in enumerate(key) if part is Ellipsis)
+            key = (*key[:place], *[slice(None)] * (self.ndim - len(key) + 1), *key[place + 1 :])
+        found = self.index[key[:2]]
+        return self.examples(found)[(slice(None),) * found.ndim + key[2:]]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         del copy
@@ -61,9 +69,9 @@ class Pooled:
         """The examples (..., *features) at some places (...) of the index."""
         if not isinstance(self.pool, np.ndarray):
             return self.pool.at[index].get(mode="promise_in_bounds")
-        found = self.pool[index]
-        if (index < 0).any():
-            found[index < 0] = 0
+        found = np.take(self.pool, index, axis=0)  # a copy, of a single example too
+        if np.min(index, initial=0) < 0:
+            found[np.less(index, 0)] = 0
         return found
 
     def on_device(self, device: Array) -> Pooled:

@@ -143,6 +143,10 @@ def _result(summary: Mapping[str, Any]) -> str:
     if best:
         body.append(line(f"best by {str(best.get('selected_by', 'train_loss')).replace('_', ' ')}", best))
     said = f"Scored: {summary['scored']}. " if "scored" in summary else ""
+    if summary.get("scored_clients"):
+        said += (
+            f"A uniform sample of {summary['scored_clients']:,} of the {summary['num_clients']:,} clients was scored. "
+        )
     if "accuracy" in last:
         said += "Accuracy and loss are on the clients' test examples, means weighted by their number."
     else:
@@ -170,7 +174,7 @@ def _clients(rows: Sequence[Mapping[str, Any]]) -> str:
     half = SHOWN // 2
     cut = len(rows) > SHOWN
     said = (
-        f"The {half} worst and the {half} best of {len(rows)} clients; all are in results.npz."
+        f"The {half} worst and the {half} best of {len(rows):,} clients that were scored; all are in results.npz."
         if cut
         else "Worst first."
     )

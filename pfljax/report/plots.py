@@ -150,4 +150,6 @@ class Plots:
     def _kept(self, name: str) -> np.ndarray:
         if name not in self.used:
             raise ValueError(f"the run has kept no {name} of its clients' collaboration")
+        if "clients" in self.used:
+            raise ValueError("the run has scored a sample of its clients (eval_clients); this figure needs them all")
         return self.used[name]

@@ -40,12 +40,14 @@ def _filled(like: State | dict, parts: dict) -> Any:
 
 
 def save(directory: Path, round_number: int, state: State | dict, copies: int = KEEP) -> None:
-    """Saves the state after `round_number` rounds and drops all but the `copies` newest checkpoints.
+    """Saves the state after `round_number` rounds and drops all others but the `copies` - 1 before it.
 
     A state may be a dict that holds a State.
     """
     ocp.save(str((directory / str(round_number)).absolute()), _as_dict(state), overwrite=True)
-    for step in _steps(directory)[copies:] if processes.is_first() else []:
+    steps = _steps(directory)
+    kept = [step for step in steps if step <= round_number][:copies]  # one of a later round is torn
+    for step in [step for step in steps if step not in kept] if processes.is_first() else []:
         shutil.rmtree(directory / str(step), ignore_errors=True)
 
 

@@ -22,12 +22,14 @@ class Saving(NamedTuple):
         freeze: state -> what a checkpoint holds, after all else is on the disk.
         thaw: (key of `Compiled.init`, what a checkpoint holds) -> state.
         saved: Takes the state once the checkpoint is whole; earlier ones are of no use from now on.
+        check: Takes a number of rounds and gives the bytes on disk that they may need; raises if there are fewer.
     """
 
     like: Any
     freeze: Callable[[State], Any]
     thaw: Callable[[Key, Any], State]
     saved: Callable[[State], None]
+    check: Callable[[int], int]
 
 
 @dataclasses.dataclass
@@ -44,7 +46,6 @@ class Compiled:
         compile_seconds: How long compiling took.
         making: What making the initial state needs on one device, where that is on the devices.
         saving: How the state is saved; None: as it is.
-        disk_bytes: What clients' rows may need on the disk, where they are there.
     """
 
     algorithm: Algorithm
@@ -56,7 +57,6 @@ class Compiled:
     compile_seconds: float
     making: memory.MemoryPlan | None = None
     saving: Saving | None = None
-    disk_bytes: int | None = None
 
 
 def state_shardings(algorithm: Algorithm, plan: ExecutionPlan, state: State, axis: int = 0) -> State:

@@ -9,6 +9,7 @@ asked for.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -65,6 +66,9 @@ def check(experiment: Experiment, algorithm: Algorithm, replicates: Replicates) 
             raise ArgumentError(
                 "client_store", f"does not support {what}; accepted here: device", experiment.client_store
             )
+    if experiment.client_store == "disk":
+        state = jax.eval_shape(algorithm.init, jax.random.key(0), clients)
+        check_first_rows(experiment, split_state(algorithm, state)[0], clients)
 
 
 def compile_segment(
@@ -98,12 +102,12 @@ def compile_segment(
     needs = dataclasses.replace(needs, arguments=needs.arguments + ahead)
     segment = Segment(algorithm, plan, compiled, num_clients, size)
     if experiment.client_store == "disk":
-        init, saving, disk = _on_disk(experiment, rows, rest, clients)
+        init, saving = _on_disk(experiment, rows, rest, clients)
     else:
         memory.check_host(like)
-        init, saving, disk = _in_memory(experiment, rest_at), None, None
+        init, saving = _in_memory(experiment, rest_at), None
     seconds = time.perf_counter() - begin
-    return Compiled(algorithm, plan, like, init, segment, needs, seconds, saving=saving, disk_bytes=disk)
+    return Compiled(algorithm, plan, like, init, segment, needs, seconds, saving=saving)
 
 
 def _in_memory(experiment: Experiment, rest_at: State) -> Callable[[Key, ClientData], State]:
@@ -123,8 +127,8 @@ def _in_memory(experiment: Experiment, rest_at: State) -> Callable[[Key, ClientD
 
 def _on_disk(
     experiment: Experiment, shapes: State, rest: State, clients: ClientData
-) -> tuple[Callable[[Key, ClientData], State], Saving, int]:
-    """What makes the initial state, no client's row among it, how it is saved, and the bytes it may need on the disk.
+) -> tuple[Callable[[Key, ClientData], State], Saving]:
+    """What makes the initial state, no client's row among it, and how it is saved.
 
     Args:
         experiment: The run.
@@ -133,8 +137,6 @@ def _on_disk(
         clients: All clients' data.
     """
     algorithm, problem = experiment.algorithm(experiment.problem.plan), experiment.problem
-    played = min(problem.rounds * problem.cohort_size, problem.num_clients)
-    need = stacks.check_disk(experiment.directory or Path(tempfile.gettempdir()), shapes, played)
     host = make_host_plan()
     others = jax.jit(lambda key, clients: split_state(algorithm, experiment.algorithm(host).init(key, clients))[1])
 
@@ -143,7 +145,7 @@ def _on_disk(
         if experiment.directory is not None:
             files = stacks.open_files(experiment.directory, shapes, slots, initial)
         else:
-            with tempfile.TemporaryDirectory(prefix="pfljax-") as folder:  # files that are mapped outlive their folder
+            with tempfile.TemporaryDirectory(prefix="pfljax-") as folder:  # open files outlive their folder
                 files = stacks.open_files(Path(folder), shapes, slots, initial)
         return join_state(algorithm, files, rest)
 
@@ -161,7 +163,14 @@ def _on_disk(
         return join(key, clients, np.array(saved["slots"]), saved["rest"])
 
     like = {"slots": np.zeros(problem.num_clients, np.uint8), "rest": rest}
-    return init, Saving(like, freeze, thaw, lambda state: stacks.keep(split_state(algorithm, state)[0])), need
+    saved = lambda state: stacks.keep(split_state(algorithm, state)[0])
+
+    def check(rounds: int) -> int:
+        played = min(rounds * problem.cohort_size, problem.num_clients)
+        return stacks.check_disk(experiment.directory, shapes, played)
+
+    check(problem.rounds)
+    return init, Saving(like, freeze, thaw, saved, check)
 
 
 class FirstRows:
@@ -175,24 +184,16 @@ class FirstRows:
         """
         self.clients, self.key, self.size = clients, key, experiment.problem.cohort_size
         self.device = make_host_plan().mesh.devices.flat[0]
-
-        def make(key: Key, ids: jax.Array, clients: ClientData) -> list[jax.Array]:
-            algorithm = experiment.algorithm(make_host_plan(), part=ids)
-            return jax.tree.leaves(split_state(algorithm, algorithm.init(key, clients))[0])
-
-        self.make = jax.jit(make)
-        expected = [(self.size, *leaf.shape[1:]) for leaf in jax.tree.leaves(shapes)]
-        ids, data = np.zeros(self.size, np.int32), tree.shapes_of_rows(clients, self.size)
-        try:
-            alike = [leaf.shape for leaf in jax.eval_shape(make, key, ids, data)] == expected
-        except (TypeError, ValueError, IndexError):  # the method was not made for fewer clients
-            alike = False
-        if alike:
-            ends = np.array([0, experiment.problem.num_clients - 1])
-            alike = all(np.array_equal(a, b[::-1]) for a, b in zip(self(ends), self(ends[::-1]), strict=True))
-        if not alike:
-            text = "does not support methods whose clients' first rows depend on other clients; accepted here: device"
-            raise ArgumentError("client_store", text, "disk")
+        self.make = jax.jit(functools.partial(_first_rows, experiment))
+        check_first_rows(experiment, shapes, clients)
+        # Client 0 has the same row at every place, alone and beside others; so does the last client.
+        last = experiment.problem.num_clients - 1
+        first, beside, others = (self(np.resize(ids, self.size)) for ids in ([0], [0, *[last] * self.size], [last]))
+        for a, b, c in zip(first, beside, others, strict=True):
+            expected = np.concatenate([a[:1], np.broadcast_to(c[:1], (self.size - 1, *c.shape[1:]))])
+            same_everywhere = np.array_equal(a, np.broadcast_to(a[:1], a.shape))
+            if not (same_everywhere and np.array_equal(b, expected)):
+                raise depends_on_others()
 
     def __call__(self, ids: np.ndarray) -> list[np.ndarray]:
         """The rows, made by blocks of one size."""
@@ -203,6 +204,39 @@ class FirstRows:
                 blocks.append(jax.device_get(self.make(self.key, block, stacks.read(self.clients, block))))
         joined = blocks[0] if len(blocks) == 1 else [np.concatenate(leaves) for leaves in zip(*blocks, strict=True)]
         return [leaf[: len(ids)] for leaf in joined]
+
+
+def _first_rows(experiment: Experiment, key: Key, ids: jax.Array, clients: ClientData) -> list[jax.Array]:
+    """The rows that `init` gives to clients `ids` (n,), whose data are given: a list of leaves (n, ...)."""
+    algorithm = experiment.algorithm(make_host_plan(), part=ids)
+    return jax.tree.leaves(split_state(algorithm, algorithm.init(key, clients))[0])
+
+
+def check_first_rows(experiment: Experiment, shapes: State, clients: ClientData) -> None:
+    """Sees to it that `init` can be asked for some clients, by tracing it.
+
+    Args:
+        experiment: The run.
+        shapes: Of all clients' rows.
+        clients: All clients' data, or their shapes.
+
+    Raises:
+        ArgumentError: if it cannot.
+    """
+    size = experiment.problem.cohort_size
+    ids, data = jax.ShapeDtypeStruct((size,), jnp.int32), tree.shapes_of_rows(clients, size)
+    try:
+        made = jax.eval_shape(functools.partial(_first_rows, experiment), jax.random.key(0), ids, data)
+    except (TypeError, ValueError, IndexError) as error:  # the method was not made for fewer clients
+        raise depends_on_others() from error
+    if [leaf.shape for leaf in made] != [(size, *leaf.shape[1:]) for leaf in jax.tree.leaves(shapes)]:
+        raise depends_on_others()
+
+
+def depends_on_others() -> ArgumentError:
+    """The error for a method whose clients' first rows cannot be made one by one."""
+    text = "does not support methods whose clients' first rows depend on other clients; accepted here: device"
+    return ArgumentError("client_store", text, "disk")
 
 
 class Segment:

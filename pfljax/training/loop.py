@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -132,6 +133,8 @@ class Trainer:
         schedule = Schedule(*(min(every, rounds) for every in schedule))
         if self.length != schedule.eval_every:
             self._compile(schedule.eval_every)
+        if self.compiled.saving:
+            self.compiled.saving.check(rounds)
         if self.state is None:
             self._begin()
         self._play(rounds, schedule)
@@ -299,7 +302,7 @@ class Trainer:
             states = [saving.freeze(self.state)] if saving else self.replicates.split(self.state)
             for each, out, history, state in zip(self.experiments, self.outs, self.histories, states, strict=True):
                 history.write(scored, each.federation)
-                checkpoints.save(out / "checkpoints", self.done, state, 1 if saving else checkpoints.KEEP)
+                checkpoints.save(out / "checkpoints", self.done, state, copies=1 if saving else checkpoints.KEEP)
             if saving:
                 saving.saved(self.state)
         self.saved = self.done
@@ -347,7 +350,9 @@ def check_store(client_store: str, out: Path) -> None:
         ArgumentError: if they are on disk and another store is asked for, or the other way around.
     """
     on_disk = (out / CLIENTS).is_dir()
-    if (out / "checkpoints").is_dir() and on_disk != (client_store == "disk"):
+    if not any(out.glob("checkpoints/[0-9]*")):
+        shutil.rmtree(out / CLIENTS, ignore_errors=True)  # of a run that saved nothing
+    elif on_disk != (client_store == "disk"):
         accepted = "disk" if on_disk else "device or host"
         raise ArgumentError("client_store", f"{out} was begun with another; accepted: {accepted}", client_store)
 

@@ -123,6 +123,7 @@ def summarize(experiment: Experiment, compiled: Compiled, history: History, line
         "rounds": experiment.problem.rounds,
         "seed": experiment.seed,
         "scored": algorithm.report.scored,
+        "scored_clients": None if experiment.scored is None else len(experiment.scored),
         "last": rows[-1],
         "best": best_row(rows),
         "per_client": per_client(federation, last_test, experiment.scored),

@@ -9,6 +9,7 @@ import errno
 import math
 import os
 import shutil
+import tempfile
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -189,11 +190,11 @@ def in_memory(stack: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: next(rows) if isinstance(leaf, RowFile) else leaf, stack)
 
 
-def check_disk(directory: Path, shapes: PyTree, played: int) -> int:
+def check_disk(directory: Path | None, shapes: PyTree, played: int) -> int:
     """Bytes on disk that the rows of a run may come to need.
 
     Args:
-        directory: Where the files will be.
+        directory: Where the files are or will be; None: in the folder for temporary files.
         shapes: Of the stack, leaves (K, ...).
         played: The most clients that take part in the run.
 
@@ -205,12 +206,13 @@ def check_disk(directory: Path, shapes: PyTree, played: int) -> int:
         row = math.prod(leaf.shape[1:]) * leaf.dtype.itemsize
         pages = row + (0 if row % PAGE == 0 else PAGE)  # those that a row shares with others count as its own
         need += 2 * min(played * pages, -(-leaf.shape[0] * row // PAGE) * PAGE)
-    there = next(folder for folder in (directory, *directory.absolute().parents) if folder.exists())
-    taken = sum(path.stat().st_blocks * 512 for path in directory.glob("*.bin"))
+    place = directory or Path(tempfile.gettempdir())
+    there = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
+    taken = sum(path.stat().st_blocks * 512 for path in directory.glob("*.bin")) if directory else 0
     free = shutil.disk_usage(there).free + taken
     if need > memory.SHARE * free:
         raise OutOfMemory(
-            f"out of disk space: clients' rows may need {memory.readable(need)} in {directory}, where "
+            f"out of disk space: clients' rows may need {memory.readable(need)} in {place}, where "
             f"{memory.readable(free)} are free; use fewer rounds, a smaller cohort or model, or another folder"
         )
     return need

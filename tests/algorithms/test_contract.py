@@ -243,9 +243,9 @@ WITHOUT_CHANCE = {
 class Renumbered(Problem):
     """A problem whose client n starts from the model of client ORDER[n]."""
 
-    def init_models(self, key, num, **options):
-        models = Problem.init_models(self, key, num, **options)
-        return tree.take(models, ORDER) if num == K else models
+    def init_models(self, key, numbers, **options):
+        numbers = numbers if isinstance(numbers, int) else jnp.asarray(ORDER)[numbers]
+        return Problem.init_models(self, key, numbers, **options)
 
 
 ORDER = np.array([3, 0, 6, 1, 5, 7, 2, 4])

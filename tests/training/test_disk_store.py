@@ -13,7 +13,6 @@ import toys
 
 from pfljax.algorithms import METHODS
 from pfljax.core.errors import ArgumentError, OutOfMemory, RunError
-from pfljax.core.types import State
 from pfljax.engine.plan import make_plan
 from pfljax.training import stacks
 from pfljax.training.loop import Schedule, Trainer
@@ -51,7 +50,7 @@ def test_methods_whose_rows_depend_on_all_clients_are_refused(name):
         toys.run(make_experiment(name), 1)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "federico"])
+@toys.each_method(["scaffold", "federico"], fast=["scaffold"])
 def test_a_run_killed_between_checkpoints_goes_on_as_if_never_killed(name, tmp_path):
     """Killed in round 5, whose rows are on disk by then, the run goes on from round 4."""
     whole = outcome_of(make_experiment(name), out=tmp_path / "whole")
@@ -80,7 +79,7 @@ def test_rows_of_a_checkpoint_are_never_overwritten_before_the_next(tmp_path):
         assert toys.same_trees(jax.device_get(stacks.in_memory(thawed)), before)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "federico", "ditto"])
+@toys.each_method(["fedavg", "federico", "ditto"], fast=["fedavg"])
 def test_newcomers_are_scored_under_every_store(name):
     unseen, found = toys.make_federation((3, 2), seed=1), []
     for store in ("device", "host", "disk"):
@@ -169,23 +168,44 @@ def test_without_a_folder_rows_are_in_files_that_nothing_leaves_behind(tmp_path,
     assert not any(tmp_path.iterdir())  # gone while the files are in use, so that nothing can leave it behind
 
 
-def test_first_rows_by_place_in_the_cohort_are_refused():
-    """A method that numbers clients by their places would give whoever comes first the rows of client 0."""
+@pytest.mark.parametrize("mistake", ["place", "mean"])
+def test_first_rows_by_what_others_are_in_the_cohort_are_refused(mistake):
+    """By their places in the cohort, whoever comes first would have the rows of client 0."""
     experiment = make_experiment("local")
     local = type(experiment.method)
 
-    class ByPlace(local):
+    class Mistaken(local):
         def build(self, problem):
             algorithm = local.build(self, problem)
 
             def init(key, clients):
-                num = clients.train.size.shape[0]
-                return State((), problem.init_models(key, num, common=False), (), algorithm.init(key, clients).clients)
+                state = algorithm.init(key, clients)
+                if mistake == "mean":
+                    mean = clients.train.size.mean()
+                    return state._replace(clients=jax.tree.map(lambda leaf: leaf + mean, state.clients))
+                return state._replace(models=problem.init_models(key, clients.train.size.shape[0], common=False))
 
             return dataclasses.replace(algorithm, init=init)
 
     with pytest.raises(ArgumentError, match="first rows depend on other clients"):
-        toys.run(dataclasses.replace(experiment, method=ByPlace()), 1)
+        toys.run(dataclasses.replace(experiment, method=Mistaken()), 1)
+
+
+def test_the_need_of_further_rounds_is_checked_too(monkeypatch):
+    trainer = Trainer([make_experiment("local")])
+    trainer.play(2, OFTEN)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 0))
+    with pytest.raises(OutOfMemory, match="out of disk space"):
+        trainer.play(4, OFTEN)
+
+
+def test_files_of_a_run_that_saved_nothing_bind_no_other_store(tmp_path):
+    (tmp_path / "clients").mkdir()
+    (tmp_path / "clients" / "0.bin").touch()
+    (tmp_path / "config.json").write_text("{}")
+    toys.run(make_experiment("local", "device"), 2, out=tmp_path, resume=True)
+    assert not (tmp_path / "clients").exists()
+    toys.run(make_experiment("local", "device"), 4, out=tmp_path, resume=True)
 
 
 def test_the_devices_and_the_host_hold_nothing_of_the_size_of_k():

@@ -23,8 +23,17 @@ def outcome(name, eval_clients, store="device", devices=1, **options):
     return toys.run(toys.make_experiment(name, problem, federation, **fields), 3, **options)
 
 
-@pytest.mark.parametrize("store", ["device", "host", "disk"])
-@pytest.mark.parametrize("name", ["fedavg", "ditto", "federico", "fedper", "fedem"])
+FAST = [("fedavg", "device"), ("ditto", "device"), ("fedem", "host"), ("federico", "disk")]
+
+
+@pytest.mark.parametrize(
+    ("name", "store"),
+    [
+        pytest.param(name, store, marks=[pytest.mark.slow] * ((name, store) not in FAST))
+        for name in ("fedavg", "ditto", "federico", "fedper", "fedem")
+        for store in ("device", "host", "disk")
+    ],
+)
 def test_scores_are_those_of_the_whole(name, store):
     whole = outcome(name, 0).history
     found = outcome(name, 5, store, devices=2)

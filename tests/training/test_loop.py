@@ -111,10 +111,10 @@ class Killed(Exception):
 def test_stopped_and_resumed_is_as_never_stopped(name, whole, tmp_path, monkeypatch):
     save = checkpoints.save
 
-    def dies(directory, round_number, state):
+    def dies(directory, round_number, state, **options):
         if round_number == 4:  # the files of round 4 are there, its checkpoint is not
             raise Killed
-        save(directory, round_number, state)
+        save(directory, round_number, state, **options)
 
     monkeypatch.setattr(checkpoints, "save", dies)
     with pytest.raises(Killed):
