@@ -40,8 +40,8 @@ def outcome_of(experiment, rounds=ROUNDS, **options):
 @toys.each_method([name for name in METHODS if name not in BY_ALL], fast=("local", "federico", "fedem"), grouped=True)
 def test_figures_and_states_are_those_of_the_host_store(name, tmp_path):
     on_host, on_disk = (outcome_of(make_experiment(name, store)) for store in ("host", "disk"))
-    assert on_disk[0] == on_host[0]
-    assert toys.same_trees(on_disk[1], on_host[1])
+    assert on_disk[0] == pytest.approx(on_host[0], rel=1e-6)
+    toys.assert_trees_close(on_disk[1], on_host[1], rtol=1e-5, atol=1e-6)  # first rows are compiled in another way
 
 
 @pytest.mark.parametrize("name", ["mocha", "fedfomo"])

@@ -166,7 +166,7 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
         if not clients.validation.y.shape[1]:
             text = "FedFomo weighs models on validation examples; accepted: above 0"
             raise ArgumentError("validation_fraction", text, 0)
-        models = problem.init_models(key, num)
+        models = problem.init_models(key, problem.ids(clients))
         rows = {
             "start": models,
             "affinity": jnp.eye(num),
