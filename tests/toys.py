@@ -19,7 +19,7 @@ from pfljax.engine.rounds import make_round
 from pfljax.evaluation import metrics
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
-from pfljax.training.compiled import state_shardings
+from pfljax.training.compiled import state_shardings, tuned
 from pfljax.training.experiment import Experiment
 from pfljax.training.loop import EVERY, Trainer
 
@@ -109,6 +109,11 @@ def run(experiment, rounds, *, out=None, schedule=EVERY, **options):
     """Trains one experiment; its outcome."""
     trainer = Trainer([experiment], outs=out and [out], **options)
     return trainer.train(rounds, schedule)[0]
+
+
+def predictor(algorithm, key, state, clients):
+    """What is scored."""
+    return tuned(algorithm, key, algorithm.predictor(key, state, clients), clients)
 
 
 def shardings(algorithm, problem, clients):

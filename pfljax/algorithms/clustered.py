@@ -72,7 +72,7 @@ class ClusteredFL:
         def init(key, clients):  # a model for each client, the same for those of one cluster
             model = problem.init_models(key, 1)
             server = {"label": jnp.zeros((num,), jnp.int32), "unit": jnp.zeros(())}
-            return State(server, tree.repeat(model, num), (), problem.optimizer_rows(model, num))
+            return State(server, tree.repeat(model, num), (), problem.optimizer_rows(model, len(problem.ids(clients))))
 
         def client_update(context, models, kept, data):
             trained, kept, losses = problem.fit_models(context, models, kept, data.train)
@@ -82,26 +82,26 @@ class ClusteredFL:
 
         def server_update(key, state, aggregate):
             updates, size, label = aggregate.upload["update"], aggregate.upload["size"], state.server["label"]
-            products, unit = tree.gram(*problem.solver.trained(updates)), state.server["unit"]
+            products, unit = problem.plan.gram(*problem.solver.trained(updates)), state.server["unit"]
             unit = jnp.where(unit > 0, unit, jnp.sqrt(jnp.diagonal(products).max()))  # of the first round with updates
             divide = lambda: split_clusters(label, products, size, self, unit if self.relative else 1.0)
             label = jax.lax.cond(state.round >= self.warmup, divide, lambda: label).astype(jnp.int32)
-            share = (label[:, None] == label[None, :]) * size
-            share = share / jnp.maximum(share.sum(axis=1, keepdims=True), 1)
-            models = tree.add(state.models, tree.mix(share, updates))
+            total = lambda rows: jnp.zeros_like(rows).at[label].add(rows)[label]  # of each client's cluster
+            mean = tree.scale(jax.tree.map(total, tree.scale(updates, size)), 1 / jnp.maximum(total(size), 1))
+            models = tree.add(state.models, mean)
             metrics = {"clusters": (label == jnp.arange(num)).sum()}
             return state._replace(server={"label": label, "unit": unit}, models=models), metrics
 
         def clusters(state):
-            label = state.server["label"]
-            return {"index": label[:, None], "weights": jnp.ones((num, 1)), "cluster": label}
+            label = problem.rows_of(state.server["label"])
+            return {"index": label[:, None], "weights": jnp.ones((len(label), 1)), "cluster": label}
 
         scored = "the model of each client's cluster"
         return Algorithm(
             init=init,
             client_update=client_update,
             server_update=server_update,
-            predictor=lambda key, state, clients: Predictor.own(state.models),
+            predictor=lambda key, state, clients: Predictor.own(problem.rows_of(state.models)),
             adapt=lambda key, state, clients: by_loss.best_fit(problem, state.models, clients),
             topology="shared",
             download=lambda key, state, cohort: cohort.ids[:, None],

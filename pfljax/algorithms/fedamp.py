@@ -69,9 +69,9 @@ class FedAMP:
 
         def server_update(key, state, aggregate):
             models = tree.where(aggregate.count > 0, aggregate.upload, state.server["models"])
-            xi = attention(problem.solver.trained(models)[0], self)
+            xi = attention(problem.plan.gram(centered(problem.solver.trained(models)[0])), self)
             metrics = {"weight_of_others": 1 - jnp.diagonal(xi).mean()}
-            return state._replace(server={"models": models, "xi": xi}, models=tree.mix(xi, models)), metrics
+            return state._replace(server={"models": models, "xi": xi}, models=problem.plan.mix(xi, models)), metrics
 
         def adapt(key, state, clients):
             mean = tree.stack_one(jax.tree.map(lambda leaf: leaf.mean(axis=0), state.server["models"]))
@@ -80,14 +80,14 @@ class FedAMP:
             return Predictor.own(problem.train_alone(key, mean, clients, own=False, rounds=rounds, objective=held))
 
         def heaviest(state):
-            weights, index = jax.lax.top_k(state.server["xi"], min(SHOWN, num))
+            weights, index = jax.lax.top_k(problem.rows_of(state.server["xi"]), min(SHOWN, num))
             return {"index": index.astype(jnp.int32), "weights": weights / weights.sum(axis=1, keepdims=True)}
 
         return Algorithm(
             init=init,
             client_update=client_update,
             server_update=server_update,
-            predictor=lambda key, state, clients: Predictor.own(state.server["models"]),
+            predictor=lambda key, state, clients: Predictor.own(problem.rows_of(state.server["models"])),
             adapt=adapt,
             topology="shared",
             download=lambda key, state, cohort: cohort.ids[:, None],
@@ -96,10 +96,13 @@ class FedAMP:
         )
 
 
-def attention(models: Params, knobs: FedAMP) -> Array:
-    """(K, K) xi of K stacked models, each row on the simplex."""
-    # From their mean, since of models that are near one another large products would cancel.
-    products = tree.gram(jax.tree.map(lambda leaf: leaf - leaf.mean(axis=0), models))
+def centered(models: Params) -> Params:
+    """Stacked models without their mean: large products would cancel in the distances of models near one another."""
+    return jax.tree.map(lambda leaf: leaf - leaf.mean(axis=0), models)
+
+
+def attention(products: Array, knobs: FedAMP) -> Array:
+    """(K, K) xi from the inner products (K, K) of the centered models, each row on the simplex."""
     num, size = products.shape[0], jnp.diagonal(products)
     others = 1 - jnp.eye(num)
     distance = jnp.maximum(size[:, None] + size[None, :] - 2 * products, 0) * others

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from pfljax.core import tree
 from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm, Array, ClientOutput, Ledger, Params, Predictor, Report, State
+from pfljax.core.types import Algorithm, Array, ClientOutput, Ledger, Predictor, Report, State
 from pfljax.local.problem import Problem
 
 
@@ -43,18 +43,19 @@ class MOCHA:
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        num = problem.num_clients
         last_layer = lambda models: tree.partition(models, problem.model.mask(models, 1))[0]
 
         def pulls(weights, omega):
             """What the clients receive: u_k and (Omega^-1)_kk."""
-            precision = jnp.linalg.inv(omega + self.ridge / num * jnp.eye(num))
-            others = precision * (1 - jnp.eye(num))
-            return {"others": tree.mix(others, weights), "own": jnp.diagonal(precision)}
+            identity = jnp.eye(len(omega))
+            precision = jnp.linalg.inv(omega + self.ridge / len(omega) * identity)
+            others = precision * (1 - identity)
+            return {"others": problem.plan.mix(others, weights), "own": jnp.diagonal(precision)}
 
         def init(key, clients):
-            rows = problem.own_rows(key, problem.ids(clients))
-            weights, omega = last_layer(rows["model"]), jnp.eye(num) / num
+            ids = problem.ids(clients)
+            rows, omega = problem.own_rows(key, ids), jnp.eye(len(ids)) / len(ids)
+            weights = last_layer(rows["model"])
             return State({"weights": weights, "omega": omega}, pulls(weights, omega), (), rows)
 
         def client_update(context, models, row, data):
@@ -70,7 +71,7 @@ class MOCHA:
 
         def server_update(key, state, aggregate):
             weights = tree.where(aggregate.count > 0, aggregate.upload, state.server["weights"])
-            omega = relationship(weights)
+            omega = relationship(problem.plan.gram(weights))
             return state._replace(server={"weights": weights, "omega": omega}, models=pulls(weights, omega)), {}
 
         return Algorithm(
@@ -86,8 +87,8 @@ class MOCHA:
         )
 
 
-def relationship(weights: Params) -> Array:
-    """(K, K) Omega = (W W')^(1/2) / tr (W W')^(1/2) of K stacked models W."""
-    values, vectors = jnp.linalg.eigh(tree.gram(weights))
+def relationship(products: Array) -> Array:
+    """(K, K) Omega = (W W')^(1/2) / tr (W W')^(1/2) from W W', the inner products of K models."""
+    values, vectors = jnp.linalg.eigh(products)
     roots = jnp.sqrt(jnp.maximum(values, 0))
     return (vectors * roots / jnp.maximum(roots.sum(), jnp.finfo(jnp.float32).tiny)) @ vectors.T

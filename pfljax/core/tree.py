@@ -107,10 +107,11 @@ def overlap(a: PyTree, b: PyTree) -> bool:
     return any(x and y for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
-def gram(tree: PyTree) -> Array:
-    """(N, N) inner products of N stacked models."""
-    flat = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(tree)]
-    return jnp.asarray(sum(rows @ rows.T for rows in flat))
+def inner_products(a: PyTree, b: PyTree) -> Array:
+    """(N, M) inner products of N stacked models with M others."""
+    flat = lambda leaf: leaf.reshape(leaf.shape[0], -1)
+    products = jax.tree.map(lambda x, y: flat(x) @ flat(y).T, a, b)
+    return jnp.asarray(sum(jax.tree.leaves(products)))
 
 
 def stack_one(tree: PyTree) -> PyTree:

@@ -14,8 +14,6 @@ from pfljax.core import tree
 from pfljax.core.types import Array, PyTree
 from pfljax.engine.buckets import Buckets
 
-MESSAGE_BYTES = 2 << 20  # bytes of models that travel around the ring at a time
-
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
@@ -90,7 +88,7 @@ class Order:
         return tree.take(stack, _rows(jnp.argsort(self.clients), held)) if self.moves else stack
 
 
-def lay_out(num_clients: int, devices: int, chunk: int, buckets: Buckets = (), message: int = 0) -> Layout:
+def lay_out(num_clients: int, devices: int, chunk: int, buckets: Buckets = (), together: int = 1) -> Layout:
     """Makes a layout.
 
     Args:
@@ -98,15 +96,14 @@ def lay_out(num_clients: int, devices: int, chunk: int, buckets: Buckets = (), m
         devices: D.
         chunk: Clients that a device works on at a time; 0: all of them.
         buckets: Those of uneven clients, which are then sorted by size; (): clients as they come, all by `chunk`.
-        message: Bytes of one client's models if they travel around the ring of devices, else 0.
+        together: The most clients whose models travel, or are summed, together.
     """
     if buckets:
         return Layout(num_clients, devices, buckets, at_once=0, by_size=True)
     per_device = -(-num_clients // devices)
     chunk = width = min(chunk or per_device, per_device)
-    if message and chunk < per_device:
-        # One chunk is worked on after the other all the same, but their models travel together.
-        width *= _largest_divisor(per_device // chunk, MESSAGE_BYTES // (message * chunk))
+    if together > chunk:  # one chunk is worked on after the other all the same
+        width *= _largest_divisor(per_device // chunk, together // chunk)
     count, rest = divmod(per_device, width)
     # The rest is a bucket of its own: made-up clients would have to be copied, and the others moved.
     return Layout(num_clients, devices, ((width, count), *([(rest, 1)] if rest else [])), at_once=chunk)

@@ -24,10 +24,12 @@ from pfljax.core.types import Aggregate, Array, ClientOutput, Params, PyTree, To
 from pfljax.engine import buckets
 from pfljax.engine.exchange import Clients, Exchange, in_chunks, on_this_device, spread_rows
 from pfljax.engine.layout import lay_out, pad
-from pfljax.engine.routes import AXIS, Gather, Own, OwnFirst, Push, Ring, Route, Server
+from pfljax.engine.routes import AXIS, Gather, Own, OwnFirst, Push, Ring, Route, Server, is_dense
 
 Peers = Literal["auto", "gather", "ring"]
 GATHERED = 32 << 20  # bytes of a stack that CPU devices, which share one memory, may each have a copy of
+MESSAGE_BYTES = 2 << 20  # bytes of models that travel around the ring at a time
+SUMMED, SUMMED_BYTES = 64, 64 << 20  # clients whose uploads are summed at a time, and bytes of those uploads, at most
 SMALL = 64 << 10  # bytes of a client's models up to which they are worked on at once, not one by one
 
 
@@ -123,6 +125,21 @@ class ExecutionPlan:
         """Applies `fn` to every row at once: for elementwise or small work on whole stacks."""
         return jax.vmap(fn)(*stacks)
 
+    def gram(self, models: Params) -> Array:
+        """(N, N) inner products of N stacked models, each device computing its share of the rows."""
+        return self._share_rows(tree.inner_products, models, models)
+
+    def mix(self, weights: Array, models: Params) -> Params:
+        """As `tree.mix` for weights (K, N), each device computing its share of the mixtures."""
+        return self._share_rows(tree.mix, weights, models)
+
+    def _share_rows(self, fn: Callable[..., PyTree], stack: PyTree, whole: PyTree) -> PyTree:
+        """fn(stack, whole), whose rows are those of the stack."""
+        if not self._is_spread(stack):
+            return fn(stack, whole)
+        specs = PartitionSpec(AXIS), PartitionSpec()
+        return jax.shard_map(fn, mesh=self.mesh, in_specs=specs, out_specs=specs[0], check_vma=False)(stack, whole)
+
     def over_replicates(self, fn: Callable[..., PyTree], in_axes: Any = 0) -> Callable[..., PyTree]:
         """`fn` of a whole run's arrays as a function of several runs', stacked in front.
 
@@ -183,13 +200,21 @@ class ExecutionPlan:
         """
         models, clients = jax.tree.map(jnp.asarray, (models, Clients(index, rows, data, sizes)))
         num_clients, held = clients.index.shape
-        message = 0
-        if topology in ("peers", "push") and self._is_spread(models) and self.rings(models):
-            message = tree.row_bytes(models) * (held if topology == "peers" else 1)
         by_size = self.buckets if sizes is not None else ()
-        layout = lay_out(num_clients, self.num_devices, self.chunk, by_size, message)
+        together = self._together(topology, models, held)
+        layout = lay_out(num_clients, self.num_devices, self.chunk, by_size, together)
         route = self._route(topology, models, held, own_first and layout.as_they_come)
         return Exchange(self.mesh, layout, route, client_fn).run(models, clients, () if common is None else (common,))
+
+    def _together(self, topology: Topology, models: Params, held: int) -> int:
+        """How many clients' models travel, or are summed, together: messages are few, and products are of matrices."""
+        row = tree.row_bytes(models) if topology in ("peers", "push") else 0
+        num_models = tree.num_rows(models) if row else 0
+        if topology == "push" and is_dense(held, num_models):
+            return min(SUMMED, SUMMED_BYTES // row)
+        if row and self._is_spread(models) and self.rings(models):
+            return MESSAGE_BYTES // (row * (held if topology == "peers" else 1))
+        return 1
 
     def _route(self, topology: Topology, models: Params, held: int, own_first: bool) -> Route:
         """How models reach clients; `own_first` as in `exchange`, where place k is client k."""

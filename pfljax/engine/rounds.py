@@ -124,23 +124,25 @@ def join_state(algorithm: Algorithm, rows: State, rest: State) -> State:
     return State(*parts)
 
 
-def predicts_by_rows(algorithm: Algorithm, state: State, clients: ClientData) -> bool:
+def predicts_by_rows(build: Callable[[Array | None], Algorithm], state: State, clients: ClientData) -> bool:
     """Whether a method's predictor, fine-tuned, can be computed for some clients from their rows and data alone.
 
     Found by tracing it for fewer clients: it must then work, and give rows for these clients and no others.
 
     Args:
-        algorithm: The method.
+        build: Makes the method for some clients (n,), or for all; see `Problem.part`.
         state: Shapes of its state.
         clients: Shapes of all K clients' data.
     """
     num_clients = tree.num_rows(clients)
-    _describe(algorithm, state, clients)  # what fails for all clients is the method's own mistake
+    _describe(build, state, clients, None)  # what fails for all clients is the method's own mistake
+    algorithm = build(None)
     rows, rest = split_state(algorithm, state)
     for num in {1, num_clients - 1} - {0, num_clients}:
         part, data = tree.shapes_of_rows((rows, clients), num)
+        ids = jax.ShapeDtypeStruct((num,), jnp.int32)
         try:
-            predictor, collaboration = _describe(algorithm, join_state(algorithm, part, rest), data)
+            predictor, collaboration = _describe(build, join_state(algorithm, part, rest), data, ids)
         except Exception:  # of any kind: the method was not made for fewer clients
             return False
         described = jax.tree.leaves((predictor.index, predictor.weights, predictor.rows, collaboration))
@@ -152,16 +154,17 @@ def predicts_by_rows(algorithm: Algorithm, state: State, clients: ClientData) ->
     return True
 
 
-def _describe(algorithm: Algorithm, state: State, clients: ClientData) -> Any:
+def _describe(build: Callable[[Array | None], Algorithm], state: State, clients: ClientData, part: Any) -> Any:
     """Shapes of a method's predictor, and of what it reports of the collaboration."""
 
-    def predict(key: Key, state: State, clients: ClientData):
+    def predict(key: Key, state: State, clients: ClientData, part: Array | None):
+        algorithm = build(part)
         predictor, collaboration = algorithm.predictor(key, state, clients), algorithm.report.collaboration
         if algorithm.fine_tune and predictor.topology != "peers":  # peers' models are fetched before they are tuned
             predictor = algorithm.fine_tune(key, predictor, clients)
         return predictor, collaboration(state) if collaboration else ()
 
-    return jax.eval_shape(predict, jax.random.key(0), state, clients)
+    return jax.eval_shape(predict, jax.random.key(0), state, clients, part)
 
 
 def make_round(

@@ -282,6 +282,11 @@ class Push(Route):
         return self.uploads.collect(kept)
 
 
+def is_dense(held: int, num_models: int) -> bool:
+    """Whether so many of the models count an upload that all are best multiplied by a weight, most of them 0."""
+    return held * 8 > num_models
+
+
 def _add(kept: Kept, index: Array, mask: Array, upload: PyTree, weights: Array | None) -> Kept:
     """Adds upload[w, j], or weights[w, j] upload[w], to the sum of model index[w, j] where mask[w, j] holds."""
     sums, count = kept
@@ -289,7 +294,7 @@ def _add(kept: Kept, index: Array, mask: Array, upload: PyTree, weights: Array |
     index = jnp.where(mask, index, num_models)  # out of range: dropped
     if weights is None:
         sums = jax.tree.map(lambda s, u: s.at[index].add(u, mode="drop"), sums, upload)
-    elif held * 8 > num_models:  # most models count most uploads: a product of matrices
+    elif is_dense(held, num_models):  # a product of matrices
         matrix = jnp.zeros((num_models, width))
         matrix = matrix.at[index, jnp.arange(width)[:, None]].add(weights, mode="drop")
         sums = jax.tree.map(lambda s, u: s + jnp.tensordot(matrix, u, axes=1), sums, upload)

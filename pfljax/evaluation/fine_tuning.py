@@ -26,7 +26,8 @@ MOST = 16
 def fine_tuned(problem: Problem, algorithm: Algorithm, epochs: int) -> Algorithm:
     """The algorithm, evaluated after `epochs` epochs of local training, of which its state knows nothing.
 
-    A method's own fine-tuning comes first. The general one starts with a fresh optimizer and at the rate of the first
+    A method's own fine-tuning takes the place of the general one, which follows what a method does to its predictor
+    before it is evaluated. The general one starts with a fresh optimizer and at the rate of the first
     round, whatever the schedule.
 
     Args:
@@ -36,7 +37,12 @@ def fine_tuned(problem: Problem, algorithm: Algorithm, epochs: int) -> Algorithm
     """
     if not epochs:
         return algorithm
-    general = dataclasses.replace(algorithm, fine_tune=in_general(problem, epochs))
+    before, train = algorithm.fine_tune, in_general(problem, epochs)
+
+    def both(key, predictor, clients):
+        return train(key, before(key, predictor, clients) if before else predictor, clients)
+
+    general = dataclasses.replace(algorithm, fine_tune=both)
     tuned = algorithm.fine_tuned(epochs) if algorithm.fine_tuned else general
     ledger, omitted = algorithm.ledger, "fine-tuning before evaluation"
     unaccounted = f"{ledger.unaccounted}; {omitted}" if ledger.unaccounted else omitted
@@ -67,7 +73,7 @@ def in_general(problem: Problem, epochs: int) -> Callable[[Key, Predictor, Clien
             params = tree.stack_one(params) if single else params
             return ClientOutput((), params, {}) if predictor.topology == "own" else ClientOutput((), (), params)
 
-        data = (jnp.arange(num_clients), predictor.weights, predictor.rows, clients)
+        data = (problem.ids(clients), predictor.weights, predictor.rows, clients)
         topology = predictor.topology
         _, came = problem.plan.exchange(client, predictor.models, predictor.index, (), data, topology=topology)
         by_client = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), came.report)

@@ -36,7 +36,8 @@ class Problem(NamedTuple):
         num_distributions: Number of true distributions among the clients' data, where it is known: a default for the
             number of clusters or components.
         learning_rate: Of the clients' optimizer in the first round, where it is known; it may be traced.
-        part: (n,) int32, the clients whose first rows are made, where that is not done for all at once; None: all K.
+        part: (n,) int32, the clients whose first rows or predictors are made, where that is not done for all at once;
+            None: all K.
     """
 
     model: Model
@@ -53,14 +54,18 @@ class Problem(NamedTuple):
     learning_rate: float | None = None
     part: Array | None = None
 
-    def ids(self, clients: ClientData) -> Array:
-        """(n,) int32 the numbers of stacked clients: all K, or those whose first rows are made.
+    def ids(self, clients: PyTree) -> Array:
+        """(n,) int32 the numbers of stacked clients: all K, or those of `part`.
 
         What `Algorithm.init` gives a client may depend on its data, its number and the key, and on nothing else of it,
         so that rows can be made when a client first takes part.
         """
         num = tree.num_rows(clients)
         return jnp.arange(num, dtype=jnp.int32) if self.part is None else jnp.asarray(self.part)
+
+    def rows_of(self, stack: PyTree) -> PyTree:
+        """The rows of the clients of `part` out of a stack of all K that a server holds."""
+        return stack if self.part is None else tree.take(stack, jnp.asarray(self.part))
 
     def init_models(self, key: Key, numbers: int | Array, *, common: bool = True) -> Params:
         """N initial models, stacked.
@@ -242,7 +247,7 @@ class Problem(NamedTuple):
                 (), (), fn(jax.random.fold_in(key, number), jax.tree.map(lambda leaf: leaf[0], models), shard)
             )
 
-        data = (jnp.arange(index.shape[0]), clients)
+        data = (self.ids(clients), clients)
         return self.plan.exchange(client, start, index, (), data, topology="shared")[1].report
 
     def train_alone(
@@ -288,7 +293,7 @@ class Problem(NamedTuple):
             return ClientOutput((), tree.stack_one(params), {}) if own else ClientOutput((), (), params)
 
         index = (jnp.arange(num) if own else jnp.zeros((num,), jnp.int32))[:, None]
-        data = (jnp.arange(num), clients)
+        data = (self.ids(clients), clients)
         topology = "own" if own else "shared"
         _, returned = self.plan.exchange(client, start, index, (), data, topology=topology)
         return returned.upload if own else returned.report

@@ -129,7 +129,7 @@ def make_evaluation(experiments: Sequence[Experiment], compiled: Compiled, repli
     if experiment.scored is not None:
         ids = replicates.join([each.scored for each in experiments], np.stack)
         part = functools.partial(_score_part, plan, model)
-        part = jax.jit(replicates.lift(experiment, plan, part, (0, 0, 0, 0, 0)), out_shardings=plan.everywhere)
+        part = jax.jit(replicates.lift(experiment, plan, part, (0, 0, 0, 0, 0), part=0), out_shardings=plan.everywhere)
         return functools.partial(part, ids)
 
     def score(algorithm: Algorithm, key: Key, state: State, clients: ClientData, splits: dict[str, Split]):

@@ -53,10 +53,10 @@ def put(plan: ExecutionPlan, stacked: Any, num: int, axis: int = 0) -> Any:
 def check(experiment: Experiment, algorithm: Algorithm, replicates: Replicates) -> None:
     """Raises `ArgumentError` for what this store cannot do."""
     clients = experiment.federation.client_data
+    state = jax.eval_shape(algorithm.init, jax.random.key(0), clients)
+    build = lambda part: experiment.algorithm(experiment.problem.plan, part=part)
     refused = {
-        "methods that predict with all clients' states at once": not predicts_by_rows(
-            algorithm, jax.eval_shape(algorithm.init, jax.random.key(0), clients), clients
-        ),
+        "methods that predict with all clients' states at once": not predicts_by_rows(build, state, clients),
         "methods that choose the cohort": algorithm.sample is not None,
         "several processes": jax.process_count() > 1,
         "several seeds in one kernel": replicates.num > 1,
@@ -67,7 +67,6 @@ def check(experiment: Experiment, algorithm: Algorithm, replicates: Replicates) 
                 "client_store", f"does not support {what}; accepted here: device", experiment.client_store
             )
     if experiment.client_store == "disk":
-        state = jax.eval_shape(algorithm.init, jax.random.key(0), clients)
         check_first_rows(experiment, split_state(algorithm, state)[0], clients)
 
 
@@ -305,6 +304,7 @@ class Evaluation:
 
     def __init__(self, experiment: Experiment, compiled: Compiled):
         self.algorithm, self.plan = compiled.algorithm, compiled.plan
+        self.build = functools.partial(experiment.algorithm, compiled.plan)
         self.model = experiment.problem.model
         self.ids = np.arange(experiment.problem.num_clients) if experiment.scored is None else experiment.scored
         self.size = self._block_size(experiment)
@@ -320,17 +320,18 @@ class Evaluation:
         size = max(BLOCK_BYTES // each, experiment.problem.cohort_size * of_cohort // each, 1)
         return min(-(-size // devices) * devices, len(self.ids))
 
-    def _predict(self, key: Key, rows: State, rest: State, clients: ClientData):
-        state = join_state(self.algorithm, rows, rest)
-        predictor = self.algorithm.predictor(key, state, clients)
+    def _predict(self, key: Key, ids: jax.Array, rows: State, rest: State, clients: ClientData):
+        algorithm = self.build(part=ids)
+        state = join_state(algorithm, rows, rest)
+        predictor = algorithm.predictor(key, state, clients)
         collaboration = {"index": predictor.index, "weights": predictor.weights}
-        if self.algorithm.report.collaboration:
-            collaboration = self.algorithm.report.collaboration(state)
+        if algorithm.report.collaboration:
+            collaboration = algorithm.report.collaboration(state)
         others = predictor.topology == "peers"  # whose models are not in this block
         return dataclasses.replace(predictor, models=()) if others else predictor, collaboration
 
-    def _score(self, key: Key, predictor: Predictor, clients: ClientData, splits: dict[str, Split]):
-        final = tuned(self.algorithm, key, predictor, clients)
+    def _score(self, key: Key, ids: jax.Array, predictor: Predictor, clients: ClientData, splits: dict[str, Split]):
+        final = tuned(self.build(part=ids), key, predictor, clients)
         return {name: evaluation.evaluate(self.plan, self.model, final, split) for name, split in splits.items()}
 
     def __call__(self, key: Key, state: State, clients: ClientData, splits: dict[str, Split]):
@@ -339,8 +340,7 @@ class Evaluation:
         found = []
         for start in range(0, len(self.ids), self.size):
             ids = self.ids[np.minimum(np.arange(start, start + self.size), len(self.ids) - 1)]  # the last is repeated
-            block_key = jax.random.fold_in(key, start) if start else key
-            parts = self._of_block(block_key, ids, rows, rest, clients, splits)
+            parts = self._of_block(key, ids, rows, rest, clients, splits)
             real = min(self.size, len(self.ids) - start)
             found.append(jax.tree.map(lambda leaf, real=real: leaf[:real], parts))
         return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
@@ -348,7 +348,7 @@ class Evaluation:
     def _of_block(self, key: Key, ids: np.ndarray, rows: State, rest: State, clients: ClientData, splits: dict):
         there = lambda stack: place(self.plan, stacks.read(stack, ids), self.size)
         block = there(clients)
-        predictor, collaboration = self.predict(key, there(rows), rest, block)
+        predictor, collaboration = self.predict(key, ids, there(rows), rest, block)
         collaboration = jax.device_get(collaboration)
         if predictor.topology == "peers":  # each client's collaborators, side by side as if they were its own
             index = np.asarray(predictor.index)
@@ -359,7 +359,7 @@ class Evaluation:
             private = is_private_mixture(predictor)
             models = np.arange(predictor.index.shape[1]) if private else ids[:, None]
             collaboration["index"] = np.broadcast_to(np.int32(models), predictor.index.shape)
-        return jax.device_get(self.score(key, predictor, block, there(splits))), collaboration
+        return jax.device_get(self.score(key, ids, predictor, block, there(splits))), collaboration
 
 
 def make_evaluation(experiments: Sequence[Experiment], compiled: Compiled, replicates: Replicates) -> Callable:

@@ -336,7 +336,8 @@ def check(experiment: Experiment) -> None:
     algorithm, clients = experiment.algorithm(experiment.problem.plan), experiment.federation.client_data
     if experiment.scored is not None:
         state = jax.eval_shape(algorithm.init, jax.random.key(0), clients)
-        if not predicts_by_rows(algorithm, state, clients):
+        build = lambda part: experiment.algorithm(experiment.problem.plan, part=part)
+        if not predicts_by_rows(build, state, clients):
             text = "accepted for this method: 0, since it predicts with all clients' states at once"
             raise ArgumentError("eval_clients", text, experiment.eval_clients)
     if experiment.client_store != "device":

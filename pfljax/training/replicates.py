@@ -64,7 +64,12 @@ class Replicates:
         return [jax.tree.map(lambda leaf, n=n: leaf[n], joined) for n in range(self.num)]
 
     def lift(
-        self, experiment: Experiment, plan: ExecutionPlan, fn: Callable, in_axes: Sequence[int | None]
+        self,
+        experiment: Experiment,
+        plan: ExecutionPlan,
+        fn: Callable,
+        in_axes: Sequence[int | None],
+        part: int | None = None,
     ) -> Callable:
         """A function of a built method and one run's arrays as a function of all runs' arrays.
 
@@ -73,10 +78,14 @@ class Replicates:
             plan: How clients are mapped.
             fn: (algorithm, *arrays) -> arrays.
             in_axes: Of each of the arrays, 0 where it is stacked and None where all runs have the same.
+            part: Which of the arrays are the ids (n,) of the clients at hand, as in `Problem`; None: all are.
         """
+
+        def one(numbers, *args):
+            return fn(experiment.algorithm(plan, numbers, None if part is None else args[part]), *args)
+
         if self.num == 1:
-            return functools.partial(fn, experiment.algorithm(plan))
-        one = lambda numbers, *args: fn(experiment.algorithm(plan, numbers), *args)
+            return functools.partial(one, OWN)
         return functools.partial(plan.over_replicates(one, (0, *in_axes)), self.numbers)
 
 

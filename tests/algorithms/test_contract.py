@@ -79,7 +79,7 @@ class Run:
         self.scored = jax.jit(self._score)
 
     def _score(self, state, clients, split):
-        predictor = self.algorithm.predictor(jax.random.key(5), state, clients)
+        predictor = toys.predictor(self.algorithm, jax.random.key(5), state, clients)
         return predictor, evaluation.evaluate(self.problem.plan, self.problem.model, predictor, split)["loss"]
 
     def play(self, clients: ClientData, rounds=ROUNDS, init=None):

@@ -108,7 +108,7 @@ def test_rounds_by_hand(name, knobs):
             np.testing.assert_allclose(vectors(state.models)[num], mean, rtol=1e-4, atol=1e-5)
             np.testing.assert_allclose(state.server.affinity, affinity, rtol=1e-3, atol=1e-4)
     assert (affinity < -0.01).any()  # uncut weights went into it
-    scored = algorithm.predictor(jax.random.key(0), states[-1], federation.client_data)
+    scored = toys.predictor(algorithm, jax.random.key(0), states[-1], federation.client_data)
     np.testing.assert_allclose(vectors(scored.models), start, rtol=1e-4, atol=1e-5)
 
 
@@ -206,7 +206,7 @@ def test_where_no_average_gains_clients_fall_back(fallback):
     state = algorithm.init(jax.random.key(0), federation.client_data)
     one = jax.tree.map(lambda leaf: leaf[:1] + 1, state.models)
     opposite = jax.tree.map(lambda leaf: jnp.concatenate([leaf, -leaf, 0 * leaf]), one)
-    scored = algorithm.predictor(jax.random.key(0), state._replace(models=opposite), federation.client_data)
+    scored = toys.predictor(algorithm, jax.random.key(0), state._replace(models=opposite), federation.client_data)
     expected = np.zeros((2, 4)) if fallback == "mean" else vectors(state.clients["start"])
     np.testing.assert_allclose(vectors(scored.models), expected, atol=1e-6)
 

@@ -203,11 +203,12 @@ def test_with_a_large_lambda_pfedme_approaches_fedavg():
 
 
 def test_mocha_s_relationship_of_two_tasks():
-    weights = {"w": jnp.array([[3.0, 0.0, 4.0], [0.0, 5.0, 0.0]])}
-    np.testing.assert_allclose(mocha.relationship(weights), [[0.5, 0], [0, 0.5]], atol=1e-6)  # orthogonal, both 5 long
+    products = jnp.diag(jnp.array([25.0, 25.0]))
+    np.testing.assert_allclose(mocha.relationship(products), [[0.5, 0], [0, 0.5]], atol=1e-6)  # orthogonal, both 5 long
     rows = np.array([[1.0, 2.0, -1.0], [2.0, 1.0, 0.5]])
     root = scipy.linalg.sqrtm(rows @ rows.T)
-    omega = mocha.relationship({"kernel": jnp.asarray(rows[:, :2]), "bias": jnp.asarray(rows[:, 2])})
+    weights = {"kernel": jnp.asarray(rows[:, :2]), "bias": jnp.asarray(rows[:, 2])}
+    omega = mocha.relationship(tree.inner_products(weights, weights))
     np.testing.assert_allclose(omega, root / np.trace(root), rtol=1e-5)
     # It minimizes tr(W' Omega^-1 W) among positive matrices of trace 1.
     objective = lambda omega: np.trace(rows.T @ np.linalg.solve(omega, rows))

@@ -357,6 +357,11 @@ def test_l2sgd_by_hand():
     np.testing.assert_allclose(vectors(predictor.models), own, rtol=1e-4, atol=1e-5)
 
 
+def attention(points, config):
+    models = fedamp.centered({"w": jnp.asarray(points)})
+    return fedamp.attention(tree.inner_products(models, models), config)
+
+
 def test_fedamp_s_attention_by_hand():
     points = np.array([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]], np.float32)
     config = fedamp.FedAMP(attention=0.8, sigma=0.5)
@@ -364,10 +369,10 @@ def test_fedamp_s_attention_by_hand():
     near = np.exp(-distance / (0.5 * (25 + 1 + 18) / 3))
     expected = 0.4 * near * (1 - np.eye(3))
     expected += np.diag(1 - expected.sum(axis=1))
-    found = fedamp.attention({"w": jnp.asarray(points)}, config)
+    found = attention(points, config)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     np.testing.assert_allclose(
-        fedamp.attention({"w": jnp.ones((3, 2))}, config), np.full((3, 3), 0.4) - 0.2 * np.eye(3), rtol=1e-5
+        attention(np.ones((3, 2), np.float32), config), np.full((3, 3), 0.4) - 0.2 * np.eye(3), rtol=1e-5
     )
 
 
@@ -379,7 +384,7 @@ def test_near_models_are_told_apart():
     points = np.float32(points)
     distance = np.square(np.float64(points)[:, None] - np.float64(points)[None, :]).sum(axis=-1)
     near = 0.3 * np.exp(-distance / (distance.sum() / 12)) * (1 - np.eye(4))
-    found = np.asarray(fedamp.attention({"w": jnp.asarray(points)}, config))
+    found = np.asarray(attention(points, config))
     np.testing.assert_allclose(found * (1 - np.eye(4)), near, rtol=1e-3)
 
 

@@ -35,7 +35,7 @@ def rounds_of(name):
         state = algorithm.init(key, clients)
         for number in range(2):
             state, _ = one_round(key, jnp.int32(number), state, clients)
-        return state, algorithm.predictor(key, state, clients), algorithm.adapt(key, state, clients)
+        return state, toys.predictor(algorithm, key, state, clients), algorithm.adapt(key, state, clients)
 
     return play
 

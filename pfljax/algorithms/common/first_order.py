@@ -33,7 +33,6 @@ from pfljax.core.types import (
     Array,
     ClientData,
     ClientOutput,
-    Cohort,
     Key,
     Ledger,
     Params,
@@ -166,14 +165,17 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
         if not clients.validation.y.shape[1]:
             text = "FedFomo weighs models on validation examples; accepted: above 0"
             raise ArgumentError("validation_fraction", text, 0)
-        models = problem.init_models(key, problem.ids(clients))
+        ids = problem.ids(clients)
+        models = problem.init_models(key, ids)
         rows = {
             "start": models,
-            "affinity": jnp.eye(num),
-            "index": jnp.zeros((num, num_others + 1), jnp.int32),
-            "weights": jnp.zeros((num, num_others + 1)),
-            "optimizer": problem.optimizer_rows(leading(models, 1), num),
+            "affinity": jax.nn.one_hot(ids, num),
+            "index": jnp.zeros((len(ids), num_others + 1), jnp.int32),
+            "weights": jnp.zeros((len(ids), num_others + 1)),
+            "optimizer": problem.optimizer_rows(leading(models, 1), len(ids)),
         }
+        if problem.part is not None:  # only rows are asked for
+            return State((), models, (), rows)
         models, last = (
             first_epoch(problem, key, models, clients) if form.uploaded else (models, jnp.zeros(num, jnp.int32))
         )
@@ -183,7 +185,7 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
     def download(key, state, cohort):
         epsilon = jnp.maximum(knobs.epsilon - knobs.decay * state.round, 0)
         eligible = state.server.newest if form.uploaded else jnp.zeros(num, bool).at[cohort.ids].set(True)
-        return form.served(choose(problem, key, state, cohort, eligible, num_others, epsilon))
+        return form.served(choose(problem, key, state, cohort.ids, eligible, num_others, epsilon))
 
     def client_update(context, models, row, data):
         start, (index, final, weights) = personalize(form, context.index, models, row["start"], data.validation)
@@ -207,7 +209,8 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
         download=download,
         client_update=client_update,
         server_update=server_update,
-        predictor=functools.partial(mixtures, problem, form, num_others),
+        predictor=functools.partial(downloaded, problem, form, num_others),
+        fine_tune=functools.partial(mixed, problem, form),
         adapt=lambda key, state, clients: newcomers(problem, leading(state.models, num), clients, form.norm),
         topology=form.topology,
         ledger=Ledger(gradients=1, unaccounted="the validation examples, by which models that are sent are mixed"),
@@ -217,23 +220,32 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
     )
 
 
-def mixtures(problem: Problem, form: Form, num_others: int, key: Key, state: State, clients: ClientData) -> Predictor:
-    """What each client's next round would start from: of all clients' newest models, without exploring."""
-    num = problem.num_clients
-    everyone = Cohort(jnp.arange(num, dtype=jnp.int32), everyone=True)
-    index = form.served(choose(problem, key, state, everyone, jnp.ones(num, bool), num_others, 0.0))
+def downloaded(problem: Problem, form: Form, num_others: int, key: Key, state: State, clients: ClientData) -> Predictor:
+    """What each client would download next, of all clients' newest models and without exploring, not yet mixed."""
+    ids, all_clients = problem.ids(clients), jnp.ones(problem.num_clients, bool)
+    index = form.served(choose(problem, key, state, ids, all_clients, num_others, 0.0))
+    weights = jnp.zeros(index.shape).at[:, 0].set(1.0)
+    return Predictor(state.models, index, weights, form.topology, rows=state.clients["start"])
+
+
+def mixed(problem: Problem, form: Form, key: Key, predictor: Predictor, clients: ClientData) -> Predictor:
+    """What each client's next round would start from, out of what it has `downloaded`."""
+    if not jax.tree.leaves(predictor.rows):  # newcomers, who have mixed already
+        return predictor
 
     def client(models, _, data):
         index, start, split = data
         return ClientOutput((), (), personalize(form, index[...], models, read(start), split)[0])
 
-    data = (index, state.clients["start"], clients.validation)
-    return Predictor.own(problem.plan.exchange(client, state.models, index, (), data, topology=form.topology)[1].report)
+    data = (predictor.index, predictor.rows, clients.validation)
+    topology = predictor.topology
+    mixtures = problem.plan.exchange(client, predictor.models, predictor.index, (), data, topology=topology)[1].report
+    return Predictor.own(mixtures)
 
 
 def collaboration(state: State) -> dict[str, Array]:
     """Whose models clients mixed, and their affinities unless there are very many clients."""
-    many = tree.num_rows(state.clients) > LARGEST_AFFINITY
+    many = state.clients["affinity"].shape[1] > LARGEST_AFFINITY
     return {name: state.clients[name] for name in ("index", "weights", *([] if many else ["affinity"]))}
 
 
@@ -246,20 +258,20 @@ def choose(
     problem: Problem,
     key: Key,
     state: State,
-    cohort: Cohort,
+    ids: Array,
     eligible: Array,
     num_others: int,
     epsilon: Array | float,
 ) -> Array:
-    """(S, M + 1) int32: each client itself, and those of highest affinity among the eligible (K,) (Section 3.1)."""
+    """(n, M + 1) int32: each client of `ids` (n,) itself, and those of highest affinity among the eligible (K,)."""
 
     def one(own, affinity):
         scores = jnp.where(eligible & (jnp.arange(problem.num_clients) != own), affinity, -jnp.inf)
         own_key = jax.random.fold_in(key, own)
         return neighbors.best_candidates(own_key, scores, num_others, epsilon)[0].astype(jnp.int32)
 
-    others = problem.plan.over_rows(one, cohort.ids, state.clients["affinity"])
-    return jnp.concatenate([cohort.ids[:, None], others], axis=1)
+    others = problem.plan.over_rows(one, ids, state.clients["affinity"])
+    return jnp.concatenate([ids[:, None], others], axis=1)
 
 
 def personalize(
