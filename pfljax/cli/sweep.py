@@ -86,8 +86,6 @@ def cell(settings: Settings, name: str, trial: Trial, out: Path) -> dict:
 
 def replicates(settings: Settings, name: str, runs: Sequence[Trial], outs: Sequence[Path]) -> list[dict]:
     """As `cell` for several trials, those that are not finished in one kernel."""
-    if settings.client_store != "device":
-        raise FlagError("--replicate=vmap: accepted with --client_store=device")
     made = [build.build_run(settings, name, build.cached_clients(settings, trial.of_data), trial) for trial in runs]
     summaries = [kept(settings, run, out) for run, out in zip(made, outs, strict=True)]
     missing = [number for number, summary in enumerate(summaries) if summary is None]

@@ -51,19 +51,20 @@ def save(directory: Path, round_number: int, state: State | dict, copies: int = 
         shutil.rmtree(directory / str(step), ignore_errors=True)
 
 
-def restore(directory: Path, like: State | dict) -> tuple[int, Any] | None:
+def restore(directory: Path, like: State | dict, at_most: int | None = None) -> tuple[int, Any] | None:
     """The newest whole checkpoint.
 
     Args:
         directory: Where `save` put them.
         like: A State of ShapeDtypeStructs with shardings: what is expected, and where it shall live; of NumPy arrays
             where that is the host.
+        at_most: A number of rounds; checkpoints of later ones do not count.
 
     Returns:
         The number of rounds done and the state, or None if there is no whole checkpoint.
     """
     steps = np.full(16, -1, np.int32)  # of several processes all go by what the first sees
-    found = _steps(directory)[: len(steps)]
+    found = [step for step in _steps(directory) if at_most is None or step <= at_most][: len(steps)]
     steps[: len(found)] = found
     for step in processes.from_first(steps).tolist():
         parts: Any = None

@@ -15,19 +15,19 @@ from pfljax.training import memory
 
 
 class Saving(NamedTuple):
-    """How a state is saved of which a checkpoint holds a part only, the clients' rows being in files of their own.
+    """How a run's state is saved of which a checkpoint holds a part only: the clients' rows are in files of their own.
 
     Attributes:
         like: Shapes, types and places of what a checkpoint holds.
         freeze: state -> what a checkpoint holds, after all else is on the disk.
-        thaw: (key of `Compiled.init`, what a checkpoint holds) -> state.
+        thaw: (number of the run, its key of `Compiled.init`, what a checkpoint holds) -> state.
         saved: Takes the state once the checkpoint is whole; earlier ones are of no use from now on.
-        check: Takes a number of rounds and gives the bytes on disk that they may need; raises if there are fewer.
+        check: Takes a number of rounds and gives the bytes on disk that all runs may need; raises if there are fewer.
     """
 
     like: Any
     freeze: Callable[[State], Any]
-    thaw: Callable[[Key, Any], State]
+    thaw: Callable[[int, Key, Any], State]
     saved: Callable[[State], None]
     check: Callable[[int], int]
 
@@ -39,7 +39,8 @@ class Compiled:
     Attributes:
         algorithm: The method, built for `plan`.
         plan: How clients are mapped.
-        state: A State of ShapeDtypeStructs with shardings (device store), or of NumPy arrays (host store).
+        state: A State of ShapeDtypeStructs with shardings, of all runs (device store), or with NumPy arrays for the
+            clients' rows, of one run (host store).
         init: (key, clients) -> State.
         segment: (key, start, stop, state, clients) -> (state, stacked records, number of rounds done).
         memory: What a segment needs on one device.

@@ -26,7 +26,25 @@ from pfljax.training.replicates import Replicates
 
 LARGE = 32 << 20  # bytes of a model stack from which on a dispatch is one round
 
-put = place
+
+def put(plan: ExecutionPlan, replicates: Replicates, parts: Sequence[Any], num: int) -> Any:
+    """The data of each run, on the devices."""
+    return place(plan, replicates.join(parts, np.stack), num, replicates.axis)
+
+
+def join_states(compiled: Compiled, replicates: Replicates, states: Sequence[State]) -> State:
+    """The state of all runs, from those that were restored."""
+    if replicates.num == 1:
+        return states[0]
+    return jax.tree.map(lambda leaf, to: jax.device_put(leaf, to.sharding), replicates.join(states), compiled.state)
+
+
+def restorable(compiled: Compiled, replicates: Replicates) -> State:
+    """Shapes, types and places of one run's state."""
+    if replicates.num == 1:
+        return compiled.state
+    shape = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), compiled.state)
+    return shaped(shape, state_shardings(compiled.algorithm, compiled.plan, shape))
 
 
 def compile_segment(

@@ -30,7 +30,7 @@ from pfljax.engine.rounds import cohort_of, join_state, make_cohort_round, predi
 from pfljax.evaluation import metrics as evaluation
 from pfljax.training import memory, stacks
 from pfljax.training.compiled import Compiled, Saving, is_private_mixture, shaped, state_shardings, tuned
-from pfljax.training.experiment import Experiment
+from pfljax.training.experiment import OWN, Experiment, Numbers
 from pfljax.training.replicates import Replicates
 
 BLOCK_BYTES = 64 << 20  # of the clients that are evaluated at once, at least
@@ -44,13 +44,25 @@ class Ahead(NamedTuple):
     clients: ClientData
 
 
-def put(plan: ExecutionPlan, stacked: Any, num: int, axis: int = 0) -> Any:
-    """Data stay on the host."""
-    del plan, num, axis
-    return stacked
+def put(plan: ExecutionPlan, replicates: Replicates, parts: Sequence[Any], num: int) -> Any:
+    """The data of each run, which stay on the host."""
+    del plan, num
+    return replicates.side_by_side(parts)
 
 
-def check(experiment: Experiment, algorithm: Algorithm, replicates: Replicates) -> None:
+def join_states(compiled: Compiled, replicates: Replicates, states: Sequence[State]) -> State:
+    """The state of all runs, from those that were restored."""
+    del compiled
+    return replicates.side_by_side(states)
+
+
+def restorable(compiled: Compiled, replicates: Replicates) -> State:
+    """Shapes, types and places of one run's state."""
+    del replicates
+    return compiled.state
+
+
+def check(experiment: Experiment, algorithm: Algorithm) -> None:
     """Raises `ArgumentError` for what this store cannot do."""
     clients = experiment.federation.client_data
     state = jax.eval_shape(algorithm.init, jax.random.key(0), clients)
@@ -59,7 +71,6 @@ def check(experiment: Experiment, algorithm: Algorithm, replicates: Replicates) 
         "methods that predict with all clients' states at once": not predicts_by_rows(build, state, clients),
         "methods that choose the cohort": algorithm.sample is not None,
         "several processes": jax.process_count() > 1,
-        "several seeds in one kernel": replicates.num > 1,
     }
     for what, found in refused.items():
         if found:
@@ -77,46 +88,71 @@ def compile_segment(
     del length
     begin = time.perf_counter()
     algorithm, problem = experiment.algorithm(plan), experiment.problem
-    check(experiment, algorithm, replicates)
-    num_clients, size = problem.num_clients, problem.cohort_size
+    check(experiment, algorithm)
+    num_clients, size, data = problem.num_clients, problem.cohort_size, replicates.split(clients)
+    clients = data[0]
     shape = jax.eval_shape(algorithm.init, jax.random.key(experiment.seed), clients)
     rows, rest = split_state(algorithm, shape)
     state = join_state(algorithm, tree.shapes_of_rows(rows, size), rest)
     shardings = state_shardings(algorithm, plan, state)
     state, cohort = shaped(state, shardings), tree.shapes_of_rows(clients, size)
     cohort = shaped(cohort, jax.tree.map(lambda leaf: plan.sharding(leaf, by_rows=True), cohort))
-    one_round = make_cohort_round(algorithm, plan)
 
-    def step(key, number, ids, state, clients):
+    def step(numbers, key, number, ids, state, clients):
+        one_round = make_cohort_round(experiment.algorithm(plan, numbers), plan)
         return one_round(key, number, Cohort(ids, everyone=size == num_clients), state, clients)
 
     number, ids = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((size,), jnp.int32)
-    jitted = jax.jit(step, donate_argnums=3, out_shardings=(shardings, plan.everywhere))
-    compiled = jitted.lower(jax.random.key(0), number, ids, state, cohort).compile()
+    jitted = jax.jit(step, donate_argnums=4, out_shardings=(shardings, plan.everywhere))
+    compiled = jitted.lower(replicates.numbers_of(0), jax.random.key(0), number, ids, state, cohort).compile()
     rest_at = split_state(algorithm, shardings)[1]
     rest = shaped(rest, rest_at)
     like = join_state(algorithm, jax.tree.map(_placeholder, rows), rest)
     needs = memory.of_compiled(compiled)
     ahead = tree.num_bytes((split_state(algorithm, state)[0], cohort)) // plan.num_devices
     needs = dataclasses.replace(needs, arguments=needs.arguments + ahead)
-    segment = Segment(algorithm, plan, compiled, num_clients, size)
+    segments = [
+        Segment(algorithm, plan, functools.partial(compiled, replicates.numbers_of(run)), num_clients, size)
+        for run in range(replicates.num)
+    ]
     if experiment.client_store == "disk":
-        init, saving = _on_disk(experiment, rows, rest, clients)
+        init, saving = _on_disk(experiment, replicates, rows, rest, data)
     else:
-        memory.check_host(like)
-        init, saving = _in_memory(experiment, rest_at), None
+        memory.check_host(like, replicates.num)
+        init, saving = _in_memory(experiment, replicates, rest_at), None
+
+    def init_all(key, clients):
+        parts = zip(replicates.split(key), replicates.split(clients), strict=True)
+        return replicates.side_by_side([init(run, *part) for run, part in enumerate(parts)])
+
     seconds = time.perf_counter() - begin
-    return Compiled(algorithm, plan, like, init, segment, needs, seconds, saving=saving)
+    segment = functools.partial(_segment_of_all, replicates, segments)
+    return Compiled(algorithm, plan, like, init_all, segment, needs, seconds, saving=saving)
 
 
-def _in_memory(experiment: Experiment, rest_at: State) -> Callable[[Key, ClientData], State]:
-    """Makes the initial state on the host, since all clients' rows may not fit the devices."""
+def _segment_of_all(
+    replicates: Replicates, segments: Sequence[Segment], key: Key, start: int, stop: int, state: State, clients: Any
+):
+    """One run's rounds after the other's, which share what is compiled; a run that diverges repeats its last record."""
+    if replicates.num == 1:
+        return segments[0](key, start, stop, state, clients)
+    parts = zip(segments, replicates.split(key), replicates.split(state), replicates.split(clients), strict=True)
+    found = [one(key, start, stop, state, clients) for one, key, state, clients in parts]
+    count = max(played for _, _, played in found)
+    last = lambda leaf: leaf[np.minimum(np.arange(count), len(leaf) - 1)]
+    records = jax.tree.map(lambda *leaves: np.stack([last(leaf) for leaf in leaves], 1), *[each[1] for each in found])
+    return replicates.side_by_side([state for state, _, _ in found]), records, count
+
+
+def _in_memory(experiment: Experiment, replicates: Replicates, rest_at: State) -> Callable[..., State]:
+    """(run, key, clients) -> the initial state, made on the host, since all clients' rows may not fit the devices."""
     host = make_host_plan()
     algorithm = experiment.algorithm(host)
+    make = jax.jit(lambda numbers, *args: experiment.algorithm(host, numbers).init(*args))
 
-    def init(key: Key, clients: ClientData) -> State:
+    def init(run: int, key: Key, clients: ClientData) -> State:
         with jax.default_device(host.mesh.devices.flat[0]):
-            state = jax.jit(algorithm.init)(key, clients)
+            state = make(replicates.numbers_of(run), key, clients)
         rows, rest = split_state(algorithm, state)
         rest = jax.tree.map(jax.device_put, jax.device_get(rest), rest_at)
         return join_state(algorithm, jax.tree.map(_taken_over, rows), rest)
@@ -125,48 +161,54 @@ def _in_memory(experiment: Experiment, rest_at: State) -> Callable[[Key, ClientD
 
 
 def _on_disk(
-    experiment: Experiment, shapes: State, rest: State, clients: ClientData
-) -> tuple[Callable[[Key, ClientData], State], Saving]:
-    """What makes the initial state, no client's row among it, and how it is saved.
+    experiment: Experiment, replicates: Replicates, shapes: State, rest: State, data: Sequence[ClientData]
+) -> tuple[Callable[..., State], Saving]:
+    """(run, key, clients) -> the initial state, no client's row among it; and how it is saved.
 
     Args:
-        experiment: The run.
+        experiment: A run.
+        replicates: All of them.
         shapes: Of the clients' rows.
         rest: Shapes and places of the rest of the state.
-        clients: All clients' data.
+        data: All clients' data, of each run.
     """
     algorithm, problem = experiment.algorithm(experiment.problem.plan), experiment.problem
-    host = make_host_plan()
-    others = jax.jit(lambda key, clients: split_state(algorithm, experiment.algorithm(host).init(key, clients))[1])
+    host, directories = make_host_plan(), replicates.directories or (experiment.directory,)
+    build = functools.partial(experiment.algorithm, host)
+    others = jax.jit(lambda numbers, *args: split_state(algorithm, build(numbers).init(*args))[1])
+    make = jax.jit(functools.partial(_first_rows, experiment))
 
-    def join(key: Key, clients: ClientData, slots: np.ndarray, rest: State) -> State:
-        initial = FirstRows(experiment, shapes, key, clients)
-        if experiment.directory is not None:
-            files = stacks.open_files(experiment.directory, shapes, slots, initial)
+    def join(run: int, key: Key, slots: np.ndarray, rest: State) -> State:
+        check_first_rows(experiment, shapes, data[run])
+        of_run = functools.partial(make, replicates.numbers_of(run))
+        initial = FirstRows(of_run, key, data[run], problem.cohort_size)
+        directory = directories[run]
+        if directory is not None:
+            files = stacks.open_files(directory, shapes, slots, initial)
         else:
             with tempfile.TemporaryDirectory(prefix="pfljax-") as folder:  # open files outlive their folder
                 files = stacks.open_files(Path(folder), shapes, slots, initial)
         return join_state(algorithm, files, rest)
 
-    def init(key: Key, clients: ClientData) -> State:
+    def init(run: int, key: Key, clients: ClientData) -> State:
         with jax.default_device(host.mesh.devices.flat[0]):
-            made = jax.device_get(others(key, clients))
+            made = jax.device_get(others(replicates.numbers_of(run), key, clients))
         made = jax.tree.map(lambda leaf, like: jax.device_put(leaf, like.sharding), made, rest)
-        return join(key, clients, np.zeros(problem.num_clients, np.uint8), made)
+        return join(run, key, np.zeros(problem.num_clients, np.uint8), made)
 
     def freeze(state: State) -> dict:
         rows, others = split_state(algorithm, state)
         return {"slots": stacks.flush(rows, problem.num_clients), "rest": others}
 
-    def thaw(key: Key, saved: dict) -> State:
-        return join(key, clients, np.array(saved["slots"]), saved["rest"])
+    def thaw(run: int, key: Key, saved: dict) -> State:
+        return join(run, key, np.array(saved["slots"]), saved["rest"])
 
     like = {"slots": np.zeros(problem.num_clients, np.uint8), "rest": rest}
     saved = lambda state: stacks.keep(split_state(algorithm, state)[0])
 
     def check(rounds: int) -> int:
         played = min(rounds * problem.cohort_size, problem.num_clients)
-        return stacks.check_disk(experiment.directory, shapes, played)
+        return stacks.check_disk(directories, shapes, played)
 
     check(problem.rounds)
     return init, Saving(like, freeze, thaw, saved, check)
@@ -175,18 +217,22 @@ def _on_disk(
 class FirstRows:
     """The rows of clients that have not taken part yet: ids (n,) -> a list of arrays (n, ...)."""
 
-    def __init__(self, experiment: Experiment, shapes: State, key: Key, clients: ClientData):
-        """Compiles `init` for as many clients as a cohort has.
+    def __init__(self, make: Callable[..., list[jax.Array]], key: Key, clients: ClientData, size: int):
+        """Tries it for a few clients.
+
+        Args:
+            make: (key, ids (size,), their data) -> their rows.
+            key: Of the initial state.
+            clients: All clients' data.
+            size: Number of clients whose rows are made at a time.
 
         Raises:
             ArgumentError: if the method makes a client's row of more than its number, its data and the key.
         """
-        self.clients, self.key, self.size = clients, key, experiment.problem.cohort_size
+        self.make, self.key, self.clients, self.size = make, key, clients, size
         self.device = make_host_plan().mesh.devices.flat[0]
-        self.make = jax.jit(functools.partial(_first_rows, experiment))
-        check_first_rows(experiment, shapes, clients)
         # Client 0 has the same row at every place, alone and beside others; so does the last client.
-        last = experiment.problem.num_clients - 1
+        last = tree.num_rows(clients) - 1
         first, beside, others = (self(np.resize(ids, self.size)) for ids in ([0], [0, *[last] * self.size], [last]))
         for a, b, c in zip(first, beside, others, strict=True):
             expected = np.concatenate([a[:1], np.broadcast_to(c[:1], (self.size - 1, *c.shape[1:]))])
@@ -205,9 +251,11 @@ class FirstRows:
         return [leaf[: len(ids)] for leaf in joined]
 
 
-def _first_rows(experiment: Experiment, key: Key, ids: jax.Array, clients: ClientData) -> list[jax.Array]:
+def _first_rows(
+    experiment: Experiment, numbers: Numbers, key: Key, ids: jax.Array, clients: ClientData
+) -> list[jax.Array]:
     """The rows that `init` gives to clients `ids` (n,), whose data are given: a list of leaves (n, ...)."""
-    algorithm = experiment.algorithm(make_host_plan(), part=ids)
+    algorithm = experiment.algorithm(make_host_plan(), numbers, part=ids)
     return jax.tree.leaves(split_state(algorithm, algorithm.init(key, clients))[0])
 
 
@@ -225,7 +273,7 @@ def check_first_rows(experiment: Experiment, shapes: State, clients: ClientData)
     size = experiment.problem.cohort_size
     ids, data = jax.ShapeDtypeStruct((size,), jnp.int32), tree.shapes_of_rows(clients, size)
     try:
-        made = jax.eval_shape(functools.partial(_first_rows, experiment), jax.random.key(0), ids, data)
+        made = jax.eval_shape(functools.partial(_first_rows, experiment, OWN), jax.random.key(0), ids, data)
     except (TypeError, ValueError, IndexError) as error:  # the method was not made for fewer clients
         raise depends_on_others() from error
     if [leaf.shape for leaf in made] != [(size, *leaf.shape[1:]) for leaf in jax.tree.leaves(shapes)]:
@@ -306,7 +354,7 @@ class Evaluation:
         self.algorithm, self.plan = compiled.algorithm, compiled.plan
         self.build = functools.partial(experiment.algorithm, compiled.plan)
         self.model = experiment.problem.model
-        self.ids = np.arange(experiment.problem.num_clients) if experiment.scored is None else experiment.scored
+        self.num_clients = experiment.problem.num_clients
         self.size = self._block_size(experiment)
         self.predict, self.score = jax.jit(self._predict), jax.jit(self._score)
 
@@ -318,10 +366,11 @@ class Evaluation:
         if weighed.topology == "peers":  # whose models lie beside each client's
             each += weighed.index.shape[1] * tree.row_bytes(state.models)
         size = max(BLOCK_BYTES // each, experiment.problem.cohort_size * of_cohort // each, 1)
-        return min(-(-size // devices) * devices, len(self.ids))
+        num_scored = self.num_clients if experiment.scored is None else len(experiment.scored)
+        return min(-(-size // devices) * devices, num_scored)
 
-    def _predict(self, key: Key, ids: jax.Array, rows: State, rest: State, clients: ClientData):
-        algorithm = self.build(part=ids)
+    def _predict(self, numbers: Numbers, ids: jax.Array, key: Key, rows: State, rest: State, clients: ClientData):
+        algorithm = self.build(numbers, ids)
         state = join_state(algorithm, rows, rest)
         predictor = algorithm.predictor(key, state, clients)
         collaboration = {"index": predictor.index, "weights": predictor.weights}
@@ -330,25 +379,37 @@ class Evaluation:
         others = predictor.topology == "peers"  # whose models are not in this block
         return dataclasses.replace(predictor, models=()) if others else predictor, collaboration
 
-    def _score(self, key: Key, ids: jax.Array, predictor: Predictor, clients: ClientData, splits: dict[str, Split]):
-        final = tuned(self.build(part=ids), key, predictor, clients)
+    def _score(
+        self,
+        numbers: Numbers,
+        ids: jax.Array,
+        key: Key,
+        predictor: Predictor,
+        clients: ClientData,
+        splits: dict[str, Split],
+    ):
+        final = tuned(self.build(numbers, ids), key, predictor, clients)
         return {name: evaluation.evaluate(self.plan, self.model, final, split) for name, split in splits.items()}
 
-    def __call__(self, key: Key, state: State, clients: ClientData, splits: dict[str, Split]):
-        """(metrics by split and name, who uses whom) of the clients that are scored."""
+    def __call__(
+        self, numbers: Numbers, scored: np.ndarray | None, key: Key, state: State, clients: ClientData, splits: dict
+    ):
+        """(metrics by split and name, who uses whom) of the clients that are scored; None: of all."""
         rows, rest = split_state(self.algorithm, state)
-        found = []
-        for start in range(0, len(self.ids), self.size):
-            ids = self.ids[np.minimum(np.arange(start, start + self.size), len(self.ids) - 1)]  # the last is repeated
-            parts = self._of_block(key, ids, rows, rest, clients, splits)
-            real = min(self.size, len(self.ids) - start)
+        found, scored = [], np.arange(self.num_clients) if scored is None else scored
+        for start in range(0, len(scored), self.size):
+            ids = scored[np.minimum(np.arange(start, start + self.size), len(scored) - 1)]  # the last is repeated
+            parts = self._of_block(numbers, ids, key, (rows, rest), (clients, splits))
+            real = min(self.size, len(scored) - start)
             found.append(jax.tree.map(lambda leaf, real=real: leaf[:real], parts))
         return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
 
-    def _of_block(self, key: Key, ids: np.ndarray, rows: State, rest: State, clients: ClientData, splits: dict):
+    def _of_block(
+        self, numbers: Numbers, ids: np.ndarray, key: Key, state: tuple[State, State], data: tuple[ClientData, dict]
+    ):
         there = lambda stack: place(self.plan, stacks.read(stack, ids), self.size)
-        block = there(clients)
-        predictor, collaboration = self.predict(key, ids, there(rows), rest, block)
+        (rows, rest), (clients, splits) = state, map(there, data)
+        predictor, collaboration = self.predict(numbers, ids, key, there(rows), rest, clients)
         collaboration = jax.device_get(collaboration)
         if predictor.topology == "peers":  # each client's collaborators, side by side as if they were its own
             index = np.asarray(predictor.index)
@@ -359,10 +420,16 @@ class Evaluation:
             private = is_private_mixture(predictor)
             models = np.arange(predictor.index.shape[1]) if private else ids[:, None]
             collaboration["index"] = np.broadcast_to(np.int32(models), predictor.index.shape)
-        return jax.device_get(self.score(key, ids, predictor, block, there(splits))), collaboration
+        return jax.device_get(self.score(numbers, ids, key, predictor, clients, splits)), collaboration
 
 
 def make_evaluation(experiments: Sequence[Experiment], compiled: Compiled, replicates: Replicates) -> Callable:
-    """(key, state, clients, splits) -> (metrics by split and name, who uses whom)."""
-    del replicates
-    return Evaluation(experiments[0], compiled)
+    """(key, state, clients, splits) -> (metrics by split and name, who uses whom), of one run after the other."""
+    evaluate = Evaluation(experiments[0], compiled)
+
+    def of_all(*args):
+        parts = zip(experiments, *(replicates.split(arg) for arg in args), strict=True)
+        found = [evaluate(replicates.numbers_of(run), each.scored, *part) for run, (each, *part) in enumerate(parts)]
+        return replicates.side_by_side(found)
+
+    return of_all

@@ -20,7 +20,7 @@ from pfljax.engine import processes
 from pfljax.engine.rounds import Record, predicts_by_rows
 from pfljax.evaluation import metrics as evaluation
 from pfljax.training import device_store, files, host_store, memory, scoring, stacks
-from pfljax.training.compiled import Compiled, is_private_mixture, shaped, state_shardings, tuned
+from pfljax.training.compiled import Compiled, is_private_mixture, tuned
 from pfljax.training.describe import plan_lines
 from pfljax.training.experiment import Experiment
 from pfljax.training.history import History, check_directory
@@ -153,10 +153,11 @@ class Trainer:
         store = STORES[first.client_store]
         parts: dict[str, Split] = {}
         for part in ("train", "validation", "test"):
-            joined = replicates.join([getattr(each.federation, part) for each in self.experiments], np.stack)
-            parts[part] = store.put(first.problem.plan, joined, first.federation.num_clients, replicates.axis)
+            of_runs = [getattr(each.federation, part) for each in self.experiments]
+            parts[part] = store.put(first.problem.plan, replicates, of_runs, first.federation.num_clients)
         self.clients = ClientData(parts["train"], parts["validation"])
-        self.splits = {name: parts[name] for name in ("train", "test", "validation") if parts[name].y.size}
+        scored = [name for name in ("train", "test", "validation") if getattr(first.federation, name).y.size]
+        self.splits = {name: parts[name] for name in scored}
         self.compiled = compile_to_fit(first, self.clients, length, replicates)
         self.evaluate = store.make_evaluation(self.experiments, self.compiled, replicates)
         self.length = length
@@ -165,9 +166,13 @@ class Trainer:
         """Says the plan, and makes or restores the state."""
         first, compiled = self.experiments[0], self.compiled
         algorithm = compiled.algorithm
-        self.lines = [*plan_lines(compiled, self.splits, first), *algorithm.report.facts]
+        apart = first.client_store != "device"
+        splits = self.replicates.split(self.splits)[0] if apart else self.splits
+        self.lines = [*plan_lines(compiled, splits, first), *algorithm.report.facts]
         if self.replicates.num > 1:
-            self.lines.append(("replicates in one kernel", f"{self.replicates.num}; seconds are shares of the whole"))
+            sizes = "; bytes are those of one" if apart else ""
+            text = f"{self.replicates.num}; seconds are shares of the whole{sizes}"
+            self.lines.append(("replicates in one kernel", text))
         for name, value in self.lines:
             self._tell(f"  {name:32} {memory.readable(value) if isinstance(value, int) else value}")
         for each, out in zip(self.experiments, self.outs or (), strict=bool(self.outs)):
@@ -189,34 +194,33 @@ class Trainer:
 
     def _topology(self) -> str:
         """How the models that clients are said to use lie with respect to them."""
-        algorithm = self.compiled.algorithm
+        algorithm, clients = self.compiled.algorithm, self.experiments[0].federation.client_data
         if algorithm.report.topology:
             return algorithm.report.topology
-        predict = lambda algorithm, *args: algorithm.predictor(*args)
-        predict = self.replicates.lift(self.experiments[0], self.compiled.plan, predict, (0, 0, 0))
-        weighed = jax.eval_shape(predict, self._key(0), self.compiled.state, self.clients)
+        predict = lambda key, clients: algorithm.predictor(key, algorithm.init(key, clients), clients)
+        weighed = jax.eval_shape(predict, self.keys[0], clients)
         return "shared" if is_private_mixture(weighed) else weighed.topology
 
     def _restore(self) -> tuple[int, State] | None:
         """The newest round of whose state all directories have a whole checkpoint, and the states, joined."""
         from pfljax.training import checkpoints  # orbax is slow to import
 
-        compiled, saving = self.compiled, self.compiled.saving
-        like = saving.like if saving else compiled.state
-        if self.replicates.num > 1:
-            shape = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), like)
-            shardings = state_shardings(compiled.algorithm, compiled.plan, shape)
-            like = shaped(shape, shardings)
-        whole = [checkpoints.restore(out / "checkpoints", like) for out in self.outs or ()]
-        found = [each for each in whole if each is not None]
-        if len(found) < len(whole) or len({done for done, _ in found}) != 1:
+        compiled, saving, store = self.compiled, self.compiled.saving, STORES[self.experiments[0].client_store]
+        like = saving.like if saving else store.restorable(compiled, self.replicates)
+        restore, folders = checkpoints.restore, [out / "checkpoints" for out in self.outs or ()]
+        whole = [restore(folder, like) for folder in folders]
+        newest = min(-1 if each is None else each[0] for each in whole)  # a run killed while it saved has it in part
+        found = [
+            each if each and each[0] == newest else restore(folder, like, newest)
+            for each, folder in zip(whole, folders, strict=True)
+        ]
+        if any(each is None or each[0] != newest for each in found):
             return None
+        states = [each[1] for each in found if each]
         if saving:
-            return found[0][0], saving.thaw(self._key(0), found[0][1])
-        state = self.replicates.join([state for _, state in found])
-        if self.replicates.num > 1:
-            state = jax.tree.map(lambda leaf, to: jax.device_put(leaf, to.sharding), state, compiled.state)
-        return found[0][0], state
+            keys = self.replicates.split(self._key(0))
+            states = [saving.thaw(number, *saved) for number, saved in enumerate(zip(keys, states, strict=True))]
+        return newest, store.join_states(compiled, self.replicates, states)
 
     def _play(self, rounds: int, schedule: Schedule) -> None:
         """Dispatches rounds until all are played, evaluating and saving on the way."""
@@ -299,12 +303,15 @@ class Trainer:
 
             scored, saving = self.compiled.algorithm.report.scored, self.compiled.saving
             assert self.state is not None
-            states = [saving.freeze(self.state)] if saving else self.replicates.split(self.state)
+            states = self.replicates.split(self.state)
             for each, out, history, state in zip(self.experiments, self.outs, self.histories, states, strict=True):
                 history.write(scored, each.federation)
-                checkpoints.save(out / "checkpoints", self.done, state, copies=1 if saving else checkpoints.KEEP)
-            if saving:
-                saving.saved(self.state)
+                kept = saving.freeze(state) if saving else state
+                copies = 1 if saving and self.replicates.num == 1 else checkpoints.KEEP
+                checkpoints.save(out / "checkpoints", self.done, kept, copies=copies)
+            if saving:  # not before all runs have their checkpoints, since they resume together
+                for state in states:
+                    saving.saved(state)
         self.saved = self.done
 
     def _outcome(self, number: int) -> Outcome:
@@ -341,7 +348,7 @@ def check(experiment: Experiment) -> None:
             text = "accepted for this method: 0, since it predicts with all clients' states at once"
             raise ArgumentError("eval_clients", text, experiment.eval_clients)
     if experiment.client_store != "device":
-        host_store.check(experiment, algorithm, ONE)
+        host_store.check(experiment, algorithm)
 
 
 def check_store(client_store: str, out: Path) -> None:

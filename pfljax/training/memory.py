@@ -82,14 +82,21 @@ def next_smaller(plan: ExecutionPlan, num_clients: int, topology: str) -> Execut
     return dataclasses.replace(plan, chunk=at_once // 2) if at_once > 1 else None
 
 
-def check_host(state: State) -> None:
+def check_host(state: State, runs: int = 1) -> None:
     """Sees to it that the clients' rows fit the host beside their data, which are there already.
+
+    Args:
+        state: Of one run.
+        runs: How many runs there are.
 
     Raises:
         OutOfMemory: if they do not.
     """
     leaves = [tree.num_bytes(leaf) for leaf in jax.tree.leaves((state.models, state.optimizer, state.clients))]
-    need, free = sum(leaves) + max(leaves, default=0), host_free()  # a leaf more, while it is copied from its making
+    need, free = (
+        runs * sum(leaves) + max(leaves, default=0),
+        host_free(),
+    )  # a leaf more, while it is copied from its making
     if need > SHARE * free:
         raise OutOfMemory(
             f"out of memory: the clients' state needs {readable(need)} on a host that has {readable(free)}; use fewer "

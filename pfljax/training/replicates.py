@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,16 @@ from pfljax.training.experiment import OWN, Experiment, Numbers
 
 
 @dataclasses.dataclass(frozen=True)
+class Apart:
+    """What several runs have, side by side and not stacked: of one run each, a tree of arrays or of files."""
+
+    runs: Sequence[PyTree]
+
+    def __getitem__(self, number: int) -> PyTree:
+        return self.runs[number]
+
+
+@dataclasses.dataclass(frozen=True)
 class Replicates:
     """Several runs of one method, stacked in front of every array; a single one is not stacked.
 
@@ -25,10 +36,12 @@ class Replicates:
     Attributes:
         num: Number of runs.
         numbers: Those in which the runs differ, as arrays (num,).
+        directories: For the clients' rows of each run, as in `Experiment`.
     """
 
     num: int = 1
     numbers: Numbers = OWN
+    directories: Sequence[Path | None] = ()
 
     @classmethod
     def of(cls, experiments: Sequence[Experiment]) -> Replicates:
@@ -37,8 +50,9 @@ class Replicates:
         Raises:
             ArgumentError: if they differ in the method or in another of its knobs.
         """
+        directories = tuple(each.directory for each in experiments)
         if len(experiments) == 1:
-            return cls()
+            return cls(directories=directories)
         if any(each.structure != experiments[0].structure for each in experiments):
             methods = ", ".join(dict.fromkeys(repr(each.method) for each in experiments))
             raise ArgumentError("method", "accepted in one kernel: one method, its knobs alike but for floats", methods)
@@ -46,19 +60,28 @@ class Replicates:
         knobs = {name: np.asarray([each.knobs[name] for each in found], np.float32) for name in found[0].knobs}
         knobs = {name: values for name, values in knobs.items() if len(set(values.tolist())) > 1}
         rates = [each.learning_rate for each in found]
-        return cls(len(experiments), Numbers(np.asarray(rates, np.float32) if len(set(rates)) > 1 else None, knobs))
+        numbers = Numbers(np.asarray(rates, np.float32) if len(set(rates)) > 1 else None, knobs)
+        return cls(len(experiments), numbers, directories)
 
     @property
     def axis(self) -> int:
         """Position of the client axis in the arrays of all runs."""
         return int(self.num > 1)
 
+    def numbers_of(self, run: int) -> Numbers:
+        """The numbers of one run."""
+        return jax.tree.map(lambda values: values[run], self.numbers)
+
     def join(self, parts: Sequence[PyTree], stack: Callable = jnp.stack) -> PyTree:
         """One tree of arrays out of one per run."""
         return jax.tree.map(lambda *leaves: stack(leaves), *parts) if self.num > 1 else parts[0]
 
+    def side_by_side(self, parts: Sequence[PyTree]) -> PyTree:
+        """As `join`, without stacking; `Apart` for several runs."""
+        return Apart(parts) if self.num > 1 else parts[0]
+
     def split(self, joined: PyTree) -> list[PyTree]:
-        """Undoes `join`."""
+        """Undoes `join` and `side_by_side`."""
         if self.num == 1:
             return [joined]
         return [jax.tree.map(lambda leaf, n=n: leaf[n], joined) for n in range(self.num)]

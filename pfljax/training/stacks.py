@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -190,13 +190,13 @@ def in_memory(stack: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: next(rows) if isinstance(leaf, RowFile) else leaf, stack)
 
 
-def check_disk(directory: Path | None, shapes: PyTree, played: int) -> int:
-    """Bytes on disk that the rows of a run may come to need.
+def check_disk(directories: Sequence[Path | None], shapes: PyTree, played: int) -> int:
+    """Bytes on disk that the rows of some runs may come to need.
 
     Args:
-        directory: Where the files are or will be; None: in the folder for temporary files.
-        shapes: Of the stack, leaves (K, ...).
-        played: The most clients that take part in the run.
+        directories: Where the files of each are or will be; None: in the folder for temporary files.
+        shapes: Of a stack, leaves (K, ...).
+        played: The most clients that take part in a run.
 
     Raises:
         OutOfMemory: if there is not as much.
@@ -206,9 +206,10 @@ def check_disk(directory: Path | None, shapes: PyTree, played: int) -> int:
         row = math.prod(leaf.shape[1:]) * leaf.dtype.itemsize
         pages = row + (0 if row % PAGE == 0 else PAGE)  # those that a row shares with others count as its own
         need += 2 * min(played * pages, -(-leaf.shape[0] * row // PAGE) * PAGE)
-    place = directory or Path(tempfile.gettempdir())
+    need, place = need * len(directories), directories[0] or Path(tempfile.gettempdir())
     there = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
-    taken = sum(path.stat().st_blocks * 512 for path in directory.glob("*.bin")) if directory else 0
+    files = [path for directory in directories if directory for path in directory.glob("*.bin")]
+    taken = sum(path.stat().st_blocks * 512 for path in files)
     free = shutil.disk_usage(there).free + taken
     if need > memory.SHARE * free:
         raise OutOfMemory(

@@ -67,7 +67,7 @@ def test_rows_of_a_checkpoint_are_never_overwritten_before_the_next(tmp_path):
         trainer.play(rounds, Schedule(1, 100))
         state = jax.device_get(stacks.in_memory(trainer.state))
         assert not toys.same_trees(state, before)
-        thawed = saving.thaw(trainer._key(0), saved)
+        thawed = saving.thaw(0, trainer._key(0), saved)
         assert toys.same_trees(jax.device_get(stacks.in_memory(thawed)), before)
 
 
@@ -126,10 +126,10 @@ def test_files_take_the_space_of_the_clients_that_took_part(tmp_path):
 def test_what_does_not_fit_the_disk_is_refused_before_it_starts(tmp_path, monkeypatch):
     shapes = [jax.ShapeDtypeStruct((1000, 1024), np.float32), jax.ShapeDtypeStruct((1000, 3), np.float32)]
     need = 2 * (10 * 4096 + 3 * 4096)  # the small leaf's file has three pages; a row of the large one fills one
-    assert stacks.check_disk(tmp_path, shapes, 10) == need
+    assert stacks.check_disk([tmp_path], shapes, 10) == need
     monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(need, 0, need))
     with pytest.raises(OutOfMemory, match=r"out of disk space: clients' rows may need 104.0 KiB in .* 104.0 KiB are"):
-        stacks.check_disk(tmp_path, shapes, 10)
+        stacks.check_disk([tmp_path], shapes, 10)
 
 
 def test_a_full_disk_is_an_error_of_one_line(tmp_path, monkeypatch):

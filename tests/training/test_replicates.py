@@ -1,5 +1,6 @@
 """Several seeds in one kernel: what each leaves is what it leaves alone."""
 
+import dataclasses
 import shutil
 
 import numpy as np
@@ -11,7 +12,7 @@ from pfljax import data
 from pfljax.algorithms import METHODS
 from pfljax.core.errors import ArgumentError, RunError
 from pfljax.engine.plan import make_plan
-from pfljax.training import files
+from pfljax.training import checkpoints, files
 from pfljax.training.loop import Schedule, Trainer
 
 ROUNDS = 4
@@ -23,11 +24,12 @@ def federation_of(number):
     return toys.make_federation(SIZES[number], seed=number, validation_size=3)
 
 
-def experiment_of(name, federation, seed, *, devices=1, n_max=7):
+def experiment_of(name, federation, seed, *, devices=1, n_max=7, store="device"):
     problem = toys.make_problem(federation, optax.adam(0.05), batch_size=2, epochs=2, cohort=3)._replace(n_max=n_max)
     knobs = {"neighbors": 2} if "neighbors" in METHODS[name].__dataclass_fields__ else {}
     plan, config = make_plan("vmap", devices=devices), {"settings": {"algorithm": name, "seed": seed}}
-    return toys.make_experiment(name, problem, federation, knobs=knobs, plan=plan, seed=seed, config=config)
+    fields = {"seed": seed, "config": config, "client_store": store}
+    return toys.make_experiment(name, problem, federation, knobs=knobs, plan=plan, **fields)
 
 
 def experiments_of(name, **options):
@@ -79,6 +81,53 @@ def test_on_two_devices_too(name, tmp_path):
     number = 1
     train([experiment_of(name, federation_of(number), 10 + number)], [tmp_path / "alone"])
     check_same(outs[number], tmp_path / "alone")
+
+
+@pytest.mark.parametrize("store", ["host", "disk"])
+@toys.each_method(["ditto", "fedem", "federico", "fedfomo"], fast=["ditto"])
+def test_seeds_and_knobs_share_what_is_compiled_under_every_store(name, store, tmp_path):
+    outs = [tmp_path / f"seed-{number}" for number in range(3)]
+    knob = {"ditto": "strength", "fedem": None, "federico": "beta", "fedfomo": "epsilon"}[name]
+
+    def with_knob(experiment, number):
+        method = dataclasses.replace(experiment.method, **{knob: (0.1, 0.6, 0.9)[number]} if knob else {})
+        return dataclasses.replace(experiment, method=method)
+
+    together = [with_knob(each, number) for number, each in enumerate(experiments_of(name, store=store))]
+    trainer = Trainer(together, outs=outs)
+    trainer.train(ROUNDS, Schedule(eval_every=2))
+    number = 1
+    alone = with_knob(experiment_of(name, federation_of(number), 10 + number), number)
+    train([alone], [tmp_path / "alone"])
+    check_same(outs[number], tmp_path / "alone")
+
+
+@pytest.mark.parametrize("store", ["device", "host", "disk"])
+@pytest.mark.parametrize("name", ["scaffold"])
+def test_runs_killed_while_they_save_go_on_from_the_newest_that_all_have(name, store, tmp_path):
+    outs, whole = ([tmp_path / kind / f"{number}" for number in range(3)] for kind in ("parts", "whole"))
+    every = Schedule(1, 1)
+    Trainer(experiments_of(name, store=store), outs=whole).train(ROUNDS, every)
+    trainer = Trainer(experiments_of(name, store=store), outs=outs)
+    trainer.play(2, every)
+    save, saved = checkpoints.save, []
+
+    def killed(directory, *args, **options):
+        if len(saved) == 1:
+            raise KeyboardInterrupt
+        saved.append(directory)
+        save(directory, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.play(3, every)
+    del trainer
+    said = []
+    Trainer(experiments_of(name, store=store), outs=outs, resume=True, say=said.append).train(ROUNDS, every)
+    assert any("resumed after round 2" in line for line in said)
+    for one, other in zip(outs, whole, strict=True):
+        check_same(one, other)
 
 
 @toys.each_method(["local", "federico"], fast=[])
