@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -21,8 +21,8 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F
 class Picture(Figure):
     """A figure that a notebook shows inline, whether or not pyplot has been imported."""
 
-    def __init__(self, width: float, height: float):
-        super().__init__(figsize=(width, height), layout="constrained")
+    def __init__(self, width: float, height: float, layout: Literal["constrained"] | None = "constrained"):
+        super().__init__(figsize=(width, height), layout=layout)
 
     def _repr_png_(self) -> bytes:
         return to_png(self)

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int, Real
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from pfljax.evaluation import collaboration
 from pfljax.report.canvas import PALETTE, Picture, add_axes, byte_unit, colors
@@ -188,10 +189,16 @@ def weights_over_rounds(
     shown = _spread(distribution, MAX_PANELS)
     columns = min(4, len(shown))
     lines = -(-len(shown) // columns)
-    figure = Picture(2.6 * columns + 0.4, 2.3 * lines + 0.3)
+    width, height = 2.6 * columns + 0.4, 2.3 * lines + 0.3
+    figure = Picture(width, height, layout=None)  # all panels are alike: no need to measure every label
+    margins = {"left": 0.6 / width, "right": 1 - 0.15 / width, "bottom": 0.6 / height, "top": 1 - 0.35 / height}
+    figure.subplots_adjust(**margins, wspace=0.12, hspace=0.25)
     groups = colors(np.concatenate([distribution, target]))
     of_owner, of_target = groups[: len(distribution)], groups[len(distribution) :]
     shades = of_owner if of_clients else colors(np.arange(num_models))
+    ticks = MaxNLocator(4, integer=True).tick_values(rounds[0], rounds[-1])
+    limits = rounds[0] - 0.5, rounds[-1] + 0.5
+    ticks = ticks[(limits[0] <= ticks) & (ticks <= limits[1])]
     for place, client in enumerate(shown, 1):
         axes = add_axes(figure, lines, columns, place)
         dense = collaboration.dense(index[:, client], weights[:, client], num_models)  # (T, N)
@@ -199,15 +206,16 @@ def weights_over_rounds(
             own = of_clients and model == client
             width, dashes = (2.6, "-") if own else (1.3, "--")
             axes.plot(rounds, dense[:, model], color=shades[model], linewidth=width, linestyle=dashes)
-        axes.set_ylim(-0.03, 1.03)
+        axes.set(ylim=(-0.03, 1.03), xlim=limits, xticks=ticks, yticks=(0, 0.5, 1))
         has, wants = distribution[client], target[client]
         of = f"distribution {wants}" if wants == has else f"has {has}, wants {wants}"
         axes.set_title(f"client {client} ({of})", fontsize=8.5)
         # A bar in the color of the distribution that it wants; a light color would be hard to read as text.
         axes.axhline(1.03, color=of_target[client], linewidth=5)
-        axes.tick_params(labelsize=8)
+        below, left = place + columns > len(shown), (place - 1) % columns == 0
+        axes.tick_params(labelsize=8, labelbottom=below, labelleft=left)
     figure.supxlabel("round", fontsize=10)
-    figure.supylabel("weight", fontsize=10)
+    figure.supylabel("weight", fontsize=10, x=0.1 / width)
     return figure
 
 
