@@ -7,6 +7,8 @@ fused update of all parameters, no data loader. `--loop=dataloader` adds the loo
 client objects, each with a `DataLoader` and an optimizer. FedEM's round has two peers (`experiments.fedem_in_torch`):
 an ordinary loop, and the fastest form. Each is timed with one thread and with all, and the better counts. Figures are
 medians over the repeats.
+
+`--roofline` also measures what the products and updates of each round take alone (`experiments.roofline`).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from absl import flags
 from rich.console import Console
 from rich.table import Table
 
+from experiments import roofline
 from pfljax import data, models, report
 from pfljax.cli import build, launch, timing
 from pfljax.cli.flags import RUNS, Group, define_devices
@@ -45,6 +48,7 @@ def define(registry: flags.FlagValues) -> None:
     add = Group(RUNS, registry)
     add.whole("repeats", 15, "rounds that are timed for each figure", least=3)
     add.choice("loop", "fastest", list(LOOPS), "dataloader also times the loop of client objects with data loaders")
+    add.switch("roofline", False, "also measure the least that each round of local SGD can take on this machine")
     add.text("out", "runs/benchmark", "folder of benchmark.json and the figure")
 
 
@@ -87,6 +91,12 @@ def clients_of(work: Workload) -> Federation:
     return dataclasses.replace(federation, **splits)
 
 
+def model_of(work: Workload) -> models.Model:
+    """The workload's network."""
+    widths = {"hidden": work.widths, "channels": work.widths}
+    return models.make(work.model, work.shape, "classification", work.classes, **widths)
+
+
 def trace_folder(settings: Settings, title: str) -> Path | None:
     """Where a profiler's trace goes, if it is asked for."""
     return Path(settings.profile) / "".join(c if c.isalnum() else "-" for c in title) if settings.profile else None
@@ -96,8 +106,7 @@ def time_ours(
     work: Workload, federation: Federation, plan: ExecutionPlan, repeats: int, trace: Path | None = None
 ) -> float:
     """Median seconds of a round of Local."""
-    widths = {"hidden": work.widths, "channels": work.widths}
-    model = models.make(work.model, work.shape, "classification", work.classes, **widths)
+    model = model_of(work)
     solver = LocalTraining(optax.sgd(RATE), batch_size=work.batch_size).bind(model)
     experiment = timing.build(method.get("local")(), federation, model, solver, plan, work.num_clients)
     return timing.median_seconds(timing.compile_rounds(experiment, trace=trace), repeats)
@@ -288,6 +297,8 @@ def run(settings: Settings) -> None:
     files.write_json(out / "benchmark.json", {**config, "local_sgd": rows, "federico": federico})
     report.save(report.benchmark_figure(rows), out / "benchmark.png")
     show(rows, build.build_execution(settings).make_plan().num_devices)
+    if settings.roofline:
+        show_rooflines(rows)
     print(
         f"FedeRiCo's round, M=3, K=1000, MLP 784-64-10, full batches of 20: {federico['federico_ms']:.0f} ms, Local's "
         f"{federico['local_ms']:.0f} ms: {federico['ratio']:.2f} x; target: at most 1.15 (M + 1) = "
@@ -314,6 +325,11 @@ def row_of(settings: Settings, torch: Any, work: Workload) -> dict:
     theirs = time_torch(torch, work, federation, threads_of_torch(), repeats)
     ours = time_ours(work, federation, plan, repeats, trace_folder(settings, work.title))
     row = entry(work.title, ours, theirs, time_ours(work, federation, single, repeats), work.target)
+    if settings.roofline:
+        batch = [part[0, : work.batch_size] for part in (federation.train.x[...], federation.train.y)]
+        least = roofline.measure(plan, model_of(work), batch, work.num_clients, work.steps)
+        print(f"  at least {least.least_ms:.1f} ms: {100 * least.least_ms / (1e3 * ours):.0f} % of the round")
+        row |= {"roofline": least._asdict() | {"least_ms": least.least_ms}}
     if settings.loop == "fastest":
         return row
     loaded = time_torch(torch, work, federation, threads_of_torch(), repeats, settings.loop)
@@ -344,6 +360,23 @@ def show(rows: Sequence[dict], num_devices: int) -> None:
             cells += [f"{row['dataloader_ms']:.1f}", f"{row['dataloader_ratio']:.2f} x"]
         table.add_row(row["workload"], *cells)
     Console(width=140).print(table)
+
+
+def show_rooflines(rows: Sequence[dict]) -> None:
+    """Prints what the rounds of local SGD take beside what they would take at least."""
+    table = Table(title="the least that a round can take: products, updates and models from memory, each alone")
+    parts = {"products": "products_ms", "updates": "update_ms", "memory": "memory_ms", "at least": "least_ms"}
+    rates = {"GFLOP": "gflop", "GFLOP/s": "gflops", "peak": "peak_gflops", "update GB/s": "update_gb"}
+    rates |= {"memory GB/s": "memory_gb"}
+    for head in ("workload", "round, ms", *parts, "share", *rates):
+        table.add_column(head, justify="left" if head == "workload" else "right")
+    for row in rows:
+        if least := row.get("roofline"):
+            cells = [f"{least[name]:.1f}" for name in parts.values()]
+            share = f"{100 * least['least_ms'] / row['pfljax_ms']:.0f} %"
+            rest = [f"{least[name]:.1f}" for name in rates.values()]
+            table.add_row(row["workload"], f"{row['pfljax_ms']:.1f}", *cells, share, *rest)
+    Console(width=160).print(table)
 
 
 COMMAND = launch.Command(__doc__, define, run, keep_compiled=False)

@@ -1,0 +1,166 @@
+"""What a round of local SGD has to do at least, at the rates that this machine reaches in the same run.
+
+The matrix products and convolutions of one mini-batch's gradient are read off its jaxpr. Each is timed alone, with its
+own shapes, on all devices at once, as they are in a round. Beside them a step reads the parameters and their gradient
+and writes the parameters (timed on a vector of their size, which may lie in a cache), and a round reads and writes
+every client's model once, out of memory (timed on a vector that no cache holds). What is left of a round's time is
+activations, their derivatives, the loss, mini-batches, and what XLA adds to all this.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import partial_eval as pe
+
+from pfljax.core import tree
+from pfljax.engine.plan import ExecutionPlan
+from pfljax.models import Model
+
+SECONDS = 0.1  # that a measurement takes at least
+REPEATS = 3  # of which the fastest counts
+LARGE = 256 << 20  # bytes that no cache holds
+
+
+class Roofline(NamedTuple):
+    """A round's least work and what it takes; milliseconds are of the round on all devices.
+
+    Attributes:
+        gflop: Of the products of all clients.
+        products_ms: The products alone, each at the rate that it reaches with its shapes.
+        update_ms: The parameters' updates alone.
+        memory_ms: Every client's model once out of memory and back.
+        gflops: Rate of the products, in GFLOP per second.
+        peak_gflops: Rate of a product of 1024 x 1024 matrices on each device.
+        update_gb: GB per second of the updates.
+        memory_gb: GB per second from and to memory.
+    """
+
+    gflop: float
+    products_ms: float
+    update_ms: float
+    memory_ms: float
+    gflops: float
+    peak_gflops: float
+    update_gb: float
+    memory_gb: float
+
+    @property
+    def least_ms(self) -> float:
+        """What the round would take if it did nothing else."""
+        return self.products_ms + self.update_ms + self.memory_ms
+
+
+class Product(NamedTuple):
+    """A matrix product or convolution: the equation of a jaxpr, and how often it is computed."""
+
+    equation: Any
+    times: int
+
+    @property
+    def flop(self) -> int:
+        """Floating-point operations, additions and multiplications."""
+        (left, right), out = (var.aval for var in self.equation.invars), self.equation.outvars[0].aval
+        if self.equation.primitive.name == "dot_general":
+            contracted, _ = self.equation.params["dimension_numbers"]
+            return 2 * math.prod(out.shape) * math.prod(left.shape[axis] for axis in contracted[0])
+        features = right.shape[self.equation.params["dimension_numbers"].rhs_spec[0]]
+        return 2 * math.prod(out.shape) * math.prod(right.shape) // features
+
+
+def products(jaxpr: Any, times: int = 1) -> Iterator[Product]:
+    """The products in a jaxpr, those inside of loops and calls among them."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in ("dot_general", "conv_general_dilated"):
+            yield Product(equation, times)
+        repeats = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
+        for param in equation.params.values():
+            inner = getattr(param, "jaxpr", param)
+            if hasattr(inner, "eqns"):
+                yield from products(inner, times * repeats)
+
+
+def seconds(plan: ExecutionPlan, step: Callable[[Any], Any], start: Any) -> float:
+    """Seconds of one step while all devices take steps, each from a `start` of its own."""
+    run = jax.jit(lambda carry, number: jax.lax.fori_loop(0, number, lambda _, carry: step(carry), carry))
+    carries = [jax.device_put(start, device) for device in plan.mesh.devices.flat]
+
+    def timed(number: int) -> float:
+        begin = time.perf_counter()
+        jax.block_until_ready([run(carry, number) for carry in carries])
+        return time.perf_counter() - begin
+
+    timed(1)
+    number = 1
+    while timed(number) < SECONDS:
+        number *= 2
+    several, few = (min(timed(count) for _ in range(REPEATS)) for count in (3 * number, number))
+    return (several - few) / (2 * number)  # without what a call costs, such as copies of where it starts
+
+
+def time_product(plan: ExecutionPlan, product: Product) -> float:
+    """Seconds of a product."""
+    equation, key = product.equation, jax.random.key(0)
+    left, right = (jax.random.normal(key, var.aval.shape, var.aval.dtype) for var in equation.invars)
+
+    def step(carry):
+        left, out = carry
+        # One number of the last result enters the next product, so that each has to be computed whole.
+        left = left.at[(0,) * left.ndim].set(1e-9 * out[(0,) * out.ndim])
+        return left, equation.primitive.bind(left, right, **equation.params)
+
+    out = equation.outvars[0].aval
+    return seconds(plan, step, (left, jnp.zeros(out.shape, out.dtype)))
+
+
+def time_update(plan: ExecutionPlan, size: int) -> float:
+    """Seconds of one SGD step of `size` parameters, of which the gradient is there."""
+
+    def step(carry):
+        params, gradient = carry
+        return params - 0.1 * gradient, gradient
+
+    return seconds(plan, step, (jnp.ones(size), jnp.ones(size)))
+
+
+def measure(plan: ExecutionPlan, model: Model, batch: Sequence[jax.Array], num_clients: int, steps: int) -> Roofline:
+    """The roofline of a round.
+
+    Args:
+        plan: Which devices there are.
+        model: The clients' network.
+        batch: x and y of a mini-batch.
+        num_clients: K.
+        steps: Number of mini-batches per client.
+    """
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    gradient = jax.make_jaxpr(jax.grad(lambda params, x, y: model.loss(params, x, y).mean()))(params, *batch)
+    needed = pe.dce_jaxpr(gradient.jaxpr, [True] * len(gradient.jaxpr.outvars))[0]  # without the inputs' gradient
+    found = list(products(needed))
+    rounds = num_clients * steps / plan.num_devices  # steps that a device takes one after the other
+    times: dict[str, float] = {}
+    for product in found:
+        name = str(product.equation).split("= ", 1)[-1] + str([var.aval for var in product.equation.invars])
+        if name not in times:
+            times[name] = time_product(plan, product)
+        times["all"] = times.get("all", 0.0) + product.times * times[name]
+    flop, size = sum(product.times * product.flop for product in found), tree.num_bytes(params) // 4
+    update, large = time_update(plan, size), time_update(plan, LARGE // 4)
+    square = jax.make_jaxpr(jnp.matmul)(*[jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 2)
+    peak = next(products(square.jaxpr))
+    memory = large * 2 / 3 * size * 4 / LARGE  # of three vectors that go past in an update, two
+    return Roofline(
+        gflop=flop * num_clients * steps / 1e9,
+        products_ms=1e3 * times["all"] * rounds,
+        update_ms=1e3 * update * rounds,
+        memory_ms=1e3 * memory * num_clients / plan.num_devices,
+        gflops=flop * plan.num_devices / times["all"] / 1e9,
+        peak_gflops=peak.flop * plan.num_devices / time_product(plan, peak) / 1e9,
+        update_gb=12 * size * plan.num_devices / update / 1e9,
+        memory_gb=3 * LARGE * plan.num_devices / large / 1e9,
+    )

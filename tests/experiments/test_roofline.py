@@ -1,0 +1,51 @@
+"""The least work of a round, counted by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import roofline
+from pfljax import models
+from pfljax.engine.plan import make_plan
+
+
+def test_products_inside_of_loops_and_calls_are_counted():
+    def layers(x, w):
+        return jax.lax.scan(lambda x, _: (jax.jit(jnp.matmul)(x, w), None), x, None, length=7)[0]
+
+    jaxpr = jax.make_jaxpr(layers)(jnp.ones((3, 5)), jnp.ones((5, 5))).jaxpr
+    (found,) = roofline.products(jaxpr)
+    assert (found.times, found.flop) == (7, 2 * 3 * 5 * 5)
+
+
+def test_operations_of_a_convolution():
+    conv = lambda x, w: jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    jaxpr = jax.make_jaxpr(conv)(jnp.ones((2, 8, 6, 3)), jnp.ones((3, 3, 3, 4))).jaxpr
+    (found,) = roofline.products(jaxpr)
+    assert found.flop == 2 * (2 * 8 * 6 * 4) * (3 * 3 * 3)
+
+
+def test_the_least_work_of_an_mlp(monkeypatch):
+    monkeypatch.setattr(roofline, "SECONDS", 1e-4)
+    monkeypatch.setattr(roofline, "LARGE", 1 << 12)
+    monkeypatch.setattr(roofline, "time_update", lambda plan, size: 1e-6 * size)
+    monkeypatch.setattr(roofline, "time_product", lambda plan, product: 1e-9 * product.flop)
+    model = models.make("mlp", (8, 8, 1), "classification", 10, hidden=(16,))
+    batch = np.zeros((5, 8, 8, 1), np.float32), np.zeros(5, np.int32)
+    found = roofline.measure(make_plan("map", devices=2), model, batch, num_clients=6, steps=3)
+    # Forward 64-16-10; backward the weights of both layers, and the second layer's input: not the first one's.
+    flop = 2 * 5 * (64 * 16 + 16 * 10) + 2 * 5 * (64 * 16 + 16 * 10) + 2 * 5 * 16 * 10
+    size = 64 * 16 + 16 + 16 * 10 + 10
+    assert found.gflop == pytest.approx(6 * 3 * flop / 1e9)
+    assert found.gflops == pytest.approx(2)  # on two devices, each at one
+    assert found.products_ms == pytest.approx(1e3 * 1e-9 * flop * 6 * 3 / 2)
+    assert found.update_ms == pytest.approx(1e3 * 1e-6 * size * 6 * 3 / 2)
+    # 12 bytes move per parameter of an update; a model is read and written, 8 bytes per parameter.
+    assert found.memory_ms == pytest.approx(1e3 * 1e-6 * size * 8 / 12 * 6 / 2)
+    assert found.least_ms == pytest.approx(found.products_ms + found.update_ms + found.memory_ms)
+
+
+def test_a_step_is_timed_without_what_a_call_costs(monkeypatch):
+    monkeypatch.setattr(roofline, "SECONDS", 1e-3)
+    assert roofline.seconds(make_plan("map"), lambda carry: carry @ carry, jnp.ones((64, 64))) > 0
