@@ -140,7 +140,8 @@ def build_clients(settings: Settings, seed: int) -> Clients:
     source = build_source(settings, seed)
     splits = data.Splits(**{field.name: settings[field.name] for field in dataclasses.fields(data.Splits)})
     partition = build_partition(settings, source, seed)
-    own = build_execution(settings).make_plan().own_rows if jax.process_count() > 1 else None
+    apart = jax.process_count() > 1 and settings.client_store == "device"  # else each host has all clients' data
+    own = build_execution(settings).make_plan().own_rows if apart else None
     load = functools.partial(data.load, source, partition, splits, num_clients=settings.num_clients or None, seed=seed)
     if share:
         federation, unseen = data.split_unseen(load(), share, seed)
@@ -242,9 +243,6 @@ def build_run(settings: Settings, name: str, clients: Clients, trial: Trial) -> 
     """Everything about one run, checked."""
     federation, unseen = clients
     settings = settings.of_method(name)
-    store = settings.client_store
-    if store != "device" and jax.process_count() > 1:
-        raise settings.error("client_store", "accepted with one process; several share the clients on their devices")
     return api.Run(
         build_method(settings, name),
         federation,

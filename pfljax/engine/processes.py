@@ -80,6 +80,27 @@ def gather_rows(rows: np.ndarray) -> np.ndarray:
     return multihost_utils.process_allgather(rows, tiled=True) if jax.process_count() > 1 else rows
 
 
+def fetch_rows(rows: np.ndarray, owner: np.ndarray) -> np.ndarray:
+    """Rows (n, ...) of which each process has some.
+
+    Args:
+        rows: Those that this process has, in their order.
+        owner: (n,) the process that has each of all.
+    """
+    counts = np.bincount(owner, minlength=jax.process_count())
+    padded = np.zeros((counts.max(), *rows.shape[1:]), rows.dtype)
+    padded[: len(rows)] = rows
+    found = np.empty((len(owner), *rows.shape[1:]), rows.dtype)
+    for process, theirs in enumerate(multihost_utils.process_allgather(padded)):
+        found[owner == process] = theirs[: counts[process]]
+    return found
+
+
+def whole(array: jax.Array) -> np.ndarray:
+    """An array that is spread over the devices of all processes."""
+    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
+
+
 def wait() -> None:
     """Until all processes have come here."""
     if jax.process_count() > 1:

@@ -96,7 +96,7 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
         ("exchange", plan.exchange_of(algorithm.topology, of_round)),
         ("clients' rows and data", HOME[experiment.client_store]),
     ]
-    if compiled.saving is not None:
+    if compiled.saving is not None and experiment.client_store == "disk":
         lines.append(("disk, at most", compiled.saving.check(experiment.problem.rounds)))
     if num_clients % plan.num_devices and not on_host:
         lines.append(("not divided", f"{num_clients} clients by {plan.num_devices} devices: each device holds all"))

@@ -24,6 +24,7 @@ import numpy as np
 from pfljax.core import tree
 from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Algorithm, ClientData, Cohort, Key, Predictor, Split, State
+from pfljax.engine import processes
 from pfljax.engine.plan import ExecutionPlan, make_host_plan
 from pfljax.engine.pools import place
 from pfljax.engine.rounds import cohort_of, join_state, make_cohort_round, predicts_by_rows, split_state
@@ -70,7 +71,6 @@ def check(experiment: Experiment, algorithm: Algorithm) -> None:
     refused = {
         "methods that predict with all clients' states at once": not predicts_by_rows(build, state, clients),
         "methods that choose the cohort": algorithm.sample is not None,
-        "several processes": jax.process_count() > 1,
     }
     for what, found in refused.items():
         if found:
@@ -119,7 +119,8 @@ def compile_segment(
         init, saving = _on_disk(experiment, replicates, rows, rest, data)
     else:
         memory.check_host(like, replicates.num)
-        init, saving = _in_memory(experiment, replicates, rest_at), None
+        init = _in_memory(experiment, replicates, rest_at)
+        saving = _whole(like) if jax.process_count() > 1 else None
 
     def init_all(key, clients):
         parts = zip(replicates.split(key), replicates.split(clients), strict=True)
@@ -154,10 +155,20 @@ def _in_memory(experiment: Experiment, replicates: Replicates, rest_at: State) -
         with jax.default_device(host.mesh.devices.flat[0]):
             state = make(replicates.numbers_of(run), key, clients)
         rows, rest = split_state(algorithm, state)
-        rest = jax.tree.map(jax.device_put, jax.device_get(rest), rest_at)
+        rest = jax.tree.map(_on_devices, jax.device_get(rest), rest_at)
         return join_state(algorithm, jax.tree.map(_taken_over, rows), rest)
 
     return init
+
+
+def _whole(like: State) -> Saving:
+    """Saves the rows of all processes' clients in one checkpoint, which one process can go on from, too."""
+
+    def thaw(run: int, key: Key, saved: State) -> State:
+        del run, key
+        return jax.tree.map(lambda leaf: stacks.Shared(leaf) if isinstance(leaf, np.ndarray) else leaf, saved)
+
+    return Saving(like, stacks.in_memory, thaw, lambda state: None, lambda rounds: 0)
 
 
 def _on_disk(
@@ -174,6 +185,8 @@ def _on_disk(
     """
     algorithm, problem = experiment.algorithm(experiment.problem.plan), experiment.problem
     host, directories = make_host_plan(), replicates.directories or (experiment.directory,)
+    if jax.process_count() > 1 and None in directories:
+        raise ArgumentError("client_store", "needs a folder for the run that all processes see", "disk")
     build = functools.partial(experiment.algorithm, host)
     others = jax.jit(lambda numbers, *args: split_state(algorithm, build(numbers).init(*args))[1])
     make = jax.jit(functools.partial(_first_rows, experiment))
@@ -193,7 +206,7 @@ def _on_disk(
     def init(run: int, key: Key, clients: ClientData) -> State:
         with jax.default_device(host.mesh.devices.flat[0]):
             made = jax.device_get(others(replicates.numbers_of(run), key, clients))
-        made = jax.tree.map(lambda leaf, like: jax.device_put(leaf, like.sharding), made, rest)
+        made = jax.tree.map(lambda leaf, like: _on_devices(leaf, like.sharding), made, rest)
         return join(run, key, np.zeros(problem.num_clients, np.uint8), made)
 
     def freeze(state: State) -> dict:
@@ -302,15 +315,20 @@ class Segment:
         """(state, stacked records, number of rounds done), the clients' rows of the state changed in place."""
         rows, rest = split_state(self.algorithm, state)
         records, ahead = [], self.fetch(key, start, rows, clients)
+        alone = jax.process_count() == 1  # else rows travel between processes, or must have been written by others
         with ThreadPoolExecutor(1) as fetcher:
             for number in range(start, stop):
-                future = fetcher.submit(self.fetch, key, number + 1, rows, clients) if number + 1 < stop else None
+                more = number + 1 < stop
+                future = fetcher.submit(self.fetch, key, number + 1, rows, clients) if alone and more else None
                 given = join_state(self.algorithm, place(self.plan, ahead.rows, self.size), rest)
                 given, record = self.compiled(key, np.int32(number), ahead.ids, given, ahead.clients)
                 trained, rest = split_state(self.algorithm, given)
                 records.append(jax.device_get(record))
                 following = future.result() if future else None  # which may read what is written next
                 stacks.write(rows, ahead.ids, trained)
+                processes.wait()
+                if more and not alone:
+                    ahead = self.fetch(key, number + 1, rows, clients)
                 if following:
                     ahead = renew(following, np.isin(following.ids, ahead.ids), rows)
                 if records[-1].diverged >= 0:
@@ -332,11 +350,16 @@ def renew(ahead: Ahead, old: np.ndarray, rows: State) -> Ahead:
     return ahead._replace(rows=jax.tree.map(one, ahead.rows, stacks.read(rows, ahead.ids[old])))
 
 
-def _taken_over(leaf: jax.Array) -> np.ndarray:
-    """A writable copy of an array, which is freed."""
+def _taken_over(leaf: jax.Array) -> np.ndarray | stacks.Shared:
+    """A writable copy of an array, which is freed; of several processes each keeps its share."""
     copy = np.array(leaf)
     leaf.delete()
-    return copy
+    return copy if jax.process_count() == 1 else stacks.Shared(copy)
+
+
+def _on_devices(leaf: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Puts an array that all processes have on the devices of all."""
+    return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
 
 
 def _placeholder(leaf: Any) -> np.ndarray:
@@ -356,7 +379,9 @@ class Evaluation:
         self.model = experiment.problem.model
         self.num_clients = experiment.problem.num_clients
         self.size = self._block_size(experiment)
-        self.predict, self.score = jax.jit(self._predict), jax.jit(self._score)
+        everywhere = compiled.plan.everywhere
+        self.predict = jax.jit(self._predict, out_shardings=(None, everywhere))
+        self.score = jax.jit(self._score, out_shardings=everywhere)
 
     def _block_size(self, experiment: Experiment) -> int:
         clients, devices = experiment.federation.client_data, self.plan.num_devices
@@ -377,7 +402,8 @@ class Evaluation:
         if algorithm.report.collaboration:
             collaboration = algorithm.report.collaboration(state)
         others = predictor.topology == "peers"  # whose models are not in this block
-        return dataclasses.replace(predictor, models=()) if others else predictor, collaboration
+        predictor = dataclasses.replace(predictor, models=()) if others else predictor
+        return predictor, (collaboration, predictor.index)
 
     def _score(
         self,
@@ -409,10 +435,9 @@ class Evaluation:
     ):
         there = lambda stack: place(self.plan, stacks.read(stack, ids), self.size)
         (rows, rest), (clients, splits) = state, map(there, data)
-        predictor, collaboration = self.predict(numbers, ids, key, there(rows), rest, clients)
-        collaboration = jax.device_get(collaboration)
+        predictor, noted = self.predict(numbers, ids, key, there(rows), rest, clients)
+        collaboration, index = jax.device_get(noted)
         if predictor.topology == "peers":  # each client's collaborators, side by side as if they were its own
-            index = np.asarray(predictor.index)
             models = place(self.plan, stacks.read(rows.models, index.reshape(-1)), index.size)
             places = jnp.arange(index.size, dtype=jnp.int32).reshape(index.shape)
             predictor = dataclasses.replace(predictor, models=models, index=places, topology="own")

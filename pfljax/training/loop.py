@@ -114,7 +114,7 @@ class Trainer:
         self.length = 0
         for each, out in zip(self.experiments, self.outs or (), strict=bool(self.outs)):
             processes.first(functools.partial(check_directory, out, each.config, resume))
-            check_store(each.client_store, out)
+            processes.first(functools.partial(check_store, each.client_store, out))
 
     def train(self, rounds: int, schedule: Schedule = EVERY) -> list[Outcome]:
         """Plays rounds up to number `rounds`, evaluates and saves; what every run has come to.
@@ -307,7 +307,7 @@ class Trainer:
             for each, out, history, state in zip(self.experiments, self.outs, self.histories, states, strict=True):
                 history.write(scored, each.federation)
                 kept = saving.freeze(state) if saving else state
-                copies = 1 if saving and self.replicates.num == 1 else checkpoints.KEEP
+                copies = 1 if each.client_store == "disk" and self.replicates.num == 1 else checkpoints.KEEP
                 checkpoints.save(out / "checkpoints", self.done, kept, copies=copies)
             if saving:  # not before all runs have their checkpoints, since they resume together
                 for state in states:

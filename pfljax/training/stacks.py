@@ -20,6 +20,7 @@ import numpy as np
 from pfljax.core.errors import OutOfMemory, RunError
 from pfljax.core.pooled import is_pooled
 from pfljax.core.types import PyTree
+from pfljax.engine import processes
 from pfljax.training import memory
 
 PAGE = 4096  # bytes that a file system gives at a time
@@ -96,6 +97,32 @@ class RowFile:
         return ((np.int64(self.shape[0]) * (slots.astype(np.int64) - 1) + ids) * self._row).tolist()
 
 
+class Shared:
+    """One leaf of a stack of rows in the memory of several processes, each of which holds those of its own clients.
+
+    Attributes:
+        shape: (K, ...).
+        dtype: The rows' type.
+    """
+
+    def __init__(self, rows: np.ndarray):
+        """Keeps this process's share of the rows (K, ...) of all clients."""
+        self.shape, self.dtype = rows.shape, rows.dtype
+        self._each = -(-len(rows) // jax.process_count())
+        self._first = jax.process_index() * self._each
+        self._own = rows[self._first : self._first + self._each].copy()
+
+    def read(self, ids: np.ndarray) -> np.ndarray:
+        """Rows (n, ...); all processes ask for the same ones."""
+        owner = ids // self._each
+        return processes.fetch_rows(self._own[ids[owner == jax.process_index()] - self._first], owner)
+
+    def write(self, ids: np.ndarray, rows: jax.Array) -> None:
+        """Replaces rows by those that are spread over all processes' devices."""
+        mine = ids // self._each == jax.process_index()
+        self._own[ids[mine] - self._first] = processes.whole(rows)[mine]
+
+
 def open_files(
     directory: Path, shapes: PyTree, slots: np.ndarray, initial: Callable[[np.ndarray], list[np.ndarray]]
 ) -> PyTree:
@@ -127,6 +154,8 @@ def read(stack: PyTree, ids: np.ndarray) -> PyTree:
     def one(leaf):
         if is_pooled(leaf):
             return leaf.examples(leaf.index[ids])
+        if isinstance(leaf, Shared):
+            return leaf.read(ids)
         if not isinstance(leaf, RowFile):
             return np.take(leaf, ids, axis=0)
         if fresh.all():
@@ -146,6 +175,9 @@ def write(stack: PyTree, ids: np.ndarray, rows: PyTree) -> None:
     slots = files[0].table.move(ids) if files else ids
 
     def one(leaf, new):
+        if isinstance(leaf, Shared):
+            leaf.write(ids, new)
+            return
         for shard in new.addressable_shards:
             part = shard.index[0]
             if shard.replica_id:
@@ -163,6 +195,7 @@ def flush(stack: PyTree, num_clients: int) -> np.ndarray:
     files = _files(stack)
     for file in files:
         file.flush()
+    processes.wait()
     return files[0].table.slots.copy() if files else np.zeros(num_clients, np.uint8)
 
 
@@ -173,14 +206,15 @@ def keep(stack: PyTree) -> None:
 
 
 def in_memory(stack: PyTree) -> PyTree:
-    """The stack with its files read whole.
+    """The stack with all clients' rows, read from files or fetched from other processes.
 
     Raises:
         OutOfMemory: if the host has no room for them.
     """
     files = _files(stack)
     if not files:
-        return stack
+        whole = lambda leaf: leaf.read(np.arange(leaf.shape[0])) if isinstance(leaf, Shared) else leaf
+        return jax.tree.map(whole, stack)
     need, free = sum(math.prod(file.shape) * file.dtype.itemsize for file in files), memory.host_free()
     if need > memory.SHARE * free:
         raise OutOfMemory(

@@ -63,13 +63,23 @@ def dense(arrays):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [("--exchange=ring",), ("--algorithm=fedavg", "--unseen_clients=0.25")])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--exchange=ring",),
+        ("--algorithm=fedavg", "--unseen_clients=0.25"),
+        ("--client_store=host",),
+        ("--client_store=disk",),
+        ("--client_store=host", "--algorithm=scaffold", "--unseen_clients=0.25", "--eval_clients=5"),
+    ],
+)
 def test_two_processes_give_the_figures_of_one(start, tmp_path, flags):
     pair = start(tmp_path / "two", "--rounds=10", *flags)
     said = [process.communicate(timeout=240) for process in pair]
     assert [process.returncode for process in pair] == [0, 0], said
     assert "report" in said[0][0] and said[1][0] == ""  # the first alone speaks
-    call(train.COMMAND, f"--out={tmp_path / 'one'}", "--devices=1", "--rounds=10", *FLAGS, *flags)
+    alone = [flag for flag in flags if not flag.startswith("--client_store")]  # every store has the same figures
+    call(train.COMMAND, f"--out={tmp_path / 'one'}", "--devices=1", "--rounds=10", *FLAGS, *alone)
     for name in ("results.npz", "collaboration.npz"):
         one, two = (dense(files.read_npz(tmp_path / run / name)) for run in ("one", "two"))
         assert one.keys() == two.keys()
@@ -87,10 +97,10 @@ def test_two_processes_give_the_figures_of_one(start, tmp_path, flags):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-def test_when_one_is_killed_the_other_says_so_and_one_process_goes_on(start, tmp_path, victim):
-    out = tmp_path / "run"
-    pair = start(out, "--rounds=100000")
+@pytest.mark.parametrize(("victim", "store"), [(0, "device"), (1, "device"), (0, "host"), (1, "disk")])
+def test_when_one_is_killed_the_other_says_so_and_one_process_goes_on(start, tmp_path, victim, store):
+    out, store = tmp_path / "run", f"--client_store={store}"
+    pair = start(out, "--rounds=100000", store)
     deadline = time.monotonic() + 200
     while not list(out.glob("checkpoints/[0-9]*[0-9]")):
         assert time.monotonic() < deadline and all(process.poll() is None for process in pair)
@@ -100,9 +110,9 @@ def test_when_one_is_killed_the_other_says_so_and_one_process_goes_on(start, tmp
     assert pair[1 - victim].returncode == 1
     assert len(said.splitlines()) == 1 and "another process has ended" in said and "--resume" in said
     rounds = 5 + max(int(path.name) for path in out.glob("checkpoints/*") if path.name.isdigit())
-    done = call(train.COMMAND, f"--out={out}", "--devices=1", f"--rounds={rounds}", "--resume", *FLAGS)
+    done = call(train.COMMAND, f"--out={out}", "--devices=1", f"--rounds={rounds}", "--resume", store, *FLAGS)
     assert f"resumed after round {rounds - 5}" in done
-    call(train.COMMAND, f"--out={tmp_path / 'whole'}", "--devices=1", f"--rounds={rounds}", *FLAGS)
+    call(train.COMMAND, f"--out={tmp_path / 'whole'}", "--devices=1", f"--rounds={rounds}", store, *FLAGS)
     resumed, whole = (files.read_npz(folder / "results.npz") for folder in (out, tmp_path / "whole"))
     np.testing.assert_allclose(resumed["loss_test"], whole["loss_test"], rtol=1e-5, atol=1e-5)
 

@@ -167,13 +167,7 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
             raise ArgumentError("validation_fraction", text, 0)
         ids = problem.ids(clients)
         models = problem.init_models(key, ids)
-        rows = {
-            "start": models,
-            "affinity": jax.nn.one_hot(ids, num),
-            "index": jnp.zeros((len(ids), num_others + 1), jnp.int32),
-            "weights": jnp.zeros((len(ids), num_others + 1)),
-            "optimizer": problem.optimizer_rows(leading(models, 1), len(ids)),
-        }
+        rows = first_rows(problem, models, ids, num_others)
         if problem.part is not None:  # only rows are asked for
             return State((), models, (), rows)
         models, last = (
@@ -218,6 +212,17 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
         via_server=True,
         traffic=form.traffic,
     )
+
+
+def first_rows(problem: Problem, models: Params, ids: Array, num_others: int) -> PyTree:
+    """What clients `ids` (n,) keep before the first round, in which they start from `models` (n, ...)."""
+    return {
+        "start": models,
+        "affinity": jax.nn.one_hot(ids, problem.num_clients),
+        "index": jnp.zeros((len(ids), num_others + 1), jnp.int32),
+        "weights": jnp.zeros((len(ids), num_others + 1)),
+        "optimizer": problem.optimizer_rows(leading(models, 1), len(ids)),
+    }
 
 
 def downloaded(problem: Problem, form: Form, num_others: int, key: Key, state: State, clients: ClientData) -> Predictor:
