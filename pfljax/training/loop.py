@@ -194,9 +194,12 @@ class Trainer:
 
     def _topology(self) -> str:
         """How the models that clients are said to use lie with respect to them."""
-        algorithm, clients = self.compiled.algorithm, self.experiments[0].federation.client_data
+        algorithm = self.compiled.algorithm
         if algorithm.report.topology:
             return algorithm.report.topology
+        of_first = lambda clients: self.replicates.split(clients)[0]
+        apart = self.experiments[0].client_store != "device"
+        clients = of_first(self.clients) if apart else jax.eval_shape(of_first, self.clients)
         predict = lambda key, clients: algorithm.predictor(key, algorithm.init(key, clients), clients)
         weighed = jax.eval_shape(predict, self.keys[0], clients)
         return "shared" if is_private_mixture(weighed) else weighed.topology
