@@ -98,7 +98,7 @@ def search(points: Sequence[Point], trials: Sequence[T], make: Callable[[Point, 
     groups: list[list[int]] = []
     for number, run in enumerate(runs):
         same = (group for group in groups if runs[group[0]].experiment.structure == run.experiment.structure)
-        together = next(same, None) if run.experiment.client_store == "device" else None
+        together = next(same, None)
         groups.append([number]) if together is None else together.append(number)
     for group in groups:
         scores[group] = final_scores([runs[number] for number in group], rounds)

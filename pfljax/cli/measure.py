@@ -182,6 +182,10 @@ def measure(settings: Settings, cell: Cell) -> dict:
     experiment = build_experiment(settings, cell)
     copy = check_state(experiment)
     resident, device = PeakResident(), memory.peak_bytes()
+    if settings.client_store == "disk" and jax.process_count() > 1:
+        raise settings.error(
+            "client_store", "its files lie in a temporary folder; accepted with several processes: host"
+        )
     folder = tempfile.TemporaryDirectory()
     experiment = dataclasses.replace(experiment, directory=Path(folder.name))
     rounds = loop.compile_to_fit(experiment, experiment.federation.client_data, 1)

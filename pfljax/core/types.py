@@ -246,7 +246,7 @@ class Algorithm:
         sample: (key, state, clients) -> (S,) int32, the ids of the round's cohort, ascending and distinct; None:
             uniform without replacement.
         fine_tune: (key, predictor, clients) -> Predictor: what clients do with their predictor before it is evaluated,
-            the models at hand that it indexes; None: nothing. The general fine-tuning comes after it.
+            when the models that it indexes are at hand; None: nothing. The general fine-tuning comes after it.
         fine_tuned: Number of epochs, 1 or more -> the algorithm whose `predictor` and `adapt` fine-tune for so long in
             the method's own way; None: the general fine-tuning, which trains whatever a client predicts with.
         exchanges: Number of times that a round repeats exchange and server update on the same download.

@@ -103,7 +103,10 @@ def lay_out(num_clients: int, devices: int, chunk: int, buckets: Buckets = (), t
     per_device = -(-num_clients // devices)
     chunk = width = min(chunk or per_device, per_device)
     if together > chunk:  # one chunk is worked on after the other all the same
-        width *= _largest_divisor(per_device // chunk, together // chunk)
+        most = min(together // chunk, per_device // chunk)
+        width *= (
+            most if chunk == 1 else _largest_divisor(per_device // chunk, most)
+        )  # the rest, too, is of whole chunks
     count, rest = divmod(per_device, width)
     # The rest is a bucket of its own: made-up clients would have to be copied, and the others moved.
     return Layout(num_clients, devices, ((width, count), *([(rest, 1)] if rest else [])), at_once=chunk)

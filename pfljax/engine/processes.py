@@ -1,6 +1,7 @@
 """Several processes, one on each host, as one program: how they find each other, agree, and notice that one is gone.
 
-All processes run the same program with the same arguments and see the same figures; the first alone writes files.
+All processes run the same program with the same arguments and see the same figures. The first alone writes files, but
+for clients' rows on disk.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def fetch_rows(rows: np.ndarray, owner: np.ndarray) -> np.ndarray:
         owner: (n,) the process that has each of all.
     """
     counts = np.bincount(owner, minlength=jax.process_count())
-    padded = np.zeros((counts.max(), *rows.shape[1:]), rows.dtype)
+    padded = np.zeros((len(owner), *rows.shape[1:]), rows.dtype)  # of a size that is not by chance: it is compiled for
     padded[: len(rows)] = rows
     found = np.empty((len(owner), *rows.shape[1:]), rows.dtype)
     for process, theirs in enumerate(multihost_utils.process_allgather(padded)):

@@ -58,7 +58,7 @@ def in_general(problem: Problem, epochs: int) -> Callable[[Key, Predictor, Clien
     """The general fine-tuning: (key, predictor, clients) -> Predictor."""
 
     def fine_tune(key, predictor: Predictor, clients: ClientData) -> Predictor:
-        predictor = heaviest(predictor) if predictor.topology != "own" and predictor.apply is None else predictor
+        predictor = heaviest(predictor) if predictor.apply is None else predictor
         num_clients, num = predictor.index.shape
         single = num == 1 and predictor.apply is None
 
@@ -90,7 +90,13 @@ def heaviest(predictor: Predictor) -> Predictor:
         return predictor
     weights, places = jax.lax.top_k(predictor.weights, MOST)
     weights = weights / weights.sum(axis=1, keepdims=True)
-    return dataclasses.replace(predictor, index=jnp.take_along_axis(predictor.index, places, axis=1), weights=weights)
+    models, index = predictor.models, jnp.take_along_axis(predictor.index, places, axis=1)
+    if predictor.topology == "own":  # side by side, as the index says
+        models, index = (
+            tree.take(models, index.reshape(-1)),
+            jnp.arange(index.size, dtype=jnp.int32).reshape(index.shape),
+        )
+    return dataclasses.replace(predictor, models=models, index=index, weights=weights)
 
 
 def solver_of(problem: Problem, predictor: Predictor, weights: Array, row: PyTree) -> Solver:

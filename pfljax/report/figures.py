@@ -204,8 +204,8 @@ def weights_over_rounds(
         dense = collaboration.dense(index[:, client], weights[:, client], num_models)  # (T, N)
         for model in np.nonzero(dense.max(axis=0) > 0.01)[0]:
             own = of_clients and model == client
-            width, dashes = (2.6, "-") if own else (1.3, "--")
-            axes.plot(rounds, dense[:, model], color=shades[model], linewidth=width, linestyle=dashes)
+            line, dashes = (2.6, "-") if own else (1.3, "--")
+            axes.plot(rounds, dense[:, model], color=shades[model], linewidth=line, linestyle=dashes)
         axes.set(ylim=(-0.03, 1.03), xlim=limits, xticks=ticks, yticks=(0, 0.5, 1))
         has, wants = distribution[client], target[client]
         of = f"distribution {wants}" if wants == has else f"has {has}, wants {wants}"

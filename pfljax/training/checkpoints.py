@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +40,20 @@ def _filled(like: State | dict, parts: dict) -> Any:
     return found if isinstance(like, dict) else State(**found)
 
 
-def save(directory: Path, round_number: int, state: State | dict, copies: int = KEEP) -> None:
-    """Saves the state after `round_number` rounds and drops all others but the `copies` - 1 before it.
+def save(directory: Path, round_number: int, state: State | dict) -> None:
+    """Saves the state after `round_number` rounds and drops all others but the `KEEP` - 1 before it.
 
     A state may be a dict that holds a State.
     """
     ocp.save(str((directory / str(round_number)).absolute()), _as_dict(state), overwrite=True)
-    steps = _steps(directory)
-    kept = [step for step in steps if step <= round_number][:copies]  # one of a later round is torn
-    for step in [step for step in steps if step not in kept] if processes.is_first() else []:
+    keep(directory, [step for step in _steps(directory) if step <= round_number][:KEEP])  # one of a later is torn
+
+
+def keep(directory: Path, rounds: Sequence[int]) -> None:
+    """Drops all checkpoints but those of some numbers of rounds."""
+    for step in [step for step in _steps(directory) if step not in rounds] if processes.is_first() else []:
         shutil.rmtree(directory / str(step), ignore_errors=True)
+    processes.wait()
 
 
 def restore(directory: Path, like: State | dict, at_most: int | None = None) -> tuple[int, Any] | None:

@@ -15,7 +15,7 @@ from pfljax.training import memory
 
 
 class Saving(NamedTuple):
-    """How a run's state is saved of which a checkpoint holds a part only: the clients' rows are in files of their own.
+    """How a run's state is saved that is not on the devices as a checkpoint holds it: its rows are in files or shared.
 
     Attributes:
         like: Shapes, types and places of what a checkpoint holds.

@@ -110,7 +110,10 @@ def compile_segment(
     like = join_state(algorithm, jax.tree.map(_placeholder, rows), rest)
     needs = memory.of_compiled(compiled)
     ahead = tree.num_bytes((split_state(algorithm, state)[0], cohort)) // plan.num_devices
-    needs = dataclasses.replace(needs, arguments=needs.arguments + ahead)
+    others = (replicates.num - 1) * tree.num_bytes(
+        split_state(algorithm, state)[1]
+    )  # the other runs' server and models
+    needs = dataclasses.replace(needs, arguments=needs.arguments + ahead + others)
     segments = [
         Segment(algorithm, plan, functools.partial(compiled, replicates.numbers_of(run)), num_clients, size)
         for run in range(replicates.num)
@@ -181,7 +184,7 @@ def _on_disk(
         replicates: All of them.
         shapes: Of the clients' rows.
         rest: Shapes and places of the rest of the state.
-        data: All clients' data, of each run.
+        data: All clients' data, of each run; `thaw` reads them.
     """
     algorithm, problem = experiment.algorithm(experiment.problem.plan), experiment.problem
     host, directories = make_host_plan(), replicates.directories or (experiment.directory,)
@@ -191,10 +194,10 @@ def _on_disk(
     others = jax.jit(lambda numbers, *args: split_state(algorithm, build(numbers).init(*args))[1])
     make = jax.jit(functools.partial(_first_rows, experiment))
 
-    def join(run: int, key: Key, slots: np.ndarray, rest: State) -> State:
-        check_first_rows(experiment, shapes, data[run])
+    def join(run: int, key: Key, clients: ClientData, slots: np.ndarray, rest: State) -> State:
+        check_first_rows(experiment, shapes, clients)
         of_run = functools.partial(make, replicates.numbers_of(run))
-        initial = FirstRows(of_run, key, data[run], problem.cohort_size)
+        initial = FirstRows(of_run, key, clients, problem.cohort_size)
         directory = directories[run]
         if directory is not None:
             files = stacks.open_files(directory, shapes, slots, initial)
@@ -207,14 +210,14 @@ def _on_disk(
         with jax.default_device(host.mesh.devices.flat[0]):
             made = jax.device_get(others(replicates.numbers_of(run), key, clients))
         made = jax.tree.map(lambda leaf, like: _on_devices(leaf, like.sharding), made, rest)
-        return join(run, key, np.zeros(problem.num_clients, np.uint8), made)
+        return join(run, key, clients, np.zeros(problem.num_clients, np.uint8), made)
 
     def freeze(state: State) -> dict:
         rows, others = split_state(algorithm, state)
         return {"slots": stacks.flush(rows, problem.num_clients), "rest": others}
 
     def thaw(run: int, key: Key, saved: dict) -> State:
-        return join(run, key, np.array(saved["slots"]), saved["rest"])
+        return join(run, key, data[run], np.array(saved["slots"]), saved["rest"])
 
     like = {"slots": np.zeros(problem.num_clients, np.uint8), "rest": rest}
     saved = lambda state: stacks.keep(split_state(algorithm, state)[0])
@@ -300,7 +303,7 @@ def depends_on_others() -> ArgumentError:
 
 
 class Segment:
-    """Rounds on the cohort's rows, the next cohort fetched ahead by a thread."""
+    """Rounds on the cohort's rows; a thread fetches the next cohort ahead, unless there are several processes."""
 
     def __init__(self, algorithm: Algorithm, plan: ExecutionPlan, compiled: Callable, num_clients: int, size: int):
         self.algorithm, self.plan, self.compiled, self.size = algorithm, plan, compiled, size

@@ -184,7 +184,8 @@ class Trainer:
             self.done, self.state = restored
             self.saved = self.done
             self._tell(f"  resumed after round {self.done}")
-        else:
+        self._forget_later()
+        if not restored:
             self.state = compiled.init(self._key(0), self.clients)
         outs, topology = self.outs or [None] * self.replicates.num, self._topology()
         self.histories = [
@@ -203,6 +204,18 @@ class Trainer:
         predict = lambda key, clients: algorithm.predictor(key, algorithm.init(key, clients), clients)
         weighed = jax.eval_shape(predict, self.keys[0], clients)
         return "shared" if is_private_mixture(weighed) else weighed.topology
+
+    def _forget_later(self) -> None:
+        """Drops checkpoints that no run may go on from any more, before further rounds are played.
+
+        Of several runs only some may have those of later rounds; on disk, rows of other rounds than this are replaced.
+        """
+        from pfljax.training import checkpoints
+
+        on_disk = self.experiments[0].client_store == "disk"
+        if on_disk or self.replicates.num > 1:
+            for out in self.outs or ():
+                checkpoints.keep(out / "checkpoints", [self.done] if on_disk else range(1, self.done + 1))
 
     def _restore(self) -> tuple[int, State] | None:
         """The newest round of whose state all directories have a whole checkpoint, and the states, joined."""
@@ -310,10 +323,11 @@ class Trainer:
             for each, out, history, state in zip(self.experiments, self.outs, self.histories, states, strict=True):
                 history.write(scored, each.federation)
                 kept = saving.freeze(state) if saving else state
-                copies = 1 if each.client_store == "disk" and self.replicates.num == 1 else checkpoints.KEEP
-                checkpoints.save(out / "checkpoints", self.done, kept, copies=copies)
+                checkpoints.save(out / "checkpoints", self.done, kept)
             if saving:  # not before all runs have their checkpoints, since they resume together
-                for state in states:
+                for out, state in zip(self.outs, states, strict=True):
+                    if self.experiments[0].client_store == "disk":  # older ones name rows that will be written to
+                        checkpoints.keep(out / "checkpoints", [self.done])
                     saving.saved(state)
         self.saved = self.done
 

@@ -93,10 +93,8 @@ def check_host(state: State, runs: int = 1) -> None:
         OutOfMemory: if they do not.
     """
     leaves = [tree.num_bytes(leaf) for leaf in jax.tree.leaves((state.models, state.optimizer, state.clients))]
-    need, free = (
-        runs * sum(leaves) + max(leaves, default=0),
-        host_free(),
-    )  # a leaf more, while it is copied from its making
+    need = runs * sum(leaves) + max(leaves, default=0)  # a leaf more, while it is copied from its making
+    free = host_free()
     if need > SHARE * free:
         raise OutOfMemory(
             f"out of memory: the clients' state needs {readable(need)} on a host that has {readable(free)}; use fewer "

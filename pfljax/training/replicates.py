@@ -29,7 +29,9 @@ class Apart:
 
 @dataclasses.dataclass(frozen=True)
 class Replicates:
-    """Several runs of one method, stacked in front of every array; a single one is not stacked.
+    """Several runs of one method, stacked in front of every array on the devices; a single one is not stacked.
+
+    Where clients' rows are not on the devices, the runs are `Apart` and played one after the other.
 
     Outside of compiled functions there is a list with one entry per run, whatever their number.
 

@@ -1,6 +1,7 @@
 """Clients' rows between rounds, in host memory or in files: a cohort's are read and written back.
 
-A stack of rows is a tree of NumPy arrays (K, ...), or of `RowFile`s, which share one `Table`.
+A stack of rows is a tree of NumPy arrays (K, ...), of `Shared` arrays of several processes, or of `RowFile`s, which
+share one `Table`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pfljax.core.types import PyTree
 from pfljax.engine import processes
 from pfljax.training import memory
 
+BLOCK = 4096  # rows that are fetched from other processes at a time
 PAGE = 4096  # bytes that a file system gives at a time
 
 
@@ -114,6 +116,10 @@ class Shared:
 
     def read(self, ids: np.ndarray) -> np.ndarray:
         """Rows (n, ...); all processes ask for the same ones."""
+        parts = [self._fetch(ids[start : start + BLOCK]) for start in range(0, len(ids), BLOCK)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _fetch(self, ids: np.ndarray) -> np.ndarray:
         owner = ids // self._each
         return processes.fetch_rows(self._own[ids[owner == jax.process_index()] - self._first], owner)
 
@@ -170,7 +176,7 @@ def read(stack: PyTree, ids: np.ndarray) -> PyTree:
 
 
 def write(stack: PyTree, ids: np.ndarray, rows: PyTree) -> None:
-    """Replaces rows `ids` in place by arrays on the devices, shard by shard without a copy between."""
+    """Replaces rows `ids` in place by arrays on the devices: shard by shard, if they need not travel to a process."""
     files = _files(stack)
     slots = files[0].table.move(ids) if files else ids
 
@@ -244,7 +250,7 @@ def check_disk(directories: Sequence[Path | None], shapes: PyTree, played: int) 
     there = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
     files = [path for directory in directories if directory for path in directory.glob("*.bin")]
     taken = sum(path.stat().st_blocks * 512 for path in files)
-    free = shutil.disk_usage(there).free + taken
+    free = int(processes.least(shutil.disk_usage(there).free + taken))
     if need > memory.SHARE * free:
         raise OutOfMemory(
             f"out of disk space: clients' rows may need {memory.readable(need)} in {place}, where "

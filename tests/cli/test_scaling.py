@@ -198,3 +198,11 @@ def test_pfl_research_s_workload_is_that_of_its_benchmark(tmp_path):
     assert [used[name] for name in ("optimizer", "learning_rate", "shape")] == ["sgd", 0.1, ["32", "32", "3"]]
     preset = (scaling.WORKLOADS / "pfl_research_cifar10.flags").read_text().splitlines()
     assert {"--num_clients=1000", "--cohort=50", "--total_rounds=1500"} <= set(preset) and 50 * 1500 == 75_000
+
+
+@pytest.mark.parametrize("store", ["host", "disk"])
+def test_rounds_are_measured_under_other_stores(store, tmp_path):
+    call(tmp_path, "--algorithms=local", "--num_clients=12", "--cohort=4", f"--client_store={store}")
+    (row,) = read(tmp_path)["cells"]
+    assert row["seconds_per_round"] > 0
+    assert (row["disk_bytes"] > 0) == (store == "disk")

@@ -123,6 +123,12 @@ def test_runs_killed_while_they_save_go_on_from_the_newest_that_all_have(name, s
         with pytest.raises(KeyboardInterrupt):
             trainer.play(3, every)
     del trainer
+    assert (outs[0] / "checkpoints" / "3").exists() and not (outs[1] / "checkpoints" / "3").exists()
+    # Killed once more, before anything is saved: nobody may go on from what one run alone has saved.
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(checkpoints, "save", killed)
+        Trainer(experiments_of(name, store=store), outs=outs, resume=True).play(3, every)
+    assert not (outs[0] / "checkpoints" / "3").exists()
     said = []
     Trainer(experiments_of(name, store=store), outs=outs, resume=True, say=said.append).train(ROUNDS, every)
     assert any("resumed after round 2" in line for line in said)
