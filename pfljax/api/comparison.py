@@ -196,19 +196,26 @@ def compare(
     if not found or not seeds:
         raise ArgumentError("methods" if not found else "seeds", "accepted: one or more")
     of_seed = {seed: clients if isinstance(clients, Federation) else clients(seed) for seed in seeds}
-    rows, title = [], ""
+    rows, scored = [], None
     for title, method in found.items():
         runs = [Run(method, of_seed[seed], model, local, seed=seed, **options) for seed in seeds]
         folders = [Path(out) / title / f"seed-{seed}" for seed in seeds] if out else None
         rows.append(method_row(title, _cells(runs, rounds, folders, schedule, replicate)))
+        scored = runs[0].experiment.scored
         if say:
             say(f"{len(rows)} of {len(found)} methods done: {title}")
     first = of_seed[seeds[0]]
-    text = f"{first.name}, last of {rounds} rounds, mean ± std over seeds {', '.join(map(str, seeds))}"
-    table = Table(text, rows, first.task)
+    title = titled_by(first.name, None if scored is None else len(scored), first.num_clients, rounds)
+    table = Table(f"{title}, mean ± std over seeds {', '.join(map(str, seeds))}", rows, first.task)
     if out:
         table.write(Path(out))
     return table
+
+
+def titled_by(dataset: str, scored: int | None, num_clients: int, rounds: int) -> str:
+    """The beginning of a table's title; it says how many clients were scored, unless all were."""
+    sample = "" if scored is None else f"a sample of {scored:,} of {num_clients:,} clients, "
+    return f"{dataset}, {sample}last of {rounds} rounds"
 
 
 def _cells(

@@ -13,7 +13,7 @@ from pathlib import Path
 from absl import flags
 
 from pfljax import report
-from pfljax.api.comparison import Cell, Table, method_row
+from pfljax.api.comparison import Cell, Table, method_row, titled_by
 from pfljax.cli import build, sweep
 from pfljax.cli.flags import define_data, define_devices, define_evaluation, define_sweep, define_training
 from pfljax.cli.launch import Command
@@ -48,7 +48,9 @@ def run(settings: Settings) -> None:
         print(f"{number} of {len(names)} methods done: {name}")
     if not rows:
         raise next(iter(failed.values()))
-    title = f"{summary['dataset']}, last of {settings.rounds} rounds, mean ± std over {sweep.named(trials)}"
+    scored = summary.get("scored_clients")
+    title = titled_by(summary["dataset"], scored, summary["num_clients"], settings.rounds)
+    title = f"{title}, mean ± std over {sweep.named(trials)}"
     table = Table(title, rows, summary["task"])
     report.save(table.plot(), out / "comparison.png")
     sweep.write_table(table.title, *table.columns(), rows, out, "comparison.png")

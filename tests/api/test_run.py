@@ -88,6 +88,7 @@ def test_training_goes_on_and_resumes(trained, clients, tmp_path):
 def test_a_comparison_is_a_table(clients, tmp_path):
     methods = [pfl.FedAvg(), ("gentle", pfl.FedProx(mu=0.01))]
     table = pfl.compare(methods, clients, MODEL, LOCAL, seeds=range(2), rounds=2, out=tmp_path, eval_every=1)
+    assert "sample" not in table.title
     assert [row["algorithm"] for row in table.rows] == ["fedavg", "gentle"]
     again = pfl.compare(methods, clients, MODEL, LOCAL, seeds=range(2), rounds=2, out=tmp_path, eval_every=1)
     assert str(again) == str(table)  # taken from the files, seconds included
@@ -98,6 +99,8 @@ def test_a_comparison_is_a_table(clients, tmp_path):
     assert table.rows[0]["accuracy_std"] == pytest.approx(np.std(alone))
     assert "gentle" in str(table) and str(table).count("±") == 3  # two rows and the title
     assert (tmp_path / "comparison.png").stat().st_size > 1000
+    part = pfl.compare([pfl.FedAvg()], clients, MODEL, LOCAL, seeds=[0], rounds=1, eval_clients=2)
+    assert f", a sample of 2 of {clients.num_clients} clients, last of 1 rounds" in part.title
 
 
 def test_one_s_own_arrays_and_module():

@@ -43,6 +43,7 @@ def test_seeds_in_one_kernel_are_kept_one_by_one(tmp_path):
 
 def test_a_row_is_the_mean_over_its_cells(tmp_path):
     flags = ["--algorithms=fedavg", "--seeds=3,4", "--rounds=2", "--hidden=4", "--unseen_clients=0.25"]
+    flags.append("--eval_clients=5")
     call(compare.COMMAND, *flags, f"--out={tmp_path}")
     (row,) = rows_of(tmp_path)
     summaries = [files.read_json(tmp_path / "fedavg" / f"seed-{seed}" / "summary.json") for seed in (3, 4)]
@@ -50,7 +51,8 @@ def test_a_row_is_the_mean_over_its_cells(tmp_path):
     assert row["accuracy_mean"] == pytest.approx(np.mean(last)) and row["accuracy_std"] == pytest.approx(np.std(last))
     assert row["unseen_mean"] == pytest.approx(np.mean([summary["unseen"]["accuracy"] for summary in summaries]))
     assert (tmp_path / "comparison.png").stat().st_size > 5000
-    assert "unseen clients" in (tmp_path / "table.md").read_text()
+    table = (tmp_path / "table.md").read_text()
+    assert "unseen clients" in table and "a sample of 5 of 12 clients" in table
 
 
 def test_tuning_takes_the_best_point_and_keeps_the_scores(tmp_path):
