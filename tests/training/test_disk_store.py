@@ -71,11 +71,12 @@ def test_rows_of_a_checkpoint_are_never_overwritten_before_the_next(tmp_path):
         assert toys.same_trees(jax.device_get(stacks.in_memory(thawed)), before)
 
 
-@toys.each_method(["fedavg", "federico", "ditto"], fast=["fedavg"])
-def test_newcomers_are_scored_under_every_store(name):
+@pytest.mark.parametrize("epochs", [0, 1])
+@toys.each_method(["fedavg", "federico", "ditto", "fedfomo"], fast=["fedavg"])
+def test_newcomers_are_scored_under_every_store(name, epochs):
     unseen, found = toys.make_federation((3, 2), seed=1), []
     for store in ("device", "host", "disk"):
-        experiment = dataclasses.replace(make_experiment(name, store), unseen=unseen)
+        experiment = dataclasses.replace(make_experiment(name, store), unseen=unseen, fine_tune_epochs=epochs)
         found.append(toys.run(experiment, 2).summary["unseen"])
     assert found[0]["loss"] > 0
     for other in found[1:]:

@@ -33,7 +33,7 @@ FAST = [("fedavg", "device"), ("ditto", "device"), ("fedem", "host"), ("federico
     ("name", "store"),
     [
         pytest.param(name, store, marks=[pytest.mark.slow] * ((name, store) not in FAST))
-        for name in ("fedavg", "ditto", "federico", "fedper", "fedem")
+        for name in ("fedavg", "ditto", "federico", "fedper", "fedem", "fedfomo", "fedamp", "clustered", "mocha")
         for store in ("device", "host", "disk")
     ],
 )
