@@ -97,9 +97,9 @@ def search(points: Sequence[Point], trials: Sequence[T], make: Callable[[Point, 
     scores = np.full((len(runs), 2), np.nan)
     groups: list[list[int]] = []
     for number, run in enumerate(runs):
-        same = (group for group in groups if runs[group[0]].experiment.structure == run.experiment.structure)
-        together = next(same, None)
-        groups.append([number]) if together is None else together.append(number)
+        same = (each for each in groups if runs[each[0]].experiment.structure == run.experiment.structure)
+        group = next(same, None)
+        groups.append([number]) if group is None else group.append(number)
     for group in groups:
         scores[group] = final_scores([runs[number] for number in group], rounds)
     means, losses = scores.reshape(len(points), len(trials), 2).mean(axis=1).T

@@ -258,7 +258,12 @@ def define_sweep(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequ
     add.several(
         "splits", [], "splits of the data; every seed is trained on each of them, and then decides all but the split"
     )
-    add.choice("replicate", "no", ["no", "vmap"], "vmap runs a method's trials at once, stacked in one kernel")
+    add.choice(
+        "replicate",
+        "no",
+        ["no", "vmap"],
+        "vmap runs a method's trials in one kernel, stacked where clients' state is on the devices",
+    )
     add.text("out", out, "folder of the table; finished cells in it are kept")
     add.several(
         "tune",

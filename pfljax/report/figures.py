@@ -196,9 +196,8 @@ def weights_over_rounds(
     groups = colors(np.concatenate([distribution, target]))
     of_owner, of_target = groups[: len(distribution)], groups[len(distribution) :]
     shades = of_owner if of_clients else colors(np.arange(num_models))
-    ticks = MaxNLocator(4, integer=True).tick_values(rounds[0], rounds[-1])
     limits = rounds[0] - 0.5, rounds[-1] + 0.5
-    ticks = np.unique(ticks)
+    ticks = np.unique(MaxNLocator(4, integer=True).tick_values(rounds[0], rounds[-1]))
     ticks = ticks[(limits[0] <= ticks) & (ticks <= limits[1])]
     for place, client in enumerate(shown, 1):
         axes = add_axes(figure, lines, columns, place)

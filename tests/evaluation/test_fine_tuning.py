@@ -76,6 +76,12 @@ def test_of_a_mixture_of_many_models_the_heaviest_are_tuned():
     after = fine_tuned(problem, algorithm, 1).fine_tune(jax.random.key(1), before, federation.client_data)
     assert after.index.shape == (2, 16) and tree.num_rows(after.models) == 32
     np.testing.assert_allclose(after.weights[0], np.arange(16, 0, -1) / np.arange(1, 17).sum(), rtol=1e-5)
+    # So they are where each client's models lie side by side, as those of peers do that were fetched for it.
+    side_by_side = tree.take(before.models, index.reshape(-1))
+    own = Predictor(side_by_side, jnp.arange(40, dtype=jnp.int32).reshape(2, 20), before.weights, "own")
+    found = fine_tuned(problem, algorithm, 1).fine_tune(jax.random.key(1), own, federation.client_data)
+    toys.assert_trees_close(found.models, after.models, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(found.weights, after.weights)
 
 
 def test_a_mixture_of_classifiers_gains_on_its_training_data():

@@ -13,7 +13,7 @@ import toys
 
 from pfljax.core.errors import ArgumentError, OutOfMemory, RunError
 from pfljax.engine.plan import make_plan
-from pfljax.training import stacks
+from pfljax.training import checkpoints, stacks
 from pfljax.training.loop import Schedule, Trainer
 
 SIZES, ROUNDS, COHORT = (5, 1, 3, 4, 2, 4, 0, 3), 6, 3
@@ -38,8 +38,10 @@ def outcome_of(experiment, rounds=ROUNDS, **options):
 @toys.each_method(fast=("local", "federico", "fedem", "mocha"), grouped=True)
 def test_figures_and_states_are_those_of_the_host_store(name, tmp_path):
     on_host, on_disk = (outcome_of(make_experiment(name, store)) for store in ("host", "disk"))
-    assert on_disk[0] == pytest.approx(on_host[0], rel=1e-5)
-    toys.assert_trees_close(on_disk[1], on_host[1], rtol=1e-4, atol=1e-5)  # first rows are compiled in another way
+    scale = 10 if name in ("mocha", "fedfomo_average") else 1  # eigenvalues and small differences magnify rounding
+    assert on_disk[0] == pytest.approx(on_host[0], rel=scale * 1e-6)
+    # First rows are compiled in another way.
+    toys.assert_trees_close(on_disk[1], on_host[1], rtol=scale * 1e-5, atol=scale * 1e-6)
 
 
 @toys.each_method(["scaffold", "federico"], fast=["scaffold"])
@@ -47,10 +49,18 @@ def test_a_run_killed_between_checkpoints_goes_on_as_if_never_killed(name, tmp_p
     """Killed in round 5, whose rows are on disk by then, the run goes on from round 4."""
     whole = outcome_of(make_experiment(name), out=tmp_path / "whole")
     trainer = Trainer([make_experiment(name)], outs=[tmp_path / "killed"])
-    trainer.play(ROUNDS - 1, OFTEN._replace(checkpoint_every=4))
-    shutil.rmtree(tmp_path / "killed" / "checkpoints" / "5")  # which the end of a run always writes
+    save = checkpoints.save
+
+    def killed(directory, done, state):
+        if done == ROUNDS - 1:
+            raise KeyboardInterrupt
+        save(directory, done, state)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(checkpoints, "save", killed)
+        trainer.play(ROUNDS - 1, OFTEN._replace(checkpoint_every=4))
     del trainer
-    assert sorted(os.listdir(tmp_path / "killed" / "checkpoints")) == []
+    assert os.listdir(tmp_path / "killed" / "checkpoints") == ["4"]
     again = outcome_of(make_experiment(name), out=tmp_path / "killed", resume=True)
     assert again[0] == whole[0] and toys.same_trees(again[1], whole[1])
 
