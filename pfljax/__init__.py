@@ -2,6 +2,8 @@
 
 from pfljax import algorithms, data, models
 from pfljax.algorithms import *  # noqa: F403
+from pfljax.algorithms.common.attacks import Attack
+from pfljax.algorithms.common.server import Server
 from pfljax.api import Collaboration, Result, Run, Table, Tuning, compare, train_replicates, tune
 from pfljax.core.errors import ArgumentError, RunError
 from pfljax.core.method import METHODS, knob, method
@@ -32,6 +34,7 @@ __all__ = [
     "Aggregate",
     "Algorithm",
     "ArgumentError",
+    "Attack",
     "ClientContext",
     "ClientData",
     "ClientOutput",
@@ -49,6 +52,7 @@ __all__ = [
     "Result",
     "Run",
     "RunError",
+    "Server",
     "State",
     "Table",
     "Traffic",

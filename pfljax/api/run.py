@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from pfljax import data, models
+from pfljax.algorithms.common.attacks import Attack
+from pfljax.algorithms.common.server import Server
 from pfljax.api.result import Result
 from pfljax.core.errors import ArgumentError
 from pfljax.core.method import out_of_range
@@ -31,6 +33,9 @@ class Run:
         clients: The clients that train.
     """
 
+    _trainer: Trainer | None = None
+    _out: Path | None = None
+
     def __init__(
         self,
         method: Any,
@@ -43,6 +48,8 @@ class Run:
         unseen: Federation | None = None,
         fine_tune_epochs: int = 0,
         eval_clients: int = 0,
+        server: Server | None = None,
+        attack: Attack | None = None,
         execution: Execution | None = None,
         config: dict | None = None,
     ):
@@ -58,37 +65,37 @@ class Run:
             unseen: Clients that are kept out of training and adapted to afterwards.
             fine_tune_epochs: Passes over its data with which each client tunes what is evaluated.
             eval_clients: Number of clients that are scored, a uniform sample of them; 0: all.
+            server: How cohorts are drawn and models aggregated; uniformly and by their mean, if not given.
+            attack: What a share of the clients does to harm the others; nothing, if not given.
             execution: Where clients live and in which order they are worked on.
-            config: Further content of config.json. Its "settings" must agree where a run is resumed; by default the
-                arguments of this function.
+            config: Further content of config.json; its "settings", by default these arguments, must agree on resuming.
 
         Raises:
             ArgumentError: naming the argument and what is accepted.
         """
-        local, execution = local or LocalTraining(), execution or Execution()
+        local, execution, attack = local or LocalTraining(), execution or Execution(), attack or Attack()
         check_arguments(method, clients, participation, fine_tune_epochs, eval_clients)
         problem = make_problem(clients, model, local, participation, execution)
         if config is None:
             options = {"seed": seed, "participation": participation, "fine_tune_epochs": fine_tune_epochs}
-            options |= {"eval_clients": eval_clients}
+            options |= {"eval_clients": eval_clients, "server": repr(server or Server()), "attack": repr(attack)}
             config = {"settings": describe.settings(method, clients, model, local, options)}
-        config = config | {"data": data.describe(clients)}
-        self.clients = clients
+        self.clients = clients.with_attackers(attack.attackers, seed) if attack.active else clients
         self.experiment = Experiment(
             method,
             problem,
-            clients,
+            self.clients,
             local,
             seed=seed,
             unseen=unseen,
             fine_tune_epochs=fine_tune_epochs,
             client_store=execution.client_store,
             eval_clients=eval_clients,
-            config=config,
+            server=server or Server(),
+            attack=attack,
+            config=config | {"data": data.describe(clients)},
         )
         check(self.experiment)
-        self._trainer: Trainer | None = None
-        self._out: Path | None = None
 
     def train(
         self,

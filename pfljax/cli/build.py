@@ -12,6 +12,8 @@ import jax
 import optax
 
 from pfljax import api, data, models
+from pfljax.algorithms.common.attacks import Attack
+from pfljax.algorithms.common.server import Server
 from pfljax.cli import own_files
 from pfljax.cli.flags import DATA, FLAG_OF, WHAT
 from pfljax.cli.settings import FlagError, Settings
@@ -239,6 +241,11 @@ def build_execution(settings: Settings) -> Execution:
     return Execution(settings.plan, settings.chunk, settings.devices, settings.exchange, settings.client_store)
 
 
+def build_server(settings: Settings) -> Server:
+    """How cohorts are drawn and models are aggregated."""
+    return Server(settings.sampler, settings.sampler_candidates, settings.aggregator, settings.aggregator_trim)
+
+
 def build_run(settings: Settings, name: str, clients: Clients, trial: Trial) -> api.Run:
     """Everything about one run, checked."""
     federation, unseen = clients
@@ -253,6 +260,8 @@ def build_run(settings: Settings, name: str, clients: Clients, trial: Trial) -> 
         unseen=unseen,
         fine_tune_epochs=settings.fine_tune_epochs,
         eval_clients=settings.eval_clients,
+        server=build_server(settings),
+        attack=Attack(settings.attack, settings.attackers, settings.attack_strength),
         execution=build_execution(settings),
         config=config(settings, name, trial),
     )

@@ -12,6 +12,9 @@ from absl import flags
 
 import pfljax.algorithms  # noqa: F401  (registers the methods)
 from pfljax import models
+from pfljax.algorithms.common.attacks import KINDS as ATTACKS
+from pfljax.algorithms.common.robust import Aggregator
+from pfljax.algorithms.common.sampling import Sampler
 from pfljax.core.method import METHODS, out_of_range, value_type
 from pfljax.data.sources.builtin import SyntheticLabels
 from pfljax.local.augmentation import Augment
@@ -42,6 +45,7 @@ FLAG_OF = {
     "noise_multiplier": "dp_noise_multiplier",
     "clip_norm": "dp_clip_norm",
     "delta": "dp_delta",
+    "candidates": "sampler_candidates",
     "algorithm": "algorithms",
     "seed": "seeds",
 }
@@ -191,8 +195,25 @@ def define_training(registry: flags.FlagValues, rounds: int = 150) -> None:
     )
     add.real("dp_clip_norm", float("inf"), "norm to which each example's gradient is clipped; inf is no clipping")
     add.real("dp_delta", 1e-5, "delta for which the privacy ledger states epsilon")
+    _define_server(add)
     for name, method in METHODS.items():
         _define_knobs(Group(name, registry), method)
+
+
+def _define_server(add: Group) -> None:
+    """What surrounds the method: cohorts, aggregation, attackers."""
+    add.choice(
+        "sampler",
+        "uniform",
+        typing.get_args(Sampler),
+        "how a round's cohort is drawn: weighted by numbers of examples, or of so drawn candidates those of most loss",
+    )
+    add.whole("sampler_candidates", 0, "candidates of power_of_choice; 0 is twice as many as take part", least=0)
+    add.choice("aggregator", "mean", typing.get_args(Aggregator), "what the server makes of the models that come back")
+    add.real("aggregator_trim", 0.2, "share of attackers that trimmed_mean and krum expect; at least 0, below 0.5")
+    add.choice("attack", "none", ATTACKS, "what attackers do; they are not scored")
+    add.real("attackers", 0.2, "share of the clients that attack, if there is an attack; at least 0, below 1")
+    add.real("attack_strength", 4.0, "factor of what attackers send by sign_flip, noise and scale; above 0")
 
 
 def _define_knobs(add: Group, method: Any) -> None:

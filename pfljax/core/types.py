@@ -45,6 +45,7 @@ class ClientData(NamedTuple):
 
     train: Split
     validation: Split
+    attacker: Array | None = None  # () bool: whether it attacks, which no method reads; stacked (K,)
 
 
 @jax.tree_util.register_dataclass
@@ -252,6 +253,8 @@ class Algorithm:
         exchanges: Number of times that a round repeats exchange and server update on the same download.
         report: Extra entries for plan, summary and pages.
         via_server: Whether peers' models lie on a server, so that a client's upload of its own model is traffic.
+        averages: Whether the uploads are weighted models, {"model": weight x model, "weight": weight}, which the server
+            averages; another aggregator can then take the mean's place.
         traffic: The bytes that the engine has counted -> those that are really sent (compression); None: as counted.
     """
 
@@ -269,6 +272,7 @@ class Algorithm:
     exchanges: int = 1
     report: Report = Report()
     via_server: bool = False
+    averages: bool = False
     traffic: Callable[[Traffic], Traffic] | None = None
 
     def __post_init__(self):

@@ -37,6 +37,7 @@ class Federation:
         target: (K,) int32, the distribution of each client's validation and test data; None: as `distribution`.
         own: The clients whose x and y are on this process; None: all. Everything else is of all clients.
         index_digest: A fingerprint of who has which examples, known without their content.
+        attacker: (K,) bool, which clients attack; None: none of them.
     """
 
     train: Split
@@ -49,6 +50,7 @@ class Federation:
     target: np.ndarray | None = None
     own: slice | None = None
     index_digest: str = ""
+    attacker: np.ndarray | None = None
 
     @property
     def num_clients(self) -> int:
@@ -57,7 +59,18 @@ class Federation:
     @property
     def client_data(self) -> ClientData:
         """What methods may see: everything but the test data."""
-        return ClientData(self.train, self.validation)
+        return ClientData(self.train, self.validation, self.attacker)
+
+    def with_attackers(self, share: float, seed: int = 0) -> Federation:
+        """The federation with a share of its clients as attackers, drawn uniformly.
+
+        Attackers have no validation and test examples, so that scores are those of the honest clients.
+        """
+        num, attacker = self.num_clients, np.zeros(self.num_clients, bool)
+        attacker[generator(seed, "attackers").choice(num, round(share * num), replace=False)] = True
+        unscored = lambda split: split._replace(size=np.where(attacker, 0, split.size).astype(np.int32))
+        honest = {part: unscored(getattr(self, part)) for part in ("validation", "test")}
+        return dataclasses.replace(self, attacker=attacker, **honest)
 
     def __repr__(self) -> str:
         kind = "regression" if self.task == "regression" else f"{self.num_classes} classes"

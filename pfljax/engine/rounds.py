@@ -286,7 +286,9 @@ def _record(algorithm: Algorithm, playing: _Round, step: Array, aggregate: Aggre
     active = aggregate.sent | (step == 0)
     count = lambda mask: mask.sum(dtype=jnp.float32)
     taking_part = count(active.any(axis=1))
-    loss, none = aggregate.report["loss"], jnp.iinfo(jnp.int32).max
+    loss, none, attacker = aggregate.report["loss"], jnp.iinfo(jnp.int32).max, playing.clients.attacker
+    if attacker is not None:  # what becomes of attackers does not count
+        loss, sizes = jnp.where(attacker, 0, loss), jnp.where(attacker, 0, sizes)
     diverged = jnp.where(jnp.isfinite(loss), none, ids).min()
     return Record(
         train_loss=jnp.sum(loss * sizes) / jnp.maximum(sizes.sum(), 1),

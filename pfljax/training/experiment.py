@@ -9,6 +9,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from pfljax.algorithms.common.attacks import Attack
+from pfljax.algorithms.common.server import Server
 from pfljax.core.types import Algorithm, Array
 from pfljax.data import Federation
 from pfljax.data.sources.source import generator
@@ -74,6 +76,8 @@ class Experiment:
         client_store: "device", "host" or "disk", as in `Execution`.
         directory: Folder for the clients' rows under "disk"; None: a temporary one.
         eval_clients: Number of clients that are scored, the same ones in every evaluation; 0: all.
+        server: How cohorts are drawn and models are aggregated.
+        attack: What attackers among the clients do; the federation says who they are.
         config: Content of config.json; its "settings" must agree where a run is resumed.
     """
 
@@ -87,6 +91,8 @@ class Experiment:
     client_store: str = "device"
     directory: Path | None = None
     eval_clients: int = 0
+    server: Server = dataclasses.field(default_factory=Server)
+    attack: Attack = dataclasses.field(default_factory=Attack)
     config: dict = dataclasses.field(default_factory=dict)
 
     @property
@@ -112,9 +118,10 @@ class Experiment:
 
     @property
     def structure(self) -> tuple:
-        """What must agree for runs to share a kernel: the method and its other knobs."""
+        """What must agree for runs to share a kernel: the method, its other knobs, and what surrounds it."""
         knobs = dataclasses.asdict(self.method)
-        return type(self.method), {name: value for name, value in knobs.items() if name not in self.numbers.knobs}
+        fixed = {name: value for name, value in knobs.items() if name not in self.numbers.knobs}
+        return type(self.method), fixed, self.server, self.attack
 
     def algorithm(self, plan: ExecutionPlan, numbers: Numbers = OWN, part: Array | None = None) -> Algorithm:
         """The method, built for this run under an execution plan.
@@ -124,14 +131,20 @@ class Experiment:
             numbers: Where any are given they are used in place of the run's own.
             part: As in `Problem`.
         """
-        problem, method = self.problem._replace(plan=plan, part=part), self.method
+        problem, method = self.problem._replace(plan=plan), self.method
         if numbers.learning_rate is not None:
             assert self.local is not None
             local = dataclasses.replace(self.local, learning_rate=numbers.learning_rate)
             problem = problem._replace(solver=local.bind(problem.model), learning_rate=numbers.learning_rate)
         if numbers.knobs:
             method = dataclasses.replace(method, **numbers.knobs)
-        return fine_tuned(problem, method.build(problem), self.fine_tune_epochs)
+
+        def build(part: Array | None) -> Algorithm:
+            of_part = problem._replace(part=part)
+            tuned = fine_tuned(of_part, method.build(of_part), self.fine_tune_epochs)
+            return self.attack.on(of_part, tuned)
+
+        return self.server.of(problem, lambda given: build(part if given is None else given))
 
     def with_rounds(self, rounds: int) -> Experiment:
         """The same run, planned for another number of rounds."""

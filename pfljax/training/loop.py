@@ -156,6 +156,10 @@ class Trainer:
             of_runs = [getattr(each.federation, part) for each in self.experiments]
             parts[part] = store.put(first.problem.plan, replicates, of_runs, first.federation.num_clients)
         self.clients = ClientData(parts["train"], parts["validation"])
+        attackers = [each.federation.attacker for each in self.experiments]
+        if attackers[0] is not None:
+            placed = store.put(first.problem.plan, replicates, attackers, first.federation.num_clients)
+            self.clients = self.clients._replace(attacker=placed)
         scored = [name for name in ("train", "test", "validation") if getattr(first.federation, name).y.size]
         self.splits = {name: parts[name] for name in scored}
         self.compiled = compile_to_fit(first, self.clients, length, replicates)

@@ -87,10 +87,9 @@ def averaging(
         if server is None:
             return state._replace(models=mean), {}
         updates, optimizer = server.update(tree.subtract(state.models, mean), state.optimizer, state.models)
-        models = optax.apply_updates(state.models, updates)
+        moved = state._replace(models=optax.apply_updates(state.models, updates), optimizer=optimizer)
         came = aggregate.upload["weight"].sum() > 0  # else no step on a gradient of zero
-        new = lambda new, old: jax.tree.map(lambda a, b: jnp.where(came, a, b), new, old)
-        return state._replace(models=new(models, state.models), optimizer=new(optimizer, state.optimizer)), {}
+        return jax.tree.map(lambda new, old: jnp.where(came, new, old), moved, state), {}
 
     return Algorithm(
         init=init,
@@ -99,6 +98,7 @@ def averaging(
         predictor=predictor or (lambda key, state, clients: Predictor.one(state.models, tree.num_rows(clients))),
         adapt=adapt,  # pyright: ignore[reportArgumentType]  # None: the predictor
         topology="shared",
+        averages=True,
         ledger=ledger or Ledger(gradients=1),
         report=report or Report(),
     )

@@ -128,6 +128,7 @@ def client_server(problem: Problem, surrogate: Surrogate) -> Algorithm:
         predictor=predictor,
         adapt=adapt,
         topology="shared",
+        averages=True,
         ledger=Ledger(surrogate.num_models, unaccounted=BY_LOSS),
         report=Report(surrogate.scored),
     )

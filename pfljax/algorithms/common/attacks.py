@@ -1,0 +1,132 @@
+"""Attacks on a federation: what some of its clients do in place of their part, for any method.
+
+An attacker plays its round and sends something else than what it has found. Of a weighted model theta_k, trained from
+theta, what is attacked is the update d = theta_k - theta; of any other upload the upload itself, the numbers that come
+with it (weights, counts) excepted. With strength s:
+
+- "label_flip": it trains honestly on labels C - 1 - y.
+- "sign_flip": it sends -s d.
+- "noise": it sends s |d| u, with u drawn uniformly from the unit sphere.
+- "scale": it trains on labels C - 1 - y and sends s d.
+
+Ditto's paper has the first, noise and scale as its attacks A1 to A3 (Li, Hu, Beirami, Smith, ICML 2021, Section 3).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.core import tree
+from pfljax.core.errors import ArgumentError
+from pfljax.core.types import Algorithm, Array, Key, PyTree
+from pfljax.local.problem import Problem
+
+KINDS = ("none", "label_flip", "sign_flip", "noise", "scale")
+ATTACK = 0xA77AC  # folded into a client's key for a round: the stream of its attack
+
+
+@dataclasses.dataclass(frozen=True)
+class Attack:
+    """Who attacks, and how.
+
+    Attributes:
+        kind: "none", "label_flip", "sign_flip", "noise" or "scale".
+        attackers: Share of the clients that attack, at least 0 and below 1; the run's seed draws them.
+        strength: Factor s of what "sign_flip", "noise" and "scale" send.
+    """
+
+    kind: str = "none"
+    attackers: float = 0.2
+    strength: float = 4.0
+
+    def __post_init__(self):
+        if self.kind not in KINDS:
+            raise ArgumentError("attack", f"accepted: {', '.join(KINDS)}", self.kind)
+        if not 0 <= self.attackers < 1:
+            raise ArgumentError("attackers", "accepted: at least 0, below 1", self.attackers)
+        if not 0 < self.strength < float("inf"):
+            raise ArgumentError("attack_strength", "accepted: above 0", self.strength)
+
+    @property
+    def active(self) -> bool:
+        """Whether anyone attacks."""
+        return self.kind != "none" and self.attackers > 0
+
+    def on(self, problem: Problem, algorithm: Algorithm) -> Algorithm:
+        """The algorithm with attackers among its clients, those of `ClientData.attacker`.
+
+        Raises:
+            ArgumentError: if labels should be flipped where there are no classes.
+        """
+        if not self.active:
+            return algorithm
+        flips, sends = self.kind in ("label_flip", "scale"), self.kind != "label_flip"
+        if flips and problem.model.task != "classification":
+            text = "accepted for a regression: sign_flip, noise, since there are no labels to flip"
+            raise ArgumentError("attack", text, self.kind)
+
+        def client_update(context, models, row, data):
+            if flips:
+                flip = lambda split: split._replace(y=Flipped(split.y, num_classes(problem), data.attacker))
+                data = data._replace(train=flip(data.train), validation=flip(data.validation))
+            out = algorithm.client_update(context, models, row, data)
+            if not sends:
+                return out
+            attacked = self._attacked(jax.random.fold_in(context.key, ATTACK), algorithm.averages, models, out.upload)
+            upload = jax.tree.map(lambda new, old: jnp.where(data.attacker, new, old), attacked, out.upload)
+            return out._replace(upload=upload)
+
+        return dataclasses.replace(algorithm, client_update=client_update)
+
+    def _attacked(self, key: Key, averages: bool, models: PyTree, upload: PyTree) -> PyTree:
+        """What an attacker sends in place of its upload."""
+        if not averages:
+            return self._of_update(key, upload)
+        weight = upload["weight"]
+        start = tree.scale(models, weight)
+        update = self._of_update(key, tree.subtract(upload["model"], start))
+        return {"model": tree.add(start, update), "weight": weight}
+
+    def _of_update(self, key: Key, update: PyTree) -> PyTree:
+        """What an attacker sends in place of an update, leaves (J, ...); leaves (J,) beside others stay as they are."""
+        leaves, form = jax.tree.flatten(update)
+        attacked = [leaf.ndim > 1 or len(leaves) == 1 for leaf in leaves]
+        sent = leaves
+        if self.kind == "noise":
+            keys = jax.random.split(key, max(len(leaves), 1))
+            sent = [jax.random.normal(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)]
+            norm = lambda parts: jnp.sqrt(sum(jnp.square(p).sum() for p, a in zip(parts, attacked, strict=True) if a))
+            unit = norm(leaves) / norm(sent)
+            sent = [unit * leaf for leaf in sent]
+        factor = -self.strength if self.kind == "sign_flip" else self.strength
+        found = [factor * new if hit else old for new, old, hit in zip(sent, leaves, attacked, strict=True)]
+        return jax.tree.unflatten(form, found)
+
+
+def num_classes(problem: Problem) -> int:
+    """C, the number of classes that the model tells apart."""
+    return jax.eval_shape(problem.model.apply, problem.model.network.shapes, problem.model.example_input).shape[-1]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Flipped:
+    """A client's classes, read by indexing: C - 1 - y of an attacker, and y of the others."""
+
+    classes: Any
+    num: int = dataclasses.field(metadata={"static": True})
+    attacker: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of the classes themselves."""
+        return self.classes.shape
+
+    def __getitem__(self, index) -> Array:
+        y = self.classes[index]
+        # Places of a sequence without anything to predict hold no class.
+        return jnp.where(self.attacker & (y < self.num), (self.num - 1 - y).astype(y.dtype), y)

@@ -1,0 +1,93 @@
+"""Who takes part in a round, for any method: clients drawn by their numbers of examples, or by their losses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.core import tree
+from pfljax.core.errors import ArgumentError
+from pfljax.core.types import Algorithm, Array, ClientData, Key, Predictor, State
+from pfljax.engine.rounds import join_state, predicts_by_rows, split_state
+from pfljax.evaluation import metrics
+from pfljax.local.problem import Problem
+
+Sampler = Literal["uniform", "weighted", "power_of_choice"]
+Build = Callable[[Array | None], Algorithm]
+
+
+def with_sampler(problem: Problem, build: Build, sampler: Sampler, candidates: int = 0) -> Algorithm:
+    """The algorithm with another way to draw a round's cohort; what it does with the cohort stays the same.
+
+    "weighted" draws S clients without replacement in proportion to n_k. "power_of_choice" draws d candidates so, and
+    takes those S of them whose training losses are largest: Cho, Wang, Joshi, "Towards understanding biased client
+    selection in federated learning" (AISTATS 2022), pi_pow-d.
+
+    Departures from the paper: the server goes on weighting by n_k, where the paper counts the chosen clients alike. A
+    candidate's loss is that of what it predicts with, which for FedAvg is the global model. What candidates that are
+    not chosen download to find their loss is not counted as traffic.
+
+    Args:
+        problem: What the algorithm is built for.
+        build: Makes the algorithm for some clients (n,), or for all; see `Problem.part`.
+        sampler: How.
+        candidates: d, from S to K; 0: twice S, at most K.
+
+    Raises:
+        ArgumentError: if d is out of range.
+    """
+    algorithm, num, size = build(None), problem.num_clients, problem.cohort_size
+    if sampler == "uniform":
+        return algorithm
+    drawn = candidates or min(2 * size, num)
+    if not size <= drawn <= num:
+        text = f"accepted: 0, or {size} (the clients of a round) to {num} (all clients)"
+        raise ArgumentError("sampler_candidates", text, candidates)
+
+    def sample(key, state, clients):
+        draw_key, predict_key = jax.random.split(key)
+        if sampler == "weighted":
+            return by_size(draw_key, clients.train.size, size)
+        ids = by_size(draw_key, clients.train.size, drawn)
+        losses = losses_of(problem, build, predict_key, state, clients, ids)
+        worst = jax.lax.top_k(jnp.nan_to_num(losses, nan=-jnp.inf, posinf=jnp.inf), size)[1]
+        return jnp.sort(ids[worst])
+
+    return dataclasses.replace(algorithm, sample=sample)
+
+
+def by_size(key: Key, sizes: Array, num: int) -> Array:
+    """(num,) int32, ascending: clients drawn one after the other without replacement, each in proportion to n_k.
+
+    By the Gumbel top-k trick. Clients without examples come last.
+    """
+    scores = jnp.log(jnp.asarray(sizes, jnp.float32)) + jax.random.gumbel(key, sizes.shape)
+    return jnp.sort(jax.lax.top_k(scores, num)[1]).astype(jnp.int32)
+
+
+def losses_of(problem: Problem, build: Build, key: Key, state: State, clients: ClientData, ids: Array) -> Array:
+    """(n,) mean training losses of the clients `ids`, each of what it predicts with; NaN without examples."""
+    algorithm, plan = build(None), problem.plan
+    rows, rest = split_state(algorithm, state)
+    part, data = plan.take_rows((rows, clients), ids)
+    if predicts_by_rows(build, state, clients):
+        predictor = build(ids).predictor(key, join_state(algorithm, part, rest), data)
+        if predictor.topology == "peers":  # its index names clients, of whose models only a part is at hand
+            predictor = dataclasses.replace(predictor, models=state.models)
+    else:
+        predictor = rows_of(algorithm.predictor(key, state, clients), ids)
+    return metrics.evaluate(plan, problem.model, predictor, data.train)["loss"]
+
+
+def rows_of(predictor: Predictor, ids: Array) -> Predictor:
+    """The predictor of some of the clients."""
+    index, weights, rows = tree.take((predictor.index, predictor.weights, predictor.rows), ids)
+    models, topology = predictor.models, predictor.topology
+    if topology == "own":  # J models to a client, side by side
+        models = tree.take(models, index.reshape(-1))
+        index = jnp.arange(index.size, dtype=jnp.int32).reshape(index.shape)
+    return dataclasses.replace(predictor, models=models, index=index, weights=weights, rows=rows)
