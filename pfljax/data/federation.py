@@ -66,8 +66,7 @@ class Federation:
 
         Attackers have no validation and test examples, so that scores are those of the honest clients.
         """
-        num, attacker = self.num_clients, np.zeros(self.num_clients, bool)
-        attacker[generator(seed, "attackers").choice(num, round(share * num), replace=False)] = True
+        attacker = draw_attackers(self.num_clients, share, seed)
         unscored = lambda split: split._replace(size=np.where(attacker, 0, split.size).astype(np.int32))
         honest = {part: unscored(getattr(self, part)) for part in ("validation", "test")}
         return dataclasses.replace(self, attacker=attacker, **honest)
@@ -129,6 +128,13 @@ class Federation:
             name=name,
         )
         return load(source, partition, splits, num_clients=num_clients, seed=seed)
+
+
+def draw_attackers(num_clients: int, share: float, seed: int) -> np.ndarray:
+    """(K,) bool: a share of the clients, drawn uniformly."""
+    attacker = np.zeros(num_clients, bool)
+    attacker[generator(seed, "attackers").choice(num_clients, round(share * num_clients), replace=False)] = True
+    return attacker
 
 
 def load(

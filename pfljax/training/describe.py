@@ -98,6 +98,21 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
     ]
     if compiled.saving is not None and experiment.client_store == "disk":
         lines.append(("disk, at most", compiled.saving.check(experiment.problem.rounds)))
+    lines += surroundings(experiment)
     if num_clients % plan.num_devices and not on_host:
         lines.append(("not divided", f"{num_clients} clients by {plan.num_devices} devices: each device holds all"))
+    return lines
+
+
+def surroundings(experiment: Experiment) -> list[tuple[str, str]]:
+    """Lines of the plan on what surrounds the method, where that is not the usual."""
+    server, attack, lines = experiment.server, experiment.attack, []
+    if server.sampler != "uniform":
+        lines.append(("cohorts", server.sampler))
+    if server.aggregator != "mean":
+        lines.append(("aggregator", server.aggregator))
+    if attack.active:
+        attackers = experiment.federation.attacker
+        number = 0 if attackers is None else int(attackers.sum())
+        lines.append(("attackers", f"{number} of {experiment.federation.num_clients} clients, {attack.kind}"))
     return lines

@@ -70,7 +70,7 @@ def check(experiment: Experiment, algorithm: Algorithm) -> None:
     build = lambda part: experiment.algorithm(experiment.problem.plan, part=part)
     refused = {
         "methods that predict with all clients' states at once": not predicts_by_rows(build, state, clients),
-        "methods that choose the cohort": algorithm.sample is not None,
+        "cohorts that are not drawn uniformly": algorithm.sample is not None,
     }
     for what, found in refused.items():
         if found:

@@ -151,3 +151,46 @@ def test_readme_s_snippet_runs(monkeypatch, tmp_path):
     names = {}
     exec(compile(shorter, "README.md", "exec"), names)
     assert 0 <= names["result"].accuracy <= 1 and len(names["table"].rows) == 3
+
+
+def run_with(store="device", **options):
+    clients = pfl.data.digits(num_clients=8, train_examples=6)
+    execution = pfl.Execution("map", devices=1, client_store=store)
+    local = pfl.LocalTraining(optax.sgd(0.1))
+    run = pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP(hidden=(4,)), local, execution=execution, **options)
+    return run.train(2, eval_every=2, progress=False)
+
+
+@pytest.mark.parametrize("store", ["host", "disk"])
+def test_attackers_and_aggregators_are_the_same_under_every_store(store):
+    options = {"server": pfl.Server(aggregator="trimmed_mean"), "attack": pfl.Attack("noise", 0.25)}
+    options["participation"] = 0.75
+    expected, found = (run_with(where, **options).results["loss_test"] for where in ("device", store))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert np.isnan(expected[-1]).sum() == 2
+    assert not np.allclose(expected, run_with(participation=0.75).results["loss_test"], equal_nan=True)
+
+
+def test_samplers_draw_on_the_devices_only():
+    sampled = run_with(server=pfl.Server("power_of_choice"), participation=0.25)
+    assert np.isfinite(sampled.accuracy) and ("cohorts", "power_of_choice") in sampled.summary["plan"]
+    with pytest.raises(pfl.ArgumentError, match=r"client_store=host: .*cohorts that are not drawn uniformly"):
+        run_with("host", server=pfl.Server("weighted"), participation=0.25)
+
+
+def test_replicates_have_attackers_of_their_own():
+    clients = pfl.data.digits(num_clients=8, train_examples=6)
+    runs = [
+        pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP(hidden=(4,)), seed=seed, attack=pfl.Attack("sign_flip", 0.25))
+        for seed in (0, 1)
+    ]
+    together = [each.results["loss_test"] for each in pfl.train_replicates(runs, 2)]
+    assert (np.isnan(together[0][-1]) != np.isnan(together[1][-1])).any()
+    for seed, found in enumerate(together):
+        alone = pfl.Run(
+            pfl.FedAvg(), clients, pfl.models.MLP(hidden=(4,)), seed=seed, attack=pfl.Attack("sign_flip", 0.25)
+        )
+        np.testing.assert_allclose(found, alone.train(2, progress=False).results["loss_test"], rtol=2e-4)
+    mixed = [runs[0], pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP(hidden=(4,)), seed=1)]
+    with pytest.raises(pfl.ArgumentError, match="one method"):
+        pfl.train_replicates(mixed, 2)

@@ -80,7 +80,8 @@ class Attack:
             upload = jax.tree.map(lambda new, old: jnp.where(data.attacker, new, old), attacked, out.upload)
             return out._replace(upload=upload)
 
-        return dataclasses.replace(algorithm, client_update=client_update)
+        report = dataclasses.replace(algorithm.report, scored=f"{algorithm.report.scored}, of honest clients")
+        return dataclasses.replace(algorithm, client_update=client_update, report=report)
 
     def _attacked(self, key: Key, averages: bool, models: PyTree, upload: PyTree) -> PyTree:
         """What an attacker sends in place of its upload."""

@@ -1,0 +1,155 @@
+"""How methods stand attacks: accuracy of the honest clients against the share of attackers, for every attack.
+
+    python -m experiments.robustness
+    python -m experiments.robustness --attacks=sign_flip --shares=0,0.2 --seeds=0,1,2
+
+Ditto's paper has such figures (Li, Hu, Beirami, Smith, ICML 2021). The lines are FedAvg under every aggregator, Local,
+Ditto under the mean and the median, and FedeRiCo. A run has diverged if the loss of an honest client is not finite any
+more; it counts as guessing, 1 / C. The table says how much of their weight FedeRiCo's honest clients give to attackers.
+"""
+
+from __future__ import annotations
+
+import typing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import flags
+
+from experiments.papers import percent
+from pfljax import report
+from pfljax.algorithms.common.attacks import KINDS
+from pfljax.algorithms.common.robust import Aggregator
+from pfljax.cli import build, launch, sweep
+from pfljax.cli.flags import (
+    RUNS,
+    Group,
+    define_data,
+    define_devices,
+    define_evaluation,
+    define_sweep,
+    define_training,
+)
+from pfljax.cli.settings import FlagError, Settings
+from pfljax.core.errors import RunError
+from pfljax.data.federation import draw_attackers
+from pfljax.training import files
+
+METHODS = ("fedavg", "local", "ditto", "federico")
+# Under which of the aggregators a method is run; any other method under the mean.
+AGGREGATED = {"fedavg": typing.get_args(Aggregator), "ditto": ("mean", "median")}
+
+
+class Line(NamedTuple):
+    """A line of the figure: a method under an aggregator."""
+
+    method: str
+    aggregator: str
+
+    @property
+    def title(self) -> str:
+        """Its name in table and figure."""
+        return self.method if self.aggregator == "mean" else f"{self.method}, {self.aggregator}"
+
+
+def define(registry: flags.FlagValues) -> None:
+    """Registers the command's flags: 20 clients whose examples are of one distribution."""
+    define_sweep(registry, METHODS, ["0"], "runs/robustness")
+    define_training(registry)
+    define_data(registry)
+    define_devices(registry)
+    define_evaluation(registry)
+    add = Group(RUNS, registry)
+    add.several("attacks", [kind for kind in KINDS if kind != "none"], "attacks, a panel each")
+    add.several("shares", ["0", "0.1", "0.2", "0.3", "0.4"], "shares of attackers; at least 0, below 1")
+    add.several("aggregators", typing.get_args(Aggregator), "aggregators of fedavg, and of ditto mean and median")
+    for name, value in {"num_clients": 20, "partition": "iid"}.items():
+        registry.set_default(name, value)
+
+
+def attacked(settings: Settings, line: Line, attack: str, share: float, out: Path) -> dict:
+    """The scores of a line at a share of attackers: accuracy of the honest clients, and what they give to attackers."""
+    values = {"attack": attack if share else "none", "attackers": share, "aggregator": line.aggregator}
+    folder = out / line.title.replace(", ", "-") / (f"{attack}-{share:g}" if share else "clean")
+    trials = sweep.trials(settings)
+    accuracies, given = [], []
+    for trial in trials:
+        try:
+            summary = sweep.cells(settings.pinned(**values), line.method, [trial], folder)[0]
+        except RunError as error:
+            print(f"  {folder / trial.folder}: {error}")
+            clients, _ = build.cached_clients(settings, trial.of_data)
+            accuracies.append(1 / clients.num_classes)
+        else:
+            accuracies.append(summary["last"]["accuracy"])
+            given.append(weight_of_attackers(folder / trial.folder, summary["num_clients"], share, trial.seed))
+    known = [weight for weight in given if weight is not None]
+    return {
+        "panel": attack,
+        "algorithm": line.title,
+        "value": share,
+        "accuracy": float(np.mean(accuracies)),
+        "accuracy_std": float(np.std(accuracies)),
+        "paper": None,
+        "accuracies": accuracies,
+        "diverged": len(trials) - len(given),
+        "weight_of_attackers": float(np.mean(known)) if known else None,
+    }
+
+
+def weight_of_attackers(folder: Path, num_clients: int, share: float, seed: int) -> float | None:
+    """The share of honest clients' weight that is on attackers' models, a mean; None where models are no clients'."""
+    used = files.read_npz(folder / "collaboration.npz")
+    if str(used["topology"]) != "peers" or not share:
+        return None
+    attacker = draw_attackers(num_clients, share, seed)
+    on_attackers = (used["weights"][-1] * attacker[used["index"][-1]]).sum(axis=1)
+    return float(on_attackers[~attacker].mean())
+
+
+def run(settings: Settings) -> None:
+    """The command."""
+    names = build.read_methods(settings)
+    for flag, why in {"attack": "--attacks", "attackers": "--shares", "aggregator": "--aggregators"}.items():
+        settings.refuse(flag, f"{why} gives it its values")
+    known = {"attacks": [kind for kind in KINDS if kind != "none"], "aggregators": typing.get_args(Aggregator)}
+    for flag, accepted in known.items():
+        if not settings[flag] or not set(settings[flag]) <= set(accepted):
+            raise settings.error(flag, f"accepted: {', '.join(accepted)}, separated by commas")
+    shares = settings.numbers("shares", float, least=0, below=1)
+    if not shares:
+        raise FlagError.of("shares", "accepted: numbers of 0 or more and below 1, separated by commas")
+    settings = settings.with_defaults(names)
+    build.print_defaults(settings)
+    of_method = lambda name: [each for each in AGGREGATED.get(name, ()) if each in settings.aggregators] or ["mean"]
+    lines = [Line(name, each) for name in names for each in of_method(name)]
+    out, points, body = Path(settings.out), [], []
+    for number, line in enumerate(lines, 1):
+        for attack in settings.attacks:
+            found = [attacked(settings, line, attack, share, out) for share in shares]
+            points += found
+            body.append([line.title, attack, *[shown(cell) for cell in found]])
+        print(f"{number} of {len(lines)} lines done: {line.title}")
+    axes = {attack: f"share of attackers, {attack}" for attack in settings.attacks}
+    report.save(report.sweep_figure(points, axes), out / "robustness.png")
+    clients = f"{settings.dataset}, {settings.partition} partition"
+    title = f"{clients}: accuracy of the honest clients after {settings.rounds} rounds, %, by the share of attackers"
+    title += f"; {sweep.named(sweep.trials(settings))}; in brackets the weight that honest clients give to attackers"
+    heads = ["method", "attack", *[f"{share:g}" for share in shares]]
+    sweep.write_table(title, heads, body, points, out, "robustness.png")
+
+
+def shown(cell: dict[str, Any]) -> str:
+    """A cell of the table."""
+    accuracies = 100 * np.asarray(cell["accuracies"])
+    text = percent(float(accuracies.mean()), float(accuracies.std()) if len(accuracies) > 1 else None)
+    weight, diverged = cell["weight_of_attackers"], cell["diverged"]
+    text += "" if weight is None else f" ({100 * weight:.1f})"
+    return text + (f", diverged {diverged} of {len(accuracies)}" if diverged else "")
+
+
+COMMAND = launch.Command(__doc__ or "", define, run)
+
+if __name__ == "__main__":
+    launch.main(COMMAND)
