@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,9 @@ from orbax.checkpoint import v1 as ocp
 
 from pfljax.core.types import State
 from pfljax.engine import processes
+from pfljax.training import history
 
+NUMBER = re.compile("[1-9][0-9]{0,8}")
 KEEP = 2  # the newest, and one in case it is torn
 
 
@@ -22,7 +25,8 @@ def _steps(directory: Path) -> list[int]:
     """Rounds of the checkpoints there, newest first; Orbax's temporary folders have other names."""
     if not directory.exists():
         return []
-    return sorted((int(path.name) for path in directory.iterdir() if path.name.isdigit()), reverse=True)
+    names = [path.name for path in directory.iterdir() if NUMBER.fullmatch(path.name)]
+    return sorted(map(int, names), reverse=True)
 
 
 def _as_dict(state: State | dict) -> dict:
@@ -51,13 +55,17 @@ def save(directory: Path, round_number: int, state: State | dict) -> None:
 
 def keep(directory: Path, rounds: Sequence[int]) -> None:
     """Drops all checkpoints but those of some numbers of rounds."""
-    for step in [step for step in _steps(directory) if step not in rounds] if processes.is_first() else []:
-        shutil.rmtree(directory / str(step), ignore_errors=True)
+    if processes.is_first():
+        for step in [step for step in _steps(directory) if step not in rounds]:
+            shutil.rmtree(directory / str(step), ignore_errors=True)
+        for path in directory.glob("history-*.npz"):
+            if path not in [history.kept_with(directory, number) for number in rounds]:
+                path.unlink(missing_ok=True)
     processes.wait()
 
 
 def restore(directory: Path, like: State | dict, at_most: int | None = None) -> tuple[int, Any] | None:
-    """The newest whole checkpoint.
+    """The newest whole checkpoint that has its history.
 
     Args:
         directory: Where `save` put them.
@@ -69,7 +77,8 @@ def restore(directory: Path, like: State | dict, at_most: int | None = None) -> 
         The number of rounds done and the state, or None if there is no whole checkpoint.
     """
     steps = np.full(16, -1, np.int32)  # of several processes all go by what the first sees
-    found = [step for step in _steps(directory) if at_most is None or step <= at_most][: len(steps)]
+    found = [step for step in _steps(directory) if at_most is None or step <= at_most]
+    found = [step for step in found if history.is_whole(directory, step)][: len(steps)]
     steps[: len(found)] = found
     for step in processes.from_first(steps).tolist():
         parts: Any = None

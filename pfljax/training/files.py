@@ -1,4 +1,4 @@
-"""Files of a run, each written under a temporary name and renamed, so that none is ever half written.
+"""Files of a run, each written whole under a temporary name and renamed, so that none is ever half written.
 
 Of several processes the first alone writes.
 """
@@ -25,6 +25,8 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     try:
         with open(temporary, "wb") as file:
             write(file)
+            file.flush()
+            os.fsync(file.fileno())  # a crash of the machine must not leave the new name on an empty file
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -75,5 +77,5 @@ def write_npz(path: Path, arrays: dict[str, Any]) -> None:
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     """Reads all arrays of an npz."""
-    with np.load(path) as file:
-        return {name: file[name] for name in file.files}
+    with open(path, "rb") as file, np.load(file) as arrays:  # which, of a torn file, would leave it open
+        return {name: arrays[name] for name in arrays.files}

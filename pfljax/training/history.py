@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from pfljax.core.errors import ArgumentError
 from pfljax.data import Federation
 from pfljax.training import files
+from pfljax.training.locks import LOCK
 
 
 class History:
@@ -27,19 +29,17 @@ class History:
     """
 
     def __init__(self, directory: Path | None, num_rounds: int, topology: str, scored: np.ndarray | None = None):
-        """Takes up what the files hold of the first `num_rounds` rounds."""
+        """Takes up what was kept with the checkpoint after `num_rounds` rounds."""
         self.directory, self.topology, self.scored = directory, topology, scored
         self.rows: list[dict] = []
         self.results: dict[str, list[np.ndarray]] = {}
         self.collaboration: dict[str, list[np.ndarray]] = {}
         if num_rounds and directory is not None:
-            self.rows = [row for row in files.read_jsonl(directory / "metrics.jsonl") if row["round"] <= num_rounds]
-            count = len(self.rows)
-            results = files.read_npz(directory / "results.npz")
-            self.results = {k: list(v[:count]) for k, v in results.items() if k not in ("rounds", "scored", "clients")}
-            collaboration = files.read_npz(directory / "collaboration.npz")
-            fixed = ("topology", "distribution", "target", "clients")
-            self.collaboration = {k: list(v[:count]) for k, v in collaboration.items() if k not in fixed}
+            kept = files.read_npz(kept_with(directory / "checkpoints", num_rounds))
+            self.rows = json.loads(str(kept.pop("rows")))
+            for name, values in kept.items():
+                part, _, name = name.partition("/")
+                {"results": self.results, "collaboration": self.collaboration}[part][name] = list(values)
         self.down, self.up = (self.last.get(name, 0.0) for name in ("bytes_down", "bytes_up"))
 
     @property
@@ -69,6 +69,15 @@ class History:
         files.write_npz(self.directory / "results.npz", self.results_arrays(scored))
         files.write_npz(self.directory / "collaboration.npz", self.collaboration_arrays(federation))
 
+    def keep(self, num_rounds: int) -> None:
+        """Keeps all of it with the checkpoint after `num_rounds` rounds, so that no other file of the run is needed."""
+        if self.directory is None:
+            return
+        arrays: dict[str, Any] = {f"results/{name}": np.stack(values) for name, values in self.results.items()}
+        arrays |= {f"collaboration/{name}": np.stack(values) for name, values in self.collaboration.items()}
+        rows = np.asarray(json.dumps(files.plain(self.rows)))
+        files.write_npz(kept_with(self.directory / "checkpoints", num_rounds), arrays | {"rows": rows})
+
     def results_arrays(self, scored: str) -> dict[str, Any]:
         """The content of results.npz: accuracy and loss (T, K) per split, the evaluated rounds (T,)."""
         rounds = np.array([row["round"] for row in self.rows], np.int64)
@@ -87,20 +96,43 @@ class History:
         return {} if self.scored is None else {"clients": self.scored}
 
 
+def kept_with(checkpoints: Path, num_rounds: int) -> Path:
+    """The file that keeps a run's history with one of its checkpoints."""
+    return checkpoints / f"history-{num_rounds}.npz"
+
+
+def is_whole(checkpoints: Path, num_rounds: int) -> bool:
+    """Whether the history that belongs to a checkpoint can be read."""
+    try:
+        json.loads(str(files.read_npz(kept_with(checkpoints, num_rounds))["rows"]))
+    except Exception:  # whatever a torn file makes NumPy raise
+        return False
+    return True
+
+
+UNSAFE = "[]*?\\"  # in a path, patterns to what writes checkpoints
+
+
 def check_directory(out: Path, config: dict, resume: bool) -> None:
     """Sees to it that a run neither overwrites another nor goes on from one with other settings.
 
     Raises:
-        ArgumentError: naming `out`, or the settings that differ.
+        ArgumentError: naming `out`, or the settings or data that differ.
     """
     path = out / "config.json"
+    if any(character in str(out.absolute()) for character in UNSAFE):
+        raise ArgumentError("out", f"accepted: a path without any of {' '.join(UNSAFE)}", out)
     if not path.exists():
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if out.exists() and (not out.is_dir() or any(file.name != LOCK for file in out.iterdir())):
             raise ArgumentError("out", "holds something that is not a run; name an empty or a new folder", out)
         return
     if not resume:
         raise ArgumentError("out", "holds another run; resume it, or name a new folder", out)
-    before = files.read_json(path).get("settings", {})
+    try:
+        kept = files.read_json(path)
+        before, data = ({**kept.get(part, {})} for part in ("settings", "data"))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ArgumentError("resume", f"{path} is damaged; name a new folder, or remove this one") from error
     changed = [
         f"{name} was {before[name]!r} and is {value!r}"
         for name, value in files.plain(config.get("settings", {})).items()
@@ -108,3 +140,6 @@ def check_directory(out: Path, config: dict, resume: bool) -> None:
     ]
     if changed:
         raise ArgumentError("resume", f"{out} was run with other settings: {'; '.join(changed)}")
+    was, now = data.get("digest"), config.get("data", {}).get("digest")
+    if was and now and was != now:
+        raise ArgumentError("resume", f"{out} was run on other data (digest {was}, now {now}); name a new folder")

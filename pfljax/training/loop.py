@@ -24,6 +24,7 @@ from pfljax.training.compiled import Compiled, is_private_mixture, tuned
 from pfljax.training.describe import plan_lines
 from pfljax.training.experiment import Experiment
 from pfljax.training.history import History, check_directory
+from pfljax.training.locks import locked
 from pfljax.training.progress import progress
 from pfljax.training.replicates import ONE, Replicates
 
@@ -112,8 +113,11 @@ class Trainer:
         self.seconds = 0.0
         self.state: State | None = None
         self.length = 0
+        self._check_folders()
+
+    def _check_folders(self) -> None:
         for each, out in zip(self.experiments, self.outs or (), strict=bool(self.outs)):
-            processes.first(functools.partial(check_directory, out, each.config, resume))
+            processes.first(functools.partial(check_directory, out, each.config, self.resume))
             processes.first(functools.partial(check_store, each.client_store, out))
 
     def train(self, rounds: int, schedule: Schedule = EVERY) -> list[Outcome]:
@@ -122,9 +126,12 @@ class Trainer:
         Raises:
             RunError: if a loss is not finite, or nothing fits into memory.
         """
-        self.play(rounds, schedule)
-        outcomes = [self._outcome(number) for number in range(self.replicates.num)]
-        processes.wait()  # until the first has written what the others may read
+        with locked(self.outs or ()):
+            if self.state is None:
+                self._check_folders()  # again: another process may have written there since
+            self.play(rounds, schedule)
+            outcomes = [self._outcome(number) for number in range(self.replicates.num)]
+            processes.wait()  # until the first has written what the others may read
         return outcomes
 
     def play(self, rounds: int, schedule: Schedule = EVERY) -> bool:
@@ -187,7 +194,12 @@ class Trainer:
         if restored:
             self.done, self.state = restored
             self.saved = self.done
+            if self.done > first.problem.rounds:
+                text = f"{(self.outs or [''])[0]} has {self.done} already; accepted: {self.done} or more"
+                raise ArgumentError("rounds", text, first.problem.rounds)
             self._tell(f"  resumed after round {self.done}")
+        elif self.resume and self.outs:
+            self._tell(f"  nothing to resume: {self.outs[0]} has no whole checkpoint; starting at round 0")
         self._forget_later()
         if not restored:
             self.state = compiled.init(self._key(0), self.clients)
@@ -196,6 +208,8 @@ class Trainer:
             History(out, self.done, topology, each.scored) for out, each in zip(outs, self.experiments, strict=True)
         ]
         self.seconds = self.histories[0].last.get("seconds", 0.0)
+        for each, history in zip(self.experiments, self.histories, strict=True) if restored else ():
+            history.write(algorithm.report.scored, each.federation)  # files may be lost, or know of later rounds
 
     def _topology(self) -> str:
         """How the models that clients are said to use lie with respect to them."""
@@ -290,15 +304,15 @@ class Trainer:
         for each, history in zip(self.experiments, self.histories, strict=True):
             if history.rows:
                 history.write(self.compiled.algorithm.report.scored, each.federation)
-        kept = f" What was evaluated before is in {self.outs[number]}" if self.outs else ""
+        said = "What was evaluated before is in" if self.histories[number].rows else "The run is"
+        kept = f" {said} {self.outs[number]}" if self.outs else ""
         raise RunError(f"{why}; a smaller learning rate may help.{kept}")
 
     def _evaluate(self, newest: Sequence[Record]) -> None:
         """Adds a row to every run's history."""
         found = jax.device_get(self.evaluate(self._key(2), self.state, self.clients, self.splits))
-        for each, history, record, (scores, collaboration) in zip(
-            self.experiments, self.histories, newest, self.replicates.split(found), strict=True
-        ):
+        parts = zip(self.experiments, self.histories, newest, self.replicates.split(found), strict=True)
+        for number, (each, history, record, (scores, collaboration)) in enumerate(parts):
             scored = slice(None) if each.scored is None else each.scored
             sizes_of = lambda part, each=each, scored=scored: getattr(each.federation, part).size[scored]
             row = {
@@ -310,11 +324,19 @@ class Trainer:
                 "bytes_up": history.up,
                 **{name: float(values[-1]) for name, values in record.metrics.items()},
             }
+            lost = np.flatnonzero(~np.isfinite(scores["test"]["loss"]) & (np.asarray(sizes_of("test")) > 0))
+            if len(lost):  # by the last update, whose loss no round has told
+                self.diverged.setdefault(
+                    number, f"round {self.done}: the loss of client {lost[0]} is not finite after it"
+                )
+                continue
             if "validation" in scores:
                 values = evaluation.summarize(scores["validation"], sizes_of("validation"))
                 row |= {f"validation_{name}": values[name] for name in ("loss", "accuracy") if name in values}
             history.add(row, scores, collaboration)
             history.write_rows()
+        if self.diverged and not self.keep_going:
+            self._stop(*next(iter(self.diverged.items())))
 
     def _save(self) -> None:
         """Writes files, then checkpoints, so that a checkpoint never knows of rounds that the files do not."""
@@ -326,6 +348,7 @@ class Trainer:
             states = self.replicates.split(self.state)
             for each, out, history, state in zip(self.experiments, self.outs, self.histories, states, strict=True):
                 history.write(scored, each.federation)
+                history.keep(self.done)
                 kept = saving.freeze(state) if saving else state
                 checkpoints.save(out / "checkpoints", self.done, kept)
             if saving:  # not before all runs have their checkpoints, since they resume together

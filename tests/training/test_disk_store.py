@@ -60,7 +60,8 @@ def test_a_run_killed_between_checkpoints_goes_on_as_if_never_killed(name, tmp_p
         patch.setattr(checkpoints, "save", killed)
         trainer.play(ROUNDS - 1, OFTEN._replace(checkpoint_every=4))
     del trainer
-    assert os.listdir(tmp_path / "killed" / "checkpoints") == ["4"]
+    folder = tmp_path / "killed" / "checkpoints"
+    assert [name for name in os.listdir(folder) if name.isdigit()] == ["4"]
     again = outcome_of(make_experiment(name), out=tmp_path / "killed", resume=True)
     assert again[0] == whole[0] and toys.same_trees(again[1], whole[1])
 

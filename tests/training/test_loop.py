@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -39,8 +40,8 @@ def make_experiment(name="federico", *, federation=None, optimizer=None, seed=1,
     return toys.make_experiment(name, problem, federation, **usual | fields)
 
 
-def train(experiment, out, **options):
-    return toys.run(experiment, ROUNDS, out=out, schedule=EVERY_ROUND, **options)
+def train(experiment, out, rounds=ROUNDS, **options):
+    return toys.run(experiment, rounds, out=out, schedule=EVERY_ROUND, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -368,3 +369,102 @@ def test_training_goes_on_from_where_it_stands(whole):
     found = outcome.history.results_arrays("")
     for name in ("accuracy_test", "loss_train", "rounds"):
         np.testing.assert_array_equal(found[name], expected[name])
+
+
+def test_a_model_that_the_last_update_breaks_is_told(tmp_path):
+    federation = toys.make_federation((3, 3))
+    problem = toys.make_problem(federation, optax.sgd(1e38), hidden=(4,))
+    with pytest.raises(RunError, match=r"round 1: the loss of client \d is not finite after it.* The run is"):
+        toys.run(toys.make_experiment("fedavg", problem, federation), 1, out=tmp_path)
+    assert not (tmp_path / "summary.json").exists() and not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("lost", ["metrics.jsonl", "results.npz", "collaboration.npz", "summary.json"])
+@pytest.mark.parametrize("how", ["removed", "emptied", "cut"])
+def test_a_file_that_is_lost_is_made_again(whole, tmp_path, lost, how):
+    out, _ = whole("local")
+    other = tmp_path / "run"
+    shutil.copytree(out, other)
+    expected = files.read_npz(out / "results.npz")
+    path = other / lost
+    path.unlink() if how == "removed" else path.write_bytes(b"" if how == "emptied" else path.read_bytes()[:-20])
+    train(make_experiment("local"), other, resume=True)
+    found = files.read_npz(other / "results.npz")
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)
+    assert (other / "metrics.jsonl").read_text() == (out / "metrics.jsonl").read_text()
+    assert files.read_json(other / "summary.json")["last"] == files.read_json(out / "summary.json")["last"]
+    assert files.read_npz(other / "collaboration.npz").keys() == files.read_npz(out / "collaboration.npz").keys()
+
+
+def test_a_checkpoint_without_its_history_is_not_gone_on_from(whole, tmp_path):
+    out, _ = whole("local")
+    other, said = tmp_path / "run", []
+    shutil.copytree(out, other)
+    steps = sorted(int(path.name) for path in (other / "checkpoints").iterdir() if path.name.isdigit())
+    kept = other / "checkpoints" / f"history-{steps[-1]}.npz"
+    kept.write_bytes(kept.read_bytes()[:100])
+    train(make_experiment("local"), other, resume=True, say=said.append)
+    assert f"  resumed after round {steps[0]}" in said and len(steps) == 2
+    for name, values in files.read_npz(out / "results.npz").items():
+        np.testing.assert_array_equal(files.read_npz(other / "results.npz")[name], values)
+
+
+def test_other_data_of_the_same_shape_is_not_gone_on_with(tmp_path):
+    train(make_experiment("local", config={"data": {"digest": "a1"}}), tmp_path)
+    with pytest.raises(ArgumentError, match=r"was run on other data \(digest a1, now b2\)"):
+        train(make_experiment("local", config={"data": {"digest": "b2"}}), tmp_path, resume=True)
+
+
+def test_fewer_rounds_than_a_folder_has_are_refused(whole):
+    out, _ = whole("local")
+    with pytest.raises(ArgumentError, match=rf"rounds=1: .*has {ROUNDS} already; accepted: {ROUNDS} or more"):
+        train(make_experiment("local"), out, resume=True, rounds=1)
+
+
+@pytest.mark.parametrize("name", ["run[1]", "a*b", "why?", "back\\slash"])
+def test_a_path_that_checkpoints_cannot_have_is_refused_before_the_run(tmp_path, name):
+    with pytest.raises(ArgumentError, match="accepted: a path without any of"):
+        train(make_experiment("local"), tmp_path / name)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"settings": 3}'])
+def test_a_damaged_config_is_told_in_a_line(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ArgumentError, match=r"config\.json is damaged"):
+        train(make_experiment("local"), tmp_path, resume=True)
+
+
+def test_folders_of_other_names_are_no_checkpoints(whole, tmp_path):
+    out, _ = whole("local")
+    other = tmp_path / "run"
+    shutil.copytree(out, other)
+    for name in ("²", "99999999999", "007"):
+        (other / "checkpoints" / name).mkdir()
+    said = []
+    train(make_experiment("local"), other, resume=True, say=said.append)
+    assert f"  resumed after round {ROUNDS}" in said
+
+
+def test_nothing_to_resume_is_said(tmp_path):
+    said = []
+    (tmp_path / "config.json").write_text("{}")
+    train(make_experiment("local"), tmp_path, resume=True, say=said.append)
+    assert any("nothing to resume" in line and "starting at round 0" in line for line in said)
+
+
+def test_one_process_at_a_time_writes_to_a_folder(tmp_path):
+    script = "import sys, time\nfrom pathlib import Path\nfrom pfljax.training.locks import locked\n"
+    script += "with locked([Path(sys.argv[1])]):\n    print('held', flush=True)\n    time.sleep(60)\n"
+    other = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        with pytest.raises(ArgumentError, match=f"another process .number {other.pid}. is writing to it"):
+            train(make_experiment("local"), tmp_path / "run")
+    finally:
+        other.kill()
+        other.communicate()
+    train(make_experiment("local"), tmp_path / "run")  # what a killed process held is free
+    assert not (tmp_path / "run" / ".lock").exists()

@@ -1,0 +1,75 @@
+"""One writer to a folder: a run's folder is locked while a process writes it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pfljax.core.errors import ArgumentError
+from pfljax.engine import processes
+
+try:
+    import fcntl
+except ImportError:  # on Windows, where folders are not locked
+    fcntl = None
+
+LOCK = ".lock"  # holds the number of the process that locked the folder last
+
+
+@contextlib.contextmanager
+def locked(folders: Sequence[Path]) -> Iterator[None]:
+    """Holds the folders of a run, which are made, for this process; of several that run together the first holds them.
+
+    The system lets go of what a process held that was killed, so that no lock outlives its process.
+
+    Raises:
+        ArgumentError: if another process holds one of them.
+    """
+    made = [folder for folder in folders if not folder.exists()]
+    with contextlib.ExitStack() as held:
+        for folder in folders if processes.is_first() and fcntl else ():
+            held.enter_context(_lock(folder))
+        try:
+            yield
+        finally:
+            held.close()
+            for folder in made if processes.is_first() else ():
+                if folder.is_dir() and not any(folder.iterdir()):  # nothing came of it
+                    folder.rmdir()
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = _take(folder)
+    try:
+        yield
+    finally:
+        (folder / LOCK).unlink(missing_ok=True)
+        os.close(file)
+
+
+def _take(folder: Path) -> int:
+    """The locked file."""
+    assert fcntl
+    while True:
+        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                holder = os.read(file, 32).decode(errors="replace").strip() or "unknown"
+                os.close(file)
+                raise ArgumentError("out", f"another process (number {holder}) is writing to it", folder) from error
+            return file  # the file system knows no locks
+        try:
+            if os.stat(folder / LOCK).st_ino == os.fstat(file).st_ino:
+                os.ftruncate(file, 0)
+                os.write(file, str(os.getpid()).encode())
+                return file
+        except FileNotFoundError:  # it was let go, and so removed, between the two lines above
+            pass
+        os.close(file)
