@@ -60,6 +60,7 @@ class FedeRiCo:
     effective_examples: float = knob(
         0.0,
         at_least=0,
+        infinite=True,
         help="number of examples that a client's likelihood counts as after its first ceil((C-1)/M) rounds, at most "
         "n_k; inf: all; 0: 2 for classification, all for regression, where the scale of the loss is not known",
     )

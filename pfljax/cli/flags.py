@@ -50,7 +50,28 @@ FLAG_OF = {
     "seed": "seeds",
 }
 IMPLIED = {"tune": "0.01,0.03,0.1,0.3,1,3"}  # values of flags that are given without one
+MOST = 2**31 - 1  # of whole numbers, which become 32-bit integers on the devices
 METHOD_FLAGS = ("algorithm", "algorithms")  # which name methods
+
+
+class Real(flags.FloatParser):
+    """Reads a number within limits."""
+
+    def __init__(self, limits: dict[str, Any]):
+        super().__init__()
+        self.limits = limits
+
+    @property
+    def accepted(self) -> str:
+        """What is accepted, in words."""
+        return str(out_of_range(math.nan, self.limits))
+
+    def parse(self, argument: Any) -> float:
+        """The number; raises ValueError where it is not accepted."""
+        value = super().parse(argument)
+        if out_of_range(value, self.limits):
+            raise ValueError(f"accepted: {self.accepted}")
+        return value
 
 
 class Group(NamedTuple):
@@ -67,13 +88,15 @@ class Group(NamedTuple):
         """A string; None if it is not given."""
         flags.DEFINE_string(name, default, help, **self._where)
 
-    def whole(self, name: str, default: int | None, help: str, least: int | None = None) -> None:
+    def whole(self, name: str, default: int | None, help: str, least: int | None = None, most: int = MOST) -> None:
         """A whole number."""
-        flags.DEFINE_integer(name, default, help, lower_bound=least, **self._where)
+        flags.DEFINE_integer(name, default, help, lower_bound=least, upper_bound=most, **self._where)
 
-    def real(self, name: str, default: float | None, help: str) -> None:
-        """A number; None if it is not given."""
-        flags.DEFINE_float(name, default, help, **self._where)
+    def real(self, name: str, default: float | None, help: str, **limits: Any) -> None:
+        """A number; None if it is not given. `limits` are as for a knob."""
+        parser = Real(limits)
+        help += f"; accepted: {parser.accepted}" if limits else ""
+        flags.DEFINE(parser, name, default, help, serializer=flags.ArgumentSerializer(), **self._where)
 
     def switch(self, name: str, default: bool | None, help: str) -> None:
         """true or false; None if it is not given."""
@@ -100,7 +123,7 @@ def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
         "npz: x, y and, if you like, client or writer, is_test, coarse; text: a play of NAME: lines",
     )
     add.text("data_dir", None, "folder of prepared TensorFlow data sets")
-    add.real("data_fraction", 1.0, "share of the examples to use; above 0, at most 1")
+    add.real("data_fraction", 1.0, "share of the examples to use", above=0, at_most=1)
     add.switch("standardize", True, "scale npz and tfds data to mean 0 and variance 1, from the training examples")
     add.choice(
         "partition",
@@ -108,15 +131,16 @@ def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
         PARTITIONS,
         "who has which examples; auto is natural where the data name clients, else label_groups (iid for a regression)",
     )
-    add.whole("num_clients", 0, "number of clients K; 0 is all clients of a natural partition, else 16")
+    add.whole("num_clients", 0, "number of clients K; 0 is all clients of a natural partition, else 16", least=0)
     add.whole(
         "num_distributions",
         2,
         "number of label groups (label_groups, label_dirichlet), of clusters (latent) or of components (synthetic)",
+        least=1,
     )
     add.switch("balanced_groups", True, "give label groups equally many clients; off: draw each client's group")
-    add.real("dirichlet_alpha", 0.4, "concentration of the Dirichlet partitions and of synthetic mixtures; above 0")
-    add.whole("classes_per_client", 2, "number of classes per client (pathological, pairs)")
+    add.real("dirichlet_alpha", 0.4, "concentration of the Dirichlet partitions and of synthetic mixtures", above=0)
+    add.whole("classes_per_client", 2, "number of classes per client (pathological, pairs)", least=1)
     add.choice(
         "synthetic.labels",
         "mixture",
@@ -125,15 +149,23 @@ def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
     )
     add.switch("replacement", False, "let clients share examples, for more clients than there are examples for")
     add.switch("official_test", False, "test on the data set's own test examples, not on a share of each client's")
-    add.whole("train_examples", 0, "most training examples per client; 0 is no limit")
-    add.whole("test_examples", 0, "most test examples per client; 0 is no limit (synthetic draws 5,000)")
-    add.real("test_fraction", 0.2, "share of a client's examples to test on, where the data set does not say")
+    add.whole("train_examples", 0, "most training examples per client; 0 is no limit", least=0)
+    add.whole("test_examples", 0, "most test examples per client; 0 is no limit (synthetic draws 5,000)", least=0)
+    add.real(
+        "test_fraction",
+        0.2,
+        "share of a client's examples to test on, where the data set does not say",
+        above=0,
+        below=1,
+    )
     add.real(
         "validation_fraction",
         0.0,
-        "share of a client's training examples to validate on, at least 0 and below 1; 0.2 where a method needs them",
+        "share of a client's training examples to validate on; 0.2 where a method needs them",
+        at_least=0,
+        below=1,
     )
-    add.whole("text_stride", 1, "number of characters from one window of a text to the next")
+    add.whole("text_stride", 1, "number of characters from one window of a text to the next", least=1)
     add.choice("targets", "own", ["own", "shuffled"], "shuffled deals the clients' validation and test parts anew")
     add.text(
         "embedding",
@@ -142,7 +174,13 @@ def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
         "32 x 32, else classes where there are as many distributions, else vgg11",
     )
     add.whole("embedding_epochs", 5, "number of epochs for which the embedding is trained", least=1)
-    add.real("unseen_clients", 0.0, "share of the clients kept out of training, and scored afterwards; below 1")
+    add.real(
+        "unseen_clients",
+        0.0,
+        "share of the clients kept out of training, and scored afterwards",
+        at_least=0,
+        below=1,
+    )
 
 
 def define_training(registry: flags.FlagValues, rounds: int = 150) -> None:
@@ -162,17 +200,17 @@ def define_training(registry: flags.FlagValues, rounds: int = 150) -> None:
     add.whole("batch_size", 0, "examples per mini-batch B; 0 is all of a client's data", least=0)
     add.choice("augment", "none", typing.get_args(Augment), "random crops and flips of the images that are trained on")
     add.choice("optimizer", "adam", OPTIMIZERS, "optimizer of the clients, and of FedeRiCo's model owners")
-    add.real("learning_rate", 0.01, "learning rate; above 0")
+    add.real("learning_rate", 0.01, "learning rate", above=0)
     add.several("learning_rates", [], "METHOD:RATE, of methods that have another one; not read with --learning_rate")
-    add.real("momentum", 0.0, "momentum of sgd; at least 0, below 1")
-    add.real("weight_decay", 0.0, "multiple of the parameters that is added to their gradient")
+    add.real("momentum", 0.0, "momentum of sgd", at_least=0, below=1)
+    add.real("weight_decay", 0.0, "multiple of the parameters that is added to their gradient", at_least=0)
     add.choice(
         "lr_schedule",
         "constant",
         SCHEDULES,
         "multistep divides the rate by 10 at 1/2 and at 3/4 of the rounds; exponential multiplies it by --lr_decay",
     )
-    add.real("lr_decay", 0.99, "factor per round of --lr_schedule=exponential; above 0, at most 1")
+    add.real("lr_decay", 0.99, "factor per round of --lr_schedule=exponential", above=0, at_most=1)
     add.choice(
         "class_weights",
         "none",
@@ -185,16 +223,23 @@ def define_training(registry: flags.FlagValues, rounds: int = 150) -> None:
         None,
         "start clients' models from the same parameters; by default yes, but no for local and both federico",
     )
-    add.real("participation", 1.0, "share of the clients in a round's cohort; above 0, at most 1")
+    add.real("participation", 1.0, "share of the clients in a round's cohort", above=0, at_most=1)
     add.whole("eval_clients", 0, "number of clients that are scored, a uniform sample of them; 0 is all", least=0)
     add.whole("fine_tune_epochs", 0, "epochs for which each client tunes the evaluated model on its data", least=0)
     add.real(
         "dp_noise_multiplier",
         0.0,
         "noise of private training, over --dp_clip_norm; needs pip install 'pfljax[privacy]'",
+        at_least=0,
     )
-    add.real("dp_clip_norm", float("inf"), "norm to which each example's gradient is clipped; inf is no clipping")
-    add.real("dp_delta", 1e-5, "delta for which the privacy ledger states epsilon")
+    add.real(
+        "dp_clip_norm",
+        float("inf"),
+        "norm to which each example's gradient is clipped; inf is no clipping",
+        above=0,
+        infinite=True,
+    )
+    add.real("dp_delta", 1e-5, "delta for which the privacy ledger states epsilon", above=0, below=1)
     _define_server(add)
     for name, method in METHODS.items():
         _define_knobs(Group(name, registry), method)
@@ -210,10 +255,22 @@ def _define_server(add: Group) -> None:
     )
     add.whole("sampler_candidates", 0, "candidates of power_of_choice; 0 is twice as many as take part", least=0)
     add.choice("aggregator", "mean", typing.get_args(Aggregator), "what the server makes of the models that come back")
-    add.real("aggregator_trim", 0.2, "share of attackers that trimmed_mean and krum expect; at least 0, below 0.5")
+    add.real(
+        "aggregator_trim",
+        0.2,
+        "share of attackers that trimmed_mean and krum expect",
+        at_least=0,
+        below=0.5,
+    )
     add.choice("attack", "none", ATTACKS, "what attackers do; they are not scored")
-    add.real("attackers", 0.2, "share of the clients that attack, if there is an attack; at least 0, below 1")
-    add.real("attack_strength", 4.0, "factor of what attackers send by sign_flip, noise and scale; above 0")
+    add.real(
+        "attackers",
+        0.2,
+        "share of the clients that attack, if there is an attack",
+        at_least=0,
+        below=1,
+    )
+    add.real("attack_strength", 4.0, "factor of what attackers send by sign_flip, noise and scale", above=0)
 
 
 def _define_knobs(add: Group, method: Any) -> None:
@@ -240,7 +297,7 @@ def define_devices(registry: flags.FlagValues, *, lists: bool = False) -> None:
     else:
         add.choice("plan", "auto", PLANS, "how a device works on its clients: all at once, one by one, or in chunks")
         add.whole("chunk", 8, "number of clients at a time under --plan=chunk", least=1)
-        add.whole("devices", 0, "number of devices; 0 is all (of a CPU, one per core)", least=0)
+        add.whole("devices", 0, "number of devices; 0 is all (of a CPU, one per core)", least=0, most=1024)
     add.choice(
         "exchange",
         "auto",

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from absl import flags
 
 from pfljax.cli import own_files
-from pfljax.cli.flags import IMPLIED, METHOD_FLAGS
+from pfljax.cli.flags import IMPLIED, METHOD_FLAGS, MOST, Real
 from pfljax.core.method import METHODS
 
 PRESETS = Path(__file__).parent / "presets"
@@ -151,7 +151,8 @@ class Settings:
             values = [kind(value) for value in self[flag]]
         except ValueError:
             values = [-math.inf]
-        good = lambda value: (value > 0 if least is None else value >= least) and (below is None or value < below)
+        within = MOST + 1 if below is None else below
+        good = lambda value: (value > 0 if least is None else value >= least) and value < within
         if not all(map(good, values)):
             accepted = "positive numbers" if least is None else f"numbers of {least:g} or more"
             accepted += "" if below is None else f" and below {below:g}"
@@ -221,8 +222,10 @@ def accepted(flag: flags.Flag) -> str:
     if isinstance(parser, flags.EnumParser):
         return ", ".join(parser.enum_values)
     if flag.flag_type() == "int":
-        least = getattr(parser, "lower_bound", None)
-        return "whole numbers" if least is None else f"whole numbers of {least} or more"
+        least, most = parser.lower_bound, parser.upper_bound
+        return f"whole numbers up to {most}" if least is None else f"whole numbers, {least} to {most}"
+    if isinstance(parser, Real):
+        return parser.accepted
     return {"float": "numbers", "comma separated list of strings": "values separated by commas"}.get(
         flag.flag_type(), ""
     )

@@ -58,6 +58,7 @@ def knob(
     above: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
+    infinite: bool = False,
     grid: Sequence[Any] = (),
     static: bool = False,
 ) -> Any:
@@ -70,12 +71,14 @@ def knob(
         above: What it must be above.
         at_most: Greatest value.
         below: What it must be below.
+        infinite: Whether it may be infinite.
         grid: Values that tuning tries, first of all those that its paper tries.
         static: Whether a number decides shapes, or what is computed on the host. `build` may otherwise be given a
             traced value for a number that is not whole, since several are tried in one kernel.
     """
     metadata = {"help": help, "at_least": at_least, "above": above, "at_most": at_most, "below": below}
-    return dataclasses.field(default=default, metadata=metadata | {"grid": tuple(grid), "static": static})
+    metadata |= {"infinite": infinite, "grid": tuple(grid), "static": static}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def method(*, keeps: str, travels: str, name: str | None = None, validates: bool = False) -> Callable[[T], T]:
@@ -167,9 +170,12 @@ def out_of_range(value: float, limits: typing.Mapping[str, Any]) -> str | None:
         and (high is None or value <= high)
         and (below is None or value < below)
         and not math.isnan(value)
+        and (limits.get("infinite") or not math.isinf(value))
     )
     if fits:
         return None
+    if math.isinf(value) and not limits.get("infinite"):
+        return "finite numbers"
     if low is not None:
         upper = (
             f"{low:g} to {high:g}" if high is not None else f"{low:g} to below {below:g}" if below is not None else ""

@@ -326,10 +326,11 @@ class Trainer:
             }
             lost = np.flatnonzero(~np.isfinite(scores["test"]["loss"]) & (np.asarray(sizes_of("test")) > 0))
             if len(lost):  # by the last update, whose loss no round has told
-                self.diverged.setdefault(
-                    number, f"round {self.done}: the loss of client {lost[0]} is not finite after it"
-                )
-                continue
+                client = lost[0] if each.scored is None else each.scored[lost[0]]
+                why = f"round {self.done}: the loss of client {client} is not finite after it"
+                self.diverged.setdefault(number, why)
+                if not self.keep_going:
+                    continue
             if "validation" in scores:
                 values = evaluation.summarize(scores["validation"], sizes_of("validation"))
                 row |= {f"validation_{name}": values[name] for name in ("loss", "accuracy") if name in values}
