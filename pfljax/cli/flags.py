@@ -147,6 +147,25 @@ def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
         typing.get_args(SyntheticLabels),
         "published is the data of FedEM's authors, whose generator has a slip: a quarter of the labels are constant",
     )
+    _define_splits(add)
+    add.text(
+        "embedding",
+        "auto",
+        "what latent clusters: pixels, classes, or the features of a --model trained for it; auto is pixels below "
+        "32 x 32, else classes where there are as many distributions, else vgg11",
+    )
+    add.whole("embedding_epochs", 5, "number of epochs for which the embedding is trained", least=1)
+    add.real(
+        "unseen_clients",
+        0.0,
+        "share of the clients kept out of training, and scored afterwards",
+        at_least=0,
+        below=1,
+    )
+
+
+def _define_splits(add: Group) -> None:
+    """How many examples a client has, and of which parts."""
     add.switch("replacement", False, "let clients share examples, for more clients than there are examples for")
     add.switch("official_test", False, "test on the data set's own test examples, not on a share of each client's")
     add.whole("train_examples", 0, "most training examples per client; 0 is no limit", least=0)
@@ -167,20 +186,6 @@ def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
     )
     add.whole("text_stride", 1, "number of characters from one window of a text to the next", least=1)
     add.choice("targets", "own", ["own", "shuffled"], "shuffled deals the clients' validation and test parts anew")
-    add.text(
-        "embedding",
-        "auto",
-        "what latent clusters: pixels, classes, or the features of a --model trained for it; auto is pixels below "
-        "32 x 32, else classes where there are as many distributions, else vgg11",
-    )
-    add.whole("embedding_epochs", 5, "number of epochs for which the embedding is trained", least=1)
-    add.real(
-        "unseen_clients",
-        0.0,
-        "share of the clients kept out of training, and scored afterwards",
-        at_least=0,
-        below=1,
-    )
 
 
 def define_training(registry: flags.FlagValues, rounds: int = 150) -> None:
@@ -226,6 +231,14 @@ def define_training(registry: flags.FlagValues, rounds: int = 150) -> None:
     add.real("participation", 1.0, "share of the clients in a round's cohort", above=0, at_most=1)
     add.whole("eval_clients", 0, "number of clients that are scored, a uniform sample of them; 0 is all", least=0)
     add.whole("fine_tune_epochs", 0, "epochs for which each client tunes the evaluated model on its data", least=0)
+    _define_privacy(add)
+    _define_server(add)
+    for name, method in METHODS.items():
+        _define_knobs(Group(name, registry), method)
+
+
+def _define_privacy(add: Group) -> None:
+    """Private training."""
     add.real(
         "dp_noise_multiplier",
         0.0,
@@ -240,9 +253,6 @@ def define_training(registry: flags.FlagValues, rounds: int = 150) -> None:
         infinite=True,
     )
     add.real("dp_delta", 1e-5, "delta for which the privacy ledger states epsilon", above=0, below=1)
-    _define_server(add)
-    for name, method in METHODS.items():
-        _define_knobs(Group(name, registry), method)
 
 
 def _define_server(add: Group) -> None:
