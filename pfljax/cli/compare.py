@@ -34,6 +34,7 @@ def run(settings: Settings) -> None:
     """The command."""
     names, trials = build.read_methods(settings), sweep.trials(settings)
     settings = settings.with_defaults(names)
+    settings.check_read()
     build.print_defaults(settings)
     out, rows, failed, summary = Path(settings.out), [], {}, {}
     for number, name in enumerate(names, 1):

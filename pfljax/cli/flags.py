@@ -51,7 +51,35 @@ FLAG_OF = {
 }
 IMPLIED = {"tune": "0.01,0.03,0.1,0.3,1,3"}  # values of flags that are given without one
 MOST = 2**31 - 1  # of whole numbers, which become 32-bit integers on the devices
+# Flags that are read only where another has one of some values, or one of several others.
+READ_WITH = {
+    "lr_decay": {"lr_schedule": ("exponential",)},
+    "momentum": {"optimizer": ("sgd",)},
+    "channels": {"model": ("cnn",), "partition": ("latent",)},
+    "hidden": {"model": ("auto", "mlp"), "partition": ("latent",)},
+    "embedding": {"partition": ("latent",)},
+    "embedding_epochs": {"partition": ("latent",)},
+    "classes_per_client": {"partition": ("pathological", "pairs")},
+    "balanced_groups": {"partition": ("auto", "label_groups", "label_dirichlet")},
+    "chunk": {"plan": ("chunk",)},
+    "sampler_candidates": {"sampler": ("power_of_choice",)},
+    "aggregator_trim": {"aggregator": ("trimmed_mean", "krum")},
+    "attackers": {"attack": ("label_flip", "sign_flip", "noise", "scale")},
+    "attack_strength": {"attack": ("sign_flip", "noise", "scale")},
+}
 METHOD_FLAGS = ("algorithm", "algorithms")  # which name methods
+
+
+class Text(flags.ArgumentParser):
+    """Reads a text that is not empty."""
+
+    accepted = "a text that is not empty"
+
+    def parse(self, argument: Any) -> str:
+        """The text; raises ValueError where there is none."""
+        if not str(argument).strip():
+            raise ValueError(f"accepted: {self.accepted}")
+        return str(argument)
 
 
 class Real(flags.FloatParser):
@@ -86,7 +114,8 @@ class Group(NamedTuple):
 
     def text(self, name: str, default: str | None, help: str) -> None:
         """A string; None if it is not given."""
-        flags.DEFINE_string(name, default, help, **self._where)
+        parser = flags.ArgumentParser() if default == "" else Text()
+        flags.DEFINE(parser, name, default, help, serializer=flags.ArgumentSerializer(), **self._where)
 
     def whole(self, name: str, default: int | None, help: str, least: int | None = None, most: int = MOST) -> None:
         """A whole number."""

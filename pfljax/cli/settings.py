@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from absl import flags
 
 from pfljax.cli import own_files
-from pfljax.cli.flags import IMPLIED, METHOD_FLAGS, MOST, Real
+from pfljax.cli.flags import IMPLIED, METHOD_FLAGS, MOST, READ_WITH, Real, Text
 from pfljax.core.method import METHODS
 
 PRESETS = Path(__file__).parent / "presets"
@@ -130,6 +130,13 @@ class Settings:
         if self.present(flag):
             raise FlagError.of(flag, f"not read here: {why}")
 
+    def check_read(self) -> None:
+        """Raises `FlagError` for a flag on the command line that nothing reads with these settings."""
+        for flag, conditions in READ_WITH.items():
+            if flag in self and not any(self[other] in values for other, values in conditions.items()):
+                told = [f"--{other}={' or '.join(values)}" for other, values in conditions.items()]
+                self.refuse(flag, f"accepted with {', or with '.join(told)}")
+
     def numbers(
         self, flag: str, kind: type, least: float | None = None, below: float | None = None, sets: str | None = None
     ) -> list:
@@ -151,7 +158,7 @@ class Settings:
             values = [kind(value) for value in self[flag]]
         except ValueError:
             values = [-math.inf]
-        within = MOST + 1 if below is None else below
+        within = 2**63 if below is None else below
         good = lambda value: (value > 0 if least is None else value >= least) and value < within
         if not all(map(good, values)):
             accepted = "positive numbers" if least is None else f"numbers of {least:g} or more"
@@ -222,9 +229,10 @@ def accepted(flag: flags.Flag) -> str:
     if isinstance(parser, flags.EnumParser):
         return ", ".join(parser.enum_values)
     if flag.flag_type() == "int":
-        least, most = parser.lower_bound, parser.upper_bound
-        return f"whole numbers up to {most}" if least is None else f"whole numbers, {least} to {most}"
-    if isinstance(parser, Real):
+        least, most = (getattr(parser, name, None) for name in ("lower_bound", "upper_bound"))
+        limits = "" if least is None else f" of {least} or more" if most == MOST else f" from {least} to {most}"
+        return f"whole numbers{limits}"
+    if isinstance(parser, Real | Text):
         return parser.accepted
     return {"float": "numbers", "comma separated list of strings": "values separated by commas"}.get(
         flag.flag_type(), ""

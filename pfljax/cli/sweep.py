@@ -21,6 +21,7 @@ from pfljax import api
 from pfljax.api import Point
 from pfljax.cli import build
 from pfljax.cli.build import Trial
+from pfljax.cli.flags import MOST
 from pfljax.cli.settings import FlagError, Settings
 from pfljax.core import method
 from pfljax.engine import processes
@@ -42,7 +43,7 @@ def _numbers(settings: Settings, flag: str) -> list[int]:
         numbers = [int(number) for number in settings[flag]]
     except ValueError:
         numbers = []
-    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
+    if not numbers or min(numbers) < 0 or max(numbers) > MOST or len(set(numbers)) < len(numbers):
         raise settings.error(flag, "accepted: different whole numbers of 0 or more, separated by commas")
     return numbers
 

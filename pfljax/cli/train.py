@@ -47,6 +47,7 @@ def run(settings: Settings) -> None:
     if settings.resume and not settings.out:
         raise FlagError("--resume: name the run's folder with --out")
     settings = settings.with_defaults(names)
+    settings.check_read()
     trial = build.Trial(settings.seed, settings.split)
     clients = build.build_clients(settings, trial.of_data)
     made = build.build_run(settings, names[0], clients, trial)

@@ -106,7 +106,7 @@ def test_every_preset_says_what_it_is_and_is_read_by_train_and_compare(path):
         (["--rounds=0"], "--rounds=0: accepted: whole numbers of 1 or more"),
         (["--rounds=many"], "--rounds=many: accepted: whole numbers of 1 or more"),
         (["--targets=dealt"], "--targets=dealt: accepted: own, shuffled"),
-        (["--learning_rate=fast"], "--learning_rate=fast: accepted: numbers"),
+        (["--learning_rate=fast"], "--learning_rate=fast: accepted: above 0"),
         (["--federico.tracking=median"], "--federico.tracking=median: accepted: ema, accumulated"),
         (["--resume=maybe"], "--resume=maybe: accepted: true, false"),
         (["--flagfile=nowhere.flags"], "--flagfile: "),
