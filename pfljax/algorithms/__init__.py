@@ -24,6 +24,7 @@ from pfljax.algorithms.clustered import ClusteredFL
 from pfljax.algorithms.fedfomo import FedFomo
 from pfljax.algorithms.fedfomo_average import FedFomoAverage
 from pfljax.algorithms.fedem import DFedEM, FedEM
+from pfljax.algorithms.feddyn import FedDyn
 from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
@@ -47,6 +48,7 @@ __all__ = [
     "FedAvgData",
     "FedAvgM",
     "FedAvgPlus",
+    "FedDyn",
     "FedEM",
     "FedFomo",
     "FedFomoAverage",
