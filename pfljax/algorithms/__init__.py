@@ -25,6 +25,7 @@ from pfljax.algorithms.fedfomo import FedFomo
 from pfljax.algorithms.fedfomo_average import FedFomoAverage
 from pfljax.algorithms.fedem import DFedEM, FedEM
 from pfljax.algorithms.feddyn import FedDyn
+from pfljax.algorithms.fednova import FedNova
 from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
@@ -52,6 +53,7 @@ __all__ = [
     "FedEM",
     "FedFomo",
     "FedFomoAverage",
+    "FedNova",
     "FedPer",
     "FedProx",
     "FedeRiCo",
