@@ -26,6 +26,7 @@ from pfljax.algorithms.fedfomo_average import FedFomoAverage
 from pfljax.algorithms.fedem import DFedEM, FedEM
 from pfljax.algorithms.feddyn import FedDyn
 from pfljax.algorithms.fednova import FedNova
+from pfljax.algorithms.moon import MOON
 from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
@@ -39,6 +40,7 @@ __all__ = [
     "IFCA",
     "L2SGD",
     "MOCHA",
+    "MOON",
     "QFFL",
     "ClusteredFL",
     "DFedEM",
