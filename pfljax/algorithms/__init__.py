@@ -27,6 +27,7 @@ from pfljax.algorithms.fedem import DFedEM, FedEM
 from pfljax.algorithms.feddyn import FedDyn
 from pfljax.algorithms.fednova import FedNova
 from pfljax.algorithms.moon import MOON
+from pfljax.algorithms.fedproto import FedProto
 from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
@@ -57,6 +58,7 @@ __all__ = [
     "FedFomoAverage",
     "FedNova",
     "FedPer",
+    "FedProto",
     "FedProx",
     "FedeRiCo",
     "FedeRiCoCentralized",

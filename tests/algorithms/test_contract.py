@@ -32,7 +32,7 @@ K, COHORT, ROUNDS = 8, 4, 6
 FAST = {*toys.KINDS, "fedavg", "per_fedavg", "pfedmb", "clustered", "federico_centralized"}
 every_method = toys.each_method(fast=FAST, grouped=True)
 # Of a single layer all would be personal, and the features would be the inputs.
-HIDDEN = {"fedper": (3,), "moon": (4,), "fedproto": (4,)}
+HIDDEN = {"fedper": (3,), "moon": (4,), "fedproto": (8,)}
 # A server that moves each coordinate by at most its rate a round, or slowly gathers speed, needs more rounds.
 FASTER = {"fedadam": {"rate": 0.1}, "fedavgm": {"rate": 0.5}}
 
