@@ -28,6 +28,7 @@ from pfljax.algorithms.feddyn import FedDyn
 from pfljax.algorithms.fednova import FedNova
 from pfljax.algorithms.moon import MOON
 from pfljax.algorithms.fedproto import FedProto
+from pfljax.algorithms.fedexp import FedExP
 from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
@@ -54,6 +55,7 @@ __all__ = [
     "FedAvgPlus",
     "FedDyn",
     "FedEM",
+    "FedExP",
     "FedFomo",
     "FedFomoAverage",
     "FedNova",
