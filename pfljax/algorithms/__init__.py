@@ -29,6 +29,7 @@ from pfljax.algorithms.fednova import FedNova
 from pfljax.algorithms.moon import MOON
 from pfljax.algorithms.fedproto import FedProto
 from pfljax.algorithms.fedexp import FedExP
+from pfljax.algorithms.fedbuff import FedBuff
 from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
@@ -53,6 +54,7 @@ __all__ = [
     "FedAvgData",
     "FedAvgM",
     "FedAvgPlus",
+    "FedBuff",
     "FedDyn",
     "FedEM",
     "FedExP",

@@ -238,6 +238,7 @@ WITHOUT_CHANCE = {
     "fedavg_data": {"share": 1.0},
     "fedfomo": {"neighbors": K - 1},
     "fedfomo_average": {"neighbors": K - 1},
+    "fedbuff": {"max_staleness": 0},
 }
 
 
