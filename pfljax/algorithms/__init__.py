@@ -24,6 +24,12 @@ from pfljax.algorithms.clustered import ClusteredFL
 from pfljax.algorithms.fedfomo import FedFomo
 from pfljax.algorithms.fedfomo_average import FedFomoAverage
 from pfljax.algorithms.fedem import DFedEM, FedEM
+from pfljax.algorithms.feddyn import FedDyn
+from pfljax.algorithms.fednova import FedNova
+from pfljax.algorithms.moon import MOON
+from pfljax.algorithms.fedproto import FedProto
+from pfljax.algorithms.fedexp import FedExP
+from pfljax.algorithms.fedbuff import FedBuff
 from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
@@ -37,6 +43,7 @@ __all__ = [
     "IFCA",
     "L2SGD",
     "MOCHA",
+    "MOON",
     "QFFL",
     "ClusteredFL",
     "DFedEM",
@@ -47,10 +54,15 @@ __all__ = [
     "FedAvgData",
     "FedAvgM",
     "FedAvgPlus",
+    "FedBuff",
+    "FedDyn",
     "FedEM",
+    "FedExP",
     "FedFomo",
     "FedFomoAverage",
+    "FedNova",
     "FedPer",
+    "FedProto",
     "FedProx",
     "FedeRiCo",
     "FedeRiCoCentralized",

@@ -41,7 +41,7 @@ class Scaffold:
 
     def build(self, problem: Problem) -> Algorithm:
         first = self.option == "I"
-        weigh = lambda size: (size if self.mean == "weighted" else size > 0).astype(jnp.float32)
+        weigh = lambda size: aggregation.weight_of(size, self.mean)
         of_batch = jax.value_and_grad(lambda params, batch: problem.solver.mean_loss(params, batch))
 
         def init(key, clients):

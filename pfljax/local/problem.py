@@ -189,15 +189,22 @@ class Problem(NamedTuple):
         return models, opt_states if self.keep_optimizer else (), losses
 
     def descend_model(
-        self, turn: ClientContext, models: Params, kept: PyTree, split: Split, gradient: Callable, memory: PyTree = ()
+        self,
+        turn: ClientContext,
+        models: Params,
+        kept: PyTree,
+        split: Split,
+        gradient: Callable,
+        memory: PyTree = (),
+        steps: Array | None = None,
     ) -> tuple[Params, PyTree, Array, PyTree]:
-        """As `fit_models` for the one model of a stack (1, ...), by `descend` with its gradient and memory."""
+        """As `fit_models` for the one model of a stack (1, ...), by `descend` with its gradient, memory and steps."""
         params = jax.tree.map(lambda leaf: leaf[0], models)
         opt_state = (
             jax.tree.map(lambda leaf: leaf[0], kept) if self.keep_optimizer else self.solver.optimizer.init(params)
         )
         params, opt_state, loss, memory = self.solver.descend(
-            turn.key, params, opt_state, split, gradient, memory, round_number=turn.round
+            turn.key, params, opt_state, split, gradient, memory, round_number=turn.round, steps=steps
         )
         kept = tree.stack_one(opt_state) if self.keep_optimizer else ()
         return tree.stack_one(params), kept, loss[None], memory

@@ -71,11 +71,11 @@ class Model:
 
     def features(self, params: Params, x: Num[Array, "B ..."]) -> Array:
         """What the last dense layer receives, (B, F)."""
-        return self.network.dense(params, x)[-1][0]
+        return self.network.dense(self._held(params), x)[-1][0]
 
     def embedding(self, params: Params, x: Num[Array, "B ..."]) -> Array:
         """What the last hidden dense layer gives, before its activation, (B, F); the features where there is none."""
-        *hidden, (features, _) = self.network.dense(params, x)
+        *hidden, (features, _) = self.network.dense(self._held(params), x)
         return hidden[-1][1] if hidden and hidden[-1][1].shape == features.shape else features
 
     def loss(
@@ -141,13 +141,17 @@ class Model:
         return by_path(lambda path: path in self.network.statistics, params) if self.network.statistics else None
 
     def _forward(self, params: Params, x: Array, key: Key | None) -> tuple[Array, Params]:
-        statistics = self.statistics(params)
-        if statistics is not None:
-            params = jax.tree.map(lambda s, leaf: jax.lax.stop_gradient(leaf) if s else leaf, statistics, params)
-        outputs, written = self.network.forward(params, x, key)
+        outputs, written = self.network.forward(self._held(params), x, key)
         if self.task == "regression" and outputs.ndim > 1 and outputs.shape[-1] == 1:
             outputs = outputs[..., 0]
         return outputs, written
+
+    def _held(self, params: Params) -> Params:
+        """The parameters, without gradients of the statistics: these say what a statistic has to change by."""
+        statistics = self.statistics(params)
+        if statistics is None:
+            return params
+        return jax.tree.map(lambda s, leaf: jax.lax.stop_gradient(leaf) if s else leaf, statistics, params)
 
 
 ACCEPTED = (

@@ -31,7 +31,8 @@ K, COHORT, ROUNDS = 8, 4, 6
 # One of each kind by default, with those that others are made of; all the others are slow.
 FAST = {*toys.KINDS, "fedavg", "per_fedavg", "pfedmb", "clustered", "federico_centralized"}
 every_method = toys.each_method(fast=FAST, grouped=True)
-HIDDEN = {"fedper": (3,)}  # of a single layer all would be personal
+# Of a single layer all would be personal, and the features would be the inputs.
+HIDDEN = {"fedper": (3,), "moon": (4,), "fedproto": (8,)}
 # A server that moves each coordinate by at most its rate a round, or slowly gathers speed, needs more rounds.
 FASTER = {"fedadam": {"rate": 0.1}, "fedavgm": {"rate": 0.5}}
 
@@ -237,6 +238,7 @@ WITHOUT_CHANCE = {
     "fedavg_data": {"share": 1.0},
     "fedfomo": {"neighbors": K - 1},
     "fedfomo_average": {"neighbors": K - 1},
+    "fedbuff": {"max_staleness": 0},
 }
 
 

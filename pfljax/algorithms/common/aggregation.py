@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+import jax
 import jax.numpy as jnp
 
 from pfljax.core import tree
 from pfljax.core.types import Aggregate, Array, Params, PyTree
+
+Mean = Literal["weighted", "uniform"]  # of clients: by their numbers of examples, or all alike
+
+
+def weight_of(size: Array, mean: Mean) -> Array:
+    """What clients of these numbers of examples count; those without examples count nothing."""
+    return (size if mean == "weighted" else size > 0).astype(jnp.float32)
 
 
 def weighted(models: Params, size: Array, num: int = 1) -> tuple[PyTree, Array]:
@@ -28,3 +38,8 @@ def average(models: Params, aggregate: Aggregate) -> Params:
     weight = aggregate.upload["weight"]
     mean = tree.scale(aggregate.upload["model"], 1 / jnp.where(weight > 0, weight, 1))
     return tree.where(weight > 0, mean, models)
+
+
+def mean_update(aggregate: Aggregate) -> PyTree:
+    """sum_k n_k u_k / sum_k n_k of the updates that came back for each of N models; zeros where none did."""
+    return average(jax.tree.map(jnp.zeros_like, aggregate.upload["model"]), aggregate)

@@ -1,0 +1,84 @@
+"""FedDyn: local objectives whose minimizers agree in the long run.
+
+Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, "Federated learning based on dynamic regularization" (ICLR
+2021, Algorithm 1).
+
+    A round: client k of S receives theta and takes local steps on
+        l_k(theta_k) - <g_k, theta_k> + alpha / 2 |theta_k - theta|^2,  from theta_k = theta;
+    g_k <- g_k - alpha (theta_k - theta), which is the gradient of l_k where theta_k is the minimizer;
+    h <- h - alpha sum_k n_k (theta_k - theta) / sum_{all} n_k;  theta <- sum_k n_k theta_k / sum_k n_k - h / alpha.
+
+Departures from the paper: all clients count by n_k, as everywhere here, so that the weighted objective is what is
+minimized (`mean=uniform` is the paper's); clients take as many local steps as the solver says, not to the minimizer;
+batch statistics are averaged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.algorithms.common import aggregation, updates
+from pfljax.core import tree
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, ClientOutput, Ledger, Predictor, State
+from pfljax.local.problem import Problem
+
+
+@method(keeps="the gradient of its loss", travels="the global model, both ways")
+@dataclasses.dataclass(frozen=True)
+class FedDyn:
+    """FedDyn (Acar et al., 2021): local objectives whose minimizers agree in the long run."""
+
+    alpha: float = knob(
+        0.1,
+        above=0,
+        grid=(0.001, 0.01, 0.1),
+        help="strength of the regularization; the server goes beyond the clients' mean by h / alpha",
+    )
+    mean: Literal["weighted", "uniform"] = knob("weighted", help="means over clients: by n_k, or all alike")
+
+    def build(self, problem: Problem) -> Algorithm:
+        solver = problem.solver
+        parameters = lambda models: solver.trained(models)[0]
+
+        def init(key, clients):
+            models, num = problem.init_models(key, 1), tree.num_rows(clients)
+            zeros = jax.tree.map(jnp.zeros_like, parameters(models))
+            rows = {"gradient": tree.repeat(zeros, num), "optimizer": problem.optimizer_rows(models, num)}
+            total = jnp.maximum(aggregation.weight_of(clients.train.size, self.mean).sum(), 1)
+            return State({"h": zeros, "total": total}, models, (), rows)
+
+        def objective(params, batch, received):  # Eq. 1
+            theta, gradient = received
+            return solver.proximal(theta, self.alpha)(params, batch) - tree.inner(gradient, parameters(params))
+
+        def client_update(context, models, row, data):
+            received = models, tree.stack_one(row["gradient"])
+            trained, optimizer, losses = problem.fit_models(
+                context, models, row["optimizer"], data.train, objective, received
+            )
+            update = updates.added(solver, models, trained)
+            gradient = tree.subtract(row["gradient"], tree.scale(tree.first(parameters(update)), self.alpha))
+            upload, sent = aggregation.weighted(update, aggregation.weight_of(data.train.size, self.mean))
+            return ClientOutput({"gradient": gradient, "optimizer": optimizer}, upload, {"loss": losses[0]}, sent)
+
+        def server_update(key, state, aggregate):
+            weight, mean = aggregate.upload["weight"], aggregation.mean_update(aggregate)
+            drift = parameters(mean)
+            h = tree.subtract(state.server["h"], tree.scale(drift, self.alpha * weight / state.server["total"]))
+            update = tree.combine(tree.subtract(drift, tree.scale(h, 1 / self.alpha)), mean)
+            models = updates.moved(solver, state.models, update, weight > 0)
+            return state._replace(server=state.server | {"h": h}, models=models), {}
+
+        return Algorithm(
+            init=init,
+            client_update=client_update,
+            server_update=server_update,
+            predictor=lambda key, state, clients: Predictor.one(state.models, tree.num_rows(clients)),
+            topology="shared",
+            ledger=Ledger(gradients=1),
+        )

@@ -1,0 +1,74 @@
+"""FedExP: FedAvg whose server goes farther, the less the clients' updates agree.
+
+Jhunjhunwala, Wang, Joshi, "FedExP: speeding up federated averaging via extrapolation" (ICLR 2023).
+
+    A round: clients of the cohort train theta to theta_k as in FedAvg;  delta_k = theta_k - theta,
+    delta = sum_k p_k delta_k,  p_k = n_k / sum_k n_k;
+    rate <- max(1, sum_k p_k |delta_k|^2 / (2 (|delta|^2 + eps)));  theta <- theta + rate delta.
+    Clients predict with the mean of the last two theta, since those of extrapolated rounds oscillate.
+
+Departures from the paper: clients count by n_k, as everywhere here (`mean=uniform` is the paper's); batch statistics
+are averaged, and have no part in the lengths.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.algorithms.common import aggregation, updates
+from pfljax.algorithms.common.averaging import averaging
+from pfljax.core import tree
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, ClientOutput, Predictor, Report
+from pfljax.local.problem import Problem
+
+
+@method(keeps="nothing", travels="the global model, both ways")
+@dataclasses.dataclass(frozen=True)
+class FedExP:
+    """FedExP (Jhunjhunwala et al., 2023): FedAvg whose server goes farther, the less clients' updates agree."""
+
+    eps: float = knob(
+        0.001,
+        above=0,
+        grid=(0.001, 0.01, 0.1),
+        help="added to the mean update's squared length; far above it is FedAvg",
+    )
+    predict: Literal["mean", "last"] = knob("mean", help="predictions by the mean of the last two models, or the last")
+    mean: Literal["weighted", "uniform"] = knob("weighted", help="means over clients: by n_k, or all alike")
+
+    def build(self, problem: Problem) -> Algorithm:
+        solver = problem.solver
+        square = lambda update: tree.inner(*solver.trained(update, update))
+
+        def client_update(context, models, kept, data):
+            trained, kept, losses = problem.fit_models(context, models, kept, data.train)
+            update = updates.added(solver, models, trained)
+            upload, sent = aggregation.weighted(update, aggregation.weight_of(data.train.size, self.mean))
+            report = {"loss": losses[0], "square": upload["weight"][0] * square(update)}
+            return ClientOutput(kept, upload, report, sent)
+
+        def server_update(key, state, aggregate):
+            weight, update = aggregate.upload["weight"], aggregation.mean_update(aggregate)
+            mean_square = aggregate.report["square"].sum() / jnp.maximum(weight.sum(), 1)
+            rate = jnp.maximum(1, mean_square / (2 * (square(update) + self.eps)))
+            models = updates.moved(solver, state.models, updates.scaled(solver, update, rate), weight > 0)
+            return state._replace(server=state.models, models=models), {"server_rate": rate}
+
+        def predictor(key, state, clients):
+            middle = jax.tree.map(lambda a, b: (a + b) / 2, state.models, state.server)
+            models = middle if self.predict == "mean" else state.models
+            return Predictor.one(models, tree.num_rows(clients))
+
+        scored = "the mean of the last two global models" if self.predict == "mean" else "the global model"
+        base = averaging(problem, predictor=predictor, report=Report(scored))
+
+        def init(key, clients):
+            state = base.init(key, clients)
+            return state._replace(server=state.models)
+
+        return dataclasses.replace(base, init=init, client_update=client_update, server_update=server_update)

@@ -1,0 +1,96 @@
+"""FedNova: clients may take different numbers of steps, and the mean of what a step does is what counts.
+
+Wang, Liu, Liang, Joshi, Poor, "Tackling the objective inconsistency problem in heterogeneous federated optimization"
+(NeurIPS 2020).
+
+    A round: client k of S receives theta and takes tau_k local steps to theta_k;
+    d_k <- (theta - theta_k) / a_k, a_k the length of its way: tau_k for plain SGD, with momentum rho the sum over its
+        steps s of (1 - rho^s) / (1 - rho), with a proximal term the sum of (1 - eta mu)^(tau_k - s);
+    theta <- theta - (sum_k p_k a_k) (sum_k p_k d_k),  p_k = n_k / sum_k n_k.
+
+With the solver's epochs, clients of more examples take more steps; with `most_epochs` clients also draw their numbers
+of epochs, anew in every round (the paper: 2 to 5). The solver's optimizer may have momentum.
+
+Departures from the paper: a_k is measured, as the way that the client's optimizer takes one parameter under a constant
+gradient of 1; it is the paper's times eta, which cancels, and has a meaning for any optimizer, started afresh. Batch
+statistics are averaged. The server has no momentum.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from pfljax.algorithms.common import aggregation, updates
+from pfljax.algorithms.common.averaging import averaging
+from pfljax.core import tree
+from pfljax.core.errors import ArgumentError
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, Array, ClientContext, ClientOutput, Ledger
+from pfljax.local.problem import Problem
+
+EPOCHS = 0xE90C  # folded into a client's key for a round: the stream of its number of epochs
+
+
+@method(keeps="nothing", travels="the global model down, the mean step of its training up")
+@dataclasses.dataclass(frozen=True)
+class FedNova:
+    """FedNova (Wang et al., 2020): a mean of what a local step does, whoever takes how many of them."""
+
+    mu: float = knob(0.0, at_least=0, grid=(0.0, 0.001, 0.005, 0.01), help="strength of the proximal term; 0: none")
+    most_epochs: int | None = knob(
+        None, at_least=1, help="each client draws its number of epochs, up to this one; not given: the solver's"
+    )
+    least_epochs: int = knob(2, at_least=1, help="least number that it draws, where most_epochs is given")
+
+    def build(self, problem: Problem) -> Algorithm:
+        ledger = Ledger(gradients=1, passes=problem.passes(self.most_epochs) if self.most_epochs else 1)
+        if self.most_epochs is not None:
+            if self.most_epochs < self.least_epochs:
+                text = f"accepted: 1 to {self.most_epochs}, which is most_epochs"
+                raise ArgumentError("least_epochs", text, self.least_epochs)
+            problem = problem._replace(solver=problem.solver._replace(epochs=self.most_epochs, steps=0))
+        solver, n_max = problem.solver, problem.n_max
+
+        def steps_of(context: ClientContext, size: Array) -> Array:
+            """tau_k."""
+            if self.most_epochs is None:
+                return solver.num_steps(size, n_max)
+            key = jax.random.fold_in(context.key, EPOCHS)
+            epochs = jax.random.randint(key, (), self.least_epochs, self.most_epochs + 1)
+            return solver._replace(epochs=1).num_steps(size, n_max) * epochs
+
+        def way(context: ClientContext, steps: Array) -> Array:
+            """a_k: where a parameter gets from 0 whose loss has the slope -1, held to 0 by the proximal term."""
+
+            def step(_, carry):
+                place, state = carry
+                moved, state = solver.optimizer.update(self.mu * place - 1, state, place, round_number=context.round)
+                return optax.apply_updates(place, moved), state
+
+            start = jnp.zeros(())
+            return jax.lax.fori_loop(0, steps, step, (start, solver.optimizer.init(start)))[0]
+
+        def client_update(context, models, kept, data):
+            steps, theta = steps_of(context, data.train.size), tree.first(models)
+            of_batch = jax.value_and_grad(solver.proximal(theta, self.mu))
+            gradient = lambda params, memory, batch: (*of_batch(params, batch(0).of_model(0)), memory)
+            trained, kept, losses, _ = problem.descend_model(context, models, kept, data.train, gradient, steps=steps)
+            length = way(context, steps)
+            update = updates.added(solver, models, trained)
+            update = updates.scaled(solver, update, 1 / jnp.where(steps > 0, length, 1))  # -d_k
+            upload, sent = aggregation.weighted(update, data.train.size)
+            upload["way"] = upload["weight"] * length
+            return ClientOutput(kept, upload, {"loss": losses[0]}, sent)
+
+        def server_update(key, state, aggregate):
+            weight = aggregate.upload["weight"]
+            length = aggregate.upload["way"] / jnp.where(weight > 0, weight, 1)  # sum_k p_k a_k
+            update = updates.scaled(solver, aggregation.mean_update(aggregate), length)
+            return state._replace(models=updates.moved(solver, state.models, update, weight > 0)), {}
+
+        base = averaging(problem, ledger=ledger)
+        return dataclasses.replace(base, client_update=client_update, server_update=server_update)

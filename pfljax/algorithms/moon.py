@@ -1,0 +1,77 @@
+"""MOON: FedAvg whose clients see an example as the global model does, and not as their own last model did.
+
+Li, He, Song, "Model-contrastive federated learning" (CVPR 2021).
+
+    A round: client k receives theta and takes local steps on  l_k(theta_k) + mu l_con,  where for each example
+        l_con = -log(exp(sim(z, z_glob) / tau) / (exp(sim(z, z_glob) / tau) + exp(sim(z, z_prev) / tau)))    (Eq. 3)
+    of its features z under theta_k, z_glob under theta and z_prev under what the client trained the last time it took
+    part (the first time: theta, so that l_con has no gradient); sim is the cosine;
+    theta <- sum_k n_k theta_k / sum_k n_k.
+
+Departures from the paper: z is what the last layer receives, of whatever model there is, where the paper adds a
+projection head of two layers; features are those of predictions, without dropout and with running statistics; of a
+sequence l_con is the mean over its places.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.algorithms.common.averaging import averaging
+from pfljax.core import tree
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, Array, Ledger
+from pfljax.local.problem import Problem
+from pfljax.models import mean_over_places
+
+LEAST = 1e-8  # least length of features in a cosine, so that features of zero have a gradient
+
+
+@method(keeps="its last model", travels="the global model, both ways")
+@dataclasses.dataclass(frozen=True)
+class MOON:
+    """MOON (Li et al., 2021): FedAvg whose clients' features stay near those of the global model."""
+
+    mu: float = knob(1.0, at_least=0, grid=(0.1, 1.0, 5.0, 10.0), help="strength of the contrast; 0 is FedAvg")
+    tau: float = knob(0.5, above=0, grid=(0.1, 0.5, 1.0), help="temperature of the similarities")
+
+    def build(self, problem: Problem) -> Algorithm:
+        model, solver = problem.model, problem.solver
+        outputs = jax.eval_shape(model.apply, model.network.shapes, model.example_input)
+
+        def contrasting(received, previous):
+            """The loss of each example, so that private gradients are clipped with the contrast in them."""
+
+            def loss(params, x, y, *key):
+                z, z_glob, z_prev = (model.features(params, x) for params in (params, received, previous))
+                closer = (cosine(z, z_glob) - cosine(z, z_prev)) / self.tau
+                contrast = mean_over_places(jax.nn.softplus(-closer), y, outputs.shape[-1])  # Eq. 3
+                return solver.loss(params, x, y, *key) + self.mu * contrast
+
+            return loss
+
+        def rows(key, models, clients):
+            num = tree.num_rows(clients)
+            zeros = tree.repeat(jax.tree.map(jnp.zeros_like, models), num)
+            optimizer = problem.optimizer_rows(models, num)
+            return {"previous": zeros, "trained": jnp.zeros((num,), bool), "optimizer": optimizer}
+
+        def train(context, models, row, data):
+            received = tree.first(models)
+            choose = lambda a, b: jnp.where(row["trained"], a, b)
+            previous = jax.tree.map(choose, row["previous"], received)
+            contrast = problem._replace(solver=solver._replace(loss=contrasting(received, previous)))
+            models, optimizer, losses = contrast.fit_models(context, models, row["optimizer"], data.train)
+            trained = row["trained"] | (data.train.size > 0)
+            return models, {"previous": tree.first(models), "trained": trained, "optimizer": optimizer}, losses
+
+        return averaging(problem, train=train, rows=rows, ledger=Ledger(gradients=1))
+
+
+def cosine(a: Array, b: Array) -> Array:
+    """The cosine of the angles of vectors (..., F)."""
+    length = lambda v: jnp.sqrt(jnp.maximum(jnp.square(v).sum(axis=-1), LEAST**2))
+    return (a * b).sum(axis=-1) / (length(a) * length(b))

@@ -1,0 +1,132 @@
+"""FedBuff by hand on quadratics with given delays, how delays are drawn, and what makes it FedAvg."""
+
+import dataclasses
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toys
+from quadratics import MINI, RATE, SIZES, gradient, play, vectors
+
+from pfljax.core.errors import ArgumentError
+from pfljax.core.types import Cohort, State
+
+EMPTY = (2, 0, 5, 1, 3)
+LATE = np.array([[0, 0, 0, 0, 0], [1, 1, 0, 1, 0], [2, 0, 1, 0, 2], [2, 2, 2, 1, 0], [0, 1, 2, 2, 2]])
+
+
+def delayed(algorithm):
+    """The algorithm with its delays given, round by round."""
+    return dataclasses.replace(algorithm, download=lambda key, state, cohort: jnp.asarray(LATE)[state.round][:, None])
+
+
+@pytest.mark.parametrize("mean", ["weighted", "uniform"])
+@pytest.mark.parametrize(("discount", "server_rate"), [(0.5, 0.7), (0.0, 1.0)])
+def test_by_hand(mean, discount, server_rate):
+    federation = toys.make_federation(EMPTY, "regression")
+    problem = toys.make_problem(federation, optax.sgd(RATE), epochs=2)
+    knobs = {"max_staleness": 2, "discount": discount, "server_rate": server_rate, "mean": mean}
+    algorithm = delayed(toys.make_algorithm("fedbuff", problem, **knobs))
+    states, records = toys.train(algorithm, problem, federation.client_data, len(LATE))
+    weights = np.float64(EMPTY) if mean == "weighted" else np.float64(np.array(EMPTY) > 0)
+    models = [vectors(states[0].models)[0]]
+    for number, late in enumerate(LATE):
+        step = np.zeros(4)
+        for k in np.flatnonzero(EMPTY):
+            own = start = models[number - late[k]]
+            for _ in range(2):
+                own = own - RATE * gradient(federation, k, own)
+            step += weights[k] / weights.sum() * (own - start) / (1 + late[k]) ** discount
+        models.append(models[-1] + server_rate * step)
+        stack = [models[max(number + 1 - age, 0)] for age in range(3)]
+        np.testing.assert_allclose(vectors(states[number + 1].models), stack, rtol=1e-4, atol=1e-5)
+        assert records[number].metrics["staleness"] == pytest.approx(late.mean())
+        # One model each, whatever its age; the client without examples sends nothing.
+        assert records[number].down == 5 * 4 * 4 and records[number].up == 4 * (4 + 1) * 4
+    for predictor in (algorithm.predictor, algorithm.adapt):
+        found = predictor(jax.random.key(0), states[-1], federation.client_data)
+        np.testing.assert_allclose(vectors(found.models), models[-1][None], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("knobs", [{"max_staleness": 0}, {"staleness": 0.0}, {"max_staleness": 0, "delays": "uniform"}])
+def test_where_nobody_is_late_it_is_fedavg(knobs):
+    fedavg = vectors(play("fedavg", **MINI | {"rounds": 5})[2][-1].models)
+    found = vectors(play("fedbuff", knobs=knobs, **MINI | {"rounds": 5})[2][-1].models)
+    np.testing.assert_allclose(found[:1], fedavg, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("knobs", [{}, {"delays": "uniform"}])
+def test_by_default_clients_are_late(knobs):
+    fedavg = vectors(play("fedavg", **MINI | {"rounds": 5})[2][-1].models)
+    _, _, states, records, _ = play("fedbuff", knobs=knobs, **MINI | {"rounds": 5})
+    assert np.abs(vectors(states[-1].models)[:1] - fedavg).max() > 1e-2
+    assert max(record.metrics["staleness"] for record in records) > 0
+
+
+def drawn(played=100, **knobs):
+    """Delays (rounds, S) of many rounds."""
+    algorithm = toys.make_algorithm("fedbuff", toys.make_problem(toys.make_federation(SIZES, "regression")), **knobs)
+    state = State((), (), (), (), np.int32(played))
+    one = lambda key: algorithm.download(key, state, Cohort(jnp.arange(20, dtype=jnp.int32)))
+    return np.asarray(jax.vmap(one)(jax.random.split(jax.random.key(3), 500)))[..., 0]
+
+
+def test_uniform_delays_are_as_likely_by_each_number():
+    shares = np.bincount(drawn(max_staleness=4, delays="uniform").ravel(), minlength=5) / 10000
+    np.testing.assert_allclose(shares, 0.2, atol=0.02)  # standard error 0.004
+
+
+def test_half_normal_delays_have_their_distribution():
+    late, mean = drawn(max_staleness=6, staleness=2.0), 2.0
+    below = lambda x: math.erf(x / (mean * math.sqrt(math.pi)))  # of a half-normal with that mean
+    edges = [0, *(below(s + 0.5) for s in range(6)), 1]
+    np.testing.assert_allclose(np.bincount(late.ravel(), minlength=7) / 10000, np.diff(edges), atol=0.02)
+    # Before it is cut, the mean is the knob's.
+    assert drawn(max_staleness=50, staleness=3.0).mean() == pytest.approx(3.0, abs=0.1)
+
+
+@pytest.mark.parametrize("delays", ["half_normal", "uniform"])
+@pytest.mark.parametrize("played", [0, 1, 3])
+def test_nobody_is_later_than_the_rounds_played(delays, played):
+    late = drawn(played, max_staleness=5, staleness=4.0, delays=delays)
+    assert late.dtype == np.int32 and late.min() == 0 and late.max() == played
+
+
+class Normalized(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return nn.Dense(1)(nn.BatchNorm(use_running_average=not train, momentum=0.7)(x))
+
+
+def test_batch_statistics_are_means_of_the_buffer():
+    federation = toys.make_federation(SIZES, "regression")
+    problem = toys.make_problem(federation, optax.sgd(RATE), model=Normalized(), epochs=2)
+    algorithm = toys.make_algorithm("fedbuff", problem, max_staleness=2, server_rate=0.5)
+    late = np.array([[0] * 4, [0] * 4, [2, 1, 0, 2]])
+    algorithm = dataclasses.replace(
+        algorithm, download=lambda key, state, cohort: jnp.asarray(late)[state.round][:, None]
+    )
+    states, _ = toys.train(algorithm, problem, federation.client_data, 3)
+    expected = np.zeros((2, 3))
+    for k, size in enumerate(SIZES):
+        x = np.float64(federation.train.x[k, np.arange(5) % size])  # what fills the batch are its first, once more
+        start = states[2].models["batch_stats"]["BatchNorm_0"]
+        for name, seen, row in (("mean", x.mean(axis=0), 0), ("var", x.var(axis=0), 1)):
+            moved = np.float64(start[name][late[2, k]])
+            for _ in range(2):
+                moved = 0.7 * moved + 0.3 * seen
+            expected[row] += size / sum(SIZES) * moved
+    found = states[3].models["batch_stats"]["BatchNorm_0"]
+    np.testing.assert_allclose([found["mean"][0], found["var"][0]], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "knobs", [{"max_staleness": -1}, {"staleness": -1.0}, {"discount": -0.5}, {"server_rate": 0.0}, {"delays": "no"}]
+)
+def test_bad_knobs_are_refused(knobs):
+    with pytest.raises(ArgumentError, match=rf"^fedbuff\.{next(iter(knobs))}=.*: accepted: "):
+        play("fedbuff", knobs=knobs)

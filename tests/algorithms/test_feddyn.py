@@ -1,0 +1,116 @@
+"""FedDyn by hand on quadratics, what it converges to, and what clients send and keep."""
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+import pytest
+import toys
+from quadratics import MINI, RATE, SIZES, gradient, play, quadratic, vectors
+
+from pfljax.core.errors import ArgumentError
+
+EMPTY = (2, 0, 5, 1, 3)
+
+
+def weights_of(sizes, mean):
+    return np.float64(sizes) if mean == "weighted" else np.float64(np.array(sizes) > 0)
+
+
+def minimizer(federation, weights):
+    """Of sum_k weights[k] l_k."""
+    parts = [quadratic(federation, k) for k in range(len(weights))]
+    return np.linalg.solve(
+        sum(w * a for w, (a, _) in zip(weights, parts, strict=True)),
+        sum(w * b for w, (_, b) in zip(weights, parts, strict=True)),
+    )
+
+
+@pytest.mark.parametrize("mean", ["weighted", "uniform"])
+def test_by_hand(mean):
+    alpha = 0.7
+    knobs = {"alpha": alpha, "mean": mean}
+    federation, _, states, records, _ = play("feddyn", rounds=3, epochs=3, sizes=EMPTY, knobs=knobs)
+    weights = weights_of(EMPTY, mean)
+    theta, slopes, h = vectors(states[0].models)[0], np.zeros((5, 4)), np.zeros(4)
+    for number in range(3):
+        trained = np.tile(theta, (5, 1))
+        for k in np.flatnonzero(EMPTY):
+            for _ in range(3):
+                pull = alpha * (trained[k] - theta) - slopes[k]
+                trained[k] = trained[k] - RATE * (gradient(federation, k, trained[k]) + pull)
+            slopes[k] = slopes[k] - alpha * (trained[k] - theta)
+        h = h - alpha * weights @ (trained - theta) / weights.sum()
+        theta = weights @ trained / weights.sum() - h / alpha
+        state = states[number + 1]
+        np.testing.assert_allclose(vectors(state.models)[0], theta, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(vectors(state.clients["gradient"]), slopes, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(vectors(state.server["h"])[0], h, rtol=1e-4, atol=1e-5)
+    # h stays at the server, and g_k with its client; the one without examples sends nothing.
+    assert records[0].down == 5 * 4 * 4 and records[0].up == 4 * 4 * (4 + 1)
+
+
+@pytest.mark.parametrize("cohort", [2, 4])
+def test_of_a_part_of_the_clients_h_takes_its_share(cohort):
+    """h is the mean of all g_k, whoever took part."""
+    states = play("feddyn", rounds=4, epochs=2, cohort=cohort, knobs={"alpha": 0.5})[2]
+    mean = np.average(vectors(states[-1].clients["gradient"]), axis=0, weights=SIZES)
+    np.testing.assert_allclose(vectors(states[-1].server["h"])[0], mean, rtol=1e-3, atol=1e-6)
+    assert np.abs(mean).max() > 1e-2
+    moved = np.abs(vectors(states[1].clients["gradient"])).max(axis=1) > 0
+    assert moved.sum() == cohort
+
+
+@pytest.mark.parametrize("mean", ["weighted", "uniform"])
+def test_it_converges_to_the_minimizer_of_the_sum_where_fedavg_does_not(mean):
+    federation, _, states, _, _ = play("feddyn", rounds=250, epochs=10, knobs={"alpha": 1.0, "mean": mean})
+    best = minimizer(federation, weights_of(SIZES, mean))
+    start, found = vectors(states[0].models)[0], vectors(states[-1].models)[0]
+    off = np.abs(found - best).max() / np.abs(start - best).max()
+    fedavg = vectors(play("fedavg", rounds=250, epochs=10)[2][-1].models)[0]
+    assert off < 1e-3 and np.abs(fedavg - best).max() > 20 * np.abs(found - best).max()
+    # There every g_k is the gradient of its client's loss, and h is zero.
+    slopes = np.array([gradient(federation, k, best) for k in range(4)])
+    np.testing.assert_allclose(vectors(states[-1].clients["gradient"]), slopes, atol=2e-2)
+    np.testing.assert_allclose(vectors(states[-1].server["h"])[0], 0, atol=1e-2)
+
+
+def test_its_first_local_steps_are_fedprox_s():
+    """With g_k = 0 clients train as FedProx's with mu = alpha; h then doubles the way that all of them go."""
+    alpha, one = 0.8, MINI | {"rounds": 1}
+    prox = play("fedprox", knobs={"mu": alpha}, **one)[2]
+    found = play("feddyn", knobs={"alpha": alpha}, **one)[2]
+    start = vectors(prox[0].models)
+    way = vectors(prox[1].models) - start
+    np.testing.assert_allclose(vectors(found[1].models) - start, 2 * way, rtol=1e-4, atol=1e-6)
+    assert np.abs(way).max() > 0.05
+    again = play("feddyn", knobs={"alpha": alpha}, **MINI)[2][-1]
+    assert (
+        np.abs(vectors(again.models) - vectors(play("fedprox", knobs={"mu": alpha}, **MINI)[2][-1].models)).max() > 0.01
+    )
+
+
+class Normalized(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return nn.Dense(1)(nn.BatchNorm(use_running_average=not train, momentum=0.7)(x))
+
+
+def test_batch_statistics_are_averaged():
+    federation = toys.make_federation(SIZES, "regression")
+    problem = toys.make_problem(federation, optax.sgd(RATE), model=Normalized(), batch_size=2, epochs=2)
+    last = {}
+    for name in ("fedavg", "feddyn"):
+        states, _ = toys.train(toys.make_algorithm(name, problem), problem, federation.client_data, 1)
+        last[name] = states[-1]
+    assert not jax.tree.leaves(last["feddyn"].clients["gradient"]["batch_stats"])
+    toys.assert_trees_close(
+        last["feddyn"].models["batch_stats"], last["fedavg"].models["batch_stats"], rtol=1e-5, atol=1e-6
+    )
+    kernels = [state.models["Dense_0"]["kernel"] for state in last.values()]
+    assert np.abs(kernels[0] - kernels[1]).max() > 1e-3
+
+
+def test_bad_knobs_are_refused():
+    with pytest.raises(ArgumentError, match=r"^feddyn\.alpha=0.0: accepted: "):
+        play("feddyn", knobs={"alpha": 0.0})

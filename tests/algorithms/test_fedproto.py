@@ -1,0 +1,137 @@
+"""FedProto by hand on networks of one hidden layer; what travels, and what clients predict with."""
+
+import jax
+import numpy as np
+import perceptrons
+import pytest
+import toys
+
+from pfljax import models
+from pfljax.core.errors import ArgumentError
+from pfljax.engine.rounds import cohort_of
+
+SIZES = (2, 5, 0, 3, 4)
+CLASSES, WIDTH = 3, 6
+MINI = {"rounds": 3, "sizes": SIZES, "batch_size": 2, "epochs": 2}
+
+
+def trained_by_hand(weights, x, y, mean, known, strength, steps):
+    for _ in range(steps):
+        z = perceptrons.features(weights, x)
+        pull = strength * 2 * (z - mean[y]) / WIDTH / len(y) * known[y][:, None]
+        weights = perceptrons.stepped(weights, perceptrons.slopes(weights, x, y, pull))
+    return weights
+
+
+def nearest(weights, x, mean, known):
+    distance = np.square(perceptrons.features(weights, x)[:, None] - mean).sum(axis=-1)
+    raised = np.exp(-distance) * known
+    return raised / raised.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("cohort", [2, 5])
+def test_by_hand(cohort):
+    strength = 2.0
+    options = {"knobs": {"strength": strength}, "epochs": 3, "cohort": cohort}
+    federation, problem, algorithm, states, records = perceptrons.play("fedproto", 4, SIZES, **options)
+    own = [perceptrons.weights_of(states[0].clients["model"], k) for k in range(5)]
+    mean, known = np.zeros((CLASSES, WIDTH)), np.zeros(CLASSES, bool)
+    for number in range(4):
+        sums, counts = np.zeros((CLASSES, WIDTH)), np.zeros(CLASSES)
+        ids = np.asarray(cohort_of(jax.random.key(0), number, 5, cohort).ids)
+        for k in ids[np.array(SIZES)[ids] > 0]:
+            x, y = perceptrons.examples(federation, k)
+            own[k] = trained_by_hand(own[k], x, y, mean, known, strength, 3)
+            for features, c in zip(perceptrons.features(own[k], x), y, strict=True):
+                sums[c], counts[c] = sums[c] + features, counts[c] + 1
+        for c in np.flatnonzero(counts):
+            mean[c], known[c] = sums[c] / counts[c], True
+        found = states[number + 1]
+        np.testing.assert_allclose(found.models["mean"][0], mean, rtol=1e-3, atol=2e-5)
+        np.testing.assert_array_equal(found.models["count"][0] > 0, known)
+        for k in range(5):
+            perceptrons.assert_weights_close(found.clients["model"], own[k], k)
+    assert known.all()
+    # Only prototypes and counts travel; the client without examples sends none.
+    size = CLASSES * (WIDTH + 1) * 4
+    with_examples = [
+        np.count_nonzero(np.array(SIZES)[cohort_of(jax.random.key(0), n, 5, cohort).ids]) for n in range(4)
+    ]
+    assert [record.down for record in records] == [cohort * size] * 4
+    assert [record.up for record in records] == [count * size for count in with_examples]
+    # And clients predict by them, with their own features.
+    predictor = algorithm.predictor(jax.random.key(1), states[-1], federation.client_data)
+    scores = toys.evaluate(problem.plan, problem.model, predictor, federation.test)
+    for k in range(5):
+        predicted = nearest(own[k], np.float64(federation.test.x[k]), mean, known)
+        y = federation.test.y[k]
+        np.testing.assert_allclose(scores["loss"][k], -np.log(predicted[np.arange(4), y]).mean(), rtol=1e-3)
+        assert scores["accuracy"][k] == pytest.approx((predicted.argmax(axis=1) == y).mean())
+
+
+def test_classes_that_nobody_sends_keep_their_prototypes():
+    """One client has class 2, and is not always there."""
+    federation = toys.make_federation((3, 3, 3))
+    cohorts = [int(cohort_of(jax.random.key(0), n, 3, 1).ids[0]) for n in range(8)]
+    federation.train.y[...] = [0, 1, 0]
+    federation.train.y[cohorts[1]] = [0, 2, 1]
+    problem = toys.make_problem(federation, hidden=(4,), cohort=1)
+    states, _ = toys.train(toys.make_algorithm("fedproto", problem), problem, federation.client_data, 8)
+    present = [k == cohorts[1] for k in cohorts]
+    assert not all(present[2:])
+    for before, after, there in zip(states, states[1:], present, strict=False):
+        kept = np.array_equal(before.models["mean"][0, 2], after.models["mean"][0, 2])
+        assert kept != there and not np.array_equal(before.models["mean"][0, 0], after.models["mean"][0, 0])
+        assert (before.models["count"][0, 2] == after.models["count"][0, 2]) or there
+
+
+def test_without_its_pull_and_with_its_own_head_it_is_local():
+    play = lambda name, **knobs: perceptrons.play(name, **MINI, knobs=knobs)
+    federation, _, local, states, _ = play("local")
+    expected = local.predictor(jax.random.key(0), states[-1], federation.client_data)
+    gaps = {}
+    for strength in (0.0, 1.0):
+        _, _, algorithm, states, _ = play("fedproto", strength=strength, predict="head")
+        found = algorithm.predictor(jax.random.key(0), states[-1], federation.client_data)
+        assert found.apply is None and found.topology == expected.topology
+        gaps[strength] = max(
+            np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (found.models, expected.models)), strict=True)
+        )
+    assert gaps[0.0] < 1e-6 and gaps[1.0] > 1e-3
+
+
+def test_without_prototypes_all_classes_are_alike():
+    federation, problem, algorithm, states, _ = perceptrons.play("fedproto", 1, SIZES)
+    predictor = algorithm.predictor(jax.random.key(0), states[0], federation.client_data)
+    scores = toys.evaluate(problem.plan, problem.model, predictor, federation.test)
+    np.testing.assert_allclose(scores["loss"], np.log(CLASSES), rtol=1e-6)
+
+
+def test_newcomers_train_alone_with_the_prototypes():
+    options = {"epochs": 2, "knobs": {"strength": 3.0}}
+    _, problem, algorithm, states, _ = perceptrons.play("fedproto", 3, SIZES, **options)
+    newcomers, key = toys.make_federation((3, 4), seed=5), jax.random.key(4)
+    adapted = jax.jit(algorithm.adapt)(key, states[-1], newcomers.client_data)
+    start = problem.init_models(jax.random.split(key)[0], 2)
+    mean, known = np.float64(states[-1].models["mean"][0]), np.asarray(states[-1].models["count"][0]) > 0
+    for k in range(2):
+        x, y = perceptrons.examples(newcomers, k)
+        steps = problem.rounds * 2
+        own = trained_by_hand(perceptrons.weights_of(start, k), x, y, mean, known, 3.0, steps)
+        perceptrons.assert_weights_close(adapted.models, own, k)
+    toys.assert_trees_close(adapted.rows["mean"][1], states[-1].models["mean"][0])
+
+
+def test_regressions_and_sequences_are_refused():
+    with pytest.raises(ArgumentError, match=r"^model: has no features by class"):
+        toys.make_algorithm("fedproto", toys.make_problem(toys.make_federation((3,), "regression")))
+    network = models.build(models.CharacterLSTM(), (8,), "classification", 5, dtype=np.uint8)
+    problem = toys.make_problem(toys.make_federation((3,)))._replace(model=network)
+    with pytest.raises(ArgumentError, match=r"^model: has no features by class"):
+        toys.make_algorithm("fedproto", problem)
+
+
+@pytest.mark.parametrize("knobs", [{"strength": -1.0}, {"predict": "both"}])
+def test_bad_knobs_are_refused(knobs):
+    with pytest.raises(ArgumentError, match=rf"^fedproto\.{next(iter(knobs))}=.*: accepted: "):
+        perceptrons.play("fedproto", 1, SIZES, knobs=knobs)
