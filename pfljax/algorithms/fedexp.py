@@ -71,4 +71,5 @@ class FedExP:
             state = base.init(key, clients)
             return state._replace(server=state.models)
 
-        return dataclasses.replace(base, init=init, client_update=client_update, server_update=server_update)
+        changed = {"init": init, "client_update": client_update, "server_update": server_update}
+        return dataclasses.replace(base, **changed, averages=False)
