@@ -27,6 +27,10 @@ from pfljax.training.loop import EVERY, Trainer
 KINDS = ("local", "fedavg_plus", "scaffold", "fedem", "dfedem", "federico", "fedfomo")
 
 
+# What a method is tested with where a linear model has too few layers for it.
+NETWORKS = {name: {"hidden": (3,)} for name in ("fedper", "fedrep")}
+
+
 def each_method(among=METHODS, *, fast=KINDS, grouped=False):
     """Parametrizes a test by the methods' names; the default suite plays `fast`, the slow one the others.
 

@@ -24,6 +24,7 @@ from pfljax.algorithms.clustered import ClusteredFL
 from pfljax.algorithms.fedfomo import FedFomo
 from pfljax.algorithms.fedfomo_average import FedFomoAverage
 from pfljax.algorithms.fedem import DFedEM, FedEM
+from pfljax.algorithms.fedrep import FedRep
 from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
@@ -52,6 +53,7 @@ __all__ = [
     "FedFomoAverage",
     "FedPer",
     "FedProx",
+    "FedRep",
     "FedeRiCo",
     "FedeRiCoCentralized",
     "HypCluster",

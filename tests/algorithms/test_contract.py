@@ -31,7 +31,6 @@ K, COHORT, ROUNDS = 8, 4, 6
 # One of each kind by default, with those that others are made of; all the others are slow.
 FAST = {*toys.KINDS, "fedavg", "per_fedavg", "pfedmb", "clustered", "federico_centralized"}
 every_method = toys.each_method(fast=FAST, grouped=True)
-HIDDEN = {"fedper": (3,)}  # of a single layer all would be personal
 # A server that moves each coordinate by at most its rate a round, or slowly gathers speed, needs more rounds.
 FASTER = {"fedadam": {"rate": 0.1}, "fedavgm": {"rate": 0.5}}
 
@@ -61,7 +60,7 @@ class Run:
 
     def __init__(self, name, *, plan=("map", 0, 1), cohort=COHORT, knobs=None, problem_type=Problem, **options):
         self.federation = federation_of()
-        usual = {"optimizer": optax.adam(0.05), "batch_size": 2, "hidden": HIDDEN.get(name, ())}
+        usual = {"optimizer": optax.adam(0.05), "batch_size": 2} | toys.NETWORKS.get(name, {})
         problem = toys.make_problem(self.federation, plan=make_plan(*plan), cohort=cohort, **usual | options)
         self.tracing, self.traces = 0, []
 

@@ -20,6 +20,7 @@ import optax
 
 from pfljax.algorithms.common import aggregation
 from pfljax.core import tree
+from pfljax.core.errors import ArgumentError
 from pfljax.core.types import (
     Algorithm,
     Array,
@@ -94,6 +95,8 @@ def averaging(
 
     return Algorithm(
         init=init,
+        # Not by the number of models: where nothing of a model is shared, there are no leaves to tell it.
+        download=lambda key, state, cohort: jnp.zeros((cohort.ids.shape[0], 1), jnp.int32),
         client_update=client_update,
         server_update=server_update,
         predictor=predictor or (lambda key, state, clients: Predictor.one(state.models, tree.num_rows(clients))),
@@ -174,9 +177,20 @@ def sharing_layers(
         epochs = ", then ".join(str(phase.epochs) for phase in phases)
         report = dataclasses.replace(report, facts=(*report.facts, ("local epochs, phase by phase", epochs)))
     algorithm = averaging(problem, train=train, predictor=predictor, adapt=adapt, ledger=ledger, report=report)
-    # Where nothing is shared, there are no models to count.
-    download = lambda key, state, cohort: jnp.zeros((cohort.ids.shape[0], 1), jnp.int32)
-    return dataclasses.replace(algorithm, init=init, download=download)
+    return dataclasses.replace(algorithm, init=init)
+
+
+def base_layers(problem: Problem, personal_layers: int) -> Callable[[Params], PyTree]:
+    """What `sharing_layers` shares where the last layers are personal, whose number is a knob of that name.
+
+    Raises:
+        ArgumentError: if the model has fewer layers.
+    """
+    num_layers = len(problem.model.layers)
+    if personal_layers > num_layers:
+        accepted = f"accepted: 0 to {num_layers}, the layers of the model"
+        raise ArgumentError("personal_layers", accepted, personal_layers)
+    return lambda params: tree.complement(problem.model.mask(params, personal_layers))
 
 
 def fit_phases(
