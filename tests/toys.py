@@ -28,7 +28,7 @@ KINDS = ("local", "fedavg_plus", "scaffold", "fedem", "dfedem", "federico", "fed
 
 
 # What a method is tested with where a linear model has too few layers for it.
-NETWORKS = {name: {"hidden": (3,)} for name in ("fedper", "fedrep")}
+NETWORKS = {name: {"hidden": (3,)} for name in ("fedper", "fedrep", "fedbabu")}
 
 
 def each_method(among=METHODS, *, fast=KINDS, grouped=False):

@@ -25,6 +25,7 @@ from pfljax.algorithms.fedfomo import FedFomo
 from pfljax.algorithms.fedfomo_average import FedFomoAverage
 from pfljax.algorithms.fedem import DFedEM, FedEM
 from pfljax.algorithms.fedrep import FedRep
+from pfljax.algorithms.fedbabu import FedBABU
 from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
@@ -48,6 +49,7 @@ __all__ = [
     "FedAvgData",
     "FedAvgM",
     "FedAvgPlus",
+    "FedBABU",
     "FedEM",
     "FedFomo",
     "FedFomoAverage",
