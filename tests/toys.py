@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,8 +28,24 @@ from pfljax.training.loop import EVERY, Trainer
 KINDS = ("local", "fedavg_plus", "scaffold", "fedem", "dfedem", "federico", "fedfomo")
 
 
-# What a method is tested with where a linear model has too few layers for it.
-NETWORKS = {name: {"hidden": (3,)} for name in ("fedper", "fedrep", "fedbabu")}
+class Normalized(nn.Module):
+    """Logistic regression of normalized inputs, with batch statistics that move fast.
+
+    Before a normalization parameters may have gradients of zero but for rounding, which Adam would magnify.
+    """
+
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.7, epsilon=0.1, use_bias=False)(x)
+        return nn.Dense(self.num_classes)(x)
+
+
+# What a method is tested with where a linear model would not do.
+NETWORKS = {name: {"hidden": (3,)} for name in ("fedper", "fedrep", "fedbabu")} | {
+    "fedbn": {"model": Normalized}
+}
 
 
 def each_method(among=METHODS, *, fast=KINDS, grouped=False):

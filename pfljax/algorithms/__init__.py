@@ -26,6 +26,7 @@ from pfljax.algorithms.fedfomo_average import FedFomoAverage
 from pfljax.algorithms.fedem import DFedEM, FedEM
 from pfljax.algorithms.fedrep import FedRep
 from pfljax.algorithms.fedbabu import FedBABU
+from pfljax.algorithms.fedbn import FedBN
 from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
@@ -50,6 +51,7 @@ __all__ = [
     "FedAvgM",
     "FedAvgPlus",
     "FedBABU",
+    "FedBN",
     "FedEM",
     "FedFomo",
     "FedFomoAverage",
