@@ -27,6 +27,7 @@ from pfljax.algorithms.fedem import DFedEM, FedEM
 from pfljax.algorithms.fedrep import FedRep
 from pfljax.algorithms.fedbabu import FedBABU
 from pfljax.algorithms.fedbn import FedBN
+from pfljax.algorithms.fedrod import FedRoD
 from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
@@ -58,6 +59,7 @@ __all__ = [
     "FedPer",
     "FedProx",
     "FedRep",
+    "FedRoD",
     "FedeRiCo",
     "FedeRiCoCentralized",
     "HypCluster",

@@ -20,7 +20,8 @@ class Solver(NamedTuple):
     """How a client trains a model on its own data.
 
     Attributes:
-        loss: (params, x (B, ...), y (B,), key=None) -> per-example losses (B,); with a key in training mode.
+        loss: (params, x (B, ...), y (B,), key=None) -> per-example losses (B,); with a key in training mode. A
+            model's also takes a `shift` of its logits (see `Model.loss`).
         optimizer: Any optax transformation; its update is told the `round_number`.
         batch_size: B; 0: all of the client's examples in one step.
         epochs: Passes over the client's data in a round.

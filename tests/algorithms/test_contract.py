@@ -64,9 +64,9 @@ class Run:
         problem = toys.make_problem(self.federation, plan=make_plan(*plan), cohort=cohort, **usual | options)
         self.tracing, self.traces = 0, []
 
-        def counted(params, x, y, key=None):
+        def counted(params, x, y, key=None, **options):
             self.tracing += 1
-            return problem.model.loss(params, x, y, key)
+            return problem.model.loss(params, x, y, key, **options)
 
         self.problem = problem_type(*problem._replace(solver=problem.solver._replace(loss=counted)))
         self.algorithm: Algorithm = toys.make_algorithm(name, self.problem, **FASTER.get(name, {}) | (knobs or {}))
