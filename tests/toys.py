@@ -44,7 +44,7 @@ class Normalized(nn.Module):
 
 
 # What a method is tested with where a linear model would not do.
-NETWORKS = {name: {"hidden": (3,)} for name in ("fedper", "fedrep", "fedbabu", "fedrod")} | {
+NETWORKS = {name: {"hidden": (3,)} for name in ("fedper", "fedrep", "fedbabu", "fedrod", "fedpac")} | {
     "fedbn": {"model": Normalized}
 }
 

@@ -28,6 +28,7 @@ from pfljax.algorithms.fedrep import FedRep
 from pfljax.algorithms.fedbabu import FedBABU
 from pfljax.algorithms.fedbn import FedBN
 from pfljax.algorithms.fedrod import FedRoD
+from pfljax.algorithms.fedpac import FedPAC
 from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
@@ -56,6 +57,7 @@ __all__ = [
     "FedEM",
     "FedFomo",
     "FedFomoAverage",
+    "FedPAC",
     "FedPer",
     "FedProx",
     "FedRep",

@@ -27,6 +27,7 @@ from pfljax.core.types import (
     ClientContext,
     ClientData,
     ClientOutput,
+    Cohort,
     Key,
     Ledger,
     Params,
@@ -58,8 +59,7 @@ def averaging(
 
     Args:
         problem: What it is built for.
-        train: (context, models (1, ...), row, data) -> (models, row, losses (1,)), a client's part of a round; None:
-            epochs or steps of the solver.
+        train: (context, models (1, ...), row, data) -> (models, row, losses (1,)); None: the solver's epochs or steps.
         rows: (key, models (1, ...), clients) -> what clients keep, leaves (K, ...); None: optimizers that are kept.
         server: The server's optimizer; None: the mean replaces the model.
         predictor, adapt, report: As in `Algorithm`; the global model is scored by default.
@@ -95,8 +95,7 @@ def averaging(
 
     return Algorithm(
         init=init,
-        # Not by the number of models: where nothing of a model is shared, there are no leaves to tell it.
-        download=lambda key, state, cohort: jnp.zeros((cohort.ids.shape[0], 1), jnp.int32),
+        download=the_one_model,
         client_update=client_update,
         server_update=server_update,
         predictor=predictor or (lambda key, state, clients: Predictor.one(state.models, tree.num_rows(clients))),
@@ -105,6 +104,11 @@ def averaging(
         ledger=ledger or Ledger(gradients=1),
         report=report or Report(),
     )
+
+
+def the_one_model(key: Key, state: State, cohort: Cohort) -> Array:
+    """(S, 1) the index of the only model; where nothing of a model is shared, no leaf tells how many there are."""
+    return jnp.zeros((cohort.ids.shape[0], 1), jnp.int32)
 
 
 def loss_at_start(problem: Problem, models: Params, data: ClientData) -> Array:

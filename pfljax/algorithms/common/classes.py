@@ -7,9 +7,10 @@ import jax.numpy as jnp
 
 from pfljax.core import tree
 from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Array, Split
+from pfljax.core.types import Array, Params, Split
 from pfljax.local.batches import sum_over_examples
 from pfljax.local.problem import Problem
+from pfljax.models import Model
 
 
 def required(problem: Problem, name: str, *, places: bool = True) -> int:
@@ -38,5 +39,17 @@ def counts(split: Split, num_classes: int) -> Array:
     def of_block(_, y, mask):
         found = jax.nn.one_hot(y, num_classes)
         return jnp.where(tree.per_row(mask, found), found, 0).reshape(-1, num_classes).sum(axis=0)
+
+    return sum_over_examples(of_block, split)
+
+
+def feature_sums(model: Model, params: Params, split: Split, num_classes: int) -> dict[str, Array]:
+    """Of the features of a client's examples: "sums" (C, F) and "counts" (C,) by class, and "squares" () of norms."""
+
+    def of_block(x, y, mask):
+        real = mask[:, None]
+        labels = jnp.where(real, jax.nn.one_hot(y, num_classes), 0)
+        features = jnp.where(real, model.features(params, x), 0)
+        return {"sums": labels.T @ features, "counts": labels.sum(axis=0), "squares": jnp.square(features).sum()}
 
     return sum_over_examples(of_block, split)
