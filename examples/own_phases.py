@@ -1,12 +1,12 @@
-"""A method that trains parts of a model in phases: FedRep, a shared body and personal heads.
+"""A method that trains parts of a model in phases: a shared body first, then personal heads on it.
 
     python examples/own_phases.py
-    pfljax compare --algorithms=fedavg,fedper,examples/own_phases.py:FedRep --seeds=0,1
+    pfljax compare --algorithms=fedrep,examples/own_phases.py:BodyFirst --seeds=0,1
 
-Collins, Hassani, Mokhtari, Shakkottai, "Exploiting shared representations for personalized federated learning" (2021):
+FedRep trains the head first. Here a client's head has seen the body that the client has just trained:
 
-    A round: client k receives the body theta; it trains its head phi_k for `head_epochs` epochs, theta fixed; then
-    theta for `body_epochs` epochs, phi_k fixed; phi_k stays; theta <- sum_k n_k theta_k / sum_k n_k.
+    A round: client k receives the body theta; it trains theta for `body_epochs` epochs, its head phi_k fixed; then
+    phi_k for `head_epochs` epochs, theta fixed; phi_k stays; theta <- sum_k n_k theta_k / sum_k n_k.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from pfljax.core import tree
 
 @pfl.method(keeps="its head", travels="the body, both ways")
 @dataclasses.dataclass(frozen=True)
-class FedRep:
-    """FedRep (Collins et al., 2021): a shared body and personal heads, trained one after the other."""
+class BodyFirst:
+    """Body first: a shared body and personal heads, trained one after the other."""
 
-    head_epochs: int = pfl.knob(5, at_least=1, help="epochs in which the head is trained, the body fixed")
     body_epochs: int = pfl.knob(1, at_least=1, help="epochs in which the body is trained, the head fixed")
+    head_epochs: int = pfl.knob(5, at_least=1, help="epochs in which the head is trained, the body fixed")
 
     def build(self, problem: pfl.Problem) -> pfl.Algorithm:
         head = lambda params: problem.model.mask(params, 1)  # the last layer
         body = lambda params: tree.complement(head(params))
-        phases = [Phase(head, self.head_epochs), Phase(body, self.body_epochs)]
+        phases = [Phase(body, self.body_epochs), Phase(head, self.head_epochs)]
         report = pfl.Report(scored="each client's own head on the shared body")
         return sharing_layers(problem, body, phases=phases, report=report)
 
 
 def main() -> pfl.Table:
-    """Compares FedRep with FedPer on digits, five label groups."""
+    """Compares it with FedRep on digits, five label groups."""
     clients = pfl.data.digits(num_clients=10, partition=pfl.partitions.LabelGroups(groups=5), train_examples=20)
     local = pfl.LocalTraining(optax.sgd(0.1), batch_size=10)
-    table = pfl.compare([pfl.FedPer(), FedRep()], clients, pfl.models.MLP(hidden=(64,)), local, rounds=20)
+    methods = [pfl.FedRep(head_epochs=5), BodyFirst()]
+    table = pfl.compare(methods, clients, pfl.models.MLP(hidden=(64,)), local, rounds=20)
     print(table)
     return table
 

@@ -30,6 +30,11 @@ from pfljax.algorithms.moon import MOON
 from pfljax.algorithms.fedproto import FedProto
 from pfljax.algorithms.fedexp import FedExP
 from pfljax.algorithms.fedbuff import FedBuff
+from pfljax.algorithms.fedrep import FedRep
+from pfljax.algorithms.fedbabu import FedBABU
+from pfljax.algorithms.fedbn import FedBN
+from pfljax.algorithms.fedrod import FedRoD
+from pfljax.algorithms.fedpac import FedPAC
 from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
@@ -54,6 +59,8 @@ __all__ = [
     "FedAvgData",
     "FedAvgM",
     "FedAvgPlus",
+    "FedBABU",
+    "FedBN",
     "FedBuff",
     "FedDyn",
     "FedEM",
@@ -61,9 +68,12 @@ __all__ = [
     "FedFomo",
     "FedFomoAverage",
     "FedNova",
+    "FedPAC",
     "FedPer",
     "FedProto",
     "FedProx",
+    "FedRep",
+    "FedRoD",
     "FedeRiCo",
     "FedeRiCoCentralized",
     "HypCluster",

@@ -15,12 +15,11 @@ mixture with the final w, at the alpha that clients start with, for as many roun
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import optax
 
+from pfljax.algorithms.common import beside
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.core import tree
 from pfljax.core.method import knob, method
@@ -49,39 +48,29 @@ class APFL:
 
     def build(self, problem: Problem) -> Algorithm:
         of_batch = jax.value_and_grad(lambda params, batch: problem.solver.mean_loss(params, batch))
-        solver = problem.solver._replace(optimizer=apart(problem.solver.optimizer))
 
         def step(models, memory, batch):
             alpha, number = memory
             v, w = models["own"], models["global"]
             w_slope = of_batch(w, batch(0).of_model(0))[1]
             loss, slope = of_batch(mixture(alpha, v, w), batch(0).of_model(1))
-            difference, of_parameters = solver.trained(tree.subtract(v, w), slope)
+            difference, of_parameters = problem.solver.trained(tree.subtract(v, w), slope)
             moved = alpha - self.rate * tree.inner(difference, of_parameters)  # Eq. 10
             memory = jnp.where(number == 0, jnp.clip(moved, 0, 1), alpha), number + 1
             return loss, {"own": tree.scale(slope, alpha), "global": w_slope}, memory
 
         def rows(key, models, clients):
-            num = tree.num_rows(clients)
-            alpha = jnp.full((num,), self.alpha, jnp.float32)
-            own = problem.own_rows(key, problem.ids(clients))
-            return {"own": own, "alpha": alpha, "kept": problem.optimizer_rows(models, num)}
+            own = problem.init_models(key, problem.ids(clients))
+            alpha = jnp.full((tree.num_rows(clients),), self.alpha, jnp.float32)
+            return beside.rows(problem, own, models) | {"alpha": alpha}
 
         def train(context, models, row, data):
-            w, keep = tree.first(models), problem.keep_optimizer
-            start = {"own": row["own"]["model"], "global": w}
-            shared = tree.first(row["kept"]) if keep else problem.solver.optimizer.init(w)
-            optimizer = {"own": row["own"]["optimizer"], "global": shared}
             memory = row["alpha"], jnp.zeros((), jnp.int32)
-            trained, optimizer, loss, (alpha, _) = solver.descend(
-                context.key, start, optimizer, data.train, step, memory, round_number=context.round
-            )
-            own = {"model": trained["own"], "optimizer": optimizer["own"]}
-            kept = tree.stack_one(optimizer["global"]) if keep else ()
-            return tree.stack_one(trained["global"]), {"own": own, "alpha": alpha, "kept": kept}, loss[None]
+            models, row, loss, (alpha, _) = beside.descend(problem, context, models, row, data.train, step, memory)
+            return models, row | {"alpha": alpha}, loss[None]
 
         def predictor(key, state, clients):
-            return Predictor.own(mixture(state.clients["alpha"], state.clients["own"]["model"], state.models))
+            return Predictor.own(mixture(state.clients["alpha"], state.clients["own"], state.models))
 
         def adapt(key, state, clients):
             mixed = lambda v, w: mixture(jnp.float32(self.alpha), v, w)
@@ -95,16 +84,3 @@ class APFL:
         return averaging(
             problem, train=train, rows=rows, predictor=predictor, adapt=adapt, ledger=ledger, report=report
         )
-
-
-def apart(optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
-    """The optimizer for several trees of parameters by name, each with a state of its own."""
-
-    def update(updates, states, params, **extra):
-        done = {name: optimizer.update(updates[name], states[name], params[name], **extra) for name in updates}
-        return {name: moved for name, (moved, _) in done.items()}, {name: state for name, (_, state) in done.items()}
-
-    def init(params: Any) -> dict[str, optax.OptState]:
-        return {name: optimizer.init(part) for name, part in params.items()}
-
-    return optax.GradientTransformationExtraArgs(init, cast(Any, update))

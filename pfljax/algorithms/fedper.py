@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from pfljax.algorithms.common.averaging import sharing_layers
-from pfljax.core import tree
-from pfljax.core.errors import ArgumentError
+from pfljax.algorithms.common.averaging import base_layers, sharing_layers
 from pfljax.core.method import knob, method
 from pfljax.core.types import Algorithm, Report
 from pfljax.local.problem import Problem
@@ -29,11 +27,7 @@ class FedPer:
     personal_layers: int = knob(1, at_least=0, grid=(1, 2), help="number of last layers that are personal; 0 is FedAvg")
 
     def build(self, problem: Problem) -> Algorithm:
-        num_layers = len(problem.model.layers)
-        if self.personal_layers > num_layers:
-            accepted = f"accepted: 0 to {num_layers}, the layers of the model"
-            raise ArgumentError("personal_layers", accepted, self.personal_layers)
-        shared = lambda params: tree.complement(problem.model.mask(params, self.personal_layers))
-        facts = (("shared layers", num_layers - self.personal_layers),)
+        shared = base_layers(problem, self.personal_layers)
+        facts = (("shared layers", len(problem.model.layers) - self.personal_layers),)
         report = Report(scored="each client's own last layers on the shared ones", facts=facts)
         return sharing_layers(problem, shared, report=report)

@@ -24,7 +24,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from pfljax.algorithms.common import prototypes
+from pfljax.algorithms.common import classes
 from pfljax.core import tree
 from pfljax.core.method import knob, method
 from pfljax.core.types import Algorithm, Array, ClientOutput, Ledger, Params, Predictor, PyTree, Report, State
@@ -48,7 +48,8 @@ class FedProto:
 
     def build(self, problem: Problem) -> Algorithm:
         model, solver = problem.model, problem.solver
-        classes, width = prototypes.form(problem)
+        num_classes = classes.required(problem, "fedproto", places=False)
+        width = classes.num_features(model)
 
         def pulled(received):
             """The loss of each example, so that private gradients are clipped with the pull in them."""
@@ -61,18 +62,18 @@ class FedProto:
             return problem._replace(solver=solver._replace(loss=loss))
 
         def init(key, clients):
-            empty = {"mean": jnp.zeros((1, classes, width)), "count": jnp.zeros((1, classes))}
+            empty = {"mean": jnp.zeros((1, num_classes, width)), "count": jnp.zeros((1, num_classes))}
             return State((), empty, (), problem.own_rows(key, problem.ids(clients)))
 
         def client_update(context, models, row, data):
             row, loss = pulled(tree.first(models)).fit_own(context, row, data.train)
-            sums, counts = prototypes.class_sums(problem, row["model"], data.train)
-            upload = tree.stack_one({"sum": sums, "count": counts})
+            found = classes.feature_sums(model, row["model"], data.train, num_classes)
+            upload = tree.stack_one({"sum": found["sums"], "count": found["counts"]})
             return ClientOutput(row, upload, {"loss": loss}, (data.train.size > 0)[None])
 
         def server_update(key, state, aggregate):
             sums, counts = aggregate.upload["sum"], aggregate.upload["count"]
-            new = {"mean": prototypes.means(sums, counts), "count": counts}  # Eq. 6
+            new = {"mean": classes.means(sums, counts), "count": counts}  # Eq. 6
             choose = lambda a, b: jnp.where(tree.per_row(counts, a) > 0, a, b)
             return state._replace(models=jax.tree.map(choose, new, state.models)), {}
 

@@ -20,7 +20,8 @@ class Solver(NamedTuple):
     """How a client trains a model on its own data.
 
     Attributes:
-        loss: (params, x (B, ...), y (B,), key=None) -> per-example losses (B,); with a key in training mode.
+        loss: (params, x (B, ...), y (B,), key=None) -> per-example losses (B,); with a key in training mode. A
+            model's also takes a `shift` of its logits (see `Model.loss`).
         optimizer: Any optax transformation; its update is told the `round_number`.
         batch_size: B; 0: all of the client's examples in one step.
         epochs: Passes over the client's data in a round.
@@ -47,9 +48,9 @@ class Solver(NamedTuple):
         The other leaves stay as they are, have no gradient that clipping would count, and no optimizer state.
         """
 
-        def loss(params: Params, *args: Any) -> Array:
+        def loss(params: Params, *args: Any, **options: Any) -> Array:
             hold = lambda chosen, leaf: leaf if chosen else jax.lax.stop_gradient(leaf)
-            return self.loss(jax.tree.map(hold, mask, params), *args)
+            return self.loss(jax.tree.map(hold, mask, params), *args, **options)
 
         optimizers: dict[Hashable, optax.GradientTransformation] = {"part": self.optimizer, "rest": optax.set_to_zero()}
         labels = jax.tree.map(lambda chosen: "part" if chosen else "rest", mask)
@@ -77,7 +78,8 @@ class Solver(NamedTuple):
         if batch == n_max:
             return None
         # With a given number of steps, only a client of more than one batch needs its order, so of two steps an epoch.
-        epochs = -(-self.steps // 2) if self.steps else self.epochs
+        # Of no epochs nobody reads an order, but a step that is never taken is traced all the same.
+        epochs = -(-self.steps // 2) if self.steps else max(self.epochs, 1)
         return jax.lax.cond(
             size > batch,
             lambda: shuffle(key, size, n_max, epochs),

@@ -112,7 +112,7 @@ def checked_weights(weights: Sequence[float], model: Model) -> np.ndarray:
     if model.task != "classification":
         raise ArgumentError("class_weights", "accepted for classification", weights)
     found = np.asarray(weights, np.float32)
-    classes = jax.eval_shape(model.apply, model.network.shapes, model.example_input).shape[-1]
+    classes = model.output_shape[-1]
     if found.shape != (classes,) or not (np.isfinite(found) & (found > 0)).all():
         raise ArgumentError("class_weights", f"accepted: {classes} positive numbers, one for each class", weights)
     return found

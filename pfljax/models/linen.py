@@ -54,7 +54,7 @@ class LinenNetwork:
         outputs, written = self.module.apply(variables, x, **options, rngs=rngs, mutable=list(split))
         return outputs, params | {name: written[name] for name in split}
 
-    def dense(self, params: Params, x: Array) -> list[tuple[Array, Array]]:
+    def dense(self, params: Params, x: Array, key: Key | None) -> list[tuple[Array, Array]]:
         layers = []
 
         def note(call, args, kwargs, context):
@@ -64,7 +64,7 @@ class LinenNetwork:
             return given
 
         with nn.intercept_methods(note):
-            self.forward(params, x, None)
+            self.forward(params, x, key)
         if not layers:
             raise ArgumentError("model", "has no dense layer, whose inputs are a model's features")
         return layers

@@ -65,17 +65,22 @@ class Model:
         """Initial parameters."""
         return self.network.init(key)
 
-    def apply(self, params: Params, x: Num[Array, "B ..."]) -> Float[Array, "B ..."]:
-        """The outputs: (B, C) or (B, T, C) logits, or (B,) values of a regression."""
-        return self._forward(params, x, None)[0]
+    def apply(self, params: Params, x: Num[Array, "B ..."], key: Key | None = None) -> Float[Array, "B ..."]:
+        """The outputs: (B, C) or (B, T, C) logits, or (B,) values of a regression; `key` as in `loss`."""
+        return self._forward(params, x, key)[0]
 
-    def features(self, params: Params, x: Num[Array, "B ..."]) -> Array:
-        """What the last dense layer receives, (B, F)."""
-        return self.network.dense(self._held(params), x)[-1][0]
+    def features(self, params: Params, x: Num[Array, "B ..."], key: Key | None = None) -> Array:
+        """What the last dense layer receives, (B, F); `key` as in `loss`."""
+        return self.network.dense(self._held(params), x, key)[-1][0]
+
+    @functools.cached_property
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of the outputs for the example input: (B, C), (B, T, C) or (B,)."""
+        return jax.eval_shape(self.apply, self.network.shapes, self.example_input).shape
 
     def embedding(self, params: Params, x: Num[Array, "B ..."]) -> Array:
         """What the last hidden dense layer gives, before its activation, (B, F); the features where there is none."""
-        *hidden, (features, _) = self.network.dense(self._held(params), x)
+        *hidden, (features, _) = self.network.dense(self._held(params), x, None)
         return hidden[-1][1] if hidden and hidden[-1][1].shape == features.shape else features
 
     def loss(
@@ -85,6 +90,7 @@ class Model:
         y: Num[Array, "B ..."],
         key: Key | None = None,
         class_weights: Float[Array, " C"] | None = None,
+        shift: Float[Array, ...] | None = None,
     ) -> Float[Array, " B"]:
         """Per-example loss (B,): cross entropy in nats (of a sequence the mean over places), or the squared error.
 
@@ -94,11 +100,13 @@ class Model:
             y: Classes or targets.
             key: Training mode, with this key for dropout; None: as in predictions.
             class_weights: Factor of an example's (of a place's) cross entropy, by its class; None: 1.
+            shift: Added to the logits, to which it is broadcast; of a classification only. None: 0.
         """
         outputs, written = self._forward(params, x, key)
         if self.task == "regression":
             losses = jnp.square(outputs - y)
         else:
+            outputs = outputs if shift is None else outputs + shift
             # One-hot labels: on a CPU the gradient of a gather is a slow scatter.
             labels = jax.nn.one_hot(y, outputs.shape[-1])
             losses = optax.softmax_cross_entropy(outputs, labels if class_weights is None else labels * class_weights)

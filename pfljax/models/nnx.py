@@ -47,14 +47,14 @@ class NNXNetwork:
         outputs = self._call(module, x, key)
         return outputs, params if key is None else self._tree(module)
 
-    def dense(self, params: Params, x: Array) -> list[tuple[Array, Array]]:
-        module, layers = self._merged(params, None), []
+    def dense(self, params: Params, x: Array, key: Key | None) -> list[tuple[Array, Array]]:
+        module, layers = self._merged(params, key), []
 
         def note(_, called, args):
             if isinstance(called, nnx.Linear):
                 layers.append((args[0], nnx.Linear.__call__(called, args[0])))
 
-        watch(module, note, lambda: self._call(module, x, None))
+        watch(module, note, lambda: self._call(module, x, key))
         if not layers:
             raise ArgumentError("model", "has no nnx.Linear, whose inputs are a model's features")
         return layers

@@ -41,8 +41,11 @@ class Network(Protocol):
         """The outputs, and the parameters with the statistics that were written; in training mode if there is a key."""
         ...
 
-    def dense(self, params: Params, x: Array) -> list[tuple[Array, Array]]:
-        """What each dense layer receives and gives, (B, F) and (B, F'), in the order of their calls; one at least."""
+    def dense(self, params: Params, x: Array, key: Key | None) -> list[tuple[Array, Array]]:
+        """What each dense layer receives and gives, (B, F) and (B, F'), in the order of their calls; one at least.
+
+        In training mode if there is a key.
+        """
         ...
 
     def place(self, path: Path) -> Path:

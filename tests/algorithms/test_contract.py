@@ -31,8 +31,6 @@ K, COHORT, ROUNDS = 8, 4, 6
 # One of each kind by default, with those that others are made of; all the others are slow.
 FAST = {*toys.KINDS, "fedavg", "per_fedavg", "pfedmb", "clustered", "federico_centralized"}
 every_method = toys.each_method(fast=FAST, grouped=True)
-# Of a single layer all would be personal, and the features would be the inputs.
-HIDDEN = {"fedper": (3,), "moon": (4,), "fedproto": (8,)}
 # A server that moves each coordinate by at most its rate a round, or slowly gathers speed, needs more rounds.
 FASTER = {"fedadam": {"rate": 0.1}, "fedavgm": {"rate": 0.5}}
 
@@ -62,13 +60,13 @@ class Run:
 
     def __init__(self, name, *, plan=("map", 0, 1), cohort=COHORT, knobs=None, problem_type=Problem, **options):
         self.federation = federation_of()
-        usual = {"optimizer": optax.adam(0.05), "batch_size": 2, "hidden": HIDDEN.get(name, ())}
+        usual = {"optimizer": optax.adam(0.05), "batch_size": 2} | toys.NETWORKS.get(name, {})
         problem = toys.make_problem(self.federation, plan=make_plan(*plan), cohort=cohort, **usual | options)
         self.tracing, self.traces = 0, []
 
-        def counted(params, x, y, key=None):
+        def counted(params, x, y, key=None, **options):
             self.tracing += 1
-            return problem.model.loss(params, x, y, key)
+            return problem.model.loss(params, x, y, key, **options)
 
         self.problem = problem_type(*problem._replace(solver=problem.solver._replace(loss=counted)))
         self.algorithm: Algorithm = toys.make_algorithm(name, self.problem, **FASTER.get(name, {}) | (knobs or {}))

@@ -329,7 +329,7 @@ def test_ditto_by_hand():
 def test_apfl_by_hand(rate):
     knobs = {"alpha": 0.3, "rate": rate}
     federation, _, states, _, predictor = play("apfl", epochs=2, knobs=knobs)
-    w, v, alpha = vectors(states[0].models)[0], vectors(states[0].clients["own"]["model"]), np.full(4, 0.3)
+    w, v, alpha = vectors(states[0].models)[0], vectors(states[0].clients["own"]), np.full(4, 0.3)
     for number in range(2):
         trained = []
         for k in range(4):

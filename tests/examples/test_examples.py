@@ -35,7 +35,7 @@ def test_examples_learn(name, least):
     ("name", "other", "own"),
     [
         ("own_method", "fedavg", "fedclip"),
-        pytest.param("own_phases", "fedper", "fedrep", marks=pytest.mark.slow),
+        pytest.param("own_phases", "fedrep", "bodyfirst", marks=pytest.mark.slow),
     ],
 )
 def test_a_method_of_one_s_own_is_compared(name, other, own):

@@ -2,10 +2,12 @@
 
 import itertools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toys
 
 from pfljax import models
 from pfljax.core.errors import ArgumentError
@@ -152,6 +154,39 @@ def test_a_sequence_s_loss_is_the_mean_over_its_places_that_are_characters():
     weighed = [-(2 * log_p[0, 0, 1] + 3 * log_p[0, 1, 2] + 4 * log_p[0, 2, 3]) / 3, -3 * log_p[1, 0, 2]]
     found = model.loss(params, x, y, class_weights=np.array([1, 2, 3, 4], np.float32))
     np.testing.assert_allclose(found, weighed, rtol=1e-5)
+
+
+class Varied(nn.Module):
+    """Batch statistics and dropout."""
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(5)(x))
+        return nn.Dense(3)(nn.Dropout(0.5, deterministic=not train)(x))
+
+
+@pytest.mark.parametrize("key", [None, 7])
+def test_a_shift_is_added_to_the_logits_of_the_loss(key):
+    """In training mode, too, where outputs and features are those of the loss, and statistics move as ever."""
+    x, y = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32), np.array([0, 2, 1, 2])
+    model = models.Model(Varied(), x)
+    params, key = start(model), None if key is None else jax.random.key(key)
+    shift, weights = np.array([0.5, -1.0, 2.0], np.float32), np.array([1, 2, 3], np.float32)
+    for added in (shift, np.outer([0, 1, 2, 3], shift).astype(np.float32)):
+        shares = jax.nn.softmax(model.apply(params, x, key) + added)
+        expected = -np.log(shares[np.arange(4), y])
+        np.testing.assert_allclose(model.loss(params, x, y, key, shift=added), expected, rtol=1e-4)
+        found = model.loss(params, x, y, key, class_weights=weights, shift=added)
+        np.testing.assert_allclose(found, weights[y] * expected, rtol=1e-4)
+    last = params["Dense_1"]
+    outputs = model.features(params, x, key) @ last["kernel"] + last["bias"]
+    np.testing.assert_allclose(model.apply(params, x, key), outputs, rtol=1e-4, atol=1e-6)
+    dropped = np.abs(model.features(params, x, key)) == 0
+    assert dropped.any() == (key is not None)
+    slope = lambda **options: jax.grad(lambda p: model.loss(p, x, y, key, **options).mean())(params)["batch_stats"]
+    toys.assert_trees_close(slope(shift=shift), slope())
+    of_features = jax.grad(lambda p: model.features(p, x, key).sum())(params)["batch_stats"]
+    assert all((leaf == 0).all() for leaf in jax.tree.leaves(of_features))
 
 
 def test_small_caches_cut_the_batch_into_equal_blocks(monkeypatch):

@@ -20,12 +20,14 @@ import optax
 
 from pfljax.algorithms.common import aggregation
 from pfljax.core import tree
+from pfljax.core.errors import ArgumentError
 from pfljax.core.types import (
     Algorithm,
     Array,
     ClientContext,
     ClientData,
     ClientOutput,
+    Cohort,
     Key,
     Ledger,
     Params,
@@ -57,8 +59,7 @@ def averaging(
 
     Args:
         problem: What it is built for.
-        train: (context, models (1, ...), row, data) -> (models, row, losses (1,)), a client's part of a round; None:
-            epochs or steps of the solver.
+        train: (context, models (1, ...), row, data) -> (models, row, losses (1,)); None: the solver's epochs or steps.
         rows: (key, models (1, ...), clients) -> what clients keep, leaves (K, ...); None: optimizers that are kept.
         server: The server's optimizer; None: the mean replaces the model.
         predictor, adapt, report: As in `Algorithm`; the global model is scored by default.
@@ -93,6 +94,7 @@ def averaging(
 
     return Algorithm(
         init=init,
+        download=the_one_model,
         client_update=client_update,
         server_update=server_update,
         predictor=predictor or (lambda key, state, clients: Predictor.one(state.models, tree.num_rows(clients))),
@@ -102,6 +104,11 @@ def averaging(
         ledger=ledger or Ledger(gradients=1),
         report=report or Report(),
     )
+
+
+def the_one_model(key: Key, state: State, cohort: Cohort) -> Array:
+    """(S, 1) the index of the only model; where nothing of a model is shared, no leaf tells how many there are."""
+    return jnp.zeros((cohort.ids.shape[0], 1), jnp.int32)
 
 
 def loss_at_start(problem: Problem, models: Params, data: ClientData) -> Array:
@@ -174,9 +181,20 @@ def sharing_layers(
         epochs = ", then ".join(str(phase.epochs) for phase in phases)
         report = dataclasses.replace(report, facts=(*report.facts, ("local epochs, phase by phase", epochs)))
     algorithm = averaging(problem, train=train, predictor=predictor, adapt=adapt, ledger=ledger, report=report)
-    # Where nothing is shared, there are no models to count.
-    download = lambda key, state, cohort: jnp.zeros((cohort.ids.shape[0], 1), jnp.int32)
-    return dataclasses.replace(algorithm, init=init, download=download)
+    return dataclasses.replace(algorithm, init=init)
+
+
+def base_layers(problem: Problem, personal_layers: int) -> Callable[[Params], PyTree]:
+    """What `sharing_layers` shares where the last layers are personal, whose number is a knob of that name.
+
+    Raises:
+        ArgumentError: if the model has fewer layers.
+    """
+    num_layers = len(problem.model.layers)
+    if personal_layers > num_layers:
+        accepted = f"accepted: 0 to {num_layers}, the layers of the model"
+        raise ArgumentError("personal_layers", accepted, personal_layers)
+    return lambda params: tree.complement(problem.model.mask(params, personal_layers))
 
 
 def fit_phases(

@@ -7,7 +7,7 @@ import perceptrons
 import pytest
 import toys
 
-from pfljax.algorithms.common import prototypes
+from pfljax.algorithms.common import classes
 from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Split
 
@@ -20,18 +20,21 @@ def test_sums_and_counts_are_those_of_a_loop(size):
     x[size:] = np.nan
     models = problem.init_models(jax.random.key(0), 1)
     params = jax.tree.map(lambda leaf: leaf[0], models)
-    sums, counts = jax.jit(lambda split: prototypes.class_sums(problem, params, split))(Split(x, y, np.int32(size)))
+    summed = jax.jit(lambda split: classes.feature_sums(problem.model, params, split, 4))
+    found = summed(Split(x, y, np.int32(size)))
+    sums, counts = found["sums"], found["counts"]
     z = perceptrons.features(perceptrons.weights_of(models), np.float64(x[:size]))
     expected = np.array([z[y[:size] == c].sum(axis=0) for c in range(4)])
     np.testing.assert_allclose(sums, expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(counts, np.bincount(y[:size], minlength=4))
-    mean = np.asarray(prototypes.means(sums, counts))
+    mean = np.asarray(classes.means(sums, counts))
     for c in range(4):
         np.testing.assert_allclose(mean[c], z[y[:size] == c].mean(axis=0) if counts[c] else 0, rtol=1e-4, atol=1e-5)
     assert counts[2] == 0
+    np.testing.assert_allclose(found["squares"], np.square(z).sum(), rtol=1e-4)
 
 
 def test_a_regression_has_no_classes():
     federation = toys.make_federation((3,), "regression")
-    with pytest.raises(ArgumentError, match=r"^model: has no features by class; accepted: "):
-        prototypes.form(toys.make_problem(federation))
+    with pytest.raises(ArgumentError, match="needs classes; accepted for a regression: methods that do not"):
+        classes.required(toys.make_problem(federation), "fedproto")

@@ -1,0 +1,62 @@
+"""FedBABU: a federation trains the body alone, and clients tune it before they predict.
+
+Oh, Kim, Yun, "FedBABU: toward enhanced representation for federated image classification" (ICLR 2022, Algorithm 1).
+
+    A round: client k receives the body theta and trains it to theta_k under the head phi, which all clients have in
+    common and nobody trains; theta <- sum_k n_k theta_k / sum_k n_k.
+    Before it is evaluated: client k tunes (theta, phi), or a part of it, for `tune_epochs` epochs on D_k.
+
+Departures from the paper: none. The head is drawn once and is the server's; that it does not travel supposes that the
+clients draw it from the same seed. Tuning starts afresh and at the rate of the first round, as FedAvg+'s does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from pfljax.algorithms.common.averaging import averaging
+from pfljax.core import tree
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, Ledger, Predictor, Report, State
+from pfljax.local.problem import Problem
+
+
+@method(keeps="its tuned copy", travels="the body, both ways")
+@dataclasses.dataclass(frozen=True)
+class FedBABU:
+    """FedBABU (Oh et al., 2022): the body is trained together under a head that stays; clients tune both."""
+
+    tune_epochs: int = knob(5, at_least=0, grid=(1, 5, 10), help="epochs that each client tunes before evaluation")
+    tuned: Literal["all", "head", "body"] = knob("all", help="what each client tunes before evaluation")
+
+    def build(self, problem: Problem) -> Algorithm:
+        head = lambda params: problem.model.mask(params, 1)
+        body = lambda params: tree.complement(head(params))
+
+        def of_part(part):
+            return problem._replace(solver=problem.solver.part(part(problem.model.network.shapes)))
+
+        training, tuning = of_part(body), {"all": problem, "head": of_part(head), "body": of_part(body)}[self.tuned]
+        tuning = tuning._replace(solver=tuning.solver._replace(epochs=self.tune_epochs, steps=0))
+
+        def init(key, clients):
+            start = problem.init_models(key, 1)
+            theta, phi = tree.partition(start, body(start))
+            return State(phi, theta, (), training.optimizer_rows(start, tree.num_rows(clients)))
+
+        def train(context, theta, kept, data):
+            models = tree.combine(theta, context.server)
+            models, kept, losses = training.fit_models(context, models, kept, data.train)
+            return tree.partition(models, body(models))[0], kept, losses
+
+        def predictor(key, state, clients):
+            start = tree.combine(state.models, state.server)
+            return Predictor.own(tuning.train_alone(key, start, clients, own=False))
+
+        what = {"all": "tuned", "head": "the head tuned", "body": "the body tuned"}[self.tuned]
+        report = Report(scored=f"the shared body under the common head, {what} by each client on its training data")
+        ledger = Ledger(gradients=1, unaccounted="the tuning")
+        base = averaging(problem, train=train, predictor=predictor, ledger=ledger, report=report)
+        # Of the server's state clients read the head alone, which they have from the start.
+        return dataclasses.replace(base, init=init, traffic=lambda counted: counted._replace(server=0.0))

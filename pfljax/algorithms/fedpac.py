@@ -1,0 +1,171 @@
+"""FedPAC: bodies whose features are drawn to common centroids, and heads that are combined for each client.
+
+Xu, Tong, Huang, "Personalized federated learning with feature alignment and classifier collaboration" (ICLR 2023).
+
+    A round: client k receives the body theta, centroids c (C, F) and its combined head phi_k. Of the features z that
+    theta gives its examples it takes h_kc = (sum of z over class c) / n_k and V_k = mean of |z|^2 - sum_c |h_kc|^2.
+    It trains phi_k for `head_epochs` epochs, theta fixed; then theta to theta_k for `body_epochs` epochs, phi_k fixed,
+    on l_k + lambda times the mean over examples of |z - c_y|^2 / F, without the term for classes without a centroid.
+    theta <- sum_k n_k theta_k / sum_k n_k;  c <- the mean of all features that the theta_k give examples of class c;
+    phi_k <- sum_j a_kj phi_j, where a_k minimizes over the simplex
+    sum_j a_kj^2 V_j / (n_j - 1) + sum_c |h_kc - sum_j a_kj h_jc|^2, the variance and squared bias of sum_j a_kj h_j.
+
+Departures from the paper: h_j has variance V_j / n_j, which is estimated without bias by V_j / (n_j - 1); V_j / n_j, as
+in the paper, is 0 for a client of a single example, whose head would then be the surest of all. Such a client keeps its
+own head, which nobody else uses. Both phases of training use the solver's rate, the paper a larger one for the head.
+The statistics h and V are of the received body, so that those of different clients are comparable, the centroids of the
+trained ones; the squared distance is a mean over F (readings). The weights take a fixed number of steps of accelerated
+projected gradient, not a solver of quadratic programs. Heads of the round's cohort are combined; clients out of it keep
+theirs. Newcomers train a head of their own on the shared body, for as many rounds of `head_epochs` epochs as a run has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from optax.projections import projection_simplex
+
+from pfljax.algorithms.common import aggregation, classes
+from pfljax.algorithms.common.averaging import Phase, fit_phases, sharing_layers
+from pfljax.core import tree
+from pfljax.core.method import knob, method
+from pfljax.core.types import Aggregate, Algorithm, Array, ClientOutput, Params, PyTree, Report
+from pfljax.engine.plan import ExecutionPlan
+from pfljax.local.problem import Problem
+
+STEPS = 200  # of projected gradient
+BY_CLASS = "means of features by class, their variance and counts of classes, which are sent without noise"
+
+
+@method(
+    keeps="its head",
+    travels="the body and class centroids, both ways; class statistics and its head up, a mixture of heads down",
+)
+@dataclasses.dataclass(frozen=True)
+class FedPAC:
+    """FedPAC (Xu et al., 2023): a body of aligned features, and heads that are combined for each client."""
+
+    alignment: float = knob(
+        1.0, at_least=0, grid=(0.1, 1.0, 10.0), help="lambda, the pull of features to their class's centroid; 0: none"
+    )
+    heads: Literal["combined", "own"] = knob(
+        "combined", help="what clients go on with; own, without alignment, is FedRep of as many epochs"
+    )
+    head_epochs: int = knob(1, at_least=1, help="epochs in which the head is trained, the body fixed")
+    body_epochs: int = knob(1, at_least=1, grid=(1, 5), help="epochs in which the body is trained, the head fixed")
+
+    def build(self, problem: Problem) -> Algorithm:
+        model, combined = problem.model, self.heads == "combined"
+        num_classes = classes.required(problem, "fedpac", places=False)
+        body = lambda params: tree.complement(model.mask(params, 1))
+        phases = [Phase(lambda params: model.mask(params, 1), self.head_epochs), Phase(body, self.body_epochs)]
+        report = Report(scored="each client's head on the shared body")
+        base = sharing_layers(problem, body, phases=phases, report=report)
+        sums = lambda models, data: classes.feature_sums(model, tree.first(models), data.train, num_classes)
+
+        def init(key, clients):
+            state = base.init(key, clients)
+            centroids = jnp.zeros((1, num_classes, classes.num_features(model)))
+            seen = jnp.zeros((1, num_classes))
+            return state._replace(models={"body": state.models, "centroids": centroids, "seen": seen})
+
+        def client_update(context, models, row, data):
+            start = tree.combine(models["body"], tree.stack_one(row["own"]))
+            training = aligned(problem, tree.first(models), self.alignment)
+            trained, optimizer, losses = fit_phases(training, phases, context, start, row["optimizer"], data.train)
+            theta, phi = tree.partition(trained, body(trained))
+            row = {"own": tree.first(phi), "optimizer": optimizer}
+            upload, sent = aggregation.weighted(theta, data.train.size)
+            after, report = sums(trained, data), {"loss": losses[0]}
+            upload |= {"centroids": after["sums"][None], "seen": after["counts"][None]}
+            if combined:
+                means, variance = statistics(sums(start, data), data.train.size)
+                report |= {"head": row["own"], "means": means, "variance": variance, "several": data.train.size > 1}
+            return ClientOutput(row, upload, report, sent)
+
+        def server_update(key, state, aggregate):
+            state = state._replace(models=averages(state.models, aggregate))
+            if not combined:
+                return state, {}
+            report, active = aggregate.report, aggregate.report["several"]
+            weights = combination(problem.plan, report["means"], report["variance"], active)
+            own = tree.where(active, problem.plan.mix(weights, report["head"]), state.clients["own"])
+            of_others = jnp.where(active, 1 - jnp.diagonal(weights), 0).sum() / jnp.maximum(active.sum(), 1)
+            return state._replace(clients=state.clients | {"own": own}), {"weight_of_others": of_others}
+
+        bare = lambda state: state._replace(models=state.models["body"])
+        # The server puts a combined head into its client's row, where the engine does not see it come down.
+        heads = tree.partition(model.network.shapes, body(model.network.shapes))[1]
+        down = tree.num_bytes(heads) * combined
+        return dataclasses.replace(
+            base,
+            init=init,
+            client_update=client_update,
+            server_update=server_update,
+            predictor=lambda key, state, clients: base.predictor(key, bare(state), clients),
+            adapt=lambda key, state, clients: base.adapt(key, bare(state), clients),
+            ledger=dataclasses.replace(base.ledger, unaccounted=BY_CLASS),
+            traffic=lambda counted: counted._replace(server=counted.server + down),
+            averages=False,  # centroids travel beside the bodies
+        )
+
+
+def aligned(problem: Problem, received: Params, strength: float) -> Problem:
+    """The problem with the pull of features to the received centroids in its loss; the head has no gradient of it."""
+    model, solver = problem.model, problem.solver
+
+    def loss(params, x, y, key=None):
+        distance = jnp.square(model.features(params, x, key) - received["centroids"][y]).mean(axis=1)
+        return solver.loss(params, x, y, key) + strength * jnp.where(received["seen"][y] > 0, distance, 0)
+
+    return problem._replace(solver=solver._replace(loss=loss))
+
+
+def averages(models: Params, aggregate: Aggregate) -> Params:
+    """The next body, and centroids; a class of which no example came keeps its own."""
+    count = aggregate.upload["seen"]
+    means = classes.means(aggregate.upload["centroids"], count)
+    return {
+        "body": aggregation.average(models["body"], aggregate),
+        "centroids": tree.where(count > 0, means, models["centroids"]),
+        "seen": jnp.where(count > 0, count, models["seen"]),
+    }
+
+
+def statistics(found: PyTree, size: Array) -> tuple[Array, Array]:
+    """h (C, F), a client's sums of features by class over n, and V / (n - 1), from its `classes.feature_sums`."""
+    count = jnp.maximum(size, 1)
+    means = found["sums"] / count
+    total = jnp.maximum(found["squares"] / count - jnp.square(means).sum(), 0)
+    return means, total / jnp.maximum(size - 1, 1)
+
+
+def combination(plan: ExecutionPlan, means: Array, variance: Array, active: Array) -> Array:
+    """(S, S) the weights a_k on the simplex that minimize the variance and squared bias of sum_j a_kj h_j.
+
+    Since weights sum to 1, the means count up to what they have in common, and all problems have one Hessian.
+
+    Args:
+        plan: How rows are mapped.
+        means: (S, C, F) h.
+        variance: (S,) V_j / (n_j - 1).
+        active: (S,) bool; the others weigh nothing.
+    """
+    common = jnp.einsum("s,scf->cf", active / jnp.maximum(active.sum(), 1), means)
+    products = plan.gram(jnp.where(active[:, None, None], means - common, 0))
+    hessian = products + jnp.diag(variance)
+    rate = 1 / jnp.maximum(jnp.linalg.eigvalsh(hessian)[-1], jnp.finfo(jnp.float32).tiny)
+    project = lambda rows: plan.over_rows(projection_simplex, jnp.where(active, rows, -1e6))
+
+    def step(_, carry):
+        weights, ahead, age = carry
+        new = project(ahead - rate * (ahead @ hessian - products))
+        # Momentum starts anew in the problems where it leads uphill.
+        age = jnp.where(((ahead - new) * (new - weights)).sum(axis=1) > 0, 0, age + 1)
+        return new, new + tree.per_row(age / (age + 3), new) * (new - weights), age
+
+    start = jnp.eye(len(active))
+    return jax.lax.fori_loop(0, STEPS, step, (start, start, jnp.zeros(len(active))))[0]

@@ -1,0 +1,47 @@
+"""FedRep: a shared body and personal heads, trained one after the other.
+
+Collins, Hassani, Mokhtari, Shakkottai, "Exploiting shared representations for personalized federated learning" (ICML
+2021, Algorithm 1).
+
+    A round: client k receives the body theta; it trains its head phi_k for `head_epochs` epochs, theta fixed; then
+    theta to theta_k for `body_epochs` epochs, phi_k fixed; phi_k stays; theta <- sum_k n_k theta_k / sum_k n_k.
+
+Departures from the paper: the mean is weighted by n_k (the paper counts clients alike). Both phases are of whole
+epochs, in place of the solver's epochs or steps; in the paper's analysis the body takes one step. Each phase starts its
+optimizer afresh, unless optimizers are to be kept. Newcomers train a head of their own on the shared body, for as many
+rounds of `head_epochs` epochs as a run has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pfljax.algorithms.common.averaging import Phase, base_layers, sharing_layers
+from pfljax.core import tree
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, Report
+from pfljax.local.problem import Problem
+
+
+@method(keeps="its last layers", travels="the body, both ways")
+@dataclasses.dataclass(frozen=True)
+class FedRep:
+    """FedRep (Collins et al., 2021): a shared body and personal heads, trained one after the other."""
+
+    head_epochs: int = knob(
+        10, at_least=1, grid=(1, 5, 10), help="epochs in which the last layers are trained, the body fixed"
+    )
+    body_epochs: int = knob(
+        1, at_least=1, grid=(1, 5), help="epochs in which the body is trained, the last layers fixed"
+    )
+    personal_layers: int = knob(
+        1, at_least=0, grid=(1, 2), help="number of last layers that are personal; 0 is FedAvg of `body_epochs` epochs"
+    )
+
+    def build(self, problem: Problem) -> Algorithm:
+        body = base_layers(problem, self.personal_layers)
+        head = lambda params: tree.complement(body(params))
+        phases = [Phase(head, self.head_epochs), Phase(body, self.body_epochs)]
+        facts = (("shared layers", len(problem.model.layers) - self.personal_layers),)
+        report = Report(scored="each client's own last layers on the shared body", facts=facts)
+        return sharing_layers(problem, body, phases=phases, report=report)

@@ -1,0 +1,99 @@
+"""FedRoD: a generic model trained by balanced losses, and a personal head that adds to its logits.
+
+Chen, Chao, "On bridging generic and personalized federated learning for image classification" (ICLR 2022).
+
+    g = h(z; psi) are the generic head's logits of the body's features z = f(x; theta), n_kc the examples of class c.
+    A round: client k receives theta and psi; on each mini-batch
+    (theta, psi) <- (theta, psi) - eta grad CE(g + log n_k, y), the balanced softmax, and
+    phi_k <- phi_k - eta grad CE(g + h(z; phi_k), y), where g and z are taken as given; phi_k stays;
+    (theta, psi) <- sum_k n_k (theta_k, psi_k) / sum_k n_k.  Client k predicts with softmax(g + h(z; phi_k)).
+
+Departures from the paper: personal heads are free parameters; its variant that makes them by a hypernetwork is left
+out. A class of which a client has no example counts as the least positive number in its balanced softmax. Personal
+heads start from heads of initial models (a reading). Newcomers train a personal head beside the global model as it is,
+for as many rounds as a run has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.algorithms.common import beside, classes
+from pfljax.algorithms.common.averaging import averaging
+from pfljax.core import tree
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, Ledger, Predictor, Report
+from pfljax.local.problem import Problem
+
+
+@method(keeps="its personal head", travels="the global model, both ways")
+@dataclasses.dataclass(frozen=True)
+class FedRoD:
+    """FedRoD (Chen and Chao, 2022): a generic model of balanced losses, and personal heads that add to its logits."""
+
+    balance: float = knob(
+        1.0,
+        at_least=0,
+        help="factor of log n_kc in the generic model's loss; with 0 that model is FedAvg's",
+    )
+
+    def build(self, problem: Problem) -> Algorithm:
+        model, solver, num_classes = problem.model, problem.solver, classes.required(problem, "fedrod")
+        head = lambda params: tree.partition(params, model.mask(params, 1))[0]
+        under = lambda own, generic: tree.combine(own, tree.partition(generic, model.mask(generic, 1))[1])
+
+        def empirical(generic):
+            """The solver of a personal head beside a generic model that is taken as given."""
+
+            def loss(own, x, y, key=None):
+                return solver.loss(under(own, generic), x, y, key, shift=model.apply(generic, x, key))
+
+            return solver._replace(loss=loss)
+
+        def train(context, models, row, data):
+            count = classes.counts(data.train, num_classes)
+            shift = self.balance * jnp.log(jnp.maximum(count, jnp.finfo(jnp.float32).tiny))
+            balanced = solver._replace(loss=functools.partial(solver.loss, shift=shift))
+
+            def gradient(params, memory, batch):
+                generic, own = params["global"], params["own"]
+                slope = jax.grad(balanced.mean_loss)(generic, batch(0).of_model(0))
+                loss, of_own = jax.value_and_grad(empirical(generic).mean_loss)(own, batch(0).of_model(1))
+                return loss, {"global": slope, "own": of_own}, memory
+
+            models, row, loss, _ = beside.descend(problem, context, models, row, data.train, gradient)
+            return models, row, loss[None]
+
+        def rows(key, models, clients):
+            return beside.rows(problem, head(problem.init_models(key, problem.ids(clients))), models)
+
+        def apply(models, own, x):
+            generic = tree.first(models)
+            return jax.nn.softmax(model.apply(generic, x) + model.apply(under(own, generic), x))
+
+        def predicting(models, own):
+            return dataclasses.replace(Predictor.one(models, tree.num_rows(own)), rows=own, apply=apply)
+
+        def adapt(key, state, clients):
+            init_key, train_key = jax.random.split(key)
+            num, optimizer = tree.num_rows(clients), beside.apart(solver.optimizer)
+            own = head(problem.init_models(init_key, num))
+            start = {"global": tree.repeat(state.models, num), "own": own}
+            objective = lambda params, batch, start: empirical(start["global"]).mean_loss(params["own"], batch)
+            alone = problem._replace(solver=solver._replace(optimizer=optimizer))
+            options = {"own": True, "rounds": problem.rounds, "objective": objective}
+            return predicting(state.models, alone.train_alone(train_key, start, clients, **options)["own"])
+
+        return averaging(
+            problem,
+            train=train,
+            rows=rows,
+            predictor=lambda key, state, clients: predicting(state.models, state.clients["own"]),
+            adapt=adapt,
+            ledger=Ledger(gradients=2, unaccounted="the counts of a client's classes, by which losses are balanced"),
+            report=Report(scored="the global model with each client's personal head"),
+        )

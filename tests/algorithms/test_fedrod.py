@@ -1,0 +1,136 @@
+"""FedRoD: rounds by hand, its limit, batch statistics, dropout and private gradients, and what is refused."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toys
+from networks import BODY, HEAD, examples, features, gradient, logits, mean, row, softmax, step
+
+from pfljax.core.errors import ArgumentError
+from pfljax.core.types import Ledger
+from pfljax.evaluation import metrics
+from pfljax.local.privacy import Privacy
+
+SIZES, RATE, EPOCHS = (2, 5, 1, 3), 0.3, 3
+FEDERATION = toys.make_federation(SIZES)
+
+
+def play(name="fedrod", rounds=3, knobs=None, privacy=None, federation=FEDERATION, **options):
+    """(problem, algorithm, states, records)."""
+    problem = toys.make_problem(federation, optax.sgd(RATE), **{"hidden": (3,)} | options)
+    if privacy:
+        problem = problem._replace(solver=problem.solver._replace(privacy=privacy))
+    algorithm = toys.make_algorithm(name, problem, **knobs or {})
+    return problem, algorithm, *toys.train(algorithm, problem, federation.client_data, rounds)
+
+
+def train_head(generic, own, x, y):
+    """A step of a personal head beside a generic model that is taken as given."""
+    slopes = gradient({BODY: generic[BODY], HEAD: own}, x, y, logits(generic, x))
+    return step({HEAD: own}, slopes, RATE, [HEAD])[HEAD]
+
+
+def predict(generic, own, x):
+    return softmax(logits(generic, x) + logits({BODY: generic[BODY], HEAD: own}, x))
+
+
+@pytest.mark.parametrize("balance", [1.0, 0.4])
+def test_rounds_by_hand(balance):
+    problem, algorithm, states, records = play(knobs={"balance": balance}, epochs=EPOCHS)
+    theta = row(states[0].models, 0)
+    heads = [row(states[0].clients["own"][HEAD], k) for k in range(4)]
+    for state, record in zip(states[1:], records, strict=True):
+        trained, losses = [], []
+        for k in range(4):
+            x, y = examples(FEDERATION, k)
+            count, generic, of_steps = np.bincount(y, minlength=3), theta, []
+            shift = balance * np.log(np.maximum(count, np.finfo(np.float32).tiny))
+            for _ in range(EPOCHS):
+                of_steps.append(-np.log(predict(generic, heads[k], x)[range(len(y)), y]).mean())
+                heads[k], generic = (
+                    train_head(generic, heads[k], x, y),
+                    step(generic, gradient(generic, x, y, shift), RATE),
+                )
+            trained.append(generic)
+            losses.append(np.mean(of_steps))
+            toys.assert_trees_close(row(state.clients["own"][HEAD], k), heads[k], rtol=1e-4, atol=1e-5)
+        theta = mean(trained, SIZES)
+        toys.assert_trees_close(row(state.models, 0), theta, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(record.train_loss, np.average(losses, weights=SIZES), rtol=1e-4)
+    predictor = algorithm.predictor(jax.random.key(0), states[-1], FEDERATION.client_data)
+    x = FEDERATION.test.x[0]
+    found = metrics.predictions(problem.plan, problem.model, predictor, x)
+    for k in range(4):
+        np.testing.assert_allclose(found[k], predict(theta, heads[k], x), rtol=1e-4, atol=1e-5)
+    assert (features(theta, np.float64(x)) > 0).any() and np.ptp(found, axis=0).max() > 0.1
+
+
+def test_newcomers_train_a_head_beside_the_global_model():
+    """For R = 2 rounds."""
+    newcomers, key = toys.make_federation((3, 4), seed=5), jax.random.key(0)
+    problem, algorithm, states, _ = play(epochs=EPOCHS)
+    predictor = algorithm.adapt(key, states[-1], newcomers.client_data)
+    toys.assert_trees_close(predictor.models, states[-1].models)
+    theta, start = row(states[-1].models, 0), problem.init_models(jax.random.split(key)[0], 2)
+    for k in range(2):
+        own = row(start[HEAD], k)
+        for _ in range(2 * EPOCHS):
+            own = train_head(theta, own, *examples(newcomers, k))
+        toys.assert_trees_close(row(predictor.rows[HEAD], k), own, rtol=1e-4, atol=1e-5)
+
+
+class Dropped(nn.Module):
+    """A network with dropout."""
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        x = nn.Dropout(0.5, deterministic=not train)(nn.relu(nn.Dense(6)(x)))
+        return nn.Dense(3)(x)
+
+
+@pytest.mark.parametrize("model", [None, Dropped(), toys.Normalized])
+def test_without_balance_the_generic_model_is_fedavg_s(model):
+    """In mini-batches, with dropout's draws and batch statistics."""
+    options = {"model": model, "batch_size": 2, "epochs": 2}
+    wanted, off, on = (
+        play(name, knobs=knobs, **options)[2][-1].models
+        for name, knobs in (("fedavg", {}), ("fedrod", {"balance": 0.0}), ("fedrod", {}))
+    )
+    toys.assert_trees_close(off, wanted, rtol=1e-5, atol=1e-6)
+    head = HEAD if HEAD in wanted else BODY
+    assert np.abs(on[head]["kernel"] - wanted[head]["kernel"]).max() > 1e-2
+    if "batch_stats" in wanted:  # of inputs, which no training changes
+        toys.assert_trees_close(on["batch_stats"], wanted["batch_stats"], rtol=1e-5, atol=1e-6)
+
+
+def test_only_the_generic_model_travels():
+    _, _, states, records = play(batch_size=2)
+    assert set(jax.tree.leaves(states[-1].clients["own"][BODY])) == set()
+    model = 4 * (3 * 3 + 3 + 3 * 3 + 3)
+    for record in records:
+        assert record.down == 4 * model and record.up == 4 * (model + 4)  # and n_k
+
+
+def test_private_gradients_are_clipped_part_by_part():
+    """One example, a small norm, no noise: the generic model and the head each move by the rate times the norm."""
+    federation = toys.make_federation((1, 1))
+    norm = 0.01
+    # Without balance: the balanced loss of a client of a single class is 0.
+    _, algorithm, states, _ = play(
+        rounds=1, knobs={"balance": 0.0}, privacy=Privacy(clip_norm=norm), federation=federation
+    )
+    assert algorithm.ledger == Ledger(2, 1, "the counts of a client's classes, by which losses are balanced")
+    moved = jax.tree.map(jnp.subtract, states[1].clients["own"], states[0].clients["own"])
+    for k in range(2):
+        size = np.sqrt(sum(np.square(leaf[k]).sum() for leaf in jax.tree.leaves(moved)))
+        assert size == pytest.approx(RATE * norm, rel=1e-3)
+    moved = jax.tree.leaves(jax.tree.map(jnp.subtract, states[1].models, states[0].models))
+    assert 0 < np.sqrt(sum(np.square(leaf).sum() for leaf in moved)) <= RATE * norm * 1.001
+
+
+def test_a_regression_has_no_classes():
+    with pytest.raises(ArgumentError, match=r"^algorithm=fedrod: needs classes; accepted for a regression: methods"):
+        play(federation=toys.make_federation(SIZES, "regression"))

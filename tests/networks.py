@@ -1,0 +1,58 @@
+"""A network of one hidden layer of ReLU and its gradients in NumPy, for rounds worked out by hand."""
+
+import jax
+import numpy as np
+
+BODY, HEAD = "Dense_0", "Dense_1"
+
+
+def row(params, k):
+    """Row k of stacked parameters, as float64; what is None stays out."""
+    return jax.tree.map(lambda leaf: np.float64(leaf[k]), params)
+
+
+def features(params, x):
+    """What the head receives (n, F)."""
+    return np.maximum(x @ params[BODY]["kernel"] + params[BODY]["bias"], 0)
+
+
+def logits(params, x):
+    return features(params, x) @ params[HEAD]["kernel"] + params[HEAD]["bias"]
+
+
+def softmax(outputs):
+    powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def gradient(params, x, y, shift=0.0, pull=0.0):
+    """The gradient of the mean cross entropy of logits + shift; `pull` (n, F) is added to that of the features."""
+    n, hidden = len(y), features(params, x)
+    slope = (softmax(logits(params, x) + shift) - np.eye(params[HEAD]["bias"].size)[y]) / n
+    below = (slope @ params[HEAD]["kernel"].T + pull) * (hidden > 0)
+    dense = lambda inputs, slope: {"kernel": inputs.T @ slope, "bias": slope.sum(axis=0)}
+    return {BODY: dense(x, below), HEAD: dense(hidden, slope)}
+
+
+def step(params, slopes, rate, layers=(BODY, HEAD)):
+    """The parameters after a step of SGD on some layers."""
+    moved = lambda layer: {name: params[layer][name] - rate * slopes[layer][name] for name in params[layer]}
+    return {layer: moved(layer) if layer in layers else params[layer] for layer in params}
+
+
+def descend(params, x, y, rate, steps, layers=(BODY, HEAD)):
+    """Steps of full-batch SGD on some layers."""
+    for _ in range(steps):
+        params = step(params, gradient(params, x, y), rate, layers)
+    return params
+
+
+def mean(trees, weights):
+    """The weighted mean of trees."""
+    return jax.tree.map(lambda *leaves: np.average(leaves, axis=0, weights=weights), *trees)
+
+
+def examples(federation, k):
+    """Client k's training examples."""
+    size = federation.train.size[k]
+    return np.float64(federation.train.x[k, :size]), federation.train.y[k, :size]
