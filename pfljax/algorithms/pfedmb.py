@@ -39,7 +39,7 @@ OF_ALPHA = 1  # of a client's key for a round: the mini-batches of alpha
 class PFedMB:
     """pFedMB (Mori et al., 2022): every layer a mixture of B shared branches, with each client's own weights."""
 
-    branches: int = knob(5, at_least=1, grid=(2, 3, 5, 10), help="B; 1 is FedAvg")
+    branches: int = knob(5, at_least=1, at_most=1000, grid=(2, 3, 5, 10), help="B; 1 is FedAvg")
     alpha_rate: float = knob(0.1, above=0, grid=(0.03, 0.1, 0.3, 1.0), help="eta_alpha, the rate of alpha's SGD")
     simplex: Literal["projection", "softmax"] = knob("projection", help="how alpha stays on the simplex")
     averaging: Literal["alpha", "plain"] = knob("alpha", help="average the branches by alpha (Eq. 5) or not (Eq. 6)")

@@ -89,6 +89,8 @@ def told(error: Exception, settings: Settings | None) -> tuple[str, int]:
         return str(error), 2
     if isinstance(error, RunError):
         return str(error), 1
+    if isinstance(error, MemoryError):
+        return f"out of memory on the host: {str(error) or 'fewer clients or examples may help'}", 1
     if isinstance(error, OSError):
         if jax.distributed.is_initialized() and isinstance(error, TimeoutError):
             return device_failure(str(error)), 1

@@ -42,12 +42,7 @@ def deal(rng: np.random.Generator, pools: Pools, name: str) -> list[np.ndarray]:
         held = pools.share > 0
         room = (held * (sizes / np.maximum(held.sum(axis=0), 1))).sum(axis=1).min()
         possible = int(num_clients * room / MIN_EXAMPLES)
-        raise ArgumentError(
-            "num_clients",
-            f"too many for two examples a client by partition={name}; accepted: up to about {possible}, and any "
-            "number with replacement, where clients share examples",
-            num_clients,
-        )
+        raise too_many(num_clients, name, possible)
     ids = np.concatenate([ids[: counts[:, p].sum()] for p, ids in enumerate(members)])
     owner = np.concatenate([np.repeat(np.arange(num_clients), column) for column in counts.T])
     return np.split(ids[np.argsort(owner, kind="stable")], np.cumsum(counts.sum(axis=1))[:-1])
@@ -107,3 +102,9 @@ def largest_pool(indices: list[np.ndarray], pool: np.ndarray) -> np.ndarray:
     owner = np.repeat(np.arange(len(indices)), [len(ids) for ids in indices])
     cells = owner * num_pools + pool[np.concatenate(indices)]
     return np.bincount(cells, minlength=len(indices) * num_pools).reshape(-1, num_pools).argmax(axis=1)
+
+
+def too_many(num_clients: int, name: str, possible: int) -> ArgumentError:
+    """The error for more clients than a partition has examples for."""
+    text = f"too many for two examples a client by partition={name}; accepted: up to about {possible}, and any number "
+    return ArgumentError("num_clients", text + "with replacement, where clients share examples", num_clients)

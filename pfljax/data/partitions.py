@@ -15,7 +15,7 @@ import numpy as np
 from pfljax.core.errors import ArgumentError
 from pfljax.core.method import check_knobs, knob
 from pfljax.data import latent
-from pfljax.data.dealing import MIN_EXAMPLES, Assignment, Pools, deal, draw, largest_pool, set_apart
+from pfljax.data.dealing import MIN_EXAMPLES, Assignment, Pools, deal, draw, largest_pool, set_apart, too_many
 from pfljax.data.sources.source import Source, dirichlet_draws, generator, unknown
 from pfljax.data.splits import Splits
 
@@ -51,6 +51,9 @@ class Partition:
     def assign(self, source: Source, num_clients: int | None, splits: Splits, seed: int) -> Assignment:
         """Realizes the pools: deals each example to one client, or lets clients draw from them with replacement."""
         num_clients = _given(num_clients)
+        possible = len(source.y) // MIN_EXAMPLES
+        if num_clients > possible and not splits.replacement:
+            raise too_many(num_clients, self.name, possible)
         rng = generator(seed, "partition")
         pools = self.pools(source, num_clients, rng, seed)
         is_test = source.is_test if splits.official_test else None

@@ -78,7 +78,9 @@ class CommunicationGraph:
     edge_probability: float = knob(0.5, above=0, at_most=1, static=True, help="probability of an edge of erdos_renyi")
     degree: int = knob(4, at_least=1, help="neighbors of each client in random_regular")
     edge_file: str = knob("", help='file of graph=file: a line "i j" for each edge, clients from 0')
-    graphs: int = knob(1, at_least=1, help="number T of random graphs that are used in turn, round after round")
+    graphs: int = knob(
+        1, at_least=1, at_most=10_000, help="number T of random graphs that are used in turn, round after round"
+    )
     mixing: Literal["metropolis", "fastest", "file"] = knob(
         "metropolis", help="mixing matrix W on the graph; fastest has the largest spectral gap"
     )
