@@ -35,7 +35,7 @@ from pfljax.core.types import Algorithm, ClientOutput, Predictor
 from pfljax.local.problem import Problem
 
 
-@method(keeps="nothing", travels="a global model of some age down, the newest's update up")
+@method(keeps="nothing", travels="a global model of some age down, what training adds to it up")
 @dataclasses.dataclass(frozen=True)
 class FedBuff:
     """FedBuff (Nguyen et al., 2022): a server that takes updates of any age as they come, buffer by buffer."""

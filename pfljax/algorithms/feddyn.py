@@ -8,6 +8,8 @@ Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, "Federated learning ba
     g_k <- g_k - alpha (theta_k - theta), which is the gradient of l_k where theta_k is the minimizer;
     h <- h - alpha sum_k n_k (theta_k - theta) / sum_{all} n_k;  theta <- sum_k n_k theta_k / sum_k n_k - h / alpha.
 
+No alpha makes it FedAvg: with a small one clients train as there, but h / alpha, the way that all have gone, stays.
+
 Departures from the paper: all clients count by n_k, as everywhere here, so that the weighted objective is what is
 minimized (`mean=uniform` is the paper's); clients take as many local steps as the solver says, not to the minimizer;
 batch statistics are averaged.

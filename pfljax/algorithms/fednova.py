@@ -81,7 +81,7 @@ class FedNova:
             trained, kept, losses, _ = problem.descend_model(context, models, kept, data.train, gradient, steps=steps)
             length = way(context, steps)
             update = updates.added(solver, models, trained)
-            update = updates.scaled(solver, update, 1 / jnp.where(steps > 0, length, 1))  # -d_k
+            update = updates.scaled(solver, update, 1 / jnp.where(length > 0, length, 1))  # -d_k
             upload, sent = aggregation.weighted(update, data.train.size)
             upload["way"] = upload["weight"] * length
             return ClientOutput(kept, upload, {"loss": losses[0]}, sent)

@@ -9,11 +9,11 @@ Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, "FedProto: federated prototype learning 
     P_c <- the mean over all examples of class c that were sent, and stays where there are none.
     Client k predicts the class of the nearest prototype, with probabilities softmax_c(-|f(x) - P_c|^2).
 
-Departures from the paper: the distance is taken example by example, not between a client's mean and the prototype, and
-squared; a prototype is the clients' mean weighted by their examples of the class, without the further division by the
-number of clients that its Eq. 6 can be read to have. Sums and counts travel for what are means and counts there.
-Probabilities are for the loss in the evaluation. Models of all clients have one form, and start alike unless told
-otherwise. Newcomers train alone with the prototypes as they are, for as many rounds as a run has.
+Departures from the paper: the distance is squared, a mean over features, and taken example by example, not between a
+client's mean and the prototype; its Eq. 6 is read as the mean over examples, without a further division by the number
+of clients. Sums and counts travel for means and counts. Probabilities are for the loss in the evaluation. Models of all
+clients have one form, and start alike unless told otherwise. Newcomers train alone with the prototypes as they are, for
+as many rounds as a run has.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class FedProto:
         def adapt(key, state, clients):
             return predictor_of(pulled(tree.first(state.models)).newcomers_alone(key, clients).models, state)
 
+        by = "the nearest prototype" if self.predict == "nearest" else "its last layer"
         return Algorithm(
             init=init,
             client_update=client_update,
@@ -94,7 +95,7 @@ class FedProto:
             adapt=adapt,
             topology="shared",
             ledger=Ledger(gradients=1, unaccounted="the features' sums and counts by class, sent without noise"),
-            report=Report(scored="each client's own model"),
+            report=Report(scored=f"each client's own model, by {by}"),
         )
 
 

@@ -3,6 +3,7 @@
 import itertools
 
 import flax.linen as nn
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -132,14 +133,15 @@ def test_batch_statistics_are_averaged():
 
 
 def test_the_way_follows_the_schedule():
-    """Its rate in the round cancels, and the steps are those of that rate."""
+    """Its rate in the round cancels, and the steps are those of that rate; where it ends at 0, nothing moves."""
     federation = copies()
-    schedule = lambda number: 0.5**number
-    states, _ = rounds_of("fednova", federation, 2, batch_size=1, schedule=schedule)
+    schedule = lambda number: jnp.where(number < 2, 0.5**number, 0.0)
+    states, _ = rounds_of("fednova", federation, 3, batch_size=1, schedule=schedule)
     theta = averaged(federation, vectors(states[0].models)[0], COPIES)
     np.testing.assert_allclose(vectors(states[1].models)[0], theta, rtol=1e-4, atol=1e-5)
     theta = averaged(federation, theta, COPIES, rate=RATE / 2)
     np.testing.assert_allclose(vectors(states[2].models)[0], theta, rtol=1e-4, atol=1e-5)
+    toys.assert_trees_close(states[3].models, states[2].models)
 
 
 def test_of_one_client_it_is_fedavg_whatever_the_optimizer():
