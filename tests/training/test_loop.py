@@ -378,10 +378,10 @@ def test_training_goes_on_from_where_it_stands(whole):
 
 
 def test_a_model_that_the_last_update_breaks_is_told(tmp_path):
-    federation = toys.make_federation((3, 3))
+    federation = toys.make_federation((3, 3), "regression")
     problem = toys.make_problem(federation, optax.sgd(1e38), hidden=(4,))
     with pytest.raises(RunError, match=r"round 1: the loss of client \d is not finite after it.* The run is"):
-        toys.run(toys.make_experiment("fedavg", problem, federation), 1, out=tmp_path)
+        toys.run(toys.make_experiment("fedprox", problem, federation), 1, out=tmp_path)
     assert not (tmp_path / "summary.json").exists() and not (tmp_path / "metrics.jsonl").exists()
 
 

@@ -75,7 +75,9 @@ class CommunicationGraph:
     graph: Literal["erdos_renyi", "ring", "torus", "random_regular", "complete", "file"] = knob(
         "erdos_renyi", help="who mixes with whom"
     )
-    edge_probability: float = knob(0.5, above=0, at_most=1, static=True, help="probability of an edge of erdos_renyi")
+    edge_probability: float = knob(
+        0.5, at_least=1e-6, at_most=1, static=True, help="probability of an edge of erdos_renyi"
+    )
     degree: int = knob(4, at_least=1, help="neighbors of each client in random_regular")
     edge_file: str = knob("", help='file of graph=file: a line "i j" for each edge, clients from 0')
     graphs: int = knob(
