@@ -24,6 +24,7 @@ from pfljax.algorithms.clustered import ClusteredFL
 from pfljax.algorithms.fedfomo import FedFomo
 from pfljax.algorithms.fedfomo_average import FedFomoAverage
 from pfljax.algorithms.fedem import DFedEM, FedEM
+from pfljax.algorithms.fedala import FedALA
 from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
@@ -41,6 +42,7 @@ __all__ = [
     "ClusteredFL",
     "DFedEM",
     "Ditto",
+    "FedALA",
     "FedAMP",
     "FedAdam",
     "FedAvg",

@@ -237,6 +237,7 @@ WITHOUT_CHANCE = {
     "fedavg_data": {"share": 1.0},
     "fedfomo": {"neighbors": K - 1},
     "fedfomo_average": {"neighbors": K - 1},
+    "fedala": {"share": 1.0},
 }
 
 
