@@ -2,6 +2,7 @@
 
 import itertools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -123,3 +124,26 @@ def test_mistakes_are_one_line():
         play("fedala", knobs={"layers": 2})
     with pytest.raises(ArgumentError, match=r"^fedala\.share=0\.0: accepted: above 0, at most 1$"):
         play("fedala", knobs={"share": 0.0})
+
+
+class Normalized(nn.Module):
+    """A linear model of normalized inputs."""
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.7)(x)
+        return nn.Dense(3)(x)
+
+
+def test_batch_statistics_have_no_weights_and_are_the_global_model_s():
+    federation = toys.make_federation((4, 4))
+    problem = toys.make_problem(federation, optax.sgd(RATE), model=Normalized())
+    algorithm = toys.make_algorithm("fedala", problem, layers=len(problem.model.layers))
+    states, _ = toys.train(algorithm, problem, federation.client_data, 3)
+    assert set(jax.tree.leaves(states[-1].clients["weights"]["batch_stats"])) == set()
+    assert np.ptp(states[-1].clients["weights"]["Dense_0"]["kernel"]) > 0
+    before = np.asarray(states[2].models["batch_stats"]["BatchNorm_0"]["mean"][0])
+    for k in range(2):  # of a round of one full batch
+        wanted = 0.7 * before + 0.3 * federation.train.x[k].mean(axis=0)
+        found = states[3].clients["model"]["batch_stats"]["BatchNorm_0"]["mean"][k]
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
