@@ -25,6 +25,7 @@ from pfljax.algorithms.fedfomo import FedFomo
 from pfljax.algorithms.fedfomo_average import FedFomoAverage
 from pfljax.algorithms.fedem import DFedEM, FedEM
 from pfljax.algorithms.fedala import FedALA
+from pfljax.algorithms.knn_per import KNNPer
 from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
@@ -57,6 +58,7 @@ __all__ = [
     "FedeRiCo",
     "FedeRiCoCentralized",
     "HypCluster",
+    "KNNPer",
     "LGFedAvg",
     "Local",
     "PFedMB",

@@ -103,6 +103,12 @@ def assert_same_runs(one, other):
     assert a == b
 
 
+def assert_same_predictors(one, other):
+    """Exactly, but for functions of a method's own, which every run makes anew."""
+    assert (one.apply is None) == (other.apply is None)
+    toys.assert_trees_close(*(dataclasses.replace(each, apply=None) for each in (one, other)))
+
+
 class Killed(Exception):
     """Stands for a kill -9 at a given place."""
 
@@ -127,7 +133,7 @@ def test_stopped_and_resumed_is_as_never_stopped(name, whole, tmp_path, monkeypa
     assert any("resumed after round 2" in line for line in lines)
     out, expected = whole(name)
     assert_same_runs(out, tmp_path)
-    toys.assert_trees_close(result.predictor(), expected.predictor())
+    assert_same_predictors(result.predictor(), expected.predictor())
 
 
 @pytest.mark.slow
@@ -261,7 +267,7 @@ def test_test_labels_reach_nothing_that_is_trained(name, whole, tmp_path):
     relabeled = dataclasses.replace(experiment.federation, test=test._replace(y=(test.y + 1) % 3))
     result = train(dataclasses.replace(experiment, federation=relabeled), tmp_path)
     out, expected = whole(name)
-    toys.assert_trees_close(result.predictor(), expected.predictor())  # models, index and weights
+    assert_same_predictors(result.predictor(), expected.predictor())  # models, index and weights
     for file in ("results.npz", "collaboration.npz"):
         a, b = files.read_npz(tmp_path / file), files.read_npz(out / file)
         for key in a:
