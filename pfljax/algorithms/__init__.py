@@ -26,6 +26,7 @@ from pfljax.algorithms.fedfomo_average import FedFomoAverage
 from pfljax.algorithms.fedem import DFedEM, FedEM
 from pfljax.algorithms.fedala import FedALA
 from pfljax.algorithms.knn_per import KNNPer
+from pfljax.algorithms.apple import APPLE
 from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
@@ -36,6 +37,7 @@ from pfljax.core.method import get as get
 __all__ = [
     "AFL",
     "APFL",
+    "APPLE",
     "IFCA",
     "L2SGD",
     "MOCHA",
