@@ -27,6 +27,7 @@ from pfljax.algorithms.fedem import DFedEM, FedEM
 from pfljax.algorithms.fedala import FedALA
 from pfljax.algorithms.knn_per import KNNPer
 from pfljax.algorithms.apple import APPLE
+from pfljax.algorithms.pfedhn import PFedHN
 from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
@@ -63,6 +64,7 @@ __all__ = [
     "KNNPer",
     "LGFedAvg",
     "Local",
+    "PFedHN",
     "PFedMB",
     "PFedMe",
     "PerFedAvg",

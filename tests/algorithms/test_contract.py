@@ -248,6 +248,9 @@ class Renumbered(Problem):
         numbers = numbers if isinstance(numbers, int) else jnp.asarray(ORDER)[numbers]
         return Problem.init_models(self, key, numbers, **options)
 
+    def draw(self, key, numbers, fn):
+        return Problem.draw(self, key, jnp.asarray(ORDER)[numbers], fn)
+
 
 ORDER = np.array([3, 0, 6, 1, 5, 7, 2, 4])
 
