@@ -35,6 +35,10 @@ from pfljax.algorithms.fedbabu import FedBABU
 from pfljax.algorithms.fedbn import FedBN
 from pfljax.algorithms.fedrod import FedRoD
 from pfljax.algorithms.fedpac import FedPAC
+from pfljax.algorithms.fedala import FedALA
+from pfljax.algorithms.knn_per import KNNPer
+from pfljax.algorithms.apple import APPLE
+from pfljax.algorithms.pfedhn import PFedHN
 from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
@@ -45,6 +49,7 @@ from pfljax.core.method import get as get
 __all__ = [
     "AFL",
     "APFL",
+    "APPLE",
     "IFCA",
     "L2SGD",
     "MOCHA",
@@ -53,6 +58,7 @@ __all__ = [
     "ClusteredFL",
     "DFedEM",
     "Ditto",
+    "FedALA",
     "FedAMP",
     "FedAdam",
     "FedAvg",
@@ -77,8 +83,10 @@ __all__ = [
     "FedeRiCo",
     "FedeRiCoCentralized",
     "HypCluster",
+    "KNNPer",
     "LGFedAvg",
     "Local",
+    "PFedHN",
     "PFedMB",
     "PFedMe",
     "PerFedAvg",

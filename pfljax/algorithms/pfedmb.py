@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import optax
 
 from pfljax.algorithms.common import branches
+from pfljax.algorithms.common.projection import projected
 from pfljax.core import tree
 from pfljax.core.method import knob, method
 from pfljax.core.types import Algorithm, Array, ClientContext, ClientOutput, Ledger, Predictor, Report, State
@@ -145,7 +146,8 @@ class PFedMB:
         shape = (len(model.layers) if self.per_layer else 1, self.branches)
         start = jnp.full(shape, 0.0 if softmax else 1 / self.branches, jnp.float32)
         descent = optax.with_extra_args_support(optax.sgd(self.alpha_rate))
-        descent = descent if softmax else branches.projected(problem.plan, descent)
+        on_simplex = lambda rows: problem.plan.over_rows(optax.projections.projection_simplex, rows)
+        descent = descent if softmax else projected(descent, on_simplex)
 
         def learn(key, raw: Array, shared, split, number) -> Array:
             mixed = lambda raw: branches.mix(model, alpha_of(raw), shared)

@@ -50,6 +50,20 @@ class Joined:
         return tree.where(index < self.size, own, other)
 
 
+class Chosen:
+    """Some of a client's examples, or all in another order: position i reads example `order[i]`."""
+
+    def __init__(self, own: RowView | Array, order: Array):
+        self.own, self.order = own, order
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.order.shape[0], *self.own.shape[1:])
+
+    def __getitem__(self, index) -> Array:
+        return self.own[self.order[index]]
+
+
 def read(view: PyTree) -> PyTree:
     """A view's arrays: what a client reads whole, such as parameters."""
     return jax.tree.map(lambda leaf: leaf[...], view, is_leaf=lambda node: isinstance(node, RowView))

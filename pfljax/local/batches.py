@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from pfljax.core import tree
 from pfljax.core.types import Array, Key, PyTree, Split
+from pfljax.engine.views import Chosen
 
 
 class Batch(NamedTuple):
@@ -52,6 +53,13 @@ def shuffle(key: Key, size: Array, n_max: int, epochs: int) -> Array:
     # A CPU sorts numbers some five times as fast as pairs of a number and a place.
     mixed = jnp.sort(draws << PLACE_BITS | places.astype(jnp.uint32), axis=-1)
     return (mixed & ((1 << PLACE_BITS) - 1)).astype(jnp.int32)
+
+
+def random_share(key: Key, split: Split, share: Array | float) -> Split:
+    """A random part of a client's examples, at least one of them where there are any."""
+    order = shuffle(key, split.size, split.y.shape[0], 1)[0]
+    size = jnp.clip(jnp.rint(share * split.size), 1, split.size).astype(jnp.int32)
+    return Split(Chosen(split.x, order), Chosen(split.y, order), size)
 
 
 BLOCKS = (512, 32)  # examples at a time: many, and for what is left over few, so that padding costs little

@@ -67,6 +67,10 @@ class Problem(NamedTuple):
         """The rows of the clients of `part` out of a stack of all K that a server holds."""
         return stack if self.part is None else tree.take(stack, jnp.asarray(self.part))
 
+    def draw(self, key: Key, numbers: Array, fn: Callable[[Key], PyTree]) -> PyTree:
+        """fn(a key of its own) for each of N numbers (N,), such as clients' own, stacked."""
+        return self.plan.over_rows(lambda n: fn(jax.random.fold_in(key, n)), numbers)
+
     def init_models(self, key: Key, numbers: int | Array, *, common: bool = True) -> Params:
         """N initial models, stacked.
 

@@ -237,6 +237,7 @@ WITHOUT_CHANCE = {
     "fedfomo": {"neighbors": K - 1},
     "fedfomo_average": {"neighbors": K - 1},
     "fedbuff": {"max_staleness": 0},
+    "fedala": {"share": 1.0},
 }
 
 
@@ -246,6 +247,9 @@ class Renumbered(Problem):
     def init_models(self, key, numbers, **options):
         numbers = numbers if isinstance(numbers, int) else jnp.asarray(ORDER)[numbers]
         return Problem.init_models(self, key, numbers, **options)
+
+    def draw(self, key, numbers, fn):
+        return Problem.draw(self, key, jnp.asarray(ORDER)[numbers], fn)
 
 
 ORDER = np.array([3, 0, 6, 1, 5, 7, 2, 4])

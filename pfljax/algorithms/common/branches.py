@@ -6,14 +6,10 @@ with mixed weights, any model becomes a multi-branch one: its parameters get an 
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-import optax
 
 from pfljax.core.types import Array, Params, PyTree
-from pfljax.engine.plan import ExecutionPlan
 from pfljax.models import Model
 
 
@@ -39,14 +35,3 @@ def mix(model: Model, alpha: Array, branches: Params) -> Params:
 def scale(model: Model, weights: Array, branches: Params) -> Params:
     """Every branch (B, ...) times its weight (L, B)."""
     return by_layer(model, weights, branches, lambda w, leaf: leaf * w.reshape(w.shape + (1,) * (leaf.ndim - w.ndim)))
-
-
-def projected(plan: ExecutionPlan, optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """The optimizer, each of whose steps ends on the simplex: for alpha (L, B), by projecting every row."""
-
-    def update(updates, state, params: Any = None, **extra):
-        del extra
-        updates, state = optimizer.update(updates, state, params)
-        return plan.over_rows(optax.projections.projection_simplex, params + updates) - params, state
-
-    return optax.GradientTransformationExtraArgs(optimizer.init, update)

@@ -1,0 +1,130 @@
+"""APPLE: each client mixes all clients' core models, and learns by how much of each.
+
+Luo, Wu, "Adapt to adaptation: learning personalization for cross-silo federated learning" (IJCAI 2022). Client k owns a
+core model w_k and a vector p_k (K,), how it is related to everyone; its personal model is sum_j p_kj w_j.
+
+    A round: client k receives up to M others' core models; on each mini-batch, with g the gradient of its loss at its
+    personal model,
+        w_k  <- w_k - eta p_kk g
+        p_kj <- p_kj - rate (<w_j, g> + lambda(r) mu (p_kj - p0_j)),    p0_j = n_j / n,
+        lambda(r) = (1 + cos(pi r / L)) / 2 in rounds r < L, 0 after them;
+    and sends w_k.  Client k predicts with its personal model of all newest cores.
+
+Departures from the paper: steps on w_k are those of the solver's optimizer, which persists over the rounds. Which M
+models are downloaded is our reading: others of the cohort at random. A client keeps no models of others, K of them
+each. One that it has not received in a round counts as its own, with its p_kj, which stays: the weights keep their sum,
+and w_k takes a step along g times all the weight that it has. Batch statistics are a client's own. p0 is sent once; as
+traffic that is spread over the rounds in which a client takes part. Newcomers train alone from the mean of the cores
+weighted by p0, for as many rounds as a run has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.algorithms.common import parameters
+from pfljax.core import tree
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, Array, ClientOutput, Ledger, Predictor, Report, State
+from pfljax.local.problem import Problem
+
+
+@method(keeps="its core model, its relation to all others", travels="up to all others' core models down, its own up")
+@dataclasses.dataclass(frozen=True)
+class APPLE:
+    """APPLE (Luo and Wu, 2022): each client mixes all clients' core models, and learns by how much of each."""
+
+    neighbors: int = knob(0, at_least=0, help="M, others' core models that a client downloads in a round; 0: all")
+    rate: float = knob(0.001, at_least=0, grid=(0.0001, 0.001, 0.01), help="rate of the steps on p; 0 leaves p at p0")
+    mu: float = knob(0.1, at_least=0, grid=(0.001, 0.01, 0.1, 1.0), help="strength of the pull of p to p0")
+    pulled: float = knob(
+        0.2, at_least=0, at_most=1, grid=(0.1, 0.2, 0.5), help="L / R, part of the rounds in which p is pulled to p0"
+    )
+
+    def build(self, problem: Problem) -> Algorithm:
+        num, num_others = problem.num_clients, problem.cohort_size - 1
+        played = max(problem.rounds * problem.cohort_size / num, 1)  # rounds in which a client takes part
+
+        def init(key, clients):
+            ids = problem.ids(clients)
+            own = problem.own_rows(key, ids)
+            shares = clients.train.size / jnp.maximum(clients.train.size.sum(), 1)
+            moved = jnp.zeros((len(ids), num))  # p_k - p0
+            return State({"shares": shares}, own["model"], (), {"optimizer": own["optimizer"], "moved": moved})
+
+        def download(key, state, cohort):
+            drawn = lambda own: jax.random.permutation(jax.random.fold_in(key, own), num_others)[: self.neighbors]
+            draws = 0 < self.neighbors < num_others
+            steps = problem.plan.over_rows(drawn, cohort.ids) if draws else jnp.arange(num_others)
+            places = jnp.arange(len(cohort.ids))[:, None]
+            others = cohort.ids[(places + 1 + steps) % len(cohort.ids)]
+            return jnp.concatenate([cohort.ids[:, None], others], axis=1)
+
+        def server_update(key, state, aggregate):
+            return state._replace(models=tree.where(aggregate.count > 0, aggregate.upload, state.models)), {}
+
+        def relations(state):
+            return state.server["shares"] + state.clients["moved"]  # (K, K) p
+
+        def predictor(key, state, clients):
+            return parameters.of_all(problem, state.models, relations(state), clients)
+
+        def whom(state):
+            return parameters.heaviest(relations(state))
+
+        def newcomers(key, state, clients):
+            mean = tree.stack_one(tree.mix(state.server["shares"], state.models))
+            return Predictor.own(problem.train_alone(key, mean, clients, own=False, rounds=problem.rounds))
+
+        return Algorithm(
+            init=init,
+            download=download,
+            client_update=self._client_update(problem),
+            server_update=server_update,
+            predictor=predictor,
+            fine_tune=functools.partial(parameters.mixed, problem),
+            adapt=newcomers,
+            topology="peers",
+            ledger=Ledger(gradients=1),
+            report=Report("each client's mixture of the newest core models", (), whom, "peers"),
+            via_server=True,
+            traffic=lambda counted: counted._replace(server=counted.server / played),
+        )
+
+    def _client_update(self, problem: Problem):
+        """A client's part of a round."""
+        solver = problem.solver
+        of_batch = jax.value_and_grad(lambda params, batch: solver.mean_loss(params, batch))
+
+        def client_update(context, models, row, data):
+            shares, index = context.server["shares"], context.index
+            away = (shares + row["moved"]).at[index].set(0).sum()
+            pull = self.mu * schedule(context.round, self.pulled * problem.rounds)
+
+            others = jax.tree.map(lambda leaf: leaf[1:], models)
+            mixed = lambda core, p: parameters.mixture(problem, p.at[0].add(away), core, others)
+
+            def step(core, p, batch):
+                params, back = jax.vjp(mixed, core, p)
+                loss, slope = of_batch(params, batch(0))
+                slope, relation = back(slope)
+                return loss, slope, p - self.rate * (relation + pull * (p - shares[index]))
+
+            p = shares[index] + row["moved"][index]
+            core, optimizer, loss, p = solver.descend(
+                context.key, tree.first(models), row["optimizer"], data.train, step, p, round_number=context.round
+            )
+            row = {"optimizer": optimizer, "moved": row["moved"].at[index].set(p - shares[index])}
+            return ClientOutput(row, tree.stack_one(core), {"loss": loss})
+
+        return client_update
+
+
+def schedule(number: Array, length: Array | float) -> Array:
+    """() lambda(r), from 1 down to 0 in `length` rounds by a cosine."""
+    falling = (1 + jnp.cos(jnp.pi * number / jnp.maximum(length, 1))) / 2
+    return jnp.where(number < length, falling, 0.0)

@@ -1,0 +1,24 @@
+"""Optimizers of parameters that have to stay in a set, such as weights on a simplex."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import optax
+
+from pfljax.core import tree
+from pfljax.core.types import PyTree
+
+
+def projected(
+    optimizer: optax.GradientTransformation, project: Callable[[PyTree], PyTree]
+) -> optax.GradientTransformationExtraArgs:
+    """The optimizer, each of whose steps ends in the set onto which `project` maps parameters."""
+
+    def update(updates, state, params: Any = None, **extra):
+        del extra
+        updates, state = optimizer.update(updates, state, params)
+        return tree.subtract(project(tree.add(params, updates)), params), state
+
+    return optax.GradientTransformationExtraArgs(optimizer.init, update)

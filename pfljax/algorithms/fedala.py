@@ -1,0 +1,99 @@
+"""FedALA: each client learns, number by number, how much of the global model to take over.
+
+Zhang, Hua, Wang, Song, Xue, Ma, Guan, "FedALA: adaptive local aggregation for personalized federated learning" (AAAI
+2023). Client k keeps theta_k and, for the last p layers, weights W_k in [0, 1] of their shape.
+
+    A round: client k receives theta; with start(W) = theta_k + (theta - theta_k) * W in the last p layers, and theta in
+    the layers below, on a random share s of D_k:
+        W_k <- clip(W_k - eta grad l_k(start(W_k)) * (theta - theta_k), 0, 1)
+    for one pass, in the first round with weights for `first_passes`; theta_k <- local training from start(W_k) on D_k;
+    theta <- sum_k n_k theta_k / sum_k n_k.  Client k predicts with theta_k.
+
+Departures from the paper: in the first round with weights, which is a client's second, they take a given number of
+passes, where the paper waits until they converge. A client's first round starts from theta, also under sampling, since
+its own model is not trained yet. We read the result of a round as the trained model. Batch statistics are always those
+of theta. Newcomers play a first round: they train theta. The ledger counts every round as the dearest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.projection import projected
+from pfljax.core import tree
+from pfljax.core.errors import ArgumentError
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, Ledger, Predictor, Report
+from pfljax.local.batches import random_share
+from pfljax.local.problem import Problem
+
+OF_WEIGHTS = 2  # of a client's key for a round: the examples and mini-batches of W
+
+
+@method(keeps="its model, weights of its last layers", travels="the global model, both ways")
+@dataclasses.dataclass(frozen=True)
+class FedALA:
+    """FedALA (Zhang et al., 2023): each client learns, number by number, how much of the global model to take over."""
+
+    layers: int = knob(1, at_least=0, grid=(1, 2, 3), help="p, last layers that are mixed; 0 is FedAvg")
+    rate: float = knob(1.0, at_least=0, grid=(0.1, 1.0, 10.0), help="eta, the rate of the weights; 0 is FedAvg")
+    share: float = knob(
+        0.8, above=0, at_most=1, grid=(0.05, 0.2, 0.4, 0.6, 0.8, 1.0), help="s, part of the examples that teach weights"
+    )
+    first_passes: int = knob(10, at_least=1, help="passes over that part in the first round with weights")
+
+    def build(self, problem: Problem) -> Algorithm:
+        num_layers = len(problem.model.layers)
+        if self.layers > num_layers:
+            raise ArgumentError("layers", f"accepted: 0 to {num_layers}, the layers of the model", self.layers)
+
+        def mixed(params):
+            """The last p layers without batch statistics; None in place of everything else."""
+            mask, statistics = problem.model.mask(params, self.layers), problem.model.statistics(params)
+            mask = mask if statistics is None else jax.tree.map(lambda m, s: m and not s, mask, statistics)
+            return tree.partition(params, mask)[0]
+
+        def start(weights, own, theta):
+            parts = weights, mixed(own), mixed(theta)
+            return tree.combine(jax.tree.map(lambda w, mine, shared: mine + (shared - mine) * w, *parts), theta)
+
+        def learn(context, row, theta, split):
+            """W_k after this round's steps; there are none in a client's first round."""
+            key, share_key = jax.random.split(jax.random.fold_in(context.key, OF_WEIGHTS))
+            part = random_share(share_key, split, self.share)
+            loss = lambda w, x, y, key=None: problem.solver.loss(start(w, row["model"], theta), x, y, key)
+            descent = projected(optax.sgd(self.rate), lambda moved: jax.tree.map(lambda w: jnp.clip(w, 0, 1), moved))
+            solver = problem.solver._replace(loss=loss, optimizer=descent, epochs=self.first_passes, steps=0)
+            passes = jnp.where(row["rounds"] == 1, self.first_passes, jnp.minimum(row["rounds"], 1))
+            steps, weights = passes * -(-part.size // solver.batch(split.y.shape[0])), row["weights"]
+            return solver.fit(key, weights, descent.init(weights), part, round_number=context.round, steps=steps)[0]
+
+        def rows(key, models, clients):
+            num = tree.num_rows(clients)
+            weights = jax.tree.map(jnp.ones_like, mixed(tree.repeat(models, num)))
+            kept = {"weights": weights, "rounds": jnp.zeros((num,), jnp.int32)}  # in which the client took part
+            return kept | {"model": tree.repeat(models, num), "optimizer": problem.optimizer_rows(models, num)}
+
+        def train(context, models, row, data):
+            theta, returns = tree.first(models), row["rounds"] > 0
+            weights = learn(context, row, theta, data.train) if self.layers else row["weights"]
+            own = start(weights, row["model"], theta)
+            begin = jax.tree.map(lambda own, shared: jnp.where(returns, own, shared)[None], own, theta)
+            trained, optimizer, losses = problem.fit_models(context, begin, row["optimizer"], data.train)
+            row = {"weights": weights, "rounds": row["rounds"] + 1, "model": tree.first(trained)}
+            return trained, row | {"optimizer": optimizer}, losses
+
+        return averaging(
+            problem,
+            train=train,
+            rows=rows,
+            predictor=lambda key, state, clients: Predictor.own(state.clients["model"]),
+            adapt=lambda key, state, clients: Predictor.own(problem.train_alone(key, state.models, clients, own=False)),
+            ledger=Ledger(gradients=1, passes=1 + problem.passes(self.first_passes if self.layers else 0)),
+            report=Report(scored="each client's own model", facts=(("mixed layers", self.layers),)),
+        )

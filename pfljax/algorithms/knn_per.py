@@ -1,0 +1,77 @@
+"""kNN-Per: FedAvg's model, corrected by each client's nearest examples.
+
+Marfoq, Neglia, Kameni, Vidal, "Personalized federated learning through local memorization" (ICML 2022). Training is
+FedAvg's. Then client k keeps a datastore: of each of its training examples (x_i, y_i) the features phi(x_i), which the
+global model's last layer receives, and y_i. It predicts
+
+    lambda_k p_knn(y | x) + (1 - lambda_k) p(y | x; theta),
+    p_knn(y | x) proportional to the sum of exp(-d_i / scale) [y_i = y] over the k nearest examples,
+
+where d_i is the mean squared difference of features, |phi(x) - phi(x_i)|^2 / F.
+
+Departures from the paper: d is our reading; the authors' code divides the squared distance by F, too, so that one scale
+fits networks of any width. Features are as the network gives them. lambda_k is the value of the grid with the least
+mean loss, not error, on the client's validation examples, of which it may have few; without any it is `mix`. Newcomers
+do the same. Fine-tuning before evaluation trains the global model; the datastore is made anew with what comes out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.nearest import ByNearest
+from pfljax.core import tree
+from pfljax.core.errors import ArgumentError
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, ClientOutput, Ledger, Predictor, Report
+from pfljax.local.problem import Problem
+
+
+@method(name="knn_per", keeps="features of its examples", travels="the global model, both ways")
+@dataclasses.dataclass(frozen=True)
+class KNNPer:
+    """kNN-Per (Marfoq et al., 2022): FedAvg's model, corrected by each client's nearest examples."""
+
+    neighbors: int = knob(10, at_least=1, grid=(5, 10, 20), help="k, nearest examples of its own that a client asks")
+    scale: float = knob(
+        1.0, above=0, grid=(0.1, 1.0, 10.0), help="mean squared difference of features at which weight falls to 1 / e"
+    )
+    mix: float = knob(
+        0.5, at_least=0, at_most=1, help="lambda, the neighbors' share, of clients that do not choose it; 0 is FedAvg"
+    )
+    grid_steps: int = knob(
+        10, at_least=0, help="n: lambda is chosen among 0, 1/n, ..., 1 by the validation examples; 0: `mix` holds"
+    )
+
+    def build(self, problem: Problem) -> Algorithm:
+        model = problem.model
+        outputs = jax.eval_shape(model.apply, model.network.shapes, model.example_input)
+        if model.task != "classification" or outputs.ndim != 2:
+            raise ArgumentError("task", "kNN-Per needs one class for each example; accepted: classification")
+        apply = ByNearest(model, self.neighbors, outputs.shape[-1])
+        grid = jnp.linspace(0, 1, self.grid_steps + 1) if self.grid_steps else None
+
+        def remember(models, _, data):
+            return ClientOutput((), (), apply.remember(tree.first(models), data, self.scale, self.mix, grid))
+
+        def predictor_of(models, clients, topology):
+            num = tree.num_rows(clients)
+            index = (jnp.arange(num) if topology == "own" else jnp.zeros((num,))).astype(jnp.int32)[:, None]
+            rows = problem.plan.exchange(remember, models, index, (), clients, topology=topology)[1].report
+            return Predictor(models, index, jnp.ones((num, 1)), topology, rows, apply)
+
+        def fine_tuned(epochs):
+            alone = problem._replace(solver=problem.solver._replace(epochs=epochs, steps=0))
+            models = lambda key, state, clients: alone.train_alone(key, state.models, clients, own=False)
+            tuned = lambda key, state, clients: predictor_of(models(key, state, clients), clients, "own")
+            return dataclasses.replace(algorithm, predictor=tuned, adapt=tuned)
+
+        predictor = lambda key, state, clients: predictor_of(state.models, clients, "shared")
+        ledger = Ledger(gradients=1, unaccounted="the examples that a client keeps, by which it predicts")
+        report = Report(scored="the global model, corrected by each client's nearest examples")
+        algorithm = averaging(problem, predictor=predictor, ledger=ledger, report=report)
+        return dataclasses.replace(algorithm, fine_tuned=fine_tuned)

@@ -1,0 +1,88 @@
+"""pFedHN: a hypernetwork at the server generates every client's model.
+
+Shamsian, Navon, Fetaya, Chechik, "Personalized federated learning using hypernetworks" (ICML 2021). The server holds an
+embedding v_k of every client and a hypernetwork h with parameters phi: an MLP, and a linear head for each leaf.
+
+    A round: client k receives theta_k = h(v_k; phi), trains it, and sends delta_k, what that has changed;
+    (v, phi) take a step of the server's optimizer along the vector-Jacobian products of theta_k with -delta_k, their
+    mean over the cohort. The server generates all models anew; client k predicts with theta_k.
+
+Departures from the paper: a cohort takes part in a round, where the paper has one client. The heads' biases start as an
+initial model, and what is added to them is small beside it, so that clients start from models of the usual size. Batch
+statistics are not generated: all clients have the mean of those that came back. The server's optimizer has no weight
+decay or clipping, as the authors' code has. Newcomers learn an embedding, from the mean of all, with phi as it is, for
+as many rounds as a run has. The server holds H times the parameters of a model, H the trunk's width, and all K models.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from pfljax.algorithms.common import hypernetwork
+from pfljax.core import tree
+from pfljax.core.method import knob, method
+from pfljax.core.types import Algorithm, ClientOutput, Ledger, Predictor, Report, State
+from pfljax.local.problem import Problem
+
+
+@method(keeps="nothing", travels="its generated model down, the change of it up")
+@dataclasses.dataclass(frozen=True)
+class PFedHN:
+    """pFedHN (Shamsian et al., 2021): a hypernetwork at the server generates every client's model."""
+
+    rate: float = knob(0.01, at_least=0, grid=(0.001, 0.003, 0.01, 0.03), help="rate of the server's optimizer")
+    optimizer: Literal["sgd", "adam"] = knob("sgd", help="the server's optimizer")
+    hidden: int = knob(100, at_least=1, grid=(50, 100), help="H, width of the hypernetwork's hidden layers")
+    layers: int = knob(3, at_least=0, grid=(1, 2, 3), help="number of hidden layers after the first")
+    embedding: int = knob(0, at_least=0, help="length of a client's embedding; 0: 1 + K / 4, rounded down")
+    spread: float = knob(0.1, at_least=0, help="how far first models are from one another, over a model's own spread")
+
+    def build(self, problem: Problem) -> Algorithm:
+        num, make = problem.num_clients, {"adam": optax.adam, "sgd": optax.sgd}[self.optimizer]
+        descent = hypernetwork.beside_statistics(problem.model, make(self.rate))
+        widths = (self.embedding or 1 + num // 4, *[self.hidden] * (1 + self.layers))
+        generate = lambda learned: hypernetwork.generate(learned["network"], learned["embeddings"])
+
+        def init(key, clients):
+            own_key, network_key = jax.random.split(jax.random.fold_in(key, num))
+            bias = tree.first(problem.init_models(key, 1))
+            network = hypernetwork.init(network_key, problem.model, bias, widths, self.spread)
+            embeddings = problem.draw(own_key, jnp.arange(num), lambda key: jax.random.normal(key, widths[:1]))
+            learned = {"network": network, "embeddings": embeddings}
+            kept = problem.optimizer_rows(tree.stack_one(bias), tree.num_rows(clients))
+            return State(learned, generate(learned), descent.init(learned), kept)
+
+        def client_update(context, models, kept, data):
+            trained, kept, losses = problem.fit_models(context, models, kept, data.train)
+            return ClientOutput(kept, tree.subtract(trained, models), {"loss": losses[0]}, (data.train.size > 0)[None])
+
+        def server_update(key, state, aggregate):
+            came = (aggregate.count > 0).sum()
+            _, back = jax.vjp(generate, state.server)
+            slope = back(tree.scale(aggregate.upload, -1 / jnp.maximum(came, 1)))[0]
+            updates, optimizer = descent.update(slope, state.optimizer, state.server)
+            new = optax.apply_updates(state.server, updates), optimizer
+            learned, optimizer = jax.tree.map(lambda a, b: jnp.where(came, a, b), new, (state.server, state.optimizer))
+            return state._replace(server=learned, models=generate(learned), optimizer=optimizer), {}
+
+        def adapt(key, state, clients):
+            embed = functools.partial(hypernetwork.embedded, problem, make(self.rate))
+            return Predictor.own(problem.personalize(key, tree.stack_one(state.server), clients, embed))
+
+        return Algorithm(
+            init=init,
+            client_update=client_update,
+            server_update=server_update,
+            predictor=lambda key, state, clients: Predictor.own(problem.rows_of(state.models)),
+            adapt=adapt,
+            topology="shared",
+            download=lambda key, state, cohort: cohort.ids[:, None],
+            ledger=Ledger(gradients=1),
+            report=Report(scored="each client's generated model"),
+        )

@@ -1,0 +1,154 @@
+"""APPLE: rounds by hand on quadratics, models that are not downloaded, and its limits."""
+
+import functools
+import itertools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toys
+from quadratics import RATE, SIZES, gradient, play, vectors
+
+from pfljax.algorithms.apple import schedule
+from pfljax.algorithms.common.parameters import mixture
+from pfljax.core import tree
+from pfljax.core.errors import ArgumentError
+from pfljax.core.types import Cohort
+
+SHARES = np.array(SIZES) / sum(SIZES)
+
+
+def scored(algorithm, state, federation):
+    """The models with which the clients predict, (K, d)."""
+    tuned = jax.jit(functools.partial(toys.predictor, algorithm))
+    return vectors(tuned(jax.random.key(0), state, federation.client_data).models)
+
+
+def round_by_hand(federation, cores, p, held, strength, rate, steps=2):
+    """A round's next cores and p; held: (K, K) bool, who has received whose core."""
+    new, moved = cores.copy(), p.copy()
+    for k in range(len(cores)):
+        for _ in range(steps):
+            models = np.where(np.arange(len(cores))[:, None] == k, new[k], cores)
+            models = np.where(held[k][:, None], models, new[k])  # a core that is not here counts as the own
+            slope = gradient(federation, k, moved[k] @ models)
+            related = np.where(held[k], models @ slope + strength * (moved[k] - SHARES), 0)
+            own = moved[k, k] + moved[k][~held[k]].sum()
+            new[k], moved[k] = new[k] - RATE * own * slope, moved[k] - rate * related
+    return new, moved
+
+
+def test_rounds_by_hand():
+    knobs = {"rate": 0.05, "mu": 2.0, "pulled": 0.75}
+    federation, algorithm, states, records, _ = play("apple", rounds=4, epochs=2, knobs=knobs)
+    cores, p = vectors(states[0].models), np.tile(SHARES, (4, 1))
+    for number in range(4):  # of R = 2 rounds in the toy problem: L = 1.5
+        strength = 2.0 * (1 + np.cos(np.pi * number / 1.5)) / 2 if number < 1.5 else 0
+        cores, p = round_by_hand(federation, cores, p, np.ones((4, 4), bool), strength, 0.05)
+        after = states[number + 1]
+        np.testing.assert_allclose(vectors(after.models), cores, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(SHARES + np.float64(after.clients["moved"]), p, rtol=1e-4, atol=1e-5)
+    assert np.abs(p - SHARES).max() > 0.1 and (p < 0).any()
+    np.testing.assert_allclose(scored(algorithm, states[-1], federation), p @ cores, rtol=1e-4, atol=1e-5)
+    shown = algorithm.report.collaboration(states[-1])
+    for k in range(4):
+        np.testing.assert_allclose(shown["signed"][k], p[k, shown["index"][k]], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(shown["weights"], np.abs(shown["signed"]) / np.abs(p).sum(axis=1)[:, None], rtol=1e-4)
+    # Three cores of four numbers each down and one up; the four shares are spread over the R = 2 rounds.
+    assert records[0].down == 4 * (3 * 4 * 4 + 4 * 4 / 2) and records[0].up == 4 * 4 * 4
+
+
+def test_a_core_that_is_not_downloaded_counts_as_the_own_by_hand():
+    federation = toys.make_federation(SIZES, "regression")
+    problem = toys.make_problem(federation, optax.sgd(RATE), epochs=2)
+    algorithm = toys.make_algorithm("apple", problem, neighbors=1, rate=0.05, mu=1.0, pulled=1.0)
+    states, records = toys.train(algorithm, problem, federation.client_data, 3)
+    cores, p, met = vectors(states[0].models), np.tile(SHARES, (4, 1)), set()
+    for number, (before, after) in enumerate(itertools.pairwise(states)):
+        held = np.eye(4, dtype=bool) | (np.asarray(before.clients["moved"]) != np.asarray(after.clients["moved"]))
+        assert (held.sum(axis=1) == 2).all()
+        met |= {tuple(row) for row in held.tolist()}
+        strength = (1 + np.cos(np.pi * number / 2)) / 2 if number < 2 else 0
+        cores, p = round_by_hand(federation, cores, p, held, strength, 0.05)
+        np.testing.assert_allclose(vectors(after.models), cores, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(SHARES + np.float64(after.clients["moved"]), p, rtol=1e-4, atol=1e-5)
+    assert len(met) > 4  # not always the same
+    assert records[0].down == 4 * (4 * 4 + 4 * 4 / 2)
+
+
+def test_others_of_the_cohort_are_drawn_uniformly():
+    problem = toys.make_problem(toys.make_federation([3] * 9), cohort=5)
+    algorithm = toys.make_algorithm("apple", problem, neighbors=2)
+    cohort = Cohort(jnp.array([0, 2, 3, 7, 8], jnp.int32))
+    draw = jax.jit(lambda key: algorithm.download(key, None, cohort))
+    drawn = np.stack([np.asarray(draw(jax.random.key(seed))) for seed in range(300)])
+    np.testing.assert_array_equal(drawn[:, :, 0], np.broadcast_to(cohort.ids, (300, 5)))
+    assert (drawn[:, :, 1:] != drawn[:, :, :1]).all() and (drawn[:, :, 1] != drawn[:, :, 2]).all()
+    for place, own in enumerate(cohort.ids.tolist()):
+        counts = [(drawn[:, place, 1:] == other).sum() for other in cohort.ids.tolist() if other != own]
+        assert sum(counts) == 600 and np.abs(np.array(counts) - 150).max() < 45  # over 5 standard deviations
+
+
+def test_with_p_fixed_and_one_step_it_is_fedavg_of_k_times_the_rate():
+    """Of equal clients that start from one model: the mean of the cores takes 1 / K of FedAvg's step."""
+    federation, found = toys.make_federation((4, 4, 4), "regression"), {}
+    for name, rate, knobs in (("fedavg", 0.1, {}), ("apple", 0.3, {"rate": 0.0}), ("apple", 0.3, {"rate": 0.1})):
+        problem = toys.make_problem(federation, optax.sgd(rate))._replace(common_init=True)
+        algorithm = toys.make_algorithm(name, problem, **knobs)
+        states, _ = toys.train(algorithm, problem, federation.client_data, 3)
+        models = scored(algorithm, states[-1], federation)
+        found[name, knobs.get("rate")] = np.broadcast_to(models, (3, 4))
+    np.testing.assert_allclose(found["apple", 0.0], found["fedavg", None], rtol=1e-5, atol=1e-6)
+    assert np.abs(found["apple", 0.1] - found["fedavg", None]).max() > 1e-3
+
+
+def test_a_client_alone_in_its_rounds_with_p_fixed_trains_as_local_does():
+    """Every core that is not there counts as its own, with all of the weight."""
+    options = {"cohort": 1, "batch_size": 2, "epochs": 2, "rounds": 6}
+    local = vectors(play("local", **options)[2][-1].models)
+    np.testing.assert_allclose(vectors(play("apple", knobs={"rate": 0.0}, **options)[2][-1].models), local, rtol=1e-5)
+    assert np.abs(vectors(play("apple", knobs={"rate": 0.1}, **options)[2][-1].models) - local).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("number", "length", "wanted"), [(0, 10, 1), (5, 10, 0.5), (10, 10, 0), (12, 10, 0), (0, 0, 0)]
+)
+def test_the_pull_falls_by_a_cosine(number, length, wanted):
+    np.testing.assert_allclose(schedule(np.int32(number), float(length)), wanted, atol=1e-6)
+
+
+def test_a_stronger_pull_keeps_p_nearer_to_the_shares():
+    found = [
+        np.abs(play("apple", epochs=5, knobs={"rate": 0.05, "mu": mu, "pulled": 1.0})[2][-1].clients["moved"]).sum()
+        for mu in (0.0, 1.0, 10.0)
+    ]
+    assert found[0] > found[1] > found[2] > 0
+
+
+class Normalized(nn.Module):
+    """A linear model of normalized inputs."""
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        x = nn.BatchNorm(use_running_average=not train)(x)
+        return nn.Dense(3)(x)
+
+
+def test_batch_statistics_are_not_mixed():
+    problem = toys.make_problem(toys.make_federation((3, 3)), model=Normalized())
+    own, one, two = (tree.first(problem.init_models(jax.random.key(n), 1)) for n in range(3))
+    own["batch_stats"]["BatchNorm_0"]["var"] += 5.0
+    others = jax.tree.map(lambda *leaves: jnp.stack(leaves), one, two)
+    found = mixture(problem, jnp.array([0.5, 2.0, -1.0]), own, others)
+    toys.assert_trees_close(found["batch_stats"], own["batch_stats"])
+    kernels = [np.float64(model["Dense_0"]["kernel"]) for model in (own, one, two)]
+    wanted = 0.5 * kernels[0] + 2 * kernels[1] - kernels[2]
+    np.testing.assert_allclose(found["Dense_0"]["kernel"], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_mistakes_are_one_line():
+    with pytest.raises(ArgumentError, match=r"^apple\.pulled=1\.5: accepted: 0 to 1$"):
+        play("apple", knobs={"pulled": 1.5})

@@ -1,0 +1,179 @@
+"""kNN-Per: predictions by hand, the choice of lambda, fine-tuning, and FedAvg as its limit."""
+
+import dataclasses
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toys
+
+from pfljax.algorithms.common.nearest import features_of, votes
+from pfljax.core.errors import ArgumentError
+from pfljax.core.types import Split
+from pfljax.evaluation import metrics
+from pfljax.evaluation.fine_tuning import fine_tuned
+
+SIZES = (6, 1, 0, 3)
+
+
+@functools.cache
+def trained(name, **knobs):
+    """(federation, problem, algorithm, last state, records) after two rounds."""
+    federation = toys.make_federation(SIZES, validation_size=4)
+    problem = toys.make_problem(federation, optax.sgd(0.3), hidden=(4,), batch_size=2)
+    algorithm = toys.make_algorithm(name, problem, **knobs)
+    states, records = toys.train(algorithm, problem, federation.client_data, 2)
+    return federation, problem, algorithm, states[-1], records
+
+
+def predicted(problem, predictor, x):
+    """Every client's predictions (K, B, C)."""
+    return np.asarray(jax.jit(functools.partial(metrics.predictions, problem.plan, problem.model))(predictor, x))
+
+
+def network(params, x):
+    """(features (B, 4), probabilities (B, C)) of the MLP with one hidden layer, in float64."""
+    layers = [{name: np.float64(leaf) for name, leaf in params[f"Dense_{n}"].items()} for n in range(2)]
+    features = np.maximum(np.float64(x) @ layers[0]["kernel"] + layers[0]["bias"], 0)
+    logits = features @ layers[1]["kernel"] + layers[1]["bias"]
+    exponents = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return features, exponents / exponents.sum(axis=1, keepdims=True)
+
+
+def by_hand(params, x, y, queries, num, scale):
+    """p_knn (B, C) of a client with examples x, y."""
+    stored, asked = network(params, x)[0], network(params, queries)[0]
+    found = np.zeros((len(queries), 3))
+    for i, query in enumerate(asked):
+        distance = ((stored - query) ** 2).mean(axis=1)
+        for place in np.argsort(distance)[:num]:
+            found[i, y[place]] += np.exp(-distance[place] / scale)
+        found[i] /= found[i].sum()
+    return found
+
+
+def own(federation, k):
+    return federation.train.x[k, : SIZES[k]], federation.train.y[k, : SIZES[k]]
+
+
+@pytest.mark.parametrize("num", [1, 2, 10])
+def test_predictions_by_hand(num):
+    federation, problem, algorithm, state, _ = trained("knn_per", neighbors=num, scale=0.2, mix=0.7, grid_steps=0)
+    predictor = jax.jit(algorithm.predictor)(jax.random.key(0), state, federation.client_data)
+    queries = federation.test.x[0]
+    params = jax.tree.map(lambda leaf: leaf[0], state.models)
+    shared, found = network(params, queries)[1], predicted(problem, predictor, queries)
+    for k in range(4):
+        expected = shared  # of a client without examples
+        if SIZES[k]:
+            expected = 0.7 * by_hand(params, *own(federation, k), queries, num, 0.2) + 0.3 * shared
+        np.testing.assert_allclose(found[k], expected, rtol=1e-4, atol=1e-6)
+    assert np.abs(found[0] - shared).max() > 0.05
+
+
+def test_lambda_is_the_one_of_the_grid_that_fits_the_validation_examples_best():
+    """Client 0 validates on examples that it remembers, the others on labels at random."""
+    federation, _, algorithm, state, _ = trained("knn_per", neighbors=2, scale=0.1, grid_steps=4)
+    split = jax.tree.map(np.copy, federation.validation)
+    split.x[0], split.y[0] = federation.train.x[0, :4], federation.train.y[0, :4]
+    clients = federation.client_data._replace(validation=split)
+    found = jax.jit(algorithm.predictor)(jax.random.key(0), state, clients).rows["mix"]
+    params = jax.tree.map(lambda leaf: leaf[0], state.models)
+    for k in (0, 1, 3):
+        x, y = split.x[k], split.y[k]
+        both = by_hand(params, *own(federation, k), x, 2, 0.1), network(params, x)[1]
+        memory, shared = (p[np.arange(len(y)), y] for p in both)
+        grid = np.linspace(0, 1, 5)
+        losses = [-np.log(np.maximum(share * memory + (1 - share) * shared, 1e-38)).mean() for share in grid]
+        assert found[k] == grid[np.argmin(losses)]
+    assert found[0] > found[1] and found[2] == 0
+
+
+def test_clients_without_validation_examples_have_the_lambda_that_is_given():
+    federation, _, algorithm, state, _ = trained("knn_per", mix=0.3)
+    for validation in (federation.validation._replace(size=np.zeros(4, np.int32)), no_validation(federation)):
+        clients = federation.client_data._replace(validation=validation)
+        found = jax.jit(algorithm.predictor)(jax.random.key(0), state, clients).rows["mix"]
+        np.testing.assert_allclose(found, [0.3, 0.3, 0, 0.3])
+
+
+def no_validation(federation):
+    return jax.tree.map(lambda leaf: leaf[:, :0] if leaf.ndim > 1 else np.zeros(4, np.int32), federation.validation)
+
+
+def test_without_the_neighbors_share_it_is_fedavg():
+    federation, problem, algorithm, state, _ = trained("knn_per", mix=0.0, grid_steps=0)
+    wanted = trained("fedavg")
+    assert toys.same_trees(state.models, wanted[3].models)
+    predictors = (jax.jit(each.predictor) for each in (algorithm, wanted[2], trained("knn_per")[2]))
+    found = [predict(jax.random.key(0), state, federation.client_data) for predict in predictors]
+    losses = [toys.evaluate(problem.plan, problem.model, each, federation.test)["loss"] for each in found]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+    assert np.abs(losses[2] - losses[1])[[0, 3]].max() > 0.01
+
+
+def test_its_traffic_is_fedavg_s():
+    found, wanted = trained("knn_per")[4], trained("fedavg")[4]
+    assert [(r.down, r.up) for r in found] == [(r.down, r.up) for r in wanted] and found[0].up > 0
+
+
+def test_newcomers_remember_their_own_examples():
+    _, problem, algorithm, state, _ = trained("knn_per", mix=1.0, grid_steps=0, neighbors=1)
+    newcomers = toys.make_federation((5, 2), seed=3)
+    predictor = jax.jit(algorithm.adapt)(jax.random.key(0), state, newcomers.client_data)
+    for k in range(2):
+        queries = newcomers.train.x[k, : newcomers.train.size[k]]
+        found = predicted(problem, predictor, queries)[k].argmax(axis=1)
+        np.testing.assert_array_equal(found, newcomers.train.y[k, : len(queries)])  # each is nearest to itself
+
+
+def test_after_fine_tuning_the_datastore_is_of_the_tuned_model():
+    federation, problem, algorithm, state, _ = trained("knn_per", neighbors=2, scale=0.2, mix=0.7, grid_steps=0)
+    tuned = fine_tuned(problem, algorithm, 3)
+    predictor = jax.jit(tuned.predictor)(jax.random.key(1), state, federation.client_data)
+    alone = problem._replace(solver=problem.solver._replace(epochs=3))
+    expected = alone.train_alone(jax.random.key(1), state.models, federation.client_data, own=False)
+    toys.assert_trees_close(predictor.models, expected, rtol=1e-5, atol=1e-6)
+    queries = federation.test.x[0]
+    found = predicted(problem, predictor, queries)
+    for k in (0, 1, 3):
+        params = jax.tree.map(lambda leaf, k=k: leaf[k], predictor.models)
+        hand = 0.7 * by_hand(params, *own(federation, k), queries, 2, 0.2) + 0.3 * network(params, queries)[1]
+        np.testing.assert_allclose(found[k], hand, rtol=1e-4, atol=1e-6)
+
+
+def test_features_of_many_examples_are_found_in_blocks():
+    _, problem, _, state, _ = trained("knn_per")
+    params = jax.tree.map(lambda leaf: leaf[0], state.models)
+    x = np.random.default_rng(0).normal(size=(700, 3)).astype(np.float32)
+    found = jax.jit(lambda split: features_of(problem.model, params, split))(Split(x, np.zeros(700, np.int32), 650))
+    assert found.shape == (700, 4)
+    np.testing.assert_allclose(found[:650], network(params, x[:650])[0], rtol=1e-4, atol=1e-5)
+
+
+def test_padding_gets_no_vote():
+    features = jnp.array([[5.0], [0.0], [0.0]])
+    places, weights = votes(jnp.zeros((1, 1)), features, jnp.int32(1), 2, 1.0)
+    assert places[0, 0] == 0
+    np.testing.assert_array_equal(weights, [[1.0, 0.0]])
+
+
+class OfPlaces(nn.Module):
+    """Logits for each of two places of a sequence."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(6)(x).reshape(-1, 2, 3)
+
+
+@pytest.mark.parametrize(("task", "module"), [("regression", None), ("classification", OfPlaces())])
+def test_other_tasks_are_refused(task, module):
+    problem = toys.make_problem(toys.make_federation((3, 2), task))
+    model = dataclasses.replace(problem.model, module=module or problem.model.module)
+    text = r"^task: kNN-Per needs one class for each example; accepted: classification$"
+    with pytest.raises(ArgumentError, match=text):
+        toys.make_algorithm("knn_per", problem._replace(model=model))

@@ -1,0 +1,168 @@
+"""pFedHN: rounds with gradients by hand, batch statistics, newcomers, and FedAvg as a hypernetwork of biases."""
+
+import itertools
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+import pytest
+import toys
+from quadratics import RATE, gradient, play, vectors
+
+from pfljax.core import tree
+from pfljax.core.errors import ArgumentError
+
+KNOBS = {"optimizer": "sgd", "rate": 0.3, "hidden": 5, "layers": 1, "embedding": 2, "spread": 0.5}
+
+
+def heads(network):
+    """(kernel (H, d), bias (d,)) of the heads of a linear model."""
+    return vectors(network["kernel"]), vectors(tree.stack_one(network["bias"]))[0]
+
+
+def learned(server):
+    """The server's numbers in float64: embeddings, two layers of the trunk, and heads."""
+    network = server["network"]
+    trunk = [np.float64(layer[name]) for layer in network["trunk"] for name in ("kernel", "bias")]
+    return [np.float64(server["embeddings"]), *trunk, *heads(network)]
+
+
+def forward(numbers):
+    """(models (K, d), features (K, H), the first layer's outputs (K, H))."""
+    v, w1, b1, w2, b2, kernel, bias = numbers
+    inner = v @ w1 + b1
+    features = np.maximum(inner, 0) @ w2 + b2
+    return features @ kernel + bias, features, inner
+
+
+def slopes(numbers, cotangent):
+    """The vector-Jacobian products of the models with a cotangent (K, d), by the chain rule."""
+    v, w1, _, w2, _, kernel, _ = numbers
+    _, features, inner = forward(numbers)
+    of_features = cotangent @ kernel.T
+    of_inner = of_features @ w2.T * (inner > 0)
+    of_trunk = (v.T @ of_inner, of_inner.sum(axis=0), np.maximum(inner, 0).T @ of_features, of_features.sum(axis=0))
+    return [of_inner @ w1.T, *of_trunk, features.T @ cotangent, cotangent.sum(axis=0)]
+
+
+def trained(federation, k, theta, steps):
+    for _ in range(steps):
+        theta = theta - RATE * gradient(federation, k, theta)
+    return theta
+
+
+def test_rounds_by_hand():
+    federation, _, states, records, predictor = play("pfedhn", rounds=3, epochs=2, knobs=KNOBS)
+    numbers = learned(states[0].server)
+    for number in range(3):
+        theta = forward(numbers)[0]
+        np.testing.assert_allclose(vectors(states[number].models), theta, rtol=1e-4, atol=1e-5)
+        delta = np.stack([trained(federation, k, theta[k], 2) - theta[k] for k in range(4)])
+        numbers = [old - 0.3 * slope for old, slope in zip(numbers, slopes(numbers, -delta / 4), strict=True)]
+        for found, wanted in zip(learned(states[number + 1].server), numbers, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    assert np.abs(learned(states[0].server)[0] - numbers[0]).max() > 1e-3  # embeddings move
+    np.testing.assert_allclose(vectors(predictor.models), forward(numbers)[0], rtol=1e-4, atol=1e-5)
+    assert records[0].down == records[0].up == 4 * 4 * 4  # a model each way
+
+
+def test_under_sampling_the_mean_is_over_the_cohort_by_hand():
+    federation = toys.make_federation((3, 0, 2, 4), "regression")
+    problem = toys.make_problem(federation, optax.sgd(RATE), cohort=2)
+    states, records = toys.train(toys.make_algorithm("pfedhn", problem, **KNOBS), problem, federation.client_data, 6)
+    alone = 0
+    for (before, after), record in zip(itertools.pairwise(states), records, strict=True):
+        numbers = learned(before.server)
+        theta, found = forward(numbers)[0], []
+        delta = np.stack([trained(federation, k, theta[k], 1) - theta[k] if k != 1 else 0 * theta[k] for k in range(4)])
+        sent = int(record.up) // 16
+        alone += sent == 1
+        for pair in itertools.combinations(range(4), 2):
+            cotangent = np.where(np.isin(np.arange(4), pair)[:, None], -delta / sent, 0)
+            new = [old - 0.3 * slope for old, slope in zip(numbers, slopes(numbers, cotangent), strict=True)]
+            found.append(np.allclose(forward(new)[0], vectors(after.models), rtol=1e-4, atol=1e-5))
+        assert sum(found) == 1
+    assert 0 < alone < 6
+
+
+def test_a_hypernetwork_of_biases_is_fedavg_of_equal_clients():
+    """At rate 1; nothing else ever moves. As it starts by default, it is not."""
+    federation = toys.make_federation((4, 4, 4), "regression")
+    problem = toys.make_problem(federation, optax.sgd(RATE), batch_size=2, epochs=2)
+    clients, knobs = federation.client_data, KNOBS | {"rate": 1.0}
+    fedavg = toys.train(toys.make_algorithm("fedavg", problem), problem, clients, 3)[0]
+    algorithm = toys.make_algorithm("pfedhn", problem, **knobs)
+    start = toys.start(algorithm, problem, clients)
+    network = jax.tree.map(np.zeros_like, start.server["network"]) | {"bias": tree.first(fedavg[0].models)}
+    models = tree.repeat(fedavg[0].models, 3)
+    biases = start._replace(server=start.server | {"network": network}, models=models)
+    found, others = (toys.train(algorithm, problem, clients, 3, state=state)[0][-1] for state in (biases, start))
+    wanted = np.broadcast_to(vectors(fedavg[-1].models), (3, 4))
+    np.testing.assert_allclose(vectors(found.models), wanted, rtol=1e-5, atol=1e-6)
+    assert np.abs(vectors(others.models) - wanted).max() > 1e-2
+
+
+def test_first_models_are_near_one_initial_model():
+    spread = {}
+    for knob in (0.0, 0.1, 1.0):
+        models = play("pfedhn", hidden=(16,), rounds=0, knobs=KNOBS | {"hidden": 100, "spread": knob})[2][0].models
+        kernel = np.asarray(models["Dense_0"]["kernel"])
+        spread[knob] = (kernel - kernel.mean(axis=0)).std() / kernel.mean(axis=0).std()
+        np.testing.assert_allclose(models["Dense_0"]["bias"], 0, atol=1e-6)  # as the model's own biases
+    assert spread[0.0] < 1e-6 and 0.02 < spread[0.1] < 0.3 and 5 < spread[1.0] / spread[0.1] < 11
+
+
+def test_without_a_rate_the_models_stay():
+    states = play("pfedhn", rounds=2, knobs=KNOBS | {"rate": 0.0})[2]
+    np.testing.assert_array_equal(vectors(states[0].models), vectors(states[2].models))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_newcomers_learn_an_embedding_by_hand(optimizer):
+    _, algorithm, states, _, _ = play("pfedhn", rounds=2, epochs=2, knobs=KNOBS | {"optimizer": optimizer})
+    newcomers = toys.make_federation((4, 2), "regression", seed=5)
+    adapted = jax.jit(algorithm.adapt)(jax.random.key(1), states[-1], newcomers.client_data)
+    numbers = learned(states[-1].server)
+    for k in range(2):
+        own, first, second = numbers[0].mean(axis=0), 0.0, 0.0
+        model_of = lambda own: forward([own[None], *numbers[1:]])[0][0]
+        for number in range(2):  # R
+            theta = model_of(own)
+            slope = slopes([own[None], *numbers[1:]], (theta - trained(newcomers, k, theta, 2))[None])[0][0]
+            first, second = 0.9 * first + 0.1 * slope, 0.999 * second + 0.001 * slope**2
+            mean, square = first / (1 - 0.9 ** (number + 1)), second / (1 - 0.999 ** (number + 1))
+            own = own - 0.3 * (slope if optimizer == "sgd" else mean / (np.sqrt(square) + 1e-8))
+        np.testing.assert_allclose(vectors(adapted.models)[k], model_of(own), rtol=1e-3, atol=1e-4)
+
+
+class Normalized(nn.Module):
+    """A linear model of normalized inputs."""
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.7)(x)
+        return nn.Dense(3)(x)
+
+
+def test_batch_statistics_are_the_mean_of_those_that_came_back():
+    """Of one full batch each: 0.7 of the old ones and 0.3 of the batch's, whatever the rate of the server."""
+    federation = toys.make_federation((4, 4, 4))
+    problem = toys.make_problem(federation, optax.sgd(RATE), model=Normalized())
+    states, _ = toys.train(toys.make_algorithm("pfedhn", problem, **KNOBS), problem, federation.client_data, 2)
+    mean, variance = np.zeros(3), np.ones(3)
+    for state in states[1:]:
+        x = [np.float64(federation.train.x[k]) for k in range(3)]
+        mean = 0.7 * mean + 0.3 * np.mean([own.mean(axis=0) for own in x], axis=0)
+        variance = 0.7 * variance + 0.3 * np.mean([own.var(axis=0) for own in x], axis=0)
+        found = state.models["batch_stats"]["BatchNorm_0"]
+        for k in range(3):
+            np.testing.assert_allclose(found["mean"][k], mean, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(found["var"][k], variance, rtol=1e-4, atol=1e-5)
+    kernels = states[-1].models["Dense_0"]["kernel"]
+    assert np.ptp(kernels, axis=0).max() > 1e-3
+
+
+def test_mistakes_are_one_line():
+    with pytest.raises(ArgumentError, match=r"^pfedhn\.hidden=0: accepted: 1 or more$"):
+        play("pfedhn", knobs={"hidden": 0})
