@@ -24,9 +24,10 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import aggregation, updates
+from pfljax.algorithms.common.averaging import averaging
 from pfljax.core import tree
 from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm, ClientOutput, Ledger, Predictor, State
+from pfljax.core.types import Algorithm, ClientOutput, State
 from pfljax.local.problem import Problem
 
 
@@ -76,11 +77,5 @@ class FedDyn:
             models = updates.moved(solver, state.models, update, weight > 0)
             return state._replace(server=state.server | {"h": h}, models=models), {}
 
-        return Algorithm(
-            init=init,
-            client_update=client_update,
-            server_update=server_update,
-            predictor=lambda key, state, clients: Predictor.one(state.models, tree.num_rows(clients)),
-            topology="shared",
-            ledger=Ledger(gradients=1),
-        )
+        changed = {"init": init, "client_update": client_update, "server_update": server_update}
+        return dataclasses.replace(averaging(problem), **changed, averages=False)
