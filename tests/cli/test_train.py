@@ -192,7 +192,7 @@ def test_a_model_of_one_s_own_comes_from_its_file(tmp_path):
     call(train.COMMAND, *small, f"--model={path}:Small", f"--out={tmp_path / 'run'}")
     summary = files.read_json(tmp_path / "run" / "summary.json")
     assert summary["parameters"] == 64 * 3 + 3 + 3 * 10 + 10
-    line = one_line(call(train.COMMAND, *SMALL, f"--model={path}:Big", code=2))
+    line = one_line(call(train.COMMAND, *small, f"--model={path}:Big", code=2))
     assert line.startswith(f"--model={path}:Big: ") and "has no Big" in line
 
 
