@@ -56,6 +56,9 @@ def branch_weights(panels: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]],
     return figure
 
 
+MARKERS = "osD^vP*X<>"
+
+
 def sweep_figure(points: Sequence[dict], panels: dict[str, str]) -> Figure:
     """Accuracy against a knob, a panel for each knob and a line for each method; crosses are a paper's values.
 
@@ -68,6 +71,7 @@ def sweep_figure(points: Sequence[dict], panels: dict[str, str]) -> Figure:
     figure = Picture(5.5 * len(panels), 4.2)
     methods = list(dict.fromkeys(point["algorithm"] for point in points))
     shades = dict(zip(methods, colors(np.arange(len(methods))), strict=True))
+    crowded = len(methods) > len(MARKERS) // 2
     for place, (panel, label) in enumerate(panels.items(), 1):
         axes = add_axes(figure, 1, len(panels), place, xlabel=label, ylabel="test accuracy")
         for method in methods:
@@ -77,14 +81,18 @@ def sweep_figure(points: Sequence[dict], panels: dict[str, str]) -> Figure:
             values, scores, spread = (
                 np.array([p.get(n, 0) for p in own]) for n in ("value", "accuracy", "accuracy_std")
             )
-            axes.plot(values, scores, "o-", color=shades[method], label=method)
+            marker = MARKERS[methods.index(method) % len(MARKERS)] if crowded else "o"
+            axes.plot(values, scores, f"{marker}-", color=shades[method], label=method)
             axes.fill_between(values, scores - spread, scores + spread, color=shades[method], alpha=0.15, linewidth=0)
             known = [p for p in own if p["paper"] is not None]
             axes.plot([p["value"] for p in known], [p["paper"] for p in known], "x", color=shades[method], markersize=9)
         axes.set_xticks(sorted({point["value"] for point in points if point["panel"] == panel}))
         if any(point["paper"] is not None for point in points):
             axes.plot([], [], "x", color="gray", label="the paper's Table 2")
-        axes.legend(frameon=False)
+        if not crowded:
+            axes.legend(frameon=False)
+    if crowded and figure.axes:
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
     return figure
 
 
