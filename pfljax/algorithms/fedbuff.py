@@ -41,7 +41,7 @@ class FedBuff:
     """FedBuff (Nguyen et al., 2022): a server that takes updates of any age as they come, buffer by buffer."""
 
     max_staleness: int = knob(
-        5, at_least=0, help="most steps that a client may be late; 0, with server_rate 1, is FedAvg"
+        5, at_least=0, at_most=10_000, help="most steps that a client may be late; 0, with server_rate 1, is FedAvg"
     )
     delays: Literal["half_normal", "uniform"] = knob(
         "half_normal", help="how late clients are: as a half-normal, or as likely by each number up to max_staleness"

@@ -38,9 +38,9 @@ class PFedHN:
 
     rate: float = knob(0.01, at_least=0, grid=(0.001, 0.003, 0.01, 0.03), help="rate of the server's optimizer")
     optimizer: Literal["sgd", "adam"] = knob("sgd", help="the server's optimizer")
-    hidden: int = knob(100, at_least=1, grid=(50, 100), help="H, width of the hypernetwork's hidden layers")
-    layers: int = knob(3, at_least=0, grid=(1, 2, 3), help="number of hidden layers after the first")
-    embedding: int = knob(0, at_least=0, help="length of a client's embedding; 0: 1 + K / 4, rounded down")
+    hidden: int = knob(100, at_least=1, at_most=100_000, grid=(50, 100), help="H, width of its hidden layers")
+    layers: int = knob(3, at_least=0, at_most=100, grid=(1, 2, 3), help="number of hidden layers after the first")
+    embedding: int = knob(0, at_least=0, at_most=100_000, help="length of an embedding; 0: 1 + K / 4, rounded down")
     spread: float = knob(0.1, at_least=0, help="how far first models are from one another, over a model's own spread")
 
     def build(self, problem: Problem) -> Algorithm:
