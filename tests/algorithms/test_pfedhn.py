@@ -164,5 +164,5 @@ def test_batch_statistics_are_the_mean_of_those_that_came_back():
 
 
 def test_mistakes_are_one_line():
-    with pytest.raises(ArgumentError, match=r"^pfedhn\.hidden=0: accepted: 1 or more$"):
+    with pytest.raises(ArgumentError, match=r"^pfedhn\.hidden=0: accepted: 1 to 100000$"):
         play("pfedhn", knobs={"hidden": 0})
