@@ -15,7 +15,9 @@ models are downloaded is our reading: others of the cohort at random. A client k
 each. One that it has not received in a round counts as its own, with its p_kj, which stays: the weights keep their sum,
 and w_k takes a step along g times all the weight that it has. Batch statistics are a client's own. p0 is sent once; as
 traffic that is spread over the rounds in which a client takes part. Newcomers train alone from the mean of the cores
-weighted by p0, for as many rounds as a run has.
+weighted by p0, for as many rounds as a run has. The score is that of the newest cores of everyone, which with cohorts
+or fewer neighbors is not the mixture that a client has trained with; the authors keep old copies. With plain SGD cores
+move by about 1 / K of the rate, since p_kk is about 1 / K.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class KNNPer:
         1.0, above=0, grid=(0.1, 1.0, 10.0), help="mean squared difference of features at which weight falls to 1 / e"
     )
     mix: float = knob(
-        0.5, at_least=0, at_most=1, help="lambda, the neighbors' share, of clients that do not choose it; 0 is FedAvg"
+        0.5, at_least=0, at_most=1, help="lambda, the neighbors' share, where it is not chosen; 0 is then FedAvg"
     )
     grid_steps: int = knob(
         10, at_least=0, help="n: lambda is chosen among 0, 1/n, ..., 1 by the validation examples; 0: `mix` holds"

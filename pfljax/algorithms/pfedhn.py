@@ -3,15 +3,16 @@
 Shamsian, Navon, Fetaya, Chechik, "Personalized federated learning using hypernetworks" (ICML 2021). The server holds an
 embedding v_k of every client and a hypernetwork h with parameters phi: an MLP, and a linear head for each leaf.
 
-    A round: client k receives theta_k = h(v_k; phi), trains it, and sends delta_k, what that has changed;
+    A round: client k receives theta_k = h(v_k; phi), trains it, and sends the change delta_k;
     (v, phi) take a step of the server's optimizer along the vector-Jacobian products of theta_k with -delta_k, their
     mean over the cohort. The server generates all models anew; client k predicts with theta_k.
 
 Departures from the paper: a cohort takes part in a round, where the paper has one client. The heads' biases start as an
 initial model, and what is added to them is small beside it, so that clients start from models of the usual size. Batch
-statistics are not generated: all clients have the mean of those that came back. The server's optimizer has no weight
-decay or clipping, as the authors' code has. Newcomers learn an embedding, from the mean of all, with phi as it is, for
-as many rounds as a run has. The server holds H times the parameters of a model, H the trunk's width, and all K models.
+statistics are not generated: all clients have the mean of those that came back. The server's optimizer has no momentum,
+weight decay or clipping, as the authors' code has (SGD with momentum 0.9). Newcomers learn an embedding, from the mean
+of all, with phi as it is, for as many rounds as a run has. The server holds H times the parameters of a model, H the
+trunk's width, and all K models.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Attacks on a federation: what some of its clients do in place of their part, for any method.
 
 An attacker plays its round and sends something else than what it has found. Of a weighted model theta_k, trained from
-theta, what is attacked is the update d = theta_k - theta; of any other upload the upload itself, the numbers that come
-with it (weights, counts) excepted. With strength s:
+theta, what is attacked is the update d = theta_k - theta; of any other upload the upload itself, sums and counts by
+class included, but for single numbers that come with it, such as weights. With strength s:
 
 - "label_flip": it trains honestly on labels C - 1 - y.
 - "sign_flip": it sends -s d.
