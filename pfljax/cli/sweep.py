@@ -25,8 +25,7 @@ from pfljax.cli.flags import MOST
 from pfljax.cli.settings import FlagError, Settings
 from pfljax.core import method
 from pfljax.engine import processes
-from pfljax.training import files
-from pfljax.training.history import check_directory
+from pfljax.training import files, folders
 from pfljax.training.loop import Schedule
 
 
@@ -58,7 +57,7 @@ def named(runs: Sequence[Trial]) -> str:
 
 def kept(settings: Settings, run: api.Run, out: Path) -> dict | None:
     """The summary of a cell that is finished, else None; complains of one with other settings."""
-    processes.first(functools.partial(check_directory, out, run.experiment.config, resume=True))
+    processes.first(functools.partial(folders.check, out, run.experiment.config, "if_possible"))
     path = out / "summary.json"
     if path.exists() and files.read_json(path)["last"]["round"] >= settings.rounds:
         print(f"  {out}: finished before, kept")
@@ -76,7 +75,7 @@ def cell(settings: Settings, name: str, trial: Trial, out: Path) -> dict:
     result = run.train(
         settings.rounds,
         out=out,
-        resume=True,
+        resume="if_possible",
         eval_every=settings.eval_every,
         checkpoint_every=settings.checkpoint_every,
         say=say,
@@ -95,7 +94,7 @@ def replicates(settings: Settings, name: str, runs: Sequence[Trial], outs: Seque
             [made[number] for number in missing],
             settings.rounds,
             outs=[outs[number] for number in missing],
-            resume=True,
+            resume="if_possible",
             schedule=Schedule(settings.eval_every, settings.checkpoint_every),
             say=say,
             profile=settings.profile,
