@@ -146,13 +146,11 @@ def whole_checkpoints(out: Path) -> list[int]:
 
     Where the manifest is lost, those count whose history can be read; Orbax says later what it cannot read.
     """
-    from pfljax.training import checkpoints
-
     folder, kept = out / "checkpoints", manifest.read(out)
     if kept is None:
-        if checkpoints.steps(folder):
+        if steps := history.checkpoints(folder):
             logging.warning("%s is lost or damaged: checkpoints are taken as they are", out / manifest.NAME)
-        return [step for step in checkpoints.steps(folder) if history.is_whole(folder, step)]
+        return [step for step in steps if history.is_whole(folder, step)]
     wrong = {step: kept.damaged(out, step) for step in kept.checkpoints}
     for step, what in wrong.items():
         if what:
@@ -163,8 +161,7 @@ def whole_checkpoints(out: Path) -> list[int]:
 def has_begun(out: Path) -> bool:
     """Whether there was a checkpoint or a result in a run's folder at any time."""
     kept = manifest.read(out)
-    made = any(out.glob("checkpoints/[0-9]*")) or (out / "summary.json").exists()
-    return made or bool(kept and kept.rounds)
+    return bool(kept or history.checkpoints(out / "checkpoints") or (out / "summary.json").exists())
 
 
 def clear(out: Path) -> None:
@@ -225,7 +222,7 @@ def check_store(client_store: str, out: Path) -> None:
         ArgumentError: if they are on disk and another store is asked for, or the other way around.
     """
     on_disk = (out / CLIENTS).is_dir()
-    if not any(out.glob("checkpoints/[0-9]*")):
+    if not history.checkpoints(out / "checkpoints"):
         shutil.rmtree(out / CLIENTS, ignore_errors=True)  # of a run that saved nothing
     elif on_disk != (client_store == "disk"):
         accepted = "disk" if on_disk else "device or host"
