@@ -54,6 +54,11 @@ class Problem(NamedTuple):
     learning_rate: float | None = None
     part: Array | None = None
 
+    @property
+    def rounds_of_a_client(self) -> float:
+        """Number of rounds of a run in which a client takes part on average, at least 1."""
+        return max(self.rounds * self.cohort_size / self.num_clients, 1)
+
     def ids(self, clients: PyTree) -> Array:
         """(n,) int32 the numbers of stacked clients: all K, or those of `part`.
 
