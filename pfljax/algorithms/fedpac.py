@@ -15,8 +15,10 @@ in the paper, is 0 for a client of a single example, whose head would then be th
 own head, which nobody else uses. Both phases of training use the solver's rate, the paper a larger one for the head.
 The statistics h and V are of the received body, so that those of different clients are comparable, the centroids of the
 trained ones; the squared distance is a mean over F (readings). The weights take a fixed number of steps of accelerated
-projected gradient, not a solver of quadratic programs. Heads of the round's cohort are combined; clients out of it keep
-theirs. Newcomers train a head of their own on the shared body, for as many rounds of `head_epochs` epochs as a run has.
+projected gradient, not a solver of quadratic programs. Features in the loss are those of training (batch statistics of
+the mini-batch), those of statistics and centroids are those of predictions. Heads of the round's cohort are combined;
+clients out of it keep theirs. As traffic every client downloads a combined head; one of a single example does not.
+Newcomers train a head of their own on the shared body, for as many rounds of `head_epochs` epochs as a run has.
 """
 
 from __future__ import annotations
