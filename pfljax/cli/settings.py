@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import itertools
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,9 @@ from absl import flags
 
 from pfljax.cli import own_files
 from pfljax.cli.flags import IMPLIED, METHOD_FLAGS, MOST, READ_WITH, Real, Text
+from pfljax.core.errors import ArgumentError
 from pfljax.core.method import METHODS
+from pfljax.data.sources import reading
 
 PRESETS = Path(__file__).parent / "presets"
 VALIDATION_FRACTION = 0.2  # where a method of the run needs validation examples; all methods then have the same split
@@ -249,15 +252,31 @@ def _stop_at(error: flags.IllegalFlagValueError, registry: flags.FlagValues) -> 
 
 def _expand(words: Sequence[str]) -> list[str]:
     """The words with those of flag files in their place, and with the values of flags that need not have one."""
-    try:
-        words = flags.FlagValues().read_flags_from_files(list(words), force_gnu=False)
-    except (flags.Error, OSError) as error:
-        raise FlagError(f"--flagfile: {str(error).removeprefix('ERROR:: ')}") from error
+    words = _with_files(list(words), ())
     alone = lambda word, after: word.lstrip("-") in IMPLIED and word.startswith("-") and after.startswith("-")
     return [
         f"{word}={IMPLIED[word.lstrip('-')]}" if alone(word, after) else word
         for word, after in itertools.pairwise([*words, "-"])
     ]
+
+
+def _with_files(words: list[str], inside: tuple[str, ...]) -> list[str]:
+    """The words with those of flag files in their place; `inside`: the files that these words are from."""
+    found: list[str] = []
+    while words:
+        name, equals, file = (word := words.pop(0)).partition("=")
+        if name not in ("--flagfile", "-flagfile"):
+            found.append(word)
+            continue
+        file = os.path.expanduser(file if equals else words.pop(0) if words else "")
+        if file in inside:
+            raise FlagError.of("flagfile", "it names itself", file)
+        try:
+            lines = [line.strip() for line in reading.read_text(file).splitlines()]
+        except ArgumentError as error:
+            raise FlagError.of("flagfile", error.text, file) from error
+        found += _with_files([line for line in lines if line and not line.startswith(("#", "//"))], (*inside, file))
+    return found
 
 
 def _values_of(flag: str, words: Sequence[str]) -> list[str]:

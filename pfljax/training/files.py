@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,9 +22,11 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     if not processes.is_first():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # A name that cannot be guessed, of a file that must not be there: whatever lies beside is neither written to nor
+    # followed.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "xb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())  # a crash of the machine must not leave the new name on an empty file

@@ -1,6 +1,7 @@
 """Settings: the values of flags after presets, never changed; and the flags of methods and models of one's own."""
 
 import dataclasses
+import os
 
 import pytest
 
@@ -109,13 +110,43 @@ def test_every_preset_says_what_it_is_and_is_read_by_train_and_compare(path):
         (["--learning_rate=fast"], "--learning_rate=fast: accepted: above 0"),
         (["--federico.tracking=median"], "--federico.tracking=median: accepted: ema, accumulated"),
         (["--resume=maybe"], "--resume=maybe: accepted: true, false"),
-        (["--flagfile=nowhere.flags"], "--flagfile: "),
+        (["--flagfile=nowhere.flags"], "--flagfile=nowhere.flags: cannot be read (No such file"),
     ],
 )
 def test_mistakes_are_one_line(words, line):
     with pytest.raises(FlagError) as caught:
         of(*words)
     assert str(caught.value).startswith(line) and "\n" not in str(caught.value)
+
+
+def test_flag_files_hold_flags_and_other_flag_files(tmp_path):
+    (tmp_path / "inner.flags").write_text("# a comment\n\n--rounds=3\n// another\n  --seed=4\n")
+    (tmp_path / "outer.flags").write_text(f"--flagfile={tmp_path / 'inner.flags'}\n--seed=5\n")
+    for words in ([f"--flagfile={tmp_path / 'outer.flags'}"], ["-flagfile", str(tmp_path / "outer.flags")]):
+        settings = of("--rounds=2", *words)
+        assert (settings.rounds, settings.seed) == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"\x7fELF\xd0\xff", "is not UTF-8 text"),
+        (None, "Not a regular file"),
+        (b"--flagfile={}", "it names itself"),
+        (b"--flagfile=", "cannot be read"),
+        (b"rounds=3", "rounds=3: not a flag"),
+        (b"--rounds=3\0", "accepted: whole numbers"),
+    ],
+)
+def test_flag_files_that_are_none_are_mistakes(tmp_path, content, line):
+    path = tmp_path / "my.flags"
+    if content is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(content.replace(b"{}", str(path).encode()))
+    with pytest.raises(FlagError) as caught:
+        of(f"--flagfile={path}")
+    assert line in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_knobs_of_other_methods_are_mistakes():
