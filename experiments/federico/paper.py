@@ -110,7 +110,9 @@ def start(settings: Settings, **usual: Any) -> Study:
     paper = PAPER._replace(presets=PAPER.presets / settings.size)
     of_digits = paper.name(settings) == "digits"
     print(f"--size={settings.size}: {'digits are of one size' if of_digits else SIZES[settings.size]}")
-    return Study.start(paper, settings)
+    study = Study.start(paper, settings)
+    study.check()
+    return study
 
 
 def accuracies(study: Study, row: Row, out: Path) -> dict:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
-import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,10 +15,11 @@ from typing import Any, NoReturn
 from absl import flags
 
 from pfljax.cli import own_files
-from pfljax.cli.flags import IMPLIED, METHOD_FLAGS, MOST, READ_WITH, Real, Text
+from pfljax.cli.flags import IMPLIED, METHOD_FLAGS, MOST, READ_WITH
 from pfljax.core.errors import ArgumentError
 from pfljax.core.method import METHODS
 from pfljax.data.sources import reading
+from pfljax.training import files
 
 PRESETS = Path(__file__).parent / "presets"
 VALIDATION_FRACTION = 0.2  # where a method of the run needs validation examples; all methods then have the same split
@@ -92,18 +92,8 @@ class Settings:
         return self.replace(values | self._given())
 
     def of_method(self, name: str) -> Settings:
-        """The settings with the method's own learning rate, if --learning_rates names it.
-
-        Raises:
-            FlagError: for anything but pairs of a method and its rate.
-        """
-        pairs = [pair.partition(":") for pair in self.learning_rates]
-        try:
-            rates = {method: float(rate) for method, _, rate in pairs}
-        except ValueError:
-            rates = {"": 0.0}
-        if not all(rate > 0 and method in METHODS for method, rate in rates.items()):
-            raise self.error("learning_rates", "accepted: pairs such as fedavg:0.1, of a method and a rate above 0")
+        """The settings with the method's own learning rate, if --learning_rates names it."""
+        rates = {method: float(rate) for method, _, rate in (pair.partition(":") for pair in self.learning_rates)}
         own = {} if self.present("learning_rate") else {"learning_rate": rates.get(name, self.learning_rate)}
         return self.replace(own, learning_rates=[])
 
@@ -133,47 +123,51 @@ class Settings:
         if self.present(flag):
             raise FlagError.of(flag, f"not read here: {why}")
 
-    def check_read(self) -> None:
-        """Raises `FlagError` for a flag on the command line that nothing reads with these settings."""
-        for flag, conditions in READ_WITH.items():
-            if flag in self and not any(self[other] in values for other, values in conditions.items()):
-                told = [f"--{other}={' or '.join(values)}" for other, values in conditions.items()]
-                self.refuse(flag, f"accepted with {', or with '.join(told)}")
+    def has_one_of(self, conditions: Mapping[str, Sequence[str]]) -> bool:
+        """Whether a flag has one of the values that `conditions` has for it; of tfds:NAME the first word counts."""
+        values = {flag: self[flag] for flag in conditions if flag in self}
+        listed = {flag: value if isinstance(value, list) else [value] for flag, value in values.items()}
+        return any(str(each).partition(":")[0] in conditions[flag] for flag in listed for each in listed[flag])
 
-    def numbers(
-        self, flag: str, kind: type, least: float | None = None, below: float | None = None, sets: str | None = None
-    ) -> list:
+    def check_read(self, variants: Sequence[Settings] = ()) -> None:
+        """Raises `FlagError` for a flag on the command line that nothing reads with these settings.
+
+        Args:
+            variants: The settings of the command's runs, where they differ from these.
+        """
+        for flag, conditions in READ_WITH.items():
+            if flag in self and not any(each.has_one_of(conditions) for each in variants or [self]):
+                told = [f"--{other}={' or '.join(values)}" for other, values in conditions.items() if other in self]
+                self.refuse(flag, f"accepted with {', or with '.join(told)}" if told else "nothing reads it")
+
+    def check_out(self) -> None:
+        """Raises `ArgumentError` for an --out that cannot be written to; the first of several processes writes."""
+        if self.out and not self.process_id:
+            files.check_writable(Path(self.out))
+
+    def numbers(self, flag: str, kind: type, sets: str | None = None) -> list:
         """A list flag's numbers.
 
         Args:
             flag: Its name.
             kind: int or float.
-            least: Least accepted value; None: anything above 0.
-            below: What all must be below; None: no such bound.
             sets: Flag that takes these numbers in turn, and so cannot be on the command line itself.
 
         Raises:
-            FlagError: for anything else.
+            FlagError: if `sets` is.
         """
         if sets and self[flag]:
             self.refuse(sets, f"--{flag} gives it its values")
-        try:
-            values = [kind(value) for value in self[flag]]
-        except ValueError:
-            values = [-math.inf]
-        within = 2**63 if below is None else below
-        good = lambda value: (value > 0 if least is None else value >= least) and value < within
-        if not all(map(good, values)):
-            accepted = "positive numbers" if least is None else f"numbers of {least:g} or more"
-            accepted += "" if below is None else f" and below {below:g}"
-            raise self.error(flag, f"accepted: {accepted}, separated by commas")
-        return values
+        return [kind(value) for value in self[flag]]
 
     def check_knobs(self, methods: Sequence[str]) -> None:
         """Raises `FlagError` for a knob on the command line that belongs to none of the methods."""
         for flag in sorted(self.given):
             if self.headings[flag] in METHODS and self.headings[flag] not in methods:
                 raise FlagError.of(flag, f"no method of this run reads it ({', '.join(methods)})")
+        named = [pair.partition(":")[0] for pair in self.learning_rates if self.present("learning_rates")]
+        if not {*named} <= {*methods}:
+            raise self.error("learning_rates", f"accepted: rates of the methods of this run ({', '.join(methods)})")
 
 
 def parse(define: Define, words: Sequence[str]) -> Settings:
@@ -235,11 +229,7 @@ def accepted(flag: flags.Flag) -> str:
         least, most = (getattr(parser, name, None) for name in ("lower_bound", "upper_bound"))
         limits = "" if least is None else f" of {least} or more" if most == MOST else f" from {least} to {most}"
         return f"whole numbers{limits}"
-    if isinstance(parser, Real | Text):
-        return parser.accepted
-    return {"float": "numbers", "comma separated list of strings": "values separated by commas"}.get(
-        flag.flag_type(), ""
-    )
+    return getattr(parser, "accepted", "numbers" if flag.flag_type() == "float" else "")
 
 
 def _stop_at(error: flags.IllegalFlagValueError, registry: flags.FlagValues) -> NoReturn:

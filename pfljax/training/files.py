@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from pfljax.core.errors import ArgumentError
 from pfljax.engine import processes
 
 
@@ -33,6 +35,33 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_writable(folder: Path) -> None:
+    """Sees to it that files can be written to a folder, which need not be there yet.
+
+    Raises:
+        ArgumentError: naming `out`.
+    """
+    place = folder.absolute()
+    try:
+        while not _is_there(place):
+            place = place.parent
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except (OSError, ValueError) as error:  # ValueError: the path has a zero byte
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(
+            "out", f"cannot be written to ({reason}); accepted: a folder, there or new", folder
+        ) from error
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def write_text(path: Path, text: str) -> None:

@@ -204,10 +204,15 @@ def test_class_weights_are_those_of_the_clients_labels():
 
 def test_numbers_of_a_list():
     settings = of("--tune=0.1,1", "--seeds=0,1", define=compare.define)
-    assert settings.numbers("tune", float) == [0.1, 1.0] and settings.numbers("seeds", int, least=0) == [0, 1]
+    assert settings.numbers("tune", float) == [0.1, 1.0] and settings.numbers("seeds", int) == [0, 1]
     for words, text in (
-        (["--tune=0.1,x"], "--tune=0.1,x: accepted: positive numbers, separated by commas"),
-        (["--tune=0"], "--tune=0: accepted: positive"),
+        (["--tune=0.1,x"], "--tune=0.1,x: accepted: different numbers above 0, separated by commas, or none"),
+        (["--tune=0"], "--tune=0: accepted: different numbers above 0"),
+        (["--seeds=0,1,0"], "--seeds=0,1,0: accepted: different whole numbers of 0 or more, separated by commas"),
+        (["--seeds="], "--seeds=: accepted: different"),
+        (["--seeds=2147483648"], "--seeds=2147483648: accepted: different"),
+        (["--algorithms=local,,fedavg"], "--algorithms=local,,fedavg: accepted: different values"),
+        (["--channels="], "--channels=: accepted: whole numbers of 1 or more"),
         (["--tune=2", "--learning_rate=1"], "--learning_rate: not read here: --tune gives it its values"),
     ):
         with pytest.raises(FlagError) as caught:

@@ -53,8 +53,8 @@ def make_mixing(num_clients: int, knobs: CommunicationGraph) -> Mixing:
             connected.
     """
     for name, file, which in (("edge_file", knobs.edge_file, "graph"), ("mixing_file", knobs.mixing_file, "mixing")):
-        if bool(file) != (getattr(knobs, which) == "file"):
-            raise ArgumentError(name, f"is read with {which}=file, and has to be given there", file)
+        if getattr(knobs, which) == "file" and not file:
+            raise ArgumentError(name, f"{which}=file needs it", file)
     if knobs.mixing == "file":
         name, matrices = knobs.mixing_file, [_read_matrix(knobs.mixing_file, num_clients)]
     else:
