@@ -16,7 +16,7 @@ from absl import flags
 
 from pfljax.cli import own_files
 from pfljax.cli.flags import IMPLIED, METHOD_FLAGS, MOST, READ_WITH
-from pfljax.core.errors import ArgumentError
+from pfljax.core.errors import ArgumentError, shown
 from pfljax.core.method import METHODS
 from pfljax.data.sources import reading
 from pfljax.training import files
@@ -32,7 +32,7 @@ class FlagError(ValueError):
     @classmethod
     def of(cls, flag: str, text: str, value: object = None) -> FlagError:
         """A mistake in a flag: its value, if that says something, and what is accepted."""
-        return cls(f"--{flag}: {text}" if value is None else f"--{flag}={value}: {text}")
+        return cls(f"--{flag}: {text}" if value is None else f"--{flag}={shown(value)}: {text}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,13 +208,13 @@ def read(define: Define, words: Sequence[str]) -> flags.FlagValues:
     except flags.UnrecognizedFlagError as error:
         near = difflib.get_close_matches(error.flagname, list(registry), n=3)
         hint = f"did you mean {' or '.join(f'--{name}' for name in near)}?" if near else "--help shows all"
-        raise FlagError.of(error.flagname, f"unknown flag; {hint}") from error
+        raise FlagError.of(shown(error.flagname), f"unknown flag; {hint}") from error
     except flags.IllegalFlagValueError as error:
         _stop_at(error, registry)
     except (flags.Error, ValueError) as error:
-        raise FlagError(str(error).split("\n")[0]) from error
+        raise FlagError(shown(error)) from error
     if len(rest) > 1:
-        raise FlagError(f"{rest[1]}: not a flag; flags start with --")
+        raise FlagError(f"{shown(rest[1])}: not a flag; flags start with --")
     return registry
 
 
@@ -234,9 +234,9 @@ def accepted(flag: flags.Flag) -> str:
 
 def _stop_at(error: flags.IllegalFlagValueError, registry: flags.FlagValues) -> NoReturn:
     """Raises the `FlagError` for a value that is not of its flag's type."""
-    found = re.match(r"flag --([^=]+)=(.*?): ", str(error).split("\n")[0])
+    found = re.match(r"flag --([^=]+)=(.*?): ", str(error), re.DOTALL)
     if not found or found[1] not in registry:
-        raise FlagError(str(error).split("\n")[0]) from error
+        raise FlagError(shown(error)) from error
     raise FlagError.of(found[1], f"accepted: {accepted(registry[found[1]])}", found[2]) from error
 
 
