@@ -2,6 +2,9 @@
 
 import dataclasses
 import os
+import shlex
+import sys
+from unittest import mock
 
 import pytest
 
@@ -147,6 +150,17 @@ def test_flag_files_that_are_none_are_mistakes(tmp_path, content, line):
     with pytest.raises(FlagError) as caught:
         of(f"--flagfile={path}")
     assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_command_is_one_that_a_shell_reads(monkeypatch):
+    words = ["pfljax", "train", "--out=my run's; rm -rf $HOME", "--data_file=a b.npz", "--hidden=4,4"]
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/pfljax", *words[1:]])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    assert shlex.split(build.command()) == words
+    assert build.command().endswith("--hidden=4,4")  # no quotes where there need not be any
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", mock.Mock())
+    sys.modules["__main__"].__spec__.name = "experiments.fedem.table2"
+    assert shlex.split(build.command())[:3] == ["python", "-m", "experiments.fedem.table2"]
 
 
 def test_knobs_of_other_methods_are_mistakes():

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from pfljax.core.errors import ArgumentError
 from pfljax.training import files
 
 
@@ -33,3 +34,14 @@ def test_temporary_names_differ_and_what_lies_there_is_not_written_to(tmp_path, 
     with pytest.raises(FileExistsError):
         files.write_text(tmp_path / "a", "theirs")
     assert (tmp_path / "victim").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_and_nothing_is_made(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
+    for folder in (tmp_path, tmp_path / "a" / "b" / "c"):
+        files.check_writable(folder)
+    for name in ("file", "file/x", "broken", "broken/x", "y" * 300, "a\0b"):
+        with pytest.raises(ArgumentError, match=r"^out=.*cannot be written to .*; accepted: a folder, there or new$"):
+            files.check_writable(tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "file"]
