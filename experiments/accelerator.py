@@ -93,7 +93,11 @@ class Book:
         self.path = Path(settings.out) / "accelerator.json"
         self.end = time.monotonic() + settings.seconds
         about = {"device": device(), "settings": {flag: settings[flag] for flag in KEPT}}
-        self.content: dict = files.read_json(self.path) if self.path.exists() else about | {"parts": {}}
+        try:
+            self.content: dict = files.read_json(self.path) if self.path.exists() else about | {"parts": {}}
+            self.content["parts"].items()
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise settings.error("out", "holds an accelerator.json that is damaged; name a new folder") from error
         if any(self.content.get(what) != files.plain(value) for what, value in about.items()):
             raise settings.error("out", "holds figures of another device or other settings; name a new folder")
 

@@ -185,6 +185,9 @@ def test_another_s_folder_is_left_alone(tmp_path):
     assert "holds something that is not a scaling study" in call(tmp_path, code=2)
     (tmp_path / "scaling.json").write_text("[]")
     assert "of an earlier version" in call(tmp_path, code=2)
+    for torn in ("", "[1", '{"cells": [1], "settings": {}}', '{"cells": [{}], "settings": {}}', '{"settings": 3}'):
+        (tmp_path / "scaling.json").write_text(torn)
+        assert "damaged or of an earlier version; name a new folder" in call(tmp_path, code=2)
 
 
 @pytest.mark.slow
