@@ -58,3 +58,6 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 start_jax()
 
 jaxtyping.install_import_hook(modules_with_shapes(), "typechecking.check")
+
+
+from runs import compile_once, whole  # noqa: E402, F401  (fixtures; after JAX has its devices)

@@ -126,6 +126,7 @@ def make_experiment(name, problem, federation, *, knobs=None, plan=None, **field
     """A run of a registered method, on two devices unless `plan` says otherwise."""
     plan = plan or make_plan("map", devices=2)
     method = METHODS[name](**knobs or {})
+    fields = {"config": {"settings": {}}} | fields
     return Experiment(method, problem._replace(plan=plan), federation, **fields)
 
 

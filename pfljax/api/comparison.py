@@ -216,17 +216,18 @@ def _cells(
         if cell:
             found[number] = cell
         if wrong and say:
-            say(f"{folder}: {wrong} is missing or damaged; it is run again")
+            say(f"{folder}: run again: {wrong}")
     left = [number for number in range(len(runs)) if number not in found]
     outs = [folders[number] for number in left] if folders else None
+    resume = "if_possible" if folders else False
     if replicate and len(left) > 1:
-        results = train_replicates([runs[n] for n in left], rounds, outs=outs, resume=bool(outs), schedule=schedule)
+        results = train_replicates([runs[n] for n in left], rounds, outs=outs, resume=resume, schedule=schedule)
     else:
         results = [
             runs[n].train(
                 rounds,
                 out=folders[n] if folders else None,
-                resume=bool(folders),
+                resume=resume,
                 eval_every=schedule.eval_every,
                 checkpoint_every=schedule.checkpoint_every,
                 progress=False,

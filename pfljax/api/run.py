@@ -20,6 +20,7 @@ from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
 from pfljax.training import describe
 from pfljax.training.experiment import Execution, Experiment
+from pfljax.training.folders import Resume
 from pfljax.training.loop import EVERY, Schedule, Trainer, check
 
 Say = Callable[[str], None]
@@ -102,7 +103,7 @@ class Run:
         rounds: int,
         *,
         out: str | Path | None = None,
-        resume: bool = False,
+        resume: Resume = False,
         eval_every: int = 10,
         checkpoint_every: int = 50,
         say: Say | None = None,
@@ -114,8 +115,9 @@ class Run:
         Args:
             rounds: Number of rounds to add to those that were trained before.
             out: Folder that takes the files of the run, new or empty; None writes none. Later calls write there too.
-            resume: Whether to go on from the newest whole checkpoint in `out`, if there is one. `rounds` then counts
-                from the start of that run.
+            resume: True goes on from the newest whole checkpoint in `out`, or starts at round 0 where none was made
+                yet; a folder that has lost its checkpoints is refused. "if_possible" starts over there, and
+                "from_scratch" always does. `rounds` counts from round 0 of the run in `out`.
             eval_every: Number of rounds between evaluations.
             checkpoint_every: Least number of rounds between checkpoints, which are made after evaluations.
             say: Takes lines about plan and progress, such as `print`.
@@ -124,7 +126,8 @@ class Run:
 
         Raises:
             ArgumentError: if `out` holds another run, or one with other settings.
-            RunError: if a loss is not finite, or nothing fits into memory.
+            RunError: if a loss is not finite, or nothing fits into memory or on the disk.
+            KeyboardInterrupt: on SIGINT and SIGTERM, after the rounds in flight were finished and saved.
         """
         for name, value in (("rounds", rounds), ("eval_every", eval_every), ("checkpoint_every", checkpoint_every)):
             if value < 1:
@@ -182,7 +185,7 @@ def make_problem(
 def start(
     runs: Sequence[Run],
     outs: Sequence[Path] | None,
-    resume: bool = False,
+    resume: Resume = False,
     say: Say | None = None,
     progress: bool = False,
     profile: str | Path | None = None,
@@ -213,7 +216,7 @@ def train_replicates(
     rounds: int,
     *,
     outs: Sequence[str | Path] | None = None,
-    resume: bool = False,
+    resume: Resume = False,
     schedule: Schedule = EVERY,
     say: Say | None = None,
     profile: str | Path | None = None,

@@ -86,6 +86,23 @@ class Text(flags.ArgumentParser):
         return str(argument)
 
 
+class SwitchOr(flags.BooleanParser):
+    """Reads true, false, or a word."""
+
+    def __init__(self, word: str):
+        super().__init__()
+        self.word, self.accepted = word, f"true, false or {word}"
+
+    def parse(self, argument: Any) -> Any:
+        """The value; raises ValueError where it is not accepted."""
+        if argument == self.word:
+            return argument
+        try:
+            return super().parse(argument)
+        except ValueError:
+            raise ValueError(f"accepted: {self.accepted}") from None
+
+
 class Real(flags.FloatParser):
     """Reads a number within limits."""
 
@@ -180,6 +197,12 @@ class Group(NamedTuple):
     def switch(self, name: str, default: bool | None, help: str) -> None:
         """true or false; None if it is not given."""
         flags.DEFINE_bool(name, default, help, **self._where)
+
+    def switch_or(self, name: str, default: bool, word: str, help: str) -> None:
+        """true, false, or a word."""
+        parser, serializer = SwitchOr(word), flags.ArgumentSerializer()
+        flag = flags.Flag(parser, serializer, name, default, f"{help}; accepted: {parser.accepted}", boolean=True)
+        flags.DEFINE_flag(flag, **self._where)
 
     def choice(self, name: str, default: Any, accepted: Sequence[str], help: str) -> None:
         """One of several words."""

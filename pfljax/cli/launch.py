@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import sys
 import time
@@ -21,7 +22,7 @@ from pfljax.core.errors import ArgumentError, RunError
 from pfljax.core.method import METHODS
 from pfljax.data import latent
 from pfljax.engine import processes
-from pfljax.training import profiling
+from pfljax.training import endings, profiling
 
 OPEN_PORT = (
     "the coordinator listens on all of this machine's addresses, and whoever reaches its port can join or end the run; "
@@ -67,15 +68,23 @@ def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
             supervision.end_with_the_watcher()
         set_up_devices(settings, command.devices(settings), command.keep_compiled)
         command.run(settings)
-    except KeyboardInterrupt:
-        hint = "; --resume goes on from the last checkpoint" if settings and "resume" in settings else ""
-        print(f"error: interrupted{hint}", file=sys.stderr, flush=True)
-        sys.stdout.flush()
-        os._exit(130)  # taking Python down can crash in what XLA was interrupted in
+    except KeyboardInterrupt as error:
+        end_interrupted(error, settings)
     except Exception as error:
         line, code = told(error, settings)
         stop(line, code)
     sys.exit(0)
+
+
+def end_interrupted(error: KeyboardInterrupt, settings: Settings | None) -> NoReturn:
+    """Ends the process that a signal has stopped, with the exit code that shells give for it."""
+    number = error.number if isinstance(error, endings.Interrupted) else signal.SIGINT
+    hint = "; --resume goes on from the last checkpoint" if settings and "resume" in settings else ""
+    print(f"error: {error if str(error) else 'interrupted'}{hint}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    if jax.distributed.is_initialized() and jax.process_index() == 0:
+        time.sleep(1)  # the others end for the same reason, and need the first until then
+    os._exit(128 + number)  # taking Python down can crash in what XLA was interrupted in
 
 
 def help_of(command: Command, settings: Settings) -> str:

@@ -17,7 +17,7 @@ from typing import NoReturn
 from pfljax.engine.processes import START_SECONDS
 
 WATCHED = "PFLJAX_WATCHED"
-PATIENCE_SECONDS = 5  # with a process that is told to end
+PATIENCE_SECONDS = 20  # with a process that is told to end
 LOG_LINE = re.compile(rb"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ (\w+\.(?:cc|cpp|h):\d+)\] (.*)|\[Gloo\].*")
 LOST_TEXT = "another process has ended or cannot be reached; --resume goes on from the last checkpoint"
 LOST = re.compile(rb"distributed service|coordination service|unhealthy|heartbeat|Gloo|barrier", re.IGNORECASE)

@@ -74,7 +74,7 @@ def kept(settings: Settings, run: api.Run, out: Path) -> dict | None:
     if found:
         print(f"  {out}: finished before, kept")
         return found.summary
-    again = f"; {wrong} is missing or damaged, and it is run again" if wrong else ""
+    again = f", again: {wrong}" if wrong else ""
     print(f"  {out}: {run.clients.num_clients} clients, {settings.rounds} rounds{again}")
     return None
 
@@ -88,7 +88,7 @@ def cell(settings: Settings, name: str, trial: Trial, out: Path) -> dict:
     result = run.train(
         settings.rounds,
         out=out,
-        resume=True,
+        resume="if_possible",
         eval_every=settings.eval_every,
         checkpoint_every=settings.checkpoint_every,
         say=say,
@@ -107,7 +107,7 @@ def replicates(settings: Settings, name: str, runs: Sequence[Trial], outs: Seque
             [made[number] for number in missing],
             settings.rounds,
             outs=[outs[number] for number in missing],
-            resume=True,
+            resume="if_possible",
             schedule=Schedule(settings.eval_every, settings.checkpoint_every),
             say=say,
             profile=settings.profile,

@@ -38,7 +38,8 @@ def define(registry: flags.FlagValues) -> None:
     add.whole("seed", 0, "decides splits, initial models, cohorts, batches and sampling", least=0)
     add.whole("split", None, "decides the split of the data in place of --seed", least=0)
     add.text("out", None, "folder of the run; runs/ALGORITHM-DATASET-TIME if not given")
-    add.switch("resume", False, "go on from the newest whole checkpoint in --out")
+    text = "go on from the newest whole checkpoint in --out; from_scratch: start over there"
+    add.switch_or("resume", False, "from_scratch", text)
 
 
 def run(settings: Settings) -> None:

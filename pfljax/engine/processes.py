@@ -91,6 +91,11 @@ def most(value: int) -> int:
     return int(multihost_utils.process_allgather(np.int32(value)).max())
 
 
+def total(values: np.ndarray) -> np.ndarray:
+    """The sum of all processes' arrays, of their type."""
+    return multihost_utils.process_allgather(values).sum(axis=0, dtype=values.dtype)
+
+
 def gather_rows(rows: np.ndarray) -> np.ndarray:
     """All processes' rows (n, ...), of equal number, one after the other."""
     return multihost_utils.process_allgather(rows, tiled=True) if jax.process_count() > 1 else rows

@@ -1,11 +1,12 @@
-"""Checkpoints of a run's State, by Orbax; the newest whole one is the one to resume from."""
+"""Checkpoints of a run's State, by Orbax."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,7 @@ from pfljax.core.types import State
 from pfljax.engine import processes
 from pfljax.training import history
 
-NUMBER = re.compile("[1-9][0-9]{0,8}")
 KEEP = 2  # the newest, and one in case it is torn
-
-
-def _steps(directory: Path) -> list[int]:
-    """Rounds of the checkpoints there, newest first; Orbax's temporary folders have other names."""
-    if not directory.exists():
-        return []
-    names = [path.name for path in directory.iterdir() if NUMBER.fullmatch(path.name)]
-    return sorted(map(int, names), reverse=True)
 
 
 def _as_dict(state: State | dict) -> dict:
@@ -44,53 +36,66 @@ def _filled(like: State | dict, parts: dict) -> Any:
     return found if isinstance(like, dict) else State(**found)
 
 
-def save(directory: Path, round_number: int, state: State | dict) -> None:
-    """Saves the state after `round_number` rounds and drops all others but the `KEEP` - 1 before it.
+def newest(directory: Path, round_number: int) -> list[int]:
+    """Rounds of the checkpoints that are kept once that of `round_number` rounds is whole; one of a later is torn."""
+    return [step for step in history.checkpoints(directory) if step <= round_number][:KEEP]
 
-    A state may be a dict that holds a State.
-    """
-    ocp.save(str((directory / str(round_number)).absolute()), _as_dict(state), overwrite=True)
-    keep(directory, [step for step in _steps(directory) if step <= round_number][:KEEP])  # one of a later is torn
+
+def save(directory: Path, round_number: int, state: State | dict) -> None:
+    """Saves the state after `round_number` rounds, which may be a dict that holds a State."""
+    with quiet():
+        ocp.save(str((directory / str(round_number)).absolute()), _as_dict(state), overwrite=True)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps Orbax from logging an error's trace once for each of its threads; the error is raised anyway."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def keep(directory: Path, rounds: Sequence[int]) -> None:
     """Drops all checkpoints but those of some numbers of rounds."""
-    if processes.is_first():
-        for step in [step for step in _steps(directory) if step not in rounds]:
-            shutil.rmtree(directory / str(step), ignore_errors=True)
-        for path in directory.glob("history-*.npz"):
-            if path not in [history.kept_with(directory, number) for number in rounds]:
+    if processes.is_first() and directory.exists():
+        named = {*map(str, rounds), *(history.kept_with(directory, number).name for number in rounds)}
+        for path in directory.iterdir():
+            if path.name in named or not re.match(r"[1-9]|history-", path.name):
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
                 path.unlink(missing_ok=True)
     processes.wait()
 
 
-def restore(directory: Path, like: State | dict, at_most: int | None = None) -> tuple[int, Any] | None:
-    """The newest whole checkpoint that has its history.
+def agreed(rounds: Sequence[int]) -> list[int]:
+    """The first process's numbers of rounds, by which all go."""
+    told = np.full(16, -1, np.int32)
+    told[: len(rounds)] = rounds[: len(told)]
+    return [step for step in processes.from_first(told).tolist() if step >= 0]
+
+
+def restore(directory: Path, round_number: int, like: State | dict) -> Any:
+    """The state after `round_number` rounds; None, on all processes, if any of them cannot read its part.
 
     Args:
-        directory: Where `save` put them.
+        directory: Where `save` put it.
+        round_number: Number of rounds.
         like: A State of ShapeDtypeStructs with shardings: what is expected, and where it shall live; of NumPy arrays
             where that is the host.
-        at_most: A number of rounds; checkpoints of later ones do not count.
-
-    Returns:
-        The number of rounds done and the state, or None if there is no whole checkpoint.
     """
-    steps = np.full(16, -1, np.int32)  # of several processes all go by what the first sees
-    found = [step for step in _steps(directory) if at_most is None or step <= at_most]
-    found = [step for step in found if history.is_whole(directory, step)][: len(steps)]
-    steps[: len(found)] = found
-    for step in processes.from_first(steps).tolist():
-        parts: Any = None
-        if step < 0:
-            break
-        try:
-            parts = ocp.load(str((directory / str(step)).absolute()), _as_dict(like))
-        except Exception as error:  # whatever a torn file makes Orbax raise
-            logging.warning("checkpoint %s is not whole and is skipped: %s", directory / str(step), _first_line(error))
-        if processes.least(parts is not None):  # of several processes each reads its own part
-            return step, _filled(like, parts)
-    return None
+    parts: Any = None
+    try:
+        parts = ocp.load(str((directory / str(round_number)).absolute()), _as_dict(like))
+    except Exception as error:  # whatever a torn file makes Orbax raise
+        path = directory / str(round_number)
+        logging.warning("checkpoint %s is not whole and is skipped: %s", path, _first_line(error))
+    return _filled(like, parts) if processes.least(parts is not None) else None
 
 
 def _first_line(error: Exception) -> str:

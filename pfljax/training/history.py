@@ -1,17 +1,18 @@
-"""What a run has evaluated so far, kept in its files, and whether a folder is the run's own."""
+"""What a run has evaluated so far, kept in its files."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pfljax.core.errors import ArgumentError
 from pfljax.data import Federation
 from pfljax.training import files
-from pfljax.training.locks import LOCK
+
+NUMBER = re.compile("[1-9][0-9]{0,8}")
 
 
 class History:
@@ -26,6 +27,7 @@ class History:
         collaboration: By name: one array per evaluated round.
         down: Bytes downloaded so far, per client.
         up: Bytes uploaded so far, per client.
+        seconds: Seconds that the rounds took so far.
     """
 
     def __init__(self, directory: Path | None, num_rounds: int, topology: str, scored: np.ndarray | None = None):
@@ -34,13 +36,14 @@ class History:
         self.rows: list[dict] = []
         self.results: dict[str, list[np.ndarray]] = {}
         self.collaboration: dict[str, list[np.ndarray]] = {}
+        counts = {"down": 0.0, "up": 0.0, "seconds": 0.0}
         if num_rounds and directory is not None:
             kept = files.read_npz(kept_with(directory / "checkpoints", num_rounds))
-            self.rows = json.loads(str(kept.pop("rows")))
+            self.rows, counts = json.loads(str(kept.pop("rows"))), json.loads(str(kept.pop("counts")))
             for name, values in kept.items():
                 part, _, name = name.partition("/")
                 {"results": self.results, "collaboration": self.collaboration}[part][name] = list(values)
-        self.down, self.up = (self.last.get(name, 0.0) for name in ("bytes_down", "bytes_up"))
+        self.down, self.up, self.seconds = counts["down"], counts["up"], counts["seconds"]
 
     @property
     def last(self) -> dict:
@@ -75,8 +78,16 @@ class History:
             return
         arrays: dict[str, Any] = {f"results/{name}": np.stack(values) for name, values in self.results.items()}
         arrays |= {f"collaboration/{name}": np.stack(values) for name, values in self.collaboration.items()}
-        rows = np.asarray(json.dumps(files.plain(self.rows)))
-        files.write_npz(kept_with(self.directory / "checkpoints", num_rounds), arrays | {"rows": rows})
+        counts = {"down": self.down, "up": self.up, "seconds": self.seconds}  # also of rounds after the last row
+        texts = {"rows": files.plain(self.rows), "counts": counts}
+        arrays |= {name: np.asarray(json.dumps(value)) for name, value in texts.items()}
+        files.write_npz(kept_with(self.directory / "checkpoints", num_rounds), arrays)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the arrays that `write` and `keep` write."""
+        series = (*self.results.values(), *self.collaboration.values())
+        return 2 * sum(value.nbytes for values in series for value in values)
 
     def results_arrays(self, scored: str) -> dict[str, Any]:
         """The content of results.npz: accuracy and loss (T, K) per split, the evaluated rounds (T,)."""
@@ -96,50 +107,23 @@ class History:
         return {} if self.scored is None else {"clients": self.scored}
 
 
-def kept_with(checkpoints: Path, num_rounds: int) -> Path:
+def checkpoints(directory: Path) -> list[int]:
+    """Rounds of the checkpoints in a folder, newest first; Orbax's temporary folders have other names."""
+    if not directory.exists():
+        return []
+    names = [path.name for path in directory.iterdir() if NUMBER.fullmatch(path.name)]
+    return sorted(map(int, names), reverse=True)
+
+
+def kept_with(directory: Path, num_rounds: int) -> Path:
     """The file that keeps a run's history with one of its checkpoints."""
-    return checkpoints / f"history-{num_rounds}.npz"
+    return directory / f"history-{num_rounds}.npz"
 
 
-def is_whole(checkpoints: Path, num_rounds: int) -> bool:
+def is_whole(directory: Path, num_rounds: int) -> bool:
     """Whether the history that belongs to a checkpoint can be read."""
     try:
-        json.loads(str(files.read_npz(kept_with(checkpoints, num_rounds))["rows"]))
+        json.loads(str(files.read_npz(kept_with(directory, num_rounds))["rows"]))
     except Exception:  # whatever a torn file makes NumPy raise
         return False
     return True
-
-
-UNSAFE = "[]*?\\"  # in a path, patterns to what writes checkpoints
-
-
-def check_directory(out: Path, config: dict, resume: bool) -> None:
-    """Sees to it that a run neither overwrites another nor goes on from one with other settings.
-
-    Raises:
-        ArgumentError: naming `out`, or the settings or data that differ.
-    """
-    path = out / "config.json"
-    if any(character in str(out.absolute()) for character in UNSAFE):
-        raise ArgumentError("out", f"accepted: a path without any of {' '.join(UNSAFE)}", out)
-    if not path.exists():
-        if out.exists() and (not out.is_dir() or any(file.name != LOCK for file in out.iterdir())):
-            raise ArgumentError("out", "holds something that is not a run; name an empty or a new folder", out)
-        return
-    if not resume:
-        raise ArgumentError("out", "holds another run; resume it, or name a new folder", out)
-    try:
-        kept = files.read_json(path)
-        before, data = ({**kept.get(part, {})} for part in ("settings", "data"))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ArgumentError("resume", f"{path} is damaged; name a new folder, or remove this one") from error
-    changed = [
-        f"{name} was {before[name]!r} and is {value!r}"
-        for name, value in files.plain(config.get("settings", {})).items()
-        if name in before and before[name] != value
-    ]
-    if changed:
-        raise ArgumentError("resume", f"{out} was run with other settings: {'; '.join(changed)}")
-    was, now = data.get("digest"), config.get("data", {}).get("digest")
-    if was and now and was != now:
-        raise ArgumentError("resume", f"{out} was run on other data (digest {was}, now {now}); name a new folder")

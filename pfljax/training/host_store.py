@@ -194,32 +194,32 @@ def _on_disk(
     others = jax.jit(lambda numbers, *args: split_state(algorithm, build(numbers).init(*args))[1])
     make = jax.jit(functools.partial(_first_rows, experiment))
 
-    def join(run: int, key: Key, clients: ClientData, slots: np.ndarray, rest: State) -> State:
+    def join(run: int, key: Key, clients: ClientData, kept: dict[str, np.ndarray], rest: State) -> State:
         check_first_rows(experiment, shapes, clients)
         of_run = functools.partial(make, replicates.numbers_of(run))
         initial = FirstRows(of_run, key, clients, problem.cohort_size)
-        directory = directories[run]
+        directory, table = directories[run], stacks.Table(np.array(kept["slots"]), np.array(kept["sums"]), initial)
         if directory is not None:
-            files = stacks.open_files(directory, shapes, slots, initial)
+            files = stacks.open_files(directory, shapes, table)
         else:
             with tempfile.TemporaryDirectory(prefix="pfljax-") as folder:  # open files outlive their folder
-                files = stacks.open_files(Path(folder), shapes, slots, initial)
+                files = stacks.open_files(Path(folder), shapes, table)
         return join_state(algorithm, files, rest)
 
     def init(run: int, key: Key, clients: ClientData) -> State:
         with jax.default_device(host.mesh.devices.flat[0]):
             made = jax.device_get(others(replicates.numbers_of(run), key, clients))
         made = jax.tree.map(lambda leaf, like: _on_devices(leaf, like.sharding), made, rest)
-        return join(run, key, clients, np.zeros(problem.num_clients, np.uint8), made)
+        return join(run, key, clients, stacks.no_rows(problem.num_clients), made)
 
     def freeze(state: State) -> dict:
         rows, others = split_state(algorithm, state)
-        return {"slots": stacks.flush(rows, problem.num_clients), "rest": others}
+        return {**stacks.flush(rows, problem.num_clients), "rest": others}
 
     def thaw(run: int, key: Key, saved: dict) -> State:
-        return join(run, key, data[run], np.array(saved["slots"]), saved["rest"])
+        return join(run, key, data[run], saved, saved["rest"])
 
-    like = {"slots": np.zeros(problem.num_clients, np.uint8), "rest": rest}
+    like = {**stacks.no_rows(problem.num_clients), "rest": rest}
     saved = lambda state: stacks.keep(split_state(algorithm, state)[0])
 
     def check(rounds: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from pfljax.core.errors import ArgumentError
@@ -20,10 +20,14 @@ LOCK = ".lock"  # holds the number of the process that locked the folder last
 
 
 @contextlib.contextmanager
-def locked(folders: Sequence[Path]) -> Iterator[None]:
+def locked(folders: Sequence[Path], say: Callable[[str], None]) -> Iterator[None]:
     """Holds the folders of a run, which are made, for this process; of several that run together the first holds them.
 
     The system lets go of what a process held that was killed, so that no lock outlives its process.
+
+    Args:
+        folders: One for each run.
+        say: Takes a line where a process has left its lock behind.
 
     Raises:
         ArgumentError: if another process holds one of them.
@@ -31,7 +35,7 @@ def locked(folders: Sequence[Path]) -> Iterator[None]:
     made = [folder for folder in folders if not folder.exists()]
     with contextlib.ExitStack() as held:
         for folder in folders if processes.is_first() and fcntl else ():
-            held.enter_context(_lock(folder))
+            held.enter_context(_lock(folder, say))
         try:
             yield
         finally:
@@ -42,9 +46,9 @@ def locked(folders: Sequence[Path]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _lock(folder: Path) -> Iterator[None]:
+def _lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
-    file = _take(folder)
+    file = _take(folder, say)
     try:
         yield
     finally:
@@ -52,7 +56,7 @@ def _lock(folder: Path) -> Iterator[None]:
         os.close(file)
 
 
-def _take(folder: Path) -> int:
+def _take(folder: Path, say: Callable[[str], None]) -> int:
     """The locked file."""
     assert fcntl
     while True:
@@ -67,8 +71,11 @@ def _take(folder: Path) -> int:
             return file  # the file system knows no locks
         try:
             if os.stat(folder / LOCK).st_ino == os.fstat(file).st_ino:
+                if before := os.read(file, 32).decode(errors="replace").strip():
+                    say(f"  {folder} was locked by process {before}, which has ended; taken over")
                 os.ftruncate(file, 0)
-                os.write(file, str(os.getpid()).encode())
+                with contextlib.suppress(OSError):  # a full disk: the lock holds without the number
+                    os.pwrite(file, str(os.getpid()).encode(), 0)
                 return file
         except FileNotFoundError:  # it was let go, and so removed, between the two lines above
             pass

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -19,18 +17,18 @@ from pfljax.core.types import ClientData, Key, Predictor, Split, State
 from pfljax.engine import processes
 from pfljax.engine.rounds import Record, predicts_by_rows
 from pfljax.evaluation import metrics as evaluation
-from pfljax.training import device_store, files, host_store, memory, scoring, stacks
+from pfljax.training import device_store, endings, files, host_store, memory, scoring, stacks
 from pfljax.training.compiled import Compiled, is_private_mixture, tuned
 from pfljax.training.describe import plan_lines
 from pfljax.training.experiment import Experiment
-from pfljax.training.history import History, check_directory
+from pfljax.training.folders import CLIENTS, Folders, Resume
+from pfljax.training.history import History
 from pfljax.training.locks import locked
 from pfljax.training.progress import progress
 from pfljax.training.replicates import ONE, Replicates
 
 DISPATCH_SECONDS = 2.0  # how long a dispatch may last before the progress is shown again
 STORES: dict[str, ModuleType] = {"device": device_store, "host": host_store, "disk": host_store}
-CLIENTS = "clients"  # folder of a run for its clients' rows under client_store=disk
 
 
 class Schedule(NamedTuple):
@@ -78,7 +76,7 @@ class Trainer:
         experiments: Sequence[Experiment],
         *,
         outs: Sequence[Path] | None = None,
-        resume: bool = False,
+        resume: Resume = False,
         say: Callable[[str], None] | None = None,
         bar: bool = False,
         profile: Path | None = None,
@@ -89,7 +87,7 @@ class Trainer:
         Args:
             experiments: The runs, their federations padded to the same sizes.
             outs: Their directories; None writes nothing.
-            resume: Whether to go on from the newest whole checkpoint there, if any.
+            resume: Whether to go on from the newest whole checkpoint there, as in `folders.Resume`.
             say: Takes the lines for the user.
             bar: Whether to show a progress bar where that is possible.
             profile: Folder for a trace of a few rounds.
@@ -104,8 +102,8 @@ class Trainer:
         if profile and experiments[0].client_store == "disk":
             raise ArgumentError("profile", "needs a state to throw away; accepted with client_store=device or host")
         self.experiments, self.replicates = list(experiments), Replicates.of(experiments)
-        self.outs = list(outs) if outs else None
-        self.resume, self.say, self.bar, self.profile = resume, say, bar, profile
+        self.folders = Folders(experiments, outs or (), resume)
+        self.say, self.bar, self.profile = say, bar, profile
         self.keep_going = keep_going
         self.diverged: dict[int, str] = {}  # why, by number of the run
         self.keys = [jax.random.key(each.seed) for each in experiments]
@@ -113,12 +111,7 @@ class Trainer:
         self.seconds = 0.0
         self.state: State | None = None
         self.length = 0
-        self._check_folders()
-
-    def _check_folders(self) -> None:
-        for each, out in zip(self.experiments, self.outs or (), strict=bool(self.outs)):
-            processes.first(functools.partial(check_directory, out, each.config, self.resume))
-            processes.first(functools.partial(check_store, each.client_store, out))
+        self.folders.check()
 
     def train(self, rounds: int, schedule: Schedule = EVERY) -> list[Outcome]:
         """Plays rounds up to number `rounds`, evaluates and saves; what every run has come to.
@@ -126,9 +119,9 @@ class Trainer:
         Raises:
             RunError: if a loss is not finite, or nothing fits into memory.
         """
-        with locked(self.outs or ()):
+        with endings.full_disk_told(self.folders.outs), locked(self.folders.outs, self._tell):
             if self.state is None:
-                self._check_folders()  # again: another process may have written there since
+                self.folders.check()  # again: another process may have written there since
             self.play(rounds, schedule)
             outcomes = [self._outcome(number) for number in range(self.replicates.num)]
             processes.wait()  # until the first has written what the others may read
@@ -186,28 +179,30 @@ class Trainer:
             self.lines.append(("replicates in one kernel", text))
         for name, value in self.lines:
             self._tell(f"  {name:32} {memory.readable(value) if isinstance(value, int) else value}")
-        for each, out in zip(self.experiments, self.outs or (), strict=bool(self.outs)):
-            files.write_json(out / "config.json", each.config)
         if self.profile:
             self._tell(f"  {profile(self.profile, compiled, self._key, self.clients)}")
-        restored = self._restore() if self.resume and self.outs else None
+        like = (
+            compiled.saving.like
+            if compiled.saving
+            else STORES[first.client_store].restorable(compiled, self.replicates)
+        )
+        restored = self.folders.restore(like, self._tell, self._joined)
         if restored:
             self.done, self.state = restored
             self.saved = self.done
             if self.done > first.problem.rounds:
-                text = f"{(self.outs or [''])[0]} has {self.done} already; accepted: {self.done} or more"
+                text = f"{self.folders.outs[0]} has {self.done} already; accepted: {self.done} or more"
                 raise ArgumentError("rounds", text, first.problem.rounds)
-            self._tell(f"  resumed after round {self.done}")
-        elif self.resume and self.outs:
-            self._tell(f"  nothing to resume: {self.outs[0]} has no whole checkpoint; starting at round 0")
-        self._forget_later()
+        for each, out in zip(self.experiments, self.folders.outs, strict=bool(self.folders.outs)):
+            files.write_json(out / "config.json", each.config)
+        self.folders.forget_later(self.done)
         if not restored:
             self.state = compiled.init(self._key(0), self.clients)
-        outs, topology = self.outs or [None] * self.replicates.num, self._topology()
+        outs, topology = self.folders.outs or [None] * self.replicates.num, self._topology()
         self.histories = [
             History(out, self.done, topology, each.scored) for out, each in zip(outs, self.experiments, strict=True)
         ]
-        self.seconds = self.histories[0].last.get("seconds", 0.0)
+        self.seconds = self.histories[0].seconds
         for each, history in zip(self.experiments, self.histories, strict=True) if restored else ():
             history.write(algorithm.report.scored, each.federation)  # files may be lost, or know of later rounds
 
@@ -223,43 +218,18 @@ class Trainer:
         weighed = jax.eval_shape(predict, self.keys[0], clients)
         return "shared" if is_private_mixture(weighed) else weighed.topology
 
-    def _forget_later(self) -> None:
-        """Drops checkpoints that no run may go on from any more, before further rounds are played.
-
-        Of several runs only some may have those of later rounds; on disk, rows of other rounds than this are replaced.
-        """
-        from pfljax.training import checkpoints
-
-        on_disk = self.experiments[0].client_store == "disk"
-        if on_disk or self.replicates.num > 1:
-            for out in self.outs or ():
-                checkpoints.keep(out / "checkpoints", [self.done] if on_disk else range(1, self.done + 1))
-
-    def _restore(self) -> tuple[int, State] | None:
-        """The newest round of whose state all directories have a whole checkpoint, and the states, joined."""
-        from pfljax.training import checkpoints  # orbax is slow to import
-
-        compiled, saving, store = self.compiled, self.compiled.saving, STORES[self.experiments[0].client_store]
-        like = saving.like if saving else store.restorable(compiled, self.replicates)
-        restore, folders = checkpoints.restore, [out / "checkpoints" for out in self.outs or ()]
-        whole = [restore(folder, like) for folder in folders]
-        newest = min(-1 if each is None else each[0] for each in whole)  # a run killed while it saved has it in part
-        found = [
-            each if each and each[0] == newest else restore(folder, like, newest)
-            for each, folder in zip(whole, folders, strict=True)
-        ]
-        if any(each is None or each[0] != newest for each in found):
-            return None
-        states = [each[1] for each in found if each]
+    def _joined(self, states: Sequence[Any]) -> State:
+        """The state of all runs, from what their checkpoints hold."""
+        saving, store = self.compiled.saving, STORES[self.experiments[0].client_store]
         if saving:
             keys = self.replicates.split(self._key(0))
             states = [saving.thaw(number, *saved) for number, saved in enumerate(zip(keys, states, strict=True))]
-        return newest, store.join_states(compiled, self.replicates, states)
+        return store.join_states(self.compiled, self.replicates, states)
 
     def _play(self, rounds: int, schedule: Schedule) -> None:
         """Dispatches rounds until all are played, evaluating and saving on the way."""
         pace, rounds_key = 1, self._key(1)
-        with progress(rounds, self.done, self.say, self.bar) as advance:
+        with progress(rounds, self.done, self.say, self.bar) as advance, endings.noted() as signaled:
             while self.done < rounds:
                 stop = min(self.done + pace, (self.done // self.length + 1) * self.length, rounds)
                 begin = time.perf_counter()
@@ -279,6 +249,16 @@ class Trainer:
                     self._evaluate(newest)
                     if self.done - self.saved >= schedule.checkpoint_every or self.done == rounds:
                         self._save()
+                if (number := signaled()) and self.done < rounds:
+                    self._interrupt(number)
+
+    def _interrupt(self, number: int) -> NoReturn:
+        """Saves, and raises."""
+        if self.saved != self.done:
+            self._save()
+        outs = self.folders.outs
+        where = f"which is saved in {outs[0]}" if outs else "and nothing is saved, since the run has no folder"
+        raise endings.Interrupted(number, f"interrupted after round {self.done}, {where}")
 
     def _note(self, records: Record, count: int) -> list[Record]:
         """Counts the traffic of `count` rounds; each run's records."""
@@ -305,7 +285,7 @@ class Trainer:
             if history.rows:
                 history.write(self.compiled.algorithm.report.scored, each.federation)
         said = "What was evaluated before is in" if self.histories[number].rows else "The run is"
-        kept = f" {said} {self.outs[number]}" if self.outs else ""
+        kept = f" {said} {self.folders.outs[number]}" if self.folders.outs else ""
         raise RunError(f"{why}; a smaller learning rate may help.{kept}")
 
     def _evaluate(self, newest: Sequence[Record]) -> None:
@@ -340,23 +320,10 @@ class Trainer:
             self._stop(*next(iter(self.diverged.items())))
 
     def _save(self) -> None:
-        """Writes files, then checkpoints, so that a checkpoint never knows of rounds that the files do not."""
-        if self.outs:
-            from pfljax.training import checkpoints
-
-            scored, saving = self.compiled.algorithm.report.scored, self.compiled.saving
-            assert self.state is not None
-            states = self.replicates.split(self.state)
-            for each, out, history, state in zip(self.experiments, self.outs, self.histories, states, strict=True):
-                history.write(scored, each.federation)
-                history.keep(self.done)
-                kept = saving.freeze(state) if saving else state
-                checkpoints.save(out / "checkpoints", self.done, kept)
-            if saving:  # not before all runs have their checkpoints, since they resume together
-                for out, state in zip(self.outs, states, strict=True):
-                    if self.experiments[0].client_store == "disk":  # older ones name rows that will be written to
-                        checkpoints.keep(out / "checkpoints", [self.done])
-                    saving.saved(state)
+        assert self.state is not None
+        for history in self.histories:
+            history.seconds = self.seconds
+        self.folders.save(self.done, self.compiled, self.histories, self.replicates.split(self.state))
         self.saved = self.done
 
     def _outcome(self, number: int) -> Outcome:
@@ -367,8 +334,7 @@ class Trainer:
         summary = scoring.summarize(experiment, compiled, history, self.lines, of_run(self._key(1)))
         key = jax.random.fold_in(self.keys[number], 3)
         summary["unseen"] = scoring.score_unseen(experiment, compiled, key, state)
-        if self.outs:
-            files.write_json(self.outs[number] / "summary.json", summary)
+        self.folders.finish(number, summary, self.done)
 
         def predictor() -> Predictor:
             algorithm = experiment.algorithm(compiled.plan)
@@ -394,20 +360,6 @@ def check(experiment: Experiment) -> None:
             raise ArgumentError("eval_clients", text, experiment.eval_clients)
     if experiment.client_store != "device":
         host_store.check(experiment, algorithm)
-
-
-def check_store(client_store: str, out: Path) -> None:
-    """Sees to it that a run goes on where its clients' rows are.
-
-    Raises:
-        ArgumentError: if they are on disk and another store is asked for, or the other way around.
-    """
-    on_disk = (out / CLIENTS).is_dir()
-    if not any(out.glob("checkpoints/[0-9]*")):
-        shutil.rmtree(out / CLIENTS, ignore_errors=True)  # of a run that saved nothing
-    elif on_disk != (client_store == "disk"):
-        accepted = "disk" if on_disk else "device or host"
-        raise ArgumentError("client_store", f"{out} was begun with another; accepted: {accepted}", client_store)
 
 
 def compile_to_fit(experiment: Experiment, clients: ClientData, length: int, replicates: Replicates = ONE) -> Compiled:

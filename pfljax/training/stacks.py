@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 import weakref
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -37,17 +38,43 @@ class Table:
     Attributes:
         slots: (K,) uint8, the slot of each client's row: 1 or 2, and 0 where it is the initial one, which is not kept.
         saved: (K,) what `slots` was at the last checkpoint.
+        sums: (K,) uint32, a checksum of each client's row over all files: of those that this process wrote, and of
+            those that a checkpoint names.
+        unread: (K,) whether a row that a checkpoint names was neither read nor written since.
         initial: ids (n,) -> the initial rows of these clients, a list of arrays (n, ...), one for each file.
     """
 
-    def __init__(self, slots: np.ndarray, initial: Callable[[np.ndarray], list[np.ndarray]]):
+    def __init__(self, slots: np.ndarray, sums: np.ndarray, initial: Callable[[np.ndarray], list[np.ndarray]]):
         self.slots, self.saved, self.initial = slots, slots.copy(), initial
+        self.sums, self.unread = sums, slots > 0
 
     def move(self, ids: np.ndarray) -> np.ndarray:
         """The slots (n,) to which the rows of these clients are to be written, which are theirs from now on."""
         kept = self.saved[ids]
         self.slots[ids] = np.where(self.slots[ids] != kept, self.slots[ids], np.where(kept == 1, 2, 1))
+        self.sums[ids], self.unread[ids] = 0, False
         return self.slots[ids]
+
+    def check(self, ids: np.ndarray, sums: np.ndarray) -> None:
+        """Compares the checksums (n,) of rows that were read for the first time with those of the checkpoint.
+
+        Raises:
+            RunError: naming a client whose row is damaged.
+        """
+        wrong = ids[self.unread[ids] & (self.sums[ids] != sums)]
+        if len(wrong):
+            text = (
+                f"the rows of client {wrong[0]} on disk are not what the run wrote; resume from scratch to start over"
+            )
+            raise RunError(text)
+        self.unread[ids] = False
+
+    def everyones(self) -> np.ndarray:
+        """The checksums (K,) of all processes' rows, which all know from now on."""
+        if jax.process_count() > 1:
+            fresh = self.slots != self.saved
+            self.sums = np.where(fresh, processes.total(np.where(fresh, self.sums, 0)), self.sums)
+        return self.sums.copy()
 
 
 class RowFile:
@@ -83,12 +110,18 @@ class RowFile:
             RunError: if the disk is full.
         """
         rows = np.ascontiguousarray(rows).reshape(len(ids), -1).view(np.uint8)
+        self.table.sums[ids] ^= self.sums_of(rows)
         try:
             written = [os.pwrite(self._file, row, at) for row, at in zip(rows, self._places(ids, slots), strict=True)]
         except OSError as error:
             raise RunError(f"{self._path}: {error.strerror}") from error
         if any(size < self._row for size in written):
             raise RunError(f"{self._path}: {os.strerror(errno.ENOSPC)}")
+
+    def sums_of(self, rows: np.ndarray) -> np.ndarray:
+        """This file's share (n,) of the checksums of rows (n, ...), which are joined by exclusive or."""
+        found = [zlib.crc32(row, self.number) for row in rows.reshape(len(rows), -1).view(np.uint8)]
+        return np.array(found, np.uint32)
 
     def flush(self) -> None:
         """Waits until what was written is on the disk."""
@@ -129,19 +162,15 @@ class Shared:
         self._own[ids[mine] - self._first] = processes.whole(rows)[mine]
 
 
-def open_files(
-    directory: Path, shapes: PyTree, slots: np.ndarray, initial: Callable[[np.ndarray], list[np.ndarray]]
-) -> PyTree:
+def open_files(directory: Path, shapes: PyTree, table: Table) -> PyTree:
     """A stack of rows in files of a directory, one for each leaf: a tree of `RowFile`s.
 
     Args:
         directory: Made where it is not there.
         shapes: Of the stack, leaves (K, ...).
-        slots: As in `Table`; all 0 for a new run.
-        initial: As in `Table`.
+        table: Says where the rows are.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    table = Table(slots, initial)
     leaves, treedef = jax.tree.flatten(shapes)
     files = [
         RowFile(directory / f"{number}.bin", table, number, leaf.shape, leaf.dtype)
@@ -155,6 +184,8 @@ def read(stack: PyTree, ids: np.ndarray) -> PyTree:
     files = _files(stack)
     slots = files[0].table.slots[ids] if files else ids
     fresh = slots == 0 if files else np.zeros(len(ids), bool)
+    unread = bool(files) and bool(files[0].table.unread[ids].any())
+    sums = np.zeros(int((~fresh).sum()), np.uint32)
     initial = files[0].table.initial(ids[fresh]) if fresh.any() else []
 
     def one(leaf):
@@ -166,13 +197,18 @@ def read(stack: PyTree, ids: np.ndarray) -> PyTree:
             return np.take(leaf, ids, axis=0)
         if fresh.all():
             return initial[leaf.number]
-        rows = np.empty((len(ids), *leaf.shape[1:]), leaf.dtype)
-        rows[~fresh] = leaf.read(ids[~fresh], slots[~fresh])
+        rows, kept = np.empty((len(ids), *leaf.shape[1:]), leaf.dtype), leaf.read(ids[~fresh], slots[~fresh])
+        if unread:
+            np.bitwise_xor(sums, leaf.sums_of(kept), out=sums)
+        rows[~fresh] = kept
         if fresh.any():
             rows[fresh] = initial[leaf.number]
         return rows
 
-    return jax.tree.map(one, stack, is_leaf=is_pooled)
+    found = jax.tree.map(one, stack, is_leaf=is_pooled)
+    if unread:
+        files[0].table.check(ids[~fresh], sums)
+    return found
 
 
 def write(stack: PyTree, ids: np.ndarray, rows: PyTree) -> None:
@@ -196,13 +232,20 @@ def write(stack: PyTree, ids: np.ndarray, rows: PyTree) -> None:
     jax.tree.map(one, stack, rows)
 
 
-def flush(stack: PyTree, num_clients: int) -> np.ndarray:
-    """Puts on the disk what was written to the files of a stack; a copy of its table's slots (K,)."""
+def flush(stack: PyTree, num_clients: int) -> dict[str, np.ndarray]:
+    """Puts on the disk what was written to the files of a stack; copies of its table's slots and sums (K,)."""
     files = _files(stack)
     for file in files:
         file.flush()
     processes.wait()
-    return files[0].table.slots.copy() if files else np.zeros(num_clients, np.uint8)
+    if not files:
+        return no_rows(num_clients)
+    return {"slots": files[0].table.slots.copy(), "sums": files[0].table.everyones()}
+
+
+def no_rows(num_clients: int) -> dict[str, np.ndarray]:
+    """The slots and sums (K,) of a `Table` before any client took part."""
+    return {"slots": np.zeros(num_clients, np.uint8), "sums": np.zeros(num_clients, np.uint32)}
 
 
 def keep(stack: PyTree) -> None:

@@ -122,22 +122,26 @@ def test_a_damaged_cell_is_run_again_and_said_so(finished, tmp_path, name, harm)
     content = path.read_bytes()
     path.unlink() if harm == "gone" else path.write_bytes(content[: len(content) // 2] if harm == "cut" else b"")
     printed = call(compare.COMMAND, *flags, "--rounds=4", f"--out={tmp_path / 'out'}")
-    begins = harm == "gone" and name == "summary.json"  # which a run that goes on has not written yet
-    assert ("is missing or damaged, and it is run again" in printed) != begins
+    what = "is gone" if harm == "gone" else "is not what the run wrote"
+    assert f"3 clients, 4 rounds, again: {name} {what}" in printed
     assert "finished before" not in printed
     scores = lambda folder: [(row["accuracy_mean"], row["best_mean"], row["curve_mean"]) for row in rows_of(folder)]
     assert str(scores(tmp_path / "out")) == str(scores(out))
     assert "finished before, kept" in call(compare.COMMAND, *flags, "--rounds=4", f"--out={tmp_path / 'out'}")
 
 
-def test_files_of_different_times_are_damaged(finished, tmp_path):
-    out, _ = finished
+def test_a_cell_without_a_manifest_is_kept_if_it_can_be_read(finished, tmp_path):
+    out, flags = finished
     shutil.copytree(out, tmp_path / "out")
     folder = tmp_path / "out" / "fedavg" / "seed-0"
-    assert cells.damaged(folder) == "" == cells.damaged(tmp_path / "nothing")
-    path = folder / "metrics.jsonl"
-    path.write_text(path.read_text().splitlines()[0] + "\n")  # whole, but of round 2
-    assert cells.damaged(folder) == "metrics.jsonl"
+    (folder / "manifest.json").unlink()  # as an earlier version left it
+    assert "finished before, kept" in call(compare.COMMAND, *flags, "--rounds=4", f"--out={tmp_path / 'out'}")
+    assert "has 4 already" in call(compare.COMMAND, *flags, "--rounds=3", f"--out={tmp_path / 'out'}", code=2)
+    assert cells.damage(folder) == "" == cells.damage(tmp_path / "nothing")
+    rows = (folder / "metrics.jsonl").read_text()
+    for content, wrong in ((rows.splitlines()[0], "lacks rows"), ("", "lacks rows"), (rows[:-9], "cannot be read")):
+        (folder / "metrics.jsonl").write_text(content)
+        assert cells.damage(folder) == f"metrics.jsonl {wrong}"
 
 
 def test_a_folder_with_more_rounds_is_refused_before_anything_is_run(finished, tmp_path):

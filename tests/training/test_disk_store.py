@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import shutil
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -96,10 +97,10 @@ def test_newcomers_are_scored_under_every_store(name, epochs):
         )
 
 
-def table_of(directory, num=6, width=5):
+def table_of(directory, num=6, width=5, **kept):
     shapes = {"a": jax.ShapeDtypeStruct((num, width), np.float32), "b": jax.ShapeDtypeStruct((num,), np.int32)}
     first = lambda ids: [ids[:, None] + np.zeros(width, np.float32), -ids.astype(np.int32)]
-    return stacks.open_files(directory, shapes, np.zeros(num, np.uint8), first)
+    return stacks.open_files(directory, shapes, stacks.Table(**(kept or stacks.no_rows(num)), initial=first))
 
 
 def test_rows_are_read_as_they_were_written_and_else_are_the_first_ones(tmp_path):
@@ -127,9 +128,33 @@ def test_a_client_changes_its_slot_once_between_checkpoints(tmp_path):
     assert stacks.read(files, ids)["b"] == [3]
 
 
+def test_damaged_rows_are_noticed_when_they_are_first_read(tmp_path):
+    files, ids = table_of(tmp_path), np.array([1, 4])
+    rows = {"a": np.arange(10, dtype=np.float32).reshape(2, 5), "b": np.array([7, 8], np.int32)}
+    stacks.write(files, ids, jax.device_put(rows))
+    kept = stacks.flush(files, 6)
+    expected = [
+        zlib.crc32(a.tobytes(), 0) ^ zlib.crc32(b.tobytes(), 1) for a, b in zip(rows["a"], rows["b"], strict=True)
+    ]
+    np.testing.assert_array_equal(kept["sums"], [0, expected[0], 0, 0, expected[1], 0])
+    copy = lambda: {name: values.copy() for name, values in kept.items()}
+    assert stacks.read(table_of(tmp_path, **copy()), np.array([4, 0]))["b"].tolist() == [8, 0]
+
+    content = bytearray((tmp_path / "1.bin").read_bytes())
+    content[4 * 4] ^= 1  # of client 4, in the first slot
+    (tmp_path / "1.bin").write_bytes(bytes(content))
+    again = table_of(tmp_path, **copy())
+    assert stacks.read(again, np.array([1, 0]))["b"].tolist() == [7, 0]
+    with pytest.raises(RunError, match="the rows of client 4 on disk are not what the run wrote; resume from scratch"):
+        stacks.read(again, np.array([0, 4]))
+    stacks.write(again, np.array([4]), jax.device_put(jax.tree.map(lambda leaf: leaf[1:], rows)))
+    assert stacks.read(again, np.array([4]))["b"] == [8]  # what was written since is whole
+
+
 def test_files_take_the_space_of_the_clients_that_took_part(tmp_path):
     shapes = [jax.ShapeDtypeStruct((100_000, 1024), np.float32)]  # of 390 MiB
-    files = stacks.open_files(tmp_path, shapes, np.zeros(100_000, np.uint8), lambda ids: [np.zeros((len(ids), 1024))])
+    table = stacks.Table(**stacks.no_rows(100_000), initial=lambda ids: [np.zeros((len(ids), 1024))])
+    files = stacks.open_files(tmp_path, shapes, table)
     assert (tmp_path / "0.bin").stat().st_size == 2 * 100_000 * 4096
     stacks.write(files, np.arange(0, 100_000, 1000), [jnp.ones((100, 1024))])
     assert (tmp_path / "0.bin").stat().st_blocks * 512 <= 2 * 100 * 4096 + 65536

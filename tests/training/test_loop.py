@@ -12,102 +12,24 @@ import numpy as np
 import optax
 import pytest
 import toys
+from runs import (
+    EVERY_ROUND,
+    ROUNDS,
+    SIZES,
+    assert_same_predictors,
+    assert_same_runs,
+    figures,
+    make_experiment,
+    train,
+)
 
-from pfljax.algorithms import METHODS
 from pfljax.core.errors import ArgumentError, RunError
 from pfljax.engine.plan import make_plan
 from pfljax.training import checkpoints, files, loop, memory
 from pfljax.training.compiled import Compiled
-from pfljax.training.loop import Schedule
 
-ROUNDS = 6
-SIZES = (4, 3, 5, 2, 4)
 TESTS = Path(__file__).parents[1]
-
-
-EVERY_ROUND = Schedule(eval_every=1, checkpoint_every=2)
-
-
-def make_experiment(name="federico", *, federation=None, optimizer=None, seed=1, unseen=True, **fields):
-    """Five clients, four of them a round, in mini-batches, on two devices."""
-    federation = federation or toys.make_federation(SIZES, validation_size=3 * METHODS[name].info.validates)
-    problem = toys.make_problem(federation, optimizer or optax.adam(0.05), batch_size=2, cohort=4)
-    usual = {
-        "unseen": toys.make_federation((3, 4), seed=8) if unseen else None,
-        "seed": seed,
-        "config": {"settings": {"algorithm": name, "learning_rate": 0.05}},
-    }
-    return toys.make_experiment(name, problem, federation, **usual | fields)
-
-
-def train(experiment, out, rounds=ROUNDS, **options):
-    return toys.run(experiment, rounds, out=out, schedule=EVERY_ROUND, **options)
-
-
-@pytest.fixture(autouse=True)
-def compile_once(monkeypatch):
-    """Runs of one method in this module share their compiled functions; gives the true `score_unseen`."""
-    compile_to_fit, make_evaluation = loop.compile_to_fit, loop.device_store.make_evaluation
-    score_unseen = loop.scoring.score_unseen
-
-    def shared(kind, experiment, make):
-        key = (kind, experiment.name, experiment.federation.task)
-        if key not in SHARED:
-            SHARED[key] = make()
-        return SHARED[key]
-
-    monkeypatch.setattr(loop, "compile_to_fit", lambda e, *rest: shared("round", e, lambda: compile_to_fit(e, *rest)))
-    monkeypatch.setattr(
-        loop.device_store,
-        "make_evaluation",
-        lambda es, *rest: shared("evaluation", es[0], lambda: make_evaluation(es, *rest)),
-    )
-    monkeypatch.setattr(loop.scoring, "score_unseen", lambda *args: {})
-    return score_unseen
-
-
-SHARED: dict = {}
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """An uninterrupted run of each method: its folder and result."""
-    runs = {}
-
-    def get(name):
-        if name not in runs:
-            out = tmp_path_factory.mktemp("whole") / name
-            runs[name] = out, train(make_experiment(name), out)
-        return runs[name]
-
-    return get
-
-
-def figures(summary):
-    """The summary without what a clock says."""
-    skip = ("seconds", "seconds_per_round", "compile_seconds", "peak_memory_bytes", "plan")
-    if isinstance(summary, dict):
-        return {key: figures(value) for key, value in summary.items() if key not in skip}
-    return summary
-
-
-def assert_same_runs(one, other):
-    """All figures that two runs left behind are equal."""
-    a, b = (files.read_json(out / "summary.json") for out in (one, other))
-    assert figures(a) == figures(b)
-    for name in ("results.npz", "collaboration.npz"):
-        a, b = (files.read_npz(out / name) for out in (one, other))
-        assert set(a) == set(b)
-        for key in a:
-            np.testing.assert_array_equal(a[key], b[key], err_msg=key)
-    a, b = ([figures(row) for row in files.read_jsonl(out / "metrics.jsonl")] for out in (one, other))
-    assert a == b
-
-
-def assert_same_predictors(a, b):
-    """But for `apply`, which belongs to the model that a run has built."""
-    assert (a.apply is None) == (b.apply is None)
-    toys.assert_trees_close(*(dataclasses.replace(predictor, apply=None) for predictor in (a, b)))
+pytestmark = pytest.mark.usefixtures("compile_once")
 
 
 class Killed(Exception):
@@ -157,15 +79,6 @@ def test_a_torn_checkpoint_is_skipped_for_the_one_before(damage, whole, tmp_path
 
 
 @pytest.mark.slow
-def test_all_checkpoints_torn_starts_anew(whole, tmp_path):
-    train(make_experiment(), tmp_path)
-    for path in [path for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()]:
-        path.unlink()
-    train(make_experiment(), tmp_path, resume=True)
-    assert_same_runs(whole("federico")[0], tmp_path)
-
-
-@pytest.mark.slow
 def test_a_finished_run_resumes_to_itself(whole, tmp_path):
     train(make_experiment(), tmp_path)
     before = files.read_jsonl(tmp_path / "metrics.jsonl")
@@ -177,7 +90,7 @@ def test_a_finished_run_resumes_to_itself(whole, tmp_path):
 KILL = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-import conftest, pathlib, test_loop
+import conftest, pathlib, runs
 from pfljax.training import checkpoints, loop
 add = loop.History.add
 def dies(self, row, *rest):
@@ -185,7 +98,7 @@ def dies(self, row, *rest):
         os._exit(9)  # as kill -9: nothing is closed or cleaned up
     add(self, row, *rest)
 loop.History.add = dies
-test_loop.train(test_loop.make_experiment("scaffold", unseen=False), pathlib.Path(sys.argv[2]))
+runs.train(runs.make_experiment("scaffold", unseen=False), pathlib.Path(sys.argv[2]))
 """
 
 
@@ -211,6 +124,7 @@ def test_a_run_leaves_its_files_whole(whole):
         "results.npz",
         "collaboration.npz",
         "summary.json",
+        "manifest.json",
         "checkpoints",
     }
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -417,60 +331,7 @@ def test_a_checkpoint_without_its_history_is_not_gone_on_from(whole, tmp_path):
         np.testing.assert_array_equal(files.read_npz(other / "results.npz")[name], values)
 
 
-def test_other_data_of_the_same_shape_is_not_gone_on_with(tmp_path):
-    train(make_experiment("local", config={"data": {"digest": "a1"}}), tmp_path)
-    with pytest.raises(ArgumentError, match=r"was run on other data \(digest a1, now b2\)"):
-        train(make_experiment("local", config={"data": {"digest": "b2"}}), tmp_path, resume=True)
-
-
 def test_fewer_rounds_than_a_folder_has_are_refused(whole):
     out, _ = whole("local")
     with pytest.raises(ArgumentError, match=rf"rounds=1: .*has {ROUNDS} already; accepted: {ROUNDS} or more"):
         train(make_experiment("local"), out, resume=True, rounds=1)
-
-
-@pytest.mark.parametrize("name", ["run[1]", "a*b", "why?", "back\\slash"])
-def test_a_path_that_checkpoints_cannot_have_is_refused_before_the_run(tmp_path, name):
-    with pytest.raises(ArgumentError, match="accepted: a path without any of"):
-        train(make_experiment("local"), tmp_path / name)
-    assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"settings": 3}'])
-def test_a_damaged_config_is_told_in_a_line(tmp_path, content):
-    (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ArgumentError, match=r"config\.json is damaged"):
-        train(make_experiment("local"), tmp_path, resume=True)
-
-
-def test_folders_of_other_names_are_no_checkpoints(whole, tmp_path):
-    out, _ = whole("local")
-    other = tmp_path / "run"
-    shutil.copytree(out, other)
-    for name in ("²", "99999999999", "007"):
-        (other / "checkpoints" / name).mkdir()
-    said = []
-    train(make_experiment("local"), other, resume=True, say=said.append)
-    assert f"  resumed after round {ROUNDS}" in said
-
-
-def test_nothing_to_resume_is_said(tmp_path):
-    said = []
-    (tmp_path / "config.json").write_text("{}")
-    train(make_experiment("local"), tmp_path, resume=True, say=said.append)
-    assert any("nothing to resume" in line and "starting at round 0" in line for line in said)
-
-
-def test_one_process_at_a_time_writes_to_a_folder(tmp_path):
-    script = "import sys, time\nfrom pathlib import Path\nfrom pfljax.training.locks import locked\n"
-    script += "with locked([Path(sys.argv[1])]):\n    print('held', flush=True)\n    time.sleep(60)\n"
-    other = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
-    try:
-        assert other.stdout is not None and other.stdout.readline() == "held\n"
-        with pytest.raises(ArgumentError, match=f"another process .number {other.pid}. is writing to it"):
-            train(make_experiment("local"), tmp_path / "run")
-    finally:
-        other.kill()
-        other.communicate()
-    train(make_experiment("local"), tmp_path / "run")  # what a killed process held is free
-    assert not (tmp_path / "run" / ".lock").exists()

@@ -1,0 +1,93 @@
+"""What ends a run early though nothing is wrong with it: signals, and a full disk."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from pfljax.core.errors import RunError
+from pfljax.engine import processes
+from pfljax.training import memory
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SPARE = 1 << 20  # bytes that a save needs beside its arrays
+WAY_ON = "What was saved before is whole: make room, and resume"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL_TEXTS = ("no space left on device", "disk quota exceeded", "file too large", "resource_exhausted")
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run that SIGINT or SIGTERM has ended between two rounds, after it was saved.
+
+    Attributes:
+        number: The signal's number.
+    """
+
+    def __init__(self, number: int, text: str):
+        self.number = number
+        super().__init__(text)
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[Callable[[], int]]:
+    """Only notes the first SIGINT or SIGTERM, so that the rounds in flight are finished and saved.
+
+    The second signal acts at once. Signals reach the main thread only; elsewhere nothing is changed.
+
+    Yields:
+        A function that gives the number of the signal that came to any process, or 0.
+    """
+    came = 0
+
+    def note(number: int, _) -> None:
+        nonlocal came
+        came = number
+        for each, handler in before.items():  # in a script even while XLA works; a notebook goes on
+            signal.signal(each, handler if hasattr(sys, "ps1") else signal.SIG_DFL)
+        name = signal.Signals(number).name  # not printed: the signal may have come in the middle of a print
+        os.write(2, f"{name}: finishing the rounds in flight; another one ends the run at once\n".encode())
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, note) or signal.SIG_DFL for number in SIGNALS}
+    try:
+        yield lambda: processes.most(came)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def check_room(folder: Path, need: int) -> None:
+    """Raises `RunError` if a folder's disk has no room for so many bytes."""
+    free, need = int(processes.least(shutil.disk_usage(folder).free)), need + SPARE
+    if need > free:
+        sizes = f"a checkpoint needs {memory.readable(need)} and {memory.readable(free)} are free"
+        raise RunError(f"out of disk space in {folder}: {sizes}. {WAY_ON}")
+
+
+@contextlib.contextmanager
+def full_disk_told(folders: Sequence[Path]) -> Iterator[None]:
+    """Within it, whatever a full disk makes libraries raise becomes a `RunError` of one line."""
+    try:
+        yield
+    except Exception as error:
+        if not folders or not _is_full(error):
+            raise
+        raise RunError(f"out of disk space in {folders[0]}. {WAY_ON}") from error
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Whether an error, or one behind it, says that the disk is full; libraries hide its number in their texts."""
+    while error is not None:
+        text = str(error).lower()
+        if getattr(error, "errno", None) in FULL or any(words in text for words in FULL_TEXTS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

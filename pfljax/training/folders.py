@@ -1,0 +1,229 @@
+"""The folders of runs that are trained together: checked, gone on from, and saved to."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from pfljax.core import tree
+from pfljax.core.errors import ArgumentError
+from pfljax.core.types import State
+from pfljax.engine import processes
+from pfljax.training import endings, files, history, manifest
+from pfljax.training.compiled import Compiled
+from pfljax.training.experiment import Experiment
+from pfljax.training.history import History
+from pfljax.training.locks import LOCK
+
+CLIENTS = "clients"  # folder of a run for its clients' rows under client_store=disk
+UNSAFE = "[]*?\\"  # in a path, patterns to what writes checkpoints
+WAY_ON = "resume from scratch to start over, or name another folder"
+
+# True goes on from the newest whole checkpoint, and starts at round 0 where none was made yet; it refuses a folder that
+# has lost its checkpoints. "if_possible" starts over there, and "from_scratch" always does.
+Resume = bool | Literal["from_scratch", "if_possible"]
+
+
+class Folders:
+    """The folders of some runs.
+
+    Attributes:
+        outs: One for each run; none at all where nothing is written.
+        resume: Whether to go on from what is there.
+    """
+
+    def __init__(self, experiments: Sequence[Experiment], outs: Sequence[Path], resume: Resume):
+        """Takes them up; `check` looks into them."""
+        self.experiments, self.outs = experiments, list(outs)
+        self.resume: Resume = resume
+
+    def check(self) -> None:
+        """Sees to it that runs neither overwrite others nor go on from any with other settings or data.
+
+        Raises:
+            ArgumentError: naming what differs.
+        """
+        for each, out in zip(self.experiments, self.outs, strict=bool(self.outs)):
+            processes.first(functools.partial(check, out, each.config, self.resume))
+            if self.resume != "from_scratch":
+                processes.first(functools.partial(check_store, each.client_store, out))
+
+    def restore(
+        self, like: Any, say: Callable[[str], None], load: Callable[[Sequence[Any]], State]
+    ) -> tuple[int, State] | None:
+        """The newest round of whose state all folders have a whole checkpoint, and the joined states.
+
+        Where there is none the folders are cleared, for runs that start at round 0.
+
+        Args:
+            like: What a checkpoint holds, as for `checkpoints.restore`.
+            say: Takes lines for the user.
+            load: What the checkpoints of all runs hold -> their state.
+
+        Raises:
+            ArgumentError: if a folder has lost its checkpoints, and is not to be started over.
+        """
+        if not self.resume:
+            return None
+        found = None if self.resume == "from_scratch" else self._newest(like)
+        if found:
+            say(f"  resumed after round {found[0]}")
+            return found[0], load(found[1])
+        began = int(processes.from_first(np.int32([has_begun(out) for out in self.outs].count(True))))
+        if began and self.resume is True:
+            raise ArgumentError("resume", f"{self.outs[0]} has no whole checkpoint any more; {WAY_ON}")
+        why = "starting over" if began else "nothing to resume: no checkpoint was made yet; starting"
+        say(f"  {self.outs[0]}: {why} at round 0")
+        for out in self.outs:
+            clear(out)
+        processes.wait()
+        return None
+
+    def _newest(self, like: Any) -> tuple[int, list[Any]] | None:
+        from pfljax.training import checkpoints  # orbax is slow to import
+
+        steps = [whole_checkpoints(out) for out in self.outs] if processes.is_first() else [[]]
+        for step in checkpoints.agreed([step for step in steps[0] if all(step in others for others in steps)]):
+            states = [checkpoints.restore(out / "checkpoints", step, like) for out in self.outs]
+            if all(state is not None for state in states):
+                return step, states
+        return None
+
+    def forget_later(self, done: int) -> None:
+        """Drops checkpoints that no run may go on from any more, before further rounds are played.
+
+        Of several runs only some may have those of later rounds; on disk, rows of other rounds than this are replaced.
+        """
+        from pfljax.training import checkpoints
+
+        on_disk = self.experiments[0].client_store == "disk"
+        for out in self.outs if on_disk or len(self.outs) > 1 else ():
+            checkpoints.keep(out / "checkpoints", [done] if on_disk else range(1, done + 1))
+
+    def save(self, done: int, compiled: Compiled, histories: Sequence[History], states: Sequence[State]) -> None:
+        """Writes files, then checkpoints, then manifests, so that none knows of what is not there yet.
+
+        Raises:
+            RunError: if the disk is full.
+        """
+        if not self.outs:
+            return
+        from pfljax.training import checkpoints
+
+        saving, on_disk = compiled.saving, self.experiments[0].client_store == "disk"
+        need = sum(tree.num_bytes(saving.like if saving else state) for state in states)
+        need += sum(each.num_bytes for each in histories)
+        endings.check_room(self.outs[0], need)
+        for each, out, record, state in zip(self.experiments, self.outs, histories, states, strict=True):
+            record.write(compiled.algorithm.report.scored, each.federation)
+            record.keep(done)
+            checkpoints.save(out / "checkpoints", done, saving.freeze(state) if saving else state)
+            kept = checkpoints.newest(out / "checkpoints", done)
+            manifest.write(out, each.config, done, kept, saved=done)
+        for out, state in zip(self.outs, states, strict=True):  # all runs have theirs, since they resume together
+            folder = out / "checkpoints"  # on disk, older ones name rows that will be written to
+            checkpoints.keep(folder, [done] if on_disk else checkpoints.newest(folder, done))
+            if saving:
+                saving.saved(state)
+
+    def finish(self, number: int, summary: dict, done: int) -> None:
+        """Writes the summary of one run."""
+        if self.outs:
+            out = self.outs[number]
+            files.write_json(out / "summary.json", summary)
+            before = manifest.read(out)
+            manifest.write(out, self.experiments[number].config, done, before.checkpoints if before else [])
+
+
+def whole_checkpoints(out: Path) -> list[int]:
+    """Rounds of the whole checkpoints of a run's folder, newest first.
+
+    Where the manifest is lost, those count whose history can be read; Orbax says later what it cannot read.
+    """
+    folder, kept = out / "checkpoints", manifest.read(out)
+    if kept is None:
+        if steps := history.checkpoints(folder):
+            logging.warning("%s is lost or damaged: checkpoints are taken as they are", out / manifest.NAME)
+        return [step for step in steps if history.is_whole(folder, step)]
+    wrong = {step: kept.damaged(out, step) for step in kept.checkpoints}
+    for step, what in wrong.items():
+        if what:
+            logging.warning("checkpoint %s is not whole and is skipped: %s", folder / str(step), what)
+    return [step for step, what in wrong.items() if not what]
+
+
+def has_begun(out: Path) -> bool:
+    """Whether there was a checkpoint or a result in a run's folder at any time."""
+    kept = manifest.read(out)
+    return bool(kept or history.checkpoints(out / "checkpoints") or (out / "summary.json").exists())
+
+
+def clear(out: Path) -> None:
+    """Removes what a run has left in its folder."""
+    if not processes.is_first():
+        return
+    for name in ("checkpoints", CLIENTS, "figures"):
+        shutil.rmtree(out / name, ignore_errors=True)
+    for name in (*manifest.RECORDS, manifest.NAME, "report.html"):
+        (out / name).unlink(missing_ok=True)
+
+
+def check(out: Path, config: dict, resume: Resume) -> None:
+    """Sees to it that a run neither overwrites another nor goes on from one with other settings.
+
+    Raises:
+        ArgumentError: naming `out`, or the settings or data that differ.
+    """
+    if any(character in str(out.absolute()) for character in UNSAFE):
+        raise ArgumentError("out", f"accepted: a path without any of {' '.join(UNSAFE)}", out)
+    path, kept = out / "config.json", manifest.read(out)
+    if kept is None and not path.exists() and not (out / manifest.NAME).exists():
+        if out.exists() and (not out.is_dir() or any(file.name != LOCK for file in out.iterdir())):
+            raise ArgumentError("out", "holds something that is not a run; name an empty or a new folder", out)
+        return
+    if not resume:
+        raise ArgumentError("out", "holds another run; resume it, or name a new folder", out)
+    try:
+        before, data = (kept.settings, kept.data) if kept else _described(path)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ArgumentError("out", f"{path} is damaged, or not of a run; name a new folder", out) from error
+    if resume == "from_scratch":
+        return
+    changed = [
+        f"{name} was {before[name]!r} and is {value!r}"
+        for name, value in files.plain(config.get("settings", {})).items()
+        if name in before and before[name] != value
+    ]
+    if changed:
+        raise ArgumentError("resume", f"{out} was run with other settings: {'; '.join(changed)}")
+    was, now = data.get("digest"), config.get("data", {}).get("digest")
+    if was and now and was != now:
+        raise ArgumentError("resume", f"{out} was run on other data (digest {was}, now {now}); {WAY_ON}")
+
+
+def _described(path: Path) -> tuple[dict, dict]:
+    """The settings and the data in a config.json."""
+    kept = files.read_json(path)
+    if not {"settings", "data"} & kept.keys():
+        raise ValueError(path)
+    return {**kept.get("settings", {})}, {**kept.get("data", {})}
+
+
+def check_store(client_store: str, out: Path) -> None:
+    """Sees to it that a run goes on where its clients' rows are.
+
+    Raises:
+        ArgumentError: if they are on disk and another store is asked for, or the other way around.
+    """
+    on_disk = (out / CLIENTS).is_dir()
+    if not history.checkpoints(out / "checkpoints"):
+        shutil.rmtree(out / CLIENTS, ignore_errors=True)  # of a run that saved nothing
+    elif on_disk != (client_store == "disk"):
+        accepted = "disk" if on_disk else "device or host"
+        raise ArgumentError("client_store", f"{out} was begun with another; accepted: {accepted}", client_store)

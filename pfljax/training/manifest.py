@@ -1,0 +1,120 @@
+"""The manifest of a run's folder: which files a run has written there, and how it checks that they are still whole.
+
+manifest.json is written last, when all that it lists is on the disk. A checkpoint that it does not list is not whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pfljax.core.errors import ArgumentError
+from pfljax.engine import processes
+from pfljax.training import files
+
+NAME = "manifest.json"
+FORMAT = 1  # of a run's folder; raise it when an earlier version could misread one
+RECORDS = ("config.json", "metrics.jsonl", "results.npz", "collaboration.npz", "summary.json")
+
+
+class Manifest(NamedTuple):
+    """What a run's folder held when the run was last saved.
+
+    Attributes:
+        rounds: Number of rounds that had been played.
+        settings: Those of config.json, which must agree where the run is resumed.
+        data: What config.json says of the data.
+        files: Path below the folder -> its bytes and their SHA-256.
+    """
+
+    rounds: int
+    settings: dict
+    data: dict
+    files: dict[str, tuple[int, str]]
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """Rounds of the checkpoints that are listed, newest first."""
+        return sorted({step for name in self.files if (step := _step(name))}, reverse=True)
+
+    def damaged(self, out: Path, checkpoint: int | None = None) -> str | None:
+        """What is wrong with the first file that is gone or changed; None if there is none.
+
+        Args:
+            out: The run's folder.
+            checkpoint: The one to check; None: the files that belong to none.
+        """
+        for name, (size, digest) in self.files.items():
+            if _step(name) != checkpoint:
+                continue
+            path = out / name
+            if not path.is_file():
+                return f"{name} is gone"
+            if path.stat().st_size != size or _digest(path) != digest:
+                return f"{name} is not what the run wrote"
+        return None
+
+
+def read(out: Path) -> Manifest | None:
+    """The manifest of a run's folder; None where there is none, or a damaged one.
+
+    Raises:
+        ArgumentError: if a later version of pfljax wrote it.
+    """
+    try:
+        kept = files.read_json(out / NAME)
+        body = kept["manifest"]
+        whole = kept["sha256"] == _digest_of(body)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    if not whole:
+        return None
+    if body["format"] != FORMAT:
+        text = f"was written in format {body['format']} by another version of pfljax; accepted: format {FORMAT}"
+        raise ArgumentError("out", text, out)
+    listed = {name: (size, digest) for name, (size, digest) in body["files"].items()}
+    return Manifest(body["rounds"], body["settings"], body["data"], listed)
+
+
+def write(out: Path, config: dict, rounds: int, checkpoints: Sequence[int], saved: int | None = None) -> None:
+    """Lists what a run's folder holds; of several processes the first does so.
+
+    Args:
+        out: The run's folder.
+        config: Content of config.json.
+        rounds: Number of rounds that were played.
+        checkpoints: Rounds of the checkpoints that are there to stay.
+        saved: Rounds of the one that is new; the others are listed as they were.
+    """
+    if not processes.is_first():
+        return
+    before = read(out)
+    kept = [step for step in checkpoints if step != saved]
+    listed = {name: entry for name, entry in (before.files if before else {}).items() if _step(name) in kept}
+    folder = out / "checkpoints"
+    new = [path for path in (folder / str(saved)).rglob("*") if path.is_file()] if saved else []
+    new += [out / name for name in RECORDS] + [folder / f"history-{saved}.npz"]
+    for path in sorted(path for path in new if path.exists()):
+        listed[path.relative_to(out).as_posix()] = (path.stat().st_size, _digest(path))
+    body = {"format": FORMAT, "rounds": rounds, **{part: config.get(part, {}) for part in ("settings", "data")}}
+    body = files.plain(body | {"files": listed})
+    files.write_json(out / NAME, {"manifest": body, "sha256": _digest_of(body)})
+
+
+def _step(name: str) -> int | None:
+    """The rounds of the checkpoint that a listed file belongs to."""
+    found = re.match(r"checkpoints/(?:history-)?(\d+)[./]", name)
+    return int(found[1]) if found else None
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest_of(body: Any) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,106 @@
+"""Small runs with folders: how tests train them, share what they compile, and compare what they leave behind."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import optax
+import pytest
+import toys
+
+from pfljax.algorithms import METHODS
+from pfljax.training import files, loop
+from pfljax.training.loop import Schedule
+
+ROUNDS = 6
+SIZES = (4, 3, 5, 2, 4)
+TESTS = Path(__file__).parents[1]
+
+
+EVERY_ROUND = Schedule(eval_every=1, checkpoint_every=2)
+
+
+def make_experiment(name="federico", *, federation=None, optimizer=None, seed=1, unseen=True, **fields):
+    """Five clients, four of them a round, in mini-batches, on two devices."""
+    federation = federation or toys.make_federation(SIZES, validation_size=3 * METHODS[name].info.validates)
+    problem = toys.make_problem(federation, optimizer or optax.adam(0.05), batch_size=2, cohort=4)
+    usual = {
+        "unseen": toys.make_federation((3, 4), seed=8) if unseen else None,
+        "seed": seed,
+        "config": {"settings": {"algorithm": name, "learning_rate": 0.05}},
+    }
+    return toys.make_experiment(name, problem, federation, **usual | fields)
+
+
+def train(experiment, out, rounds=ROUNDS, **options):
+    return toys.run(experiment, rounds, out=out, schedule=EVERY_ROUND, **options)
+
+
+@pytest.fixture
+def compile_once(monkeypatch):
+    """Runs of one method share their compiled functions; gives the true `score_unseen`."""
+    compile_to_fit, make_evaluation = loop.compile_to_fit, loop.device_store.make_evaluation
+    score_unseen = loop.scoring.score_unseen
+
+    def shared(kind, experiment, make, length=0):
+        key = (kind, experiment.name, experiment.federation.task, length)
+        if key not in SHARED:
+            SHARED[key] = make()
+        return SHARED[key]
+
+    monkeypatch.setattr(
+        loop,
+        "compile_to_fit",
+        lambda e, *rest: shared("round", e, lambda: compile_to_fit(e, *rest), rest[1]),
+    )
+    monkeypatch.setattr(
+        loop.device_store,
+        "make_evaluation",
+        lambda es, *rest: shared("evaluation", es[0], lambda: make_evaluation(es, *rest)),
+    )
+    monkeypatch.setattr(loop.scoring, "score_unseen", lambda *args: {})
+    return score_unseen
+
+
+SHARED: dict = {}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run of each method: its folder and result."""
+    runs = {}
+
+    def get(name):
+        if name not in runs:
+            out = tmp_path_factory.mktemp("whole") / name
+            runs[name] = out, train(make_experiment(name), out)
+        return runs[name]
+
+    return get
+
+
+def figures(summary):
+    """The summary without what a clock says."""
+    skip = ("seconds", "seconds_per_round", "compile_seconds", "peak_memory_bytes", "plan")
+    if isinstance(summary, dict):
+        return {key: figures(value) for key, value in summary.items() if key not in skip}
+    return summary
+
+
+def assert_same_runs(one, other):
+    """All figures that two runs left behind are equal."""
+    a, b = (files.read_json(out / "summary.json") for out in (one, other))
+    assert figures(a) == figures(b)
+    for name in ("results.npz", "collaboration.npz"):
+        a, b = (files.read_npz(out / name) for out in (one, other))
+        assert set(a) == set(b)
+        for key in a:
+            np.testing.assert_array_equal(a[key], b[key], err_msg=key)
+    a, b = ([figures(row) for row in files.read_jsonl(out / "metrics.jsonl")] for out in (one, other))
+    assert a == b
+
+
+def assert_same_predictors(a, b):
+    """But for `apply`, which belongs to the model that a run has built."""
+    assert (a.apply is None) == (b.apply is None)
+    toys.assert_trees_close(*(dataclasses.replace(predictor, apply=None) for predictor in (a, b)))
