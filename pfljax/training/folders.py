@@ -54,6 +54,19 @@ class Folders:
             if self.resume != "from_scratch":
                 processes.first(functools.partial(check_store, each.client_store, out))
 
+    def check_rounds(self, rounds: int) -> None:
+        """Raises `ArgumentError` if a folder that is gone on from has more rounds than are to be played."""
+
+        def check() -> None:
+            for out in self.outs if self.resume in (True, "if_possible") else ():
+                kept = manifest.read(out)
+                done = kept.rounds if kept else max(history.checkpoints(out / "checkpoints"), default=0)
+                if done > rounds:
+                    text = f"{out} has {done} already; accepted: {done} or more"
+                    raise ArgumentError("rounds", text, rounds)
+
+        processes.first(check)
+
     def restore(
         self, like: Any, say: Callable[[str], None], load: Callable[[Sequence[Any]], State]
     ) -> tuple[int, State] | None:
