@@ -6,7 +6,6 @@ import dataclasses
 import functools
 from pathlib import Path
 
-from pfljax.core.errors import ArgumentError
 from pfljax.engine import processes
 from pfljax.training import files, folders, manifest
 
@@ -38,12 +37,7 @@ def check(folder: Path, config: dict, rounds: int) -> None:
         ArgumentError: if the folder holds something else, a run with other settings, or one of more rounds.
     """
     processes.first(functools.partial(folders.check, folder, config, "if_possible"))
-    kept = manifest.read(folder)
-    there = kept.rounds if kept else 0
-    if not kept and (folder / SUMMARY).exists() and not damage(folder):
-        there = Cell.read(folder).summary["last"]["round"]
-    if there > rounds:
-        raise ArgumentError("rounds", f"{folder} has {there} already; accepted: {there} or more", rounds)
+    folders.Folders([], [folder], "if_possible").check_rounds(rounds)
 
 
 def damage(folder: Path) -> str:
