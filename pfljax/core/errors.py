@@ -7,9 +7,9 @@ LONGEST, LONGEST_TEXT = 300, 3000  # characters of a value that a message shows,
 
 def shown(value: object, longest: int = LONGEST) -> str:
     """A value as part of a line: without line ends and other characters that do not print, and not without end."""
-    text = str(value)
-    text = text if len(text) <= longest else f"{text[:longest]}..."
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+    text = str(value)[: longest + 1]
+    text = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+    return text if len(text) <= longest else f"{text[:longest]}..."
 
 
 class ArgumentError(ValueError):

@@ -138,3 +138,18 @@ def test_a_lone_array_is_one_of_a_plain_type(tmp_path):
         (tmp_path / "f.npy").write_bytes(content)
         with pytest.raises(ArgumentError, match="is not an npy file of a plain array"):
             reading.read_npy(str(tmp_path / "f.npy"))
+
+
+def test_a_directory_that_swallows_a_member_is_damaged(tmp_path):
+    path = tmp_path / "f.npz"
+    np.savez(path, x=X, y=Y, client=Y)
+    content = bytearray(path.read_bytes())
+    second = content.find(b"PK\x01\x02", content.find(b"PK\x01\x02") + 1)
+    third = content.find(b"PK\x01\x02", second + 1)
+    length = content.find(b"PK\x05\x06") - third  # of the entry of client, which becomes a comment on y
+    struct.pack_into("<H", content, second + 32, length)
+    path.write_bytes(content)
+    with zipfile.ZipFile(path) as found:
+        assert found.namelist() == ["x.npy", "y.npy"]
+    with pytest.raises(ArgumentError, match="is not an npz of plain arrays"):
+        sources.npz(str(path))

@@ -101,6 +101,8 @@ def read_npz(
             raise ArgumentError(argument, f"holds a single array; {accepted} (numpy.savez)", file)
         try:
             with zipfile.ZipFile(stream) as archive:
+                if len(archive.infolist()) != _entries(stream):
+                    raise ValueError("its directory is damaged")
                 members = _members(archive, os.fstat(stream.fileno()).st_size, file, argument)
                 missing = [name for name in needed if name not in members]
                 if missing:
@@ -120,6 +122,14 @@ def _check_memory(num_bytes: int, file: str, argument: str) -> None:
     free = free_memory()
     if num_bytes > free:
         raise ArgumentError(argument, f"needs {readable(num_bytes)} of memory, and {readable(free)} are free", file)
+
+
+def _entries(stream: BinaryIO) -> int:
+    """How many members a zip says that it has, at its end: a damaged directory may swallow some without a sign."""
+    place = stream.seek(0, os.SEEK_END)
+    stream.seek(max(0, place - 2**16))
+    end = stream.read().rpartition(b"PK\5\6")[2]
+    return int.from_bytes(end[6:8], "little")
 
 
 def _members(archive: zipfile.ZipFile, size: int, file: str, argument: str) -> dict[str, zipfile.ZipInfo]:
