@@ -78,4 +78,4 @@ class FedDyn:
             return state._replace(server=state.server | {"h": h}, models=models), {}
 
         changed = {"init": init, "client_update": client_update, "server_update": server_update}
-        return dataclasses.replace(averaging(problem), **changed, averages=False)
+        return dataclasses.replace(averaging(problem), **changed, averages=None)

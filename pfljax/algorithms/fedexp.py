@@ -72,4 +72,4 @@ class FedExP:
             return state._replace(server=state.models)
 
         changed = {"init": init, "client_update": client_update, "server_update": server_update}
-        return dataclasses.replace(base, **changed, averages=False)
+        return dataclasses.replace(base, **changed, averages=None)

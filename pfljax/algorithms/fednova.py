@@ -93,4 +93,4 @@ class FedNova:
             return state._replace(models=updates.moved(solver, state.models, update, weight > 0)), {}
 
         base = averaging(problem, ledger=ledger)
-        return dataclasses.replace(base, client_update=client_update, server_update=server_update, averages=False)
+        return dataclasses.replace(base, client_update=client_update, server_update=server_update, averages=None)

@@ -89,8 +89,9 @@ class Folders:
             say(f"  resumed after round {found[0]}")
             return found[0], load(found[1])
         began = int(processes.from_first(np.int32([has_begun(out) for out in self.outs].count(True))))
-        if began and self.resume is True:
-            raise ArgumentError("resume", f"{self.outs[0]} has no whole checkpoint any more; {WAY_ON}")
+        if began == len(self.outs) and self.resume is True:  # of several, a kill may come before all have the first one
+            lost = next((out for out in self.outs if not whole_checkpoints(out)), self.outs[0])
+            raise ArgumentError("resume", f"{lost} has no whole checkpoint any more; {WAY_ON}")
         why = "starting over" if began else "nothing to resume: no checkpoint was made yet; starting"
         say(f"  {self.outs[0]}: {why} at round 0")
         for out in self.outs:

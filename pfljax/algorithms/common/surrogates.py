@@ -145,7 +145,7 @@ def client_server(problem: Problem, surrogate: Surrogate) -> Algorithm:
         predictor=predictor,
         adapt=adapt,
         topology="shared",
-        averages=True,
+        averages=lambda models: models,
         ledger=Ledger(surrogate.num_models, unaccounted=BY_LOSS),
         report=Report(surrogate.scored),
     )
