@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import shlex
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,10 +52,10 @@ class Trial(NamedTuple):
 
 
 def read_methods(settings: Settings) -> list[str]:
-    """The methods that --algorithm or --algorithms names, after a check that they and all knobs given exist.
+    """The methods that --algorithm or --algorithms names, after a check of them, of all knobs given, and of --out.
 
     Raises:
-        ArgumentError: for an unknown method.
+        ArgumentError: for an unknown method, or a folder that cannot be written to.
         FlagError: for a knob of another one.
     """
     if "algorithm" in settings:
@@ -64,6 +65,7 @@ def read_methods(settings: Settings) -> list[str]:
     for name in names:
         method.get(name)
     settings.check_knobs(names)
+    settings.check_out()
     return names
 
 
@@ -290,10 +292,10 @@ def config(settings: Settings, name: str, trial: Trial) -> dict:
 
 
 def command() -> str:
-    """How this process was started."""
+    """How this process was started, as a shell reads it."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     module = spec.name.removesuffix(".__main__") if spec else ""
-    return " ".join([f"python -m {module}" if module else Path(sys.argv[0]).name, *sys.argv[1:]])
+    return shlex.join([*(["python", "-m", module] if module else [Path(sys.argv[0]).name]), *sys.argv[1:]])
 
 
 def print_defaults(settings: Settings) -> None:

@@ -24,6 +24,10 @@ from pfljax.data import latent
 from pfljax.engine import processes
 from pfljax.training import endings, profiling
 
+OPEN_PORT = (
+    "the coordinator listens on all of this machine's addresses, and whoever reaches its port can join or end the run; "
+    "with --coordinator=localhost:PORT it listens on this machine alone"
+)
 LOCAL_FLAGS = ("process_id", "data_file", "data_dir")  # in which processes may differ: places differ between hosts
 
 
@@ -183,6 +187,8 @@ def join_processes(settings: Settings) -> None:
             if taken.connect_ex(("localhost", port)) == 0:
                 raise settings.error("coordinator", "the port is taken; name a free one")
     processes.start(settings.coordinator, settings.num_processes, settings.process_id)
+    if processes.is_first() and not processes.on_loopback(settings.coordinator):
+        print(f"warning: {OPEN_PORT}", file=sys.stderr, flush=True)
     sys.stdout = open(own if processes.is_first() else nowhere, "w", buffering=1)  # noqa: SIM115
     processes.agree({name: value for name, value in settings.values.items() if name not in LOCAL_FLAGS})
 
