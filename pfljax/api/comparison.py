@@ -220,8 +220,10 @@ def _cells(
     left = [number for number in range(len(runs)) if number not in found]
     outs = [folders[number] for number in left] if folders else None
     resume = "if_possible" if folders else False
+    told = say and (lambda line: say(line.strip()) if cells.LOST in line else None)
     if replicate and len(left) > 1:
-        results = train_replicates([runs[n] for n in left], rounds, outs=outs, resume=resume, schedule=schedule)
+        many = [runs[n] for n in left]
+        results = train_replicates(many, rounds, outs=outs, resume=resume, schedule=schedule, say=told)
     else:
         results = [
             runs[n].train(
@@ -230,6 +232,7 @@ def _cells(
                 resume=resume,
                 eval_every=schedule.eval_every,
                 checkpoint_every=schedule.checkpoint_every,
+                say=told,
                 progress=False,
             )
             for n in left

@@ -134,8 +134,8 @@ def replicates(settings: Settings, name: str, runs: Sequence[Trial], outs: Seque
 
 
 def say(line: str) -> None:
-    """Of what a run says, only what its profile shows."""
-    if "profile: " in line:
+    """Of what a run says, only what its profile shows, and that it starts over."""
+    if "profile: " in line or cells_of.LOST in line:
         print(line)
 
 

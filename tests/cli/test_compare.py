@@ -53,6 +53,16 @@ def test_of_all_methods_those_that_need_classes_are_left_out_of_a_regression(cap
         sweep.able(read("local,fedrod"), ["local", "fedrod"], Trial(0))
 
 
+def test_a_cell_that_has_lost_its_checkpoints_starts_over_and_says_so(tmp_path):
+    flags = ["--algorithms=fedavg", "--seeds=3", "--hidden=4", f"--out={tmp_path}"]
+    call(compare.COMMAND, *flags, "--rounds=2")
+    for path in (tmp_path / "fedavg" / "seed-3" / "checkpoints" / "2").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    assert "no whole checkpoint is left; starting over at round 0" in call(compare.COMMAND, *flags, "--rounds=3")
+    assert rows_of(tmp_path)[0]["algorithm"] == "fedavg"
+
+
 def test_a_row_is_the_mean_over_its_cells(tmp_path):
     flags = ["--algorithms=fedavg", "--seeds=3,4", "--rounds=2", "--hidden=4", "--unseen_clients=0.25"]
     flags.append("--eval_clients=5")
