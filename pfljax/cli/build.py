@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import shlex
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -290,10 +291,10 @@ def config(settings: Settings, name: str, trial: Trial) -> dict:
 
 
 def command() -> str:
-    """How this process was started."""
+    """How this process was started, quoted so that a shell takes it back."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     module = spec.name.removesuffix(".__main__") if spec else ""
-    return " ".join([f"python -m {module}" if module else Path(sys.argv[0]).name, *sys.argv[1:]])
+    return shlex.join([*(["python", "-m", module] if module else [Path(sys.argv[0]).name]), *sys.argv[1:]])
 
 
 def print_defaults(settings: Settings) -> None:

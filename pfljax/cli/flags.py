@@ -162,6 +162,11 @@ class Group(NamedTuple):
         """Values separated by commas."""
         flags.DEFINE_list(name, list(default), help, **self._where)
 
+    def repeated(self, name: str, help: str) -> None:
+        """A flag that may be there several times, each with a value of its own."""
+        flags.DEFINE_multi_string(name, [], help, **self._where)
+        self.registry[name].help = help  # without what absl adds
+
 
 def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
     """On what: data set, partition, splits."""

@@ -35,14 +35,16 @@ class Command(NamedTuple):
         define: Registers its flags.
         run: Does it.
         keep_compiled: Whether JAX keeps what it compiles for the next run; not where compiling is timed.
-        devices: Settings -> the number of devices that they ask for; 0 for all.
+        devices: Settings -> the number of devices that they ask for; 0 for all. None: the command computes nothing.
+        listed: The flag that takes words without a name, each as one of its values; "": none are accepted.
     """
 
     doc: str | None
     define: Define
     run: Callable[[Settings], None]
     keep_compiled: bool = True
-    devices: Callable[[Settings], int] = lambda settings: settings.devices
+    devices: Callable[[Settings], int] | None = lambda settings: settings.devices
+    listed: str = ""
 
 
 def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
@@ -54,15 +56,19 @@ def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
     """
     words, settings = sys.argv[1:] if words is None else words, None
     try:
-        settings = parse(command.define, [word for word in words if word not in help.WORDS])
+        given = [
+            f"--{command.listed}={word}" if command.listed and not word.startswith("-") else word for word in words
+        ]
+        settings = parse(command.define, [word for word in given if word not in help.WORDS])
         if help.is_asked(words):
             print(help_of(command, settings))
             sys.exit(0)
-        if settings.coordinator:
-            if not supervision.is_watched():
-                supervision.watch()
-            supervision.end_with_the_watcher()
-        set_up_devices(settings, command.devices(settings), command.keep_compiled)
+        if command.devices:
+            if settings.coordinator:
+                if not supervision.is_watched():
+                    supervision.watch()
+                supervision.end_with_the_watcher()
+            set_up_devices(settings, command.devices(settings), command.keep_compiled)
         command.run(settings)
     except KeyboardInterrupt as error:
         end_interrupted(error, settings)
