@@ -17,7 +17,7 @@ MAX_ROUNDS = 40  # of matrices
 MAX_POINTS = 100_000  # numbers of clients' curves
 MAX_NUMBERS = 2_000_000  # numbers of matrices
 LEAST = 1e-4  # weights below are left out
-ALIKE = 0.5  # mean cosine from which clients are in one found group
+MAX_MERGES = 50  # of the clustering, among which it is cut
 LEVELS = (0, 10, 25, 50, 75, 90, 100)  # percentiles of the distribution over clients
 
 
@@ -140,7 +140,8 @@ def found_groups(
 ) -> tuple[Int[np.ndarray, " K"], Int[np.ndarray, " K"]]:
     """Clients grouped by whom they share models with: hierarchical clustering of the cosines of their weights.
 
-    Average linkage; a group's clients have a mean cosine of at least `ALIKE` where it was last merged.
+    Average linkage. The tree is cut in the widest gap between the distances of its last merges, where the end of the
+    scale, at which clients have no model in common, counts as one more. Clients who share with nobody are groups.
 
     Returns:
         The clients in the order of the tree's leaves, and each client's group, numbered in that order.
@@ -153,8 +154,11 @@ def found_groups(
     distances = np.clip(1 - collaboration.cosines(index, weights), 0, 2)
     np.fill_diagonal(distances, 0)
     tree = hierarchy.linkage(squareform(distances, checks=False), "average")
-    order = hierarchy.leaves_list(tree)
-    label = hierarchy.fcluster(tree, 1 - ALIKE, "distance")
+    order, merges = hierarchy.leaves_list(tree), tree[-MAX_MERGES:, 2]
+    levels = np.append(merges, max(1.0, merges[-1]))
+    widest = int(np.argmax(np.diff(levels)))
+    height = (levels[widest] + levels[widest + 1]) / 2 if levels[0] < 1 - LEAST else 0.0
+    label = hierarchy.fcluster(tree, height, "distance")
     first = {group: number for number, group in enumerate(dict.fromkeys(label[order].tolist()))}
     return order, np.array([first[group] for group in label.tolist()])
 

@@ -115,6 +115,7 @@ def document(title: str, lead: str, sections: Mapping[str, str], data: Any, scri
     body = "\n".join(
         f'<section id="{ids[name]}">\n<h2>{text(name)}</h2>\n{content}\n</section>' for name, content in kept.items()
     )
+    packed = _packed(json.dumps(data, allow_nan=False, default=files.plain))
     scripts = (ASSETS / "page.js").read_text() + (ASSETS / script).read_text()
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{text(title)}</title>\n'
@@ -127,7 +128,7 @@ def document(title: str, lead: str, sections: Mapping[str, str], data: Any, scri
         '<p id="problem" role="alert" hidden></p>\n'
         f"<main>\n{body}\n</main>\n"
         f'<script type="text/plain" id="library">{_library()}</script>\n'
-        f'<script type="text/plain" id="data">{_packed(json.dumps(data, allow_nan=False, default=files.plain))}</script>\n'
+        f'<script type="text/plain" id="data">{packed}</script>\n'
         f"<script>{scripts}</script>\n</body>\n</html>\n"
     )
 

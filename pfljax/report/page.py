@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pfljax.engine import processes
-from pfljax.report import captions, content, sections
-from pfljax.report.canvas import save, to_png
+from pfljax.report import canvas, captions, content, sections
 from pfljax.report.markup import Raw, choice, document, paragraph, plot, text
 from pfljax.report.plots import Plots
 from pfljax.training import files
@@ -31,7 +30,7 @@ def write(directory: Path) -> Path:
     directory = Path(directory)
     if processes.is_first():
         for name, figure in captions.draw(Plots.read(directory), read_curve(directory)).items():
-            save(figure, directory / "figures" / f"{name}.png")
+            canvas.save(figure, directory / "figures" / f"{name}.png")
     return write_page(directory)
 
 
@@ -57,7 +56,7 @@ def write_page(directory: Path) -> Path:
     facts = {"clients": "num_clients", "rounds": "rounds", "seed": "seed"}
     lead = ", ".join(f"{name} {summary[key]}" for name, key in facts.items() if key in summary)
     parts = {
-        "Result": sections.result(summary) + "".join(map(paragraph, found.notes)),
+        "Result": sections.result(summary) + paragraph(" ".join(found.notes)),
         "Who shares models": _sharing(plots, found.data),
         "One client": _client(found.data),
         "All clients": _clients(plots, found.data),
@@ -114,7 +113,7 @@ def _sharing(plots: Plots, data: Mapping[str, Any]) -> str:
             )
         )
         + "</div>"
-        + paragraph(f"{said}. Clustered in the last round: average linkage of the cosines, cut at {content.ALIKE:g}.")
+        + paragraph(f"{said}. It is an average linkage of the cosines of the last round, cut in its widest gap.")
     )
 
 
@@ -167,7 +166,7 @@ def _traffic(plots: Plots) -> str:
 def _picture(entry: tuple[str, captions.Captioned]) -> str:
     """A figure with its caption, the image in the page itself."""
     name, (figure, caption) = entry
-    image = base64.b64encode(to_png(figure)).decode()
+    image = base64.b64encode(canvas.to_png(figure)).decode()
     width = round(figure.get_figwidth() * 96)
     return Raw(
         f'<figure><img src="data:image/png;base64,{image}" width="{width}" alt="{text(name.replace("_", " "))}">'

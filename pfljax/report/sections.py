@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pfljax.core.method import METHODS
 from pfljax.report.markup import Raw, num_bytes, paragraph, score, table, text
 
 # What a table of scores shows, in this order, where the run has it.
@@ -150,13 +151,7 @@ def config(content: Mapping[str, Any], algorithm: str) -> str:
     rest = {name: value for name, value in content.items() if name not in ("flags", "settings", "command") and value}
     if rest:
         out += table([], rest.items(), "text")
-    owner = lambda name: name.lstrip("-").partition(".")[0] if "." in name else algorithm
-    dataset = str((content.get("flags") or {}).get("dataset", ""))
-    values = (content.get("settings") or {}) | (content.get("flags") or {})
-    # Of settings by flag, the flags themselves say more; other methods' knobs are in neither.
-    own = {
-        name: value
-        for name, value in values.items()
-        if not name.startswith("--") and owner(name) in (algorithm, dataset, "local") and value is not None
-    }
+    given = content.get("flags") or content.get("settings") or {}
+    others = METHODS.keys() - {algorithm} if content.get("flags") else set()
+    own = {name: v for name, v in given.items() if v is not None and not ("." in name and name.split(".")[0] in others)}
     return out + (f"<h3>Settings</h3>{table([], sorted(own.items()), 'text')}" if own else "")

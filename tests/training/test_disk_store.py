@@ -133,7 +133,9 @@ def test_damaged_rows_are_noticed_when_they_are_first_read(tmp_path):
     rows = {"a": np.arange(10, dtype=np.float32).reshape(2, 5), "b": np.array([7, 8], np.int32)}
     stacks.write(files, ids, jax.device_put(rows))
     kept = stacks.flush(files, 6)
-    expected = [zlib.crc32(a.tobytes(), 0) ^ zlib.crc32(b.tobytes(), 1) for a, b in zip(rows["a"], rows["b"], strict=True)]
+    expected = [
+        zlib.crc32(a.tobytes(), 0) ^ zlib.crc32(b.tobytes(), 1) for a, b in zip(rows["a"], rows["b"], strict=True)
+    ]
     np.testing.assert_array_equal(kept["sums"], [0, expected[0], 0, 0, expected[1], 0])
     copy = lambda: {name: values.copy() for name, values in kept.items()}
     assert stacks.read(table_of(tmp_path, **copy()), np.array([4, 0]))["b"].tolist() == [8, 0]

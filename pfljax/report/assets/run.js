@@ -81,8 +81,9 @@ page.start((d) => {
     if (boundary) rows.forEach((i, k) => { if (k && boundary[i] !== boundary[rows[k - 1]]) lines.push(k - 0.5); });
     const rule = (k, way) => ({ type: "line", line: { color: "#999", width: 1 }, ...(way === "row"
       ? { x0: -0.5, x1: columns.length - 0.5, y0: k, y1: k } : { x0: k, x1: k, y0: -0.5, y1: n - 0.5 }) });
-    const strip = n <= 300 ? rows.map((i, k) => ({ type: "rect", xref: "paper", x0: -0.025, x1: -0.005, y0: k - 0.5,
-      y1: k + 0.5, fillcolor: tint(i), line: { width: 0 } })) : [];
+    const starts = range(n).filter((k) => !k || d.group[rows[k]] !== d.group[rows[k - 1]]); // of stretches of one group
+    const strip = starts.length <= 300 ? starts.map((k, a) => ({ type: "rect", xref: "x domain", x0: -0.03, x1: -0.008,
+      y0: k - 0.5, y1: (starts[a + 1] ?? n) - 0.5, fillcolor: tint(rows[k]), line: { width: 0 } })) : [];
     const picked = { type: "rect", x0: -0.5, x1: columns.length - 0.5, y0: at - 0.5, y1: at + 0.5,
       line: { color: page.pick(), width: 2 } };
     const relation = state.kind === "sharing" ? "cosine" : "weight";
@@ -90,14 +91,15 @@ page.start((d) => {
       data: [{ type: "heatmap", z, zmin: 0, zmax: state.kind === "sharing" ? 1 : sharing.largest, colorscale: page.scale(),
         x: columns.map((j) => (square() ? `${ids[j]}` : `${j}`)), y: rows.map((i) => `${ids[i]}`),
         hovertemplate: `client %{y}, ${square() ? "client" : "model"} %{x}: ${relation} %{z:.2f}<extra></extra>`,
-        colorbar: { orientation: "h", thickness: 10, len: 0.6, y: -0.13, yanchor: "top", title: { text: relation, side: "top" } } }],
-      layout: { margin: { l: 48, r: 8, t: 8, b: 90 },
+        colorbar: { orientation: "h", thickness: 10, len: 0.6, ypad: 0, y: -0.12, yanchor: "top",
+          title: { text: relation, side: "top" } } }],
+      layout: { margin: { l: 48, r: 8, t: 8, b: 96 },
         shapes: [...strip, ...lines.map((k) => rule(k, "row")), ...(square() ? lines.map((k) => rule(k, "column")) : []), picked],
-        xaxis: { type: "category", showgrid: false, showticklabels: columns.length <= 40, tickmode: columns.length <= 10 || ticks ? "linear" : "auto", tickangle: 0,
+        xaxis: { type: "category", showgrid: false, ticks: "", showticklabels: columns.length <= 40, tickmode: columns.length <= 10 || ticks ? "linear" : "auto", tickangle: 0,
           tickfont: { size: columns.length > 20 ? 9 : 12 }, title: { text: square() ? "client" : "model" },
           ...(square() ? { constrain: "domain" } : {}) },
-        yaxis: { type: "category", autorange: "reversed", showgrid: false, showticklabels: n <= 40, tickmode: ticks ? "linear" : "auto",
-          ticklabelstandoff: 12, tickfont: { size: n > 20 ? 9 : 12 }, title: { text: "client" },
+        yaxis: { type: "category", autorange: "reversed", showgrid: false, ticks: "", showticklabels: n <= 40, tickmode: ticks ? "linear" : "auto",
+          ticklabelstandoff: 14, tickfont: { size: n > 20 ? 9 : 12 }, title: { text: "client", standoff: n <= 40 ? 8 : 24 },
           ...(square() ? { scaleanchor: "x", constrain: "domain" } : {}) } },
       click: (point) => select(place.get(Number(point.y))),
     };
