@@ -100,7 +100,7 @@ def test_the_slider_moves_the_matrix_and_a_client_opens(driver, run_page, width)
     page = Page(driver, run_page, width)
     page.see("matrix")
     np.testing.assert_allclose(page.matrix(), np.kron(np.eye(2), np.ones((3, 3))))  # by group, last round
-    assert "round 30" in page.text("round-shown") and "1.00 within true groups, 0.00 across" in page.text("cosines")
+    assert "round 30" in page.text("round-shown") and "1.00 within true groups, 0.00 between" in page.text("cosines")
     page.set("round", 0)
     np.testing.assert_allclose(page.matrix(), np.eye(6))
     assert "round 10" in page.text("round-shown") and "0.00 within" in page.text("cosines")

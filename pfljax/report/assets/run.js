@@ -160,8 +160,9 @@ page.start((d) => {
       const across = d.group[i] === d.group[j] ? 0 : 1;
       sum[across] += all[i][j]; count[across]++;
     }
-    const mean = (which) => (count[which] ? (sum[which] / count[which]).toFixed(2) : "-");
-    byId("cosines").textContent = `Round ${round}: mean cosine ${mean(0)} within true groups, ${mean(1)} across them.`;
+    const mean = (which) => (sum[which] / count[which]).toFixed(2);
+    const within = count[0] ? `${mean(0)} within true groups, ` : ""; // where a group has two clients
+    byId("cosines").textContent = `Round ${round}: mean cosine ${within}${mean(1)} between different groups.`;
   }
 
   function moveTo(at) {
@@ -252,7 +253,8 @@ page.start((d) => {
       const own = rowAt(state.at, i);
       const near = strongest(i, own, 3).map((j) => `${named(j)} (${own[j].toFixed(2)})`);
       const lead = state.kind === "sharing" ? "Shares models most with" : "Uses most";
-      text += near.length ? `${lead} ${near.join(", ")} in round ${sharing.rounds[state.at]}.` : "It uses nobody else's model.";
+      const none = state.kind === "sharing" ? "Shares models with nobody" : "Uses nobody else's model";
+      text += `${near.length ? `${lead} ${near.join(", ")}` : none} in round ${sharing.rounds[state.at]}.`;
     }
     byId("client-told").textContent = text;
   }
