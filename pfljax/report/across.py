@@ -119,7 +119,7 @@ def write_comparison(page: Path, folders: Sequence[Path], title: str = "") -> Pa
     }
     lead = f"methods {len(methods)}, runs {len(found)}"
     heading = title or f"Comparison on {found[0].summary['dataset']}"
-    files.write_text(page, document(heading, lead, parts, files.plain(data), "across.js"))
+    files.write_text(page, document(heading, lead, parts, files.plain(data), ["across.js"]))
     return page
 
 

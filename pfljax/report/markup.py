@@ -99,7 +99,7 @@ def choice(name: str, label: str, options: Mapping[str, str]) -> Raw:
     return Raw(f'<label for="{name}">{text(label)} <select id="{name}">{entries}</select></label>')
 
 
-def document(title: str, lead: str, sections: Mapping[str, str], data: Any, script: str) -> str:
+def document(title: str, lead: str, sections: Mapping[str, str], data: Any, scripts: Sequence[str]) -> str:
     """A page.
 
     Args:
@@ -107,7 +107,7 @@ def document(title: str, lead: str, sections: Mapping[str, str], data: Any, scri
         lead: The line below.
         sections: HTML by heading; empty ones are left out.
         data: What the scripts read, as JSON; arrays in it may have NaN, which becomes null.
-        script: File in assets/ that draws the plots.
+        scripts: Files in assets/ that draw the plots.
     """
     kept = {name: content for name, content in sections.items() if content}
     ids = {name: f"section-{number}" for number, name in enumerate(kept)}
@@ -116,7 +116,7 @@ def document(title: str, lead: str, sections: Mapping[str, str], data: Any, scri
         f'<section id="{ids[name]}">\n<h2>{text(name)}</h2>\n{content}\n</section>' for name, content in kept.items()
     )
     packed = _packed(json.dumps(data, allow_nan=False, default=files.plain))
-    scripts = (ASSETS / "page.js").read_text() + (ASSETS / script).read_text()
+    code = "\n".join((ASSETS / name).read_text() for name in ("page.js", *scripts))
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{text(title)}</title>\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
@@ -129,7 +129,7 @@ def document(title: str, lead: str, sections: Mapping[str, str], data: Any, scri
         f"<main>\n{body}\n</main>\n"
         f'<script type="text/plain" id="library">{_library()}</script>\n'
         f'<script type="text/plain" id="data">{packed}</script>\n'
-        f"<script>{scripts}</script>\n</body>\n</html>\n"
+        f"<script>{code}</script>\n</body>\n</html>\n"
     )
 
 

@@ -69,7 +69,7 @@ def write_page(directory: Path) -> Path:
         "Configuration": sections.config(files.read_json(directory / "config.json"), summary["algorithm"]),
         "Download": DOWNLOADS,
     }
-    files.write_text(page, document(title, lead, parts, found.data, "run.js"))
+    files.write_text(page, document(title, lead, parts, found.data, ["ring.js", "sharing.js", "run.js"]))
     return page
 
 

@@ -56,6 +56,23 @@ def test_mistakes_are_one_line(runs, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("summary.json", "{"),
+        ("summary.json", "{}"),
+        ("results.npz", "torn"),
+        ("metrics.jsonl", "{"),
+        ("config.json", ""),
+    ],
+)
+def test_damaged_runs_are_named(runs, name, content):
+    folder = runs / "local" / "seed-1"
+    (folder / name).write_text(content)
+    assert one_line(call(report.COMMAND, runs, code=1)).startswith(f"{folder}: the run's files are damaged")
+    assert not (runs / "report.html").exists()
+
+
 def test_the_help_says_what_is_written():
     text = call(report.COMMAND, "--help")
     assert "pfljax report DIR..." in text and "--folder=" in text and "--out=" in text
