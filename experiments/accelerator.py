@@ -74,15 +74,15 @@ def define(registry: flags.FlagValues) -> None:
     define_devices(registry)
     registry.set_default("chunk", 100)
     add = Group(RUNS, registry)
-    add.several("parts", PARTS, f"what is measured: {', '.join(PARTS)}")
-    add.several("models", list(WORK), f"models of the part rounds: {', '.join(WORK)}")
-    add.several("num_clients", ["100", "1000", "10000"], "numbers of clients K of the part rounds")
+    add.several("parts", PARTS, "what is measured", PARTS)
+    add.several("models", list(WORK), "models of the part rounds", list(WORK))
+    add.several("num_clients", ["100", "1000", "10000"], "numbers of clients K of the part rounds", int)
     add.whole("matmul_size", 8192, "width of the square matrices of the part matmul", least=8)
     add.whole("repeats", 3, "rounds that are timed for each figure", least=1)
     add.real("seconds", 420, "time after which no further figure is begun")
     add.text("data_file", None, "npz of CIFAR-10 for the part table1, which is left out without it")
     add.whole("table_rounds", 150, "rounds of the part table1", least=1)
-    add.several("table_splits", ["0", "1", "2", "3", "4"], "splits of the part table1")
+    add.several("table_splits", ["0", "1", "2", "3", "4"], "splits of the part table1", int, at_least=0)
     add.text("out", "runs/accelerator", "folder of accelerator.json and accelerator.md; figures in it are kept")
 
 
@@ -93,7 +93,11 @@ class Book:
         self.path = Path(settings.out) / "accelerator.json"
         self.end = time.monotonic() + settings.seconds
         about = {"device": device(), "settings": {flag: settings[flag] for flag in KEPT}}
-        self.content: dict = files.read_json(self.path) if self.path.exists() else about | {"parts": {}}
+        try:
+            self.content: dict = files.read_json(self.path) if self.path.exists() else about | {"parts": {}}
+            self.content["parts"].items()
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise settings.error("out", "holds an accelerator.json that is damaged; name a new folder") from error
         if any(self.content.get(what) != files.plain(value) for what, value in about.items()):
             raise settings.error("out", "holds figures of another device or other settings; name a new folder")
 
@@ -284,14 +288,11 @@ def cifar10(settings: Settings, book: Book) -> None:
 
 def run(settings: Settings) -> None:
     """The command."""
-    for flag, known in (("parts", PARTS), ("models", tuple(WORK))):
-        if not settings[flag] or set(settings[flag]) - set(known):
-            raise settings.error(flag, f"accepted: {', '.join(known)}, separated by commas")
     for flag in UNREAD:
         settings.refuse(flag, "the parts say what is measured")
     if settings.data_file and not Path(settings.data_file).exists():
         raise FlagError.of("data_file", "no such file", settings.data_file)
-    settings.numbers("num_clients", int)
+    settings.check_out()
     book = Book(settings)
     print(book.content["device"])
     for part in PARTS:

@@ -286,6 +286,7 @@ def time_federico(settings: Settings) -> dict:
 def run(settings: Settings) -> None:
     """The command."""
     settings.refuse("client_store", "all clients are in every round")
+    settings.check_out()
     try:
         import torch
     except ImportError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -162,6 +162,16 @@ class Study:
         """The preset's settings for a row's method, the row's own, and `values`."""
         return self.paper.settings_of(self.settings, row.method).pinned(**{**row.flags, **(values or {})})
 
+    def check(self, asked: Iterable[tuple[Row, Mapping[str, Any], Path]] = ()) -> None:
+        """Sees to it that rows can be run, before any is.
+
+        Args:
+            asked: The rows, further settings, and their folders; by default the methods.
+        """
+        asked = list(asked) or [(Row(name, name, {}), {}, self.out / name) for name in self.methods]
+        cells = [(self.settings_of(row, values), row.method, out) for row, values, out in asked]
+        sweep.check(self.settings, cells, self.trials, classes=True)
+
     def accuracies(self, row: Row, out: Path, values: Mapping[str, Any] | None = None) -> dict:
         """A row's runs in all trials under its settings and `values`: accuracy, and what else a table shows."""
         summaries = sweep.cells(self.settings_of(row, values), row.method, self.trials, out)
@@ -187,12 +197,14 @@ class Study:
 
     def write_table(self, title: str, rows: Sequence[Row], columns: Sequence[Column]) -> None:
         """Runs all cells of a table and writes it, the paper's values beside ours."""
+        folder = lambda column, row: self.out / column.folder / row.folder
+        self.check((row, column.flags, folder(column, row)) for row in rows for column in columns)
         entries, body, distances, tuned = [], [], {}, []
         for number, row in enumerate(rows, 1):
             entry: dict[str, Any] = {"algorithm": row.title}
             line = [row.title]
             for column in columns:
-                cell = self.accuracies(row, self.out / column.folder / row.folder, column.flags)
+                cell = self.accuracies(row, folder(column, row), column.flags)
                 distances[column.title] = cell["earth_movers_distance"]
                 if cell.get("tuned"):
                     tuned.append(f"{row.title}, {column.title}: {cell['tuned']}")
@@ -233,15 +245,16 @@ class Study:
             raise FlagError("nothing to draw: accepted: values in one of the lists")
         points, body, settings = [], [], self.settings
         rows = rows or [Row(method, method, {}) for method in self.methods]
-        for row in rows:
-            for knob, (_, values) in panels.items():
-                for value in values:
-                    own = f"{row.method}.{knob}" if f"{row.method}.{knob}" in settings else knob
-                    cell = self.accuracies(row, self.out / f"{row.folder}-{knob}-{value:g}", {own: value})
-                    points.append({"panel": knob, "algorithm": row.title, "value": value, "paper": None, **cell})
-                    points[-1]["accuracy"] = cell["accuracy_mean"]
-                    body.append([knob, row.title, f"{value:g}", self.shown(cell)])
-            print(f"{row.title} done")
+        drawn = [(row, knob, value) for row in rows for knob, (_, values) in panels.items() for value in values]
+        flag = lambda row, knob: f"{row.method}.{knob}" if f"{row.method}.{knob}" in settings else knob
+        folder = lambda row, knob, value: self.out / f"{row.folder}-{knob}-{value:g}"
+        self.check((row, {flag(row, knob): value}, folder(row, knob, value)) for row, knob, value in drawn)
+        for row, knob, value in drawn:
+            cell = self.accuracies(row, folder(row, knob, value), {flag(row, knob): value})
+            points.append({"panel": knob, "algorithm": row.title, "value": value, "paper": None, **cell})
+            points[-1]["accuracy"] = cell["accuracy_mean"]
+            body.append([knob, row.title, f"{value:g}", self.shown(cell)])
+            print(f"{row.title}, {knob}={value:g} done")
         labels = {knob: label for knob, (label, _) in panels.items()}
         report.save(report.sweep_figure(points, labels), self.out / name)
         title = title or f"{settings.dataset}, {settings.num_distributions} distributions"

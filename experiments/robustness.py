@@ -11,6 +11,7 @@ more; it counts as guessing, 1 / C. The table says how much of their weight Fede
 from __future__ import annotations
 
 import typing
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from pfljax.cli.flags import (
     define_sweep,
     define_training,
 )
-from pfljax.cli.settings import FlagError, Settings
+from pfljax.cli.settings import Settings
 from pfljax.core.errors import RunError
 from pfljax.data.federation import draw_attackers
 from pfljax.training import files
@@ -61,22 +62,30 @@ def define(registry: flags.FlagValues) -> None:
     define_devices(registry)
     define_evaluation(registry)
     add = Group(RUNS, registry)
-    add.several("attacks", [kind for kind in KINDS if kind != "none"], "attacks, a panel each")
-    add.several("shares", ["0", "0.1", "0.2", "0.3", "0.4"], "shares of attackers; at least 0, below 1")
-    add.several("aggregators", typing.get_args(Aggregator), "aggregators of fedavg, and of ditto mean and median")
+    attacks = [kind for kind in KINDS if kind != "none"]
+    add.several("attacks", attacks, "attacks, a panel each", attacks)
+    add.several("shares", ["0", "0.1", "0.2", "0.3", "0.4"], "shares of attackers", float, at_least=0, below=1)
+    aggregators = typing.get_args(Aggregator)
+    add.several("aggregators", aggregators, "aggregators of fedavg, and of ditto mean and median", aggregators)
     for name, value in {"num_clients": 20, "partition": "iid"}.items():
         registry.set_default(name, value)
 
 
-def attacked(settings: Settings, line: Line, attack: str, share: float, out: Path) -> dict:
-    """The scores of a line at a share of attackers: accuracy of the honest clients, and what they give to attackers."""
+def cell_of(settings: Settings, line: Line, attack: str, share: float, out: Path) -> tuple[Settings, Path]:
+    """The settings of a line at a share of attackers, and its folder."""
     values = {"attack": attack if share else "none", "attackers": share, "aggregator": line.aggregator}
     folder = out / line.title.replace(", ", "-") / (f"{attack}-{share:g}" if share else "clean")
+    return settings.pinned(**values), folder
+
+
+def attacked(settings: Settings, line: Line, attack: str, share: float, out: Path) -> dict:
+    """The scores of a line at a share of attackers: accuracy of the honest clients, and what they give to attackers."""
+    settings, folder = cell_of(settings, line, attack, share, out)
     trials = sweep.trials(settings)
     accuracies, given = [], []
     for trial in trials:
         try:
-            summary = sweep.cells(settings.pinned(**values), line.method, [trial], folder)[0]
+            summary = sweep.cells(settings, line.method, [trial], folder)[0]
         except RunError as error:
             print(f"  {folder / trial.folder}: {error}")
             clients, _ = build.cached_clients(settings, trial.of_data)
@@ -113,20 +122,19 @@ def run(settings: Settings) -> None:
     names = build.read_methods(settings)
     for flag, why in {"attack": "--attacks", "attackers": "--shares", "aggregator": "--aggregators"}.items():
         settings.refuse(flag, f"{why} gives it its values")
-    known = {"attacks": [kind for kind in KINDS if kind != "none"], "aggregators": typing.get_args(Aggregator)}
-    for flag, accepted in known.items():
-        if not settings[flag] or not set(settings[flag]) <= set(accepted):
-            raise settings.error(flag, f"accepted: {', '.join(accepted)}, separated by commas")
-    shares = settings.numbers("shares", float, least=0, below=1)
-    if not shares:
-        raise FlagError.of("shares", "accepted: numbers of 0 or more and below 1, separated by commas")
+    shares = settings.numbers("shares", float)
     settings = settings.with_defaults(names)
     if not settings.present("train_examples"):  # the preset leaves clients few, of which medians are far from means
         settings = settings.replace(train_examples=0)
-    build.print_defaults(settings)
     of_method = lambda name: [each for each in AGGREGATED.get(name, ()) if each in settings.aggregators] or ["mean"]
     lines = [Line(name, each) for name in names for each in of_method(name)]
     out, points, body = Path(settings.out), [], []
+    asked = [
+        (line, *cell_of(settings, line, *place, out)) for line in lines for place in product(settings.attacks, shares)
+    ]
+    cells = [(own, line.method, folder) for line, own, folder in asked]
+    sweep.check(settings, cells, sweep.trials(settings), classes=True)
+    build.print_defaults(settings)
     for number, line in enumerate(lines, 1):
         for attack in settings.attacks:
             found = [attacked(settings, line, attack, share, out) for share in shares]

@@ -21,14 +21,14 @@ def define(registry: flags.FlagValues) -> None:
     methods = ["fedem", "fedavg_plus", "apfl"]
     options = {"rounds": 200, "dataset": "synthetic", "test_examples": 1000}
     PAPER.define(registry, methods, SEEDS, "runs/fedem-appendix-j6", **options)
-    Group(RUNS, registry).several("participations", ["0.1", "0.2", "0.5", "1.0"], "sampling rates")
+    Group(RUNS, registry).several(
+        "participations", ["0.1", "0.2", "0.5", "1.0"], "sampling rates", float, above=0, at_most=1
+    )
 
 
 def run(settings: Settings) -> None:
     """The command."""
     participations = settings.numbers("participations", float, sets="participation")
-    if not participations:
-        raise settings.error("participations", "nothing to draw; accepted: numbers")
     study = start(settings)
     points = [point(study, name, "participation", value) for name in study.methods for value in participations]
     write_points(study, points, "sampling.png")

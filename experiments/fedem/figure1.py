@@ -26,8 +26,16 @@ def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     PAPER.define(registry, ["fedem", "fedavg_plus"], SEEDS, "runs/fedem-figure1", rounds=200, dataset="synthetic")
     add = Group(RUNS, registry)
-    add.several("participations", ["0.1", "0.2", "0.4", "0.6", "0.8", "1.0"], "sampling rates, left; or none")
-    add.several("components", ["1", "2", "3", "4", "5"], "values of M, right; or none")
+    add.several(
+        "participations",
+        ["0.1", "0.2", "0.4", "0.6", "0.8", "1.0"],
+        "sampling rates, left",
+        float,
+        empty=True,
+        above=0,
+        at_most=1,
+    )
+    add.several("components", ["1", "2", "3", "4", "5"], "values of M, right", int, empty=True)
 
 
 def point(study: Study, method: str, panel: str, value: float) -> dict:

@@ -59,10 +59,15 @@ PAPER = Paper(
 
 
 def start(settings: Settings) -> Study:
-    """The study; published labels come with the authors' model, of one logit, unless another is given."""
+    """The study, whose methods can be run.
+
+    Published labels come with the authors' model, of one logit, unless another is given.
+    """
     if settings["synthetic.labels"] == "published" and not settings.present("model"):
         settings = settings.pinned(model="logistic")
-    return Study.start(PAPER, settings)
+    study = Study.start(PAPER, settings)
+    study.check()
+    return study
 
 
 def row_of(study: Study, method: str, *, title: str = "", rounds: int = 0) -> dict:

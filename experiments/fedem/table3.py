@@ -18,6 +18,7 @@ from experiments.fedem.paper import PAPER, SEEDS, TABLE3, beside, data_and_model
 from experiments.papers import Study
 from pfljax.cli import launch, sweep
 from pfljax.cli.settings import Settings
+from pfljax.training import files
 
 
 def define(registry: flags.FlagValues) -> None:
@@ -30,7 +31,7 @@ def define(registry: flags.FlagValues) -> None:
 def row_of(study: Study, method: str, out: Path) -> dict:
     """A method's row, means over seeds."""
     summaries = sweep.cells(PAPER.settings_of(study.settings, method), method, study.trials, out)
-    results = [np.load(out / trial.folder / "results.npz")["accuracy_train"][-1] for trial in study.trials]
+    results = [files.read_npz(out / trial.folder / "results.npz")["accuracy_train"][-1] for trial in study.trials]
     seen = [
         np.average(train, weights=[client["n_train"] for client in summary["per_client"]])
         for train, summary in zip(results, summaries, strict=True)

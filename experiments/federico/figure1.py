@@ -36,6 +36,7 @@ def run(settings: Settings) -> None:
         settings.refuse(f"federico.{knob}", "it is what the two runs differ in")
     for flag in ("resume", "profile"):
         settings.refuse(flag, "finished runs in the folder are always kept")
+    build.read_methods(settings)
     settings = settings.with_defaults(["federico"])
     rows, body = [], []
     for name, knobs in RUNS.items():

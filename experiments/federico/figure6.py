@@ -47,6 +47,7 @@ def run(settings: Settings) -> None:
     for knob in VARIED:
         settings.refuse(f"federico.{knob}", "it is what the figure varies")
     study = paper.start(settings)
+    study.check()
     panels, body = {}, []
     for knob, values in VARIED.items():
         panels[knob] = []

@@ -145,9 +145,11 @@ def write_weights(study: Study, name: str, lines: Sequence[Line], about: str) ->
         about: What is compared, for the table's title.
     """
     rows, body, cell = [], [], {}
+    row_of = lambda line: Row(line.title, line.method, line.flags)
+    study.check((row_of(line), {}, study.out / line.title) for line in lines)
     for line in lines:
         out = study.out / line.title
-        cell = accuracies(study, Row(line.title, line.method, line.flags), out)
+        cell = accuracies(study, row_of(line), out)
         for trial, kept in zip(study.trials, used(study, out), strict=True):
             figure = report.weights_over_rounds(
                 *(kept[key] for key in ("round", "index", "weights", "distribution")), topology=str(kept["topology"])
@@ -159,7 +161,7 @@ def write_weights(study: Study, name: str, lines: Sequence[Line], about: str) ->
     heads = ["", "test accuracy, %", "cosine of weights within a distribution", "across distributions"]
     title = f"{study.data}, {study.settings.num_distributions} distributions: {about}"
     sweep.write_table(title, heads, body, rows, study.out, f"{name}-*.png")
-    study.print_differences(Row(lines[-1].title, lines[-1].method, lines[-1].flags), cell)
+    study.print_differences(row_of(lines[-1]), cell)
 
 
 def weights_command(

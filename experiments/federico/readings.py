@@ -44,6 +44,7 @@ def run(settings: Settings) -> None:
     paper.refuse_methods(settings, "federico")
     settings.refuse("num_distributions", "they are 2, 3 and 4")
     study = paper.start(settings, splits=SPLITS)
+    study.check()
     rows, body = [], []
     for groups in GROUPS:
         varied = {"num_distributions": groups}

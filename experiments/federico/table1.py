@@ -43,12 +43,16 @@ def run(settings: Settings) -> None:
     values = study.paper.values(study.settings, paper.TABLE1)
     cells: dict[int, dict[str, dict]] = {}
     failed: dict[str, RunError] = {}
+    row_of = lambda groups, name: Row(name, name, {"num_distributions": groups})
+    folder = lambda groups, name: study.out / f"D{groups}" / name
+    places = [(groups, name) for groups in groups_of(settings) for name in study.methods]
+    study.check((row_of(*place), {}, folder(*place)) for place in places)
     for groups in groups_of(settings):
         cells[groups] = {}
         for name in study.methods:
-            out = study.out / f"D{groups}" / name
+            out = folder(groups, name)
             try:
-                cells[groups][name] = paper.accuracies(study, Row(name, name, {"num_distributions": groups}), out)
+                cells[groups][name] = paper.accuracies(study, row_of(groups, name), out)
             except RunError as error:  # the others' results are worth having
                 failed[f"D={groups}, {name}"] = error
                 continue

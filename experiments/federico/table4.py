@@ -27,8 +27,10 @@ def run(settings: Settings) -> None:
     study = paper.start(settings)
     values = study.paper.values(study.settings, paper.TABLE4, standing="features")
     rows, body = [], []
+    row_of = lambda name: Row(name, name, {"partition": "label_dirichlet"})
+    study.check((row_of(name), {}, study.out / name) for name in study.methods)
     for name in study.methods:
-        cell = paper.accuracies(study, Row(name, name, {"partition": "label_dirichlet"}), study.out / name)
+        cell = paper.accuracies(study, row_of(name), study.out / name)
         published = values.by_row.get(name)
         rows.append({"algorithm": name, **cell, "paper": published and [value / 100 for value in published]})
         shown = percent(100 * cell["accuracy_mean"], 100 * cell["std_over_clients"])

@@ -23,14 +23,16 @@ def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     paper.define(registry, ["fedfomo"], ["0", "1", "2"], "runs/fedfomo-figure3")
     add = Group(RUNS, registry)
-    add.several("epsilons", ["0", "0.1", "0.3", "0.5", "1"], "probabilities of exploring, left; or none")
-    add.several("downloads", ["1", "2", "5", "10"], "numbers of models, the own among them, right; or none")
+    add.several(
+        "epsilons", ["0", "0.1", "0.3", "0.5", "1"], "probabilities of exploring, left", float, empty=True, at_least=0
+    )
+    add.several("downloads", ["1", "2", "5", "10"], "numbers of models, the own among them, right", int, empty=True)
 
 
 def run(settings: Settings) -> None:
     """The command."""
     paper.refuse_others(settings)
-    epsilons = settings.numbers("epsilons", float, 0, sets="fedfomo.epsilon")
+    epsilons = settings.numbers("epsilons", float, sets="fedfomo.epsilon")
     downloads = settings.numbers("downloads", int, sets="fedfomo.neighbors")
     varied = {
         "epsilon": [(value, {"fedfomo.epsilon": value}) for value in epsilons],
@@ -39,6 +41,7 @@ def run(settings: Settings) -> None:
     if not epsilons and not downloads:
         raise FlagError("--epsilons= and --downloads=: nothing to draw; accepted: values in one of them")
     study, panels, body = Study.start(paper.PAPER, settings), {}, []
+    study.check()
     for knob, values in varied.items():
         for value, own in values:
             line = study.curve(Row(f"{value:g}", "fedfomo", own), study.out / f"{knob}-{value:g}")

@@ -16,24 +16,28 @@ from experiments.papers import Row, Study
 from pfljax import report
 from pfljax.cli import launch, sweep
 from pfljax.cli.flags import RUNS, Group
-from pfljax.cli.settings import FlagError, Settings
+from pfljax.cli.settings import Settings
 
 
 def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     paper.define(registry, ["fedfomo"], ["0", "1", "2"], "runs/fedfomo-figure9")
     Group(RUNS, registry).several(
-        "shares", ["0.05", "0.1", "0.2", "0.4", "0.6", "0.8", "0.9"], "shares of the examples to validate on"
+        "shares",
+        ["0.05", "0.1", "0.2", "0.4", "0.6", "0.8", "0.9"],
+        "shares of the examples to validate on",
+        float,
+        above=0,
+        below=1,
     )
 
 
 def run(settings: Settings) -> None:
     """The command."""
     paper.refuse_others(settings)
-    shares = settings.numbers("shares", float, below=1, sets="validation_fraction")
-    if not shares:
-        raise FlagError("--shares=: nothing to draw; accepted: a share at least")
+    shares = settings.numbers("shares", float, sets="validation_fraction")
     study, lines = Study.start(paper.PAPER, settings), []
+    study.check()
     for share in shares:
         row = Row(f"{share:g} for validation", "fedfomo", {"validation_fraction": share})
         line = study.curve(row, study.out / f"validation-{share:g}")

@@ -23,7 +23,7 @@ def define(registry: flags.FlagValues) -> None:
     methods = [*paper.BASELINES, "fedfomo"]
     paper.define(registry, methods, ["0"], "runs/fedfomo-table1", partition="pathological")
     Group(RUNS, registry).several(
-        "clients", ["15", "100"], "numbers of clients, a column each; of more than 15 a tenth is in a round"
+        "clients", ["15", "100"], "numbers of clients, a column each; of more than 15 a tenth is in a round", int
     )
 
 

@@ -27,7 +27,9 @@ def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     methods = ["fedavg", "fedfomo", "fedfomo_average"]
     paper.define(registry, methods, ["0", "1", "2"], "runs/fedfomo-table4", dp_clip_norm=1.0)
-    Group(RUNS, registry).several("sigmas", ["0", "1", "2"], "noise multipliers, a row each for every method")
+    Group(RUNS, registry).several(
+        "sigmas", ["0", "1", "2"], "noise multipliers, a row each for every method", float, at_least=0
+    )
 
 
 def run(settings: Settings) -> None:
@@ -38,11 +40,12 @@ def run(settings: Settings) -> None:
 
 def measured(settings: Settings) -> tuple[Study, list[dict]]:
     """Every method under every sigma, with its epsilon and the paper's (epsilon, accuracy in percent)."""
-    sigmas = settings.numbers("sigmas", float, 0, sets="dp_noise_multiplier")
+    sigmas = settings.numbers("sigmas", float, sets="dp_noise_multiplier")
     clips = {sigma: settings.dp_clip_norm if sigma else math.inf for sigma in sigmas}
     for sigma, clip in clips.items():
         Privacy(sigma, clip, settings.dp_delta).check()
     study, entries = Study.start(paper.PAPER, settings), []
+    study.check()
     theirs = paper.values(study.settings, paper.TABLE4, num_distributions=5, targets="own").by_row
     for row in paper.rows_of(study, downloads=()):
         for sigma, clip in clips.items():

@@ -33,6 +33,7 @@ def run(settings: Settings) -> None:
         raise settings.error("algorithms", "accepted: pfedmb")
     settings.refuse("pfedmb.averaging", "both are compared")
     study = Study.start(paper.PAPER, settings)
+    study.check()
     rows, body, panels, cell = [], [], {}, {}
     for averaging, title in VARIANTS.items():
         cell = study.accuracies(Row(title, "pfedmb", {"pfedmb.averaging": averaging}), study.out / averaging)

@@ -26,7 +26,7 @@ def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     paper.define(registry, METHODS, ["0", "1", "2"], "runs/pfedmb-table2")
     Group(RUNS, registry).several(
-        "clients", ["15", "50"], "numbers of clients, for both partitions; of more than 15 a fifth is in a round"
+        "clients", ["15", "50"], "numbers of clients, for both partitions; of more than 15 a fifth is in a round", int
     )
 
 

@@ -10,14 +10,14 @@ core model w_k and a vector p_k (K,), how it is related to everyone; its persona
         lambda(r) = (1 + cos(pi r / L)) / 2 in rounds r < L, 0 after them;
     and sends w_k.  Client k predicts with its personal model of all newest cores.
 
-Departures from the paper: steps on w_k are those of the solver's optimizer, which persists over the rounds. Which M
-models are downloaded is our reading: others of the cohort at random. A client keeps no models of others, K of them
-each. One that it has not received in a round counts as its own, with its p_kj, which stays: the weights keep their sum,
-and w_k takes a step along g times all the weight that it has. Batch statistics are a client's own. p0 is sent once; as
-traffic that is spread over the rounds in which a client takes part. Newcomers train alone from the mean of the cores
-weighted by p0, for as many rounds as a run has. The score is that of the newest cores of everyone, which with cohorts
-or fewer neighbors is not the mixture that a client has trained with; the authors keep old copies. With plain SGD cores
-move by about 1 / K of the rate, since p_kk is about 1 / K.
+Departures from the paper: steps on w_k are those of the solver's optimizer, which persists over the rounds. The server
+has everyone's newest core, and a client downloads them from there whoever takes part. Which M it downloads is our
+reading: M drawn at random. A client keeps no models of others, K of them each. A core that it has not downloaded counts
+as its own, with its p_kj, which stays: the weights keep their sum, and w_k takes a step along g times all the weight
+that it has. Batch statistics are a client's own. p0 is sent once; as traffic that is spread over the rounds in which a
+client takes part. Newcomers train alone from the mean of the cores weighted by p0, for as many rounds as a run has. The
+score is that of the model from which a client would start its next round. With plain SGD cores move by about 1 / K of
+the rate, since p_kk is about 1 / K.
 """
 
 from __future__ import annotations
@@ -48,23 +48,21 @@ class APPLE:
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        num, num_others = problem.num_clients, problem.cohort_size - 1
-        played = max(problem.rounds * problem.cohort_size / num, 1)  # rounds in which a client takes part
+        num = problem.num_clients
+        num_others = min(self.neighbors or num - 1, num - 1)
 
         def init(key, clients):
-            ids = problem.ids(clients)
-            own = problem.own_rows(key, ids)
+            ids, cores = problem.ids(clients), problem.init_models(key, num)
             shares = clients.train.size / jnp.maximum(clients.train.size.sum(), 1)
-            moved = jnp.zeros((len(ids), num))  # p_k - p0
-            return State({"shares": shares}, own["model"], (), {"optimizer": own["optimizer"], "moved": moved})
+            kept = {"optimizer": problem.own_rows(key, ids)["optimizer"], "moved": jnp.zeros((len(ids), num))}
+            return State({"shares": shares}, cores, (), kept)  # moved: p_k - p0
 
-        def download(key, state, cohort):
-            drawn = lambda own: jax.random.permutation(jax.random.fold_in(key, own), num_others)[: self.neighbors]
-            draws = 0 < self.neighbors < num_others
-            steps = problem.plan.over_rows(drawn, cohort.ids) if draws else jnp.arange(num_others)
-            places = jnp.arange(len(cohort.ids))[:, None]
-            others = cohort.ids[(places + 1 + steps) % len(cohort.ids)]
-            return jnp.concatenate([cohort.ids[:, None], others], axis=1)
+        def held(key, ids):
+            """(n, 1 + M) whose cores each client has: its own, and those that it downloads."""
+            drawn = lambda own: jax.random.permutation(jax.random.fold_in(key, own), num - 1)[:num_others]
+            steps = problem.plan.over_rows(drawn, ids) if num_others < num - 1 else jnp.arange(num - 1)
+            others = (ids[:, None] + 1 + steps) % num
+            return jnp.concatenate([ids[:, None], others], axis=1).astype(jnp.int32)
 
         def server_update(key, state, aggregate):
             return state._replace(models=tree.where(aggregate.count > 0, aggregate.upload, state.models)), {}
@@ -73,7 +71,8 @@ class APPLE:
             return state.server["shares"] + state.clients["moved"]  # (K, K) p
 
         def predictor(key, state, clients):
-            return parameters.of_all(problem, state.models, relations(state), clients)
+            index = held(jax.random.fold_in(key, state.round), problem.ids(clients))
+            return parameters.of_some(state.models, index, relations(state))
 
         def whom(state):
             return parameters.heaviest(relations(state))
@@ -84,17 +83,19 @@ class APPLE:
 
         return Algorithm(
             init=init,
-            download=download,
+            download=lambda key, state, cohort: held(key, cohort.ids),
             client_update=self._client_update(problem),
             server_update=server_update,
             predictor=predictor,
             fine_tune=functools.partial(parameters.mixed, problem),
             adapt=newcomers,
-            topology="peers",
+            topology="shared",
             ledger=Ledger(gradients=1),
-            report=Report("each client's mixture of the newest core models", (), whom, "peers"),
-            via_server=True,
-            traffic=lambda counted: counted._replace(server=counted.server / played),
+            report=Report("each client's mixture of core models", (), whom, "peers"),
+            traffic=lambda counted: counted._replace(
+                model=counted.model * num_others / (1 + num_others),  # its own core is there
+                server=counted.server / problem.rounds_of_a_client,
+            ),
         )
 
     def _client_update(self, problem: Problem):

@@ -11,8 +11,9 @@ Zhang, Hua, Wang, Song, Xue, Ma, Guan, "FedALA: adaptive local aggregation for p
 
 Departures from the paper: in the first round with weights, which is a client's second, they take a given number of
 passes, where the paper waits until they converge. A client's first round starts from theta, also under sampling, since
-its own model is not trained yet. We read the result of a round as the trained model. Batch statistics are always those
-of theta. Newcomers play a first round: they train theta. The ledger counts every round as the dearest.
+its own model is not trained yet. W_k rests while a client is absent. We score the model after local training (our
+reading): with p = 0 the global model is FedAvg's, and clients predict with what they train it to. Batch statistics are
+always those of theta. Newcomers play a first round: they train theta. The ledger counts every round as the dearest.
 """
 
 from __future__ import annotations
@@ -40,8 +41,12 @@ OF_WEIGHTS = 2  # of a client's key for a round: the examples and mini-batches o
 class FedALA:
     """FedALA (Zhang et al., 2023): each client learns, number by number, how much of the global model to take over."""
 
-    layers: int = knob(1, at_least=0, grid=(1, 2, 3), help="p, last layers that are mixed; 0 is FedAvg")
-    rate: float = knob(1.0, at_least=0, grid=(0.1, 1.0, 10.0), help="eta, the rate of the weights; 0 is FedAvg")
+    layers: int = knob(
+        1, at_least=0, grid=(1, 2, 3), help="p, last layers that are mixed; with 0 the global model is FedAvg's"
+    )
+    rate: float = knob(
+        1.0, at_least=0, grid=(0.1, 1.0, 10.0), help="eta, the rate of the weights; with 0 they stay at 1"
+    )
     share: float = knob(
         0.8, above=0, at_most=1, grid=(0.05, 0.2, 0.4, 0.6, 0.8, 1.0), help="s, part of the examples that teach weights"
     )

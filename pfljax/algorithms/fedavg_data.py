@@ -45,7 +45,6 @@ class FedAvgData:
         if not self.share:
             return averaging(problem)
         capacity = math.ceil(self.share * problem.num_clients * problem.n_max)
-        rounds = max(problem.rounds * problem.cohort_size / problem.num_clients, 1)  # in which a client takes part
 
         def train(context, models, kept, data):
             own, shared = data.train, context.server
@@ -68,5 +67,5 @@ class FedAvgData:
             x, y = (leaf[places // n_max, places % n_max] for leaf in (train.x, train.y))
             return Split(x, y, jnp.rint(self.share * train.size.sum()).astype(jnp.int32))
 
-        traffic = lambda counted: counted._replace(server=counted.server / rounds)
+        traffic = lambda counted: counted._replace(server=counted.server / problem.rounds_of_a_client)
         return dataclasses.replace(algorithm, init=init, traffic=traffic)

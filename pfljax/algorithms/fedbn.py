@@ -33,7 +33,7 @@ class FedBN:
         own = problem.model.normalization
         count = sum(jax.tree.leaves(own(problem.model.network.shapes)))
         if not count:
-            facts = (("normalization", "none in this model, which is so trained by FedAvg"),)
+            facts = (("normalization", "none in this model, so it is trained as in FedAvg"),)
             scored = "the global model, since it has no normalization that a client could keep"
             return averaging(problem, report=Report(scored=scored, facts=facts))
         facts = (("arrays of normalization layers, which stay", count),)

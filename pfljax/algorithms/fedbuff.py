@@ -97,5 +97,5 @@ class FedBuff:
             server_update=server_update,
             predictor=predictor,
             adapt=predictor,
-            averages=False,
+            averages=None,
         )

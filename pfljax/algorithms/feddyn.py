@@ -8,7 +8,7 @@ Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, "Federated learning ba
     g_k <- g_k - alpha (theta_k - theta), which is the gradient of l_k where theta_k is the minimizer;
     h <- h - alpha sum_k n_k (theta_k - theta) / sum_{all} n_k;  theta <- sum_k n_k theta_k / sum_k n_k - h / alpha.
 
-No alpha makes it FedAvg: with a small one clients train as there, but h / alpha, the way that all have gone, stays.
+As alpha goes to 0, clients train as in FedAvg, but the server's correction h / alpha does not vanish.
 
 Departures from the paper: all clients count by n_k, as everywhere here, so that the weighted objective is what is
 minimized (`mean=uniform` is the paper's); clients take as many local steps as the solver says, not to the minimizer;
@@ -39,7 +39,7 @@ class FedDyn:
     alpha: float = knob(
         0.1,
         above=0,
-        grid=(0.001, 0.01, 0.1),
+        grid=(0.001, 0.01, 0.1, 0.3, 1.0),
         help="strength of the regularization; the server goes beyond the clients' mean by h / alpha",
     )
     mean: Literal["weighted", "uniform"] = knob("weighted", help="means over clients: by n_k, or all alike")
@@ -78,4 +78,4 @@ class FedDyn:
             return state._replace(server=state.server | {"h": h}, models=models), {}
 
         changed = {"init": init, "client_update": client_update, "server_update": server_update}
-        return dataclasses.replace(averaging(problem), **changed, averages=False)
+        return dataclasses.replace(averaging(problem), **changed, averages=None)

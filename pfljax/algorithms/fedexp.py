@@ -1,4 +1,4 @@
-"""FedExP: FedAvg whose server goes farther, the less the clients' updates agree.
+"""FedExP: FedAvg whose server takes longer steps when clients' updates disagree.
 
 Jhunjhunwala, Wang, Joshi, "FedExP: speeding up federated averaging via extrapolation" (ICLR 2023).
 
@@ -8,7 +8,7 @@ Jhunjhunwala, Wang, Joshi, "FedExP: speeding up federated averaging via extrapol
     Clients predict with the mean of the last two theta, since those of extrapolated rounds oscillate.
 
 Departures from the paper: clients count by n_k, as everywhere here (`mean=uniform` is the paper's); batch statistics
-are averaged, and have no part in the lengths.
+are averaged, and have no part in the lengths. eps is the paper's; the authors' code adds eps times S.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from pfljax.local.problem import Problem
 @method(keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedExP:
-    """FedExP (Jhunjhunwala et al., 2023): FedAvg whose server goes farther, the less clients' updates agree."""
+    """FedExP (Jhunjhunwala et al., 2023): FedAvg whose server takes longer steps when clients' updates disagree."""
 
     eps: float = knob(
         0.001,
         above=0,
-        grid=(0.001, 0.01, 0.1),
+        grid=(0.001, 0.01, 0.1, 1.0),
         help="added to the mean update's squared length; far above it is FedAvg",
     )
     predict: Literal["mean", "last"] = knob("mean", help="predictions by the mean of the last two models, or the last")
@@ -72,4 +72,4 @@ class FedExP:
             return state._replace(server=state.models)
 
         changed = {"init": init, "client_update": client_update, "server_update": server_update}
-        return dataclasses.replace(base, **changed, averages=False)
+        return dataclasses.replace(base, **changed, averages=None)

@@ -1,4 +1,4 @@
-"""FedNova: clients may take different numbers of steps, and the mean of what a step does is what counts.
+"""FedNova: the server averages what one local step does, however many steps each client takes.
 
 Wang, Liu, Liang, Joshi, Poor, "Tackling the objective inconsistency problem in heterogeneous federated optimization"
 (NeurIPS 2020).
@@ -12,8 +12,9 @@ With the solver's epochs, clients of more examples take more steps; with `most_e
 of epochs, anew in every round (the paper: 2 to 5). The solver's optimizer may have momentum.
 
 Departures from the paper: a_k is measured, as the way that the client's optimizer takes one parameter under a constant
-gradient of 1; it is the paper's times eta, which cancels, and has a meaning for any optimizer, started afresh. Batch
-statistics are averaged. The server has no momentum.
+gradient of 1; it is the paper's times eta, which cancels, and has a meaning for any optimizer, started afresh. With a
+proximal term the server's step is sum_k p_k a_k, the authors' sum_k p_k tau_k. Batch statistics are averaged. The
+server has no momentum.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ EPOCHS = 0xE90C  # folded into a client's key for a round: the stream of its num
 @method(keeps="nothing", travels="the global model down, the mean step of its training up")
 @dataclasses.dataclass(frozen=True)
 class FedNova:
-    """FedNova (Wang et al., 2020): a mean of what a local step does, whoever takes how many of them."""
+    """FedNova (Wang et al., 2020): a mean of what one local step does, however many steps each client takes."""
 
     mu: float = knob(0.0, at_least=0, grid=(0.0, 0.001, 0.005, 0.01), help="strength of the proximal term; 0: none")
     most_epochs: int | None = knob(
@@ -93,4 +94,4 @@ class FedNova:
             return state._replace(models=updates.moved(solver, state.models, update, weight > 0)), {}
 
         base = averaging(problem, ledger=ledger)
-        return dataclasses.replace(base, client_update=client_update, server_update=server_update, averages=False)
+        return dataclasses.replace(base, client_update=client_update, server_update=server_update, averages=None)

@@ -15,8 +15,10 @@ in the paper, is 0 for a client of a single example, whose head would then be th
 own head, which nobody else uses. Both phases of training use the solver's rate, the paper a larger one for the head.
 The statistics h and V are of the received body, so that those of different clients are comparable, the centroids of the
 trained ones; the squared distance is a mean over F (readings). The weights take a fixed number of steps of accelerated
-projected gradient, not a solver of quadratic programs. Heads of the round's cohort are combined; clients out of it keep
-theirs. Newcomers train a head of their own on the shared body, for as many rounds of `head_epochs` epochs as a run has.
+projected gradient, not a solver of quadratic programs. Features in the loss are those of training (batch statistics of
+the mini-batch), those of statistics and centroids are those of predictions. Heads of the round's cohort are combined;
+clients out of it keep theirs. As traffic every client downloads a combined head; one of a single example does not.
+Newcomers train a head of their own on the shared body, for as many rounds of `head_epochs` epochs as a run has.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class FedPAC:
         "combined", help="what clients go on with; own, without alignment, is FedRep of as many epochs"
     )
     head_epochs: int = knob(1, at_least=1, help="epochs in which the head is trained, the body fixed")
-    body_epochs: int = knob(1, at_least=1, grid=(1, 5), help="epochs in which the body is trained, the head fixed")
+    body_epochs: int | None = knob(
+        None, at_least=1, grid=(1, 5), help="epochs in which the body is trained; by default as in local training"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         model, combined = problem.model, self.heads == "combined"
@@ -68,9 +72,8 @@ class FedPAC:
 
         def init(key, clients):
             state = base.init(key, clients)
-            centroids = jnp.zeros((1, num_classes, classes.num_features(model)))
-            seen = jnp.zeros((1, num_classes))
-            return state._replace(models={"body": state.models, "centroids": centroids, "seen": seen})
+            centroids, count = jnp.zeros((1, num_classes, classes.num_features(model))), jnp.zeros((1, num_classes))
+            return state._replace(models={"body": state.models, "centroids": centroids, "count": count})
 
         def client_update(context, models, row, data):
             start = tree.combine(models["body"], tree.stack_one(row["own"]))
@@ -80,7 +83,7 @@ class FedPAC:
             row = {"own": tree.first(phi), "optimizer": optimizer}
             upload, sent = aggregation.weighted(theta, data.train.size)
             after, report = sums(trained, data), {"loss": losses[0]}
-            upload |= {"centroids": after["sums"][None], "seen": after["counts"][None]}
+            upload |= {"centroids": after["sums"][None], "count": after["counts"][None]}
             if combined:
                 means, variance = statistics(sums(start, data), data.train.size)
                 report |= {"head": row["own"], "means": means, "variance": variance, "several": data.train.size > 1}
@@ -109,7 +112,7 @@ class FedPAC:
             adapt=lambda key, state, clients: base.adapt(key, bare(state), clients),
             ledger=dataclasses.replace(base.ledger, unaccounted=BY_CLASS),
             traffic=lambda counted: counted._replace(server=counted.server + down),
-            averages=False,  # centroids travel beside the bodies
+            averages=lambda models: models["body"],
         )
 
 
@@ -119,19 +122,19 @@ def aligned(problem: Problem, received: Params, strength: float) -> Problem:
 
     def loss(params, x, y, key=None):
         distance = jnp.square(model.features(params, x, key) - received["centroids"][y]).mean(axis=1)
-        return solver.loss(params, x, y, key) + strength * jnp.where(received["seen"][y] > 0, distance, 0)
+        return solver.loss(params, x, y, key) + strength * jnp.where(received["count"][y] > 0, distance, 0)
 
     return problem._replace(solver=solver._replace(loss=loss))
 
 
 def averages(models: Params, aggregate: Aggregate) -> Params:
     """The next body, and centroids; a class of which no example came keeps its own."""
-    count = aggregate.upload["seen"]
+    count = aggregate.upload["count"]
     means = classes.means(aggregate.upload["centroids"], count)
     return {
         "body": aggregation.average(models["body"], aggregate),
         "centroids": tree.where(count > 0, means, models["centroids"]),
-        "seen": jnp.where(count > 0, count, models["seen"]),
+        "count": jnp.where(count > 0, count, models["count"]),
     }
 
 

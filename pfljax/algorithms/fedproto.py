@@ -11,9 +11,10 @@ Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, "FedProto: federated prototype learning 
 
 Departures from the paper: the distance is squared, a mean over features, and taken example by example, not between a
 client's mean and the prototype; its Eq. 6 is read as the mean over examples, without a further division by the number
-of clients. Sums and counts travel for means and counts. Probabilities are for the loss in the evaluation. Models of all
-clients have one form, and start alike unless told otherwise. Newcomers train alone with the prototypes as they are, for
-as many rounds as a run has.
+of clients. Features in the loss are those of training, with dropout and the batch statistics of the mini-batch; those
+that are sent and compared with prototypes are those of predictions. Sums and counts travel for means and counts.
+Probabilities are for the loss in the evaluation. Models of all clients have one form, and start alike unless told
+otherwise. Newcomers train alone with the prototypes as they are, for as many rounds as a run has.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class FedProto:
 
             def loss(params, x, y, *key):
                 target, known = received["mean"][y], received["count"][y] > 0
-                distance = jnp.square(model.features(params, x) - target).mean(axis=-1)
+                distance = jnp.square(model.features(params, x, *key) - target).mean(axis=-1)
                 return solver.loss(params, x, y, *key) + self.strength * jnp.where(known, distance, 0)
 
             return problem._replace(solver=solver._replace(loss=loss))

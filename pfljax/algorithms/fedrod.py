@@ -1,4 +1,4 @@
-"""FedRoD: a generic model trained by balanced losses, and a personal head that adds to its logits.
+"""FedRoD: a generic model trained with a balanced loss, and personal heads whose logits are added to its own.
 
 Chen, Chao, "On bridging generic and personalized federated learning for image classification" (ICLR 2022).
 
@@ -33,7 +33,7 @@ from pfljax.local.problem import Problem
 @method(keeps="its personal head", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedRoD:
-    """FedRoD (Chen and Chao, 2022): a generic model of balanced losses, and personal heads that add to its logits."""
+    """FedRoD (Chen and Chao, 2022): a generic model with a balanced loss, and personal heads added to its logits."""
 
     balance: float = knob(
         1.0,

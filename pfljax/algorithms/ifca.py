@@ -135,7 +135,7 @@ def by_models(problem: Problem, num: int, num_shared: int = 0, draws: int = 1) -
         server_update=server_update,
         predictor=lambda key, state, clients: by_loss.best_fit(problem, state.models, clients),
         topology="shared",
-        averages=True,
+        averages=lambda models: models,
         ledger=Ledger(gradients=1, unaccounted=BY_LOSS),
         report=Report(scored="the model that fits each client's training data best"),
     )
@@ -167,6 +167,6 @@ def by_gradients(problem: Problem, num: int, draws: int) -> Algorithm:
         init=init,
         client_update=client_update,
         server_update=server_update,
-        averages=False,
+        averages=None,
         exchanges=problem.solver.max_steps(problem.n_max),
     )

@@ -19,13 +19,12 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 
+from pfljax.algorithms.common import classes
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.algorithms.common.nearest import ByNearest
 from pfljax.core import tree
-from pfljax.core.errors import ArgumentError
 from pfljax.core.method import knob, method
 from pfljax.core.types import Algorithm, ClientOutput, Ledger, Predictor, Report
 from pfljax.local.problem import Problem
@@ -49,10 +48,7 @@ class KNNPer:
 
     def build(self, problem: Problem) -> Algorithm:
         model = problem.model
-        outputs = jax.eval_shape(model.apply, model.network.shapes, model.example_input)
-        if model.task != "classification" or outputs.ndim != 2:
-            raise ArgumentError("task", "kNN-Per needs one class for each example; accepted: classification")
-        apply = ByNearest(model, self.neighbors, outputs.shape[-1])
+        apply = ByNearest(model, self.neighbors, classes.required(problem, "knn_per", places=False))
         grid = jnp.linspace(0, 1, self.grid_steps + 1) if self.grid_steps else None
 
         def remember(models, _, data):

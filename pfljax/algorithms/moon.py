@@ -1,4 +1,4 @@
-"""MOON: FedAvg whose clients see an example as the global model does, and not as their own last model did.
+"""MOON: FedAvg with a contrastive term on features: near the global model's, far from the client's previous model's.
 
 Li, He, Song, "Model-contrastive federated learning" (CVPR 2021).
 
@@ -40,7 +40,6 @@ class MOON:
 
     def build(self, problem: Problem) -> Algorithm:
         model, solver = problem.model, problem.solver
-        outputs = jax.eval_shape(model.apply, model.network.shapes, model.example_input)
 
         def contrasting(received, previous):
             """The loss of each example, so that private gradients are clipped with the contrast in them."""
@@ -48,7 +47,7 @@ class MOON:
             def loss(params, x, y, *key):
                 z, z_glob, z_prev = (model.features(params, x) for params in (params, received, previous))
                 closer = (cosine(z, z_glob) - cosine(z, z_prev)) / self.tau
-                contrast = mean_over_places(jax.nn.softplus(-closer), y, outputs.shape[-1])  # Eq. 3
+                contrast = mean_over_places(jax.nn.softplus(-closer), y, model.output_shape[-1])  # Eq. 3
                 return solver.loss(params, x, y, *key) + self.mu * contrast
 
             return loss

@@ -9,10 +9,10 @@ embedding v_k of every client and a hypernetwork h with parameters phi: an MLP, 
 
 Departures from the paper: a cohort takes part in a round, where the paper has one client. The heads' biases start as an
 initial model, and what is added to them is small beside it, so that clients start from models of the usual size. Batch
-statistics are not generated: all clients have the mean of those that came back. The server's optimizer has no momentum,
-weight decay or clipping, as the authors' code has (SGD with momentum 0.9). Newcomers learn an embedding, from the mean
-of all, with phi as it is, for as many rounds as a run has. The server holds H times the parameters of a model, H the
-trunk's width, and all K models.
+statistics are not generated: all clients have the mean of those that came back. The server's optimizer has momentum, as
+in the authors' code, but neither its weight decay nor its clipping. Newcomers learn an embedding, from the mean of all,
+with phi as it is, for as many rounds as a run has. The server holds H times the parameters of a model, H the trunk's
+width, and all K models.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ class PFedHN:
 
     rate: float = knob(0.01, at_least=0, grid=(0.001, 0.003, 0.01, 0.03), help="rate of the server's optimizer")
     optimizer: Literal["sgd", "adam"] = knob("sgd", help="the server's optimizer")
+    momentum: float = knob(0.9, at_least=0, below=1, grid=(0.0, 0.9), help="of the server's SGD")
     hidden: int = knob(100, at_least=1, at_most=100_000, grid=(50, 100), help="H, width of its hidden layers")
     layers: int = knob(3, at_least=0, at_most=100, grid=(1, 2, 3), help="number of hidden layers after the first")
     embedding: int = knob(0, at_least=0, at_most=100_000, help="length of an embedding; 0: 1 + K / 4, rounded down")
     spread: float = knob(0.1, at_least=0, help="how far first models are from one another, over a model's own spread")
 
     def build(self, problem: Problem) -> Algorithm:
-        num, make = problem.num_clients, {"adam": optax.adam, "sgd": optax.sgd}[self.optimizer]
+        num = problem.num_clients
+        make = optax.adam if self.optimizer == "adam" else functools.partial(optax.sgd, momentum=self.momentum)
         descent = hypernetwork.beside_statistics(problem.model, make(self.rate))
         widths = (self.embedding or 1 + num // 4, *[self.hidden] * (1 + self.layers))
         generate = lambda learned: hypernetwork.generate(learned["network"], learned["embeddings"])

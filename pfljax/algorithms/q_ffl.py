@@ -59,7 +59,7 @@ class QFFL:
             return state._replace(models=tree.subtract(state.models, moved)), {}
 
         base = averaging(problem, ledger=Ledger(gradients=1, unaccounted=BY_LOSS))
-        return dataclasses.replace(base, client_update=client_update, server_update=server_update, averages=False)
+        return dataclasses.replace(base, client_update=client_update, server_update=server_update, averages=None)
 
     def _lipschitz(self, problem: Problem) -> Array | float:
         if self.lipschitz is not None:

@@ -85,6 +85,7 @@ class Scaffold:
             server_update=server_update,
             predictor=lambda key, state, clients: Predictor.one(state.models["model"], tree.num_rows(clients)),
             topology="shared",
+            averages=lambda models: models["model"],
             ledger=Ledger(
                 gradients=1,
                 passes=1 + problem.passes(1) if first else 1,

@@ -13,30 +13,14 @@ from typing import Any
 import numpy as np
 
 from pfljax import report
+from pfljax.api import cells
+from pfljax.api.cells import Cell
 from pfljax.api.run import Run, Say, train_replicates
 from pfljax.core.errors import ArgumentError
 from pfljax.data import Federation
 from pfljax.local.training import LocalTraining
 from pfljax.training import files
 from pfljax.training.loop import Schedule
-
-
-@dataclasses.dataclass(frozen=True)
-class Cell:
-    """The scores of one method with one seed.
-
-    Attributes:
-        summary: The content of summary.json.
-        rows: One entry per evaluated round, as in metrics.jsonl.
-    """
-
-    summary: dict
-    rows: list[dict]
-
-    @classmethod
-    def read(cls, folder: Path) -> Cell:
-        """The cell that a finished run has left in its folder."""
-        return cls(files.read_json(folder / "summary.json"), files.read_jsonl(folder / "metrics.jsonl"))
 
 
 def method_row(title: str, cells: Sequence[Cell]) -> dict:
@@ -197,12 +181,16 @@ def compare(
     if not found or not seeds:
         raise ArgumentError("methods" if not found else "seeds", "accepted: one or more")
     of_seed = {seed: clients if isinstance(clients, Federation) else clients(seed) for seed in seeds}
+    make = lambda method, seed: Run(method, of_seed[seed], model, local, seed=seed, **options)
+    runs = {title: [make(method, seed) for seed in seeds] for title, method in found.items()}
+    folders = {title: [Path(out) / title / f"seed-{seed}" for seed in seeds] if out else [] for title in found}
+    for title in found:  # a mistake in one of them is told before any is trained
+        for run, folder in zip(runs[title], folders[title], strict=bool(out)):
+            cells.check(folder, run.experiment.config, rounds)
     rows, scored = [], None
-    for title, method in found.items():
-        runs = [Run(method, of_seed[seed], model, local, seed=seed, **options) for seed in seeds]
-        folders = [Path(out) / title / f"seed-{seed}" for seed in seeds] if out else None
-        rows.append(method_row(title, _cells(runs, rounds, folders, schedule, replicate)))
-        scored = runs[0].experiment.scored
+    for title in found:
+        rows.append(method_row(title, _cells(runs[title], rounds, folders[title], schedule, replicate, say)))
+        scored = runs[title][0].experiment.scored
         if say:
             say(f"{len(rows)} of {len(found)} methods done: {title}")
     first = of_seed[seeds[0]]
@@ -220,16 +208,17 @@ def titled_by(dataset: str, scored: int | None, num_clients: int, rounds: int) -
 
 
 def _cells(
-    runs: Sequence[Run], rounds: int, folders: Sequence[Path] | None, schedule: Schedule, replicate: bool
+    runs: Sequence[Run], rounds: int, folders: Sequence[Path], schedule: Schedule, replicate: bool, say: Say | None
 ) -> list[Cell]:
     """The cells of one method; those that are finished in their folders are read."""
-    cells: dict[int, Cell] = {}
-    for number, folder in enumerate(folders or ()):
-        if (folder / "summary.json").exists():
-            cell = Cell.read(folder)
-            if cell.summary["last"]["round"] >= rounds:
-                cells[number] = cell
-    left = [number for number in range(len(runs)) if number not in cells]
+    found: dict[int, Cell] = {}
+    for number, (run, folder) in enumerate(zip(runs, folders, strict=bool(folders))):
+        cell, wrong = cells.finished(folder, run.experiment.config, rounds)
+        if cell:
+            found[number] = cell
+        if wrong and say:
+            say(f"{folder}: run again: {wrong}")
+    left = [number for number in range(len(runs)) if number not in found]
     outs = [folders[number] for number in left] if folders else None
     resume = "if_possible" if folders else False
     if replicate and len(left) > 1:
@@ -246,5 +235,5 @@ def _cells(
             )
             for n in left
         ]
-    cells |= {n: Cell(result.summary, result.history) for n, result in zip(left, results, strict=True)}
-    return [cells[number] for number in range(len(runs))]
+    found |= {n: Cell(result.summary, result.history) for n, result in zip(left, results, strict=True)}
+    return [found[number] for number in range(len(runs))]

@@ -52,10 +52,10 @@ class Trial(NamedTuple):
 
 
 def read_methods(settings: Settings) -> list[str]:
-    """The methods that --algorithm or --algorithms names, after a check that they and all knobs given exist.
+    """The methods that --algorithm or --algorithms names, after a check of them, of all knobs given, and of --out.
 
     Raises:
-        ArgumentError: for an unknown method.
+        ArgumentError: for an unknown method, or a folder that cannot be written to.
         FlagError: for a knob of another one.
     """
     if "algorithm" in settings:
@@ -65,6 +65,7 @@ def read_methods(settings: Settings) -> list[str]:
     for name in names:
         method.get(name)
     settings.check_knobs(names)
+    settings.check_out()
     return names
 
 
@@ -291,7 +292,7 @@ def config(settings: Settings, name: str, trial: Trial) -> dict:
 
 
 def command() -> str:
-    """How this process was started, quoted so that a shell takes it back."""
+    """How this process was started, as a shell reads it."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     module = spec.name.removesuffix(".__main__") if spec else ""
     return shlex.join([*(["python", "-m", module] if module else [Path(sys.argv[0]).name]), *sys.argv[1:]])

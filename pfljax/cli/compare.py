@@ -13,7 +13,8 @@ from pathlib import Path
 from absl import flags
 
 from pfljax import report
-from pfljax.api.comparison import Cell, Table, method_row, titled_by
+from pfljax.api.cells import Cell
+from pfljax.api.comparison import Table, method_row, titled_by
 from pfljax.cli import build, sweep
 from pfljax.cli.flags import define_data, define_devices, define_evaluation, define_sweep, define_training
 from pfljax.cli.launch import Command
@@ -34,9 +35,9 @@ def run(settings: Settings) -> None:
     """The command."""
     names, trials = build.read_methods(settings), sweep.trials(settings)
     settings = settings.with_defaults(names)
-    settings.check_read()
-    build.print_defaults(settings)
     out, rows, failed, summary = Path(settings.out), [], {}, {}
+    sweep.check(settings, [(settings, name, out / name) for name in names], trials)
+    build.print_defaults(settings)
     for number, name in enumerate(names, 1):
         try:
             summary = sweep.cells(settings, name, trials, out / name)[0]

@@ -50,6 +50,7 @@ FLAG_OF = {
     "seed": "seeds",
 }
 IMPLIED = {"tune": "0.01,0.03,0.1,0.3,1,3"}  # values of flags that are given without one
+MOST_DEVICES = 1024
 MOST = 2**31 - 1  # of whole numbers, which become 32-bit integers on the devices
 # Flags that are read only where another has one of some values, or one of several others.
 READ_WITH = {
@@ -61,6 +62,9 @@ READ_WITH = {
     "embedding_epochs": {"partition": ("latent",)},
     "classes_per_client": {"partition": ("pathological", "pairs")},
     "balanced_groups": {"partition": ("auto", "label_groups", "label_dirichlet")},
+    "text_stride": {"dataset": ("text",)},
+    "standardize": {"dataset": ("npz", "tfds")},
+    "test_fraction": {"official_test": ("False",)},
     "chunk": {"plan": ("chunk",)},
     "sampler_candidates": {"sampler": ("power_of_choice",)},
     "aggregator_trim": {"aggregator": ("trimmed_mean", "krum")},
@@ -119,6 +123,52 @@ class Real(flags.FloatParser):
         return value
 
 
+class Several(flags.ListParser):
+    """Reads values separated by commas: texts, numbers within limits, or some of a few words."""
+
+    def __init__(self, of: Any, distinct: bool, empty: bool, limits: dict[str, Any]):
+        """As `Group.several`."""
+        super().__init__()
+        self.kind, self.words = (of, ()) if of in (str, int, float) else (str, tuple(of))
+        self.distinct, self.empty, self.limits = distinct, empty, limits
+
+    @property
+    def accepted(self) -> str:
+        """What is accepted, in words."""
+        limits = {name: limit for name, limit in self.limits.items() if limit != MOST}  # which need not be said
+        within = f" {out_of_range(math.nan, limits)}" if limits else ""
+        within = within if not within or "above" in within else f" of{within}"
+        what = {str: "values", int: "whole numbers", float: "numbers"}[self.kind] + within
+        what = ", ".join(self.words) or f"{'different ' * self.distinct}{what}"
+        return f"{what}{', each once' * bool(self.words)}, separated by commas{', or none' * self.empty}"
+
+    def parse(self, argument: Any) -> list[str]:
+        """The values, as texts; raises ValueError where one is not accepted."""
+        texts = super().parse(argument)
+        values: list[Any] = [self.kind(text) for text in texts]
+        wrong = any(text not in self.words if self.words else not text for text in texts)
+        wrong |= self.kind is not str and any(out_of_range(value, self.limits) for value in values)
+        if wrong or not (values or self.empty) or (self.distinct and len(set(values)) < len(values)):
+            raise ValueError(f"accepted: {self.accepted}")
+        return texts
+
+
+class Rates(flags.ListParser):
+    """Reads learning rates of methods: METHOD:RATE, separated by commas."""
+
+    accepted = "pairs such as fedavg:0.1, of different methods and rates above 0"
+
+    def parse(self, argument: Any) -> list[str]:
+        """The pairs, as texts; raises ValueError where one is not accepted."""
+        pairs = super().parse(argument)
+        methods, _, rates = zip(*(pair.partition(":") for pair in pairs), strict=True) if pairs else ((), (), ())
+        if not set(methods) <= set(METHODS) or len(set(methods)) < len(methods):
+            raise ValueError(f"accepted: {self.accepted}")
+        if any(out_of_range(float(rate), {"above": 0}) for rate in rates):
+            raise ValueError(f"accepted: {self.accepted}")
+        return pairs
+
+
 class Group(NamedTuple):
     """Registers flags under a heading of the help; a heading that is a method's name holds its knobs."""
 
@@ -158,9 +208,34 @@ class Group(NamedTuple):
         """One of several words."""
         flags.DEFINE_enum(name, default, list(accepted), help, **self._where)
 
-    def several(self, name: str, default: Sequence[str], help: str) -> None:
-        """Values separated by commas."""
-        flags.DEFINE_list(name, list(default), help, **self._where)
+    def several(
+        self,
+        name: str,
+        default: Sequence[str],
+        help: str,
+        of: type | Sequence[str] = str,
+        *,
+        distinct: bool = True,
+        empty: bool = False,
+        **limits: Any,
+    ) -> None:
+        """Values separated by commas.
+
+        Args:
+            name: The flag's name.
+            default: Its default.
+            help: One line.
+            of: int, float, or the words that are accepted; str: any text.
+            distinct: Whether they must differ.
+            empty: Whether there may be none.
+            limits: Of the numbers, as for a knob.
+        """
+        limits = {"at_least": 1, "at_most": MOST, **limits} if of is int else limits
+        self.listed(name, default, help, Several(of, distinct, empty, limits))
+
+    def listed(self, name: str, default: Sequence[str], help: str, parser: flags.ListParser) -> None:
+        """Values separated by commas, read by a parser of their own."""
+        flags.DEFINE(parser, name, list(default), help, serializer=flags.CsvListSerializer(","), **self._where)
 
     def repeated(self, name: str, help: str) -> None:
         """A flag that may be there several times, each with a value of its own."""
@@ -254,8 +329,9 @@ def define_training(registry: flags.FlagValues, rounds: int = 150) -> None:
         f"{', '.join(models.NAMES)}, or FILE.py:NAME, a callable of your own that takes num_classes; "
         "auto is linear for a regression, lstm for a text, else mlp",
     )
-    add.several("hidden", ["64"], "widths of the mlp's hidden layers")
-    add.several("channels", ["128", "128", "128"], "numbers of channels of the cnn's convolutions")
+    add.several("hidden", ["64"], "widths of the mlp's hidden layers", int, distinct=False, empty=True)
+    channels = ["128", "128", "128"]
+    add.several("channels", channels, "numbers of channels of the cnn's convolutions", int, distinct=False)
     add.whole("rounds", rounds, "number of communication rounds R", least=1)
     add.whole("local_epochs", 1, "number of epochs over a client's data in a round", least=1)
     add.whole("local_steps", 0, "number of steps in a round, in place of --local_epochs; 0 is by epochs", least=0)
@@ -263,7 +339,8 @@ def define_training(registry: flags.FlagValues, rounds: int = 150) -> None:
     add.choice("augment", "none", typing.get_args(Augment), "random crops and flips of the images that are trained on")
     add.choice("optimizer", "adam", OPTIMIZERS, "optimizer of the clients, and of FedeRiCo's model owners")
     add.real("learning_rate", 0.01, "learning rate", above=0)
-    add.several("learning_rates", [], "METHOD:RATE, of methods that have another one; not read with --learning_rate")
+    rates = "METHOD:RATE, of methods that have another one; not read with --learning_rate"
+    add.listed("learning_rates", [], rates, Rates())
     add.real("momentum", 0.0, "momentum of sgd", at_least=0, below=1)
     add.real("weight_decay", 0.0, "multiple of the parameters that is added to their gradient", at_least=0)
     add.choice(
@@ -358,13 +435,14 @@ def define_devices(registry: flags.FlagValues, *, lists: bool = False) -> None:
     """Where clients are worked on, and in which order; `lists` takes several plans, chunks and numbers of devices."""
     add = Group(HOW, registry)
     if lists:
-        add.several("plan", ["auto"], f"how a device works on its clients: {', '.join(PLANS)}; or several of them")
-        add.several("chunk", ["8"], "numbers of clients at a time under --plan=chunk")
-        add.several("devices", ["0"], "numbers of devices; 0 is all (of a CPU, one per core)")
+        add.several("plan", ["auto"], "how a device works on its clients: one plan, or several", PLANS)
+        add.several("chunk", ["8"], "numbers of clients at a time under --plan=chunk", int)
+        devices = "numbers of devices; 0 is all (of a CPU, one per core)"
+        add.several("devices", ["0"], devices, int, at_least=0, at_most=MOST_DEVICES)
     else:
         add.choice("plan", "auto", PLANS, "how a device works on its clients: all at once, one by one, or in chunks")
         add.whole("chunk", 8, "number of clients at a time under --plan=chunk", least=1)
-        add.whole("devices", 0, "number of devices; 0 is all (of a CPU, one per core)", least=0, most=1024)
+        add.whole("devices", 0, "number of devices; 0 is all (of a CPU, one per core)", least=0, most=MOST_DEVICES)
     add.choice(
         "exchange",
         "auto",
@@ -399,10 +477,10 @@ def define_sweep(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequ
     """Which methods on which seeds into which folder, and tuning."""
     Group(WHAT, registry).several("algorithms", methods, "methods, or all; also FILE.py:NAME")
     add = Group(RUNS, registry)
-    add.several("seeds", seeds, "each decides its own split, initial models, cohorts, batches and sampling")
-    add.several(
-        "splits", [], "splits of the data; every seed is trained on each of them, and then decides all but the split"
-    )
+    each = "each decides its own split, initial models, cohorts, batches and sampling"
+    add.several("seeds", seeds, each, int, at_least=0)
+    each = "splits of the data; every seed is trained on each of them, and then decides all but the split"
+    add.several("splits", [], each, int, empty=True, at_least=0)
     add.choice(
         "replicate",
         "no",
@@ -414,5 +492,8 @@ def define_sweep(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequ
         "tune",
         [],
         f"learning rates; each method takes the one of best validation accuracy; --tune alone is {IMPLIED['tune']}",
+        float,
+        empty=True,
+        above=0,
     )
     add.switch("tune_knobs", False, "each method takes the best values of the knobs that its paper tunes, too")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -24,6 +25,10 @@ from pfljax.data import latent
 from pfljax.engine import processes
 from pfljax.training import endings, profiling
 
+OPEN_PORT = (
+    "the coordinator listens on all of this machine's addresses, and whoever reaches its port can join or end the run; "
+    "with --coordinator=localhost:PORT it listens on this machine alone"
+)
 LOCAL_FLAGS = ("process_id", "data_file", "data_dir")  # in which processes may differ: places differ between hosts
 
 
@@ -56,10 +61,8 @@ def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
     """
     words, settings = sys.argv[1:] if words is None else words, None
     try:
-        given = [
-            f"--{command.listed}={word}" if command.listed and not word.startswith("-") else word for word in words
-        ]
-        settings = parse(command.define, [word for word in given if word not in help.WORDS])
+        given = [word for word in words if word not in help.WORDS]
+        settings = parse(command.define, named(given, command.listed) if command.listed else given)
         if help.is_asked(words):
             print(help_of(command, settings))
             sys.exit(0)
@@ -76,6 +79,13 @@ def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
         line, code = told(error, settings)
         stop(line, code)
     sys.exit(0)
+
+
+def named(words: Sequence[str], flag: str) -> list[str]:
+    """The words, with a flag before those that stand alone: neither flags nor the values of such without an =."""
+    takes = lambda before: before.startswith("-") and "=" not in before
+    alone = [not word.startswith("-") and not takes(before) for before, word in itertools.pairwise(["", *words])]
+    return [f"--{flag}={word}" if is_alone else word for word, is_alone in zip(words, alone, strict=True)]
 
 
 def end_interrupted(error: KeyboardInterrupt, settings: Settings | None) -> NoReturn:
@@ -189,6 +199,8 @@ def join_processes(settings: Settings) -> None:
             if taken.connect_ex(("localhost", port)) == 0:
                 raise settings.error("coordinator", "the port is taken; name a free one")
     processes.start(settings.coordinator, settings.num_processes, settings.process_id)
+    if processes.is_first() and not processes.on_loopback(settings.coordinator):
+        print(f"warning: {OPEN_PORT}", file=sys.stderr, flush=True)
     sys.stdout = open(own if processes.is_first() else nowhere, "w", buffering=1)  # noqa: SIM115
     processes.agree({name: value for name, value in settings.values.items() if name not in LOCAL_FLAGS})
 

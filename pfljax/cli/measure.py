@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import resource
 import sys
 import tempfile
@@ -83,6 +84,8 @@ def build_clients(settings: Settings, cell: Cell, num_clients: int) -> Federatio
     if settings.data_file is None:
         shape = tuple(settings.numbers("shape", int))
         distinct = 0 if settings.client_store == "device" else DISTINCT
+        need = 4 * min(num_clients, distinct or num_clients) * size * math.prod(shape)
+        check_fit(need, memory.host_free(), "data on the host")
         federation = data.random_pixels(num_clients, size, shape, settings.num_classes, 0, distinct=distinct)
         x, y = federation.train.x, federation.train.y
         task, num_classes = federation.task, federation.num_classes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,9 @@ def load(argument: str, text: str) -> Any:
         ArgumentError: if the file or the object in it is missing, or the file fails.
     """
     file, _, name = text.rpartition(":")
+    if not os.path.isfile(file):
+        raise ArgumentError(argument, "no such file; accepted: FILE.py:NAME", text)
     path = Path(file).resolve()
-    if not path.is_file():
-        raise ArgumentError(argument, f"no such file: {file}; accepted: FILE.py:NAME", text)
     spec = importlib.util.spec_from_file_location(f"own_{path.stem}", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

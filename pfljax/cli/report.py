@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import os
-import zipfile
 from pathlib import Path
 
 from absl import flags
@@ -20,8 +19,6 @@ from pfljax import report
 from pfljax.cli.flags import RUNS, Group
 from pfljax.cli.launch import Command
 from pfljax.cli.settings import FlagError, Settings
-from pfljax.core.errors import RunError
-from pfljax.training import files
 
 
 def define(registry: flags.FlagValues) -> None:
@@ -39,11 +36,8 @@ def run(settings: Settings) -> None:
     for folder in folders:
         if not folder.is_dir():
             raise FlagError(f"{folder}: {os.strerror(errno.ENOTDIR if folder.exists() else errno.ENOENT)}")
-        runs = report.runs_below(folder)
-        if not runs:
+        if not report.runs_below(folder):
             raise FlagError(f"{folder}: no finished run is there; accepted: folders with summary.json, or above them")
-        for path in runs:
-            check(path)
     if len(folders) == 1 and report.is_run(folders[0]):
         settings.refuse("out", "the page of one run is in its folder")
         print(f"report: {report.write(folders[0])}")
@@ -52,20 +46,6 @@ def run(settings: Settings) -> None:
     if page.suffix != ".html":
         raise settings.error("out", "accepted: a file that ends in .html")
     print(f"report: {report.write_comparison(page, folders)}")
-
-
-def check(folder: Path) -> None:
-    """Reads what a page needs of a run.
-
-    Raises:
-        RunError: if that is not there, or damaged.
-    """
-    try:
-        plots = report.Plots.read(folder)
-        files.read_json(folder / "config.json")
-        _ = plots.summary["algorithm"], plots.summary["last"]["round"], plots.test
-    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise RunError(f"{folder}: the run's files are damaged, or not those of a run: {error}") from error
 
 
 COMMAND = Command(__doc__ or "", define, run, devices=None, listed="folder")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
-import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,8 +15,11 @@ from typing import Any, NoReturn
 from absl import flags
 
 from pfljax.cli import own_files
-from pfljax.cli.flags import IMPLIED, METHOD_FLAGS, MOST, READ_WITH, Real, Text
+from pfljax.cli.flags import IMPLIED, METHOD_FLAGS, MOST, READ_WITH
+from pfljax.core.errors import ArgumentError, shown
 from pfljax.core.method import METHODS
+from pfljax.data.sources import reading
+from pfljax.training import files
 
 PRESETS = Path(__file__).parent / "presets"
 VALIDATION_FRACTION = 0.2  # where a method of the run needs validation examples; all methods then have the same split
@@ -29,7 +32,7 @@ class FlagError(ValueError):
     @classmethod
     def of(cls, flag: str, text: str, value: object = None) -> FlagError:
         """A mistake in a flag: its value, if that says something, and what is accepted."""
-        return cls(f"--{flag}: {text}" if value is None else f"--{flag}={value}: {text}")
+        return cls(f"--{flag}: {text}" if value is None else f"--{flag}={shown(value)}: {text}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,18 +92,8 @@ class Settings:
         return self.replace(values | self._given())
 
     def of_method(self, name: str) -> Settings:
-        """The settings with the method's own learning rate, if --learning_rates names it.
-
-        Raises:
-            FlagError: for anything but pairs of a method and its rate.
-        """
-        pairs = [pair.partition(":") for pair in self.learning_rates]
-        try:
-            rates = {method: float(rate) for method, _, rate in pairs}
-        except ValueError:
-            rates = {"": 0.0}
-        if not all(rate > 0 and method in METHODS for method, rate in rates.items()):
-            raise self.error("learning_rates", "accepted: pairs such as fedavg:0.1, of a method and a rate above 0")
+        """The settings with the method's own learning rate, if --learning_rates names it."""
+        rates = {method: float(rate) for method, _, rate in (pair.partition(":") for pair in self.learning_rates)}
         own = {} if self.present("learning_rate") else {"learning_rate": rates.get(name, self.learning_rate)}
         return self.replace(own, learning_rates=[])
 
@@ -130,47 +123,51 @@ class Settings:
         if self.present(flag):
             raise FlagError.of(flag, f"not read here: {why}")
 
-    def check_read(self) -> None:
-        """Raises `FlagError` for a flag on the command line that nothing reads with these settings."""
-        for flag, conditions in READ_WITH.items():
-            if flag in self and not any(self[other] in values for other, values in conditions.items()):
-                told = [f"--{other}={' or '.join(values)}" for other, values in conditions.items()]
-                self.refuse(flag, f"accepted with {', or with '.join(told)}")
+    def has_one_of(self, conditions: Mapping[str, Sequence[str]]) -> bool:
+        """Whether a flag has one of the values that `conditions` has for it; of tfds:NAME the first word counts."""
+        values = {flag: self[flag] for flag in conditions if flag in self}
+        listed = {flag: value if isinstance(value, list) else [value] for flag, value in values.items()}
+        return any(str(each).partition(":")[0] in conditions[flag] for flag in listed for each in listed[flag])
 
-    def numbers(
-        self, flag: str, kind: type, least: float | None = None, below: float | None = None, sets: str | None = None
-    ) -> list:
+    def check_read(self, variants: Sequence[Settings] = ()) -> None:
+        """Raises `FlagError` for a flag on the command line that nothing reads with these settings.
+
+        Args:
+            variants: The settings of the command's runs, where they differ from these.
+        """
+        for flag, conditions in READ_WITH.items():
+            if flag in self and not any(each.has_one_of(conditions) for each in variants or [self]):
+                told = [f"--{other}={' or '.join(values)}" for other, values in conditions.items() if other in self]
+                self.refuse(flag, f"accepted with {', or with '.join(told)}" if told else "nothing reads it")
+
+    def check_out(self) -> None:
+        """Raises `ArgumentError` for an --out that cannot be written to; the first of several processes writes."""
+        if self.out and not self.process_id:
+            files.check_writable(Path(self.out))
+
+    def numbers(self, flag: str, kind: type, sets: str | None = None) -> list:
         """A list flag's numbers.
 
         Args:
             flag: Its name.
             kind: int or float.
-            least: Least accepted value; None: anything above 0.
-            below: What all must be below; None: no such bound.
             sets: Flag that takes these numbers in turn, and so cannot be on the command line itself.
 
         Raises:
-            FlagError: for anything else.
+            FlagError: if `sets` is.
         """
         if sets and self[flag]:
             self.refuse(sets, f"--{flag} gives it its values")
-        try:
-            values = [kind(value) for value in self[flag]]
-        except ValueError:
-            values = [-math.inf]
-        within = 2**63 if below is None else below
-        good = lambda value: (value > 0 if least is None else value >= least) and value < within
-        if not all(map(good, values)):
-            accepted = "positive numbers" if least is None else f"numbers of {least:g} or more"
-            accepted += "" if below is None else f" and below {below:g}"
-            raise self.error(flag, f"accepted: {accepted}, separated by commas")
-        return values
+        return [kind(value) for value in self[flag]]
 
     def check_knobs(self, methods: Sequence[str]) -> None:
         """Raises `FlagError` for a knob on the command line that belongs to none of the methods."""
         for flag in sorted(self.given):
             if self.headings[flag] in METHODS and self.headings[flag] not in methods:
                 raise FlagError.of(flag, f"no method of this run reads it ({', '.join(methods)})")
+        named = [pair.partition(":")[0] for pair in self.learning_rates if self.present("learning_rates")]
+        if not {*named} <= {*methods}:
+            raise self.error("learning_rates", f"accepted: rates of the methods of this run ({', '.join(methods)})")
 
 
 def parse(define: Define, words: Sequence[str]) -> Settings:
@@ -211,13 +208,13 @@ def read(define: Define, words: Sequence[str]) -> flags.FlagValues:
     except flags.UnrecognizedFlagError as error:
         near = difflib.get_close_matches(error.flagname, list(registry), n=3)
         hint = f"did you mean {' or '.join(f'--{name}' for name in near)}?" if near else "--help shows all"
-        raise FlagError.of(error.flagname, f"unknown flag; {hint}") from error
+        raise FlagError.of(shown(error.flagname), f"unknown flag; {hint}") from error
     except flags.IllegalFlagValueError as error:
         _stop_at(error, registry)
     except (flags.Error, ValueError) as error:
-        raise FlagError(str(error).split("\n")[0]) from error
+        raise FlagError(shown(error)) from error
     if len(rest) > 1:
-        raise FlagError(f"{rest[1]}: not a flag; flags start with --")
+        raise FlagError(f"{shown(rest[1])}: not a flag; flags start with --")
     return registry
 
 
@@ -232,32 +229,44 @@ def accepted(flag: flags.Flag) -> str:
         least, most = (getattr(parser, name, None) for name in ("lower_bound", "upper_bound"))
         limits = "" if least is None else f" of {least} or more" if most == MOST else f" from {least} to {most}"
         return f"whole numbers{limits}"
-    if isinstance(parser, Real | Text):
-        return parser.accepted
-    return {"float": "numbers", "comma separated list of strings": "values separated by commas"}.get(
-        flag.flag_type(), ""
-    )
+    return getattr(parser, "accepted", "numbers" if flag.flag_type() == "float" else "")
 
 
 def _stop_at(error: flags.IllegalFlagValueError, registry: flags.FlagValues) -> NoReturn:
     """Raises the `FlagError` for a value that is not of its flag's type."""
-    found = re.match(r"flag --([^=]+)=(.*?): ", str(error).split("\n")[0])
+    found = re.match(r"flag --([^=]+)=(.*?): ", str(error), re.DOTALL)
     if not found or found[1] not in registry:
-        raise FlagError(str(error).split("\n")[0]) from error
+        raise FlagError(shown(error)) from error
     raise FlagError.of(found[1], f"accepted: {accepted(registry[found[1]])}", found[2]) from error
 
 
 def _expand(words: Sequence[str]) -> list[str]:
     """The words with those of flag files in their place, and with the values of flags that need not have one."""
-    try:
-        words = flags.FlagValues().read_flags_from_files(list(words), force_gnu=False)
-    except (flags.Error, OSError) as error:
-        raise FlagError(f"--flagfile: {str(error).removeprefix('ERROR:: ')}") from error
+    words = _with_files(list(words), ())
     alone = lambda word, after: word.lstrip("-") in IMPLIED and word.startswith("-") and after.startswith("-")
     return [
         f"{word}={IMPLIED[word.lstrip('-')]}" if alone(word, after) else word
         for word, after in itertools.pairwise([*words, "-"])
     ]
+
+
+def _with_files(words: list[str], inside: tuple[str, ...]) -> list[str]:
+    """The words with those of flag files in their place; `inside`: the files that these words are from."""
+    found: list[str] = []
+    while words:
+        name, equals, file = (word := words.pop(0)).partition("=")
+        if name not in ("--flagfile", "-flagfile"):
+            found.append(word)
+            continue
+        file = os.path.expanduser(file if equals else words.pop(0) if words else "")
+        if file in inside:
+            raise FlagError.of("flagfile", "it names itself", file)
+        try:
+            lines = [line.strip() for line in reading.read_text(file).splitlines()]
+        except ArgumentError as error:
+            raise FlagError.of("flagfile", error.text, file) from error
+        found += _with_files([line for line in lines if line and not line.startswith(("#", "//"))], (*inside, file))
+    return found
 
 
 def _values_of(flag: str, words: Sequence[str]) -> list[str]:

@@ -38,14 +38,19 @@ class Study:
             if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
                 raise settings.error("out", "holds something that is not a scaling study; name a new folder")
             return
-        before = files.read_json(path)
-        if "cells" not in before or any(not {*MEASURES} <= {*row} for row in before["cells"]):
+        try:
+            before = files.read_json(path)
+            old, rows = {**before["settings"]}, {Cell(*(row[n] for n in Cell._fields)): row for row in before["cells"]}
+        except (ValueError, TypeError, KeyError) as error:
+            text = "holds a scaling.json that is damaged or of an earlier version; name a new folder"
+            raise settings.error("out", text) from error
+        if any(not {"status", *MEASURES} <= {*row} for row in rows.values()):
             raise settings.error("out", "holds a scaling study of an earlier version; name a new folder")
-        old, new = before["settings"], files.plain(self.common())
+        new = files.plain(self.common())
         changed = [f"{k} was {old[k]!r} and is {v!r}" for k, v in new.items() if k in old and old[k] != v]
         if changed:
             raise settings.error("out", f"was measured with other settings: {'; '.join(changed)}; name a new folder")
-        self.rows = {Cell(*(row[name] for name in Cell._fields)): row for row in before["cells"]}
+        self.rows = rows
 
     def common(self) -> dict:
         """What cells of one study have in common."""

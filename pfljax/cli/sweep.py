@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import functools
 import io
 import sys
 from collections.abc import Callable, Sequence
@@ -19,32 +18,21 @@ from rich.table import Table
 
 from pfljax import api, report
 from pfljax.api import Point
+from pfljax.api import cells as cells_of
 from pfljax.cli import build
 from pfljax.cli.build import Trial
-from pfljax.cli.flags import MOST
 from pfljax.cli.settings import FlagError, Settings
 from pfljax.core import method
-from pfljax.engine import processes
-from pfljax.training import files, folders
+from pfljax.training import files
 from pfljax.training.loop import Schedule
 
 
 def trials(settings: Settings) -> list[Trial]:
     """Every one of --splits with every one of --seeds; without --splits a seed decides its split, too."""
-    seeds = _numbers(settings, "seeds")
+    seeds = settings.numbers("seeds", int)
     if not settings.splits:
         return [Trial(seed) for seed in seeds]
-    return [Trial(seed, split) for split in _numbers(settings, "splits") for seed in seeds]
-
-
-def _numbers(settings: Settings, flag: str) -> list[int]:
-    try:
-        numbers = [int(number) for number in settings[flag]]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 0 or max(numbers) > MOST or len(set(numbers)) < len(numbers):
-        raise settings.error(flag, "accepted: different whole numbers of 0 or more, separated by commas")
-    return numbers
+    return [Trial(seed, split) for split in settings.numbers("splits", int) for seed in seeds]
 
 
 def named(runs: Sequence[Trial]) -> str:
@@ -55,14 +43,39 @@ def named(runs: Sequence[Trial]) -> str:
     return word("seed", seeds) + (f" on {word('split', splits)}" if splits else "")
 
 
+def check(
+    settings: Settings, asked: Sequence[tuple[Settings, str, Path]], runs: Sequence[Trial], *, classes: bool = False
+) -> None:
+    """Sees to it that all cells of a table can be run, before any is.
+
+    Args:
+        settings: The command line's.
+        asked: Settings, method and folder of the cells that differ in their trial only.
+        runs: The trials.
+        classes: Whether the table is of accuracies.
+
+    Raises:
+        FlagError: for a flag that none of them reads.
+        ArgumentError: for a mistake in one of them, or a folder that holds something else.
+    """
+    settings.check_read([each for each, _, _ in asked])
+    for trial in runs:
+        for each, name, out in asked:
+            run = build.build_run(each, name, build.cached_clients(each, trial.of_data), trial)
+            if classes and run.clients.task == "regression":
+                raise settings.error("dataset", "is a regression; accepted: data sets with classes")
+            if not each.tune and not each.tune_knobs:  # else the settings of the runs are not known yet
+                cells_of.check(out / trial.folder, run.experiment.config, each.rounds)
+
+
 def kept(settings: Settings, run: api.Run, out: Path) -> dict | None:
-    """The summary of a cell that is finished, else None; complains of one with other settings."""
-    processes.first(functools.partial(folders.check, out, run.experiment.config, "if_possible"))
-    path = out / "summary.json"
-    if path.exists() and files.read_json(path)["last"]["round"] >= settings.rounds:
+    """The summary of a cell that is finished, else None; complains of one with other settings or more rounds."""
+    found, wrong = cells_of.finished(out, run.experiment.config, settings.rounds)
+    if found:
         print(f"  {out}: finished before, kept")
-        return files.read_json(path)
-    print(f"  {out}: {run.clients.num_clients} clients, {settings.rounds} rounds")
+        return found.summary
+    again = f", again: {wrong}" if wrong else ""
+    print(f"  {out}: {run.clients.num_clients} clients, {settings.rounds} rounds{again}")
     return None
 
 
@@ -152,13 +165,8 @@ def best_of(points: list[Point], settings: Settings, name: str, runs: Sequence[T
     rest = {flag: v for flag, v in build.config(tried, name, runs[0])["settings"].items() if flag not in varied}
     same = {"settings": rest, "rounds": tried.rounds}
     same = files.plain(same | {"trials": list(runs), "grid": [point._asdict() for point in points]})
-    if path.exists():
-        before = files.read_json(path)
-        if any(before.get(key) != value for key, value in same.items()):
-            raise FlagError(f"--out={settings.out}: {path} has scores of other settings; name a new folder")
-        read = lambda key: [np.nan if value is None else value for value in before[key]]
-        tuning = api.Tuning(points, read("scores"), read("losses"))
-    else:
+    tuning = kept_scores(settings, path, same, points)
+    if tuning is None:
         print(f"  {name}: tuning, {len(points)} points on {named(runs)}")
         make = lambda point, trial: build.build_run(
             at_point(tried, name, point), name, build.cached_clients(tried, trial.of_data), trial
@@ -173,6 +181,27 @@ def best_of(points: list[Point], settings: Settings, name: str, runs: Sequence[T
     for number in tuning.at_edge:
         print(f"  {name}: {number} is at the edge of the grid; a wider one may do better")
     return tuning.best
+
+
+def kept_scores(settings: Settings, path: Path, same: dict, points: list[Point]) -> api.Tuning | None:
+    """The scores in a file; None where there is none, or one that is damaged, which it says.
+
+    Raises:
+        FlagError: if they are of other settings.
+    """
+    if not path.exists():
+        return None
+    number = lambda value: np.nan if value is None else float(value)
+    try:
+        before = files.read_json(path)
+        scores, losses = ([*map(number, before[key])] for key in ("scores", "losses"))
+        Point(**before["best"])  # which `chosen` reads
+    except (ValueError, TypeError, KeyError):
+        print(f"  {path} is damaged; tuned again")
+        return None
+    if any(before.get(key) != value for key, value in same.items()):
+        raise FlagError(f"--out={settings.out}: {path} has scores of other settings; name a new folder")
+    return api.Tuning(points, scores, losses)
 
 
 def tuned(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> tuple[Settings, Point]:

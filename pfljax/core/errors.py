@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+LONGEST, LONGEST_TEXT = 300, 3000  # characters of a value that a message shows, and of what it says
+
+
+def shown(value: object, longest: int = LONGEST) -> str:
+    """A value as part of a line: without line ends and other characters that do not print, and not without end."""
+    text = str(value)[: longest + 1]
+    text = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+    return text if len(text) <= longest else f"{text[:longest]}..."
+
 
 class ArgumentError(ValueError):
     """A mistake in an argument, in one line: which argument, its value, and what is accepted.
@@ -25,7 +34,8 @@ class ArgumentError(ValueError):
 
     def line(self, name: str) -> str:
         """The message, with the argument called `name`."""
-        return f"{name}: {self.text}" if self.value is None else f"{name}={self.value}: {self.text}"
+        text = shown(self.text, LONGEST_TEXT)
+        return f"{name}: {text}" if self.value is None else f"{name}={shown(self.value)}: {text}"
 
 
 class RunError(RuntimeError):

@@ -61,6 +61,7 @@ def knob(
     infinite: bool = False,
     grid: Sequence[Any] = (),
     static: bool = False,
+    read_with: tuple[str, str] | None = None,
 ) -> Any:
     """A field of a method's dataclass, with the range that is checked when the method is made.
 
@@ -75,9 +76,10 @@ def knob(
         grid: Values that tuning tries, first of all those that its paper tries.
         static: Whether a number decides shapes, or what is computed on the host. `build` may otherwise be given a
             traced value for a number that is not whole, since several are tried in one kernel.
+        read_with: Another knob and the value of it without which this one is not read, and stays at its default.
     """
     metadata = {"help": help, "at_least": at_least, "above": above, "at_most": at_most, "below": below}
-    metadata |= {"infinite": infinite, "grid": tuple(grid), "static": static}
+    metadata |= {"infinite": infinite, "grid": tuple(grid), "static": static, "read_with": read_with}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -141,6 +143,9 @@ def check_knobs(made: Any) -> None:
             raise error(f"accepted: {TYPES[hint]}")
         elif hint in (int, float) and out_of_range(value, field.metadata) is not None:
             raise error(f"accepted: {out_of_range(value, field.metadata)}")
+        other, needed = field.metadata.get("read_with") or ("", None)
+        if other and getattr(made, other) != needed and value != field.default:
+            raise error(f"is read with {other}={needed} only")
 
 
 TYPES = {int: "whole numbers", float: "numbers", bool: "True or False", str: "text"}

@@ -107,7 +107,8 @@ class ClientOutput(NamedTuple):
         client: The client's next row.
         upload: Leaves (J, ...): a contribution to each received model, summed over clients at the model's owner; or
             leaves (J', ...), for the first J' of them only. Under "own" the next model; under "push" leaves (...), one
-            upload for all receivers. () where nothing comes back.
+            upload for all receivers. () where nothing comes back. Entries "weight" and "count" of a dict say how much
+            its others count.
         report: What the server sees of this client, by name; "loss" () is required. Scalars are free; everything else
             counts as uploaded.
         sent: (J,) or (J',) bool, which contributions are made; None: all.
@@ -253,8 +254,9 @@ class Algorithm:
         exchanges: Number of times that a round repeats exchange and server update on the same download.
         report: Extra entries for plan, summary and pages.
         via_server: Whether peers' models lie on a server, so that a client's upload of its own model is traffic.
-        averages: Whether the uploads are weighted models, {"model": weight x model, "weight": weight}, which the server
-            averages; another aggregator can then take the mean's place.
+        averages: Received models -> those of which uploads bring back weighted new ones, {"model": weight x model,
+            "weight": weight} beside other entries; another aggregator can then take the mean's place. None: the server
+            averages no models.
         traffic: The bytes that the engine has counted -> those that are really sent (compression); None: as counted.
     """
 
@@ -272,7 +274,7 @@ class Algorithm:
     exchanges: int = 1
     report: Report = Report()
     via_server: bool = False
-    averages: bool = False
+    averages: Callable[[Params], Params] | None = None
     traffic: Callable[[Traffic], Traffic] | None = None
 
     def __post_init__(self):

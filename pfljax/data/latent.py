@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import warnings
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from pfljax.core.errors import ArgumentError
+from pfljax.data.sources.reading import read_npz
 from pfljax.data.sources.source import Source, generator
 
 Embed = Callable[[Source], np.ndarray]  # the examples as (n, F); its `key`, if it has one, tells what decides it
@@ -61,17 +62,17 @@ def clusters(source: Source, embed: Embed | None, number: int, seed: int, cache:
 
 def _cached(path: Path, rows: int, make: Callable[[], np.ndarray]) -> np.ndarray:
     """The array (rows, ...) in the file, which is made where there is none that can be read."""
-    with contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError):
-        with path.open("rb") as file, np.load(file) as arrays:
-            found = arrays["array"]
-        if len(found) == rows:
+    with contextlib.suppress(ArgumentError):
+        found = read_npz(str(path), ["array"])["array"]
+        if found.shape[:1] == (rows,):
             return found
     made = make()
     # A cache that cannot be written is no reason to stop.
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.stem}.{os.getpid()}.npz")
-        np.savez(temporary, array=made)
+        temporary = path.with_name(f".{path.stem}.{secrets.token_hex(8)}.npz")
+        with open(temporary, "xb") as file:
+            np.savez(file, array=made)
         os.replace(temporary, path)
     return made
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 
 import numpy as np
 
@@ -12,9 +13,20 @@ from pfljax.core.types import Examples
 from pfljax.data.federation import Federation
 from pfljax.engine import processes
 
+_digests: weakref.WeakKeyDictionary[Federation, str] = weakref.WeakKeyDictionary()
+
 
 def digest(federation: Federation) -> str:
-    """A short fingerprint of all examples and who has them, for runs to state which split they had."""
+    """A short fingerprint of all examples and who has them, for runs to state which split they had.
+
+    It takes seconds for a gigabyte, and is kept for as long as the federation, whose arrays must not be changed.
+    """
+    if federation not in _digests:
+        _digests[federation] = _digest(federation)
+    return _digests[federation]
+
+
+def _digest(federation: Federation) -> str:
     here, rows, tables = federation.own or slice(None), [], {}
     for split in (federation.train, federation.validation, federation.test):
         size, code = np.asarray(split.size[here], np.uint64), np.zeros(len(split.y), np.uint64)

@@ -7,6 +7,7 @@ for clients' rows on disk.
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import json
 from collections.abc import Callable
 from typing import Any
@@ -23,8 +24,20 @@ MESSAGE = 16384  # bytes of what the first process tells the others
 CUT = 1000  # characters of each part of it, of at most 6 bytes each
 
 
+def on_loopback(coordinator: str) -> bool:
+    """Whether HOST:PORT is reached from this machine alone."""
+    host = coordinator.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # another name, or "auto"
+        return False
+
+
 def start(coordinator: str, num_processes: int, process_id: int) -> None:
     """Joins the other processes; before anything else touches JAX.
+
+    Process 0 listens on the address that the others are given, if that is this machine's loopback, else on all of this
+    machine's. Nobody who reaches it is asked who they are.
 
     Args:
         coordinator: HOST:PORT of process 0, or "auto": JAX finds all three by itself (TPU pods, SLURM, Open MPI).
@@ -35,9 +48,11 @@ def start(coordinator: str, num_processes: int, process_id: int) -> None:
         RunError: if they do not come together.
         ArgumentError: if their numbers of devices differ.
     """
-    found = {}
+    found: dict[str, Any] = {}
     if coordinator != "auto":
         found = {"coordinator_address": coordinator, "num_processes": num_processes, "process_id": process_id}
+    if on_loopback(coordinator):
+        found["coordinator_bind_address"] = coordinator
     jax.config.update("jax_enable_preemption_service", False)  # it would take a SIGTERM for a message
     try:
         jax.distributed.initialize(

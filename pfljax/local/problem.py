@@ -54,6 +54,11 @@ class Problem(NamedTuple):
     learning_rate: float | None = None
     part: Array | None = None
 
+    @property
+    def rounds_of_a_client(self) -> float:
+        """Number of rounds of a run in which a client takes part on average, at least 1."""
+        return max(self.rounds * self.cohort_size / self.num_clients, 1)
+
     def ids(self, clients: PyTree) -> Array:
         """(n,) int32 the numbers of stacked clients: all K, or those of `part`.
 
@@ -122,12 +127,12 @@ class Problem(NamedTuple):
         mask: PyTree,
         *,
         phase: int,
-        epochs: int,
+        epochs: int | None,
     ) -> tuple[Params, PyTree, Array]:
         """A phase of a client's local training: some epochs in which a part of a model is trained.
 
         A method of several phases takes one gradient per mini-batch in each of them: its ledger says gradients=1 and
-        passes=`self.passes(sum of all phases' epochs)`.
+        the sum of all phases' `self.passes(epochs)`.
 
         Args:
             context: Its key and the phase's number decide the mini-batches.
@@ -136,19 +141,19 @@ class Problem(NamedTuple):
             split: The client's training data.
             mask: A tree of bools like `params`: what is trained; the other leaves stay as they are.
             phase: Number of the phase within the round.
-            epochs: Passes over the client's data, whatever the solver's epochs or steps are.
+            epochs: Passes over the client's data; None: the solver's epochs or steps.
 
         Returns:
             The trained parameters, the optimizer's state, and the mean loss over the steps.
         """
-        solver = self.solver.part(mask)._replace(epochs=epochs, steps=0)
+        solver = self.solver.part(mask).for_epochs(epochs)
         opt_state = solver.optimizer.init(params) if opt_state is None else opt_state
         key = jax.random.fold_in(jax.random.fold_in(context.key, PHASE), phase)
         return solver.fit(key, params, opt_state, split, round_number=context.round)
 
-    def passes(self, epochs: int) -> float:
+    def passes(self, epochs: int | None) -> float:
         """The mini-batches of `epochs` epochs as a multiple of the solver's steps, those of the largest client."""
-        return epochs * -(-self.n_max // self.solver.batch(self.n_max)) / self.solver.max_steps(self.n_max)
+        return self.solver.for_epochs(epochs).max_steps(self.n_max) / self.solver.max_steps(self.n_max)
 
     def optimizer_rows(self, models: Params, num_clients: int) -> PyTree:
         """What clients keep of their optimizers for J shared models: leaves (K, J, ...), or () if nothing."""

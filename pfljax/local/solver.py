@@ -56,6 +56,10 @@ class Solver(NamedTuple):
         labels = jax.tree.map(lambda chosen: "part" if chosen else "rest", mask)
         return self._replace(loss=loss, optimizer=optax.partition(optimizers, labels))
 
+    def for_epochs(self, epochs: int | None) -> Solver:
+        """The solver of a round of so many epochs; None: of its own epochs or steps."""
+        return self if epochs is None else self._replace(epochs=epochs, steps=0)
+
     def batch(self, n_max: int) -> int:
         """B for clients padded to n_max examples."""
         return min(self.batch_size or n_max, n_max)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,7 +14,7 @@ import numpy as np
 
 from pfljax.engine import processes
 from pfljax.report.markup import Raw, choice, document, paragraph, plot, rounded, score, table, text
-from pfljax.report.page import NAME, write_page
+from pfljax.report.page import NAME, read, write_page
 from pfljax.training import files
 
 TRIAL = re.compile(r"(split-\d+-)?seed-\d+$")  # folders of one method's runs
@@ -52,8 +52,8 @@ class Found:
     folder: Path
     title: str
     name: str
-    summary: dict[str, Any]
-    rows: list[dict[str, Any]]
+    summary: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
 
     @property
     def kind(self) -> str:
@@ -98,6 +98,9 @@ def write_comparison(page: Path, folders: Sequence[Path], title: str = "") -> Pa
 
     Returns:
         The page; None if there are no runs.
+
+    Raises:
+        RunError: naming a run whose files are damaged.
     """
     found = list(_read(folders))
     if not found or not processes.is_first():
@@ -141,10 +144,10 @@ def _read(folders: Iterable[Path]) -> Iterable[Found]:
     for path in paths:
         parts = path.relative_to(root).parts
         trial = bool(parts and TRIAL.match(parts[-1]))
-        summary = files.read_json(path / "summary.json")
-        name = parts[-1] if trial else f"seed-{summary.get('seed', 0)}"
-        title = "/".join(parts[:-1] if trial else parts) or str(summary["algorithm"])
-        yield Found(path, title, name, summary, files.read_jsonl(path / "metrics.jsonl"))
+        plots = read(path)[0]
+        name = parts[-1] if trial else f"seed-{plots.summary.get('seed', 0)}"
+        title = "/".join(parts[:-1] if trial else parts) or str(plots.summary["algorithm"])
+        yield Found(path, title, name, plots.summary, plots.rows)
 
 
 def _method(title: str, runs: Sequence[Found], start: Path) -> dict[str, Any]:
@@ -196,12 +199,12 @@ def _mean(name: str, values: Sequence[float | None], kind: str) -> str:
 def _warnings(found: Sequence[Found]) -> str:
     """In which ways the runs cannot be compared as they are."""
     said = []
-    for word, read in (
+    for word, of in (
         ("data", lambda run: run.summary["dataset"]),
         ("the number of clients", lambda run: run.summary["num_clients"]),
         ("the last round", lambda run: run.summary["last"]["round"]),
     ):
-        values = list(dict.fromkeys(map(read, found)))
+        values = list(dict.fromkeys(map(of, found)))
         if len(values) > 1:
             said.append(f"The runs differ in {word}: {', '.join(map(str, values))}.")
     return paragraph(" ".join(said))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pfljax.core.errors import RunError
 from pfljax.engine import processes
 from pfljax.report import canvas, captions, content, sections
 from pfljax.report.markup import Raw, choice, document, paragraph, plot, text
@@ -19,6 +21,20 @@ KINDS = {"sharing": "who shares models", "weights": "weights"}
 ORDERS = {"group": "true group", "found": "found group", "accuracy": "accuracy"}
 
 
+def read(directory: Path) -> tuple[Plots, dict[str, Any]]:
+    """The run in a folder, and its config.json.
+
+    Raises:
+        RunError: if they are damaged, or not those of a run.
+    """
+    try:
+        plots, config = Plots.read(directory), files.read_json(directory / "config.json")
+        _ = plots.summary["algorithm"], plots.summary["last"]["round"], plots.test
+    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise RunError(f"{directory}: the run's files are damaged, or not those of a run: {error}") from error
+    return plots, config
+
+
 def write(directory: Path) -> Path:
     """Draws a run's figures into figures/*.png and writes report.html, from what the run has left in `directory`.
 
@@ -29,7 +45,7 @@ def write(directory: Path) -> Path:
     """
     directory = Path(directory)
     if processes.is_first():
-        for name, figure in captions.draw(Plots.read(directory), read_curve(directory)).items():
+        for name, figure in captions.draw(read(directory)[0], read_curve(directory)).items():
             canvas.save(figure, directory / "figures" / f"{name}.png")
     return write_page(directory)
 
@@ -50,7 +66,7 @@ def write_page(directory: Path) -> Path:
     page = directory / NAME
     if not processes.is_first():
         return page
-    plots = Plots.read(directory)
+    plots, config = read(directory)
     summary, found = plots.summary, content.collect(plots)
     title = f"{summary['algorithm']} on {summary['dataset']}"
     facts = {"clients": "num_clients", "rounds": "rounds", "seed": "seed"}
@@ -66,7 +82,7 @@ def write_page(directory: Path) -> Path:
         "Traffic": _traffic(plots),
         "Privacy": sections.privacy(summary.get("privacy")),
         "Memory and execution": sections.plan(summary),
-        "Configuration": sections.config(files.read_json(directory / "config.json"), summary["algorithm"]),
+        "Configuration": sections.config(config, summary["algorithm"]),
         "Download": DOWNLOADS,
     }
     files.write_text(page, document(title, lead, parts, found.data, ["ring.js", "sharing.js", "run.js"]))

@@ -18,16 +18,7 @@ from pfljax.core.types import State
 from pfljax.engine import processes
 from pfljax.training import history
 
-NUMBER = re.compile("[1-9][0-9]{0,8}")
 KEEP = 2  # the newest, and one in case it is torn
-
-
-def steps(directory: Path) -> list[int]:
-    """Rounds of the checkpoints there, newest first; Orbax's temporary folders have other names."""
-    if not directory.exists():
-        return []
-    names = [path.name for path in directory.iterdir() if NUMBER.fullmatch(path.name)]
-    return sorted(map(int, names), reverse=True)
 
 
 def _as_dict(state: State | dict) -> dict:
@@ -47,7 +38,7 @@ def _filled(like: State | dict, parts: dict) -> Any:
 
 def newest(directory: Path, round_number: int) -> list[int]:
     """Rounds of the checkpoints that are kept once that of `round_number` rounds is whole; one of a later is torn."""
-    return [step for step in steps(directory) if step <= round_number][:KEEP]
+    return [step for step in history.checkpoints(directory) if step <= round_number][:KEEP]
 
 
 def save(directory: Path, round_number: int, state: State | dict) -> None:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from pfljax.core.errors import ArgumentError
 from pfljax.engine import processes
 
 
@@ -21,15 +24,44 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     if not processes.is_first():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # A name that cannot be guessed, of a file that must not be there: whatever lies beside is neither written to nor
+    # followed.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "xb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())  # a crash of the machine must not leave the new name on an empty file
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_writable(folder: Path) -> None:
+    """Sees to it that files can be written to a folder, which need not be there yet.
+
+    Raises:
+        ArgumentError: naming `out`.
+    """
+    place = folder.absolute()
+    try:
+        while not _is_there(place):
+            place = place.parent
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except (OSError, ValueError) as error:  # ValueError: the path has a zero byte
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(
+            "out", f"cannot be written to ({reason}); accepted: a folder, there or new", folder
+        ) from error
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def write_text(path: Path, text: str) -> None:

@@ -54,6 +54,19 @@ class Folders:
             if self.resume != "from_scratch":
                 processes.first(functools.partial(check_store, each.client_store, out))
 
+    def check_rounds(self, rounds: int) -> None:
+        """Raises `ArgumentError` if a folder that is gone on from has more rounds than are to be played."""
+
+        def check() -> None:
+            for out in self.outs if self.resume in (True, "if_possible") else ():
+                kept = manifest.read(out)
+                done = kept.rounds if kept else max(history.checkpoints(out / "checkpoints"), default=0)
+                if done > rounds:
+                    text = f"{out} has {done} already; accepted: {done} or more"
+                    raise ArgumentError("rounds", text, rounds)
+
+        processes.first(check)
+
     def restore(
         self, like: Any, say: Callable[[str], None], load: Callable[[Sequence[Any]], State]
     ) -> tuple[int, State] | None:
@@ -76,8 +89,9 @@ class Folders:
             say(f"  resumed after round {found[0]}")
             return found[0], load(found[1])
         began = int(processes.from_first(np.int32([has_begun(out) for out in self.outs].count(True))))
-        if began and self.resume is True:
-            raise ArgumentError("resume", f"{self.outs[0]} has no whole checkpoint any more; {WAY_ON}")
+        if began == len(self.outs) and self.resume is True:  # of several, a kill may come before all have the first one
+            lost = next((out for out in self.outs if not whole_checkpoints(out)), self.outs[0])
+            raise ArgumentError("resume", f"{lost} has no whole checkpoint any more; {WAY_ON}")
         why = "starting over" if began else "nothing to resume: no checkpoint was made yet; starting"
         say(f"  {self.outs[0]}: {why} at round 0")
         for out in self.outs:
@@ -146,13 +160,11 @@ def whole_checkpoints(out: Path) -> list[int]:
 
     Where the manifest is lost, those count whose history can be read; Orbax says later what it cannot read.
     """
-    from pfljax.training import checkpoints
-
     folder, kept = out / "checkpoints", manifest.read(out)
     if kept is None:
-        if checkpoints.steps(folder):
+        if steps := history.checkpoints(folder):
             logging.warning("%s is lost or damaged: checkpoints are taken as they are", out / manifest.NAME)
-        return [step for step in checkpoints.steps(folder) if history.is_whole(folder, step)]
+        return [step for step in steps if history.is_whole(folder, step)]
     wrong = {step: kept.damaged(out, step) for step in kept.checkpoints}
     for step, what in wrong.items():
         if what:
@@ -163,8 +175,7 @@ def whole_checkpoints(out: Path) -> list[int]:
 def has_begun(out: Path) -> bool:
     """Whether there was a checkpoint or a result in a run's folder at any time."""
     kept = manifest.read(out)
-    made = any(out.glob("checkpoints/[0-9]*")) or (out / "summary.json").exists()
-    return made or bool(kept and kept.rounds)
+    return bool(kept or history.checkpoints(out / "checkpoints") or (out / "summary.json").exists())
 
 
 def clear(out: Path) -> None:
@@ -225,7 +236,7 @@ def check_store(client_store: str, out: Path) -> None:
         ArgumentError: if they are on disk and another store is asked for, or the other way around.
     """
     on_disk = (out / CLIENTS).is_dir()
-    if not any(out.glob("checkpoints/[0-9]*")):
+    if not history.checkpoints(out / "checkpoints"):
         shutil.rmtree(out / CLIENTS, ignore_errors=True)  # of a run that saved nothing
     elif on_disk != (client_store == "disk"):
         accepted = "disk" if on_disk else "device or host"

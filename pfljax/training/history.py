@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 
 from pfljax.data import Federation, statistics
 from pfljax.training import files
+
+NUMBER = re.compile("[1-9][0-9]{0,8}")
 
 
 class History:
@@ -106,15 +109,23 @@ class History:
         return {} if self.scored is None else {"clients": self.scored}
 
 
-def kept_with(checkpoints: Path, num_rounds: int) -> Path:
+def checkpoints(directory: Path) -> list[int]:
+    """Rounds of the checkpoints in a folder, newest first; Orbax's temporary folders have other names."""
+    if not directory.exists():
+        return []
+    names = [path.name for path in directory.iterdir() if NUMBER.fullmatch(path.name)]
+    return sorted(map(int, names), reverse=True)
+
+
+def kept_with(directory: Path, num_rounds: int) -> Path:
     """The file that keeps a run's history with one of its checkpoints."""
-    return checkpoints / f"history-{num_rounds}.npz"
+    return directory / f"history-{num_rounds}.npz"
 
 
-def is_whole(checkpoints: Path, num_rounds: int) -> bool:
+def is_whole(directory: Path, num_rounds: int) -> bool:
     """Whether the history that belongs to a checkpoint can be read."""
     try:
-        json.loads(str(files.read_npz(kept_with(checkpoints, num_rounds))["rows"]))
+        json.loads(str(files.read_npz(kept_with(directory, num_rounds))["rows"]))
     except Exception:  # whatever a torn file makes NumPy raise
         return False
     return True

@@ -129,6 +129,8 @@ class Trainer:
 
     def play(self, rounds: int, schedule: Schedule = EVERY) -> bool:
         """As `train`, without what comes after the last round; False if every run diverged under `keep_going`."""
+        if self.state is None:
+            self.folders.check_rounds(rounds)
         self.experiments = [each.with_rounds(rounds) for each in self.experiments]
         schedule = Schedule(*(min(every, rounds) for every in schedule))
         if self.length != schedule.eval_every:
@@ -190,9 +192,6 @@ class Trainer:
         if restored:
             self.done, self.state = restored
             self.saved = self.done
-            if self.done > first.problem.rounds:
-                text = f"{self.folders.outs[0]} has {self.done} already; accepted: {self.done} or more"
-                raise ArgumentError("rounds", text, first.problem.rounds)
         for each, out in zip(self.experiments, self.folders.outs, strict=bool(self.folders.outs)):
             files.write_json(out / "config.json", each.config)
         self.folders.forget_later(self.done)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import Any
 
 import jax
 
 from pfljax.core import tree
 from pfljax.core.errors import OutOfMemory
+from pfljax.core.host import free_memory, readable
 from pfljax.core.types import State
 from pfljax.engine import processes
 from pfljax.engine.plan import ExecutionPlan
@@ -19,12 +19,7 @@ SHARE = 0.9  # of a device's memory that a run may plan with
 
 def host_free() -> int:
     """Bytes of the host's memory that are free; of several processes', the least."""
-    try:
-        with open("/proc/meminfo") as file:  # counts the file cache as free, which it is
-            free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return int(processes.least(free))
+    return int(processes.least(free_memory()))
 
 
 def device_limit() -> int:
@@ -109,11 +104,3 @@ def too_large(memory: MemoryPlan, what: str = "a round") -> OutOfMemory:
         "with one client at a time; use fewer clients (num_clients, participation), "
         "client_store=host, a smaller model, or more devices"
     )
-
-
-def readable(num_bytes: float) -> str:
-    """Bytes for people."""
-    value, units = float(num_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
-    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"

@@ -120,7 +120,7 @@ class RowFile:
 
     def sums_of(self, rows: np.ndarray) -> np.ndarray:
         """This file's share (n,) of the checksums of rows (n, ...), which are joined by exclusive or."""
-        found = [zlib.crc32(row, self.number) for row in rows.reshape(len(rows), -1).view(np.uint8)]
+        found = [zlib.crc32(row.data, self.number) for row in rows.reshape(len(rows), -1).view(np.uint8)]
         return np.array(found, np.uint32)
 
     def flush(self) -> None:

@@ -79,16 +79,52 @@ def test_a_core_that_is_not_downloaded_counts_as_the_own_by_hand():
     assert records[0].down == 4 * (4 * 4 + 4 * 4 / 2)
 
 
-def test_others_of_the_cohort_are_drawn_uniformly():
-    problem = toys.make_problem(toys.make_federation([3] * 9), cohort=5)
+def test_absent_clients_cores_are_mixed_as_they_are_by_hand():
+    federation = toys.make_federation(SIZES, "regression")
+    problem = toys.make_problem(federation, optax.sgd(RATE), epochs=2, cohort=2)
+    algorithm = toys.make_algorithm("apple", problem, rate=0.05, mu=1.0, pulled=1.0)
+    states, _ = toys.train(algorithm, problem, federation.client_data, 3)
+    cores, p, present = vectors(states[0].models), np.tile(SHARES, (4, 1)), set()
+    for number, (before, after) in enumerate(itertools.pairwise(states)):
+        strength = (1 + np.cos(np.pi * number / 2)) / 2 if number < 2 else 0
+        there = (vectors(before.models) != vectors(after.models)).any(axis=1)
+        new, moved = round_by_hand(federation, cores, p, np.ones((4, 4), bool), strength, 0.05)
+        cores, p = np.where(there[:, None], new, cores), np.where(there[:, None], moved, p)
+        assert there.sum() == 2
+        present |= {*np.flatnonzero(there)}
+        np.testing.assert_allclose(vectors(after.models), cores, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(SHARES + np.float64(after.clients["moved"]), p, rtol=1e-4, atol=1e-5)
+    assert len(present) > 2
+    np.testing.assert_allclose(scored(algorithm, states[-1], federation), p @ cores, rtol=1e-4, atol=1e-5)
+
+
+def test_with_few_neighbors_the_score_is_of_a_mixture_that_a_client_can_make():
+    federation = toys.make_federation(SIZES, "regression")
+    problem = toys.make_problem(federation, optax.sgd(RATE), epochs=2)
+    algorithm = toys.make_algorithm("apple", problem, neighbors=2, rate=0.05)
+    state = toys.train(algorithm, problem, federation.client_data, 3)[0][-1]
+    found, cores = scored(algorithm, state, federation), vectors(state.models)
+    p = SHARES + np.float64(state.clients["moved"])
+    for k in range(4):
+        possible = []
+        for absent in set(range(4)) - {k}:  # two of the three others
+            weights = p[k].copy()
+            weights[k] += weights[absent]
+            weights[absent] = 0
+            possible.append(weights @ cores)
+        assert min(np.abs(found[k] - each).max() for each in possible) < 1e-5
+
+
+def test_others_are_drawn_uniformly():
+    problem = toys.make_problem(toys.make_federation([3] * 5), cohort=3)
     algorithm = toys.make_algorithm("apple", problem, neighbors=2)
-    cohort = Cohort(jnp.array([0, 2, 3, 7, 8], jnp.int32))
+    cohort = Cohort(jnp.array([0, 2, 3], jnp.int32))
     draw = jax.jit(lambda key: algorithm.download(key, None, cohort))
     drawn = np.stack([np.asarray(draw(jax.random.key(seed))) for seed in range(300)])
-    np.testing.assert_array_equal(drawn[:, :, 0], np.broadcast_to(cohort.ids, (300, 5)))
+    np.testing.assert_array_equal(drawn[:, :, 0], np.broadcast_to(cohort.ids, (300, 3)))
     assert (drawn[:, :, 1:] != drawn[:, :, :1]).all() and (drawn[:, :, 1] != drawn[:, :, 2]).all()
     for place, own in enumerate(cohort.ids.tolist()):
-        counts = [(drawn[:, place, 1:] == other).sum() for other in cohort.ids.tolist() if other != own]
+        counts = [(drawn[:, place, 1:] == other).sum() for other in range(5) if other != own]
         assert sum(counts) == 600 and np.abs(np.array(counts) - 150).max() < 45  # over 5 standard deviations
 
 
@@ -105,12 +141,13 @@ def test_with_p_fixed_and_one_step_it_is_fedavg_of_k_times_the_rate():
     assert np.abs(found["apple", 0.1] - found["fedavg", None]).max() > 1e-3
 
 
-def test_a_client_alone_in_its_rounds_with_p_fixed_trains_as_local_does():
-    """Every core that is not there counts as its own, with all of the weight."""
-    options = {"cohort": 1, "batch_size": 2, "epochs": 2, "rounds": 6}
-    local = vectors(play("local", **options)[2][-1].models)
-    np.testing.assert_allclose(vectors(play("apple", knobs={"rate": 0.0}, **options)[2][-1].models), local, rtol=1e-5)
-    assert np.abs(vectors(play("apple", knobs={"rate": 0.1}, **options)[2][-1].models) - local).max() > 1e-3
+def test_a_client_without_others_trains_as_local_does():
+    federation, found = toys.make_federation((5,), "regression"), {}
+    for name in ("local", "apple"):
+        problem = toys.make_problem(federation, optax.sgd(RATE), batch_size=2, epochs=2)
+        algorithm = toys.make_algorithm(name, problem, **({"rate": 0.0} if name == "apple" else {}))
+        found[name] = vectors(toys.train(algorithm, problem, federation.client_data, 4)[0][-1].models)
+    np.testing.assert_allclose(found["apple"], found["local"], rtol=1e-5)
 
 
 @pytest.mark.parametrize(

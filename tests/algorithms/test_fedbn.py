@@ -101,7 +101,7 @@ def test_without_normalization_it_is_fedavg_and_says_so():
     toys.assert_trees_close(states[-1].models, others[-1].models, rtol=1e-6)
     assert tree.num_rows(found) == 4 and records == wanted
     assert "no normalization" in algorithm.report.scored
-    assert algorithm.report.facts == (("normalization", "none in this model, which is so trained by FedAvg"),)
+    assert algorithm.report.facts == (("normalization", "none in this model, so it is trained as in FedAvg"),)
 
 
 def test_newcomers_train_a_normalization_of_their_own():

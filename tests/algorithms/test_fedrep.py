@@ -46,6 +46,16 @@ def test_rounds_by_hand(head_epochs, body_epochs):
         toys.assert_trees_close(row(predicting, k), {BODY: theta, HEAD: heads[k]}, rtol=1e-4, atol=1e-5)
 
 
+def test_by_default_the_body_is_trained_as_long_as_other_methods_train():
+    algorithm, states, _, _ = play("fedrep", 2, epochs=3)
+    assert algorithm.ledger == Ledger(gradients=1, passes=10 / 3 + 1)
+    toys.assert_trees_close(states[-1].models, play("fedrep", 2, {"body_epochs": 3})[1][-1].models, rtol=1e-6)
+    steps = play("fedrep", 2, epochs=1, steps=3)[1][-1].models  # full batches: an epoch is a step
+    toys.assert_trees_close(steps, states[-1].models, rtol=1e-6)
+    once = play("fedrep", 2)[1][-1].models
+    assert np.abs(once[BODY]["kernel"] - states[-1].models[BODY]["kernel"]).max() > 1e-2
+
+
 @pytest.mark.parametrize(
     ("personal_layers", "other", "knobs"),
     [(0, "fedavg", {"head_epochs": 4, "body_epochs": 2}), (2, "local", {"head_epochs": 2, "body_epochs": 3})],

@@ -170,10 +170,15 @@ class OfPlaces(nn.Module):
         return nn.Dense(6)(x).reshape(-1, 2, 3)
 
 
-@pytest.mark.parametrize(("task", "module"), [("regression", None), ("classification", OfPlaces())])
-def test_other_tasks_are_refused(task, module):
+@pytest.mark.parametrize(
+    ("task", "module", "text"),
+    [
+        ("regression", None, "needs classes; accepted for a regression: methods that do not"),
+        ("classification", OfPlaces(), "needs one class to an example; accepted for sequences: methods that do not"),
+    ],
+)
+def test_other_tasks_are_refused(task, module, text):
     problem = toys.make_problem(toys.make_federation((3, 2), task))
     model = dataclasses.replace(problem.model, module=module or problem.model.module)
-    text = r"^task: kNN-Per needs one class for each example; accepted: classification$"
-    with pytest.raises(ArgumentError, match=text):
+    with pytest.raises(ArgumentError, match=f"^algorithm=knn_per: {text}$"):
         toys.make_algorithm("knn_per", problem._replace(model=model))

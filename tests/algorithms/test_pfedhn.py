@@ -13,7 +13,7 @@ from quadratics import RATE, gradient, play, vectors
 from pfljax.core import tree
 from pfljax.core.errors import ArgumentError
 
-KNOBS = {"optimizer": "sgd", "rate": 0.3, "hidden": 5, "layers": 1, "embedding": 2, "spread": 0.5}
+KNOBS = {"optimizer": "sgd", "rate": 0.3, "momentum": 0.0, "hidden": 5, "layers": 1, "embedding": 2, "spread": 0.5}
 
 
 def heads(network):
@@ -53,13 +53,15 @@ def trained(federation, k, theta, steps):
 
 
 def test_rounds_by_hand():
-    federation, _, states, records, predictor = play("pfedhn", rounds=3, epochs=2, knobs=KNOBS)
-    numbers = learned(states[0].server)
+    knobs = KNOBS | {"momentum": 0.5}
+    federation, _, states, records, predictor = play("pfedhn", rounds=3, epochs=2, knobs=knobs)
+    numbers, way = learned(states[0].server), [0.0] * 7
     for number in range(3):
         theta = forward(numbers)[0]
         np.testing.assert_allclose(vectors(states[number].models), theta, rtol=1e-4, atol=1e-5)
         delta = np.stack([trained(federation, k, theta[k], 2) - theta[k] for k in range(4)])
-        numbers = [old - 0.3 * slope for old, slope in zip(numbers, slopes(numbers, -delta / 4), strict=True)]
+        way = [0.5 * before + slope for before, slope in zip(way, slopes(numbers, -delta / 4), strict=True)]
+        numbers = [old - 0.3 * step for old, step in zip(numbers, way, strict=True)]
         for found, wanted in zip(learned(states[number + 1].server), numbers, strict=True):
             np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
     assert np.abs(learned(states[0].server)[0] - numbers[0]).max() > 1e-3  # embeddings move

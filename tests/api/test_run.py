@@ -90,7 +90,14 @@ def test_a_comparison_is_a_table(clients, tmp_path):
     table = pfl.compare(methods, clients, MODEL, LOCAL, seeds=range(2), rounds=2, out=tmp_path, eval_every=1)
     assert "sample" not in table.title
     assert [row["algorithm"] for row in table.rows] == ["fedavg", "gentle"]
-    again = pfl.compare(methods, clients, MODEL, LOCAL, seeds=range(2), rounds=2, out=tmp_path, eval_every=1)
+    (tmp_path / "fedavg" / "seed-1" / "summary.json").write_text("{")
+    said = []
+    common = {"seeds": range(2), "out": tmp_path, "eval_every": 1, "say": said.append}
+    again = pfl.compare(methods, clients, MODEL, LOCAL, rounds=2, **common)
+    (damaged,) = [line for line in said if "run again" in line]
+    assert damaged.endswith("fedavg/seed-1: run again: summary.json is not what the run wrote")
+    with pytest.raises(ValueError, match=r"^rounds=1: .*seed-0 has 2 already; accepted: 2 or more"):
+        pfl.compare(methods, clients, MODEL, LOCAL, rounds=1, **common)
     assert str(again) == str(table)  # taken from the files, seconds included
     cells = [files.read_json(tmp_path / "fedavg" / f"seed-{seed}" / "summary.json") for seed in range(2)]
     alone = [cell["last"]["accuracy"] for cell in cells]

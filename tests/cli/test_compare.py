@@ -1,13 +1,14 @@
 """The command compare: cells that are kept, replicates in one kernel, tuning."""
 
 import json
+import shutil
 import sys
 
 import numpy as np
 import pytest
 from commands import call, one_line
 
-from pfljax.api import Point
+from pfljax.api import Point, cells
 from pfljax.cli import compare, sweep
 from pfljax.core.method import METHODS
 from pfljax.training import files
@@ -110,6 +111,54 @@ def test_a_method_that_diverges_leaves_the_others_their_table(tmp_path):
     assert [row["algorithm"] for row in rows_of(tmp_path)] == ["fedavg", "local"]
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A comparison of one cell after 4 rounds, and its flags."""
+    out = tmp_path_factory.mktemp("finished")
+    flags = ["--dataset=sine", "--num_clients=3", "--eval_every=2", "--seeds=0", "--algorithms=fedavg"]
+    call(compare.COMMAND, *flags, "--rounds=4", f"--out={out}")
+    return out, flags
+
+
+@pytest.mark.parametrize("harm", ["cut", "empty", "gone"])
+@pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl", "results.npz", "collaboration.npz", "config.json"])
+def test_a_damaged_cell_is_run_again_and_said_so(finished, tmp_path, name, harm):
+    out, flags = finished
+    shutil.copytree(out, tmp_path / "out")
+    path = tmp_path / "out" / "fedavg" / "seed-0" / name
+    content = path.read_bytes()
+    path.unlink() if harm == "gone" else path.write_bytes(content[: len(content) // 2] if harm == "cut" else b"")
+    printed = call(compare.COMMAND, *flags, "--rounds=4", f"--out={tmp_path / 'out'}")
+    what = "is gone" if harm == "gone" else "is not what the run wrote"
+    assert f"3 clients, 4 rounds, again: {name} {what}" in printed
+    assert "finished before" not in printed
+    scores = lambda folder: [(row["accuracy_mean"], row["best_mean"], row["curve_mean"]) for row in rows_of(folder)]
+    assert str(scores(tmp_path / "out")) == str(scores(out))
+    assert "finished before, kept" in call(compare.COMMAND, *flags, "--rounds=4", f"--out={tmp_path / 'out'}")
+
+
+def test_a_cell_without_a_manifest_is_kept_if_it_can_be_read(finished, tmp_path):
+    out, flags = finished
+    shutil.copytree(out, tmp_path / "out")
+    folder = tmp_path / "out" / "fedavg" / "seed-0"
+    (folder / "manifest.json").unlink()  # as an earlier version left it
+    assert "finished before, kept" in call(compare.COMMAND, *flags, "--rounds=4", f"--out={tmp_path / 'out'}")
+    assert "has 4 already" in call(compare.COMMAND, *flags, "--rounds=3", f"--out={tmp_path / 'out'}", code=2)
+    assert cells.damage(folder) == "" == cells.damage(tmp_path / "nothing")
+    rows = (folder / "metrics.jsonl").read_text()
+    for content, wrong in ((rows.splitlines()[0], "lacks rows"), ("", "lacks rows"), (rows[:-9], "cannot be read")):
+        (folder / "metrics.jsonl").write_text(content)
+        assert cells.damage(folder) == f"metrics.jsonl {wrong}"
+
+
+def test_a_folder_with_more_rounds_is_refused_before_anything_is_run(finished, tmp_path):
+    out, flags = finished
+    flags = [*flags[:-1], "--algorithms=local,fedavg"]
+    line = one_line(call(compare.COMMAND, *flags, "--rounds=3", f"--out={out}", code=2))
+    assert line.startswith("--rounds=3: ") and line.endswith("fedavg/seed-0 has 4 already; accepted: 4 or more")
+    assert not (out / "local").exists()
+
+
 @pytest.mark.parametrize(
     ("flag", "word"),
     [
@@ -117,11 +166,16 @@ def test_a_method_that_diverges_leaves_the_others_their_table(tmp_path):
         ("--seeds=0,x", "whole numbers of 0 or more"),
         ("--algorithms=local,fedsgd9", "unknown algorithm"),
         ("--ditto.strength=1", "no method of this run reads it"),
-        ("--tune=0", "positive numbers"),
+        ("--tune=0", "different numbers above 0"),
+        ("--algorithms=", "different values"),
+        ("--fedper.personal_layers=9", "0 to 2"),
+        ("--text_stride=2", "--dataset=text"),
+        ("--learning_rates=ditto:0.1", "of the methods of this run"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, flag, word):
-    line = one_line(call(compare.COMMAND, flag, f"--out={tmp_path / 'out'}", code=2))
+    also = ["--algorithms=local,fedper"] * flag.startswith("--fedper")
+    line = one_line(call(compare.COMMAND, flag, *also, f"--out={tmp_path / 'out'}", code=2))
     assert line.startswith(flag.split("=")[0]) and word in line
     assert not (tmp_path / "out").exists()
 

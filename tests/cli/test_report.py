@@ -31,7 +31,7 @@ def test_several_runs_get_a_page_that_leads_to_theirs(runs, tmp_path, monkeypatc
     for name in ("local/seed-0", "local/seed-1", "fedavg/seed-0"):
         assert f'href="{name}/report.html"' in text and (runs / name / "report.html").exists()
     page = tmp_path / "elsewhere" / "two.html"
-    call(report.COMMAND, runs / "local" / "seed-0", f"--folder={runs / 'fedavg'}", f"--out={page}")
+    call(report.COMMAND, runs / "local" / "seed-0", "--out", page, f"--folder={runs / 'fedavg'}")
     text = page.read_text()
     assert 'href="../runs/local/seed-0/report.html"' in text and "seed-1" not in text
     monkeypatch.chdir(tmp_path)
@@ -56,6 +56,7 @@ def test_mistakes_are_one_line(runs, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize(
     ("name", "content"),
     [

@@ -162,7 +162,12 @@ def test_methods_that_validate_and_files_of_one_s_own(tmp_path):
     ("flag", "word"),
     [
         ("--plan=vmap,loop", "accepted: auto, vmap, map, chunk"),
-        ("--devices=1,x", "accepted: numbers of 0 or more"),
+        ("--devices=1,x", "whole numbers of 0 to 1024"),
+        ("--devices=99999999", "whole numbers of 0 to 1024"),
+        ("--devices=", "whole numbers of 0 to 1024"),
+        ("--algorithms=", "different values"),
+        ("--shape=", "whole numbers of 1 or more"),
+        ("--lr_decay=0.5", "--lr_schedule=exponential"),
         ("--cohort=2000", "accepted: at most --num_clients"),
         ("--participation=0.5", "--cohort says"),
         ("--algorithms=fedsgd9", "unknown algorithm"),
@@ -180,6 +185,9 @@ def test_another_s_folder_is_left_alone(tmp_path):
     assert "holds something that is not a scaling study" in call(tmp_path, code=2)
     (tmp_path / "scaling.json").write_text("[]")
     assert "of an earlier version" in call(tmp_path, code=2)
+    for torn in ("", "[1", '{"cells": [1], "settings": {}}', '{"cells": [{}], "settings": {}}', '{"settings": 3}'):
+        (tmp_path / "scaling.json").write_text(torn)
+        assert "damaged or of an earlier version; name a new folder" in call(tmp_path, code=2)
 
 
 @pytest.mark.slow

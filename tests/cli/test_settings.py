@@ -1,6 +1,10 @@
 """Settings: the values of flags after presets, never changed; and the flags of methods and models of one's own."""
 
 import dataclasses
+import os
+import shlex
+import sys
+from unittest import mock
 
 import pytest
 
@@ -109,13 +113,54 @@ def test_every_preset_says_what_it_is_and_is_read_by_train_and_compare(path):
         (["--learning_rate=fast"], "--learning_rate=fast: accepted: above 0"),
         (["--federico.tracking=median"], "--federico.tracking=median: accepted: ema, accumulated"),
         (["--resume=maybe"], "--resume=maybe: accepted: true, false"),
-        (["--flagfile=nowhere.flags"], "--flagfile: "),
+        (["--flagfile=nowhere.flags"], "--flagfile=nowhere.flags: cannot be read (No such file"),
     ],
 )
 def test_mistakes_are_one_line(words, line):
     with pytest.raises(FlagError) as caught:
         of(*words)
     assert str(caught.value).startswith(line) and "\n" not in str(caught.value)
+
+
+def test_flag_files_hold_flags_and_other_flag_files(tmp_path):
+    (tmp_path / "inner.flags").write_text("# a comment\n\n--rounds=3\n// another\n  --seed=4\n")
+    (tmp_path / "outer.flags").write_text(f"--flagfile={tmp_path / 'inner.flags'}\n--seed=5\n")
+    for words in ([f"--flagfile={tmp_path / 'outer.flags'}"], ["-flagfile", str(tmp_path / "outer.flags")]):
+        settings = of("--rounds=2", *words)
+        assert (settings.rounds, settings.seed) == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"\x7fELF\xd0\xff", "is not UTF-8 text"),
+        (None, "Not a regular file"),
+        (b"--flagfile={}", "it names itself"),
+        (b"--flagfile=", "cannot be read"),
+        (b"rounds=3", "rounds=3: not a flag"),
+        (b"--rounds=3\0", "accepted: whole numbers"),
+    ],
+)
+def test_flag_files_that_are_none_are_mistakes(tmp_path, content, line):
+    path = tmp_path / "my.flags"
+    if content is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(content.replace(b"{}", str(path).encode()))
+    with pytest.raises(FlagError) as caught:
+        of(f"--flagfile={path}")
+    assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_command_is_one_that_a_shell_reads(monkeypatch):
+    words = ["pfljax", "train", "--out=my run's; rm -rf $HOME", "--data_file=a b.npz", "--hidden=4,4"]
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/pfljax", *words[1:]])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    assert shlex.split(build.command()) == words
+    assert build.command().endswith("--hidden=4,4")  # no quotes where there need not be any
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", mock.Mock())
+    sys.modules["__main__"].__spec__.name = "experiments.fedem.table2"
+    assert shlex.split(build.command())[:3] == ["python", "-m", "experiments.fedem.table2"]
 
 
 def test_knobs_of_other_methods_are_mistakes():
@@ -173,10 +218,15 @@ def test_class_weights_are_those_of_the_clients_labels():
 
 def test_numbers_of_a_list():
     settings = of("--tune=0.1,1", "--seeds=0,1", define=compare.define)
-    assert settings.numbers("tune", float) == [0.1, 1.0] and settings.numbers("seeds", int, least=0) == [0, 1]
+    assert settings.numbers("tune", float) == [0.1, 1.0] and settings.numbers("seeds", int) == [0, 1]
     for words, text in (
-        (["--tune=0.1,x"], "--tune=0.1,x: accepted: positive numbers, separated by commas"),
-        (["--tune=0"], "--tune=0: accepted: positive"),
+        (["--tune=0.1,x"], "--tune=0.1,x: accepted: different numbers above 0, separated by commas, or none"),
+        (["--tune=0"], "--tune=0: accepted: different numbers above 0"),
+        (["--seeds=0,1,0"], "--seeds=0,1,0: accepted: different whole numbers of 0 or more, separated by commas"),
+        (["--seeds="], "--seeds=: accepted: different"),
+        (["--seeds=2147483648"], "--seeds=2147483648: accepted: different"),
+        (["--algorithms=local,,fedavg"], "--algorithms=local,,fedavg: accepted: different values"),
+        (["--channels="], "--channels=: accepted: whole numbers of 1 or more"),
         (["--tune=2", "--learning_rate=1"], "--learning_rate: not read here: --tune gives it its values"),
     ):
         with pytest.raises(FlagError) as caught:

@@ -87,3 +87,29 @@ def test_unknown_methods_are_refused_with_a_hint(Toy, name, hint):
 def test_a_class_without_a_docstring_is_no_method():
     with pytest.raises(TypeError, match="docstring"):
         method(keeps="", travels="")(dataclasses.make_dataclass("Silent", [], namespace={"__doc__": None}))
+
+
+def test_a_knob_that_another_leaves_unread_stays_at_its_default():
+    @method(keeps="nothing", travels="nothing", name="unread")
+    @dataclasses.dataclass(frozen=True)
+    class Unread:
+        """Unread (Me, 2026): a test."""
+
+        kind: Literal["a", "b"] = knob("a", help="a or b")
+        rate: float = knob(0.5, above=0, read_with=("kind", "b"), help="of b")
+
+        def build(self, problem): ...
+
+    try:
+        assert (Unread().rate, Unread("a", 0.5).rate, Unread("b", 2.0).rate) == (0.5, 0.5, 2.0)
+        with pytest.raises(ArgumentError, match=r"^unread.rate=2.0: is read with kind=b only$"):
+            Unread("a", 2.0)
+        with pytest.raises(ArgumentError, match=r"^unread.rate=-1.0: accepted: above 0$"):
+            Unread("a", -1.0)
+    finally:
+        METHODS.pop("unread")
+
+
+def test_a_message_is_a_line_that_can_be_printed():
+    message = str(ArgumentError("out", "says\nno\x1b[31m", "x\r" * 1000))
+    assert message.isprintable() and len(message) < 700 and message.endswith(r"...: says\nno\x1b[31m")

@@ -120,11 +120,12 @@ def test_figure1_sweeps_sampling_and_components(tmp_path):
     ("module", "flag", "word"),
     [
         (table2, "--preset=mnist", "cifar100"),
-        (table2, "--tune=-1", "positive numbers"),
+        (table2, "--tune=-1", "numbers above 0"),
+        (table2, "--dataset=sine", "is a regression"),
         (table3, "--unseen_clients=0", "above 0"),
-        (figure1, "--components=x", "positive"),
+        (figure1, "--components=x", "whole numbers of 1 or more"),
         (table7, "--algorithms=fedavg", "fedem"),
-        (appendix_j6, "--participations=", "nothing to draw"),
+        (appendix_j6, "--participations=", "numbers above 0, at most 1"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, module, flag, word):

@@ -189,8 +189,8 @@ def test_the_figure_of_privacy_has_the_paper_s_values_as_crosses():
 @pytest.mark.parametrize(
     ("module", "flag", "word"),
     [
-        (table1, "--clients=x", "positive numbers"),
-        (table2, "--distributions=0", "positive numbers"),
+        (table1, "--clients=x", "whole numbers of 1 or more"),
+        (table2, "--distributions=0", "whole numbers of 1 or more"),
         (table2, "--preset=svhn", "cifar100"),
         (table3, "--targets=dealt", "own, shuffled"),
         (table3, "--embedding=resnet", "vgg11"),

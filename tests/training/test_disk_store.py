@@ -231,7 +231,7 @@ def test_the_need_of_further_rounds_is_checked_too(monkeypatch):
 def test_files_of_a_run_that_saved_nothing_bind_no_other_store(tmp_path):
     (tmp_path / "clients").mkdir()
     (tmp_path / "clients" / "0.bin").touch()
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"settings": {}}')
     toys.run(make_experiment("local", "device"), 2, out=tmp_path, resume=True)
     assert not (tmp_path / "clients").exists()
     toys.run(make_experiment("local", "device"), 4, out=tmp_path, resume=True)

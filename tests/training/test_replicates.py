@@ -146,11 +146,12 @@ def test_stopped_and_resumed_is_as_never_stopped(name, tmp_path):
     assert any("resumed after round 2" in line for line in said)
     for one, other in zip(outs, whole, strict=True):
         check_same(one, other)
-    # Where one has lost its checkpoint, all start anew.
+    # Where one has lost its checkpoints, all start anew if they may.
     shutil.rmtree(outs[1] / "checkpoints")
-    said.clear()
-    train(experiments_of(name), outs, resume=True, say=said.append)
-    assert not any(line.startswith("  resumed") for line in said)
+    with pytest.raises(ArgumentError, match=r"parts/1 has no whole checkpoint any more; resume from scratch"):
+        train(experiments_of(name), outs, resume=True)
+    train(experiments_of(name), outs, resume="if_possible", say=said.append)
+    assert any("starting over at round 0" in line for line in said)
     for one, other in zip(outs, whole, strict=True):
         check_same(one, other)
 

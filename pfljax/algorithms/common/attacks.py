@@ -1,8 +1,8 @@
 """Attacks on a federation: what some of its clients do in place of their part, for any method.
 
 An attacker plays its round and sends something else than what it has found. Of a weighted model theta_k, trained from
-theta, what is attacked is the update d = theta_k - theta; of any other upload the upload itself, sums and counts by
-class included, but for single numbers that come with it, such as weights. With strength s:
+theta, what is attacked is the update d = theta_k - theta; of any other upload the upload itself, but for weights and
+counts that come with it. With strength s:
 
 - "label_flip": it trains honestly on labels C - 1 - y.
 - "sign_flip": it sends -s d.
@@ -68,34 +68,42 @@ class Attack:
         if flips and problem.model.task != "classification":
             text = "accepted for a regression: sign_flip, noise, since there are no labels to flip"
             raise ArgumentError("attack", text, self.kind)
+        num_classes = problem.model.output_shape[-1]
 
         def client_update(context, models, row, data):
             if flips:
-                flip = lambda split: split._replace(y=Flipped(split.y, num_classes(problem), data.attacker))
+                flip = lambda split: split._replace(y=Flipped(split.y, num_classes, data.attacker))
                 data = data._replace(train=flip(data.train), validation=flip(data.validation))
             out = algorithm.client_update(context, models, row, data)
             if not sends:
                 return out
-            attacked = self._attacked(jax.random.fold_in(context.key, ATTACK), algorithm.averages, models, out.upload)
+            start = algorithm.averages and algorithm.averages(models)
+            attacked = self._attacked(jax.random.fold_in(context.key, ATTACK), start, out.upload)
             upload = jax.tree.map(lambda new, old: jnp.where(data.attacker, new, old), attacked, out.upload)
             return out._replace(upload=upload)
 
         report = dataclasses.replace(algorithm.report, scored=f"{algorithm.report.scored}, of honest clients")
         return dataclasses.replace(algorithm, client_update=client_update, report=report)
 
-    def _attacked(self, key: Key, averages: bool, models: PyTree, upload: PyTree) -> PyTree:
-        """What an attacker sends in place of its upload."""
-        if not averages:
+    def _attacked(self, key: Key, start: PyTree | None, upload: PyTree) -> PyTree:
+        """What an attacker sends in place of its upload, which has models that were trained from `start`, if any."""
+        if start is None:
             return self._of_update(key, upload)
-        weight = upload["weight"]
-        start = tree.scale(models, weight)
-        update = self._of_update(key, tree.subtract(upload["model"], start))
-        return {"model": tree.add(start, update), "weight": weight}
+        start = tree.scale(start, upload["weight"])
+        sent = self._of_update(key, upload | {"model": tree.subtract(upload["model"], start)})
+        return sent | {"model": tree.add(start, sent["model"])}
 
     def _of_update(self, key: Key, update: PyTree) -> PyTree:
-        """What an attacker sends in place of an update, leaves (J, ...); leaves (J,) beside others stay as they are."""
-        leaves, form = jax.tree.flatten(update)
-        attacked = [leaf.ndim > 1 or len(leaves) == 1 for leaf in leaves]
+        """What an attacker sends in place of an update, leaves (J, ...).
+
+        Leaves (J,) beside others stay as they are, and so do weights and counts.
+        """
+        found, form = jax.tree.flatten_with_path(update)
+        leaves = [leaf for _, leaf in found]
+        counts = [bool(path) and getattr(path[-1], "key", None) in ("weight", "count") for path, _ in found]
+        attacked = [
+            not count and (leaf.ndim > 1 or len(leaves) == 1) for leaf, count in zip(leaves, counts, strict=True)
+        ]
         sent = leaves
         if self.kind == "noise":
             keys = jax.random.split(key, max(len(leaves), 1))
@@ -106,11 +114,6 @@ class Attack:
         factor = -self.strength if self.kind == "sign_flip" else self.strength
         found = [factor * new if hit else old for new, old, hit in zip(sent, leaves, attacked, strict=True)]
         return jax.tree.unflatten(form, found)
-
-
-def num_classes(problem: Problem) -> int:
-    """C, the number of classes that the model tells apart."""
-    return jax.eval_shape(problem.model.apply, problem.model.network.shapes, problem.model.example_input).shape[-1]
 
 
 @jax.tree_util.register_dataclass

@@ -100,7 +100,7 @@ def averaging(
         predictor=predictor or (lambda key, state, clients: Predictor.one(state.models, tree.num_rows(clients))),
         adapt=adapt,  # pyright: ignore[reportArgumentType]  # None: the predictor
         topology="shared",
-        averages=True,
+        averages=lambda models: models,
         ledger=ledger or Ledger(gradients=1),
         report=report or Report(),
     )
@@ -121,11 +121,11 @@ class Phase(NamedTuple):
 
     Attributes:
         part: A model's parameters, or those of a stack of models, -> a tree of bools: what is trained.
-        epochs: Passes over the client's data, in mini-batches of the phase's own.
+        epochs: Passes over the client's data, in mini-batches of the phase's own; None: the solver's epochs or steps.
     """
 
     part: Callable[[Params], PyTree]
-    epochs: int
+    epochs: int | None = None
 
 
 def sharing_layers(
@@ -173,12 +173,13 @@ def sharing_layers(
         start = tree.combine(tree.repeat(state.models, num), split(problem.init_models(init_key, num))[1])
         solver = problem.solver.part(tree.complement(shared(start)))
         own = [phase.epochs for phase in phases if not tree.overlap(phase.part(start), shared(start))]
-        alone = problem._replace(solver=solver._replace(epochs=sum(own), steps=0) if own else solver)
+        known = [epochs for epochs in own if epochs is not None]
+        alone = problem._replace(solver=solver.for_epochs(sum(known) if known else None))
         return Predictor.own(alone.train_alone(train_key, start, clients, own=True, rounds=problem.rounds))
 
-    ledger = Ledger(gradients=1, passes=problem.passes(sum(phase.epochs for phase in phases)) if phases else 1)
+    ledger = Ledger(gradients=1, passes=sum(problem.passes(phase.epochs) for phase in phases or (Phase(shared),)))
     if phases:
-        epochs = ", then ".join(str(phase.epochs) for phase in phases)
+        epochs = ", then ".join("as given" if phase.epochs is None else str(phase.epochs) for phase in phases)
         report = dataclasses.replace(report, facts=(*report.facts, ("local epochs, phase by phase", epochs)))
     algorithm = averaging(problem, train=train, predictor=predictor, adapt=adapt, ledger=ledger, report=report)
     return dataclasses.replace(algorithm, init=init)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import NamedTuple
 
 import networkx as nx
@@ -12,10 +11,12 @@ import scipy.sparse as sp
 
 from pfljax.algorithms.common.surrogates import CommunicationGraph
 from pfljax.core.errors import ArgumentError
+from pfljax.data.sources.reading import read_npy, read_text
 
 DRAWS = 100  # of a random graph, until one is connected
 LARGEST_PROGRAM = 300  # clients for whom the fastest mixing matrix is computed: minutes beyond that
 LARGEST_SPECTRUM = 2000  # clients for whom the spectral gap is computed, from dense matrices
+MOST_DIGITS = 9  # of a client's number
 RANDOM = ("erdos_renyi", "random_regular")  # graphs that are drawn
 
 
@@ -52,8 +53,8 @@ def make_mixing(num_clients: int, knobs: CommunicationGraph) -> Mixing:
             connected.
     """
     for name, file, which in (("edge_file", knobs.edge_file, "graph"), ("mixing_file", knobs.mixing_file, "mixing")):
-        if bool(file) != (getattr(knobs, which) == "file"):
-            raise ArgumentError(name, f"is read with {which}=file, and has to be given there", file)
+        if getattr(knobs, which) == "file" and not file:
+            raise ArgumentError(name, f"{which}=file needs it", file)
     if knobs.mixing == "file":
         name, matrices = knobs.mixing_file, [_read_matrix(knobs.mixing_file, num_clients)]
     else:
@@ -106,39 +107,43 @@ def _draw(num: int, knobs: CommunicationGraph, rng: np.random.Generator) -> nx.G
 
 def _read_edges(path: str, num: int) -> nx.Graph:
     graph = nx.empty_graph(num)
-    try:
-        lines = Path(path).read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not a text"
-        raise ArgumentError("edge_file", f"cannot be read ({reason})", path) from error
+    lines = read_text(path, "edge_file").splitlines()
     for number, line in enumerate(lines, 1):
         words = line.split("#")[0].replace(",", " ").split()
         if not words:
             continue
-        if len(words) < 2 or not all(word.isdecimal() and int(word) < num for word in words[:2]):
-            raise ArgumentError("edge_file", f"line {number} is {line!r}; accepted: two clients, 0 to {num - 1}", path)
+        if len(words) < 2 or not all(is_client(word, num) for word in words[:2]):
+            raise ArgumentError(
+                "edge_file", f"line {number} is {line[:80]!r}; accepted: two clients, 0 to {num - 1}", path
+            )
         graph.add_edge(int(words[0]), int(words[1]))
     graph.remove_edges_from(list(nx.selfloop_edges(graph)))
     return graph
 
 
+def is_client(word: str, num: int) -> bool:
+    """Whether a word is the number of one of `num` clients."""
+    return word.isascii() and word.isdecimal() and len(word) <= MOST_DIGITS and int(word) < num
+
+
 def _read_matrix(path: str, num: int) -> sp.csr_array:
     """A doubly stochastic matrix whose graph joins all clients."""
-    try:
-        if path.endswith(".npy"):
-            matrix = np.load(path, allow_pickle=False)
-        else:
-            matrix = np.loadtxt(path, delimiter="," if "," in Path(path).read_text() else None, ndmin=2)
-        matrix = np.asarray(matrix, np.float64)
-    except OSError as error:
-        raise ArgumentError("mixing_file", f"cannot be read ({error.strerror or error})", path) from error
-    except (ValueError, UnicodeDecodeError) as error:
-        text = "is no matrix of numbers; accepted: .npy, or text with a row a line"
-        raise ArgumentError("mixing_file", text, path) from error
+    text = "is no matrix of numbers; accepted: .npy, or text with a row a line"
+    if path.endswith(".npy"):
+        matrix = read_npy(path, "mixing_file")
+        if matrix.dtype.kind not in "biuf":
+            raise ArgumentError("mixing_file", f"is {matrix.dtype}; accepted: numbers", path)
+    else:
+        content = read_text(path, "mixing_file")
+        try:
+            rows = [line.split("#")[0].replace(",", " ").split() for line in content.splitlines()]
+            matrix = np.array([row for row in rows if row], np.float64)
+        except ValueError as error:
+            raise ArgumentError("mixing_file", text, path) from error
     if matrix.shape != (num, num):
         text = f"has shape {matrix.shape}; accepted: a row and a column for each of {num} clients"
         raise ArgumentError("mixing_file", text, path)
-    matrix = sp.csr_array(matrix)
+    matrix = sp.csr_array(matrix.astype(np.float64))
     fault = stochastic_fault(matrix)
     if fault:
         raise ArgumentError("mixing_file", f"{fault}; accepted: a doubly stochastic matrix", path)
@@ -152,13 +157,15 @@ def _read_matrix(path: str, num: int) -> sp.csr_array:
 
 def stochastic_fault(matrix: sp.csr_array) -> str:
     """Why a matrix is not doubly stochastic, with entries of 0 or more and rows and columns that sum to 1 (to 1e-6)."""
+    if not np.isfinite(matrix.data).all():
+        return "holds what is not finite"
     low = matrix.min()
-    if not low >= 0:
+    if low < 0:
         return f"holds {low:g}, below 0"
     for axis, name in ((1, "row"), (0, "column")):
         sums = np.asarray(matrix.sum(axis=axis)).ravel()
         worst = int(np.argmax(np.abs(sums - 1)))
-        if not abs(sums[worst] - 1) <= 1e-6:
+        if abs(sums[worst] - 1) > 1e-6:
             return f"{name} {worst} sums to {sums[worst]:g}, not to 1"
     return ""
 

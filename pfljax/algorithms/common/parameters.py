@@ -19,16 +19,18 @@ def mixture(problem: Problem, weights: Array, own: Params, others: Params) -> Pa
     return jax.tree.map(lambda s, mine, rest: mine if s else weights[0] * mine + rest, statistics, own, mean)
 
 
-def of_all(problem: Problem, models: Params, weights: Array, clients: ClientData) -> Predictor:
-    """All K clients' models, the own first, which `mixed` makes one of by weights (n, K)."""
-    num = problem.num_clients
-    index = (problem.ids(clients)[:, None] + jnp.arange(num, dtype=jnp.int32)) % num
-    weights = jnp.take_along_axis(weights, index, axis=1)
-    return Predictor(models, index, by_size(weights), "peers", rows=weights)
+def of_some(models: Params, index: Array, weights: Array) -> Predictor:
+    """The models of index (n, J), the own first, which `mixed` makes one of by weights (n, K).
+
+    What the others weigh is added to the weight of the own.
+    """
+    some = jnp.take_along_axis(weights, index, axis=1)
+    some = some.at[:, 0].add(weights.sum(axis=1) - some.sum(axis=1))
+    return Predictor(models, index, by_size(some), "shared", rows=some)
 
 
 def mixed(problem: Problem, key: Key, predictor: Predictor, clients: ClientData) -> Predictor:
-    """Each client's mixture of what `of_all` gives it, as `Algorithm.fine_tune`."""
+    """Each client's mixture of what `of_some` gives it, as `Algorithm.fine_tune`."""
     if not jax.tree.leaves(predictor.rows):  # newcomers, who have models of their own
         return predictor
 

@@ -46,7 +46,7 @@ def with_aggregator(problem: Problem, algorithm: Algorithm, aggregator: Aggregat
     """
     if aggregator == "mean":
         return algorithm
-    if not algorithm.averages:
+    if algorithm.averages is None:
         raise ArgumentError("aggregator", "accepted for this method: mean, since no server averages models", aggregator)
 
     def client_update(context, models, row, data):
@@ -55,7 +55,8 @@ def with_aggregator(problem: Problem, algorithm: Algorithm, aggregator: Aggregat
         weight = jnp.where(sent, out.upload["weight"], 0)
         model = tree.scale(out.upload["model"], 1 / jnp.where(weight > 0, weight, 1))
         apart = {"model": model, "weight": weight, "first": context.index[0]}
-        return out._replace(upload=(), report={"method": out.report, "loss": out.report["loss"], "apart": apart})
+        rest = {name: part for name, part in out.upload.items() if name not in apart}
+        return out._replace(upload=rest, report={"method": out.report, "loss": out.report["loss"], "apart": apart})
 
     def server_update(key, state, aggregate):
         report: Any = aggregate.report
@@ -70,11 +71,11 @@ def with_aggregator(problem: Problem, algorithm: Algorithm, aggregator: Aggregat
             return combine(aggregator, models, weight, share), weight.sum(), (weight > 0).sum()
 
         model, weight, count = problem.plan.over_rows(of_model, jnp.arange(num))
-        upload = {"model": tree.scale(model, weight), "weight": weight}
+        upload = aggregate.upload | {"model": tree.scale(model, weight), "weight": weight}
         came = Aggregate(upload, count, report["apart"]["weight"] > 0, report["method"])
         return algorithm.server_update(key, state, came)
 
-    return dataclasses.replace(algorithm, client_update=client_update, server_update=server_update, averages=False)
+    return dataclasses.replace(algorithm, client_update=client_update, server_update=server_update, averages=None)
 
 
 def combine(aggregator: Aggregator, models: Params, weight: Array, share: float) -> Params:

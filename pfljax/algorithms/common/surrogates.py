@@ -76,17 +76,30 @@ class CommunicationGraph:
         "erdos_renyi", help="who mixes with whom"
     )
     edge_probability: float = knob(
-        0.5, at_least=1e-6, at_most=1, static=True, help="probability of an edge of erdos_renyi"
+        0.5,
+        at_least=1e-6,
+        at_most=1,
+        static=True,
+        read_with=("graph", "erdos_renyi"),
+        help="probability of an edge of erdos_renyi",
     )
-    degree: int = knob(4, at_least=1, help="neighbors of each client in random_regular")
-    edge_file: str = knob("", help='file of graph=file: a line "i j" for each edge, clients from 0')
+    degree: int = knob(
+        4, at_least=1, read_with=("graph", "random_regular"), help="neighbors of each client in random_regular"
+    )
+    edge_file: str = knob(
+        "", read_with=("graph", "file"), help='file of graph=file: a line "i j" for each edge, clients from 0'
+    )
     graphs: int = knob(
         1, at_least=1, at_most=10_000, help="number T of random graphs that are used in turn, round after round"
     )
     mixing: Literal["metropolis", "fastest", "file"] = knob(
         "metropolis", help="mixing matrix W on the graph; fastest has the largest spectral gap"
     )
-    mixing_file: str = knob("", help="file of mixing=file: K x K numbers (.npy or text), which say the graph too")
+    mixing_file: str = knob(
+        "",
+        read_with=("mixing", "file"),
+        help="file of mixing=file: K x K numbers (.npy or text), which say the graph too",
+    )
     graph_seed: int = knob(0, at_least=0, help="seed of the random graphs")
 
 
@@ -132,7 +145,7 @@ def client_server(problem: Problem, surrogate: Surrogate) -> Algorithm:
         predictor=predictor,
         adapt=adapt,
         topology="shared",
-        averages=True,
+        averages=lambda models: models,
         ledger=Ledger(surrogate.num_models, unaccounted=BY_LOSS),
         report=Report(surrogate.scored),
     )

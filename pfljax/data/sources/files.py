@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import pathlib
-import zipfile
-import zlib
-
-import numpy as np
 
 from pfljax.core.errors import ArgumentError
 from pfljax.data.sources.arrays import make_source
+from pfljax.data.sources.reading import read_npz
 from pfljax.data.sources.source import Source, generator, subsample
 
 ARRAYS = ("x", "y", "client", "writer", "coarse", "is_test")
@@ -32,7 +29,7 @@ def npz(file: str, *, seed: int = 0, fraction: float = 1.0, standardize: bool = 
     """
     if not file:
         raise ArgumentError("file", "needed: an npz with x, y, optionally client, coarse, is_test")
-    arrays = _read(file)
+    arrays = read_npz(file, ARRAYS[:2], ARRAYS[2:])
     clients = "client" if "client" in arrays else "writer"
     if clients in arrays:
         arrays["client"] = arrays.pop(clients)
@@ -44,25 +41,3 @@ def npz(file: str, *, seed: int = 0, fraction: float = 1.0, standardize: bool = 
             raise
         name = clients if error.argument == "client" else error.argument
         raise ArgumentError("file", f"{name} {error.text}", file) from error
-
-
-def _read(file: str) -> dict[str, np.ndarray]:
-    """The arrays of an npz that `npz` knows, x and y among them; pickled objects are refused."""
-    try:
-        with open(file, "rb") as stream:  # opened here: np.load leaves a file open that turns out to be no npz
-            archive = np.load(stream, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ArgumentError("file", "holds a single array; accepted: an npz with x and y (numpy.savez)", file)
-            missing = sorted({"x", "y"} - set(archive.files))
-            if missing:
-                found = ", ".join(archive.files) or "nothing"
-                text = f"lacks {' and '.join(missing)}; accepted: an npz with x and y, found {found}"
-                raise ArgumentError("file", text, file)
-            return {key: archive[key] for key in ARRAYS if key in archive.files}
-    except ArgumentError:
-        raise
-    except OSError as error:
-        raise ArgumentError("file", f"cannot be read ({error.strerror or error})", file) from error
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        text = "is not an npz of plain arrays (numpy.savez; no object arrays or pickles)"
-        raise ArgumentError("file", text, file) from error

@@ -8,6 +8,7 @@ import re
 import numpy as np
 
 from pfljax.core.errors import ArgumentError
+from pfljax.data.sources.reading import read_text
 from pfljax.data.sources.source import PAD_TOKEN, Source, generator, subsample
 
 TEXT_WINDOW = 80  # characters that a text's example shows
@@ -56,12 +57,7 @@ def text(file: str, *, stride: int = 1, seed: int = 0, fraction: float = 1.0) ->
 
 def _roles(file: str) -> list[tuple[str, str]]:
     """The training and the test text of each role with two lines or more, in the order of first appearance."""
-    try:
-        content = pathlib.Path(file).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ArgumentError("file", f"cannot be read ({error.strerror or error})", file) from error
-    except UnicodeDecodeError as error:
-        raise ArgumentError("file", f"is not UTF-8 text (byte {error.start})", file) from error
+    content = read_text(file)
     spoken: dict[str, list[str]] = {}
     speaker = None
     for block in re.split(r"\n\s*\n", content):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -81,6 +82,9 @@ def _open(name: str, data_dir: str | None, error_of: Callable[[str], ArgumentErr
         # `download=True`, the default, would start a download that needs TensorFlow.
         return tfds.data_source(name, split=split, data_dir=data_dir, download=False)
 
+    logger = logging.getLogger("absl")  # which would warn of what the error below tells
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         parts = [read("train")]
         with contextlib.suppress(ValueError):  # "Unknown split": this data set has no official test part
@@ -98,3 +102,5 @@ def _open(name: str, data_dir: str | None, error_of: Callable[[str], ArgumentErr
             "by pip install 'pfljax[prepare]' && python -c \"import tensorflow_datasets as tfds; "
             f"tfds.builder({name!r}, file_format='array_record'{folder}).download_and_prepare()\""
         ) from error
+    finally:
+        logger.setLevel(level)

@@ -99,6 +99,20 @@ def test_weights_that_come_with_an_upload_are_not_attacked():
     np.testing.assert_array_equal(found["step"], [7.0])
 
 
+@pytest.mark.parametrize("name", ["scaffold", "fedpac", "fedproto"])
+def test_updates_and_sums_are_turned_around_but_no_counts(name):
+    """If all attack, what the server adds up is -3 times what it would be."""
+    play_all = lambda attack: play(name, attack, attacker=np.ones(4, bool), hidden=(3,))[2]
+    (start, honest), (_, attacked) = play_all(Attack()), play_all(Attack("sign_flip", strength=3.0))
+    turned = {"scaffold": ("model", "control"), "fedpac": ("body", "centroids"), "fedproto": ("mean",)}[name]
+    for part in honest.models:
+        was, would, found = (jax.device_get(state.models[part]) for state in (start, honest, attacked))
+        move = lambda new, old, factor: jax.tree.map(lambda a, b: b + factor * (a - b), new, old)
+        expected = move(would, was, -3.0 if part in turned else 1.0)
+        toys.assert_trees_close(found, expected, rtol=1e-4, atol=1e-5)
+        assert not toys.same_trees(was, would)
+
+
 def test_without_attackers_nothing_changes():
     for kind in ("label_flip", "sign_flip", "noise", "scale"):
         attacked = play("fedavg", Attack(kind), attacker=np.zeros(4, bool), rounds=2)[2]

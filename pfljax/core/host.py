@@ -1,0 +1,22 @@
+"""The machine that this process runs on: its free memory, and sizes in words."""
+
+from __future__ import annotations
+
+import os
+
+
+def free_memory() -> int:
+    """Bytes of memory that are free."""
+    try:
+        with open("/proc/meminfo") as file:  # counts the file cache as free, which it is
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def readable(num_bytes: float) -> str:
+    """Bytes for people."""
+    value, units = float(num_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"

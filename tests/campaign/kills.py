@@ -1,0 +1,181 @@
+"""Kills runs at random instants, resumes them, and compares what they leave behind with an uninterrupted run.
+
+    python tests/campaign/kills.py MODE KILLS SEED FOLDER
+
+Each run is in a process (or two) forked from this one, which has imported everything and has not started JAX. The last
+line is a JSON object with the counts and what went wrong.
+"""
+
+import json
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import jax
+import optax
+import runs
+import toys
+from jax._src import xla_bridge
+
+from pfljax.engine.plan import make_plan
+from pfljax.training import checkpoints, files, loop, manifest  # noqa: F401  (imported before the forks)
+from pfljax.training.loop import Schedule, Trainer
+
+ROUNDS, EVERY = 8, Schedule(eval_every=1, checkpoint_every=2)
+# A mode -> the method, where the clients live, seeds, and the number of processes.
+MODES = {
+    "device": ("federico", "device", [1], 1),
+    "host": ("ditto", "host", [1], 1),
+    "disk": ("scaffold", "disk", [1], 1),
+    "replicates": ("fedem", "device", [1, 2, 3], 1),
+    "processes": ("fedfomo", "device", [1], 2),
+}
+PATIENCE = 120  # seconds after which a run counts as hanging
+
+
+def experiments(mode):
+    name, store, seeds, processes = MODES[mode]
+    knobs = {"neighbors": 2} if name in ("federico", "fedfomo") else {}
+    found = []
+    for seed in seeds:
+        federation = toys.make_federation((4, 3, 5, 2, 4, 3, 2, 6), validation_size=2)
+        problem = toys.make_problem(federation, optax.adam(0.05), batch_size=2, cohort=4)
+        plan = make_plan("map", devices=2 * processes)
+        settings = {"config": {"settings": {"algorithm": name}}, "seed": seed, "client_store": store}
+        found.append(toys.make_experiment(name, problem, federation, knobs=knobs, plan=plan, **settings))
+    return found
+
+
+def train(mode, out, number, address, started, said):
+    """What a forked process does: trains, and writes a byte where the first round begins."""
+    _, _, seeds, processes = MODES[mode]
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 2)
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    jax.config.update("jax_compilation_cache_dir", str(out.parent / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    if processes > 1:
+        loop.processes.start(address, processes, number)
+    play = loop.Trainer._play
+
+    def played(self, *args):
+        os.write(started, b"1")
+        play(self, *args)
+
+    loop.Trainer._play = played
+    outs = [out / f"seed-{seed}" for seed in seeds]
+    say = lambda line: said.write(line + "\n") and said.flush()
+    Trainer(experiments(mode), outs=outs, resume=out.exists(), say=say).train(ROUNDS, EVERY)
+
+
+def fork(mode, out):
+    """Starts a run's processes: their numbers, the file that tells of the first round, and what they say."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    told, started = os.pipe()
+    said = out.parent / f"{out.name}.log"
+    pids = []
+    for number in range(MODES[mode][3]):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                with open(said if not number else os.devnull, "w") as log:
+                    sys.stderr = log
+                    train(mode, out, number, address, started, log)
+                code = 0
+            except BaseException:
+                said.write_text(said.read_text() + traceback.format_exc())
+            finally:
+                os._exit(code)
+        pids.append(pid)
+    os.close(started)
+    return pids, told, said
+
+
+def wait(pids, told, delay=None):
+    """Waits until the first round begins, and then kills all processes after a delay, if any; their exit codes."""
+    begin = time.perf_counter()
+    ready = select.select([told], [], [], PATIENCE)[0] and os.read(told, 1)
+    played = time.perf_counter()
+    if delay is not None and ready:
+        time.sleep(delay)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+    codes = []
+    for pid in pids:
+        while True:
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                codes.append(os.waitstatus_to_exitcode(status))
+                break
+            if time.perf_counter() - begin > PATIENCE:
+                os.kill(pid, signal.SIGKILL)
+                codes.append("hangs")
+                os.waitpid(pid, 0)
+                break
+            time.sleep(0.005)
+    os.close(told)
+    return codes, time.perf_counter() - played
+
+
+def rounds_of(out):
+    """The rounds that each folder of a run says it has saved, and the last that it has evaluated."""
+    kept = [manifest.read(folder) for folder in sorted(out.iterdir())] if out.exists() else []
+    rows = [files.read_jsonl(folder / "metrics.jsonl") for folder in sorted(out.iterdir())] if out.exists() else []
+    saved = min([each.rounds if each else 0 for each in kept], default=0)
+    return saved, max([row[-1]["round"] if row else 0 for row in rows], default=0)
+
+
+def play(mode, kills, seed, folder):
+    """The campaign of one mode; its counts."""
+    draw, wrong = random.Random(f"{mode} {seed}"), []
+    whole = folder / "whole"
+    for _ in range(2):  # the second one reads what the first has compiled
+        if whole.exists():
+            whole.rename(folder / "first")
+        pids, told, said = fork(mode, whole)
+        codes, seconds = wait(pids, told)
+        assert codes == [0] * len(pids), (codes, said.read_text())
+    done, number, at = 0, 0, []
+    while done < kills:
+        number += 1
+        out, before = folder / f"run-{number}", (0, 0)
+        for delay in [draw.uniform(0, 1.1 * seconds) for _ in range(draw.randint(1, 4))] + [None]:
+            pids, told, said = fork(mode, out)
+            codes, _ = wait(pids, told, delay)
+            text = said.read_text()
+            resumed = [int(line.split()[-1]) for line in text.splitlines() if "resumed after round" in line]
+            if before[0] and resumed[:1] < [before[0]]:  # a kill may come between the last checkpoint and its manifest
+                wrong.append(f"{out.name}: {before[0]} rounds were saved, resumed after {resumed}: {text[-500:]}")
+            before = rounds_of(out)
+            if before[0] < before[1] - EVERY.checkpoint_every:
+                wrong.append(f"{out.name}: {before[1]} rounds were evaluated, {before[0]} saved")
+            killed = -signal.SIGKILL in codes
+            done += killed
+            at += [round(before[1])] if killed else []
+            if not killed:
+                if codes != [0] * len(pids):
+                    wrong.append(f"{out.name}: ended with {codes}: {text[-1000:]}")
+                break
+        for one in sorted(whole.iterdir()):
+            try:
+                runs.assert_same_runs(one, out / one.name)
+            except Exception as error:
+                wrong.append(f"{out.name}: {type(error).__name__} {str(error)[:300]}")
+    assert not xla_bridge.backends_are_initialized()  # a process that has JAX's threads must not be forked
+    return {"mode": mode, "kills": done, "runs": number, "rounds evaluated when killed": sorted(at), "wrong": wrong}
+
+
+if __name__ == "__main__":
+    print(json.dumps(play(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))))

@@ -1,0 +1,35 @@
+"""Runs that are killed at random instants end with the figures of an uninterrupted run, under every store."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("kills.py")
+MODES = ("device", "host", "disk", "replicates", "processes")
+
+
+def play(mode, kills, seed, folder):
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), mode, str(kills), str(seed), str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("mode", MODES)
+def test_killed_runs_go_on_as_if_nothing_had_happened(mode, tmp_path):
+    found = play(mode, 20, 0, tmp_path)
+    assert not found["wrong"] and found["kills"] >= 20
+    assert len(set(found["rounds evaluated when killed"])) >= 4  # not all at the same place
+
+
+def test_a_sample_of_kills(tmp_path):
+    found = play("disk", 2, 1, tmp_path)
+    assert not found["wrong"] and found["kills"] == 2
