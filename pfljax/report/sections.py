@@ -24,10 +24,10 @@ SCORES = {
 CLIENT_HEADS = {
     "distribution": "group",
     "target": "target",
-    "n_train": "train examples",
-    "n_test": "test examples",
     "accuracy": "accuracy",
     "loss": "loss",
+    "n_train": "train examples",
+    "n_test": "test examples",
 }
 
 

@@ -1,5 +1,7 @@
 """Pages in a real browser, headless: what is clicked moves what it should, without an error, narrow and wide."""
 
+import csv
+import io
 import shutil
 
 import numpy as np
@@ -138,6 +140,25 @@ def test_the_table_is_sorted_and_the_theme_changes(driver, run_page):
     assert page.ask(ink) != before
     page.ask("document.getElementById('theme').click()")
     assert page.ask(ink) == before
+    page.check()
+
+
+def test_results_are_downloaded_as_csv(driver, run_page):
+    page = Page(driver, run_page, 1280)
+    page.ask("URL.createObjectURL = (blob) => { window.saved = blob; return 'data:,'; }")
+    tables = {}
+    for name in ("rounds", "clients", "scores"):
+        page.ask(f"document.getElementById('csv-{name}').click()")
+        tables[name] = list(csv.DictReader(io.StringIO(page.ask("window.saved.text()"))))
+    assert [row["round"] for row in tables["rounds"]] == ["10", "20", "30"]
+    assert {row["accuracy"] for row in tables["rounds"]} == {"0.88"}
+    assert [(row["client"], row["group"], row["n_train"]) for row in tables["clients"]][:2] == [
+        ("0", "1", "9"),
+        ("1", "0", "9"),
+    ]
+    scores = np.load(run_page.parent / "results.npz")["accuracy_test"].T.ravel()
+    np.testing.assert_allclose([float(row["accuracy"]) for row in tables["scores"]], scores, rtol=5e-4)
+    assert [(row["client"], row["round"]) for row in tables["scores"]][3:5] == [("1", "10"), ("1", "20")]
     page.check()
 
 
