@@ -35,6 +35,7 @@ def run(settings: Settings) -> None:
     """The command."""
     names, trials = build.read_methods(settings), sweep.trials(settings)
     settings = settings.with_defaults(names)
+    names = sweep.able(settings, names, trials[0])
     out, rows, failed, summary = Path(settings.out), [], {}, {}
     sweep.check(settings, [(settings, name, out / name) for name in names], trials)
     build.print_defaults(settings)

@@ -23,6 +23,7 @@ from pfljax.cli import build
 from pfljax.cli.build import Trial
 from pfljax.cli.settings import FlagError, Settings
 from pfljax.core import method
+from pfljax.core.errors import ArgumentError
 from pfljax.training import files
 from pfljax.training.loop import Schedule
 
@@ -66,6 +67,21 @@ def check(
                 raise settings.error("dataset", "is a regression; accepted: data sets with classes")
             if not each.tune and not each.tune_knobs:  # else the settings of the runs are not known yet
                 cells_of.check(out / trial.folder, run.experiment.config, each.rounds)
+
+
+def able(settings: Settings, names: Sequence[str], trial: Trial) -> list[str]:
+    """The methods that can be trained on the data; with --algorithms=all those that cannot are left out, and named."""
+    found = []
+    for name in names:
+        try:
+            build.build_run(settings, name, build.cached_clients(settings, trial.of_data), trial)
+        except ArgumentError as error:
+            if settings.algorithms != ["all"] or error.argument != "algorithm":
+                raise
+            print(f"left out: {name}, which {error.text.split(';')[0]}")
+        else:
+            found.append(name)
+    return found
 
 
 def kept(settings: Settings, run: api.Run, out: Path) -> dict | None:

@@ -10,6 +10,9 @@ from commands import call, one_line
 
 from pfljax.api import Point, cells
 from pfljax.cli import compare, sweep
+from pfljax.cli.build import Trial
+from pfljax.cli.settings import parse
+from pfljax.core.errors import ArgumentError
 from pfljax.core.method import METHODS
 from pfljax.training import files
 
@@ -40,6 +43,14 @@ def test_seeds_in_one_kernel_are_kept_one_by_one(tmp_path):
     # Other settings are another study.
     line = one_line(call(compare.COMMAND, *again, "--learning_rate=0.5", code=2))
     assert "--learning_rate was 0.3 and is 0.5" in line
+
+
+def test_of_all_methods_those_that_need_classes_are_left_out_of_a_regression(capsys):
+    read = lambda names: parse(compare.define, ["--dataset=sine", f"--algorithms={names}"]).with_defaults([])
+    assert sweep.able(read("all"), ["local", "fedrod", "fedavg"], Trial(0)) == ["local", "fedavg"]
+    assert capsys.readouterr().out == "left out: fedrod, which needs classes\n"
+    with pytest.raises(ArgumentError, match="algorithm=fedrod: needs classes"):
+        sweep.able(read("local,fedrod"), ["local", "fedrod"], Trial(0))
 
 
 @pytest.mark.pages
