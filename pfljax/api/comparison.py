@@ -109,7 +109,7 @@ class Table:
         return report.comparison_figure(self.rows)
 
     def write(self, out: Path) -> None:
-        """Writes comparison.md, .csv, .json and .png into a folder."""
+        """Writes comparison.md, .csv, .json and .png into a folder, and report.html, which leads to each run's page."""
         heads, body = self.columns()
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([heads, *body])
@@ -117,6 +117,7 @@ class Table:
         files.write_text(out / "comparison.csv", text.getvalue())
         files.write_text(out / "comparison.json", json.dumps(files.plain(self.rows), indent=2) + "\n")
         report.save(self.plot(), out / "comparison.png")
+        report.write_comparison(out / "report.html", [out], self.title)
 
 
 def epsilon_text(values: Sequence[float | None]) -> str:

@@ -63,10 +63,11 @@ def test_a_cell_that_has_lost_its_checkpoints_starts_over_and_says_so(tmp_path):
     assert rows_of(tmp_path)[0]["algorithm"] == "fedavg"
 
 
+@pytest.mark.pages
 def test_a_row_is_the_mean_over_its_cells(tmp_path):
     flags = ["--algorithms=fedavg", "--seeds=3,4", "--rounds=2", "--hidden=4", "--unseen_clients=0.25"]
     flags.append("--eval_clients=5")
-    call(compare.COMMAND, *flags, f"--out={tmp_path}")
+    printed = call(compare.COMMAND, *flags, f"--out={tmp_path}")
     (row,) = rows_of(tmp_path)
     summaries = [files.read_json(tmp_path / "fedavg" / f"seed-{seed}" / "summary.json") for seed in (3, 4)]
     last = [summary["last"]["accuracy"] for summary in summaries]
@@ -74,6 +75,12 @@ def test_a_row_is_the_mean_over_its_cells(tmp_path):
     assert row["unseen_mean"] == pytest.approx(np.mean([summary["unseen"]["accuracy"] for summary in summaries]))
     assert (tmp_path / "comparison.png").stat().st_size > 5000
     table = (tmp_path / "table.md").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert f"report: {tmp_path / 'report.html'}" in printed and "mean ± std over seeds 3, 4" in page
+    for seed in (3, 4):
+        assert (
+            f'href="fedavg/seed-{seed}/report.html"' in page and (tmp_path / f"fedavg/seed-{seed}/report.html").exists()
+        )
     assert "unseen clients" in table and "a sample of 5 of 12 clients" in table
 
 
