@@ -88,6 +88,7 @@ def row_of(study: Study, method: str, *, title: str = "", rounds: int = 0) -> di
         "algorithm": title,
         "accuracy_mean": float(np.mean(read("accuracy"))),
         "accuracy_std": float(np.std(read("accuracy"))),
+        "seeds": [{"seed": summary["seed"], **summary["last"]} for summary in summaries],
         "bottom_decile_mean": float(np.mean(read("accuracy_bottom_decile"))),
         "paper": published(TABLE2, study, title),
         "parameters": summaries[0]["parameters"],
@@ -106,7 +107,7 @@ def write_rows(study: Study, rows: Sequence[dict]) -> None:
         [
             row["algorithm"],
             f"{100 * row['accuracy_mean']:.1f} / {100 * row['bottom_decile_mean']:.1f}",
-            f"{100 * row['accuracy_std']:.1f}",
+            f"{100 * row['accuracy_std']:.1f}" if len(row["seeds"]) > 1 else "-",
             beside(row["paper"], "{:.1f} / {:.1f}"),
             f"{row['learning_rate']:g}",
             f"{row['seconds_per_round']:.3g}",

@@ -24,6 +24,7 @@ from pfljax.engine import processes
 from pfljax.local.privacy import Privacy
 from pfljax.local.training import LocalTraining
 from pfljax.training.experiment import Execution
+from pfljax.training.tracking import TensorBoard
 
 DEFAULT_CLIENTS = 16  # of sources that draw their clients, and of partitions that deal examples
 Clients = tuple[Federation, Federation | None]  # those that train, and those kept out of training
@@ -267,6 +268,11 @@ def build_run(settings: Settings, name: str, clients: Clients, trial: Trial) -> 
         execution=build_execution(settings),
         config=config(settings, name, trial),
     )
+
+
+def build_tracker(settings: Settings, out: Path) -> TensorBoard | None:
+    """What writes the evaluations of the run in a folder for TensorBoard, if --tensorboard asks for it."""
+    return TensorBoard(out / "tensorboard") if settings.tensorboard else None
 
 
 def config(settings: Settings, name: str, trial: Trial) -> dict:

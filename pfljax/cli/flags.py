@@ -471,6 +471,8 @@ def define_evaluation(registry: flags.FlagValues) -> None:
     add = Group(HOW, registry)
     add.whole("eval_every", 10, "number of rounds from one evaluation to the next", least=1)
     add.whole("checkpoint_every", 50, "least number of rounds between checkpoints, which follow evaluations", least=1)
+    text = "write every evaluation for TensorBoard, into tensorboard/ in the run's folder"
+    add.switch("tensorboard", False, f"{text}; needs pip install 'pfljax[tensorboard]'")
 
 
 def define_sweep(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequence[str], out: str) -> None:

@@ -26,6 +26,7 @@ from pfljax.training.history import History
 from pfljax.training.locks import locked
 from pfljax.training.progress import progress
 from pfljax.training.replicates import ONE, Replicates
+from pfljax.training.tracking import Tracker, make_evaluation
 
 DISPATCH_SECONDS = 2.0  # how long a dispatch may last before the progress is shown again
 STORES: dict[str, ModuleType] = {"device": device_store, "host": host_store, "disk": host_store}
@@ -81,6 +82,7 @@ class Trainer:
         bar: bool = False,
         profile: Path | None = None,
         keep_going: bool = False,
+        trackers: Sequence[Tracker | None] = (),
     ):
         """Checks the directories; nothing is compiled or written yet.
 
@@ -92,6 +94,7 @@ class Trainer:
             bar: Whether to show a progress bar where that is possible.
             profile: Folder for a trace of a few rounds.
             keep_going: Whether the other runs go on when the loss of one is not finite.
+            trackers: One for each run, which takes its evaluations; none at all: nothing is tracked.
 
         Raises:
             ArgumentError: if a directory holds another run.
@@ -105,6 +108,8 @@ class Trainer:
         self.folders = Folders(experiments, outs or (), resume)
         self.say, self.bar, self.profile = say, bar, profile
         self.keep_going = keep_going
+        self.trackers = trackers or [None] * len(experiments)
+        self.resumed = 0
         self.diverged: dict[int, str] = {}  # why, by number of the run
         self.keys = [jax.random.key(each.seed) for each in experiments]
         self.done = self.saved = 0
@@ -191,7 +196,7 @@ class Trainer:
         restored = self.folders.restore(like, self._tell, self._joined)
         if restored:
             self.done, self.state = restored
-            self.saved = self.done
+            self.saved = self.resumed = self.done
         for each, out in zip(self.experiments, self.folders.outs, strict=bool(self.folders.outs)):
             files.write_json(out / "config.json", each.config)
         self.folders.forget_later(self.done)
@@ -315,8 +320,20 @@ class Trainer:
                 row |= {f"validation_{name}": values[name] for name in ("loss", "accuracy") if name in values}
             history.add(row, scores, collaboration)
             history.write_rows()
+            self._track(number, row, scores, collaboration)
         if self.diverged and not self.keep_going:
             self._stop(*next(iter(self.diverged.items())))
+
+    def _track(self, number: int, row: dict, scores: dict, used: dict) -> None:
+        """Hands a run's evaluation to its tracker."""
+        tracker, each = self.trackers[number], self.experiments[number]
+        if tracker is None or not processes.is_first():
+            return
+        scored = slice(None) if each.scored is None else each.scored
+        sizes = {part: np.asarray(getattr(each.federation, part).size)[scored] for part in scores}
+        shared = self.histories[number].topology == "shared"
+        used = used if each.scored is None else {}
+        tracker(make_evaluation(row, scores, sizes, used, shared=shared, resumed=self.resumed))
 
     def _save(self) -> None:
         assert self.state is not None

@@ -1,0 +1,128 @@
+"""What a tracker of experiments gets at every evaluation, and a tracker that writes for TensorBoard."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pfljax.core.errors import ArgumentError
+from pfljax.evaluation import collaboration, metrics
+
+MAX_MATRIX = 2000  # clients or models, beyond which no collaboration matrix is made
+
+
+class Evaluation(NamedTuple):
+    """One evaluation of a run, in Python numbers and NumPy arrays on the host.
+
+    Attributes:
+        run: Name of the run in a comparison, such as "fedavg/seed-0"; "" for a run on its own.
+        round: Number of rounds done.
+        resumed: The round that training went on from when this process took up the run; 0 for a new run. Rounds after
+            it that were tracked before are tracked again.
+        scalars: By name: "accuracy/test", "accuracy_bottom_decile/test", "loss/train" and so on, as in
+            `metrics.summarize`; then "train_loss", "bytes_down", "bytes_up" (per client, so far), "seconds" and the
+            method's own metrics, as in metrics.jsonl.
+        per_client: By name, such as "accuracy/test": one value for each client that has examples of the split.
+        collaboration: (K, N) weight that each client gives to each model; None with `eval_clients`, and above
+            2,000 clients or models.
+    """
+
+    run: str
+    round: int
+    resumed: int
+    scalars: dict[str, float]
+    per_client: dict[str, np.ndarray]
+    collaboration: np.ndarray | None
+
+
+Tracker = Callable[[Evaluation], None]
+
+
+def named(tracker: Tracker | None, run: str) -> Tracker | None:
+    """A tracker that tells the run's name."""
+    return tracker and (lambda evaluation: tracker(evaluation._replace(run=run)))
+
+
+def make_evaluation(
+    row: Mapping[str, float],
+    scores: Mapping[str, Mapping[str, np.ndarray]],
+    sizes: Mapping[str, np.ndarray],
+    used: Mapping[str, np.ndarray],
+    *,
+    shared: bool,
+    resumed: int,
+) -> Evaluation:
+    """What a tracker gets of an evaluation.
+
+    Args:
+        row: The row of metrics.jsonl.
+        scores: By split and metric: one value for each client that is scored.
+        sizes: By split: these clients' numbers of examples.
+        used: "index" and "weights" (K, J) of the models that clients use; empty where not all clients are scored.
+        shared: Whether the models are shared, and not the clients' own.
+        resumed: As in `Evaluation`.
+    """
+    summaries = {split: metrics.summarize(dict(values), sizes[split]) for split, values in scores.items()}
+    scalars = {f"{name}/{split}": value for split, found in summaries.items() for name, value in found.items()}
+    told = {"round", *summaries["test"], *(f"validation_{name}" for name in summaries["test"])}
+    scalars |= {name: value for name, value in row.items() if name not in told}
+    per_client = {
+        f"{name}/{split}": value[sizes[split] > 0] for split, values in scores.items() for name, value in values.items()
+    }
+    matrix = None
+    if used:
+        index = used["index"]
+        num_models = int(index.max()) + 1 if shared else len(index)
+        if max(len(index), num_models) <= MAX_MATRIX:
+            matrix = collaboration.dense(index, used["weights"], num_models)
+    return Evaluation("", int(row["round"]), resumed, scalars, per_client, matrix)
+
+
+class TensorBoard:
+    """A tracker that writes scalars, histograms over clients and the collaboration matrix for TensorBoard.
+
+    A resumed run writes a further file of events. It tells TensorBoard to leave out what was written before of the
+    rounds that are played again, so that every curve has one value a round.
+    """
+
+    def __init__(self, folder: str | Path):
+        """Takes the folder; it is made at the first evaluation.
+
+        Args:
+            folder: The runs of a comparison have folders of their names in it.
+
+        Raises:
+            ArgumentError: if tensorboardX is not installed.
+        """
+        try:
+            import tensorboardX
+        except ImportError as error:
+            raise ArgumentError("tensorboard", "needs tensorboardX: pip install 'pfljax[tensorboard]'") from error
+        self._make, self._folder = tensorboardX.SummaryWriter, Path(folder)
+        self._writers: dict[str, Any] = {}
+
+    def __call__(self, evaluation: Evaluation) -> None:
+        """Writes one evaluation."""
+        writer = self._writer(evaluation)
+        step = evaluation.round
+        for name, value in evaluation.scalars.items():
+            writer.add_scalar(name, value, step)
+        for name, values in evaluation.per_client.items():
+            finite = values[np.isfinite(values)]
+            if finite.size:
+                writer.add_histogram(f"clients/{name}", finite, step)
+        if evaluation.collaboration is not None:
+            writer.add_image("collaboration", np.clip(evaluation.collaboration, 0, 1), step, dataformats="HW")
+        writer.flush()
+
+    def _writer(self, evaluation: Evaluation) -> Any:
+        if evaluation.run not in self._writers:
+            purge = evaluation.resumed + 1 if evaluation.resumed else 0
+            writer = self._make(str(self._folder / evaluation.run), purge_step=purge)
+            weakref.finalize(self, writer.close)
+            self._writers[evaluation.run] = writer
+        return self._writers[evaluation.run]
