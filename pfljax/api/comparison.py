@@ -14,7 +14,7 @@ import numpy as np
 
 from pfljax import report
 from pfljax.api import cells, frames
-from pfljax.api.cells import Cell
+from pfljax.api.cells import Cell, over_rounds
 from pfljax.api.run import Run, Say, train_replicates
 from pfljax.core.errors import ArgumentError
 from pfljax.data import Federation
@@ -29,7 +29,7 @@ def method_row(title: str, cells: Sequence[Cell]) -> dict:
     score = "accuracy" if cells[0].summary["task"] == "classification" else "loss"
     last = [cell.summary["last"] for cell in cells]
     mean = lambda values: float(np.mean(list(values)))
-    curves = np.stack([[row[score] for row in cell.rows] for cell in cells])
+    rounds, curves = over_rounds([cell.rows for cell in cells], score)
     privacy = [cell.summary["privacy"] for cell in cells]
     return {
         "algorithm": title,
@@ -44,7 +44,7 @@ def method_row(title: str, cells: Sequence[Cell]) -> dict:
         "seconds_per_round": mean(cell.summary["seconds_per_round"] for cell in cells),
         "epsilon": [each["epsilon"] for each in privacy] if privacy[0] else None,
         "unaccounted": (privacy[0] or {}).get("unaccounted"),
-        "rounds": [row["round"] for row in cells[0].rows],
+        "rounds": rounds,
         "curve_mean": curves.mean(axis=0).tolist(),
         "curve_std": curves.std(axis=0).tolist(),
     }

@@ -209,6 +209,8 @@ class Trainer:
         self.seconds = self.histories[0].seconds
         for each, history in zip(self.experiments, self.histories, strict=True) if restored else ():
             history.write(algorithm.report.scored, each.federation)  # files may be lost, or know of later rounds
+        if not restored:
+            self._evaluate()
 
     def _topology(self) -> str:
         """How the models that clients are said to use lie with respect to them."""
@@ -292,48 +294,47 @@ class Trainer:
         kept = f" {said} {self.folders.outs[number]}" if self.folders.outs else ""
         raise RunError(f"{why}; a smaller learning rate may help.{kept}")
 
-    def _evaluate(self, newest: Sequence[Record]) -> None:
-        """Adds a row to every run's history."""
+    def _evaluate(self, newest: Sequence[Record] | None = None) -> None:
+        """Adds a row to every run's history.
+
+        Args:
+            newest: Each run's last records; None for the initial models, which no round has trained: their "train_loss"
+                is that of their predictions, and the method's own metrics are missing.
+        """
         found = jax.device_get(self.evaluate(self._key(2), self.state, self.clients, self.splits))
-        parts = zip(self.experiments, self.histories, newest, self.replicates.split(found), strict=True)
+        records = newest or [None] * self.replicates.num
+        parts = zip(self.experiments, self.histories, records, self.replicates.split(found), strict=True)
         for number, (each, history, record, (scores, collaboration)) in enumerate(parts):
             scored = slice(None) if each.scored is None else each.scored
-            sizes_of = lambda part, each=each, scored=scored: getattr(each.federation, part).size[scored]
+            sizes = {part: np.asarray(getattr(each.federation, part).size)[scored] for part in scores}
+            means = {part: evaluation.summarize(values, sizes[part]) for part, values in scores.items()}
             row = {
                 "round": self.done,
                 "seconds": self.seconds,
-                "train_loss": float(record.train_loss[-1]),
-                **evaluation.summarize(scores["test"], sizes_of("test")),
+                "train_loss": float(record.train_loss[-1]) if record else means["train"]["loss"],
+                **means["test"],
                 "bytes_down": history.down,
                 "bytes_up": history.up,
-                **{name: float(values[-1]) for name, values in record.metrics.items()},
+                **{name: float(values[-1]) for name, values in (record.metrics.items() if record else ())},
             }
-            lost = np.flatnonzero(~np.isfinite(scores["test"]["loss"]) & (np.asarray(sizes_of("test")) > 0))
-            if len(lost):  # by the last update, whose loss no round has told
+            lost = np.flatnonzero(~np.isfinite(scores["test"]["loss"]) & (sizes["test"] > 0))
+            if len(lost):  # by the last update, whose loss no round has told, or from the start
                 client = lost[0] if each.scored is None else each.scored[lost[0]]
-                why = f"round {self.done}: the loss of client {client} is not finite after it"
+                where, after = (f"round {self.done}", " after it") if self.done else ("the initial models", "")
+                why = f"{where}: the loss of client {client} is not finite{after}"
                 self.diverged.setdefault(number, why)
                 if not self.keep_going:
                     continue
-            if "validation" in scores:
-                values = evaluation.summarize(scores["validation"], sizes_of("validation"))
-                row |= {f"validation_{name}": values[name] for name in ("loss", "accuracy") if name in values}
+            validated = means.get("validation", {})
+            row |= {f"validation_{name}": validated[name] for name in ("loss", "accuracy") if name in validated}
             history.add(row, scores, collaboration)
             history.write_rows()
-            self._track(number, row, scores, collaboration)
+            if self.trackers[number] and processes.is_first():
+                used = collaboration if each.scored is None else {}
+                place = {"shared": history.topology == "shared", "resumed": self.resumed}
+                self.trackers[number](make_evaluation(row, means, scores, used, **place))
         if self.diverged and not self.keep_going:
             self._stop(*next(iter(self.diverged.items())))
-
-    def _track(self, number: int, row: dict, scores: dict, used: dict) -> None:
-        """Hands a run's evaluation to its tracker."""
-        tracker, each = self.trackers[number], self.experiments[number]
-        if tracker is None or not processes.is_first():
-            return
-        scored = slice(None) if each.scored is None else each.scored
-        sizes = {part: np.asarray(getattr(each.federation, part).size)[scored] for part in scores}
-        shared = self.histories[number].topology == "shared"
-        used = used if each.scored is None else {}
-        tracker(make_evaluation(row, scores, sizes, used, shared=shared, resumed=self.resumed))
 
     def _save(self) -> None:
         assert self.state is not None

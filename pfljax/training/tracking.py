@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pfljax.core.errors import ArgumentError
-from pfljax.evaluation import collaboration, metrics
+from pfljax.evaluation import collaboration
 
 MAX_MATRIX = 2000  # clients or models, beyond which no collaboration matrix is made
 
@@ -23,9 +23,8 @@ class Evaluation(NamedTuple):
         round: Number of rounds done.
         resumed: The round that training went on from when this process took up the run; 0 for a new run. Rounds after
             it that were tracked before are tracked again.
-        scalars: By name: "accuracy/test", "accuracy_bottom_decile/test", "loss/train" and so on, as in
-            `metrics.summarize`; then "train_loss", "bytes_down", "bytes_up" (per client, so far), "seconds" and the
-            method's own metrics, as in metrics.jsonl.
+        scalars: By name: "accuracy/test", "accuracy_bottom_decile/test", "loss/train" and so on; then "train_loss",
+            "bytes_down", "bytes_up" (per client, so far), "seconds" and the method's own metrics, as in metrics.jsonl.
         per_client: By name, such as "accuracy/test": one value for each client that has examples of the split.
         collaboration: (K, N) weight that each client gives to each model; None with `eval_clients`, and above
             2,000 clients or models.
@@ -49,8 +48,8 @@ def named(tracker: Tracker | None, run: str) -> Tracker | None:
 
 def make_evaluation(
     row: Mapping[str, float],
+    means: Mapping[str, Mapping[str, float]],
     scores: Mapping[str, Mapping[str, np.ndarray]],
-    sizes: Mapping[str, np.ndarray],
     used: Mapping[str, np.ndarray],
     *,
     shared: bool,
@@ -60,18 +59,19 @@ def make_evaluation(
 
     Args:
         row: The row of metrics.jsonl.
-        scores: By split and metric: one value for each client that is scored.
-        sizes: By split: these clients' numbers of examples.
+        means: By split: what `metrics.summarize` makes of its scores.
+        scores: By split and metric: one value for each client that is scored; NaN without examples.
         used: "index" and "weights" (K, J) of the models that clients use; empty where not all clients are scored.
         shared: Whether the models are shared, and not the clients' own.
         resumed: As in `Evaluation`.
     """
-    summaries = {split: metrics.summarize(dict(values), sizes[split]) for split, values in scores.items()}
-    scalars = {f"{name}/{split}": value for split, found in summaries.items() for name, value in found.items()}
-    told = {"round", *summaries["test"], *(f"validation_{name}" for name in summaries["test"])}
+    scalars = {f"{name}/{split}": value for split, found in means.items() for name, value in found.items()}
+    told = {"round", *means["test"], *(f"validation_{name}" for name in means["test"])}
     scalars |= {name: value for name, value in row.items() if name not in told}
     per_client = {
-        f"{name}/{split}": value[sizes[split] > 0] for split, values in scores.items() for name, value in values.items()
+        f"{name}/{split}": values[~np.isnan(values)]
+        for split, found in scores.items()
+        for name, values in found.items()
     }
     matrix = None
     if used:

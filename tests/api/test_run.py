@@ -109,11 +109,11 @@ def test_training_goes_on_and_resumes(trained, clients, tmp_path):
     whole = start().train(rounds=6, eval_every=2)
     parts = start()
     out = tmp_path / "run"
-    assert len(parts.train(rounds=4, eval_every=2, out=out).history) == 2
+    assert len(parts.train(rounds=4, eval_every=2, out=out).history) == 3
     resumed = start().train(rounds=6, eval_every=2, out=out, resume=True)
     longer = parts.train(rounds=2, eval_every=2)
     for other in (longer, resumed):
-        assert [row["round"] for row in other.history] == [2, 4, 6]
+        assert [row["round"] for row in other.history] == [0, 2, 4, 6]
         np.testing.assert_array_equal(other.results["loss_test"], whole.results["loss_test"])
     assert longer.summary["rounds"] == 6
 

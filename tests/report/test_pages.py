@@ -177,6 +177,15 @@ def test_comparison_scaling_and_benchmark_are_drawn(tmp_path):
         assert min(matplotlib.image.imread(path).shape[:2]) > 100
 
 
+def test_measures_of_a_method_are_missing_for_the_initial_models(tmp_path):
+    make_run(tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows[1:] = [row | {"drift": 0.5} for row in rows[1:]]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert packed(report.write(tmp_path))["measured"] == {"drift": [None, 0.5, 0.5]}
+    assert (tmp_path / "figures" / "measures.png").stat().st_size > 1000
+
+
 def test_bars_show_a_deviation_only_over_several_seeds():
     row = {"algorithm": "a", "accuracy_mean": 0.9, "accuracy_std": 0.0, "seeds": [{}]}
     row |= {"rounds": [1, 2], "curve_mean": [0.5, 0.9], "curve_std": [0.0, 0.0]}
