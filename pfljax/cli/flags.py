@@ -299,13 +299,14 @@ def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
 def _define_splits(add: Group) -> None:
     """How many examples a client has, and of which parts."""
     add.switch("replacement", False, "let clients share examples, for more clients than there are examples for")
-    add.switch("official_test", False, "test on the data set's own test examples, not on a share of each client's")
+    text = "test on the data set's own test examples, not on a share of each client's"
+    add.switch("official_test", False, f"{text}; on for an npz file with is_test, unless --test_fraction is given")
     add.whole("train_examples", 0, "most training examples per client; 0 is no limit", least=0)
     add.whole("test_examples", 0, "most test examples per client; 0 is no limit (synthetic draws 5,000)", least=0)
     add.real(
         "test_fraction",
         0.2,
-        "share of a client's examples to test on, where the data set does not say",
+        "share of a client's examples to test on, without --official_test",
         above=0,
         below=1,
     )

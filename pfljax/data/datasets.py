@@ -114,6 +114,9 @@ def npz(
 ) -> Federation:
     """The examples of an npz file: x, y and, optionally, client or writer, coarse and is_test (see `sources.npz`).
 
+    Examples for which is_test holds are the clients' test examples, unless `official_test=False` or a `test_fraction`
+    is given.
+
     Args:
         file: Its path.
         num_clients: K; None: all clients in the file, 16 if it names none.
@@ -126,8 +129,9 @@ def npz(
         splits: How each client's examples are split.
         **options: Fields of `Splits`, in place of those of `splits`.
     """
-    splits = make_splits(splits, options)
     source = sources.npz(file, seed=seed, fraction=fraction, standardize=standardize, task=task)
+    official = source.is_test is not None and "test_fraction" not in options
+    splits = make_splits(splits, options, official_test=official)
     return load(source, partition, splits, num_clients=num_clients, seed=seed)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from pfljax.core.errors import ArgumentError
 from pfljax.core.pooled import Pooled
 from pfljax.core.types import ClientData, Split, Task
 from pfljax.data import partitions
@@ -38,6 +39,8 @@ class Federation:
         own: The clients whose x and y are on this process; None: all. Everything else is of all clients.
         index_digest: A fingerprint of who has which examples, known without their content.
         attacker: (K,) bool, which clients attack; None: none of them.
+        class_names: The names of classes 0..C-1, where the labels were strings; else empty.
+        official_test: Whether the clients' test examples are the data set's own; None: it has none of its own.
     """
 
     train: Split
@@ -51,6 +54,8 @@ class Federation:
     own: slice | None = None
     index_digest: str = ""
     attacker: np.ndarray | None = None
+    class_names: tuple[str, ...] = ()
+    official_test: bool | None = None
 
     @property
     def num_clients(self) -> int:
@@ -75,6 +80,8 @@ class Federation:
         kind = "regression" if self.task == "regression" else f"{self.num_classes} classes"
         counts = ((int(getattr(self, part).size.sum()), part) for part in PARTS)
         told = ", ".join(f"{count:,} {part}" for count, part in counts if count)
+        tests = {None: "", True: " (the data set's own)", False: " (drawn; the data set's own are not used)"}
+        told += tests[self.official_test]
         return f"<{self.name}: {self.num_clients:,} clients, {kind}, x {self.train.x.shape[2:]}; {told}>"
 
     @classmethod
@@ -100,13 +107,15 @@ class Federation:
 
         Args:
             x: (n, *features) numbers.
-            y: (n,) targets: integers are classes 0..C-1, floats a regression (unless `num_classes` is given).
+            y: (n,) targets: integers are classes 0..C-1, strings are classes in sorted order, whose names
+                `class_names` keeps (predictions stay numbers), floats are a regression (unless `num_classes` is given).
             client: (n,) the client of each example, integers or strings. Clients are numbered in sorted order.
             num_clients: K; None: all in `client`, else 16. Of those in `client` fewer are drawn uniformly.
             partition: Who gets which examples; None: those of `client` where it is given, else two label groups (at
                 random for a regression).
             seed: Decides partition and splits.
-            is_test: (n,) bool, the examples for testing; None: `test_fraction` of each client's.
+            is_test: (n,) bool, the examples for testing, unless `official_test=False`; None: `test_fraction` of each
+                client's.
             num_classes: Classes C, where y need not show them all.
             standardize: Whether each feature (each channel of images) gets mean 0 and standard deviation 1, measured
                 on the examples that are not for testing.
@@ -117,6 +126,8 @@ class Federation:
         Raises:
             ArgumentError: naming the argument.
         """
+        if is_test is not None and "test_fraction" in options and not {"official_test", "replacement"} & options.keys():
+            raise ArgumentError("test_fraction", "is_test says which examples are for testing; name one of the two")
         splits = make_splits(splits, options, official_test=is_test is not None)
         given = {"x": x, "y": y, "client": client, "is_test": is_test}
         source = make_source(
@@ -164,7 +175,10 @@ def load(
     partition = partition or partitions.default(source)
     assignment = partitions.assign(source, partition, num_clients=num_clients, splits=splits, seed=seed)
     federation = pack(source, assignment, splits, seed=seed, own=own if splits.targets == "own" else None)
-    federation = dataclasses.replace(federation, name=f"{source.name}, {partition.name}")
+    official = None if source.is_test is None else splits.official_test
+    federation = dataclasses.replace(
+        federation, name=f"{source.name}, {partition.name}", official_test=official, class_names=source.class_names
+    )
     if splits.targets == "own":
         return federation
     federation = shuffle_targets(federation, seed)  # which needs all of them

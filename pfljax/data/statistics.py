@@ -127,6 +127,8 @@ def describe(federation: Federation) -> dict:
         part: {"total": int(split.size.sum()), **spread(np.asarray(split.size))} for part, split in parts.items()
     }
     summary |= {"clients": federation.num_clients, "digest": digest(federation)}
+    if federation.class_names:
+        summary["class_names"] = list(federation.class_names)
     counts = class_counts(federation)
     if counts is not None:
         summary["classes_per_client"] = spread((counts > 0).sum(axis=1))

@@ -24,7 +24,7 @@ from pfljax.training.experiment import Experiment
 from pfljax.training.folders import CLIENTS, Folders, Resume
 from pfljax.training.history import History
 from pfljax.training.locks import locked
-from pfljax.training.progress import progress
+from pfljax.training.progress import progress, told
 from pfljax.training.replicates import ONE, Replicates
 from pfljax.training.tracking import Tracker, make_evaluation
 
@@ -139,7 +139,8 @@ class Trainer:
         self.experiments = [each.with_rounds(rounds) for each in self.experiments]
         schedule = Schedule(*(min(every, rounds) for every in schedule))
         if self.length != schedule.eval_every:
-            self._compile(schedule.eval_every)
+            with told("compiling", self.say):
+                self._compile(schedule.eval_every)
         if self.compiled.saving:
             self.compiled.saving.check(rounds)
         if self.state is None:
@@ -201,7 +202,8 @@ class Trainer:
             files.write_json(out / "config.json", each.config)
         self.folders.forget_later(self.done)
         if not restored:
-            self.state = compiled.init(self._key(0), self.clients)
+            with told("making the initial models", self.say):
+                self.state = compiled.init(self._key(0), self.clients)
         outs, topology = self.folders.outs or [None] * self.replicates.num, self._topology()
         self.histories = [
             History(out, self.done, topology, each.scored) for out, each in zip(outs, self.experiments, strict=True)
@@ -210,7 +212,8 @@ class Trainer:
         for each, history in zip(self.experiments, self.histories, strict=True) if restored else ():
             history.write(algorithm.report.scored, each.federation)  # files may be lost, or know of later rounds
         if not restored:
-            self._evaluate()
+            with told("evaluating the initial models", self.say):
+                self._evaluate()
 
     def _topology(self) -> str:
         """How the models that clients are said to use lie with respect to them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 from pfljax.core.errors import ArgumentError
 from pfljax.evaluation import collaboration
 
+FLUSH_SECONDS = 1  # how long TensorBoard may have to wait for what was evaluated
 MAX_MATRIX = 2000  # clients or models, beyond which no collaboration matrix is made
 
 
@@ -82,6 +84,19 @@ def make_evaluation(
     return Evaluation("", int(row["round"]), resumed, scalars, per_client, matrix)
 
 
+def summary_writer() -> Any:
+    """The class that writes for TensorBoard.
+
+    Raises:
+        ArgumentError: if tensorboardX is not installed.
+    """
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError as error:
+        raise ArgumentError("tensorboard", "needs tensorboardX: pip install 'pfljax[tensorboard]'") from error
+    return SummaryWriter
+
+
 class TensorBoard:
     """A tracker that writes scalars, histograms over clients and the collaboration matrix for TensorBoard.
 
@@ -98,11 +113,7 @@ class TensorBoard:
         Raises:
             ArgumentError: if tensorboardX is not installed.
         """
-        try:
-            import tensorboardX
-        except ImportError as error:
-            raise ArgumentError("tensorboard", "needs tensorboardX: pip install 'pfljax[tensorboard]'") from error
-        self._make, self._folder = tensorboardX.SummaryWriter, Path(folder)
+        self._make, self._folder = summary_writer(), Path(folder)
         self._writers: dict[str, Any] = {}
 
     def __call__(self, evaluation: Evaluation) -> None:
@@ -117,12 +128,13 @@ class TensorBoard:
                 writer.add_histogram(f"clients/{name}", finite, step)
         if evaluation.collaboration is not None:
             writer.add_image("collaboration", np.clip(evaluation.collaboration, 0, 1), step, dataformats="HW")
-        writer.flush()
 
     def _writer(self, evaluation: Evaluation) -> Any:
         if evaluation.run not in self._writers:
             purge = evaluation.resumed + 1 if evaluation.resumed else 0
-            writer = self._make(str(self._folder / evaluation.run), purge_step=purge)
+            suffix = f".{secrets.token_hex(4)}"  # else two files of one second have one name
+            options = {"purge_step": purge, "filename_suffix": suffix, "flush_secs": FLUSH_SECONDS}
+            writer = self._make(str(self._folder / evaluation.run), **options)
             weakref.finalize(self, writer.close)
             self._writers[evaluation.run] = writer
         return self._writers[evaluation.run]

@@ -35,7 +35,7 @@ def trained(clients, tmp_path_factory):
 def test_a_result_tells_what_its_files_tell(trained, clients):
     _, result = trained
     rows = files.read_jsonl(result.out / "metrics.jsonl")
-    assert [row["round"] for row in result.history] == [row["round"] for row in rows] == [2, 4]
+    assert [row["round"] for row in result.history] == [row["round"] for row in rows] == [0, 2, 4]
     assert result.accuracy == rows[-1]["accuracy"] and result.loss == rows[-1]["loss"]
     stored = files.read_npz(result.out / "results.npz")["accuracy_test"][-1]
     np.testing.assert_array_equal(result.per_client_accuracy, stored)
@@ -59,7 +59,7 @@ def test_predictions_are_those_that_were_scored(trained, clients):
 
 def test_collaboration_is_a_matrix_of_weights(trained, clients):
     found = trained[1].collaboration
-    assert found.rounds.tolist() == [2, 4]
+    assert found.rounds.tolist() == [0, 2, 4]
     matrix = found.matrix()
     assert matrix.shape == (6, 6)
     np.testing.assert_allclose(matrix.sum(axis=1), 1, atol=1e-5)
