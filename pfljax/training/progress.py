@@ -28,7 +28,8 @@ def progress(total: int, done: int, say: Callable[[str], None] | None, bar: bool
         with _bar(total, done) as advance:
             yield advance
     elif say is not None:
-        yield _lines(total, done, say)
+        with told("training", say):  # the first dispatch may last
+            yield _lines(total, done, say)
     else:
         yield lambda done: None
 
