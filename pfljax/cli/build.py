@@ -153,9 +153,12 @@ def build_clients(settings: Settings, seed: int) -> Clients:
     own = build_execution(settings).make_plan().own_rows if apart else None
     load = functools.partial(data.load, source, partition, splits, num_clients=settings.num_clients or None, seed=seed)
     with told("dividing the examples among clients", print):
-        federation, unseen = data.split_unseen(load(), share, seed) if share else (load(own=own), None)
-    if share and own:
-        federation, unseen = (data.keep_own(each, own(each.num_clients)) for each in (federation, unseen))
+        if share:
+            federation, unseen = data.split_unseen(load(), share, seed)
+            if own:
+                federation, unseen = (data.keep_own(each, own(each.num_clients)) for each in (federation, unseen))
+        else:
+            federation, unseen = load(own=own), None
     processes.agree({"who has which examples": federation.index_digest})
     return federation, unseen
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
+from typing import Any
 
 import numpy as np
 
@@ -123,7 +124,7 @@ def describe(federation: Federation) -> dict:
         return {"min": int(values.min()), "median": float(np.median(values)), "max": int(values.max())}
 
     parts = {"train": federation.train, "validation": federation.validation, "test": federation.test}
-    summary = {
+    summary: dict[str, Any] = {
         part: {"total": int(split.size.sum()), **spread(np.asarray(split.size))} for part, split in parts.items()
     }
     summary |= {"clients": federation.num_clients, "digest": digest(federation)}

@@ -332,10 +332,11 @@ class Trainer:
             row |= {f"validation_{name}": validated[name] for name in ("loss", "accuracy") if name in validated}
             history.add(row, scores, collaboration)
             history.write_rows()
-            if self.trackers[number] and processes.is_first():
+            tracker = self.trackers[number] if processes.is_first() else None
+            if tracker:
                 used = collaboration if each.scored is None else {}
                 place = {"shared": history.topology == "shared", "resumed": self.resumed}
-                self.trackers[number](make_evaluation(row, means, scores, used, **place))
+                tracker(make_evaluation(row, means, scores, used, **place))
         if self.diverged and not self.keep_going:
             self._stop(*next(iter(self.diverged.items())))
 

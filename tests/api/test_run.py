@@ -12,6 +12,7 @@ import pytest
 
 import pfljax as pfl
 from pfljax.api import frames
+from pfljax.api.cells import over_rounds
 from pfljax.training import files
 
 ROOT = Path(__file__).parents[2]
@@ -145,6 +146,13 @@ def test_a_comparison_is_a_table(clients, tmp_path):
     frame = table.to_pandas()
     assert frame.algorithm.tolist() == ["fedavg", "fedavg", "gentle", "gentle"]
     assert frame.seed.tolist() == [0, 1, 0, 1] and frame.accuracy[:2].tolist() == alone
+
+
+def test_curves_are_of_the_rounds_that_all_seeds_have():
+    """As after a change of eval_every, or of runs that an earlier version began without round 0."""
+    rows = lambda *rounds: [{"round": number, "accuracy": number / 10} for number in rounds]
+    rounds, curves = over_rounds([rows(0, 2, 4, 6), rows(2, 3, 6)], "accuracy")
+    assert rounds == [2, 6] and curves.tolist() == [[0.2, 0.6]] * 2
 
 
 def test_one_s_own_arrays_and_module():

@@ -185,6 +185,17 @@ def test_the_history_begins_with_the_initial_models(monkeypatch):
     assert history.rows[1]["loss"] != first["loss"]
 
 
+def test_a_run_that_was_begun_without_round_0_goes_on(whole, tmp_path):
+    evaluate = loop.Trainer._evaluate
+    with pytest.MonkeyPatch.context() as patch:  # an earlier version
+        patch.setattr(loop.Trainer, "_evaluate", lambda self, newest=None: newest and evaluate(self, newest))
+        train(make_experiment("local"), tmp_path, 2)
+    train(make_experiment("local"), tmp_path, resume=True)
+    expected, found = (files.read_npz(out / "results.npz") for out in (whole("local")[0], tmp_path))
+    assert found["rounds"].tolist() == list(range(1, ROUNDS + 1))
+    np.testing.assert_array_equal(found["loss_test"], expected["loss_test"][1:])
+
+
 @pytest.mark.parametrize(("name", "models"), [("fedavg", 1), ("local", 0)])
 def test_traffic_follows_from_what_is_exchanged(name, models, whole):
     model_bytes = 4 * (3 * 3 + 3)
