@@ -84,7 +84,11 @@ class Result:
 
     @property
     def history(self) -> list[dict]:
-        """One entry per evaluated round: round, seconds, losses, accuracies, traffic, and the method's own metrics."""
+        """One entry per evaluated round: round, seconds, losses, accuracies, traffic, and the method's own metrics.
+
+        The first is of the initial models, round 0. Its "train_loss" is theirs on the training examples; the method's
+        own metrics are those of a round, and it has none.
+        """
         return self._rows
 
     @property

@@ -120,7 +120,7 @@ class Run:
             resume: True goes on from the newest whole checkpoint in `out`, or starts at round 0 where none was made
                 yet; a folder that has lost its checkpoints is refused. "if_possible" starts over there, and
                 "from_scratch" always does. `rounds` counts from round 0 of the run in `out`.
-            eval_every: Number of rounds between evaluations.
+            eval_every: Number of rounds between evaluations, of which the first is of the initial models, at round 0.
             checkpoint_every: Least number of rounds between checkpoints, which are made after evaluations.
             say: Takes lines about plan and progress, such as `print`.
             progress: Whether to show a progress bar on a terminal or in a notebook.

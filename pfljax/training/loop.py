@@ -36,7 +36,7 @@ class Schedule(NamedTuple):
     """When a run is evaluated and saved.
 
     Attributes:
-        eval_every: Number of rounds between evaluations.
+        eval_every: Number of rounds between evaluations, of which the first is at round 0.
         checkpoint_every: Least number of rounds between checkpoints, which are made after evaluations.
     """
 
