@@ -18,7 +18,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 METHOD_FILES = sorted((PACKAGE / "algorithms").glob("[!_]*.py"))
 ROOMS = ["core", "models", "engine", "local", "data", "evaluation", "algorithms", "training", "report", "api", "cli"]
 HEAVY = {"sklearn", "matplotlib", "tensorflow_datasets", "tensorflow", "networkx", "scipy.sparse", "orbax"}
-HEAVY |= {"cvxpy", "jax_privacy", "pandas", "IPython"}
+HEAVY |= {"cvxpy", "jax_privacy", "pandas", "IPython", "plotly"}
 FLAG = re.compile(r"(?<![\w-])--[a-z]")
 MAX_LINES = 60
 

@@ -10,6 +10,7 @@ from pfljax.engine import processes
 from pfljax.training import files, folders, manifest
 
 SUMMARY, ROWS = "summary.json", "metrics.jsonl"
+LOST = folders.LOST  # in a line of a run that a table passes on
 
 
 @dataclasses.dataclass(frozen=True)

@@ -109,7 +109,7 @@ class Table:
         return report.comparison_figure(self.rows)
 
     def write(self, out: Path) -> None:
-        """Writes comparison.md, .csv, .json and .png into a folder."""
+        """Writes comparison.md, .csv, .json and .png into a folder, and report.html, which leads to each run's page."""
         heads, body = self.columns()
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([heads, *body])
@@ -117,6 +117,7 @@ class Table:
         files.write_text(out / "comparison.csv", text.getvalue())
         files.write_text(out / "comparison.json", json.dumps(files.plain(self.rows), indent=2) + "\n")
         report.save(self.plot(), out / "comparison.png")
+        report.write_comparison(out / "report.html", [out], self.title)
 
 
 def epsilon_text(values: Sequence[float | None]) -> str:
@@ -220,8 +221,10 @@ def _cells(
     left = [number for number in range(len(runs)) if number not in found]
     outs = [folders[number] for number in left] if folders else None
     resume = "if_possible" if folders else False
+    told = say and (lambda line: say(line.strip()) if cells.LOST in line else None)
     if replicate and len(left) > 1:
-        results = train_replicates([runs[n] for n in left], rounds, outs=outs, resume=resume, schedule=schedule)
+        many = [runs[n] for n in left]
+        results = train_replicates(many, rounds, outs=outs, resume=resume, schedule=schedule, say=told)
     else:
         results = [
             runs[n].train(
@@ -230,6 +233,7 @@ def _cells(
                 resume=resume,
                 eval_every=schedule.eval_every,
                 checkpoint_every=schedule.checkpoint_every,
+                say=told,
                 progress=False,
             )
             for n in left

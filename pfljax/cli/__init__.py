@@ -1,4 +1,4 @@
-"""The command line: `pfljax train|compare|scaling [flags]`. Only here do flags become objects of the Python API."""
+"""The command line: `pfljax COMMAND [flags]`. Only here do flags become objects of the Python API."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ COMMANDS = {
     "train": "train one method on one data set",
     "compare": "compare methods on the same splits and seeds",
     "scaling": "measure time, memory and traffic against the number of clients",
+    "report": "write the page of a run, or of a comparison of runs",
 }
 
 

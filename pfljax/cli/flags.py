@@ -237,6 +237,11 @@ class Group(NamedTuple):
         """Values separated by commas, read by a parser of their own."""
         flags.DEFINE(parser, name, list(default), help, serializer=flags.CsvListSerializer(","), **self._where)
 
+    def repeated(self, name: str, help: str) -> None:
+        """A flag that may be there several times, each with a value of its own."""
+        flags.DEFINE_multi_string(name, [], help, **self._where)
+        self.registry[name].help = help  # without what absl adds
+
 
 def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
     """On what: data set, partition, splits."""

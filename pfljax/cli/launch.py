@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -39,14 +40,16 @@ class Command(NamedTuple):
         define: Registers its flags.
         run: Does it.
         keep_compiled: Whether JAX keeps what it compiles for the next run; not where compiling is timed.
-        devices: Settings -> the number of devices that they ask for; 0 for all.
+        devices: Settings -> the number of devices that they ask for; 0 for all. None: the command computes nothing.
+        listed: The flag that takes words without a name, each as one of its values; "": none are accepted.
     """
 
     doc: str | None
     define: Define
     run: Callable[[Settings], None]
     keep_compiled: bool = True
-    devices: Callable[[Settings], int] = lambda settings: settings.devices
+    devices: Callable[[Settings], int] | None = lambda settings: settings.devices
+    listed: str = ""
 
 
 def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
@@ -58,15 +61,17 @@ def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
     """
     words, settings = sys.argv[1:] if words is None else words, None
     try:
-        settings = parse(command.define, [word for word in words if word not in help.WORDS])
+        given = [word for word in words if word not in help.WORDS]
+        settings = parse(command.define, named(given, command.listed) if command.listed else given)
         if help.is_asked(words):
             print(help_of(command, settings))
             sys.exit(0)
-        if settings.coordinator:
-            if not supervision.is_watched():
-                supervision.watch()
-            supervision.end_with_the_watcher()
-        set_up_devices(settings, command.devices(settings), command.keep_compiled)
+        if command.devices:
+            if settings.coordinator:
+                if not supervision.is_watched():
+                    supervision.watch()
+                supervision.end_with_the_watcher()
+            set_up_devices(settings, command.devices(settings), command.keep_compiled)
         command.run(settings)
     except KeyboardInterrupt as error:
         end_interrupted(error, settings)
@@ -74,6 +79,13 @@ def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
         line, code = told(error, settings)
         stop(line, code)
     sys.exit(0)
+
+
+def named(words: Sequence[str], flag: str) -> list[str]:
+    """The words, with a flag before those that stand alone: neither flags nor the values of such without an =."""
+    takes = lambda before: before.startswith("-") and "=" not in before
+    alone = [not word.startswith("-") and not takes(before) for before, word in itertools.pairwise(["", *words])]
+    return [f"--{flag}={word}" if is_alone else word for word, is_alone in zip(words, alone, strict=True)]
 
 
 def end_interrupted(error: KeyboardInterrupt, settings: Settings | None) -> NoReturn:

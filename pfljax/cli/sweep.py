@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pfljax import api
+from pfljax import api, report
 from pfljax.api import Point
 from pfljax.api import cells as cells_of
 from pfljax.cli import build
@@ -134,8 +134,8 @@ def replicates(settings: Settings, name: str, runs: Sequence[Trial], outs: Seque
 
 
 def say(line: str) -> None:
-    """Of what a run says, only what its profile shows."""
-    if "profile: " in line:
+    """Of what a run says, only what its profile shows, and that it starts over."""
+    if "profile: " in line or cells_of.LOST in line:
         print(line)
 
 
@@ -256,13 +256,14 @@ def mean_over(summaries: Sequence[dict], read: Callable[[dict], float]) -> float
 def write_table(
     title: str, heads: Sequence[str], body: Sequence[Sequence[str]], rows: Sequence[dict], out: Path, figure: str = ""
 ) -> None:
-    """Writes table.md (with the title), table.csv (heads and cells) and table.json (rows); shows and names them."""
+    """Writes table.md (with the title), table.csv, table.json (rows) and a page of all runs; shows and names them."""
     lines = [" | ".join(line) for line in [heads, ["---"] * len(heads), *body]]
     files.write_text(out / "table.md", "".join(f"| {line} |\n" for line in lines) + f"\n{title}\n")
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([heads, *body])
     files.write_text(out / "table.csv", text.getvalue())
     files.write_json(out / "table.json", rows)
+    page = report.write_comparison(out / "report.html", [out], title)
     table = Table(title=title)
     for head in heads:
         table.add_column(head, justify="left" if head == heads[0] else "right")
@@ -270,3 +271,5 @@ def write_table(
         table.add_row(*line)
     Console(width=None if sys.stdout.isatty() else 200).print(table)
     print(f"table: {out / 'table.md'}, .csv, .json" + (f"; figure: {out / figure}" if figure else ""))
+    if page:
+        print(f"report: {page}")

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pfljax.report.across import is_run, runs_below, write_comparison
     from pfljax.report.canvas import save
     from pfljax.report.comparisons import (
         benchmark_figure,
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
         sweep_figure,
     )
     from pfljax.report.figures import weights_over_rounds
-    from pfljax.report.page import write
+    from pfljax.report.page import write, write_page
     from pfljax.report.plots import Plots
 
 _MODULES = {
@@ -28,14 +29,18 @@ _MODULES = {
     "branch_weights": "comparisons",
     "comparison_figure": "comparisons",
     "curves_and_last": "comparisons",
+    "is_run": "across",
     "knob_curves": "comparisons",
     "privacy_figure": "comparisons",
+    "runs_below": "across",
     "save": "canvas",
     "scaling_figure": "comparisons",
     "slope": "comparisons",
     "sweep_figure": "comparisons",
     "weights_over_rounds": "figures",
     "write": "page",
+    "write_comparison": "across",
+    "write_page": "page",
 }
 
 __all__ = [
@@ -44,14 +49,18 @@ __all__ = [
     "branch_weights",
     "comparison_figure",
     "curves_and_last",
+    "is_run",
     "knob_curves",
     "privacy_figure",
+    "runs_below",
     "save",
     "scaling_figure",
     "slope",
     "sweep_figure",
     "weights_over_rounds",
     "write",
+    "write_comparison",
+    "write_page",
 ]
 
 

@@ -3,50 +3,36 @@
 from __future__ import annotations
 
 import base64
-import html
-import math
-from collections.abc import Iterable, Mapping, Sequence
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from matplotlib.figure import Figure
-
+from pfljax.core.errors import RunError
 from pfljax.engine import processes
-from pfljax.report.canvas import byte_unit, save
-from pfljax.report.captions import draw
+from pfljax.report import canvas, captions, content, sections
+from pfljax.report.markup import Raw, choice, document, paragraph, plot, text
 from pfljax.report.plots import Plots
 from pfljax.training import files
 
-SHOWN = 100  # clients in a table; of more, the worst half and the best half of these
+NAME = "report.html"
 
-STYLE = """
-body { font: 16px/1.5 system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; color: #26323a; background: #fff;
-       max-width: 58rem; margin: 2rem auto; padding: 0 1.25rem; }
-h1 { font-size: 1.7rem; line-height: 1.25; margin-bottom: .2rem; overflow-wrap: anywhere; }
-h2 { font-size: 1.2rem; margin: 2.4rem 0 .6rem; padding-bottom: .2rem; border-bottom: 1px solid #d5dbde; }
-.lead { color: #5b6a72; margin-top: 0; }
-figure { margin: 1.4rem 0 2.2rem; }
-figure img { max-width: 100%; height: auto; display: block; margin: 0 auto; }
-figcaption { font-size: .92rem; color: #44535b; margin-top: .5rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .22rem .8rem .22rem 0; text-align: right; vertical-align: top; border-bottom: 1px solid #eceff1; }
-th { font-weight: 600; border-bottom: 1px solid #b9c3c8; }
-th:first-child, td:first-child, .text td { text-align: left; overflow-wrap: anywhere; }
-pre { background: #f4f6f7; padding: .7rem .9rem; overflow-x: auto; font-size: .86rem; }
-"""
+KINDS = {"sharing": "who shares models", "weights": "weights"}
+ORDERS = {"group": "true group", "found": "found group", "accuracy": "accuracy"}
 
-# What a table of scores shows, in this order, where the run has it.
-SCORES = {
-    "accuracy": "accuracy",
-    "accuracy_mean": "plain mean",
-    "accuracy_std": "std",
-    "accuracy_bottom_decile": "bottom decile",
-    "accuracy_min": "minimum",
-    "loss": "loss",
-    "train_loss": "train loss",
-}
+
+def read(directory: Path) -> tuple[Plots, dict[str, Any]]:
+    """The run in a folder, and its config.json.
+
+    Raises:
+        RunError: if they are damaged, or not those of a run.
+    """
+    try:
+        plots, config = Plots.read(directory), files.read_json(directory / "config.json")
+        _ = plots.summary["algorithm"], plots.summary["last"]["round"], plots.test
+    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise RunError(f"{directory}: the run's files are damaged, or not those of a run: {error}") from error
+    return plots, config
 
 
 def write(directory: Path) -> Path:
@@ -58,182 +44,155 @@ def write(directory: Path) -> Path:
         The page.
     """
     directory = Path(directory)
-    page = directory / "report.html"
+    if processes.is_first():
+        for name, figure in captions.draw(read(directory)[0], read_curve(directory)).items():
+            canvas.save(figure, directory / "figures" / f"{name}.png")
+    return write_page(directory)
+
+
+def read_curve(directory: Path) -> dict[str, Any]:
+    """The arrays of curve.npz, or none."""
+    path = directory / "curve.npz"
+    return files.read_npz(path) if path.exists() else {}
+
+
+def write_page(directory: Path) -> Path:
+    """Writes report.html alone, without the figures for papers; it needs none of them.
+
+    Returns:
+        The page.
+    """
+    directory = Path(directory)
+    page = directory / NAME
     if not processes.is_first():
         return page
-    curve = files.read_npz(directory / "curve.npz") if (directory / "curve.npz").exists() else {}
-    plots = Plots.read(directory)
-    summary = plots.summary
+    plots, config = read(directory)
+    summary, found = plots.summary, content.collect(plots)
     title = f"{summary['algorithm']} on {summary['dataset']}"
-    sections = {
-        "Result": _result(summary),
-        "Figures": "\n".join(
-            _picture(directory / "figures" / f"{name}.png", figure, caption)
-            for name, (figure, caption) in draw(plots, curve).items()
-        ),
-        "Clients that were not there in training": _unseen(summary.get("unseen") or {}),
-        "Traffic": _traffic(plots.rows),
-        "Privacy": _privacy(summary.get("privacy")),
-        "Memory and execution": _plan(summary),
-        "Clients": _clients(summary.get("per_client") or []),
-        "Configuration": _config(files.read_json(directory / "config.json")),
-    }
     facts = {"clients": "num_clients", "rounds": "rounds", "seed": "seed"}
     lead = ", ".join(f"{name} {summary[key]}" for name, key in facts.items() if key in summary)
-    body = "\n".join(f"<h2>{_text(name)}</h2>\n{content}" for name, content in sections.items() if content)
-    files.write_text(
-        page,
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{_text(title)}</title>\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<style>{STYLE}</style>\n</head>\n<body>\n<h1>{_text(title)}</h1>\n"
-        f'<p class="lead">{_text(lead)}</p>\n{body}\n</body>\n</html>\n',
-    )
+    parts = {
+        "Result": sections.result(summary) + paragraph(" ".join(found.notes)),
+        "Who shares models": _sharing(plots, found.data),
+        "One client": _client(found.data),
+        "All clients": _clients(plots, found.data),
+        "Scores over rounds": _scores(plots),
+        "More figures": "".join(map(_picture, captions.extras(plots, read_curve(directory)).items())),
+        "Clients that were not there in training": sections.unseen(summary.get("unseen") or {}),
+        "Traffic": _traffic(plots),
+        "Privacy": sections.privacy(summary.get("privacy")),
+        "Memory and execution": sections.plan(summary),
+        "Configuration": sections.config(config, summary["algorithm"]),
+        "Download": DOWNLOADS,
+    }
+    files.write_text(page, document(title, lead, parts, found.data, ["ring.js", "sharing.js", "run.js"]))
     return page
 
 
-def _picture(path: Path, figure: Figure, caption: str) -> str:
-    """Saves the figure and returns it with its caption, the image in the page itself."""
-    save(figure, path)
-    data = base64.b64encode(path.read_bytes()).decode()
-    width = round(figure.get_figwidth() * 96)
+def _sharing(plots: Plots, data: Mapping[str, Any]) -> str:
+    """The matrix and the graph, with what is chosen for both."""
+    sharing = data["sharing"]
+    if sharing is None:
+        return ""
+    orders = dict(ORDERS) if len(set(data["group"].tolist())) > 1 else {k: v for k, v in ORDERS.items() if k != "group"}
+    found = len(set(sharing["found"].tolist()))
+    said = f"Clustering finds {found} group{'s' * (found > 1)} among the clients"
+    if sharing["agreement"] is not None:
+        said += f"; it agrees with the true groups to {sharing['agreement']:.2f} (adjusted Rand index; 1 is full)"
+    columns = "models" if sharing["models"] else "clients' models"
     return (
-        f'<figure><img src="data:image/png;base64,{data}" width="{width}" alt="{_text(path.stem.replace("_", " "))}">'
-        f"<figcaption>{_text(caption)}</figcaption></figure>"
-    )
-
-
-def _text(value: Any) -> str:
-    """Any value as escaped text."""
-    if value is None or (isinstance(value, float) and not np.isfinite(value)):
-        return "-"
-    if isinstance(value, dict):
-        return ", ".join(f"{_text(name)} {_text(item)}" for name, item in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_text, value))
-    return html.escape(str(value))
-
-
-def _score(name: str, value: Any) -> str:
-    """Accuracies in percent, losses with four digits."""
-    if not isinstance(value, int | float):
-        return _text(value)
-    return f"{100 * value:.1f} %" if name.startswith("accuracy") else f"{value:.4f}"
-
-
-def _bytes(value: float) -> str:
-    scale, unit = byte_unit(value)
-    return f"{value / scale:.0f} B" if unit == "B" else f"{value / scale:.1f} {unit}"
-
-
-def _table(heads: Sequence[str], body: Iterable[Sequence[Any]], kind: str = "") -> str:
-    line = lambda tag, cells: "<tr>" + "".join(f"<{tag}>{_text(cell)}</{tag}>" for cell in cells) + "</tr>"
-    head = line("th", heads) if heads else ""
-    return f'<div class="wide"><table class="{kind}">{head}{"".join(line("td", cells) for cells in body)}</table></div>'
-
-
-def _paragraph(text: str) -> str:
-    return f"<p>{_text(text)}</p>" if text else ""
-
-
-def _result(summary: Mapping[str, Any]) -> str:
-    last, best = summary["last"], summary.get("best")
-    names = [name for name in SCORES if name in last]
-    line = lambda label, row: [label, row.get("round"), *(_score(name, row.get(name)) for name in names)]
-    body = [line("last", last)]
-    if best:
-        body.append(line(f"best by {str(best.get('selected_by', 'train_loss')).replace('_', ' ')}", best))
-    said = f"Scored: {summary['scored']}. " if "scored" in summary else ""
-    if summary.get("scored_clients"):
-        said += (
-            f"A uniform sample of {summary['scored_clients']:,} of the {summary['num_clients']:,} clients was scored. "
+        paragraph(
+            "Two clients share models where they give them like weights: the cosine of their rows of the weights W, "
+            f"as in W Wᵀ. W itself says which {columns} each client uses. Owners drift: a model belongs to those who "
+            "use it, whoever held it at the start."
         )
-    if "accuracy" in last:
-        said += "Accuracy and loss are on the clients' test examples, means weighted by their number."
-    else:
-        said += "The loss is the mean squared error on the clients' test examples, a mean weighted by their number."
-    return _table(["", "round", *(SCORES[name] for name in names)], body) + _paragraph(said)
-
-
-def _unseen(unseen: dict) -> str:
-    scores = [name for name in unseen if name.removeprefix("train_") in SCORES]
-    body = [("train " if n.startswith("train_") else "test ") + SCORES[n.removeprefix("train_")] for n in scores]
-    table = _table(
-        [], [(name, _score(key.removeprefix("train_"), unseen[key])) for name, key in zip(body, scores, strict=True)]
-    )
-    return (table if scores else "") + _clients(unseen.get("per_client") or [])
-
-
-def _clients(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The clients' table, worst first."""
-    if not rows:
-        return ""
-    heads = {"client": "client", "distribution": "distribution", "n_train": "train examples"}
-    heads |= {"target": "target", "n_test": "test examples", "accuracy": "accuracy", "loss": "loss"}
-    heads = {name: head for name, head in heads.items() if any(row.get(name) is not None for row in rows)}
-    rows = sorted(rows, key=_badness)
-    half = SHOWN // 2
-    cut = len(rows) > SHOWN
-    said = (
-        f"The {half} worst and the {half} best of {len(rows):,} clients that were scored; all are in results.npz."
-        if cut
-        else "Worst first."
-    )
-    shown = [*rows[:half], {name: "…" for name in heads}, *rows[-half:]] if cut else rows
-    cell = lambda name, value: _score(name, value) if name in ("accuracy", "loss") else value
-    return _paragraph(said) + _table(list(heads.values()), ([cell(n, row.get(n)) for n in heads] for row in shown))
-
-
-def _badness(row: Mapping[str, Any]) -> tuple[float, float]:
-    accuracy, loss = row.get("accuracy"), row.get("loss")
-    return (np.inf if accuracy is None else accuracy, np.inf if loss is None else -loss)
-
-
-def _traffic(rows: Sequence[Mapping[str, Any]]) -> str:
-    if not rows or "bytes_down" not in rows[-1]:
-        return ""
-    down, up, rounds = rows[-1]["bytes_down"], rows[-1]["bytes_up"], max(rows[-1]["round"], 1)
-    if not down + up:
-        return _paragraph("No model has left its client.")
-    lines = [(name, _bytes(n), _bytes(n / rounds)) for name, n in (("down", down), ("up", up), ("both", down + up))]
-    return _table(["per client", "in all", "per round"], lines)
-
-
-def _privacy(privacy: dict | None) -> str:
-    """What the ledger says."""
-    if not privacy:
-        return ""
-    own = [math.inf if value is None else value for value in privacy["epsilon_per_client"]]
-    bound = lambda value: "no bound" if math.isinf(value) else f"{value:.4g}"
-    lines = [
-        ("noise multiplier", f"{privacy['noise_multiplier']:g}"),
-        ("clipping norm", f"{privacy['clip_norm']:g}"),
-        ("delta", f"{privacy['delta']:g}"),
-        ("epsilon, largest of the clients", bound(max(own))),
-        ("epsilon, median", bound(float(np.median(own)))),
-    ]
-    omitted = privacy.get("unaccounted")
-    return _table([], lines) + _paragraph(
-        "The bound covers the gradients of local training and counts mini-batches as Poisson samples. "
-        + (f"Not counted: {omitted}." if omitted else "")
+        + '<div class="controls"><label class="range" for="round">Round '
+        '<input type="range" id="round" min="0" value="0" step="1">'
+        '<output id="round-shown" for="round"></output></label>'
+        '<button type="button" id="play">Play</button>'
+        + choice("kind", "Show", KINDS)
+        + choice("order", "Order by", orders)
+        + '</div><p class="note" id="cosines" aria-live="polite"></p><div class="pair">'
+        + _square(
+            plot(
+                "matrix",
+                "Matrix of the clients",
+                "A row for each client; a click picks it. The bar at the left has the colors of the true groups.",
+            )
+        )
+        + _square(
+            plot(
+                "graph",
+                "Graph of the clients",
+                "The clients in the order of the matrix, each joined to the "
+                "three that it has most to do with. Lines of the picked one are thick.",
+            )
+        )
+        + "</div>"
+        + paragraph(f"{said}. It is an average linkage of the cosines of the last round, cut in its widest gap.")
     )
 
 
-def _plan(summary: Mapping[str, Any]) -> str:
-    lines = [(name, _bytes(v) if isinstance(v, int) else v) for name, v in summary.get("plan") or []]
-    if summary.get("peak_memory_bytes") is not None:
-        lines.append(("peak memory, measured", _bytes(summary["peak_memory_bytes"])))
-    for name, key in (("compiling", "compile_seconds"), ("a round", "seconds_per_round")):
-        if summary.get(key) is not None:
-            lines.append((name, f"{summary[key]:.3g} s"))
-    return _table([], lines) if lines else ""
+def _square(figure: str) -> str:
+    return figure.replace('class="plot"', 'class="plot square"')
 
 
-def _config(config: Mapping[str, Any]) -> str:
-    command = config.get("command")
-    out = f"<p>To run it again:</p><pre>{_text(command)}</pre>" if command else ""
-    rest = {name: value for name, value in config.items() if name not in ("flags", "command") and value}
-    if rest:
-        out += _table([], rest.items(), "text")
-    if config.get("flags"):
-        out += "<h3>Flags</h3>" + _table(["flag", "value"], sorted(config["flags"].items()), "text")
+def _client(data: Mapping[str, Any]) -> str:
+    out = (
+        '<div class="controls"><label for="client">Client <select id="client"></select></label>'
+        '<button type="button" id="previous">Previous</button><button type="button" id="next">Next</button></div>'
+        '<p id="client-told" aria-live="polite"></p><div class="pair">'
+        + plot("curves", "Scores of the client over rounds", "Its scores, and those of the median client.")
+    )
+    if data["labels"] is not None:
+        out += plot("labels", "Classes of the client's training examples", "The classes of its training examples.")
+    if data["sharing"] is not None:
+        out += plot("neighbors", "Neighbors of the client over rounds", "With whom it shares models, or whom it uses.")
+    return out + "</div>"
+
+
+def _clients(plots: Plots, data: Mapping[str, Any]) -> str:
+    more: dict[str, dict[int, Any]] = {}
+    ids = data["clients"].tolist()
+    if data["sharing"] is not None:
+        more["found group"] = dict(zip(ids, data["sharing"]["found"].tolist(), strict=True))
+    ledger = plots.summary.get("privacy")
+    if ledger:
+        own = ledger["epsilon_per_client"]
+        more["epsilon"] = {k: sections.bound(own[k]) for k in ids if k < len(own)}
+    table = sections.clients(data["rows"] or [], more, pickable=True)
+    return plot("ranking", "Every client's score in the last round", "Do the bad ones share a group?") + (
+        f'<div id="clients-table">{table}</div>' if table else ""
+    )
+
+
+def _scores(plots: Plots) -> str:
+    out = plot("spread", "Distribution of the clients' scores over rounds", "Does the worst tenth gain with the mean?")
+    for number, name in enumerate(plots.measured):
+        out += plot(f"measure-{number}", f"{name} over rounds", f"{name.replace('_', ' ')}, which the method measures.")
     return out
+
+
+def _traffic(plots: Plots) -> str:
+    shown = len(plots.bytes_sent) == len(plots.test) and plots.bytes_sent.any()
+    drawn = plot("traffic", "Score against traffic", "Where does more traffic stop paying?") if shown else ""
+    return sections.traffic(plots.rows) + drawn
+
+
+def _picture(entry: tuple[str, captions.Captioned]) -> str:
+    """A figure with its caption, the image in the page itself."""
+    name, (figure, caption) = entry
+    image = base64.b64encode(canvas.to_png(figure)).decode()
+    width = round(figure.get_figwidth() * 96)
+    return Raw(
+        f'<figure><img src="data:image/png;base64,{image}" width="{width}" alt="{text(name.replace("_", " "))}">'
+        f"<figcaption>{text(caption)}</figcaption></figure>"
+    )
+
+
+DOWNLOADS = (
+    '<div class="controls"><button type="button" id="csv-rounds">Rounds (CSV)</button>'
+    '<button type="button" id="csv-clients">Clients (CSV)</button>'
+    '<button type="button" id="csv-scores">Scores by client and round (CSV)</button></div>'
+    '<p class="note">The clients that the page shows; scores to four digits. results.npz has everything.</p>'
+)

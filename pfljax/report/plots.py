@@ -29,7 +29,7 @@ class Plots:
         rows: As in metrics.jsonl, a dict per evaluated round.
         results: As in results.npz; "rounds" (T,) and scores by split, as "accuracy_test" (T, K).
         used: As in collaboration.npz: "round" (T,), "index" and "weights" (T, K, J), "distribution" (K,),
-            "topology", and where the method has them "target" (K,) and "affinity" (T, K, K).
+            "topology", and where there are any "target" (K,), "labels" (K, C) and "affinity" (T, K, K).
     """
 
     summary: Mapping[str, Any]
@@ -91,8 +91,23 @@ class Plots:
     @property
     def collaborates(self) -> bool:
         """Whether clients choose among models; own models only, or one model for all, would make empty pictures."""
-        several = "weights" in self.used and self.topology != "own" and int(np.max(self.used["index"])) > 0
-        return several and "clients" not in self.used  # who uses whom is known of a sample only
+        return self.chooses and "clients" not in self.used  # who uses whom is known of a sample only
+
+    @property
+    def chooses(self) -> bool:
+        """Whether there is something to see of who uses whom, if only of a sample of the clients."""
+        return "weights" in self.used and self.topology != "own" and int(np.max(self.used["index"])) > 0
+
+    @property
+    def ids(self) -> Int[np.ndarray, " K"]:
+        """The clients that were scored: all, or the sample."""
+        clients = self.used.get("clients", self.results.get("clients"))
+        return np.arange(self.test.shape[1]) if clients is None else np.asarray(clients)
+
+    @property
+    def client_rows(self) -> dict[int, Mapping[str, Any]]:
+        """The rows of summary.json on each client, by client."""
+        return {row["client"]: row for row in self.summary.get("per_client") or []}
 
     @property
     def bytes_sent(self) -> Float[np.ndarray, " T"]:

@@ -23,6 +23,7 @@ from pfljax.training.locks import LOCK
 
 CLIENTS = "clients"  # folder of a run for its clients' rows under client_store=disk
 UNSAFE = "[]*?\\"  # in a path, patterns to what writes checkpoints
+LOST = "no whole checkpoint is left; starting over"
 WAY_ON = "resume from scratch to start over, or name another folder"
 
 # True goes on from the newest whole checkpoint, and starts at round 0 where none was made yet; it refuses a folder that
@@ -92,7 +93,7 @@ class Folders:
         if began == len(self.outs) and self.resume is True:  # of several, a kill may come before all have the first one
             lost = next((out for out in self.outs if not whole_checkpoints(out)), self.outs[0])
             raise ArgumentError("resume", f"{lost} has no whole checkpoint any more; {WAY_ON}")
-        why = "starting over" if began else "nothing to resume: no checkpoint was made yet; starting"
+        why = LOST if began else "nothing to resume: no checkpoint was made yet; starting"
         say(f"  {self.outs[0]}: {why} at round 0")
         for out in self.outs:
             clear(out)

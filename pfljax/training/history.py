@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pfljax.data import Federation
+from pfljax.data import Federation, statistics
 from pfljax.training import files
 
 NUMBER = re.compile("[1-9][0-9]{0,8}")
@@ -100,6 +100,8 @@ class History:
         stacked: dict[str, Any] = {name: np.stack(values) for name, values in self.collaboration.items()}
         which = slice(None) if self.scored is None else self.scored
         stacked |= {"topology": self.topology, "distribution": federation.distribution[which]} | self._clients
+        counts = statistics.class_counts(federation)
+        stacked |= {} if counts is None else {"labels": counts[which]}
         return stacked if federation.target is None else stacked | {"target": federation.target[which]}
 
     @property

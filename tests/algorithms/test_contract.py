@@ -245,6 +245,8 @@ class Renumbered(Problem):
     """A problem whose client n starts from the model of client ORDER[n]."""
 
     def init_models(self, key, numbers, **options):
+        if isinstance(numbers, int) and numbers == K:  # one model for each client, all of them at the server
+            numbers = jnp.arange(K)
         numbers = numbers if isinstance(numbers, int) else jnp.asarray(ORDER)[numbers]
         return Problem.init_models(self, key, numbers, **options)
 

@@ -2,8 +2,8 @@
 
     python tests/campaign/kills.py MODE KILLS SEED FOLDER
 
-Each run is in a process (or two) forked from this one, which has imported everything and has not started JAX. The last
-line is a JSON object with the counts and what went wrong.
+Each run is in a process of its own, or in two. The last line that is printed is a JSON object with the counts and what
+went wrong.
 """
 
 import json
@@ -12,9 +12,9 @@ import random
 import select
 import signal
 import socket
+import subprocess
 import sys
 import time
-import traceback
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -23,10 +23,10 @@ import jax
 import optax
 import runs
 import toys
-from jax._src import xla_bridge
 
+from pfljax.engine import processes
 from pfljax.engine.plan import make_plan
-from pfljax.training import checkpoints, files, loop, manifest  # noqa: F401  (imported before the forks)
+from pfljax.training import files, manifest
 from pfljax.training.loop import Schedule, Trainer
 
 ROUNDS, EVERY = 8, Schedule(eval_every=1, checkpoint_every=2)
@@ -38,93 +38,79 @@ MODES = {
     "replicates": ("fedem", "device", [1, 2, 3], 1),
     "processes": ("fedfomo", "device", [1], 2),
 }
-PATIENCE = 120  # seconds after which a run counts as hanging
+PATIENCE = 180  # seconds after which a run counts as hanging
 
 
 def experiments(mode):
-    name, store, seeds, processes = MODES[mode]
+    name, store, seeds, num_processes = MODES[mode]
     knobs = {"neighbors": 2} if name in ("federico", "fedfomo") else {}
     found = []
     for seed in seeds:
         federation = toys.make_federation((4, 3, 5, 2, 4, 3, 2, 6), validation_size=2)
         problem = toys.make_problem(federation, optax.adam(0.05), batch_size=2, cohort=4)
-        plan = make_plan("map", devices=2 * processes)
+        plan = make_plan("map", devices=2 * num_processes)
         settings = {"config": {"settings": {"algorithm": name}}, "seed": seed, "client_store": store}
         found.append(toys.make_experiment(name, problem, federation, knobs=knobs, plan=plan, **settings))
     return found
 
 
-def train(mode, out, number, address, started, said):
-    """What a forked process does: trains, and writes a byte where the first round begins."""
-    _, _, seeds, processes = MODES[mode]
+def train(mode, out, number, address, started):
+    """What a process of a run does: trains, and writes a byte where the first round begins."""
+    _, _, seeds, num_processes = MODES[mode]
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     jax.config.update("jax_compilation_cache_dir", str(out.parent / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    if processes > 1:
-        loop.processes.start(address, processes, number)
-    play = loop.Trainer._play
+    if num_processes > 1:
+        processes.start(address, num_processes, number)
+    play = Trainer._play
 
     def played(self, *args):
         os.write(started, b"1")
         play(self, *args)
 
-    loop.Trainer._play = played
+    Trainer._play = played
     outs = [out / f"seed-{seed}" for seed in seeds]
-    say = lambda line: said.write(line + "\n") and said.flush()
+    say = lambda line: print(line, flush=True)
     Trainer(experiments(mode), outs=outs, resume=out.exists(), say=say).train(ROUNDS, EVERY)
 
 
-def fork(mode, out):
-    """Starts a run's processes: their numbers, the file that tells of the first round, and what they say."""
+def start(mode, out):
+    """Starts a run's processes: these, the file that tells of the first round, and the one that has what they say."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
     told, started = os.pipe()
-    said = out.parent / f"{out.name}.log"
-    pids = []
+    said, found = out.parent / f"{out.name}.log", []
     for number in range(MODES[mode][3]):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                with open(said if not number else os.devnull, "w") as log:
-                    sys.stderr = log
-                    train(mode, out, number, address, started, log)
-                code = 0
-            except BaseException:
-                said.write_text(said.read_text() + traceback.format_exc())
-            finally:
-                os._exit(code)
-        pids.append(pid)
+        words = [sys.executable, __file__, "child", mode, str(out), str(number), address, str(started)]
+        with open(os.devnull if number else said, "w") as log:
+            found.append(subprocess.Popen(words, pass_fds=[started], stdout=log, stderr=log))
     os.close(started)
-    return pids, told, said
+    return found, told, said
 
 
-def wait(pids, told, delay=None):
-    """Waits until the first round begins, and then kills all processes after a delay, if any; their exit codes."""
-    begin = time.perf_counter()
+def wait(found, told, delay=None):
+    """Waits until the first round begins, and kills all processes after a delay, if any.
+
+    Returns:
+        The exit codes, or "hangs", and the seconds from the first round on.
+    """
     ready = select.select([told], [], [], PATIENCE)[0] and os.read(told, 1)
     played = time.perf_counter()
     if delay is not None and ready:
         time.sleep(delay)
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+        for process in found:
+            process.kill()
     codes = []
-    for pid in pids:
-        while True:
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
-                codes.append(os.waitstatus_to_exitcode(status))
-                break
-            if time.perf_counter() - begin > PATIENCE:
-                os.kill(pid, signal.SIGKILL)
-                codes.append("hangs")
-                os.waitpid(pid, 0)
-                break
-            time.sleep(0.005)
+    for process in found:
+        try:
+            codes.append(process.wait(PATIENCE))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            codes.append("hangs")
     os.close(told)
     return codes, time.perf_counter() - played
 
@@ -141,19 +127,19 @@ def play(mode, kills, seed, folder):
     """The campaign of one mode; its counts."""
     draw, wrong = random.Random(f"{mode} {seed}"), []
     whole = folder / "whole"
-    for _ in range(2):  # the second one reads what the first has compiled
+    for _ in range(2 if kills > 5 else 1):  # the second one reads what the first has compiled
         if whole.exists():
             whole.rename(folder / "first")
-        pids, told, said = fork(mode, whole)
-        codes, seconds = wait(pids, told)
-        assert codes == [0] * len(pids), (codes, said.read_text())
+        found, told, said = start(mode, whole)
+        codes, seconds = wait(found, told)
+        assert codes == [0] * len(found), (codes, said.read_text())
     done, number, at = 0, 0, []
     while done < kills:
         number += 1
         out, before = folder / f"run-{number}", (0, 0)
         for delay in [draw.uniform(0, 1.1 * seconds) for _ in range(draw.randint(1, 4))] + [None]:
-            pids, told, said = fork(mode, out)
-            codes, _ = wait(pids, told, delay)
+            found, told, said = start(mode, out)
+            codes, _ = wait(found, told, delay if done < kills else None)
             text = said.read_text()
             resumed = [int(line.split()[-1]) for line in text.splitlines() if "resumed after round" in line]
             if before[0] and resumed[:1] < [before[0]]:  # a kill may come between the last checkpoint and its manifest
@@ -165,7 +151,7 @@ def play(mode, kills, seed, folder):
             done += killed
             at += [round(before[1])] if killed else []
             if not killed:
-                if codes != [0] * len(pids):
+                if codes != [0] * len(found):
                     wrong.append(f"{out.name}: ended with {codes}: {text[-1000:]}")
                 break
         for one in sorted(whole.iterdir()):
@@ -173,9 +159,10 @@ def play(mode, kills, seed, folder):
                 runs.assert_same_runs(one, out / one.name)
             except Exception as error:
                 wrong.append(f"{out.name}: {type(error).__name__} {str(error)[:300]}")
-    assert not xla_bridge.backends_are_initialized()  # a process that has JAX's threads must not be forked
     return {"mode": mode, "kills": done, "runs": number, "rounds evaluated when killed": sorted(at), "wrong": wrong}
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and sys.argv[1] == "child":
+    train(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), sys.argv[5], int(sys.argv[6]))
+elif __name__ == "__main__":
     print(json.dumps(play(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))))

@@ -53,10 +53,21 @@ def test_of_all_methods_those_that_need_classes_are_left_out_of_a_regression(cap
         sweep.able(read("local,fedrod"), ["local", "fedrod"], Trial(0))
 
 
+def test_a_cell_that_has_lost_its_checkpoints_starts_over_and_says_so(tmp_path):
+    flags = ["--algorithms=fedavg", "--seeds=3", "--hidden=4", f"--out={tmp_path}"]
+    call(compare.COMMAND, *flags, "--rounds=2")
+    for path in (tmp_path / "fedavg" / "seed-3" / "checkpoints" / "2").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    assert "no whole checkpoint is left; starting over at round 0" in call(compare.COMMAND, *flags, "--rounds=3")
+    assert rows_of(tmp_path)[0]["algorithm"] == "fedavg"
+
+
+@pytest.mark.pages
 def test_a_row_is_the_mean_over_its_cells(tmp_path):
     flags = ["--algorithms=fedavg", "--seeds=3,4", "--rounds=2", "--hidden=4", "--unseen_clients=0.25"]
     flags.append("--eval_clients=5")
-    call(compare.COMMAND, *flags, f"--out={tmp_path}")
+    printed = call(compare.COMMAND, *flags, f"--out={tmp_path}")
     (row,) = rows_of(tmp_path)
     summaries = [files.read_json(tmp_path / "fedavg" / f"seed-{seed}" / "summary.json") for seed in (3, 4)]
     last = [summary["last"]["accuracy"] for summary in summaries]
@@ -64,6 +75,12 @@ def test_a_row_is_the_mean_over_its_cells(tmp_path):
     assert row["unseen_mean"] == pytest.approx(np.mean([summary["unseen"]["accuracy"] for summary in summaries]))
     assert (tmp_path / "comparison.png").stat().st_size > 5000
     table = (tmp_path / "table.md").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert f"report: {tmp_path / 'report.html'}" in printed and "mean ± std over seeds 3, 4" in page
+    for seed in (3, 4):
+        assert (
+            f'href="fedavg/seed-{seed}/report.html"' in page and (tmp_path / f"fedavg/seed-{seed}/report.html").exists()
+        )
     assert "unseen clients" in table and "a sample of 5 of 12 clients" in table
 
 

@@ -1,84 +1,37 @@
 """Figures and the page, from small made-up runs."""
 
+import base64
+import gzip
+import html
 import json
+import os
+import re
+import shlex
 import subprocess
 import sys
+import urllib.parse
 
 import jaxtyping
 import matplotlib.image
 import numpy as np
 import pytest
 from IPython.core.formatters import DisplayFormatter
+from run_folders import K, T, make_run
 
 from pfljax import report
 from pfljax.evaluation import collaboration
-from pfljax.report import canvas, captions, figures
-
-K, T = 6, 3
+from pfljax.report import canvas, captions, content, figures, markup
 
 
-def make_run(
-    directory, *, task="classification", topology="peers", num_models=K, optional=True, affinity=None, privacy=None
-):
-    """A run's files, with scores that are easy to recognize."""
-    rng = np.random.default_rng(0)
-    score = "accuracy" if task == "classification" else "loss"
-    results = {"rounds": np.array([10, 20, 30]), "scored": "own models", "loss_test": rng.random((T, K))}
-    results |= {f"{score}_{split}": rng.random((T, K)) for split in ("train", "test")}
-    np.savez(directory / "results.npz", **results)
-    row = {"round": 30, "seconds": 1.0, "train_loss": 0.25, "loss": 0.4321, "bytes_down": 2e6, "bytes_up": 1e6}
-    if task == "classification":
-        names = ("accuracy", "accuracy_mean", "accuracy_std", "accuracy_bottom_decile", "accuracy_min")
-        row |= dict.fromkeys(names, 0.88)
-    rows = [row | {"round": r} for r in (10, 20, 30)]
-    (directory / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    distribution = [1, 0, 1, 0, 1, 0]
-    clients = [
-        {"client": k, "n_train": 9, "n_test": 3, "distribution": distribution[k], "accuracy": 0.5, "loss": 0.1}
-        for k in range(K)
-    ]
-    summary = {
-        "algorithm": "federico",
-        "dataset": "x<&>y",
-        "task": task,
-        "num_clients": K,
-        "rounds": 30,
-        "seed": 0,
-        "scored": "own models",
-        "last": row,
-        "best": row | {"selected_by": "train_loss"},
-        "per_client": clients,
-        "seconds_per_round": 0.01,
-        "compile_seconds": 1.0,
-        "peak_memory_bytes": None,
-        "plan": [["models", 123456], ["plan", "map"]],
-        "unseen": None,
-        "privacy": privacy,
-    }
-    (directory / "summary.json").write_text(json.dumps(summary))
-    config = {"flags": {"rounds": 30}, "versions": {"jax": "0"}, "device": "cpu", "git_commit": None, "command": "c"}
-    (directory / "config.json").write_text(json.dumps(config))
-    if optional:
-        index = rng.integers(num_models, size=(T, K, 2))
-        weights = np.full((T, K, 2), 0.5)
-        np.savez(
-            directory / "collaboration.npz",
-            round=results["rounds"],
-            index=index,
-            weights=weights,
-            topology=topology,
-            distribution=np.array(distribution),
-            **(
-                {}
-                if affinity is None
-                else {"affinity": np.stack([affinity] * T), "target": np.array(distribution)[::-1]}
-            ),
-        )
-    if task == "regression":
-        grid = np.linspace(0, 1, 5)
-        arrays = {"x": grid, "y": grid, "client": np.array([0, 1, 2, 3, 4]), "grid": grid, "truth": grid}
-        prediction = np.where(np.eye(K, 5) > 0, 1.0, np.nan)
-        np.savez(directory / "curve.npz", prediction=prediction, reference=grid, reference_name="FedAvg", **arrays)
+def readable(page):
+    """A page without its scripts, in whose packed data any letters may follow each other."""
+    return page.read_text().split("<script")[0]
+
+
+def packed(page):
+    """The data that a page holds for its plots."""
+    letters = re.search(r'id="data">([^<]*)<', page.read_text())[1]
+    return json.loads(gzip.decompress(base64.b64decode(letters)))
 
 
 @pytest.fixture
@@ -98,7 +51,7 @@ def undrawn(monkeypatch):
 )
 def test_a_run_gets_its_figures_and_a_page_of_its_own(tmp_path, kind, expected):
     make_run(tmp_path, **kind)
-    text = report.write(tmp_path).read_text()
+    text = readable(report.write(tmp_path))
     pictures = {path.stem: path for path in (tmp_path / "figures").iterdir()}
     assert expected <= pictures.keys()
     if kind.get("optional") is False:
@@ -107,7 +60,7 @@ def test_a_run_gets_its_figures_and_a_page_of_its_own(tmp_path, kind, expected):
         assert min(matplotlib.image.imread(path).shape[:2]) > 100
     assert "x&lt;&amp;&gt;y" in text and "x<&>y" not in text
     assert "http://" not in text and "https://" not in text and 'src="figures' not in text
-    assert text.count("data:image/png;base64,") == len(pictures)
+    assert text.count("data:image/png;base64,") == (kind.get("task") == "regression")  # the sine curve
     assert "0.4321" in text and ("88.0 %" in text) == (kind.get("task") != "regression")
     assert not list(tmp_path.rglob("*.tmp"))
 
@@ -140,7 +93,7 @@ def test_where_nobody_has_two_to_find_nothing_is_counted(undrawn, tmp_path):
     collaboration["distribution"] = collaboration["target"] = np.arange(K)
     np.savez(tmp_path / "collaboration.npz", **collaboration)
     assert summary["privacy"] is None
-    text = report.write(tmp_path).read_text()
+    text = readable(report.write(tmp_path))
     assert "nan" not in text and "two highest affinities" not in text and "Privacy" not in text
 
 
@@ -149,7 +102,7 @@ def test_where_nobody_has_used_anything_no_share_is_told(undrawn, tmp_path):
     collaboration = dict(np.load(tmp_path / "collaboration.npz"))
     collaboration["weights"] = np.zeros_like(collaboration["weights"])
     np.savez(tmp_path / "collaboration.npz", **collaboration)
-    text = report.write(tmp_path).read_text()
+    text = readable(report.write(tmp_path))
     assert "nan" not in text
 
 
@@ -159,10 +112,6 @@ def test_sharing_is_the_cosine_of_rows_within_and_across_distributions():
     np.testing.assert_allclose(collaboration.cosines(index, weights), alike, atol=1e-12)
     found = collaboration.sharing(index, weights, np.array([0, 0, 1]))
     assert found == pytest.approx((0.8, 0.24))
-    assert captions.alike(index, weights, np.array([0, 0, 1])) == (
-        "The mean cosine is 0.80 between clients of one distribution and 0.24 between clients of different ones."
-    )
-    assert captions.alike(index, weights, np.array([0, 0, 0])).endswith("0.43 between clients of one distribution.")
     repeated = np.array([[0, 0], [0, 1]]), np.array([[0.3, 0.5], [1.0, 0.0]])  # a repeated index adds
     assert collaboration.sharing(*repeated, np.array([0, 0])).within == pytest.approx(1)
     rng = np.random.default_rng(0)
@@ -271,3 +220,116 @@ def test_matplotlib_is_imported_with_the_first_figure():
 def test_shapes_in_signatures_are_checked_in_tests():
     with pytest.raises(jaxtyping.TypeCheckError, match="weights"):
         collaboration.dense(np.zeros((2, 1), int), np.zeros((2, 3)), 4)
+
+
+def test_a_page_shows_the_runs_own_settings_and_a_command_that_a_shell_takes_back(undrawn, tmp_path):
+    make_run(tmp_path)
+    flags = {"rounds": 30, "federico.beta": 0.6, "fedem.components": 3, "data_file": None}
+    command = shlex.join(["pfljax", "train", "--out=my runs/<b>"])
+    (tmp_path / "config.json").write_text(json.dumps({"flags": flags, "command": command}))
+    text = readable(report.write_page(tmp_path))
+    shown = html.unescape(re.search(r"<pre>(.*?)</pre>", text)[1])
+    assert shlex.split(shown) == ["pfljax", "train", "--out=my runs/<b>"] and "<b>" not in text
+    assert "federico.beta" in text and "fedem.components" not in text and "data_file" not in text
+
+
+def test_what_a_run_says_cannot_leave_its_place_on_the_page(undrawn, tmp_path):
+    make_run(tmp_path)
+    bad = "</script><script>alert(1)</script>"
+    summary = json.loads((tmp_path / "summary.json").read_text()) | {"dataset": bad, "scored": bad}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    rows = (tmp_path / "metrics.jsonl").read_text().replace('"seconds"', json.dumps(bad) + ': 1.0, "seconds"')
+    (tmp_path / "metrics.jsonl").write_text(rows)
+    page = report.write_page(tmp_path)
+    text = page.read_text()
+    assert "alert(1)" in text and bad not in text and text.count("<script") == text.count("</script") == 3
+    assert bad in packed(page)["measured"]
+
+
+def test_weights_on_the_page_are_those_of_the_run(undrawn, tmp_path):
+    make_run(tmp_path)
+    index = np.array([[[2, 0]] * K, [[1, 1]] * K])
+    weights = np.array([[[0.12345, 0.87655]] * K, [[0.25, 0.5]] * K])
+    kept = dict(np.load(tmp_path / "collaboration.npz")) | {"round": np.array([10, 30]), "index": index}
+    np.savez(tmp_path / "collaboration.npz", **kept | {"weights": weights, "labels": np.arange(2 * K).reshape(K, 2)})
+    found = packed(report.write_page(tmp_path))
+    assert found["sharing"]["rounds"] == [10, 30] and found["sharing"]["used"][0] == [[0, 0.877, 2, 0.123]] * K
+    assert found["sharing"]["used"][1] == [[1, 0.75]] * K  # a repeated index adds
+    assert found["labels"][2] == [4, 5] and found["group"] == [1, 0, 1, 0, 1, 0]
+    scores = np.load(tmp_path / "results.npz")["accuracy_test"]
+    np.testing.assert_allclose(found["test"], scores.T, rtol=5e-4)
+    np.testing.assert_allclose(found["spread"]["values"][3], np.median(scores, axis=1), rtol=5e-4)
+
+
+def test_of_many_clients_the_page_shows_some_and_says_so(undrawn, tmp_path, monkeypatch):
+    monkeypatch.setattr(content, "MAX_CLIENTS", 3)
+    monkeypatch.setattr(content, "MAX_POINTS", 6)
+    make_run(tmp_path)
+    scores = np.load(tmp_path / "results.npz")["accuracy_test"][-1]
+    page = report.write_page(tmp_path)
+    found, order = packed(page), np.argsort(scores)
+    assert {order[0], order[-1]} < set(found["clients"]) and len(found["clients"]) == 3
+    assert "The page shows 3 of 6 clients" in readable(page) and "2 of 3 evaluated rounds" in readable(page)
+    assert found["rounds"] == [10, 30] and found["spread"]["rounds"] == [10, 20, 30]
+    assert len(found["sharing"]["used"][0]) == len(found["test"]) == len(found["rows"]) == 3
+
+
+def test_found_groups_are_blocks_of_clients_who_share_models():
+    index = np.array([[0, 1], [4, 5], [1, 0], [5, 4], [0, 1], [4, 5]])
+    weights = np.array([[0.5, 0.5], [0.6, 0.4], [0.4, 0.6], [0.5, 0.5], [0.6, 0.4], [0.5, 0.5]])
+    order, found = content.found_groups(index, weights)
+    assert (found == found[[0, 1, 0, 1, 0, 1]]).all() and found[0] != found[1]
+    assert sorted(order) == list(range(6)) and (np.diff(found[order]) >= 0).all()
+    alone = content.found_groups(np.arange(5)[:, None], np.ones((5, 1)))[1]
+    assert sorted(alone) == list(range(5))
+    everyone = content.found_groups(np.zeros((5, 1), int), np.ones((5, 1)))[1]
+    assert set(everyone) == {0}
+
+
+def test_rounded_numbers_keep_their_first_digits():
+    shown = markup.rounded(np.array([0.0012345, -98765.4, 0, np.nan, 1]), 3)
+    np.testing.assert_allclose(shown, [0.00123, -98800, 0, np.nan, 1], rtol=1e-12)
+
+
+def test_a_comparison_has_a_line_for_each_method_and_leads_to_its_runs(tmp_path):
+    for name, seed, level in (("a<b", 0, 0.5), ("a<b", 1, 0.7), ("best", 0, 0.9)):
+        folder = tmp_path / "out" / name / f"seed-{seed}"
+        folder.mkdir(parents=True)
+        make_run(folder, level=level, optional=False)
+    page = report.write_comparison(tmp_path / "out" / "report.html", [tmp_path / "out"], "t<i>tle")
+    text = readable(page)
+    rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", text)[1:]]
+    # Means 60 % with a standard deviation of 10 %, and 90 % of a single run; (2 + 1) MB in 30 rounds.
+    assert [row[:5] for row in rows] == [
+        ["best", "90.0 %", "90.0 %", "0.1", "0.01"],
+        ["a&lt;b", "60.0 ± 10.0 %", "60.0 ± 10.0 %", "0.1", "0.01"],
+    ]
+    links = [urllib.parse.unquote(html.unescape(link)) for link in re.findall(r'href="([^"#]*/[^"]*)"', text)]
+    assert links == ["best/seed-0/report.html", "a<b/seed-0/report.html", "a<b/seed-1/report.html"]
+    assert all((tmp_path / "out" / link).exists() for link in links) and "<i>" not in text
+    method = packed(page)["methods"][1]
+    assert method["rounds"] == [10, 20, 30] and method["curves"] == [[0.5] * 3, [0.7] * 3]
+
+
+def test_a_comparison_writes_pages_of_runs_that_lack_one_and_says_where_runs_differ(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        make_run(tmp_path / name, optional=False)
+    summary = json.loads((tmp_path / "two" / "summary.json").read_text()) | {"num_clients": 7}
+    (tmp_path / "two" / "summary.json").write_text(json.dumps(summary))
+    (tmp_path / "one" / "report.html").write_text("newer")
+    (tmp_path / "two" / "report.html").write_text("older")
+    os.utime(tmp_path / "two" / "report.html", (0, 0))
+    text = readable(report.write_comparison(tmp_path / "report.html", [tmp_path / "one", tmp_path / "two"]))
+    assert (tmp_path / "one" / "report.html").read_text() == "newer"
+    assert "federico on" in (tmp_path / "two" / "report.html").read_text()
+    assert "The runs differ in the number of clients: 6, 7." in text
+    assert report.write_comparison(tmp_path / "none.html", [tmp_path / "figures"]) is None
+
+
+def test_runs_are_looked_for_three_levels_deep(tmp_path):
+    for name in ("1", "1/2/3", "a/b/c/4", "a/tuning/r"):
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+        make_run(tmp_path / name, optional=False)
+    found = [path.relative_to(tmp_path).as_posix() for path in report.runs_below(tmp_path)]
+    assert found == ["1", "1/2/3"] and report.runs_below(tmp_path / "1") == [tmp_path / "1"]

@@ -146,6 +146,8 @@ def test_a_run_leaves_its_files_whole(whole):
     np.testing.assert_allclose(collaboration["weights"].sum(axis=2), 1, atol=1e-5)
 
     summary = files.read_json(out / "summary.json")
+    sizes = [row["n_train"] for row in summary["per_client"]]
+    np.testing.assert_array_equal(collaboration["labels"].sum(axis=1), sizes)
     assert (summary["algorithm"], summary["num_clients"], summary["rounds"], summary["seed"]) == ("federico", 5, 6, 1)
     assert figures(summary["last"]) == figures(rows[-1])
     best = min(rows, key=lambda row: row["train_loss"])

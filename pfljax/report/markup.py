@@ -1,0 +1,153 @@
+"""The HTML that pages share: escaped text, tables, and one file that holds the plotting library, data and scripts."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import gzip
+import html
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfljax.report.canvas import byte_unit
+from pfljax.training import files
+
+ASSETS = Path(__file__).parent / "assets"
+
+# A page loads nothing: neither a script nor a picture from elsewhere, whatever a run's files hold.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
+
+
+class Raw(str):
+    """HTML that is put into a page as it is."""
+
+
+def text(value: Any) -> str:
+    """Any value as escaped text."""
+    if isinstance(value, Raw):
+        return value
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "-"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{text(name)} {text(item)}" for name, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(text, value))
+    return html.escape(str(value))
+
+
+def score(name: str, value: Any) -> str:
+    """Accuracies in percent, losses with four digits."""
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return text(None if isinstance(value, float) else value)
+    return f"{100 * value:.1f} %" if name.startswith("accuracy") else f"{value:.4f}"
+
+
+def num_bytes(value: float) -> str:
+    """A number of bytes in the unit that suits it."""
+    scale, unit = byte_unit(value)
+    return f"{value / scale:.0f} B" if unit == "B" else f"{value / scale:.1f} {unit}"
+
+
+def table(heads: Sequence[str], body: Iterable[Sequence[Any]], kind: str = "", title: str = "") -> Raw:
+    """A table; one of the kind "sortable" is sorted by a click on a heading.
+
+    Args:
+        heads: The headings; none for a table of names and values.
+        body: The cells, line by line.
+        kind: Its classes.
+        title: What it shows, for screen readers.
+    """
+    sortable = "sortable" in kind.split()
+    wrap = lambda head: f'<button type="button">{text(head)}</button>' if sortable and head else text(head)
+    line = lambda cells: "<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in cells) + "</tr>"
+    head = "".join(f'<th scope="col">{wrap(head)}</th>' for head in heads)
+    caption = f"<caption>{text(title)}</caption>" if title else ""
+    return Raw(
+        f'<div class="wide" tabindex="0"><table class="{text(kind)}">{caption}'
+        + (f"<thead><tr>{head}</tr></thead>" if heads else "")
+        + f"<tbody>{''.join(map(line, body))}</tbody></table></div>"
+    )
+
+
+def paragraph(content: str) -> Raw:
+    """A paragraph of text; nothing for an empty one."""
+    return Raw(f"<p>{text(content)}</p>" if content else "")
+
+
+def plot(name: str, label: str, caption: str = "") -> Raw:
+    """The place of an interactive plot, which a script fills.
+
+    Args:
+        name: Its id.
+        label: What it shows, for screen readers.
+        caption: What to look for.
+    """
+    told = f"<figcaption>{text(caption)}</figcaption>" if caption else ""
+    return Raw(
+        f'<figure><div class="plot" id="{text(name)}" role="img" aria-label="{text(label)}"></div>{told}</figure>'
+    )
+
+
+def choice(name: str, label: str, options: Mapping[str, str]) -> Raw:
+    """A labeled list to choose from, by value."""
+    entries = "".join(f'<option value="{text(value)}">{text(word)}</option>' for value, word in options.items())
+    return Raw(f'<label for="{name}">{text(label)} <select id="{name}">{entries}</select></label>')
+
+
+def document(title: str, lead: str, sections: Mapping[str, str], data: Any, scripts: Sequence[str]) -> str:
+    """A page.
+
+    Args:
+        title: Its heading.
+        lead: The line below.
+        sections: HTML by heading; empty ones are left out.
+        data: What the scripts read, as JSON; arrays in it may have NaN, which becomes null.
+        scripts: Files in assets/ that draw the plots.
+    """
+    kept = {name: content for name, content in sections.items() if content}
+    ids = {name: f"section-{number}" for number, name in enumerate(kept)}
+    links = "".join(f'<a href="#{ids[name]}">{text(name)}</a>' for name in kept)
+    body = "\n".join(
+        f'<section id="{ids[name]}">\n<h2>{text(name)}</h2>\n{content}\n</section>' for name, content in kept.items()
+    )
+    packed = _packed(json.dumps(data, allow_nan=False, default=files.plain))
+    code = "\n".join((ASSETS / name).read_text() for name in ("page.js", *scripts))
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{text(title)}</title>\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
+        f"<style>{(ASSETS / 'page.css').read_text()}</style>\n</head>\n<body>\n"
+        f'<header><h1>{text(title)}</h1><button type="button" id="theme">Dark</button></header>\n'
+        f'<p class="lead">{text(lead)}</p>\n<nav aria-label="Sections">{links}</nav>\n'
+        "<noscript><p>The plots need JavaScript; the tables do not.</p></noscript>\n"
+        '<p id="problem" role="alert" hidden></p>\n'
+        f"<main>\n{body}\n</main>\n"
+        f'<script type="text/plain" id="library">{_library()}</script>\n'
+        f'<script type="text/plain" id="data">{packed}</script>\n'
+        f"<script>{code}</script>\n</body>\n</html>\n"
+    )
+
+
+def rounded(values: np.ndarray, digits: int) -> np.ndarray:
+    """Numbers with a few significant digits, which take less room on a page."""
+    values = np.asarray(values, float)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scale = 10.0 ** (digits - 1 - np.floor(np.log10(np.abs(values))))
+        return np.where(np.isfinite(scale), np.round(values * scale) / scale, values)
+
+
+def _packed(content: str) -> str:
+    """Text as letters that mean nothing in HTML, a fraction of its length: gzip in base64."""
+    return base64.b64encode(gzip.compress(content.encode(), 6, mtime=0)).decode()
+
+
+@functools.cache
+def _library() -> str:
+    from plotly.offline import get_plotlyjs  # heavy
+
+    return _packed(get_plotlyjs())

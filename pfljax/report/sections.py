@@ -1,0 +1,157 @@
+"""The parts of a run's page that are text and tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pfljax.core.method import METHODS
+from pfljax.report.markup import Raw, num_bytes, paragraph, score, table, text
+
+# What a table of scores shows, in this order, where the run has it.
+SCORES = {
+    "accuracy": "accuracy",
+    "accuracy_mean": "plain mean",
+    "accuracy_std": "std",
+    "accuracy_bottom_decile": "bottom decile",
+    "accuracy_min": "minimum",
+    "loss": "loss",
+    "train_loss": "train loss",
+}
+CLIENT_HEADS = {
+    "distribution": "group",
+    "target": "target",
+    "accuracy": "accuracy",
+    "loss": "loss",
+    "n_train": "train examples",
+    "n_test": "test examples",
+}
+
+
+def result(summary: Mapping[str, Any]) -> str:
+    """The scores of the last and the best round, and what they are of."""
+    last, best = summary["last"], summary.get("best")
+    names = [name for name in SCORES if name in last]
+    line = lambda label, row: [label, row.get("round"), *(score(name, row.get(name)) for name in names)]
+    body = [line("last", last)]
+    if best:
+        body.append(line(f"best by {str(best.get('selected_by', 'train_loss')).replace('_', ' ')}", best))
+    said = f"Scored: {summary['scored']}. " if "scored" in summary else ""
+    if summary.get("scored_clients"):
+        said += (
+            f"A uniform sample of {summary['scored_clients']:,} of the {summary['num_clients']:,} clients was scored. "
+        )
+    if "accuracy" in last:
+        said += "Accuracy and loss are on the clients' test examples, means weighted by their number."
+    else:
+        said += "The loss is the mean squared error on the clients' test examples, a mean weighted by their number."
+    return table(["", "round", *(SCORES[name] for name in names)], body) + paragraph(said)
+
+
+def unseen(scores: Mapping[str, Any]) -> str:
+    """Scores of the clients that were kept out of training."""
+    named = [name for name in scores if name.removeprefix("train_") in SCORES]
+    body = [
+        (
+            ("train " if name.startswith("train_") else "test ") + SCORES[name.removeprefix("train_")],
+            score(name.removeprefix("train_"), scores[name]),
+        )
+        for name in named
+    ]
+    return (table([], body) if named else "") + clients(scores.get("per_client") or [])
+
+
+def clients(
+    rows: Sequence[Mapping[str, Any]], more: Mapping[str, Mapping[int, Any]] | None = None, pickable: bool = False
+) -> str:
+    """The clients' table, worst first.
+
+    Args:
+        rows: As in summary.json.
+        more: Further columns: heading -> value by client.
+        pickable: Whether a client's number is a button.
+    """
+    if not rows:
+        return ""
+    more = more or {}
+    heads = {name: head for name, head in CLIENT_HEADS.items() if any(row.get(name) is not None for row in rows)}
+    number = lambda k: Raw(f'<button type="button" data-client="{int(k)}">{int(k)}</button>') if pickable else int(k)
+    cell = lambda name, value: score(name, value) if name in ("accuracy", "loss") else value
+    body = [
+        [
+            number(row["client"]),
+            *(cell(name, row.get(name)) for name in heads),
+            *(values.get(row["client"]) for values in more.values()),
+        ]
+        for row in sorted(rows, key=_badness)
+    ]
+    return table(["client", *heads.values(), *more], body, "sortable", "Worst first; a click on a heading sorts.")
+
+
+def _badness(row: Mapping[str, Any]) -> tuple[float, float]:
+    accuracy, loss = row.get("accuracy"), row.get("loss")
+    return (np.inf if accuracy is None else accuracy, np.inf if loss is None else -loss)
+
+
+def traffic(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What a client has received and sent."""
+    if not rows or "bytes_down" not in rows[-1]:
+        return ""
+    down, up, rounds = rows[-1]["bytes_down"], rows[-1]["bytes_up"], max(rows[-1]["round"], 1)
+    if not down + up:
+        return paragraph("No model has left its client.")
+    each = (("down", down), ("up", up), ("both", down + up))
+    return table(
+        ["per client", "in all", "per round"], [(name, num_bytes(n), num_bytes(n / rounds)) for name, n in each]
+    )
+
+
+def privacy(ledger: Mapping[str, Any] | None) -> str:
+    """What the ledger says."""
+    if not ledger:
+        return ""
+    own = [math.inf if value is None else value for value in ledger["epsilon_per_client"]]
+    lines = [
+        ("noise multiplier", f"{ledger['noise_multiplier']:g}"),
+        ("clipping norm", f"{ledger['clip_norm']:g}"),
+        ("delta", f"{ledger['delta']:g}"),
+        ("epsilon, largest of the clients", bound(max(own))),
+        ("epsilon, median", bound(float(np.median(own)))),
+    ]
+    omitted = ledger.get("unaccounted")
+    return table([], lines) + paragraph(
+        "The bound covers the gradients of local training and counts mini-batches as Poisson samples. "
+        + (f"Not counted: {omitted}." if omitted else "")
+    )
+
+
+def bound(epsilon: float | None) -> str:
+    """An epsilon, for which None and infinity are no bound."""
+    return "no bound" if epsilon is None or math.isinf(epsilon) else f"{epsilon:.4g}"
+
+
+def plan(summary: Mapping[str, Any]) -> str:
+    """Memory and execution."""
+    lines = [(name, num_bytes(v) if isinstance(v, int) else v) for name, v in summary.get("plan") or []]
+    if summary.get("peak_memory_bytes") is not None:
+        lines.append(("peak memory, measured", num_bytes(summary["peak_memory_bytes"])))
+    for name, key in (("compiling", "compile_seconds"), ("a round", "seconds_per_round")):
+        if summary.get(key) is not None:
+            lines.append((name, f"{summary[key]:.3g} s"))
+    return table([], lines, "text") if lines else ""
+
+
+def config(content: Mapping[str, Any], algorithm: str) -> str:
+    """The command to run it again, and the settings that this run has read."""
+    command = content.get("command")
+    out = f"<p>To run it again:</p><pre>{text(command)}</pre>" if command else ""
+    rest = {name: value for name, value in content.items() if name not in ("flags", "settings", "command") and value}
+    if rest:
+        out += table([], rest.items(), "text")
+    given = content.get("flags") or content.get("settings") or {}
+    others = METHODS.keys() - {algorithm} if content.get("flags") else set()
+    own = {name: v for name, v in given.items() if v is not None and not ("." in name and name.split(".")[0] in others)}
+    return out + (f"<h3>Settings</h3>{table([], sorted(own.items()), 'text')}" if own else "")

@@ -1,0 +1,79 @@
+"""Pages that are written afterwards, of one run and across runs."""
+
+import pytest
+from commands import call, one_line
+from run_folders import make_run
+
+from pfljax.cli import report
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A comparison: two methods, one of them with two seeds."""
+    for name, seed in (("local", 0), ("local", 1), ("fedavg", 0)):
+        folder = tmp_path / "runs" / name / f"seed-{seed}"
+        folder.mkdir(parents=True)
+        make_run(folder, optional=False)
+    return tmp_path / "runs"
+
+
+@pytest.mark.pages
+def test_one_run_gets_its_figures_and_its_page(runs):
+    folder = runs / "local" / "seed-0"
+    assert call(report.COMMAND, folder) == f"report: {folder / 'report.html'}\n"
+    assert "federico on" in (folder / "report.html").read_text() and list((folder / "figures").glob("*.png"))
+
+
+@pytest.mark.pages
+def test_several_runs_get_a_page_that_leads_to_theirs(runs, tmp_path, monkeypatch):
+    assert call(report.COMMAND, runs) == f"report: {runs / 'report.html'}\n"
+    text = (runs / "report.html").read_text()
+    for name in ("local/seed-0", "local/seed-1", "fedavg/seed-0"):
+        assert f'href="{name}/report.html"' in text and (runs / name / "report.html").exists()
+    page = tmp_path / "elsewhere" / "two.html"
+    call(report.COMMAND, runs / "local" / "seed-0", "--out", page, f"--folder={runs / 'fedavg'}")
+    text = page.read_text()
+    assert 'href="../runs/local/seed-0/report.html"' in text and "seed-1" not in text
+    monkeypatch.chdir(tmp_path)
+    assert call(report.COMMAND, "runs/local", "runs/fedavg") == "report: report.html\n"
+    assert 'href="runs/fedavg/seed-0/report.html"' in (tmp_path / "report.html").read_text()
+
+
+def test_mistakes_are_one_line(runs, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    before = sorted(tmp_path.rglob("*"))
+    for words, said in (
+        ([], "name a run's folder: pfljax report DIR..."),
+        ([tmp_path / "nowhere"], f"{tmp_path / 'nowhere'}: No such file or directory"),
+        ([tmp_path / "file"], f"{tmp_path / 'file'}: Not a directory"),
+        ([runs, tmp_path / "empty"], f"{tmp_path / 'empty'}: no finished run is there; "),
+        ([runs, "--out=page"], "--out=page: accepted: a file that ends in .html"),
+        ([runs / "local" / "seed-0", "--out=a.html"], "--out: not read here: the page of one run is in its folder"),
+        ([runs, "--rounds=3"], "--rounds: unknown flag"),
+    ):
+        assert one_line(call(report.COMMAND, *words, code=2)).startswith(said)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.pages
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("summary.json", "{"),
+        ("summary.json", "{}"),
+        ("results.npz", "torn"),
+        ("metrics.jsonl", "{"),
+        ("config.json", ""),
+    ],
+)
+def test_damaged_runs_are_named(runs, name, content):
+    folder = runs / "local" / "seed-1"
+    (folder / name).write_text(content)
+    assert one_line(call(report.COMMAND, runs, code=1)).startswith(f"{folder}: the run's files are damaged")
+    assert not (runs / "report.html").exists()
+
+
+def test_the_help_says_what_is_written():
+    text = call(report.COMMAND, "--help")
+    assert "pfljax report DIR..." in text and "--folder=" in text and "--out=" in text

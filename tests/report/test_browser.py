@@ -1,0 +1,232 @@
+"""Pages in a real browser, headless: what is clicked moves what it should, without an error, narrow and wide."""
+
+import csv
+import io
+import shutil
+
+import numpy as np
+import pytest
+from run_folders import make_run
+
+from pfljax import report
+from pfljax.training import files
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+DRIVER = shutil.which("chromedriver")
+WIDTHS = (390, 1280)
+pytestmark = [
+    pytest.mark.pages,
+    pytest.mark.xdist_group("browser"),
+    pytest.mark.skipif(not (BROWSER and DRIVER), reason="needs Chromium and chromedriver"),
+]
+
+
+class Page:
+    """A page that is open, seen by its scripts."""
+
+    def __init__(self, driver, path, width):
+        self.driver, self.width = driver, width
+        driver.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500},
+        )
+        driver.get(path.as_uri())
+        self.wait("document.documentElement.dataset.ready === 'yes'")
+
+    def ask(self, expression):
+        return self.driver.execute_script(f"return {expression}")
+
+    def wait(self, condition):
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        WebDriverWait(self.driver, 60, 0.05).until(lambda _: self.ask(condition))
+
+    def see(self, name):
+        """Scrolls to a plot and waits until it is drawn."""
+        self.ask(f"document.getElementById('{name}').scrollIntoView()")
+        self.wait(f"!!document.getElementById('{name}').data")
+
+    def set(self, name, value):
+        """Chooses a value as a user does, with the event that this brings."""
+        self.ask(
+            f"(() => {{ const at = document.getElementById('{name}'); at.value = '{value}';"
+            "for (const kind of ['input', 'change']) at.dispatchEvent(new Event(kind, {bubbles: true})); })()"
+        )
+
+    def matrix(self):
+        return np.array(self.ask("document.getElementById('matrix').data[0].z.map((row) => Array.from(row))"))
+
+    def text(self, name):
+        return self.ask(f"document.getElementById('{name}').textContent")
+
+    def check(self):
+        """Nothing was complained of, fetched, or wider than the window."""
+        assert [entry for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+        assert self.ask("document.getElementById('problem').hidden")
+        fetched = self.ask("performance.getEntriesByType('resource').map((entry) => entry.name)")
+        assert [name for name in fetched if not name.startswith(("data:", "blob:"))] == []
+        assert self.ask("document.documentElement.scrollWidth") <= self.width
+
+
+@pytest.fixture(scope="module")
+def driver():
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for word in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    started = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield started
+    started.quit()
+
+
+@pytest.fixture(scope="module")
+def run_page(tmp_path_factory):
+    """Six clients of two groups; at first each uses its own model, at last its group shares a model."""
+    folder = tmp_path_factory.mktemp("run")
+    make_run(folder)
+    kept = dict(np.load(folder / "collaboration.npz"))
+    group = kept["distribution"]
+    kept["index"] = np.stack([np.arange(6), np.arange(6), group])[:, :, None]
+    labels = np.arange(12).reshape(6, 2)
+    np.savez(folder / "collaboration.npz", **kept | {"weights": np.ones((3, 6, 1)), "labels": labels})
+    return report.write_page(folder)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_slider_moves_the_matrix_and_a_client_opens(driver, run_page, width):
+    page = Page(driver, run_page, width)
+    page.see("matrix")
+    np.testing.assert_allclose(page.matrix(), np.kron(np.eye(2), np.ones((3, 3))))  # by group, last round
+    assert "round 30" in page.text("round-shown") and "1.00 within true groups, 0.00 between" in page.text("cosines")
+    page.set("round", 0)
+    np.testing.assert_allclose(page.matrix(), np.eye(6))
+    assert "round 10" in page.text("round-shown") and "0.00 within" in page.text("cosines")
+    page.set("round", 2)
+    page.set("kind", "weights")  # clients 1, 3 and 5, of group 0, use model 0; the others model 1
+    page.set("order", "accuracy")
+    worst_first = np.argsort(np.load(run_page.parent / "results.npz")["accuracy_test"][-1], kind="stable")
+    used = np.eye(6)[[1, 0, 1, 0, 1, 0]]
+    np.testing.assert_allclose(page.matrix(), used[np.ix_(worst_first, worst_first)])
+    page.see("graph")
+    page.see("curves")
+    assert page.text("client-told").startswith(f"Client {worst_first[0]},")
+    page.ask("document.querySelector('#clients-table button[data-client=\"3\"]').click()")
+    told = "Client 3, group 0, found group"
+    assert page.text("client-told").startswith(told) and "Uses most client 0 (1.00)" in page.text("client-told")
+    page.see("labels")
+    assert page.ask("document.getElementById('labels').data[0].customdata") == [6, 7]
+    scores = np.load(run_page.parent / "results.npz")["accuracy_test"][:, 3]
+    np.testing.assert_allclose(page.ask("document.getElementById('curves').data[0].y"), scores, rtol=5e-4)
+    for name in ("neighbors", "ranking", "spread", "traffic"):
+        page.see(name)
+    page.check()
+
+
+def test_the_table_is_sorted_and_the_theme_changes(driver, run_page):
+    page = Page(driver, run_page, 1280)
+    page.see("matrix")
+    cells = "[...document.querySelectorAll('#clients-table tbody tr')].map((row) => row.cells[0].textContent)"
+    for expected in ("012345", "543210"):
+        page.ask("document.querySelector('#clients-table th button').click()")
+        assert "".join(page.ask(cells)) == expected
+    ink = "document.getElementById('matrix').layout.font.color"
+    before = page.ask(ink)
+    page.ask("document.getElementById('theme').click()")
+    assert page.ask(ink) != before
+    page.ask("document.getElementById('theme').click()")
+    assert page.ask(ink) == before
+    page.check()
+
+
+def test_results_are_downloaded_as_csv(driver, run_page):
+    page = Page(driver, run_page, 1280)
+    page.ask("URL.createObjectURL = (blob) => { window.saved = blob; return 'data:,'; }")
+    tables = {}
+    for name in ("rounds", "clients", "scores"):
+        page.ask(f"document.getElementById('csv-{name}').click()")
+        tables[name] = list(csv.DictReader(io.StringIO(page.ask("window.saved.text()"))))
+    assert [row["round"] for row in tables["rounds"]] == ["10", "20", "30"]
+    assert {row["accuracy"] for row in tables["rounds"]} == {"0.88"}
+    assert [(row["client"], row["group"], row["n_train"]) for row in tables["clients"]][:2] == [
+        ("0", "1", "9"),
+        ("1", "0", "9"),
+    ]
+    scores = np.load(run_page.parent / "results.npz")["accuracy_test"].T.ravel()
+    np.testing.assert_allclose([float(row["accuracy"]) for row in tables["scores"]], scores, rtol=5e-4)
+    assert [(row["client"], row["round"]) for row in tables["scores"]][3:5] == [("1", "10"), ("1", "20")]
+    page.check()
+
+
+def test_all_controls_have_names_and_are_reached_with_the_keyboard(driver, run_page):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    page = Page(driver, run_page, 1280)
+    for control in driver.find_elements(By.CSS_SELECTOR, "button, select, input"):
+        assert control.accessible_name.strip() and control.get_attribute("tabindex") != "-1"
+    slider = driver.find_element(By.ID, "round")
+    slider.send_keys(Keys.HOME)
+    assert page.text("round-shown") == "round 10"
+    driver.find_element(By.ID, "next").send_keys(Keys.ENTER)
+    first = page.text("client-told").split(",")[0]
+    driver.find_element(By.ID, "next").send_keys(Keys.ENTER)
+    assert page.text("client-told").split(",")[0] != first
+    page.check()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_of_a_comparison_shows_each_run_and_leads_to_its_page(driver, tmp_path, width):
+    for name, seed, level in (("fedavg", 0, 0.5), ("fedavg", 1, 0.7), ("x<b>y", 0, 0.9)):
+        folder = tmp_path / name / f"seed-{seed}"
+        folder.mkdir(parents=True)
+        make_run(folder, level=level, optional=False)
+    page = Page(driver, report.write_comparison(tmp_path / "report.html", [tmp_path]), width)
+    page.see("dots")
+    assert page.ask("document.getElementById('dots').data.map((each) => each.x)") == [[0.9], [0.5, 0.7]]
+    page.set("measure", "megabytes")
+    np.testing.assert_allclose(page.ask("document.getElementById('dots').data[1].x"), [0.1, 0.1])
+    page.see("over")
+    means = page.ask("document.getElementById('over').data.filter((each) => each.name).map((each) => each.y)")
+    np.testing.assert_allclose(means, [[0.9] * 3, [0.6] * 3])
+    page.set("against", "traffic")
+    np.testing.assert_allclose(page.ask("document.getElementById('over').data[0].x"), [3, 3, 3])
+    page.check()
+    page.ask("document.querySelector('table a').click()")
+    page.wait("document.title.includes('federico on') && document.documentElement.dataset.ready === 'yes'")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("neighbors", [25, 1000])
+def test_the_page_of_a_thousand_clients_stays_small(driver, tmp_path, neighbors):
+    num, times = 1000, 60 if neighbors < 1000 else 4
+    make_run(tmp_path)
+    rng = np.random.default_rng(0)
+    rounds, group = np.arange(times), rng.integers(4, size=num)
+    scores = {f"accuracy_{split}": rng.random((times, num)) for split in ("train", "test")}
+    np.savez(tmp_path / "results.npz", rounds=rounds, loss_test=scores["accuracy_test"], **scores)
+    weights = rng.random((times, num, neighbors)).astype(np.float32)
+    np.savez(
+        tmp_path / "collaboration.npz",
+        round=rounds,
+        index=rng.integers(num, size=weights.shape),
+        weights=weights / weights.sum(axis=2, keepdims=True),
+        topology="peers",
+        distribution=group,
+        labels=rng.integers(99, size=(num, 62)),
+    )
+    summary = report.Plots.read(tmp_path).summary
+    rows = [dict(summary["per_client"][0], client=k, distribution=int(group[k])) for k in range(num)]
+    files.write_json(tmp_path / "summary.json", dict(summary, num_clients=num, per_client=rows))
+    path = report.write_page(tmp_path)
+    assert path.stat().st_size < 8e6
+    page = Page(driver, path, 1280)
+    page.see("matrix")
+    before = page.matrix()
+    page.set("round", 0)
+    assert page.matrix().shape == before.shape and not np.allclose(page.matrix(), before)
+    page.check()
