@@ -18,7 +18,8 @@ from pathlib import Path
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
-GREEK = "alpha beta gamma delta epsilon eta theta lambda mu pi phi sigma tau omega Delta Theta Omega Pi".split()
+NAMES = "alpha beta gamma delta epsilon eta theta lambda mu pi phi sigma tau omega Delta Theta Omega Pi"
+GREEK = NAMES.split(" ")
 LETTERS = dict(zip(GREEK, "αβγδεηθλμπφστωΔΘΩΠ", strict=True))
 SYMBOLS = {"<-": "←", "->": "→", "<=": "≤", ">=": "≥", "!=": "≠"}
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)((?:#[^)\s]*)?)(?=\))")
