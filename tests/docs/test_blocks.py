@@ -3,7 +3,9 @@
 import importlib
 import re
 import shlex
+import sys
 import tomllib
+import types
 from pathlib import Path
 
 import pytest
@@ -77,17 +79,18 @@ WITH_CODE = [page for page in PAGES if any(language in SHORTER for language, _ i
 @pytest.mark.parametrize(
     "page", [page if page == "README.md" else pytest.param(page, marks=pytest.mark.slow) for page in WITH_CODE]
 )
-def test_the_blocks_of_a_page_run(page, folder):
+def test_the_blocks_of_a_page_run(page, folder, monkeypatch):
     """One after the other, the Python as one program."""
-    names = {"__name__": "page"}
+    program = types.ModuleType("program")
+    monkeypatch.setitem(sys.modules, program.__name__, program)  # where a dataclass looks its types up
     for language, code in blocks(page):
         if language == "python":
             whole = SNIPPET.sub(lambda found: (ROOT / found[1]).read_text(), code)
-            exec(compile(shorter(whole, language), page, "exec"), names)
+            exec(compile(shorter(whole, language), page, "exec"), vars(program))
         for line in filter(runs_here, lines_of(code) if language == "bash" else ()):
             _, name, *flags = shlex.split(shorter(f"{line} ", language))
             call(command(name), *flags, *([] if name == "report" else ["--rounds=2"]))
-    results = [value for value in names.values() if hasattr(value, "accuracy")]
+    results = [value for value in vars(program).values() if hasattr(value, "accuracy")]
     assert all(0 <= result.accuracy <= 1 for result in results)
 
 
