@@ -152,11 +152,13 @@ def usage(method: type) -> list[str]:
     lines += [f"pfljax train --algorithm={info.name}", "```", ""]
     lines += [f"- A client keeps: {info.keeps}.", f"- What travels in a round: {info.travels}."]
     lines += ["- It needs validation examples."] if info.validates else []
-    lines += ["", "| knob | flag | default | what it is |", "| --- | --- | --- | --- |"] if fields else [""]
+    if fields:
+        flag = f"--{info.name}.{fields[0].name}"
+        lines += ["", f"Knobs; on the command line, the first is `{flag}`:", ""]
+        lines += ["| knob | default | what it is |", "| --- | --- | --- |"]
     for field in fields:
         told = field.metadata.get("help", "").replace("|", "\\|")
-        flag = f"`--{info.name}.{field.name}`"
-        lines.append(f"| `{field.name}` | {flag} | `{field.default}` | {told} |")
+        lines.append(f"| `{field.name}` | `{field.default}` | {told} |")
     return [*lines, ""]
 
 
