@@ -126,7 +126,7 @@ class Run:
             progress: Whether to show a progress bar on a terminal or in a notebook.
             profile: Folder for a profiler's trace of a few rounds.
             tracker: Takes an `Evaluation` after every evaluation: `pfl.TensorBoard(folder)`, or a function of your own
-                that logs to another tracker. The one of the first call is kept.
+                that logs to another tracker.
 
         Raises:
             ArgumentError: if `out` holds another run, or one with other settings.
@@ -141,10 +141,10 @@ class Run:
             raise ArgumentError("resume", "name the run's folder with `out`")
         if self._trainer is None:
             self._out = out
-            options = {"profile": profile, "trackers": [tracker]}
-            self._trainer = start([self], [out] if out else None, resume, say, progress, **options)
+            self._trainer = start([self], [out] if out else None, resume, say, progress, profile)
         elif out not in (None, self._out):
             raise ArgumentError("out", f"this run already writes to {self._out or 'no folder'}", out)
+        self._trainer.trackers = [tracker]
         total = self._trainer.done + rounds
         outcome = self._trainer.train(total, Schedule(eval_every, checkpoint_every))[0]
         return Result(self.experiment.with_rounds(total), outcome, self._out)

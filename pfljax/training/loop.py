@@ -197,7 +197,7 @@ class Trainer:
         restored = self.folders.restore(like, self._tell, self._joined)
         if restored:
             self.done, self.state = restored
-            self.saved = self.resumed = self.done
+            self.saved = self.done
         for each, out in zip(self.experiments, self.folders.outs, strict=bool(self.folders.outs)):
             files.write_json(out / "config.json", each.config)
         self.folders.forget_later(self.done)
@@ -237,7 +237,7 @@ class Trainer:
 
     def _play(self, rounds: int, schedule: Schedule) -> None:
         """Dispatches rounds until all are played, evaluating and saving on the way."""
-        pace, rounds_key = 1, self._key(1)
+        pace, rounds_key, self.resumed = 1, self._key(1), self.done
         with progress(rounds, self.done, self.say, self.bar) as advance, endings.noted() as signaled:
             while self.done < rounds:
                 stop = min(self.done + pace, (self.done // self.length + 1) * self.length, rounds)

@@ -23,8 +23,8 @@ class Evaluation(NamedTuple):
     Attributes:
         run: Name of the run in a comparison, such as "fedavg/seed-0"; "" for a run on its own.
         round: Number of rounds done.
-        resumed: The round that training went on from when this process took up the run; 0 for a new run. Rounds after
-            it that were tracked before are tracked again.
+        resumed: The round that training went on from, after a checkpoint or an earlier call; 0 for a new run. Rounds
+            after it that were tracked before are tracked again.
         scalars: By name: "accuracy/test", "accuracy_bottom_decile/test", "loss/train" and so on; then "train_loss",
             "bytes_down", "bytes_up" (per client, so far), "seconds" and the method's own metrics, as in metrics.jsonl.
         per_client: By name, such as "accuracy/test": one value for each client that has examples of the split.
@@ -108,7 +108,7 @@ class TensorBoard:
         """Takes the folder; it is made at the first evaluation.
 
         Args:
-            folder: The runs of a comparison have folders of their names in it.
+            folder: Of one run; the runs of a comparison have folders of their names in it.
 
         Raises:
             ArgumentError: if tensorboardX is not installed.

@@ -111,7 +111,9 @@ def test_training_goes_on_and_resumes(trained, clients, tmp_path):
     out = tmp_path / "run"
     assert len(parts.train(rounds=4, eval_every=2, out=out).history) == 3
     resumed = start().train(rounds=6, eval_every=2, out=out, resume=True)
-    longer = parts.train(rounds=2, eval_every=2)
+    tracked = []
+    longer = parts.train(rounds=2, eval_every=2, tracker=tracked.append)
+    assert [(each.round, each.resumed) for each in tracked] == [(6, 4)]
     for other in (longer, resumed):
         assert [row["round"] for row in other.history] == [0, 2, 4, 6]
         np.testing.assert_array_equal(other.results["loss_test"], whole.results["loss_test"])
