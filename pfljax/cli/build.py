@@ -24,6 +24,7 @@ from pfljax.engine import processes
 from pfljax.local.privacy import Privacy
 from pfljax.local.training import LocalTraining
 from pfljax.training.experiment import Execution
+from pfljax.training.folders import BOARD
 from pfljax.training.progress import told
 from pfljax.training.tracking import TensorBoard, summary_writer
 
@@ -277,7 +278,7 @@ def build_run(settings: Settings, name: str, clients: Clients, trial: Trial) -> 
 
 def build_tracker(settings: Settings, out: Path) -> TensorBoard | None:
     """What writes the evaluations of the run in a folder for TensorBoard, if --tensorboard asks for it."""
-    return TensorBoard(out / "tensorboard") if settings.tensorboard else None
+    return TensorBoard(out / BOARD) if settings.tensorboard else None
 
 
 def config(settings: Settings, name: str, trial: Trial) -> dict:
