@@ -112,7 +112,7 @@ class Table:
 
         Its columns are "algorithm", "seed" and those of metrics.jsonl, of the last round: "accuracy",
         "accuracy_bottom_decile", "loss", "bytes_down" and so on. For example
-        `frame.groupby("algorithm").accuracy.agg(["mean", "std"])` is the table's first column.
+        `frame.groupby("algorithm").accuracy.mean()` gives the means of the table's first column.
 
         Raises:
             ArgumentError: if pandas is not installed.
