@@ -18,7 +18,8 @@ Array = jax.Array | np.ndarray
 class Pooled:
     """Stacked examples (K, n_max, *features) as a pool and an index: client k's example i is pool[index[k, i]].
 
-    Replaces an array in a `Split` and is indexed like one; it reads zeros where the index is -1. `x[ids]` for an array or slice of clients is again `Pooled` and copies no examples; any other index reads examples.
+    Replaces an array in a `Split` and is indexed like one; it reads zeros where the index is -1. `x[ids]` for an array
+    or slice of clients is again `Pooled` and copies no examples; any other index reads examples.
 
     Attributes:
         pool: (P, *features). On the devices its last row is zeros, so that index -1 needs no mask.

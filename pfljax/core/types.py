@@ -1,8 +1,8 @@
 """Shared types and symbols.
 
 Symbols, the same everywhere: K clients, N models in a stack, J models that a client holds or downloads, M neighbors or
-mixture components, C classes, B batch size, n_k examples of client k, R rounds, S clients in a round's cohort. "Stacked"
-means a leading axis K, N or S on every leaf.
+mixture components, C classes, B batch size, n_k examples of client k, R rounds, S clients in a round's cohort.
+"Stacked" means a leading axis K, N or S on every leaf.
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ class Predictor:
         models: Leaves (N, ...).
         index: (K, J) int32 into models.
         weights: (K, J), each row on the simplex.
-        topology: Relation of models and clients (see `Algorithm`); under "own" a client may have J models, N = K J, starting at row k J for client k.
+        topology: Relation of models and clients (see `Algorithm`); under "own" a client may have J models, N = K J,
+            starting at row k J for client k.
         rows: Further inputs of each client's `apply`, leaves (K, ...).
         apply: (received models (J, ...), the client's row, x (B, *features)) -> predictions (B, C), for predictions
             that are not a mixture of the models' predictions; None: the mixture above.
@@ -189,7 +190,9 @@ class Report:
     Attributes:
         scored: The model that the evaluation scores, in words; "": by topology.
         facts: Further entries, by name.
-        collaboration: State -> arrays for collaboration.npz: "index" and "weights" (K, J), instead of the predictor's, if a client uses other clients' models outside its predictions; "affinity" (K, K); and any others that the method defines. None: the predictor's index and weights.
+        collaboration: State -> arrays for collaboration.npz: "index" and "weights" (K, J), instead of the predictor's,
+            if a client uses other clients' models outside its predictions; "affinity" (K, K); and any others that the
+            method defines. None: the predictor's index and weights.
         topology: Topology of what `collaboration` returns; None: the predictor's.
     """
 
