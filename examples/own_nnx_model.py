@@ -1,4 +1,4 @@
-"""One's own NNX module, handed over as a function of its random streams, so that initial models can differ.
+"""Use your own NNX module, passed as a function of its random streams so that initial models can differ.
 
 python examples/own_nnx_model.py
 """

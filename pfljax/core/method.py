@@ -203,9 +203,7 @@ def get(name: str) -> Any:
     """
     if name not in METHODS:
         if name.endswith(".py"):
-            raise ArgumentError(
-                "algorithm", f"names only a file; accepted: {name}:NAME, a class in it", name
-            )
+            raise ArgumentError("algorithm", f"names only a file; accepted: {name}:NAME, a class in it", name)
         near = difflib.get_close_matches(name, METHODS, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}?" if near else f"accepted: {', '.join(METHODS)}"
         raise ArgumentError("algorithm", f"unknown algorithm; {hint}", name)

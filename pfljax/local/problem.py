@@ -104,15 +104,19 @@ class Problem(NamedTuple):
         return {"model": models, "optimizer": self.init_optimizers(models)}
 
     def fit_own(
-        self, turn: ClientContext, row: PyTree, split: Split, objective: Callable[[Params, Batch], Array] | None = None
+        self,
+        context: ClientContext,
+        row: PyTree,
+        split: Split,
+        objective: Callable[[Params, Batch], Array] | None = None,
     ) -> tuple[PyTree, Array]:
         """Trains a client's own model from `own_rows`; returns its next row and the mean loss."""
         params, optimizer, loss = self.solver.fit(
-            turn.key,
+            context.key,
             row["model"],
             row["optimizer"],
             split,
-            round_number=turn.round,
+            round_number=context.round,
             objective=objective,
         )
         return {"model": params, "optimizer": optimizer}, loss
@@ -163,7 +167,7 @@ class Problem(NamedTuple):
 
     def fit_models(
         self,
-        turn: ClientContext,
+        context: ClientContext,
         models: Params,
         kept: PyTree,
         split: Split,
@@ -173,7 +177,7 @@ class Problem(NamedTuple):
         """Trains each of the J models that a client received, all on the same mini-batches.
 
         Args:
-            turn: The client's context; its key determines the mini-batches.
+            context: The client's context; its key determines the mini-batches.
             models: Leaves (J, ...).
             kept: The client's row of `optimizer_rows`.
             split: The client's training data.
@@ -190,7 +194,8 @@ class Problem(NamedTuple):
                 batch = batch.of_model(number)
                 return self.solver.mean_loss(params, batch) if objective is None else objective(params, batch, aux)
 
-            return self.solver.fit(turn.key, params, opt_state, split, round_number=turn.round, objective=descended)
+            number = context.round
+            return self.solver.fit(context.key, params, opt_state, split, round_number=number, objective=descended)
 
         numbers = jnp.arange(tree.num_rows(models))
         models, opt_states, losses = self.plan.over_models(one, numbers, models, opt_states, aux)
@@ -198,7 +203,7 @@ class Problem(NamedTuple):
 
     def descend_model(
         self,
-        turn: ClientContext,
+        context: ClientContext,
         models: Params,
         kept: PyTree,
         split: Split,
@@ -212,7 +217,7 @@ class Problem(NamedTuple):
             jax.tree.map(lambda leaf: leaf[0], kept) if self.keep_optimizer else self.solver.optimizer.init(params)
         )
         params, opt_state, loss, memory = self.solver.descend(
-            turn.key, params, opt_state, split, gradient, memory, round_number=turn.round, steps=steps
+            context.key, params, opt_state, split, gradient, memory, round_number=context.round, steps=steps
         )
         kept = tree.stack_one(opt_state) if self.keep_optimizer else ()
         return tree.stack_one(params), kept, loss[None], memory

@@ -243,7 +243,7 @@ class Solver(NamedTuple):
         places = jnp.arange(batch) if orders is None else step % per_epoch * batch + jnp.arange(batch)
         inside = places < split.size
         mask = inside.astype(jnp.float32)
-        if self.statistics is not None:  # batch statistics see the padding of a batch, so fill it with repeated examples
+        if self.statistics is not None:  # batch statistics see padding: repeat real examples
             places, inside = places % jnp.maximum(split.size, 1), jnp.broadcast_to(split.size > 0, inside.shape)
         if orders is None:
             index = places

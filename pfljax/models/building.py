@@ -141,7 +141,7 @@ def check_outputs(model: Model, inputs: jax.ShapeDtypeStruct, outputs: int, name
     if not floats:
         raise ArgumentError("model", "has parameters or statistics that are not real numbers", name)
     batch = inputs.shape[0]
-    places = (batch, *inputs.shape[1:]) if len(inputs.shape) == 2 else ()  # a sequence may have logits at every position
+    places = (batch, *inputs.shape[1:]) if len(inputs.shape) == 2 else ()  # sequences may have logits everywhere
     if model.task == "regression":
         fits, accepted = shape == (batch,), "(batch,) or (batch, 1) values"
     else:

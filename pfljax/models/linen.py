@@ -50,7 +50,7 @@ class LinenNetwork:
         if key is None:
             outputs: Any = self.module.apply(variables, x, **options)
             return outputs, params
-        rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)}  # "params" is the fallback for streams of other names
+        rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)}  # "params" is the fallback stream
         outputs, written = self.module.apply(variables, x, **options, rngs=rngs, mutable=list(split))
         return outputs, params | {name: written[name] for name in split}
 

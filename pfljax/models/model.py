@@ -22,9 +22,9 @@ from pfljax.models.structure import Layers, Network, by_path, layers_of
 class Model:
     """A Flax module, Linen or NNX, and the meaning of its outputs.
 
-    Its parameters are one tree of arrays that includes everything training writes: batch statistics travel, are averaged
-    and are kept like parameters. In training mode, the gradient of the loss with respect to a statistic is minus its
-    change, so that a step of SGD at rate 1 sets it to the value that the forward pass wrote.
+    Its parameters are one tree of arrays that includes everything training writes: batch statistics travel, are
+    averaged and are kept like parameters. In training mode, the gradient of the loss with respect to a statistic is
+    minus its change, so that a step of SGD at rate 1 sets it to the value that the forward pass wrote.
 
     Attributes:
         module: A Linen module; an NNX module, which is then the initial model; or a function of `rngs` that returns an
@@ -79,7 +79,7 @@ class Model:
         return jax.eval_shape(self.apply, self.network.shapes, self.example_input).shape
 
     def embedding(self, params: Params, x: Num[Array, "B ..."]) -> Array:
-        """Output of the last hidden dense layer before its activation, (B, F); the features if there is no such layer."""
+        """Output of the last hidden dense layer before its activation, (B, F); the features if there is none."""
         *hidden, (features, _) = self.network.dense(self._held(params), x, None)
         return hidden[-1][1] if hidden and hidden[-1][1].shape == features.shape else features
 

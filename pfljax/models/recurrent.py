@@ -13,7 +13,7 @@ from pfljax.models.layers import UNSET
 
 
 def _gates(z: Array) -> Array:
-    """Input, forget, cell and output gates (B, 4 H) from their pre-activations; one tanh, since sigmoid uses tanh too."""
+    """Input, forget, cell and output gates (B, 4 H) from pre-activations; one tanh, since sigmoid uses tanh too."""
     width = z.shape[-1] // 4
     slope = jnp.repeat(jnp.array([0.5, 0.5, 1.0, 0.5], z.dtype), width)  # sigmoid(z) = (1 + tanh(z / 2)) / 2
     return jnp.tanh(z * slope) * slope + (1 - slope)
