@@ -194,8 +194,9 @@ class Problem(NamedTuple):
                 batch = batch.of_model(number)
                 return self.solver.mean_loss(params, batch) if objective is None else objective(params, batch, aux)
 
-            number = context.round
-            return self.solver.fit(context.key, params, opt_state, split, round_number=number, objective=descended)
+            return self.solver.fit(
+                context.key, params, opt_state, split, round_number=context.round, objective=descended
+            )
 
         numbers = jnp.arange(tree.num_rows(models))
         models, opt_states, losses = self.plan.over_models(one, numbers, models, opt_states, aux)
