@@ -12,7 +12,7 @@ from pfljax.core.method import METHODS
 
 
 def table() -> str:
-    """The methods, a line each, in markdown."""
+    """The methods as a markdown table, one line each."""
     lines = [
         "| `--algorithm` | method | file | a client keeps | what travels in a round |",
         "| --- | --- | --- | --- | --- |",

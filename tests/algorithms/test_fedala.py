@@ -120,7 +120,7 @@ def test_learned_weights_lower_the_loss_of_the_start():
 
 
 def test_mistakes_are_one_line():
-    with pytest.raises(ArgumentError, match=r"^fedala\.layers=2: accepted: 0 to 1, the layers of the model$"):
+    with pytest.raises(ArgumentError, match=r"^fedala\.layers=2: accepted: 0 to 1, the model's layers$"):
         play("fedala", knobs={"layers": 2})
     with pytest.raises(ArgumentError, match=r"^fedala\.share=0\.0: accepted: above 0, at most 1$"):
         play("fedala", knobs={"share": 0.0})

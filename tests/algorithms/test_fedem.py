@@ -284,7 +284,9 @@ def test_it_finds_the_mixture_that_one_model_cannot(name):
 
 
 @pytest.mark.parametrize("name", ["fedem", "dfedem"])
-@pytest.mark.parametrize(("components", "accepted"), [(0, "1 or more"), (4, "1 to 3, the examples of the smallest")])
+@pytest.mark.parametrize(
+    ("components", "accepted"), [(0, "1 or more"), (4, "1 to 3, the number of examples of the smallest")]
+)
 def test_the_number_of_components_is_checked(name, components, accepted):
     _, problem = regression((5, 3))
     with pytest.raises(ArgumentError, match=rf"^{name}\.components={components}: accepted: {accepted}"):
@@ -297,5 +299,5 @@ def test_sampling_needs_a_symmetric_matrix(tmp_path):
     _, problem = regression((5, 3, 4))
     knobs = {"mixing": "file", "mixing_file": str(tmp_path / "w.npy")}
     toys.make_algorithm("dfedem", problem, **knobs)
-    with pytest.raises(ArgumentError, match=r"^participation: below 1 the mixing matrix must be symmetric"):
+    with pytest.raises(ArgumentError, match=r"^participation: accepted below 1 only with a symmetric mixing matrix"):
         toys.make_algorithm("dfedem", problem._replace(cohort_size=2), **knobs)

@@ -89,5 +89,5 @@ def test_newcomers_train_a_head_on_the_body_as_it_is():
 
 
 def test_there_are_no_more_personal_layers_than_layers():
-    with pytest.raises(ArgumentError, match=r"^fedrep.personal_layers=3: accepted: 0 to 2, the layers of the model"):
+    with pytest.raises(ArgumentError, match=r"^fedrep.personal_layers=3: accepted: 0 to 2, the model's layers"):
         play("fedrep", knobs={"personal_layers": 3})

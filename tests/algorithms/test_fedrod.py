@@ -28,7 +28,7 @@ def play(name="fedrod", rounds=3, knobs=None, privacy=None, federation=FEDERATIO
 
 
 def train_head(generic, own, x, y):
-    """A step of a personal head beside a generic model that is taken as given."""
+    """A step of a personal head on top of a fixed generic model."""
     slopes = gradient({BODY: generic[BODY], HEAD: own}, x, y, logits(generic, x))
     return step({HEAD: own}, slopes, RATE, [HEAD])[HEAD]
 
@@ -122,7 +122,7 @@ def test_private_gradients_are_clipped_part_by_part():
     _, algorithm, states, _ = play(
         rounds=1, knobs={"balance": 0.0}, privacy=Privacy(clip_norm=norm), federation=federation
     )
-    assert algorithm.ledger == Ledger(2, 1, "the counts of a client's classes, by which losses are balanced")
+    assert algorithm.ledger == Ledger(2, 1, "a client's class counts, which balance its loss")
     moved = jax.tree.map(jnp.subtract, states[1].clients["own"], states[0].clients["own"])
     for k in range(2):
         size = np.sqrt(sum(np.square(leaf[k]).sum() for leaf in jax.tree.leaves(moved)))
@@ -132,5 +132,5 @@ def test_private_gradients_are_clipped_part_by_part():
 
 
 def test_a_regression_has_no_classes():
-    with pytest.raises(ArgumentError, match=r"^algorithm=fedrod: needs classes; accepted for a regression: methods"):
+    with pytest.raises(ArgumentError, match=r"^algorithm=fedrod: needs classes; choose another method"):
         play(federation=toys.make_federation(SIZES, "regression"))

@@ -173,8 +173,8 @@ class OfPlaces(nn.Module):
 @pytest.mark.parametrize(
     ("task", "module", "text"),
     [
-        ("regression", None, "needs classes; accepted for a regression: methods that do not"),
-        ("classification", OfPlaces(), "needs one class to an example; accepted for sequences: methods that do not"),
+        ("regression", None, "needs classes; choose another method for a regression"),
+        ("classification", OfPlaces(), "needs one class per example; choose another method for sequences"),
     ],
 )
 def test_other_tasks_are_refused(task, module, text):

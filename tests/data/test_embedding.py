@@ -54,11 +54,11 @@ def test_a_network_that_misses_the_demanded_accuracy_is_named(tests):
     lines, changed = [], {"y": (np.arange(60) % 2).astype(np.int32)} | ({} if tests else {"is_test": None})
     embed = embedding.Embedding("mlp", epochs=1, batch_size=0, learning_rate=1e-9, say=lines.append)
     embed(Source(**(vars(images()) | changed)))
-    assert f"of the {'test' if tests else 'training'} images are right" in lines[-1]
-    assert "warning: FedFomo's paper demands 85%" in lines[-1]
+    assert f"accuracy on the {'test' if tests else 'training'} images" in lines[-1]
+    assert "warning: FedFomo's paper requires 85%" in lines[-1]
     easy = Source(**(vars(images()) | {"y": np.zeros(60, np.int32)}))
     embedding.Embedding("mlp", epochs=30, batch_size=10, say=lines.append)(easy)
-    assert "100.0% of the test images are right" in lines[-1] and "warning" not in lines[-1]
+    assert "100.0% accuracy on the test images" in lines[-1] and "warning" not in lines[-1]
 
 
 def test_labels_of_test_examples_are_not_looked_at():

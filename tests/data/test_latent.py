@@ -152,7 +152,7 @@ def test_inverse_frequency_weights_by_hand(places):
     capped = np.array([1 / (4 * share[0]), 1 / (4 * share[1]) if places else 1, 1, 1])
     mean = share[0] * capped[0] + share[1] * capped[1]
     np.testing.assert_allclose(data.inverse_frequency_weights(federation), capped / mean, rtol=1e-6)
-    with pytest.raises(ArgumentError, match="class_weights: accepted for classification"):
+    with pytest.raises(ArgumentError, match="class_weights: accepted only for classification"):
         data.inverse_frequency_weights(dataclasses.replace(federation, task="regression"))
 
 

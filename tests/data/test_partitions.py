@@ -216,9 +216,9 @@ def test_natural_leaves_out_clients_with_one_example():
     client[3:8] = 2
     assignment = assign(make_source(client=client, distribution=np.arange(4)), Natural())
     np.testing.assert_array_equal(assignment.distribution, [2, 3])
-    with pytest.raises(ArgumentError, match="num_clients=3: toy has 2 clients with two examples or more"):
+    with pytest.raises(ArgumentError, match="num_clients=3: toy has 2 clients with at least two examples"):
         assign(make_source(client=client), Natural(), num_clients=3)
-    with pytest.raises(ArgumentError, match="partition=natural: no client of toy has two examples"):
+    with pytest.raises(ArgumentError, match="partition=natural: no client in toy has two examples"):
         assign(make_source(client=np.arange(1200)), Natural())
 
 
@@ -292,7 +292,7 @@ OFFICIAL = Splits(official_test=True)
         (Latent(clusters=9), SOURCE, {}, "clusters=9: accepted: at most num_clients=8"),
         (Pathological(classes=11), SOURCE, {}, "classes=11: accepted: 1 to 10, the classes"),
         (Pairs(classes=11), SOURCE, {}, "classes=11: accepted: 1 to 10, the classes"),
-        (Pairs(), SOURCE, {"num_clients": 7}, "num_clients=7: partition=pairs needs an even number"),
+        (Pairs(), SOURCE, {"num_clients": 7}, "num_clients=7: accepted with partition=pairs: even numbers"),
         (Natural(), make_source(client=None), {}, "partition=natural: toy has no client ids"),
         (Natural(), SOURCE, {"num_clients": 8}, "num_clients=8: toy has 7 clients"),
         (Natural(), SOURCE, {"num_clients": 0}, "num_clients=0: toy has 7 clients"),
@@ -361,7 +361,7 @@ def test_label_groups_stay_pure_when_one_is_small():
 
 def test_a_replacement_pool_without_test_examples_is_refused():
     source = make_source(y=np.minimum(np.arange(1200), 1).astype(np.int32))  # class 0 has one example
-    with pytest.raises(ArgumentError, match="replacement: there is a client"):
+    with pytest.raises(ArgumentError, match="replacement: a client's classes have no examples"):
         assign(source, Pathological(classes=1), num_clients=2, splits=DRAW)
 
 

@@ -35,7 +35,7 @@ def test_table1_has_both_averages_and_tunes_everybody(tmp_path):
     assert (plain["pfedmb.averaging"], own["pfedmb.averaging"]) == ("plain", "alpha")
     assert own["pfedmb.per_layer"] is False and own["fine_tune_epochs"] == 5 and own["num_clients"] == 10
     scored = files.read_json(tmp_path / "pairs" / "local" / "seed-0" / "summary.json")["scored"]
-    assert scored == "each client's own model, tuned by each client on its training data"
+    assert scored == "each client's own model, fine-tuned by each client on its training data"
 
 
 @pytest.mark.slow

@@ -105,7 +105,7 @@ def test_evaluation_sees_the_images_themselves():
 def test_it_is_for_images_only(shape):
     model = models.make("mlp", shape, "classification", 3)
     with pytest.raises(
-        ArgumentError, match=r"^augment=crop_flip: is for images .*accepted for inputs of shape .*: none"
+        ArgumentError, match=r"^augment=crop_flip: needs images .*accepted for inputs of shape .*: none"
     ):
         LocalTraining(augment="crop_flip").bind(model)
     with pytest.raises(ArgumentError, match=r"^augment=mirror: accepted: none, crop_flip"):

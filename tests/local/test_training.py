@@ -85,10 +85,10 @@ def test_classes_are_not_weighed_in_evaluation():
 @pytest.mark.parametrize("weights", [(1.0, 2.0), (1.0, 2.0, 0.0), (1.0, 2.0, float("inf")), ((1.0, 2.0, 3.0),)])
 def test_class_weights_are_positive_numbers_one_for_each_class(weights):
     model = toys.make_problem(FEDERATION).model
-    with pytest.raises(ArgumentError, match=r"^class_weights=.*: accepted: 3 positive numbers, one for each class"):
+    with pytest.raises(ArgumentError, match=r"^class_weights=.*: accepted: 3 positive numbers, one per class"):
         LocalTraining(class_weights=weights).bind(model)
     regression = toys.make_problem(toys.make_federation((4, 4), "regression")).model
-    with pytest.raises(ArgumentError, match=r"^class_weights=.*: accepted for classification"):
+    with pytest.raises(ArgumentError, match=r"^class_weights=.*: accepted only for classification"):
         LocalTraining(class_weights=weights).bind(regression)
 
 

@@ -307,7 +307,7 @@ def test_vgg_is_for_images_of_32_x_32():
     x = jax.ShapeDtypeStruct((2, 32, 32, 3), np.float32)
     assert jax.eval_shape(model.apply, params, x).shape == (2, 10)
     assert jax.eval_shape(model.features, params, x).shape == (2, 4096)
-    with pytest.raises(ArgumentError, match=r"model=vgg11: takes images .* at least 32 x 32"):
+    with pytest.raises(ArgumentError, match=r"model=vgg11: needs images .* at least 32 x 32"):
         models.make("vgg11", (28, 28, 1), "classification", 10)
 
 
@@ -433,7 +433,7 @@ def test_one_logit_makes_two_classes():
     gradient = jax.grad(lambda params: model.loss(params, x, y).sum())(params)["Dense_0"]["kernel"][:, 0]
     np.testing.assert_allclose(gradient, x.T @ (ones - y), rtol=1e-3, atol=1e-4)
     for task, classes in (("classification", 3), ("regression", 1)):
-        with pytest.raises(ArgumentError, match=r"model=logistic: accepted for data of two classes"):
+        with pytest.raises(ArgumentError, match=r"model=logistic: accepted only for data with two classes"):
             models.make("logistic", (150,), task, classes)
 
 
