@@ -24,7 +24,7 @@ def test_figures_are_kept_and_told(tmp_path):
     commands.call(accelerator.COMMAND, *flags)
     assert json.loads((tmp_path / "accelerator.json").read_text()) == first  # measured once
     printed = commands.call(accelerator.COMMAND, *SMALL, "--parts=rounds", "--seconds=0", f"--out={tmp_path}")
-    assert "left out, the time is over" in printed
+    assert "skipped, time is up" in printed
 
 
 @pytest.mark.slow
