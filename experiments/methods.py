@@ -1,28 +1,43 @@
-"""README's table of methods, from the registry.
+"""The table of methods in docs/methods.md, from the registry.
 
     python -m experiments.methods
 
-A test compares README with it, so that the table cannot go stale.
+writes the page anew. A test compares the page with the registry, so that it cannot go stale.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pfljax.algorithms  # noqa: F401  (registers the methods)
 from pfljax.core.method import METHODS
+
+PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
+OPENING = f"""# Methods
+
+All {len(METHODS)} methods, by the name that `--algorithm` and `--algorithms` take. Each links to its algorithm, the
+hyperparameters and the departures from its paper. Their accuracies side by side: [results](results/methods.md).
+"""
 
 
 def table() -> str:
     """The methods as a markdown table, one line each."""
     lines = [
-        "| `--algorithm` | method | file | a client keeps | what travels in a round |",
-        "| --- | --- | --- | --- | --- |",
+        "| `--algorithm` | method | a client keeps | what travels in a round |",
+        "| --- | --- | --- | --- |",
     ]
     for name, method in METHODS.items():
         file, info = method.__module__.rpartition(".")[2], method.info
-        link = f"[{file}](pfljax/algorithms/{file}.py)"
-        lines.append(f"| `{name}` | {info.title} | {link} | {info.keeps} | {info.travels} |")
+        link = f"[{info.title}](../pfljax/algorithms/{file}.py)"
+        lines.append(f"| `{name}` | {link} | {info.keeps} | {info.travels} |")
     return "\n".join(lines)
 
 
+def page() -> str:
+    """The page."""
+    return f"{OPENING}\n{table()}\n"
+
+
 if __name__ == "__main__":
-    print(table())
+    PAGE.write_text(page(), encoding="utf-8")
+    print(PAGE)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 import jaxtyping
+import pytest
 
 PACKAGE = Path(__file__).parents[1] / "pfljax"
 
@@ -61,3 +62,11 @@ jaxtyping.install_import_hook(modules_with_shapes(), "typechecking.check")
 
 
 from runs import compile_once, whole  # noqa: E402, F401  (fixtures; after JAX has its devices)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cache(tmp_path_factory):
+    """A folder for what commands keep, one for all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PFLJAX_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -30,7 +30,7 @@ from pfljax.cli.launch import Command
 from pfljax.cli.measure import Cell, described_data, row_of
 from pfljax.cli.settings import PRESETS, FlagError, Settings
 from pfljax.cli.study import Study, total_bytes
-from pfljax.training import memory
+from pfljax.training import endings, memory
 
 MOST_CLIENTS = 10**12  # more than fit, which is told of each cell
 WORKLOADS = PRESETS / "scaling"
@@ -120,15 +120,18 @@ def title(cell: Cell) -> str:
 
 def fill(found: Study, cells: Sequence[Cell]) -> None:
     """Measures the cells that are not finished."""
-    for number, cell in enumerate(cells, 1):
-        what = f"{number}/{len(cells)} {title(cell)}, S={cell.clients_per_round}, {cell.plan}, {cell.devices} device(s)"
-        if found.finished(cell):
-            say(f"{what}: finished before, taken from {found.out / 'scaling.json'}")
-            continue
-        found.rows[cell] = row = row_of(found.settings, cell)
-        found.write()
-        measured = row["status"] == "measured"
-        say(f"{what}: " + (f"{row['seconds_per_round']:.4g} s a round" if measured else f"skipped: {row['reason']}"))
+    with endings.not_lost() as check_interrupted:
+        for number, cell in enumerate(cells, 1):
+            place = f"S={cell.clients_per_round}, {cell.plan}, {cell.devices} device(s)"
+            what = f"{number}/{len(cells)} {title(cell)}, {place}"
+            if found.finished(cell):
+                say(f"{what}: finished before, taken from {found.out / 'scaling.json'}")
+                continue
+            found.rows[cell] = row = row_of(found.settings, cell)
+            found.write()
+            seconds, reason = row["seconds_per_round"], row["reason"]
+            say(f"{what}: " + (f"skipped: {reason}" if reason else f"{seconds:.4g} s a round"))
+            check_interrupted()
 
 
 def show(settings: Settings, rows: Sequence[dict]) -> None:

@@ -64,6 +64,31 @@ def noted() -> Iterator[Callable[[], int]]:
             signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def not_lost() -> Iterator[Callable[[], None]]:
+    """Keeps SIGINT from getting lost: Python drops a KeyboardInterrupt that is raised in a finalizer.
+
+    Yields:
+        A function that raises KeyboardInterrupt if SIGINT came before.
+    """
+    came = False
+
+    def note(number: int, frame) -> None:
+        nonlocal came
+        came = True
+        signal.default_int_handler(number, frame)
+
+    def check() -> None:
+        if came:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def check_room(folder: Path, need: int) -> None:
     """Raises `RunError` if a folder's disk has no room for so many bytes."""
     free, need = int(processes.least(shutil.disk_usage(folder).free)), need + SPARE

@@ -248,7 +248,7 @@ class Trainer:
                     self._evaluate(newest)
                     if self.done - self.saved >= schedule.checkpoint_every or self.done == rounds:
                         self._save()
-                if (number := signaled()) and self.done < rounds:
+                if number := signaled():  # in the last round too: more runs may follow this one
                     self._interrupt(number)
 
     def _interrupt(self, number: int) -> NoReturn:

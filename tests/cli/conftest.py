@@ -1,4 +1,4 @@
-"""Commands as users run them, in processes of their own, with one cache for all."""
+"""Commands as users run them, in processes of their own."""
 
 import os
 import subprocess
@@ -8,14 +8,6 @@ from pathlib import Path
 import pytest
 
 from pfljax import api, report
-
-
-@pytest.fixture(autouse=True, scope="session")
-def cache(tmp_path_factory):
-    """A folder for what commands keep."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PFLJAX_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""README's table is the registry's."""
+"""The page of methods is the registry's."""
 
 from pathlib import Path
 
@@ -7,12 +7,18 @@ from experiments import methods
 ROOT = Path(__file__).parents[2]
 
 
-def test_readme_has_the_registry_s_table():
-    assert methods.table() in (ROOT / "README.md").read_text()
+def test_the_page_is_written_from_the_registry():
+    assert methods.PAGE.read_text() == methods.page()
 
 
 def test_the_files_that_it_links_are_there():
     links = [part.split(")")[0] for part in methods.table().split("](")[1:]]
     assert len(links) == len(methods.METHODS)
     for link in links:
-        assert (ROOT / link).is_file()
+        assert (methods.PAGE.parent / link).is_file()
+
+
+def test_readme_names_every_method():
+    text = (ROOT / "README.md").read_text()
+    assert [name for name in methods.METHODS if f"`{name}`" not in text] == []
+    assert f"{len(methods.METHODS)} methods" in text

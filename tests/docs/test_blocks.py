@@ -1,0 +1,109 @@
+"""Every code block of README and the docs runs: Python as written, commands as typed, both with fewer rounds."""
+
+import importlib
+import re
+import shlex
+import sys
+import tomllib
+import types
+from pathlib import Path
+
+import pytest
+from commands import call
+
+from pfljax.algorithms import METHODS
+from pfljax.cli.settings import parse
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md")))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+SNIPPET = re.compile(r'--8<-- "(.*?)"')
+
+# What makes a block small enough for a test; nothing else is changed.
+SHORTER = {
+    "python": {r"rounds=\d+": "rounds=2", r"range\(3\)": "range(2)", r"num_clients=1000\b": "num_clients=100"},
+    "bash": {
+        r"--rounds=\d+": "",
+        r"--algorithms=all\b": "--algorithms=local,fedper",
+        r"--tune(?=\s)": "--tune=0.1,0.3",
+        r"--tune=0.03,0.1,0.3": "--tune=0.1,0.3",
+        r"--splits=0,1,2,3,4 --seeds=0,1,2": "--splits=0,1 --seeds=0,1",
+        r"--num_clients=1000000": "--num_clients=2000",
+        r"--participation=0.001": "--participation=0.01",
+        r"--eval_clients=10000": "--eval_clients=50",
+        r"--num_clients=2000,100000 --cohort=1000": "--num_clients=100,200 --cohort=10",
+        r"--num_clients=10,100,1000": "--num_clients=10,20",
+    },
+}
+
+
+def blocks(page):
+    """(language, code) of each block of a page."""
+    return BLOCK.findall((ROOT / page).read_text())
+
+
+def lines_of(code):
+    """The commands of a shell block."""
+    return [line for line in code.replace("\\\n", " ").splitlines() if line.strip()]
+
+
+def command(name):
+    return importlib.import_module(f"pfljax.cli.{name}").COMMAND
+
+
+def runs_here(line):
+    """Whether one process on this machine can run a command in seconds."""
+    return line.startswith("pfljax ") and "--coordinator" not in line and "experiments/" not in line
+
+
+def shorter(code, language):
+    for pattern, text in SHORTER[language].items():
+        code = re.sub(pattern, text, code)
+    return code
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with the files that commands name, as in a checkout."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    registered = set(METHODS)
+    yield tmp_path
+    for name in set(METHODS) - registered:
+        METHODS.pop(name)  # no method of the tests after this one
+
+
+WITH_CODE = [page for page in PAGES if any(language in SHORTER for language, _ in blocks(page))]
+
+
+@pytest.mark.parametrize(
+    "page", [page if page == "README.md" else pytest.param(page, marks=pytest.mark.slow) for page in WITH_CODE]
+)
+def test_the_blocks_of_a_page_run(page, folder, monkeypatch):
+    """One after the other, the Python as one program."""
+    program = types.ModuleType("program")
+    monkeypatch.setitem(sys.modules, program.__name__, program)  # where a dataclass looks its types up
+    for language, code in blocks(page):
+        if language == "python":
+            whole = SNIPPET.sub(lambda found: (ROOT / found[1]).read_text(), code)
+            exec(compile(shorter(whole, language), page, "exec"), vars(program))
+        for line in filter(runs_here, lines_of(code) if language == "bash" else ()):
+            _, name, *flags = shlex.split(shorter(f"{line} ", language))
+            call(command(name), *flags, *([] if name == "report" else ["--rounds=2"]))
+    results = [value for value in vars(program).values() if hasattr(value, "accuracy")]
+    assert all(0 <= result.accuracy <= 1 for result in results)
+
+
+def test_commands_that_take_hours_or_hosts_are_right():
+    """Every flag is known; every module and extra is there."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    lines = [line for page in PAGES for language, code in blocks(page) if language == "bash" for line in lines_of(code)]
+    for line in lines:
+        program, *words = shlex.split(line, comments=True)
+        if program == "pip":
+            assert words[0] == "install" and set(re.findall(r"\[(\w+)\]", words[-1])) <= set(extras), line
+        elif program == "pfljax":
+            assert runs_here(line) or parse(command(words[0]).define, words[1:])
+        else:
+            assert (program, words[0]) == ("python", "-m"), f"{line}: no test runs this"
+            assert "--out" in call(importlib.import_module(words[1]).COMMAND, *words[2:], "--help")
