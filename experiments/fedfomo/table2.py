@@ -23,7 +23,10 @@ def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     paper.define(registry, [*paper.BASELINES, "fedfomo"], ["0"], "runs/fedfomo-table2")
     Group(RUNS, registry).several(
-        "distributions", [str(number) for number in paper.DISTRIBUTIONS], "numbers of distributions, one per column", int
+        "distributions",
+        [str(number) for number in paper.DISTRIBUTIONS],
+        "numbers of distributions, one per column",
+        int,
     )
 
 

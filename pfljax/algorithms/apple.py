@@ -35,7 +35,7 @@ from pfljax.core.types import Algorithm, Array, ClientOutput, Ledger, Predictor,
 from pfljax.local.problem import Problem
 
 
-@method(keeps="its core model, its relation to all others", travels="up to all others' core models down, its own up")
+@method(keeps="its core model, its relation to all others", travels="other clients' core models down, its own up")
 @dataclasses.dataclass(frozen=True)
 class APPLE:
     """APPLE (Luo and Wu, 2022): each client learns to mix all clients' core models."""

@@ -25,7 +25,7 @@ from pfljax.core.types import Algorithm, Report
 from pfljax.local.problem import Problem
 
 
-@method(keeps="its normalization layers", travels="everything but normalization layers, both ways")
+@method(keeps="its normalization layers", travels="everything except normalization layers, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedBN:
     """FedBN (Li et al., 2021): averages everything except normalization layers."""

@@ -35,7 +35,7 @@ from pfljax.core.types import Algorithm, ClientOutput, Predictor
 from pfljax.local.problem import Problem
 
 
-@method(keeps="nothing", travels="a global model of some age down, what training adds to it up")
+@method(keeps="nothing", travels="a current or stale global model down, its update up")
 @dataclasses.dataclass(frozen=True)
 class FedBuff:
     """FedBuff (Nguyen et al., 2022): an asynchronous server that applies buffers of stale updates."""

@@ -31,7 +31,7 @@ from pfljax.core.types import Algorithm, ClientOutput, State
 from pfljax.local.problem import Problem
 
 
-@method(keeps="the gradient of its loss", travels="the global model, both ways")
+@method(keeps="its local gradient", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedDyn:
     """FedDyn (Acar et al., 2021): dynamic regularization, so that local minimizers agree in the long run."""

@@ -48,7 +48,7 @@ class FedEM:
         return surrogates.client_server(problem, mixture(problem, self.components, self.newcomer_steps))
 
 
-@method(keeps="M components, its mixture weights", travels="M components, to and from every neighbor in the graph")
+@method(keeps="M components, its mixture weights", travels="M components, to and from each neighbor in the graph")
 @dataclasses.dataclass(frozen=True)
 class DFedEM(surrogates.CommunicationGraph):
     """D-FedEM (Marfoq et al., 2021): FedEM without a server, over a communication graph."""

@@ -47,7 +47,7 @@ from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
 
 
-@method(keeps="its model and tracked losses of others", travels="M neighbors' models down, as many gradients up")
+@method(keeps="its model, tracked losses of others' models", travels="M neighbors' models down, M gradients up")
 @dataclasses.dataclass(frozen=True)
 class FedeRiCo:
     """FedeRiCo, decentralized (Algorithm 1): each client weighs a few neighbors' models and sends gradients back."""

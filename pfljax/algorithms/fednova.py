@@ -36,7 +36,7 @@ from pfljax.local.problem import Problem
 EPOCHS = 0xE90C  # folded into a client's key for a round to draw its number of epochs
 
 
-@method(keeps="nothing", travels="the global model down, the mean step of its training up")
+@method(keeps="nothing", travels="the global model down, its mean local step up")
 @dataclasses.dataclass(frozen=True)
 class FedNova:
     """FedNova (Wang et al., 2020): normalized averaging, whatever number of local steps each client takes."""

@@ -36,7 +36,7 @@ from pfljax.models import Model
 UNKNOWN = -1e9  # score of a class without a prototype; finite, so that classes tie if there are no prototypes
 
 
-@method(keeps="its model", travels="features' means by class, both ways")
+@method(keeps="its model", travels="mean features per class, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedProto:
     """FedProto (Tan et al., 2022): clients keep their models and share only class prototypes (mean features)."""

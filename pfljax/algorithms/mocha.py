@@ -30,7 +30,7 @@ from pfljax.core.types import Algorithm, Array, ClientOutput, Ledger, Predictor,
 from pfljax.local.problem import Problem
 
 
-@method(keeps="its model", travels="its last layer up, a combination of the others' down")
+@method(keeps="its model", travels="a combination of others' last layers down, its own up")
 @dataclasses.dataclass(frozen=True)
 class MOCHA:
     """MOCHA (Smith et al., 2017): multi-task learning that also learns the relationship between tasks."""

@@ -32,7 +32,7 @@ from pfljax.core.types import Algorithm, ClientOutput, Ledger, Predictor, Report
 from pfljax.local.problem import Problem
 
 
-@method(keeps="nothing", travels="its generated model down, the change of it up")
+@method(keeps="nothing", travels="its generated model down, its update up")
 @dataclasses.dataclass(frozen=True)
 class PFedHN:
     """pFedHN (Shamsian et al., 2021): a hypernetwork at the server generates every client's model."""

@@ -35,7 +35,7 @@ from pfljax.local.problem import Problem
 OF_ALPHA = 1  # folded into a client's key for a round: the mini-batches for alpha
 
 
-@method(keeps="its weights of the branches", travels="B branches of every layer, both ways; its weights up")
+@method(keeps="its branch weights", travels="B branches of every layer, both ways; its weights up")
 @dataclasses.dataclass(frozen=True)
 class PFedMB:
     """pFedMB (Mori et al., 2022): every layer is a mixture of B shared branches, with each client's own weights."""

@@ -97,7 +97,7 @@ def test_a_cache_that_cannot_be_written_is_no_mistake(tmp_path):
 
 @pytest.mark.parametrize("number", [0, 241])
 def test_there_are_at_most_as_many_clusters_as_examples(tmp_path, number):
-    with pytest.raises(ArgumentError, match=f"^clusters={number}: accepted: 1 to 240, the examples"):
+    with pytest.raises(ArgumentError, match=f"^clusters={number}: accepted: 1 to 240, the number of examples"):
         latent.clusters(blobs()[0], None, number, 0, str(tmp_path))
 
 

@@ -282,22 +282,22 @@ OFFICIAL = Splits(official_test=True)
     ("partition", "source", "arguments", "message"),
     [
         *[
-            (cls(), FEW, {"num_clients": 52}, rf"num_clients=52: too many .* by partition={cls.name}; .*\d+, and any")
+            (cls(), FEW, {"num_clients": 52}, rf"num_clients=52: too many .* with partition={cls.name}; .*\d+, or any")
             for cls in POOLED
         ],
         (IID(), FEW, {"num_clients": 51}, "num_clients=51: .*up to about 50,"),
         (IID(), SOURCE, {"num_clients": 0}, "num_clients=0: accepted: 1 or more"),
-        (LabelDirichlet(groups=11), SOURCE, {}, "groups=11: accepted: 1 to 10, the classes"),
+        (LabelDirichlet(groups=11), SOURCE, {}, "groups=11: accepted: 1 to 10, the number of classes"),
         (LabelGroups(groups=9), SOURCE, {}, "groups=9: accepted: at most num_clients=8"),
         (Latent(clusters=9), SOURCE, {}, "clusters=9: accepted: at most num_clients=8"),
-        (Pathological(classes=11), SOURCE, {}, "classes=11: accepted: 1 to 10, the classes"),
-        (Pairs(classes=11), SOURCE, {}, "classes=11: accepted: 1 to 10, the classes"),
+        (Pathological(classes=11), SOURCE, {}, "classes=11: accepted: 1 to 10, the number of classes"),
+        (Pairs(classes=11), SOURCE, {}, "classes=11: accepted: 1 to 10, the number of classes"),
         (Pairs(), SOURCE, {"num_clients": 7}, "num_clients=7: accepted with partition=pairs: even numbers"),
         (Natural(), make_source(client=None), {}, "partition=natural: toy has no client ids"),
         (Natural(), SOURCE, {"num_clients": 8}, "num_clients=8: toy has 7 clients"),
         (Natural(), SOURCE, {"num_clients": 0}, "num_clients=0: toy has 7 clients"),
-        (Natural(), SOURCE, {"splits": DRAW}, "replacement: accepted: .*natural"),
-        (Pachinko(), COARSE, {"splits": DRAW}, "replacement: accepted: .*pachinko"),
+        (Natural(), SOURCE, {"splits": DRAW}, "replacement: accepted with .*natural"),
+        (Pachinko(), COARSE, {"splits": DRAW}, "replacement: accepted with .*pachinko"),
         (Pachinko(), SOURCE, {}, "partition=pachinko: toy has no coarse labels"),
         (Pachinko(), COARSE, {"num_clients": 601}, "num_clients=601: .*up to 600"),
         (Pachinko(), COARSE, {"num_clients": 0}, "num_clients=0: accepted: 1 or more"),

@@ -199,7 +199,7 @@ def test_one_nnx_module_is_no_several_initial_models():
 
     module = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
     problem = toys.make_problem(FEDERATION, model=module)
-    with pytest.raises(ArgumentError, match=r"model: one NNX module.*a function of rngs"):
+    with pytest.raises(ArgumentError, match=r"model: is one NNX module.*a function of rngs"):
         problem.init_models(jax.random.key(0), 2)
     stack = problem._replace(common_init=True).init_models(jax.random.key(0), 2)
     np.testing.assert_array_equal(stack["kernel"], np.stack([module.kernel[...]] * 2))
