@@ -56,7 +56,7 @@ class FedALA:
     def build(self, problem: Problem) -> Algorithm:
         num_layers = len(problem.model.layers)
         if self.layers > num_layers:
-            raise ArgumentError("layers", f"accepted: 0 to {num_layers}, the model's layers", self.layers)
+            raise ArgumentError("layers", f"accepted: 0 to {num_layers}, the number of layers", self.layers)
 
         def mixed(params):
             """The last p layers without batch statistics; None for everything else."""

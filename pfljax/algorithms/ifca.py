@@ -51,7 +51,7 @@ class IFCA:
     def build(self, problem: Problem) -> Algorithm:
         num_layers = len(problem.model.layers)
         if self.shared_layers > num_layers:
-            accepted = f"accepted: 0 to {num_layers}, the model's layers"
+            accepted = f"accepted: 0 to {num_layers}, the number of layers"
             raise ArgumentError("shared_layers", accepted, self.shared_layers)
         if self.shared_layers and self.averaging == "gradients":
             raise ArgumentError("shared_layers", "must be 0 with averaging=gradients", self.shared_layers)

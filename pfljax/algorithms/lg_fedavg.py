@@ -33,7 +33,7 @@ class LGFedAvg:
     def build(self, problem: Problem) -> Algorithm:
         num_layers = len(problem.model.layers)
         if self.shared_layers > num_layers:
-            accepted = f"accepted: 1 to {num_layers}, the model's layers, or 0 for half of them"
+            accepted = f"accepted: 1 to {num_layers}, the number of layers, or 0 for half of them"
             raise ArgumentError("shared_layers", accepted, self.shared_layers)
         num_shared = self.shared_layers or max(1, num_layers // 2)
         shared = lambda params: problem.model.mask(params, num_shared)

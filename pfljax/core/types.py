@@ -245,7 +245,7 @@ class Algorithm:
         download: (key, state, cohort) -> (S, J) int32: the models that each client of the cohort receives; column 0 is
             the client's own model if it has one. Client ids if N = K, otherwise indices into the N models. None: the
             client's own model under "own", all N models under "shared"; required under "peers" and "push".
-        adapt: (key, state, clients) -> Predictor for clients that were absent in training; None: `predictor`.
+        adapt: (key, state, clients) -> Predictor for clients unseen in training; None: `predictor`.
         sample: (key, state, clients) -> (S,) int32, the ids of the round's cohort, ascending and distinct; None:
             uniform without replacement.
         fine_tune: (key, predictor, clients) -> Predictor: applied to the predictor before evaluation, once the models

@@ -70,7 +70,7 @@ def draw_cohort(key: Key, num_clients: int, size: int) -> Cohort:
 
 
 def cohort_of(key: Key, number: Array, num_clients: int, size: int) -> Cohort:
-    """The uniform cohort of a round; depends on `key` only, so it is the same for every method and plan."""
+    """The uniform cohort of a round; depends only on `key` and the round, not on the method or plan."""
     return draw_cohort(_key(key, COHORT, number), num_clients, size)
 
 

@@ -243,7 +243,7 @@ class Problem(NamedTuple):
         return jnp.concatenate(blocks, axis=1)
 
     def newcomers_alone(self, key: Key, clients: ClientData) -> Predictor:
-        """Clients that were absent in training train alone, from initial models, for as many rounds as the run has."""
+        """Clients unseen in training train alone, from initial models, for as many rounds as the run has."""
         init_key, train_key = jax.random.split(key)
         start = self.init_models(init_key, tree.num_rows(clients))
         return Predictor.own(self.train_alone(train_key, start, clients, own=True, rounds=self.rounds))

@@ -33,7 +33,7 @@ class Scaled(nn.Module):
 
 @functools.cache
 def play(name, kind, rounds=3):
-    """(algorithm, states, records, the models with which clients predict)."""
+    """(algorithm, states, records, the models that clients predict with)."""
     options = {"model": Scaled(kind)} if kind else {"batch_size": 2}
     problem = toys.make_problem(FEDERATION, optax.sgd(RATE), epochs=EPOCHS, **options)
     algorithm = toys.make_algorithm(name, problem)
@@ -43,7 +43,7 @@ def play(name, kind, rounds=3):
 
 
 def train(kind, dense, norm, statistics, x, y):
-    """A client's round of full batches; what fills a batch are its first examples, once more."""
+    """A client's round with full batches; its first examples are repeated to fill a batch."""
     axis, seen = (0, x[np.arange(max(SIZES)) % len(x)]) if kind == "batch" else (1, x)
     center, spread = seen.mean(axis=axis, keepdims=True), seen.var(axis=axis, keepdims=True)
     standard = (x - center) / np.sqrt(spread + EPSILON)

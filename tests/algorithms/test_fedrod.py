@@ -93,7 +93,7 @@ class Dropped(nn.Module):
 
 @pytest.mark.parametrize("model", [None, Dropped(), toys.Normalized])
 def test_without_balance_the_generic_model_is_fedavg_s(model):
-    """In mini-batches, with dropout's draws and batch statistics."""
+    """With mini-batches, dropout and batch statistics."""
     options = {"model": model, "batch_size": 2, "epochs": 2}
     wanted, off, on = (
         play(name, knobs=knobs, **options)[2][-1].models
@@ -118,7 +118,7 @@ def test_private_gradients_are_clipped_part_by_part():
     """One example, a small norm, no noise: the generic model and the head each move by the rate times the norm."""
     federation = toys.make_federation((1, 1))
     norm = 0.01
-    # Without balance: the balanced loss of a client of a single class is 0.
+    # Without balancing: the balanced loss of a client with a single class is 0.
     _, algorithm, states, _ = play(
         rounds=1, knobs={"balance": 0.0}, privacy=Privacy(clip_norm=norm), federation=federation
     )

@@ -1,4 +1,4 @@
-"""How methods are declared: knobs are checked when a method is made, mistakes name the method."""
+"""Method declarations: creating a method checks its knobs, and errors name the method."""
 
 import dataclasses
 from typing import Literal

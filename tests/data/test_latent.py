@@ -1,4 +1,4 @@
-"""Latent distributions: clusters found again, kept on disk, dealt evenly."""
+"""Latent distributions: clusters are recovered, cached on disk and dealt evenly."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ KINDS = 3
 
 
 def blobs(n=240, seed=0):
-    """Examples around three far centers that the labels do not tell, and the center of each."""
+    """Examples around three distant centers, independent of the labels, and the center of each."""
     rng = np.random.default_rng(seed)
     kind = rng.integers(KINDS, size=n)
     centers = 20 * np.eye(KINDS, 5)
@@ -25,7 +25,7 @@ def blobs(n=240, seed=0):
 
 
 def same_partition(a, b):
-    """Whether two labelings are the same but for the labels' names."""
+    """Whether two labelings are equal up to renaming."""
     pairs = set(zip(a.tolist(), b.tolist(), strict=True))
     return len(pairs) == len(set(a.tolist())) == len(set(b.tolist()))
 
@@ -40,7 +40,7 @@ def test_the_embedding_is_what_is_clustered(tmp_path):
     embed = lambda source: source.y[:, None].astype(np.float32)
     found = latent.clusters(source, embed, 2, 0, str(tmp_path))
     assert same_partition(found, source.y) and not same_partition(found, kind)
-    # Nothing tells this embedding from another one, so it is not kept.
+    # This embedding has no key, so it is not cached.
     assert same_partition(latent.clusters(source, lambda source: source.x, KINDS, 0, str(tmp_path)), kind)
     assert not list(tmp_path.iterdir())
 
@@ -140,7 +140,7 @@ def test_shuffled_targets_move_validation_and_test_together_and_nothing_else(tmp
 
 @pytest.mark.parametrize("places", [(), (2,)])
 def test_inverse_frequency_weights_by_hand(places):
-    """Of four classes with shares 3/4, 1/4, 0 and 0 only the first is more frequent than an average one."""
+    """Of four classes with shares 3/4, 1/4, 0 and 0, only the first is more frequent than average."""
     y = np.array([[0, 0, 1, 9], [0, 9, 9, 9]], np.int32)
     if places:  # as sequences of two, of which the second client's ends in padding
         y = np.array([[[0, 0], [0, 0], [1, 1], [9, 9]], [[0, 0], [9, 9], [9, 9], [9, 9]]], np.int32)

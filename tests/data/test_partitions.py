@@ -1,4 +1,4 @@
-"""Partitions: exact properties of who gets what, for every plan."""
+"""Partitions: exact properties of the assignment of examples."""
 
 import dataclasses
 import itertools
@@ -52,12 +52,12 @@ SOURCE = make_source()
 
 
 def counts(assignment, source=SOURCE):
-    """(K, C) how many examples of each class each client has."""
+    """(K, C) number of examples of each class per client."""
     return np.array([np.bincount(source.y[ids], minlength=source.num_classes) for ids in assignment.indices])
 
 
 def make(cls, **knobs):
-    """A partition with those of the knobs that it has."""
+    """A partition with the knobs that apply to it."""
     return cls(**{field.name: knobs[field.name] for field in dataclasses.fields(cls) if field.name in knobs})
 
 
@@ -71,7 +71,7 @@ def test_every_example_goes_to_one_client(cls, num_clients):
     assert assignment.distribution.dtype == np.int32 and assignment.is_test is None
     ids = np.concatenate(assignment.indices)
     assert len(ids) == len(np.unique(ids))
-    # Few clients of few classes leave classes that nobody holds; otherwise everything is given out.
+    # Few clients with few classes leave classes that nobody has; otherwise everything is dealt.
     held = set(np.unique(SOURCE.y[ids])) if cls in (Pathological, Pairs) else set(range(10))
     np.testing.assert_array_equal(np.sort(ids), np.flatnonzero(np.isin(SOURCE.y, list(held))))
     assert min(map(len, assignment.indices)) >= 2

@@ -1,4 +1,4 @@
-"""Local training as users write it: its arguments, parts of a model, phases, numbers of steps that differ."""
+"""Local training as users specify it: arguments, parts of a model, phases, different numbers of steps."""
 
 import flax.linen as nn
 import jax
@@ -55,7 +55,7 @@ def test_arguments_are_checked_when_it_is_made(arguments, text):
 
 
 def test_classes_are_weighed_in_training():
-    """A step of SGD on mean_i w[y_i] l_i, by hand; of all the same weights the factor of the rate."""
+    """A step of SGD on mean_i w[y_i] l_i, by hand; equal weights scale the learning rate."""
     weights = np.array([0.5, 2.0, 3.0])
     model = toys.make_problem(FEDERATION).model
     params = jax.jit(model.init)(jax.random.key(0))
@@ -120,7 +120,7 @@ def test_a_part_is_trained_and_the_rest_stays_bit_for_bit(batch_size):
     sizes = lambda tree: sorted(leaf.size for leaf in jax.tree.leaves(tree))
     assert sizes(state) == sizes(optimizer.init(params["Dense_1"]))
 
-    # As if only the head were the model.
+    # As if the head were the whole model.
     loss = lambda head, x, y, key=None: problem.solver.loss(params | {"Dense_1": head}, x, y)
     alone, _, _ = fit(problem.solver._replace(loss=loss), params["Dense_1"])
     toys.assert_trees_close(trained["Dense_1"], alone, rtol=1e-5, atol=1e-7)

@@ -1,4 +1,4 @@
-"""Flax modules of users: Linen and NNX, batch statistics, dropout, and what is found by looking."""
+"""Users' Flax modules: Linen and NNX, batch statistics, dropout, and structure found by tracing."""
 
 import functools
 import subprocess

@@ -193,7 +193,7 @@ def base_layers(problem: Problem, personal_layers: int) -> Callable[[Params], Py
     """
     num_layers = len(problem.model.layers)
     if personal_layers > num_layers:
-        accepted = f"accepted: 0 to {num_layers}, the model's layers"
+        accepted = f"accepted: 0 to {num_layers}, the number of layers"
         raise ArgumentError("personal_layers", accepted, personal_layers)
     return lambda params: tree.complement(problem.model.mask(params, personal_layers))
 

@@ -57,7 +57,7 @@ def generate(network: PyTree, embeddings: Array) -> Params:
 def embedded(
     problem: Problem, optimizer: optax.GradientTransformation, key: Key, learned: PyTree, data: ClientData
 ) -> Params:
-    """The model of a client that was absent in training: it learns an embedding for a fixed hypernetwork.
+    """The model of a client unseen in training: it learns an embedding for a fixed hypernetwork.
 
     Args:
         problem: The problem of the method.

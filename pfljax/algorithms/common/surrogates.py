@@ -56,7 +56,7 @@ class Surrogate(NamedTuple):
         loss: (block of u, mini-batch, row of aux) -> (), the objective of local steps in u.
         predictor: (predictor with equal weights on all blocks, v of all clients (K, ...)) -> Predictor.
         scored: Description of the model that is scored.
-        newcomer_steps: Number of minimizations of v, with fixed u, for a client that was absent in training.
+        newcomer_steps: Number of minimizations of v, with fixed u, for a client unseen in training.
     """
 
     num_models: int
@@ -250,7 +250,7 @@ def evenly(surrogate: Surrogate, models: Params, num: int, *, own: bool = False)
 def newcomers(
     problem: Problem, surrogate: Surrogate, key: Key, u: Params, number: Array, clients: ClientData
 ) -> Predictor:
-    """Predictor of clients that were absent in training: they minimize v from its initial value, with u fixed."""
+    """Predictor of clients unseen in training: they minimize v from its initial value, with u fixed."""
     even = evenly(surrogate, u, tree.num_rows(clients))
 
     def client(models, _, data):
