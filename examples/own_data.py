@@ -1,8 +1,8 @@
-"""One's own arrays: a federation out of NumPy arrays, a method on it, and the predictions of one client.
+"""Use your own arrays: make a federation from NumPy arrays, train a method, and get one client's predictions.
 
     python examples/own_data.py
 
-Twelve sensors measure the same two kinds of events, each with a gain of its own.
+Twelve sensors measure the same two kinds of events, each with its own gain.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pfljax as pfl
 
 
 def measurements(num_sensors: int = 12, events: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Events x (n, 8), their kinds y (n,) and the sensors that measured them (n,), by name."""
+    """Returns events x (n, 8), their kinds y (n,) and the names of the sensors that measured them (n,)."""
     rng = np.random.default_rng(seed)
     sensor = np.repeat(np.arange(num_sensors), events)
     kind = rng.integers(2, size=len(sensor))
@@ -24,7 +24,7 @@ def measurements(num_sensors: int = 12, events: int = 60, seed: int = 0) -> tupl
 
 
 def main() -> pfl.Result:
-    """Trains FedeRiCo on the sensors and prints what it found."""
+    """Trains FedeRiCo on the sensors and prints the result."""
     x, y, sensor = measurements()
     clients = pfl.Federation.from_arrays(x, y, client=sensor, train_examples=20)
     model = pfl.models.MLP(hidden=(16,))

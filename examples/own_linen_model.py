@@ -1,10 +1,10 @@
-"""One's own Linen module, with batch normalization and dropout.
+"""Use your own Linen module, with batch normalization and dropout.
 
     python examples/own_linen_model.py
     pfljax train --model=examples/own_linen_model.py:Network --algorithm=fedavg
 
-The running statistics are part of a model: they travel, and are averaged, like its parameters. Dropout is active in
-local training only.
+The running statistics are part of a model: they travel and are averaged like its parameters. Dropout is active only
+in local training.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pfljax as pfl
 
 
 class Network(nn.Module):
-    """Two dense layers; `train` tells whether this is local training."""
+    """Two dense layers; `train` selects training mode."""
 
     num_classes: int
 

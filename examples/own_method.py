@@ -1,4 +1,4 @@
-"""A method of one's own, in its own file: FedAvg whose clients' updates are cut to a norm, so that none leads it away.
+"""Write your own method in its own file: FedAvg with clipped client updates, so that no client dominates.
 
     python examples/own_method.py
     pfljax compare --algorithms=fedavg,examples/own_method.py:FedClip --seeds=0,1 --fedclip.norm=0.3
@@ -25,21 +25,21 @@ from pfljax.core import tree
 @pfl.method(keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedClip:
-    """FedAvg with cut updates (Sun et al., 2019): no client moves the global model farther than `norm`."""
+    """FedAvg with clipped updates (Sun et al., 2019): no client moves the global model farther than `norm`."""
 
-    norm: float = pfl.knob(0.5, above=0, help="norm to which a client's update is cut")  # the flag --fedclip.norm
+    norm: float = pfl.knob(0.5, above=0, help="norm to which client updates are clipped")  # the flag --fedclip.norm
 
     def build(self, problem: pfl.Problem) -> pfl.Algorithm:
-        def init(key, clients):  # one global model, and what clients keep of their optimizers
+        def init(key, clients):  # one global model, and the optimizer states that clients keep
             models = problem.init_models(key, 1)
             return pfl.State((), models, (), problem.optimizer_rows(models, tree.num_rows(clients)))
 
-        def client_update(context, models, kept, data):  # one client, with the stack of the models that it has received
+        def client_update(context, models, kept, data):  # one client, with the stack of models it received
             trained, kept, losses = problem.fit_models(context, models, kept, data.train)
             update = tree.subtract(trained, models)
             length = jnp.sqrt(tree.inner(update, update))
             update = tree.scale(update, jnp.minimum(1, self.norm / jnp.maximum(length, 1e-12)))
-            upload, sent = aggregation.weighted(update, data.train.size)  # n_k d_k and n_k, summed on the way
+            upload, sent = aggregation.weighted(update, data.train.size)  # n_k d_k and n_k; the engine sums them
             return pfl.ClientOutput(kept, upload, {"loss": losses[0], "cut": length > self.norm}, sent)
 
         def server_update(key, state, aggregate):

@@ -1,4 +1,4 @@
-"""One's own NNX module, handed over as a function of its random streams, so that initial models can differ.
+"""Use your own NNX module, passed as a function of its random streams so that initial models can differ.
 
 python examples/own_nnx_model.py
 """
@@ -26,7 +26,7 @@ class Network(nnx.Module):
 
 
 def main() -> pfl.Result:
-    """Trains FedEM, whose components start from different parameters, and prints the result."""
+    """Trains FedEM with components that start from different parameters, and prints the result."""
     clients = pfl.data.digits(num_clients=8, train_examples=60)
     local = pfl.LocalTraining(optax.sgd(0.1), batch_size=20)
     result = pfl.Run(pfl.FedEM(components=2), clients, Network, local).train(rounds=30)

@@ -3,7 +3,7 @@
     python examples/own_phases.py
     pfljax compare --algorithms=fedrep,examples/own_phases.py:BodyFirst --seeds=0,1
 
-FedRep trains the head first. Here a client's head has seen the body that the client has just trained:
+FedRep trains the head first. Here a client's head trains on the body that the client has just trained:
 
     A round: client k receives the body theta; it trains theta for `body_epochs` epochs, its head phi_k fixed; then
     phi_k for `head_epochs` epochs, theta fixed; phi_k stays; theta <- sum_k n_k theta_k / sum_k n_k.
@@ -23,10 +23,10 @@ from pfljax.core import tree
 @pfl.method(keeps="its head", travels="the body, both ways")
 @dataclasses.dataclass(frozen=True)
 class BodyFirst:
-    """Body first: a shared body and personal heads, trained one after the other."""
+    """Body first: a shared body and personal heads, trained in turn."""
 
-    body_epochs: int = pfl.knob(1, at_least=1, help="epochs in which the body is trained, the head fixed")
-    head_epochs: int = pfl.knob(5, at_least=1, help="epochs in which the head is trained, the body fixed")
+    body_epochs: int = pfl.knob(1, at_least=1, help="number of epochs for the body, with the head fixed")
+    head_epochs: int = pfl.knob(5, at_least=1, help="number of epochs for the head, with the body fixed")
 
     def build(self, problem: pfl.Problem) -> pfl.Algorithm:
         head = lambda params: problem.model.mask(params, 1)  # the last layer
@@ -37,7 +37,7 @@ class BodyFirst:
 
 
 def main() -> pfl.Table:
-    """Compares it with FedRep on digits, five label groups."""
+    """Compares it with FedRep on digits with five label groups."""
     clients = pfl.data.digits(num_clients=10, partition=pfl.partitions.LabelGroups(groups=5), train_examples=20)
     local = pfl.LocalTraining(optax.sgd(0.1), batch_size=10)
     methods = [pfl.FedRep(head_epochs=5), BodyFirst()]

@@ -1,10 +1,11 @@
-"""One's own method from a surrogate: pFedMe (Dinh, Tran, Nguyen, NeurIPS 2020) in thirty lines.
+"""Build your own method from a surrogate: pFedMe (Dinh, Tran, Nguyen, NeurIPS 2020) in thirty lines.
 
     python examples/own_surrogate.py
 
-f_k(w) = min_theta l_k(theta) + strength / 2 |theta - w|^2. Its partial first-order surrogate near w has v = theta: v
-is minimized by local training with a proximal term, and in u = w local steps descend strength / 2 |theta - w|^2. The
-client predicts with theta. `surrogates.client_server` makes an Algorithm of that; `surrogates.decentralized` would too.
+f_k(w) = min_theta l_k(theta) + strength / 2 |theta - w|^2. Its partial first-order surrogate near w has v = theta:
+local training with a proximal term minimizes over v, and local steps on u = w minimize strength / 2 |theta - w|^2. The
+client predicts with theta. `surrogates.client_server` turns this into an `Algorithm`; so would
+`surrogates.decentralized`.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from pfljax.core import tree
 @pfl.method(keeps="its model", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class Moreau:
-    """pFedMe as a surrogate: a personal model of each client, near the global one."""
+    """pFedMe as a surrogate: a personal model for each client, near the global model."""
 
-    strength: float = pfl.knob(2.0, above=0, help="lambda, the pull of the personal model to the global one")
+    strength: float = pfl.knob(2.0, above=0, help="lambda, pull of the personal model toward the global one")
 
     def build(self, problem: pfl.Problem) -> pfl.Algorithm:
         return surrogates.client_server(problem, self.surrogate(problem))
@@ -48,7 +49,7 @@ class Moreau:
 
 
 def main(rounds: int = 40) -> pfl.Result:
-    """Trains on digits, 16 clients of 15 examples, and prints the result."""
+    """Trains on digits with 16 clients of 15 examples, and prints the result."""
     clients = pfl.data.digits(num_clients=16, train_examples=15)
     result = pfl.Run(Moreau(), clients, pfl.models.MLP(), pfl.LocalTraining(optax.sgd(0.2), epochs=10)).train(rounds)
     print(result)

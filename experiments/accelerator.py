@@ -1,12 +1,12 @@
-"""What an accelerator makes of pfljax: rates, rounds under every plan, and CIFAR-10, in under eight minutes.
+"""Benchmarks pfljax on an accelerator: rates, rounds with every plan, and CIFAR-10, in under eight minutes.
 
     python -m experiments.accelerator
     python -m experiments.accelerator --parts=matmul,rounds --num_clients=100,1000
     python -m experiments.accelerator --parts=table1 --data_file=CIFAR10.npz
 
-It writes OUT/accelerator.json and accelerator.md after every figure, so that nothing measured is lost; the same command
-goes on where it stopped. After --seconds no further figure is begun. It needs jax with its plugin, flax, optax, orbax,
-scikit-learn, matplotlib and rich, and no network. The parts, in this order:
+It writes OUT/accelerator.json and accelerator.md after every measurement, so that no result is lost; the same command
+continues where it stopped. After --seconds no further measurement starts. It needs jax with its plugin, flax, optax,
+orbax, scikit-learn, matplotlib and rich, and no network. The parts, in this order:
     matmul   the rate of a large matrix product
     rounds   seconds of a round of Local by model, K and plan, compile time, and the share of the rate of `matmul`
     methods  FedeRiCo's round over Local's
@@ -45,7 +45,7 @@ from pfljax.training.experiment import Experiment
 
 PARTS = ("matmul", "rounds", "methods", "profile", "table1")
 EXAMPLES, BATCH = 50, 10
-KEPT = ("matmul_size", "repeats", "chunk", "devices", "table_rounds", "table_splits")  # what figures depend on
+KEPT = ("matmul_size", "repeats", "chunk", "devices", "table_rounds", "table_splits")  # results depend on these
 UNREAD = ("plan", "exchange", "client_store", "profile")
 
 
@@ -74,20 +74,20 @@ def define(registry: flags.FlagValues) -> None:
     define_devices(registry)
     registry.set_default("chunk", 100)
     add = Group(RUNS, registry)
-    add.several("parts", PARTS, "what is measured", PARTS)
-    add.several("models", list(WORK), "models of the part rounds", list(WORK))
-    add.several("num_clients", ["100", "1000", "10000"], "numbers of clients K of the part rounds", int)
-    add.whole("matmul_size", 8192, "width of the square matrices of the part matmul", least=8)
-    add.whole("repeats", 3, "rounds that are timed for each figure", least=1)
-    add.real("seconds", 420, "time after which no further figure is begun")
-    add.text("data_file", None, "npz of CIFAR-10 for the part table1, which is left out without it")
-    add.whole("table_rounds", 150, "rounds of the part table1", least=1)
-    add.several("table_splits", ["0", "1", "2", "3", "4"], "splits of the part table1", int, at_least=0)
-    add.text("out", "runs/accelerator", "folder of accelerator.json and accelerator.md; figures in it are kept")
+    add.several("parts", PARTS, "parts to measure", PARTS)
+    add.several("models", list(WORK), "models for the part rounds", list(WORK))
+    add.several("num_clients", ["100", "1000", "10000"], "numbers of clients K for the part rounds", int)
+    add.whole("matmul_size", 8192, "width of the square matrices for the part matmul", least=8)
+    add.whole("repeats", 3, "number of timed rounds per measurement", least=1)
+    add.real("seconds", 420, "time after which no further measurement starts")
+    add.text("data_file", None, "npz of CIFAR-10 for the part table1, which is skipped without it")
+    add.whole("table_rounds", 150, "number of rounds for the part table1", least=1)
+    add.several("table_splits", ["0", "1", "2", "3", "4"], "splits for the part table1", int, at_least=0)
+    add.text("out", "runs/accelerator", "folder of accelerator.json and accelerator.md; existing results are kept")
 
 
 class Book:
-    """The figures measured so far, in OUT/accelerator.json: a dict by part, each a dict by title."""
+    """The results so far, in OUT/accelerator.json: a dict by part, each a dict by title."""
 
     def __init__(self, settings: Settings):
         self.path = Path(settings.out) / "accelerator.json"
@@ -97,21 +97,21 @@ class Book:
             self.content: dict = files.read_json(self.path) if self.path.exists() else about | {"parts": {}}
             self.content["parts"].items()
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise settings.error("out", "holds an accelerator.json that is damaged; name a new folder") from error
+            raise settings.error("out", "has a damaged accelerator.json; choose a new folder") from error
         if any(self.content.get(what) != files.plain(value) for what, value in about.items()):
-            raise settings.error("out", "holds figures of another device or other settings; name a new folder")
+            raise settings.error("out", "has results from another device or other settings; choose a new folder")
 
     @property
     def left(self) -> float:
-        """Seconds until no further figure is begun."""
+        """Seconds until no further measurement starts."""
         return self.end - time.monotonic()
 
     def measure(self, part: str, title: str, work: Callable[[], dict]) -> dict | None:
-        """Measures a figure, unless it is there or the time is over; one that does not fit says why."""
+        """Runs a measurement, unless its result exists or time is up; one that does not fit in memory says why."""
         kept = self.content["parts"].setdefault(part, {})
         if title not in kept or "failed" in kept[title]:
             if self.left < 0:
-                print(f"{part}, {title}: left out, the time is over")
+                print(f"{part}, {title}: skipped, time is up")
                 return None
             try:
                 kept[title] = work()
@@ -123,7 +123,7 @@ class Book:
         return kept[title]
 
     def told(self, figures: dict) -> str:
-        """Figures in a line, with the share of the device's rate where it is known."""
+        """Results in one line, with the share of the device's rate if known."""
         rate, text = self.rate(), lambda value: f"{value:.4g}" if isinstance(value, float) else str(value)
         shown = {name: value for name, value in figures.items() if value is not None}
         if rate and "achieved_flops_per_second" in shown:
@@ -131,11 +131,11 @@ class Book:
         return ", ".join(f"{name.replace('_', ' ')} {text(value)}" for name, value in shown.items())
 
     def rate(self) -> float | None:
-        """The measured rate of matrix products in FLOP/s, at the precision that models are trained with."""
+        """The measured rate of matrix products in FLOP/s, at the precision of training."""
         return self.content["parts"].get("matmul", {}).get("float32", {}).get("flops_per_second")
 
     def markdown(self) -> str:
-        """All figures as a table."""
+        """All results as a table."""
         lines = [f"{self.content['device']}", "", "| part | what | figures |", "| --- | --- | --- |"]
         for part, kept in self.content["parts"].items():
             lines += [f"| {part} | {title} | {self.told(figures)} |" for title, figures in kept.items()]
@@ -163,7 +163,7 @@ def matmul(size: int, dtype: Any, repeats: int) -> dict:
 
 
 def flops_of_a_step(model: Model, work: Work) -> float | None:
-    """FLOPs of the gradient of one mini-batch, by the compiler's count; None where it gives none."""
+    """FLOPs of one mini-batch's gradient, counted by the compiler; None if it returns none."""
     params = jax.eval_shape(model.init, jax.random.key(0))
     x, y = jax.ShapeDtypeStruct((BATCH, *work.shape), jnp.float32), jax.ShapeDtypeStruct((BATCH,), jnp.int32)
     gradient = jax.grad(lambda params, x, y: model.loss(params, x, y).mean())
@@ -173,7 +173,7 @@ def flops_of_a_step(model: Model, work: Work) -> float | None:
 
 @functools.lru_cache(maxsize=1)
 def clients_of(shape: tuple[int, ...], num_clients: int) -> data.Federation:
-    """Random pixels: every client has 50 examples."""
+    """Random pixels, 50 examples per client."""
     return data.random_pixels(num_clients, EXAMPLES, shape, 10, 0)
 
 
@@ -186,7 +186,7 @@ def experiment(name: str, work: Work, num_clients: int, plan: str, settings: Set
 
 
 def time_round(built: Experiment, repeats: int, flops: float | None = None) -> dict:
-    """Seconds to compile, seconds a round, and FLOP/s where the FLOPs of a mini-batch are known."""
+    """Compile time in seconds, seconds per round, and FLOP/s if the FLOPs of a mini-batch are known."""
     jax.clear_caches()
     federation = built.federation
     clients = place(built.problem.plan, federation.client_data, federation.num_clients)
@@ -201,9 +201,9 @@ def time_round(built: Experiment, repeats: int, flops: float | None = None) -> d
 
 
 def rounds(settings: Settings, book: Book) -> None:
-    """The part rounds, from the smallest K up; what would take a third of the time that is left is left out."""
+    """The part rounds, smallest K first; skips measurements that would take over a third of the remaining time."""
     flops = {name: flops_of_a_step(WORK[name].network(), WORK[name]) for name in settings.models}
-    before: dict[tuple[str, str], float] = {}  # seconds of a client, by model and plan
+    before: dict[tuple[str, str], float] = {}  # seconds per client, by model and plan
     for num_clients in sorted(settings.numbers("num_clients", int)):
         for name in settings.models:
             for plan in [plan for plan in PLANS if plan != "auto"]:
@@ -215,7 +215,7 @@ def rounds(settings: Settings, book: Book) -> None:
                 title = f"{name}, K={num_clients}, {plan}"
                 expected = before.get((name, plan), 0.0) * num_clients * (settings.repeats + 1)
                 if expected and expected > book.left / 3:
-                    print(f"rounds, {title}: left out, it would take some {expected:.0f} s")
+                    print(f"rounds, {title}: skipped, it would take about {expected:.0f} s")
                     continue
                 found = book.measure("rounds", title, cell) or {}
                 if "seconds_per_round" in found:
@@ -253,9 +253,9 @@ def profile(settings: Settings, book: Book) -> None:
 
 
 def cifar10(settings: Settings, book: Book) -> None:
-    """The part table1: as many of the methods as there is time for, all runs of one in a kernel."""
+    """The part table1: as many methods as time allows, with all runs of a method in one kernel."""
     if settings.data_file is None:
-        print("table1: left out, it needs --data_file")
+        print("table1: skipped, it needs --data_file")
         return
     names = ("local", "federico", "fedavg", "fedavg_plus")
     for number, name in enumerate(names, 1):
@@ -265,7 +265,7 @@ def cifar10(settings: Settings, book: Book) -> None:
             words = {
                 "data_file": settings.data_file,
                 "size": "paper",
-                "algorithms": ",".join(names[:number]),  # those before are kept
+                "algorithms": ",".join(names[:number]),  # earlier results are kept
                 "num_distributions": 4,
                 "replicate": "vmap",
                 "rounds": settings.table_rounds,
@@ -289,7 +289,7 @@ def cifar10(settings: Settings, book: Book) -> None:
 def run(settings: Settings) -> None:
     """The command."""
     for flag in UNREAD:
-        settings.refuse(flag, "the parts say what is measured")
+        settings.refuse(flag, "the parts determine it")
     if settings.data_file and not Path(settings.data_file).exists():
         raise FlagError.of("data_file", "no such file", settings.data_file)
     settings.check_out()
@@ -302,7 +302,7 @@ def run(settings: Settings) -> None:
 
 
 def run_part(part: str, settings: Settings, book: Book) -> None:
-    """One of the parts."""
+    """Runs one part."""
     if part == "matmul":
         for dtype in ("float32", "bfloat16"):
             size = settings.matmul_size

@@ -1,14 +1,14 @@
-"""Local SGD of many clients and FedEM's round, against PyTorch on the same work; and FedeRiCo's round.
+"""Benchmarks local SGD of many clients and FedEM's round against PyTorch on the same work, and FedeRiCo's round.
 
     pip install -e '.[benchmark]' && python -m experiments.benchmark
 
-Of local SGD the peer is a plain loop over clients in the fastest form that we could write: no optimizer object, one
-fused update of all parameters, no data loader. `--loop=dataloader` adds the loop that users of today's libraries run:
-client objects, each with a `DataLoader` and an optimizer. FedEM's round has two peers (`experiments.fedem_in_torch`):
-an ordinary loop, and the fastest form. Each is timed with one thread and with all, and the better counts. Figures are
-medians over the repeats.
+Local SGD is compared with the fastest plain loop over clients that we could write: no optimizer object, one fused
+update of all parameters, no data loader. `--loop=dataloader` adds the loop that users of today's libraries run: client
+objects, each with a `DataLoader` and an optimizer. FedEM's round is compared with two implementations
+(`experiments.fedem_in_torch`): an ordinary loop and the fastest form. Each is timed with one thread and with all
+threads, and the better time counts. Results are medians over the repeats.
 
-`--roofline` also measures what the products and updates of each round take alone (`experiments.roofline`).
+`--roofline` also measures the products and updates of each round on their own (`experiments.roofline`).
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     define_devices(registry)
     add = Group(RUNS, registry)
-    add.whole("repeats", 15, "rounds that are timed for each figure", least=3)
-    add.choice("loop", "fastest", list(LOOPS), "dataloader also times the loop of client objects with data loaders")
-    add.switch("roofline", False, "also measure the least that each round of local SGD can take on this machine")
+    add.whole("repeats", 15, "number of timed rounds per measurement", least=3)
+    add.choice("loop", "fastest", list(LOOPS), "dataloader also times a loop of client objects with data loaders")
+    add.switch("roofline", False, "also measure a lower bound for each round of local SGD on this machine")
     add.text("out", "runs/benchmark", "folder of benchmark.json and the figure")
 
 
 class Workload(NamedTuple):
-    """A round of local SGD: K clients, each one epoch over n examples in batches of B."""
+    """A round of local SGD: K clients train for one epoch over n examples in batches of B."""
 
     title: str
     model: str
@@ -77,7 +77,7 @@ WORKLOADS = (
 
 
 def clients_of(work: Workload) -> Federation:
-    """Random pixels, or random characters with those after them."""
+    """Random pixels, or random characters with the next characters as targets."""
     examples = work.batch_size * work.steps
     federation = data.random_pixels(work.num_clients, examples, work.shape, work.classes, 0)
     if work.model != "lstm":
@@ -98,7 +98,7 @@ def model_of(work: Workload) -> models.Model:
 
 
 def trace_folder(settings: Settings, title: str) -> Path | None:
-    """Where a profiler's trace goes, if it is asked for."""
+    """Folder of the profiler's trace, if requested."""
     return Path(settings.profile) / "".join(c if c.isalnum() else "-" for c in title) if settings.profile else None
 
 
@@ -180,7 +180,7 @@ def time_torch(
 
 
 def fastest_loop(torch, batch_size: int, networks: Sequence, xs: Sequence, ys: Sequence) -> Callable[[], None]:
-    """An epoch of every client: no optimizer object, one fused update of all parameters, no data loader."""
+    """An epoch for every client: no optimizer object, one fused update of all parameters, no data loader."""
     parameters = [list(network.parameters()) for network in networks]
 
     def train() -> None:
@@ -197,7 +197,7 @@ def fastest_loop(torch, batch_size: int, networks: Sequence, xs: Sequence, ys: S
 
 
 def dataloader_loop(torch, batch_size: int, networks: Sequence, xs: Sequence, ys: Sequence) -> Callable[[], None]:
-    """An epoch of every client as libraries have it: client objects with a `DataLoader` and an optimizer each."""
+    """An epoch for every client as in other libraries: client objects, each with a `DataLoader` and an optimizer."""
     sets = [torch.utils.data.TensorDataset(x, y) for x, y in zip(xs, ys, strict=True)]
     loaders = [torch.utils.data.DataLoader(examples, batch_size, shuffle=True) for examples in sets]
     optimizers = [torch.optim.SGD(network.parameters(), lr=RATE) for network in networks]
@@ -218,7 +218,7 @@ LOOPS = {"fastest": fastest_loop, "dataloader": dataloader_loop}
 
 
 def best_of_threads(torch, one_round: Callable[[], float], threads: Sequence[int], repeats: int) -> float:
-    """Median seconds of a round with that number of threads with which it is fastest."""
+    """Median seconds of a round with the fastest number of threads."""
     best = np.inf
     for count in threads:
         torch.set_num_threads(count)
@@ -264,7 +264,7 @@ def fedem_rows(settings: Settings, torch) -> list[dict]:
 
 
 def time_federico(settings: Settings) -> dict:
-    """FedeRiCo's round against a Local round of the same full-batch step with Adam; MLP 784-64-10, 20 examples."""
+    """FedeRiCo's round against a Local round with the same full-batch Adam step; MLP 784-64-10, 20 examples."""
     federation = data.random_pixels(1000, 20, (28, 28, 1), 10, 0)
     model = models.make("mlp", (28, 28, 1), "classification", 10, hidden=(64,))
     solver, plan = LocalTraining(optax.adam(0.01)).bind(model), build.build_execution(settings).make_plan()
@@ -309,18 +309,18 @@ def run(settings: Settings) -> None:
 
 
 def plans(settings: Settings) -> tuple[ExecutionPlan, ExecutionPlan]:
-    """The plan that the flags ask for, and that on one device."""
+    """The plan from the flags, and a plan for one device."""
     execution = build.build_execution(settings)
     return execution.make_plan(), dataclasses.replace(execution, devices=1, exchange="auto").make_plan()
 
 
 def threads_of_torch() -> list[int]:
-    """The numbers of threads that PyTorch is timed with."""
+    """Numbers of threads for timing PyTorch."""
     return sorted({1, os.cpu_count() or 1})
 
 
 def row_of(settings: Settings, torch: Any, work: Workload) -> dict:
-    """The figures of a workload: ours, the peer's, and ours on one device."""
+    """Times for a workload: ours, PyTorch's, and ours on one device."""
     federation, repeats = clients_of(work), settings.repeats
     plan, single = plans(settings)
     theirs = time_torch(torch, work, federation, threads_of_torch(), repeats)
@@ -339,7 +339,7 @@ def row_of(settings: Settings, torch: Any, work: Workload) -> dict:
 
 
 def entry(title: str, ours: float, theirs: float, alone: float, target: float) -> dict:
-    """A row of the table, of seconds: ours, the peer's, and ours on one device; printed as soon as it is known."""
+    """Makes and prints a table row from seconds: ours, PyTorch's, and ours on one device."""
     row = {"workload": title, "pfljax_ms": 1e3 * ours, "torch_ms": 1e3 * theirs, "ratio": theirs / ours}
     print(
         f"{title}: {row['pfljax_ms']:.1f} ms, PyTorch {row['torch_ms']:.1f} ms, {row['ratio']:.2f} x; "
@@ -364,8 +364,8 @@ def show(rows: Sequence[dict], num_devices: int) -> None:
 
 
 def show_rooflines(rows: Sequence[dict]) -> None:
-    """Prints what the rounds of local SGD take beside what they would take at least."""
-    table = Table(title="the least that a round can take: products, updates and models from memory, each alone")
+    """Prints the times of local SGD rounds next to their lower bounds."""
+    table = Table(title="lower bound of a round: products, updates and reading models from memory, each measured alone")
     parts = {"products": "products_ms", "updates": "update_ms", "memory": "memory_ms", "at least": "least_ms"}
     rates = {"GFLOP": "gflop", "GFLOP/s": "gflops", "peak": "peak_gflops", "update GB/s": "update_gb"}
     rates |= {"memory GB/s": "memory_gb"}

@@ -1,9 +1,9 @@
-"""A round of FedEM on its synthetic data in PyTorch: what `experiments.benchmark` compares pfljax with.
+"""A round of FedEM on its synthetic data in PyTorch, for comparison in `experiments.benchmark`.
 
-Every client weighs the M components by their losses on its data (the E-step), takes an epoch of SGD with each of them,
-and the server averages. Models are the paper's: one logit. SGD has the authors' momentum and weight decay, its buffers
-stay with the client. All data are in memory. Neither form takes the E-step's scores over into the first mini-batch, as
-pfljax does not.
+Every client weights the M components by their losses on its data (the E-step) and trains each for an epoch of SGD; the
+server averages. Models are the paper's, with one logit. SGD uses the authors' momentum and weight decay, and its
+buffers stay with the client. All data is in memory. Like pfljax, neither form reuses the E-step's scores in the first
+mini-batch.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def ordinary(xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor], num_models:
 
 
 class Fused:
-    """Gradients by hand, and all components in one product: the E-step of all clients at once, then client by client.
+    """Manual gradients, with all components in one product: the E-step for all clients at once, then client by client.
 
     Attributes:
-        x: (n, F + 1) examples of all clients, one after the other, with a column of ones for the biases.
+        x: (n, F + 1) examples of all clients, concatenated, with a column of ones for the biases.
         y: (n, 1) classes.
         owner: (n,) client of each example.
         sizes: n_k.
@@ -93,7 +93,7 @@ class Fused:
         return torch.tensordot(self.n / self.n.sum(), models, dims=1)
 
     def train(self, models: torch.Tensor, q: torch.Tensor) -> None:
-        """An epoch of every client, of all its components (K, F + 1, M) in place, weighed by q (n, M)."""
+        """Trains all clients' components (K, F + 1, M) for an epoch, in place, with weights q (n, M)."""
         parts = [torch.split(leaf, self.sizes) for leaf in (self.x, self.y, q)]
         for x, y, own, w, buffer, size in zip(*parts, models, self.momentum, self.sizes, strict=True):
             if size > BATCH:
@@ -106,7 +106,7 @@ class Fused:
 
 
 class FusedOverClients(Fused):
-    """As `Fused`, with the same mini-batch of all clients that have one as one batched product."""
+    """Like `Fused`, but with one batched product for the same mini-batch of all clients that have one."""
 
     def __init__(self, xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor], num_models: int):
         super().__init__(xs, ys, num_models)

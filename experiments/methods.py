@@ -21,7 +21,7 @@ hyperparameters and the departures from its paper. Their accuracies side by side
 
 
 def table() -> str:
-    """The methods, a line each, in markdown."""
+    """The methods as a markdown table, one line each."""
     lines = [
         "| `--algorithm` | method | a client keeps | what travels in a round |",
         "| --- | --- | --- | --- |",

@@ -1,4 +1,4 @@
-"""Tables and figures that repeat a paper's: our values beside its own, and in which ways the two differ."""
+"""Reproduces tables and figures of papers: our values next to the paper's, and how the setups differ."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "feat
 
 
 class Row(NamedTuple):
-    """A row of a table: its title, its method, and flags that it sets."""
+    """A row of a table: its title, its method, and the flags that it sets."""
 
     title: str
     method: str
@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
 
 class Values(NamedTuple):
-    """A paper's values by row, and on which data."""
+    """A paper's values by row, and their data set."""
 
     data: str | None
     by_row: Mapping[str, Any]
@@ -54,7 +54,7 @@ class Values(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table: its title, its folder, flags that it sets, and the paper's values."""
+    """A column of a table: its title, its folder, the flags that it sets, and the paper's values."""
 
     title: str
     folder: str
@@ -63,13 +63,13 @@ class Column(NamedTuple):
 
 
 class Paper(NamedTuple):
-    """A paper whose experiments are repeated, with settings for each of its data sets.
+    """A paper to reproduce, with settings for each of its data sets.
 
     Attributes:
-        presets: Folder of its settings: NAME.flags of a data set, NAME-METHOD.flags of a method on it.
+        presets: Folder of its settings: NAME.flags for a data set, NAME-METHOD.flags for a method on it.
         names: Its data sets.
-        of_dataset: Which of them a --dataset is.
-        said: Its setting in a sentence, for the end of a table.
+        of_dataset: --dataset -> name of the paper's data set.
+        said: Its setup in a sentence, for the end of a table.
     """
 
     presets: Path
@@ -94,31 +94,31 @@ class Paper(NamedTuple):
         define_data(registry, dataset)
         define_devices(registry)
         define_evaluation(registry)
-        known = f"settings of a data set of the paper: {', '.join(self.names)}; by --dataset if not given"
+        known = f"settings for one of the paper's data sets: {', '.join(self.names)}; by --dataset if not given"
         Group(RUNS, registry).text("preset", None, known)
         for name, value in defaults.items():
             registry.set_default(name, value)
 
     def name(self, settings: Settings) -> str | None:
-        """The paper's name of the data set, or None for one of the user's own.
+        """The paper's name for the data set, or None for the user's own data.
 
         Raises:
-            FlagError: for a preset that there is not.
+            FlagError: for an unknown preset.
         """
         if settings.preset is not None and settings.preset not in self.names:
             raise settings.error("preset", f"accepted: {', '.join(self.names)}")
         return settings.preset or self.of_dataset.get(settings.dataset)
 
     def settings_of(self, settings: Settings, method: str) -> Settings:
-        """The settings for a method, where the command line does not say otherwise."""
+        """Settings for a method; flags on the command line override them."""
         return self.common(settings).with_preset(self.presets / f"{self.name(settings)}-{method}.flags")
 
     def common(self, settings: Settings) -> Settings:
-        """The settings that all methods share, where the command line does not say otherwise."""
+        """Settings shared by all methods; flags on the command line override them."""
         return settings.with_preset(self.presets / f"{self.name(settings)}.flags")
 
     def values(self, settings: Settings, table: Mapping[str, Mapping], standing: str = "cifar10") -> Values:
-        """The part of a table for this data set; for digits another's, to compare with; for others nothing."""
+        """The part of a table for this data set; for digits, that of `standing`, for comparison; otherwise empty."""
         own = self.name(settings)
         name = standing if own == "digits" else own
         return Values(name, table.get(name, {}) if name else {})
@@ -126,14 +126,14 @@ class Paper(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """One table or figure of a paper, as the command line asks for it.
+    """One table or figure of a paper, as requested on the command line.
 
     Attributes:
         paper: The paper.
-        settings: With the defaults of the data set.
-        methods: Those that --algorithms names.
+        settings: Settings, with defaults for the data set.
+        methods: The methods in --algorithms.
         trials: The seeds, or splits and seeds.
-        out: The folder.
+        out: The output folder.
     """
 
     paper: Paper
@@ -144,7 +144,7 @@ class Study:
 
     @classmethod
     def start(cls, paper: Paper, settings: Settings) -> Study:
-        """Reads the settings, and complains of what does not fit."""
+        """Reads and checks the settings."""
         if settings.data_file and not settings.present("dataset"):
             settings = settings.replace(dataset="npz")
         methods = build.read_methods(settings)
@@ -156,25 +156,25 @@ class Study:
 
     @property
     def data(self) -> str:
-        """The data set, for titles."""
+        """Name of the data set, for titles."""
         return self.paper.name(self.settings) or self.settings.dataset
 
     def settings_of(self, row: Row, values: Mapping[str, Any] | None = None) -> Settings:
-        """The preset's settings for a row's method, the row's own, and `values`."""
+        """The preset's settings for a row's method, updated with the row's own settings and `values`."""
         return self.paper.settings_of(self.settings, row.method).pinned(**{**row.flags, **(values or {})})
 
     def check(self, asked: Iterable[tuple[Row, Mapping[str, Any], Path]] = ()) -> None:
-        """Sees to it that rows can be run, before any is.
+        """Checks that all rows can run before any of them runs.
 
         Args:
-            asked: The rows, further settings, and their folders; by default the methods.
+            asked: The rows, further settings, and their folders; by default, a row per method.
         """
         asked = list(asked) or [(Row(name, name, {}), {}, self.out / name) for name in self.methods]
         cells = [(self.settings_of(row, values), row.method, out) for row, values, out in asked]
         sweep.check(self.settings, cells, self.trials, classes=True)
 
     def accuracies(self, row: Row, out: Path, values: Mapping[str, Any] | None = None) -> dict:
-        """A row's runs in all trials under its settings and `values`: accuracy, and what else a table shows."""
+        """Runs a row's trials with its settings and `values`; returns accuracy and the table's other entries."""
         summaries = sweep.cells(self.settings_of(row, values), row.method, self.trials, out)
         accuracy = [summary["last"]["accuracy_mean"] for summary in summaries]
         privacy = [summary["privacy"] or {} for summary in summaries]
@@ -193,11 +193,11 @@ class Study:
         }
 
     def shown(self, cell: dict) -> str:
-        """A cell of a table; the deviation only of several seeds."""
+        """A cell of a table, with the deviation if there are several seeds."""
         return percent(100 * cell["accuracy_mean"], 100 * cell["accuracy_std"] if len(self.trials) > 1 else None)
 
     def write_table(self, title: str, rows: Sequence[Row], columns: Sequence[Column]) -> None:
-        """Runs all cells of a table and writes it, the paper's values beside ours."""
+        """Runs all cells of a table and writes it with the paper's values next to ours."""
         folder = lambda column, row: self.out / column.folder / row.folder
         self.check((row, column.flags, folder(column, row)) for row in rows for column in columns)
         entries, body, distances, tuned = [], [], {}, []
@@ -223,7 +223,7 @@ class Study:
         self.print_differences(rows[0], entries[0][columns[0].folder], tuned)
 
     def curve(self, row: Row, out: Path) -> dict:
-        """As `accuracies`, with "title", "rounds", "epochs" (local ones so far) and "curve": accuracy over them."""
+        """Like `accuracies`, with "title", "rounds", "epochs" (local epochs so far) and "curve", accuracy over them."""
         cell = self.accuracies(row, out)
         read = [files.read_jsonl(out / trial.folder / "metrics.jsonl") for trial in self.trials]
         rounds, curves = over_rounds(read, "accuracy_mean")
@@ -236,13 +236,13 @@ class Study:
         """Draws accuracy against knobs and writes the points.
 
         Args:
-            name: The figure's file.
-            panels: By flag (of a method's own without its prefix): the axis' label, and the values.
-            rows: The lines; a line for each method by default.
-            title: Of the table, before what is in it.
+            name: File name of the figure.
+            panels: Axis label and values by flag (a method's own flags without their prefix).
+            rows: The lines; by default, one per method.
+            title: Title of the table, without the description of its values.
         """
         if not any(values for _, values in panels.values()):
-            raise FlagError("nothing to draw: accepted: values in one of the lists")
+            raise FlagError("nothing to draw; accepted: values in at least one of the lists")
         points, body, settings = [], [], self.settings
         rows = rows or [Row(method, method, {}) for method in self.methods]
         drawn = [(row, knob, value) for row in rows for knob, (_, values) in panels.items() for value in values]
@@ -263,24 +263,24 @@ class Study:
         self.print_differences(rows[0], points[0])
 
     def print_differences(self, row: Row, cell: dict, tuned: Sequence[str] = ()) -> None:
-        """In which ways this differs from the paper: printed, and below the table in table.md.
+        """Prints how the setup differs from the paper's, and adds it below the table in table.md.
 
         Args:
-            row: One of the table's.
+            row: A row of the table.
             cell: One of its cells.
-            tuned: What was chosen for each cell.
+            tuned: The tuned values for each cell.
         """
         own, name = self.settings_of(row).of_method(row.method), self.paper.name(self.settings)
-        sizes = f"at most {own.train_examples} examples a client" if own.train_examples else "all examples"
+        sizes = f"at most {own.train_examples} examples per client" if own.train_examples else "all examples"
         here = f"{own.dataset}, {sizes}, --model={own.model} of {cell['parameters']:,} parameters"
         rate = f"rates tuned among {', '.join(own.tune)}" if own.tune else f"rate {own.learning_rate:g}"
         here += f", {own.rounds} rounds, {own.optimizer} at {rate}"
         here += f", batches of {own.batch_size}" if own.batch_size else ", full batches"
         end = "Initial models, batches and splits are our own."
         if name == "digits":
-            end = "Its values stand here for orientation, not to be met."
+            end = "Its values are for orientation only."
         elif name is None:
-            end = "It has no values for this data set."
+            end = "The paper has no values for this data set."
         said = f"Here: {here}. The paper: {self.paper.said}. {end}"
         said += f"\n\nTuned: {'; '.join(tuned)}." if tuned else ""
         print(said)
@@ -289,10 +289,10 @@ class Study:
 
 
 def as_pair(value: float | tuple | None) -> tuple[float, float | None] | None:
-    """A paper's value as (mean, deviation), None for a deviation that it does not give."""
+    """A paper's value as (mean, deviation), with None for a missing deviation."""
     return value if value is None or isinstance(value, tuple) else (value, None)
 
 
 def percent(mean: float, deviation: float | None) -> str:
-    """Percents, such as 85.1 ± 0.1; without a deviation (a single seed) 85.1."""
+    """Formats percents as 85.1 ± 0.1, or as 85.1 without a deviation (a single seed)."""
     return f"{mean:.1f}" if deviation is None else f"{mean:.1f} ± {deviation:.1f}"

@@ -1,11 +1,11 @@
-"""How methods stand attacks: accuracy of the honest clients against the share of attackers, for every attack.
+"""Robustness to attacks: accuracy of the honest clients against the share of attackers, for every attack.
 
     python -m experiments.robustness
     python -m experiments.robustness --attacks=sign_flip --shares=0,0.2 --seeds=0,1,2
 
-Ditto's paper has such figures (Li, Hu, Beirami, Smith, ICML 2021). The lines are FedAvg under every aggregator, Local,
-Ditto under the mean and the median, and FedeRiCo. A run has diverged if the loss of an honest client is not finite any
-more; it counts as guessing, 1 / C. The table says how much of their weight FedeRiCo's honest clients give to attackers.
+Ditto's paper has such figures (Li, Hu, Beirami, Smith, ICML 2021). The lines are FedAvg with every aggregator, Local,
+Ditto with the mean and the median, and FedeRiCo. A run has diverged if the loss of an honest client is no longer
+finite; it counts as guessing, 1 / C. The table shows the weight that FedeRiCo's honest clients give to attackers.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from pfljax.data.federation import draw_attackers
 from pfljax.training import files
 
 METHODS = ("fedavg", "local", "ditto", "federico")
-# Under which of the aggregators a method is run; any other method under the mean.
+# The aggregators that a method runs with; all other methods use the mean.
 AGGREGATED = {"fedavg": typing.get_args(Aggregator), "ditto": ("mean", "median")}
 
 
 class Line(NamedTuple):
-    """A line of the figure: a method under an aggregator."""
+    """A line of the figure: a method with an aggregator."""
 
     method: str
     aggregator: str
 
     @property
     def title(self) -> str:
-        """Its name in table and figure."""
+        """Title in the table and figure."""
         return self.method if self.aggregator == "mean" else f"{self.method}, {self.aggregator}"
 
 
 def define(registry: flags.FlagValues) -> None:
-    """Registers the command's flags: 20 clients whose examples are of one distribution."""
+    """Registers the command's flags: 20 clients with examples from one distribution."""
     define_sweep(registry, METHODS, ["0"], "runs/robustness")
     define_training(registry)
     define_data(registry)
@@ -63,23 +63,23 @@ def define(registry: flags.FlagValues) -> None:
     define_evaluation(registry)
     add = Group(RUNS, registry)
     attacks = [kind for kind in KINDS if kind != "none"]
-    add.several("attacks", attacks, "attacks, a panel each", attacks)
+    add.several("attacks", attacks, "attacks, one panel each", attacks)
     add.several("shares", ["0", "0.1", "0.2", "0.3", "0.4"], "shares of attackers", float, at_least=0, below=1)
     aggregators = typing.get_args(Aggregator)
-    add.several("aggregators", aggregators, "aggregators of fedavg, and of ditto mean and median", aggregators)
+    add.several("aggregators", aggregators, "aggregators for fedavg; ditto uses mean and median", aggregators)
     for name, value in {"num_clients": 20, "partition": "iid"}.items():
         registry.set_default(name, value)
 
 
 def cell_of(settings: Settings, line: Line, attack: str, share: float, out: Path) -> tuple[Settings, Path]:
-    """The settings of a line at a share of attackers, and its folder."""
+    """Settings and folder for a line and a share of attackers."""
     values = {"attack": attack if share else "none", "attackers": share, "aggregator": line.aggregator}
     folder = out / line.title.replace(", ", "-") / (f"{attack}-{share:g}" if share else "clean")
     return settings.pinned(**values), folder
 
 
 def attacked(settings: Settings, line: Line, attack: str, share: float, out: Path) -> dict:
-    """The scores of a line at a share of attackers: accuracy of the honest clients, and what they give to attackers."""
+    """Scores for a line and a share of attackers: honest clients' accuracy, and the weight they give to attackers."""
     settings, folder = cell_of(settings, line, attack, share, out)
     trials = sweep.trials(settings)
     accuracies, given = [], []
@@ -108,7 +108,7 @@ def attacked(settings: Settings, line: Line, attack: str, share: float, out: Pat
 
 
 def weight_of_attackers(folder: Path, num_clients: int, share: float, seed: int) -> float | None:
-    """The share of honest clients' weight that is on attackers' models, a mean; None where models are no clients'."""
+    """Mean share of weight that honest clients give to attackers' models; None if models do not belong to clients."""
     used = files.read_npz(folder / "collaboration.npz")
     if str(used["topology"]) != "peers" or not share:
         return None
@@ -121,10 +121,10 @@ def run(settings: Settings) -> None:
     """The command."""
     names = build.read_methods(settings)
     for flag, why in {"attack": "--attacks", "attackers": "--shares", "aggregator": "--aggregators"}.items():
-        settings.refuse(flag, f"{why} gives it its values")
+        settings.refuse(flag, f"{why} sets its values")
     shares = settings.numbers("shares", float)
     settings = settings.with_defaults(names)
-    if not settings.present("train_examples"):  # the preset leaves clients few, of which medians are far from means
+    if not settings.present("train_examples"):  # the preset has few examples per client, so medians are far from means
         settings = settings.replace(train_examples=0)
     of_method = lambda name: [each for each in AGGREGATED.get(name, ()) if each in settings.aggregators] or ["mean"]
     lines = [Line(name, each) for name in names for each in of_method(name)]
@@ -144,7 +144,7 @@ def run(settings: Settings) -> None:
     axes = {attack: f"share of attackers, {attack}" for attack in settings.attacks}
     report.save(report.sweep_figure(points, axes), out / "robustness.png")
     clients = f"{settings.dataset}, {settings.partition} partition"
-    title = f"{clients}: accuracy of the honest clients after {settings.rounds} rounds, %, by the share of attackers"
+    title = f"{clients}: accuracy of the honest clients after {settings.rounds} rounds, %, by share of attackers"
     title += f"; {sweep.named(sweep.trials(settings))}; in brackets the weight that honest clients give to attackers"
     heads = ["method", "attack", *[f"{share:g}" for share in shares]]
     sweep.write_table(title, heads, body, points, out, "robustness.png")

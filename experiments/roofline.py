@@ -1,10 +1,10 @@
-"""What a round of local SGD has to do at least, at the rates that this machine reaches in the same run.
+"""A lower bound for the time of a local SGD round, at the rates that this machine reaches in the same run.
 
-The matrix products and convolutions of one mini-batch's gradient are read off its jaxpr. Each is timed alone, with its
-own shapes, on all devices at once, as they are in a round. Beside them a step reads the parameters and their gradient
-and writes the parameters (timed on a vector of their size, which may lie in a cache), and a round reads and writes
-every client's model once, out of memory (timed on a vector that no cache holds). What is left of a round's time is
-activations, their derivatives, the loss, mini-batches, and what XLA adds to all this.
+The matrix products and convolutions of one mini-batch's gradient come from its jaxpr. Each is timed alone, with its own
+shapes, on all devices at once, as in a round. In addition, a step reads the parameters and their gradient and writes
+the parameters (timed on a vector of their size, which may fit in a cache), and a round reads and writes every client's
+model once from memory (timed on a vector too large for any cache). The rest of a round's time goes to activations,
+their derivatives, the loss, mini-batches, and XLA's overhead.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from pfljax.core import tree
 from pfljax.engine.plan import ExecutionPlan
 from pfljax.models import Model
 
-SECONDS = 0.03  # that a measurement takes at least
-REPEATS = 7  # of which the fastest counts
-LARGE = 256 << 20  # bytes that no cache holds
+SECONDS = 0.03  # shortest measurement
+REPEATS = 7  # the fastest counts
+LARGE = 256 << 20  # bytes, more than any cache holds
 
 
 class Roofline(NamedTuple):
-    """A round's least work and what it takes; milliseconds are of the round on all devices.
+    """A round's minimum work and its time; milliseconds are for the round on all devices.
 
     Attributes:
-        gflop: Of the products of all clients.
-        products_ms: The products alone, each at the rate that it reaches with its shapes.
-        update_ms: The parameters' updates alone.
-        memory_ms: Every client's model once out of memory and back.
+        gflop: GFLOP of all clients' products.
+        products_ms: Time of the products alone, each at the rate it reaches with its shapes.
+        update_ms: Time of the parameter updates alone.
+        memory_ms: Time to read and write every client's model once.
         gflops: Rate of the products, in GFLOP per second.
         peak_gflops: Rate of a product of 1024 x 1024 matrices on each device.
         update_gb: GB per second of the updates.
@@ -53,12 +53,12 @@ class Roofline(NamedTuple):
 
     @property
     def least_ms(self) -> float:
-        """What the round would take if it did nothing else."""
+        """Time of the round if it did nothing else."""
         return self.products_ms + self.update_ms + self.memory_ms
 
 
 class Product(NamedTuple):
-    """A matrix product or convolution: the equation of a jaxpr, and how often it is computed."""
+    """A matrix product or convolution: the jaxpr equation, and the number of times it runs."""
 
     equation: Any
     times: int
@@ -75,7 +75,7 @@ class Product(NamedTuple):
 
 
 def products(jaxpr: Any, times: int = 1) -> Iterator[Product]:
-    """The products in a jaxpr, those inside of loops and calls among them."""
+    """The products in a jaxpr, including those inside loops and calls."""
     for equation in jaxpr.eqns:
         if equation.primitive.name in ("dot_general", "conv_general_dilated"):
             yield Product(equation, times)
@@ -87,11 +87,11 @@ def products(jaxpr: Any, times: int = 1) -> Iterator[Product]:
 
 
 def seconds(plan: ExecutionPlan, step: Callable[[Any], Any], start: Any) -> float:
-    """Seconds of one step while all devices take steps, each from a `start` of its own."""
+    """Seconds per step while all devices take steps, each from its own `start`."""
     run = jax.jit(lambda carry, number: jax.lax.fori_loop(0, number, lambda _, carry: step(carry), carry))
     carries = [jax.device_put(start, device) for device in plan.mesh.devices.flat]
 
-    with ThreadPoolExecutor(len(carries)) as devices:  # commands dispatch synchronously: one thread would take turns
+    with ThreadPoolExecutor(len(carries)) as devices:  # dispatch is synchronous: a single thread would take turns
 
         def timed(number: int) -> float:
             begin = time.perf_counter()
@@ -103,7 +103,7 @@ def seconds(plan: ExecutionPlan, step: Callable[[Any], Any], start: Any) -> floa
         while timed(number) < SECONDS:
             number *= 2
         several, few = (min(timed(count) for _ in range(REPEATS)) for count in (3 * number, number))
-    return (several - few) / (2 * number)  # without what a call costs, such as copies of where it starts
+    return (several - few) / (2 * number)  # without the cost of a call, such as copies of `start`
 
 
 def time_product(plan: ExecutionPlan, product: Product) -> float:
@@ -113,7 +113,7 @@ def time_product(plan: ExecutionPlan, product: Product) -> float:
 
     def step(carry):
         left, out = carry
-        # One number of the last result enters the next product, so that each has to be computed whole.
+        # One number of each result enters the next product, so that no part of a product can be skipped.
         left = left.at[(0,) * left.ndim].set(1e-9 * out[(0,) * out.ndim])
         return left, equation.primitive.bind(left, right, **equation.params)
 
@@ -122,7 +122,7 @@ def time_product(plan: ExecutionPlan, product: Product) -> float:
 
 
 def time_update(plan: ExecutionPlan, size: int) -> float:
-    """Seconds of one SGD step of `size` parameters, of which the gradient is there."""
+    """Seconds of one SGD step on `size` parameters with a given gradient."""
 
     def step(carry):
         params, gradient = carry
@@ -135,7 +135,7 @@ def measure(plan: ExecutionPlan, model: Model, batch: Sequence[jax.Array], num_c
     """The roofline of a round.
 
     Args:
-        plan: Which devices there are.
+        plan: The plan with the devices.
         model: The clients' network.
         batch: x and y of a mini-batch.
         num_clients: K.
@@ -145,7 +145,7 @@ def measure(plan: ExecutionPlan, model: Model, batch: Sequence[jax.Array], num_c
     gradient = jax.make_jaxpr(jax.grad(lambda params, x, y: model.loss(params, x, y).mean()))(params, *batch)
     needed = pe.dce_jaxpr(gradient.jaxpr, [True] * len(gradient.jaxpr.outvars))[0]  # without the inputs' gradient
     found = list(products(needed))
-    rounds = num_clients * steps / plan.num_devices  # steps that a device takes one after the other
+    rounds = num_clients * steps / plan.num_devices  # sequential steps per device
     times: dict[str, float] = {}
     for product in found:
         name = str(product.equation).split("= ", 1)[-1] + str([var.aval for var in product.equation.invars])
@@ -156,7 +156,7 @@ def measure(plan: ExecutionPlan, model: Model, batch: Sequence[jax.Array], num_c
     update, large = time_update(plan, size), time_update(plan, LARGE // 4)
     square = jax.make_jaxpr(jnp.matmul)(*[jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 2)
     peak = next(products(square.jaxpr))
-    memory = large * 2 / 3 * size * 4 / LARGE  # of three vectors that go past in an update, two
+    memory = large * 2 / 3 * size * 4 / LARGE  # two of an update's three vectors
     return Roofline(
         gflop=flop * num_clients * steps / 1e9,
         products_ms=1e3 * times["all"] * rounds,

@@ -1,10 +1,10 @@
-"""FedEM's Appendix J.1: D-FedEM, without a server, beside FedEM and FedAvg.
+"""FedEM's Appendix J.1: D-FedEM, without a server, compared with FedEM and FedAvg.
 
     python -m experiments.fedem.appendix_j1 --dataset=synthetic
 
-Clients talk over a random graph, of each edge with probability 0.5, as in the paper. It mixes with the fastest matrix,
-which is --dfedem.mixing=fastest here (a minute or more for 300 clients; needs pip install 'pfljax[mixing]'). D-FedEM is
-run with FedEM's settings. The paper's figures are those of its Table 2.
+Clients communicate over a random graph with edge probability 0.5, as in the paper. The paper mixes with the fastest
+matrix, which is --dfedem.mixing=fastest here (a minute or more for 300 clients; needs pip install 'pfljax[mixing]').
+D-FedEM runs with FedEM's settings. The paper's values are those in its Table 2.
 """
 
 from __future__ import annotations

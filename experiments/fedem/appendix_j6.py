@@ -1,8 +1,8 @@
-"""FedEM's Appendix J.6: accuracy against client sampling, of FedEM, FedAvg+ and APFL.
+"""FedEM's Appendix J.6: accuracy against client sampling for FedEM, FedAvg+ and APFL.
 
     python -m experiments.fedem.appendix_j6 --dataset=synthetic
 
-It is the left panel of Figure 1 with one method more. APFL is run with FedAvg's settings.
+This is the left panel of Figure 1 with one more method. APFL runs with FedAvg's settings.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""FedEM's Figure 1: accuracy against client sampling, of FedEM and FedAvg+ (left), and against M, of FedEM (right).
+"""FedEM's Figure 1: accuracy against client sampling for FedEM and FedAvg+ (left), and against M for FedEM (right).
 
     python -m experiments.fedem.figure1 --dataset=synthetic
 
 Writes figure1.png, and the points as table.md, .csv and .json. The paper draws its curves, for CIFAR-10, without
-numbers; of the points here its Table 2 has full participation and M = 3.
+numbers; its Table 2 has the point with full participation and M = 3.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def run(settings: Settings) -> None:
     participations = settings.numbers("participations", float, sets="participation")
     components = settings.numbers("components", int, sets="fedem.components")
     if not participations and not components:
-        raise FlagError("--participations= and --components=: nothing to draw; accepted: numbers in one of them")
+        raise FlagError("--participations= and --components=: nothing to draw; accepted: numbers in at least one")
     study = start(settings)
     points = [point(study, name, "participation", value) for name in study.methods for value in participations]
     points += [point(study, "fedem", "components", value) for value in components]

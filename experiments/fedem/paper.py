@@ -1,4 +1,4 @@
-"""What the experiments of FedEM's paper share (Marfoq et al., 2021): its figures, and where its settings are."""
+"""Shared by the experiments of FedEM's paper (Marfoq et al., 2021): its values and its settings."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def start(settings: Settings) -> Study:
 
 
 def row_of(study: Study, method: str, *, title: str = "", rounds: int = 0) -> dict:
-    """A method's accuracies over all trials, beside Table 2's; the curve is for the figure.
+    """A method's accuracies over all trials, next to Table 2's; the curve is for the figure.
 
     Args:
         study: The study.
         method: The method.
-        title: The row's, where it is not the method's name.
-        rounds: Their number; 0: the settings'.
+        title: Title of the row, if it is not the method's name.
+        rounds: Number of rounds; 0: as in the settings.
     """
     settings, title = PAPER.settings_of(study.settings, method), title or method
     out = study.out / title.replace(", ", "-").replace(" ", "-")
@@ -122,16 +122,16 @@ def write_rows(study: Study, rows: Sequence[dict]) -> None:
 
 
 def data_and_model(study: Study, parameters: int) -> str:
-    """For titles: the data set, which of its labels, and the size of a model."""
+    """For titles: the data set, its labels, and the size of a model."""
     labels = f", {study.settings['synthetic.labels']} labels" if study.settings.dataset == "synthetic" else ""
     return f"{study.data}{labels}, {parameters:,} parameters per model"
 
 
 def published(table: Mapping[str, Mapping], study: Study, row: str) -> tuple[float, float] | None:
-    """The paper's figures in a row of a table, where it has the study's data set."""
+    """The paper's values in a row of a table, if it has the study's data set."""
     return table.get(PAPER.name(study.settings) or "", {}).get(row)
 
 
 def beside(values: tuple[float, float] | None, form: str) -> str:
-    """The paper's two figures, or a dash."""
+    """The paper's two values, or a dash."""
     return form.format(*values) if values else "-"

@@ -1,11 +1,10 @@
-"""FedEM's Table 2: test accuracy of several methods, average over clients and bottom decile, beside the paper's.
+"""FedEM's Table 2: test accuracy of several methods, average over clients and bottom decile, next to the paper's.
 
     python -m experiments.fedem.table2 --dataset=synthetic
 
 Averages are weighted by the clients' test examples. --synthetic.labels=published is the data that the authors
-published, with their model; the title says which labels there are, and how many parameters.
---tune=0.01,0.03,0.1 finds each method's rate on a validation split first; without it, rates come from
-experiments/fedem/presets.
+published, with their model; the title states the labels and the number of parameters. --tune=0.01,0.03,0.1 finds each
+method's rate on a validation split first; without it, rates come from experiments/fedem/presets.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""FedEM's Table 3: clients that were not there in training, test accuracy (training accuracy), beside the paper's.
+"""FedEM's Table 3: test accuracy (training accuracy) of clients unseen in training, next to the paper's.
 
     python -m experiments.fedem.table3 --dataset=synthetic
 
-A fifth of the clients (--unseen_clients) is kept out; afterwards each gets its predictor from its training part alone.
-In FedEM it takes one E-step, as in the paper. The authors' code takes one at every evaluation, so many in all:
---fedem.newcomer_steps=40.
+A fifth of the clients (--unseen_clients) is held out; afterwards each computes its predictor from only its training
+part. In FedEM it takes one E-step, as in the paper. The authors' code takes one at every evaluation, which is
+--fedem.newcomer_steps=40 in total.
 """
 
 from __future__ import annotations

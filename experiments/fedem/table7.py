@@ -1,8 +1,8 @@
-"""FedEM's Table 7 (Appendix J.5): FedEM in 1 / M of the rounds, which is the others' work and traffic, beside them.
+"""FedEM's Table 7 (Appendix J.5): FedEM with 1 / M of the rounds, so that its work and traffic match the others'.
 
     python -m experiments.fedem.table7 --dataset=synthetic
 
-The paper's figures are those of its Table 2. In the shorter run the rate falls earlier, at 1/2 and 3/4 of its rounds.
+The paper's values are those in its Table 2. The shorter run lowers the rate earlier, at 1/2 and 3/4 of its rounds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def run(settings: Settings) -> None:
     """The command."""
     study = start(settings)
     if "fedem" not in study.methods:
-        raise settings.error("algorithms", "accepted: fedem, and what stands beside it")
+        raise settings.error("algorithms", "accepted: fedem and the methods to compare it with")
     fedem = PAPER.settings_of(study.settings, "fedem")
     rounds = max(1, fedem.rounds // fedem["fedem.components"])
     rows = [row_of(study, name) for name in study.methods]

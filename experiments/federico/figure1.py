@@ -2,8 +2,8 @@
 
     python -m experiments.federico.figure1
 
-It trains Algorithm 1 to the letter and FedeRiCo as it is here, both with the paper's epsilon, beta and M, and FedAvg.
-Every run leaves its page with the curve; the table says how large the errors are, and which intervals share models.
+It trains Algorithm 1 to the letter, FedeRiCo as implemented here (both with the paper's epsilon, beta and M), and
+FedAvg. Every run leaves a page with the curve; the table shows the errors and which intervals share models.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run(settings: Settings) -> None:
     if settings.algorithm != "federico":
         raise settings.error("algorithm", "accepted: federico")
     for knob in ("faithful", "effective_examples"):
-        settings.refuse(f"federico.{knob}", "it is what the two runs differ in")
+        settings.refuse(f"federico.{knob}", "the two runs differ in it")
     for flag in ("resume", "profile"):
         settings.refuse(flag, "finished runs in the folder are always kept")
     build.read_methods(settings)
@@ -51,7 +51,7 @@ def run(settings: Settings) -> None:
 
 
 def score(settings: Settings, out: Path) -> dict:
-    """One run: its error and FedAvg's, and how alike the weights of neighboring and of other intervals are."""
+    """One run: its error and FedAvg's, and the similarity of weights between neighboring and other intervals."""
     trial = build.Trial(settings.seed, settings.split)
     clients = build.build_clients(settings, trial.of_data)
     every = {"eval_every": settings.eval_every, "checkpoint_every": settings.checkpoint_every}

@@ -3,7 +3,7 @@
     python -m experiments.federico.figure10
     python -m experiments.federico.figure10 --data_file=CIFAR10.npz
 
-What goes back is the change that the local epochs make (--federico.update=delta), not a gradient for each step.
+Clients send back the change after their local epochs (--federico.update=delta), not a gradient per step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def define(registry: flags.FlagValues) -> None:
 def run(settings: Settings) -> None:
     """The command."""
     paper.refuse_methods(settings, "federico")
-    settings.refuse("local_epochs", "it is what the figure varies")
+    settings.refuse("local_epochs", "the figure varies it")
     paper.start(settings).write_figure("figure10.png", {"local_epochs": ("local epochs", list(EPOCHS))})
 
 

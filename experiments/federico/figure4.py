@@ -1,4 +1,4 @@
-"""FedeRiCo's Figure 4: each client's weights of FedEM's four components over rounds, on the data of Figure 3.
+"""FedeRiCo's Figure 4: each client's weights for FedEM's four components over rounds, on the data of Figure 3.
 
 python -m experiments.federico.figure4
 python -m experiments.federico.figure4 --data_file=CIFAR100.npz --preset=cifar100

@@ -1,9 +1,9 @@
-"""FedeRiCo's Figures 5 and 8: weights over rounds by accumulated losses and by their moving average.
+"""FedeRiCo's Figures 5 and 8: weights over rounds with accumulated losses and with their moving average.
 
     python -m experiments.federico.figure5
     python -m experiments.federico.figure5 --data_file=CIFAR10.npz
 
-Accumulated losses come with uniform sampling, as in the paper (its footnote 5), and both with two label groups.
+Accumulated losses use uniform sampling, as in the paper (its footnote 5); both runs use two label groups.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""FedeRiCo's Figure 6: test accuracy over rounds by epsilon, by the number of neighbors M, and by beta.
+"""FedeRiCo's Figure 6: test accuracy over rounds for values of epsilon, the number of neighbors M, and beta.
 
     python -m experiments.federico.figure6
     python -m experiments.federico.figure6 --data_file=CIFAR100.npz --preset=cifar100
 
-In the paper epsilon and beta are varied on Office-Home and M on CIFAR-100, and the panel of beta is of client 0. Here
-all three are means over the clients, on the data of the run.
+The paper varies epsilon and beta on Office-Home and M on CIFAR-100, and its panel for beta shows client 0. Here all
+three panels are means over the clients, on the run's data.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def define(registry: flags.FlagValues) -> None:
 
 
 def curve(study: Study, row: Row) -> dict:
-    """A line of a panel: the scores of the last round, and accuracy over rounds, a mean over the trials."""
+    """A line of a panel: the last round's scores, and accuracy over rounds, averaged over trials."""
     knobs = {name: value for name, value in row.flags.items() if value != study.settings[name]}
-    out = study.out / (row.folder if knobs else "default")  # which all panels share
+    out = study.out / (row.folder if knobs else "default")  # shared by all panels
     cell = paper.accuracies(study, row, out)
     read = [files.read_jsonl(out / trial.folder / "metrics.jsonl") for trial in study.trials]
     rounds, curves = over_rounds(read, "accuracy")
@@ -45,7 +45,7 @@ def run(settings: Settings) -> None:
     """The command."""
     paper.refuse_methods(settings, "federico")
     for knob in VARIED:
-        settings.refuse(f"federico.{knob}", "it is what the figure varies")
+        settings.refuse(f"federico.{knob}", "the figure varies it")
     study = paper.start(settings)
     study.check()
     panels, body = {}, []

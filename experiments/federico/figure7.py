@@ -1,4 +1,4 @@
-"""FedeRiCo's Figure 7: each client's weights over rounds by beta, the weight of the newest loss.
+"""FedeRiCo's Figure 7: each client's weights over rounds for values of beta, the weight of the newest loss.
 
 python -m experiments.federico.figure7
 python -m experiments.federico.figure7 --data_file=FEATURES.npz --preset=features

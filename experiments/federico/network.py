@@ -1,4 +1,4 @@
-"""The small network of FedeRiCo's experiments where the paper's takes too long."""
+"""A small network for FedeRiCo's experiments, for when the paper's takes too long."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pfljax.models.layers import patches
 
 
 class SmallCNN(nn.Module):
-    """A 5 x 5 convolution of 16 channels at stride 3, a 3 x 3 one of 32 at stride 2, and a dense layer.
+    """A 5 x 5 convolution with 16 channels and stride 3, a 3 x 3 one with 32 channels and stride 2, and a dense layer.
 
-    13,866 parameters for 32 x 32 color images and 10 classes. The strides in place of pooling make it some 200 times
+    13,866 parameters for 32 x 32 color images and 10 classes. Strides instead of pooling make it about 200 times
     cheaper than the paper's CNN.
     """
 

@@ -1,4 +1,4 @@
-"""What the experiments of FedeRiCo's paper share (TMLR version): its values, its settings, its figures of weights."""
+"""Shared by the experiments of FedeRiCo's paper (TMLR version): its values, its settings, its figures of weights."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ PAPER = Paper(
 
 
 class Line(NamedTuple):
-    """A run whose weights over rounds are drawn: its title and folder, its method, and flags that it sets."""
+    """A run whose weights over rounds are drawn: its title and folder, its method, and the flags that it sets."""
 
     title: str
     method: str
@@ -96,13 +96,13 @@ def define(registry: flags.FlagValues, methods: Sequence[str], out: str, **defau
 
 
 def refuse_methods(settings: Settings, method: str) -> None:
-    """Complains of --algorithms where a figure is of one method."""
+    """Raises an error for --algorithms in figures of one method."""
     if settings.algorithms != [method]:
         raise settings.error("algorithms", f"accepted: {method}")
 
 
 def start(settings: Settings, **usual: Any) -> Study:
-    """The study that the command line asks for, at its size; `usual` holds in place of the size's values."""
+    """The study from the command line, with the settings of its size; `usual` overrides them."""
     usual = {"num_distributions": 4} | usual
     settings = settings.pinned(**{name: value for name, value in usual.items() if not settings.present(name)})
     if settings.data_file and not settings.present("dataset"):
@@ -114,7 +114,7 @@ def start(settings: Settings, **usual: Any) -> Study:
 
 
 def accuracies(study: Study, row: Row, out: Path) -> dict:
-    """A row's runs as `Study.accuracies`, but weighted by the clients' test examples, as in the paper (Section 4.2)."""
+    """Like `Study.accuracies`, but weighted by the clients' test examples, as in the paper (Section 4.2)."""
     cell = study.accuracies(row, out)
     weighted = cell["weighted"]
     mean, std = float(np.mean(weighted)), float(np.std(weighted))
@@ -122,12 +122,12 @@ def accuracies(study: Study, row: Row, out: Path) -> dict:
 
 
 def used(study: Study, out: Path) -> list[dict[str, np.ndarray]]:
-    """What the clients of a finished row have used, for each trial: the arrays of collaboration.npz."""
+    """The arrays of collaboration.npz for each trial of a finished row."""
     return [files.read_npz(out / trial.folder / "collaboration.npz") for trial in study.trials]
 
 
 def sharing(study: Study, out: Path) -> collaboration.Sharing:
-    """The cosines of the clients' weights after the last round of a finished row, means over the trials."""
+    """The cosines of the clients' weights after the last round of a finished row, averaged over trials."""
     found = [
         collaboration.sharing(kept["index"][-1], kept["weights"][-1], kept["distribution"]) for kept in used(study, out)
     ]
@@ -136,13 +136,13 @@ def sharing(study: Study, out: Path) -> collaboration.Sharing:
 
 
 def write_weights(study: Study, name: str, lines: Sequence[Line], about: str) -> None:
-    """Draws the weights over rounds of every line and trial, and writes a table of who shares models.
+    """Draws the weights over rounds for every line and trial, and writes a table of who shares models.
 
     Args:
         study: The study.
-        name: The figure's, such as "figure3".
-        lines: What is run.
-        about: What is compared, for the table's title.
+        name: Name of the figure, such as "figure3".
+        lines: The runs.
+        about: The comparison, for the table's title.
     """
     rows, body, cell = [], [], {}
     row_of = lambda line: Row(line.title, line.method, line.flags)
@@ -173,22 +173,22 @@ def weights_command(
     varied: Sequence[str] = (),
     num_distributions: int = 4,
 ) -> launch.Command:
-    """A command that draws the weights of one method's runs, by default of a single split and seed.
+    """A command that draws the weights of one method's runs, by default for a single split and seed.
 
     Args:
-        doc: What it does and how it is called.
-        name: The figure's, such as "figure3".
-        lines: What is run.
-        about: What is compared, for the table's title.
+        doc: The command's description and usage.
+        name: Name of the figure, such as "figure3".
+        lines: The runs.
+        about: The comparison, for the table's title.
         varied: Flags that the lines set.
-        num_distributions: Number of label groups, where the command line does not say.
+        num_distributions: Default number of label groups.
     """
     method = lines[0].method
 
     def run(settings: Settings) -> None:
         refuse_methods(settings, method)
         for flag in varied:
-            settings.refuse(flag, "it is what the figure varies")
+            settings.refuse(flag, "the figure varies it")
         study = start(settings, splits=["0"], seeds=["0"], num_distributions=num_distributions)
         write_weights(study, name, lines, about)
 

@@ -1,10 +1,10 @@
-"""Readings of what FedeRiCo's paper leaves open, side by side, on splits that the tables do not report.
+"""Compares readings of details that FedeRiCo's paper leaves open, on splits that the tables do not report.
 
     python -m experiments.federico.readings
     python -m experiments.federico.readings --data_file=CIFAR10.npz --size=reduced
 
-For 2, 3 and 4 label groups it tells the accuracy, the gain over Local, in how many runs that is a loss of more than a
-point, and how alike the clients' weights are within a group and across.
+For 2, 3 and 4 label groups, it shows the accuracy, the gain over Local, the number of runs more than a point below
+Local, and the similarity of the clients' weights within and across groups.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pfljax.cli import launch, sweep
 from pfljax.cli.settings import Settings
 
 GROUPS = (2, 3, 4)
-SPLITS = ["5", "6", "7", "8", "9"]  # not those of the tables, so that the choice does not see them
+SPLITS = ["5", "6", "7", "8", "9"]  # not the tables' splits, so that the choice does not depend on them
 READINGS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "faithful": {"federico.faithful": True},

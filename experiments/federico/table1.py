@@ -1,12 +1,12 @@
-"""FedeRiCo's Table 1: methods on 2, 3 and 4 label groups, beside the paper's values.
+"""FedeRiCo's Table 1: methods on 2, 3 and 4 label groups, next to the paper's values.
 
     python -m experiments.federico.table1
     python -m experiments.federico.table1 --data_file=CIFAR10.npz --size=reduced
     python -m experiments.federico.table1 --data_file=CIFAR100.npz --preset=cifar100 --size=paper
     python -m experiments.federico.table1 --data_file=FEATURES.npz --preset=features
 
-The last column of each number of groups says by how much FedeRiCo is above a method, a mean over the runs, and in how
-many of them. FedFomo alone gives up 20 % of its training data, as in the paper.
+The last column for each number of groups shows FedeRiCo's mean lead over a method, and the number of runs in which
+it leads. Only FedFomo gives up 20 % of its training data, as in the paper.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def define(registry: flags.FlagValues) -> None:
 
 
 def lead(cell: dict, best: dict) -> str:
-    """By how much FedeRiCo is above a method, and in how many of the runs."""
+    """FedeRiCo's mean lead over a method, and the number of runs in which it leads."""
     gains = 100 * (np.array(best["accuracies"]) - np.array(cell["accuracies"]))
     return f"{gains.mean():+.1f} ({(gains > 0).sum()} of {len(gains)})"
 
 
 def groups_of(settings: Settings) -> tuple[int, ...]:
-    """The numbers of label groups: the paper's, or the one on the command line."""
+    """The numbers of label groups: the paper's, or the number on the command line."""
     return (settings.num_distributions,) if settings.present("num_distributions") else paper.DISTRIBUTIONS
 
 
@@ -54,7 +54,7 @@ def run(settings: Settings) -> None:
             out = folder(groups, name)
             try:
                 cells[groups][name] = paper.accuracies(study, row_of(groups, name), out)
-            except RunError as error:  # the others' results are worth having
+            except RunError as error:  # keep the other methods' results
                 failed[f"D={groups}, {name}"] = error
                 continue
             if name == "federico":
@@ -70,7 +70,7 @@ def run(settings: Settings) -> None:
 
 
 def write(study: Study, values: Values, cells: dict[int, dict[str, dict]]) -> None:
-    """The table of the numbers of groups that are done."""
+    """Writes the table for the numbers of groups that are done."""
     heads = ["method"]
     for groups in cells:
         heads += [f"D={groups}", values.head] + ["FedeRiCo above"] * ("federico" in study.methods)

@@ -1,9 +1,9 @@
-"""FedeRiCo's Table 4: label groups, each spread over all clients by a Dirichlet draw, beside the paper's values.
+"""FedeRiCo's Table 4: label groups, each spread over all clients by a Dirichlet draw, next to the paper's values.
 
     python -m experiments.federico.table4
     python -m experiments.federico.table4 --data_file=FEATURES.npz --preset=features --size=paper
 
-Accuracy is weighted by the clients' test examples, as in the paper; its deviation is over clients and not over runs.
+Accuracy is weighted by the clients' test examples, as in the paper; its deviation is over clients, not runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def define(registry: flags.FlagValues) -> None:
 
 def run(settings: Settings) -> None:
     """The command."""
-    settings.refuse("partition", "the table is of label_dirichlet")
+    settings.refuse("partition", "the table uses label_dirichlet")
     study = paper.start(settings)
     values = study.paper.values(study.settings, paper.TABLE4, standing="features")
     rows, body = [], []

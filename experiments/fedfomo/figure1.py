@@ -1,10 +1,10 @@
-"""FedFomo's Figure 1: accuracy of 100 clients against the number of latent distributions, a line for each method.
+"""FedFomo's Figure 1: accuracy of 100 clients against the number of latent distributions, one line per method.
 
     python -m experiments.fedfomo.figure1
     python -m experiments.fedfomo.figure1 --data_file=CIFAR10.npz --algorithms=all --seeds=0,1,2
 
-A tenth of the clients takes part in a round, in five times the rounds of 15 clients. Writes figure1.png, and the points
-as table.md, .csv and .json. The paper draws its lines without numbers.
+A tenth of the clients takes part in each round, for five times as many rounds as with 15 clients. Writes figure1.png,
+and the points as table.md, .csv and .json. The paper draws its lines without numbers.
 """
 
 from __future__ import annotations

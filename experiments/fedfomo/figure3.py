@@ -1,9 +1,9 @@
-"""FedFomo's Figure 3: accuracy over local epochs by epsilon, and by the number of models that a client weighs.
+"""FedFomo's Figure 3: accuracy over local epochs, by epsilon and by the number of models that a client weighs.
 
     python -m experiments.fedfomo.figure3
     python -m experiments.fedfomo.figure3 --data_file=CIFAR10.npz --seeds=0,1,2
 
-The client's own model is one of those, as in the paper's n = 5 and n = 10. Writes figure3.png, and the last points as
+The models include the client's own, as in the paper's n = 5 and n = 10. Writes figure3.png, and the last points as
 table.md, .csv and .json. The paper draws its curves, over 100 epochs on CIFAR-10, without numbers.
 """
 
@@ -26,7 +26,7 @@ def define(registry: flags.FlagValues) -> None:
     add.several(
         "epsilons", ["0", "0.1", "0.3", "0.5", "1"], "probabilities of exploring, left", float, empty=True, at_least=0
     )
-    add.several("downloads", ["1", "2", "5", "10"], "numbers of models, the own among them, right", int, empty=True)
+    add.several("downloads", ["1", "2", "5", "10"], "numbers of models, own included, right", int, empty=True)
 
 
 def run(settings: Settings) -> None:
@@ -39,7 +39,7 @@ def run(settings: Settings) -> None:
         "models": [(value, {"fedfomo.neighbors": value - 1}) for value in downloads],
     }
     if not epsilons and not downloads:
-        raise FlagError("--epsilons= and --downloads=: nothing to draw; accepted: values in one of them")
+        raise FlagError("--epsilons= and --downloads=: nothing to draw; accepted: values in at least one")
     study, panels, body = Study.start(paper.PAPER, settings), {}, []
     study.check()
     for knob, values in varied.items():
@@ -48,7 +48,7 @@ def run(settings: Settings) -> None:
             panels.setdefault(knob, []).append(line | {"panel": knob, "value": value, "paper": None})
             body.append([knob, f"{value:g}", study.shown(line)])
             print(f"{knob} {value:g} done")
-    titles = {"epsilon": "epsilon in the first round", "models": "models weighed, the own among them"}
+    titles = {"epsilon": "epsilon in the first round", "models": "models weighed, the client's own included"}
     named = {titles[knob]: lines for knob, lines in panels.items()}
     report.save(report.knob_curves(named, "epochs"), study.out / "figure3.png")
     lines = [line for lines in panels.values() for line in lines]

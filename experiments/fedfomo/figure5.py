@@ -1,11 +1,11 @@
-"""FedFomo's Figure 5: under private training, whom clients gain from (left), and accuracy against privacy (right).
+"""FedFomo's Figure 5: private training, with clients' affinities (left) and accuracy against privacy (right).
 
     pip install -e '.[privacy]'
     python -m experiments.fedfomo.figure5
     python -m experiments.fedfomo.figure5 --data_file=CIFAR10.npz --seeds=0,1,2
 
-Writes figure5.png, and the points as table.md, .csv and .json, which are those of Table 4, the paper's values beside
-them. Left are the affinities of the first run.
+Writes figure5.png, and the points as table.md, .csv and .json: those of Table 4, next to the paper's values. The
+left panel shows the affinities of the first run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def define(registry: flags.FlagValues) -> None:
 def run(settings: Settings) -> None:
     """The command."""
     if "fedfomo" not in settings.algorithms:
-        raise settings.error("algorithms", "accepted: lists with fedfomo, whose affinities are drawn")
+        raise settings.error("algorithms", "accepted: lists with fedfomo, since its affinities are drawn")
     study, entries = table4.measured(settings)
     affinities = {}
     for entry in entries:

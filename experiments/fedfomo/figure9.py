@@ -1,10 +1,10 @@
-"""FedFomo's Figure 9: accuracy over local epochs, and in the end, by the share of the examples that is for validation.
+"""FedFomo's Figure 9: accuracy over local epochs and at the end, by share of examples for validation.
 
     python -m experiments.fedfomo.figure9
     python -m experiments.fedfomo.figure9 --data_file=CIFAR10.npz --seeds=0,1,2,3,4
 
-Writes figure9.png, and the last points as table.md, .csv and .json. The paper draws its curves and points, of five runs
-on CIFAR-10, without numbers. Its first share, 0.01, is less than an example of digits.
+Writes figure9.png, and the last points as table.md, .csv and .json. The paper draws its curves and points, from five
+runs on CIFAR-10, without numbers. Its first share, 0.01, is less than one example on digits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def define(registry: flags.FlagValues) -> None:
     Group(RUNS, registry).several(
         "shares",
         ["0.05", "0.1", "0.2", "0.4", "0.6", "0.8", "0.9"],
-        "shares of the examples to validate on",
+        "shares of examples for validation",
         float,
         above=0,
         below=1,

@@ -1,4 +1,4 @@
-"""What the experiments of FedFomo's paper share (Zhang et al., 2021): its values, its rows, its settings."""
+"""Shared by the experiments of FedFomo's paper (Zhang et al., 2021): its values, its rows, its settings."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def define(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequence[s
 
 
 def values(settings: Settings, table: Mapping[str, Mapping], standing: str = "cifar10", **setting: Any) -> Values:
-    """As `Paper.values`, where the run has the table's `setting`, by flag; elsewhere none."""
+    """Like `Paper.values` if the run has the table's `setting`, by flag; otherwise no values."""
     found = PAPER.values(settings, table, standing)
     same = all(
         settings[flag] == value for flag, value in ({"num_clients": 15, "partition": "latent"} | setting).items()
@@ -155,19 +155,19 @@ def values(settings: Settings, table: Mapping[str, Mapping], standing: str = "ci
 
 
 def refuse_others(settings: Settings) -> None:
-    """Raises `FlagError` for methods beside FedFomo, whose knobs a figure varies."""
+    """Raises `FlagError` for methods other than FedFomo, since the figure varies its knobs."""
     if settings.algorithms != ["fedfomo"]:
         raise settings.error("algorithms", "accepted: fedfomo")
 
 
 def last_round(study: Study) -> str:
-    """The title of a table of last points."""
+    """Title of a table with the last points."""
     own = study.settings
     return f"{own.dataset}, {own.num_distributions} distributions, test accuracy after the last round"
 
 
 def rows_of(study: Study, downloads: Sequence[int] = DOWNLOADS) -> list[Row]:
-    """A row for each method that --algorithms names; for FedFomo one for each n of `downloads`, M = n - 1."""
+    """A row for each method in --algorithms; for FedFomo, one for each n in `downloads`, with M = n - 1."""
     rows = []
     for name in study.methods:
         if name == "fedfomo" and not study.settings.present("fedfomo.neighbors") and downloads:

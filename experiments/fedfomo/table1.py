@@ -1,10 +1,10 @@
-"""FedFomo's Table 1: two classes a client, 15 clients and 100, beside the paper's values.
+"""FedFomo's Table 1: two classes per client, with 15 and 100 clients, next to the paper's values.
 
     python -m experiments.fedfomo.table1
     python -m experiments.fedfomo.table1 --data_file=CIFAR10.npz --seeds=0,1,2
 
-Of 100 clients a tenth takes part in a round, in five times the rounds. On digits, whose 1,797 images are few for so
-many clients, beside the paper's values for MNIST.
+With 100 clients, a tenth takes part in each round, for five times as many rounds. Digits, with only 1,797 images for
+so many clients, is shown next to the paper's values for MNIST.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def define(registry: flags.FlagValues) -> None:
     methods = [*paper.BASELINES, "fedfomo"]
     paper.define(registry, methods, ["0"], "runs/fedfomo-table1", partition="pathological")
     Group(RUNS, registry).several(
-        "clients", ["15", "100"], "numbers of clients, a column each; of more than 15 a tenth is in a round", int
+        "clients", ["15", "100"], "numbers of clients, one column each; above 15, a tenth takes part in each round", int
     )
 
 
 def run(settings: Settings) -> None:
     """The command."""
-    settings.refuse("participation", "the table's columns have their own")
+    settings.refuse("participation", "the table's columns set it")
     numbers = settings.numbers("clients", int, sets="num_clients")
     study = Study.start(paper.PAPER, settings)
     rows = paper.rows_of(study)

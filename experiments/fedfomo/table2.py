@@ -1,11 +1,11 @@
-"""FedFomo's Table 2 (CIFAR-10) and 5 (CIFAR-100): 15 clients by the number of latent distributions.
+"""FedFomo's Tables 2 (CIFAR-10) and 5 (CIFAR-100): 15 clients, by number of latent distributions.
 
     python -m experiments.fedfomo.table2
     python -m experiments.fedfomo.table2 --data_file=CIFAR10.npz --seeds=0,1,2
 
-EMD is the clients' mean distance from the whole, sum_c |p_k(c) - p(c)|: of D clusters of whole classes 2 (1 - 1/D). The
-authors' code counts the classes that a client has twice, which makes it 3 (1 - 1/D). The paper's values stand beside
-runs of 15 clients only; for 100 there is figure1.
+EMD is the clients' mean distance from the global distribution, sum_c |p_k(c) - p(c)|: 2 (1 - 1/D) for D clusters of
+whole classes. The authors' code counts a client's classes twice, which gives 3 (1 - 1/D). The paper's values are shown
+only for runs with 15 clients; for 100 clients, see figure1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     paper.define(registry, [*paper.BASELINES, "fedfomo"], ["0"], "runs/fedfomo-table2")
     Group(RUNS, registry).several(
-        "distributions", [str(number) for number in paper.DISTRIBUTIONS], "numbers of distributions, a column each", int
+        "distributions",
+        [str(number) for number in paper.DISTRIBUTIONS],
+        "numbers of distributions, one per column",
+        int,
     )
 
 
@@ -46,7 +49,7 @@ def run(settings: Settings) -> None:
     study.write_table(title, paper.rows_of(study), columns)
     if theirs.data and theirs.by_row:
         distances = ", ".join(f"{value:g} (D={number})" for number, value in paper.EMD[theirs.data].items())
-        print(f"The paper's EMD, which counts the classes that a client has twice: {distances}.")
+        print(f"The paper's EMD, which counts a client's classes twice: {distances}.")
 
 
 COMMAND = launch.Command(__doc__, define, run)

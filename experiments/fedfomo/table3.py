@@ -1,9 +1,9 @@
-"""FedFomo's Table 3: targets out of the local distribution, beside the paper's values.
+"""FedFomo's Table 3: out-of-local-distribution targets, next to the paper's values.
 
     python -m experiments.fedfomo.table3
     python -m experiments.fedfomo.table3 --data_file=CIFAR10.npz --seeds=0,1,2,3,4
 
-The clients' (validation, test) pairs are dealt among them, anew for each seed.
+The clients' (validation, test) pairs are permuted among them, separately for each seed.
 """
 
 from __future__ import annotations

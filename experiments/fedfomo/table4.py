@@ -1,11 +1,11 @@
-"""FedFomo's Tables 4 and 6: differentially private local training, beside the paper's values.
+"""FedFomo's Tables 4 and 6: differentially private local training, next to the paper's values.
 
     pip install -e '.[privacy]'
     python -m experiments.fedfomo.table4
     python -m experiments.fedfomo.table4 --data_file=CIFAR10.npz --seeds=0,1,2
 
-epsilon is the largest of the clients' by the ledger, at --dp_delta. fedfomo_average is the paper's "Ours (MA)". Without
-noise nothing is clipped either.
+epsilon is the clients' largest epsilon in the ledger, at --dp_delta. fedfomo_average is the paper's "Ours (MA)".
+Without noise, nothing is clipped either.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def define(registry: flags.FlagValues) -> None:
     methods = ["fedavg", "fedfomo", "fedfomo_average"]
     paper.define(registry, methods, ["0", "1", "2"], "runs/fedfomo-table4", dp_clip_norm=1.0)
     Group(RUNS, registry).several(
-        "sigmas", ["0", "1", "2"], "noise multipliers, a row each for every method", float, at_least=0
+        "sigmas", ["0", "1", "2"], "noise multipliers, one row each for every method", float, at_least=0
     )
 
 
@@ -39,7 +39,7 @@ def run(settings: Settings) -> None:
 
 
 def measured(settings: Settings) -> tuple[Study, list[dict]]:
-    """Every method under every sigma, with its epsilon and the paper's (epsilon, accuracy in percent)."""
+    """Every method with every sigma, with its epsilon and the paper's (epsilon, accuracy in percent)."""
     sigmas = settings.numbers("sigmas", float, sets="dp_noise_multiplier")
     clips = {sigma: settings.dp_clip_norm if sigma else math.inf for sigma in sigmas}
     for sigma, clip in clips.items():
@@ -59,7 +59,7 @@ def measured(settings: Settings) -> tuple[Study, list[dict]]:
 
 
 def write(study: Study, entries: list[dict], figure: str = "") -> None:
-    """The table."""
+    """Writes the table."""
     body = []
     for entry in entries:
         line = [entry["algorithm"], f"{entry['delta']:g}", f"{entry['sigma']:g}", entry["epsilon_text"]]
@@ -71,7 +71,7 @@ def write(study: Study, entries: list[dict], figure: str = "") -> None:
     sweep.write_table(title, heads, body, entries, study.out, figure)
     study.print_differences(paper.rows_of(study, downloads=())[0], entries[0])
     for entry in {entry["algorithm"]: entry for entry in entries if entry["unaccounted"]}.values():
-        print(f"{entry['algorithm']}: epsilon does not count {entry['unaccounted']}.")
+        print(f"{entry['algorithm']}: epsilon does not cover {entry['unaccounted']}.")
 
 
 def beside(value: tuple[float, float] | None) -> str:

@@ -1,9 +1,10 @@
-"""pFedMB's Figure 3: the clients' weights of the branches over rounds, with Eq. 5's average and with Eq. 6's.
+"""pFedMB's Figure 3: the clients' branch weights over rounds, with the averages of Eq. 5 and Eq. 6.
 
     python -m experiments.pfedmb.figure3
 
-Ten clients in five pairs of the same two classes, one alpha for all layers. Writes figure3.png, and as table.md, .csv,
-.json for each seed how many pairs have found each other: the cosine of their two alphas, and the branch of most weight.
+Ten clients in five pairs with the same two classes, one alpha for all layers. Writes figure3.png, and, for each seed,
+the number of pairs that found each other as table.md, .csv and .json: by the cosine of their two alphas and by their
+heaviest branch.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pfljax.cli.settings import Settings
 from pfljax.training import files
 
 VARIANTS = {"alpha": "average by alpha (Eq. 5)", "plain": "plain average (Eq. 6)"}
-ALIKE = 0.95  # cosine from which on two alphas are nearly the same
+ALIKE = 0.95  # two alphas with at least this cosine are nearly the same
 
 
 def define(registry: flags.FlagValues) -> None:

@@ -1,4 +1,4 @@
-"""What the experiments of pFedMB's paper share (Mori et al., 2022): its values, its settings."""
+"""Shared by the experiments of pFedMB's paper (Mori et al., 2022): its values and its settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAPER = Paper(
     "CIFAR-10 as 40,000, 10,000 and 10,000 images, a CNN of 5x5 convolutions of 6 and 16 and dense layers of 120 and "
     "84, trained until convergence at tuned rates, batches of 64, 5 local epochs, 5 more of fine-tuning, three runs",
 )
-WITHOUT = "pfedmb, plain average"  # Eq. 6 in place of Eq. 5
+WITHOUT = "pfedmb, plain average"  # Eq. 6 instead of Eq. 5
 # Table 1: mean test accuracy in percent, 10 clients in 5 pairs.
 TABLE1 = {"cifar10": {"local": 87.26, "fedavg": 87.99, WITHOUT: 89.08, "pfedmb": 89.49}}
 # Table 2: two classes a client, 15 clients and 50; Dirichlet, 15 and 50.
@@ -44,7 +44,7 @@ def define(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequence[s
 
 
 def pairs_of(alpha: np.ndarray, distribution: np.ndarray) -> tuple[list[float], list[int]]:
-    """Of alpha (K, B), for each pair of clients: the cosine of their two, and the branch of most weight."""
+    """For alpha (K, B), the cosine and the heaviest branch of each pair of clients."""
     cosines, branches = [], []
     for group in np.unique(distribution):
         members = alpha[distribution == group]

@@ -1,9 +1,9 @@
-"""pFedMB's Table 1: ten clients in five pairs of the same two classes, beside the paper's values.
+"""pFedMB's Table 1: ten clients in five pairs with the same two classes, next to the paper's values.
 
     python -m experiments.pfedmb.table1
     python -m experiments.pfedmb.table1 --data_file=CIFAR10.npz
 
-One alpha for all layers and five branches, as in Section 5.2; every method is tuned for five epochs before it is
+One alpha for all layers and five branches, as in Section 5.2; every method is fine-tuned for five epochs before it is
 scored.
 """
 

@@ -1,11 +1,11 @@
-"""pFedMB's Table 2: two classes a client, and Dirichlet shares of each class, 15 clients and 50.
+"""pFedMB's Table 2: two classes per client, or Dirichlet shares of each class, with 15 and 50 clients.
 
     python -m experiments.pfedmb.table2
     python -m experiments.pfedmb.table2 --tune --tune_knobs
     python -m experiments.pfedmb.table2 --data_file=CIFAR10.npz
 
-Of 50 clients a fifth takes part in a round. The paper does not say its Dirichlet concentration; 0.5 is that of the
-studies which it follows. Every method is tuned for five epochs before it is scored.
+With 50 clients, a fifth takes part in each round. The paper does not state its Dirichlet concentration; 0.5 is that of
+the studies it follows. Every method is fine-tuned for five epochs before it is scored.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     paper.define(registry, METHODS, ["0", "1", "2"], "runs/pfedmb-table2")
     Group(RUNS, registry).several(
-        "clients", ["15", "50"], "numbers of clients, for both partitions; of more than 15 a fifth is in a round", int
+        "clients", ["15", "50"], "numbers of clients, for both partitions; above 15, a fifth takes part per round", int
     )
 
 
 def run(settings: Settings) -> None:
     """The command."""
     for flag in ("partition", "participation"):
-        settings.refuse(flag, "the table's columns have their own")
+        settings.refuse(flag, "the table's columns set it")
     numbers = settings.numbers("clients", int, sets="num_clients")
     study = Study.start(paper.PAPER, settings)
     theirs, columns = paper.PAPER.values(study.settings, paper.TABLE2), []

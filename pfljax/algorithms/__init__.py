@@ -1,4 +1,4 @@
-"""The methods; each registers itself where it stands, in the order of these imports."""
+"""The methods; importing a method registers it, in the order of these imports."""
 
 # isort: off
 from pfljax.algorithms.local import Local

@@ -1,4 +1,4 @@
-"""AFL: one model for the worst mixture of the clients.
+"""AFL: one model, optimized for the worst-case mixture of the clients.
 
 Mohri, Sivek, Suresh, "Agnostic federated learning" (ICML 2019): min_w max_lambda sum_k lambda_k l_k(w), lambda on the
 simplex.
@@ -6,8 +6,8 @@ simplex.
     A round: client k receives w, with F_k = l_k(w), and trains it to w_k;
     w <- sum_k lambda_k w_k / sum_k lambda_k;  lambda <- projection onto the simplex of lambda + rate F.
 
-Departures from the paper: local epochs stand for its single stochastic gradient; clients out of the cohort have F_k = 0
-in the step of lambda, which starts at n_k / sum n_k. The last w is taken, not the average over rounds.
+Departures from the paper: Local epochs replace its single stochastic gradient. In the step of lambda, which starts at
+n_k / sum n_k, clients outside the cohort have F_k = 0. We return the last w, not the average over rounds.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from pfljax.local.problem import Problem
 @method(keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class AFL:
-    """Agnostic FL (Mohri et al., 2019): one model for the worst mixture of the clients."""
+    """Agnostic FL (Mohri et al., 2019): one model, optimized for the worst-case mixture of the clients."""
 
-    rate: float = knob(0.01, at_least=0, grid=(0.001, 0.01, 0.1), help="rate of the steps of lambda; 0 is FedAvg")
+    rate: float = knob(0.01, at_least=0, grid=(0.001, 0.01, 0.1), help="step size for lambda; 0 is FedAvg")
 
     def build(self, problem: Problem) -> Algorithm:
         base = averaging(problem, ledger=Ledger(gradients=1, unaccounted=BY_LOSS))
@@ -56,7 +56,7 @@ class AFL:
             state = state._replace(models=aggregation.average(state.models, aggregate), server=weights)
             return state, {"clients_that_count": (weights > 0).sum()}
 
-        traffic = lambda counted: counted._replace(server=0)  # of lambda a client is sent its own, a scalar
+        traffic = lambda counted: counted._replace(server=0)  # a client receives only its own entry of lambda, a scalar
         return dataclasses.replace(
             base, init=init, client_update=client_update, server_update=server_update, traffic=traffic
         )

@@ -1,15 +1,15 @@
-"""APFL: each client mixes the global model with one of its own, and learns how much of each.
+"""APFL: each client mixes the global model with its own and learns the mixing weight.
 
 Deng, Kamani, Mahdavi, "Adaptive personalized federated learning" (2020, Algorithm 1 and Eq. 10).
 
-    A round: client k receives w; on each mini-batch w_k <- w_k - eta grad f(w_k) and, of the mixture
+    A round: client k receives w; on each mini-batch w_k <- w_k - eta grad f(w_k) and, for the mixture
     m = alpha_k v_k + (1 - alpha_k) w_k,  v_k <- v_k - eta alpha_k grad f(m);
-    on the first one alpha_k <- alpha_k - rate <v_k - w_k, grad f(m)>, cut to [0, 1];
+    on the first mini-batch alpha_k <- alpha_k - rate <v_k - w_k, grad f(m)>, clipped to [0, 1];
     w <- sum_k n_k w_k / sum_k n_k.  Client k predicts with alpha_k v_k + (1 - alpha_k) w.
 
-Departures from the paper: the mean is weighted by n_k; the steps are those of the solver's optimizer, one for each
-model; v_k's persists over the rounds. alpha moves once a round, as in the authors' code. Newcomers train v through the
-mixture with the final w, at the alpha that clients start with, for as many rounds as a run has.
+Departures from the paper: The mean is weighted by n_k. Steps are those of the solver's optimizer, one for each model;
+the optimizer of v_k persists across rounds. alpha moves once per round, as in the authors' code. Newcomers train v
+through the mixture with the final w, at the initial alpha, for as many rounds as the run has.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def mixture(alpha, own, shared):
 @method(keeps="its model, its mixing weight", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class APFL:
-    """APFL (Deng et al., 2020): each client mixes the global model with its own, and learns how much of each."""
+    """APFL (Deng et al., 2020): each client mixes the global model with its own and learns the mixing weight."""
 
     alpha: float = knob(
         0.5,
         at_least=0,
         at_most=1,
         grid=(0.25, 0.5, 0.75),
-        help="first share of a client's own model in its mixture; 0 is FedAvg, 1 is Local",
+        help="initial weight of a client's own model in its mixture; 0 is FedAvg, 1 is Local",
     )
-    rate: float = knob(0.1, at_least=0, help="rate of alpha's steps; 0 leaves it as it is")
+    rate: float = knob(0.1, at_least=0, help="learning rate of alpha; 0 keeps alpha fixed")
 
     def build(self, problem: Problem) -> Algorithm:
         of_batch = jax.value_and_grad(lambda params, batch: problem.solver.mean_loss(params, batch))
@@ -80,7 +80,7 @@ class APFL:
             return Predictor.own(mixed(own, state.models))
 
         ledger = Ledger(gradients=2)
-        report = Report(scored="each client's mixture of its own parameters and the global ones")
+        report = Report(scored="each client's mixture of its own and the global parameters")
         return averaging(
             problem, train=train, rows=rows, predictor=predictor, adapt=adapt, ledger=ledger, report=report
         )

@@ -1,23 +1,23 @@
-"""APPLE: each client mixes all clients' core models, and learns by how much of each.
+"""APPLE: each client learns to mix all clients' core models.
 
 Luo, Wu, "Adapt to adaptation: learning personalization for cross-silo federated learning" (IJCAI 2022). Client k owns a
-core model w_k and a vector p_k (K,), how it is related to everyone; its personal model is sum_j p_kj w_j.
+core model w_k and a vector p_k (K,), its relation to every client; its personal model is sum_j p_kj w_j.
 
     A round: client k receives up to M others' core models; on each mini-batch, with g the gradient of its loss at its
     personal model,
         w_k  <- w_k - eta p_kk g
         p_kj <- p_kj - rate (<w_j, g> + lambda(r) mu (p_kj - p0_j)),    p0_j = n_j / n,
-        lambda(r) = (1 + cos(pi r / L)) / 2 in rounds r < L, 0 after them;
-    and sends w_k.  Client k predicts with its personal model of all newest cores.
+        lambda(r) = (1 + cos(pi r / L)) / 2 in rounds r < L, then 0;
+    and sends w_k.  Client k predicts with its personal model, built from the newest cores.
 
-Departures from the paper: steps on w_k are those of the solver's optimizer, which persists over the rounds. The server
-has everyone's newest core, and a client downloads them from there whoever takes part. Which M it downloads is our
-reading: M drawn at random. A client keeps no models of others, K of them each. A core that it has not downloaded counts
-as its own, with its p_kj, which stays: the weights keep their sum, and w_k takes a step along g times all the weight
-that it has. Batch statistics are a client's own. p0 is sent once; as traffic that is spread over the rounds in which a
-client takes part. Newcomers train alone from the mean of the cores weighted by p0, for as many rounds as a run has. The
-score is that of the model from which a client would start its next round. With plain SGD cores move by about 1 / K of
-the rate, since p_kk is about 1 / K.
+Departures from the paper: Steps on w_k are those of the solver's optimizer, which persists across rounds. The server
+holds everyone's newest core, and clients download cores from there no matter who takes part. The paper does not say
+which M a client downloads; we draw M at random. A client does not store other clients' models, which would be K per
+client. A core that it has not downloaded is replaced by its own, with the weight p_kj, which stays fixed: the weights
+keep their sum, and w_k steps along g times the total weight it carries. Batch statistics are a client's own. p0 is sent
+once; its traffic is spread over the rounds in which a client takes part. Newcomers train alone from the mean of the
+cores weighted by p0, for as many rounds as the run has. We score the model from which a client would start its next
+round. With plain SGD, cores move by about 1 / K of the learning rate, since p_kk is about 1 / K.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from pfljax.core.types import Algorithm, Array, ClientOutput, Ledger, Predictor,
 from pfljax.local.problem import Problem
 
 
-@method(keeps="its core model, its relation to all others", travels="up to all others' core models down, its own up")
+@method(keeps="its core model, its relation to all others", travels="other clients' core models down, its own up")
 @dataclasses.dataclass(frozen=True)
 class APPLE:
-    """APPLE (Luo and Wu, 2022): each client mixes all clients' core models, and learns by how much of each."""
+    """APPLE (Luo and Wu, 2022): each client learns to mix all clients' core models."""
 
-    neighbors: int = knob(0, at_least=0, help="M, others' core models that a client downloads in a round; 0: all")
-    rate: float = knob(0.001, at_least=0, grid=(0.0001, 0.001, 0.01), help="rate of the steps on p; 0 leaves p at p0")
-    mu: float = knob(0.1, at_least=0, grid=(0.001, 0.01, 0.1, 1.0), help="strength of the pull of p to p0")
+    neighbors: int = knob(0, at_least=0, help="M, number of other clients' core models downloaded per round; 0: all")
+    rate: float = knob(0.001, at_least=0, grid=(0.0001, 0.001, 0.01), help="learning rate of p; 0 keeps p at p0")
+    mu: float = knob(0.1, at_least=0, grid=(0.001, 0.01, 0.1, 1.0), help="strength of the pull of p toward p0")
     pulled: float = knob(
-        0.2, at_least=0, at_most=1, grid=(0.1, 0.2, 0.5), help="L / R, part of the rounds in which p is pulled to p0"
+        0.2, at_least=0, at_most=1, grid=(0.1, 0.2, 0.5), help="L / R, share of rounds in which p is pulled toward p0"
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -58,7 +58,7 @@ class APPLE:
             return State({"shares": shares}, cores, (), kept)  # moved: p_k - p0
 
         def held(key, ids):
-            """(n, 1 + M) whose cores each client has: its own, and those that it downloads."""
+            """(n, 1 + M): the clients whose cores each client uses, its own first."""
             drawn = lambda own: jax.random.permutation(jax.random.fold_in(key, own), num - 1)[:num_others]
             steps = problem.plan.over_rows(drawn, ids) if num_others < num - 1 else jnp.arange(num - 1)
             others = (ids[:, None] + 1 + steps) % num
@@ -93,13 +93,13 @@ class APPLE:
             ledger=Ledger(gradients=1),
             report=Report("each client's mixture of core models", (), whom, "peers"),
             traffic=lambda counted: counted._replace(
-                model=counted.model * num_others / (1 + num_others),  # its own core is there
+                model=counted.model * num_others / (1 + num_others),  # a client does not download its own core
                 server=counted.server / problem.rounds_of_a_client,
             ),
         )
 
     def _client_update(self, problem: Problem):
-        """A client's part of a round."""
+        """Returns the client's update."""
         solver = problem.solver
         of_batch = jax.value_and_grad(lambda params, batch: solver.mean_loss(params, batch))
 
@@ -128,6 +128,6 @@ class APPLE:
 
 
 def schedule(number: Array, length: Array | float) -> Array:
-    """() lambda(r), from 1 down to 0 in `length` rounds by a cosine."""
+    """() lambda(r): cosine decay from 1 to 0 over `length` rounds."""
     falling = (1 + jnp.cos(jnp.pi * number / jnp.maximum(length, 1))) / 2
     return jnp.where(number < length, falling, 0.0)

@@ -1,27 +1,27 @@
-"""Clustered FL: FedAvg within clusters, which are split where their clients' updates disagree.
+"""Clustered FL: FedAvg within clusters, which split where their clients' updates disagree.
 
 Sattler, Mueller, Samek, "Clustered federated learning: model-agnostic distributed multitask optimization under privacy
 constraints" (IEEE TNNLS 2020).
 
-    A round: client k receives its cluster's model theta_c and sends dtheta_k, what local training changes;
-    of each cluster c of more than two clients of the cohort that is stationary as a whole and not for each of them,
+    A round: client k receives its cluster's model theta_c and sends dtheta_k, the change from local training;
+    a cluster c with more than two clients in the cohort splits if it is stationary as a whole but its clients are not,
         |sum_{k in c} n_k dtheta_k / sum_{k in c} n_k| < eps1 and max_{k in c} |dtheta_k| > eps2:
-        the two parts of least cross-similarity alpha, by the cosine of updates, become clusters
+        its bipartition with the least cross-similarity alpha (cosine of updates) becomes two clusters
         if gamma < sqrt((1 - alpha) / 2), where gamma is the clients' noise, |dtheta_k - E dtheta_k| / |E dtheta_k|
     theta_c <- theta_c + sum_{k in c} n_k dtheta_k / sum_{k in c} n_k.
 
 Departures from the paper:
-- eps1 and eps2 are by default in units of the largest norm of an update in the first round, since how far clients move
-  depends on the network, the rate and the number of steps (`relative=False`: the paper's; its authors' code has 0.4 and
-  1.6, and no gamma, which is gamma=0).
-- The paper leaves gamma to the user. Here it is estimated by default. Two updates of one distribution have a cosine of
-  about 1 / (1 + gamma^2). Of a cluster, that is taken to be the median over its clients of each one's largest cosine.
-  At the least gamma is 1 / 2: no parts are divided that are less than 60 degrees apart.
-- The bipartition is the paper's, the one whose largest similarity across is least, which is single linkage;
-  `linkage=complete` is what the authors' code does. As it does, there is a least number of rounds before a first split
-  (`warmup`), here 0 by default.
-- Of a cluster that is split, clients that are not in the cohort stay with the part that has more examples. Newcomers
-  take the cluster's model of least loss on their training data.
+- By default, eps1 and eps2 are in units of the largest update norm of the first round, since how far clients move
+  depends on the network, the learning rate and the number of steps. `relative=False` gives the paper's absolute
+  thresholds; the authors' code uses 0.4 and 1.6 and no gamma, which is gamma=0.
+- The paper leaves gamma to the user. Here it is estimated by default. Two updates from one distribution have a cosine
+  of about 1 / (1 + gamma^2). For a cluster, we estimate this cosine by the median, over its clients, of each client's
+  largest cosine. gamma is at least 1 / 2, so parts less than 60 degrees apart are never split.
+- The bipartition is the paper's: it minimizes the largest similarity across the parts, which is single linkage.
+  `linkage=complete` is what the authors' code does. As in that code, `warmup` delays the first split; here it is 0 by
+  default.
+- When a cluster splits, clients outside the cohort stay with the part that has more examples. Newcomers take the
+  cluster model with the least loss on their training data.
 """
 
 from __future__ import annotations
@@ -44,32 +44,32 @@ LEAST_NOISE = 0.5  # the least estimate of gamma
 @method(name="clustered", keeps="nothing", travels="its cluster's model, both ways")
 @dataclasses.dataclass(frozen=True)
 class ClusteredFL:
-    """Clustered FL (Sattler et al., 2020): clusters of clients are split where their updates disagree."""
+    """Clustered FL (Sattler et al., 2020): clusters of clients split where their updates disagree."""
 
-    eps1: float = knob(0.5, at_least=0, help="a cluster may be split while the norm of its mean update is below")
+    eps1: float = knob(0.5, at_least=0, help="a cluster may split while the norm of its mean update is below this")
     eps2: float = knob(
         0.4,
         at_least=0,
         grid=(0.2, 0.3, 0.4, 0.6, 0.8),
-        help="a cluster may be split while the largest norm of its updates is above",
+        help="a cluster may split while the largest norm of its updates is above this",
     )
-    relative: bool = knob(True, help="eps1 and eps2 are in units of the largest norm of an update in the first round")
+    relative: bool = knob(True, help="measure eps1 and eps2 in units of the first round's largest update norm")
     gamma: float | None = knob(
         None,
         at_least=0,
         at_most=1,
-        help="gamma_max, the clients' noise: a cluster is split where the largest cosine across its parts is below "
+        help="gamma_max, the clients' noise: a cluster splits if the largest cosine across its parts is below "
         "1 - 2 gamma^2; 0: always; not given: estimated",
     )
     linkage: Literal["single", "complete"] = knob(
-        "single", help="between parts counts the largest similarity (single, as in the paper) or the least (complete)"
+        "single", help="similarity of two parts: the largest between their clients (single, the paper's) or the least"
     )
-    warmup: int = knob(0, at_least=0, help="rounds at the start in which no cluster is split")
+    warmup: int = knob(0, at_least=0, help="number of initial rounds without splits")
 
     def build(self, problem: Problem) -> Algorithm:
         num = problem.num_clients
 
-        def init(key, clients):  # a model for each client, the same for those of one cluster
+        def init(key, clients):  # one model per client, equal within a cluster
             model = problem.init_models(key, 1)
             server = {"label": jnp.zeros((num,), jnp.int32), "unit": jnp.zeros(())}
             return State(server, tree.repeat(model, num), (), problem.optimizer_rows(model, len(problem.ids(clients))))
@@ -83,10 +83,10 @@ class ClusteredFL:
         def server_update(key, state, aggregate):
             updates, size, label = aggregate.upload["update"], aggregate.upload["size"], state.server["label"]
             products, unit = problem.plan.gram(*problem.solver.trained(updates)), state.server["unit"]
-            unit = jnp.where(unit > 0, unit, jnp.sqrt(jnp.diagonal(products).max()))  # of the first round with updates
+            unit = jnp.where(unit > 0, unit, jnp.sqrt(jnp.diagonal(products).max()))  # by the first updates
             divide = lambda: split_clusters(label, products, size, self, unit if self.relative else 1.0)
             label = jax.lax.cond(state.round >= self.warmup, divide, lambda: label).astype(jnp.int32)
-            total = lambda rows: jnp.zeros_like(rows).at[label].add(rows)[label]  # of each client's cluster
+            total = lambda rows: jnp.zeros_like(rows).at[label].add(rows)[label]  # the sum over each client's cluster
             mean = tree.scale(jax.tree.map(total, tree.scale(updates, size)), 1 / jnp.maximum(total(size), 1))
             models = tree.add(state.models, mean)
             metrics = {"clusters": (label == jnp.arange(num)).sum()}
@@ -113,11 +113,11 @@ class ClusteredFL:
 def bipartition(similarity: Array, member: Array, linkage: str = "single") -> Array:
     """(K,) bool: which members leave for a new cluster; the first member stays.
 
-    Agglomerative: the two parts that are most alike become one, until two are left.
+    Agglomerative clustering: merges the two most similar parts until two are left.
 
     Args:
         similarity: (K, K), symmetric.
-        member: (K,) bool, two at least.
+        member: (K,) bool, at least two of them true.
         linkage: See `ClusteredFL`.
     """
     num = member.shape[0]
@@ -139,7 +139,7 @@ def bipartition(similarity: Array, member: Array, linkage: str = "single") -> Ar
 
 
 def noise(cosine: Array, member: Array) -> Array:
-    """() gamma of a cluster, estimated from the cosine of each member's update with the one most like it."""
+    """() gamma of a cluster, estimated from the cosine between each member's update and the one most similar to it."""
     others = member[:, None] & member[None, :] & ~jnp.eye(len(member), dtype=bool)
     nearest = jnp.where(others, cosine, -1).max(axis=1)
     median = jnp.nanmedian(jnp.where(member, nearest, jnp.nan))
@@ -147,20 +147,20 @@ def noise(cosine: Array, member: Array) -> Array:
 
 
 def split_clusters(label: Array, updates: Array, size: Array, knobs: ClusteredFL, unit: Array | float = 1.0) -> Array:
-    """(K,) labels after the clusters that should be are split; a cluster's label is the id of its first client.
+    """(K,) cluster labels after this round's splits; a cluster's label is the id of its first client.
 
     Args:
         label: (K,) int32.
         updates: (K, K) inner products of the clients' updates.
-        size: (K,) n_k; 0 for clients that have sent nothing.
+        size: (K,) n_k; 0 for clients that sent nothing.
         knobs: The thresholds.
-        unit: What eps1 and eps2 are multiples of.
+        unit: Unit of eps1 and eps2.
     """
     norm = jnp.sqrt(jnp.diagonal(updates))
     cosine = updates / jnp.maximum(norm[:, None] * norm[None, :], jnp.finfo(jnp.float32).tiny)
 
     def one(cluster, new):
-        member = (label == cluster) & (size > 0)  # of the clusters of the round's start
+        member = (label == cluster) & (size > 0)  # by the clusters at the round's start
         share = jnp.where(member, size, 0) / jnp.maximum(jnp.where(member, size, 0).sum(), 1)
         mean = jnp.sqrt(jnp.maximum(share @ updates @ share, 0))
         largest = jnp.where(member, norm, 0).max()
@@ -171,7 +171,7 @@ def split_clusters(label: Array, updates: Array, size: Array, knobs: ClusteredFL
             across = jnp.where(leaves[:, None] & (member & ~leaves)[None, :], cosine, -1).max()
             smaller = 2 * jnp.where(leaves, size, 0).sum() <= jnp.where(member, size, 0).sum()
             leaves = jnp.where(smaller, leaves, member & ~leaves)
-            stays = (label == cluster) & ~leaves  # with the members that are absent
+            stays = (label == cluster) & ~leaves  # absent members included
             gamma = noise(cosine, member) if knobs.gamma is None else knobs.gamma
             apart = jnp.sqrt((1 - across) / 2) > gamma
             divided = jnp.where(leaves, jnp.argmax(leaves), jnp.where(stays, jnp.argmax(stays), new))

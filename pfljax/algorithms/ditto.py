@@ -1,4 +1,4 @@
-"""Ditto: a global model, and personal ones held near it.
+"""Ditto: a global model and personal models regularized toward it.
 
 Li, Hu, Beirami, Smith, "Ditto: fair and robust federated learning through personalization" (ICML 2021, Algorithm 1).
 
@@ -6,8 +6,8 @@ Li, Hu, Beirami, Smith, "Ditto: fair and robust federated learning through perso
     its own v_k takes local steps on l_k(v_k) + lambda / 2 |v_k - w|^2, w as received;
     w <- sum_k n_k w_k / sum_k n_k.  Client k predicts with v_k.
 
-Departures from the paper: both models pass over the data in the same order, and for equally long; the mean is weighted
-by n_k. Newcomers train a model from w, held near it, for as many rounds as a run has.
+Departures from the paper: Both models see the data in the same order and for equally long. The mean is weighted by n_k.
+Newcomers train a model from w, regularized toward it, for as many rounds as the run has.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pfljax.local.problem import Problem
 @method(keeps="its model", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class Ditto:
-    """Ditto (Li et al., 2021): a global model, and personal ones held near it."""
+    """Ditto (Li et al., 2021): a global model and personal models regularized toward it."""
 
     strength: float = knob(
         0.1,
         at_least=0,
         grid=(0.01, 0.1, 1.0, 2.0),
-        help="lambda, the pull of the personal model to the global one; 0 is Local",
+        help="lambda, pull of the personal model toward the global one; 0 is Local",
     )
 
     def build(self, problem: Problem) -> Algorithm:

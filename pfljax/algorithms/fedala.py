@@ -1,19 +1,20 @@
-"""FedALA: each client learns, number by number, how much of the global model to take over.
+"""FedALA: each client learns, parameter by parameter, how much of the global model to adopt.
 
 Zhang, Hua, Wang, Song, Xue, Ma, Guan, "FedALA: adaptive local aggregation for personalized federated learning" (AAAI
-2023). Client k keeps theta_k and, for the last p layers, weights W_k in [0, 1] of their shape.
+2023). Client k keeps theta_k and weights W_k in [0, 1], with the shape of the last p layers.
 
-    A round: client k receives theta; with start(W) = theta_k + (theta - theta_k) * W in the last p layers, and theta in
-    the layers below, on a random share s of D_k:
+    A round: client k receives theta; start(W) is theta_k + (theta - theta_k) * W in the last p layers and theta below;
+    on a random share s of D_k:
         W_k <- clip(W_k - eta grad l_k(start(W_k)) * (theta - theta_k), 0, 1)
-    for one pass, in the first round with weights for `first_passes`; theta_k <- local training from start(W_k) on D_k;
+    for one pass (`first_passes` in the first round with weights); theta_k <- local training from start(W_k) on D_k;
     theta <- sum_k n_k theta_k / sum_k n_k.  Client k predicts with theta_k.
 
-Departures from the paper: in the first round with weights, which is a client's second, they take a given number of
-passes, where the paper waits until they converge. A client's first round starts from theta, also under sampling, since
-its own model is not trained yet. W_k rests while a client is absent. We score the model after local training (our
-reading): with p = 0 the global model is FedAvg's, and clients predict with what they train it to. Batch statistics are
-always those of theta. Newcomers play a first round: they train theta. The ledger counts every round as the dearest.
+Departures from the paper: In the first round with weights, which is a client's second, the weights take a fixed number
+of passes, while the paper waits until they converge. A client's first round starts from theta, also under sampling,
+since its own model is not trained yet. W_k does not change while a client is absent. We score the model after local
+training (our reading): with p = 0 the global model is FedAvg's, and clients predict with the model they trained from
+it. Batch statistics are always those of theta. Newcomers play a first round: they train theta. The ledger charges every
+round as the most expensive one.
 """
 
 from __future__ import annotations
@@ -33,32 +34,32 @@ from pfljax.core.types import Algorithm, Ledger, Predictor, Report
 from pfljax.local.batches import random_share
 from pfljax.local.problem import Problem
 
-OF_WEIGHTS = 2  # of a client's key for a round: the examples and mini-batches of W
+OF_WEIGHTS = 2  # folded into a client's key for a round: the examples and mini-batches for W
 
 
 @method(keeps="its model, weights of its last layers", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedALA:
-    """FedALA (Zhang et al., 2023): each client learns, number by number, how much of the global model to take over."""
+    """FedALA (Zhang et al., 2023): each client learns how much of the global model to adopt, per parameter."""
 
     layers: int = knob(
-        1, at_least=0, grid=(1, 2, 3), help="p, last layers that are mixed; with 0 the global model is FedAvg's"
+        1, at_least=0, grid=(1, 2, 3), help="p, number of last layers mixed; with 0 the global model is FedAvg's"
     )
     rate: float = knob(
-        1.0, at_least=0, grid=(0.1, 1.0, 10.0), help="eta, the rate of the weights; with 0 they stay at 1"
+        1.0, at_least=0, grid=(0.1, 1.0, 10.0), help="eta, learning rate of the weights; 0 keeps them at 1"
     )
     share: float = knob(
-        0.8, above=0, at_most=1, grid=(0.05, 0.2, 0.4, 0.6, 0.8, 1.0), help="s, part of the examples that teach weights"
+        0.8, above=0, at_most=1, grid=(0.05, 0.2, 0.4, 0.6, 0.8, 1.0), help="s, share of the examples used to learn W"
     )
-    first_passes: int = knob(10, at_least=1, help="passes over that part in the first round with weights")
+    first_passes: int = knob(10, at_least=1, help="passes over that share in the first round with weights")
 
     def build(self, problem: Problem) -> Algorithm:
         num_layers = len(problem.model.layers)
         if self.layers > num_layers:
-            raise ArgumentError("layers", f"accepted: 0 to {num_layers}, the layers of the model", self.layers)
+            raise ArgumentError("layers", f"accepted: 0 to {num_layers}, the number of layers", self.layers)
 
         def mixed(params):
-            """The last p layers without batch statistics; None in place of everything else."""
+            """The last p layers without batch statistics; None for everything else."""
             mask, statistics = problem.model.mask(params, self.layers), problem.model.statistics(params)
             mask = mask if statistics is None else jax.tree.map(lambda m, s: m and not s, mask, statistics)
             return tree.partition(params, mask)[0]
@@ -68,7 +69,7 @@ class FedALA:
             return tree.combine(jax.tree.map(lambda w, mine, shared: mine + (shared - mine) * w, *parts), theta)
 
         def learn(context, row, theta, split):
-            """W_k after this round's steps; there are none in a client's first round."""
+            """W_k after this round's steps; a client's first round has none."""
             key, share_key = jax.random.split(jax.random.fold_in(context.key, OF_WEIGHTS))
             part = random_share(share_key, split, self.share)
             loss = lambda w, x, y, key=None: problem.solver.loss(start(w, row["model"], theta), x, y, key)
@@ -81,7 +82,7 @@ class FedALA:
         def rows(key, models, clients):
             num = tree.num_rows(clients)
             weights = jax.tree.map(jnp.ones_like, mixed(tree.repeat(models, num)))
-            kept = {"weights": weights, "rounds": jnp.zeros((num,), jnp.int32)}  # in which the client took part
+            kept = {"weights": weights, "rounds": jnp.zeros((num,), jnp.int32)}  # the number it took part in
             return kept | {"model": tree.repeat(models, num), "optimizer": problem.optimizer_rows(models, num)}
 
         def train(context, models, row, data):

@@ -1,16 +1,16 @@
-"""FedAMP: each client is drawn to a cloud model of its own, a mixture of the models most like its own.
+"""FedAMP: each client is pulled toward its own cloud model, a mixture of the models most similar to its own.
 
 Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, "Personalized cross-silo federated learning on non-IID data" (AAAI 2021), with
 A(x) = 1 - exp(-x / sigma).
 
-    A round: client k receives u_k and takes w_k near argmin l_k(w) + strength / 2 |w - u_k|^2;
+    A round: client k receives u_k and trains w_k toward argmin l_k(w) + strength / 2 |w - u_k|^2;
     xi_kj = a exp(-|w_k - w_j|^2 / sigma) for j != k, xi_kk = 1 - sum_j xi_kj;  u_k <- sum_j xi_kj w_j.
 
-Departures from the paper: its step alpha is given by `attention` = alpha (K - 1) / sigma, the most that all others
-together can weigh, so a = attention / (K - 1); sigma is in units of the mean squared distance between clients' models,
-which changes by orders of magnitude from network to network and over rounds; strength stands for lambda / alpha. Local
-training starts from u_k. The clients' last models are kept at the server, which needs all of them, those of clients out
-of the cohort too. Newcomers train from the mean of all models, held near it, for as many rounds as a run has.
+Departures from the paper: `attention` = alpha (K - 1) / sigma, the most that all other clients together can weigh, sets
+the paper's step alpha, so a = attention / (K - 1). sigma is in units of the mean squared distance between clients'
+models, which varies by orders of magnitude between networks and over rounds. strength stands for lambda / alpha. Local
+training starts from u_k. The server keeps the last models of all clients, since it needs those outside the cohort too.
+Newcomers train from the mean of all models, regularized toward it, for as many rounds as the run has.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from pfljax.core.method import knob, method
 from pfljax.core.types import Algorithm, Array, ClientOutput, Ledger, Params, Predictor, Report, State
 from pfljax.local.problem import Problem
 
-SHOWN = 16  # clients of most weight that a run's files tell for each client
+SHOWN = 16  # number of heaviest clients that a run records for each client
 
 
 @method(keeps="its model", travels="a mixture of all models down, its own up")
 @dataclasses.dataclass(frozen=True)
 class FedAMP:
-    """FedAMP (Huang et al., 2021): each client is drawn to a cloud model of its own."""
+    """FedAMP (Huang et al., 2021): each client is pulled toward its own cloud model."""
 
     attention: float = knob(
         0.9,
         at_least=0,
         at_most=1,
         grid=(0.3, 0.6, 0.9),
-        help="most that all others' models together weigh in a cloud model; 0: none",
+        help="largest total weight of the other clients' models in a cloud model; 0: none",
     )
     sigma: float = knob(
         0.3,
         above=0,
         grid=(0.1, 0.3, 1.0),
-        help="squared distance, over the mean one, at which attention falls to 1 / e",
+        help="squared distance, relative to the mean, at which attention falls to 1 / e",
     )
     strength: float = knob(
         0.1,
         at_least=0,
         grid=(0.01, 0.1, 1.0),
-        help="pull of the client's model to its cloud model; with no attention 0 is Local",
+        help="pull of a client's model toward its cloud model; 0 with attention 0 is Local",
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -97,12 +97,12 @@ class FedAMP:
 
 
 def centered(models: Params) -> Params:
-    """Stacked models without their mean: large products would cancel in the distances of models near one another."""
+    """Stacked models minus their mean, so that distances between nearby models do not cancel large products."""
     return jax.tree.map(lambda leaf: leaf - leaf.mean(axis=0), models)
 
 
 def attention(products: Array, knobs: FedAMP) -> Array:
-    """(K, K) xi from the inner products (K, K) of the centered models, each row on the simplex."""
+    """(K, K) xi, each row on the simplex, from the inner products (K, K) of the centered models."""
     num, size = products.shape[0], jnp.diagonal(products)
     others = 1 - jnp.eye(num)
     distance = jnp.maximum(size[:, None] + size[None, :] - 2 * products, 0) * others

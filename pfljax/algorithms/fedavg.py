@@ -1,4 +1,4 @@
-"""FedAvg and FedAvg+: one global model, and the same tuned by each client.
+"""FedAvg and FedAvg+: one global model, fine-tuned by each client in FedAvg+.
 
 FedAvg: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-efficient learning of deep networks from
 decentralized data" (AISTATS 2017). FedAvg+: Jiang, Konecny, Rush, Kannan, "Improving federated learning
@@ -6,11 +6,11 @@ personalization via model agnostic meta learning" (2019), as FedEM and FedeRiCo 
 
     A round: every client of the cohort receives theta, trains it on D_k for E epochs to theta_k;
     theta <- sum_k n_k theta_k / sum_k n_k.
-    FedAvg+ then, before it is evaluated: client k trains theta for `tune_epochs` epochs on D_k.
+    FedAvg+, before evaluation: client k trains theta for `tune_epochs` epochs on D_k.
 
-Departures from the paper: none. The clients' optimizer starts afresh in every round, unless it is to be kept
-(`Problem.keep_optimizer`). Tuning always starts afresh and at the rate of the first round, whatever the schedule: at
-the hundredth of it that a schedule may leave, a pass would change next to nothing.
+Departures from the paper: none. The clients' optimizer is reset in every round, unless `Problem.keep_optimizer` is set.
+Tuning always starts with a fresh optimizer and the initial learning rate, whatever the schedule: at a hundredth of that
+rate, which a schedule may end at, tuning would change almost nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pfljax.local.problem import Problem
 @method(keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedAvg:
-    """FedAvg (McMahan et al., 2017): one global model, the mean of what clients train it to."""
+    """FedAvg (McMahan et al., 2017): one global model, the mean of the clients' trained copies."""
 
     def build(self, problem: Problem) -> Algorithm:
         return averaging(problem)
@@ -35,10 +35,10 @@ class FedAvg:
 @method(name="fedavg_plus", keeps="its tuned copy", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedAvgPlus:
-    """FedAvg with local tuning (Jiang et al., 2019): every client tunes the global model before it predicts."""
+    """FedAvg with local tuning (Jiang et al., 2019): every client fine-tunes the global model before it predicts."""
 
     tune_epochs: int = knob(
-        1, at_least=0, grid=(1, 2, 5, 10), help="epochs that each client tunes the global model before evaluation"
+        1, at_least=0, grid=(1, 2, 5, 10), help="number of epochs of each client's tuning before evaluation"
     )
 
     def build(self, problem: Problem) -> Algorithm:

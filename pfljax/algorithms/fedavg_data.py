@@ -1,15 +1,15 @@
-"""FedAvg with data sharing: everyone also trains on a few examples of all clients.
+"""FedAvg with data sharing: every client also trains on a few examples shared by all clients.
 
-Zhao, Li, Lai, Suda, Civin, Chandra, "Federated learning with non-IID data" (2018), as FedFomo compares with it: a share
-of all training examples, drawn uniformly, is given to every client.
+Zhao, Li, Lai, Suda, Civin, Chandra, "Federated learning with non-IID data" (2018), as used for comparison by FedFomo:
+every client receives a uniformly drawn share of all training examples.
 
-    G <- round(share sum_k n_k) examples drawn without replacement from those of all clients, once;
+    G <- round(share sum_k n_k) examples of all clients, drawn once without replacement;
     a round of FedAvg in which client k trains on D_k and G together.
 
-Departures from the paper: the paper takes G from data that no client has, warms the global model up on it, and gives
-every client a random part of it; here, as FedFomo describes it, G is 5 % of the clients' data and everyone has all of
-it. The mean stays weighted by n_k. A client downloads G once; as traffic it is spread over the rounds in which a client
-takes part.
+Departures from the paper: The paper takes G from data that no client has, warms up the global model on it, and gives
+every client a random part of it. Here, as FedFomo describes it, G is 5 % of the clients' data and every client receives
+all of it. The mean is still weighted by n_k. A client downloads G once; its traffic is spread over the rounds in which
+the client takes part.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pfljax.local.problem import Problem
 @method(name="fedavg_data", keeps="5 % of everyone's examples", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedAvgData:
-    """FedAvg with data sharing (Zhao et al., 2018): everyone also trains on a few examples of all clients."""
+    """FedAvg with data sharing (Zhao et al., 2018): all clients also train on a few shared examples."""
 
     share: float = knob(
         0.05,
@@ -38,7 +38,7 @@ class FedAvgData:
         at_most=1,
         static=True,
         grid=(0.025, 0.05, 0.1, 0.25),
-        help="part of all training examples that every client gets; 0 is FedAvg",
+        help="share of all training examples that every client receives; 0 is FedAvg",
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -51,7 +51,7 @@ class FedAvgData:
             x, y = (Joined(mine, own.size, theirs) for mine, theirs in ((own.x, shared.x), (own.y, shared.y)))
             return problem.fit_models(context, models, kept, Split(x, y, own.size + shared.size))
 
-        ledger = Ledger(gradients=0, unaccounted="the examples that every client is given")
+        ledger = Ledger(gradients=0, unaccounted="the examples shared with every client")
         algorithm = averaging(problem, train=train, ledger=ledger)
 
         def init(key, clients):

@@ -1,13 +1,13 @@
-"""FedBABU: a federation trains the body alone, and clients tune it before they predict.
+"""FedBABU: the federation trains only the body; clients fine-tune before they predict.
 
 Oh, Kim, Yun, "FedBABU: toward enhanced representation for federated image classification" (ICLR 2022, Algorithm 1).
 
-    A round: client k receives the body theta and trains it to theta_k under the head phi, which all clients have in
-    common and nobody trains; theta <- sum_k n_k theta_k / sum_k n_k.
-    Before it is evaluated: client k tunes (theta, phi), or a part of it, for `tune_epochs` epochs on D_k.
+    A round: client k receives the body theta and trains it to theta_k under the head phi, which is common to all
+    clients and never trained; theta <- sum_k n_k theta_k / sum_k n_k.
+    Before evaluation: client k tunes (theta, phi), or a part of it, for `tune_epochs` epochs on D_k.
 
-Departures from the paper: none. The head is drawn once and is the server's; that it does not travel supposes that the
-clients draw it from the same seed. Tuning starts afresh and at the rate of the first round, as FedAvg+'s does.
+Departures from the paper: none. The server draws the head once. It is not counted as traffic, since clients can draw it
+from the same seed. Tuning starts with a fresh optimizer and the initial learning rate, as in FedAvg+.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from pfljax.local.problem import Problem
 @method(keeps="its tuned copy", travels="the body, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedBABU:
-    """FedBABU (Oh et al., 2022): the body is trained together under a head that stays; clients tune both."""
+    """FedBABU (Oh et al., 2022): clients train the body together under a fixed head, then fine-tune both."""
 
-    tune_epochs: int = knob(5, at_least=0, grid=(1, 5, 10), help="epochs that each client tunes before evaluation")
+    tune_epochs: int = knob(5, at_least=0, grid=(1, 5, 10), help="number of tuning epochs before evaluation")
     tuned: Literal["all", "head", "body"] = knob("all", help="what each client tunes before evaluation")
 
     def build(self, problem: Problem) -> Algorithm:
@@ -58,5 +58,5 @@ class FedBABU:
         report = Report(scored=f"the shared body under the common head, {what} by each client on its training data")
         ledger = Ledger(gradients=1, unaccounted="the tuning")
         base = averaging(problem, train=train, predictor=predictor, ledger=ledger, report=report)
-        # Of the server's state clients read the head alone, which they have from the start.
+        # Clients read only the head from the server's state, and they have it from the start.
         return dataclasses.replace(base, init=init, traffic=lambda counted: counted._replace(server=0.0))

@@ -1,14 +1,15 @@
-"""FedBN: everything is averaged but normalization layers, of which each client keeps its own.
+"""FedBN: averages everything except normalization layers, which each client keeps to itself.
 
 Li, Jiang, Zhang, Kamp, Dou, "FedBN: federated learning on non-IID features via local batch normalization" (ICLR 2021,
 Algorithm 1).
 
-    A round: client k receives theta, all parameters outside of normalization layers, and trains them together with its
-    own normalizations phi_k on D_k; phi_k stays, with its running statistics; theta <- sum_k n_k theta_k / sum_k n_k.
+    A round: client k receives theta, all parameters outside normalization layers, and trains them together with its
+    own normalization layers phi_k on D_k; phi_k and its running statistics stay;
+    theta <- sum_k n_k theta_k / sum_k n_k.
 
-Departures from the paper: the mean is weighted by n_k (the paper counts clients alike); normalizations of every kind
-stay, not those by batches alone. A model without any is trained as by FedAvg, and the run says so. Newcomers train
-normalizations of their own beside theta, for as many rounds as a run has.
+Departures from the paper: The mean is weighted by n_k (the paper weights clients equally). Normalization layers of
+every kind stay with the client, not only batch normalization. A model without any is trained as in FedAvg, and the run
+says so. Newcomers train their own normalization layers with theta fixed, for as many rounds as the run has.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from pfljax.core.types import Algorithm, Report
 from pfljax.local.problem import Problem
 
 
-@method(keeps="its normalization layers", travels="everything but normalization layers, both ways")
+@method(keeps="its normalization layers", travels="everything except normalization layers, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedBN:
-    """FedBN (Li et al., 2021): everything is averaged but normalization layers."""
+    """FedBN (Li et al., 2021): averages everything except normalization layers."""
 
     def build(self, problem: Problem) -> Algorithm:
         own = problem.model.normalization
         count = sum(jax.tree.leaves(own(problem.model.network.shapes)))
         if not count:
-            facts = (("normalization", "none in this model, so it is trained as in FedAvg"),)
-            scored = "the global model, since it has no normalization that a client could keep"
+            facts = (("normalization", "none in this model, so training is FedAvg"),)
+            scored = "the global model, which has no normalization layers"
             return averaging(problem, report=Report(scored=scored, facts=facts))
-        facts = (("arrays of normalization layers, which stay", count),)
+        facts = (("arrays of normalization layers kept by clients", count),)
         report = Report(scored="the shared model with each client's own normalization layers", facts=facts)
         return sharing_layers(problem, lambda params: tree.complement(own(params)), report=report)

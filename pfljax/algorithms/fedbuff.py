@@ -1,21 +1,21 @@
-"""FedBuff: a server that takes updates as they come, buffer by buffer, from clients that started at older models.
+"""FedBuff: an asynchronous server that applies buffers of updates, some computed from older models.
 
 Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba, "Federated learning with buffered asynchronous aggregation"
 (AISTATS 2022).
 
-    A round is a step of the server, and its cohort the buffer: client k of S, s_k steps late, has received
+    A round is a step of the server, and its cohort is the buffer: client k of S is s_k steps late; it received
     theta_(t - s_k) and trained it to theta_k;  p_k = n_k / sum_k n_k;
     theta_(t+1) <- theta_t + server_rate sum_k p_k (1 + s_k)^-discount (theta_k - theta_(t - s_k)).
 
-The stack holds the server's last max_staleness + 1 models, the newest first. s_k is drawn for each upload, at most
-max_staleness and at most the number of rounds played.
+The stack holds the server's last max_staleness + 1 models, newest first. s_k is drawn for each upload; it never exceeds
+max_staleness or the number of rounds played.
 
-What this covers: stale updates, and what discounts, rates and buffers of several sizes (S) make of them, at the cost of
-a round of FedAvg. What it does not: clocks. Arrivals are drawn and not simulated, so slow clients are not late more
-often than others, there is no wall time and no concurrency, and a client may be drawn while it would still be training.
+This covers stale updates and how discounts, rates and buffer sizes (S) act on them, at the cost of a FedAvg round. It
+does not model clocks. Arrivals are drawn, not simulated, so slow clients are not late more often than others, there is
+no wall time and no concurrency, and a client may be drawn while it would still be training.
 
-Departures from the paper: these; a buffer has updates of S distinct clients; they count by n_k, as everywhere here
-(`mean=uniform` is the paper's); batch statistics are averaged over the buffer, whatever their age.
+Departures from the paper, besides these: A buffer has updates from S distinct clients. Updates are weighted by n_k, as
+everywhere here (`mean=uniform` is the paper's). Batch statistics are averaged over the buffer, whatever their age.
 """
 
 from __future__ import annotations
@@ -35,23 +35,21 @@ from pfljax.core.types import Algorithm, ClientOutput, Predictor
 from pfljax.local.problem import Problem
 
 
-@method(keeps="nothing", travels="a global model of some age down, what training adds to it up")
+@method(keeps="nothing", travels="a current or stale global model down, its update up")
 @dataclasses.dataclass(frozen=True)
 class FedBuff:
-    """FedBuff (Nguyen et al., 2022): a server that takes updates of any age as they come, buffer by buffer."""
+    """FedBuff (Nguyen et al., 2022): an asynchronous server that applies buffers of stale updates."""
 
     max_staleness: int = knob(
-        5, at_least=0, at_most=10_000, help="most steps that a client may be late; 0, with server_rate 1, is FedAvg"
+        5, at_least=0, at_most=10_000, help="most steps that a client may be late; 0 with server_rate 1 is FedAvg"
     )
     delays: Literal["half_normal", "uniform"] = knob(
-        "half_normal", help="how late clients are: as a half-normal, or as likely by each number up to max_staleness"
+        "half_normal", help="distribution of delays: half-normal, or uniform from 0 to max_staleness"
     )
-    staleness: float = knob(
-        2.0, at_least=0, help="mean of the half-normal, before it is rounded and cut; 0: none is late"
-    )
-    discount: float = knob(0.5, at_least=0, help="an update s steps late counts (1 + s)^-discount; 0: as any other")
-    server_rate: float = knob(1.0, above=0, help="rate of the server")
-    mean: Literal["weighted", "uniform"] = knob("weighted", help="means over clients: by n_k, or all alike")
+    staleness: float = knob(2.0, at_least=0, help="mean of the half-normal before rounding and clipping; 0: no delays")
+    discount: float = knob(0.5, at_least=0, help="an update s steps late counts (1 + s)^-discount; 0: no discount")
+    server_rate: float = knob(1.0, above=0, help="learning rate of the server")
+    mean: Literal["weighted", "uniform"] = knob("weighted", help="weight clients by n_k or equally")
 
     def build(self, problem: Problem) -> Algorithm:
         solver = problem.solver

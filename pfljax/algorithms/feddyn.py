@@ -1,18 +1,18 @@
-"""FedDyn: local objectives whose minimizers agree in the long run.
+"""FedDyn: dynamic regularization, so that local minimizers agree in the long run.
 
 Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, "Federated learning based on dynamic regularization" (ICLR
 2021, Algorithm 1).
 
     A round: client k of S receives theta and takes local steps on
         l_k(theta_k) - <g_k, theta_k> + alpha / 2 |theta_k - theta|^2,  from theta_k = theta;
-    g_k <- g_k - alpha (theta_k - theta), which is the gradient of l_k where theta_k is the minimizer;
+    g_k <- g_k - alpha (theta_k - theta), which is the gradient of l_k if theta_k is the minimizer;
     h <- h - alpha sum_k n_k (theta_k - theta) / sum_{all} n_k;  theta <- sum_k n_k theta_k / sum_k n_k - h / alpha.
 
 As alpha goes to 0, clients train as in FedAvg, but the server's correction h / alpha does not vanish.
 
-Departures from the paper: all clients count by n_k, as everywhere here, so that the weighted objective is what is
-minimized (`mean=uniform` is the paper's); clients take as many local steps as the solver says, not to the minimizer;
-batch statistics are averaged.
+Departures from the paper: Clients are weighted by n_k, as everywhere here, so that FedDyn minimizes the weighted
+objective (`mean=uniform` is the paper's). Clients take the solver's local steps instead of training to the minimizer.
+Batch statistics are averaged.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from pfljax.core.types import Algorithm, ClientOutput, State
 from pfljax.local.problem import Problem
 
 
-@method(keeps="the gradient of its loss", travels="the global model, both ways")
+@method(keeps="its local gradient", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedDyn:
-    """FedDyn (Acar et al., 2021): local objectives whose minimizers agree in the long run."""
+    """FedDyn (Acar et al., 2021): dynamic regularization, so that local minimizers agree in the long run."""
 
     alpha: float = knob(
         0.1,
         above=0,
         grid=(0.001, 0.01, 0.1, 0.3, 1.0),
-        help="strength of the regularization; the server goes beyond the clients' mean by h / alpha",
+        help="strength of the regularization; the server adds -h / alpha to the clients' mean",
     )
-    mean: Literal["weighted", "uniform"] = knob("weighted", help="means over clients: by n_k, or all alike")
+    mean: Literal["weighted", "uniform"] = knob("weighted", help="weight clients by n_k or equally")
 
     def build(self, problem: Problem) -> Algorithm:
         solver = problem.solver

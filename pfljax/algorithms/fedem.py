@@ -1,25 +1,25 @@
-"""FedEM and D-FedEM: every client's distribution is a mixture of M shared ones.
+"""FedEM and D-FedEM: every client's distribution is a mixture of M shared distributions.
 
 Marfoq, Neglia, Bellet, Kameni, Vidal, "Federated multi-task learning under a mixture of distributions" (NeurIPS 2021),
 Algorithm 1 and Section 3.3; both are instances of federated surrogate optimization (`common.surrogates`).
 
-    A round: client k receives the components theta_1..theta_M and, on all its training data,
+    A round: client k receives the components theta_1..theta_M and computes, on all its training data,
     q_k(i, m) ~ pi_k[m] exp(-l(theta_m; s_i))                    (Eq. 8; l. 5)
     pi_k[m] = mean_i q_k(i, m)                                   (Eq. 9; l. 6)
     theta_{m,k} = local SGD from theta_m on sum_i q_k(i, m) l    (l. 7)
     FedEM: theta_m = sum_k n_k theta_{m,k} / n                   (l. 10)
-    D-FedEM: client k has components of its own, and theta_{m,k} = sum_i W[k, i] theta_{m,i}.
+    D-FedEM: client k has its own components, and theta_{m,k} = sum_i W[k, i] theta_{m,i}.
 
 A client predicts with sum_m pi_k[m] p(y | x, theta_m) (Eq. 5). A newcomer takes `newcomer_steps` steps of Eq. 8 and 9
-from equal weights; the paper's text has one. Logged with every evaluation, for the last round's components as they were
-received: f (Eq. 6) and Delta_Pi f (Theorem 3.2), by how much the new pi alone improve f.
+from equal weights; the paper's text has one. Every evaluation logs, for the components that the last round received, f
+(Eq. 6) and Delta_Pi f (Theorem 3.2), the improvement in f from the new pi alone.
 
-Departures from the paper: local optimizers start afresh in every round, unless they are to be kept
-(`Problem.keep_optimizer`), as in the authors' code. With client sampling, the server averages over the cohort.
-Newcomers take all their steps after training; those of the authors' code take one at every evaluation, on the
-components of that round. Decentralized clients count alike in D-FedEM's averages, whatever their n_k, and a newcomer
-uses the mean over clients of each component. D-FedEM's clients keep a share W[k, k] of their own update; in the
-authors' code, whose matrices have no self loops, they keep none.
+Departures from the paper: Local optimizers are reset in every round, as in the authors' code, unless
+`Problem.keep_optimizer` is set. With client sampling, the server averages over the cohort. Newcomers take all their
+steps after training; in the authors' code they take one at every evaluation, on the components of that round. D-FedEM's
+averages weight clients equally, whatever their n_k, and a newcomer uses the mean over clients of each component.
+D-FedEM's clients keep a share W[k, k] of their own update; in the authors' code, whose matrices have no self-loops,
+they keep none.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ from pfljax.local.problem import Problem
 @method(keeps="its mixture weights", travels="M components, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedEM:
-    """FedEM (Marfoq et al., 2021): shared components, mixed by each client's own weights."""
+    """FedEM (Marfoq et al., 2021): shared components, mixed with each client's own weights."""
 
-    components: int = knob(3, at_least=1, grid=(2, 3, 4, 5), help="M, the underlying distributions")
-    newcomer_steps: int = knob(1, at_least=1, help="number of E-steps by which a newcomer finds its mixture weights")
+    components: int = knob(3, at_least=1, grid=(2, 3, 4, 5), help="M, number of shared components")
+    newcomer_steps: int = knob(1, at_least=1, help="number of E-steps a newcomer takes to find its mixture weights")
 
     def build(self, problem: Problem) -> Algorithm:
         return surrogates.client_server(problem, mixture(problem, self.components, self.newcomer_steps))
 
 
-@method(keeps="M components, its mixture weights", travels="M components, to and from every neighbor in the graph")
+@method(keeps="M components, its mixture weights", travels="M components, to and from each neighbor in the graph")
 @dataclasses.dataclass(frozen=True)
 class DFedEM(surrogates.CommunicationGraph):
     """D-FedEM (Marfoq et al., 2021): FedEM without a server, over a communication graph."""
 
-    components: int = knob(3, at_least=1, grid=(2, 3, 4, 5), help="M, the underlying distributions")
-    newcomer_steps: int = knob(1, at_least=1, help="number of E-steps by which a newcomer finds its mixture weights")
+    components: int = knob(3, at_least=1, grid=(2, 3, 4, 5), help="M, number of shared components")
+    newcomer_steps: int = knob(1, at_least=1, help="number of E-steps a newcomer takes to find its mixture weights")
 
     def build(self, problem: Problem) -> Algorithm:
         return surrogates.decentralized(problem, mixture(problem, self.components, self.newcomer_steps), self)
 
 
 def mixture(problem: Problem, num: int, newcomer_steps: int) -> surrogates.Surrogate:
-    """EM's surrogate of the negative log-likelihood f_k (Eq. 6): u are the components, v is pi_k."""
+    """EM's surrogate of the negative log-likelihood f_k (Eq. 6): u holds the components, v is pi_k."""
     if problem.n_min is not None and num > problem.n_min:
-        text = f"accepted: 1 to {problem.n_min}, the examples of the smallest client"
+        text = f"accepted: 1 to {problem.n_min}, the number of examples of the smallest client"
         raise ArgumentError("components", text, num)
 
     def minimize(context, models, pi, split):

@@ -1,30 +1,32 @@
-"""FedeRiCo: federating with the right collaborators, decentralized.
+"""FedeRiCo: decentralized federated learning with the right collaborators.
 
 "Find your friends: personalized federated learning with the right collaborators" (TMLR submission; arXiv 2210.06597).
-Equations, algorithm lines and sections are those of the TMLR submission.
+Equations, algorithm lines and sections refer to the TMLR submission.
 
 Algorithm 1, a round of client i:
     B <- {i} and M neighbors, epsilon-greedy in w_i                                           (l. 7)
-    l_ib <- sum_s l(phi_b; x_s, y_s) for b in B, the others keep theirs                        (l. 10-13)
+    l_ib <- sum_s l(phi_b; x_s, y_s) for b in B; other losses stay                             (l. 10-13)
     L_ij <- (1 - beta) L_ij + beta l_ij;  w_i <- softmax(-L_i)                                 (l. 14-15)
     sends g_bi = w_ib * grad_phi_b sum_s l(phi_b; x_s, y_s) to each b                          (l. 16-17)
     phi_i <- optimizer step with sum_j g_ij / n_i                                              (l. 19-22)
 
 Departures from the paper:
-- A client always holds its own model, for free, beside the M neighbors: M = 0 is Local training exactly.
-- The sum of gradients is divided by the owner's n_i, so that a rate means what it means in Local. With mini-batches a
-  step sums over the clients that have a batch left; in `delta` rounds changes are weighted as gradients are.
+- A client always holds its own model, at no cost, in addition to the M neighbors: M = 0 is exactly Local training.
+- The sum of gradients is divided by the owner's n_i, so that a learning rate means the same as in Local. With
+  mini-batches, a step sums over the clients that still have a batch; in `delta` rounds, changes are weighted like
+  gradients.
 - The listing starts from losses of zero (l. 3), so that clients try every model before they choose by weight, but
-  models never seen look perfect. Here the posterior runs over the models that a client has evaluated, the tracked loss
-  of a model starts at its first loss, and the greedy choice takes models never evaluated first.
-- The posterior is tempered: the likelihood counts as that of `effective_examples` examples. With all n_i of them
+  unseen models look perfect. Here the posterior runs over the models that a client has evaluated, the tracked loss of a
+  model starts at its first loss, and the greedy choice takes unevaluated models first.
+- The posterior is tempered: the likelihood counts as that of `effective_examples` examples. With all n_i of them,
   clients of one distribution often end up with different models (docs/results/federico.md). With few of them they share
-  their models, as in the paper's Figures 3 and 5. In the first ceil((C - 1) / M) rounds of a client,
-  in which it can try all candidates, all examples count: the models are still alike, and this parts the distributions.
-- `faithful` takes back the last two: losses start at zero, and the likelihood is of all examples. Models at zero loss
-  then have weight before anyone has evaluated them, so that M = 0 is not Local.
-- Accumulated tracking (Eq. 23-25) includes the current loss, as l. 12-15 do; a model first seen in round t counts as
-  if it had had that loss in all t rounds.
+  their models, as in the paper's Figures 3 and 5. All examples count in a client's first ceil((C - 1) / M) rounds, in
+  which it can try all candidates: the models are still similar then, and the full likelihood separates the
+  distributions.
+- `faithful` undoes the last two: losses start at zero, and the likelihood counts all examples. Models at zero loss then
+  have weight before anyone has evaluated them, so M = 0 is not Local.
+- Accumulated tracking (Eq. 23-25) includes the current loss, as l. 12-15 do; a model first seen in round t counts as if
+  it had that loss in all t rounds.
 - A client's table has C candidates, and predictions mix the `collaborators` of highest weight.
 """
 
@@ -45,14 +47,14 @@ from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
 
 
-@method(keeps="its model and tracked losses of others", travels="M neighbors' models down, as many gradients up")
+@method(keeps="its model, tracked losses of others' models", travels="M neighbors' models down, M gradients up")
 @dataclasses.dataclass(frozen=True)
 class FedeRiCo:
-    """FedeRiCo, decentralized (Algorithm 1): each client weighs some neighbors' models and sends them gradients."""
+    """FedeRiCo, decentralized (Algorithm 1): each client weighs a few neighbors' models and sends gradients back."""
 
-    neighbors: int = knob(3, at_least=0, help="M, models that a client downloads in a round beside its own")
+    neighbors: int = knob(3, at_least=0, help="M, number of other clients' models downloaded per round")
     epsilon: float = knob(
-        0.3, at_least=0, at_most=1, grid=(0.0, 0.1, 0.3, 0.5), help="probability of choosing neighbors uniformly"
+        0.3, at_least=0, at_most=1, grid=(0.0, 0.1, 0.3, 0.5), help="probability of choosing neighbors at random"
     )
     beta: float = knob(
         0.6, above=0, at_most=1, grid=(0.2, 0.4, 0.6, 0.8, 1.0), help="weight of the newest loss in the moving average"
@@ -61,16 +63,16 @@ class FedeRiCo:
         0.0,
         at_least=0,
         infinite=True,
-        help="number of examples that a client's likelihood counts as after its first ceil((C-1)/M) rounds, at most "
-        "n_k; inf: all; 0: 2 for classification, all for regression, where the scale of the loss is not known",
+        help="number of examples (at most n_k) that a client's likelihood counts as after its first ceil((C-1)/M) "
+        "rounds; inf: all; 0: 2 for classification, all for regression, where the scale of the loss is unknown",
     )
-    faithful: bool = knob(False, help="as in Algorithm 1, losses start at zero and all n_k examples count")
-    tracking: Literal["ema", "accumulated"] = knob("ema", help="moving average of the losses (ema), or their sum")
+    faithful: bool = knob(False, help="follow Algorithm 1: losses start at zero and all n_k examples count")
+    tracking: Literal["ema", "accumulated"] = knob("ema", help="track the losses' moving average (ema) or their sum")
     update: Literal["gradient", "delta"] = knob(
-        "gradient", help="what goes back: a gradient for each step, or the change that local epochs make (delta)"
+        "gradient", help="what clients send back: a gradient per step, or the change after local epochs (delta)"
     )
-    candidates: int = knob(32, at_least=0, help="C, models that a client keeps losses of; 0: all K")
-    collaborators: int = knob(16, at_least=1, help="models of highest weight that a client predicts with")
+    candidates: int = knob(32, at_least=0, help="C, number of models whose losses a client tracks; 0: all K")
+    collaborators: int = knob(16, at_least=1, help="number of highest-weighted models that a client predicts with")
 
     def build(self, problem: Problem) -> Algorithm:
         self._check(problem.cohort_size)
@@ -89,7 +91,7 @@ class FedeRiCo:
             rows = {
                 "table": plan.over_rows(table, ids),
                 "held": jnp.zeros((len(ids), self.neighbors + 1)),  # w_ib of the models held in this round
-                "rounds": jnp.zeros((len(ids),), jnp.int32),  # that the client has taken part in
+                "rounds": jnp.zeros((len(ids),), jnp.int32),  # the number it took part in
             }
             return State((), models, problem.init_optimizers(models) if gradient else (), rows)
 
@@ -123,36 +125,36 @@ class FedeRiCo:
             topology="peers",
             exchanges=problem.solver.max_steps(problem.n_max) if gradient else 1,
             ledger=Ledger(gradients=self.neighbors + 1, unaccounted=BY_LOSS),
-            report=Report(scored="each client's mixture of the models that it has weighed"),
+            report=Report(scored="each client's mixture of the models it has evaluated"),
         )
 
     def _check(self, cohort_size: int) -> None:
         if not self.neighbors < cohort_size:
-            text = f"accepted: 0 to {cohort_size - 1} (fewer than the {cohort_size} clients of a round)"
+            text = f"accepted: 0 to {cohort_size - 1}, fewer than the {cohort_size} clients of a round"
             raise ArgumentError("neighbors", text, self.neighbors)
         if self.candidates and not self.neighbors < self.candidates:
-            text = f"accepted: 0 for all clients, or more than the {self.neighbors} neighbors"
+            text = f"accepted: 0 (all clients), or more than the {self.neighbors} neighbors"
             raise ArgumentError("candidates", text, self.candidates)
         if self.faithful and isinstance(self.effective_examples, int | float) and self.effective_examples:
-            raise ArgumentError("effective_examples", "accepted without faithful only", self.effective_examples)
+            raise ArgumentError("effective_examples", "cannot be used with faithful", self.effective_examples)
 
     def _examples(self, problem: Problem) -> Array:
-        """() the number of examples that a client's likelihood counts as."""
+        """(): number of examples that a client's likelihood counts as."""
         by_default = jnp.inf if self.faithful or problem.model.task == "regression" else 2.0
         return jnp.where(self.effective_examples > 0, self.effective_examples, by_default)
 
     def _candidates(self, problem: Problem) -> int:
-        """C, the number of models that a client keeps losses of."""
+        """C, the number of models whose losses a client tracks."""
         return min(self.candidates or problem.num_clients, problem.num_clients)
 
     def _share(self, problem: Problem, rounds: Array, size: Array) -> Array:
-        """The share of a client's examples that its likelihood counts as, after `rounds` rounds."""
+        """Share of a client's examples that its likelihood counts as, after `rounds` rounds."""
         first_pass = -(-(self._candidates(problem) - 1) // max(self.neighbors, 1))
         tempered = jnp.minimum(self._examples(problem), size) / jnp.maximum(size, 1)
         return jnp.where(rounds < first_pass, 1.0, tempered)
 
     def _e_step(self, problem: Problem, row: PyTree, index: Array, losses: Array, size: Array) -> PyTree:
-        """Lines 10 to 15: a client's next row, from the losses (J,) of the models held, summed over its examples."""
+        """Lines 10 to 15: a client's next row, given the losses (J,) of the held models, summed over its examples."""
         table, slots = neighbors.remember(row["table"], index, losses)  # l. 10-13
         unknown, held = jnp.isinf(table.tracked), jnp.zeros_like(table.ids, bool).at[slots].set(True)
         if self.tracking == "ema":
@@ -166,7 +168,7 @@ class FedeRiCo:
         return {"table": table, "held": weights[slots], "rounds": row["rounds"] + 1}
 
     def _gradient_round(self, problem: Problem):
-        """A gradient for each mini-batch; the posterior is that of the round's start."""
+        """Sends a gradient for each mini-batch; the posterior is the one at the round's start."""
 
         def client_update(context, models, row, data):
             split = data.train
@@ -184,7 +186,7 @@ class FedeRiCo:
         return client_update, server_update
 
     def _delta_round(self, problem: Problem):
-        """What a round of local training changes, in place of a gradient."""
+        """Sends the change from local training instead of a gradient."""
         solver = problem.solver
 
         def client_update(context, models, row, data):
@@ -210,10 +212,10 @@ class FedeRiCo:
 
 
 def owed(sizes: Array) -> Array:
-    """(S,) what the owners divide their sums by: their n_i; the mean of all for those without examples."""
+    """(S,) divisors of the owners' sums: their n_i, or the mean of all n_i for owners without examples."""
     return jnp.where(sizes > 0, sizes, jnp.maximum(sizes.mean(), 1))
 
 
 def mixed(weights: Array, losses: Array) -> Array:
-    """The held models' losses, weighted as the client uses them."""
+    """The loss of the held models, averaged with the client's weights."""
     return jnp.vdot(weights, losses) / jnp.maximum(weights.sum(), jnp.finfo(jnp.float32).tiny)

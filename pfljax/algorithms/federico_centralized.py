@@ -3,12 +3,12 @@
 "Find your friends: personalized federated learning with the right collaborators" (TMLR submission; arXiv 2210.06597),
 Section 3.2. A round, with Pi_ij uniform at first:
 
-    client i receives all models phi_j, and w_ij ~ Pi_ij exp(-sum_s l(phi_j; x_s, y_s));  Pi_i <- w_i          (Eq. 3-4)
+    client i receives all models phi_j;  w_ij ~ Pi_ij exp(-sum_s l(phi_j; x_s, y_s));  Pi_i <- w_i             (Eq. 3-4)
     it sends w_ij / n_i * grad_phi_j sum_s l(phi_j; x_s, y_s) for each j                                       (Eq. 5)
     phi_j <- optimizer step with the sum over clients, weighted by n_i / n.                                    (Eq. 6)
 
-Departures from the paper: with mini-batches the posterior is that of the round's start. Newcomers take one E-step from
-equal weights.
+Departures from the paper: With mini-batches, the posterior is the one at the round's start. Newcomers take one E-step
+from equal weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FedExP: FedAvg whose server takes longer steps when clients' updates disagree.
+"""FedExP: FedAvg with larger server steps when clients' updates disagree.
 
 Jhunjhunwala, Wang, Joshi, "FedExP: speeding up federated averaging via extrapolation" (ICLR 2023).
 
@@ -7,8 +7,8 @@ Jhunjhunwala, Wang, Joshi, "FedExP: speeding up federated averaging via extrapol
     rate <- max(1, sum_k p_k |delta_k|^2 / (2 (|delta|^2 + eps)));  theta <- theta + rate delta.
     Clients predict with the mean of the last two theta, since those of extrapolated rounds oscillate.
 
-Departures from the paper: clients count by n_k, as everywhere here (`mean=uniform` is the paper's); batch statistics
-are averaged, and have no part in the lengths. eps is the paper's; the authors' code adds eps times S.
+Departures from the paper: Clients are weighted by n_k, as everywhere here (`mean=uniform` is the paper's). Batch
+statistics are averaged and do not count in the norms. eps is the paper's; the authors' code adds eps times S.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from pfljax.local.problem import Problem
 @method(keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedExP:
-    """FedExP (Jhunjhunwala et al., 2023): FedAvg whose server takes longer steps when clients' updates disagree."""
+    """FedExP (Jhunjhunwala et al., 2023): FedAvg with larger server steps when clients' updates disagree."""
 
     eps: float = knob(
         0.001,
         above=0,
         grid=(0.001, 0.01, 0.1, 1.0),
-        help="added to the mean update's squared length; far above it is FedAvg",
+        help="added to the squared norm of the mean update; much larger values give FedAvg",
     )
-    predict: Literal["mean", "last"] = knob("mean", help="predictions by the mean of the last two models, or the last")
-    mean: Literal["weighted", "uniform"] = knob("weighted", help="means over clients: by n_k, or all alike")
+    predict: Literal["mean", "last"] = knob("mean", help="predict with the mean of the last two models, or the last")
+    mean: Literal["weighted", "uniform"] = knob("weighted", help="weight clients by n_k or equally")
 
     def build(self, problem: Problem) -> Algorithm:
         solver = problem.solver

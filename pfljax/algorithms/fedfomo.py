@@ -2,31 +2,34 @@
 
 Zhang, Sapra, Fidler, Yeung, Alvarez, "Personalized federated learning with first order model optimization" (ICLR 2021).
 
-    A round of client i, which holds its last trained model theta_i and start_i, from where that was trained:
-    M of the active clients' models <- the highest of its row p_i of the affinity matrix P, each of the M
+    A round of client i, which holds its last trained model theta_i and start_i, the model theta_i was trained from:
+    M of the active clients' models <- the highest in its row p_i of the affinity matrix P, each of the M
         replaced by a random one with probability epsilon                                        (Section 3.1)
-    w_n <- (L_i(start_i) - L_i(theta_n)) / |theta_n - start_i|, for those and its own            (Eq. 3)
+    w_n <- (L_i(start_i) - L_i(theta_n)) / |theta_n - start_i|, for these and its own            (Eq. 3)
     p_i <- p_i + w;  w*_n <- max(w_n, 0) / sum_n max(w_n, 0)                                     (Eq. 13)
-    start_i <- start_i + sum_n w*_n (theta_n - start_i), unchanged where no w_n is positive       (Eq. 5)
+    start_i <- start_i + sum_n w*_n (theta_n - start_i), unchanged if no w_n is positive         (Eq. 5)
     theta_i <- E epochs of local training from start_i; uploaded.
-L_i is the mean loss on client i's validation data. What is scored is the start_i with which the next round would begin,
-of all clients' newest models, as FedAvg's mean is of all newest ones, and with epsilon 0: the personalized model before
-it is trained on local data again, which leads away from targets that differ from them.
+
+L_i is the mean loss on client i's validation data. We score the start_i with which the next round would begin, computed
+from all clients' newest models (as FedAvg's mean is) with epsilon 0. This is the personalized model before it is
+trained on local data again, which would lead it away from validation targets that differ from the local ones.
 
 Departures from the paper:
-- epsilon falls by `decay` a round (Appendix A.6) and is drawn for each of the M slots, as in the authors' code. M is
-  of others. The paper's n, 5 and 10, counts the client's own model too: its code downloads 4 and 9 others.
-- |.| is the L2 norm over all parameters (`norm=l1` is the authors' code).
-- Under sampling clients download from the others of their cohort. In the authors' code they download from those who
-  uploaded last, and before the first round all clients train an epoch (`available=uploaded`). It also draws every
-  cohort from the same seed, so that the same clients take part in every round; we draw anew.
-- The authors' code adds w / |sum of w| to p_i (`scaled`), whose own entry starts at 0.1, ours at 1. Its candidates
-  include the means of spectral clusters of the clients, and the mean of those means (`clusters`, there the number of
-  true distributions). Their weights belong to no client and are left out of collaboration figures.
+- epsilon falls by `decay` per round (Appendix A.6) and applies to each of the M slots independently, as in the authors'
+  code. M counts other clients only. The paper's n, 5 and 10, includes the client's own model: its code downloads 4 and
+  9 others.
+- |.| is the L2 norm over all parameters (`norm=l1` matches the authors' code).
+- With client sampling, clients download from the others of their cohort. In the authors' code they download from the
+  last uploaders, and before the first round all clients train for an epoch (`available=uploaded`). That code also draws
+  every cohort from the same seed, so the same clients take part in every round; we draw a new cohort each round.
+- The authors' code adds w / |sum of w| to p_i (`scaled`); p_i's own entry starts at 0.1 there and at 1 here. Its
+  candidates include the means of spectral clusters of the clients, and the mean of those means (`clusters`; in that
+  code, the number of true distributions). The weights of these means belong to no client and are left out of
+  collaboration figures.
 - The authors' code crops and flips validation images as it does training images. We validate on the images themselves.
-- A client without validation examples goes on from its own trained model.
-- All models start from the same parameters (where `common_init` holds), so that the first exchange weighs nothing,
-  and affinities first count in the third.
+- A client without validation examples continues from its own trained model.
+- All models start from the same parameters (if `common_init` is set), so the first exchange gives no weights, and
+  affinities first matter in the third.
 - Newcomers start from the mean of all models and take one step of Eq. 3 and 5 over all of them, on their training data
   if none of them has validation data.
 """
@@ -47,14 +50,14 @@ from pfljax.local.problem import Problem
 @method(keeps="the model it trains from, its affinities", travels="M others' models down, its own up", validates=True)
 @dataclasses.dataclass(frozen=True)
 class FedFomo(first_order.Knobs):
-    """FedFomo (Zhang et al., 2021): clients' models lie on the server one by one."""
+    """FedFomo (Zhang et al., 2021): clients mix the individual models that do well on their validation data."""
 
-    norm: Literal["l2", "l1"] = knob("l2", help="distance between models in the weights, over all parameters")
+    norm: Literal["l2", "l1"] = knob("l2", help="norm of the distance between models in the weights")
     clusters: int = knob(
-        0, at_least=0, help="clusters of clients whose means, and the mean of those, are candidates too; 0 is none"
+        0, at_least=0, help="number of client clusters whose means, and the mean of these, are candidates too; 0: none"
     )
     available: Literal["cohort", "uploaded"] = knob(
-        "cohort", help="whose models can be downloaded under sampling: the round's cohort's, or those uploaded last"
+        "cohort", help="whose models are available with client sampling: the round's cohort's, or the last uploaders'"
     )
 
     def build(self, problem: Problem) -> Algorithm:

@@ -1,15 +1,15 @@
-"""FedFomo on averages: clients see no single model, but averages of all clients' models.
+"""FedFomo on averages: clients see averages of all models instead of individual ones.
 
 Zhang, Sapra, Fidler, Yeung, Alvarez, "Personalized federated learning with first order model optimization" (ICLR 2021),
-Appendix A.4: a round is FedFomo's (algorithms/fedfomo.py), but for the weights
+Appendix A.4: a round is FedFomo's (algorithms/fedfomo.py), except for the weights
 
     w_n <- L_i(mean of all but theta_n) - L_i(mean of all).                                      (Eq. 14)
 
-Departures from the paper: those of FedFomo. Eq. 14's leave-one-out averages are computed by the client from the mean
-and theta_n; on the wire they would be what travels, at the same size, the client's own among them. They are averages
-over all clients, also where only some are active; in the authors' code over those that the client has downloaded. Where
-no w_n is positive a client goes on from start_i, as in FedFomo; in the authors' code from the mean (`fallback=mean`).
-Newcomers weigh by Eq. 3.
+Departures from the paper: those of FedFomo. The client computes Eq. 14's leave-one-out averages from the mean and
+theta_n; on the wire, these averages (its own included) would travel at the same size. They are averages over all
+clients, even if only some are active; in the authors' code, over those that the client downloaded. If no w_n is
+positive, a client continues from start_i, as in FedFomo; in the authors' code, from the mean (`fallback=mean`).
+Newcomers compute weights by Eq. 3.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from pfljax.local.problem import Problem
 )
 @dataclasses.dataclass(frozen=True)
 class FedFomoAverage(first_order.Knobs):
-    """FedFomo on averages of models (Eq. 14): each model is weighed by what the mean of all loses without it."""
+    """FedFomo on averages of models (Eq. 14): weighs each model by what the mean of all models loses without it."""
 
     fallback: Literal["start", "mean"] = knob(
-        "start", help="what a client goes on from where no weight is positive: what it started from, or the mean"
+        "start", help="where a client continues from if no weight is positive: its previous start, or the mean"
     )
 
     def build(self, problem: Problem) -> Algorithm:
         num = problem.num_clients
 
         def with_mean(models, server):
-            """The K models and, as number K, their mean."""
+            """The K models, followed by their mean."""
             return jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf.mean(axis=0, keepdims=True)]), models)
 
         def served(ids):

@@ -1,20 +1,20 @@
-"""FedNova: the server averages what one local step does, however many steps each client takes.
+"""FedNova: normalized averaging, which corrects for clients that take different numbers of local steps.
 
 Wang, Liu, Liang, Joshi, Poor, "Tackling the objective inconsistency problem in heterogeneous federated optimization"
 (NeurIPS 2020).
 
     A round: client k of S receives theta and takes tau_k local steps to theta_k;
-    d_k <- (theta - theta_k) / a_k, a_k the length of its way: tau_k for plain SGD, with momentum rho the sum over its
-        steps s of (1 - rho^s) / (1 - rho), with a proximal term the sum of (1 - eta mu)^(tau_k - s);
+    d_k <- (theta - theta_k) / a_k, where a_k normalizes its path: tau_k for plain SGD, the sum over its steps s of
+        (1 - rho^s) / (1 - rho) with momentum rho, the sum of (1 - eta mu)^(tau_k - s) with a proximal term;
     theta <- theta - (sum_k p_k a_k) (sum_k p_k d_k),  p_k = n_k / sum_k n_k.
 
-With the solver's epochs, clients of more examples take more steps; with `most_epochs` clients also draw their numbers
-of epochs, anew in every round (the paper: 2 to 5). The solver's optimizer may have momentum.
+With the solver's epochs, clients with more examples take more steps. With `most_epochs`, clients also draw their number
+of epochs anew in every round (the paper: 2 to 5). The solver's optimizer may have momentum.
 
-Departures from the paper: a_k is measured, as the way that the client's optimizer takes one parameter under a constant
-gradient of 1; it is the paper's times eta, which cancels, and has a meaning for any optimizer, started afresh. With a
-proximal term the server's step is sum_k p_k a_k, the authors' sum_k p_k tau_k. Batch statistics are averaged. The
-server has no momentum.
+Departures from the paper: a_k is measured: it is the distance that the client's freshly started optimizer moves one
+parameter under a constant gradient of 1. This is the paper's a_k times eta, which cancels, and it is defined for any
+optimizer. With a proximal term, the server's step is sum_k p_k a_k, while the authors use sum_k p_k tau_k. Batch
+statistics are averaged. The server has no momentum.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from pfljax.core.method import knob, method
 from pfljax.core.types import Algorithm, Array, ClientContext, ClientOutput, Ledger
 from pfljax.local.problem import Problem
 
-EPOCHS = 0xE90C  # folded into a client's key for a round: the stream of its number of epochs
+EPOCHS = 0xE90C  # folded into a client's key for a round to draw its number of epochs
 
 
-@method(keeps="nothing", travels="the global model down, the mean step of its training up")
+@method(keeps="nothing", travels="the global model down, its mean local step up")
 @dataclasses.dataclass(frozen=True)
 class FedNova:
-    """FedNova (Wang et al., 2020): a mean of what one local step does, however many steps each client takes."""
+    """FedNova (Wang et al., 2020): normalized averaging, whatever number of local steps each client takes."""
 
     mu: float = knob(0.0, at_least=0, grid=(0.0, 0.001, 0.005, 0.01), help="strength of the proximal term; 0: none")
     most_epochs: int | None = knob(
-        None, at_least=1, help="each client draws its number of epochs, up to this one; not given: the solver's"
+        None, at_least=1, help="each client draws its number of epochs, at most this; not given: the solver's epochs"
     )
-    least_epochs: int = knob(2, at_least=1, help="least number that it draws, where most_epochs is given")
+    least_epochs: int = knob(2, at_least=1, help="smallest number of epochs drawn if most_epochs is given")
 
     def build(self, problem: Problem) -> Algorithm:
         ledger = Ledger(gradients=1, passes=problem.passes(self.most_epochs) if self.most_epochs else 1)
         if self.most_epochs is not None:
             if self.most_epochs < self.least_epochs:
-                text = f"accepted: 1 to {self.most_epochs}, which is most_epochs"
+                text = f"accepted: 1 to {self.most_epochs} (most_epochs)"
                 raise ArgumentError("least_epochs", text, self.least_epochs)
             problem = problem._replace(solver=problem.solver._replace(epochs=self.most_epochs, steps=0))
         solver, n_max = problem.solver, problem.n_max
@@ -65,7 +65,7 @@ class FedNova:
             return solver._replace(epochs=1).num_steps(size, n_max) * epochs
 
         def way(context: ClientContext, steps: Array) -> Array:
-            """a_k: where a parameter gets from 0 whose loss has the slope -1, held to 0 by the proximal term."""
+            """a_k: how far a parameter moves from 0 under a gradient of -1 and the proximal term toward 0."""
 
             def step(_, carry):
                 place, state = carry

@@ -1,14 +1,14 @@
-"""FedAvg with an optimizer at the server: momentum (FedAvgM), and Adam, Yogi or Adagrad (FedAdam and its kin).
+"""FedAvg with a server optimizer: momentum (FedAvgM), or Adam, Yogi and Adagrad (FedAdam and its variants).
 
 FedAvgM: Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution for federated visual classification"
 (2019). FedAdam, FedYogi, FedAdagrad: Reddi et al., "Adaptive federated optimization" (ICLR 2021, Algorithm 2).
 
-    A round: clients train theta to theta_k as in FedAvg; of d = theta - sum_k n_k theta_k / sum_k n_k the server takes
-    for momentum  v <- momentum v + d;  theta <- theta - rate v;
-    else  m <- beta1 m + (1 - beta1) d;  theta <- theta - rate m / (sqrt(v) + tau), with v = tau^2 at first and then
+    A round: clients train theta to theta_k as in FedAvg; for d = theta - sum_k n_k theta_k / sum_k n_k the server sets
+    with momentum  v <- momentum v + d;  theta <- theta - rate v;
+    else  m <- beta1 m + (1 - beta1) d;  theta <- theta - rate m / (sqrt(v) + tau), where v = tau^2 at first and then
         v + d^2 (Adagrad),  v - (1 - beta2) d^2 sign(v - d^2) (Yogi),  beta2 v + (1 - beta2) d^2 (Adam).
 
-Departures from the papers: none. Any optax optimizer at the server is a line: `averaging(problem, server=...)`.
+Departures from the papers: none. Any optax optimizer can run at the server: `averaging(problem, server=...)`.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from pfljax.local.problem import Problem
 @method(keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedAvgM:
-    """FedAvg with server momentum (Hsu et al., 2019): the server gathers speed along what clients move."""
+    """FedAvg with server momentum (Hsu et al., 2019): the server accumulates clients' updates."""
 
     momentum: float = knob(
         0.9,
         at_least=0,
         below=1,
         grid=(0.0, 0.7, 0.9, 0.97, 0.99),
-        help="momentum of the server; 0, with rate 1, is FedAvg",
+        help="server momentum; 0 with rate 1 is FedAvg",
     )
-    rate: float = knob(1.0, above=0, help="rate of the server; 1 - momentum goes as far as FedAvg in the long run")
+    rate: float = knob(1.0, above=0, help="server learning rate; 1 - momentum moves as far as FedAvg in the long run")
 
     def build(self, problem: Problem) -> Algorithm:
         return averaging(problem, server=optax.sgd(self.rate, self.momentum))
@@ -50,29 +50,29 @@ class FedAvgM:
 class FedAdam:
     """FedAdam, FedYogi, FedAdagrad (Reddi et al., 2021): an adaptive optimizer at the server."""
 
-    optimizer: Literal["adam", "yogi", "adagrad"] = knob("adam", help="optimizer of the server")
-    rate: float = knob(0.01, above=0, grid=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0), help="rate of the server")
+    optimizer: Literal["adam", "yogi", "adagrad"] = knob("adam", help="server optimizer")
+    rate: float = knob(0.01, above=0, grid=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0), help="server learning rate")
     tau: float = knob(
         0.001,
         above=0,
         grid=(1e-5, 1e-4, 0.001, 0.01, 0.1),
-        help="what is added to the root of the second moment; less adapts more",
+        help="added to the root of the second moment; smaller values adapt more",
     )
 
     beta1: float | None = knob(
-        None, at_least=0, below=1, help="decay of the first moment; not given: the paper's, 0 for adagrad and else 0.9"
+        None, at_least=0, below=1, help="decay of the first moment; not given: the paper's, 0 for adagrad, else 0.9"
     )
     beta2: float | None = knob(
-        None, at_least=0, below=1, help="decay of the second moment of adam and yogi; not given: the paper's 0.99"
+        None, at_least=0, below=1, help="decay of adam's and yogi's second moment; not given: the paper's 0.99"
     )
 
     def build(self, problem: Problem) -> Algorithm:
         if self.optimizer == "adagrad" and self.beta2 is not None:
-            raise ArgumentError("beta2", "accepted: with adam and yogi, since adagrad's second moment does not decay")
+            raise ArgumentError("beta2", "accepted only with adam and yogi; adagrad's second moment does not decay")
         return averaging(problem, server=self.adaptive())
 
     def adaptive(self) -> optax.GradientTransformation:
-        """Algorithm 2's step, which unlike optax's of these names corrects no bias and starts v at tau^2."""
+        """Algorithm 2's step; unlike optax's optimizers, it has no bias correction and starts v at tau^2."""
         beta1 = (0.0 if self.optimizer == "adagrad" else 0.9) if self.beta1 is None else self.beta1
         beta2 = 0.99 if self.beta2 is None else self.beta2
         second = {

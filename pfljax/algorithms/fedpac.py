@@ -1,24 +1,24 @@
-"""FedPAC: bodies whose features are drawn to common centroids, and heads that are combined for each client.
+"""FedPAC: features pulled toward common class centroids, and a combination of heads for each client.
 
 Xu, Tong, Huang, "Personalized federated learning with feature alignment and classifier collaboration" (ICLR 2023).
 
-    A round: client k receives the body theta, centroids c (C, F) and its combined head phi_k. Of the features z that
-    theta gives its examples it takes h_kc = (sum of z over class c) / n_k and V_k = mean of |z|^2 - sum_c |h_kc|^2.
+    A round: client k receives the body theta, centroids c (C, F) and its combined head phi_k. From the features z of
+    its examples under theta it computes h_kc = (sum of z over class c) / n_k and V_k = mean of |z|^2 - sum_c |h_kc|^2.
     It trains phi_k for `head_epochs` epochs, theta fixed; then theta to theta_k for `body_epochs` epochs, phi_k fixed,
-    on l_k + lambda times the mean over examples of |z - c_y|^2 / F, without the term for classes without a centroid.
-    theta <- sum_k n_k theta_k / sum_k n_k;  c <- the mean of all features that the theta_k give examples of class c;
+    on l_k + lambda times the mean over examples of |z - c_y|^2 / F; classes without a centroid have no such term.
+    theta <- sum_k n_k theta_k / sum_k n_k;  c <- the mean features of class c under the theta_k, over all examples;
     phi_k <- sum_j a_kj phi_j, where a_k minimizes over the simplex
     sum_j a_kj^2 V_j / (n_j - 1) + sum_c |h_kc - sum_j a_kj h_jc|^2, the variance and squared bias of sum_j a_kj h_j.
 
-Departures from the paper: h_j has variance V_j / n_j, which is estimated without bias by V_j / (n_j - 1); V_j / n_j, as
-in the paper, is 0 for a client of a single example, whose head would then be the surest of all. Such a client keeps its
-own head, which nobody else uses. Both phases of training use the solver's rate, the paper a larger one for the head.
-The statistics h and V are of the received body, so that those of different clients are comparable, the centroids of the
-trained ones; the squared distance is a mean over F (readings). The weights take a fixed number of steps of accelerated
-projected gradient, not a solver of quadratic programs. Features in the loss are those of training (batch statistics of
-the mini-batch), those of statistics and centroids are those of predictions. Heads of the round's cohort are combined;
-clients out of it keep theirs. As traffic every client downloads a combined head; one of a single example does not.
-Newcomers train a head of their own on the shared body, for as many rounds of `head_epochs` epochs as a run has.
+Departures from the paper: h_j has variance V_j / n_j, which V_j / (n_j - 1) estimates without bias. The paper's V_j /
+n_j is 0 for a client with a single example, whose head would then look the most certain of all. Such a client keeps its
+own head, which nobody else uses. Both training phases use the solver's learning rate; the paper uses a larger one for
+the head. The statistics h and V use the received body, so that clients are comparable; the centroids use the trained
+bodies; the squared distance is a mean over F (our readings). The weights come from a fixed number of accelerated
+projected-gradient steps, not from a quadratic-programming solver. The loss uses training features (batch statistics of
+the mini-batch); statistics and centroids use inference features. The heads of the round's cohort are combined; clients
+outside it keep theirs. Traffic counts a combined head for every client, although one with a single example downloads
+none. Newcomers train their own head on the shared body, for as many rounds of `head_epochs` epochs as the run has.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from pfljax.core.types import Aggregate, Algorithm, Array, ClientOutput, Params,
 from pfljax.engine.plan import ExecutionPlan
 from pfljax.local.problem import Problem
 
-STEPS = 200  # of projected gradient
-BY_CLASS = "means of features by class, their variance and counts of classes, which are sent without noise"
+STEPS = 200  # projected-gradient steps
+BY_CLASS = "per-class feature means, their variance and class counts, which are sent without noise"
 
 
 @method(
@@ -48,17 +48,17 @@ BY_CLASS = "means of features by class, their variance and counts of classes, wh
 )
 @dataclasses.dataclass(frozen=True)
 class FedPAC:
-    """FedPAC (Xu et al., 2023): a body of aligned features, and heads that are combined for each client."""
+    """FedPAC (Xu et al., 2023): a body with aligned features, and a combination of heads for each client."""
 
     alignment: float = knob(
-        1.0, at_least=0, grid=(0.1, 1.0, 10.0), help="lambda, the pull of features to their class's centroid; 0: none"
+        1.0, at_least=0, grid=(0.1, 1.0, 10.0), help="lambda, pull of features toward their class centroid; 0: none"
     )
     heads: Literal["combined", "own"] = knob(
-        "combined", help="what clients go on with; own, without alignment, is FedRep of as many epochs"
+        "combined", help="head that clients continue with; own with alignment 0 is FedRep with as many epochs"
     )
-    head_epochs: int = knob(1, at_least=1, help="epochs in which the head is trained, the body fixed")
+    head_epochs: int = knob(1, at_least=1, help="number of epochs for the head, with the body fixed")
     body_epochs: int | None = knob(
-        None, at_least=1, grid=(1, 5), help="epochs in which the body is trained; by default as in local training"
+        None, at_least=1, grid=(1, 5), help="number of epochs for the body; not given: as in local training"
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -100,7 +100,7 @@ class FedPAC:
             return state._replace(clients=state.clients | {"own": own}), {"weight_of_others": of_others}
 
         bare = lambda state: state._replace(models=state.models["body"])
-        # The server puts a combined head into its client's row, where the engine does not see it come down.
+        # The server writes combined heads into the clients' rows, so the engine does not count them as downloads.
         heads = tree.partition(model.network.shapes, body(model.network.shapes))[1]
         down = tree.num_bytes(heads) * combined
         return dataclasses.replace(
@@ -117,7 +117,7 @@ class FedPAC:
 
 
 def aligned(problem: Problem, received: Params, strength: float) -> Problem:
-    """The problem with the pull of features to the received centroids in its loss; the head has no gradient of it."""
+    """The problem with the pull toward the received centroids added to its loss; the head gets no gradient from it."""
     model, solver = problem.model, problem.solver
 
     def loss(params, x, y, key=None):
@@ -128,7 +128,7 @@ def aligned(problem: Problem, received: Params, strength: float) -> Problem:
 
 
 def averages(models: Params, aggregate: Aggregate) -> Params:
-    """The next body, and centroids; a class of which no example came keeps its own."""
+    """The next body and centroids; a class without new examples keeps its centroid."""
     count = aggregate.upload["count"]
     means = classes.means(aggregate.upload["centroids"], count)
     return {
@@ -139,7 +139,7 @@ def averages(models: Params, aggregate: Aggregate) -> Params:
 
 
 def statistics(found: PyTree, size: Array) -> tuple[Array, Array]:
-    """h (C, F), a client's sums of features by class over n, and V / (n - 1), from its `classes.feature_sums`."""
+    """h (C, F), a client's per-class feature sums over n, and V / (n - 1), from its `classes.feature_sums`."""
     count = jnp.maximum(size, 1)
     means = found["sums"] / count
     total = jnp.maximum(found["squares"] / count - jnp.square(means).sum(), 0)
@@ -149,13 +149,13 @@ def statistics(found: PyTree, size: Array) -> tuple[Array, Array]:
 def combination(plan: ExecutionPlan, means: Array, variance: Array, active: Array) -> Array:
     """(S, S) the weights a_k on the simplex that minimize the variance and squared bias of sum_j a_kj h_j.
 
-    Since weights sum to 1, the means count up to what they have in common, and all problems have one Hessian.
+    Since the weights sum to 1, a common part of the means cancels, and all problems share one Hessian.
 
     Args:
-        plan: How rows are mapped.
+        plan: Maps over rows.
         means: (S, C, F) h.
         variance: (S,) V_j / (n_j - 1).
-        active: (S,) bool; the others weigh nothing.
+        active: (S,) bool; the others have weight 0.
     """
     common = jnp.einsum("s,scf->cf", active / jnp.maximum(active.sum(), 1), means)
     products = plan.gram(jnp.where(active[:, None, None], means - common, 0))
@@ -166,7 +166,7 @@ def combination(plan: ExecutionPlan, means: Array, variance: Array, active: Arra
     def step(_, carry):
         weights, ahead, age = carry
         new = project(ahead - rate * (ahead @ hessian - products))
-        # Momentum starts anew in the problems where it leads uphill.
+        # Momentum restarts in the problems where it leads uphill.
         age = jnp.where(((ahead - new) * (new - weights)).sum(axis=1) > 0, 0, age + 1)
         return new, new + tree.per_row(age / (age + 3), new) * (new - weights), age
 

@@ -1,12 +1,12 @@
-"""FedPer: shared base layers, the last ones personal.
+"""FedPer: shared base layers, personal last layers.
 
 Arivazhagan, Aggarwal, Singh, Choudhary, "Federated learning with personalization layers" (2019).
 
     A round: client k receives the base layers theta, trains them together with its own last layers phi_k on D_k;
     phi_k stays; theta <- sum_k n_k theta_k / sum_k n_k.
 
-Departures from the paper: none. Newcomers train last layers of their own on the shared base, for as many rounds as a
-run has.
+Departures from the paper: none. Newcomers train their own last layers on the shared base, for as many rounds as the run
+has.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pfljax.local.problem import Problem
 @method(keeps="its last layers", travels="the base layers, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedPer:
-    """FedPer (Arivazhagan et al., 2019): shared base layers, the last ones personal."""
+    """FedPer (Arivazhagan et al., 2019): shared base layers, personal last layers."""
 
-    personal_layers: int = knob(1, at_least=0, grid=(1, 2), help="number of last layers that are personal; 0 is FedAvg")
+    personal_layers: int = knob(1, at_least=0, grid=(1, 2), help="number of personal last layers; 0 is FedAvg")
 
     def build(self, problem: Problem) -> Algorithm:
         shared = base_layers(problem, self.personal_layers)

@@ -1,20 +1,21 @@
-"""FedProto: clients own their models and share what classes look like to them.
+"""FedProto: clients keep their models and share only class prototypes (mean features).
 
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, "FedProto: federated prototype learning across heterogeneous clients" (AAAI
 2022).
 
     A round: client k receives the prototypes P (C, F) and takes local steps, from its own theta_k, on
         l_k(theta_k) + strength |f(x) - P_y|^2 / F,  f the features, for examples whose class has a prototype;
-    it sends, class by class, the sum of the features of its examples under the new theta_k, and their number;
-    P_c <- the mean over all examples of class c that were sent, and stays where there are none.
+    it sends, for each class, the sum of its examples' features under the new theta_k and their number;
+    P_c <- the mean over all examples of class c that were sent; it stays if there are none.
     Client k predicts the class of the nearest prototype, with probabilities softmax_c(-|f(x) - P_c|^2).
 
-Departures from the paper: the distance is squared, a mean over features, and taken example by example, not between a
-client's mean and the prototype; its Eq. 6 is read as the mean over examples, without a further division by the number
-of clients. Features in the loss are those of training, with dropout and the batch statistics of the mini-batch; those
-that are sent and compared with prototypes are those of predictions. Sums and counts travel for means and counts.
-Probabilities are for the loss in the evaluation. Models of all clients have one form, and start alike unless told
-otherwise. Newcomers train alone with the prototypes as they are, for as many rounds as a run has.
+Departures from the paper: The distance is squared, a mean over features, and taken for each example, not between a
+client's mean and the prototype. We read its Eq. 6 as the mean over examples, without a further division by the number
+of clients. The loss uses training features, with dropout and the batch statistics of the mini-batch; features that are
+sent or compared with prototypes are inference features. Sums and counts travel instead of means and counts.
+Probabilities are needed only for the loss in the evaluation. All clients' models have the same architecture and start
+from the same parameters unless told otherwise. Newcomers train alone with fixed prototypes, for as many rounds as the
+run has.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from pfljax.core.types import Algorithm, Array, ClientOutput, Ledger, Params, Pr
 from pfljax.local.problem import Problem
 from pfljax.models import Model
 
-UNKNOWN = -1e9  # the score of a class without a prototype; finite, so that without any all classes are alike
+UNKNOWN = -1e9  # score of a class without a prototype; finite, so that classes tie if there are no prototypes
 
 
-@method(keeps="its model", travels="features' means by class, both ways")
+@method(keeps="its model", travels="mean features per class, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedProto:
-    """FedProto (Tan et al., 2022): clients own their models and share what classes look like to them."""
+    """FedProto (Tan et al., 2022): clients keep their models and share only class prototypes (mean features)."""
 
     strength: float = knob(
-        1.0, at_least=0, grid=(0.1, 1.0, 4.0), help="lambda, the pull of features to prototypes; 0, with head, is Local"
+        1.0, at_least=0, grid=(0.1, 1.0, 4.0), help="lambda, pull of features toward prototypes; 0 with head is Local"
     )
     predict: Literal["nearest", "head"] = knob(
-        "nearest", help="predictions by the nearest prototype, or by the model's own last layer"
+        "nearest", help="predict by the nearest prototype, or by the model's own last layer"
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -53,7 +54,7 @@ class FedProto:
         width = classes.num_features(model)
 
         def pulled(received):
-            """The loss of each example, so that private gradients are clipped with the pull in them."""
+            """The loss of each example with the pull, so that private training clips the pull's gradient too."""
 
             def loss(params, x, y, *key):
                 target, known = received["mean"][y], received["count"][y] > 0
@@ -95,19 +96,20 @@ class FedProto:
             predictor=lambda key, state, clients: predictor_of(state.clients["model"], state),
             adapt=adapt,
             topology="shared",
-            ledger=Ledger(gradients=1, unaccounted="the features' sums and counts by class, sent without noise"),
+            ledger=Ledger(gradients=1, unaccounted="the per-class feature sums and counts, sent without noise"),
             report=Report(scored=f"each client's own model, by {by}"),
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class Nearest:
-    """Predictions (B, C) by the distance of a model's features to prototypes; equal for the same model."""
+    """Predictions (B, C) by the distance from a model's features to prototypes; instances for the same model are
+    equal."""
 
     model: Model
 
     def __call__(self, models: Params, row: PyTree, x: Array) -> Array:
         z = self.model.features(tree.first(models), x)
-        # Scores of a softmax: |f|^2, which all classes have in common, is left out of -|f - P_c|^2.
+        # Softmax scores: -|f - P_c|^2 without |f|^2, which all classes share.
         scores = 2 * z @ row["mean"].T - jnp.square(row["mean"]).sum(axis=-1)
         return jax.nn.softmax(jnp.where(row["count"] > 0, scores, UNKNOWN))

@@ -1,12 +1,12 @@
-"""FedProx: FedAvg whose clients stay near the global model.
+"""FedProx: FedAvg with a proximal term that keeps clients near the global model.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous networks" (MLSys 2020).
 
     A round: client k receives theta and takes local steps on l_k(theta_k) + mu / 2 |theta_k - theta|^2    (Eq. 2)
     theta <- sum_k n_k theta_k / sum_k n_k.
 
-Departures from the paper: the mean is weighted by n_k, with cohorts drawn uniformly (the paper draws clients in
-proportion to n_k and weights them alike); every client does the same number of epochs.
+Departures from the paper: The mean is weighted by n_k over uniformly drawn cohorts; the paper draws clients in
+proportion to n_k and weights them equally. Every client trains for the same number of epochs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pfljax.local.problem import Problem
 @method(keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedProx:
-    """FedProx (Li et al., 2020): FedAvg whose clients stay near the global model."""
+    """FedProx (Li et al., 2020): FedAvg with a proximal term that keeps clients near the global model."""
 
     mu: float = knob(0.1, at_least=0, grid=(0.001, 0.01, 0.1, 1.0), help="strength of the proximal term; 0 is FedAvg")
 

@@ -1,4 +1,4 @@
-"""FedRep: a shared body and personal heads, trained one after the other.
+"""FedRep: a shared body and personal heads, trained in turn.
 
 Collins, Hassani, Mokhtari, Shakkottai, "Exploiting shared representations for personalized federated learning" (ICML
 2021, Algorithm 1).
@@ -6,10 +6,10 @@ Collins, Hassani, Mokhtari, Shakkottai, "Exploiting shared representations for p
     A round: client k receives the body theta; it trains its head phi_k for `head_epochs` epochs, theta fixed; then
     theta to theta_k for `body_epochs` epochs, phi_k fixed; phi_k stays; theta <- sum_k n_k theta_k / sum_k n_k.
 
-Departures from the paper: the mean is weighted by n_k (the paper counts clients alike). The head is trained for whole
-epochs, the body for as many epochs or steps as other methods train, unless `body_epochs` is given; in the paper's
-analysis it takes one step. Each phase starts its optimizer afresh, unless optimizers are to be kept. Newcomers train a
-head of their own on the shared body, for as many rounds of `head_epochs` epochs as a run has.
+Departures from the paper: The mean is weighted by n_k (the paper weights clients equally). The head is trained for
+whole epochs; the body for as many epochs or steps as in other methods, unless `body_epochs` is given. In the paper's
+analysis the body takes one step. Each phase resets its optimizer unless optimizers are kept. Newcomers train their own
+head on the shared body, for as many rounds of `head_epochs` epochs as the run has.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from pfljax.local.problem import Problem
 @method(keeps="its last layers", travels="the body, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedRep:
-    """FedRep (Collins et al., 2021): a shared body and personal heads, trained one after the other."""
+    """FedRep (Collins et al., 2021): a shared body and personal heads, trained in turn."""
 
     head_epochs: int = knob(
-        10, at_least=1, grid=(1, 5, 10), help="epochs in which the last layers are trained, the body fixed"
+        10, at_least=1, grid=(1, 5, 10), help="number of epochs for the last layers, with the body fixed"
     )
     body_epochs: int | None = knob(
-        None, at_least=1, grid=(1, 5), help="epochs in which the body is trained; by default as in local training"
+        None, at_least=1, grid=(1, 5), help="number of epochs for the body; not given: as in local training"
     )
     personal_layers: int = knob(
-        1, at_least=0, grid=(1, 2), help="number of last layers that are personal; 0 is FedAvg of `body_epochs` epochs"
+        1, at_least=0, grid=(1, 2), help="number of personal last layers; 0 is FedAvg with `body_epochs` epochs"
     )
 
     def build(self, problem: Problem) -> Algorithm:

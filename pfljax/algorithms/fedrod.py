@@ -1,17 +1,17 @@
-"""FedRoD: a generic model trained with a balanced loss, and personal heads whose logits are added to its own.
+"""FedRoD: a generic model with a balanced loss, plus the logits of personal heads.
 
 Chen, Chao, "On bridging generic and personalized federated learning for image classification" (ICLR 2022).
 
-    g = h(z; psi) are the generic head's logits of the body's features z = f(x; theta), n_kc the examples of class c.
+    g = h(z; psi) are the generic head's logits of the body's features z = f(x; theta); n_kc counts class c's examples.
     A round: client k receives theta and psi; on each mini-batch
     (theta, psi) <- (theta, psi) - eta grad CE(g + log n_k, y), the balanced softmax, and
-    phi_k <- phi_k - eta grad CE(g + h(z; phi_k), y), where g and z are taken as given; phi_k stays;
+    phi_k <- phi_k - eta grad CE(g + h(z; phi_k), y), where g and z are constants; phi_k stays;
     (theta, psi) <- sum_k n_k (theta_k, psi_k) / sum_k n_k.  Client k predicts with softmax(g + h(z; phi_k)).
 
-Departures from the paper: personal heads are free parameters; its variant that makes them by a hypernetwork is left
-out. A class of which a client has no example counts as the least positive number in its balanced softmax. Personal
-heads start from heads of initial models (a reading). Newcomers train a personal head beside the global model as it is,
-for as many rounds as a run has.
+Departures from the paper: Personal heads are free parameters; the variant that generates them with a hypernetwork is
+left out. In a client's balanced softmax, a class without examples counts as the smallest positive number. Personal
+heads start from heads of initial models (our reading). Newcomers train a personal head with the global model fixed, for
+as many rounds as the run has.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from pfljax.local.problem import Problem
 @method(keeps="its personal head", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedRoD:
-    """FedRoD (Chen and Chao, 2022): a generic model with a balanced loss, and personal heads added to its logits."""
+    """FedRoD (Chen and Chao, 2022): a generic model with a balanced loss, plus the logits of personal heads."""
 
     balance: float = knob(
         1.0,
         at_least=0,
-        help="factor of log n_kc in the generic model's loss; with 0 that model is FedAvg's",
+        help="factor of log n_kc in the generic model's loss; with 0 the generic model is FedAvg's",
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -47,7 +47,7 @@ class FedRoD:
         under = lambda own, generic: tree.combine(own, tree.partition(generic, model.mask(generic, 1))[1])
 
         def empirical(generic):
-            """The solver of a personal head beside a generic model that is taken as given."""
+            """Solver for a personal head on top of a fixed generic model."""
 
             def loss(own, x, y, key=None):
                 return solver.loss(under(own, generic), x, y, key, shift=model.apply(generic, x, key))
@@ -94,6 +94,6 @@ class FedRoD:
             rows=rows,
             predictor=lambda key, state, clients: predicting(state.models, state.clients["own"]),
             adapt=adapt,
-            ledger=Ledger(gradients=2, unaccounted="the counts of a client's classes, by which losses are balanced"),
+            ledger=Ledger(gradients=2, unaccounted="a client's class counts, which balance its loss"),
             report=Report(scored="the global model with each client's personal head"),
         )

@@ -1,20 +1,20 @@
-"""IFCA and HypCluster: C models, each client trains the one that fits its data best.
+"""IFCA and HypCluster: C models; each client trains the one that fits its data best.
 
 IFCA: Ghosh, Chung, Yin, Ramchandran, "An efficient framework for clustered federated learning" (NeurIPS 2020, Algorithm
 1). HypCluster: Mansour, Mohri, Ro, Suresh, "Three approaches for personalization with applications to federated
-learning" (2020, Section 4), the same by the loss alone, without IFCA's options.
+learning" (2020, Section 4), the same choice by loss without IFCA's options.
 
     A round: every client receives all C models; j_k = argmin_j l_k(theta_j) on its training data;
-    it trains theta_{j_k} to theta'; theta_j <- sum_{k: j_k = j} n_k theta'_k / sum n_k, and of layers that all clusters
-    share the mean over all clients. A model that nobody chose stays.
+    it trains theta_{j_k} to theta'; theta_j <- sum_{k: j_k = j} n_k theta'_k / sum n_k, and layers that all clusters
+    share become the mean over all clients. A model that no client chose stays.
     `averaging=gradients` (Option I): theta_j <- theta_j - eta sum_{k: j_k = j} n_k g_k / sum_{all k} n_k, where g_k is
     the gradient of a mini-batch at theta_{j_k}; one such step for each mini-batch.
 
-Departures from the paper: the mean is weighted by n_k. The models start from different random parameters. The authors'
-code starts anew where a start turns out bad. Here `draws` starts are drawn, and the one is kept under which the clients
-spread most evenly over the models (the largest entropy of the models' shares of all examples): a bad start is one that
-has several distributions choose one model. Where clients keep their optimizers, that of a client follows it from one
-model to another. Under Option I clients choose once a round, and eta is the solver's optimizer, one for each model.
+Departures from the paper: The mean is weighted by n_k. The models start from different random parameters. The authors'
+code restarts when a start turns out bad. Here `draws` starts are drawn, and we keep the one under which the clients
+spread most evenly over the models (largest entropy of the models' shares of all examples): in a bad start, several
+distributions choose one model. If clients keep their optimizers, a client's optimizer follows it from one model to
+another. Under Option I clients choose once per round, and eta is the solver's optimizer, one for each model.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from pfljax.core.types import Algorithm, Array, ClientData, ClientOutput, Key, L
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
 
-CLUSTERS = "C; 0: as many as there are distributions, if half as many as clients at most, else 2; 1 is FedAvg"
+CLUSTERS = "C, number of models; 0: the number of distributions if at most K / 2, else 2; 1 is FedAvg"
 
 
 @method(keeps="nothing", travels="C models down, the chosen one up")
 @dataclasses.dataclass(frozen=True)
 class IFCA:
-    """IFCA (Ghosh et al., 2020): C models, each client trains the one that fits its data best."""
+    """IFCA (Ghosh et al., 2020): C models; each client trains the one that fits its data best."""
 
     clusters: int = knob(0, at_least=0, grid=(2, 3, 4, 5), help=CLUSTERS)
-    shared_layers: int = knob(0, at_least=0, help="number of the model's first layers that all clusters share")
-    draws: int = knob(1, at_least=1, help="number of starts, of which the one that spreads clients most evenly is kept")
+    shared_layers: int = knob(0, at_least=0, help="number of first layers that all clusters share")
+    draws: int = knob(1, at_least=1, help="number of starts drawn; the one that spreads clients most evenly is kept")
     averaging: Literal["models", "gradients"] = knob(
         "models", help="what the server averages: trained models, or gradients (Option I)"
     )
@@ -51,10 +51,10 @@ class IFCA:
     def build(self, problem: Problem) -> Algorithm:
         num_layers = len(problem.model.layers)
         if self.shared_layers > num_layers:
-            accepted = f"accepted: 0 to {num_layers}, the layers of the model"
+            accepted = f"accepted: 0 to {num_layers}, the number of layers"
             raise ArgumentError("shared_layers", accepted, self.shared_layers)
         if self.shared_layers and self.averaging == "gradients":
-            raise ArgumentError("shared_layers", "accepted with averaging=gradients: 0", self.shared_layers)
+            raise ArgumentError("shared_layers", "must be 0 with averaging=gradients", self.shared_layers)
         num = self.clusters or num_clusters(problem)
         if self.averaging == "gradients":
             return by_gradients(problem, num, self.draws)
@@ -64,7 +64,7 @@ class IFCA:
 @method(keeps="nothing", travels="C models down, the chosen one up")
 @dataclasses.dataclass(frozen=True)
 class HypCluster:
-    """HypCluster (Mansour et al., 2020): C models, each client trains the one that fits its data best."""
+    """HypCluster (Mansour et al., 2020): C models; each client trains the one that fits its data best."""
 
     clusters: int = knob(0, at_least=0, grid=(2, 3, 4, 5), help=CLUSTERS)
 
@@ -73,13 +73,13 @@ class HypCluster:
 
 
 def num_clusters(problem: Problem) -> int:
-    """As many as there are distributions, where clients share them; else 2."""
+    """The number of distributions if clients share them, else 2."""
     known = problem.num_distributions or problem.num_clients
     return known if 2 * known <= problem.num_clients else 2
 
 
 def initial_models(problem: Problem, key: Key, clients: ClientData, num: int, draws: int) -> Params:
-    """C models: of several draws, those over which the clients' choices spread most evenly."""
+    """C models: the draw, out of several, over which the clients' choices spread most evenly."""
     apart = problem._replace(common_init=False)
 
     def scored(key):
@@ -96,16 +96,16 @@ def initial_models(problem: Problem, key: Key, clients: ClientData, num: int, dr
 
 
 def choice(problem: Problem, models: Params, data: ClientData) -> Array:
-    """() int32: the model that fits a client's training data best."""
+    """() int32: index of the model that fits a client's training data best."""
     losses = problem.plan.over_models(lambda params: problem.solver.total_loss(params, data.train), models)
     return jnp.argmin(losses).astype(jnp.int32)
 
 
 def by_models(problem: Problem, num: int, num_shared: int = 0, draws: int = 1) -> Algorithm:
-    """C = `num` models, each the mean of what its clients train it to; the first layers may be shared."""
+    """C = `num` models, each the mean of its clients' trained copies; the first layers may be shared."""
 
     def share(models, weight):
-        """Layers of all clusters become their mean by `weight` (C,); the others stay."""
+        """Replaces shared layers by their mean over clusters, weighted by `weight` (C,); other layers stay."""
         own = problem.model.mask(models, len(problem.model.layers) - num_shared)
         part = weight / jnp.maximum(weight.sum(), 1e-12)
         mean = jax.tree.map(lambda leaf: jnp.broadcast_to(jnp.tensordot(part, leaf, axes=1), leaf.shape), models)
@@ -142,7 +142,7 @@ def by_models(problem: Problem, num: int, num_shared: int = 0, draws: int = 1) -
 
 
 def by_gradients(problem: Problem, num: int, draws: int) -> Algorithm:
-    """C = `num` models that take steps along their clients' gradients (Option I)."""
+    """C = `num` models that step along their clients' gradients (Option I)."""
     base = by_models(problem, num)
 
     def init(key, clients):

@@ -1,18 +1,19 @@
-"""kNN-Per: FedAvg's model, corrected by each client's nearest examples.
+"""kNN-Per: FedAvg's model, interpolated with each client's nearest neighbors.
 
 Marfoq, Neglia, Kameni, Vidal, "Personalized federated learning through local memorization" (ICML 2022). Training is
-FedAvg's. Then client k keeps a datastore: of each of its training examples (x_i, y_i) the features phi(x_i), which the
-global model's last layer receives, and y_i. It predicts
+FedAvg's. Then client k keeps a datastore: for each of its training examples (x_i, y_i), the label y_i and the features
+phi(x_i), the input of the global model's last layer. It predicts
 
     lambda_k p_knn(y | x) + (1 - lambda_k) p(y | x; theta),
     p_knn(y | x) proportional to the sum of exp(-d_i / scale) [y_i = y] over the k nearest examples,
 
 where d_i is the mean squared difference of features, |phi(x) - phi(x_i)|^2 / F.
 
-Departures from the paper: d is our reading; the authors' code divides the squared distance by F, too, so that one scale
-fits networks of any width. Features are as the network gives them. lambda_k is the value of the grid with the least
-mean loss, not error, on the client's validation examples, of which it may have few; without any it is `mix`. Newcomers
-do the same. Fine-tuning before evaluation trains the global model; the datastore is made anew with what comes out.
+Departures from the paper: d is our reading; like the authors' code, it divides the squared distance by F, so that one
+scale fits networks of any width. Features are used as the network outputs them. lambda_k is the value of the grid with
+the least mean loss (not error) on the client's validation examples, which may be few; a client without any uses `mix`.
+Newcomers do the same. Fine-tuning before evaluation trains the global model; the datastore is then rebuilt from the
+result.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from pfljax.local.problem import Problem
 @method(name="knn_per", keeps="features of its examples", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class KNNPer:
-    """kNN-Per (Marfoq et al., 2022): FedAvg's model, corrected by each client's nearest examples."""
+    """kNN-Per (Marfoq et al., 2022): FedAvg's model, interpolated with each client's nearest neighbors."""
 
-    neighbors: int = knob(10, at_least=1, grid=(5, 10, 20), help="k, nearest examples of its own that a client asks")
+    neighbors: int = knob(10, at_least=1, grid=(5, 10, 20), help="k, neighbors among a client's own examples")
     scale: float = knob(
-        1.0, above=0, grid=(0.1, 1.0, 10.0), help="mean squared difference of features at which weight falls to 1 / e"
+        1.0, above=0, grid=(0.1, 1.0, 10.0), help="mean squared feature difference at which weight falls to 1 / e"
     )
     mix: float = knob(
-        0.5, at_least=0, at_most=1, help="lambda, the neighbors' share, where it is not chosen; 0 is then FedAvg"
+        0.5, at_least=0, at_most=1, help="lambda, the neighbors' weight, unless chosen on a grid; 0 is then FedAvg"
     )
     grid_steps: int = knob(
-        10, at_least=0, help="n: lambda is chosen among 0, 1/n, ..., 1 by the validation examples; 0: `mix` holds"
+        10, at_least=0, help="n: validation examples choose lambda from 0, 1/n, ..., 1; 0: use `mix`"
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -67,7 +68,7 @@ class KNNPer:
             return dataclasses.replace(algorithm, predictor=tuned, adapt=tuned)
 
         predictor = lambda key, state, clients: predictor_of(state.models, clients, "shared")
-        ledger = Ledger(gradients=1, unaccounted="the examples that a client keeps, by which it predicts")
-        report = Report(scored="the global model, corrected by each client's nearest examples")
+        ledger = Ledger(gradients=1, unaccounted="the stored examples that a client predicts with")
+        report = Report(scored="the global model, interpolated with each client's nearest neighbors")
         algorithm = averaging(problem, predictor=predictor, ledger=ledger, report=report)
         return dataclasses.replace(algorithm, fine_tuned=fine_tuned)

@@ -1,13 +1,13 @@
-"""L2SGD: every client its own model, drawn toward the mean of all.
+"""L2SGD: every client has its own model, pulled toward the mean of all models.
 
 Hanzely, Richtarik, "Federated learning of a mixture of global and local models" (2020):
 min 1/K sum_k l_k(x_k) + lambda / (2 K) sum_k |x_k - mean|^2.
 
-    A round: x_k <- (1 - pull) x_k + pull mean, the mean as received, then local epochs on l_k; the mean of the x_k is
-    sent back.  Client k predicts with x_k.
+    A round: x_k <- (1 - pull) x_k + pull mean, with the mean as received, then local epochs on l_k; the server averages
+    the x_k.  Client k predicts with x_k.
 
-Departures from the paper: it tosses a coin for each step, a local one or, with probability p, one of pull = alpha
-lambda / (K p) toward the mean; here a round is one of these and then as many local steps as the solver says. The mean
+Departures from the paper: The paper tosses a coin for each step: a local step or, with probability p, a step of pull =
+alpha lambda / (K p) toward the mean. Here a round is one step toward the mean, then the solver's local steps. The mean
 is weighted by n_k. Newcomers train from the mean for one round. The first mean is the common initial model, or the
 first client's.
 """
@@ -28,14 +28,14 @@ from pfljax.local.problem import Problem
 @method(keeps="its model", travels="the mean down, its model up")
 @dataclasses.dataclass(frozen=True)
 class L2SGD:
-    """L2SGD (Hanzely and Richtárik, 2020): every client its own model, drawn toward the mean of all."""
+    """L2SGD (Hanzely and Richtárik, 2020): every client has its own model, pulled toward the mean of all models."""
 
     pull: float = knob(
         0.5,
         at_least=0,
         at_most=1,
         grid=(0.1, 0.3, 0.5, 0.7, 0.9),
-        help="share of the way to the mean that a model goes; 0 is Local",
+        help="fraction of the distance to the mean that a model moves; 0 is Local",
     )
 
     def build(self, problem: Problem) -> Algorithm:

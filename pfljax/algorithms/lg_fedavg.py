@@ -1,4 +1,4 @@
-"""LG-FedAvg: local lower layers that see the client's own data, shared upper ones.
+"""LG-FedAvg: local lower layers, which see the client's own data, and shared upper layers.
 
 Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, "Think locally, act globally: federated learning with
 local and global representations" (2020).
@@ -6,8 +6,8 @@ local and global representations" (2020).
     A round: client k receives the upper layers theta, trains them together with its own lower layers phi_k on D_k;
     phi_k stays; theta <- sum_k n_k theta_k / sum_k n_k.
 
-Departures from the paper: the authors' runs start from a trained FedAvg model, these from scratch. Newcomers train
-lower layers of their own under the shared upper ones, for as many rounds as a run has, and leave those as they are.
+Departures from the paper: The authors' runs start from a trained FedAvg model, ours from scratch. Newcomers train their
+own lower layers under the shared upper ones, which stay fixed, for as many rounds as the run has.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pfljax.local.problem import Problem
 @method(name="lg_fedavg", keeps="its lower layers", travels="the upper layers, both ways")
 @dataclasses.dataclass(frozen=True)
 class LGFedAvg:
-    """LG-FedAvg (Liang et al., 2020): local lower layers, shared upper ones."""
+    """LG-FedAvg (Liang et al., 2020): local lower layers and shared upper layers."""
 
     shared_layers: int = knob(
-        0, at_least=0, grid=(1, 2), help="number of shared last layers; 0: half of them, one at least"
+        0, at_least=0, grid=(1, 2), help="number of shared last layers; 0: half of the layers, at least one"
     )
 
     def build(self, problem: Problem) -> Algorithm:
         num_layers = len(problem.model.layers)
         if self.shared_layers > num_layers:
-            accepted = f"accepted: 1 to {num_layers}, the layers of the model, and 0 for half of them"
+            accepted = f"accepted: 1 to {num_layers}, the number of layers, or 0 for half of them"
             raise ArgumentError("shared_layers", accepted, self.shared_layers)
         num_shared = self.shared_layers or max(1, num_layers // 2)
         shared = lambda params: problem.model.mask(params, num_shared)

@@ -1,6 +1,6 @@
-"""Local training: every client alone, the yardstick of whether collaboration helps.
+"""Local training: every client trains alone, the baseline that shows whether collaboration helps.
 
-Each client k trains its own model phi_k on D_k; nothing is sent. Its optimizer's state stays with it over the rounds.
+Each client k trains its own model phi_k on D_k; nothing is sent. Each client keeps its optimizer state across rounds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pfljax.local.problem import Problem
 @method(keeps="its model", travels="nothing")
 @dataclasses.dataclass(frozen=True)
 class Local:
-    """Local training: every client trains a model of its own, alone."""
+    """Local training: every client trains its own model alone."""
 
     def build(self, problem: Problem) -> Algorithm:
         def init(key, clients):

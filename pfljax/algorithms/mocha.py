@@ -1,21 +1,21 @@
-"""MOCHA: multi-task learning of linear models, or last layers, whose relationship is learned along with them.
+"""MOCHA: multi-task learning of linear models or last layers, along with the relationship between clients.
 
-Smith, Chiang, Sanjabi, Talwalkar, "Federated multi-task learning" (NeurIPS 2017), with the relationship of Zhang and
-Yeung, "A convex formulation for learning task relationships in multi-task learning" (UAI 2010), which it takes over:
+Smith, Chiang, Sanjabi, Talwalkar, "Federated multi-task learning" (NeurIPS 2017), with the task relationship of Zhang
+and Yeung, "A convex formulation for learning task relationships in multi-task learning" (UAI 2010):
 
     min over W, Omega of  sum_k l_k(w_k) + strength / 2 tr(W' Omega^-1 W),   Omega positive, tr Omega = 1.
 
     A round: client k receives u_k = sum_{j != k} (Omega^-1)_kj w_j and (Omega^-1)_kk, takes local steps on
-        l_k(w_k) + strength / 2 ((Omega^-1)_kk |w_k|^2 + 2 w_k . u_k), the objective with the others' w_j held;
+        l_k(w_k) + strength / 2 ((Omega^-1)_kk |w_k|^2 + 2 w_k . u_k), the objective with the others' w_j fixed;
         and sends w_k;
     the server: Omega <- (W W')^(1/2) / tr (W W')^(1/2), which minimizes the objective in Omega.      (Zhang & Yeung)
 
-W is the whole of a linear model; of a network the last layer, as FedFomo compares with it: the layers below stay with
-their client.
+W is a whole linear model, or a network's last layer, as in FedFomo's comparison; the layers below stay with their
+client.
 
-Departures from the paper: local steps are the solver's on the model's own loss, not dual coordinate ascent on a hinge
-loss, a mean over its examples where the paper has a sum; `ridge` is added to Omega before it is inverted. Newcomers
-train alone.
+Departures from the paper: Local steps are the solver's steps on the model's own loss, not dual coordinate ascent on a
+hinge loss. This loss is a mean over examples, while the paper has a sum. `ridge` is added to Omega before it is
+inverted. Newcomers train alone.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from pfljax.core.types import Algorithm, Array, ClientOutput, Ledger, Predictor,
 from pfljax.local.problem import Problem
 
 
-@method(keeps="its model", travels="its last layer up, a combination of the others' down")
+@method(keeps="its model", travels="a combination of others' last layers down, its own up")
 @dataclasses.dataclass(frozen=True)
 class MOCHA:
-    """MOCHA (Smith et al., 2017): multi-task learning whose relationship of tasks is learned along with them."""
+    """MOCHA (Smith et al., 2017): multi-task learning that also learns the relationship between tasks."""
 
     strength: float = knob(
-        0.01, at_least=0, help="regularization by the relationship; 0 is Local", grid=(0.001, 0.003, 0.01, 0.03)
+        0.01, at_least=0, help="strength of the regularization by Omega; 0 is Local", grid=(0.001, 0.003, 0.01, 0.03)
     )
     ridge: float = knob(
-        0.1, above=0, help="added to the relationship matrix, whose trace is 1, times 1 / K before it is inverted"
+        0.1, above=0, help="ridge / K is added to the diagonal of Omega, whose trace is 1, before it is inverted"
     )
 
     def build(self, problem: Problem) -> Algorithm:
         last_layer = lambda models: tree.partition(models, problem.model.mask(models, 1))[0]
 
         def pulls(weights, omega):
-            """What the clients receive: u_k and (Omega^-1)_kk."""
+            """u_k and (Omega^-1)_kk, which the clients receive."""
             identity = jnp.eye(len(omega))
             precision = jnp.linalg.inv(omega + self.ridge / len(omega) * identity)
             others = precision * (1 - identity)

@@ -1,16 +1,16 @@
-"""MOON: FedAvg with a contrastive term on features: near the global model's, far from the client's previous model's.
+"""MOON: FedAvg with a contrastive loss that pulls features to the global model's and away from the previous model's.
 
 Li, He, Song, "Model-contrastive federated learning" (CVPR 2021).
 
     A round: client k receives theta and takes local steps on  l_k(theta_k) + mu l_con,  where for each example
         l_con = -log(exp(sim(z, z_glob) / tau) / (exp(sim(z, z_glob) / tau) + exp(sim(z, z_prev) / tau)))    (Eq. 3)
-    of its features z under theta_k, z_glob under theta and z_prev under what the client trained the last time it took
-    part (the first time: theta, so that l_con has no gradient); sim is the cosine;
+    with features z under theta_k, z_glob under theta and z_prev under the client's last trained model (the first time:
+    theta, so that l_con has no gradient); sim is the cosine;
     theta <- sum_k n_k theta_k / sum_k n_k.
 
-Departures from the paper: z is what the last layer receives, of whatever model there is, where the paper adds a
-projection head of two layers; features are those of predictions, without dropout and with running statistics; of a
-sequence l_con is the mean over its places.
+Departures from the paper: z is the input of the model's last layer, while the paper adds a projection head of two
+layers. Features are inference features, without dropout and with running statistics. For a sequence, l_con is the mean
+over its positions.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from pfljax.core.types import Algorithm, Array, Ledger
 from pfljax.local.problem import Problem
 from pfljax.models import mean_over_places
 
-LEAST = 1e-8  # least length of features in a cosine, so that features of zero have a gradient
+LEAST = 1e-8  # smallest feature norm in a cosine, so that zero features have a gradient
 
 
 @method(keeps="its last model", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class MOON:
-    """MOON (Li et al., 2021): FedAvg whose clients' features stay near those of the global model."""
+    """MOON (Li et al., 2021): FedAvg with a contrastive loss that pulls features to the global model's."""
 
-    mu: float = knob(1.0, at_least=0, grid=(0.1, 1.0, 5.0, 10.0), help="strength of the contrast; 0 is FedAvg")
+    mu: float = knob(1.0, at_least=0, grid=(0.1, 1.0, 5.0, 10.0), help="strength of the contrastive loss; 0 is FedAvg")
     tau: float = knob(0.5, above=0, grid=(0.1, 0.5, 1.0), help="temperature of the similarities")
 
     def build(self, problem: Problem) -> Algorithm:
         model, solver = problem.model, problem.solver
 
         def contrasting(received, previous):
-            """The loss of each example, so that private gradients are clipped with the contrast in them."""
+            """The loss of each example with the contrast, so that private training clips its gradient too."""
 
             def loss(params, x, y, *key):
                 z, z_glob, z_prev = (model.features(params, x) for params in (params, received, previous))
@@ -71,6 +71,6 @@ class MOON:
 
 
 def cosine(a: Array, b: Array) -> Array:
-    """The cosine of the angles of vectors (..., F)."""
+    """Cosine similarity (...) of vectors (..., F)."""
     length = lambda v: jnp.sqrt(jnp.maximum(jnp.square(v).sum(axis=-1), LEAST**2))
     return (a * b).sum(axis=-1) / (length(a) * length(b))

@@ -1,4 +1,4 @@
-"""Per-FedAvg: a global model from which one gradient step makes a good personal one.
+"""Per-FedAvg: a global model that one gradient step turns into a good personal model.
 
 Fallah, Mokhtari, Ozdaglar, "Personalized federated learning with theoretical guarantees: a model-agnostic
 meta-learning approach" (NeurIPS 2020). It minimizes sum_k F_k(theta), F_k(theta) = f_k(theta - alpha grad f_k(theta)).
@@ -8,11 +8,11 @@ meta-learning approach" (NeurIPS 2020). It minimizes sum_k F_k(theta), F_k(theta
         theta  <- theta - beta (I - alpha H) grad f_k(theta~; D'),
         first_order:   H = 0
         hessian_free:  H v = (grad f_k(theta + delta v; D'') - grad f_k(theta - delta v; D'')) / (2 delta)
-    theta <- sum_k n_k theta_k / sum_k n_k;  a client predicts after steps of rate alpha on its training data.
+    theta <- sum_k n_k theta_k / sum_k n_k;  a client predicts after gradient steps of rate alpha on its training data.
 
-Departures from the paper: D', D and D'' are a step's mini-batch and the two after it, so that a round passes over the
-data as FedAvg's does and alpha = 0 is FedAvg exactly; beta is the solver's optimizer; the mean is weighted by n_k; the
-steps before predicting take all of a client's training examples at once, never test examples.
+Departures from the paper: D', D and D'' are a step's mini-batch and the next two, so that a round passes over the data
+as in FedAvg and alpha = 0 is exactly FedAvg. beta is the solver's optimizer. The mean is weighted by n_k. The steps
+before predicting use all of a client's training examples at once, never test examples.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from pfljax.local.problem import Problem
 @method(name="per_fedavg", keeps="a gradient step from the global model", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class PerFedAvg:
-    """Per-FedAvg (Fallah et al., 2020): a global model from which one gradient step makes a good personal one."""
+    """Per-FedAvg (Fallah et al., 2020): a global model that one gradient step turns into a good personal model."""
 
     alpha: float = knob(
-        0.03, at_least=0, grid=(0.003, 0.01, 0.03, 0.1), help="rate of the step that personalizes; 0 is FedAvg"
+        0.03, at_least=0, grid=(0.003, 0.01, 0.03, 0.1), help="learning rate of the personalizing step; 0 is FedAvg"
     )
     form: Literal["first_order", "hessian_free"] = knob(
         "first_order",
-        help="meta-gradient without second derivatives, or with differences of gradients",
+        help="meta-gradient without second derivatives, or approximating them by gradient differences",
     )
-    delta: float = knob(0.001, above=0, help="distance at which the gradients of that difference are taken")
-    adapt_steps: int = knob(1, at_least=0, help="number of steps of rate alpha that a client takes before it predicts")
+    delta: float = knob(0.001, above=0, help="step size of these differences")
+    adapt_steps: int = knob(1, at_least=0, help="number of steps at rate alpha before a client predicts")
 
     def build(self, problem: Problem) -> Algorithm:
         solver, hessian_free = problem.solver, self.form == "hessian_free"
@@ -71,7 +71,7 @@ class PerFedAvg:
 
             return Predictor.own(problem.personalize(key, state.models, clients, personal))
 
-        # A mini-batch serves as D', D and, without first_order, twice as D''.
+        # Each mini-batch serves as D', as D and, with hessian_free, twice as D''.
         ledger = Ledger(gradients=4 if hessian_free else 2)
-        scored = f"the global model after {self.adapt_steps} steps of rate alpha on each client's training data"
+        scored = f"the global model after {self.adapt_steps} steps at rate alpha on each client's training data"
         return averaging(problem, train=train, predictor=predictor, ledger=ledger, report=Report(scored))

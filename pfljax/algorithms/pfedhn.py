@@ -1,18 +1,18 @@
 """pFedHN: a hypernetwork at the server generates every client's model.
 
 Shamsian, Navon, Fetaya, Chechik, "Personalized federated learning using hypernetworks" (ICML 2021). The server holds an
-embedding v_k of every client and a hypernetwork h with parameters phi: an MLP, and a linear head for each leaf.
+embedding v_k for each client and a hypernetwork h with parameters phi: an MLP and one linear head per leaf.
 
     A round: client k receives theta_k = h(v_k; phi), trains it, and sends the change delta_k;
-    (v, phi) take a step of the server's optimizer along the vector-Jacobian products of theta_k with -delta_k, their
-    mean over the cohort. The server generates all models anew; client k predicts with theta_k.
+    (v, phi) take a step of the server's optimizer along the vector-Jacobian products of theta_k with -delta_k, averaged
+    over the cohort. The server regenerates all models; client k predicts with theta_k.
 
-Departures from the paper: a cohort takes part in a round, where the paper has one client. The heads' biases start as an
-initial model, and what is added to them is small beside it, so that clients start from models of the usual size. Batch
-statistics are not generated: all clients have the mean of those that came back. The server's optimizer has momentum, as
-in the authors' code, but neither its weight decay nor its clipping. Newcomers learn an embedding, from the mean of all,
-with phi as it is, for as many rounds as a run has. The server holds H times the parameters of a model, H the trunk's
-width, and all K models.
+Departures from the paper: A cohort takes part in a round, where the paper has one client. The heads' biases start as an
+initial model, and the generated part is small next to it, so that clients start from models of the usual scale. Batch
+statistics are not generated: all clients receive the mean of those that came back. The server's optimizer has momentum,
+as in the authors' code, but not its weight decay or clipping. Newcomers learn an embedding, starting from the mean
+embedding, with phi fixed, for as many rounds as the run has. The server holds H times the parameters of a model (H is
+the trunk's width) and all K models.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from pfljax.core.types import Algorithm, ClientOutput, Ledger, Predictor, Report
 from pfljax.local.problem import Problem
 
 
-@method(keeps="nothing", travels="its generated model down, the change of it up")
+@method(keeps="nothing", travels="its generated model down, its update up")
 @dataclasses.dataclass(frozen=True)
 class PFedHN:
     """pFedHN (Shamsian et al., 2021): a hypernetwork at the server generates every client's model."""
 
-    rate: float = knob(0.01, at_least=0, grid=(0.001, 0.003, 0.01, 0.03), help="rate of the server's optimizer")
-    optimizer: Literal["sgd", "adam"] = knob("sgd", help="the server's optimizer")
-    momentum: float = knob(0.9, at_least=0, below=1, grid=(0.0, 0.9), help="of the server's SGD")
-    hidden: int = knob(100, at_least=1, at_most=100_000, grid=(50, 100), help="H, width of its hidden layers")
+    rate: float = knob(0.01, at_least=0, grid=(0.001, 0.003, 0.01, 0.03), help="server learning rate")
+    optimizer: Literal["sgd", "adam"] = knob("sgd", help="server optimizer")
+    momentum: float = knob(0.9, at_least=0, below=1, grid=(0.0, 0.9), help="momentum of the server's SGD")
+    hidden: int = knob(100, at_least=1, at_most=100_000, grid=(50, 100), help="H, width of the hidden layers")
     layers: int = knob(3, at_least=0, at_most=100, grid=(1, 2, 3), help="number of hidden layers after the first")
-    embedding: int = knob(0, at_least=0, at_most=100_000, help="length of an embedding; 0: 1 + K / 4, rounded down")
-    spread: float = knob(0.1, at_least=0, help="how far first models are from one another, over a model's own spread")
+    embedding: int = knob(0, at_least=0, at_most=100_000, help="size of an embedding; 0: 1 + K / 4, rounded down")
+    spread: float = knob(0.1, at_least=0, help="standard deviation between initial models, over that within one")
 
     def build(self, problem: Problem) -> Algorithm:
         num = problem.num_clients

@@ -1,19 +1,19 @@
-"""pFedMB: every layer a mixture of B shared branches, with each client's own weights.
+"""pFedMB: every layer is a mixture of B shared branches, with each client's own weights.
 
 Mori, Yoshiyama, Ryo, Teranishi, "Personalized federated learning with multi-branch architecture" (2022, Algorithm 1).
 
     W_l = sum_b alpha_{b,l} W_{b,l}                                                                            (Eq. 1)
     A round: client i of the cohort receives all branches W;
     l. 19: alpha^i takes E epochs of SGD on f_i(W, alpha) with W as received;                                  (Eq. 3)
-    l. 20: W^i takes E epochs of SGD on f_i(W, alpha^i) with alpha^i as it is now;                             (Eq. 4)
+    l. 20: W^i takes E epochs of SGD on f_i(W, alpha^i) with the new alpha^i;                                  (Eq. 4)
     l. 10: W_{l,b} <- sum_i n_i alpha_{l,b}^i W_{l,b}^i / sum_j n_j alpha_{l,b}^j, or without alpha.      (Eq. 5 or 6)
-    Client i predicts with W and alpha^i. Fine-tuning before evaluation is lines 19 and 20 once more, for its epochs,
-    with what client i received and keeps: at equal alpha the mixed layers then move at about eta / B, as in a round.
+    Client i predicts with W and alpha^i. Fine-tuning before evaluation repeats lines 19 and 20 for its own epochs,
+    from what client i received and keeps: at equal alpha the mixed layers then move at about eta / B, as in a round.
 
-Departures from the paper: the mean is over the cohort (as l. 5-7 and 10 are read together). The paper does not say how
-alpha stays on the simplex: by a softmax of its logits, or by projecting every step (BUILD_NOTES.md compares them). A
-branch to which nobody gives weight stays as it is. A layer's normalization gets branches with it. alpha's rate is the
-same in all rounds. Newcomers learn alpha for as many rounds as a run has, with W as it is.
+Departures from the paper: The mean is over the cohort (we read l. 5-7 and 10 together). The paper does not say how
+alpha stays on the simplex: here by a softmax of its logits, or by projecting every step (BUILD_NOTES.md compares them).
+A branch to which no client gives weight stays as it is. A layer's normalization is branched with it. alpha's learning
+rate is the same in all rounds. Newcomers learn alpha for as many rounds as the run has, with W fixed.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from pfljax.core.method import knob, method
 from pfljax.core.types import Algorithm, Array, ClientContext, ClientOutput, Ledger, Predictor, Report, State
 from pfljax.local.problem import Problem
 
-OF_ALPHA = 1  # of a client's key for a round: the mini-batches of alpha
+OF_ALPHA = 1  # folded into a client's key for a round: the mini-batches for alpha
 
 
-@method(keeps="its weights of the branches", travels="B branches of every layer, both ways; its weights up")
+@method(keeps="its branch weights", travels="B branches of every layer, both ways; its weights up")
 @dataclasses.dataclass(frozen=True)
 class PFedMB:
-    """pFedMB (Mori et al., 2022): every layer a mixture of B shared branches, with each client's own weights."""
+    """pFedMB (Mori et al., 2022): every layer is a mixture of B shared branches, with each client's own weights."""
 
-    branches: int = knob(5, at_least=1, at_most=1000, grid=(2, 3, 5, 10), help="B; 1 is FedAvg")
-    alpha_rate: float = knob(0.1, above=0, grid=(0.03, 0.1, 0.3, 1.0), help="eta_alpha, the rate of alpha's SGD")
+    branches: int = knob(5, at_least=1, at_most=1000, grid=(2, 3, 5, 10), help="B, number of branches; 1 is FedAvg")
+    alpha_rate: float = knob(0.1, above=0, grid=(0.03, 0.1, 0.3, 1.0), help="eta_alpha, learning rate of alpha")
     simplex: Literal["projection", "softmax"] = knob("projection", help="how alpha stays on the simplex")
-    averaging: Literal["alpha", "plain"] = knob("alpha", help="average the branches by alpha (Eq. 5) or not (Eq. 6)")
-    per_layer: bool = knob(True, help="a vector alpha for each layer; no: one for all layers, as in Section 5.2")
+    averaging: Literal["alpha", "plain"] = knob("alpha", help="average branches with alpha (Eq. 5) or without (Eq. 6)")
+    per_layer: bool = knob(True, help="one vector alpha per layer; no: one for all layers, as in Section 5.2")
 
     def build(self, problem: Problem) -> Algorithm:
         model, num = problem.model, self.branches
@@ -74,7 +74,7 @@ class PFedMB:
             return Predictor.own(branches.mix(model, alpha_of(raw), tree.first(state.models)))
 
         def newcomers(key, state, clients):
-            """What newcomers learn of alpha, with the branches as they are."""
+            """The alpha that newcomers learn, with fixed branches."""
 
             def learn(key, shared, data):
                 step = lambda n, raw: learn_alpha(jax.random.fold_in(key, n), raw, shared, data.train, n)
@@ -102,7 +102,7 @@ class PFedMB:
         return algorithm
 
     def _fine_tuned(self, problem: Problem, algorithm: Algorithm, newcomers, epochs: int) -> Algorithm:
-        """The algorithm whose clients take a step of `epochs` epochs before they predict."""
+        """The algorithm whose clients train for `epochs` epochs before they predict."""
         solver = problem.solver._replace(epochs=epochs, steps=0)
         step = self._client_step(problem._replace(solver=solver, keep_optimizer=False))
         alpha_of, _, _ = self._alpha(problem)
@@ -125,7 +125,7 @@ class PFedMB:
         )
 
     def _client_step(self, problem: Problem):
-        """A client's local training: alpha, then its branches; (their models (1, ...), row, loss)."""
+        """A client's local training, alpha and then its branches: (models (1, ...), row, loss)."""
         alpha_of, learn_alpha, _ = self._alpha(problem)
 
         def step(context, models, row, split):
@@ -140,7 +140,7 @@ class PFedMB:
         return step
 
     def _alpha(self, problem: Problem):
-        """alpha out of what is learned, its local SGD (Eq. 3), and its start."""
+        """Functions for alpha: from learned parameters to alpha, local SGD (Eq. 3), and initial parameters."""
         model, solver, softmax = problem.model, problem.solver, self.simplex == "softmax"
         alpha_of = jax.nn.softmax if softmax else lambda raw: raw
         shape = (len(model.layers) if self.per_layer else 1, self.branches)

@@ -1,4 +1,4 @@
-"""pFedMe: personal models near a global one, by Moreau envelopes.
+"""pFedMe: personal models near a global model, by Moreau envelopes.
 
 Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelopes" (NeurIPS 2020).
 
@@ -6,11 +6,11 @@ Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelopes" (Neu
     A local step on a mini-batch: theta <- `steps` steps toward that minimum; w <- w - eta lambda (w - theta)  (Eq. 8)
     w <- (1 - beta) w + beta sum_k n_k w_k / sum_k n_k;  client k predicts with its last theta.
 
-Departures from the paper: the clients of the cohort train, not all of them; the mean is weighted by n_k; eta is the
-solver's optimizer, which takes lambda (w - theta) for the gradient. theta starts at w, and its steps are gradient
-steps on f_k and exact ones on the proximal term, theta <- (theta - rate (grad f_k(theta) - lambda w)) /
-(1 + rate lambda), which have the same fixed point as plain gradient steps and stay stable for any lambda. theta is what
-is scored; the authors' code, by a slip, scores the clients' w_k.
+Departures from the paper: Only the cohort's clients train, not all clients. The mean is weighted by n_k. eta is the
+solver's optimizer, with lambda (w - theta) as the gradient. theta starts at w. Its steps are gradient steps on f_k and
+exact steps on the proximal term, theta <- (theta - rate (grad f_k(theta) - lambda w)) / (1 + rate lambda); they have
+the same fixed point as plain gradient steps and are stable for any lambda. We score theta; the authors' code scores the
+clients' w_k by mistake.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from pfljax.local.problem import Problem
 @method(keeps="its model", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class PFedMe:
-    """pFedMe (Dinh et al., 2020): personal models near a global one, by Moreau envelopes."""
+    """pFedMe (Dinh et al., 2020): personal models near a global model, by Moreau envelopes."""
 
     strength: float = knob(
         15.0,
         above=0,
         grid=(5.0, 10.0, 15.0, 20.0, 30.0),
-        help="lambda, the pull of the personal model to the global one",
+        help="lambda, pull of the personal model toward the global one",
     )
-    steps: int = knob(5, at_least=1, help="number of steps of the personal model on each mini-batch")
-    rate: float = knob(0.1, above=0, help="rate of these steps")
-    beta: float = knob(1.0, above=0, help="share of the new mean in the global model")
+    steps: int = knob(5, at_least=1, help="number of personal-model steps per mini-batch")
+    rate: float = knob(0.1, above=0, help="learning rate of these steps")
+    beta: float = knob(1.0, above=0, help="weight of the new mean in the global model")
 
     def build(self, problem: Problem) -> Algorithm:
         solver = problem.solver
 
         def moreau(w, gradient):
-            """theta after `steps` steps from w, each with its gradient(theta, number) -> (loss, slopes), and f_k(w)."""
+            """Returns theta after `steps` steps from w, with gradient(theta, number) -> (loss, slopes), and f_k(w)."""
 
             def toward(theta, slope, anchor):
                 return (theta - self.rate * (slope - self.strength * anchor)) / (1 + self.rate * self.strength)

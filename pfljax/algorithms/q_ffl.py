@@ -1,12 +1,12 @@
-"""q-FFL: the worse a client fares, the more it counts.
+"""q-FFL: clients with larger losses get larger weights.
 
 Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning" (ICLR 2020, Algorithm 2, q-FedAvg).
 
-    A round: client k receives w, with F_k = l_k(w), and trains it to w_k; d_k = w - w_k, which times L is its gradient;
+    A round: client k receives w, with F_k = l_k(w), and trains it to w_k; L d_k, with d_k = w - w_k, is its gradient;
     w <- w - sum_k F_k^q L d_k / sum_k (q F_k^(q-1) |L d_k|^2 + L F_k^q).
 
-Departures from the paper: clients are drawn uniformly, not in proportion to n_k, and count alike. L is 1 / eta, as
-there, unless the knob says otherwise: steps of Adam have no such scale. Where a schedule lowers eta, L stays as it is.
+Departures from the paper: Clients are drawn uniformly, not in proportion to n_k, and weighted equally. L is 1 / eta, as
+in the paper, unless the knob sets it: Adam's steps have no such scale. If a schedule lowers eta, L stays the same.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from pfljax.core.types import Algorithm, Array, ClientOutput, Ledger
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
 
-LEAST = 1e-10  # least loss, so that its powers stay finite
+LEAST = 1e-10  # smallest loss, so that its powers stay finite
 
 
 @method(name="q_ffl", keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class QFFL:
-    """q-FFL (Li et al., 2020): the worse a client fares, the more it counts."""
+    """q-FFL (Li et al., 2020): clients with larger losses get larger weights."""
 
     q: float = knob(
         1.0,
         at_least=0,
         grid=(0.001, 0.01, 0.1, 0.5, 1.0, 2.0, 5.0),
-        help="how much the worse-off count more; 0 counts all clients alike",
+        help="exponent of the loss in a client's weight; 0 weights all clients equally",
     )
     lipschitz: float | None = knob(
-        None, above=0, help="L of the clients' gradients; not given: 1 / learning rate, as in the paper"
+        None, above=0, help="L, scale of the clients' updates; not given: 1 / learning rate, as in the paper"
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -65,6 +65,6 @@ class QFFL:
         if self.lipschitz is not None:
             return self.lipschitz
         if problem.learning_rate is None:
-            text = "accepted: a number above 0, since the learning rate of the clients' optimizer is not known"
+            text = "accepted: a number above 0; required here, since the clients' learning rate is unknown"
             raise ArgumentError("lipschitz", text)
         return 1 / problem.learning_rate

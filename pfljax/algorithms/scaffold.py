@@ -7,9 +7,9 @@ Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: stochastic controlled
     c_k+ <- grad f_k(x)  (option I),  or c_k - c + (x - y) / (steps eta), the mean of the g(y) on the way  (option II);
     x <- x + rate (sum_k n_k y_k / sum_k n_k - x);  c <- c + sum_k n_k (c_k+ - c_k) / sum_{all} n_k.
 
-Departures from the paper: both means are weighted by n_k, as everywhere here, so that the weighted objective is what is
-minimized (`mean=uniform` is the paper's). Option II's c_k+ is computed as that mean of gradients, which is the same for
-plain SGD and has a meaning for any optimizer.
+Departures from the paper: Both means are weighted by n_k, as everywhere here, so that SCAFFOLD minimizes the weighted
+objective (`mean=uniform` is the paper's). Option II's c_k+ is computed as that mean of gradients, which is the same for
+plain SGD and is defined for any optimizer.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from pfljax.local.problem import Problem
 class Scaffold:
     """SCAFFOLD (Karimireddy et al., 2020): local steps corrected by control variates."""
 
-    correction: float = knob(1.0, at_least=0, help="share of the correction c - c_k that a step takes; 0 is FedAvg")
-    rate: float = knob(1.0, above=0, help="eta_g, the server's rate")
+    correction: float = knob(1.0, at_least=0, help="factor of the correction c - c_k in each step; 0 is FedAvg")
+    rate: float = knob(1.0, above=0, help="eta_g, learning rate of the server")
     option: Literal["I", "II"] = knob(
-        "II", help="c_k+: the gradient of all of the client's examples at x (I), or the mean of its steps' (II)"
+        "II", help="c_k+: the gradient at x over all of a client's examples (I), or its steps' mean gradient (II)"
     )
-    mean: Literal["weighted", "uniform"] = knob("weighted", help="means over clients: by n_k, or all alike")
+    mean: Literal["weighted", "uniform"] = knob("weighted", help="weight clients by n_k or equally")
 
     def build(self, problem: Problem) -> Algorithm:
         first = self.option == "I"
@@ -89,6 +89,6 @@ class Scaffold:
             ledger=Ledger(
                 gradients=1,
                 passes=1 + problem.passes(1) if first else 1,
-                unaccounted="the gradients of all examples, which are sent without noise" if first else "",
+                unaccounted="the full-data gradients, which are sent without noise" if first else "",
             ),
         )

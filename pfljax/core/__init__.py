@@ -1,1 +1,1 @@
-"""Types, errors and pytree arithmetic: what every floor speaks."""
+"""Types, errors and pytree arithmetic for all other packages."""

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-LONGEST, LONGEST_TEXT = 300, 3000  # characters of a value that a message shows, and of what it says
+LONGEST, LONGEST_TEXT = 300, 3000  # maximum characters of a value and of a message's text
 
 
 def shown(value: object, longest: int = LONGEST) -> str:
-    """A value as part of a line: without line ends and other characters that do not print, and not without end."""
+    """A value as part of one line: truncated, with line ends and other unprintable characters escaped."""
     text = str(value)[: longest + 1]
     text = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
     return text if len(text) <= longest else f"{text[:longest]}..."
 
 
 class ArgumentError(ValueError):
-    """A mistake in an argument, in one line: which argument, its value, and what is accepted.
+    """An invalid argument, in one line: which argument, its value, and what is accepted.
 
-    The command line prints the same line with the name of the flag in place of the argument's.
+    The command line prints the same line with the flag's name instead of the argument's.
 
     Attributes:
         argument: Name of the argument.
         text: What is wrong and what is accepted.
-        value: The value, or None where it says nothing.
-        owner: Registered name of the method whose knob it is; empty for everything else.
+        value: The value, or None if it is not informative.
+        owner: Registered name of the method if the argument is its knob; otherwise empty.
     """
 
     def __init__(self, argument: str, text: str, value: object = None, *, owner: str = ""):
@@ -29,7 +29,7 @@ class ArgumentError(ValueError):
         super().__init__(self.line(f"{owner}.{argument}" if owner else argument))
 
     def of(self, owner: str) -> ArgumentError:
-        """The same mistake, in a knob of the method registered as `owner`."""
+        """The same error for a knob of the method registered as `owner`."""
         return ArgumentError(self.argument, self.text, self.value, owner=owner)
 
     def line(self, name: str) -> str:
@@ -39,8 +39,8 @@ class ArgumentError(ValueError):
 
 
 class RunError(RuntimeError):
-    """A run that could not go on, in one line."""
+    """A run that failed, in one line."""
 
 
 class OutOfMemory(RunError):
-    """A run that does not fit into memory."""
+    """A run that does not fit in memory."""

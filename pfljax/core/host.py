@@ -1,4 +1,4 @@
-"""The machine that this process runs on: its free memory, and sizes in words."""
+"""The host machine's free memory, and human-readable sizes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import os
 
 
 def free_memory() -> int:
-    """Bytes of memory that are free."""
+    """Free memory in bytes."""
     try:
-        with open("/proc/meminfo") as file:  # counts the file cache as free, which it is
+        with open("/proc/meminfo") as file:  # counts the file cache as free
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def readable(num_bytes: float) -> str:
-    """Bytes for people."""
+    """Formats a number of bytes for people."""
     value, units = float(num_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:
         value, units = value / 1024, units[1:]

@@ -1,11 +1,11 @@
-"""How a method is declared: one frozen dataclass of knobs, registered where it stands.
+"""Declaring a method: one frozen dataclass of knobs, registered by a decorator.
 
 @method(keeps="its model", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class Ditto:
-    \"\"\"Ditto (Li et al., 2021): a global model, and personal ones held near it.\"\"\"
+    \"\"\"Ditto (Li et al., 2021): a global model and personal models regularized toward it.\"\"\"
 
-    strength: float = knob(0.1, at_least=0, help="lambda, the pull of the personal model to the global one")
+    strength: float = knob(0.1, at_least=0, help="lambda, pull of the personal model toward the global one")
 
     def build(self, problem): ...
 """
@@ -33,14 +33,14 @@ METHODS: dict[str, Any] = {}  # the registry: name -> class, in the order of reg
 
 @dataclasses.dataclass(frozen=True)
 class MethodInfo:
-    """What is known of a registered method beside its knobs; `info` of its class.
+    """Information about a registered method besides its knobs; the `info` attribute of its class.
 
     Attributes:
         name: Registered name.
-        title: Name and paper: the first line of the class's docstring up to the colon or period.
+        title: Name and paper: the first line of the class docstring, up to the colon or period.
         keeps: What each client keeps.
         travels: What travels in a round.
-        validates: Whether it needs validation examples.
+        validates: Whether the method needs validation examples.
     """
 
     name: str
@@ -63,20 +63,21 @@ def knob(
     static: bool = False,
     read_with: tuple[str, str] | None = None,
 ) -> Any:
-    """A field of a method's dataclass, with the range that is checked when the method is made.
+    """A field of a method's dataclass, with a range that is checked when the method is created.
 
     Args:
-        default: Its default.
-        help: One line for the command line's help; what it is, and what its limits mean.
-        at_least: Least value.
-        above: What it must be above.
-        at_most: Greatest value.
-        below: What it must be below.
-        infinite: Whether it may be infinite.
-        grid: Values that tuning tries, first of all those that its paper tries.
-        static: Whether a number decides shapes, or what is computed on the host. `build` may otherwise be given a
-            traced value for a number that is not whole, since several are tried in one kernel.
-        read_with: Another knob and the value of it without which this one is not read, and stays at its default.
+        default: Default value.
+        help: One line for the command line's help: what it is and what its limits mean.
+        at_least: Inclusive lower bound.
+        above: Exclusive lower bound.
+        at_most: Inclusive upper bound.
+        below: Exclusive upper bound.
+        infinite: Whether infinity is accepted.
+        grid: Values that tuning tries, the paper's own values first.
+        static: Whether the number determines shapes or host computations. Otherwise `build` may get a traced value for
+            a float knob, since tuning tries several values in one kernel.
+        read_with: Another knob and the value it must have for this knob to be read; otherwise this knob must keep its
+            default.
     """
     metadata = {"help": help, "at_least": at_least, "above": above, "at_most": at_most, "below": below}
     metadata |= {"infinite": infinite, "grid": tuple(grid), "static": static, "read_with": read_with}
@@ -86,12 +87,12 @@ def knob(
 def method(*, keeps: str, travels: str, name: str | None = None, validates: bool = False) -> Callable[[T], T]:
     """Registers a frozen dataclass of knobs with a `build(problem) -> Algorithm` as a method.
 
-    Its knobs are checked when it is made: their ranges, and that a `Literal` has one of its values.
+    Creating an instance checks its knobs: their ranges, and that a `Literal` has one of its values.
 
     Args:
         keeps: What each client keeps, in words.
         travels: What travels in a round, in words.
-        name: Registered name; the class's name in lower case if not given.
+        name: Registered name; by default the class name in lower case.
         validates: Whether the method needs validation examples.
     """
 
@@ -126,13 +127,13 @@ def method(*, keeps: str, travels: str, name: str | None = None, validates: bool
 
 
 def check_knobs(made: Any) -> None:
-    """Raises `ArgumentError` for a field of a method, or of another dataclass, that is out of its range."""
+    """Raises `ArgumentError` if a field of a method or another dataclass is out of range."""
     info = getattr(type(made), "info", None)
     owner = info.name if info else ""
     hints = typing.get_type_hints(type(made))
     for field in dataclasses.fields(made):
         value, hint = getattr(made, field.name), value_type(hints[field.name])
-        # Nothing is given, or values are traced, which were checked where they come from.
+        # The value is not given, or it is traced and was checked before tracing.
         if isinstance(value, Tracer) or (hint is not hints[field.name] and isinstance(value, types.NoneType)):
             continue
         error = functools.partial(ArgumentError, field.name, value=value, owner=owner)
@@ -145,21 +146,21 @@ def check_knobs(made: Any) -> None:
             raise error(f"accepted: {out_of_range(value, field.metadata)}")
         other, needed = field.metadata.get("read_with") or ("", None)
         if other and getattr(made, other) != needed and value != field.default:
-            raise error(f"is read with {other}={needed} only")
+            raise error(f"applies only with {other}={needed}")
 
 
 TYPES = {int: "whole numbers", float: "numbers", bool: "True or False", str: "text"}
 
 
 def value_type(hint: Any) -> Any:
-    """The type of a knob's values: T where the annotation is `T | None`."""
+    """The type of a knob's values: T if the annotation is `T | None`."""
     kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
     optional = typing.get_origin(hint) in (types.UnionType, typing.Union) and len(kinds) == 1
     return kinds[0] if optional else hint
 
 
 def of_type(value: Any, hint: Any) -> bool:
-    """Whether a knob's value is of its annotated type, where that is a plain one."""
+    """Whether a knob's value has its annotated type, if that is a plain type."""
     if hint in (int, float) and isinstance(value, bool):
         return False
     kinds: dict[Any, Any] = {int: numbers.Integral, float: numbers.Real, bool: bool, str: str}
@@ -167,7 +168,7 @@ def of_type(value: Any, hint: Any) -> bool:
 
 
 def out_of_range(value: float, limits: typing.Mapping[str, Any]) -> str | None:
-    """What is accepted, in words, where `value` is not; None where it is."""
+    """What is accepted, in words, if `value` is out of range; otherwise None."""
     low, above, high, below = (limits.get(name) for name in ("at_least", "above", "at_most", "below"))
     fits = (
         (low is None or value >= low)
@@ -195,14 +196,14 @@ def out_of_range(value: float, limits: typing.Mapping[str, Any]) -> str | None:
 
 
 def get(name: str) -> Any:
-    """The class registered under `name`.
+    """Returns the class registered as `name`.
 
     Raises:
-        ArgumentError: if there is none, with the nearest names.
+        ArgumentError: if there is none; suggests similar names.
     """
     if name not in METHODS:
         if name.endswith(".py"):
-            raise ArgumentError("algorithm", f"names a file only; accepted: {name}:NAME, the class in it", name)
+            raise ArgumentError("algorithm", f"names only a file; accepted: {name}:NAME, a class in it", name)
         near = difflib.get_close_matches(name, METHODS, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}?" if near else f"accepted: {', '.join(METHODS)}"
         raise ArgumentError("algorithm", f"unknown algorithm; {hint}", name)

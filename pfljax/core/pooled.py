@@ -1,4 +1,4 @@
-"""Examples that clients hold by reference: one pool of them, and an index of who has which."""
+"""Examples that clients hold by reference: one pool and an index of each client's examples."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Array = jax.Array | np.ndarray
 class Pooled:
     """Stacked examples (K, n_max, *features) as a pool and an index: client k's example i is pool[index[k, i]].
 
-    It takes the place of an array in a `Split`, is read by indexing as one, and reads zeros where the index is -1.
-    `x[ids]` for an array or slice of clients is `Pooled` again and copies no example; every other index reads examples.
+    Replaces an array in a `Split` and is indexed like one; it reads zeros where the index is -1. `x[ids]` for an array
+    or slice of clients is again `Pooled` and copies no examples; any other index reads examples.
 
     Attributes:
         pool: (P, *features). On the devices its last row is zeros, so that index -1 needs no mask.
         index: (K, n_max) int32; -1 is padding.
-        spread: Whether the pool is spread over the devices. Each then holds the rows that its own clients need, as many
-            on each, and the index counts rows of all devices.
+        spread: Whether the pool is spread over the devices. Each device then holds the rows that its own clients need,
+            an equal number per device, and the index counts rows over all devices.
     """
 
     pool: Array
@@ -66,20 +66,20 @@ class Pooled:
         return np.asarray(self[...], dtype)
 
     def examples(self, index: Array) -> Array:
-        """The examples (..., *features) at some places (...) of the index."""
+        """The examples (..., *features) at entries (...) of the index."""
         if not isinstance(self.pool, np.ndarray):
             return self.pool.at[index].get(mode="promise_in_bounds")
-        found = np.take(self.pool, index, axis=0)  # a copy, of a single example too
+        found = np.take(self.pool, index, axis=0)  # copies, even for a single example
         if np.min(index, initial=0) < 0:
             found[np.less(index, 0)] = 0
         return found
 
     def on_device(self, device: Array) -> Pooled:
-        """What one device sees of a spread pool: its own rows, and an index into them."""
+        """One device's part of a spread pool: its own rows and an index into them."""
         first = device * self.pool.shape[0]
         return dataclasses.replace(self, index=jnp.where(self.index < 0, -1, self.index - first), spread=False)
 
 
 def is_pooled(leaf: Any) -> bool:
-    """For `jax.tree.map(..., is_leaf=is_pooled)`: examples as one leaf."""
+    """For `jax.tree.map(..., is_leaf=is_pooled)`: treats examples as one leaf."""
     return isinstance(leaf, Pooled)

@@ -41,17 +41,17 @@ def where(rows: Array, a: PyTree, b: PyTree) -> PyTree:
 
 
 def squared_distance(a: PyTree, b: PyTree) -> Array:
-    """() the squared L2 distance over all leaves."""
+    """() squared L2 distance over all leaves."""
     return jnp.asarray(sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.square(x - y).sum(), a, b))))
 
 
 def inner(a: PyTree, b: PyTree) -> Array:
-    """() the inner product over all leaves."""
+    """() inner product over all leaves."""
     return jnp.asarray(sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b))))
 
 
 def map_rows(fn: Callable[[Any], Any], tree: PyTree) -> PyTree:
-    """fn of every stacked leaf; of pooled examples it is applied to the index, whose rows are the clients'."""
+    """Applies fn to every stacked leaf; for pooled examples, to the index, whose rows are the clients."""
 
     def one(leaf):
         return dataclasses.replace(leaf, index=fn(leaf.index)) if is_pooled(leaf) else fn(leaf)
@@ -65,18 +65,18 @@ def take(tree: PyTree, index: Array | tuple[Array, ...]) -> PyTree:
 
 
 def shapes_of_rows(tree: PyTree, num: int) -> PyTree:
-    """Shapes and types of `num` rows of a stacked tree, pooled examples copied for each client."""
+    """Shapes and types of `num` rows of a stacked tree, with pooled examples copied for each client."""
     shape = lambda leaf: jax.ShapeDtypeStruct((num, *leaf.shape[1:]), leaf.dtype)
     return jax.tree.map(shape, tree, is_leaf=is_pooled)
 
 
 def first(tree: PyTree) -> PyTree:
-    """Row 0 of every leaf: the one model of a stack (1, ...)."""
+    """Row 0 of every leaf: the only model of a stack (1, ...)."""
     return jax.tree.map(lambda leaf: leaf[0], tree)
 
 
 def repeat(tree: PyTree, num: int) -> PyTree:
-    """`num` copies (num, ...) of the one row of a stack (1, ...)."""
+    """`num` copies (num, ...) of the only row of a stack (1, ...)."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[0], (num, *leaf.shape[1:])), tree)
 
 
@@ -86,7 +86,7 @@ def mix(rows: Array, tree: PyTree) -> PyTree:
 
 
 def partition(tree: PyTree, mask: PyTree) -> tuple[PyTree, PyTree]:
-    """The leaves where the mask, a tree of bools, holds, and the others; None in place of what is left out."""
+    """The leaves where the mask, a tree of bools, is True, and the others; None replaces leaves left out."""
     return tuple(
         jax.tree.map(lambda m, leaf, side=side: leaf if m == side else None, mask, tree) for side in (True, False)
     )
@@ -98,17 +98,17 @@ def combine(a: PyTree, b: PyTree) -> PyTree:
 
 
 def complement(mask: PyTree) -> PyTree:
-    """A tree of bools, the other way around."""
+    """Negates a tree of bools."""
     return jax.tree.map(lambda leaf: not leaf, mask)
 
 
 def overlap(a: PyTree, b: PyTree) -> bool:
-    """Whether two masks, trees of bools, both hold somewhere."""
+    """Whether two masks, trees of bools, are both True for some leaf."""
     return any(x and y for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
 def inner_products(a: PyTree, b: PyTree) -> Array:
-    """(N, M) inner products of N stacked models with M others."""
+    """(N, M) inner products of N stacked models with M other models."""
     flat = lambda leaf: leaf.reshape(leaf.shape[0], -1)
     products = jax.tree.map(lambda x, y: flat(x) @ flat(y).T, a, b)
     return jnp.asarray(sum(jax.tree.leaves(products)))
@@ -120,7 +120,7 @@ def stack_one(tree: PyTree) -> PyTree:
 
 
 def num_rows(tree: PyTree) -> int:
-    """The length of the leading axis."""
+    """Length of the leading axis."""
     return jax.tree.leaves(tree, is_leaf=is_pooled)[0].shape[0]
 
 
@@ -130,6 +130,6 @@ def num_bytes(tree: PyTree) -> int:
 
 
 def row_bytes(tree: PyTree) -> int:
-    """Bytes of one row of a stacked tree, pooled examples copied for each client."""
+    """Bytes of one row of a stacked tree, with pooled examples copied for each client."""
     leaves = jax.tree.leaves(tree, is_leaf=is_pooled)
     return sum(math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in leaves)

@@ -1,8 +1,8 @@
-"""The shared types and the symbols of the field.
+"""Shared types and symbols.
 
-Symbols, the same everywhere: K clients, N models in a stack, J models that a client holds or downloads,
-M neighbors or mixture components, C classes, B batch, n_k examples of client k, R rounds, S clients in a
-round's cohort. "Stacked" means a leading axis K, N or S on every leaf.
+Symbols, the same everywhere: K clients, N models in a stack, J models that a client holds or downloads, M neighbors or
+mixture components, C classes, B batch size, n_k examples of client k, R rounds, S clients in a round's cohort.
+"Stacked" means a leading axis K, N or S on every leaf.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pfljax.core.errors import RunError as RunError
 Array = jax.Array | np.ndarray
 Key = jax.Array
 Params = Any
-Examples = Any  # an array, `Pooled` examples or a view of either, all read by indexing
+Examples = Any  # an array, `Pooled` examples or a view of either; read by indexing
 PyTree = Any
 Metrics = dict[str, Any]
 Topology = Literal["own", "shared", "peers", "push"]
@@ -28,24 +28,24 @@ Task = Literal["classification", "regression"]
 
 
 class Split(NamedTuple):
-    """One part (train, validation or test) of a client's data, or of all clients' stacked.
+    """One part (train, validation or test) of a client's data, or of all clients' data, stacked.
 
     Rows at and beyond `size` are padding (zeros) and must not influence any result.
     """
 
     x: Examples  # (n_max, *features) float32, or (n_max, T) uint8 tokens of sequences; stacked (K, n_max, *features)
-    # (n_max,) int32 classes, or float32 targets of a regression; (n_max, T) uint8 for sequences, 255 where there is
+    # (n_max,) int32 classes, or float32 regression targets; (n_max, T) uint8 for sequences, 255 at positions with
     # nothing to predict; stacked (K, n_max, ...).
     y: Examples
-    size: Array  # () int32: how many examples are real; stacked (K,)
+    size: Array  # () int32: number of real examples; stacked (K,)
 
 
 class ClientData(NamedTuple):
-    """What one client knows, and all that a method ever sees of it: there is no test data in it."""
+    """All of a client's data that a method can see; contains no test data."""
 
     train: Split
     validation: Split
-    attacker: Array | None = None  # () bool: whether it attacks, which no method reads; stacked (K,)
+    attacker: Array | None = None  # () bool: whether it attacks; no method reads this; stacked (K,)
 
 
 @jax.tree_util.register_dataclass
@@ -62,7 +62,7 @@ class Cohort:
     everyone: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def position(self, clients: Array) -> Array:
-        """Where clients (...) stand in `ids`, or -1: found by bisection, so that nothing has the size of K."""
+        """Positions of clients (...) in `ids`, or -1; uses bisection, so that no array has size K."""
         if self.everyone:
             return clients
         place = jnp.minimum(jnp.searchsorted(self.ids, clients), self.ids.shape[0] - 1).astype(jnp.int32)
@@ -72,25 +72,25 @@ class Cohort:
 class State(NamedTuple):
     """Everything that a method carries from round to round; arrays only.
 
-    In a round a method sees the rows of its cohort (S in place of K, and of N where N = K).
+    In a round, a method sees the rows of its cohort: S instead of K, and instead of N if N = K.
     """
 
-    server: PyTree  # replicated: small, or (FedAMP, MOCHA) what the server computes with, of all clients
-    models: Params  # what can be downloaded: leaves (N, ...)
+    server: PyTree  # replicated: small, or data of all clients that the server needs (FedAMP, MOCHA)
+    models: Params  # models that can be downloaded: leaves (N, ...)
     optimizer: PyTree  # the owners' optimizer state: leaves (N, ...)
     clients: PyTree  # rows that never leave their client: leaves (K, ...)
-    round: Array = np.zeros((), np.int32)  # () int32: how many rounds have been played; the engine counts
+    round: Array = np.zeros((), np.int32)  # () int32: number of completed rounds; the engine counts
 
 
 class ClientContext(NamedTuple):
-    """What a client knows of the round, beside its models and its data.
+    """A client's view of the round, besides its models and data.
 
     Attributes:
         key: The client's key for this round.
         round: () int32, number of the round, from 0.
         step: () int32, number of the exchange within the round (0 unless `Algorithm.exchanges` is more than 1).
-        index: (J,) int32, which models the client has received.
-        server: `State.server`. What a client reads of it counts as downloaded, scalars excepted.
+        index: (J,) int32, indices of the models that the client received.
+        server: `State.server`. Whatever a client reads from it counts as downloaded, except scalars.
     """
 
     key: Key
@@ -101,18 +101,18 @@ class ClientContext(NamedTuple):
 
 
 class ClientOutput(NamedTuple):
-    """What one client makes of a round.
+    """One client's results of a round.
 
     Attributes:
         client: The client's next row.
         upload: Leaves (J, ...): a contribution to each received model, summed over clients at the model's owner; or
-            leaves (J', ...), for the first J' of them only. Under "own" the next model; under "push" leaves (...), one
-            upload for all receivers. () where nothing comes back. Entries "weight" and "count" of a dict say how much
-            its others count.
+            leaves (J', ...), for only the first J' models. Under "own", the next model; under "push", leaves (...), one
+            upload for all receivers. () if nothing comes back. In a dict, "weight" and "count" hold the weights of its
+            other entries.
         report: What the server sees of this client, by name; "loss" () is required. Scalars are free; everything else
             counts as uploaded.
-        sent: (J,) or (J',) bool, which contributions are made; None: all.
-        mixing_weights: (J,) under "push": the weight with which each receiver counts the upload.
+        sent: (J,) or (J',) bool: which contributions are sent; None: all.
+        mixing_weights: (J,), under "push": the weight that each receiver gives the upload.
     """
 
     client: PyTree
@@ -123,28 +123,28 @@ class ClientOutput(NamedTuple):
 
 
 class Aggregate(NamedTuple):
-    """What came back to the owners and the server in one exchange."""
+    """Everything that the owners and the server get back from one exchange."""
 
     upload: PyTree  # leaves (N, ...): sums of the contributions
     count: Array  # (N,) int32: number of contributions to each model
-    sent: Array  # (S, J) bool: which contributions were made
+    sent: Array  # (S, J) bool: which contributions were sent
     report: PyTree  # leaves (S, ...)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Predictor:
-    """What clients predict with: p_k(y | x) = sum_j weights[k, j] p(y | x, models[index[k, j]]).
+    """The clients' predictors: p_k(y | x) = sum_j weights[k, j] p(y | x, models[index[k, j]]).
 
     Attributes:
         models: Leaves (N, ...).
         index: (K, J) int32 into models.
         weights: (K, J), each row on the simplex.
-        topology: How the models lie with respect to the clients (see `Algorithm`); under "own" there may be J models
-            to a client, N = K J, those of client k from row k J on.
-        rows: What each client's `apply` reads beside the models, leaves (K, ...).
+        topology: Relation of models and clients (see `Algorithm`); under "own" a client may have J models, N = K J,
+            starting at row k J for client k.
+        rows: Further inputs of each client's `apply`, leaves (K, ...).
         apply: (received models (J, ...), the client's row, x (B, *features)) -> predictions (B, C), for predictions
-            that no mixture of models expresses; None: the mixture above.
+            that are not a mixture of the models' predictions; None: the mixture above.
     """
 
     models: Params
@@ -156,26 +156,26 @@ class Predictor:
 
     @classmethod
     def own(cls, models: Params) -> Predictor:
-        """Client k predicts with model k of a stack of K."""
+        """Client k predicts with model k of a stack of K models."""
         num = jax.tree.leaves(models)[0].shape[0]
         return cls(models, jnp.arange(num, dtype=jnp.int32)[:, None], jnp.ones((num, 1)), "own")
 
     @classmethod
     def one(cls, models: Params, num: int) -> Predictor:
-        """All `num` clients predict with the one model of a stack (1, ...)."""
+        """All `num` clients predict with the only model of a stack (1, ...)."""
         return cls(models, jnp.zeros((num, 1), jnp.int32), jnp.ones((num, 1)), "shared")
 
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """What a round tells others of a client's examples, for the accounting of differential privacy.
+    """What a round reveals about a client's examples, for differential-privacy accounting.
 
     Attributes:
         gradients: Gradients computed per mini-batch, personal models included; 0 if the examples themselves are sent,
-            so that there is no bound.
-        passes: Mini-batches used in a round, as a multiple of the solver's steps; `Problem.passes` gives it for a
-            number of epochs. Two phases of one epoch each are 2 passes of 1 gradient.
-        unaccounted: What else others can learn of a client's data, in words: epsilon omits it.
+            which leaves epsilon unbounded.
+        passes: Mini-batches used in a round, as a multiple of the solver's steps; `Problem.passes` converts a number of
+            epochs. Two phases of one epoch each are 2 passes of 1 gradient.
+        unaccounted: What else others can learn about a client's data, in words; epsilon does not cover it.
     """
 
     gradients: int
@@ -185,15 +185,15 @@ class Ledger:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Extra entries for plan, summary and pages.
+    """Extra entries for the plan, summary and pages.
 
     Attributes:
-        scored: Which model the evaluation scores, in words; "": by topology.
+        scored: The model that the evaluation scores, in words; "": by topology.
         facts: Further entries, by name.
-        collaboration: State -> arrays for collaboration.npz: "index" and "weights" (K, J) in place of the predictor's
-            where a client uses others' models otherwise than in its predictions; "affinity" (K, K); and others of the
-            method's own. None: the predictor's index and weights.
-        topology: Of what `collaboration` returns; None: the predictor's.
+        collaboration: State -> arrays for collaboration.npz: "index" and "weights" (K, J), instead of the predictor's,
+            if a client uses other clients' models outside its predictions; "affinity" (K, K); and any others that the
+            method defines. None: the predictor's index and weights.
+        topology: Topology of what `collaboration` returns; None: the predictor's.
     """
 
     scored: str = ""
@@ -203,13 +203,13 @@ class Report:
 
 
 class Traffic(NamedTuple):
-    """Bytes of one exchange, per model or per client, as the engine counts them; a method may state fewer.
+    """Bytes of one exchange, per model or per client, as counted by the engine; a method may state fewer.
 
     Attributes:
-        model: One downloaded model.
-        upload: One contribution.
-        report: One client's report beyond scalars.
-        server: What one client reads of `State.server` beyond scalars.
+        model: Bytes of one downloaded model.
+        upload: Bytes of one contribution.
+        report: Bytes of one client's report, without scalars.
+        server: Bytes that one client reads from `State.server`, without scalars.
     """
 
     model: float
@@ -218,7 +218,7 @@ class Traffic(NamedTuple):
     server: float
 
 
-BY_DEFAULT: Any = None  # which `Algorithm` replaces
+BY_DEFAULT: Any = None  # replaced by `Algorithm`
 SCORED = {
     "own": "each client's own model",
     "shared": "the global model",
@@ -234,30 +234,32 @@ class Algorithm:
     Attributes:
         init: (key, clients) -> State, from the stacked ClientData of all K clients.
         client_update: (context, models, row, data) -> ClientOutput, for one client: its J received models, its row and
-            its data. Arrays of the data are read by indexing (`x[...]` is all of it).
-        server_update: (key, state, aggregate) -> (State, Metrics): owners and server take what came back.
-        predictor: (key, state, clients) -> Predictor; may train locally, never changes the state.
-        topology: "own": N = K, a model never leaves its client (J = 1); "shared": N models on a server, everyone may
-            receive them; "peers": N = K, clients receive each other's models; "push": N = K, clients send one upload
-            to all clients of their index and receive nothing but what others send.
-        ledger: What local training tells of a client's examples; required, since a private run's epsilon rests on it.
-        download: (key, state, cohort) -> (S, J) int32: which models each client of the cohort receives; column 0 is
-            the client's own where it has one. Client ids where N = K, else indices into the N models. None: its own
-            model under "own", all N models under "shared"; required under "peers" and "push".
-        adapt: (key, state, clients) -> Predictor for clients that were not there in training; None: `predictor`.
+            its data. Arrays in the data are read by indexing (`x[...]` reads everything).
+        server_update: (key, state, aggregate) -> (State, Metrics): updates the owners and the server.
+        predictor: (key, state, clients) -> Predictor; may train locally but never changes the state.
+        topology: "own": N = K, a model never leaves its client (J = 1); "shared": N models on a server, which all
+            clients may receive; "peers": N = K, clients receive each other's models; "push": N = K, each client sends
+            one upload to all clients in its index and receives only what others send.
+        ledger: What local training reveals about a client's examples; required, since a private run's epsilon depends
+            on it.
+        download: (key, state, cohort) -> (S, J) int32: the models that each client of the cohort receives; column 0 is
+            the client's own model if it has one. Client ids if N = K, otherwise indices into the N models. None: the
+            client's own model under "own", all N models under "shared"; required under "peers" and "push".
+        adapt: (key, state, clients) -> Predictor for clients unseen in training; None: `predictor`.
         sample: (key, state, clients) -> (S,) int32, the ids of the round's cohort, ascending and distinct; None:
             uniform without replacement.
-        fine_tune: (key, predictor, clients) -> Predictor: what clients do with their predictor before it is evaluated,
-            when the models that it indexes are at hand; None: nothing. The general fine-tuning comes after it.
-        fine_tuned: Number of epochs, 1 or more -> the algorithm whose `predictor` and `adapt` fine-tune for so long in
-            the method's own way; None: the general fine-tuning, which trains whatever a client predicts with.
+        fine_tune: (key, predictor, clients) -> Predictor: applied to the predictor before evaluation, once the models
+            in its index are available; None: nothing. The general fine-tuning follows it.
+        fine_tuned: Number of epochs, at least 1 -> the algorithm whose `predictor` and `adapt` fine-tune for that long
+            in a way specific to the method; None: the general fine-tuning, which trains whatever a client predicts
+            with.
         exchanges: Number of times that a round repeats exchange and server update on the same download.
-        report: Extra entries for plan, summary and pages.
-        via_server: Whether peers' models lie on a server, so that a client's upload of its own model is traffic.
-        averages: Received models -> those of which uploads bring back weighted new ones, {"model": weight x model,
-            "weight": weight} beside other entries; another aggregator can then take the mean's place. None: the server
+        report: Extra entries for the plan, summary and pages.
+        via_server: Whether peers' models are stored on a server, so that uploading a client's own model is traffic.
+        averages: Received models -> the ones whose weighted new versions are uploaded, as {"model": weight x model,
+            "weight": weight} next to other entries; another aggregator can then replace the mean. None: the server
             averages no models.
-        traffic: The bytes that the engine has counted -> those that are really sent (compression); None: as counted.
+        traffic: Traffic counted by the engine -> traffic actually sent (compression); None: as counted.
     """
 
     init: Callable[[Key, ClientData], State]
@@ -281,9 +283,9 @@ class Algorithm:
         if self.topology not in SCORED:
             raise ValueError(f"topology={self.topology}: accepted: {', '.join(SCORED)}")
         if self.download is None and self.topology in ("peers", "push"):
-            raise ValueError(f"download: required under topology={self.topology!r}: who receives whose model")
+            raise ValueError(f"download: required with topology={self.topology!r}; it says who receives whose model")
         if not isinstance(self.ledger, Ledger):
-            raise ValueError("ledger: accepted: a Ledger, which says how many gradients a mini-batch gives")
+            raise ValueError("ledger: accepted: a Ledger, which says how many gradients are computed per mini-batch")
         defaults = {"download": self._download, "adapt": self.predictor}
         for name, default in defaults.items():
             if getattr(self, name) is None:

@@ -1,4 +1,4 @@
-"""Data: sources of examples, partitions among clients, and splits within each client make a Federation."""
+"""Data: a `Federation` is made from a source of examples, a partition among clients and splits within clients."""
 
 from pfljax.data import partitions, sources
 from pfljax.data.datasets import digits, npz, sine, synthetic, text, tfds

@@ -1,6 +1,6 @@
 """Data sets by name, divided among clients.
 
-Every function takes the fields of `Splits` as further keyword arguments, such as `train_examples=15`.
+Every function also accepts the fields of `Splits` as keyword arguments, such as `train_examples=15`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def digits(
     splits: Splits | None = None,
     **options: Any,
 ) -> Federation:
-    """The 1,797 images of 8 x 8 pixels that scikit-learn carries, scaled to [0, 1].
+    """scikit-learn's 1,797 images of 8 x 8 pixels, scaled to [0, 1].
 
     Args:
         num_clients: K.
-        partition: Who gets which images; None: two label groups.
-        fraction: The share of the images to use.
-        seed: Decides everything.
-        splits: How each client's examples are split.
-        **options: Fields of `Splits`, in place of those of `splits`.
+        partition: Partition of the images among clients; None: two label groups.
+        fraction: Share of the images to use.
+        seed: Random seed.
+        splits: Splits of each client's examples.
+        **options: Fields of `Splits` that override those of `splits`.
     """
     splits = make_splits(splits, options)
     return load(sources.digits(seed=seed, fraction=fraction), partition, splits, num_clients=num_clients, seed=seed)
@@ -46,15 +46,15 @@ def sine(
     splits: Splits | None = None,
     **options: Any,
 ) -> Federation:
-    """Noisy points of one period of the sine, each client on its own interval (FedeRiCo, Figure 1): a regression.
+    """Regression on noisy points of one sine period, each client on its own interval (FedeRiCo, Figure 1).
 
     Args:
         num_clients: K.
-        partition: Who gets which points; None: each client those of its interval.
-        fraction: The share of the points to use.
-        seed: Decides everything.
-        splits: How each client's examples are split.
-        **options: Fields of `Splits`, in place of those of `splits`.
+        partition: Partition of the points among clients; None: each client gets the points in its interval.
+        fraction: Share of the points to use.
+        seed: Random seed.
+        splits: Splits of each client's examples.
+        **options: Fields of `Splits` that override those of `splits`.
     """
     splits = make_splits(splits, options)
     source = sources.sine(num_clients, seed=seed, fraction=fraction)
@@ -73,19 +73,19 @@ def synthetic(
     splits: Splits | None = None,
     **options: Any,
 ) -> Federation:
-    """Two classes by linear rules, of which each client has a mixture of its own (FedEM, Appendix I.1).
+    """Two classes from linear rules, with each client's own mixture of rules (FedEM, Appendix I.1).
 
     Args:
         num_clients: K.
-        partition: Who gets which examples; None: each client those that were drawn for it.
-        components: M, how many rules there are.
-        alpha: Concentration of the clients' shares in them.
+        partition: Partition of the examples among clients; None: each client gets the examples drawn for it.
+        components: M, number of rules.
+        alpha: Concentration of the clients' shares in the rules.
         labels: "published" is the data that the paper's authors published (see `sources.synthetic`).
-        fraction: The share of the examples to use.
-        seed: Decides everything.
-        splits: How each client's examples are split; None: the test examples are those that were drawn as such,
-            `test_examples` for each client (5,000 unless it is given).
-        **options: Fields of `Splits`, in place of those of `splits`.
+        fraction: Share of the examples to use.
+        seed: Random seed.
+        splits: Splits of each client's examples; None: the test examples are the ones drawn as such, `test_examples`
+            per client (5,000 by default).
+        **options: Fields of `Splits` that override those of `splits`.
     """
     splits = make_splits(splits, options, official_test=True)
     source = sources.synthetic(
@@ -112,22 +112,22 @@ def npz(
     splits: Splits | None = None,
     **options: Any,
 ) -> Federation:
-    """The examples of an npz file: x, y and, optionally, client or writer, coarse and is_test (see `sources.npz`).
+    """Examples from an npz file: x, y and, optionally, client or writer, coarse and is_test (see `sources.npz`).
 
     Examples for which is_test holds are the clients' test examples, unless `official_test=False` or a `test_fraction`
     is given.
 
     Args:
-        file: Its path.
-        num_clients: K; None: all clients in the file, 16 if it names none.
-        partition: Who gets which examples; None: natural where the file names clients, else two label groups (at
-            random for a regression).
-        fraction: The share of the examples to use.
-        standardize: Whether each feature (each channel of images) gets mean 0 and standard deviation 1.
-        task: "classification", "regression", or "auto": float targets make a regression.
-        seed: Decides everything.
-        splits: How each client's examples are split.
-        **options: Fields of `Splits`, in place of those of `splits`.
+        file: Path of the file.
+        num_clients: K; None: all clients in the file, or 16 if it names none.
+        partition: Partition of the examples among clients; None: natural if the file names clients, otherwise two label
+            groups (random for regression).
+        fraction: Share of the examples to use.
+        standardize: Whether to scale each feature (each channel of images) to mean 0 and standard deviation 1.
+        task: "classification", "regression", or "auto", which treats float targets as regression.
+        seed: Random seed.
+        splits: Splits of each client's examples.
+        **options: Fields of `Splits` that override those of `splits`.
     """
     source = sources.npz(file, seed=seed, fraction=fraction, standardize=standardize, task=task)
     official = source.is_test is not None and "test_fraction" not in options
@@ -146,17 +146,17 @@ def text(
     splits: Splits | None = None,
     **options: Any,
 ) -> Federation:
-    """The roles of a play, each a client that speaks character by character (see `sources.text`).
+    """Next-character prediction on a play, with each role as a client (see `sources.text`).
 
     Args:
-        file: A text of blocks "NAME:" and lines.
+        file: A text file with blocks of "NAME:" followed by lines.
         num_clients: K; None: all roles.
-        partition: Who gets which windows of text; None: each role its own.
-        stride: How many characters the windows are apart.
-        fraction: The share of the windows to use.
-        seed: Decides everything.
-        splits: How each client's examples are split; None: the last fifth of each role's lines are for testing.
-        **options: Fields of `Splits`, in place of those of `splits`.
+        partition: Partition of the windows of text among clients; None: each role gets its own.
+        stride: Number of characters between the starts of windows.
+        fraction: Share of the windows to use.
+        seed: Random seed.
+        splits: Splits of each client's examples; None: the last fifth of each role's lines are for testing.
+        **options: Fields of `Splits` that override those of `splits`.
     """
     splits = make_splits(splits, options, official_test=True)
     source = sources.text(file, stride=stride, seed=seed, fraction=fraction)
@@ -176,19 +176,20 @@ def tfds(
     splits: Splits | None = None,
     **options: Any,
 ) -> Federation:
-    """A prepared data set of TFDS, such as "mnist" (see `sources.tfds`).
+    """A prepared TFDS data set, such as "mnist" (see `sources.tfds`).
 
     Args:
         name: Its name in TFDS.
-        num_clients: K; None: all clients that the data set names, 16 if it names none.
-        partition: Who gets which examples; None: natural where the data set names clients, else two label groups.
-        data_dir: Where TFDS keeps its prepared data sets; None: its own default.
-        fraction: The share of the examples to use.
-        standardize: Whether each feature (each channel of images) gets mean 0 and standard deviation 1.
-        task: "classification", "regression", or "auto": float targets make a regression.
-        seed: Decides everything.
-        splits: How each client's examples are split.
-        **options: Fields of `Splits`, in place of those of `splits`.
+        num_clients: K; None: all clients that the data set names, or 16 if it names none.
+        partition: Partition of the examples among clients; None: natural if the data set names clients, otherwise two
+            label groups.
+        data_dir: Directory where TFDS keeps its prepared data sets; None: the TFDS default.
+        fraction: Share of the examples to use.
+        standardize: Whether to scale each feature (each channel of images) to mean 0 and standard deviation 1.
+        task: "classification", "regression", or "auto", which treats float targets as regression.
+        seed: Random seed.
+        splits: Splits of each client's examples.
+        **options: Fields of `Splits` that override those of `splits`.
     """
     splits = make_splits(splits, options)
     source = sources.tfds(name, data_dir=data_dir, seed=seed, fraction=fraction, standardize=standardize, task=task)

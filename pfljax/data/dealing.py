@@ -1,4 +1,4 @@
-"""From pools of examples, and who shares in them, to the examples of each client."""
+"""Dealing pools of examples to clients by their shares."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ MIN_EXAMPLES = 2  # one to train on and one to test on
 
 
 class Assignment(NamedTuple):
-    """Which examples each of K clients has."""
+    """The examples of each of K clients."""
 
-    indices: list[np.ndarray]  # K arrays of example ids, without repetition
+    indices: list[np.ndarray]  # K arrays of distinct example ids
     distribution: np.ndarray  # (K,) int32, the true distribution of each client
-    is_test: np.ndarray | None = None  # (n,) bool, test examples of whoever has them; None: split within each client
+    is_test: np.ndarray | None = None  # (n,) bool, whether an example is for testing; None: split within each client
 
 
 class Pools(NamedTuple):
-    """Pools of examples, and who shares in them."""
+    """Pools of examples, and the clients' shares in them."""
 
     pool: np.ndarray  # (n,) int: the pool of each example, 0..P-1
-    share: np.ndarray  # (K, P): the share of pool p that goes to client k; a column sums to 1, or is 0 (unused)
-    distribution: np.ndarray | None = None  # (K,) int32; None: the pool that a client has most examples of
+    share: np.ndarray  # (K, P): share of pool p that goes to client k; columns sum to 1, or to 0 for unused pools
+    distribution: np.ndarray | None = None  # (K,) int32; None: the pool with most of a client's examples
 
 
 def deal(rng: np.random.Generator, pools: Pools, name: str) -> list[np.ndarray]:
-    """Gives every example of a pool to one client, as many as its share says, and everyone at least two.
+    """Gives every example of a pool to one client, in proportion to the shares, and at least two to each client.
 
     Raises:
-        ArgumentError: naming num_clients, if the examples are too few; `name` is the partition's, for the message.
+        ArgumentError: for num_clients, if there are too few examples; `name` is the partition's name, for the message.
     """
     members = [rng.permutation(np.flatnonzero(pools.pool == p)) for p in range(pools.share.shape[1])]
     sizes = np.array([len(ids) for ids in members])
@@ -49,10 +49,10 @@ def deal(rng: np.random.Generator, pools: Pools, name: str) -> list[np.ndarray]:
 
 
 def _feed(counts: np.ndarray, share: np.ndarray) -> bool:
-    """Moves examples, in place, to clients with fewer than two; False if there are too few to move.
+    """Moves examples, in place, to clients with fewer than two; returns False if there are too few to move.
 
-    A client takes from the pools that it has a share in, its largest share first, and there from the client
-    with most. Nobody is served twice, so that this ends (drawing anew until all have enough may not).
+    A client takes from the pools that it has a share in, largest share first, and in each pool from the client with the
+    most examples. No client is served twice, so this terminates (redrawing until all have enough may not).
     """
     total = counts.sum(axis=1)
     for k in np.flatnonzero(total < MIN_EXAMPLES):
@@ -70,7 +70,7 @@ def _feed(counts: np.ndarray, share: np.ndarray) -> bool:
 
 
 def set_apart(rng: np.random.Generator, pool: np.ndarray, fraction: float) -> np.ndarray:
-    """(n,) a random mask of `fraction` of every pool; of two examples or more one is in and one out."""
+    """(n,) a random mask of `fraction` of every pool; neither empty nor full for pools of two or more examples."""
     mask = np.zeros(len(pool), bool)
     for p in np.unique(pool):
         ids = np.flatnonzero(pool == p)
@@ -80,16 +80,16 @@ def set_apart(rng: np.random.Generator, pool: np.ndarray, fraction: float) -> np
 
 
 def draw(rng: np.random.Generator, pools: Pools, among: np.ndarray, size: int) -> list[np.ndarray]:
-    """Draws `size` examples for each client on its own, from those `among` (n,), none twice for a client.
+    """Draws `size` examples for each client independently, from those `among` (n,), without repetition per client.
 
     Raises:
-        ArgumentError: naming replacement, if there is nothing to draw for a client.
+        ArgumentError: for replacement, if there is nothing to draw for a client.
     """
     members = [np.flatnonzero((pools.pool == p) & among) for p in range(pools.share.shape[1])]
     sizes = np.array([len(ids) for ids in members])
     weights = pools.share * sizes  # each client's distribution over pools, up to a factor
     if not weights.any(axis=1).all():
-        raise ArgumentError("replacement", "there is a client whose classes have no example to train or to test on")
+        raise ArgumentError("replacement", "a client's classes have no examples to train or to test on")
     counts = np.minimum(rng.multinomial(size, weights / weights.sum(axis=1, keepdims=True)), sizes)
     return [
         np.concatenate([rng.choice(members[p], row[p], replace=False) for p in np.flatnonzero(row)]) for row in counts
@@ -97,7 +97,7 @@ def draw(rng: np.random.Generator, pools: Pools, among: np.ndarray, size: int) -
 
 
 def largest_pool(indices: list[np.ndarray], pool: np.ndarray) -> np.ndarray:
-    """(K,) the pool that each client has most examples of."""
+    """(K,) the pool with most of each client's examples."""
     num_pools = int(pool.max()) + 1
     owner = np.repeat(np.arange(len(indices)), [len(ids) for ids in indices])
     cells = owner * num_pools + pool[np.concatenate(indices)]
@@ -106,5 +106,7 @@ def largest_pool(indices: list[np.ndarray], pool: np.ndarray) -> np.ndarray:
 
 def too_many(num_clients: int, name: str, possible: int) -> ArgumentError:
     """The error for more clients than a partition has examples for."""
-    text = f"too many for two examples a client by partition={name}; accepted: up to about {possible}, and any number "
-    return ArgumentError("num_clients", text + "with replacement, where clients share examples", num_clients)
+    text = f"too many for two examples per client with partition={name}; accepted: up to about {possible}, or any "
+    return ArgumentError(
+        "num_clients", text + "number with replacement, which lets clients share examples", num_clients
+    )

@@ -1,11 +1,11 @@
-"""Embeddings of images for latent partitions: the last hidden layer of a network trained on all of them.
+"""Embeddings of images for latent partitions: the last hidden layer of a network trained on all images.
 
-FedFomo, Appendix A.5: VGG-11 is trained to classify the data set, to an accuracy of 85 % at least, and an image's
-semantic embedding is what its second dense layer gives: before the ReLU, by the authors' code. There ten distributions
-of CIFAR-10 are its classes.
+FedFomo, Appendix A.5: VGG-11 is trained to classify the data set with an accuracy of at least 85 %, and an image's
+semantic embedding is the output of its second dense layer (before the ReLU in the authors' code). In that code, ten
+distributions of CIFAR-10 are its classes.
 
-Departures: the authors' network has batch norm, was trained on ImageNet before, and sees images of 224 x 224. Ours has
-group norm, starts from random weights, and takes the images as they are.
+Departures: The authors' network has batch norm, was pretrained on ImageNet, and takes images of 224 x 224. Ours has
+group norm, starts from random weights, and takes the images at their original size.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from pfljax.core.types import Params, Split
 from pfljax.data.sources.source import Source
 from pfljax.local.training import LocalTraining
 
-LEAST_SIDE = 32  # pixels from which on "auto" is no longer the pixels
+LEAST_SIDE = 32  # smallest image side in pixels for which "auto" is not "pixels"
 NETWORK = "vgg11"
-DEMANDED = 0.85  # accuracy of the network, by the paper
+DEMANDED = 0.85  # accuracy of the network that the paper requires
 BLOCK = 256
-VERSION = 2  # of what an embedding is, for caches: 2 is before the last ReLU, 1 was after it
+VERSION = 2  # version of cached embeddings: 2 is before the last ReLU, 1 was after it
 
 
 @dataclasses.dataclass(frozen=True)
 class Embedding:
-    """Trains a network on a source's training images and gives what its last hidden layer gives, before the ReLU.
+    """Trains a network on a source's training images and returns its last hidden layer's outputs, before the ReLU.
 
     Attributes:
         name: A registered model.
         epochs: Passes over the training images.
-        seed: Decides initial parameters and batches.
-        widths: Of the models that have them.
-        learning_rate: Of SGD with momentum 0.9.
+        seed: Seed for initial parameters and batches.
+        widths: Widths, for models that have them.
+        learning_rate: Learning rate of SGD with momentum 0.9.
         batch_size: B.
-        say: Takes a line an epoch for the user, and one about the network's accuracy.
+        say: Called with one line per epoch for the user, and one line about the network's accuracy.
     """
 
     name: str
@@ -55,12 +55,12 @@ class Embedding:
 
     @property
     def key(self) -> str:
-        """What decides the embedding, beside the data."""
+        """Cache key: everything besides the data that determines the embedding."""
         fields = [field.name for field in dataclasses.fields(self) if field.name != "say"]
         return repr([VERSION, *(getattr(self, name) for name in fields)])
 
     def __call__(self, source: Source) -> np.ndarray:
-        """(n, F) float32 of all examples; of official test examples, labels count in the accuracy that is said only."""
+        """(n, F) float32 for all examples; labels of official test examples only affect the reported accuracy."""
         model = models.make(self.name, source.x.shape[1:], source.task, source.num_classes, **dict(self.widths))
         params = self.train(model, source)
         read = jax.jit(lambda params, x: (model.embedding(params, x), jnp.argmax(model.apply(params, x), axis=-1)))
@@ -72,15 +72,15 @@ class Embedding:
         part = source.is_test if has_tests else np.ones(len(source.y), bool)
         accuracy = float((predicted == source.y)[part].mean())
         line = (
-            f"  embedding by {self.name}: {accuracy:.1%} of the {'test' if has_tests else 'training'} images are right"
+            f"  embedding by {self.name}: {accuracy:.1%} accuracy on the {'test' if has_tests else 'training'} images"
         )
         if accuracy < DEMANDED:
-            line += f"; warning: FedFomo's paper demands {DEMANDED:.0%}, for which more epochs may be needed"
+            line += f"; warning: FedFomo's paper requires {DEMANDED:.0%}; try more epochs"
         self.say(line)
         return embedded.astype(np.float32)
 
     def train(self, model: models.Model, source: Source) -> Params:
-        """The network's parameters, trained on what is not for testing."""
+        """The network's parameters, trained on the examples that are not for testing."""
         rows = np.arange(len(source.y)) if source.is_test is None else np.flatnonzero(~source.is_test)
         train = Split(jnp.asarray(source.x[rows]), jnp.asarray(source.y[rows]), jnp.int32(len(rows)))
         solver = LocalTraining(optax.sgd(self.learning_rate, momentum=0.9), batch_size=self.batch_size).bind(model)
@@ -95,15 +95,15 @@ class Embedding:
 
 
 def classes(source: Source) -> np.ndarray:
-    """(n, C) the label of each example, one-hot: as many clusters are the classes themselves."""
+    """(n, C) one-hot labels; C clusters of them are the classes."""
     return np.eye(source.num_classes, dtype=np.float32)[source.y]
 
 
 def automatic(source: Source, clusters: int) -> str:
-    """The name of the embedding that suits a source and a number of clusters.
+    """The name of the default embedding for a source and a number of clusters.
 
-    It is "pixels" unless there are images of 32 x 32 or more; of those "classes" for as many clusters as classes, as in
-    the authors' code for CIFAR-10; else VGG-11.
+    For images of at least 32 x 32, "classes" if there are as many clusters as classes, as in the authors' code for
+    CIFAR-10, and VGG-11 otherwise. For everything else, "pixels".
     """
     sides = source.x.shape[1:3] if source.x.ndim == 4 else (0,)
     if min(sides) < LEAST_SIDE:
@@ -114,10 +114,10 @@ def automatic(source: Source, clusters: int) -> str:
 def make(
     name: str, *, epochs: int = 5, seed: int = 0, **widths: tuple[int, ...]
 ) -> Callable[[Source], np.ndarray] | None:
-    """The embedding of this name: "classes", or a registered model; None for "pixels".
+    """The embedding with this name: "classes", or a registered model; None for "pixels".
 
     Raises:
-        ArgumentError: for a name that there is not.
+        ArgumentError: for an unknown name.
     """
     if name in ("pixels", "classes"):
         return classes if name == "classes" else None

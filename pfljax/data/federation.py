@@ -25,21 +25,21 @@ PARTS = ("train", "validation", "test")
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Federation:
-    """All clients' data on the host, and what is known about it.
+    """All clients' data on the host, and information about it.
 
     Attributes:
         train: Stacked training splits, K clients.
         validation: Stacked validation splits (n_max may be 0).
         test: Stacked test splits; only evaluation reads them.
-        distribution: (K,) int32, the true distribution of each client: for colors and reports, never for training.
+        distribution: (K,) int32, the true distribution of each client; for colors and reports, never for training.
         task: "classification" or "regression".
-        num_classes: Classes C; 1 for a regression.
+        num_classes: Number of classes C; 1 for regression.
         name: Data set and partition, for titles.
         target: (K,) int32, the distribution of each client's validation and test data; None: as `distribution`.
-        own: The clients whose x and y are on this process; None: all. Everything else is of all clients.
-        index_digest: A fingerprint of who has which examples, known without their content.
-        attacker: (K,) bool, which clients attack; None: none of them.
-        class_names: The names of classes 0..C-1, where the labels were strings; else empty.
+        own: The clients whose x and y are in this process; None: all. Everything else covers all clients.
+        index_digest: A fingerprint of the assignment of examples to clients, independent of their content.
+        attacker: (K,) bool, whether each client attacks; None: no client does.
+        class_names: Names of classes 0..C-1 if the labels were strings; otherwise empty.
         official_test: Whether the clients' test examples are the data set's own; None: it has none of its own.
     """
 
@@ -63,13 +63,13 @@ class Federation:
 
     @property
     def client_data(self) -> ClientData:
-        """What methods may see: everything but the test data."""
+        """The data that methods may see: everything except the test data."""
         return ClientData(self.train, self.validation, self.attacker)
 
     def with_attackers(self, share: float, seed: int = 0) -> Federation:
-        """The federation with a share of its clients as attackers, drawn uniformly.
+        """The federation with a share of its clients, drawn uniformly, as attackers.
 
-        Attackers have no validation and test examples, so that scores are those of the honest clients.
+        Attackers have no validation or test examples, so that scores are those of the honest clients.
         """
         attacker = draw_attackers(self.num_clients, share, seed)
         unscored = lambda split: split._replace(size=np.where(attacker, 0, split.size).astype(np.int32))
@@ -101,30 +101,31 @@ class Federation:
         splits: Splits | None = None,
         **options: Any,
     ) -> Federation:
-        """A federation of one's own examples, in NumPy or JAX arrays.
+        """Creates a federation from your own examples, in NumPy or JAX arrays.
 
-        x is taken as it is, as float32; a model that embeds integer tokens casts them back.
+        x is cast to float32 and otherwise unchanged; a model that embeds integer tokens casts them back.
 
         Args:
             x: (n, *features) numbers.
-            y: (n,) targets: integers are classes 0..C-1, strings are classes in sorted order, whose names
-                `class_names` keeps (predictions stay numbers), floats are a regression (unless `num_classes` is given).
+            y: (n,) targets: integers are classes 0..C-1; strings are classes in sorted order, with their names in
+                `class_names` (predictions stay numbers); floats are regression targets (unless `num_classes` is given).
             client: (n,) the client of each example, integers or strings. Clients are numbered in sorted order.
-            num_clients: K; None: all in `client`, else 16. Of those in `client` fewer are drawn uniformly.
-            partition: Who gets which examples; None: those of `client` where it is given, else two label groups (at
-                random for a regression).
-            seed: Decides partition and splits.
-            is_test: (n,) bool, the examples for testing, unless `official_test=False`; None: `test_fraction` of each
-                client's.
-            num_classes: Classes C, where y need not show them all.
-            standardize: Whether each feature (each channel of images) gets mean 0 and standard deviation 1, measured
-                on the examples that are not for testing.
-            name: For titles.
-            splits: How each client's examples are split.
-            **options: Fields of `Splits`, in place of those of `splits`.
+            num_clients: K; None: all clients in `client`, or 16 without it. If `client` has more, K of them are drawn
+                uniformly.
+            partition: Partition of the examples among clients; None: by `client` if given, otherwise two label groups
+                (random for regression).
+            seed: Seed for partition and splits.
+            is_test: (n,) bool, whether each example is for testing (ignored with `official_test=False`); None:
+                `test_fraction` of each client's examples.
+            num_classes: Number of classes C, if y may not contain all of them.
+            standardize: Whether to scale each feature (each channel of images) to mean 0 and standard deviation 1,
+                measured on the examples that are not for testing.
+            name: Name for titles.
+            splits: Splits of each client's examples.
+            **options: Fields of `Splits` that override those of `splits`.
 
         Raises:
-            ArgumentError: naming the argument.
+            ArgumentError: for an invalid argument.
         """
         if is_test is not None and "test_fraction" in options and not {"official_test", "replacement"} & options.keys():
             raise ArgumentError("test_fraction", "is_test says which examples are for testing; name one of the two")
@@ -142,7 +143,7 @@ class Federation:
 
 
 def draw_attackers(num_clients: int, share: float, seed: int) -> np.ndarray:
-    """(K,) bool: a share of the clients, drawn uniformly."""
+    """(K,) bool: a share of the clients as attackers, drawn uniformly."""
     attacker = np.zeros(num_clients, bool)
     attacker[generator(seed, "attackers").choice(num_clients, round(share * num_clients), replace=False)] = True
     return attacker
@@ -157,19 +158,19 @@ def load(
     seed: int = 0,
     own: Callable[[int], slice] | None = None,
 ) -> Federation:
-    """Divides the examples of a source among clients, splits those of each client and stacks them.
+    """Partitions the examples of a source among clients, splits each client's examples and stacks them.
 
     Args:
         source: The examples.
-        partition: Who gets which; None: natural where the examples have clients, else two label groups (at random for
-            a regression).
-        splits: How each client's examples are split; None: a fifth of them for testing.
-        num_clients: K; None: all clients of a natural partition, else 16.
-        seed: Decides partition and splits.
-        own: K -> the clients whose examples are wanted here, the others' being on other processes; None: all.
+        partition: Partition of the examples among clients; None: natural if the examples have clients, otherwise two
+            label groups (random for regression).
+        splits: Splits of each client's examples; None: a fifth of them for testing.
+        num_clients: K; None: all clients of a natural partition, otherwise 16.
+        seed: Seed for partition and splits.
+        own: K -> the clients whose examples this process needs; None: all.
 
     Raises:
-        ArgumentError: naming the argument.
+        ArgumentError: for an invalid argument.
     """
     splits = splits or Splits()
     partition = partition or partitions.default(source)
@@ -181,7 +182,7 @@ def load(
     )
     if splits.targets == "own":
         return federation
-    federation = shuffle_targets(federation, seed)  # which needs all of them
+    federation = shuffle_targets(federation, seed)  # needs all clients
     return keep_own(federation, own(federation.num_clients)) if own else federation
 
 
@@ -193,16 +194,16 @@ def pack(
     seed: int = 0,
     own: Callable[[int], slice] | None = None,
 ) -> Federation:
-    """Splits each client's examples into parts and says by an index who has which; see `Pooled`.
+    """Splits each client's examples into parts and indexes them; see `Pooled`.
 
     Examples that take no more memory than an index, such as classes, are copied for each client and padded with zeros.
 
     Args:
         source: The examples.
-        assignment: Who has which, two each at least.
-        splits: How each client's examples are split.
-        seed: Decides the splits.
-        own: K -> the clients whose examples are packed, the others' being on other processes; None: all.
+        assignment: Assignment of examples to clients, at least two each.
+        splits: Splits of each client's examples.
+        seed: Seed for the splits.
+        own: K -> the clients whose examples this process packs; None: all.
 
     Raises:
         ArgumentError: if a client lacks official training or test examples.
@@ -239,9 +240,9 @@ def pack(
 
 
 def _pools(source: Source, ids: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """The pools of x and y from which examples `ids` are read, and the place of each example in them.
+    """Pools of x and y for examples `ids`, and the position of each example in them.
 
-    They are the source's own arrays, unless less than half of the source is used.
+    These are the source's own arrays, unless less than half of the source is used.
     """
     used = np.bincount(ids, minlength=len(source.y)) > 0
     if 2 * used.sum() >= len(used):
@@ -250,22 +251,22 @@ def _pools(source: Source, ids: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarra
 
 
 def _stacked(pool: np.ndarray, index: np.ndarray) -> Pooled | np.ndarray:
-    """Pooled examples, or copies where an example takes no more memory than its place in an index."""
+    """Pooled examples, or copies if an example takes no more memory than its index entry."""
     examples = Pooled(pool, index)
     return examples if pool.itemsize * math.prod(pool.shape[1:]) > index.itemsize else examples[...]
 
 
 def keep_own(federation: Federation, own: slice) -> Federation:
-    """The federation with the examples of some clients only, the others' being on other processes."""
+    """The federation with only this process's examples, those of clients `own`."""
     splits = {part: getattr(federation, part) for part in PARTS}
     kept = {part: split._replace(x=split.x[own], y=split.y[own]) for part, split in splits.items()}
     return dataclasses.replace(federation, own=own, **kept)
 
 
 def shuffle_targets(federation: Federation, seed: int) -> Federation:
-    """Deals the (validation, test) pairs among the clients: targets out of the local distribution (FedFomo, Section 4).
+    """Permutes (validation, test) pairs among clients: out-of-local-distribution targets (FedFomo, Section 4).
 
-    Chance may leave a client its own pair, or give it one of its own distribution.
+    By chance, a client may keep its own pair or get one from its own distribution.
     """
     order = generator(seed, "targets").permutation(federation.num_clients)
     dealt = {part: Split(*(leaf[order] for leaf in getattr(federation, part))) for part in ("validation", "test")}

@@ -1,4 +1,4 @@
-"""Latent distributions: clusters of examples that look alike (FedFomo, Appendix A.5)."""
+"""Latent distributions: clusters of similar examples (FedFomo, Appendix A.5)."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from pfljax.core.errors import ArgumentError
 from pfljax.data.sources.reading import read_npz
 from pfljax.data.sources.source import Source, generator
 
-Embed = Callable[[Source], np.ndarray]  # the examples as (n, F); its `key`, if it has one, tells what decides it
+Embed = Callable[[Source], np.ndarray]  # returns (n, F); its optional `key` identifies the embedding in caches
 COMPONENTS = 256
 
 
 def clusters(source: Source, embed: Embed | None, number: int, seed: int, cache: str | None) -> np.ndarray:
-    """Embeds all examples, those for testing too, and divides them into clusters by PCA and K-means.
+    """Embeds all examples, including test examples, and clusters them with PCA and K-means.
 
     Args:
         source: The examples.
-        embed: How they are embedded; None: by their pixels.
-        number: How many clusters.
-        seed: Of PCA and K-means.
-        cache: Folder in which embeddings and clusterings are kept; None: `cache_folder`. An `embed` without a `key` is
-            computed anew every time.
+        embed: Embedding function; None: pixels.
+        number: Number of clusters.
+        seed: Seed for PCA and K-means.
+        cache: Folder for embeddings and clusterings; None: `cache_folder`. An `embed` without a `key` is recomputed
+            every time.
 
     Returns:
         (n,) the cluster of each example, from 0.
@@ -38,7 +38,7 @@ def clusters(source: Source, embed: Embed | None, number: int, seed: int, cache:
         ArgumentError: for more clusters than examples.
     """
     if not 1 <= number <= len(source.y):
-        raise ArgumentError("clusters", f"accepted: 1 to {len(source.y)}, the examples", number)
+        raise ArgumentError("clusters", f"accepted: 1 to {len(source.y)}, the number of examples", number)
 
     def reduced() -> np.ndarray:
         return _reduce(embed(source) if embed else source.x.reshape(len(source.y), -1), seed)
@@ -61,13 +61,13 @@ def clusters(source: Source, embed: Embed | None, number: int, seed: int, cache:
 
 
 def _cached(path: Path, rows: int, make: Callable[[], np.ndarray]) -> np.ndarray:
-    """The array (rows, ...) in the file, which is made where there is none that can be read."""
+    """Reads the array (rows, ...) from the file, or computes it if the file is missing or unreadable."""
     with contextlib.suppress(ArgumentError):
         found = read_npz(str(path), ["array"])["array"]
         if found.shape[:1] == (rows,):
             return found
     made = make()
-    # A cache that cannot be written is no reason to stop.
+    # Continue if the cache cannot be written.
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.stem}.{secrets.token_hex(8)}.npz")
@@ -78,22 +78,22 @@ def _cached(path: Path, rows: int, make: Callable[[], np.ndarray]) -> np.ndarray
 
 
 def cache_folder() -> Path:
-    """Where what was costly to make is kept: PFLJAX_CACHE, or ~/.cache/pfljax."""
+    """Cache folder for expensive results: PFLJAX_CACHE, or ~/.cache/pfljax."""
     return Path(os.environ.get("PFLJAX_CACHE") or "~/.cache/pfljax").expanduser()
 
 
 def _reduce(x: np.ndarray, seed: int) -> np.ndarray:
-    """(n, at most 256) principal components of embeddings (n, F)."""
-    from sklearn.decomposition import PCA  # costs a second of import that other partitions need not pay
+    """At most 256 principal components of embeddings (n, F)."""
+    from sklearn.decomposition import PCA  # slow to import, and other partitions do not need it
 
     state = generator(seed, "latent").integers(2**31, size=2)[0]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # where all examples are alike
+        warnings.simplefilter("ignore", RuntimeWarning)  # if all examples are equal
         return PCA(min(COMPONENTS, *x.shape), random_state=int(state)).fit_transform(x.astype(np.float32))
 
 
 def _divide(x: np.ndarray, num_clusters: int, seed: int) -> np.ndarray:
-    """(n,) clusters of examples (n, F)."""
+    """(n,) cluster of each of the examples (n, F)."""
     from sklearn.cluster import KMeans
 
     state = generator(seed, "latent").integers(2**31, size=2)[1]

@@ -1,8 +1,8 @@
-"""Who gets which examples: the partitions.
+"""Partitions of examples among clients.
 
-Most partitions divide the examples into pools (label groups, classes) and say which share of each pool goes to which
-client. One dealer realizes them all, giving each example to one client; with replacement the shares make up the
-clients' label distributions instead, from which each draws on its own.
+Most partitions divide the examples into pools (label groups, classes) and define the share of each pool that goes to
+each client. A common dealer then gives each example to one client; with replacement, the shares instead define the
+clients' label distributions, and each client draws from its own independently.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from pfljax.data.sources.source import Source, dirichlet_draws, generator, unkno
 from pfljax.data.splits import Splits
 
 DEFAULT_CLIENTS = 16
-PACHINKO_BETA = 10  # concentration of the fine labels within a coarse one
+PACHINKO_BETA = 10  # concentration of fine labels within a coarse label
 
 
 class Partition:
-    """Says who gets which examples; one of your own is a subclass with a name and `pools`.
+    """A partition of examples among clients. To define your own, subclass it with a `name` and `pools`.
 
     Attributes:
-        name: For titles and messages, and what the command line calls it.
-        needs_classes: Whether every example must have one class.
+        name: Name in titles, messages and the command line.
+        needs_classes: Whether every example must have exactly one class.
     """
 
     name: ClassVar[str]
@@ -38,18 +38,18 @@ class Partition:
         check_knobs(self)
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
-        """Divides the examples into pools and says which share of each goes to which client.
+        """Divides the examples into pools and defines the clients' shares in each.
 
         Args:
             source: The examples.
             num_clients: K.
-            rng: What is random is drawn from it.
-            seed: Of which `rng` was made, for what is to have draws of its own.
+            rng: Random generator.
+            seed: The seed of `rng`, for separate random streams.
         """
         raise NotImplementedError
 
     def assign(self, source: Source, num_clients: int | None, splits: Splits, seed: int) -> Assignment:
-        """Realizes the pools: deals each example to one client, or lets clients draw from them with replacement."""
+        """Deals each example in the pools to one client, or lets clients draw with replacement."""
         num_clients = _given(num_clients)
         possible = len(source.y) // MIN_EXAMPLES
         if num_clients > possible and not splits.replacement:
@@ -72,7 +72,7 @@ class Partition:
 
 @dataclasses.dataclass(frozen=True)
 class IID(Partition):
-    """Everyone has an equal part of everything."""
+    """Every client gets an equal share of everything."""
 
     name = "iid"
     needs_classes = False
@@ -83,15 +83,15 @@ class IID(Partition):
 
 @dataclasses.dataclass(frozen=True)
 class LabelGroups(Partition):
-    """Disjoint label groups; each client has examples of one (FedeRiCo, Section 4.1).
+    """Disjoint label groups; each client has examples from one group (FedeRiCo, Section 4.1).
 
     Attributes:
-        balanced: Whether the groups' numbers of clients differ by at most one. If not, each client's group is drawn at
-            random, as in the paper, and a group may have no client.
+        balanced: Whether the numbers of clients per group differ by at most one. Otherwise each client's group is drawn
+            at random, as in the paper, and a group may have no clients.
     """
 
     name = "label_groups"
-    groups: int = knob(2, at_least=1, help="label groups, among which the classes are divided")
+    groups: int = knob(2, at_least=1, help="number of label groups that the classes are divided into")
     balanced: bool = True
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
@@ -105,11 +105,11 @@ class LabelGroups(Partition):
 
 @dataclasses.dataclass(frozen=True)
 class LabelDirichlet(Partition):
-    """Label groups, each spread over all clients by one Dirichlet draw (FedeRiCo, Table 4; FedEM)."""
+    """Label groups; a Dirichlet draw spreads each group over all clients (FedeRiCo, Table 4; FedEM)."""
 
     name = "label_dirichlet"
-    groups: int = knob(2, at_least=1, help="label groups, among which the classes are divided")
-    alpha: float = knob(0.4, above=0, below=np.inf, help="concentration; small: clients differ much")
+    groups: int = knob(2, at_least=1, help="number of label groups that the classes are divided into")
+    alpha: float = knob(0.4, above=0, below=np.inf, help="Dirichlet concentration; smaller: clients differ more")
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         pool = _label_groups(rng, source.y, self.groups)
@@ -118,10 +118,10 @@ class LabelDirichlet(Partition):
 
 @dataclasses.dataclass(frozen=True)
 class Dirichlet(Partition):
-    """Each class is spread over all clients by its own symmetric Dirichlet draw (Hsu et al., 2019; FedEM)."""
+    """A symmetric Dirichlet draw per class spreads it over all clients (Hsu et al., 2019; FedEM)."""
 
     name = "dirichlet"
-    alpha: float = knob(0.4, above=0, below=np.inf, help="concentration; small: clients differ much")
+    alpha: float = knob(0.4, above=0, below=np.inf, help="Dirichlet concentration; smaller: clients differ more")
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         return Pools(source.y, dirichlet_draws(rng, source.y.max() + 1, num_clients, self.alpha).T)
@@ -129,14 +129,14 @@ class Dirichlet(Partition):
 
 @dataclasses.dataclass(frozen=True)
 class Pathological(Partition):
-    """Each client has a few classes, each split evenly among its holders (after McMahan et al., 2017).
+    """Each client has a few classes, each split evenly among its clients (after McMahan et al., 2017).
 
-    A class with fewer examples than holders leaves some of them without it. Clients with the same
-    classes have the same distribution.
+    If a class has fewer examples than clients, some of its clients get none. Clients with the same classes have the
+    same distribution.
     """
 
     name = "pathological"
-    classes: int = knob(2, at_least=1, help="classes that a client has")
+    classes: int = knob(2, at_least=1, help="number of classes per client")
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         held = _class_sets(rng, source.y, num_clients, self.classes)
@@ -148,34 +148,34 @@ class Pairs(Partition):
     """Clients 2i and 2i + 1 have the same classes (pFedMB, Section 4)."""
 
     name = "pairs"
-    classes: int = knob(2, at_least=1, help="classes that a client has")
+    classes: int = knob(2, at_least=1, help="number of classes per client")
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         if num_clients % 2:
-            raise ArgumentError("num_clients", "partition=pairs needs an even number", num_clients)
+            raise ArgumentError("num_clients", "accepted with partition=pairs: even numbers", num_clients)
         held = np.repeat(_class_sets(rng, source.y, num_clients // 2, self.classes), 2, axis=0)
         return Pools(source.y, _evenly(held), np.arange(num_clients) // 2)
 
 
 @dataclasses.dataclass(frozen=True)
 class Latent(Partition):
-    """Clusters of examples that look alike; each client has examples of one (FedFomo, Appendix A.5).
+    """Clusters of similar examples; each client has examples from one cluster (FedFomo, Appendix A.5).
 
     Attributes:
-        embedding: How examples are embedded before they are clustered: a function of the source that gives (n, F),
-            such as an `Embedding`; None: by their pixels.
-        cache: Folder in which embeddings and clusterings are kept; None: `latent.cache_folder`.
+        embedding: Embedding of examples before clustering: a function of the source that returns (n, F), such as an
+            `Embedding`; None: pixels.
+        cache: Folder for embeddings and clusterings; None: `latent.cache_folder`.
     """
 
     name = "latent"
-    clusters: int = knob(2, at_least=1, help="clusters of examples that look alike")
+    clusters: int = knob(2, at_least=1, help="number of clusters of similar examples")
     embedding: latent.Embed | None = None
     cache: str | None = None
 
     def __post_init__(self):
         super().__post_init__()
         if self.embedding is not None and not callable(self.embedding):
-            text = "accepted: None, or a function of the source that gives (n, F), such as an Embedding"
+            text = "accepted: None, or a function of the source that returns (n, F), such as an Embedding"
             raise ArgumentError("embedding", text, self.embedding)
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
@@ -186,14 +186,14 @@ class Latent(Partition):
 
 @dataclasses.dataclass(frozen=True)
 class Pachinko(Partition):
-    """Two-level Pachinko allocation (Reddi et al., 2021): everyone draws as many examples, one after another.
+    """Two-level Pachinko allocation (Reddi et al., 2021): clients draw equally many examples, one by one.
 
-    Each client has its own Dirichlet shares of the coarse labels and of the fine ones within each, and draws the
-    coarse label, then the fine one, then one of its examples that nobody has. Labels without examples drop out.
+    Each client has its own Dirichlet shares of coarse labels and of fine labels within each. It draws a coarse label,
+    then a fine label, then one of its examples not yet taken. Labels without examples left drop out.
     """
 
     name = "pachinko"
-    alpha: float = knob(0.4, above=0, below=np.inf, help="concentration of the coarse labels")
+    alpha: float = knob(0.4, above=0, below=np.inf, help="Dirichlet concentration of the coarse labels")
 
     def assign(self, source: Source, num_clients: int | None, splits: Splits, seed: int) -> Assignment:
         _refuse_replacement(splits)
@@ -203,7 +203,7 @@ class Pachinko(Partition):
         size = len(source.y) // num_clients
         if size < MIN_EXAMPLES:
             text = (
-                "too many for two examples a client by partition=pachinko; "
+                "too many for two examples per client with partition=pachinko; "
                 f"accepted: up to {len(source.y) // MIN_EXAMPLES}"
             )
             raise ArgumentError("num_clients", text, num_clients)
@@ -215,7 +215,7 @@ class Pachinko(Partition):
 
 @dataclasses.dataclass(frozen=True)
 class Natural(Partition):
-    """The source's own clients that have two examples or more, or `num_clients` of them, in their order."""
+    """The source's own clients with at least two examples, or `num_clients` of them, in their original order."""
 
     name = "natural"
     needs_classes = False
@@ -228,9 +228,9 @@ class Natural(Partition):
         ids, start, size = np.unique(source.client[order], return_index=True, return_counts=True)
         able = np.flatnonzero(size >= MIN_EXAMPLES)
         if not len(able):
-            raise ArgumentError("partition", f"no client of {source.name} has two examples", self.name)
+            raise ArgumentError("partition", f"no client in {source.name} has two examples", self.name)
         if num_clients is not None and not 1 <= num_clients <= len(able):
-            text = f"{source.name} has {len(able)} clients with two examples or more; accepted: 1 to that many"
+            text = f"{source.name} has {len(able)} clients with at least two examples; accepted: 1 to {len(able)}"
             raise ArgumentError("num_clients", text, num_clients)
         rng = generator(seed, "partition")
         chosen = able if num_clients is None else np.sort(rng.choice(able, num_clients, replace=False))
@@ -240,7 +240,7 @@ class Natural(Partition):
         elif source.task == "classification":
             distribution = largest_pool(indices, source.y)
         else:
-            distribution = np.arange(len(chosen))  # nothing known: each its own
+            distribution = np.arange(len(chosen))  # unknown: a separate distribution per client
         return Assignment(indices, distribution.astype(np.int32), source.is_test if splits.official_test else None)
 
 
@@ -251,10 +251,10 @@ PARTITIONS: dict[str, type[Partition]] = {
 
 
 def get(name: str) -> type[Partition]:
-    """The partition of this name.
+    """The partition with this name.
 
     Raises:
-        ArgumentError: if there is none, with the nearest names.
+        ArgumentError: if there is none; suggests similar names.
     """
     if name not in PARTITIONS:
         raise unknown("partition", name, PARTITIONS)
@@ -262,7 +262,7 @@ def get(name: str) -> type[Partition]:
 
 
 def default(source: Source) -> Partition:
-    """Natural where the examples have clients, else two label groups; at random for a regression and sequences."""
+    """Natural if the examples have clients, otherwise two label groups; random for regression and sequences."""
     if source.client is not None:
         return Natural()
     return LabelGroups() if source.task == "classification" and source.y.ndim == 1 else IID()
@@ -280,13 +280,14 @@ def assign(
 
     Args:
         source: The examples.
-        partition: Who gets which.
-        num_clients: K; None: all clients of a natural partition, else 16. Of natural clients fewer are drawn uniformly.
-        splits: Whether examples for testing are given, and whether clients share examples.
-        seed: Decides everything.
+        partition: The partition.
+        num_clients: K; None: all clients of a natural partition, otherwise 16. If a natural partition has more clients,
+            K of them are drawn uniformly.
+        splits: Whether test examples are given, and whether clients share examples.
+        seed: Random seed.
 
     Raises:
-        ArgumentError: if the partition does not fit the source, or the examples are too few.
+        ArgumentError: if the partition does not fit the source, or there are too few examples.
     """
     splits = splits or Splits()
     if not isinstance(partition, Partition):
@@ -295,15 +296,15 @@ def assign(
     if splits.official_test and source.is_test is None:
         raise ArgumentError("official_test", f"{source.name} has no official test examples")
     if partition.needs_classes and source.task == "regression":
-        raise ArgumentError("partition", "needs classes; accepted for a regression: iid, natural", partition.name)
+        raise ArgumentError("partition", "needs classes; accepted for regression: iid, natural", partition.name)
     if partition.needs_classes and source.y.ndim > 1:
-        text = "needs one class an example; accepted for sequences: iid, natural"
+        text = "needs one class per example; accepted for sequences: iid, natural"
         raise ArgumentError("partition", text, partition.name)
     return partition.assign(source, num_clients, splits, seed)
 
 
 def _given(num_clients: int | None) -> int:
-    """K of a partition that is not natural."""
+    """K for a partition that is not natural."""
     num_clients = DEFAULT_CLIENTS if num_clients is None else num_clients
     if num_clients < 1:
         raise ArgumentError("num_clients", "accepted: 1 or more", num_clients)
@@ -312,7 +313,7 @@ def _given(num_clients: int | None) -> int:
 
 def _refuse_replacement(splits: Splits) -> None:
     if splits.replacement:
-        raise ArgumentError("replacement", "accepted: with all partitions but natural and pachinko")
+        raise ArgumentError("replacement", "accepted with all partitions except natural and pachinko")
 
 
 def _at_most(argument: str, number: int, num_clients: int) -> None:
@@ -321,26 +322,26 @@ def _at_most(argument: str, number: int, num_clients: int) -> None:
 
 
 def _one_pool_a_client(rng: np.random.Generator, num_clients: int, num_pools: int, pool: np.ndarray) -> Pools:
-    """Every client has examples of one pool, and every pool as many clients, or one more."""
+    """Every client has examples from one pool; the pools' numbers of clients differ by at most one."""
     group = rng.permutation(np.arange(num_clients) % num_pools)
     return Pools(pool, _evenly(np.eye(num_pools)[group]), group)
 
 
 def _label_groups(rng: np.random.Generator, y: np.ndarray, num_groups: int) -> np.ndarray:
-    """(n,) the group of each example: the classes divided at random into groups of nearly equal numbers."""
+    """(n,) group of each example; classes are divided at random into groups of nearly equal size."""
     present = np.unique(y)
     if num_groups > len(present):
-        raise ArgumentError("groups", f"accepted: 1 to {len(present)}, the classes there are", num_groups)
+        raise ArgumentError("groups", f"accepted: 1 to {len(present)}, the number of classes", num_groups)
     group = np.zeros(present[-1] + 1, int)
     group[rng.permutation(present)] = np.sort(np.arange(len(present)) % num_groups)
     return group[y]
 
 
 def _class_sets(rng: np.random.Generator, y: np.ndarray, num_sets: int, size: int) -> np.ndarray:
-    """(num_sets, C) whether a set has a class, `size` in each; no class is in two sets more than another."""
+    """(num_sets, C) bool, sets of `size` classes; the classes' numbers of sets differ by at most one."""
     present = np.unique(y)
     if size > len(present):
-        raise ArgumentError("classes", f"accepted: 1 to {len(present)}, the classes there are", size)
+        raise ArgumentError("classes", f"accepted: 1 to {len(present)}, the number of classes", size)
     held, holders = np.zeros((num_sets, present[-1] + 1)), np.zeros(len(present))
     for row in held:
         rarest = np.lexsort((rng.random(len(present)), holders))[:size]  # ties in random order
@@ -350,28 +351,28 @@ def _class_sets(rng: np.random.Generator, y: np.ndarray, num_sets: int, size: in
 
 
 def _evenly(held: np.ndarray) -> np.ndarray:
-    """(K, P) shares where each pool is split evenly among its holders."""
+    """(K, P) shares that split each pool evenly among its clients."""
     return held / np.maximum(held.sum(axis=0), 1)
 
 
 def _pachinko(
     rng: np.random.Generator, source: Source, coarse: np.ndarray, num_clients: int, alpha: float
 ) -> list[np.ndarray]:
-    """The examples of each client, with `coarse` (n,) the number of each example's coarse label."""
+    """The examples of each client; `coarse` (n,) holds each example's coarse label."""
     fine, pool = np.unique(coarse * source.num_classes + source.y, return_inverse=True)
-    parent = fine // source.num_classes  # the coarse label of each fine one
+    parent = fine // source.num_classes  # the coarse label of each fine label
     left = np.bincount(pool)
     members = [rng.permutation(np.flatnonzero(pool == f)) for f in range(len(fine))]
     num_coarse = int(coarse.max()) + 1
     indices = []
     for _ in range(num_clients):
-        # Of a small alpha's shares all but one can vanish in floating point, of their logarithms none.
+        # With a small alpha, all shares but one can underflow; their logarithms cannot.
         log_share = np.log(rng.standard_gamma(alpha + 1, num_coarse)) - rng.standard_exponential(num_coarse) / alpha
         beta = rng.standard_gamma(PACHINKO_BETA, len(fine))
         own, need = [], len(source.y) // num_clients
         while need:
             fines = rng.choice(len(fine), need, p=_pachinko_shares(log_share, beta, parent, left > 0))
-            # These draws hold up to the first that uses up a label; what is left is then drawn from anew.
+            # These draws are valid until one uses up a label; the remaining examples are then drawn again.
             used_up = np.flatnonzero((np.bincount(fines, minlength=len(fine)) >= left) & (left > 0))
             drawn = min((np.flatnonzero(fines == f)[left[f] - 1] + 1 for f in used_up), default=need)
             count = np.bincount(fines[:drawn], minlength=len(fine))
@@ -383,9 +384,9 @@ def _pachinko(
 
 
 def _pachinko_shares(log_share: np.ndarray, beta: np.ndarray, parent: np.ndarray, there: np.ndarray) -> np.ndarray:
-    """(F,) the chance of each fine label: its coarse label's among those there (F,), times its own within that."""
+    """(F,) probability of each fine label: its coarse label's among those `there` (F,), times its own within it."""
     beta = beta * there
-    total = np.bincount(parent, beta)  # 0 for a coarse label that is used up
+    total = np.bincount(parent, beta)  # 0 for used-up coarse labels
     log_share = np.where(total > 0, log_share, -np.inf)
     share = np.exp(log_share - log_share.max())
     return (share / share.sum() / np.where(total > 0, total, 1))[parent] * beta

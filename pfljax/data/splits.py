@@ -1,4 +1,4 @@
-"""How the examples of each client are split into training, validation and test parts."""
+"""Splits of each client's examples into training, validation and test parts."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from pfljax.data.sources.source import generator
 
 @dataclasses.dataclass(frozen=True)
 class Splits:
-    """How the examples of each client are split into training, validation and test parts.
+    """Splits of each client's examples into training, validation and test parts.
 
     Attributes:
-        test_fraction: The share of a client's examples for testing, where they are not given. With replacement this
-            share of every pool is set apart for the tests of all clients, or else most of one client's test examples
-            would be training examples of another.
-        validation_fraction: The share of a client's training part for validation; a client with a single training
-            example has none.
-        train_examples: Cap on a client's training part, validation included; 0 for none.
-        test_examples: Cap on a client's test part; 0 for none.
+        test_fraction: Share of a client's examples for testing, if test examples are not given. With replacement, this
+            share of every pool is set aside for testing for all clients; otherwise most of one client's test examples
+            would be another's training examples.
+        validation_fraction: Share of a client's training part for validation; a client with a single training example
+            has no validation examples.
+        train_examples: Cap on a client's training part, validation included; 0: no cap.
+        test_examples: Cap on a client's test part; 0: no cap.
         official_test: Whether the source's own test examples are the clients' test examples.
-        replacement: Whether clients share examples: each draws `train_examples` to train on, and examples to test on
-            in proportion, from its own label distribution; fewer where its pools hold fewer, none twice.
-        targets: "own", or "shuffled": the clients' (validation, test) pairs are dealt among them.
+        replacement: Whether clients share examples: each client draws `train_examples` training examples, and test
+            examples in proportion, from its own label distribution; fewer if its pools have fewer, and none twice.
+        targets: "own", or "shuffled", which permutes (validation, test) pairs among clients.
     """
 
     test_fraction: float = knob(0.2, above=0, below=1, help="share of a client's examples for testing")
     validation_fraction: float = knob(0.0, at_least=0, below=1, help="share of a client's training part for validation")
-    train_examples: int = knob(0, at_least=0, help="cap on n_k, a client's training part; 0: none")
-    test_examples: int = knob(0, at_least=0, help="cap on a client's test part; 0: none")
+    train_examples: int = knob(0, at_least=0, help="cap on n_k, a client's training part; 0: no cap")
+    test_examples: int = knob(0, at_least=0, help="cap on a client's test part; 0: no cap")
     official_test: bool = False
     replacement: bool = False
     targets: Literal["own", "shuffled"] = "own"
@@ -43,14 +43,14 @@ class Splits:
     def __post_init__(self):
         check_knobs(self)
         if self.replacement and not self.train_examples:
-            raise ArgumentError("replacement", "needs train_examples, at least 1, for each client to draw")
+            raise ArgumentError("replacement", "needs train_examples of at least 1, the number each client draws")
 
 
 def make_splits(splits: Splits | None, options: dict[str, Any], **defaults: Any) -> Splits:
-    """`splits` with some fields replaced by `options`; without `splits`, `defaults` hold for what is not named.
+    """`splits` with some fields replaced by `options`; without `splits`, `defaults` set the remaining fields.
 
     Raises:
-        ArgumentError: for an option that is no field of `Splits`, with the nearest names.
+        ArgumentError: for an option that is not a field of `Splits`; suggests similar names.
     """
     names = [field.name for field in dataclasses.fields(Splits)]
     for name, value in options.items():
@@ -62,15 +62,14 @@ def make_splits(splits: Splits | None, options: dict[str, Any], **defaults: Any)
 
 
 def split_within_clients(assignment: Assignment, splits: Splits, seed: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Splits each client's examples into parts, at random.
+    """Splits each client's examples into parts at random.
 
-    Every client has a training and a test example at least. Where the assignment says which examples are for
-    testing, that holds.
+    Every client has at least one training and one test example. If the assignment marks test examples, they are used.
 
     Args:
-        assignment: Who has which examples, two each at least.
-        splits: How large the parts are.
-        seed: Decides the splits.
+        assignment: Assignment of examples to clients, at least two each.
+        splits: Sizes of the parts.
+        seed: Seed for the splits.
 
     Returns:
         "train", "validation" and "test": ids (n,) of their examples, and the clients (n,) that have them, ascending.
@@ -82,7 +81,7 @@ def split_within_clients(assignment: Assignment, splits: Splits, seed: int) -> d
     ids = np.concatenate(assignment.indices)
     owner = np.repeat(np.arange(num_clients), [len(own) for own in assignment.indices])
     lots, given = np.empty(len(ids)), assignment.is_test
-    # Where the parts are given, the order of either does not depend on the other.
+    # If the parts are given, the order of one does not depend on the other.
     parts = {"split": slice(None)} if given is None else {"split": ~given[ids], "split of the test part": given[ids]}
     for purpose, part in parts.items():
         lots[part] = generator(seed, purpose).random(lots[part].size)
@@ -97,8 +96,8 @@ def split_within_clients(assignment: Assignment, splits: Splits, seed: int) -> d
     if without:
         raise ArgumentError(
             "official_test",
-            f"{without} of {num_clients} clients have no training or no test examples by it; "
-            "without it each client's examples are split at random",
+            f"{without} of {num_clients} clients have no official training or test examples; "
+            "turn it off to split each client's examples at random",
         )
     if splits.train_examples:
         size = np.minimum(size, splits.train_examples)
@@ -115,6 +114,6 @@ def split_within_clients(assignment: Assignment, splits: Splits, seed: int) -> d
 
 
 def _rank(owner: np.ndarray, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
-    """The place (n,) of each example among its owner's, and how many (K,) each has; `owner` (n,) ascends."""
+    """Position (n,) of each example among its owner's, and number (K,) of examples per owner; `owner` (n,) ascends."""
     size = np.bincount(owner, minlength=num_clients)
     return np.arange(len(owner)) - (np.cumsum(size) - size)[owner], size

@@ -1,4 +1,4 @@
-"""What is said of a federation: sizes, classes, how much its clients differ, and a fingerprint."""
+"""Statistics of a federation: sizes, classes, heterogeneity and a fingerprint."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _digests: weakref.WeakKeyDictionary[Federation, str] = weakref.WeakKeyDictionary
 
 
 def digest(federation: Federation) -> str:
-    """A short fingerprint of all examples and who has them, for runs to state which split they had.
+    """A short fingerprint of all examples and their assignment, which identifies the split of a run.
 
-    It takes seconds for a gigabyte, and is kept for as long as the federation, whose arrays must not be changed.
+    It takes seconds per gigabyte and is cached with the federation, whose arrays must not change.
     """
     if federation not in _digests:
         _digests[federation] = _digest(federation)
@@ -31,7 +31,7 @@ def _digest(federation: Federation) -> str:
     here, rows, tables = federation.own or slice(None), [], {}
     for split in (federation.train, federation.validation, federation.test):
         size, code = np.asarray(split.size[here], np.uint64), np.zeros(len(split.y), np.uint64)
-        for place in range(split.y.shape[1]):  # padding is no part of it
+        for place in range(split.y.shape[1]):  # excludes padding
             real = place < size
             for examples in (split.x, split.y):
                 code[real] = _mixed(code[real] ^ _codes(examples, real, place, tables))
@@ -41,20 +41,20 @@ def _digest(federation: Federation) -> str:
 
 
 def _codes(examples: Examples, real: np.ndarray, place: int, tables: dict[int, np.ndarray]) -> np.ndarray:
-    """A uint64 for the example at one place of each client where `real` (K,) holds.
+    """A uint64 code for each client's example at one position, for clients where `real` (K,) is True.
 
     Args:
-        examples: Of all clients.
-        real: Which clients have an example there.
-        place: The place.
-        tables: Takes the codes of each pool, which are worked out once.
+        examples: All clients' examples.
+        real: Which clients have an example at the position.
+        place: The position.
+        tables: Caches the codes of each pool.
     """
     if is_pooled(examples):
         pool = examples.pool
         if id(pool) not in tables:
             tables[id(pool)] = np.array([_code(row) for row in pool], np.uint64)
         return tables[id(pool)][examples.index[real, place]]
-    if examples.ndim == 2:  # a number each
+    if examples.ndim == 2:  # one number per example
         return _mixed(examples[real, place].astype(np.float64).view(np.uint64))
     return np.array([_code(row) for row in examples[real, place]], np.uint64)
 
@@ -64,14 +64,14 @@ def _code(row: np.ndarray) -> int:
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
-    """The finalizer of SplitMix64: every bit of a uint64 comes to depend on all others."""
+    """The finalizer of SplitMix64: makes every bit of a uint64 depend on all others."""
     values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return (values ^ values >> np.uint64(31)) + np.uint64(0x9E3779B97F4A7C15)
 
 
 def class_counts(federation: Federation) -> np.ndarray | None:
-    """(K, C) int32 training examples of each class; None for a regression and for sequences, which have no class."""
+    """(K, C) int32 training examples per class; None for regression and for sequences, which have no class."""
     y, size = federation.train.y, federation.train.size[federation.own or slice(None)]
     if federation.task != "classification" or y.ndim > 2:
         return None
@@ -82,21 +82,21 @@ def class_counts(federation: Federation) -> np.ndarray | None:
 
 
 def inverse_frequency_weights(federation: Federation) -> tuple[float, ...]:
-    """Weights of the classes (C,) by the inverse of their shares p_c of all training labels.
+    """Class weights (C,) by the inverse of the shares p_c of all training labels.
 
-    w_c ~ min(1, 1 / (C p_c)): classes rarer than all are on average weigh alike, so that none weighs without bound.
-    Scaled so that the mean over all training labels is 1. Labels are characters where examples are sequences. The
-    weights of FedEM's authors for Shakespeare follow the same rule, with a limit of their own and another scale.
+    w_c ~ min(1, 1 / (C p_c)): classes rarer than average all get the same weight, so that weights are bounded. They are
+    scaled to mean 1 over all training labels. For sequences, labels are characters. The weights that FedEM's authors
+    use for Shakespeare follow the same rule with another limit and scale.
 
     Raises:
         ArgumentError: for a regression.
     """
     if federation.task != "classification":
-        raise ArgumentError("class_weights", "accepted for classification")
+        raise ArgumentError("class_weights", "accepted only for classification")
     classes, split = federation.num_classes, federation.train
     sizes = split.size[federation.own or slice(None)]
     labels = [np.ravel(y[:size]) for y, size in zip(split.y, sizes, strict=True)]
-    counts = [np.bincount(own[own < classes], minlength=classes) for own in labels]  # padding is no class
+    counts = [np.bincount(own[own < classes], minlength=classes) for own in labels]  # padding is not a class
     share = _of_all(federation, np.array(counts, np.int32)).sum(axis=0)
     share = share / max(share.sum(), 1)
     weights = 1 / np.maximum(classes * share, 1)
@@ -104,10 +104,10 @@ def inverse_frequency_weights(federation: Federation) -> tuple[float, ...]:
 
 
 def heterogeneity(federation: Federation) -> float | None:
-    """The clients' mean distance from the whole: the mean over clients of sum_c |p_k(c) - p(c)|.
+    """The clients' mean distance from the global label distribution: the mean over clients of sum_c |p_k(c) - p(c)|.
 
-    p_k are the label shares among client k's training examples, p those among all clients'. Zhao et al. (2018) call it
-    the earth mover's distance; it is 0 to 2. None where there are no classes to count.
+    p_k are the label shares in client k's training examples, p those in all clients'. Zhao et al. (2018) call it the
+    earth mover's distance; it ranges from 0 to 2. None if there are no classes.
     """
     counts = class_counts(federation)
     if counts is None:
@@ -118,7 +118,7 @@ def heterogeneity(federation: Federation) -> float | None:
 
 
 def describe(federation: Federation) -> dict:
-    """What a report says of the data: clients, examples a client and in all, classes a client, the digest."""
+    """Data entries for reports: clients, examples per client and in total, classes per client, the digest."""
 
     def spread(values: np.ndarray) -> dict[str, float]:
         return {"min": int(values.min()), "median": float(np.median(values)), "max": int(values.max())}
@@ -137,5 +137,5 @@ def describe(federation: Federation) -> dict:
 
 
 def _of_all(federation: Federation, rows: np.ndarray) -> np.ndarray:
-    """All clients' rows, from those of the clients that are here."""
+    """All clients' rows, from the rows of this process's clients."""
     return rows if len(rows) == federation.num_clients else processes.gather_rows(rows)

@@ -1,4 +1,4 @@
-"""Federations made of others, or of nothing but noise."""
+"""Federations derived from others or made of noise."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from pfljax.data.sources.source import generator
 
 
 def split_unseen(federation: Federation, share: float, seed: int) -> tuple[Federation, Federation]:
-    """Keeps a share of the clients out of training: the Federations of the seen and of the unseen ones.
+    """Holds a share of the clients out of training; returns the federations of seen and unseen clients.
 
     Raises:
-        ArgumentError: if the share leaves no client on one of the sides.
+        ArgumentError: if either side would have no clients.
     """
     num_clients = federation.num_clients
     count = round(share * num_clients)
     if not 0 < count < num_clients:
-        text = (
-            f"of {num_clients} clients this keeps {count} out; accepted: a share that leaves one or more on each side"
-        )
+        text = f"holds out {count} of {num_clients} clients; accepted: shares that leave at least one on each side"
         raise ArgumentError("share", text, share)
     order = generator(seed, "unseen").permutation(num_clients)
 
@@ -40,14 +38,14 @@ def split_unseen(federation: Federation, share: float, seed: int) -> tuple[Feder
 
 
 def pad_alike(federations: Sequence[Federation]) -> list[Federation]:
-    """The federations, their parts padded to the same number of examples.
+    """Pads the parts of several federations to the same number of examples.
 
     Raises:
         ArgumentError: if they have different numbers of clients.
     """
     if len({federation.num_clients for federation in federations}) > 1:
         numbers = ", ".join(str(federation.num_clients) for federation in federations)
-        text = f"have different numbers of clients ({numbers}); accepted: the same number, or train them one by one"
+        text = f"have different numbers of clients ({numbers}); accepted: equal numbers, or train them one by one"
         raise ArgumentError("federations", text)
     parts = {}
     for part in PARTS:
@@ -61,7 +59,7 @@ def pad_alike(federations: Sequence[Federation]) -> list[Federation]:
 
 
 def _pad_alike(stacks: Sequence[Examples]) -> list[Examples]:
-    """Stacked examples of several federations, padded to the same shapes."""
+    """Pads stacked examples of several federations to the same shapes."""
     wide = max(stack.shape[1] for stack in stacks)
     if not all(is_pooled(stack) for stack in stacks):
         return [_widen(np.asarray(stack), wide, 1, 0) for stack in stacks]
@@ -70,7 +68,7 @@ def _pad_alike(stacks: Sequence[Examples]) -> list[Examples]:
 
 
 def _widen(array: np.ndarray, size: int, axis: int, value: int) -> np.ndarray:
-    """An array with `value` appended along an axis until that has `size`; itself, where it has."""
+    """Pads an array with `value` along an axis up to `size`; returns the array itself if it has that size."""
     if array.shape[axis] == size:
         return array
     width = [(0, size - length if number == axis else 0) for number, length in enumerate(array.shape)]
@@ -80,14 +78,14 @@ def _widen(array: np.ndarray, size: int, axis: int, value: int) -> np.ndarray:
 def random_pixels(
     num_clients: int, examples: int, shape: tuple[int, ...], num_classes: int, seed: int, *, distinct: int = 0
 ) -> Federation:
-    """Random images of a given shape, `examples` a client to train on: work to be timed, not learned.
+    """Random images of a given shape, with `examples` training images per client, for timing instead of learning.
 
     Args:
         num_clients: K.
         examples: n_k.
-        shape: Of an image.
+        shape: Shape of an image.
         num_classes: C.
-        seed: Decides all.
+        seed: Random seed.
         distinct: Number of different images in a part, which clients share at random; 0: all are different.
     """
     rng = generator(seed, "pixels")

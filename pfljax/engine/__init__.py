@@ -1,1 +1,1 @@
-"""The exchange between clients and owners, and how it is laid out over devices and processes."""
+"""The exchange between clients and model owners, and its layout over devices and processes."""

@@ -1,7 +1,7 @@
-"""Uneven clients: which of them work side by side, so that few steps wait for a longer client.
+"""Buckets for clients of different sizes, so that few steps are idle.
 
-A device sorts its clients by size, the longest first, and takes them in buckets: (clients side by side, how often). The
-buckets are the same in all rounds and on all devices, so they are made for typical clients.
+A device sorts its clients by size, longest first, and processes them in buckets: (clients side by side, repetitions).
+The buckets are the same in all rounds and on all devices, so they are chosen for typical clients.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-WASTE = 0.2  # largest share of the steps in which clients wait for others beside them
-COHORTS = 16  # number of cohorts drawn to see what typical clients are, where a round has only some of them
+WASTE = 0.2  # largest share of idle steps
+COHORTS = 16  # number of cohorts drawn to find typical clients, if a round has only some of them
 Buckets = tuple[tuple[int, int], ...]
 
 
 def on_devices(steps: np.ndarray, num_clients: int, devices: int) -> np.ndarray:
-    """(n, ceil(S / D)) steps of a device's clients in the order of their ids, for all devices and some rounds.
+    """(n, ceil(S / D)) steps of each device's clients in the order of their ids, for all devices and several rounds.
 
     Args:
-        steps: (K,) steps that each client takes in a round.
-        num_clients: S of a round; random ones, if fewer than K.
+        steps: (K,), number of steps of each client per round.
+        num_clients: S; the clients are random if S < K.
         devices: D.
     """
     rng = np.random.default_rng(0)
@@ -35,7 +35,7 @@ def on_devices(steps: np.ndarray, num_clients: int, devices: int) -> np.ndarray:
 
 
 def waiting(lengths: np.ndarray, buckets: Buckets) -> float:
-    """The share of steps in which a client waits for others beside it; `lengths` (n, S / D) in the order of work."""
+    """Share of idle steps, given `lengths` (n, S / D) in processing order."""
     done, place = 0.0, 0
     for width, count in buckets:
         for _ in range(count):
@@ -45,12 +45,12 @@ def waiting(lengths: np.ndarray, buckets: Buckets) -> float:
 
 
 def longest_first(lengths: np.ndarray) -> np.ndarray:
-    """Each device's clients in the order in which buckets take them."""
+    """Each device's clients in the order in which buckets process them."""
     return -np.sort(-lengths, axis=1)
 
 
 def buckets_of(lengths: np.ndarray, widest: int) -> Buckets:
-    """Buckets of at most `widest` clients for devices whose clients have these `lengths` (n, S / D)."""
+    """Buckets of at most `widest` clients, for clients with these `lengths` (n, S / D)."""
     lengths = longest_first(lengths)
     widths = sorted({max(widest // 8**n, 1) for n in range(4)} | {1})
     for allowed in (WASTE, WASTE / 2, WASTE / 4, WASTE / 8):
@@ -61,7 +61,7 @@ def buckets_of(lengths: np.ndarray, widest: int) -> Buckets:
 
 
 def _fill(lengths: np.ndarray, widths: Sequence[int], allowed: float) -> Buckets:
-    """Each chunk is as wide as waste allows, but never narrower again, since each width is compiled by itself."""
+    """Makes each chunk as wide as WASTE allows, but never narrower again, since each width compiles separately."""
     chunks, place, width = [], 0, 1
     while place < len(lengths):
 
@@ -70,6 +70,6 @@ def _fill(lengths: np.ndarray, widths: Sequence[int], allowed: float) -> Buckets
             return width * together[0] - together.sum() <= allowed * max(together.sum(), lengths.mean() * width)
 
         width = max(w for w in widths if w == width or (w > width and fits(w)))
-        chunks.append(min(width, len(lengths) - place))  # no more clients than there are: the others would be copies
+        chunks.append(min(width, len(lengths) - place))  # further clients would be copies
         place += width
     return tuple((width, len(list(same))) for width, same in itertools.groupby(chunks))

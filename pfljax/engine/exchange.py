@@ -1,4 +1,4 @@
-"""One scan over blocks of clients: each block receives models, works, and deposits what it makes of them."""
+"""One scan over blocks of clients: each block receives models, runs the client updates, and deposits the results."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from pfljax.engine.views import view
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Clients:
-    """What the S clients of an exchange bring along.
+    """Inputs of the S clients of an exchange.
 
     Attributes:
-        index: (S, J) int32, the models that each receives.
-        rows: Their own state, leaves (S, ...).
-        data: What they read, leaves (S, ...).
-        sizes: (S,), by which they are sorted, or None.
+        index: (S, J) int32, the models that each client receives.
+        rows: The clients' own state, leaves (S, ...).
+        data: The clients' data, leaves (S, ...).
+        sizes: (S,) sizes for sorting the clients, or None.
     """
 
     index: Array
@@ -39,12 +39,12 @@ class Clients:
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """An exchange that is laid out.
+    """An exchange with a layout.
 
     Attributes:
-        mesh: The devices.
-        layout: How clients lie on them.
-        route: How models reach them.
+        mesh: The mesh of devices.
+        layout: Placement of clients on the devices.
+        route: The way models reach the clients.
         client_fn: As in `ExecutionPlan.exchange`.
     """
 
@@ -54,9 +54,9 @@ class Exchange:
     client_fn: Callable[..., ClientOutput]
 
     def run(self, models: Params, clients: Clients, common: tuple) -> tuple[PyTree, Aggregate]:
-        """Runs it; `common` is what all clients read alike, as further arguments of `client_fn`."""
+        """Runs the exchange; `common` holds further arguments of `client_fn`, shared by all clients."""
         layout, route = self.layout, self.route
-        work = jax.jit(self.client_fn, inline=True)  # traced once: for the shapes of what it puts out, and in the loop
+        work = jax.jit(self.client_fn, inline=True)  # traced once for both the output shapes and the loop
         real = layout.real()
         sizes, clients = clients.sizes, layout.pad(dataclasses.replace(clients, sizes=None))
         if sizes is not None and layout.by_size:
@@ -80,7 +80,7 @@ class Exchange:
     def _on_device(
         self, models: Params, clients: Clients, real: Array, common: tuple
     ) -> tuple[tuple[PyTree, PyTree, Array], Kept]:
-        """The exchange as one device sees it: ((rows, report, sent) of its clients, what was collected)."""
+        """The exchange on one device: ((rows, report, sent) of its clients, collected contributions)."""
         order = self.layout.order(clients.sizes)
         index, real, rows = order.sort((clients.index, real, clients.rows))
         data = on_this_device(clients.data)
@@ -108,10 +108,10 @@ class Exchange:
         return order.undo((rows, report, sent)), route.collect(kept)
 
     def _step(self, work: Callable, models: Params, index: Array, real: Array, width: int, carry: Any, at: Array):
-        """One block of clients; rows and what the route keeps are replaced in place.
+        """Processes one block of clients; replaces rows and the route's carry in place.
 
-        A block's own rows are taken in the step before, out of what that step has written. Were they taken in their own
-        step, XLA could read them again after they are replaced, and would copy the whole stack to do so.
+        A block's rows are read in the previous step, from what that step has written. If a step read its own rows, XLA
+        could read them again after their replacement and would copy the whole stack to do so.
         """
         rows, kept, own = carry
         here = Block(at, block(index, at, width))
@@ -128,7 +128,7 @@ class Exchange:
     def _work(
         self, data: PyTree, common: tuple, order: Array, models: Params, rows: PyTree, here: Block
     ) -> ClientOutput:
-        """A block of clients at work; what they read of their data is gathered where it is used."""
+        """Runs the client updates of a block; data is gathered where it is used."""
         run = lambda models, row, client: self.client_fn(models, row, view(data, client), *common)
         width = here.index.shape[0]
         at_once = min(self.layout.at_once or width, width)
@@ -136,7 +136,7 @@ class Exchange:
 
 
 def spread_rows(stack: PyTree) -> PyTree:
-    """The specs for `shard_map` of a stack whose rows are spread: a pool of examples is too, or is on every device."""
+    """`shard_map` specs of a stack with spread rows; a pool of examples is also spread, or on every device."""
 
     def one(leaf):
         if not is_pooled(leaf):
@@ -147,7 +147,7 @@ def spread_rows(stack: PyTree) -> PyTree:
 
 
 def on_this_device(stack: PyTree) -> PyTree:
-    """A stack inside `shard_map`, with the index of a spread pool counting this device's rows."""
+    """A stack inside `shard_map`; the index of a spread pool then refers to this device's rows."""
 
     def one(leaf):
         return leaf.on_device(jax.lax.axis_index(AXIS)) if is_pooled(leaf) and leaf.spread else leaf
@@ -156,7 +156,7 @@ def on_this_device(stack: PyTree) -> PyTree:
 
 
 def in_chunks(fn: Callable[..., PyTree], stacks: tuple, chunk: int) -> PyTree:
-    """fn over rows, `chunk` of them at once; a single row is done without a loop."""
+    """Maps fn over rows, `chunk` rows at once; a single row needs no loop."""
     num = tree.num_rows(stacks)
     if num == 1:
         return tree.stack_one(fn(*jax.tree.map(lambda leaf: leaf[0], stacks)))

@@ -1,6 +1,6 @@
-"""How the clients of an exchange lie on the devices: padded, in buckets, and in which order.
+"""Placement of an exchange's clients on devices: padding, buckets and order.
 
-A layout is worked out from shapes alone, before anything is traced.
+A layout depends only on shapes and is computed before tracing.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Layout:
     Attributes:
         num_clients: S.
         devices: D.
-        buckets: (clients side by side, how often), one after the other on each device.
-        at_once: Clients of a block that are computed at a time; 0: the whole block.
-        by_size: Whether each device takes its clients by size, the largest first.
+        buckets: (clients side by side, repetitions), processed in turn on each device.
+        at_once: Number of clients of a block computed at a time; 0: the whole block.
+        by_size: Whether each device processes its clients by size, largest first.
     """
 
     num_clients: int
@@ -39,16 +39,16 @@ class Layout:
 
     @property
     def padded(self) -> int:
-        """Clients on all devices, made-up ones included."""
+        """Number of clients on all devices, padding included."""
         return self.devices * self.per_device
 
     @property
     def as_they_come(self) -> bool:
-        """Whether place k is client k: no client is made up, none is moved."""
+        """Whether position k is client k: no padding, no reordering."""
         return self.padded == self.num_clients and not self.by_size
 
     def pad(self, stack: PyTree, held: int = 1) -> PyTree:
-        """Repeats the last client's `held` rows for the clients that are made up; see `real`."""
+        """Pads by repeating the last client's `held` rows; see `real`."""
         return pad(stack, self.num_clients, self.padded, held)
 
     def cut(self, stack: PyTree, held: int = 1) -> PyTree:
@@ -58,7 +58,7 @@ class Layout:
         return jax.tree.map(lambda leaf: leaf[: self.num_clients * held], stack)
 
     def real(self) -> Array:
-        """(padded,) bool: which clients are not made up."""
+        """(padded,) bool: False for padding."""
         return jnp.arange(self.padded) < self.num_clients
 
     def order(self, sizes: Array | None) -> Order:
@@ -70,18 +70,18 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """In which order a device takes its clients.
+    """The order in which a device processes its clients.
 
     Attributes:
-        clients: (S / D,) the client at each place.
-        moves: Whether that is any other than the order in which they come.
+        clients: (S / D,), the client at each position.
+        moves: Whether this differs from the original order.
     """
 
     clients: Array
     moves: bool
 
     def sort(self, stack: PyTree, held: int = 1) -> PyTree:
-        """A stack with `held` rows to a client, from the clients' own order to this one."""
+        """Reorders a stack with `held` rows per client from the original order to this order."""
         return tree.take(stack, _rows(self.clients, held)) if self.moves else stack
 
     def undo(self, stack: PyTree, held: int = 1) -> PyTree:
@@ -94,21 +94,21 @@ def lay_out(num_clients: int, devices: int, chunk: int, buckets: Buckets = (), t
     Args:
         num_clients: S.
         devices: D.
-        chunk: Clients that a device works on at a time; 0: all of them.
-        buckets: Those of uneven clients, which are then sorted by size; (): clients as they come, all by `chunk`.
-        together: The most clients whose models travel, or are summed, together.
+        chunk: Number of clients that a device processes at a time; 0: all of them.
+        buckets: Buckets for uneven clients, which are then sorted by size; (): original order, in chunks of `chunk`.
+        together: Largest number of clients whose models travel, or are summed, together.
     """
     if buckets:
         return Layout(num_clients, devices, buckets, at_once=0, by_size=True)
     per_device = -(-num_clients // devices)
     chunk = width = min(chunk or per_device, per_device)
-    if together > chunk:  # one chunk is worked on after the other all the same
+    if together > chunk:  # chunks still run one after the other
         most = min(together // chunk, per_device // chunk)
         width *= (
             most if chunk == 1 else _largest_divisor(per_device // chunk, most)
-        )  # the rest, too, is of whole chunks
+        )  # the rest also consists of whole chunks
     count, rest = divmod(per_device, width)
-    # The rest is a bucket of its own: made-up clients would have to be copied, and the others moved.
+    # The rest is a separate bucket: padding would copy clients and move the others.
     return Layout(num_clients, devices, ((width, count), *([(rest, 1)] if rest else [])), at_once=chunk)
 
 
@@ -117,24 +117,24 @@ def _largest_divisor(number: int, at_most: int) -> int:
 
 
 def _rows(clients: Array, held: int) -> Array:
-    """The rows of some clients in a stack that holds `held` to each."""
+    """Row numbers of some clients in a stack with `held` rows per client."""
     return clients if held == 1 else (clients[:, None] * held + jnp.arange(held)).reshape(-1)
 
 
 def pad(stack: PyTree, num: int, padded: int, held: int = 1) -> PyTree:
-    """Repeats the last of `num` clients' `held` rows until there are `padded`; the caller masks what comes of them."""
+    """Repeats the last of `num` clients' `held` rows up to `padded` clients; the caller masks their results."""
     if num == padded:
         return stack
     return tree.take(stack, _rows(jnp.minimum(jnp.arange(padded), num - 1), held))
 
 
 def block(stack: PyTree, at: Array, width: int) -> PyTree:
-    """`width` rows of a stack from row `at` on."""
+    """`width` rows of a stack, starting at row `at`."""
     return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, at, width), stack)
 
 
 def replace(stack: PyTree, at: Array, rows: PyTree) -> PyTree:
-    """The stack with its rows from `at` on replaced: in place, where the stack is carried through a loop."""
+    """The stack with `rows` written from row `at` on; in place if a loop carries the stack."""
 
     def one(leaf, new):
         return jax.lax.dynamic_update_slice_in_dim(leaf, new.astype(leaf.dtype), at, 0)
@@ -143,10 +143,10 @@ def replace(stack: PyTree, at: Array, rows: PyTree) -> PyTree:
 
 
 def by_client(stack: PyTree, num: int) -> PyTree:
-    """(S num, ...) as (S, num, ...)."""
+    """Reshapes (S num, ...) to (S, num, ...)."""
     return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] // num, num, *leaf.shape[1:]), stack)
 
 
 def flat(stack: PyTree) -> PyTree:
-    """(S, J, ...) as (S J, ...)."""
+    """Reshapes (S, J, ...) to (S J, ...)."""
     return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]), stack)

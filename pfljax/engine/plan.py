@@ -1,10 +1,11 @@
-"""How work on clients and models is mapped over devices; methods and tools get a plan and never say vmap or shard_map.
+"""Mapping of clients and models over devices. All vmap, lax.map and shard_map calls live in `pfljax.engine`.
 
-An `ExecutionPlan` says how many clients a device works on at a time (`chunk`: 1 is a map over clients, 0 a vmap over
-all of a device's clients), over which devices the client axis is spread, and how models reach clients on other devices:
-    own models move nothing; a server's small stack is on every device, and what comes back is summed (psum);
-    peers' models are gathered on every device and what comes back is summed at the owners' (gather), or travel around
-    the ring of devices, as many at a time as a message holds, and contributions likewise (ring).
+An `ExecutionPlan` sets how many clients a device processes at a time (`chunk`: 1 is a map over clients, 0 a vmap over
+all of a device's clients), the devices that the client axis is spread over, and how models reach clients on other
+devices:
+    own models do not move; a server's small stack is on every device, and contributions are summed (psum);
+    peers' models are gathered on every device and contributions are summed at the owners (gather), or models and
+    contributions travel around the ring of devices, one message at a time (ring).
 Every plan gives the same numbers.
 """
 
@@ -27,23 +28,23 @@ from pfljax.engine.layout import lay_out, pad
 from pfljax.engine.routes import AXIS, Gather, Own, OwnFirst, Push, Ring, Route, Server, is_dense
 
 Peers = Literal["auto", "gather", "ring"]
-GATHERED = 32 << 20  # bytes of a stack that CPU devices, which share one memory, may each have a copy of
+GATHERED = 32 << 20  # largest stack in bytes that each CPU device may copy; CPU devices share one memory
 MESSAGE_BYTES = 2 << 20  # bytes of models that travel around the ring at a time
-SUMMED, SUMMED_BYTES = 64, 64 << 20  # clients whose uploads are summed at a time, and bytes of those uploads, at most
-SMALL = 64 << 10  # bytes of a client's models up to which they are worked on at once, not one by one
+SUMMED, SUMMED_BYTES = 64, 64 << 20  # most clients whose uploads are summed at a time, and most bytes of these uploads
+SMALL = 64 << 10  # bytes up to which a client's models are processed at once instead of one by one
 
 
 @dataclasses.dataclass(frozen=True)
 class ExecutionPlan:
-    """How clients are mapped.
+    """Mapping of clients over devices.
 
     Attributes:
         mesh: One axis, `clients`, over D devices.
-        chunk: Clients that a device works on at a time; 0: all of them (vmap), 1: one by one (map).
-        peers: How models reach clients on other devices: by "gather" or "ring"; "auto": by gather, but for a large
-            stack on CPU devices, which share one memory; the memory plan turns it into a ring where copies do not fit.
-        buckets: Where clients' work differs in length: (clients side by side, how often) on each device, which sorts
-            its clients, the longest first; (): clients as they come, all by `chunk`.
+        chunk: Number of clients that a device processes at a time; 0: all of them (vmap), 1: one by one (map).
+        peers: How models reach clients on other devices: "gather", "ring" or "auto", which gathers except for large
+            stacks on CPU devices, which share one memory; the memory plan switches to a ring if copies do not fit.
+        buckets: For clients with different numbers of steps: (clients side by side, repetitions) on each device, which
+            sorts its clients, longest first; (): original order, in chunks of `chunk`.
     """
 
     mesh: Mesh
@@ -56,16 +57,16 @@ class ExecutionPlan:
         return self.mesh.size
 
     def sharding(self, leaf: Any, *, by_rows: bool, axis: int = 0) -> NamedSharding:
-        """Where a leaf lives: its rows (at `axis`) spread over the devices if they divide evenly, else replicated."""
+        """Sharding of a leaf: rows (at `axis`) spread over the devices if they divide evenly, otherwise replicated."""
         spread = by_rows and len(leaf.shape) > axis and leaf.shape[axis] % self.num_devices == 0
         return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, AXIS) if spread else PartitionSpec())
 
     def for_steps(self, steps: np.ndarray, num_clients: int) -> ExecutionPlan:
-        """The plan for clients whose work differs in length, so that few wait for long for those beside them.
+        """The plan for clients with different numbers of steps, with few idle steps.
 
         Args:
-            steps: (K,) that each of all clients takes in a round.
-            num_clients: S of a round.
+            steps: (K,), number of steps of each client per round.
+            num_clients: S, number of clients in a round.
         """
         if self.chunk == 1 or steps.min() == steps.max():
             return self
@@ -73,7 +74,7 @@ class ExecutionPlan:
         return dataclasses.replace(self, buckets=buckets.buckets_of(lengths, self.chunk or lengths.shape[1]))
 
     def waiting(self, steps: np.ndarray, num_clients: int) -> float:
-        """The share of a round's steps, in the mean over cohorts, in which a client waits for others beside it."""
+        """Share of idle steps in a round, averaged over cohorts."""
         lengths = buckets.on_devices(steps, num_clients, self.num_devices)
         if self.buckets:
             return buckets.waiting(buckets.longest_first(lengths), self.buckets)
@@ -81,22 +82,22 @@ class ExecutionPlan:
         return buckets.waiting(lengths, ((width, -(-lengths.shape[1] // width)),))
 
     def rings(self, models: Params) -> bool:
-        """Whether peers' models (stacked) go around the ring rather than to all devices."""
+        """Whether peers' models (stacked) travel around the ring instead of being gathered on all devices."""
         on_cpu = self.mesh.devices.flat[0].platform == "cpu"
         return self.peers == "ring" or (self.peers == "auto" and on_cpu and tree.num_bytes(models) > GATHERED)
 
     def exchange_of(self, topology: Topology, models: Params) -> str:
-        """How the models of a stack reach clients on other devices, in words."""
+        """Describes how a stack's models reach clients on other devices."""
         if topology == "own" or self.num_devices == 1:
             return "no model leaves its device"
         if topology == "shared":
-            return "the models are on every device, contributions are summed"
+            return "models are on every device, contributions are summed"
         if topology == "push":
-            return "uploads go around the ring of devices" if self.rings(models) else "every device sums its uploads"
-        return "around the ring of devices" if self.rings(models) else "all models are gathered on every device"
+            return "uploads travel around the ring" if self.rings(models) else "every device sums its uploads"
+        return "models travel around the ring" if self.rings(models) else "models are gathered on every device"
 
     def own_rows(self, num: int) -> slice:
-        """Which of `num` clients' rows live on this process's devices: all, where they do not divide."""
+        """The slice of `num` clients' rows on this process's devices; all rows if they do not divide evenly."""
         if num % self.num_devices:
             return slice(0, num)
         here = [device.process_index == jax.process_index() for device in self.mesh.devices.flat]
@@ -104,7 +105,7 @@ class ExecutionPlan:
         return slice(here.index(True) * per_device, (here.index(True) + sum(here)) * per_device)
 
     def place(self, leaf: Any, num: int, axis: int = 0, by_rows: bool = True) -> Array:
-        """Puts a host array on the devices: rows (at `axis`), all `num` or those of this process, or all on each."""
+        """Puts a host array on the devices: spreads rows (at `axis`; all `num` or this process's), or replicates it."""
         shape = (*leaf.shape[:axis], num, *leaf.shape[axis + 1 :])
         sharding = self.sharding(jax.ShapeDtypeStruct(shape, leaf.dtype), by_rows=by_rows, axis=axis)
         if jax.process_count() == 1:
@@ -113,41 +114,41 @@ class ExecutionPlan:
 
     @property
     def everywhere(self) -> NamedSharding:
-        """The same on all devices, so that every process can read it."""
+        """Sharding that replicates on all devices, so that every process can read the array."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     def over_models(self, fn: Callable[..., PyTree], *stacks: PyTree) -> PyTree:
-        """Applies `fn` to each of J stacked models; for use inside a client's work."""
+        """Applies `fn` to each of J stacked models; for use inside a client's update."""
         large = self.chunk == 1 and tree.num_bytes(stacks) > SMALL
         return in_chunks(fn, stacks, 1 if large else tree.num_rows(stacks))
 
     def over_rows(self, fn: Callable[..., PyTree], *stacks: PyTree) -> PyTree:
-        """Applies `fn` to every row at once: for elementwise or small work on whole stacks."""
+        """Applies `fn` to all rows at once; for elementwise or small operations on whole stacks."""
         return jax.vmap(fn)(*stacks)
 
     def gram(self, models: Params) -> Array:
-        """(N, N) inner products of N stacked models, each device computing its share of the rows."""
+        """(N, N) inner products of N stacked models; each device computes its share of the rows."""
         return self._share_rows(tree.inner_products, models, models)
 
     def mix(self, weights: Array, models: Params) -> Params:
-        """As `tree.mix` for weights (K, N), each device computing its share of the mixtures."""
+        """Like `tree.mix` for weights (K, N); each device computes its share of the mixtures."""
         return self._share_rows(tree.mix, weights, models)
 
     def _share_rows(self, fn: Callable[..., PyTree], stack: PyTree, whole: PyTree) -> PyTree:
-        """fn(stack, whole), whose rows are those of the stack."""
+        """Computes fn(stack, whole), which has one row per row of the stack."""
         if not self._is_spread(stack):
             return fn(stack, whole)
         specs = PartitionSpec(AXIS), PartitionSpec()
         return jax.shard_map(fn, mesh=self.mesh, in_specs=specs, out_specs=specs[0], check_vma=False)(stack, whole)
 
     def over_replicates(self, fn: Callable[..., PyTree], in_axes: Any = 0) -> Callable[..., PyTree]:
-        """`fn` of a whole run's arrays as a function of several runs', stacked in front.
+        """Maps `fn` of one run's arrays over several runs, stacked on a leading axis.
 
-        One run after the other where clients are worked on one by one, else all at once.
+        Runs are processed in turn if clients are processed one by one, otherwise all at once.
 
         Args:
-            fn: Of one run's arrays.
-            in_axes: Of each of its arguments, 0 where it is stacked and None where all runs have the same; 0: all are.
+            fn: A function of one run's arrays.
+            in_axes: For each argument, 0 if it is stacked or None if all runs share it; 0: all are stacked.
         """
         if self.chunk != 1:
             return jax.vmap(fn, in_axes=in_axes)
@@ -177,26 +178,26 @@ class ExecutionPlan:
         common: PyTree = None,
         sizes: Array | None = None,
     ) -> tuple[PyTree, Aggregate]:
-        """Every client receives models, works, and its contributions are summed at their owners.
+        """Sends models to every client, runs the client updates, and sums contributions at the models' owners.
 
         Args:
-            client_fn: (models_s, row_s, data_s) -> ClientOutput, for one client; models_s has leading axis J, and the
-                upload one of at most J: contributions to the first of the received models, and summed there. Under
-                "own" the upload is the next model and replaces it. Under "push" models_s is the client's own model
-                (1, ...), and the upload has no such axis: it goes to all models of the index.
-            models: Stacked, leaves (N, ...).
+            client_fn: (models_s, row_s, data_s) -> ClientOutput, for one client; models_s has a leading axis J. The
+                upload has a leading axis of at most J: contributions to the first received models, summed there. Under
+                "own", the upload is the next model and replaces it. Under "push", models_s is the client's own model
+                (1, ...), and the upload has no such axis: it goes to all models in the index.
+            models: Stacked models, leaves (N, ...).
             index: (S, J) int32, the models that each client receives, or under "push" uploads to; not read under
                 "own".
             rows: The clients' own state, leaves (S, ...), replaced in place by ClientOutput.client.
-            data: What clients read, leaves (S, ...).
-            topology: As in `Algorithm`; under "own" there may be J models to a client, N = S J.
-            own_first: Whether, under "peers", N = S and column 0 of index is arange(S): own models then stay where
-                they are.
-            common: If given, what all clients read alike; client_fn takes it as its last argument.
-            sizes: (S,), by which clients are sorted where the plan has buckets.
+            data: The clients' data, leaves (S, ...).
+            topology: As in `Algorithm`; under "own" a client may have J models, N = S J.
+            own_first: Whether, under "peers", N = S and column 0 of index is arange(S): own models then stay in
+                place.
+            common: Optional last argument of client_fn, shared by all clients.
+            sizes: (S,) sizes for sorting clients if the plan has buckets.
 
         Returns:
-            The next rows, and what came back.
+            The next rows, and the aggregate of what came back.
         """
         models, clients = jax.tree.map(jnp.asarray, (models, Clients(index, rows, data, sizes)))
         num_clients, held = clients.index.shape
@@ -207,7 +208,7 @@ class ExecutionPlan:
         return Exchange(self.mesh, layout, route, client_fn).run(models, clients, () if common is None else (common,))
 
     def _together(self, topology: Topology, models: Params, held: int) -> int:
-        """How many clients' models travel, or are summed, together: messages are few, and products are of matrices."""
+        """Number of clients whose models travel, or are summed, together, for few messages and matrix products."""
         row = tree.row_bytes(models) if topology in ("peers", "push") else 0
         num_models = tree.num_rows(models) if row else 0
         if topology == "push" and is_dense(held, num_models):
@@ -217,7 +218,7 @@ class ExecutionPlan:
         return 1
 
     def _route(self, topology: Topology, models: Params, held: int, own_first: bool) -> Route:
-        """How models reach clients; `own_first` as in `exchange`, where place k is client k."""
+        """The route by which models reach clients; `own_first` as in `exchange`, where position k is client k."""
         if topology == "own":
             return Own(held)
         num_models, devices = tree.num_rows(models) if jax.tree.leaves(models) else 0, self.num_devices
@@ -231,14 +232,14 @@ class ExecutionPlan:
         return OwnFirst(route) if at_home else route
 
     def take_rows(self, stack: PyTree, ids: Array) -> PyTree:
-        """stack[ids]: the cohort's rows (S, ...) out of K, wherever they live."""
+        """Returns stack[ids]: the cohort's rows (S, ...) out of K, from any device."""
         if not self._is_spread(stack):
             return tree.take(stack, ids)
         rows = self._around(lambda ring, stack, ids: ring.fetch(stack, ids), stack, ids)
         return jax.tree.map(lambda leaf: leaf[: ids.shape[0]], rows)
 
     def put_rows(self, stack: PyTree, ids: Array, rows: PyTree) -> PyTree:
-        """Replaces rows `ids` (distinct) of the stack by `rows` (S, ...), wherever they live."""
+        """Replaces rows `ids` (distinct) of the stack with `rows` (S, ...), on any device."""
         if not self._is_spread(stack):
             return jax.tree.map(lambda leaf, new: leaf.at[ids].set(new, unique_indices=True), stack, rows)
         return self._around(lambda ring, *args: ring.replace(*args), stack, ids, rows)
@@ -263,12 +264,12 @@ class ExecutionPlan:
 
 
 def make_plan(kind: str = "auto", chunk: int = 0, devices: int = 0, peers: Peers = "auto") -> ExecutionPlan:
-    """Lays out clients on the devices of all processes.
+    """Makes a plan for the devices of all processes.
 
     Args:
         kind: "map", "vmap", "chunk" or "auto" (map on a CPU, vmap elsewhere: see BUILD_NOTES.md).
-        chunk: Clients at a time under "chunk".
-        devices: How many devices to use of each process; 0: all.
+        chunk: Number of clients at a time for "chunk".
+        devices: Number of devices to use in each process; 0: all.
         peers: As in `ExecutionPlan`.
     """
     found = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
@@ -281,5 +282,5 @@ def make_plan(kind: str = "auto", chunk: int = 0, devices: int = 0, peers: Peers
 
 
 def make_host_plan() -> ExecutionPlan:
-    """One CPU device, client by client: for what is made once in the host's memory."""
+    """A plan for one CPU device, one client at a time, for one-time work in host memory."""
     return ExecutionPlan(Mesh(np.array(jax.local_devices(backend="cpu")[:1]), (AXIS,), axis_types=(AxisType.Auto,)), 1)

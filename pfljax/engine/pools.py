@@ -1,4 +1,4 @@
-"""How pooled examples come onto the devices: each gets those that its clients need, unless copies cost little."""
+"""Placement of pooled examples: each device gets the ones that its clients need, unless copies cost little."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pfljax.core.pooled import Pooled, is_pooled
 from pfljax.engine import processes
 from pfljax.engine.plan import ExecutionPlan
 
-GAIN = 1.15  # times the bytes of a pool and its index that a copy for each client may take
+GAIN = 1.15  # largest size of per-client copies, relative to a pool and its index
 
 
 def place(plan: ExecutionPlan, stacked: Any, num: int, axis: int = 0) -> Any:
-    """Puts stacked host arrays on the devices, the rows (at `axis`) of `num` clients spread over them.
+    """Puts stacked host arrays on the devices, with the rows (at `axis`) of `num` clients spread over them.
 
-    Where the clients do not divide by the devices, every device has everything. Pooled examples become an array where
-    that takes at most `GAIN` times the memory, since it is read without an index.
+    If the number of clients is not divisible by the number of devices, every device has everything. Pooled examples
+    become an array if that takes at most `GAIN` times the memory, since an array is read without an index.
     """
 
     def one(leaf):
@@ -34,13 +34,13 @@ def place(plan: ExecutionPlan, stacked: Any, num: int, axis: int = 0) -> Any:
 
 
 def divide(plan: ExecutionPlan, examples: Pooled, num: int, axis: int) -> Pooled | np.ndarray:
-    """What this process's devices get of the examples of its clients, still on the host.
+    """The examples for this process's devices and clients, still on the host.
 
     Args:
-        plan: Says which devices there are.
-        examples: In NumPy; pool and index with the axis of the runs in front where `axis` is 1.
-        num: Clients on all processes.
-        axis: That of the index which counts clients.
+        plan: The execution plan.
+        examples: NumPy pool and index; both have a leading axis of runs if `axis` is 1.
+        num: Number of clients on all processes.
+        axis: The index axis of clients.
     """
     spread = plan.num_devices > 1 and num % plan.num_devices == 0
     parts = plan.num_devices // jax.process_count() if spread else 1
@@ -66,5 +66,5 @@ def divide(plan: ExecutionPlan, examples: Pooled, num: int, axis: int) -> Pooled
 
 
 def _used(index: np.ndarray) -> np.ndarray:
-    """The rows of the pool to which an index points, ascending."""
+    """Rows of the pool that an index refers to, ascending."""
     return np.flatnonzero(np.bincount(index[index >= 0]))

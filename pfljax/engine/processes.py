@@ -1,7 +1,7 @@
-"""Several processes, one on each host, as one program: how they find each other, agree, and notice that one is gone.
+"""Several processes, one per host, as one program: startup, agreement and detection of dead processes.
 
-All processes run the same program with the same arguments and see the same figures. The first alone writes files, but
-for clients' rows on disk.
+All processes run the same program with the same arguments and see the same results. Only the first process writes
+files, except for clients' rows on disk.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from jax.experimental import multihost_utils
 
 from pfljax.core.errors import ArgumentError, RunError
 
-HEARTBEAT_SECONDS = 10  # without a sign of life, after which a process counts as dead
-START_SECONDS = 40  # within which all must have come
-MESSAGE = 16384  # bytes of what the first process tells the others
-CUT = 1000  # characters of each part of it, of at most 6 bytes each
+HEARTBEAT_SECONDS = 10  # a process without a heartbeat for this long counts as dead
+START_SECONDS = 40  # time limit for all processes to join
+MESSAGE = 16384  # bytes of a message from the first process
+CUT = 1000  # maximum characters of each part of a message, of at most 6 bytes each
 
 
 def on_loopback(coordinator: str) -> bool:
-    """Whether HOST:PORT is reached from this machine alone."""
+    """Whether HOST:PORT can be reached only from this machine."""
     host = coordinator.rpartition(":")[0].strip("[]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # another name, or "auto"
+    except ValueError:  # a host name, or "auto"
         return False
 
 
 def start(coordinator: str, num_processes: int, process_id: int) -> None:
-    """Joins the other processes; before anything else touches JAX.
+    """Joins the other processes; call it before anything else uses JAX.
 
-    Process 0 listens on the address that the others are given, if that is this machine's loopback, else on all of this
-    machine's. Nobody who reaches it is asked who they are.
+    Process 0 listens on the given address if it is this machine's loopback, otherwise on all of this machine's
+    addresses. Connections are not authenticated.
 
     Args:
         coordinator: HOST:PORT of process 0, or "auto": JAX finds all three by itself (TPU pods, SLURM, Open MPI).
         num_processes: Number of processes.
-        process_id: Which one this is, from 0.
+        process_id: Number of this process, from 0.
 
     Raises:
-        RunError: if they do not come together.
+        RunError: if the processes fail to connect.
         ArgumentError: if their numbers of devices differ.
     """
     found: dict[str, Any] = {}
@@ -53,7 +53,7 @@ def start(coordinator: str, num_processes: int, process_id: int) -> None:
         found = {"coordinator_address": coordinator, "num_processes": num_processes, "process_id": process_id}
     if on_loopback(coordinator):
         found["coordinator_bind_address"] = coordinator
-    jax.config.update("jax_enable_preemption_service", False)  # it would take a SIGTERM for a message
+    jax.config.update("jax_enable_preemption_service", False)  # it would treat SIGTERM as a preemption notice
     try:
         jax.distributed.initialize(
             **found, heartbeat_timeout_seconds=HEARTBEAT_SECONDS, initialization_timeout=START_SECONDS
@@ -61,10 +61,10 @@ def start(coordinator: str, num_processes: int, process_id: int) -> None:
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
         raise RunError(
-            f"coordinator={coordinator}: the processes did not come together in {START_SECONDS} s: {reason}"
+            f"coordinator={coordinator}: the processes did not connect within {START_SECONDS} s: {reason}"
         ) from error
     if jax.device_count() != jax.process_count() * len(jax.local_devices()):
-        raise ArgumentError("devices", "the processes have different numbers of devices; accepted: the same on all")
+        raise ArgumentError("devices", "processes have different numbers of devices; accepted: the same in all")
 
 
 def is_first() -> bool:
@@ -73,12 +73,12 @@ def is_first() -> bool:
 
 
 def from_first(value: Any) -> Any:
-    """The first process's value, of one shape and type everywhere: for what depends on clocks or free memory."""
+    """The first process's value, of equal shape and type everywhere; for values that depend on clocks or memory."""
     return multihost_utils.broadcast_one_to_all(value) if jax.process_count() > 1 else value
 
 
 def least(value: float) -> float:
-    """The least of all processes' values, in single precision: of what each has of something."""
+    """The smallest of all processes' values, in single precision."""
     if jax.process_count() == 1:
         return value
     return float(multihost_utils.process_allgather(np.float32(value)).min())
@@ -92,24 +92,24 @@ def most(value: int) -> int:
 
 
 def total(values: np.ndarray) -> np.ndarray:
-    """The sum of all processes' arrays, of their type."""
+    """The sum of all processes' arrays, with their dtype."""
     return multihost_utils.process_allgather(values).sum(axis=0, dtype=values.dtype)
 
 
 def gather_rows(rows: np.ndarray) -> np.ndarray:
-    """All processes' rows (n, ...), of equal number, one after the other."""
+    """Concatenates all processes' rows (n, ...); n is the same everywhere."""
     return multihost_utils.process_allgather(rows, tiled=True) if jax.process_count() > 1 else rows
 
 
 def fetch_rows(rows: np.ndarray, owner: np.ndarray) -> np.ndarray:
-    """Rows (n, ...) of which each process has some.
+    """Collects rows (n, ...) that are distributed over the processes.
 
     Args:
-        rows: Those that this process has, in their order.
-        owner: (n,) the process that has each of all.
+        rows: This process's rows, in order.
+        owner: (n,), the process that has each row.
     """
     counts = np.bincount(owner, minlength=jax.process_count())
-    padded = np.zeros((len(owner), *rows.shape[1:]), rows.dtype)  # of a size that is not by chance: it is compiled for
+    padded = np.zeros((len(owner), *rows.shape[1:]), rows.dtype)  # of a fixed size, since each size is compiled
     padded[: len(rows)] = rows
     found = np.empty((len(owner), *rows.shape[1:]), rows.dtype)
     for process, theirs in enumerate(multihost_utils.process_allgather(padded)):
@@ -118,21 +118,21 @@ def fetch_rows(rows: np.ndarray, owner: np.ndarray) -> np.ndarray:
 
 
 def whole(array: jax.Array) -> np.ndarray:
-    """An array that is spread over the devices of all processes."""
+    """Returns the whole of an array that is spread over all processes' devices."""
     return np.asarray(multihost_utils.process_allgather(array, tiled=True))
 
 
 def wait() -> None:
-    """Until all processes have come here."""
+    """Waits until all processes reach this point."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("wait")
 
 
 def agree(values: dict[str, object]) -> None:
-    """Sees to it that all processes have the same values of some arguments.
+    """Checks that all processes have the same values of some arguments.
 
     Raises:
-        ArgumentError: on all processes, naming the first that differs, and in its text the others.
+        ArgumentError: on all processes; names the first argument that differs and lists the others in its text.
     """
     if jax.process_count() == 1:
         return
@@ -151,7 +151,7 @@ def agree(values: dict[str, object]) -> None:
 
 
 def first(check: Callable[[], None]) -> None:
-    """Runs a check on the first process; an `ArgumentError` that it raises is raised on all."""
+    """Runs a check on the first process; if it raises an `ArgumentError`, all processes raise it."""
     if jax.process_count() == 1:
         return check()
     told, error = np.zeros(MESSAGE, np.uint8), None

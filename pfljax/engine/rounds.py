@@ -28,14 +28,14 @@ from pfljax.engine.views import view
 
 
 class Record(NamedTuple):
-    """What is logged of a round.
+    """Logged values of a round.
 
     Attributes:
         train_loss: () mean over the cohort, weighted by n_k.
-        diverged: () int32, a client whose loss is not finite, or -1.
-        down: () bytes that reached the cohort's clients from others.
-        up: () bytes that left them.
-        metrics: The method's own.
+        diverged: () int32, a client with a loss that is not finite, or -1.
+        down: () bytes that the cohort's clients received from others.
+        up: () bytes that they sent.
+        metrics: The method's own metrics.
     """
 
     train_loss: Array
@@ -45,7 +45,7 @@ class Record(NamedTuple):
     metrics: Metrics
 
 
-COHORT, DOWNLOAD, WORK, UPDATE, SAMPLE = range(5)  # purposes of a round's keys
+COHORT, DOWNLOAD, WORK, UPDATE, SAMPLE = range(5)  # uses of a round's keys
 
 
 def _key(key: Key, purpose: int, round_number: Array) -> Key:
@@ -53,14 +53,14 @@ def _key(key: Key, purpose: int, round_number: Array) -> Key:
 
 
 def draw_cohort(key: Key, num_clients: int, size: int) -> Cohort:
-    """S of K clients, uniformly without replacement."""
+    """Draws S of K clients uniformly without replacement."""
     ids = jnp.arange(num_clients, dtype=jnp.int32)
     if size == num_clients:
         return Cohort(ids, everyone=True)
     if size**2 > 16 * num_clients:
         return Cohort(jnp.sort(jax.random.permutation(key, ids)[:size]))
 
-    # Few of very many, by Floyd's algorithm, which touches S clients and not K.
+    # For few of very many clients: Floyd's algorithm, which touches S clients instead of K.
     def draw(number, chosen):
         top = num_clients - size + number
         drawn = jax.random.randint(jax.random.fold_in(key, number), (), 0, top + 1, jnp.int32)
@@ -70,44 +70,44 @@ def draw_cohort(key: Key, num_clients: int, size: int) -> Cohort:
 
 
 def cohort_of(key: Key, number: Array, num_clients: int, size: int) -> Cohort:
-    """The uniform cohort of a round of the run that `key` decides: the same for every method and every plan."""
+    """The uniform cohort of a round; depends only on `key` and the round, not on the method or plan."""
     return draw_cohort(_key(key, COHORT, number), num_clients, size)
 
 
 def sample_cohort(
     algorithm: Algorithm, key: Key, number: Array, state: State, clients: ClientData, size: int
 ) -> Cohort:
-    """The cohort of a round: uniform, or the method's own choice out of all K clients' state and data.
+    """The cohort of a round: uniform, or chosen by the method from all K clients' state and data.
 
     Raises:
-        ValueError: if a method chooses another number of clients than S.
+        ValueError: if a method does not choose exactly S clients.
     """
     if algorithm.sample is None:
         return cohort_of(key, number, tree.num_rows(clients), size)
     ids = algorithm.sample(_key(key, SAMPLE, number), state._replace(round=number), clients)
     if ids.shape != (size,):
-        raise ValueError(f"sample: returned ids of shape {ids.shape}; accepted: ({size},), the clients of a cohort")
+        raise ValueError(f"sample: returned ids of shape {ids.shape}; accepted: ({size},), the size of a cohort")
     return Cohort(jnp.sort(ids).astype(jnp.int32))
 
 
 def participations(key: Key, num_clients: int, size: int, rounds: int) -> Array:
-    """(K,) number of the first `rounds` rounds whose cohort each client is in.
+    """(K,), for each client, number of the first `rounds` rounds with the client in the cohort.
 
-    Holds for uniform sampling only: under `Algorithm.sample` the cohorts depend on the training itself.
+    Valid only for uniform sampling: with `Algorithm.sample`, cohorts depend on the training.
     """
     count = lambda number, total: total.at[cohort_of(key, number, num_clients, size).ids].add(1)
     return jax.lax.fori_loop(0, rounds, count, jnp.zeros((num_clients,), jnp.int32))
 
 
 def by_client(algorithm: Algorithm) -> State:
-    """Which parts of a method's State are rows of clients: a State of bools."""
-    models = algorithm.topology != "shared"  # else models and their optimizers are the server's
+    """A State of bools: which parts of a method's State are rows of clients."""
+    models = algorithm.topology != "shared"  # otherwise models and their optimizers belong to the server
     parts: dict[str, Any] = {"server": False, "models": models, "optimizer": models, "clients": True, "round": False}
     return State(**parts)
 
 
 def split_state(algorithm: Algorithm, state: State) -> tuple[State, State]:
-    """(the clients' rows, the rest): two States with () in the places of the other."""
+    """(the clients' rows, the rest): two States, each with () for the parts of the other."""
 
     def pick(wanted: bool) -> State:
         parts: list[Any] = [
@@ -125,17 +125,17 @@ def join_state(algorithm: Algorithm, rows: State, rest: State) -> State:
 
 
 def predicts_by_rows(build: Callable[[Array | None], Algorithm], state: State, clients: ClientData) -> bool:
-    """Whether a method's predictor, fine-tuned, can be computed for some clients from their rows and data alone.
+    """Whether a method's fine-tuned predictor can be computed for some clients from only their rows and data.
 
-    Found by tracing it for fewer clients: it must then work, and give rows for these clients and no others.
+    Traces the predictor for fewer clients: it must succeed and return rows for exactly these clients.
 
     Args:
-        build: Makes the method for some clients (n,), or for all; see `Problem.part`.
+        build: Builds the method for some clients (n,), or for all; see `Problem.part`.
         state: Shapes of its state.
         clients: Shapes of all K clients' data.
     """
     num_clients = tree.num_rows(clients)
-    _describe(build, state, clients, None)  # what fails for all clients is the method's own mistake
+    _describe(build, state, clients, None)  # a failure for all clients is a bug in the method
     algorithm = build(None)
     rows, rest = split_state(algorithm, state)
     for num in {1, num_clients - 1} - {0, num_clients}:
@@ -143,7 +143,7 @@ def predicts_by_rows(build: Callable[[Array | None], Algorithm], state: State, c
         ids = jax.ShapeDtypeStruct((num,), jnp.int32)
         try:
             predictor, collaboration = _describe(build, join_state(algorithm, part, rest), data, ids)
-        except Exception:  # of any kind: the method was not made for fewer clients
+        except Exception:  # of any kind: the method does not support fewer clients
             return False
         described = jax.tree.leaves((predictor.index, predictor.weights, predictor.rows, collaboration))
         if any(leaf.shape[:1] != (num,) for leaf in described):
@@ -155,12 +155,12 @@ def predicts_by_rows(build: Callable[[Array | None], Algorithm], state: State, c
 
 
 def _describe(build: Callable[[Array | None], Algorithm], state: State, clients: ClientData, part: Any) -> Any:
-    """Shapes of a method's predictor, and of what it reports of the collaboration."""
+    """Shapes of a method's predictor and of its collaboration report."""
 
     def predict(key: Key, state: State, clients: ClientData, part: Array | None):
         algorithm = build(part)
         predictor, collaboration = algorithm.predictor(key, state, clients), algorithm.report.collaboration
-        if algorithm.fine_tune and predictor.topology != "peers":  # peers' models are fetched before they are tuned
+        if algorithm.fine_tune and predictor.topology != "peers":  # peers' models are fetched before tuning
             predictor = algorithm.fine_tune(key, predictor, clients)
         return predictor, collaboration(state) if collaboration else ()
 
@@ -172,7 +172,7 @@ def make_round(
 ) -> Callable[[Key, Array, State, ClientData], tuple[State, Record]]:
     """Composes a method's functions into (key, round, state, clients) -> (state, record).
 
-    Only the cohort's rows are taken, worked on and put back, so a round costs S and not K.
+    Only the cohort's rows are read, processed and written back, so a round costs S, not K.
     """
     work = make_cohort_round(algorithm, plan)
 
@@ -181,8 +181,8 @@ def make_round(
         if cohort.everyone:
             return work(key, number, cohort, state, clients)
         if plan.num_devices > 1:
-            # On every device. Were they spread, to look up who is in the cohort would take collectives, which depend on
-            # nothing; beside those that move rows they can occupy all of a CPU's few threads, and wait forever.
+            # On every device. If they were spread, looking up the cohort would need independent collectives; together
+            # with those that move rows, they can occupy all of a CPU's few threads and deadlock.
             cohort = Cohort(jax.lax.with_sharding_constraint(cohort.ids, plan.everywhere))
         all_rows, rest = split_state(algorithm, state)
         rows, clients = plan.take_rows((all_rows, clients), cohort.ids)
@@ -196,10 +196,10 @@ def make_round(
 def make_cohort_round(
     algorithm: Algorithm, plan: ExecutionPlan
 ) -> Callable[[Key, Array, Cohort, State, ClientData], tuple[State, Record]]:
-    """As `make_round` on the cohort's rows alone: (key, round, cohort, state, clients) -> (state, record)."""
+    """Like `make_round`, but on the cohort's rows only: (key, round, cohort, state, clients) -> (state, record)."""
 
     def one_round(key: Key, number: Array, cohort: Cohort, state: State, clients: ClientData) -> tuple[State, Record]:
-        assert algorithm.download is not None  # which Algorithm fills in by topology
+        assert algorithm.download is not None  # `Algorithm` sets a default by topology
         state = state._replace(round=number)
         index = algorithm.download(_key(key, DOWNLOAD, number), state, cohort)
         position = index if algorithm.topology == "shared" else cohort.position(index)
@@ -215,7 +215,7 @@ def make_cohort_round(
 
         state, record = exchange(jnp.zeros((), jnp.int32), state)
         if algorithm.exchanges > 1:
-            # The first exchange's loss and metrics are those of the models as they were downloaded.
+            # The first exchange's loss and metrics refer to the downloaded models.
             def again(step, carry):
                 state, record = carry
                 state, new = exchange(step, state)
@@ -230,20 +230,20 @@ def make_cohort_round(
 
 @dataclasses.dataclass(frozen=True)
 class _Round:
-    """A round that is being played."""
+    """A round in progress."""
 
-    key: Key  # of the clients' work
+    key: Key  # for the client updates
     number: Array
     cohort: Cohort
-    index: Array  # (S, J) as `Algorithm.download` gives it
-    position: Array  # (S, J) the same as rows of the cohort's models
-    clients: ClientData  # of the cohort
+    index: Array  # (S, J) from `Algorithm.download`
+    position: Array  # (S, J) the same indices as rows of the cohort's models
+    clients: ClientData  # the cohort's data
 
 
 def _exchange(
     algorithm: Algorithm, plan: ExecutionPlan, playing: _Round, step: Array, state: State
 ) -> tuple[State, Aggregate, int]:
-    """(the state with the clients' next rows, what came back, bytes that a client read of the server's state)."""
+    """Returns (state with the clients' next rows, aggregate, bytes that a client read from the server's state)."""
     index, topology = playing.index, algorithm.topology
 
     def client(models, row, data, server):
@@ -272,7 +272,7 @@ def _exchange(
 
 
 def _record(algorithm: Algorithm, playing: _Round, step: Array, aggregate: Aggregate, moved: Traffic) -> Record:
-    """What is logged of an exchange; `moved` are the bytes of each of its parts."""
+    """The record of an exchange; `moved` holds the bytes of its parts."""
     ids, index, sizes = playing.cohort.ids, playing.index, playing.clients.train.size
     if algorithm.traffic is not None:
         moved = algorithm.traffic(moved)
@@ -280,14 +280,14 @@ def _record(algorithm: Algorithm, playing: _Round, step: Array, aggregate: Aggre
     if algorithm.topology == "own":
         travels = jnp.zeros_like(index, bool)
     elif algorithm.topology != "shared":
-        travels = index != ids[:, None]  # of a push, too: as many models arrive as are sent
+        travels = index != ids[:, None]  # also for a push: as many models arrive as are sent
     lifted = travels | (algorithm.via_server and algorithm.topology != "own")
-    # After the first exchange a client that has no batch left takes no more part.
+    # After the first exchange, a client without a batch left no longer takes part.
     active = aggregate.sent | (step == 0)
     count = lambda mask: mask.sum(dtype=jnp.float32)
     taking_part = count(active.any(axis=1))
     loss, none, attacker = aggregate.report["loss"], jnp.iinfo(jnp.int32).max, playing.clients.attacker
-    if attacker is not None:  # what becomes of attackers does not count
+    if attacker is not None:  # attackers' results do not count
         loss, sizes = jnp.where(attacker, 0, loss), jnp.where(attacker, 0, sizes)
     diverged = jnp.where(jnp.isfinite(loss), none, ids).min()
     return Record(

@@ -1,8 +1,8 @@
-"""How models reach the clients of a device, and contributions their models' owners.
+"""Routes that carry models to clients and contributions back to the models' owners.
 
-Every route has the same three verbs: a block of clients receives models, deposits what it makes of them, and in the end
-each owner's contributions are collected. In between, an exchange carries what a route keeps: the sums so far, or under
-"own" the models themselves, replaced in place.
+Every route has three operations: a block of clients receives models, deposits its contributions, and at the end each
+owner's contributions are collected. In between, the exchange carries the route's state: the sums so far or, under
+"own", the models themselves, replaced in place.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from pfljax.core.pooled import is_pooled
 from pfljax.core.types import Array, ClientOutput, Params, PyTree
 from pfljax.engine.layout import block, by_client, flat, replace
 
-AXIS = "clients"  # of the mesh of devices
-OWN_MESSAGE = 64 << 10  # bytes from which on an array is a message of its own
+AXIS = "clients"  # axis of the device mesh
+OWN_MESSAGE = 64 << 10  # arrays of at least this many bytes travel as separate messages
 SPREAD, WHOLE = PartitionSpec(AXIS), PartitionSpec()
-Kept = tuple[PyTree, jax.Array]  # sums or models, and (N,) the number of contributions to each
+Kept = tuple[PyTree, jax.Array]  # sums or models, and (N,), the number of contributions to each
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Clients that work side by side on a device.
+    """Clients that a device processes side by side.
 
     Attributes:
-        at: () int32, place of the first.
-        index: (W, J) int32, the models that each receives.
+        at: () int32, position of the first client.
+        index: (W, J) int32, the models that each client receives.
     """
 
     at: Array
@@ -41,45 +41,45 @@ class Block:
 
 
 class Route(abc.ABC):
-    """A way between clients and models.
+    """A route between clients and models.
 
     Attributes:
-        models_at: How the stack of models lies on the devices when the exchange begins.
-        sums_at: How what was collected lies on them when it ends.
-        models_held: Number of models to a client where the stack holds the clients' own, one client after the other;
-            else 0.
-        sums_held: The same of what is collected.
+        models_at: Sharding of the stack of models when the exchange begins.
+        sums_at: Sharding of the collected sums when it ends.
+        models_held: Number of models per client if the stack holds the clients' own models, client by client; otherwise
+            0.
+        sums_held: The same for the collected sums.
     """
 
     models_at = sums_at = WHOLE
     models_held = sums_held = 0
 
     def open(self, models: Params) -> Params:
-        """The stack that `receive` reads, made once on each device."""
+        """Makes the stack that `receive` reads, once on each device."""
         return models
 
     @abc.abstractmethod
     def start(self, models: Params, index: Array, output: Callable[[], ClientOutput]) -> Kept:
-        """What is kept at the beginning; `output` tells the shapes of what a block of clients puts out."""
+        """The initial carry; `output` provides the output shapes of a block of clients."""
 
     @abc.abstractmethod
     def receive(self, models: Params, kept: Any, at: Block) -> Params:
-        """The models that a block of clients receives, (W, J, ...); only `Own` reads what is kept."""
+        """The models that a block of clients receives, (W, J, ...); only `Own` reads the carry."""
 
     @abc.abstractmethod
     def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:
-        """Takes a block's contributions; `sent` (W, J') bool says which of them count."""
+        """Adds a block's contributions; `sent` (W, J') bool says which of them count."""
 
     def collect(self, kept: Kept) -> Kept:
-        """Every model's sum, and the number of contributions to it, where `sums_at` says."""
+        """The sum of contributions to every model, and their number, sharded as in `sums_at`."""
         return kept
 
 
 @dataclasses.dataclass(frozen=True)
 class Own(Route):
-    """Every model stays with its client, and is replaced in place by the client's upload."""
+    """Every model stays with its client; the client's upload replaces it in place."""
 
-    models_held: int  # J, one after the other: a stack of another shape, (S, J, ...), would be copied
+    models_held: int  # J, consecutive: a stack of shape (S, J, ...) would be copied
 
     models_at = sums_at = SPREAD
 
@@ -108,9 +108,9 @@ class Own(Route):
 
 @dataclasses.dataclass(frozen=True)
 class Server(Route):
-    """All N models are on every device; each device sums its clients' contributions, and the devices theirs."""
+    """All N models are on every device; sums go over each device's clients, then over devices."""
 
-    num_models: int  # of which a device keeps sums
+    num_models: int  # a device keeps sums for all of them
     devices: int
 
     def start(self, models: Params, index: Array, output: Callable[[], ClientOutput]) -> Kept:
@@ -134,7 +134,7 @@ class Server(Route):
 
 @dataclasses.dataclass(frozen=True)
 class Gather(Server):
-    """Every device has the models of its clients; they are copied to all, and contributions summed at their owners'."""
+    """Every device has its clients' models; they are copied to all devices, and contributions summed at the owners."""
 
     models_at = sums_at = SPREAD
 
@@ -147,9 +147,9 @@ class Gather(Server):
 
 @dataclasses.dataclass(frozen=True)
 class Ring(Server):
-    """Every device has the models of its clients, N / D; what a block needs and sends goes around the ring of devices.
+    """Every device has its clients' N / D models; a block's models and contributions travel around the ring of devices.
 
-    What travels visits every device once. Memory beside the stack is that of one block's models.
+    Each message visits every device once. Besides the stack, this takes the memory of one block's models.
     """
 
     models_at = sums_at = SPREAD
@@ -158,7 +158,7 @@ class Ring(Server):
         return self.fetch(models, at.index)
 
     def fetch(self, models: PyTree, index: Array) -> PyTree:
-        """models[index] of the whole stack: the index goes around, and each device fills in what it has.
+        """Returns models[index] of the whole stack: the index travels around, and each device fills in the rows it has.
 
         Pooled examples arrive as copies.
         """
@@ -172,7 +172,7 @@ class Ring(Server):
             return (index, tree.where(mine, found, rows)), ()
 
         start = [jnp.zeros((*index.shape, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
-        # Sent off empty, so that the last hop brings it home.
+        # It starts empty, so that the last hop brings it home.
         return jax.tree.unflatten(treedef, self._visit_all(visit, (self._hop(index), start), ())[0][1])
 
     def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:
@@ -188,13 +188,13 @@ class Ring(Server):
         return kept
 
     def replace(self, stack: PyTree, ids: Array, rows: PyTree) -> PyTree:
-        """The whole stack with rows `ids` replaced."""
+        """Replaces rows `ids` of the whole stack."""
 
         def visit(travels, stack):
             ids, rows = travels
             local, mine = self._mine(ids)
             local = jnp.where(mine, local, self.num_models)
-            # Padded ids repeat the last row with the same content, so the order of writes does not matter.
+            # Padded ids repeat the last row with equal content, so the order of writes does not matter.
             return travels, jax.tree.map(lambda leaf, new: leaf.at[local].set(new, mode="drop"), stack, rows)
 
         return self._visit_all(visit, (ids, rows), stack)[1]
@@ -205,7 +205,7 @@ class Ring(Server):
         return unpack(jax.tree.map(lambda part: jax.lax.ppermute(part, AXIS, neighbors), packed))
 
     def _visit_all(self, visit: Callable[[Any, Any], tuple[Any, Any]], travels: Any, stays: Any) -> tuple[Any, Any]:
-        """(travels, stays) <- visit(travels, stays) on this device and, hop by hop, on all others."""
+        """Applies (travels, stays) <- visit(travels, stays) on this device and, hop by hop, on all others."""
         return jax.lax.fori_loop(
             1, self.devices, lambda _, carry: visit(self._hop(carry[0]), carry[1]), visit(travels, stays)
         )
@@ -218,7 +218,7 @@ class Ring(Server):
 
 @dataclasses.dataclass(frozen=True)
 class OwnFirst(Route):
-    """The models of column 0 of the index are the clients' own and stay where they are; the others go by `others`."""
+    """The clients' own models, in column 0 of the index, stay in place; the others take the route `others`."""
 
     others: Server
 
@@ -258,7 +258,7 @@ class OwnFirst(Route):
 
 @dataclasses.dataclass(frozen=True)
 class Push(Route):
-    """A client receives its own model where it lies; its one upload goes by `uploads` to all models of its index."""
+    """A client receives its own model in place; its one upload takes the route `uploads` to all models in its index."""
 
     uploads: Server
 
@@ -283,18 +283,18 @@ class Push(Route):
 
 
 def is_dense(held: int, num_models: int) -> bool:
-    """Whether so many of the models count an upload that all are best multiplied by a weight, most of them 0."""
+    """Whether an upload goes to so many models that a dense product, mostly with weights 0, is best."""
     return held * 8 > num_models
 
 
 def _add(kept: Kept, index: Array, mask: Array, upload: PyTree, weights: Array | None) -> Kept:
-    """Adds upload[w, j], or weights[w, j] upload[w], to the sum of model index[w, j] where mask[w, j] holds."""
+    """Adds upload[w, j], or weights[w, j] upload[w], to the sum of model index[w, j] where mask[w, j] is True."""
     sums, count = kept
     num_models, (width, held) = count.shape[0], index.shape
-    index = jnp.where(mask, index, num_models)  # out of range: dropped
+    index = jnp.where(mask, index, num_models)  # out-of-range updates are dropped
     if weights is None:
         sums = jax.tree.map(lambda s, u: s.at[index].add(u, mode="drop"), sums, upload)
-    elif is_dense(held, num_models):  # a product of matrices
+    elif is_dense(held, num_models):  # a matrix product
         matrix = jnp.zeros((num_models, width))
         matrix = matrix.at[index, jnp.arange(width)[:, None]].add(weights, mode="drop")
         sums = jax.tree.map(lambda s, u: s + jnp.tensordot(matrix, u, axes=1), sums, upload)
@@ -305,10 +305,10 @@ def _add(kept: Kept, index: Array, mask: Array, upload: PyTree, weights: Array |
 
 
 def _pack(arrays: PyTree) -> tuple[dict[str, Array], Callable[[dict[str, Array]], PyTree]]:
-    """The messages that hold some arrays, and the way back.
+    """Packs arrays into messages; also returns the function that unpacks them.
 
-    A large array is a message of its own; small ones of a dtype share one, since every message costs the same however
-    little it holds.
+    A large array is a separate message; small arrays of one dtype share a message, since every message has a fixed
+    cost.
     """
     leaves, treedef = jax.tree.flatten(arrays)
     kinds: dict[str, list[Array]] = {}

@@ -1,4 +1,4 @@
-"""What reaches a client in an exchange and what leaves it, in bytes: found by shape and by tracing, never declared."""
+"""Bytes that a client receives and sends in an exchange, derived from shapes and tracing, never declared."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ def of_exchange(models: Params, aggregate: Aggregate, server: float) -> Traffic:
     """Bytes of one exchange.
 
     Args:
-        models: The stack that clients receive models of.
+        models: The stack of models that clients receive.
         aggregate: What came back.
-        server: Bytes that one client reads of the server's state, see `bytes_read`.
+        server: Bytes that one client reads from the server's state; see `bytes_read`.
     """
     beyond_scalars = [leaf for leaf in jax.tree.leaves(aggregate.report) if leaf.ndim > 1]
     return Traffic(tree.row_bytes(models), tree.row_bytes(aggregate.upload), tree.row_bytes(beyond_scalars), server)
 
 
 def bytes_read(fn: Callable[..., PyTree], server: PyTree, *args: PyTree) -> int:
-    """Bytes of the server's arrays, scalars excepted, that fn(server, *args) reads; arrays or their shapes.
+    """Bytes of the server's arrays, except scalars, that fn(server, *args) reads; takes arrays or their shapes.
 
-    An array counts whole if anything is computed from it, or if it is handed to a function under jit.
+    An array counts in full if anything is computed from it, or if it is passed to a jitted function.
     """
     leaves = jax.tree.leaves(server)
     if not any(leaf.ndim for leaf in leaves):

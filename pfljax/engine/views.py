@@ -1,4 +1,4 @@
-"""Clients' data as their work sees them: rows of the stacks themselves, not copies."""
+"""Views of clients' data in client updates: rows of the stacks, without copies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pfljax.core.types import Array, PyTree
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RowView:
-    """One client's row of a stacked array, read where it is used: row[index] gathers from the stack itself."""
+    """One client's row of a stacked array, read lazily: row[index] gathers from the stack."""
 
     stack: jax.Array | Pooled
     position: Array
@@ -33,7 +33,7 @@ class RowView:
 
 
 class Joined:
-    """Examples that follow a client's own: positions from `size` on read the other array."""
+    """A client's examples followed by others: positions from `size` on read the other array."""
 
     def __init__(self, own: RowView | Array, size: Array, other: jax.Array):
         self.own, self.size, self.other = own, size, other
@@ -51,7 +51,7 @@ class Joined:
 
 
 class Chosen:
-    """Some of a client's examples, or all in another order: position i reads example `order[i]`."""
+    """A subset or reordering of a client's examples: position i reads example `order[i]`."""
 
     def __init__(self, own: RowView | Array, order: Array):
         self.own, self.order = own, order
@@ -65,11 +65,11 @@ class Chosen:
 
 
 def read(view: PyTree) -> PyTree:
-    """A view's arrays: what a client reads whole, such as parameters."""
+    """Reads a view's arrays in full, such as parameters."""
     return jax.tree.map(lambda leaf: leaf[...], view, is_leaf=lambda node: isinstance(node, RowView))
 
 
 def view(data: PyTree, position: Array) -> PyTree:
-    """A client's data: `RowView`s of its arrays, and its scalars themselves."""
+    """A client's data: `RowView`s of its arrays, and plain scalars."""
     one = lambda leaf: RowView(leaf, position) if leaf.ndim > 1 else leaf[position]
     return jax.tree.map(one, data, is_leaf=is_pooled)

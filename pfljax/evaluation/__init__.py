@@ -1,1 +1,1 @@
-"""Per-client metrics of what clients predict with."""
+"""Per-client metrics of the clients' predictors."""

@@ -1,4 +1,4 @@
-"""Who collaborates with whom: the weights that clients give to models, and which clients share models."""
+"""Collaboration between clients: the weights they give to models, and which clients share models."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from jaxtyping import Float, Int
 
 
 class Sharing(NamedTuple):
-    """Mean cosines of two clients' rows of weights; NaN where there are no such two.
+    """Mean cosine between two clients' rows of weights; NaN if there are no such pairs.
 
     Attributes:
-        within: Of clients of one distribution; 1: they use the same models with the same weights.
-        across: Of clients of different distributions; 0: they have no model in common.
+        within: For clients of the same distribution; 1: they use the same models with the same weights.
+        across: For clients of different distributions; 0: they have no model in common.
     """
 
     within: float
@@ -23,14 +23,14 @@ class Sharing(NamedTuple):
 def dense(
     index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"], num_models: int
 ) -> Float[np.ndarray, "K N"]:
-    """The matrix of each client's weight for each model; a repeated index adds."""
+    """The matrix of each client's weight for each model; repeated indices add up."""
     out = np.zeros((len(index), num_models))
     np.add.at(out, (np.arange(len(index))[:, None], index), weights)
     return out
 
 
 def cosines(index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"]) -> Float[np.ndarray, "K K"]:
-    """How alike two clients' weights of models are: the cosine of their rows, 0 for a client without weights."""
+    """Similarity of clients' weights: the cosines between their rows, 0 for a client without weights."""
     models, columns = np.unique(index, return_inverse=True)
     rows = dense(columns.reshape(index.shape), weights, len(models))
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(float).tiny)
@@ -40,14 +40,14 @@ def cosines(index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"]) ->
 def sharing(
     index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"], distribution: Int[np.ndarray, " K"]
 ) -> Sharing:
-    """How much clients share models within their true distributions, and across.
+    """How much clients share models within and across their true distributions.
 
-    From sums of unit rows, without a matrix of all pairs of clients: within a group, the cosines of all pairs and of
-    each client with itself add up to |sum of the group's unit rows|^2.
+    Uses sums of unit rows instead of a matrix of all pairs: within a group, the cosines of all pairs, each client with
+    itself included, add up to |sum of the group's unit rows|^2.
     """
     models, columns = np.unique(index, return_inverse=True)
     group = np.unique(distribution, return_inverse=True)[1]
-    # Pairs of a client and a model that it uses; a repeated index adds. Nothing has the size of clients x models.
+    # Pairs of a client and a model that it uses; repeated indices add up. No array has the size clients x models.
     pairs, place = np.unique(
         np.arange(len(index))[:, None] * len(models) + columns.reshape(index.shape), return_inverse=True
     )

@@ -1,9 +1,9 @@
-"""Local fine-tuning before evaluation, for any method: each client trains what it would predict with on its own data.
+"""Local fine-tuning before evaluation, for any method: each client trains its predictor on its own data.
 
-pFedMB's tables have it for all methods (Section 5.1). A client that predicts with one model trains a copy of it on the
-mean loss; one that predicts with several trains copies of all of them on the loss of its predictions, the weights of a
-mixture as they are; in a mixture of more than 16 models, the 16 of most weight. A method may have its own fine-tuning
-(`Algorithm.fine_tuned`), which then takes the place of all this.
+pFedMB's tables use it for all methods (Section 5.1). A client that predicts with one model trains a copy of it on the
+mean loss. A client that predicts with several models trains copies of all of them on the loss of its predictions, with
+fixed mixture weights; in a mixture of more than 16 models, only the 16 of highest weight. A method may define its own
+fine-tuning (`Algorithm.fine_tuned`), which replaces all this.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ MOST = 16
 
 
 def fine_tuned(problem: Problem, algorithm: Algorithm, epochs: int) -> Algorithm:
-    """The algorithm, evaluated after `epochs` epochs of local training, of which its state knows nothing.
+    """The algorithm evaluated after `epochs` epochs of local training; its state does not change.
 
-    A method's own fine-tuning takes the place of the general one, which follows what a method does to its predictor
-    before it is evaluated. The general one starts with a fresh optimizer and at the rate of the first
-    round, whatever the schedule.
+    A method's own fine-tuning replaces the general one. The general one runs after `Algorithm.fine_tune` and starts
+    with a fresh optimizer and the initial learning rate, whatever the schedule.
 
     Args:
-        problem: What the algorithm was built for.
-        algorithm: Any.
-        epochs: Passes over each client's training data; 0 leaves the algorithm as it is.
+        problem: The problem of the algorithm.
+        algorithm: Any algorithm.
+        epochs: Passes over each client's training data; 0 returns the algorithm unchanged.
     """
     if not epochs:
         return algorithm
@@ -46,7 +45,7 @@ def fine_tuned(problem: Problem, algorithm: Algorithm, epochs: int) -> Algorithm
     tuned = algorithm.fine_tuned(epochs) if algorithm.fine_tuned else general
     ledger, omitted = algorithm.ledger, "fine-tuning before evaluation"
     unaccounted = f"{ledger.unaccounted}; {omitted}" if ledger.unaccounted else omitted
-    scored = f"{algorithm.report.scored}, tuned by each client on its training data"
+    scored = f"{algorithm.report.scored}, fine-tuned by each client on its training data"
     return dataclasses.replace(
         tuned,
         report=dataclasses.replace(tuned.report, scored=scored),
@@ -85,13 +84,13 @@ def in_general(problem: Problem, epochs: int) -> Callable[[Key, Predictor, Clien
 
 
 def heaviest(predictor: Predictor) -> Predictor:
-    """The predictor with at most `MOST` models to a client, those of most weight: fine-tuning makes a copy of each."""
+    """The predictor with the at most `MOST` heaviest models per client, since fine-tuning copies each."""
     if predictor.index.shape[1] <= MOST:
         return predictor
     weights, places = jax.lax.top_k(predictor.weights, MOST)
     weights = weights / weights.sum(axis=1, keepdims=True)
     models, index = predictor.models, jnp.take_along_axis(predictor.index, places, axis=1)
-    if predictor.topology == "own":  # side by side, as the index says
+    if predictor.topology == "own":  # adjacent, as in the index
         models, index = (
             tree.take(models, index.reshape(-1)),
             jnp.arange(index.size, dtype=jnp.int32).reshape(index.shape),
@@ -100,7 +99,7 @@ def heaviest(predictor: Predictor) -> Predictor:
 
 
 def solver_of(problem: Problem, predictor: Predictor, weights: Array, row: PyTree) -> Solver:
-    """The solver for what a client predicts with: its parameters have leaves (J, ...)."""
+    """The solver for a client's predictor, with parameters (J, ...)."""
 
     def loss(params, x, y, key=None):
         return losses(problem.model, predict(problem.plan, problem.model, predictor, params, weights, row, x), y)

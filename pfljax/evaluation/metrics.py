@@ -1,4 +1,4 @@
-"""Per-client metrics of a Predictor, and their summary over clients."""
+"""Per-client metrics of a `Predictor`, and their summary over clients."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pfljax.models import Model, mean_over_places
 
 
 def mixture(plan: ExecutionPlan, model: Model, models: Params, weights: Array, x: Array) -> Array:
-    """sum_j weights[j] p(y | x, models[j]): class probabilities (B, C), or values (B,) of a regression.
+    """sum_j weights[j] p(y | x, models[j]): class probabilities (B, C), or regression values (B,).
 
-    For sequences the probabilities are (B, T, C).
+    For sequences, the probabilities are (B, T, C).
     """
     predictions = plan.over_models(lambda params: model.predict(params, x), models)
     return jnp.tensordot(weights, predictions, axes=1)
@@ -25,12 +25,12 @@ def mixture(plan: ExecutionPlan, model: Model, models: Params, weights: Array, x
 def predict(
     plan: ExecutionPlan, model: Model, predictor: Predictor, models: Params, weights: Array, row: PyTree, x: Array
 ) -> Array:
-    """One client's predictions (B, C) for x (B, *features): the predictor's own, or the mixture of its models.
+    """One client's predictions (B, C) for x (B, *features), by the predictor's `apply` or the mixture of its models.
 
     Args:
-        plan: How models are mapped.
+        plan: Maps over models.
         model: The clients' network.
-        predictor: Says how it predicts.
+        predictor: The predictor.
         models: The client's models, leaves (J, ...).
         weights: The client's weights (J,).
         row: The client's row of `Predictor.rows`.
@@ -42,7 +42,7 @@ def predict(
 
 
 def losses(model: Model, predicted: Array, y: Array) -> Array:
-    """(B,) negative log-likelihoods in nats of predictions as `predict` gives them, or squared errors."""
+    """(B,) negative log-likelihoods in nats, or squared errors, of predictions from `predict`."""
     if model.task == "regression":
         return jnp.square(predicted - y)
     likelihood = jnp.take_along_axis(predicted, y[..., None].astype(jnp.int32), axis=-1, mode="clip")[..., 0]
@@ -50,11 +50,11 @@ def losses(model: Model, predicted: Array, y: Array) -> Array:
 
 
 def evaluate(plan: ExecutionPlan, model: Model, predictor: Predictor, split: Split) -> Metrics:
-    """Scores what every client predicts for its own examples.
+    """Scores every client's predictions on its own examples.
 
     Returns:
-        "loss" (K,): mean negative log-likelihood in nats, or mean squared error; and "accuracy" (K,) in [0, 1]
-        for a classification. NaN for a client without examples. A sequence counts with the mean over its places.
+        "loss" (K,): mean negative log-likelihood in nats, or mean squared error; and, for classification, "accuracy"
+        (K,) in [0, 1]. NaN for a client without examples. A sequence counts with the mean over its positions.
     """
 
     def client(models, _, data):
@@ -77,7 +77,7 @@ def evaluate(plan: ExecutionPlan, model: Model, predictor: Predictor, split: Spl
 
 
 def predictions(plan: ExecutionPlan, model: Model, predictor: Predictor, x: Array) -> PyTree:
-    """Every client's predictions for the same x (B, *features): (K, B, C), or (K, B) for a regression."""
+    """All clients' predictions for the same x (B, *features): (K, B, C), or (K, B) for regression."""
 
     def client(models, _, data):
         weights, row = data
@@ -88,7 +88,7 @@ def predictions(plan: ExecutionPlan, model: Model, predictor: Predictor, x: Arra
 
 
 def predict_one(plan: ExecutionPlan, model: Model, predictor: Predictor, client: int, x: Array) -> Array:
-    """One client's predictions for x (B, *features): (B, C), or (B,) for a regression."""
+    """One client's predictions for x (B, *features): (B, C), or (B,) for regression."""
     models = jax.tree.map(lambda leaf: leaf[predictor.index[client]], predictor.models)
     weights, row = jax.tree.map(lambda leaf: leaf[client], (predictor.weights, predictor.rows))
     return predict(plan, model, predictor, models, weights, row, x)
@@ -98,8 +98,8 @@ def summarize(values: dict[str, np.ndarray], sizes: Array) -> dict[str, float]:
     """Fairness summary over clients; clients without examples are left out.
 
     Args:
-        values: "loss" (K,) and, for a classification, "accuracy" (K,).
-        sizes: (K,) test examples n_k.
+        values: "loss" (K,) and, for classification, "accuracy" (K,).
+        sizes: (K,), numbers of test examples n_k.
 
     Returns:
         "loss" (weighted by n_k) and "accuracy" (weighted by n_k), "accuracy_mean" (plain), "accuracy_std",

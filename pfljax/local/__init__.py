@@ -1,1 +1,1 @@
-"""What a client does on its own data: solvers, mini-batches, privacy."""
+"""A client's work on its own data: solvers, mini-batches, privacy."""

@@ -1,4 +1,4 @@
-"""Random crops and flips of the images that are trained on; evaluation sees the images themselves."""
+"""Random crops and flips of training images; evaluation uses the original images."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Array, Key
 
 Augment = Literal["none", "crop_flip"]
-MARGIN = 4  # pixels by which a crop may be off on every side
+MARGIN = 4  # largest shift of a crop in pixels, on every side
 
 
 def crop_flip(key: Key, x: Array) -> Array:
-    """Images (B, H, W, C), each moved by up to 4 pixels either way and every other one mirrored, at random.
+    """Shifts images (B, H, W, C) randomly by up to 4 pixels either way, and mirrors each with probability 1/2.
 
-    That is a crop of the image's size out of the image with 4 zeros on every side. In standardized images zero is the
-    mean color; in the usual order, padding before standardizing, the margin is black.
+    A shift is a crop, of the image's size, from the image padded with 4 zeros on every side. In standardized images
+    zero is the mean color; in the usual order, padding before standardizing, the margin is black.
     """
     draws = jax.random.uniform(key, (x.shape[0], 3))
     moves = jnp.floor(draws[:, :2] * (2 * MARGIN + 1)).astype(jnp.int32) - MARGIN
@@ -27,7 +27,7 @@ def crop_flip(key: Key, x: Array) -> Array:
 
 
 def move_and_flip(x: Array, moves: Array, flips: Array) -> Array:
-    """Pixel (i, j) of the crop of image b is pixel (i, j) + moves[b] of the image, or zero; then rows are mirrored.
+    """Pixel (i, j) of the crop of image b is pixel (i, j) + moves[b] of the image, or zero; flips then mirror rows.
 
     Args:
         x: (B, H, W, C).
@@ -44,24 +44,24 @@ def move_and_flip(x: Array, moves: Array, flips: Array) -> Array:
 
 
 def augmentation(name: str, shape: tuple[int, ...]) -> Callable[[Key, Array], Array] | None:
-    """What is done to a mini-batch's inputs (B, *features); None for nothing.
+    """Returns the function that augments a mini-batch's inputs (B, *features); None for "none".
 
     Args:
         name: One of `Augment`.
         shape: (B, *features).
 
     Raises:
-        ArgumentError: for inputs that are no images.
+        ArgumentError: if the inputs are not images.
     """
     if name == "none":
         return None
     if len(shape) != 4:
-        text = f"is for images (height, width, channels); accepted for inputs of shape {shape[1:]}: none"
+        text = f"needs images (height, width, channels); accepted for inputs of shape {shape[1:]}: none"
         raise ArgumentError("augment", text, name)
     return crop_flip
 
 
 def check(name: str) -> None:
-    """Raises `ArgumentError` for a name that there is not."""
+    """Raises `ArgumentError` for an unknown name."""
     if name not in get_args(Augment):
         raise ArgumentError("augment", f"accepted: {', '.join(get_args(Augment))}", name)

@@ -1,4 +1,4 @@
-"""Mini-batches and blocks of a client's examples, of which the padded ones must not influence any result."""
+"""Mini-batches and blocks of a client's examples; padding must not influence any result."""
 
 from __future__ import annotations
 
@@ -18,55 +18,55 @@ class Batch(NamedTuple):
 
     x: Array  # (B, *features)
     y: Array  # (B, ...)
-    mask: Array  # (B,) float32, 0.0 where the batch has run past the client's data
-    index: Array  # (B,) int32, which of the client's examples they are
-    key: Key  # draws privacy's noise, dropout and augmentation
+    mask: Array  # (B,) float32, 0.0 past the end of the client's data
+    index: Array  # (B,) int32, indices of the client's examples
+    key: Key  # for privacy noise, dropout and augmentation
 
     def of_model(self, number: Array) -> Batch:
-        """The same examples with noise and dropout of its own for each of several models."""
+        """The same examples with separate noise and dropout for model `number`."""
         return self._replace(key=jax.random.fold_in(self.key, number))
 
 
-NOISE = 0x0D9  # folded into a client's key for a round: the stream of privacy's noise
-AUGMENTATION = 0xA6  # folded into a mini-batch's key: the stream of random crops and flips
-DROPOUT = 0xD0  # folded into a mini-batch's key: the stream of the loss in training mode
+NOISE = 0x0D9  # folded into a client's key for a round: privacy noise
+AUGMENTATION = 0xA6  # folded into a mini-batch's key: random crops and flips
+DROPOUT = 0xD0  # folded into a mini-batch's key: the loss in training mode
 
 
 def masked(x: Array, y: Array, inside: Array) -> tuple[Array, Array]:
-    """Zeros what is no example: where padding held NaN, even a loss of weight 0 would have a gradient of NaN."""
+    """Zeros padding: if padding held NaN, even a loss of weight 0 would have a NaN gradient."""
     return tree.where(inside, (x, y), (jnp.zeros_like(x), jnp.zeros_like(y)))
 
 
-PLACE_BITS = 12  # of 32: those of an example's place, beside a random draw, in a number that is sorted
+PLACE_BITS = 12  # bits for an example's position in a 32-bit sort key; the rest is random
 
 
 def shuffle(key: Key, size: Array, n_max: int, epochs: int) -> Array:
-    """Random orders of the places 0..size-1, followed by size..n_max-1: (epochs, n_max) int32.
+    """Random orders of positions 0..size-1, followed by size..n_max-1: (epochs, n_max) int32.
 
-    Drawn place by place, so that more padding leaves the order of the real examples as it is.
+    Draws position by position, so that more padding does not change the order of the real examples.
     """
     places = jnp.arange(n_max)
     draws = jax.random.bits(key, (n_max, epochs), jnp.uint32).T >> PLACE_BITS
     draws = jnp.where(places < size, draws, jnp.uint32((1 << 32 - PLACE_BITS) - 1))
     if n_max > 1 << PLACE_BITS:
         return jnp.argsort(draws, axis=-1)
-    # A CPU sorts numbers some five times as fast as pairs of a number and a place.
+    # A CPU sorts numbers about five times as fast as (number, position) pairs.
     mixed = jnp.sort(draws << PLACE_BITS | places.astype(jnp.uint32), axis=-1)
     return (mixed & ((1 << PLACE_BITS) - 1)).astype(jnp.int32)
 
 
 def random_share(key: Key, split: Split, share: Array | float) -> Split:
-    """A random part of a client's examples, at least one of them where there are any."""
+    """A random subset of a client's examples, with at least one example if there are any."""
     order = shuffle(key, split.size, split.y.shape[0], 1)[0]
     size = jnp.clip(jnp.rint(share * split.size), 1, split.size).astype(jnp.int32)
     return Split(Chosen(split.x, order), Chosen(split.y, order), size)
 
 
-BLOCKS = (512, 32)  # examples at a time: many, and for what is left over few, so that padding costs little
+BLOCKS = (512, 32)  # examples at a time: large blocks, then small ones for the rest, so that padding costs little
 
 
 def over_blocks(size: Array, n_max: int, body: Callable[[Array, PyTree], PyTree], carry: PyTree) -> PyTree:
-    """carry = body(positions, carry) for blocks of positions that cover 0..size-1, the last running past it."""
+    """carry = body(positions, carry) for blocks of positions that cover 0..size-1; the last may extend past it."""
     if n_max <= BLOCKS[-1]:
         return body(jnp.arange(n_max), carry)
     start = 0
@@ -81,9 +81,9 @@ def over_blocks(size: Array, n_max: int, body: Callable[[Array, PyTree], PyTree]
 
 
 def sum_over_examples(fn: Callable[[Array, Array, Array], PyTree], split: Split) -> PyTree:
-    """Sums fn(x (B, ...), y (B,), mask (B,) bool) over a client's examples, a block at a time.
+    """Sums fn(x (B, ...), y (B,), mask (B,) bool) over a client's examples, block by block.
 
-    `fn` returns sums over the examples that `mask` admits.
+    `fn` returns sums over the examples where `mask` is True.
     """
     n_max = split.y.shape[0]
 

@@ -1,7 +1,7 @@
-"""Differentially private local training: per-example clipping, Gaussian noise, and the ledger of what was spent.
+"""Differentially private local training: per-example clipping, Gaussian noise, and the privacy ledger.
 
-DP-SGD of Abadi et al., "Deep learning with differential privacy" (CCS 2016), by jax-privacy (the extra `privacy`). A
-client's noise is its own: it is drawn from the client's key.
+DP-SGD of Abadi et al., "Deep learning with differential privacy" (CCS 2016), with jax-privacy (the extra `privacy`).
+Each client draws its own noise from its key.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from pfljax.core.types import Array, Key, Params
 
 
 class Privacy(NamedTuple):
-    """How gradients are made private.
+    """Parameters of private gradients.
 
     Attributes:
-        noise_multiplier: sigma: the noise's standard deviation over the clipping norm.
-        clip_norm: The largest L2 norm, over all parameters, of an example's gradient; may be infinite without noise.
-        delta: The delta for which the ledger states epsilon.
+        noise_multiplier: sigma, the noise's standard deviation divided by the clipping norm.
+        clip_norm: Per-example gradient clipping norm (L2, over all parameters); inf disables clipping and needs zero
+            noise.
+        delta: The delta at which the ledger reports epsilon.
     """
 
     noise_multiplier: float = 0.0
@@ -35,19 +36,19 @@ class Privacy(NamedTuple):
 
     @property
     def active(self) -> bool:
-        """Whether there is anything to do."""
+        """Whether gradients are clipped or noised."""
         return self.noise_multiplier > 0 or math.isfinite(self.clip_norm)
 
     def check(self) -> None:
-        """Raises ArgumentError for what cannot be."""
+        """Raises `ArgumentError` for invalid values."""
         if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
             raise ArgumentError("noise_multiplier", "accepted: 0 or more", self.noise_multiplier)
         if not self.clip_norm > 0:
-            raise ArgumentError("clip_norm", "accepted: above 0, inf for none", self.clip_norm)
+            raise ArgumentError("clip_norm", "accepted: above 0; inf disables clipping", self.clip_norm)
         if not 0 < self.delta < 1:
             raise ArgumentError("delta", "accepted: a probability in (0, 1)", self.delta)
         if self.noise_multiplier and not math.isfinite(self.clip_norm):
-            raise ArgumentError("noise_multiplier", "noise needs a finite clip_norm, such as 1", self.noise_multiplier)
+            raise ArgumentError("noise_multiplier", "needs a finite clip_norm, such as 1", self.noise_multiplier)
         if self.active:
             _library("jax_privacy")
 
@@ -56,7 +57,7 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ArgumentError("privacy", "needs jax-privacy; accepted after: pip install 'pfljax[privacy]'") from error
+        raise ArgumentError("privacy", "needs jax-privacy: pip install 'pfljax[privacy]'") from error
 
 
 def private_mean(
@@ -67,18 +68,18 @@ def private_mean(
     examples: tuple[Array, ...],
     inside: Array,
 ) -> Array:
-    """The mean of a batch's losses, whose gradient in `params` is clipped example by example and noised.
+    """The mean loss of a batch, with a gradient in `params` that is clipped per example and noised.
 
     Args:
         privacy: Clipping norm C and noise multiplier sigma.
-        key: Draws the noise, N(0, (sigma C)^2) on each coordinate of the sum of the clipped gradients.
-        loss: (params, x (1, ...), y (1,), keys (1,) if there are any) -> losses (1,).
+        key: Key for the noise, N(0, (sigma C)^2) on each coordinate of the sum of clipped gradients.
+        loss: (params, x (1, ...), y (1,), keys (1,) if given) -> losses (1,).
         params: One model.
-        examples: x (B, ...), y (B,), the losses' weights (B,), and keys (B,) or nothing.
-        inside: (B,) bool, which of them are examples.
+        examples: x (B, ...), y (B,), loss weights (B,), and optionally keys (B,).
+        inside: (B,) bool, False for padding.
 
     Returns:
-        () the weighted losses' sum over the number of examples.
+        () the sum of weighted losses divided by the number of examples.
     """
     library = _library("jax_privacy")
 
@@ -100,30 +101,30 @@ def private_mean(
         total, _ = noise.update(total, noise.init(total))
     count = jnp.maximum(inside.sum(), 1)
     value = jax.lax.stop_gradient(jnp.where(inside, aux.values, 0).sum() / count)
-    # A term of value zero whose gradient is the private one: whatever a method adds to the mean loss (a proximal term
-    # that reads no data) is differentiated as ever.
+    # A term of value zero with the private gradient: anything that a method adds to the mean loss (such as a proximal
+    # term, which reads no data) is differentiated as usual.
     linear = jax.tree.map(lambda p, q, g: jnp.vdot(p - q, g / count), params, fixed, jax.lax.stop_gradient(total))
     return value + sum(jax.tree.leaves(linear))
 
 
-BY_LOSS = "training losses, by which models, examples or clients are weighed or chosen"  # `Ledger.unaccounted`
+BY_LOSS = "training losses, which weight or select models, examples or clients"  # `Ledger.unaccounted`
 
 
 def epsilons(privacy: Privacy, num_examples: Array, batch_size: int, steps: np.ndarray, gradients: int = 1):
-    """The ledger: each client's epsilon at `privacy.delta` for what local training has told of its examples.
+    """The ledger: each client's epsilon at `privacy.delta` for what local training has revealed about its examples.
 
-    The accountant takes a mini-batch for a Poisson sample of its expected size, as is usual, though here an epoch goes
-    through the shuffled examples. Several gradients of one mini-batch are one release with as much more signal.
+    As is usual, the accountant treats mini-batches as Poisson samples of their expected size, although an epoch here
+    iterates over shuffled examples. Several gradients on one mini-batch are one release with as much more signal.
 
     Args:
         privacy: Noise multiplier and delta.
         num_examples: (K,) n_k.
         batch_size: B.
-        steps: (K,) mini-batches that each client has used in all.
-        gradients: How many gradients were taken of each; 0 where examples themselves are sent.
+        steps: (K,), total number of mini-batches that each client has used.
+        gradients: Number of gradients per mini-batch; 0 if examples themselves are sent.
 
     Returns:
-        (K,) epsilon: 0 for a client that has not trained, infinite without noise and where examples are sent.
+        (K,) epsilon: 0 for a client that has not trained; infinite without noise, or if examples are sent.
     """
     if not privacy.noise_multiplier or not gradients:
         return np.where(steps > 0, np.inf, 0.0)
@@ -144,7 +145,7 @@ def epsilons(privacy: Privacy, num_examples: Array, batch_size: int, steps: np.n
 
     logger = logging.getLogger("absl")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # the accountant warns of each order that it leaves out, as it is meant to
+    logger.setLevel(logging.ERROR)  # the accountant warns about each order that it skips by design
     try:
         return np.array([spent(int(size), int(count)) for size, count in pairs.T])[inverse.reshape(-1)]
     finally:

@@ -1,4 +1,4 @@
-"""What a method is built for: the model, its local training, how clients are mapped, and their numbers."""
+"""The problem that a method is built for: model, local training, execution plan and sizes."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ from pfljax.local.batches import Batch
 from pfljax.local.solver import Solver
 from pfljax.models import Model
 
-PHASE = 0xFA5E  # folded into a client's key for a round: the streams of the phases of its training
+PHASE = 0xFA5E  # folded into a client's key for a round: the phases of its training
 
 
 class Problem(NamedTuple):
-    """What a method is built for.
+    """The problem that a method is built for.
 
     Attributes:
         model: The clients' network.
-        solver: How they train it.
-        plan: How they are mapped.
+        solver: Local training.
+        plan: Mapping of clients over devices.
         num_clients: K.
         cohort_size: S.
-        n_max: The largest n_k, to which all clients' training data is padded.
-        rounds: R: how long a newcomer trains where a method has it train alone.
-        common_init: Whether clients' own models all start from the same parameters; None: as the method says.
-        keep_optimizer: Whether a client's optimizer for shared models keeps its state over the rounds.
-        n_min: The smallest n_k, where it is known.
-        num_distributions: Number of true distributions among the clients' data, where it is known: a default for the
-            number of clusters or components.
-        learning_rate: Of the clients' optimizer in the first round, where it is known; it may be traced.
-        part: (n,) int32, the clients whose first rows or predictors are made, where that is not done for all at once;
-            None: all K.
+        n_max: The largest n_k; all clients' training data is padded to it.
+        rounds: R, also the number of rounds for which newcomers train in methods that have them train alone.
+        common_init: Whether clients' own models all start from the same parameters; None: the method decides.
+        keep_optimizer: Whether a client's optimizer for shared models keeps its state across rounds.
+        n_min: The smallest n_k, if known.
+        num_distributions: Number of true distributions in the clients' data, if known; a default for the number of
+            clusters or components.
+        learning_rate: Initial learning rate of the clients' optimizer, if known; may be traced.
+        part: (n,) int32, the clients whose first rows or predictors are computed, if not for all at once; None: all K.
     """
 
     model: Model
@@ -56,64 +55,68 @@ class Problem(NamedTuple):
 
     @property
     def rounds_of_a_client(self) -> float:
-        """Number of rounds of a run in which a client takes part on average, at least 1."""
+        """Average number of rounds in which a client takes part in a run, at least 1."""
         return max(self.rounds * self.cohort_size / self.num_clients, 1)
 
     def ids(self, clients: PyTree) -> Array:
-        """(n,) int32 the numbers of stacked clients: all K, or those of `part`.
+        """(n,) int32 numbers of the stacked clients: all K, or those in `part`.
 
-        What `Algorithm.init` gives a client may depend on its data, its number and the key, and on nothing else of it,
-        so that rows can be made when a client first takes part.
+        A client's row from `Algorithm.init` may depend only on the client's data, its number and the key, so that rows
+        can be created when a client first takes part.
         """
         num = tree.num_rows(clients)
         return jnp.arange(num, dtype=jnp.int32) if self.part is None else jnp.asarray(self.part)
 
     def rows_of(self, stack: PyTree) -> PyTree:
-        """The rows of the clients of `part` out of a stack of all K that a server holds."""
+        """The rows of the clients in `part`, from a server's stack of all K."""
         return stack if self.part is None else tree.take(stack, jnp.asarray(self.part))
 
     def draw(self, key: Key, numbers: Array, fn: Callable[[Key], PyTree]) -> PyTree:
-        """fn(a key of its own) for each of N numbers (N,), such as clients' own, stacked."""
+        """Applies fn to a separate key for each of N numbers (N,), such as client numbers; results are stacked."""
         return self.plan.over_rows(lambda n: fn(jax.random.fold_in(key, n)), numbers)
 
     def init_models(self, key: Key, numbers: int | Array, *, common: bool = True) -> Params:
         """N initial models, stacked.
 
         Args:
-            key: Decides them; where they differ, model n depends on `key` and n alone.
-            numbers: Which, (N,) int32, such as `ids` for the clients' own; an integer N: 0 to N - 1.
-            common: Whether they are all the same where `common_init` leaves it to the method.
+            key: Random key; if models differ, model n depends only on `key` and n.
+            numbers: Numbers of the models, (N,) int32, such as `ids` for clients' own models; an integer N: 0 to N - 1.
+            common: Whether all models are equal, if `common_init` leaves it to the method.
 
         Raises:
-            ArgumentError: if they should differ and the model is one NNX module, which is the initial model itself.
+            ArgumentError: if models must differ but the model is an NNX module, which is itself the initial model.
         """
         common = common if self.common_init is None else self.common_init
         numbers = jnp.arange(numbers) if isinstance(numbers, int) else numbers
         if self.model.fixed and not common and numbers.size > 1:
-            text = "one NNX module, but initial models must differ; accepted: a function of rngs that makes it"
+            text = "is one NNX module, but initial models must differ; accepted: a function of rngs that creates it"
             raise ArgumentError("model", text)
         numbers = jnp.zeros_like(numbers) if common else numbers
         return self.plan.over_rows(lambda n: self.model.init(jax.random.fold_in(key, n)), numbers)
 
     def init_optimizers(self, models: Params) -> PyTree:
-        """The optimizer's state for each of N stacked models."""
+        """Optimizer state for each of N stacked models."""
         return self.plan.over_rows(self.solver.optimizer.init, models)
 
     def own_rows(self, key: Key, ids: Array, *, common: bool = True) -> PyTree:
-        """A model of its own for each of n clients, and its optimizer's state, which both stay: leaves (n, ...)."""
+        """Own models of n clients and their optimizer states, which persist: leaves (n, ...)."""
         models = self.init_models(key, ids, common=common)
         return {"model": models, "optimizer": self.init_optimizers(models)}
 
     def fit_own(
-        self, turn: ClientContext, row: PyTree, split: Split, objective: Callable[[Params, Batch], Array] | None = None
+        self,
+        context: ClientContext,
+        row: PyTree,
+        split: Split,
+        objective: Callable[[Params, Batch], Array] | None = None,
     ) -> tuple[PyTree, Array]:
-        """A client trains its own model of `own_rows`: its next row, and the mean loss."""
+        """Trains a client's own model from `own_rows`; returns its next row and the mean loss."""
         params, optimizer, loss = self.solver.fit(
-            turn.key,
+            context.key,
             row["model"],
             row["optimizer"],
             split,
-            round_number=turn.round,
+            round_number=context.round,
             objective=objective,
         )
         return {"model": params, "optimizer": optimizer}, loss
@@ -129,22 +132,22 @@ class Problem(NamedTuple):
         phase: int,
         epochs: int | None,
     ) -> tuple[Params, PyTree, Array]:
-        """A phase of a client's local training: some epochs in which a part of a model is trained.
+        """A phase of a client's local training: several epochs that train a part of a model.
 
-        A method of several phases takes one gradient per mini-batch in each of them: its ledger says gradients=1 and
-        the sum of all phases' `self.passes(epochs)`.
+        A method with several phases computes one gradient per mini-batch in each: its ledger has gradients=1 and, as
+        passes, the sum of `self.passes(epochs)` over phases.
 
         Args:
-            context: Its key and the phase's number decide the mini-batches.
+            context: The client's context; its key and the phase's number determine the mini-batches.
             params: One model.
-            opt_state: The phase's own optimizer state, of `solver.part(mask)`; None: a fresh one.
+            opt_state: The phase's optimizer state, from `solver.part(mask)`; None: a fresh one.
             split: The client's training data.
-            mask: A tree of bools like `params`: what is trained; the other leaves stay as they are.
+            mask: A tree of bools like `params`: which leaves are trained; the others do not change.
             phase: Number of the phase within the round.
             epochs: Passes over the client's data; None: the solver's epochs or steps.
 
         Returns:
-            The trained parameters, the optimizer's state, and the mean loss over the steps.
+            The trained parameters, the optimizer state, and the mean loss over the steps.
         """
         solver = self.solver.part(mask).for_epochs(epochs)
         opt_state = solver.optimizer.init(params) if opt_state is None else opt_state
@@ -152,11 +155,11 @@ class Problem(NamedTuple):
         return solver.fit(key, params, opt_state, split, round_number=context.round)
 
     def passes(self, epochs: int | None) -> float:
-        """The mini-batches of `epochs` epochs as a multiple of the solver's steps, those of the largest client."""
+        """Mini-batches in `epochs` epochs as a multiple of the solver's steps, for the largest client."""
         return self.solver.for_epochs(epochs).max_steps(self.n_max) / self.solver.max_steps(self.n_max)
 
     def optimizer_rows(self, models: Params, num_clients: int) -> PyTree:
-        """What clients keep of their optimizers for J shared models: leaves (K, J, ...), or () if nothing."""
+        """The clients' optimizer states for J shared models: leaves (K, J, ...), or () if they are not kept."""
         if not self.keep_optimizer:
             return ()
         start = self.init_optimizers(models)
@@ -164,25 +167,25 @@ class Problem(NamedTuple):
 
     def fit_models(
         self,
-        turn: ClientContext,
+        context: ClientContext,
         models: Params,
         kept: PyTree,
         split: Split,
         objective: Callable[[Params, Batch, PyTree], Array] | None = None,
         aux: PyTree = (),
     ) -> tuple[Params, PyTree, Array]:
-        """A client trains each of the J models that it has received, all on the same mini-batches.
+        """Trains each of the J models that a client received, all on the same mini-batches.
 
         Args:
-            turn: Its key decides the mini-batches.
+            context: The client's context; its key determines the mini-batches.
             models: Leaves (J, ...).
-            kept: Its row of `optimizer_rows`.
-            split: Its training data.
-            objective: (params, mini-batch, row of aux) -> what a step descends; None: the mean loss.
-            aux: What the objective reads, leaves (J, ...).
+            kept: The client's row of `optimizer_rows`.
+            split: The client's training data.
+            objective: (params, mini-batch, row of aux) -> the value to minimize; None: the mean loss.
+            aux: Further inputs of the objective, leaves (J, ...).
 
         Returns:
-            The trained models, what to keep of the optimizers, and the mean losses (J,).
+            The trained models, the optimizer states to keep, and the mean losses (J,).
         """
         opt_states = kept if self.keep_optimizer else self.plan.over_models(self.solver.optimizer.init, models)
 
@@ -191,7 +194,9 @@ class Problem(NamedTuple):
                 batch = batch.of_model(number)
                 return self.solver.mean_loss(params, batch) if objective is None else objective(params, batch, aux)
 
-            return self.solver.fit(turn.key, params, opt_state, split, round_number=turn.round, objective=descended)
+            return self.solver.fit(
+                context.key, params, opt_state, split, round_number=context.round, objective=descended
+            )
 
         numbers = jnp.arange(tree.num_rows(models))
         models, opt_states, losses = self.plan.over_models(one, numbers, models, opt_states, aux)
@@ -199,7 +204,7 @@ class Problem(NamedTuple):
 
     def descend_model(
         self,
-        turn: ClientContext,
+        context: ClientContext,
         models: Params,
         kept: PyTree,
         split: Split,
@@ -207,21 +212,21 @@ class Problem(NamedTuple):
         memory: PyTree = (),
         steps: Array | None = None,
     ) -> tuple[Params, PyTree, Array, PyTree]:
-        """As `fit_models` for the one model of a stack (1, ...), by `descend` with its gradient, memory and steps."""
+        """Like `fit_models` for a stack of one model (1, ...), but with the gradient, memory and steps of `descend`."""
         params = jax.tree.map(lambda leaf: leaf[0], models)
         opt_state = (
             jax.tree.map(lambda leaf: leaf[0], kept) if self.keep_optimizer else self.solver.optimizer.init(params)
         )
         params, opt_state, loss, memory = self.solver.descend(
-            turn.key, params, opt_state, split, gradient, memory, round_number=turn.round, steps=steps
+            context.key, params, opt_state, split, gradient, memory, round_number=context.round, steps=steps
         )
         kept = tree.stack_one(opt_state) if self.keep_optimizer else ()
         return tree.stack_one(params), kept, loss[None], memory
 
     def losses_of_all(self, models: Params, splits: Split) -> Array:
-        """(K, N) the mean loss of each of N models on every client's examples, 0 for a client without any.
+        """(K, N) mean loss of each of N models on every client's examples, 0 for a client without any.
 
-        In blocks of models: a client never holds all of them at once.
+        Processes models in blocks: a client never holds all of them at once.
         """
         num, num_models = splits.size.shape[0], tree.num_rows(models)
 
@@ -238,22 +243,22 @@ class Problem(NamedTuple):
         return jnp.concatenate(blocks, axis=1)
 
     def newcomers_alone(self, key: Key, clients: ClientData) -> Predictor:
-        """Clients that were not there in training train alone, from initial models, for as many rounds as a run has."""
+        """Clients unseen in training train alone, from initial models, for as many rounds as the run has."""
         init_key, train_key = jax.random.split(key)
         start = self.init_models(init_key, tree.num_rows(clients))
         return Predictor.own(self.train_alone(train_key, start, clients, own=True, rounds=self.rounds))
 
     def personalize(self, key: Key, start: Params, clients: PyTree, fn: Callable[[Key, Params, Any], PyTree]) -> PyTree:
-        """Every client makes something of its own, fn(its key, model, data), of the one model of a stack (1, ...).
+        """Every client computes fn(its key, model, data) from the only model of a stack (1, ...).
 
         Args:
-            key: Client k draws from fold_in(key, k).
+            key: Client k uses fold_in(key, k).
             start: The model.
-            clients: Stacked ClientData, or a tree with further rows of the clients: `data` is one row of it.
-            fn: What a client makes, such as a model.
+            clients: Stacked ClientData, or a tree with further rows of the clients; `data` is one row of it.
+            fn: The function, which may return a model.
 
         Returns:
-            What the clients have made, stacked (K, ...).
+            The clients' results, stacked (K, ...).
         """
         index = jnp.zeros((tree.num_rows(clients), 1), jnp.int32)
 
@@ -279,13 +284,12 @@ class Problem(NamedTuple):
         """Every client trains a model for `rounds` rounds on its own data, with a fresh optimizer; stacked (K, ...).
 
         Args:
-            key: Client k draws from fold_in(key, k).
-            start: The models to start from: with `own` one for each client, else a stack of one for all.
-            clients: Stacked, K clients.
+            key: Client k uses fold_in(key, k).
+            start: Initial models: one per client with `own`, otherwise a stack of one model for all clients.
+            clients: Data of K clients, stacked.
             own: See `start`.
-            rounds: How many rounds' worth of local epochs or steps.
-            objective: (params, mini-batch, the model that the client started from) -> what a step descends; None: the
-                mean loss.
+            rounds: Number of rounds' worth of local epochs or steps.
+            objective: (params, mini-batch, the client's initial model) -> the value to minimize; None: the mean loss.
         """
         num = tree.num_rows(clients)
 

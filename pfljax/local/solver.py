@@ -1,4 +1,4 @@
-"""Local training: one loop over mini-batches, with any optax optimizer."""
+"""Local training: a loop over mini-batches with any optax optimizer."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from pfljax.local.privacy import Privacy, private_mean
 
 
 class Solver(NamedTuple):
-    """How a client trains a model on its own data.
+    """Trains a model on a client's own data.
 
     Attributes:
-        loss: (params, x (B, ...), y (B,), key=None) -> per-example losses (B,); with a key in training mode. A
-            model's also takes a `shift` of its logits (see `Model.loss`).
-        optimizer: Any optax transformation; its update is told the `round_number`.
+        loss: (params, x (B, ...), y (B,), key=None) -> per-example losses (B,); a key switches to training mode. A
+            model's loss also takes a `shift` of its logits (see `Model.loss`).
+        optimizer: Any optax transformation; its update receives `round_number`.
         batch_size: B; 0: all of the client's examples in one step.
         epochs: Passes over the client's data in a round.
-        steps: If positive, so many steps a round instead of `epochs`.
-        privacy: How the gradients of mean losses are made private.
-        keyed: Whether the loss of a mini-batch is given a key: for dropout, or to write batch statistics.
-        statistics: Parameters -> which leaves are batch statistics, a tree of bools; None: there are none.
-        augment: (key, x (B, ...)) -> what mini-batches hold in place of x; None: x.
+        steps: If positive, number of steps per round, instead of `epochs`.
+        privacy: Clipping and noise for the gradients of mean losses.
+        keyed: Whether mini-batch losses receive a key, for dropout or to write batch statistics.
+        statistics: Parameters -> a tree of bools, which leaves are batch statistics; None: there are none.
+        augment: (key, x (B, ...)) -> augmented x for mini-batches; None: no augmentation.
     """
 
     loss: Callable[..., Array]
@@ -43,9 +43,9 @@ class Solver(NamedTuple):
     augment: Callable[[Key, Array], Array] | None = None
 
     def part(self, mask: PyTree) -> Solver:
-        """The solver that trains the leaves where `mask`, a tree of bools like the parameters, holds.
+        """The solver that trains only the leaves where `mask`, a tree of bools like the parameters, is True.
 
-        The other leaves stay as they are, have no gradient that clipping would count, and no optimizer state.
+        The other leaves do not change, do not count in gradient clipping, and have no optimizer state.
         """
 
         def loss(params: Params, *args: Any, **options: Any) -> Array:
@@ -57,7 +57,7 @@ class Solver(NamedTuple):
         return self._replace(loss=loss, optimizer=optax.partition(optimizers, labels))
 
     def for_epochs(self, epochs: int | None) -> Solver:
-        """The solver of a round of so many epochs; None: of its own epochs or steps."""
+        """The solver with `epochs` epochs per round; None: with its own epochs or steps."""
         return self if epochs is None else self._replace(epochs=epochs, steps=0)
 
     def batch(self, n_max: int) -> int:
@@ -65,24 +65,24 @@ class Solver(NamedTuple):
         return min(self.batch_size or n_max, n_max)
 
     def num_steps(self, size: Array, n_max: int) -> Array:
-        """How many steps a client of `size` examples takes in a round; none if it has no examples."""
+        """Number of steps per round of a client with `size` examples; 0 if it has no examples."""
         per_epoch = -(-size // self.batch(n_max))
         return jnp.where(size > 0, self.steps or self.epochs * per_epoch, 0)
 
     def max_steps(self, n_max: int) -> int:
-        """The steps of the largest client in a round."""
+        """Number of steps per round of the largest client."""
         return self.steps or self.epochs * -(-n_max // self.batch(n_max))
 
     def draw_orders(self, key: Key, size: Array, n_max: int) -> Array | None:
-        """The order of a client's examples in every epoch of a round: (epochs, n_max) int32, the real ones first.
+        """The order of a client's examples in every epoch of a round: (epochs, n_max) int32, real examples first.
 
-        None where every batch holds all of them. The sort is dear, so a client of a single batch does without.
+        None if every batch holds all examples. Sorting is expensive, so a client with a single batch skips it.
         """
         batch = self.batch(n_max)
         if batch == n_max:
             return None
-        # With a given number of steps, only a client of more than one batch needs its order, so of two steps an epoch.
-        # Of no epochs nobody reads an order, but a step that is never taken is traced all the same.
+        # With a given number of steps, only clients with more than one batch need an order, so with at least two steps
+        # per epoch. With zero epochs nobody reads an order, but a step that is never taken is still traced.
         epochs = -(-self.steps // 2) if self.steps else max(self.epochs, 1)
         return jax.lax.cond(
             size > batch,
@@ -101,19 +101,19 @@ class Solver(NamedTuple):
         objective: Callable[[Params, Batch], Array] | None = None,
         steps: Array | None = None,
     ) -> tuple[Params, PyTree, Array]:
-        """A round of local training by gradients of an objective.
+        """A round of local training with gradients of an objective.
 
         Args:
-            key: Draws the order of the examples, anew in every epoch.
+            key: Key for the order of the examples, drawn anew in every epoch.
             params: One model.
-            opt_state: The optimizer's state for it.
+            opt_state: Its optimizer state.
             split: One client's training data.
-            round_number: Decides the rate, where it has a schedule.
-            objective: (params, mini-batch) -> what a step descends, in place of the mean loss.
-            steps: As for `descend`.
+            round_number: Number of the round, for learning rate schedules.
+            objective: (params, mini-batch) -> the value to minimize, instead of the mean loss.
+            steps: As in `descend`.
 
         Returns:
-            The trained parameters, the optimizer's state, and the mean loss over the steps, each before its update.
+            The trained parameters, the optimizer state, and the mean over steps of the loss before each update.
         """
         objective = objective or self.mean_loss
 
@@ -135,23 +135,23 @@ class Solver(NamedTuple):
         round_number: Array,
         steps: Array | None = None,
     ) -> tuple[Params, PyTree, Array, PyTree]:
-        """A round of local training in a direction of the method's own.
+        """A round of local training along a direction that the method defines.
 
         Args:
-            key: Draws the order of the examples, anew in every epoch.
+            key: Key for the order of the examples, drawn anew in every epoch.
             params: One model.
-            opt_state: The optimizer's state for it.
+            opt_state: Its optimizer state.
             split: One client's training data.
-            gradient: (params, memory, batch) -> (loss, what the optimizer takes for the gradient, memory) at a step;
-                batch(0) is the step's mini-batch, batch(1) the one after it (after the round's last comes its first).
-            memory: What `gradient` hands from step to step.
-            round_number: Decides the rate, where it has a schedule.
+            gradient: (params, memory, batch) -> (loss, gradient for the optimizer, memory), called at each step;
+                batch(0) is the step's mini-batch, batch(1) the next one (after the round's last comes its first).
+            memory: Carry of `gradient` from step to step.
+            round_number: Number of the round, for learning rate schedules.
             steps: () int32, the number of steps, which may differ between clients and rounds; None: the solver's own.
-                A client without examples takes none. Past the epochs of the solver's own steps, their orders of the
-                examples come again.
+                A client without examples takes no steps. Beyond the solver's own epochs, their orders of the examples
+                repeat.
 
         Returns:
-            The trained parameters, the optimizer's state, the mean loss over the steps, and the memory.
+            The trained parameters, the optimizer state, the mean loss over the steps, and the memory.
         """
         n_max = split.y.shape[0]
         total = self.num_steps(split.size, n_max) if steps is None else jnp.where(split.size > 0, steps, 0)
@@ -170,15 +170,15 @@ class Solver(NamedTuple):
         return params, opt_state, loss_sum / jnp.maximum(total, 1), memory
 
     def mean_loss(self, params: Params, batch: Batch, weights: Array | None = None) -> Array:
-        """Mean loss over the batch's examples; with weights (n_max,), their weighted sum over the number of examples.
+        """Mean loss over the batch; with weights (n_max,), the weighted sum divided by the number of examples.
 
-        Its gradient is private where the solver's are.
+        Its gradient is private if the solver's gradients are.
         """
         key = jax.random.fold_in(batch.key, DROPOUT) if self.keyed else None
         if self.privacy.active:
             weighed = jnp.ones_like(batch.mask) if weights is None else weights[batch.index]
             examples, loss = (batch.x, batch.y, weighed), self.loss
-            if key is not None:  # one for each example, whose gradient is taken alone
+            if key is not None:  # one per example, for per-example gradients
                 examples = (*examples, jax.random.split(key, batch.mask.shape[0]))
                 loss = lambda params, x, y, keys: self.loss(params, x, y, keys[0])
             return private_mean(self.privacy, batch.key, loss, params, examples, batch.mask > 0)
@@ -187,27 +187,27 @@ class Solver(NamedTuple):
         return (losses * mask).sum() / jnp.maximum(batch.mask.sum(), 1)
 
     def proximal(self, anchor: Params, strength: float) -> Callable[[Params, Batch], Array]:
-        """The objective mean loss + strength / 2 |params - anchor|^2, for `fit`; statistics are not held back."""
+        """The objective mean loss + strength / 2 |params - anchor|^2, for `fit`; batch statistics are excepted."""
         return lambda params, batch: (
             self.mean_loss(params, batch) + strength / 2 * self.squared_distance(params, anchor)
         )
 
     def squared_distance(self, a: Params, b: Params) -> Array:
-        """() the squared L2 distance over all parameters, batch statistics excepted."""
+        """() squared L2 distance over all parameters, except batch statistics."""
         return tree.squared_distance(*self.trained(a, b))
 
     def trained(self, *models: Params) -> tuple[Params, ...]:
-        """The models without batch statistics: None in their place."""
+        """The models without batch statistics, which become None."""
         if self.statistics is None:
             return models
         return tuple(tree.partition(params, self.statistics(params))[1] for params in models)
 
     def total_loss(self, params: Params, split: Split) -> Array:
-        """The loss summed over all of a client's examples."""
+        """Sum of the loss over all of a client's examples."""
         return sum_over_examples(lambda x, y, mask: jnp.where(mask, self.loss(params, x, y), 0).sum(), split)
 
     def loss_and_gradient(self, params: Params, split: Split) -> tuple[Array, Params]:
-        """The mean loss over all of a client's examples, and its gradient; a block of examples at a time."""
+        """Mean loss over all of a client's examples, and its gradient; processes examples in blocks."""
 
         def sums(x, y, mask):
             total = lambda params: jnp.where(mask, self.loss(params, *masked(x, y, mask)), 0).sum()
@@ -216,7 +216,7 @@ class Solver(NamedTuple):
         return tree.scale(sum_over_examples(sums, split), 1 / jnp.maximum(split.size, 1))
 
     def losses_of_examples(self, params: Params, split: Split) -> Array:
-        """The loss of each of a client's examples: (n_max,), 0 for padding."""
+        """Loss of each of a client's examples: (n_max,), 0 for padding."""
         n_max = split.y.shape[0]
 
         def note(positions, found):
@@ -228,11 +228,11 @@ class Solver(NamedTuple):
         return over_blocks(split.size, n_max, note, found)[:n_max]
 
     def take_batch(self, key: Key, orders: Array | None, split: Split, step: Array) -> Batch:
-        """The mini-batch of step `step` of a round; an epoch's last one may be smaller.
+        """The mini-batch of step `step` of a round; an epoch's last batch may be smaller.
 
         Args:
-            key: The client's for the round, as for `Solver.draw_orders`.
-            orders: What that returned.
+            key: The client's key for the round, as in `Solver.draw_orders`.
+            orders: The result of `Solver.draw_orders`.
             split: The client's training data.
             step: () int32.
         """
@@ -243,7 +243,7 @@ class Solver(NamedTuple):
         places = jnp.arange(batch) if orders is None else step % per_epoch * batch + jnp.arange(batch)
         inside = places < split.size
         mask = inside.astype(jnp.float32)
-        if self.statistics is not None:  # what fills the batch is seen by batch statistics: real examples, once more
+        if self.statistics is not None:  # batch statistics see padding: repeat real examples
             places, inside = places % jnp.maximum(split.size, 1), jnp.broadcast_to(split.size > 0, inside.shape)
         if orders is None:
             index = places

@@ -1,4 +1,4 @@
-"""How clients train, as users write it: an optimizer, mini-batches, and how long."""
+"""Local training as users specify it: optimizer, mini-batches and duration."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from pfljax.models import Model
 
 @dataclasses.dataclass(frozen=True)
 class LocalTraining:
-    """How a client trains a model on its own data in a round.
+    """A client's local training in a round.
 
     Attributes:
-        optimizer: A function of the learning rate that makes an optax transformation, such as `optax.sgd`; or any
-            transformation. Batch statistics are not its affair: a step sets them to the new ones.
-        learning_rate: The rate, where `optimizer` is a function of it; 0.01 if not given.
+        optimizer: A function of the learning rate that returns an optax transformation, such as `optax.sgd`; or any
+            transformation. It does not update batch statistics: each step replaces them with the new ones.
+        learning_rate: Learning rate, if `optimizer` is a function of it; 0.01 by default.
         batch_size: B; 0: all of a client's examples in one step.
         epochs: Passes over a client's data in a round.
-        steps: If positive, so many steps a round instead of `epochs`.
+        steps: If positive, number of steps per round, instead of `epochs`.
         schedule: Number of the round -> factor of the optimizer's updates; None: always 1.
-        keep_optimizer: Whether a client's optimizer for shared models keeps its state over the rounds.
-        common_init: Whether clients' own models all start from the same parameters; None: as the method says,
-            which is no for FedeRiCo and Local, and else yes.
-        privacy: How the gradients of mean losses are made private.
-        class_weights: (C,) factors of the cross entropy that clients train by, by class; None: 1. The losses by which
-            methods weigh models have them too, as in the code of FedEM's authors; evaluation has none.
-        augment: What is done to the images of mini-batches: "crop_flip", random crops with a margin of 4 pixels and
-            random mirroring, or "none". Evaluation and validation see the images themselves.
+        keep_optimizer: Whether a client's optimizer for shared models keeps its state across rounds.
+        common_init: Whether clients' own models all start from the same parameters; None: the method decides (no for
+            FedeRiCo and Local, yes for the others).
+        privacy: Clipping and noise for the gradients of mean losses.
+        class_weights: (C,) per-class factors of the training cross entropy; None: 1. They also apply to the losses that
+            methods use to weight models, as in the code of FedEM's authors, but not to evaluation.
+        augment: Augmentation of mini-batch images: "crop_flip", random crops with a margin of 4 pixels and random
+            mirroring, or "none". Evaluation and validation use the original images.
     """
 
     optimizer: optax.GradientTransformation | Callable[[Any], optax.GradientTransformation] = optax.adam
-    learning_rate: Any = None  # a float, or a traced array where runs of several rates share a kernel
+    learning_rate: Any = None  # a float, or a traced array if runs with several learning rates share a kernel
     _: dataclasses.KW_ONLY
     batch_size: int = 0
     epochs: int = 1
@@ -60,7 +60,7 @@ class LocalTraining:
             text = "accepted: a function of the learning rate, such as optax.sgd, or an optax transformation"
             raise ArgumentError("optimizer", text, self.optimizer)
         if made and self.learning_rate is not None:
-            raise ArgumentError("learning_rate", "accepted where `optimizer` is a function of it", self.learning_rate)
+            raise ArgumentError("learning_rate", "accepted only if `optimizer` is a function of it", self.learning_rate)
         if not made and self.learning_rate is None:
             object.__setattr__(self, "learning_rate", 0.01)
         if isinstance(self.learning_rate, float | int) and not self.learning_rate > 0:
@@ -76,7 +76,7 @@ class LocalTraining:
         augmentation.check(self.augment)
 
     def bind(self, model: Model) -> Solver:
-        """The solver of this local training for a model."""
+        """Returns the solver for a model."""
         optimizer: Any = self.optimizer
         if self.learning_rate is not None:
             optimizer = optimizer(self.learning_rate)
@@ -86,7 +86,7 @@ class LocalTraining:
         statistics = model.statistics if model.network.statistics else None
         if statistics is not None:
             if self.privacy.active:
-                text = "batch statistics tell of all examples of a mini-batch; accepted with it: a model without any"
+                text = "batch statistics reveal all examples of a mini-batch; use a model without batch statistics"
                 raise ArgumentError("privacy", text)
             optimizer = beside_statistics(optimizer, statistics)
         loss = model.loss
@@ -104,28 +104,28 @@ class LocalTraining:
 
 
 def checked_weights(weights: Sequence[float], model: Model) -> np.ndarray:
-    """Weights of the model's classes (C,) as an array.
+    """Class weights (C,) as an array.
 
     Raises:
-        ArgumentError: if they are no positive numbers, one for each class.
+        ArgumentError: if they are not positive numbers, one per class.
     """
     if model.task != "classification":
-        raise ArgumentError("class_weights", "accepted for classification", weights)
+        raise ArgumentError("class_weights", "accepted only for classification", weights)
     found = np.asarray(weights, np.float32)
     classes = model.output_shape[-1]
     if found.shape != (classes,) or not (np.isfinite(found) & (found > 0)).all():
-        raise ArgumentError("class_weights", f"accepted: {classes} positive numbers, one for each class", weights)
+        raise ArgumentError("class_weights", f"accepted: {classes} positive numbers, one per class", weights)
     return found
 
 
 def beside_statistics(
     optimizer: optax.GradientTransformation, statistics: Callable[[Params], PyTree]
 ) -> optax.GradientTransformationExtraArgs:
-    """The optimizer for parameters; statistics take steps of SGD at rate 1, which set them to the new ones.
+    """Applies the optimizer to parameters, and SGD at rate 1 to batch statistics, which sets them to the new ones.
 
     Args:
-        optimizer: Of parameters.
-        statistics: Parameters -> which leaves are statistics, a tree of bools.
+        optimizer: Optimizer for parameters.
+        statistics: Parameters -> a tree of bools, which leaves are statistics.
     """
     optimizers: dict[Hashable, optax.GradientTransformation] = {"parameter": optimizer, "statistic": optax.sgd(1.0)}
     label = lambda params: jax.tree.map(lambda s: "statistic" if s else "parameter", statistics(params))
@@ -133,14 +133,14 @@ def beside_statistics(
 
 
 def whole_number(value: Any, least: int) -> bool:
-    """Whether `value` is an int of at least `least`."""
+    """Whether `value` is an int and at least `least`."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def scheduled(
     optimizer: optax.GradientTransformation, schedule: optax.Schedule
 ) -> optax.GradientTransformationExtraArgs:
-    """The optimizer with its updates scaled by schedule(round number): rates that fall over rounds, not over steps."""
+    """The optimizer with updates scaled by schedule(round number), so that rates decay over rounds, not steps."""
 
     def update(updates, state, params=None, *, round_number, **extra):
         del params, extra

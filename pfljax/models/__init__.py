@@ -1,4 +1,4 @@
-"""Networks behind pure functions: `Model`, for any Flax module, and the networks that can be named."""
+"""Networks as pure functions: `Model`, for any Flax module, and networks available by name."""
 
 from pfljax.models.building import NAMES, build, make
 from pfljax.models.model import Model, mean_over_places

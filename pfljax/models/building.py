@@ -1,4 +1,4 @@
-"""Models for given data: by name, or from a user's own module."""
+"""Builds models for given data, by name or from a user's module."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def make(
     hidden: Sequence[int] = (64,),
     channels: Sequence[int] = (128, 128, 128),
 ) -> Model:
-    """Builds a model by its name for inputs of `input_shape` (without the batch axis).
+    """Builds a model by name for inputs of `input_shape` (without the batch axis).
 
     Raises:
-        ArgumentError: for an unknown name, or inputs that the network does not take.
+        ArgumentError: for an unknown name, or inputs that the network does not accept.
     """
     if name not in NAMES:
         raise ArgumentError("model", f"unknown model; accepted: {', '.join(NAMES)}", name)
@@ -64,16 +64,16 @@ def build(
     """Builds a model for given data.
 
     Args:
-        model: A Flax module (Linen or NNX); a Linen module whose field `outputs` is None gets it filled in. Or a
-            `Model`. Or a function of `num_classes`, `rngs` or both, by name or (num_classes) as the first argument.
+        model: A Flax module (Linen or NNX); if a Linen module's field `outputs` is None, it is filled in. Or a `Model`.
+            Or a function of `num_classes`, `rngs` or both; `num_classes` may also be its first positional argument.
         input_shape: Shape of an example, without the batch axis.
         task: "classification" or "regression".
-        num_classes: C; 1 for a regression.
-        dtype: Type of the inputs.
-        name: What messages call it; by default the name of its class.
+        num_classes: C; 1 for regression.
+        dtype: Dtype of the inputs.
+        name: Name of the model in messages; by default its class name.
 
     Raises:
-        ArgumentError: if it is none of these, does not take the data or gives outputs of another shape.
+        ArgumentError: if `model` is none of these, does not accept the data or has outputs of another shape.
     """
     outputs = 1 if task == "regression" else num_classes
     name = str(name or getattr(model, "__name__", type(model).__name__))
@@ -94,7 +94,7 @@ def build(
 
 
 def called(model: Any, outputs: int) -> Any:
-    """The module, or a function of `rngs`, that a function of the number of classes returns."""
+    """Calls a function of the number of classes; returns its module or function of `rngs`."""
     if not callable(model) or (hasattr(model, "init") and not inspect.isclass(model)) or is_nnx(model):
         return model
     try:
@@ -113,22 +113,22 @@ def called(model: Any, outputs: int) -> Any:
 
 
 def is_nnx(model: Any) -> bool:
-    """Whether it is an NNX module: known by its class's bases, so that NNX need not be imported."""
+    """Whether it is an NNX module; looks only at its class's bases, to avoid importing NNX."""
     return any(base.__module__.startswith("flax.nnx") and base.__name__ == "Module" for base in type(model).__mro__)
 
 
 def check_inputs(module: Any, shape: tuple[int, ...], name: str) -> None:
-    """Raises ArgumentError for examples that a network of ours does not take."""
+    """Raises `ArgumentError` for examples that one of our networks does not accept."""
     least = getattr(module, "least_side", None)
     if isinstance(least, int) and (len(shape) != 3 or min(shape[:2]) < least):
-        text = f"takes images (height, width, channels) of at least {least} x {least}; this data's examples have shape"
+        text = f"needs images (height, width, channels) of at least {least} x {least}; this data's examples have shape"
         raise ArgumentError("model", f"{text} {shape}: try mlp", name)
     if isinstance(module, recurrent.CharacterLSTM) and len(shape) != 1:
-        raise ArgumentError("model", f"takes sequences of tokens; this data's examples have shape {shape}", name)
+        raise ArgumentError("model", f"needs sequences of tokens; this data's examples have shape {shape}", name)
 
 
 def check_outputs(model: Model, inputs: jax.ShapeDtypeStruct, outputs: int, name: str) -> None:
-    """Raises ArgumentError if the model fails on inputs (2, *features), or gives anything but logits or values."""
+    """Raises `ArgumentError` if the model fails on inputs (2, *features), or returns anything but logits or values."""
     try:
         params = model.network.shapes
         shape = jax.eval_shape(model.apply, params, inputs).shape
@@ -139,13 +139,13 @@ def check_outputs(model: Model, inputs: jax.ShapeDtypeStruct, outputs: int, name
         raise ArgumentError("model", f"fails on inputs of shape {inputs.shape}: {line}", name) from error
     floats = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(params))
     if not floats:
-        raise ArgumentError("model", "has parameters or statistics that are no real numbers", name)
+        raise ArgumentError("model", "has parameters or statistics that are not real numbers", name)
     batch = inputs.shape[0]
-    places = (batch, *inputs.shape[1:]) if len(inputs.shape) == 2 else ()  # a sequence may have logits at every place
+    places = (batch, *inputs.shape[1:]) if len(inputs.shape) == 2 else ()  # sequences may have logits everywhere
     if model.task == "regression":
         fits, accepted = shape == (batch,), "(batch,) or (batch, 1) values"
     else:
         fits, accepted = shape in ((batch, outputs), (*places, outputs)), f"(batch, {outputs}) logits"
     if not fits:
         given = ", ".join(["batch", *map(str, shape[1:])])
-        raise ArgumentError("model", f"gives outputs of shape ({given}); accepted: {accepted}", name)
+        raise ArgumentError("model", f"returns outputs of shape ({given}); accepted: {accepted}", name)

@@ -1,7 +1,7 @@
 """Layers that stay fast when K clients' weights are stacked.
 
-A stacked convolution is a grouped convolution, which XLA runs badly; patches times a matrix is a batched matmul.
-The gradients are patches times matrices too (and not the scatter that differentiating the patches would give).
+A stacked convolution is a grouped convolution, which XLA runs slowly; patches times a matrix is a batched matmul.
+The gradients are also patches times matrices, not the scatter that differentiating the patches would give.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import jax.numpy as jnp
 
 from pfljax.core.types import Array
 
-UNSET: Any = None  # number of outputs, until the network is made for data
-CACHE_BYTES = 6 << 20  # on a CPU, patches of so many bytes at a time stay in cache (measured: BUILD_NOTES.md)
+UNSET: Any = None  # number of outputs until the network is built for data
+CACHE_BYTES = 6 << 20  # patches of this size stay in a CPU's cache (measured: BUILD_NOTES.md)
 
 
 def windows(x: Array, size: int, stride: int = 1, margin: int | None = None) -> list[Array]:
-    """Where each of the size * size places of a sliding window lies: as many arrays (B, H', W', C), in reading order.
+    """One array (B, H', W', C) for each of the size * size positions in a sliding window, in reading order.
 
     Args:
         x: Images (B, H, W, C).
         size: Height and width of the window.
         stride: Pixels from one window to the next.
-        margin: Zeros on every side; by default (size - 1) // 2, which at stride 1 keeps H and W.
+        margin: Zeros on every side; by default (size - 1) // 2, which keeps H and W at stride 1.
     """
     margin = (size - 1) // 2 if margin is None else margin
     x = jnp.pad(x, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
@@ -40,7 +40,7 @@ def patches(x: Array, size: int, stride: int = 1, margin: int | None = None) -> 
 
 
 def _blocks(x: Array, size: int) -> int:
-    """Into how many blocks of images to cut a batch: one, but on a CPU so many that a block's patches stay in cache."""
+    """Number of blocks to split a batch into: one, but on a CPU as many as keep a block's patches in cache."""
     batch = x.shape[0]
     if jax.default_backend() != "cpu":
         return 1
@@ -54,7 +54,7 @@ def _cut(x: Array, blocks: int) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def convolve(x: Array, kernel: Array, size: int, margin: int) -> Array:
-    """A convolution of stride 1, without bias.
+    """Convolution with stride 1, without bias.
 
     Args:
         x: Images (B, H, W, C).
@@ -86,7 +86,7 @@ def _convolve_backward(size, margin, saved, dy):
     dx = _apply(dy, flipped.reshape(-1, x.shape[-1]), size, size - 1 - margin)
 
     def dkernel(x, dy):
-        # Transposed: the product in this order is the faster one on a CPU.
+        # Transposed: the product in this order is faster on a CPU.
         return dy.reshape(-1, dy.shape[-1]).T @ patches(x, size, 1, margin).reshape(-1, kernel.shape[0])
 
     blocks = _blocks(x, size)
@@ -102,9 +102,9 @@ convolve.defvjp(_convolve_forward, _convolve_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def convolve_depthwise(x: Array, kernel: Array, size: int, stride: int) -> Array:
-    """A convolution of every channel with a window of its own, of odd `size` and margin (size - 1) / 2, without bias.
+    """Depthwise convolution: a separate window per channel, odd `size`, margin (size - 1) / 2, without bias.
 
-    A sum of shifted images, which XLA fuses into one pass; its grouped convolution is 20 to 30 times slower on a CPU.
+    Sums shifted images, which XLA fuses into one pass; its grouped convolution is 20 to 30 times slower on a CPU.
 
     Args:
         x: Images (B, H, W, C).
@@ -129,7 +129,7 @@ def _depthwise_forward(x, kernel, size, stride):
 def _depthwise_backward(size, stride, saved, dy):
     x, kernel = saved
 
-    def dkernel(total, image):  # image by image, so that it is read into cache once and not for every window
+    def dkernel(total, image):  # image by image, so that each is read into cache once instead of once per window
         x, dy = image
         return total + jnp.stack([(part[0] * dy).sum((0, 1)) for part in windows(x[None], size, stride)]), None
 
@@ -158,15 +158,15 @@ class DepthwiseConv(nn.Module):
 
 
 class PatchConv(nn.Module):
-    """A convolution of odd size and stride 1, NHWC, as one matrix product; then max pooling, if asked.
+    """Convolution with odd size and stride 1, NHWC, as one matrix product; then optional max pooling.
 
-    The bias is added after the pooling: the same numbers, for a quarter of the work.
+    The bias is added after the pooling: the same result for a quarter of the work.
     """
 
     features: int
     size: int = 3
     pool: bool = False
-    margin: int | None = None  # zeros on every side; None: as many as keep height and width
+    margin: int | None = None  # zeros on every side; None: keeps height and width
     bias: bool = True
 
     @nn.compact
@@ -187,7 +187,8 @@ def _corners(x: Array) -> list[Array]:
 
 @jax.custom_vjp
 def max_pool(x: Array) -> Array:
-    """2 x 2 max pooling with stride 2; an odd last row or column is dropped. A tie's gradient goes to the first."""
+    """2 x 2 max pooling with stride 2; drops an odd last row or column. In a tie, the gradient goes to the first
+    pixel."""
     return functools.reduce(jnp.maximum, _corners(x))
 
 

@@ -1,4 +1,4 @@
-"""Flax Linen modules as `Network`s: collections beside the parameters are branches of the same tree."""
+"""Flax Linen modules as `Network`s: collections other than parameters are branches of the same tree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRAINING = {"train": True, "training": True, "is_training": True, "deterministic
 
 
 def flags(call: Callable[..., Any], training: bool) -> dict[str, Any]:
-    """The arguments of a module's call that say whether it is training."""
+    """The arguments of a module's call that select training mode."""
     names = inspect.signature(call).parameters
     return {name: value if training else not value for name, value in TRAINING.items() if name in names}
 
@@ -50,7 +50,7 @@ class LinenNetwork:
         if key is None:
             outputs: Any = self.module.apply(variables, x, **options)
             return outputs, params
-        rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)}  # "params" stands in for streams of other names
+        rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)}  # "params" is the fallback stream
         outputs, written = self.module.apply(variables, x, **options, rngs=rngs, mutable=list(split))
         return outputs, params | {name: written[name] for name in split}
 
@@ -66,7 +66,7 @@ class LinenNetwork:
         with nn.intercept_methods(note):
             self.forward(params, x, key)
         if not layers:
-            raise ArgumentError("model", "has no dense layer, whose inputs are a model's features")
+            raise ArgumentError("model", "has no dense layer, so it has no features")
         return layers
 
     def place(self, path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""A network and what its outputs mean, as pure functions of a tree of parameters."""
+"""A network and the meaning of its outputs, as pure functions of a parameter tree."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from pfljax.models.structure import Layers, Network, by_path, layers_of
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
-    """A Flax module, Linen or NNX, and what its outputs mean.
+    """A Flax module, Linen or NNX, and the meaning of its outputs.
 
-    Its parameters are one tree of arrays, with everything in it that training writes: a module's batch statistics
-    travel, are averaged and are kept as its parameters are. In training mode the gradient of the loss with respect to
-    a statistic is what it has to change by, so that a step of SGD at rate 1 sets it to what the forward pass wrote.
+    Its parameters are one tree of arrays that includes everything training writes: batch statistics travel, are
+    averaged and are kept like parameters. In training mode, the gradient of the loss with respect to a statistic is
+    minus its change, so that a step of SGD at rate 1 sets it to the value that the forward pass wrote.
 
     Attributes:
-        module: A Linen module; an NNX module, which then is the initial model; or a function of `rngs` that returns an
-            NNX module. In training mode its call is told so if it has an argument `train`, `training`, `is_training`,
+        module: A Linen module; an NNX module, which is then the initial model; or a function of `rngs` that returns an
+            NNX module. Training mode is passed to its call if that has an argument `train`, `training`, `is_training`,
             `deterministic` or `use_running_average`.
-        example_input: (B, *features); only its shape and type are read.
-        task: "classification" or "regression"; set by the data when a run is made.
+        example_input: (B, *features); only its shape and dtype are read.
+        task: "classification" or "regression"; set from the data when a run is created.
     """
 
     module: Any
@@ -47,13 +47,13 @@ class Model:
             return LinenNetwork(self.module, example)
         if not callable(self.module):
             raise ArgumentError("model", f"accepted: {ACCEPTED}", type(self.module).__name__)
-        from pfljax.models.nnx import NNXNetwork  # only here, since it takes a while to import
+        from pfljax.models.nnx import NNXNetwork  # imported lazily, since it is slow
 
         return NNXNetwork(self.module, example)
 
     @property
     def fixed(self) -> bool:
-        """Whether the module is itself the initial model, so that there are no others."""
+        """Whether the module is itself the only initial model."""
         return self.network.fixed
 
     @property
@@ -66,11 +66,11 @@ class Model:
         return self.network.init(key)
 
     def apply(self, params: Params, x: Num[Array, "B ..."], key: Key | None = None) -> Float[Array, "B ..."]:
-        """The outputs: (B, C) or (B, T, C) logits, or (B,) values of a regression; `key` as in `loss`."""
+        """The outputs: (B, C) or (B, T, C) logits, or (B,) regression values; `key` as in `loss`."""
         return self._forward(params, x, key)[0]
 
     def features(self, params: Params, x: Num[Array, "B ..."], key: Key | None = None) -> Array:
-        """What the last dense layer receives, (B, F); `key` as in `loss`."""
+        """Input of the last dense layer, (B, F); `key` as in `loss`."""
         return self.network.dense(self._held(params), x, key)[-1][0]
 
     @functools.cached_property
@@ -79,7 +79,7 @@ class Model:
         return jax.eval_shape(self.apply, self.network.shapes, self.example_input).shape
 
     def embedding(self, params: Params, x: Num[Array, "B ..."]) -> Array:
-        """What the last hidden dense layer gives, before its activation, (B, F); the features where there is none."""
+        """Output of the last hidden dense layer before its activation, (B, F); the features if there is none."""
         *hidden, (features, _) = self.network.dense(self._held(params), x, None)
         return hidden[-1][1] if hidden and hidden[-1][1].shape == features.shape else features
 
@@ -92,22 +92,22 @@ class Model:
         class_weights: Float[Array, " C"] | None = None,
         shift: Float[Array, ...] | None = None,
     ) -> Float[Array, " B"]:
-        """Per-example loss (B,): cross entropy in nats (of a sequence the mean over places), or the squared error.
+        """Per-example loss (B,): cross entropy in nats (for sequences, the mean over positions), or squared error.
 
         Args:
             params: One model.
             x: Inputs.
             y: Classes or targets.
-            key: Training mode, with this key for dropout; None: as in predictions.
-            class_weights: Factor of an example's (of a place's) cross entropy, by its class; None: 1.
-            shift: Added to the logits, to which it is broadcast; of a classification only. None: 0.
+            key: Key for dropout, which selects training mode; None: inference mode.
+            class_weights: Per-class factors of the cross entropy; None: 1.
+            shift: Added to the logits with broadcasting, for classification only; None: 0.
         """
         outputs, written = self._forward(params, x, key)
         if self.task == "regression":
             losses = jnp.square(outputs - y)
         else:
             outputs = outputs if shift is None else outputs + shift
-            # One-hot labels: on a CPU the gradient of a gather is a slow scatter.
+            # One-hot labels: on a CPU, the gradient of a gather is a slow scatter.
             labels = jax.nn.one_hot(y, outputs.shape[-1])
             losses = optax.softmax_cross_entropy(outputs, labels if class_weights is None else labels * class_weights)
             losses = mean_over_places(losses, y, outputs.shape[-1])
@@ -115,7 +115,7 @@ class Model:
         return losses if key is None or moved is None else losses + change(moved, params, written)
 
     def predict(self, params: Params, x: Num[Array, "B ..."]) -> Float[Array, "B ..."]:
-        """What mixtures mix: class probabilities (B, C) or (B, T, C), or the outputs (B,) of a regression."""
+        """Predictions that mixtures average: class probabilities (B, C) or (B, T, C), or regression outputs (B,)."""
         outputs = self.apply(params, x)
         return outputs if self.task == "regression" else jax.nn.softmax(outputs)
 
@@ -125,27 +125,27 @@ class Model:
 
     @property
     def layers(self) -> tuple[tuple[str, ...], ...]:
-        """The names of the parameter tree's branches, layer by layer in the order of computation.
+        """Names of the parameter tree's branches for each layer, in the order of computation.
 
-        A normalization belongs to the layer before it.
+        A normalization layer belongs to the layer before it.
         """
         return tuple(tuple("/".join(path) for path in paths) for paths in self._layers.names)
 
     def layer_numbers(self, params: Params) -> PyTree:
-        """A tree of ints like `params`: number of the layer to which a leaf belongs."""
+        """A tree of ints like `params`: the number of each leaf's layer."""
         return by_path(lambda path: self._layers.number(self.network.place(path)), params)
 
     def mask(self, params: Params, num: int) -> PyTree:
-        """A tree of bools like `params`: whether a leaf is in one of the last `num` layers (0 to all)."""
+        """A tree of bools like `params`: whether a leaf is in the last `num` layers (0 to all)."""
         first = len(self.layers) - num
         return jax.tree.map(lambda number: number >= first, self.layer_numbers(params))
 
     def normalization(self, params: Params) -> PyTree:
-        """A tree of bools like `params`: whether a leaf is a parameter or a statistic of a normalization."""
+        """A tree of bools like `params`: whether a leaf belongs to a normalization layer."""
         return by_path(lambda path: self._layers.normalizes(self.network.place(path)), params)
 
     def statistics(self, params: Params) -> PyTree | None:
-        """A tree of bools like `params`: whether a leaf is written by forward passes; None where no leaf is."""
+        """A tree of bools like `params`: whether forward passes write a leaf; None if they write no leaf."""
         return by_path(lambda path: path in self.network.statistics, params) if self.network.statistics else None
 
     def _forward(self, params: Params, x: Array, key: Key | None) -> tuple[Array, Params]:
@@ -155,7 +155,7 @@ class Model:
         return outputs, written
 
     def _held(self, params: Params) -> Params:
-        """The parameters, without gradients of the statistics: these say what a statistic has to change by."""
+        """The parameters with gradients to the statistics stopped, since `change` provides those."""
         statistics = self.statistics(params)
         if statistics is None:
             return params
@@ -168,14 +168,14 @@ ACCEPTED = (
 
 
 def change(statistics: PyTree, params: Params, written: Params) -> Array:
-    """A term of value zero, whose gradient with respect to each statistic is its old value less the written one."""
+    """A term of value zero; its gradient with respect to each statistic is the old value minus the written one."""
     fixed = jax.lax.stop_gradient
     term = lambda s, old, new: jnp.vdot(old - fixed(old), fixed(old - new)) if s else 0.0
     return jnp.asarray(sum(jax.tree.leaves(jax.tree.map(term, statistics, params, written))))
 
 
 def mean_over_places(values: Shaped[Array, "B ..."], y: Num[Array, "B ..."], num_classes: int) -> Float[Array, " B"]:
-    """One value an example: values (B,) as they are, values (B, T) as means over the T places whose y is a class."""
+    """One value per example: values (B,) unchanged, values (B, T) averaged over the positions where y is a class."""
     if y.ndim == 1:
         return values.astype(jnp.float32)
     real, places = y < num_classes, tuple(range(1, y.ndim))

@@ -1,7 +1,7 @@
-"""The networks, as Flax Linen modules.
+"""Networks as Flax Linen modules.
 
-`outputs` is the number of classes (1 for a regression); None: set when the model is made for data. `least_side` is
-the least height and width of the images.
+`outputs` is the number of classes (1 for regression); None: set when the model is built for data. `least_side` is the
+smallest height and width of images.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pfljax.models.layers import UNSET, DepthwiseConv, PatchConv, max_pool, patc
 
 
 class MLP(nn.Module):
-    """Dense layers with ReLU between them; no hidden width makes it linear."""
+    """Dense layers with ReLU between them; a linear model without hidden widths."""
 
     hidden: Sequence[int] = (64,)
     outputs: int = UNSET
@@ -31,9 +31,9 @@ class MLP(nn.Module):
 
 
 class Logistic(nn.Module):
-    """Logistic regression, FedEM's model of its synthetic data: one logit z for two classes.
+    """Logistic regression, FedEM's model for its synthetic data: one logit z for two classes.
 
-    Their scores are (0, z), so that softmax gives class 1 the sigmoid of z. 151 parameters for 150 features.
+    The scores are (0, z), so that softmax gives class 1 the probability sigmoid(z). 151 parameters for 150 features.
     """
 
     outputs: int = UNSET
@@ -41,13 +41,13 @@ class Logistic(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         if self.outputs != 2:
-            raise ArgumentError("model", "accepted for data of two classes", "logistic")
+            raise ArgumentError("model", "accepted only for data with two classes", "logistic")
         logit = nn.Dense(1)(x.reshape(x.shape[0], -1))
         return jnp.concatenate([jnp.zeros_like(logit), logit], axis=-1)
 
 
 class CNN(nn.Module):
-    """3 x 3 convolutions, each with 2 x 2 max pooling and ReLU, and one dense layer.
+    """3 x 3 convolutions, each with 2 x 2 max pooling and ReLU, then one dense layer.
 
     With channels (128, 128, 128) it is the CIFAR-10 network of FedeRiCo (Appendix C; "CNN2" of Shen et al., 2020).
     """
@@ -141,7 +141,7 @@ class PflResearchCNN(nn.Module):
 class VGG11(nn.Module):
     """VGG-11 (Simonyan and Zisserman, 2015, configuration A) for images of 32 x 32.
 
-    Group norm stands where the batch norm does that is now usual with it, as in MobileNetV2.
+    Uses group norm instead of the batch norm that is common today, as in MobileNetV2.
     """
 
     least_side = 32
@@ -161,9 +161,9 @@ class VGG11(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    """MobileNet-V2 (Sandler et al., 2018), with group norm in place of batch norm.
+    """MobileNet-V2 (Sandler et al., 2018), with group norm instead of batch norm.
 
-    Group norm has no running statistics, which clients whose data differ would have to share or keep apart.
+    Group norm has no running statistics, which clients with different data would have to share or keep separate.
     """
 
     least_side = 8
@@ -193,12 +193,12 @@ class MobileNetV2(nn.Module):
 class ResNet18(nn.Module):
     """ResNet-18 (He et al., 2016) for small images: a 3 x 3 stem without pooling, then four stages of two basic blocks.
 
-    A shortcut that changes its shape is a strided 1 x 1 convolution (the paper's option B). Group norm stands in place
-    of batch norm, as in MobileNetV2, with as many parameters: 11,173,962 for color images and 10 classes.
+    A shortcut that changes its shape is a strided 1 x 1 convolution (the paper's option B). Group norm replaces batch
+    norm, as in MobileNetV2, with the same number of parameters: 11,173,962 for color images and 10 classes.
     """
 
     least_side = 8
-    widths: Sequence[int] = (64, 128, 256, 512)  # of the stages; each but the first halves height and width
+    widths: Sequence[int] = (64, 128, 256, 512)  # of the stages; all but the first halve height and width
     outputs: int = UNSET
 
     @nn.compact

@@ -1,4 +1,4 @@
-"""Flax NNX modules as `Network`s: their variables are a tree of arrays, all but the state of random streams."""
+"""Flax NNX modules as `Network`s: their variables, except the state of random streams, are a tree of arrays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOTE: ContextVar[Callable[[nnx.Module, tuple[Any, ...]], object]] = ContextVar("
 
 
 class NNXNetwork:
-    """An NNX module, or a function of `rngs` that makes one: see `structure.Network`."""
+    """An NNX module, or a function of `rngs` that creates one: see `structure.Network`."""
 
     def __init__(self, module: nnx.Module | Callable[..., Any], example: jax.ShapeDtypeStruct):
         self.module = module
@@ -29,7 +29,7 @@ class NNXNetwork:
         self.definitions: dict[bool, Any] = {}  # training or not -> the module without its arrays
         random, rest = jax.eval_shape(self._define, jax.random.key(0))
         if not self.definitions:
-            text = f"accepted: a function of rngs that returns an nnx.Module; this one: {self.kind.__name__}"
+            text = f"accepted: a function of rngs that returns an nnx.Module, not {self.kind.__name__}"
             raise ArgumentError("model", text)
         self.random, variables = nnx.to_flat_state(random), nnx.to_flat_state(rest)
         self.variables = {tuple(map(str, path)): (path, variable) for path, variable in variables}
@@ -56,7 +56,7 @@ class NNXNetwork:
 
         watch(module, note, lambda: self._call(module, x, key))
         if not layers:
-            raise ArgumentError("model", "has no nnx.Linear, whose inputs are a model's features")
+            raise ArgumentError("model", "has no nnx.Linear, so it has no features")
         return layers
 
     def place(self, path: Path) -> Path:
@@ -110,7 +110,7 @@ class NNXNetwork:
 
 
 def watch(module: nnx.Module, note: Callable[[Path, nnx.Module, tuple[Any, ...]], Any], run: Callable[[], Any]) -> Any:
-    """run(), with note(path, module, arguments) before every call of `module` and the modules in it."""
+    """Calls run(), with note(path, module, arguments) before every call of `module` and its submodules."""
     paths = {}
     for path, inner in nnx.iter_modules(module):
         paths[id(inner)] = tuple(map(str, path))
@@ -125,7 +125,7 @@ def watch(module: nnx.Module, note: Callable[[Path, nnx.Module, tuple[Any, ...]]
 
 @functools.cache
 def watched(cls: type) -> type:
-    """The class of modules whose calls are noted."""
+    """A subclass of `cls` that records calls."""
 
     def call(self, *args, **kwargs):
         NOTE.get()(self, args)

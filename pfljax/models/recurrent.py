@@ -1,4 +1,4 @@
-"""An LSTM whose weights' gradients are one matrix product each, and the network for next-character prediction."""
+"""An LSTM that computes each weight gradient in one matrix product, and a next-character prediction network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pfljax.models.layers import UNSET
 
 
 def _gates(z: Array) -> Array:
-    """Input, forget, cell and output gates (B, 4 H) out of their sums; one tanh for all, as a sigmoid is one too."""
+    """Input, forget, cell and output gates (B, 4 H) from pre-activations; one tanh, since sigmoid uses tanh too."""
     width = z.shape[-1] // 4
     slope = jnp.repeat(jnp.array([0.5, 0.5, 1.0, 0.5], z.dtype), width)  # sigmoid(z) = (1 + tanh(z / 2)) / 2
     return jnp.tanh(z * slope) * slope + (1 - slope)
@@ -21,11 +21,11 @@ def _gates(z: Array) -> Array:
 
 @jax.custom_vjp
 def lstm(x: Array, wx: Array, wh: Array, b: Array) -> Array:
-    """A layer of an LSTM (Hochreiter and Schmidhuber, 1997, with forget gates), from zero states.
+    """An LSTM layer (Hochreiter and Schmidhuber, 1997, with forget gates), from zero states.
 
     c_t = f c_{t-1} + i g and h_t = o tanh(c_t), with (i, f, g, o) from x_t wx + h_{t-1} wh + b. Differentiating the
-    scan would add to the gradient of `wh` at every step, T times through memory; here the backward scan yields the
-    gates' gradients only, and the weights' are products over all steps at once.
+    scan would update the gradient of `wh` at every step, which reads it T times from memory. Here the backward scan
+    computes only the gates' gradients, and the weight gradients are products over all steps at once.
 
     Args:
         x: (T, B, F).
@@ -48,7 +48,7 @@ def _forward(x, wx, wh, b):
         i, f, g, o = jnp.split(gates, 4, axis=-1)
         c = f * c + i * g
         h = o * jnp.tanh(c)
-        # The gates take their sums' place: a buffer less to go through memory, and the bias costs no pass of its own.
+        # Gates overwrite their pre-activations, which saves a buffer, and the bias needs no separate pass.
         return (h, c, jax.lax.dynamic_update_index_in_dim(z, gates, t, 0)), (h, c)
 
     (_, _, gates), (h, c) = jax.lax.scan(step, (zeros, zeros, x @ wx), jnp.arange(x.shape[0]))
@@ -100,7 +100,7 @@ class CharacterLSTM(nn.Module):
 
     @nn.compact
     def __call__(self, tokens: Array) -> Array:
-        # As a product with one-hot rows: on a CPU the gradient of a gather is a slow scatter.
+        # A product with one-hot rows: on a CPU, the gradient of a gather is a slow scatter.
         x = nn.Dense(self.embedding, use_bias=False, name="embedding")(jax.nn.one_hot(tokens.T, self.outputs))
         for width in self.hidden:
             x = LSTMLayer(width)(x)

@@ -1,4 +1,4 @@
-"""What a parameter tree is made of, found by watching a forward pass: layers, normalizations and statistics.
+"""The structure of a parameter tree, found by tracing a forward pass: layers, normalizations and statistics.
 
 A path is a tuple of names, from the tree's root to a leaf or a branch.
 """
@@ -38,18 +38,18 @@ class Network(Protocol):
         ...
 
     def forward(self, params: Params, x: Array, key: Key | None) -> tuple[Array, Params]:
-        """The outputs, and the parameters with the statistics that were written; in training mode if there is a key."""
+        """The outputs, and the parameters with the new statistics; in training mode if a key is given."""
         ...
 
     def dense(self, params: Params, x: Array, key: Key | None) -> list[tuple[Array, Array]]:
-        """What each dense layer receives and gives, (B, F) and (B, F'), in the order of their calls; one at least.
+        """Inputs (B, F) and outputs (B, F') of each dense layer, at least one, in the order of their calls.
 
-        In training mode if there is a key.
+        In training mode if a key is given.
         """
         ...
 
     def place(self, path: Path) -> Path:
-        """Where the module stands of whose parameters the leaf at `path` is one, with the leaf's name at the end."""
+        """Path of the module that has the leaf at `path` as a parameter, followed by the leaf's name."""
         ...
 
 
@@ -75,9 +75,9 @@ class Layers(NamedTuple):
 
 
 def layers_of(network: Network) -> Layers:
-    """The layers: the branches of the tree where it first forks, in the order of computation.
+    """The layers: the branches at the tree's first fork, in the order of computation.
 
-    A list of modules is not a layer, but each of its modules is.
+    A list of modules is not a layer, but each module in it is.
     """
     leaves, called = tuple(map(network.place, paths_of(network.shapes))), network.called
     found = branches(leaves, called, ())
@@ -99,7 +99,7 @@ def layers_of(network: Network) -> Layers:
 
 
 def branches(leaves: Iterable[Path], called: Mapping[Path, bool], prefix: Path) -> list[Path]:
-    """The modules right below `prefix`, and `prefix` itself where it has parameters of its own."""
+    """The modules directly below `prefix`, and `prefix` itself if it has its own parameters."""
     found: dict[Path, None] = {}
     below = [leaf for leaf in leaves if leaf[: len(prefix)] == prefix]
     for leaf in below:
@@ -114,15 +114,15 @@ def branches(leaves: Iterable[Path], called: Mapping[Path, bool], prefix: Path) 
 
 
 def paths_of(params: Params) -> tuple[Path, ...]:
-    """The paths of all leaves."""
+    """Paths of all leaves."""
     return tuple(path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
 
 
 def by_path(fn: Callable[[Path], Any], params: Params) -> PyTree:
-    """fn(path) in place of every leaf."""
+    """Replaces every leaf with fn(path)."""
     return jax.tree_util.tree_map_with_path(lambda path, _: fn(path_of(path)), params)
 
 
 def path_of(path: Any) -> Path:
-    """JAX's path of a leaf in nested dicts, as names."""
+    """Converts JAX's path of a leaf in nested dicts to names."""
     return tuple(str(entry.key) for entry in path)

@@ -22,13 +22,13 @@ SHARES = np.array(SIZES) / sum(SIZES)
 
 
 def scored(algorithm, state, federation):
-    """The models with which the clients predict, (K, d)."""
+    """The models that the clients predict with, (K, d)."""
     tuned = jax.jit(functools.partial(toys.predictor, algorithm))
     return vectors(tuned(jax.random.key(0), state, federation.client_data).models)
 
 
 def round_by_hand(federation, cores, p, held, strength, rate, steps=2):
-    """A round's next cores and p; held: (K, K) bool, who has received whose core."""
+    """A round's next cores and p; held (K, K) bool says who received whose core."""
     new, moved = cores.copy(), p.copy()
     for k in range(len(cores)):
         for _ in range(steps):
@@ -129,7 +129,7 @@ def test_others_are_drawn_uniformly():
 
 
 def test_with_p_fixed_and_one_step_it_is_fedavg_of_k_times_the_rate():
-    """Of equal clients that start from one model: the mean of the cores takes 1 / K of FedAvg's step."""
+    """For equal clients that start from one model, the mean of the cores takes 1 / K of FedAvg's step."""
     federation, found = toys.make_federation((4, 4, 4), "regression"), {}
     for name, rate, knobs in (("fedavg", 0.1, {}), ("apple", 0.3, {"rate": 0.0}), ("apple", 0.3, {"rate": 0.1})):
         problem = toys.make_problem(federation, optax.sgd(rate))._replace(common_init=True)

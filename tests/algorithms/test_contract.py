@@ -1,4 +1,4 @@
-"""What every method passes; a new method is tested by being registered."""
+"""Tests that every method passes; registering a new method is enough to test it."""
 
 import dataclasses
 import functools
@@ -27,16 +27,16 @@ from pfljax.local.problem import Problem
 
 SIZES = (5, 1, 3, 4, 2, 4, 0, 3)  # uneven, and a client without examples
 K, COHORT, ROUNDS = 8, 4, 6
-# One worker plays all tests of a method, so that its rounds are compiled once.
-# One of each kind by default, with those that others are made of; all the others are slow.
+# One worker plays all tests of a method, so that its rounds are compiled once. By default one method of each kind and
+# the ones that others build on; all others are slow.
 FAST = {*toys.KINDS, "fedavg", "per_fedavg", "pfedmb", "clustered", "federico_centralized"}
 every_method = toys.each_method(fast=FAST, grouped=True)
-# A server that moves each coordinate by at most its rate a round, or slowly gathers speed, needs more rounds.
+# Servers that move each coordinate by at most their rate per round, or with momentum, need more rounds.
 FASTER = {"fedadam": {"rate": 0.1}, "fedavgm": {"rate": 0.5}}
 
 
 def federation_of(sizes=SIZES, seed=0):
-    """Clients whose class is their largest feature; test data has the shape of training data."""
+    """Clients whose examples' class is their largest feature; test data has the shape of training data."""
     federation = toys.make_federation(sizes, seed=seed, test_size=max(sizes))
     for split in (federation.train, federation.validation, federation.test):
         real = np.arange(split.y.shape[1]) < split.size[:, None]
@@ -45,7 +45,7 @@ def federation_of(sizes=SIZES, seed=0):
 
 
 def copy(state):
-    """On the host, and no view of what may be donated."""
+    """Copies to the host, without views of arrays that may be donated."""
     return jax.tree.map(lambda leaf: np.array(leaf, copy=True), state)
 
 
@@ -102,7 +102,7 @@ class Run:
 
 
 class Reference(NamedTuple):
-    """A run in mini-batches on one device, one client at a time, by sampled cohorts."""
+    """A run with mini-batches and sampled cohorts on one device, one client at a time."""
 
     run: Run
     clients: ClientData
@@ -229,7 +229,7 @@ def test_every_plan_gives_the_same_numbers(name, cohort, plan):
     np.testing.assert_allclose(found, run.losses(states[-1], clients, test), rtol=2e-4)
 
 
-# Knobs under which chance plays no part when all clients hold all models.
+# Knobs that remove randomness when all clients hold all models.
 WITHOUT_CHANCE = {
     "federico": {"neighbors": K - 1},
     "dfedem": {"graph": "complete"},
@@ -282,10 +282,10 @@ def test_a_client_s_data_reach_others_only_where_there_is_a_path(name):
     changed.train.x[0] = -2 * changed.train.x[0]
     after, _ = run.play(changed)
     differs = run.losses(after[-1], changed, test) != run.losses(states[-1], clients, test)
-    # A client may predict with others' models only: then its own model, or what it keeps, differs.
+    # A client may predict only with others' models: then its own model, or its row, differs.
     own = [jax.tree.map(lambda leaf: leaf[0], (state.models, state.clients)) for state in (after[-1], states[-1])]
     assert differs[0] or not toys.same_trees(*own)
-    # A method may look at others' models and decide against them: then what it remembers of them differs.
+    # A method may reject others' models after evaluating them: then its record of them differs.
     others = [jax.tree.map(lambda leaf: leaf[1:], state.clients) for state in (after[-1], states[-1])]
     assert (differs[1:].any() or not toys.same_trees(*others)) == (run.algorithm.topology != "own")
 

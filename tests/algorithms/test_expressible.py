@@ -1,4 +1,4 @@
-"""What the contract can express, each proven by a small method of a few lines."""
+"""Things that the contract can express, each shown by a small method."""
 
 import dataclasses
 
@@ -61,7 +61,7 @@ def test_a_prediction_of_the_method_s_own(plan):
         np.testing.assert_allclose(scores["accuracy"][k], (expected.argmax(axis=1) == y).mean())
         if k == 1:
             np.testing.assert_allclose(found[k], expected, rtol=1e-4)
-    # Fine-tuning descends the loss of these predictions, and keeps them a method's own.
+    # Fine-tuning minimizes the loss of these predictions and keeps the method's `apply`.
     after = jax.jit(fine_tuned(problem, algorithm, 3).fine_tune)(jax.random.key(1), predictor, clients)
     assert after.apply is predictor.apply and after.topology == "own"
     train = [toys.evaluate(problem.plan, problem.model, each, clients.train) for each in (predictor, after)]
@@ -69,7 +69,7 @@ def test_a_prediction_of_the_method_s_own(plan):
 
 
 def test_a_method_s_own_fine_tuning_wins_and_is_told_the_epochs():
-    """This one moves the global model by the number of epochs."""
+    """This fine-tuning adds the number of epochs to the global model."""
     federation = toys.make_federation((2, 3))
     problem, clients = toys.make_problem(federation), federation.client_data
 
@@ -100,7 +100,7 @@ class Normalized(nn.Module):
 
 
 def test_normalization_stays_at_home():
-    """FedBN (Li et al., 2021): everything is averaged but normalization layers and their statistics."""
+    """FedBN (Li et al., 2021): averages everything except normalization layers and their statistics."""
     federation = toys.make_federation((4, 6, 5))
     problem = toys.make_problem(federation, optax.sgd(RATE), model=Normalized, batch_size=2)
     shared = lambda params: tree.complement(problem.model.normalization(params))
@@ -118,7 +118,7 @@ def test_normalization_stays_at_home():
 
 
 def power_of_choice(problem):
-    """Power-of-Choice (Cho et al., 2020): the clients take part for which the global model is worst."""
+    """Power-of-Choice (Cho et al., 2020): the clients with the largest loss of the global model take part."""
 
     def sample(key, state, clients):
         losses = problem.losses_of_all(state.models, clients.train)[:, 0]
@@ -220,7 +220,7 @@ def test_phases_train_a_part_after_the_other(keep):
 
 
 def median(problem, traffic=None):
-    """The median of whole models, which are reported, and a vector that clients read of the server's state."""
+    """The median of whole reported models, and a vector that clients read from the server's state."""
 
     def init(key, clients):
         return State({"shift": jnp.zeros(5), "rate": jnp.ones(())}, problem.init_models(key, 1), (), ())

@@ -24,7 +24,7 @@ def learned(slope, weights, own, theta, rate, passes):
 
 @pytest.mark.parametrize("rate", [1.0, 30.0])
 def test_rounds_by_hand(rate):
-    """Clients mix from their second round on; with the higher rate weights reach the ends of [0, 1]."""
+    """Clients mix from their second round on; with the higher rate, weights reach the ends of [0, 1]."""
     knobs = {"rate": rate, "share": 1.0, "first_passes": 4}
     federation, _, states, _, predictor = play("fedala", rounds=4, epochs=2, knobs=knobs)
     theta = vectors(states[0].models)[0]
@@ -51,7 +51,7 @@ def test_rounds_by_hand(rate):
 
 
 def test_a_random_share_of_the_examples_teaches_the_weights():
-    """Some two of client 1's five examples give its weights, and not the same two with another key."""
+    """Two of client 1's five examples determine its weights, and another key draws other examples."""
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, optax.sgd(RATE))
     algorithm = toys.make_algorithm("fedala", problem, share=0.4, first_passes=3)
@@ -72,7 +72,7 @@ def test_a_random_share_of_the_examples_teaches_the_weights():
 
 @pytest.mark.parametrize("off", [{"layers": 0}, {"rate": 0.0}])
 def test_with_its_knob_off_it_is_fedavg(off):
-    """Its global model is FedAvg's, and what is scored is what clients train that to."""
+    """Its global model is FedAvg's, and clients are scored on their trained copies."""
     wanted = play("fedavg", **MINI)[2]
     _, _, states, _, predictor = play("fedala", knobs=off, **MINI)
     for found, expected in zip(states, wanted, strict=True):
@@ -88,7 +88,7 @@ def test_its_traffic_is_fedavg_s():
 
 
 def test_lower_layers_are_the_global_model_s_and_the_others_are_mixed():
-    """Seen with a rate of local training of 0, for a client in its first round and one that returns."""
+    """With a local learning rate of 0, for a client in its first round and one that returns."""
     federation = toys.make_federation((3, 4))
     problem = toys.make_problem(federation, optax.sgd(0.0), hidden=(3,))
     algorithm = toys.make_algorithm("fedala", problem, layers=1, rate=0.0)
@@ -109,7 +109,7 @@ def test_lower_layers_are_the_global_model_s_and_the_others_are_mixed():
 
 
 def test_learned_weights_lower_the_loss_of_the_start():
-    """On the examples that teach them: the start is better than FedAvg's, which is theta."""
+    """On the examples that the weights learn from, the start is better than FedAvg's, which is theta."""
     federation, _, states, _, _ = play("fedala", rounds=2, epochs=5, knobs={"share": 1.0, "rate": 0.3})
     before, weights = states[1], vectors(states[2].clients["weights"])
     own, theta = vectors(before.clients["model"]), vectors(before.models)[0]
@@ -120,7 +120,7 @@ def test_learned_weights_lower_the_loss_of_the_start():
 
 
 def test_mistakes_are_one_line():
-    with pytest.raises(ArgumentError, match=r"^fedala\.layers=2: accepted: 0 to 1, the layers of the model$"):
+    with pytest.raises(ArgumentError, match=r"^fedala\.layers=2: accepted: 0 to 1, the number of layers$"):
         play("fedala", knobs={"layers": 2})
     with pytest.raises(ArgumentError, match=r"^fedala\.share=0\.0: accepted: above 0, at most 1$"):
         play("fedala", knobs={"share": 0.0})

@@ -13,7 +13,7 @@ KEY = jax.random.key(4)
 
 
 def play(name="fedbabu", knobs=None, part=None, common_init=False, **options):
-    """(states, records, the clients' models, newcomers' models) after two rounds; `part`: what is trained."""
+    """(states, records, the clients' models, newcomers' models) after two rounds; `part` is the trained part."""
     problem = toys.make_problem(FEDERATION, optax.sgd(RATE), hidden=(3,), **options)
     solver = problem.solver.part(part(problem.model)) if part else problem.solver
     problem = problem._replace(solver=solver, common_init=common_init)
@@ -53,7 +53,7 @@ def test_the_head_is_everyone_s_and_stays_where_only_the_body_travels(common_ini
 
 
 def test_untuned_it_is_fedavg_of_the_body():
-    """In mini-batches; the head is trained by FedAvg and not here."""
+    """With mini-batches; FedAvg trains the head, FedBABU does not."""
     body = lambda model: jax.tree.map(lambda head: not head, model.mask(model.network.shapes, 1))
     options = {"batch_size": 2, "epochs": 2}
     wanted = play("fedavg", part=body, **options)[2]

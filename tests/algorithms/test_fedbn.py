@@ -33,7 +33,7 @@ class Scaled(nn.Module):
 
 @functools.cache
 def play(name, kind, rounds=3):
-    """(algorithm, states, records, the models with which clients predict)."""
+    """(algorithm, states, records, the models that clients predict with)."""
     options = {"model": Scaled(kind)} if kind else {"batch_size": 2}
     problem = toys.make_problem(FEDERATION, optax.sgd(RATE), epochs=EPOCHS, **options)
     algorithm = toys.make_algorithm(name, problem)
@@ -43,7 +43,7 @@ def play(name, kind, rounds=3):
 
 
 def train(kind, dense, norm, statistics, x, y):
-    """A client's round of full batches; what fills a batch are its first examples, once more."""
+    """A client's round with full batches; its first examples are repeated to fill a batch."""
     axis, seen = (0, x[np.arange(max(SIZES)) % len(x)]) if kind == "batch" else (1, x)
     center, spread = seen.mean(axis=axis, keepdims=True), seen.var(axis=axis, keepdims=True)
     standard = (x - center) / np.sqrt(spread + EPSILON)
@@ -86,7 +86,7 @@ def test_rounds_by_hand(kind):
 def test_normalization_does_not_travel_as_it_does_in_fedavg(kind):
     algorithm, _, records, predicting = play("fedbn", kind)
     count, whole = (4, 4 * 4 * 3) if kind == "batch" else (2, 2 * 4 * 3)
-    assert algorithm.report.facts == (("arrays of normalization layers, which stay", count),)
+    assert algorithm.report.facts == (("arrays of normalization layers kept by clients", count),)
     for record in records:
         assert record.down == 4 * SHARED and record.up == 4 * (SHARED + 4)  # and n_k
     _, _, others, averaged = play("fedavg", kind)
@@ -101,7 +101,7 @@ def test_without_normalization_it_is_fedavg_and_says_so():
     toys.assert_trees_close(states[-1].models, others[-1].models, rtol=1e-6)
     assert tree.num_rows(found) == 4 and records == wanted
     assert "no normalization" in algorithm.report.scored
-    assert algorithm.report.facts == (("normalization", "none in this model, so it is trained as in FedAvg"),)
+    assert algorithm.report.facts == (("normalization", "none in this model, so training is FedAvg"),)
 
 
 def test_newcomers_train_a_normalization_of_their_own():

@@ -1,4 +1,4 @@
-"""FedBuff by hand on quadratics with given delays, how delays are drawn, and what makes it FedAvg."""
+"""FedBuff by hand on quadratics with given delays, the distribution of delays, and FedAvg as its limit."""
 
 import dataclasses
 import math
@@ -85,7 +85,7 @@ def test_half_normal_delays_have_their_distribution():
     below = lambda x: math.erf(x / (mean * math.sqrt(math.pi)))  # of a half-normal with that mean
     edges = [0, *(below(s + 0.5) for s in range(6)), 1]
     np.testing.assert_allclose(np.bincount(late.ravel(), minlength=7) / 10000, np.diff(edges), atol=0.02)
-    # Before it is cut, the mean is the knob's.
+    # Before clipping, the mean is the knob's value.
     assert drawn(max_staleness=50, staleness=3.0).mean() == pytest.approx(3.0, abs=0.1)
 
 

@@ -1,4 +1,4 @@
-"""FedDyn by hand on quadratics, what it converges to, and what clients send and keep."""
+"""FedDyn by hand on quadratics, its fixed point, and what clients send and keep."""
 
 import flax.linen as nn
 import jax
@@ -18,7 +18,7 @@ def weights_of(sizes, mean):
 
 
 def minimizer(federation, weights):
-    """Of sum_k weights[k] l_k."""
+    """The minimizer of sum_k weights[k] l_k."""
     parts = [quadratic(federation, k) for k in range(len(weights))]
     return np.linalg.solve(
         sum(w * a for w, (a, _) in zip(weights, parts, strict=True)),
@@ -76,7 +76,7 @@ def test_it_converges_to_the_minimizer_of_the_sum_where_fedavg_does_not(mean):
 
 
 def test_its_first_local_steps_are_fedprox_s():
-    """With g_k = 0 clients train as FedProx's with mu = alpha; h then doubles the way that all of them go."""
+    """With g_k = 0, clients train as in FedProx with mu = alpha; h then doubles their mean step."""
     alpha, one = 0.8, MINI | {"rounds": 1}
     prox = play("fedprox", knobs={"mu": alpha}, **one)[2]
     found = play("feddyn", knobs={"alpha": alpha}, **one)[2]

@@ -145,7 +145,7 @@ def test_one_client_is_centralized_em():
 
 @pytest.mark.parametrize(("sizes", "epochs"), [((12,), 200), ((5, 4, 6), 1)])
 def test_f_never_increases(sizes, epochs):
-    """With M-steps that are exact (one client, least squares), or a small gradient step on the surrogate (several)."""
+    """With exact M-steps (one client, least squares), or small gradient steps on the surrogate (several clients)."""
     federation, problem = regression(sizes, epochs=epochs)
     algorithm = toys.make_algorithm("fedem", problem, components=3)
     states, _ = toys.train(algorithm, problem, federation.client_data, 12)
@@ -247,7 +247,7 @@ def test_newcomers_take_e_steps_from_equal_weights(name, steps):
 
 @pytest.mark.slow
 def test_many_steps_are_a_newcomer_s_best_weights():
-    """No other weights make its training data likelier, and one step does not find them."""
+    """No other weights make its training data more likely, and a single step does not find them."""
     federation, problem = regression((5, 5, 5))
     clients = toys.make_federation((8, 6), "regression", features=2, seed=7)
     values = {}
@@ -284,7 +284,9 @@ def test_it_finds_the_mixture_that_one_model_cannot(name):
 
 
 @pytest.mark.parametrize("name", ["fedem", "dfedem"])
-@pytest.mark.parametrize(("components", "accepted"), [(0, "1 or more"), (4, "1 to 3, the examples of the smallest")])
+@pytest.mark.parametrize(
+    ("components", "accepted"), [(0, "1 or more"), (4, "1 to 3, the number of examples of the smallest")]
+)
 def test_the_number_of_components_is_checked(name, components, accepted):
     _, problem = regression((5, 3))
     with pytest.raises(ArgumentError, match=rf"^{name}\.components={components}: accepted: {accepted}"):
@@ -297,5 +299,5 @@ def test_sampling_needs_a_symmetric_matrix(tmp_path):
     _, problem = regression((5, 3, 4))
     knobs = {"mixing": "file", "mixing_file": str(tmp_path / "w.npy")}
     toys.make_algorithm("dfedem", problem, **knobs)
-    with pytest.raises(ArgumentError, match=r"^participation: below 1 the mixing matrix must be symmetric"):
+    with pytest.raises(ArgumentError, match=r"^participation: accepted below 1 only with a symmetric mixing matrix"):
         toys.make_algorithm("dfedem", problem._replace(cohort_size=2), **knobs)

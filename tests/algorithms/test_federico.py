@@ -1,4 +1,4 @@
-"""FedeRiCo where not everybody holds everything: partial downloads, mini-batches, limits, tables, and learning."""
+"""FedeRiCo when clients hold only some models: partial downloads, mini-batches, limits, tables, and learning."""
 
 import dataclasses
 
@@ -40,14 +40,14 @@ def softmax(scores):
 
 
 def by_id(table, name):
-    """A table's values (K, C) by the models' ids; NaN for those that are not in it."""
+    """A table's values (K, C) by model id; NaN for models not in the table."""
     out = np.full((K, K), np.nan)
     for k, ids in enumerate(np.asarray(table.ids)):
         out[k, ids[ids >= 0]] = np.asarray(getattr(table, name))[k, ids >= 0]
     return out
 
 
-# Who holds whom: the own model first. Client 3's model is held by itself alone until the third round.
+# Models held by each client, its own first. Only client 3 holds its model until the third round.
 SCRIPT = np.array(
     [
         [[0, 1], [1, 2], [2, 0], [3, 0]],
@@ -283,7 +283,7 @@ def test_newcomers_weigh_all_models_in_blocks():
 
 
 class Dropout(nn.Module):
-    """A linear model of what dropout leaves of the input."""
+    """A linear model on inputs with dropout."""
 
     num_classes: int
 
@@ -338,7 +338,7 @@ GROUP = np.array([0, 1, 0, 1, 1, 0])  # of the clients below
 
 
 def opposite_groups(size=40):
-    """Six clients, two of whose inputs decide the label; what is 1 for one group is 0 for the other."""
+    """Six clients with labels from two inputs; the labels of the two groups are opposite."""
     rng = np.random.default_rng(3)
     x = rng.standard_normal((len(GROUP) * size, 4)).astype(np.float32)
     client = np.repeat(np.arange(len(GROUP)), size)
@@ -357,7 +357,7 @@ def shared_weights(algorithm, state, federation):
 
 
 def train_on_opposites(method, change=lambda state: state, rounds=60, **problem_fields):
-    """The last state of a method on the opposite groups, its accuracy, and what it was built with."""
+    """A method's last state on the opposite groups, its accuracy, and its problem."""
     federation = opposite_groups()
     problem = toys.make_problem(federation, optax.adam(0.05), batch_size=10)._replace(**problem_fields)
     algorithm = method.build(problem)

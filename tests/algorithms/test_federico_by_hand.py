@@ -21,7 +21,7 @@ def federation():
 
 
 def play(method, federation):
-    """The state after 0, 1 and 2 rounds, and the records of both, with own models that differ from each other."""
+    """The state after 0, 1 and 2 rounds, and the records of both rounds; the clients' own models differ."""
     problem = toys.make_problem(federation, optax.sgd(RATE))
     algorithm = method.build(problem)
     return algorithm, *toys.train(algorithm, problem, federation.client_data, 2)
@@ -83,7 +83,7 @@ def test_algorithm_1(federation, tracking, faithful, examples, update):
             tracked = seen if start else (1 - BETA) * tracked + BETA * seen  # line 14
         else:
             tracked = tracked + seen  # Eq. 24
-        # Line 15; in the first round, in which two others are tried by all, all examples count.
+        # Line 15; all examples count in the first round, in which every client tries two others.
         w = softmax(-tracked * (share if number else 1)) * owed
         weights = weights - RATE * np.einsum("ij,ijd->jd", w, dw)  # lines 17 to 22: the owner j sums over clients i
         bias = bias - RATE * np.einsum("ij,ij->j", w, db)
@@ -163,7 +163,7 @@ def test_knobs_out_of_range(federation, knobs):
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.3])
 def test_rounds_with_the_draws_given(epsilon):
-    """Algorithm 1 in NumPy for five uneven clients, M = 2, from the neighbors that were drawn: six rounds."""
+    """Six rounds of Algorithm 1 in NumPy for five uneven clients, M = 2, with the neighbors that were drawn."""
     num, sizes, examples = 5, np.array([2, 4, 3, 6, 1]), 1.5
     federation = toys.make_federation(sizes, "regression", features=2, seed=3)
     problem = toys.make_problem(federation, optax.sgd(RATE))

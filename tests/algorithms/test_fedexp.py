@@ -1,4 +1,4 @@
-"""FedExP by hand on quadratics, and when its server's rate is 1."""
+"""FedExP by hand on quadratics, and cases in which its server's rate is 1."""
 
 import dataclasses
 
@@ -44,7 +44,7 @@ def test_by_hand(mean):
     toys.assert_trees_close(found.models, states[-1].models)
     newcomers = algorithm.adapt(jax.random.key(0), states[-1], federation.client_data)
     toys.assert_trees_close(newcomers.models, predictor.models, rtol=1e-6)
-    # The length of an update is a scalar, and the model before the last stays at the server.
+    # The norm of an update is a scalar, and the second-to-last model stays at the server.
     assert records[0].down == 5 * 4 * 4 and records[0].up == 4 * (4 + 1) * 4
 
 

@@ -195,7 +195,7 @@ def test_where_all_clients_take_part_all_models_are_available():
 
 @pytest.mark.parametrize("fallback", ["start", "mean"])
 def test_where_no_average_gains_clients_fall_back(fallback):
-    """Two opposite models and a loss that is highest in their mean, so that each is worse than both together."""
+    """Two opposite models and a loss that is highest at their mean."""
     federation = toys.make_federation((2, 2), "regression")
 
     def highest_at_zero(params, x, y, key=None):
@@ -256,7 +256,7 @@ def test_without_neighbors_only_its_own_training_counts():
 
 
 def choices(affinity, *, cohort, epsilon, decay=0.05, rounds=(0,), neighbors=2, draws=200):
-    """Whom client 0 downloads in many draws, one row each."""
+    """The clients that client 0 downloads from in many draws, one row per draw."""
     num = len(affinity)
     federation = toys.make_federation((2,) * num, "regression")
     problem = toys.make_problem(federation, cohort=len(cohort))
@@ -301,7 +301,7 @@ def test_each_slot_explores_on_its_own_and_less_every_round():
 
 
 def test_exploring_is_uniform_where_scores_tie():
-    """Two tied at the top, three below: after one of the tied is taken, a random choice is each of the rest alike."""
+    """Two tied at the top, three below: once one of the tied is taken, exploring picks the others equally often."""
     scores = jnp.array([0.0, 0, -1, -1, -1])
     pick = lambda key: neighbors.best_candidates(key, scores, 2, jnp.array([0.0, 1.0]))[0]
     slots = np.asarray(jax.vmap(pick)(jax.random.split(jax.random.key(0), 4000)))
@@ -330,7 +330,7 @@ def test_newcomers_step_from_the_mean_of_all_models():
 
 
 def two_kinds():
-    """Six clients, of which even and odd ones have opposite targets."""
+    """Six clients; even and odd clients have opposite targets."""
     federation = toys.make_federation((4,) * 6, "regression", features=4, seed=3)
     sign = np.where(np.arange(6) % 2, -1, 1)[:, None]
     rng = np.random.default_rng(0)
@@ -343,7 +343,7 @@ def two_kinds():
 
 
 def test_it_helps_where_clients_come_in_two_kinds():
-    """Kinds with opposite targets: others of one's own kind are chosen, and the mixture beats training alone."""
+    """Two kinds with opposite targets: clients choose their own kind, and the mixture beats training alone."""
     federation, problem = two_kinds()
     algorithm = toys.make_algorithm("fedfomo", problem, neighbors=3)
     states, _ = toys.train(algorithm, problem, federation.client_data, 20)
@@ -373,7 +373,7 @@ def test_bad_knobs_and_missing_validation_are_refused():
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 4])
 def test_a_round_needs_no_more_memory_than_federico_s(devices):
-    """Beside the state one stack of models, the next ones, and the few that a client holds."""
+    """Besides the state: one stack with the next models, and the few models that a client holds."""
     federation = toys.make_federation((2,) * 64, features=1000, classes=4)
     problem = toys.make_problem(federation, optax.sgd(0.1), plan=make_plan("map", devices=devices))
     temporaries = {}

@@ -1,4 +1,4 @@
-"""What FedFomo is compared with: FedProx, data sharing, LG-FedAvg, Per-FedAvg, pFedMe, MOCHA, Clustered FL, by hand."""
+"""FedFomo's baselines by hand: FedProx, data sharing, LG-FedAvg, Per-FedAvg, pFedMe, MOCHA, Clustered FL."""
 
 import jax
 import jax.numpy as jnp
@@ -103,7 +103,7 @@ def test_of_lg_fedavg_only_upper_layers_travel():
     # One client is one network, trained as in Local.
     one = {"sizes": (5,), "hidden": (6,), **MINI}
     toys.assert_trees_close(play("lg_fedavg", **one)[4].models, play("local", **one)[4].models, rtol=1e-5, atol=1e-6)
-    # Newcomers get lower layers of their own; the shared ones stay.
+    # Newcomers get their own lower layers; the shared layers stay.
     newcomers = toys.make_federation((3, 4), "regression", seed=5)
     problem = toys.make_problem(federation, optax.sgd(RATE), hidden=(6,))
     adapted = toys.make_algorithm("lg_fedavg", problem).adapt(jax.random.key(0), states[-1], newcomers.client_data)
@@ -140,7 +140,7 @@ def test_per_fedavg_by_hand_on_quadratics(form):
 
 
 def test_per_fedavg_takes_its_inner_step_on_another_mini_batch():
-    """A client of two batches: with alpha so large that the first step's inner batch decides, it is the second's."""
+    """A client with two batches and an alpha so large that the first step's inner batch, the second one, decides."""
     federation = toys.make_federation((2,), "regression")
     problem = toys.make_problem(federation, optax.sgd(RATE), batch_size=1, steps=1)
     states, _ = toys.train(toys.make_algorithm("per_fedavg", problem, alpha=0.3), problem, federation.client_data, 1)
@@ -154,7 +154,7 @@ def test_per_fedavg_takes_its_inner_step_on_another_mini_batch():
     found = vectors(states[1].models)[0]
     nearest = min(outcomes, key=lambda pair: np.abs(outcomes[pair] - found).max())
     np.testing.assert_allclose(found, outcomes[nearest], rtol=1e-4)
-    # A round of one step passes over one batch; the batch after it is that batch again.
+    # A round of one step uses one batch; the batch after it is the same batch.
     assert nearest in ((0, 0), (1, 1))
     problem = toys.make_problem(federation, optax.sgd(RATE), batch_size=1, epochs=1)
     states, _ = toys.train(toys.make_algorithm("per_fedavg", problem, alpha=0.3), problem, federation.client_data, 1)
@@ -313,7 +313,7 @@ def test_a_cluster_is_split_only_where_it_is_stationary_and_its_clients_are_not(
     assert split_of(np.add(opposite, [1.0, 0.0])) == [0, 0, 0, 0]  # the mean is 1 long
     assert split_of(opposite, size=[1, 1, 1, 5]) == [0, 0, 0, 0]  # n_k counts: the mean is 1 long
     assert split_of(opposite[:2]) == [0, 0]  # two are not split
-    # Who sent nothing stays with the part that has more examples: clients 1 and 3, then client 0 alone.
+    # Clients that sent nothing stay with the part that has more examples: clients 1 and 3, then client 0 alone.
     assert split_of(opposite, size=[1, 1, 0, 1], eps1=1.0) == [0, 1, 1, 1]
     assert split_of(opposite, size=[3, 1, 0, 1], eps1=1.0) == [0, 1, 0, 1]
     six = [*opposite, [0.0, 2.0], [0.1, -2.0], [0.0, 2.0]]
@@ -321,7 +321,7 @@ def test_a_cluster_is_split_only_where_it_is_stationary_and_its_clients_are_not(
 
 
 def test_a_new_cluster_waits_for_the_next_round():
-    """Two groups, each of which would be split again: in one round only the clusters of its start are."""
+    """Two groups that would each split again: a round splits only the clusters that existed at its start."""
     angles = np.deg2rad([0, 60, 120, 180, 240, 300])
     hexagon = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     zeros = np.zeros_like(hexagon)
@@ -357,7 +357,7 @@ def test_a_cluster_is_split_only_where_its_parts_are_further_apart_than_its_clie
 
 @pytest.mark.parametrize(("relative", "labels"), [(True, [0, 1, 0, 1]), (False, [0, 0, 0, 0])])
 def test_thresholds_are_in_units_of_the_first_round_s_largest_update(relative, labels):
-    """In the second round the largest update is half the first round's; how long that was does not matter."""
+    """The second round's largest update is half the first round's, whose size does not matter."""
     federation = toys.make_federation((3, 3, 3, 3), "regression")
     problem = toys.make_problem(federation, optax.sgd(RATE))
     algorithm = toys.make_algorithm("clustered", problem, relative=relative, warmup=1)
@@ -374,7 +374,7 @@ def test_thresholds_are_in_units_of_the_first_round_s_largest_update(relative, l
 
 @pytest.mark.parametrize("kinds", [1, 2])
 def test_by_default_clusters_are_the_distributions(kinds):
-    """Linear targets with noise; of two distributions, one has the signs changed. All alike, nothing is split."""
+    """Noisy linear targets, with opposite signs in two distributions; equal clients do not split."""
     federation = toys.make_federation((20,) * 6, "regression", features=4, seed=3)
     rng = np.random.default_rng(0)
     sign = np.where(np.arange(6) % kinds, -1, 1)[:, None]

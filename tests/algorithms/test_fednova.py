@@ -1,4 +1,4 @@
-"""FedNova by hand on quadratics, and what it converges to when clients take different numbers of steps."""
+"""FedNova by hand on quadratics, and its fixed point when clients take different numbers of steps."""
 
 import itertools
 
@@ -16,7 +16,7 @@ COPIES = (1, 6, 2, 5, 0, 4, 3)
 
 
 def copies(sizes=COPIES):
-    """Clients with n_k copies of one example: whatever its order, a mini-batch has the gradient of all."""
+    """Clients with n_k copies of one example, so that every mini-batch has the full gradient."""
     federation = toys.make_federation(sizes, "regression")
     for leaf in (federation.train.x, federation.train.y):
         for k, size in enumerate(sizes):
@@ -62,7 +62,7 @@ def test_by_hand(momentum, mu):
 
 
 def test_where_clients_take_different_steps_it_converges_to_the_minimizer_and_fedavg_does_not():
-    """FedAvg weighs clients by n_k and by their steps."""
+    """FedAvg weights clients by n_k and by their number of steps."""
     federation = copies()
     sizes, training = federation.train.size, {"batch_size": 1}
 
@@ -92,7 +92,7 @@ def test_of_equal_steps_it_is_fedprox(mu):
 
 
 def test_clients_draw_their_epochs_anew_in_every_round():
-    """Of all that three clients can draw, what explains a round."""
+    """Finds the draws of three clients that explain a round."""
     federation = toys.make_federation((2, 5, 3), "regression")
     knobs, drawn = {"least_epochs": 2, "most_epochs": 4}, []
     states, _ = rounds_of("fednova", federation, 12, knobs=knobs, steps=1)
@@ -133,7 +133,7 @@ def test_batch_statistics_are_averaged():
 
 
 def test_the_way_follows_the_schedule():
-    """Its rate in the round cancels, and the steps are those of that rate; where it ends at 0, nothing moves."""
+    """The round's learning rate cancels in a_k and scales the steps; with rate 0, nothing moves."""
     federation = copies()
     schedule = lambda number: jnp.where(number < 2, 0.5**number, 0.0)
     states, _ = rounds_of("fednova", federation, 3, batch_size=1, schedule=schedule)

@@ -31,7 +31,7 @@ def play(name="fedpac", rounds=3, knobs=(), cohort=0, **options):
 
 
 class Sequences(nn.Module):
-    """Logits at every place."""
+    """Logits at every position."""
 
     @nn.compact
     def __call__(self, x):
@@ -39,7 +39,7 @@ class Sequences(nn.Module):
 
 
 def statistics(params, x, y):
-    """Sums of features by class, their counts, h and V / (n - 1); V is the trace of the covariance of z (x) e_y."""
+    """Per-class feature sums and counts, h and V / (n - 1); V is the trace of the covariance of z (x) e_y."""
     z, hot = features(params, x), np.eye(3)[y]
     outer = np.stack([np.outer(e, f).ravel() for e, f in zip(hot, z, strict=True)])
     return hot.T @ z, hot.sum(axis=0), outer.mean(axis=0), outer.var(axis=0).sum() / max(len(y) - 1, 1)
@@ -109,7 +109,7 @@ def test_rounds_by_hand():
 
 @pytest.mark.parametrize(("num", "noise"), [(3, 0.1), (8, 0.02), (8, 1.0)])
 def test_weights_solve_the_quadratic(num, noise):
-    """Two kinds of clients; one client takes no part, and weighs nothing."""
+    """Two kinds of clients; one client does not take part and has weight 0."""
     rng = np.random.default_rng(num)
     kinds = rng.normal(size=(2, 2, 3))
     means = kinds[np.arange(num) % 2] + 0.1 * rng.normal(size=(num, 2, 3))
@@ -130,7 +130,7 @@ def test_weights_solve_the_quadratic(num, noise):
 
 
 def test_without_alignment_and_combination_it_is_fedrep():
-    """In mini-batches."""
+    """With mini-batches."""
     epochs = (("head_epochs", 1), ("body_epochs", 2))
     _, wanted, others = play("fedrep", knobs=epochs, batch_size=2)
     off = (("alignment", 0.0), ("heads", "own"))

@@ -1,4 +1,4 @@
-"""FedProto by hand on networks of one hidden layer; what travels, and what clients predict with."""
+"""FedProto by hand on networks with one hidden layer; traffic and predictions."""
 
 import jax
 import numpy as np
@@ -59,7 +59,7 @@ def test_by_hand(cohort):
     ]
     assert [record.down for record in records] == [cohort * size] * 4
     assert [record.up for record in records] == [count * size for count in with_examples]
-    # And clients predict by them, with their own features.
+    # Clients predict with the prototypes and their own features.
     predictor = algorithm.predictor(jax.random.key(1), states[-1], federation.client_data)
     scores = toys.evaluate(problem.plan, problem.model, predictor, federation.test)
     for k in range(5):
@@ -70,7 +70,7 @@ def test_by_hand(cohort):
 
 
 def test_classes_that_nobody_sends_keep_their_prototypes():
-    """One client has class 2, and is not always there."""
+    """Only one client has class 2, and it does not take part in every round."""
     federation = toys.make_federation((3, 3, 3))
     cohorts = [int(cohort_of(jax.random.key(0), n, 3, 1).ids[0]) for n in range(8)]
     federation.train.y[...] = [0, 1, 0]

@@ -16,7 +16,7 @@ FEDERATION = toys.make_federation(SIZES)
 
 
 def play(name, rounds=2, knobs=None, **options):
-    """(algorithm, states, records, the models with which clients predict)."""
+    """(algorithm, states, records, the models that clients predict with)."""
     problem = toys.make_problem(FEDERATION, optax.sgd(RATE), hidden=(3,), **options)
     algorithm = toys.make_algorithm(name, problem, **knobs or {})
     states, records = toys.train(algorithm, problem, FEDERATION.client_data, rounds)
@@ -89,5 +89,5 @@ def test_newcomers_train_a_head_on_the_body_as_it_is():
 
 
 def test_there_are_no_more_personal_layers_than_layers():
-    with pytest.raises(ArgumentError, match=r"^fedrep.personal_layers=3: accepted: 0 to 2, the layers of the model"):
+    with pytest.raises(ArgumentError, match=r"^fedrep.personal_layers=3: accepted: 0 to 2, the number of layers"):
         play("fedrep", knobs={"personal_layers": 3})

@@ -28,7 +28,7 @@ def play(name="fedrod", rounds=3, knobs=None, privacy=None, federation=FEDERATIO
 
 
 def train_head(generic, own, x, y):
-    """A step of a personal head beside a generic model that is taken as given."""
+    """A step of a personal head on top of a fixed generic model."""
     slopes = gradient({BODY: generic[BODY], HEAD: own}, x, y, logits(generic, x))
     return step({HEAD: own}, slopes, RATE, [HEAD])[HEAD]
 
@@ -93,7 +93,7 @@ class Dropped(nn.Module):
 
 @pytest.mark.parametrize("model", [None, Dropped(), toys.Normalized])
 def test_without_balance_the_generic_model_is_fedavg_s(model):
-    """In mini-batches, with dropout's draws and batch statistics."""
+    """With mini-batches, dropout and batch statistics."""
     options = {"model": model, "batch_size": 2, "epochs": 2}
     wanted, off, on = (
         play(name, knobs=knobs, **options)[2][-1].models
@@ -118,11 +118,11 @@ def test_private_gradients_are_clipped_part_by_part():
     """One example, a small norm, no noise: the generic model and the head each move by the rate times the norm."""
     federation = toys.make_federation((1, 1))
     norm = 0.01
-    # Without balance: the balanced loss of a client of a single class is 0.
+    # Without balancing: the balanced loss of a client with a single class is 0.
     _, algorithm, states, _ = play(
         rounds=1, knobs={"balance": 0.0}, privacy=Privacy(clip_norm=norm), federation=federation
     )
-    assert algorithm.ledger == Ledger(2, 1, "the counts of a client's classes, by which losses are balanced")
+    assert algorithm.ledger == Ledger(2, 1, "a client's class counts, which balance its loss")
     moved = jax.tree.map(jnp.subtract, states[1].clients["own"], states[0].clients["own"])
     for k in range(2):
         size = np.sqrt(sum(np.square(leaf[k]).sum() for leaf in jax.tree.leaves(moved)))
@@ -132,5 +132,5 @@ def test_private_gradients_are_clipped_part_by_part():
 
 
 def test_a_regression_has_no_classes():
-    with pytest.raises(ArgumentError, match=r"^algorithm=fedrod: needs classes; accepted for a regression: methods"):
+    with pytest.raises(ArgumentError, match=r"^algorithm=fedrod: needs classes; choose another method"):
         play(federation=toys.make_federation(SIZES, "regression"))

@@ -76,7 +76,7 @@ def test_predictions_by_hand(num):
 
 
 def test_lambda_is_the_one_of_the_grid_that_fits_the_validation_examples_best():
-    """Client 0 validates on examples that it remembers, the others on labels at random."""
+    """Client 0 validates on examples in its datastore, the others on random labels."""
     federation, _, algorithm, state, _ = trained("knn_per", neighbors=2, scale=0.1, grid_steps=4)
     split = jax.tree.map(np.copy, federation.validation)
     split.x[0], split.y[0] = federation.train.x[0, :4], federation.train.y[0, :4]
@@ -163,7 +163,7 @@ def test_padding_gets_no_vote():
 
 
 class OfPlaces(nn.Module):
-    """Logits for each of two places of a sequence."""
+    """Logits for each of a sequence's two positions."""
 
     @nn.compact
     def __call__(self, x):
@@ -173,8 +173,8 @@ class OfPlaces(nn.Module):
 @pytest.mark.parametrize(
     ("task", "module", "text"),
     [
-        ("regression", None, "needs classes; accepted for a regression: methods that do not"),
-        ("classification", OfPlaces(), "needs one class to an example; accepted for sequences: methods that do not"),
+        ("regression", None, "needs classes; choose another method for a regression"),
+        ("classification", OfPlaces(), "needs one class per example; choose another method for sequences"),
     ],
 )
 def test_other_tasks_are_refused(task, module, text):

@@ -1,4 +1,4 @@
-"""MOON by hand on networks of one hidden layer, and what makes it FedAvg."""
+"""MOON by hand on networks with one hidden layer, and FedAvg as its limit."""
 
 import flax.linen as nn
 import jax
@@ -17,7 +17,7 @@ MINI = {"rounds": 3, "sizes": SIZES, "batch_size": 2, "epochs": 2}
 
 
 def slope_of_cosine(z, other):
-    """Of sim(z, other) in z, row by row, and sim itself."""
+    """The gradient of sim(z, other) in z, row by row, and sim itself."""
     length, others = (np.linalg.norm(v, axis=1, keepdims=True) for v in (z, other))
     sim = (z * other).sum(axis=1, keepdims=True) / (length * others)
     return other / (length * others) - sim * z / length**2, sim

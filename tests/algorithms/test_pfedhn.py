@@ -89,7 +89,7 @@ def test_under_sampling_the_mean_is_over_the_cohort_by_hand():
 
 
 def test_a_hypernetwork_of_biases_is_fedavg_of_equal_clients():
-    """At rate 1; nothing else ever moves. As it starts by default, it is not."""
+    """At rate 1, if nothing else moves; with the default start it is not FedAvg."""
     federation = toys.make_federation((4, 4, 4), "regression")
     problem = toys.make_problem(federation, optax.sgd(RATE), batch_size=2, epochs=2)
     clients, knobs = federation.client_data, KNOBS | {"rate": 1.0}
@@ -148,7 +148,7 @@ class Normalized(nn.Module):
 
 
 def test_batch_statistics_are_the_mean_of_those_that_came_back():
-    """Of one full batch each: 0.7 of the old ones and 0.3 of the batch's, whatever the rate of the server."""
+    """After one full batch each: 0.7 of the old and 0.3 of the batch's statistics, whatever the server's rate."""
     federation = toys.make_federation((4, 4, 4))
     problem = toys.make_problem(federation, optax.sgd(RATE), model=Normalized())
     states, _ = toys.train(toys.make_algorithm("pfedhn", problem, **KNOBS), problem, federation.client_data, 2)

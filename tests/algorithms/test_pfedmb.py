@@ -22,7 +22,7 @@ def softmax(raw):
 
 
 def nearest_on_simplex(point):
-    """By bisection of what makes the positive parts sum to 1."""
+    """Projects by bisecting the offset that makes the positive parts sum to 1."""
     low, high = point.min() - 1, point.max()
     for _ in range(100):
         middle = (low + high) / 2
@@ -31,7 +31,7 @@ def nearest_on_simplex(point):
 
 
 def client_step(federation, k, shared, raw, simplex, rate, epochs):
-    """Alpha, then the branches, by hand: (what is learned of alpha, alpha, the client's branches)."""
+    """Alpha, then the branches, by hand: (alpha's parameters, alpha, the client's branches)."""
     alpha_of = softmax if simplex == "softmax" else lambda raw: raw
     for _ in range(epochs):  # Eq. 3, W as received
         alpha = alpha_of(raw)
@@ -77,7 +77,7 @@ def test_rounds_by_hand(simplex, averaging):
 
 
 def test_newcomers_are_fine_tuned_alike():
-    """A newcomer with the data of a client learns alpha for R rounds, and then takes the client's step."""
+    """A newcomer with a client's data learns alpha for R rounds, then takes the client's step."""
     federation, algorithm, states, _, _ = play("pfedmb", rounds=2, knobs={"branches": B, "alpha_rate": 0.3})
     problem, clients = toys.make_problem(federation, optax.sgd(RATE)), federation.client_data
     after = jax.jit(fine_tuned(problem, algorithm, 2).adapt)(jax.random.key(1), states[-1], clients)
@@ -121,7 +121,7 @@ def test_a_branch_without_weight_stays():
     ],
 )
 def test_any_model_becomes_a_multi_branch_one(name, shape, classes):
-    """Eq. 1: with all weight on one branch it is that branch; and of each layer another branch is a mix of layers."""
+    """Eq. 1: all weight on one branch gives that branch; another branch in each layer gives a mix of layers."""
     model = models.make(name, shape, "classification", classes, hidden=(4,), channels=(3, 3))
     stack = jax.vmap(model.init)(jax.random.split(jax.random.key(0), B))
     num = len(model.layers)

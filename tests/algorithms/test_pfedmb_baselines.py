@@ -1,4 +1,4 @@
-"""What pFedMB is compared with, and the rest: limit cases, and rounds by hand on quadratics."""
+"""pFedMB's baselines and other methods: limit cases, and rounds by hand on quadratics."""
 
 import functools
 import itertools
@@ -27,14 +27,14 @@ def loss_of(federation, k, theta):
 
 
 def predictions(name, **options):
-    """The models with which the clients predict, (K, d)."""
+    """The models that the clients predict with, (K, d)."""
     predictor = play(name, **MINI, **options)[4]
     return vectors(tree.take(predictor.models, predictor.index[:, 0]))
 
 
 @functools.cache
 def plain_predictions(name, sizes):
-    """The same of a method without knobs that others are compared with."""
+    """The same for a method without knobs, for comparison."""
     return predictions(name, sizes=sizes)
 
 
@@ -210,7 +210,7 @@ def test_by_default_fedavgm_without_momentum_is_fedavg():
     ],
 )
 def test_adaptive_servers_by_hand(optimizer, given, betas):
-    """Algorithm 2 of Reddi et al.: no correction of bias, v from tau^2."""
+    """Algorithm 2 of Reddi et al.: no bias correction, v starts at tau^2."""
     rate, tau = 0.2, 0.3
     knobs = {"rate": rate, "tau": tau, "optimizer": optimizer, **given}
     federation, _, states, _, _ = play("fedadam", rounds=3, knobs=knobs)
@@ -230,7 +230,7 @@ def test_adaptive_servers_by_hand(optimizer, given, betas):
 
 
 def test_adagrad_has_no_decay_of_its_second_moment():
-    with pytest.raises(ArgumentError, match=r"^fedadam\.beta2: accepted: with adam and yogi"):
+    with pytest.raises(ArgumentError, match=r"^fedadam\.beta2: accepted only with adam and yogi"):
         play("fedadam", knobs={"optimizer": "adagrad", "beta2": 0.9})
 
 
@@ -301,7 +301,7 @@ def test_afl_by_hand():
         losses = np.array([loss_of(federation, k, w) for k in range(4)])
         trained = [trained_by_hand(federation, k, w, 1)[0] for k in range(4)]
         w = np.average(trained, axis=0, weights=share)
-        # The point of the simplex nearest to it: subtract what makes the positive parts sum to 1.
+        # The nearest point of the simplex: subtract an offset so that the positive parts sum to 1.
         raised = share + rate * losses
         low, high = raised.min() - 1, raised.max()
         for _ in range(100):
@@ -437,7 +437,7 @@ def test_by_default_there_are_as_many_clusters_as_distributions_that_clients_sha
 
 
 def test_of_several_starts_ifca_keeps_the_one_that_spreads_clients_most_evenly():
-    """Of the starts with one draw each, by the entropy of n_k summed over those who choose a model."""
+    """The best of several single-draw starts, by the entropy of n_k summed over each model's clients."""
     sizes = (2, 5, 1, 3, 4, 2)
     federation = toys.make_federation(sizes, "regression")
     problem, key = toys.make_problem(federation, optax.sgd(RATE)), jax.random.key(3)
@@ -448,7 +448,7 @@ def test_of_several_starts_ifca_keeps_the_one_that_spreads_clients_most_evenly()
         share = np.bincount(losses.argmin(axis=1), sizes, minlength=3) / sum(sizes)
         return -sum(p * np.log(p) for p in share if p)
 
-    # The same starts, each as the only one: a further draw is kept only where it is better.
+    # The same starts one by one: a further draw is kept only if it is better.
     kept = [init(draws).models for draws in range(1, 7)]
     scores = [entropy(models) for models in kept]
     assert np.all(np.diff(scores) >= 0) and scores[-1] > scores[0]
@@ -473,7 +473,7 @@ def test_ifca_averages_gradients_by_hand():
         spread.append(len(set(chosen)))
         assert records[number].metrics["clusters_chosen"] == spread[-1]
     assert spread[0] > 1
-    # All models in the round's first exchange, then the chosen one, whose gradient goes back in both.
+    # All models in the round's first exchange, then only the chosen one; its gradient goes back in both.
     assert records[0].down == 6 * (3 + 1) * 4 * 4 and records[0].up == 6 * 2 * 4 * 4
 
 
@@ -484,7 +484,7 @@ def test_with_one_cluster_and_full_batches_averaging_gradients_is_averaging_mode
 
 
 def test_ifca_shares_layers_only_where_it_averages_models():
-    with pytest.raises(ArgumentError, match=r"^ifca\.shared_layers=1: accepted with averaging=gradients: 0$"):
+    with pytest.raises(ArgumentError, match=r"^ifca\.shared_layers=1: must be 0 with averaging=gradients$"):
         play("ifca", knobs={"averaging": "gradients", "shared_layers": 1})
 
 

@@ -1,4 +1,4 @@
-"""Several values of a knob are tried in one kernel: `build` takes traced numbers, and they count as Python's do."""
+"""Several values of a knob run in one kernel: `build` accepts traced numbers, with the same results as Python's."""
 
 import dataclasses
 import typing
@@ -24,7 +24,7 @@ def numbers_of(name):
 
 
 def rounds_of(name):
-    """Knobs -> (the state after two rounds, what clients then predict with, and newcomers)."""
+    """Knobs -> (the state after two rounds, the clients' predictor, the newcomers' predictor)."""
     federation = toys.make_federation((3, 5, 2, 4))
     problem = toys.make_problem(federation, optax.sgd(0.1), hidden=(3,), batch_size=2)
     clients, key = federation.client_data, jax.random.key(0)

@@ -114,7 +114,10 @@ def test_runs_that_differ_in_more_than_numbers_are_refused():
     ("make", "words"),
     [
         (lambda: pfl.LocalTraining(optax.sgd, 0.0), "learning_rate=0.0: accepted: above 0"),
-        (lambda: pfl.LocalTraining(optax.sgd(0.1), 0.1), "learning_rate=0.1: accepted where `optimizer` is a function"),
+        (
+            lambda: pfl.LocalTraining(optax.sgd(0.1), 0.1),
+            "learning_rate=0.1: accepted only if `optimizer` is a function",
+        ),
         (lambda: pfl.LocalTraining("sgd"), "optimizer=sgd: accepted: a function of the learning rate"),
         (
             lambda: pfl.tune(pfl.FedProx(), clients(), MODEL, rounds=1, knobs={"lambda": [1]}),

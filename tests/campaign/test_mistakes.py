@@ -36,7 +36,7 @@ COMMANDS = {
 }
 TABLES = [name for name in COMMANDS if name not in ("train", "scaling", "benchmark", "accelerator", "federico.figure1")]
 DFEDEM = "--algorithm=dfedem"
-NINE, LAYERS = "--algorithms=local,fedper --fedper.personal_layers=9", "the layers of the model"
+NINE, LAYERS = "--algorithms=local,fedper --fedper.personal_layers=9", "the number of layers"
 # Command, flags, and what the line says.
 CASES = [
     *((name, "--devices=99999999", "0 to 1024") for name in COMMANDS),
@@ -66,16 +66,16 @@ CASES = [
     *((name, "--lr_schedule=constant --lr_decay=0.5", "--lr_schedule=exponential") for name in TABLES),
     *((name, "--dataset=sine", "") for name in TABLES if name != "compare"),
     *(
-        (name, "--algorithms=fedper --fedper.personal_layers=9", "the layers of the model")
+        (name, "--algorithms=fedper --fedper.personal_layers=9", "the number of layers")
         for name in ("compare", "robustness")
     ),
     (
         "fedem.table2",
         "--algorithms=local,fedper --fedper.personal_layers=9 --dataset=digits",
-        "the layers of the model",
+        "the number of layers",
     ),
-    ("compare", "--algorithms=local,fedper --fedper.personal_layers=9 --tune", "the layers of the model"),
-    ("compare", "--algorithms=local,fedper --fedper.personal_layers=9 --replicate=vmap", "the layers of the model"),
+    ("compare", "--algorithms=local,fedper --fedper.personal_layers=9 --tune", "the number of layers"),
+    ("compare", "--algorithms=local,fedper --fedper.personal_layers=9 --replicate=vmap", "the number of layers"),
     ("compare", "--algorithms=dfedem --dfedem.graph_seed=-1", "0 or more"),
     ("compare", "--algorithms=all,local", "unknown algorithm"),
     ("compare", "--eval_clients=99", "0 to 16"),
@@ -109,12 +109,12 @@ CASES = [
     ("train", f"{DFEDEM} --dfedem.degree=3", "read with graph=random_regular only"),
     ("train", f"{DFEDEM} --dfedem.edge_file=/nowhere", "read with graph=file only"),
     ("train", f"{DFEDEM} --dfedem.mixing_file=/nowhere", "read with mixing=file only"),
-    ("train", f"{DFEDEM} --dfedem.graph=file", "graph=file needs it"),
+    ("train", f"{DFEDEM} --dfedem.graph=file", "required with graph=file"),
     ("train", f"{DFEDEM} --dfedem.edge_probability=1e-30", "1e-06 to 1"),
     ("train", "--algorithm=afl --afl.rate=nan", "a number"),
     ("train", "--algorithm=fedamp --fedamp.sigma=inf", "a number"),
     ("train", "--algorithm=clustered --clustered.warmup=-1", ""),
-    ("train", "--algorithm=fedper --fedper.personal_layers=9", "the layers of the model"),
+    ("train", "--algorithm=fedper --fedper.personal_layers=9", "the number of layers"),
     ("train", "--model=cnn --channels=", "1 or more"),
     ("train", "--hidden=99999999999999999999999", "1 or more"),
     ("train", "--num_clients=99999999999999999999999", "0 or more"),

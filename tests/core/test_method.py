@@ -1,4 +1,4 @@
-"""How methods are declared: knobs are checked when a method is made, mistakes name the method."""
+"""Method declarations: creating a method checks its knobs, and errors name the method."""
 
 import dataclasses
 from typing import Literal
@@ -102,7 +102,7 @@ def test_a_knob_that_another_leaves_unread_stays_at_its_default():
 
     try:
         assert (Unread().rate, Unread("a", 0.5).rate, Unread("b", 2.0).rate) == (0.5, 0.5, 2.0)
-        with pytest.raises(ArgumentError, match=r"^unread.rate=2.0: is read with kind=b only$"):
+        with pytest.raises(ArgumentError, match=r"^unread.rate=2.0: applies only with kind=b$"):
             Unread("a", 2.0)
         with pytest.raises(ArgumentError, match=r"^unread.rate=-1.0: accepted: above 0$"):
             Unread("a", -1.0)

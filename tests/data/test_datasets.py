@@ -1,4 +1,4 @@
-"""Data sets by name, and one's own arrays, as federations."""
+"""Federations from named data sets and from arrays."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ TESTS = np.arange(40) % 5 == 0
 
 
 def real(split, k=None):
-    """The examples of a split, of client k or of all, without padding and in an order of their values."""
+    """The examples of a split, for client k or all clients, without padding and sorted by value."""
     there = np.arange(split.x.shape[1]) < split.size[:, None]
     return np.unique(split.x[there] if k is None else split.x[k][there[k]], axis=0)
 

@@ -12,7 +12,7 @@ QUIET = {"say": lambda line: None}
 
 
 def images(n=60, side=8, seed=0):
-    """Images whose mean tells the class; a third are for testing."""
+    """Images whose mean determines the class; a third are for testing."""
     rng = np.random.default_rng(seed)
     y = rng.integers(2, size=n).astype(np.int32)
     x = (rng.normal(size=(n, side, side, 1)) + y[:, None, None, None]).astype(np.float32)
@@ -50,15 +50,15 @@ def test_it_is_what_the_last_hidden_layer_gives_before_the_relu_and_tells_the_cl
 
 @pytest.mark.parametrize("tests", [True, False])
 def test_a_network_that_misses_the_demanded_accuracy_is_named(tests):
-    """A network that has learned nothing, on labels that images do not tell."""
+    """A network that has learned nothing, on labels independent of the images."""
     lines, changed = [], {"y": (np.arange(60) % 2).astype(np.int32)} | ({} if tests else {"is_test": None})
     embed = embedding.Embedding("mlp", epochs=1, batch_size=0, learning_rate=1e-9, say=lines.append)
     embed(Source(**(vars(images()) | changed)))
-    assert f"of the {'test' if tests else 'training'} images are right" in lines[-1]
-    assert "warning: FedFomo's paper demands 85%" in lines[-1]
+    assert f"accuracy on the {'test' if tests else 'training'} images" in lines[-1]
+    assert "warning: FedFomo's paper requires 85%" in lines[-1]
     easy = Source(**(vars(images()) | {"y": np.zeros(60, np.int32)}))
     embedding.Embedding("mlp", epochs=30, batch_size=10, say=lines.append)(easy)
-    assert "100.0% of the test images are right" in lines[-1] and "warning" not in lines[-1]
+    assert "100.0% accuracy on the test images" in lines[-1] and "warning" not in lines[-1]
 
 
 def test_labels_of_test_examples_are_not_looked_at():

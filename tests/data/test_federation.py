@@ -1,4 +1,4 @@
-"""Federations: splits within clients, padding, and what is said of them."""
+"""Federations: splits within clients, padding, and descriptions."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from pfljax.data.sources import Source
 
 SIZES = (2, 3, 5, 40, 11)
 ASSIGNMENT = Assignment(np.split(np.arange(61), np.cumsum(SIZES)[:-1]), np.array([3, 1, 4, 1, 5], np.int32))
-# x tells the example, counted from 1, so that padding (0) is told from examples; y follows from it.
+# x is the example's number, counted from 1, to distinguish it from padding (0); y follows from it.
 SOURCE = Source(
     x=np.arange(1, 62, dtype=np.float32)[:, None] * np.ones(2, np.float32),
     y=(np.arange(61) % 3 + 1).astype(np.int32),
@@ -32,7 +32,7 @@ def parts(federation):
 
 
 def examples(split, k):
-    """The ids of client k's examples of a split, after a look at padding and targets."""
+    """Checks padding and targets, and returns the ids of client k's examples in a split."""
     size = split.size[k]
     assert not split.x[k, size:].any() and not split.y[k, size:].any()
     ids = split.x[k, :size, 0].astype(int) - 1
@@ -165,7 +165,7 @@ def test_unseen_clients_are_kept_out():
 
 @pytest.mark.parametrize("share", [0, 0.05, 0.95, 1, -1])
 def test_unseen_clients_need_one_on_each_side(share):
-    with pytest.raises(ArgumentError, match=f"^share={share}: of 5 clients"):
+    with pytest.raises(ArgumentError, match=f"^share={share}: holds out .* of 5 clients"):
         data.split_unseen(pack(SOURCE, ASSIGNMENT), share, seed=0)
 
 

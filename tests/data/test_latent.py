@@ -1,4 +1,4 @@
-"""Latent distributions: clusters found again, kept on disk, dealt evenly."""
+"""Latent distributions: clusters are recovered, cached on disk and dealt evenly."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ KINDS = 3
 
 
 def blobs(n=240, seed=0):
-    """Examples around three far centers that the labels do not tell, and the center of each."""
+    """Examples around three distant centers, independent of the labels, and the center of each."""
     rng = np.random.default_rng(seed)
     kind = rng.integers(KINDS, size=n)
     centers = 20 * np.eye(KINDS, 5)
@@ -25,7 +25,7 @@ def blobs(n=240, seed=0):
 
 
 def same_partition(a, b):
-    """Whether two labelings are the same but for the labels' names."""
+    """Whether two labelings are equal up to renaming."""
     pairs = set(zip(a.tolist(), b.tolist(), strict=True))
     return len(pairs) == len(set(a.tolist())) == len(set(b.tolist()))
 
@@ -40,7 +40,7 @@ def test_the_embedding_is_what_is_clustered(tmp_path):
     embed = lambda source: source.y[:, None].astype(np.float32)
     found = latent.clusters(source, embed, 2, 0, str(tmp_path))
     assert same_partition(found, source.y) and not same_partition(found, kind)
-    # Nothing tells this embedding from another one, so it is not kept.
+    # This embedding has no key, so it is not cached.
     assert same_partition(latent.clusters(source, lambda source: source.x, KINDS, 0, str(tmp_path)), kind)
     assert not list(tmp_path.iterdir())
 
@@ -97,7 +97,7 @@ def test_a_cache_that_cannot_be_written_is_no_mistake(tmp_path):
 
 @pytest.mark.parametrize("number", [0, 241])
 def test_there_are_at_most_as_many_clusters_as_examples(tmp_path, number):
-    with pytest.raises(ArgumentError, match=f"^clusters={number}: accepted: 1 to 240, the examples"):
+    with pytest.raises(ArgumentError, match=f"^clusters={number}: accepted: 1 to 240, the number of examples"):
         latent.clusters(blobs()[0], None, number, 0, str(tmp_path))
 
 
@@ -140,7 +140,7 @@ def test_shuffled_targets_move_validation_and_test_together_and_nothing_else(tmp
 
 @pytest.mark.parametrize("places", [(), (2,)])
 def test_inverse_frequency_weights_by_hand(places):
-    """Of four classes with shares 3/4, 1/4, 0 and 0 only the first is more frequent than an average one."""
+    """Of four classes with shares 3/4, 1/4, 0 and 0, only the first is more frequent than average."""
     y = np.array([[0, 0, 1, 9], [0, 9, 9, 9]], np.int32)
     if places:  # as sequences of two, of which the second client's ends in padding
         y = np.array([[[0, 0], [0, 0], [1, 1], [9, 9]], [[0, 0], [9, 9], [9, 9], [9, 9]]], np.int32)
@@ -152,7 +152,7 @@ def test_inverse_frequency_weights_by_hand(places):
     capped = np.array([1 / (4 * share[0]), 1 / (4 * share[1]) if places else 1, 1, 1])
     mean = share[0] * capped[0] + share[1] * capped[1]
     np.testing.assert_allclose(data.inverse_frequency_weights(federation), capped / mean, rtol=1e-6)
-    with pytest.raises(ArgumentError, match="class_weights: accepted for classification"):
+    with pytest.raises(ArgumentError, match="class_weights: accepted only for classification"):
         data.inverse_frequency_weights(dataclasses.replace(federation, task="regression"))
 
 

@@ -1,4 +1,4 @@
-"""Partitions: exact properties of who gets what, for every plan."""
+"""Partitions: exact properties of the assignment of examples."""
 
 import dataclasses
 import itertools
@@ -52,12 +52,12 @@ SOURCE = make_source()
 
 
 def counts(assignment, source=SOURCE):
-    """(K, C) how many examples of each class each client has."""
+    """(K, C) number of examples of each class per client."""
     return np.array([np.bincount(source.y[ids], minlength=source.num_classes) for ids in assignment.indices])
 
 
 def make(cls, **knobs):
-    """A partition with those of the knobs that it has."""
+    """A partition with the knobs that apply to it."""
     return cls(**{field.name: knobs[field.name] for field in dataclasses.fields(cls) if field.name in knobs})
 
 
@@ -71,7 +71,7 @@ def test_every_example_goes_to_one_client(cls, num_clients):
     assert assignment.distribution.dtype == np.int32 and assignment.is_test is None
     ids = np.concatenate(assignment.indices)
     assert len(ids) == len(np.unique(ids))
-    # Few clients of few classes leave classes that nobody holds; otherwise everything is given out.
+    # Few clients with few classes leave classes that nobody has; otherwise everything is dealt.
     held = set(np.unique(SOURCE.y[ids])) if cls in (Pathological, Pairs) else set(range(10))
     np.testing.assert_array_equal(np.sort(ids), np.flatnonzero(np.isin(SOURCE.y, list(held))))
     assert min(map(len, assignment.indices)) >= 2
@@ -216,9 +216,9 @@ def test_natural_leaves_out_clients_with_one_example():
     client[3:8] = 2
     assignment = assign(make_source(client=client, distribution=np.arange(4)), Natural())
     np.testing.assert_array_equal(assignment.distribution, [2, 3])
-    with pytest.raises(ArgumentError, match="num_clients=3: toy has 2 clients with two examples or more"):
+    with pytest.raises(ArgumentError, match="num_clients=3: toy has 2 clients with at least two examples"):
         assign(make_source(client=client), Natural(), num_clients=3)
-    with pytest.raises(ArgumentError, match="partition=natural: no client of toy has two examples"):
+    with pytest.raises(ArgumentError, match="partition=natural: no client in toy has two examples"):
         assign(make_source(client=np.arange(1200)), Natural())
 
 
@@ -282,22 +282,22 @@ OFFICIAL = Splits(official_test=True)
     ("partition", "source", "arguments", "message"),
     [
         *[
-            (cls(), FEW, {"num_clients": 52}, rf"num_clients=52: too many .* by partition={cls.name}; .*\d+, and any")
+            (cls(), FEW, {"num_clients": 52}, rf"num_clients=52: too many .* with partition={cls.name}; .*\d+, or any")
             for cls in POOLED
         ],
         (IID(), FEW, {"num_clients": 51}, "num_clients=51: .*up to about 50,"),
         (IID(), SOURCE, {"num_clients": 0}, "num_clients=0: accepted: 1 or more"),
-        (LabelDirichlet(groups=11), SOURCE, {}, "groups=11: accepted: 1 to 10, the classes"),
+        (LabelDirichlet(groups=11), SOURCE, {}, "groups=11: accepted: 1 to 10, the number of classes"),
         (LabelGroups(groups=9), SOURCE, {}, "groups=9: accepted: at most num_clients=8"),
         (Latent(clusters=9), SOURCE, {}, "clusters=9: accepted: at most num_clients=8"),
-        (Pathological(classes=11), SOURCE, {}, "classes=11: accepted: 1 to 10, the classes"),
-        (Pairs(classes=11), SOURCE, {}, "classes=11: accepted: 1 to 10, the classes"),
-        (Pairs(), SOURCE, {"num_clients": 7}, "num_clients=7: partition=pairs needs an even number"),
+        (Pathological(classes=11), SOURCE, {}, "classes=11: accepted: 1 to 10, the number of classes"),
+        (Pairs(classes=11), SOURCE, {}, "classes=11: accepted: 1 to 10, the number of classes"),
+        (Pairs(), SOURCE, {"num_clients": 7}, "num_clients=7: accepted with partition=pairs: even numbers"),
         (Natural(), make_source(client=None), {}, "partition=natural: toy has no client ids"),
         (Natural(), SOURCE, {"num_clients": 8}, "num_clients=8: toy has 7 clients"),
         (Natural(), SOURCE, {"num_clients": 0}, "num_clients=0: toy has 7 clients"),
-        (Natural(), SOURCE, {"splits": DRAW}, "replacement: accepted: .*natural"),
-        (Pachinko(), COARSE, {"splits": DRAW}, "replacement: accepted: .*pachinko"),
+        (Natural(), SOURCE, {"splits": DRAW}, "replacement: accepted with .*natural"),
+        (Pachinko(), COARSE, {"splits": DRAW}, "replacement: accepted with .*pachinko"),
         (Pachinko(), SOURCE, {}, "partition=pachinko: toy has no coarse labels"),
         (Pachinko(), COARSE, {"num_clients": 601}, "num_clients=601: .*up to 600"),
         (Pachinko(), COARSE, {"num_clients": 0}, "num_clients=0: accepted: 1 or more"),
@@ -361,7 +361,7 @@ def test_label_groups_stay_pure_when_one_is_small():
 
 def test_a_replacement_pool_without_test_examples_is_refused():
     source = make_source(y=np.minimum(np.arange(1200), 1).astype(np.int32))  # class 0 has one example
-    with pytest.raises(ArgumentError, match="replacement: there is a client"):
+    with pytest.raises(ArgumentError, match="replacement: a client's classes have no examples"):
         assign(source, Pathological(classes=1), num_clients=2, splits=DRAW)
 
 

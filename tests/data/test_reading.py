@@ -1,4 +1,4 @@
-"""Files that lie about themselves, or are no files: refused in one line, at once, before memory is taken."""
+"""Files with false headers, or paths that are not files: rejected at once in one line, before memory is allocated."""
 
 import io
 import os
@@ -24,7 +24,7 @@ def npy(array):
 
 
 def claims(shape, dtype="<f8", body=b"\0" * 96):
-    """An npy of that header, and of 96 bytes after it."""
+    """An npy file with this header and 96 bytes of data."""
     file = io.BytesIO()
     np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
     return file.getvalue() + body

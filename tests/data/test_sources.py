@@ -1,4 +1,4 @@
-"""Sources: what is loaded, how it is scaled, and what is refused."""
+"""Sources: loading, scaling and rejected input."""
 
 import importlib
 import re
@@ -352,7 +352,7 @@ def test_synthetic_labels_are_a_mixture_of_linear_rules_in_the_clients_shares(mi
         own = (mixture.client == k) & mixture.is_test
         found = np.linalg.lstsq(rules[own], targets[own], rcond=None)[0]
         np.testing.assert_allclose(found, share[k], atol=0.1)
-    # The components lie in no order: both halves of a client's test part have the same shares.
+    # The components are shuffled: both halves of a client's test part have the same shares.
     k = np.argmin(share.max(axis=1))
     own = np.flatnonzero((mixture.client == k) & mixture.is_test)
     halves = [np.linalg.lstsq(rules[half], targets[half], rcond=None)[0] for half in np.split(own, 2)]
@@ -449,7 +449,7 @@ def test_published_synthetic_data_are_the_authors_own_slip_included():
 
 @pytest.mark.parametrize(("alpha", "ones"), [(0.02, 1 / 2), (1e6, 1 / 6)])
 def test_the_slip_costs_labels_where_components_share_a_client(alpha, ones):
-    """Of equal shares only a third of the examples is labeled at all, by the last component."""
+    """With equal shares, only a third of the examples gets a label, from the last component."""
     found = sources.synthetic(40, labels="published", alpha=alpha, test_examples=300)
     assert found.y.mean() == pytest.approx(ones, abs=0.03)
     assert sources.synthetic(40, alpha=alpha, test_examples=300).y.mean() == pytest.approx(1 / 2, abs=0.02)

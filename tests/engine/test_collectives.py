@@ -1,4 +1,4 @@
-"""What the devices say to each other, read off the compiled round."""
+"""Communication between devices in the compiled round."""
 
 import re
 
@@ -80,7 +80,7 @@ def test_a_ring_gathers_no_models(name, cohort, kind):
 
 @pytest.mark.parametrize("cohort", [0, 16])
 def test_only_received_models_are_gathered(cohort):
-    """Those of peers; who pushes receives none."""
+    """Peers' models travel; under push, clients receive none."""
     stack = ("f32", f"{cohort or CLIENTS},{PARAMETERS}")
     assert stack in gathered(collectives("peers", "gather", cohort))
     assert not [kind for kind, _ in gathered(collectives("push", "gather", cohort)) if kind == "f32"]

@@ -1,4 +1,4 @@
-"""Where process 0 listens: on this machine's loopback where the others are to look there."""
+"""The address of process 0: only this machine's loopback if the others connect there."""
 
 from unittest import mock
 

@@ -1,4 +1,4 @@
-"""What a round moves in memory, read off its compiled form."""
+"""Copies in memory in the compiled round."""
 
 import re
 
@@ -36,7 +36,7 @@ def loops_over_clients(text):
 
 
 def copied_stacks(text):
-    """The copies of whole stacks, one entry or more a client and coordinate, that are made for every client."""
+    """Copies of whole stacks (at least one entry per client and coordinate) made for every client."""
     copies = re.compile(r"= \w+\[(\d+(?:,\d+)+)\]\S* copy\(")
     shapes = [m[1].split(",") for lines in loops_over_clients(text).values() for m in map(copies.search, lines) if m]
     return [shape for shape in shapes if str(CLIENTS) in shape and np.prod([int(n) for n in shape]) >= CLIENTS * 24]

@@ -30,7 +30,7 @@ def problem(num_clients, num_models, held, seed=0):
 
 
 def client(models, row, data):
-    """ClientOutput that depends on everything that a client has; some contributions are not sent."""
+    """ClientOutput that depends on all of a client's inputs; some contributions are not sent."""
     scores = models["w"] @ data["x"][...].sum(axis=0) + models["b"]["c"].sum(axis=(1, 2))
     upload = {"w": models["w"] * scores[:, None] + row["r"][0], "s": scores}
     report = {"loss": scores.mean(), "picked": data["x"][data["pick"]]}
@@ -38,7 +38,7 @@ def client(models, row, data):
 
 
 def by_hand(models, index, rows, data):
-    """The same by a loop over clients, in NumPy."""
+    """The same with a loop over clients in NumPy."""
     num_models = len(models["w"])
     out = {
         "r": np.zeros_like(rows["r"]),
@@ -114,7 +114,7 @@ def test_a_server_exchanges_as_a_loop_over_clients_does(plan):
 
 
 def next_own(models, row, data):
-    """A client that replaces its own models by what `client` uploads."""
+    """A client that replaces its own models with the uploads of `client`."""
     work = client(models, row, data)
     return work._replace(upload={"w": work.upload["w"], "b": {"c": models["b"]["c"] + work.upload["s"][:, None, None]}})
 
@@ -199,7 +199,7 @@ PUSHES = [
     [*[(*push, False) for push in PUSHES], *[(*push, True) for push in PUSHES[3:6]]],
 )
 def test_a_push_counts_one_upload_with_each_receiver_s_weight(num, held, layout, by_size):
-    """By a product of matrices where most receive most, else by scattering; also where clients do not divide."""
+    """By a matrix product if most clients receive most models, otherwise by scattering; also with uneven division."""
     rng = np.random.default_rng(0)
     index = np.stack([[k, *rng.choice([n for n in range(num) if n != k], held, replace=False)] for k in range(num)])
     index = index.astype(np.int32)
@@ -234,7 +234,7 @@ def log_normal_steps(num_clients, seed=0, batch=10):
 
 
 def waiting(steps, buckets):
-    """The share of steps in which clients wait, counted client by client."""
+    """The share of idle steps, counted client by client."""
     queue, useful, done = sorted(steps.tolist(), reverse=True), int(steps.sum()), 0
     for width, count in buckets:
         for _ in range(count):
@@ -265,7 +265,7 @@ def test_clients_of_log_normal_sizes_hardly_wait(num_clients, kind):
 @pytest.mark.parametrize(("num_clients", "size"), [(100, 10), (300, 30), (1000, 100), (1000, 1000)])
 @pytest.mark.parametrize("kind", [("vmap", 0), ("chunk", 64)])
 def test_clients_of_random_cohorts_hardly_wait(num_clients, size, kind):
-    """In the mean over other cohorts than those that the plan was made for, on two devices."""
+    """Averaged over cohorts other than those that the plan was made for, on two devices."""
     steps, rng = log_normal_steps(num_clients), np.random.default_rng(5)
     plan = make_plan(*kind, devices=2).for_steps(steps, size)
     assert plan.waiting(steps, size) < 0.2
@@ -307,7 +307,7 @@ def test_sorted_clients_exchange_as_a_loop_over_clients_does(topology, layout):
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_own_models_and_rows_are_replaced_in_place(devices):
-    """No second stack of models or rows lies beside those that are given away."""
+    """No second stack of models or rows exists besides the donated ones."""
     plan, num = make_plan("map", devices=devices), 96
     stack = jax.ShapeDtypeStruct((num, 100, 50), jnp.float32)
     stack = jax.ShapeDtypeStruct(stack.shape, stack.dtype, sharding=plan.sharding(stack, by_rows=True))

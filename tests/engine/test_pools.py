@@ -1,4 +1,4 @@
-"""Pooled examples: the same figures as stacks of copies, in the memory of the examples that there are."""
+"""Pooled examples: the same results as stacks of copies, with memory only for distinct examples."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ K = len(SIZES)
 
 
 def pooled(federation, seed=0):
-    """The federation by reference: its examples in a pool, in random order, among others that nobody has."""
+    """The federation by reference: its examples in a pool, in random order, among examples that no client has."""
 
     def one(split):
         real = np.arange(split.x.shape[1]) < split.size[:, None]
@@ -75,7 +75,7 @@ def test_a_device_holds_what_its_clients_need(devices, num, spread, always_poole
 
 
 def test_copies_are_made_where_they_cost_little():
-    """Eight clients of five: by index 40 examples of 12 bytes, a row of zeros, and 40 places of 4."""
+    """Eight clients with five examples: 40 examples of 12 bytes, a row of zeros, and 40 index entries of 4 bytes."""
     plan, rows = make_plan("map", devices=1), np.arange(40, dtype=np.int32).reshape(8, 5)
     pool = np.ones((40, 3), np.float32)
     assert isinstance(place(plan, Pooled(pool, rows), 8), jax.Array)
@@ -146,7 +146,7 @@ def test_on_the_host_a_cohort_s_examples_are_copied_and_no_others():
 
 
 def sequences(num=4, length=6):
-    """Uneven clients with sequences to predict, whose targets take more memory than an index."""
+    """Uneven clients with sequence targets, which take more memory than an index."""
     rng, sizes = np.random.default_rng(0), np.array([9, 1, 2, 1][:num], np.int32)
 
     def split(sizes):

@@ -1,4 +1,4 @@
-"""A round: who takes part, what moves, and what is counted as traffic."""
+"""A round: sampling, exchange and traffic."""
 
 import dataclasses
 
@@ -153,7 +153,7 @@ def test_peers_models_travel_except_to_their_owners():
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_push_sends_one_upload_to_all_receivers(devices):
-    """Client k keeps half of its model and gives the next one the other half."""
+    """Client k keeps half of its model and gives the other half to the next client."""
 
     def push(context, models, row, data):
         upload = jax.tree.map(lambda leaf: leaf[0], models)
@@ -207,7 +207,7 @@ def test_a_method_may_send_fewer_bytes_than_the_engine_counts():
 
 
 def test_in_later_exchanges_only_those_that_send_are_charged():
-    """Clients send in as many exchanges as they have examples: 5, then 3, then 1."""
+    """Each client sends in as many exchanges as it has examples, so 5, then 3, then 1 clients send."""
 
     def work(context, models, row, data):
         sent = jnp.broadcast_to(context.step < data.train.size, (1,))

@@ -15,7 +15,7 @@ from pfljax.evaluation.fine_tuning import fine_tuned
 
 
 def tuned(name, epochs, federation, plan=None, rounds=2, **options):
-    """(what was predicted with after some rounds, what it is tuned to, the problem)."""
+    """(the predictor after some rounds, the fine-tuned predictor, the problem)."""
     problem = toys.make_problem(federation, optax.sgd(RATE), plan=plan, **options)
     algorithm = toys.make_algorithm(name, problem)
     states, _ = toys.train(algorithm, problem, federation.client_data, rounds)
@@ -76,7 +76,7 @@ def test_of_a_mixture_of_many_models_the_heaviest_are_tuned():
     after = fine_tuned(problem, algorithm, 1).fine_tune(jax.random.key(1), before, federation.client_data)
     assert after.index.shape == (2, 16) and tree.num_rows(after.models) == 32
     np.testing.assert_allclose(after.weights[0], np.arange(16, 0, -1) / np.arange(1, 17).sum(), rtol=1e-5)
-    # So they are where each client's models lie side by side, as those of peers do that were fetched for it.
+    # The same if each client's models are adjacent, like peers' models after fetching.
     side_by_side = tree.take(before.models, index.reshape(-1))
     own = Predictor(side_by_side, jnp.arange(40, dtype=jnp.int32).reshape(2, 20), before.weights, "own")
     found = fine_tuned(problem, algorithm, 1).fine_tune(jax.random.key(1), own, federation.client_data)

@@ -24,7 +24,7 @@ def test_figures_are_kept_and_told(tmp_path):
     commands.call(accelerator.COMMAND, *flags)
     assert json.loads((tmp_path / "accelerator.json").read_text()) == first  # measured once
     printed = commands.call(accelerator.COMMAND, *SMALL, "--parts=rounds", "--seconds=0", f"--out={tmp_path}")
-    assert "left out, the time is over" in printed
+    assert "skipped, time is up" in printed
 
 
 @pytest.mark.slow
@@ -59,6 +59,6 @@ def test_mistakes_are_one_line(flags, said, tmp_path):
 def test_the_flops_of_a_step_are_those_of_its_matrix_products():
     work = accelerator.WORK["mlp"]
     model = models.make(work.model, work.shape, "classification", 10, hidden=work.widths)
-    # Forward, and the gradient of every matrix; of what goes into a layer only behind the first.
+    # Forward, the gradient of every matrix, and the gradient of every layer's input except the first's.
     products = 2 * accelerator.BATCH * (2 * 784 * 200 + 3 * 200 * 10)
     assert accelerator.flops_of_a_step(model, work) == pytest.approx(products, rel=0.05)

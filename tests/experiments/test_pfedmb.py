@@ -35,7 +35,7 @@ def test_table1_has_both_averages_and_tunes_everybody(tmp_path):
     assert (plain["pfedmb.averaging"], own["pfedmb.averaging"]) == ("plain", "alpha")
     assert own["pfedmb.per_layer"] is False and own["fine_tune_epochs"] == 5 and own["num_clients"] == 10
     scored = files.read_json(tmp_path / "pairs" / "local" / "seed-0" / "summary.json")["scored"]
-    assert scored == "each client's own model, tuned by each client on its training data"
+    assert scored == "each client's own model, fine-tuned by each client on its training data"
 
 
 @pytest.mark.slow
@@ -70,7 +70,7 @@ def test_pairs_by_hand():
     [
         (figure3, "--algorithms=fedavg", "accepted: pfedmb"),
         (figure3, "--pfedmb.averaging=plain", "both are compared"),
-        (table2, "--partition=iid", "columns have their own"),
+        (table2, "--partition=iid", "columns set it"),
         (table2, "--num_clients=5", "--clients gives it its values"),
         (table1, "--preset=mnist", "cifar10"),
         (table1, "--fine_tune_epochs=-1", "fine_tune_epochs"),

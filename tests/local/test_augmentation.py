@@ -1,4 +1,4 @@
-"""Random crops and flips: what NumPy makes of the same draws, seen in training only, the same under every plan."""
+"""Random crops and flips: equal to NumPy's for the same draws, only in training, the same under every plan."""
 
 import dataclasses
 
@@ -46,7 +46,7 @@ def test_crops_and_flips_are_those_of_numpy():
 
 
 def test_all_moves_come_alike_and_half_of_the_images_are_mirrored():
-    """Of an image whose pixels count up from 1, the center tells which crop it is."""
+    """In an image with pixels numbered from 1, the center identifies the crop."""
     one = 1 + np.arange(9 * 9, dtype=np.float32).reshape(9, 9, 1)
     found = np.asarray(augmentation.crop_flip(jax.random.key(0), jnp.asarray(np.broadcast_to(one, (8000, 9, 9, 1)))))
     centers = found[:, 4, 4, 0].astype(int) - 1  # the only pixel that no move loses, and no mirror moves
@@ -105,7 +105,7 @@ def test_evaluation_sees_the_images_themselves():
 def test_it_is_for_images_only(shape):
     model = models.make("mlp", shape, "classification", 3)
     with pytest.raises(
-        ArgumentError, match=r"^augment=crop_flip: is for images .*accepted for inputs of shape .*: none"
+        ArgumentError, match=r"^augment=crop_flip: needs images .*accepted for inputs of shape .*: none"
     ):
         LocalTraining(augment="crop_flip").bind(model)
     with pytest.raises(ArgumentError, match=r"^augment=mirror: accepted: none, crop_flip"):

@@ -116,7 +116,7 @@ def test_noise_has_the_stated_size_on_the_sum_of_gradients():
 
 @toys.each_method(["local", "fedavg", "fedem", "federico", "fedfomo", "per_fedavg", "pfedme"], fast=["fedavg"])
 def test_without_noise_and_clipping_training_is_as_ever(name):
-    """Exactly where there is nothing to do; to rounding with a norm so large that it clips nothing."""
+    """Exactly if there is nothing to do; up to rounding if the norm is so large that it clips nothing."""
     problem, _ = solver_of(Privacy())
     found = []
     for privacy in (Privacy(), Privacy(0.0, math.inf), Privacy(0.0, 1e6)):
@@ -192,7 +192,7 @@ def test_without_noise_there_is_no_bound():
 
 @toys.each_method(fast=("local", "fedem", "per_fedavg"))
 def test_the_ledger_counts_every_gradient_of_a_mini_batch(name, monkeypatch):
-    """In a client's round of a single full batch: how often the private gradient is really taken."""
+    """Counts the private gradients in a client's round with a single full batch."""
     calls = []
 
     def counted(privacy, key, *args):
@@ -211,12 +211,12 @@ def test_the_ledger_counts_every_gradient_of_a_mini_batch(name, monkeypatch):
     ledger = algorithm.ledger
     assert (ledger.gradients == 0) == (name == "fedavg_data")  # which sends examples themselves
     if ledger.gradients:
-        # FedEM's components, pFedMe's steps, ...: no more than the ledger takes.
+        # FedEM's components, pFedMe's steps, ...: no more than the ledger states.
         assert per_client <= ledger.gradients * ledger.passes
 
 
 def test_a_run_s_ledger_is_of_its_own_cohorts_steps_and_sizes(tmp_path):
-    """Uneven clients, half of them a round: each has taken epochs x ceil(n_k / B) steps in each of its rounds."""
+    """Uneven clients, half of them per round: each takes epochs x ceil(n_k / B) steps in each of its rounds."""
     sizes, rounds, size, epochs = (7, 2, 5, 4, 0, 3), 5, 3, 2
     federation = toys.make_federation(sizes)
     privacy, key = Privacy(1.1, 1.0, 1e-4), jax.random.key(3)

@@ -55,7 +55,7 @@ START = np.stack([np.zeros(3), np.ones(3)])
 @pytest.mark.parametrize("batch_size", [0, 2, 4])
 @pytest.mark.parametrize("optimizer", [optax.sgd(0.1), optax.adamw(0.3, weight_decay=0.5)])
 def test_local_steps_move_them_by_the_layer_s_formula(k, batch_size, optimizer):
-    """Whatever the optimizer; what fills a batch are the client's first examples of the epoch, once more."""
+    """Whatever the optimizer; the client's first examples of the epoch are repeated to fill a batch."""
     problem = problem_of(optimizer, batch_size=batch_size, epochs=2)
     solver, split = problem.solver, client(k)
     params = start(problem)
@@ -100,7 +100,7 @@ def test_predictions_use_the_running_statistics():
 
 
 def test_weighted_gradients_move_them_by_the_weighted_sum():
-    """As where owners take a step with what others have made of their model."""
+    """As when owners take a step with the statistics that others computed for their model."""
     problem = problem_of(optax.adam(0.1))
     solver = problem.solver
     params = start(problem)

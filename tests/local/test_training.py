@@ -1,4 +1,4 @@
-"""Local training as users write it: its arguments, parts of a model, phases, numbers of steps that differ."""
+"""Local training as users specify it: arguments, parts of a model, phases, different numbers of steps."""
 
 import flax.linen as nn
 import jax
@@ -55,7 +55,7 @@ def test_arguments_are_checked_when_it_is_made(arguments, text):
 
 
 def test_classes_are_weighed_in_training():
-    """A step of SGD on mean_i w[y_i] l_i, by hand; of all the same weights the factor of the rate."""
+    """A step of SGD on mean_i w[y_i] l_i, by hand; equal weights scale the learning rate."""
     weights = np.array([0.5, 2.0, 3.0])
     model = toys.make_problem(FEDERATION).model
     params = jax.jit(model.init)(jax.random.key(0))
@@ -85,10 +85,10 @@ def test_classes_are_not_weighed_in_evaluation():
 @pytest.mark.parametrize("weights", [(1.0, 2.0), (1.0, 2.0, 0.0), (1.0, 2.0, float("inf")), ((1.0, 2.0, 3.0),)])
 def test_class_weights_are_positive_numbers_one_for_each_class(weights):
     model = toys.make_problem(FEDERATION).model
-    with pytest.raises(ArgumentError, match=r"^class_weights=.*: accepted: 3 positive numbers, one for each class"):
+    with pytest.raises(ArgumentError, match=r"^class_weights=.*: accepted: 3 positive numbers, one per class"):
         LocalTraining(class_weights=weights).bind(model)
     regression = toys.make_problem(toys.make_federation((4, 4), "regression")).model
-    with pytest.raises(ArgumentError, match=r"^class_weights=.*: accepted for classification"):
+    with pytest.raises(ArgumentError, match=r"^class_weights=.*: accepted only for classification"):
         LocalTraining(class_weights=weights).bind(regression)
 
 
@@ -120,7 +120,7 @@ def test_a_part_is_trained_and_the_rest_stays_bit_for_bit(batch_size):
     sizes = lambda tree: sorted(leaf.size for leaf in jax.tree.leaves(tree))
     assert sizes(state) == sizes(optimizer.init(params["Dense_1"]))
 
-    # As if only the head were the model.
+    # As if the head were the whole model.
     loss = lambda head, x, y, key=None: problem.solver.loss(params | {"Dense_1": head}, x, y)
     alone, _, _ = fit(problem.solver._replace(loss=loss), params["Dense_1"])
     toys.assert_trees_close(trained["Dense_1"], alone, rtol=1e-5, atol=1e-7)
@@ -199,7 +199,7 @@ def test_one_nnx_module_is_no_several_initial_models():
 
     module = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
     problem = toys.make_problem(FEDERATION, model=module)
-    with pytest.raises(ArgumentError, match=r"model: one NNX module.*a function of rngs"):
+    with pytest.raises(ArgumentError, match=r"model: is one NNX module.*a function of rngs"):
         problem.init_models(jax.random.key(0), 2)
     stack = problem._replace(common_init=True).init_models(jax.random.key(0), 2)
     np.testing.assert_array_equal(stack["kernel"], np.stack([module.kernel[...]] * 2))

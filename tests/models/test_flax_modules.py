@@ -1,4 +1,4 @@
-"""Flax modules of users: Linen and NNX, batch statistics, dropout, and what is found by looking."""
+"""Users' Flax modules: Linen and NNX, batch statistics, dropout, and structure found by tracing."""
 
 import functools
 import subprocess
@@ -296,11 +296,11 @@ def test_values_of_a_regression_may_have_an_axis_of_one():
     [
         (Sized(4), "classification", r"outputs of shape \(batch, 4\); accepted: \(batch, 3\) logits"),
         (Sized(2), "regression", r"outputs of shape \(batch, 2\); accepted: \(batch,\) or \(batch, 1\) values"),
-        (models.LeNet(), "classification", r"LeNet: takes images .* at least 16 x 16"),
+        (models.LeNet(), "classification", r"LeNet: needs images .* at least 16 x 16"),
         (models.CharacterLSTM(), "regression", r"outputs of shape"),
         (nn.Embed(3, 3), "classification", r"model=Embed: fails on inputs of shape \(2, 4\)"),
         ("mlp", "classification", r"model=str: accepted: a Flax module"),
-        (lambda rngs: 3, "classification", r"returns an nnx.Module; this one: int"),
+        (lambda rngs: 3, "classification", r"returns an nnx.Module, not int"),
     ],
 )
 def test_what_does_not_fit_the_data_is_named_in_one_line(given, task, text):

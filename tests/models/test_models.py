@@ -167,7 +167,7 @@ class Varied(nn.Module):
 
 @pytest.mark.parametrize("key", [None, 7])
 def test_a_shift_is_added_to_the_logits_of_the_loss(key):
-    """In training mode, too, where outputs and features are those of the loss, and statistics move as ever."""
+    """Also in training mode, where outputs and features match the loss, and statistics are updated as usual."""
     x, y = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32), np.array([0, 2, 1, 2])
     model = models.Model(Varied(), x)
     params, key = start(model), None if key is None else jax.random.key(key)
@@ -231,11 +231,11 @@ def test_networks_have_the_papers_sizes():
     assert count("linear", (8, 8, 1)) == 64 * 10 + 10
     assert count("linear", (5,), classes=3, hidden=(99,)) == 5 * 3 + 3
     assert count("femnist_cnn", (28, 28, 1), 62) == 2_278_334  # as the paper's authors' network has
-    # torchvision's network of ten classes has as many: each norm has a scale and a shift in both.
+    # torchvision's network for ten classes has the same number: each norm has a scale and a shift in both.
     assert count("mobilenet_v2", (32, 32, 3), 10) == 2_236_682
     assert count("lenet", (32, 32, 3)) == 62_006  # 75*6+6 + 150*16+16 + 400*120+120 + 120*84+84 + 84*10+10
     assert count("mcmahan_cnn", (28, 28, 1)) == 1_663_370  # as its paper says
-    # 32 - 2 - 2 = 28 pixels a side, halved to 14.
+    # 32 - 2 - 2 = 28 pixels per side, halved to 14.
     assert (27 * 32 + 32) + (9 * 32 * 64 + 64) + (14 * 14 * 64 * 128 + 128) + (128 * 10 + 10) == 1_626_442
     assert count("pfl_research_cnn", (32, 32, 3)) == 1_626_442  # as its benchmark says
     block = lambda a, b: 9 * a * b + 9 * b * b + 4 * b  # two convolutions without bias, two norms
@@ -307,7 +307,7 @@ def test_vgg_is_for_images_of_32_x_32():
     x = jax.ShapeDtypeStruct((2, 32, 32, 3), np.float32)
     assert jax.eval_shape(model.apply, params, x).shape == (2, 10)
     assert jax.eval_shape(model.features, params, x).shape == (2, 4096)
-    with pytest.raises(ArgumentError, match=r"model=vgg11: takes images .* at least 32 x 32"):
+    with pytest.raises(ArgumentError, match=r"model=vgg11: needs images .* at least 32 x 32"):
         models.make("vgg11", (28, 28, 1), "classification", 10)
 
 
@@ -349,7 +349,7 @@ def test_the_pfl_research_network_is_its_layers():
 
 
 def residual_network():
-    """A narrow ResNet18: parameters -> its outputs; parameters with shifts that matter; and an input."""
+    """A narrow ResNet18: parameters -> outputs; parameters with nonzero shifts; and an input."""
     network = networks.ResNet18((8, 16, 24, 32), outputs=3)
     x = np.random.default_rng(0).normal(size=(2, 9, 8, 3)).astype(np.float32)
     params = jax.jit(network.init)(jax.random.key(0), x)["params"]
@@ -394,7 +394,7 @@ def test_resnet_is_its_layers():
 
 @pytest.mark.slow
 def test_resnet_s_blocks_add_to_what_they_receive():
-    """With their last norms at zero the blocks of the first stage give what the stem gives."""
+    """With zeros in their last norms, the first stage's blocks return the stem's output."""
     network, params, _ = residual_network()
     off = {name: jax.tree.map(np.zeros_like, params[name]) for name in ("GroupNorm_2", "GroupNorm_4")}
     other = {f"PatchConv_{n}": jax.tree.map(np.negative, params[f"PatchConv_{n}"]) for n in (1, 2, 3, 4)}
@@ -433,7 +433,7 @@ def test_one_logit_makes_two_classes():
     gradient = jax.grad(lambda params: model.loss(params, x, y).sum())(params)["Dense_0"]["kernel"][:, 0]
     np.testing.assert_allclose(gradient, x.T @ (ones - y), rtol=1e-3, atol=1e-4)
     for task, classes in (("classification", 3), ("regression", 1)):
-        with pytest.raises(ArgumentError, match=r"model=logistic: accepted for data of two classes"):
+        with pytest.raises(ArgumentError, match=r"model=logistic: accepted only for data with two classes"):
             models.make("logistic", (150,), task, classes)
 
 

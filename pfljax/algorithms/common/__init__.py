@@ -1,7 +1,7 @@
-"""What several methods share, and what a method of one's own starts from.
+"""Building blocks that several methods share, and starting points for your own method.
 
-`averaging` is one model that a server averages, `sharing_layers` a model of which a part stays with its client,
-`surrogates` models that minimize a surrogate, `gradients` rounds that send gradients.
+`averaging`: a server averages one model. `sharing_layers`: part of the model stays with its client. `surrogates`:
+models that minimize a surrogate. `gradients`: rounds that send gradients.
 """
 
 from pfljax.algorithms.common.aggregation import average, weighted

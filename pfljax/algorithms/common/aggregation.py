@@ -1,4 +1,4 @@
-"""What a server makes of the models that come back: shared by all methods that average."""
+"""Averages of the models that clients send back."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import jax.numpy as jnp
 from pfljax.core import tree
 from pfljax.core.types import Aggregate, Array, Params, PyTree
 
-Mean = Literal["weighted", "uniform"]  # of clients: by their numbers of examples, or all alike
+Mean = Literal["weighted", "uniform"]  # over clients: by number of examples, or equally
 
 
 def weight_of(size: Array, mean: Mean) -> Array:
-    """What clients of these numbers of examples count; those without examples count nothing."""
+    """Weights of clients with these numbers of examples; 0 for clients without examples."""
     return (size if mean == "weighted" else size > 0).astype(jnp.float32)
 
 
 def weighted(models: Params, size: Array, num: int = 1) -> tuple[PyTree, Array]:
-    """A client's contributions to averages weighted by its number of examples, and whether it makes them.
+    """A client's contributions to averages, weighted by its number of examples, and whether it sends them.
 
     Args:
-        models: The J models that the client has trained, leaves (J, ...).
+        models: The J models that the client trained, leaves (J, ...).
         size: () n_k, or (J,) a weight for each model.
         num: J.
 
@@ -34,12 +34,12 @@ def weighted(models: Params, size: Array, num: int = 1) -> tuple[PyTree, Array]:
 
 
 def average(models: Params, aggregate: Aggregate) -> Params:
-    """sum_k n_k theta_k / sum_k n_k for each of N models; a model to which nothing came back stays as it is."""
+    """sum_k n_k theta_k / sum_k n_k for each of N models; a model that got nothing back stays as it is."""
     weight = aggregate.upload["weight"]
     mean = tree.scale(aggregate.upload["model"], 1 / jnp.where(weight > 0, weight, 1))
     return tree.where(weight > 0, mean, models)
 
 
 def mean_update(aggregate: Aggregate) -> PyTree:
-    """sum_k n_k u_k / sum_k n_k of the updates that came back for each of N models; zeros where none did."""
+    """sum_k n_k u_k / sum_k n_k over the updates sent back for each of N models; zeros if there are none."""
     return average(jax.tree.map(jnp.zeros_like, aggregate.upload["model"]), aggregate)

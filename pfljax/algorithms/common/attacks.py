@@ -1,15 +1,16 @@
-"""Attacks on a federation: what some of its clients do in place of their part, for any method.
+"""Attacks by some of a federation's clients, for any method.
 
-An attacker plays its round and sends something else than what it has found. Of a weighted model theta_k, trained from
-theta, what is attacked is the update d = theta_k - theta; of any other upload the upload itself, but for weights and
-counts that come with it. With strength s:
+An attacker plays its round but sends something other than its result. If the upload is a weighted model theta_k that
+was trained from theta, the attack replaces the update d = theta_k - theta; otherwise it replaces the upload itself,
+without its weights and counts. With strength s:
 
 - "label_flip": it trains honestly on labels C - 1 - y.
 - "sign_flip": it sends -s d.
 - "noise": it sends s |d| u, with u drawn uniformly from the unit sphere.
 - "scale": it trains on labels C - 1 - y and sends s d.
 
-Ditto's paper has the first, noise and scale as its attacks A1 to A3 (Li, Hu, Beirami, Smith, ICML 2021, Section 3).
+"label_flip", "noise" and "scale" are the attacks A1 to A3 of Ditto's paper (Li, Hu, Beirami, Smith, ICML 2021, Section
+3).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pfljax.core.types import Algorithm, Array, Key, PyTree
 from pfljax.local.problem import Problem
 
 KINDS = ("none", "label_flip", "sign_flip", "noise", "scale")
-ATTACK = 0xA77AC  # folded into a client's key for a round: the stream of its attack
+ATTACK = 0xA77AC  # folded into a client's key for a round to draw its attack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Attack:
 
     Attributes:
         kind: "none", "label_flip", "sign_flip", "noise" or "scale".
-        attackers: Share of the clients that attack, at least 0 and below 1; the run's seed draws them.
-        strength: Factor s of what "sign_flip", "noise" and "scale" send.
+        attackers: Share of clients that attack, at least 0 and below 1; drawn with the run's seed.
+        strength: Factor s of "sign_flip", "noise" and "scale".
     """
 
     kind: str = "none"
@@ -57,16 +58,16 @@ class Attack:
         return self.kind != "none" and self.attackers > 0
 
     def on(self, problem: Problem, algorithm: Algorithm) -> Algorithm:
-        """The algorithm with attackers among its clients, those of `ClientData.attacker`.
+        """The algorithm with the attackers that `ClientData.attacker` marks.
 
         Raises:
-            ArgumentError: if labels should be flipped where there are no classes.
+            ArgumentError: if labels are to be flipped in a regression.
         """
         if not self.active:
             return algorithm
         flips, sends = self.kind in ("label_flip", "scale"), self.kind != "label_flip"
         if flips and problem.model.task != "classification":
-            text = "accepted for a regression: sign_flip, noise, since there are no labels to flip"
+            text = "a regression has no labels to flip; accepted: sign_flip, noise"
             raise ArgumentError("attack", text, self.kind)
         num_classes = problem.model.output_shape[-1]
 
@@ -86,7 +87,7 @@ class Attack:
         return dataclasses.replace(algorithm, client_update=client_update, report=report)
 
     def _attacked(self, key: Key, start: PyTree | None, upload: PyTree) -> PyTree:
-        """What an attacker sends in place of its upload, which has models that were trained from `start`, if any."""
+        """The upload that an attacker sends instead of its own; models in it, if any, were trained from `start`."""
         if start is None:
             return self._of_update(key, upload)
         start = tree.scale(start, upload["weight"])
@@ -94,9 +95,9 @@ class Attack:
         return sent | {"model": tree.add(start, sent["model"])}
 
     def _of_update(self, key: Key, update: PyTree) -> PyTree:
-        """What an attacker sends in place of an update, leaves (J, ...).
+        """The update, leaves (J, ...), that an attacker sends instead of its own.
 
-        Leaves (J,) beside others stay as they are, and so do weights and counts.
+        Weights, counts and leaves (J,) next to other leaves stay as they are.
         """
         found, form = jax.tree.flatten_with_path(update)
         leaves = [leaf for _, leaf in found]
@@ -119,7 +120,7 @@ class Attack:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Flipped:
-    """A client's classes, read by indexing: C - 1 - y of an attacker, and y of the others."""
+    """A client's classes, read by indexing: C - 1 - y for an attacker, y for the others."""
 
     classes: Any
     num: int = dataclasses.field(metadata={"static": True})
@@ -127,10 +128,10 @@ class Flipped:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As of the classes themselves."""
+        """Shape of the classes."""
         return self.classes.shape
 
     def __getitem__(self, index) -> Array:
         y = self.classes[index]
-        # Places of a sequence without anything to predict hold no class.
+        # Positions of a sequence with nothing to predict hold no class.
         return jnp.where(self.attacker & (y < self.num), (self.num - 1 - y).astype(y.dtype), y)

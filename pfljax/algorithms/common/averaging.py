@@ -1,10 +1,10 @@
-"""One global model that clients receive, train and send back, and a server averages: what FedAvg and its kin share.
+"""One global model that clients train and a server averages, as in FedAvg and its variants.
 
     A round: every client of the cohort receives theta and trains it to theta_k (`train`);
-    theta <- sum_k n_k theta_k / sum_k n_k, or a server optimizer's step along theta minus that mean.
+    theta <- sum_k n_k theta_k / sum_k n_k, or a server optimizer's step with theta minus that mean as the gradient.
 
-A method says how a client trains, what it keeps (its row) and what it predicts with. `sharing_layers` is for those that
-average a part of the model only.
+A method defines how a client trains, what it keeps (its row) and what it predicts with. `sharing_layers` is for methods
+that average only a part of the model.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ def averaging(
     """An algorithm with one averaged model.
 
     Args:
-        problem: What it is built for.
+        problem: The problem to build the algorithm for.
         train: (context, models (1, ...), row, data) -> (models, row, losses (1,)); None: the solver's epochs or steps.
-        rows: (key, models (1, ...), clients) -> what clients keep, leaves (K, ...); None: optimizers that are kept.
+        rows: (key, models (1, ...), clients) -> what clients keep, leaves (K, ...); None: optimizers, if they are kept.
         server: The server's optimizer; None: the mean replaces the model.
         predictor, adapt, report: As in `Algorithm`; the global model is scored by default.
-        ledger: As in `Algorithm`; required beside a `train` of the method's own. Plain training takes one gradient.
+        ledger: As in `Algorithm`; required with a custom `train`. Plain training takes one gradient.
     """
     if ledger is None and train is not None:
-        raise ValueError("ledger: required beside train: how many gradients a mini-batch gives")
+        raise ValueError("ledger: required with train; it says how many gradients are computed per mini-batch")
     if server is not None and problem.solver.statistics is not None:
         server = beside_statistics(server, problem.solver.statistics)
 
@@ -89,7 +89,7 @@ def averaging(
             return state._replace(models=mean), {}
         updates, optimizer = server.update(tree.subtract(state.models, mean), state.optimizer, state.models)
         moved = state._replace(models=optax.apply_updates(state.models, updates), optimizer=optimizer)
-        came = aggregate.upload["weight"].sum() > 0  # else no step on a gradient of zero
+        came = aggregate.upload["weight"].sum() > 0  # otherwise take no step, not even with a zero gradient
         return jax.tree.map(lambda new, old: jnp.where(came, new, old), moved, state), {}
 
     return Algorithm(
@@ -107,12 +107,12 @@ def averaging(
 
 
 def the_one_model(key: Key, state: State, cohort: Cohort) -> Array:
-    """(S, 1) the index of the only model; where nothing of a model is shared, no leaf tells how many there are."""
+    """(S, 1) index of the only model; if no part of a model is shared, no leaf shows the number of models."""
     return jnp.zeros((cohort.ids.shape[0], 1), jnp.int32)
 
 
 def loss_at_start(problem: Problem, models: Params, data: ClientData) -> Array:
-    """() the mean loss of the one model of a stack (1, ...), as received, on a client's training data."""
+    """() mean loss of the received model (1, ...) on a client's training data."""
     return problem.solver.total_loss(tree.first(models), data.train) / jnp.maximum(data.train.size, 1)
 
 
@@ -120,8 +120,8 @@ class Phase(NamedTuple):
     """A phase of local training.
 
     Attributes:
-        part: A model's parameters, or those of a stack of models, -> a tree of bools: what is trained.
-        epochs: Passes over the client's data, in mini-batches of the phase's own; None: the solver's epochs or steps.
+        part: Parameters of a model or of a stack of models -> a tree of bools: which leaves are trained.
+        epochs: Passes over the client's data, with the phase's own mini-batches; None: the solver's epochs or steps.
     """
 
     part: Callable[[Params], PyTree]
@@ -131,19 +131,19 @@ class Phase(NamedTuple):
 def sharing_layers(
     problem: Problem, shared: Callable[[Params], PyTree], *, phases: Sequence[Phase] = (), report: Report
 ) -> Algorithm:
-    """An algorithm that averages a part theta of the model; each client keeps the rest, phi_k, and trains both.
+    """An algorithm that averages a part theta of the model; each client keeps the rest, phi_k, and trains both parts.
 
         A round: client k receives theta, trains (theta, phi_k) on D_k; phi_k stays;
         theta <- sum_k n_k theta_k / sum_k n_k.
 
-    Newcomers train a phi of their own beside theta as it is, for as many rounds as a run has; with phases, for the
-    epochs of those that leave theta as it is.
+    Newcomers train their own phi with theta fixed, for as many rounds as the run has; with phases, for the epochs of
+    the phases that do not train theta.
 
     Args:
-        problem: What it is built for.
-        shared: A model's parameters -> a tree of bools: what is averaged.
-        phases: Parts that are trained one after the other, each with an optimizer of its own; (): all at once, for the
-            solver's epochs or steps.
+        problem: The problem to build the algorithm for.
+        shared: A model's parameters -> a tree of bools: which leaves are averaged.
+        phases: Parts that are trained in turn, each with its own optimizer; (): all at once, for the solver's epochs or
+            steps.
         report: As in `Algorithm`.
     """
 
@@ -186,14 +186,14 @@ def sharing_layers(
 
 
 def base_layers(problem: Problem, personal_layers: int) -> Callable[[Params], PyTree]:
-    """What `sharing_layers` shares where the last layers are personal, whose number is a knob of that name.
+    """The `shared` argument of `sharing_layers` for a number `personal_layers` of personal last layers.
 
     Raises:
         ArgumentError: if the model has fewer layers.
     """
     num_layers = len(problem.model.layers)
     if personal_layers > num_layers:
-        accepted = f"accepted: 0 to {num_layers}, the layers of the model"
+        accepted = f"accepted: 0 to {num_layers}, the number of layers"
         raise ArgumentError("personal_layers", accepted, personal_layers)
     return lambda params: tree.complement(problem.model.mask(params, personal_layers))
 
@@ -201,7 +201,7 @@ def base_layers(problem: Problem, personal_layers: int) -> Callable[[Params], Py
 def fit_phases(
     problem: Problem, phases: Sequence[Phase], context: ClientContext, models: Params, kept: list, split: Split
 ) -> tuple[Params, list, Array]:
-    """As `Problem.fit_models` for the one model of a stack (1, ...), a part of it after the other."""
+    """Like `Problem.fit_models` for a stack of one model (1, ...), training its parts in turn."""
     params, optimizers, losses = tree.first(models), [], []
     for number, phase in enumerate(phases):
         start = tree.first(kept[number]) if problem.keep_optimizer else None

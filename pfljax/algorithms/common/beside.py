@@ -1,4 +1,4 @@
-"""A client trains a model of its own beside the global one, on the same mini-batches and step by step."""
+"""Clients that train their own model and the global model side by side, on the same mini-batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pfljax.local.problem import Problem
 
 
 def rows(problem: Problem, own: Params, models: Params) -> PyTree:
-    """What clients keep: models of their own (K, ...) with their optimizers, and what they keep of the global one's."""
+    """The clients' rows: their own models (K, ...), the optimizers of these, and of the global model if kept."""
     kept = problem.optimizer_rows(models, tree.num_rows(own))
     return {"own": own, "optimizer": problem.init_optimizers(own), "kept": kept}
 
@@ -27,19 +27,19 @@ def descend(
     gradient: Callable,
     memory: PyTree = (),
 ) -> tuple[Params, PyTree, Array, PyTree]:
-    """As `Problem.descend_model`, for the one model of a stack (1, ...) and the client's own.
+    """Like `Problem.descend_model`, for a stack of one model (1, ...) and the client's own model.
 
     Args:
-        problem: What the method is built for.
-        context: The client's.
-        models: The global model.
-        row: The client's of `rows`.
+        problem: The problem of the method.
+        context: The client's context.
+        models: The global model, leaves (1, ...).
+        row: The client's row, from `rows`.
         split: Its training data.
-        gradient: As for `Solver.descend`, of parameters {"global": ..., "own": ...}.
-        memory: As there.
+        gradient: As in `Solver.descend`, with parameters {"global": ..., "own": ...}.
+        memory: As in `Solver.descend`.
 
     Returns:
-        The global model (1, ...) as the client has trained it, its next row, the mean loss and the memory.
+        The global model (1, ...) as trained by the client, its next row, the mean loss and the memory.
     """
     solver = problem.solver._replace(optimizer=apart(problem.solver.optimizer))
     start, keep = {"global": tree.first(models), "own": row["own"]}, problem.keep_optimizer
@@ -54,7 +54,7 @@ def descend(
 
 
 def apart(optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
-    """The optimizer for several trees of parameters by name, each with a state of its own."""
+    """The optimizer for a dict of parameter trees, with a separate state for each."""
 
     def update(updates, states, params, **extra):
         done = {name: optimizer.update(updates[name], states[name], params[name], **extra) for name in updates}

@@ -1,7 +1,7 @@
 """Multi-branch layers as a transformation of the parameter tree: a layer's parameters are a mixture of B branches.
 
-pFedMB (Mori, Yoshiyama, Ryo, Teranishi, 2022), Eq. 1: W_l = sum_b alpha_{b,l} W_{b,l}. Since that is an ordinary layer
-with mixed weights, any model becomes a multi-branch one: its parameters get an axis of B branches in front.
+pFedMB (Mori, Yoshiyama, Ryo, Teranishi, 2022), Eq. 1: W_l = sum_b alpha_{b,l} W_{b,l}. The result is an ordinary layer
+with mixed weights, so any model can be multi-branch: its parameters get a leading axis of B branches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pfljax.models import Model
 def by_layer(model: Model, weights: Array, params: Params, fn) -> PyTree:
     """fn(weights of the leaf's layer (..., B), leaf) for every leaf; weights (..., L, B), or (..., 1, B) for all.
 
-    How batch statistics change says nothing about the weights, which get no gradient from them.
+    Batch statistics pass no gradient to the weights.
     """
 
     def one(number, statistic, leaf):

@@ -1,4 +1,4 @@
-"""Predictors that choose among models by their losses on clients' training data."""
+"""Predictors that choose among models by training loss."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pfljax.local.problem import Problem
 
 
 def best_fit(problem: Problem, models: Params, clients: ClientData) -> Predictor:
-    """Each client predicts with the one of N models that has the least training loss."""
+    """Each client predicts with whichever of the N models has the least training loss."""
     best = problem.losses_of_all(models, clients.train).argmin(axis=1).astype(jnp.int32)
     return Predictor(models, best[:, None], jnp.ones((best.shape[0], 1)), "shared")
 
@@ -18,14 +18,14 @@ def best_fit(problem: Problem, models: Params, clients: ClientData) -> Predictor
 def posterior(
     problem: Problem, models: Params, clients: ClientData, num_mixed: int, examples: Array | float = jnp.inf
 ) -> Predictor:
-    """Each client mixes the `num_mixed` models of highest posterior weight, softmax of minus the training loss.
+    """Each client mixes the `num_mixed` models of highest posterior weight, the softmax of minus the training loss.
 
     Args:
-        problem: What the method is built for.
-        models: N of them, with equal prior weights.
-        clients: Stacked, K clients.
-        num_mixed: At most N.
-        examples: Number of examples that a client's likelihood counts as, at most its own number.
+        problem: The problem of the method.
+        models: N models with equal prior weights.
+        clients: Data of K clients, stacked.
+        num_mixed: Number of models to mix, at most N.
+        examples: Number of examples that a client's likelihood counts as, at most n_k.
     """
     counted = jnp.minimum(examples, clients.train.size)[:, None]
     logits, index = jax.lax.top_k(-problem.losses_of_all(models, clients.train) * counted, num_mixed)

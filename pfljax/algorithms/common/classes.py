@@ -1,4 +1,4 @@
-"""What methods that treat classes apart read of a client's examples: counts of classes, and features by class."""
+"""Per-class statistics of a client's examples: counts and features."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from pfljax.models import Model
 
 
 def required(problem: Problem, name: str, *, places: bool = True) -> int:
-    """C, for a method that needs classes.
+    """Returns C for a method that needs classes.
 
     Args:
-        problem: What the method is built for.
-        name: The method's.
-        places: Whether an example may have several labels, as a sequence has.
+        problem: The problem of the method.
+        name: Name of the method.
+        places: Whether an example may have several labels, as a sequence does.
 
     Raises:
-        ArgumentError: if there are no classes, or no one class to an example.
+        ArgumentError: if there are no classes, or more than one class per example.
     """
     model, num_classes = problem.model, problem.model.output_shape[-1]
     if model.task == "regression":
-        raise ArgumentError("algorithm", "needs classes; accepted for a regression: methods that do not", name)
+        raise ArgumentError("algorithm", "needs classes; choose another method for a regression", name)
     if not places and len(model.output_shape) > 2:
-        text = "needs one class to an example; accepted for sequences: methods that do not"
+        text = "needs one class per example; choose another method for sequences"
         raise ArgumentError("algorithm", text, name)
     return num_classes
 
 
 def counts(split: Split, num_classes: int) -> Array:
-    """(C,) how many of a client's examples, or of their places, are of each class."""
+    """(C,): number of a client's examples, or of their positions, in each class."""
 
     def of_block(_, y, mask):
         found = jax.nn.one_hot(y, num_classes)
@@ -44,9 +44,9 @@ def counts(split: Split, num_classes: int) -> Array:
 
 
 def feature_sums(model: Model, params: Params, split: Split, num_classes: int) -> dict[str, Array]:
-    """Of the features of a client's examples: "sums" (C, F) and "counts" (C,) by class, and "squares" () of norms.
+    """Features of a client's examples: per-class "sums" (C, F) and "counts" (C,), and "squares" (), summed over norms.
 
-    They are those of predictions: without dropout, with running statistics.
+    These are inference features: without dropout, with running statistics.
     """
 
     def of_block(x, y, mask):
@@ -59,10 +59,10 @@ def feature_sums(model: Model, params: Params, split: Split, num_classes: int) -
 
 
 def means(sums: Array, counts: Array) -> Array:
-    """Mean features (..., C, F) of sums (..., C, F) over counts (..., C) examples; zeros for classes without any."""
+    """Mean features (..., C, F) from sums (..., C, F) and counts (..., C); zeros for classes without examples."""
     return tree.scale(sums, 1 / jnp.where(counts > 0, counts, 1))
 
 
 def num_features(model: Model) -> int:
-    """F, the number of features that a model gives of an example."""
+    """F, the number of features that a model computes for an example."""
     return jax.eval_shape(model.features, model.network.shapes, model.example_input).shape[-1]

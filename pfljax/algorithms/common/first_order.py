@@ -1,7 +1,7 @@
-"""Clients that mix models by how well those do on their validation data: what both forms of FedFomo share.
+"""Clients that mix the models that do well on their validation data, for both forms of FedFomo.
 
 Zhang, Sapra, Fidler, Yeung, Alvarez, "Personalized federated learning with first order model optimization" (ICLR 2021).
-A round of client i, which holds start_i, from where its last model was trained, and a row p_i of affinities:
+A round of client i, which holds start_i, the model its last model was trained from, and a row p_i of affinities:
 
     receives its own last model and M others                                            (`choose`, Section 3.1)
     w_n <- a weight for each of them, on its validation data                            (`Form.weigh`, Eq. 3 or 14)
@@ -9,8 +9,8 @@ A round of client i, which holds start_i, from where its last model was trained,
     start_i <- start_i + sum_n w*_n (theta_n - start_i);  p_i <- p_i + w                (`moved`, Eq. 5)
     theta_i <- local training from start_i; uploaded.
 
-What the authors' code does beside that are knobs: it scales w in p_i (`scaled`), downloads from those who uploaded last
-(`Form.uploaded`), and has means of clusters among the candidates (`Form.clusters`).
+Further behavior of the authors' code is optional: it scales w in p_i (`scaled`), downloads from the last uploaders
+(`Form.uploaded`), and adds means of clusters to the candidates (`Form.clusters`).
 """
 
 from __future__ import annotations
@@ -47,45 +47,45 @@ from pfljax.core.types import (
 from pfljax.engine.views import read
 from pfljax.local.problem import Problem
 
-LARGEST_AFFINITY = 1000  # clients up to which the K x K affinities are reported
+LARGEST_AFFINITY = 1000  # largest number of clients for which the K x K affinities are reported
 
 
 @dataclasses.dataclass(frozen=True)
 class Knobs:
-    """The knobs of both forms."""
+    """Knobs of both forms."""
 
     neighbors: int = knob(
         4,
         at_least=0,
-        help="M, others' models that a client downloads in a round; the paper's n is M + 1, its own among them",
+        help="M, number of other clients' models downloaded per round; the paper's n is M + 1, with the client's own",
     )
     epsilon: float = knob(
         0.3,
         at_least=0,
         at_most=1,
         grid=(0.0, 0.1, 0.3, 0.5),
-        help="probability of downloading a random model for a good one, in the first round",
+        help="probability, in the first round, of downloading a random model instead of the best",
     )
-    decay: float = knob(0.05, at_least=0, help="how much epsilon falls a round, down to 0")
-    scaled: bool = knob(False, help="whether affinities grow by w / |sum of w|, as in the authors' code, and not by w")
+    decay: float = knob(0.05, at_least=0, help="decrease of epsilon per round, down to 0")
+    scaled: bool = knob(False, help="increase affinities by w / |sum of w|, as in the authors' code, instead of w")
 
 
 Weigh = Callable[[Params, Params, Split, Array], tuple[Array, Params, Array, Params]]
 
 
 class Form(NamedTuple):
-    """What a form of FedFomo downloads, and how it weighs that.
+    """What a form of FedFomo downloads, and how it computes the weights.
 
     Attributes:
-        topology: Of the stack of models.
-        weigh: (received models, start, validation data, index) -> ids (J,), the own first, their models and weights
-            (J,), and the model from which the client moves.
-        stack: (K models, the server's state) -> what can be downloaded, the K models first.
-        served: ids (S, M + 1), the own first -> what is downloaded for them.
-        norm: Of the distances for newcomers.
-        clusters: Number of clusters whose means are downloaded beside clients' models.
-        uploaded: Whether those can be downloaded who uploaded last, and not the round's cohort; before the first round
-            all clients train an epoch, and a cohort uploads.
+        topology: Topology of the stack of models.
+        weigh: (received models, start, validation data, index) -> ids (J,), the client's own first, their models and
+            weights (J,), and the model that the client moves from.
+        stack: (K models, the server's state) -> models that can be downloaded, the K models first.
+        served: ids (S, M + 1), the client's own first -> indices to download for them.
+        norm: Norm of the distances for newcomers.
+        clusters: Number of clusters whose means can be downloaded in addition to clients' models.
+        uploaded: Whether the last uploaders' models can be downloaded instead of the cohort's; before the first round
+            all clients train for an epoch, and a cohort uploads.
         traffic: As in `Algorithm`.
     """
 
@@ -100,18 +100,18 @@ class Form(NamedTuple):
 
 
 def normalize(weights: Array) -> Array:
-    """Eq. 13: negative weights cut to 0, the others made to sum to 1; all zero where none is positive."""
+    """Eq. 13: clips negative weights to 0 and normalizes the others to sum to 1; all zero if none is positive."""
     positive = jnp.maximum(weights, 0)
     return positive / jnp.maximum(positive.sum(axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
 
 
 def first_order_weights(losses: Array, baseline: Array, distance: Array) -> Array:
-    """Eq. 3, (L_i(start) - L_i(theta_n)) / |theta_n - start|; 0 for a model that is the start itself, distance 0."""
+    """Eq. 3, (L_i(start) - L_i(theta_n)) / |theta_n - start|; 0 for the start itself, at distance 0."""
     return jnp.where(distance > 0, (baseline - losses) / jnp.where(distance > 0, distance, 1), 0.0)
 
 
 def distances(models: Params, start: Params, norm: str) -> Array:
-    """(J,) |theta_n - start| over all parameters; 0 where they are equal but for rounding."""
+    """(J,) |theta_n - start| over all parameters; 0 if they are equal up to rounding."""
 
     def length(stack):
         flat = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(stack)]
@@ -130,18 +130,19 @@ def moved(start: Params, models: Params, weights: Array) -> Params:
 
 
 def on_server(problem: Problem, form: Form, num_others: int) -> Form:
-    """A form of single models with what `clusters` and `uploaded` need: all models on the server, the means after them.
+    """The form for `clusters` and `uploaded`: all models are on the server, followed by the means.
 
-    The engine takes a client's own model for a download, which it is not.
+    The engine counts a client's own model as a download; this corrects the traffic.
 
     Raises:
-        ArgumentError: for more clusters than clients, and for private training, whose ledger counts no first epoch.
+        ArgumentError: for more clusters than clients, and for private training, whose ledger omits the first epoch.
     """
     num, means = problem.num_clients, form.clusters + (form.clusters > 1)
     if form.clusters > num:
-        raise ArgumentError("clusters", f"accepted: 0 to {num}, the clients", form.clusters)
+        raise ArgumentError("clusters", f"accepted: 0 to {num}, the number of clients", form.clusters)
     if form.uploaded and problem.solver.privacy.active:
-        raise ArgumentError("available", "no ledger counts its first epoch; accepted with privacy: cohort", "uploaded")
+        text = "the privacy ledger omits its first epoch; accepted with privacy: cohort"
+        raise ArgumentError("available", text, "uploaded")
 
     def served(ids):
         return jnp.concatenate([ids, jnp.broadcast_to(num + jnp.arange(means), (len(ids), means))], axis=1)
@@ -156,19 +157,19 @@ def on_server(problem: Problem, form: Form, num_others: int) -> Form:
 
 
 def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
-    """An algorithm whose clients mix models by a `Form`'s weights."""
+    """An algorithm whose clients mix models with a `Form`'s weights."""
     num, num_others = problem.num_clients, min(knobs.neighbors, problem.cohort_size - 1)
     remembers = bool(form.clusters or form.uploaded)
     form = on_server(problem, form, num_others) if remembers else form
 
     def init(key, clients):
         if not clients.validation.y.shape[1]:
-            text = "FedFomo weighs models on validation examples; accepted: above 0"
+            text = "FedFomo needs validation examples; accepted: above 0"
             raise ArgumentError("validation_fraction", text, 0)
         ids = problem.ids(clients)
         models = problem.init_models(key, ids)
         rows = first_rows(problem, models, ids, num_others)
-        if problem.part is not None:  # only rows are asked for
+        if problem.part is not None:  # only rows are needed
             return State((), models, (), rows)
         models, last = (
             first_epoch(problem, key, models, clients) if form.uploaded else (models, jnp.zeros(num, jnp.int32))
@@ -184,7 +185,7 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
     def client_update(context, models, row, data):
         start, (index, final, weights) = personalize(form, context.index, models, row["start"], data.validation)
         trained, optimizer, losses = problem.fit_models(context, tree.stack_one(start), row["optimizer"], data.train)
-        gains = weights / jnp.maximum(jnp.abs(weights.sum()), 1e-9) if knobs.scaled else weights  # uncut
+        gains = weights / jnp.maximum(jnp.abs(weights.sum()), 1e-9) if knobs.scaled else weights  # unclipped
         affinity = row["affinity"].at[index].add(gains, mode="drop")  # an index of K or more is no client
         kept = {"index": index[: num_others + 1], "weights": final[: num_others + 1], "optimizer": optimizer}
         report = {"loss": losses[0], "kept": final.sum() == 0}
@@ -207,15 +208,15 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
         fine_tune=functools.partial(mixed, problem, form),
         adapt=lambda key, state, clients: newcomers(problem, leading(state.models, num), clients, form.norm),
         topology=form.topology,
-        ledger=Ledger(gradients=1, unaccounted="the validation examples, by which models that are sent are mixed"),
-        report=Report("each client's mixture of the newest models, not yet trained", (), collaboration, "peers"),
+        ledger=Ledger(gradients=1, unaccounted="the validation examples, which determine the mixtures that are sent"),
+        report=Report("each client's mixture of the newest models, before training", (), collaboration, "peers"),
         via_server=True,
         traffic=form.traffic,
     )
 
 
 def first_rows(problem: Problem, models: Params, ids: Array, num_others: int) -> PyTree:
-    """What clients `ids` (n,) keep before the first round, in which they start from `models` (n, ...)."""
+    """Rows of clients `ids` (n,) before the first round, which starts from `models` (n, ...)."""
     return {
         "start": models,
         "affinity": jax.nn.one_hot(ids, problem.num_clients),
@@ -226,7 +227,7 @@ def first_rows(problem: Problem, models: Params, ids: Array, num_others: int) ->
 
 
 def downloaded(problem: Problem, form: Form, num_others: int, key: Key, state: State, clients: ClientData) -> Predictor:
-    """What each client would download next, of all clients' newest models and without exploring, not yet mixed."""
+    """What each client would download next from all clients' newest models without exploring, before mixing."""
     ids, all_clients = problem.ids(clients), jnp.ones(problem.num_clients, bool)
     index = form.served(choose(problem, key, state, ids, all_clients, num_others, 0.0))
     weights = jnp.zeros(index.shape).at[:, 0].set(1.0)
@@ -234,8 +235,8 @@ def downloaded(problem: Problem, form: Form, num_others: int, key: Key, state: S
 
 
 def mixed(problem: Problem, form: Form, key: Key, predictor: Predictor, clients: ClientData) -> Predictor:
-    """What each client's next round would start from, out of what it has `downloaded`."""
-    if not jax.tree.leaves(predictor.rows):  # newcomers, who have mixed already
+    """The start of each client's next round, given what it has `downloaded`."""
+    if not jax.tree.leaves(predictor.rows):  # newcomers have already mixed
         return predictor
 
     def client(models, _, data):
@@ -249,7 +250,7 @@ def mixed(problem: Problem, form: Form, key: Key, predictor: Predictor, clients:
 
 
 def collaboration(state: State) -> dict[str, Array]:
-    """Whose models clients mixed, and their affinities unless there are very many clients."""
+    """Whose models clients mixed, and their affinities unless there are too many clients."""
     many = state.clients["affinity"].shape[1] > LARGEST_AFFINITY
     return {name: state.clients[name] for name in ("index", "weights", *([] if many else ["affinity"]))}
 
@@ -268,7 +269,7 @@ def choose(
     num_others: int,
     epsilon: Array | float,
 ) -> Array:
-    """(n, M + 1) int32: each client of `ids` (n,) itself, and those of highest affinity among the eligible (K,)."""
+    """(n, M + 1) int32: each client of `ids` (n,), then those with the highest affinity among the eligible (K,)."""
 
     def one(own, affinity):
         scores = jnp.where(eligible & (jnp.arange(problem.num_clients) != own), affinity, -jnp.inf)
@@ -282,7 +283,7 @@ def choose(
 def personalize(
     form: Form, index: Array, models: Params, start: Params, split: Split
 ) -> tuple[Params, tuple[Array, Array, Array]]:
-    """The new start; and whose models were weighed (J,), their weights cut to the simplex, and uncut."""
+    """Returns the new start; then the indices (J,) of the mixed models, their normalized weights and raw weights."""
     index, models, weights, base = form.weigh(models, start, split, index)  # Eq. 3 or 14
     alone = jnp.zeros_like(weights).at[0].set(1.0)
     weights = jnp.where(split.size > 0, weights, alone)
@@ -291,7 +292,7 @@ def personalize(
 
 
 def newcomers(problem: Problem, models: Params, clients: ClientData, norm: str) -> Predictor:
-    """One step of Eq. 3 and 5 from the mean of all K models, over all of them."""
+    """One step of Eq. 3 and 5 over all K models, from their mean."""
     start = jax.tree.map(lambda leaf: leaf.mean(axis=0), models)
     split = clients.validation if clients.validation.y.shape[1] else clients.train
     both = jax.tree.map(lambda leaf, origin: jnp.concatenate([leaf, origin[None]]), models, start)

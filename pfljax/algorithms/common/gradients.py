@@ -1,4 +1,4 @@
-"""Rounds in which clients send gradients: every mini-batch is an exchange, and the models' owners take the steps."""
+"""Rounds in which clients send gradients: each mini-batch is one exchange, and the models' owners take the steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pfljax.local.problem import Problem
 
 
 def of_batch(problem: Problem, context: ClientContext, models: Params, split: Split) -> tuple[Array, Params]:
-    """Mean loss (J,) and gradient (J, ...) of every received model on the mini-batch of this exchange."""
+    """Mean loss (J,) and gradient (J, ...) of each received model on this exchange's mini-batch."""
     solver = problem.solver
     orders = solver.draw_orders(context.key, split.size, problem.n_max)
     batch = solver.take_batch(context.key, orders, split, context.step)
@@ -25,14 +25,14 @@ def of_batch(problem: Problem, context: ClientContext, models: Params, split: Sp
 
 
 def losses_at_start(problem: Problem, context: ClientContext, models: Params, split: Split, losses: Array) -> Array:
-    """The received models' losses (J,) summed over the client's data; to be read in a round's first exchange only.
+    """Losses (J,) of the received models, summed over the client's data; valid only in a round's first exchange.
 
     Args:
-        problem: What the method is built for.
-        context: The client's.
+        problem: The problem of the method.
+        context: The client's context.
         models: Leaves (J, ...).
         split: The client's training data.
-        losses: What `of_batch` returned, which are those of all data where one batch holds all of them.
+        losses: Losses from `of_batch`; they already cover all data if it fits in one batch.
     """
     model = problem.model
     as_in_evaluation = not model.stochastic and model.statistics(tree.first(models)) is None
@@ -43,20 +43,20 @@ def losses_at_start(problem: Problem, context: ClientContext, models: Params, sp
 
 
 def takes_step(problem: Problem, context: ClientContext, split: Split) -> Array:
-    """(J,) bool: whether a client of this size has a mini-batch for this exchange."""
+    """(J,) bool: whether a client with this data has a mini-batch for this exchange."""
     has_batch = context.step < problem.solver.num_steps(split.size, problem.n_max)
     return jnp.broadcast_to(has_batch, context.index.shape)
 
 
 def apply(problem: Problem, state: State, aggregate: Aggregate, sizes: Array, topology: Topology) -> State:
-    """Every owner to which something came back takes a step of its optimizer; the others stay as they are.
+    """Each owner that received gradients takes an optimizer step; the others stay as they are.
 
     Args:
-        problem: What the method is built for.
+        problem: The problem of the method.
         state: The models and their optimizers, leaves (N, ...).
         aggregate: Sums of gradients, each weighted by its sender's number of examples.
-        sizes: (N,) what each model's sum is divided by; above 0.
-        topology: The method's.
+        sizes: (N,): divisor of each model's sum, above 0.
+        topology: Topology of the method.
     """
     arrived = aggregate.count > 0
 
@@ -70,8 +70,8 @@ def apply(problem: Problem, state: State, aggregate: Aggregate, sizes: Array, to
         models, optimizer = tree.where(arrived, (models, optimizer), (state.models, state.optimizer))
         return state._replace(models=models, optimizer=optimizer)
 
-    # Owner by owner: the sums of gradients, which came first, become the next models in place. The branch is also what
-    # keeps XLA from fusing reads of the stacks into their replacement, which would copy them whole for every owner.
+    # One owner at a time: the summed gradients are overwritten in place by the next models. The branch also keeps XLA
+    # from fusing reads of the stacks into their replacement, which would copy whole stacks for every owner.
     def owner(total, opt_state, data):
         params, arrived, size = data
         stay = lambda total, size, opt_state, params: (params, opt_state)

@@ -1,4 +1,4 @@
-"""Who mixes with whom without a server: communication graphs and doubly stochastic mixing matrices."""
+"""Communication graphs and doubly stochastic mixing matrices for training without a server."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from pfljax.algorithms.common.surrogates import CommunicationGraph
 from pfljax.core.errors import ArgumentError
 from pfljax.data.sources.reading import read_npy, read_text
 
-DRAWS = 100  # of a random graph, until one is connected
-LARGEST_PROGRAM = 300  # clients for whom the fastest mixing matrix is computed: minutes beyond that
-LARGEST_SPECTRUM = 2000  # clients for whom the spectral gap is computed, from dense matrices
-MOST_DIGITS = 9  # of a client's number
-RANDOM = ("erdos_renyi", "random_regular")  # graphs that are drawn
+DRAWS = 100  # attempts to draw a connected random graph
+LARGEST_PROGRAM = 300  # most clients for the fastest mixing matrix, which takes minutes beyond that
+LARGEST_SPECTRUM = 2000  # most clients for the spectral gap, which needs dense matrices
+MOST_DIGITS = 9  # in a client's number
+RANDOM = ("erdos_renyi", "random_regular")  # random graphs
 
 
 class Mixing(NamedTuple):
-    """T mixing matrices W_t, used in turn, as what each client sends.
+    """T mixing matrices W_t, used in turn, by sender.
 
     Attributes:
-        neighbors: (T, K, J) int32: to whom client k sends; itself first, and again where it has fewer than J.
-        weights: (T, K, J) float32: the weight W[i, k] with which receiver i counts it; 0 where there is none.
-        symmetric: Whether all W_t are.
-        facts: For reports: the graph and its spectral gap.
+        neighbors: (T, K, J) int32: receivers of client k, itself first and repeated if it has fewer than J.
+        weights: (T, K, J) float32: weight W[i, k] that receiver i gives client k; 0 for repeated entries.
+        symmetric: Whether all W_t are symmetric.
+        facts: Entries for reports: the graph and its spectral gap.
     """
 
     neighbors: np.ndarray
@@ -37,16 +37,16 @@ class Mixing(NamedTuple):
 
     @property
     def period(self) -> int:
-        """T."""
+        """T, the number of matrices."""
         return len(self.neighbors)
 
 
 @functools.cache
 def make_mixing(num_clients: int, knobs: CommunicationGraph) -> Mixing:
-    """Draws or reads the graphs, and weighs their edges.
+    """Draws or reads the graphs and computes the edge weights.
 
-    With mixing "metropolis" W[i, j] = 1 / (1 + max(d_i, d_j)); with "fastest" W is, of all symmetric matrices on the
-    graph, the one of the largest spectral gap (Boyd, Diaconis, Xiao, 2004).
+    With mixing "metropolis", W[i, j] = 1 / (1 + max(d_i, d_j)); with "fastest", W is the symmetric matrix on the graph
+    with the largest spectral gap (Boyd, Diaconis, Xiao, 2004).
 
     Raises:
         ArgumentError: if a knob or a file is wrong, a matrix is not doubly stochastic, or the graphs together are not
@@ -54,7 +54,7 @@ def make_mixing(num_clients: int, knobs: CommunicationGraph) -> Mixing:
     """
     for name, file, which in (("edge_file", knobs.edge_file, "graph"), ("mixing_file", knobs.mixing_file, "mixing")):
         if getattr(knobs, which) == "file" and not file:
-            raise ArgumentError(name, f"{which}=file needs it", file)
+            raise ArgumentError(name, f"required with {which}=file", file)
     if knobs.mixing == "file":
         name, matrices = knobs.mixing_file, [_read_matrix(knobs.mixing_file, num_clients)]
     else:
@@ -69,23 +69,23 @@ def make_mixing(num_clients: int, knobs: CommunicationGraph) -> Mixing:
 
 
 def _draw_connected(num: int, knobs: CommunicationGraph) -> list[nx.Graph]:
-    """T graphs that join all clients together."""
+    """T graphs that together connect all clients."""
     random = knobs.graph in RANDOM
     if knobs.graphs > 1 and not random:
-        raise ArgumentError("graphs", f"accepted: 1, and more for {' and '.join(RANDOM)}", knobs.graphs)
+        raise ArgumentError("graphs", f"accepted: 1, or more with {' and '.join(RANDOM)}", knobs.graphs)
     for attempt in range(DRAWS if random else 1):
         seeds = [[knobs.graph_seed, attempt, t] for t in range(knobs.graphs)]
         drawn = [_draw(num, knobs, np.random.default_rng(seed)) for seed in seeds]
         if nx.is_connected(nx.compose_all(drawn)):
             return drawn
     tried = f" in each of {DRAWS} draws" * random + f", {knobs.graphs} rounds together" * (knobs.graphs > 1)
-    raise ArgumentError("graph", f"not connected{tried}; accepted: a graph that joins all clients", knobs.graph)
+    raise ArgumentError("graph", f"not connected{tried}; accepted: a graph that connects all clients", knobs.graph)
 
 
 def _draw(num: int, knobs: CommunicationGraph, rng: np.random.Generator) -> nx.Graph:
-    """One graph on clients 0..K-1."""
+    """Draws or reads one graph on clients 0..K-1."""
     if num < 2:
-        raise ArgumentError("num_clients", "a communication graph needs 2 or more", num)
+        raise ArgumentError("num_clients", "accepted: 2 or more for a communication graph", num)
     if knobs.graph == "ring":
         return nx.cycle_graph(num)
     if knobs.graph == "complete" or (knobs.graph == "erdos_renyi" and knobs.edge_probability == 1):
@@ -93,13 +93,13 @@ def _draw(num: int, knobs: CommunicationGraph, rng: np.random.Generator) -> nx.G
     if knobs.graph == "torus":
         height = max(d for d in range(1, int(num**0.5) + 1) if num % d == 0)
         if height < 3:
-            raise ArgumentError("graph", f"num_clients={num}; accepted: products of two numbers from 3 on", knobs.graph)
+            raise ArgumentError("graph", f"num_clients={num}; accepted: products of two numbers above 2", knobs.graph)
         return nx.convert_node_labels_to_integers(nx.grid_2d_graph(height, num // height, periodic=True))
     if knobs.graph == "erdos_renyi":
         return nx.fast_gnp_random_graph(num, knobs.edge_probability, seed=rng)
     if knobs.graph == "random_regular":
         if knobs.degree >= num or knobs.degree * num % 2:
-            text = f"accepted: 1 to {num - 1}, the degree times the {num} clients being even"
+            text = f"accepted: 1 to {num - 1}, such that degree times {num} clients is even"
             raise ArgumentError("degree", text, knobs.degree)
         return nx.random_regular_graph(knobs.degree, num, seed=rng)
     return _read_edges(knobs.edge_file, num)
@@ -127,12 +127,12 @@ def is_client(word: str, num: int) -> bool:
 
 
 def _read_matrix(path: str, num: int) -> sp.csr_array:
-    """A doubly stochastic matrix whose graph joins all clients."""
-    text = "is no matrix of numbers; accepted: .npy, or text with a row a line"
+    """Reads a doubly stochastic matrix with a connected graph."""
+    text = "is not a matrix of numbers; accepted: .npy, or text with one row per line"
     if path.endswith(".npy"):
         matrix = read_npy(path, "mixing_file")
         if matrix.dtype.kind not in "biuf":
-            raise ArgumentError("mixing_file", f"is {matrix.dtype}; accepted: numbers", path)
+            raise ArgumentError("mixing_file", f"has dtype {matrix.dtype}; accepted: numbers", path)
     else:
         content = read_text(path, "mixing_file")
         try:
@@ -141,7 +141,7 @@ def _read_matrix(path: str, num: int) -> sp.csr_array:
         except ValueError as error:
             raise ArgumentError("mixing_file", text, path) from error
     if matrix.shape != (num, num):
-        text = f"has shape {matrix.shape}; accepted: a row and a column for each of {num} clients"
+        text = f"has shape {matrix.shape}; accepted: one row and one column for each of {num} clients"
         raise ArgumentError("mixing_file", text, path)
     matrix = sp.csr_array(matrix.astype(np.float64))
     fault = stochastic_fault(matrix)
@@ -149,19 +149,17 @@ def _read_matrix(path: str, num: int) -> sp.csr_array:
         raise ArgumentError("mixing_file", f"{fault}; accepted: a doubly stochastic matrix", path)
     parts, _ = sp.csgraph.connected_components(matrix, connection="strong")
     if parts > 1:
-        raise ArgumentError(
-            "mixing_file", f"its graph falls into {parts} parts; accepted: one that joins all clients", path
-        )
+        raise ArgumentError("mixing_file", f"its graph has {parts} components; accepted: a connected graph", path)
     return matrix
 
 
 def stochastic_fault(matrix: sp.csr_array) -> str:
-    """Why a matrix is not doubly stochastic, with entries of 0 or more and rows and columns that sum to 1 (to 1e-6)."""
+    """Why a matrix is not doubly stochastic (entries of at least 0, rows and columns that sum to 1 within 1e-6)."""
     if not np.isfinite(matrix.data).all():
-        return "holds what is not finite"
+        return "has entries that are not finite"
     low = matrix.min()
     if low < 0:
-        return f"holds {low:g}, below 0"
+        return f"has an entry {low:g}, below 0"
     for axis, name in ((1, "row"), (0, "column")):
         sums = np.asarray(matrix.sum(axis=axis)).ravel()
         worst = int(np.argmax(np.abs(sums - 1)))
@@ -171,7 +169,7 @@ def stochastic_fault(matrix: sp.csr_array) -> str:
 
 
 def metropolis(graph: nx.Graph) -> sp.csr_array:
-    """Metropolis-Hastings weights (K, K): W[i, j] = 1 / (1 + max(d_i, d_j)) on edges, the rest on the diagonal."""
+    """Metropolis-Hastings weights (K, K): W[i, j] = 1 / (1 + max(d_i, d_j)) on edges, the remainder on the diagonal."""
     num = graph.number_of_nodes()
     degree = np.array([graph.degree[k] for k in range(num)])
     i, j = np.array(graph.edges, int).reshape(-1, 2).T
@@ -181,7 +179,7 @@ def metropolis(graph: nx.Graph) -> sp.csr_array:
 
 
 def fastest(graph: nx.Graph) -> sp.csr_array:
-    """The symmetric doubly stochastic W (K, K) on the graph, self loops allowed, of the smallest ||W - 1 1'/K||_2.
+    """The symmetric doubly stochastic W (K, K) on the graph, self-loops allowed, with the smallest ||W - 1 1'/K||_2.
 
     Raises:
         ArgumentError: for more than LARGEST_PROGRAM clients, or without cvxpy.
@@ -203,13 +201,13 @@ def fastest(graph: nx.Graph) -> sp.csr_array:
     constraints = [bound - gap >> 0, bound + gap >> 0, abs(incidence) @ weights <= 1]
     cp.Problem(cp.Minimize(norm), constraints).solve()
     w = np.maximum(np.asarray(weights.value), 0)
-    w = w / max(1.0, float((abs(incidence) @ w).max()))  # the solver meets its constraints to a tolerance only
+    w = w / max(1.0, float((abs(incidence) @ w).max()))  # the solver meets its constraints only to a tolerance
     mixing = sp.csr_array(sp.eye_array(num) - incidence @ sp.diags_array(w) @ incidence.T)
     return sp.csr_array(mixing.maximum(0))
 
 
 def spectral_gap(matrices: list[sp.csr_array]) -> tuple[tuple[str, float], ...]:
-    """1 - ||W_T ... W_1 - 1 1'/K||_2: what is left of a disagreement after the T rounds is 1 minus the gap."""
+    """1 - ||W_T ... W_1 - 1 1'/K||_2: T rounds shrink any disagreement to at most 1 minus the gap."""
     num = len(matrices[0].indptr) - 1
     if num > LARGEST_SPECTRUM:
         return ()
@@ -219,14 +217,14 @@ def spectral_gap(matrices: list[sp.csr_array]) -> tuple[tuple[str, float], ...]:
 
 
 def _others(matrix: sp.csr_array) -> sp.csc_array:
-    """The matrix without its diagonal, by columns."""
+    """The matrix without its diagonal, in CSC format."""
     off = sp.csc_array(matrix - sp.diags_array(matrix.diagonal()))
     off.eliminate_zeros()
     return off
 
 
 def _sends(matrix: sp.csr_array, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """To whom each client sends and with which weight, (K, J) each."""
+    """Receivers of each client and their weights, (K, J) each."""
     num, off = len(matrix.indptr) - 1, _others(matrix)
     count = np.diff(off.indptr)
     sender = np.repeat(np.arange(num), count)

@@ -1,6 +1,7 @@
 """A network that generates models: an embedding -> an MLP -> one linear head for each leaf of a model's parameters.
 
-It is a tree {"trunk": layers, "kernel": leaves (H, ...), "bias": leaves (...)}; the trunk gives H features.
+Its parameters are a tree {"trunk": layers, "kernel": leaves (H, ...), "bias": leaves (...)}; the trunk outputs H
+features.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ def init(key: Key, model: Model, bias: Params, widths: tuple[int, ...], spread: 
     """A hypernetwork that generates models near `bias`.
 
     Args:
-        key: Decides everything but the bias.
-        model: The generated models' network.
+        key: Random key for everything but the bias.
+        model: Network of the generated models.
         bias: An initial model.
-        widths: Of the embedding, and of the trunk's layers up to H.
-        spread: Standard deviation of a generated leaf around its bias, over that of the bias's own numbers, at features
-            of size 1.
+        widths: Sizes of the embedding and of the trunk's layers up to H.
+        spread: Standard deviation of a generated leaf around its bias, relative to that of the bias's entries, for
+            features of size 1.
     """
     trunk_key, head_key = jax.random.split(key)
     dense = jax.nn.initializers.he_normal()
@@ -45,7 +46,7 @@ def init(key: Key, model: Model, bias: Params, widths: tuple[int, ...], spread: 
 
 
 def generate(network: PyTree, embeddings: Array) -> Params:
-    """The models (n, ...) of embeddings (n, E)."""
+    """Generates models (n, ...) from embeddings (n, E)."""
     features = embeddings
     for number, layer in enumerate(network["trunk"]):
         features = jax.nn.relu(features) if number else features
@@ -56,14 +57,15 @@ def generate(network: PyTree, embeddings: Array) -> Params:
 def embedded(
     problem: Problem, optimizer: optax.GradientTransformation, key: Key, learned: PyTree, data: ClientData
 ) -> Params:
-    """The model of a client that was not there in training: it learns an embedding, the hypernetwork as it is.
+    """The model of a client unseen in training: it learns an embedding for a fixed hypernetwork.
 
     Args:
-        problem: What the method is built for.
-        optimizer: Of the embedding.
-        key: The client's.
-        learned: {"network": the hypernetwork, "embeddings": those of K clients (K, E)}, from whose mean it starts.
-        data: The client's.
+        problem: The problem of the method.
+        optimizer: Optimizer for the embedding.
+        key: The client's key.
+        learned: {"network": the hypernetwork, "embeddings": the K clients' embeddings (K, E)}; it starts from their
+            mean.
+        data: The client's data.
     """
     model_of = lambda own: tree.first(generate(learned["network"], own[None]))
 
@@ -81,9 +83,9 @@ def embedded(
 
 
 def beside_statistics(model: Model, optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """The optimizer for {"network": a hypernetwork, ...}, which generates no batch statistics.
+    """The optimizer for {"network": a hypernetwork, ...}, which does not generate batch statistics.
 
-    They are biases that move by SGD at rate 1, which sets them to the mean of what clients have sent.
+    These are biases updated by SGD at rate 1, which sets them to the mean of the clients' statistics.
     """
     optimizers: dict[Hashable, Any] = {"net": optimizer, "statistic": optax.sgd(1.0), "fixed": optax.set_to_zero()}
 

@@ -1,4 +1,4 @@
-"""Predictions by a client's nearest examples, in the features that a network's last layer receives."""
+"""Predictions from a client's nearest examples, by the features that enter a network's last layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pfljax.models import Model
 
 
 def features_of(model: Model, params: Params, split: Split) -> Array:
-    """(n_max, F) of a client's examples, a block at a time; padding has any values."""
+    """(n_max, F) features of a client's examples, computed in blocks; values for padding are arbitrary."""
     n_max = split.y.shape[0]
 
     def note(positions, found):
@@ -29,17 +29,17 @@ def features_of(model: Model, params: Params, split: Split) -> Array:
 
 
 def votes(queries: Array, features: Array, size: Array, num: int, scale: Array | float) -> tuple[Array, Array]:
-    """Each query's nearest examples, and how much they weigh.
+    """Returns each query's nearest examples and their weights.
 
     Args:
-        queries: (B, F).
-        features: (n_max, F) of a client's examples, `size` of which are real.
-        size: () int32.
-        num: How many are asked, at most.
-        scale: Mean squared difference of features at which weight falls to 1 / e.
+        queries: Features (B, F).
+        features: Features (n_max, F) of a client's examples.
+        size: () int32, number of real examples.
+        num: Largest number of neighbors.
+        scale: Mean squared feature difference at which weight falls to 1 / e.
 
     Returns:
-        (B, num) int32 places, and weights, each row on the simplex; zeros for a client without examples.
+        Indices (B, num) int32, and weights (B, num), each row on the simplex; zeros for a client without examples.
     """
     products = jnp.matmul(queries, features.T, precision="highest")
     distance = jnp.square(queries).sum(axis=1)[:, None] + jnp.square(features).sum(axis=1) - 2 * products
@@ -53,11 +53,11 @@ def votes(queries: Array, features: Array, size: Array, num: int, scale: Array |
 
 @dataclasses.dataclass(frozen=True)
 class ByNearest:
-    """A model's predictions mixed with those of the nearest examples: a `Predictor.apply`, whose rows are datastores.
+    """Mixes a model's predictions with those of the nearest examples: a `Predictor.apply` whose rows are datastores.
 
     Attributes:
         model: The clients' network.
-        num: How many examples are asked, at most.
+        num: Largest number of neighbors.
         classes: C.
     """
 
@@ -78,14 +78,15 @@ class ByNearest:
     def remember(
         self, params: Params, data: ClientData, scale: Array | float, mix: Array | float, grid: Array | None
     ) -> PyTree:
-        """A client's row.
+        """Returns a client's row.
 
         Args:
             params: The model whose features are stored.
-            data: The client's.
+            data: The client's data.
             scale: As in `votes`.
-            mix: Share of the examples in predictions, of clients that do not choose it.
-            grid: Shares (G,), of which a client with validation examples chooses the one of their least loss; or None.
+            mix: Weight of the neighbors in predictions, for clients that do not choose it.
+            grid: Weights (G,), from which a client chooses the one with the least loss on its validation examples, if
+                it has any; or None.
         """
         train, validation = data.train, data.validation
         stored = features_of(self.model, params, train)
@@ -97,7 +98,7 @@ class ByNearest:
         return row | {"mix": jnp.where(train.size > 0, mix, 0.0)}
 
     def _losses(self, params: Params, row: PyTree, grid: Array) -> Callable[[Array, Array, Array], Array]:
-        """(x, y, mask) -> the losses (G,) by the shares of a grid, summed over examples."""
+        """Returns (x, y, mask) -> losses (G,) for the weights of a grid, summed over examples."""
 
         def losses(x, y, mask):
             both = self.by_examples(params, row, x), self.model.predict(params, x)

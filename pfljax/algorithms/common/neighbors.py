@@ -1,4 +1,4 @@
-"""Who downloads whose model: tables of candidate models and epsilon-greedy sampling."""
+"""Choice of neighbors: tables of candidate models and epsilon-greedy sampling."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from pfljax.core.types import Array, Cohort, Key
 
 
 class Candidates(NamedTuple):
-    """What one client knows of other clients' models: the C that it keeps in mind, its own first.
+    """The C candidate models that one client tracks, its own first.
 
-    Stacked over clients, the tables are K x C and not K x K.
+    Stacked over clients, the tables are K x C instead of K x K.
     """
 
-    ids: Array  # (C,) int32: whose model; slot 0 is the client's own
-    last: Array  # (C,): the loss of the model when the client last held it
-    tracked: Array  # (C,): the tracked loss; inf: not evaluated yet
+    ids: Array  # (C,) int32: owners of the models; slot 0 is the client itself
+    last: Array  # (C,): loss of the model when the client last held it
+    tracked: Array  # (C,): tracked loss; inf: not evaluated yet
 
 
 def candidates(key: Key, own: Array, num: int, num_clients: int, tracked: float) -> Candidates:
-    """The table of a client at the start: its own model and `num` - 1 others, drawn uniformly where C < K.
+    """A client's initial table: its own model and `num` - 1 others, drawn uniformly if C < K.
 
     Args:
-        key: For this client.
+        key: The client's key.
         own: Its id.
         num: C, at most K.
         num_clients: K.
-        tracked: inf for models that are not evaluated yet; 0 as if they were, with a loss of zero (Alg. 1, l. 3).
+        tracked: inf: models count as not evaluated yet; 0: as evaluated with a loss of zero (Alg. 1, l. 3).
     """
     if num == num_clients:
         ids = (jnp.arange(num, dtype=jnp.int32) + own) % num_clients
@@ -39,7 +39,7 @@ def candidates(key: Key, own: Array, num: int, num_clients: int, tracked: float)
 
 
 def remember(table: Candidates, held: Array, losses: Array) -> tuple[Candidates, Array]:
-    """Notes the losses of the models just held; a model new to the table takes the place of the worst candidate.
+    """Records the losses of the models just held; a model new to the table replaces the worst candidate.
 
     Args:
         table: One client's candidates, C >= J.
@@ -47,7 +47,8 @@ def remember(table: Candidates, held: Array, losses: Array) -> tuple[Candidates,
         losses: (J,) their losses on the client's data.
 
     Returns:
-        The table with `last` and `ids` up to date (a newcomer's `tracked` is inf), and the slots (J,) of the held.
+        The table with `last` and `ids` up to date (`tracked` is inf for new models), and the slots (J,) of the held
+        models.
     """
     is_held = (table.ids[:, None] == held[None, :]).any(axis=1)
 
@@ -55,7 +56,7 @@ def remember(table: Candidates, held: Array, losses: Array) -> tuple[Candidates,
         table, taken = carry
         held, loss = new
         known = table.ids == held
-        # Models that were never evaluated (inf) leave first, then the worst; never one that is held in this round.
+        # Models never evaluated (inf) leave first, then the worst; models held in this round stay.
         worst = jnp.where(taken, -jnp.inf, table.tracked)
         slot = jnp.where(known.any(), jnp.argmax(known), jnp.argmax(worst))
         tracked = table.tracked.at[slot].set(jnp.where(known.any(), table.tracked[slot], jnp.inf))
@@ -67,14 +68,14 @@ def remember(table: Candidates, held: Array, losses: Array) -> tuple[Candidates,
 
 
 def logits(table: Candidates, share: Array | float = 1.0) -> Array:
-    """(C,) minus `share` x the tracked losses; -inf for models that were not evaluated yet."""
+    """(C,) minus `share` x the tracked losses; -inf for models not evaluated yet."""
     return jnp.where(jnp.isinf(table.tracked), -jnp.inf, -share * table.tracked)
 
 
 def heaviest(table: Candidates, num: int, share: Array | float = 1.0) -> tuple[Array, Array]:
-    """A client's candidates of highest weight, the softmax of `logits`: ids (num,), and weights among them.
+    """A client's candidates of highest weight, the softmax of `logits`: ids (num,) and normalized weights (num,).
 
-    Before its first round a client has evaluated nothing; then its own model has all the weight.
+    Before its first round, a client has evaluated nothing, and its own model has all the weight.
     """
     nothing = jnp.isinf(table.tracked).all()
     scores = jnp.where(nothing & (jnp.arange(len(table.ids)) == 0), 0.0, logits(table, share))
@@ -83,9 +84,9 @@ def heaviest(table: Candidates, num: int, share: Array | float = 1.0) -> tuple[A
 
 
 def sample_others(key: Key, own: Array, num: int, count: int) -> Array:
-    """`count` distinct positions out of range(num) without `own`, uniformly, in random order; O(count^2).
+    """Draws `count` distinct positions from range(num) without `own`, uniformly, in random order; O(count^2).
 
-    Floyd's algorithm: it draws a subset without touching the other positions.
+    Uses Floyd's algorithm, which draws a subset without touching the other positions.
     """
     if count == 0:
         return jnp.zeros((0,), jnp.int32)
@@ -103,19 +104,19 @@ def sample_others(key: Key, own: Array, num: int, count: int) -> Array:
 
 
 def best_candidates(key: Key, scores: Array, count: int, epsilon: Array | float = 0.0) -> tuple[Array, Array]:
-    """Slots of the highest scores, each with probability epsilon one drawn uniformly in its place.
+    """The slots with the highest scores, each replaced by a uniformly drawn slot with probability epsilon.
 
     Args:
-        key: Breaks ties, and explores.
-        scores: (C,); -inf where a slot is not eligible.
-        count: M, how many slots to choose, all different.
-        epsilon: Probability, of each choice on its own, of exploring.
+        key: Breaks ties and explores.
+        scores: (C,); -inf for slots that are not eligible.
+        count: M, number of distinct slots to choose.
+        epsilon: Probability of exploring, independently for each choice.
 
     Returns:
-        The slots (M,) int32, and which of them are eligible.
+        The slots (M,) int32, and (M,) bool whether they are eligible.
     """
     lots_key, coin_key = jax.random.split(key)
-    # Of its own each: what has won a tie must not lower the others' chances to be explored.
+    # Separate keys: winning a tie must not lower the other slots' chances of being explored.
     tie, chance = jax.random.uniform(lots_key, (2, *scores.shape))
     explores = jax.random.bernoulli(coin_key, epsilon, (count,))
 
@@ -131,12 +132,12 @@ def best_candidates(key: Key, scores: Array, count: int, epsilon: Array | float 
 def epsilon_greedy(key: Key, table: Candidates, own: Array, cohort: Cohort, count: int, epsilon: float) -> Array:
     """The neighbors of one client in a round (FedeRiCo, Section 3.3).
 
-    With probability epsilon, uniform distinct others. Else candidates that were never evaluated, and then those of the
-    lowest tracked loss, which have the highest weight, ties broken at random. Where too few of the candidates are in
-    the cohort, random others fill up.
+    With probability epsilon, distinct other clients, drawn uniformly. Otherwise candidates that were never evaluated,
+    then those with the lowest tracked loss, which have the highest weight; ties are broken at random. If too few
+    candidates are in the cohort, random other clients fill up.
 
     Args:
-        key: For this client and round.
+        key: Key for this client and round.
         table: Its candidates.
         own: Its id.
         cohort: Only clients of the cohort can be neighbors.
@@ -153,7 +154,7 @@ def epsilon_greedy(key: Key, table: Candidates, own: Array, cohort: Cohort, coun
     others = sample_others(others_key, cohort.position(own), num, min(2 * count, num - 1))
     others = cohort.ids[others]
     eligible = (table.ids != own) & (cohort.position(table.ids) >= 0)
-    scores = jnp.where(jnp.isinf(table.tracked), jnp.inf, -table.tracked)  # optimism: everyone is tried once
+    scores = jnp.where(jnp.isinf(table.tracked), jnp.inf, -table.tracked)  # optimism: try every model once
     slots, known = best_candidates(ties_key, jnp.where(eligible, scores, -jnp.inf), min(count, len(table.ids)))
     known = known & ~jax.random.bernoulli(coin_key, epsilon)
     greedy = table.ids[slots]

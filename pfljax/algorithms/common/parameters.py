@@ -1,4 +1,4 @@
-"""Mixtures of peers' parameters, by weights of any sign: what clients mix is a model, and not predictions."""
+"""Mixtures of peers' parameters (not predictions), with weights of any sign."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pfljax.core import tree
 from pfljax.core.types import Array, ClientData, ClientOutput, Key, Params, Predictor
 from pfljax.local.problem import Problem
 
-SHOWN = 16  # clients of most weight that a run's files tell for each client
+SHOWN = 16  # number of heaviest clients that a run records for each client
 
 
 def mixture(problem: Problem, weights: Array, own: Params, others: Params) -> Params:
@@ -20,9 +20,9 @@ def mixture(problem: Problem, weights: Array, own: Params, others: Params) -> Pa
 
 
 def of_some(models: Params, index: Array, weights: Array) -> Predictor:
-    """The models of index (n, J), the own first, which `mixed` makes one of by weights (n, K).
+    """The models of index (n, J), the client's own first, for `mixed` to combine with weights (n, K).
 
-    What the others weigh is added to the weight of the own.
+    The weights of models outside the index are added to the client's own.
     """
     some = jnp.take_along_axis(weights, index, axis=1)
     some = some.at[:, 0].add(weights.sum(axis=1) - some.sum(axis=1))
@@ -30,8 +30,8 @@ def of_some(models: Params, index: Array, weights: Array) -> Predictor:
 
 
 def mixed(problem: Problem, key: Key, predictor: Predictor, clients: ClientData) -> Predictor:
-    """Each client's mixture of what `of_some` gives it, as `Algorithm.fine_tune`."""
-    if not jax.tree.leaves(predictor.rows):  # newcomers, who have models of their own
+    """Each client's mixture of the models from `of_some`, as `Algorithm.fine_tune`."""
+    if not jax.tree.leaves(predictor.rows):  # newcomers have their own models
         return predictor
 
     def mix(models, _, weights):
@@ -43,12 +43,12 @@ def mixed(problem: Problem, key: Key, predictor: Predictor, clients: ClientData)
 
 
 def heaviest(weights: Array) -> dict[str, Array]:
-    """Whose models weigh most for each client, by the size of weights (n, K); "signed": those weights themselves."""
+    """The models with the largest |weights| (n, K) for each client; "signed" holds the weights with their signs."""
     index = jax.lax.top_k(jnp.abs(weights), min(SHOWN, weights.shape[1]))[1].astype(jnp.int32)
     signed = jnp.take_along_axis(weights, index, axis=1)
     return {"index": index, "weights": by_size(signed), "signed": signed}
 
 
 def by_size(weights: Array) -> Array:
-    """Rows |weights| on the simplex."""
+    """|weights|, with each row normalized to sum to 1."""
     return jnp.abs(weights) / jnp.maximum(jnp.abs(weights).sum(axis=1, keepdims=True), jnp.finfo(jnp.float32).tiny)

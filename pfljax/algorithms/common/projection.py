@@ -1,4 +1,4 @@
-"""Optimizers of parameters that have to stay in a set, such as weights on a simplex."""
+"""Optimizers for parameters constrained to a set, such as weights on a simplex."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pfljax.core.types import PyTree
 def projected(
     optimizer: optax.GradientTransformation, project: Callable[[PyTree], PyTree]
 ) -> optax.GradientTransformationExtraArgs:
-    """The optimizer, each of whose steps ends in the set onto which `project` maps parameters."""
+    """The optimizer with a projection by `project` after every step."""
 
     def update(updates, state, params: Any = None, **extra):
         del extra

@@ -1,15 +1,16 @@
-"""Robust aggregation: what a server can make of weighted models in place of their mean.
+"""Robust aggregation: alternatives to the mean of weighted models.
 
-- "median", the median of each coordinate, and "trimmed_mean", the mean of each coordinate without the largest and the
+- "median", the median of each coordinate, and "trimmed_mean", the mean of each coordinate without its largest and
   smallest values: Yin, Chen, Ramchandran, Bartlett, "Byzantine-robust distributed learning: towards optimal statistical
   rates" (ICML 2018).
-- "krum", the one model that is nearest to its neighbors: Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine learning
-  with adversaries: Byzantine tolerant gradient descent" (NeurIPS 2017).
+- "krum", the single model nearest to its neighbors: Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine learning with
+  adversaries: Byzantine tolerant gradient descent" (NeurIPS 2017).
 - "geometric_median", the point with the least weighted sum of distances to the models, by smoothed Weiszfeld steps:
   Pillutla, Kakade, Harchaoui, "Robust aggregation for federated learning" (IEEE TSP 2022).
 
-Departures from the papers: the first three count clients alike, whatever their n_k, as the papers do; the geometric
-median weighs them by n_k, as RFA does. Of an empty cohort every rule gives zeros, which `average` does not read.
+Departures from the papers: "median", "trimmed_mean" and "krum" weight clients equally, whatever their n_k, as in the
+papers; "geometric_median" weights them by n_k, as RFA does. For an empty cohort, every rule returns zeros, which
+`average` does not read.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ from pfljax.local.problem import Problem
 
 Aggregator = Literal["mean", "median", "trimmed_mean", "krum", "geometric_median"]
 WEISZFELD_STEPS = 32
-NEAREST = 1e-6  # least distance by which a step of Weiszfeld's divides
+NEAREST = 1e-6  # smallest distance that a Weiszfeld step divides by
 
 
 def with_aggregator(problem: Problem, algorithm: Algorithm, aggregator: Aggregator, share: float) -> Algorithm:
-    """The algorithm with another aggregator in place of the mean of its clients' models.
+    """The algorithm with another aggregator instead of the mean of its clients' models.
 
-    Uploads then reach the server one by one: they are part of the clients' reports, and count as uploaded all the same.
+    Uploads then reach the server individually, as part of the clients' reports; they still count as uploaded.
 
     Args:
-        problem: What the algorithm was built for.
-        algorithm: One whose uploads are weighted models.
+        problem: The problem of the algorithm.
+        algorithm: An algorithm whose uploads are weighted models.
         aggregator: The rule.
-        share: Share of the clients that the rule takes for attackers ("trimmed_mean" and "krum").
+        share: Share of clients that the rule assumes to be attackers ("trimmed_mean" and "krum").
 
     Raises:
         ArgumentError: if the algorithm's server does not average models.
@@ -47,7 +48,7 @@ def with_aggregator(problem: Problem, algorithm: Algorithm, aggregator: Aggregat
     if aggregator == "mean":
         return algorithm
     if algorithm.averages is None:
-        raise ArgumentError("aggregator", "accepted for this method: mean, since no server averages models", aggregator)
+        raise ArgumentError("aggregator", "accepted for this method: mean; no server averages models", aggregator)
 
     def client_update(context, models, row, data):
         out = algorithm.client_update(context, models, row, data)
@@ -61,7 +62,7 @@ def with_aggregator(problem: Problem, algorithm: Algorithm, aggregator: Aggregat
     def server_update(key, state, aggregate):
         report: Any = aggregate.report
         num, received = tree.num_rows(state.models), report["apart"]["weight"].shape[1]
-        assert received in (1, num)  # models that are averaged come one to a client, or all of them in order
+        assert received in (1, num)  # each client trains one averaged model, or all of them in order
         number = report["apart"]["first"][:, None] + jnp.arange(received)
         flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
         models, weights = jax.tree.map(flat, (report["apart"]["model"], report["apart"]["weight"]))
@@ -79,7 +80,7 @@ def with_aggregator(problem: Problem, algorithm: Algorithm, aggregator: Aggregat
 
 
 def combine(aggregator: Aggregator, models: Params, weight: Array, share: float) -> Params:
-    """One model out of n stacked ones; those of weight 0 do not count.
+    """Combines n stacked models into one; models of weight 0 do not count.
 
     Args:
         aggregator: The rule.
@@ -96,7 +97,7 @@ def combine(aggregator: Aggregator, models: Params, weight: Array, share: float)
         return geometric_median(models, weight)
 
     def coordinate(leaf):
-        # Absent models come last, and so does what is no number, which an attacker may send.
+        # Absent models sort last, as do the NaNs that an attacker may send.
         last = jnp.where(tree.per_row(counts, leaf), jnp.nan_to_num(leaf, nan=jnp.inf), jnp.inf)
         place = tree.per_row(jnp.arange(leaf.shape[0]), leaf)
         low, high = (trimmed, num - trimmed) if aggregator == "trimmed_mean" else ((num - 1) // 2, num // 2 + 1)
@@ -111,7 +112,7 @@ def krum(models: Params, counts: Array, attackers: Array) -> Params:
     finite = jax.tree.map(lambda leaf: jnp.nan_to_num(leaf), models)
     size = jnp.maximum(counts.sum(), 1)
     mean = jax.tree.map(lambda leaf: jnp.where(tree.per_row(counts, leaf), leaf, 0).sum(axis=0) / size, finite)
-    centered = jax.tree.map(lambda leaf, mean: leaf - mean, finite, mean)  # else large products would cancel
+    centered = jax.tree.map(lambda leaf, mean: leaf - mean, finite, mean)  # so that large products do not cancel
     products = tree.inner_products(centered, centered)
     norms = jnp.diagonal(products)
     others = counts[:, None] & counts[None, :] & ~jnp.eye(len(counts), dtype=bool)
@@ -124,7 +125,7 @@ def krum(models: Params, counts: Array, attackers: Array) -> Params:
 
 
 def geometric_median(models: Params, weight: Array) -> Params:
-    """The point of least weighted sum of distances, by Weiszfeld's steps from the weighted mean."""
+    """The point with the least weighted sum of distances, by Weiszfeld steps from the weighted mean."""
     finite = jax.tree.map(lambda leaf: jnp.nan_to_num(leaf), models)
     part = lambda weight: weight / jnp.maximum(weight.sum(), jnp.finfo(jnp.float32).tiny)
 

@@ -1,4 +1,4 @@
-"""Who takes part in a round, for any method: clients drawn by their numbers of examples, or by their losses."""
+"""Client sampling for any method: by numbers of examples or by losses."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Build = Callable[[Array | None], Algorithm]
 
 
 def with_sampler(problem: Problem, build: Build, sampler: Sampler, candidates: int = 0) -> Algorithm:
-    """The algorithm with another way to draw a round's cohort; what it does with the cohort stays the same.
+    """The algorithm with another way to draw a round's cohort.
 
-    "weighted" draws S clients without replacement in proportion to n_k. "power_of_choice" draws d candidates so, and
-    takes those S of them whose training losses are largest: Cho, Wang, Joshi, "Towards understanding biased client
+    "weighted" draws S clients without replacement in proportion to n_k. "power_of_choice" draws d candidates this way
+    and takes the S of them with the largest training losses: Cho, Wang, Joshi, "Towards understanding biased client
     selection in federated learning" (AISTATS 2022), pi_pow-d.
 
-    Departures from the paper: the server goes on weighting by n_k, where the paper counts the chosen clients alike. A
-    candidate's loss is that of what it predicts with, which for FedAvg is the global model. What candidates that are
-    not chosen download to find their loss is not counted as traffic.
+    Departures from the paper: The server still weights by n_k, where the paper weights the chosen clients equally. A
+    candidate's loss is the loss of what it predicts with, which for FedAvg is the global model. The downloads of
+    candidates that are not chosen do not count as traffic.
 
     Args:
-        problem: What the algorithm is built for.
-        build: Makes the algorithm for some clients (n,), or for all; see `Problem.part`.
-        sampler: How.
+        problem: The problem of the algorithm.
+        build: Builds the algorithm for some clients (n,), or for all; see `Problem.part`.
+        sampler: The way to draw.
         candidates: d, from S to K; 0: twice S, at most K.
 
     Raises:
@@ -45,7 +45,7 @@ def with_sampler(problem: Problem, build: Build, sampler: Sampler, candidates: i
         return algorithm
     drawn = candidates or min(2 * size, num)
     if not size <= drawn <= num:
-        text = f"accepted: 0, or {size} (the clients of a round) to {num} (all clients)"
+        text = f"accepted: 0, or {size} (clients per round) to {num} (all clients)"
         raise ArgumentError("sampler_candidates", text, candidates)
 
     def sample(key, state, clients):
@@ -61,22 +61,22 @@ def with_sampler(problem: Problem, build: Build, sampler: Sampler, candidates: i
 
 
 def by_size(key: Key, sizes: Array, num: int) -> Array:
-    """(num,) int32, ascending: clients drawn one after the other without replacement, each in proportion to n_k.
+    """(num,) int32, ascending: clients drawn one by one without replacement, each in proportion to n_k.
 
-    By the Gumbel top-k trick. Clients without examples come last.
+    Uses the Gumbel top-k trick. Clients without examples come last.
     """
     scores = jnp.log(jnp.asarray(sizes, jnp.float32)) + jax.random.gumbel(key, sizes.shape)
     return jnp.sort(jax.lax.top_k(scores, num)[1]).astype(jnp.int32)
 
 
 def losses_of(problem: Problem, build: Build, key: Key, state: State, clients: ClientData, ids: Array) -> Array:
-    """(n,) mean training losses of the clients `ids`, each of what it predicts with; NaN without examples."""
+    """(n,) mean training losses of clients `ids` with their own predictors; NaN without examples."""
     algorithm, plan = build(None), problem.plan
     rows, rest = split_state(algorithm, state)
     part, data = plan.take_rows((rows, clients), ids)
     if predicts_by_rows(build, state, clients):
         predictor = build(ids).predictor(key, join_state(algorithm, part, rest), data)
-        if predictor.topology == "peers":  # its index names clients, of whose models only a part is at hand
+        if predictor.topology == "peers":  # its index refers to clients, and only some of their models are available
             predictor = dataclasses.replace(predictor, models=state.models)
     else:
         predictor = rows_of(algorithm.predictor(key, state, clients), ids)
@@ -84,10 +84,10 @@ def losses_of(problem: Problem, build: Build, key: Key, state: State, clients: C
 
 
 def rows_of(predictor: Predictor, ids: Array) -> Predictor:
-    """The predictor of some of the clients."""
+    """The predictor of clients `ids`."""
     index, weights, rows = tree.take((predictor.index, predictor.weights, predictor.rows), ids)
     models, topology = predictor.models, predictor.topology
-    if topology == "own":  # J models to a client, side by side
+    if topology == "own":  # J adjacent models per client
         models = tree.take(models, index.reshape(-1))
         index = jnp.arange(index.size, dtype=jnp.int32).reshape(index.shape)
     return dataclasses.replace(predictor, models=models, index=index, weights=weights, rows=rows)

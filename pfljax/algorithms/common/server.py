@@ -1,4 +1,4 @@
-"""What a server does for any method: whom it asks, and what it makes of the models that come back."""
+"""Server options for any method: client sampling and aggregation."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Server:
     """How a server draws cohorts and aggregates models.
 
     Attributes:
-        sampler: "uniform", "weighted" (in proportion to n_k) or "power_of_choice" (those of largest loss among
+        sampler: "uniform", "weighted" (in proportion to n_k) or "power_of_choice" (largest losses among
             `candidates`).
-        candidates: d, number of clients whose losses power of choice compares; 0: twice as many as take part.
+        candidates: d, number of clients whose losses power of choice compares; 0: twice the number that take part.
         aggregator: "mean", "median", "trimmed_mean", "krum" or "geometric_median".
-        trim: Share of the clients that robust aggregators take for attackers: a trimmed mean leaves out as many values
-            on each side, and Krum trusts the others.
+        trim: Share of clients that robust aggregators assume to be attackers: a trimmed mean drops that share of values
+            on each side, and Krum trusts the rest.
     """
 
     sampler: Sampler = "uniform"
@@ -38,10 +38,10 @@ class Server:
             raise ArgumentError("aggregator_trim", "accepted: at least 0, below 0.5", self.trim)
 
     def of(self, problem: Problem, build: Build) -> Algorithm:
-        """The algorithm that `build` makes for some clients, or for all, served in this way.
+        """The algorithm from `build` (for some clients or for all) with these server options.
 
         Raises:
-            ArgumentError: if the algorithm cannot be.
+            ArgumentError: if the algorithm does not support them.
         """
         served = lambda part: with_aggregator(problem, build(part), self.aggregator, self.trim)
         return with_sampler(problem, served, self.sampler, self.candidates)

@@ -1,8 +1,8 @@
-"""Federated surrogate optimization, between clients and a server and fully decentralized.
+"""Federated surrogate optimization, with a server or fully decentralized.
 
 Marfoq, Neglia, Bellet, Kameni, Vidal, "Federated multi-task learning under a mixture of distributions" (NeurIPS 2021),
-Section 3.4. f(u, V) = sum_k n_k / n f_k(u, v_k), where u is shared and v_k is client k's own; each client minimizes a
-partial first-order surrogate g_k of its f_k (Definition 1), which here is a sum over the J blocks of u:
+Section 3.4. f(u, V) = sum_k n_k / n f_k(u, v_k), where u is shared and v_k belongs to client k. Each client minimizes a
+partial first-order surrogate g_k of its f_k (Definition 1), here a sum over the J blocks of u:
 
     v_k <- argmin_v g_k(u, v);  u_k <- local steps from u on g_k(., v_k), block by block;
     with a server:   u <- sum_k n_k u_k / sum_k n_k;
@@ -46,17 +46,17 @@ from pfljax.local.problem import Problem
 
 
 class Surrogate(NamedTuple):
-    """A client's partial first-order surrogate g(u, v) near (u, v), and what the client predicts with.
+    """A client's partial first-order surrogate g(u, v) near (u, v), and its predictor.
 
     Attributes:
-        num_models: J, the blocks of u, each a model.
+        num_models: J, number of blocks of u, each a model.
         init: u (J, ...) -> v, before a client's first round.
-        minimize: (context, u, v, training data) -> (v, aux, metrics): the v that minimizes g(u, .); what `loss` has to
-            know of it, leaves (J, ...); and sums over the client's examples, which are logged as means.
-        loss: (block of u, mini-batch, row of aux) -> (), which local steps in u descend.
+        minimize: (context, u, v, training data) -> (v, aux, metrics): the v that minimizes g(u, .); inputs of `loss`
+            that depend on it, leaves (J, ...); and sums over the client's examples, which are logged as means.
+        loss: (block of u, mini-batch, row of aux) -> (), the objective of local steps in u.
         predictor: (predictor with equal weights on all blocks, v of all clients (K, ...)) -> Predictor.
-        scored: Which model that is, in words.
-        newcomer_steps: How often a client that was not there in training minimizes v, with u as it is.
+        scored: Description of the model that is scored.
+        newcomer_steps: Number of minimizations of v, with fixed u, for a client unseen in training.
     """
 
     num_models: int
@@ -70,10 +70,10 @@ class Surrogate(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CommunicationGraph:
-    """Knobs of a decentralized method: who mixes with whom, and with which weights."""
+    """Knobs of a decentralized method: its communication graph and mixing weights."""
 
     graph: Literal["erdos_renyi", "ring", "torus", "random_regular", "complete", "file"] = knob(
-        "erdos_renyi", help="who mixes with whom"
+        "erdos_renyi", help="communication graph"
     )
     edge_probability: float = knob(
         0.5,
@@ -81,35 +81,35 @@ class CommunicationGraph:
         at_most=1,
         static=True,
         read_with=("graph", "erdos_renyi"),
-        help="probability of an edge of erdos_renyi",
+        help="edge probability of erdos_renyi",
     )
     degree: int = knob(
-        4, at_least=1, read_with=("graph", "random_regular"), help="neighbors of each client in random_regular"
+        4, at_least=1, read_with=("graph", "random_regular"), help="number of neighbors per client in random_regular"
     )
     edge_file: str = knob(
-        "", read_with=("graph", "file"), help='file of graph=file: a line "i j" for each edge, clients from 0'
+        "", read_with=("graph", "file"), help='file for graph=file: one line "i j" per edge, clients numbered from 0'
     )
     graphs: int = knob(
-        1, at_least=1, at_most=10_000, help="number T of random graphs that are used in turn, round after round"
+        1, at_least=1, at_most=10_000, help="T, number of random graphs, used in turn from round to round"
     )
     mixing: Literal["metropolis", "fastest", "file"] = knob(
-        "metropolis", help="mixing matrix W on the graph; fastest has the largest spectral gap"
+        "metropolis", help="mixing matrix W on the graph; fastest maximizes the spectral gap"
     )
     mixing_file: str = knob(
         "",
         read_with=("mixing", "file"),
-        help="file of mixing=file: K x K numbers (.npy or text), which say the graph too",
+        help="file for mixing=file: K x K numbers (.npy or text), which also define the graph",
     )
     graph_seed: int = knob(0, at_least=0, help="seed of the random graphs")
 
 
 class ClientRow(NamedTuple):
-    """What a client keeps.
+    """A client's row.
 
     Attributes:
         v: Its own part.
-        optimizer: Leaves (J, ...), or () where it starts afresh in every round.
-        edges: A decentralized client's neighborhoods (T, J') and its weights in them; else ().
+        optimizer: Leaves (J, ...), or () if it is reset in every round.
+        edges: A decentralized client's neighborhoods (T, J') and its weights in them; otherwise ().
     """
 
     v: PyTree
@@ -154,17 +154,17 @@ def client_server(problem: Problem, surrogate: Surrogate) -> Algorithm:
 def decentralized(problem: Problem, surrogate: Surrogate, graph: CommunicationGraph) -> Algorithm:
     """Federated surrogate optimization without a server: a stacked "model" is one client's J blocks of u.
 
-    With client sampling, the weight of an edge to an absent client stays at home, which keeps symmetric W doubly
-    stochastic.
+    With client sampling, a client adds the weight of an edge to an absent client to its own weight, which keeps
+    symmetric W doubly stochastic.
 
     Raises:
-        ArgumentError: for client sampling where W is not symmetric, or a graph that does not join all clients.
+        ArgumentError: for client sampling with an asymmetric W, or for a graph that is not connected.
     """
     from pfljax.algorithms.common.graphs import make_mixing  # slow to import: NetworkX and SciPy
 
     mixing = make_mixing(problem.num_clients, graph)
     if problem.cohort_size < problem.num_clients and not mixing.symmetric:
-        raise ArgumentError("participation", "below 1 the mixing matrix must be symmetric")
+        raise ArgumentError("participation", "accepted below 1 only with a symmetric mixing matrix")
 
     def init(key, clients):
         u, num = initial_blocks(problem, surrogate, key), tree.num_rows(clients)
@@ -207,24 +207,24 @@ def decentralized(problem: Problem, surrogate: Surrogate, graph: CommunicationGr
 
 
 def copies(leaves: PyTree, num: int) -> PyTree:
-    """`num` of a tree, stacked."""
+    """Stacks `num` copies of a tree."""
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), leaves)
 
 
 def initial_blocks(problem: Problem, surrogate: Surrogate, key: Key) -> Params:
-    """J models that differ from each other."""
+    """J different initial models."""
     return problem._replace(common_init=False).init_models(key, surrogate.num_models)
 
 
 def initial_rows(problem: Problem, surrogate: Surrogate, u: Params, num: int, edges: PyTree) -> ClientRow:
-    """The rows of K clients."""
+    """Initial rows of K clients."""
     return ClientRow(copies(surrogate.init(u), num), problem.optimizer_rows(u, num), edges)
 
 
 def local_step(
     problem: Problem, surrogate: Surrogate, context: ClientContext, u: Params, row: ClientRow, split: Split
 ) -> tuple[Params, ClientRow, Metrics]:
-    """Minimizes v, and trains u from where it was: (trained u, next row, report)."""
+    """Minimizes v, then trains u: (trained u, next row, report)."""
     v, aux, sums = surrogate.minimize(context, u, row.v, split)
     trained, optimizer, losses = problem.fit_models(context, u, row.optimizer, split, surrogate.loss, aux)
     report = {"loss": losses.sum(), "sums": sums, "size": split.size}
@@ -232,13 +232,13 @@ def local_step(
 
 
 def means(report: Metrics) -> Metrics:
-    """The clients' sums over examples as means over all examples of the cohort."""
+    """Turns the clients' sums over examples into means over all examples of the cohort."""
     total = jnp.maximum(report["size"].sum(), 1)
     return {name: values.sum() / total for name, values in report["sums"].items()}
 
 
 def evenly(surrogate: Surrogate, models: Params, num: int, *, own: bool = False) -> Predictor:
-    """Equal weights on all blocks, for `num` clients: of u (J, ...), or with `own` of each client's (K, J, ...)."""
+    """Equal weights on all blocks for `num` clients: of u (J, ...), or of each client's u (K, J, ...) with `own`."""
     width = surrogate.num_models
     index = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (num, width))
     if own:
@@ -250,7 +250,7 @@ def evenly(surrogate: Surrogate, models: Params, num: int, *, own: bool = False)
 def newcomers(
     problem: Problem, surrogate: Surrogate, key: Key, u: Params, number: Array, clients: ClientData
 ) -> Predictor:
-    """Clients that were not there in training minimize v from its initial value, with u as it is."""
+    """Predictor of clients unseen in training: they minimize v from its initial value, with u fixed."""
     even = evenly(surrogate, u, tree.num_rows(clients))
 
     def client(models, _, data):

@@ -1,7 +1,7 @@
-"""What local training adds to models, which a server scales and adds up: only parameters are differences.
+"""Updates from local training, which a server scales and adds up; only parameters are differences.
 
-Batch statistics travel as they have become, and a server takes their mean: a variance less a difference that was scaled
-could be negative.
+Batch statistics travel as they are, and the server averages them: subtracting a scaled difference could make a variance
+negative.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from pfljax.local.solver import Solver
 
 
 def added(solver: Solver, start: Params, trained: Params) -> PyTree:
-    """theta_k - theta of stacked models, and the statistics of theta_k."""
+    """theta_k - theta for stacked models, with the batch statistics of theta_k."""
     return tree.combine(tree.subtract(*solver.trained(trained, start)), trained)
 
 
 def scaled(solver: Solver, update: PyTree, rows: Array | float) -> PyTree:
-    """The updates (N, ...) times rows (N,), or times a number; statistics as they are."""
+    """The updates (N, ...) times rows (N,) or a number; batch statistics are not scaled."""
     return tree.combine(tree.scale(solver.trained(update)[0], rows), update)
 
 
 def moved(solver: Solver, models: Params, update: PyTree, arrived: Array) -> Params:
-    """theta + update, with the update's statistics, for those of N models to which something came back (N,)."""
+    """theta + update, with the update's batch statistics, for those of N models that got an update (N,)."""
     return tree.where(arrived, tree.combine(tree.add(*solver.trained(models, update)), update), models)

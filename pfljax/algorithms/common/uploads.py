@@ -1,6 +1,6 @@
-"""What a server remembers of its clients' uploads, and the means that it makes of them for clusters of clients.
+"""A server's record of clients' uploads, and means of models over clusters of clients.
 
-FedFomo's code (Zhang et al., 2021) has such means. Its clusters are those of scikit-learn's SpectralClustering, with
+FedFomo's code (Zhang et al., 2021) uses such means. Its clusters come from scikit-learn's SpectralClustering, with
 labels by the rotation of Yu and Shi, "Multiclass spectral clustering" (ICCV 2003).
 """
 
@@ -16,17 +16,17 @@ from pfljax.core.types import Array, ClientData, Key, Metrics, Params
 from pfljax.engine.rounds import draw_cohort
 from pfljax.local.problem import Problem
 
-ROTATIONS = 20  # steps between labels and rotation; a few are enough
+ROTATIONS = 20  # alternations between labels and rotation; a few are enough
 
 
 class Uploads(NamedTuple):
-    """What a server knows of K clients; it never leaves the server.
+    """The server's knowledge of K clients; it never leaves the server.
 
     Attributes:
-        last: (K,) int32, number of the round in which a client last uploaded, from 1; 0 for uploads from before the
-            first round, -1 for none.
+        last: (K,) int32, number of the round in which a client last uploaded, from 1; 0 for uploads before the first
+            round, -1 for none.
         size: (K,) int32, n_k.
-        affinity: (K, K) how much each client has gained from each model.
+        affinity: (K, K), how much each client gained from each model.
     """
 
     last: Array
@@ -35,19 +35,19 @@ class Uploads(NamedTuple):
 
     @property
     def newest(self) -> Array:
-        """(K,) bool: who uploaded last."""
+        """(K,) bool: the clients that uploaded last."""
         return self.last == self.last.max()
 
     def noted(self, report: Metrics, number: Array) -> Uploads:
-        """After round `number`, of whose clients "index" (S, J), own model first, and "gains" (S, J) are reported."""
+        """The record after round `number`, given the reports "index" (S, J), own model first, and "gains" (S, J)."""
         index, own = report["index"], report["index"][:, :1]
-        # An index of K or more is no client.
+        # An index of K or more is not a client.
         affinity = jnp.asarray(self.affinity).at[own, index].add(report["gains"], mode="drop")
         return self._replace(last=jnp.asarray(self.last).at[own[:, 0]].set(number + 1), affinity=affinity)
 
 
 def first_epoch(problem: Problem, key: Key, models: Params, clients: ClientData) -> tuple[Params, Array]:
-    """What all clients have after an epoch, and the first to upload: `Uploads.last`."""
+    """All clients' models after one epoch, and `Uploads.last` for the first uploaders."""
     train_key, cohort_key = jax.random.split(key)
     once = problem._replace(solver=problem.solver._replace(epochs=1, steps=0))
     trained = once.train_alone(train_key, models, clients, own=True)
@@ -56,10 +56,10 @@ def first_epoch(problem: Problem, key: Key, models: Params, clients: ClientData)
 
 
 def with_cluster_means(models: Params, uploads: Uploads, num: int) -> Params:
-    """K models, then the means of `num` clusters and, of several clusters, the mean of those means.
+    """K models, then the means of `num` clusters and, if there are several clusters, the mean of those means.
 
-    Clusters are found by the affinities. A cluster's mean is over those of its clients that uploaded last, weighted by
-    n_k; an empty one has the mean of all models.
+    The affinities determine the clusters. A cluster's mean is over those of its clients that uploaded last, weighted by
+    n_k; an empty cluster gets the mean of all models.
     """
     share = jax.nn.softmax(uploads.affinity, axis=1)
     label = spectral_clusters((share + share.T) / 2, num)
@@ -73,10 +73,10 @@ def with_cluster_means(models: Params, uploads: Uploads, num: int) -> Params:
 
 
 def spectral_clusters(affinity: Array, num: int) -> Array:
-    """(K,) labels below `num`, from symmetric and positive affinities (K, K); the diagonal does not count.
+    """(K,) labels below `num`, from symmetric, positive affinities (K, K); the diagonal does not count.
 
-    Normalized cuts: the eigenvectors of D^-1/2 A D^-1/2 with the largest eigenvalues, their rows at length 1, turned
-    until they are as near to indicators of clusters as they can be. All eigenvectors are computed, O(K^3) a round.
+    Normalized cuts: takes the eigenvectors of D^-1/2 A D^-1/2 with the largest eigenvalues, normalizes their rows, and
+    rotates them as close to cluster indicators as possible. Computes all eigenvectors, O(K^3) per round.
     """
     affinity = affinity * (1 - jnp.eye(len(affinity)))
     scale = 1 / jnp.sqrt(jnp.maximum(affinity.sum(axis=1), 1e-12))

@@ -36,5 +36,5 @@ def test_sums_and_counts_are_those_of_a_loop(size):
 
 def test_a_regression_has_no_classes():
     federation = toys.make_federation((3,), "regression")
-    with pytest.raises(ArgumentError, match="needs classes; accepted for a regression: methods that do not"):
+    with pytest.raises(ArgumentError, match="needs classes; choose another method for a regression"):
         classes.required(toys.make_problem(federation), "fedproto")
