@@ -1,4 +1,4 @@
-"""What a user holds: runs, results and comparisons."""
+"""The user's API: runs, results, comparisons and tuning."""
 
 from pfljax.api.comparison import Table, compare
 from pfljax.api.result import Collaboration, Result

@@ -1,4 +1,4 @@
-"""Cells of a comparison: runs in folders of their own, of which those that are finished and whole are kept."""
+"""Cells of a comparison: one run per folder. Finished cells with intact files are reused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pfljax.engine import processes
 from pfljax.training import files, folders, manifest
 
 SUMMARY, ROWS = "summary.json", "metrics.jsonl"
-LOST = folders.LOST  # in a line of a run that a table passes on
+LOST = folders.LOST  # comparisons pass on lines that contain this text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,16 +30,16 @@ class Cell:
 
     @classmethod
     def read(cls, folder: Path) -> Cell:
-        """The cell that a finished run has left in its folder."""
+        """Reads the cell of a finished run from its folder."""
         return cls(files.read_json(folder / SUMMARY), files.read_jsonl(folder / ROWS))
 
 
 def over_rounds(rows: Sequence[Sequence[Mapping]], score: str) -> tuple[list[int], np.ndarray]:
-    """A score over rounds, of several cells: the rounds (T,) in which all were evaluated, and the scores (cells, T).
+    """Returns the rounds (T,) in which all cells were evaluated, and their scores (cells, T).
 
     Args:
-        rows: Each cell's rows of metrics.jsonl.
-        score: Its name there.
+        rows: The metrics.jsonl rows of each cell.
+        score: Name of the score in metrics.jsonl.
     """
     of_round = [{row["round"]: row[score] for row in each} for each in rows]
     rounds = sorted(set.intersection(*map(set, of_round)))
@@ -47,36 +47,36 @@ def over_rounds(rows: Sequence[Sequence[Mapping]], score: str) -> tuple[list[int
 
 
 def check(folder: Path, config: dict, rounds: int) -> None:
-    """Sees to it that a cell can be run, or gone on with, in its folder.
+    """Checks that a cell can be run or resumed in its folder.
 
     Raises:
-        ArgumentError: if the folder holds something else, a run with other settings, or one of more rounds.
+        ArgumentError: if the folder contains something else, or a run with other settings or more rounds.
     """
     processes.first(functools.partial(folders.check, folder, config, "if_possible"))
     folders.Folders([], [folder], "if_possible").check_rounds(rounds)
 
 
 def damage(folder: Path) -> str:
-    """What is wrong with the files of a cell that was finished once; "" for a whole cell, and for any other."""
+    """Describes what is wrong with the files of a finished cell; "" if they are intact or the cell is not finished."""
     kept = manifest.read(folder)
     if kept:
         return (kept.damaged(folder) or "") if SUMMARY in kept.files else ""
     if not (folder / SUMMARY).exists():
         return ""
-    for name in manifest.RECORDS:  # there is no manifest, or it is damaged itself
+    for name in manifest.RECORDS:  # the manifest is missing or damaged
         try:
             {".json": files.read_json, ".npz": files.read_npz}.get(Path(name).suffix, files.read_jsonl)(folder / name)
-        except Exception:  # whatever a torn file makes its reader raise
+        except Exception:  # a truncated file can make its reader raise anything
             return f"{name} cannot be read"
     cell = Cell.read(folder)
     return "" if cell.rows and cell.rows[-1]["round"] == cell.summary["last"]["round"] else f"{ROWS} lacks rows"
 
 
 def finished(folder: Path, config: dict, rounds: int) -> tuple[Cell | None, str]:
-    """The cell, unless it is to be run; and what is wrong with its files, if that is why.
+    """Returns the finished cell, or None if it must be run; and what is wrong with its files, if that is the reason.
 
     Raises:
-        ArgumentError: as `check`.
+        ArgumentError: see `check`.
     """
     check(folder, config, rounds)
     wrong = damage(folder)

@@ -1,4 +1,4 @@
-"""Several methods side by side on the same clients and seeds."""
+"""Comparing methods on the same clients and seeds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pfljax.training.tracking import Tracker
 
 
 def method_row(title: str, cells: Sequence[Cell]) -> dict:
-    """A method's row: means and standard deviations over seeds of the last round's scores, and curves over rounds."""
+    """Returns a method's row: mean and standard deviation over seeds of the final scores, and curves over rounds."""
     score = "accuracy" if cells[0].summary["task"] == "classification" else "loss"
     last = [cell.summary["last"] for cell in cells]
     mean = lambda values: float(np.mean(list(values)))
@@ -52,11 +52,11 @@ def method_row(title: str, cells: Sequence[Cell]) -> dict:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A comparison: one row per method, means and standard deviations over seeds.
+    """A table of methods: one row per method, with means and standard deviations over seeds.
 
     Attributes:
         title: Data set, rounds and seeds.
-        rows: One dict per method, as `method_row` makes it; "seeds" has the last row of each seed's history.
+        rows: One dict per method, made by `method_row`; "seeds" contains the last row of each seed's history.
         task: "classification" or "regression".
     """
 
@@ -65,7 +65,7 @@ class Table:
     task: str
 
     def columns(self) -> tuple[list[str], list[list[str]]]:
-        """The headings, and the cells as text."""
+        """Returns the column headings and the cells as text."""
         classification = self.task == "classification"
         number = (lambda value: f"{100 * value:.1f}") if classification else (lambda value: f"{value:.4f}")
         unseen = any(np.isfinite(row["unseen_mean"]) for row in self.rows)
@@ -99,7 +99,7 @@ class Table:
     __repr__ = __str__
 
     def to_markdown(self) -> str:
-        """The table in Markdown."""
+        """Returns the table as Markdown."""
         heads, body = self.columns()
         lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *body]
         return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
@@ -108,11 +108,11 @@ class Table:
         return f"**{self.title}**\n\n{self.to_markdown()}"
 
     def to_pandas(self) -> Any:
-        """The scores as a pandas DataFrame, one row per method and seed.
+        """Returns the scores as a pandas DataFrame with one row per method and seed.
 
-        Its columns are "algorithm", "seed" and those of metrics.jsonl, of the last round: "accuracy",
-        "accuracy_bottom_decile", "loss", "bytes_down" and so on. For example
-        `frame.groupby("algorithm").accuracy.mean()` gives the means of the table's first column.
+        The columns are "algorithm", "seed" and the last round's entries of metrics.jsonl: "accuracy",
+        "accuracy_bottom_decile", "loss", "bytes_down" and so on. For example,
+        `frame.groupby("algorithm").accuracy.mean()` returns the means in the table's first column.
 
         Raises:
             ArgumentError: if pandas is not installed.
@@ -121,11 +121,11 @@ class Table:
         return frames.pandas().DataFrame(cells)
 
     def plot(self) -> Any:
-        """Scores over rounds and final scores of all methods, as a matplotlib Figure."""
+        """Plots all methods' scores over rounds and final scores. Returns a matplotlib Figure."""
         return report.comparison_figure(self.rows)
 
     def write(self, out: Path) -> None:
-        """Writes comparison.md, .csv, .json and .png into a folder, and report.html, which leads to each run's page."""
+        """Writes comparison.md, .csv, .json and .png to a folder, and report.html, which links to each run's page."""
         heads, body = self.columns()
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([heads, *body])
@@ -137,16 +137,16 @@ class Table:
 
 
 def epsilon_text(values: Sequence[float | None]) -> str:
-    """The mean of epsilons by the privacy ledger, where None stands for no bound."""
+    """Formats the mean of several epsilons; None means no bound."""
     finite = [value for value in values if value is not None]
     return f"{sum(finite) / len(finite):.2f}" if len(finite) == len(values) else "∞"
 
 
 def titled(methods: Sequence[Any]) -> dict[str, Any]:
-    """The methods by title: the registered name, with the knobs that tell two of the same method apart.
+    """Returns the methods by title: the registered name, plus the changed knobs if a method occurs more than once.
 
     Raises:
-        ArgumentError: if two methods are the same.
+        ArgumentError: if two methods have the same title.
     """
     pairs = [each if isinstance(each, tuple) else (None, each) for each in methods]
     names = [method.info.name for title, method in pairs if title is None]
@@ -157,7 +157,7 @@ def titled(methods: Sequence[Any]) -> dict[str, Any]:
             knobs = [field for field in dataclasses.fields(method) if getattr(method, field.name) != field.default]
             name += f"({', '.join(f'{field.name}={getattr(method, field.name)}' for field in knobs)})" * bool(knobs)
         if name in found:
-            raise ArgumentError("methods", f"two are called {name}; accepted: (title, method) pairs tell them apart")
+            raise ArgumentError("methods", f"two methods are called {name}; name them with (title, method) pairs")
         found[name] = method
     return found
 
@@ -180,15 +180,15 @@ def compare(
 
     Args:
         methods: Methods with their knobs, or (title, method) pairs.
-        clients: The clients, or a function from a seed to clients, so that each seed has a split of its own.
-        model: As in `Run`.
-        local: As in `Run`.
+        clients: The clients; or a function seed -> clients, to give each seed its own split.
+        model: See `Run`.
+        local: See `Run`.
         rounds: Number of rounds.
-        seeds: Seeds of initial models, cohorts, mini-batches and sampling.
-        out: Folder of the table; each method and seed has a folder in it, and finished ones are kept.
-        replicate: Whether a method's seeds run at once, stacked in one kernel.
-        say: Takes a line for every method that is done.
-        tracker: As in `Run.train`; runs are named METHOD/seed-SEED. Finished runs that are kept are not tracked again.
+        seeds: Seeds for initial models, cohorts, mini-batches and sampling.
+        out: Folder for the table. Each method and seed has its own subfolder. Finished runs are not repeated.
+        replicate: Whether to train all seeds of a method at once, stacked in one kernel.
+        say: Called with a line whenever a method is done.
+        tracker: See `Run.train`. Runs are named METHOD/seed-SEED. Runs that finished earlier are not tracked again.
         options: Further arguments of `Run`, and `eval_every` and `checkpoint_every` of `Run.train`.
 
     Returns:
@@ -202,7 +202,7 @@ def compare(
     make = lambda method, seed: Run(method, of_seed[seed], model, local, seed=seed, **options)
     runs = {title: [make(method, seed) for seed in seeds] for title, method in found.items()}
     folders = {title: [Path(out) / title / f"seed-{seed}" for seed in seeds] if out else [] for title in found}
-    for title in found:  # a mistake in one of them is told before any is trained
+    for title in found:  # find mistakes before training anything
         for run, folder in zip(runs[title], folders[title], strict=bool(out)):
             cells.check(folder, run.experiment.config, rounds)
     rows, scored = [], None
@@ -223,13 +223,13 @@ def compare(
 
 
 def titled_by(dataset: str, scored: int | None, num_clients: int, rounds: int) -> str:
-    """The beginning of a table's title; it says how many clients were scored, unless all were."""
+    """Returns the first part of a table's title, with the number of scored clients unless all were scored."""
     sample = "" if scored is None else f"a sample of {scored:,} of {num_clients:,} clients, "
     return f"{dataset}, {sample}last of {rounds} rounds"
 
 
 def over(trials: str, number: int) -> str:
-    """The end of a table's title: over which trials its scores are means; there is no deviation of a single one."""
+    """Returns the last part of a table's title: the trials that its means and deviations are taken over."""
     return f"mean ± std over {trials}" if number > 1 else trials
 
 
@@ -242,14 +242,14 @@ def _cells(
     say: Say | None,
     trackers: Sequence[Tracker | None],
 ) -> list[Cell]:
-    """The cells of one method; those that are finished in their folders are read."""
+    """Returns the cells of one method. Reads those that are finished and trains the others."""
     found: dict[int, Cell] = {}
     for number, (run, folder) in enumerate(zip(runs, folders, strict=bool(folders))):
         cell, wrong = cells.finished(folder, run.experiment.config, rounds)
         if cell:
             found[number] = cell
         if wrong and say:
-            say(f"{folder}: run again: {wrong}")
+            say(f"{folder}: running again: {wrong}")
     left = [number for number in range(len(runs)) if number not in found]
     outs = [folders[number] for number in left] if folders else None
     resume = "if_possible" if folders else False

@@ -1,4 +1,4 @@
-"""Scores as pandas DataFrames; pandas is an optional dependency, imported with the first of them."""
+"""Scores as pandas DataFrames. pandas is optional and imported on first use."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SPLITS = ("train", "validation", "test")
 
 
 def pandas() -> ModuleType:
-    """The module pandas.
+    """Imports and returns pandas.
 
     Raises:
-        ArgumentError: if it is not installed.
+        ArgumentError: if pandas is not installed.
     """
     try:
         import pandas
@@ -28,7 +28,7 @@ def pandas() -> ModuleType:
 
 
 def of_results(results: Mapping[str, np.ndarray], federation: Federation) -> Any:
-    """A DataFrame of the content of results.npz, with a row per evaluated round, client and split."""
+    """Converts the content of results.npz to a DataFrame with one row per evaluated round, client and split."""
     pd, rounds = pandas(), results["rounds"]
     found = [split for split in SPLITS if f"loss_{split}" in results]
     clients = results.get("clients", np.arange(federation.num_clients))

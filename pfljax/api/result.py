@@ -1,4 +1,4 @@
-"""What training gives: scores, history, predictions, figures."""
+"""The result of training: scores, history, predictions and figures."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from pfljax.training.loop import Outcome
 
 @dataclasses.dataclass(frozen=True)
 class Collaboration:
-    """Whose models each client used, at every evaluated round.
+    """Which models each client used, at every evaluated round.
 
     Attributes:
-        rounds: (T,) the evaluated rounds.
-        index: (T, K, J) models.
-        weights: (T, K, J) their weights, which sum to 1 over J.
-        distribution: (K,) the clients' true distributions.
-        topology: Unless "shared", models are the clients' own.
-        arrays: Everything that is in collaboration.npz, such as "affinity" (T, K, K). With `eval_clients` the arrays
-            are of the n clients "clients", n in place of K.
+        rounds: Evaluated rounds. Shape (T,).
+        index: Indices of the J models that each client used. Shape (T, K, J).
+        weights: Weights of these models; they sum to 1 over J. Shape (T, K, J).
+        distribution: Each client's true distribution. Shape (K,).
+        topology: Unless "shared", the models are the clients' own.
+        arrays: All arrays of collaboration.npz, such as "affinity" (T, K, K). With `eval_clients`, they cover only
+            the n clients listed in "clients", and n replaces K in all shapes.
     """
 
     rounds: np.ndarray
@@ -45,9 +45,9 @@ class Collaboration:
     arrays: dict[str, np.ndarray] = dataclasses.field(repr=False)
 
     def matrix(self, evaluation: int = -1) -> np.ndarray:
-        """(K, N) weight that each client gave to each model, at one of the evaluated rounds; the last by default."""
+        """Returns the weight (K, N) that each client gave to each model at one evaluated round, by default the last."""
         if "clients" in self.arrays:
-            raise ArgumentError("eval_clients", "a sample of the clients does not make a matrix; see index and weights")
+            raise ArgumentError("eval_clients", "only a sample of clients was scored, which makes no matrix; use index and weights")
         index, weights = self.index[evaluation], self.weights[evaluation]
         num_models = len(index) if self.topology != "shared" else int(self.index.max()) + 1
         dense = np.zeros((len(index), num_models))
@@ -56,10 +56,10 @@ class Collaboration:
 
 
 class Result:
-    """What training has given.
+    """The result of training.
 
     Attributes:
-        experiment: What was trained on what.
+        experiment: The method and the clients that it was trained on.
         out: The run's folder, or None.
     """
 
@@ -86,27 +86,27 @@ class Result:
     def history(self) -> list[dict]:
         """One entry per evaluated round: round, seconds, losses, accuracies, traffic, and the method's own metrics.
 
-        The first is of the initial models, round 0. Its "train_loss" is theirs on the training examples; the method's
-        own metrics are those of a round, and it has none.
+        The first entry describes the initial models, round 0. Its "train_loss" is the initial models' loss on the
+        training examples, and it has no method-specific metrics.
         """
         return self._rows
 
     @property
     def results(self) -> dict[str, np.ndarray]:
-        """The content of results.npz: per-client accuracy and loss (T, K) of each split, by name.
+        """The content of results.npz: per-client accuracy and loss of each split, by name. Shape (T, K).
 
-        With `eval_clients` they are (T, n), of the clients "clients" (n,).
+        With `eval_clients`, the shape is (T, n), for the clients listed in "clients" (n,).
         """
         return self._results
 
     def to_pandas(self) -> Any:
-        """The scores as a pandas DataFrame, one row per evaluated round, client and split.
+        """Returns the scores as a pandas DataFrame with one row per evaluated round, client and split.
 
-        Its columns are "round", "client", "split" ("train", "validation" or "test"), "group" (the client's true
-        distribution), "size" (its number of examples in the split), "loss" and, for a classification, "accuracy";
-        the scores are NaN where a client has no examples of the split. For example
-        `frame[frame.split == "test"].groupby(["round", "group"]).accuracy.mean()` is the mean accuracy of each group
-        over rounds.
+        The columns are "round", "client", "split" ("train", "validation" or "test"), "group" (the client's true
+        distribution), "size" (its number of examples in the split), "loss" and, for classification, "accuracy".
+        Scores are NaN for a client without examples in the split. For example,
+        `frame[frame.split == "test"].groupby(["round", "group"]).accuracy.mean()` returns the mean accuracy of each
+        group over rounds.
 
         Raises:
             ArgumentError: if pandas is not installed.
@@ -115,51 +115,51 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """Test accuracy after the last round, weighted by the clients' numbers of test examples."""
+        """Test accuracy after the last round, averaged with weights proportional to clients' test examples."""
         return self._rows[-1].get("accuracy", float("nan"))
 
     @property
     def loss(self) -> float:
-        """Test loss after the last round, weighted likewise."""
+        """Test loss after the last round, averaged in the same way."""
         return self._rows[-1]["loss"]
 
     @property
     def per_client_accuracy(self) -> np.ndarray:
-        """(K,) every client's test accuracy after the last round; (n,) with `eval_clients`."""
+        """Each client's test accuracy after the last round. Shape (K,), or (n,) with `eval_clients`."""
         if "accuracy_test" not in self._results:
-            raise ArgumentError("per_client_accuracy", "a regression has no accuracy; see results['loss_test']")
+            raise ArgumentError("per_client_accuracy", "regression has no accuracy; use results['loss_test']")
         return self._results["accuracy_test"][-1]
 
     @property
     def collaboration(self) -> Collaboration:
-        """Whose models each client used, at every evaluated round."""
+        """Which models each client used, at every evaluated round."""
         arrays = self._collaboration
         rounds, index, weights, distribution = (arrays[n] for n in ("round", "index", "weights", "distribution"))
         return Collaboration(rounds, index, weights, distribution, str(arrays["topology"]), arrays)
 
     @property
     def state(self) -> State:
-        """The final state: server, models, optimizer, clients. A later `train` of the same run may overwrite it.
+        """The final state: server, models, optimizer, clients. Training the same run further may overwrite it.
 
         Raises:
-            OutOfMemory: if the clients' rows are on disk and do not fit the host's memory.
+            OutOfMemory: if the clients' rows are on disk and do not fit in host memory.
         """
         return stacks.in_memory(self._outcome.state)
 
     @functools.cached_property
     def predictor(self) -> Predictor:
-        """What clients predict with, as it was scored."""
+        """The predictor that was scored."""
         return self._outcome.predictor()
 
     def predict(self, x: Any, client: int) -> np.ndarray:
-        """One client's predictions.
+        """Returns one client's predictions.
 
         Args:
-            x: (B, *features), in the units of the training data.
-            client: Number of the client, 0 to K - 1.
+            x: Examples, scaled like the training data. Shape (B, *features).
+            client: Index of the client, 0 to K - 1.
 
         Returns:
-            (B, C) class probabilities, or (B,) values of a regression.
+            Class probabilities (B, C), or predicted values (B,) for regression.
         """
         if not 0 <= client < self.experiment.federation.num_clients:
             raise ArgumentError("client", f"accepted: 0 to {self.experiment.federation.num_clients - 1}", client)
@@ -175,7 +175,7 @@ class Result:
         return np.asarray(predict(predictor, x))
 
     def predictions(self, x: Any) -> np.ndarray:
-        """All clients' predictions for the same x (B, *features): (K, B, C), or (K, B) of a regression."""
+        """Returns all clients' predictions for the same x (B, *features): (K, B, C), or (K, B) for regression."""
         x = self._checked(x)
         return np.asarray(
             metrics.predictions(self._outcome.compiled.plan, self.experiment.problem.model, self.predictor, x)
@@ -190,15 +190,15 @@ class Result:
 
     @property
     def plot(self) -> report.Plots:
-        """Figures of this result, which a notebook shows inline."""
+        """Figures of this result. Notebooks show them inline."""
         return report.Plots(self.summary, self.history, self.results, self._collaboration)
 
     def write_report(self) -> Path:
-        """Draws the figures and writes report.html into the run's folder.
+        """Draws the figures and writes report.html to the run's folder. Returns the page's path.
 
         Raises:
             ArgumentError: if the run was trained without a folder.
         """
         if self.out is None:
-            raise ArgumentError("out", "the run was trained without a folder; give `train` one")
+            raise ArgumentError("out", "the run was trained without a folder; pass `out` to `train`")
         return report.write(self.out)

@@ -28,11 +28,11 @@ Say = Callable[[str], None]
 
 
 class Run:
-    """A method, to be trained on clients.
+    """A training run of one method on some clients.
 
     Attributes:
-        experiment: What is trained on what; `experiment.problem` has the model and the numbers of clients.
-        clients: The clients that train.
+        experiment: The method, clients and settings; `experiment.problem` has the model and the numbers of clients.
+        clients: The training clients.
     """
 
     _trainer: Trainer | None = None
@@ -55,25 +55,26 @@ class Run:
         execution: Execution | None = None,
         config: dict | None = None,
     ):
-        """Checks everything; nothing is compiled yet.
+        """Checks all arguments. Compiles nothing yet.
 
         Args:
             method: A method with its knobs, such as `FedeRiCo(neighbors=3)`.
-            clients: The clients that train.
+            clients: The training clients.
             model: Any Flax module, Linen or NNX; a `Model`; or a function of the number of classes that returns one.
-            local: How clients train on their own data; Adam at rate 0.01, all examples in one batch, if not given.
-            seed: Decides initial models, cohorts, mini-batches and sampling.
-            participation: Share of the clients in a round's cohort, in (0, 1].
-            unseen: Clients that are kept out of training and adapted to afterwards.
-            fine_tune_epochs: Passes over its data with which each client tunes what is evaluated.
-            eval_clients: Number of clients that are scored, a uniform sample of them; 0: all.
-            server: How cohorts are drawn and models aggregated; uniformly and by their mean, if not given.
-            attack: What a share of the clients does to harm the others; nothing, if not given.
-            execution: Where clients live and in which order they are worked on.
-            config: Further content of config.json; its "settings", by default these arguments, must agree on resuming.
+            local: How clients train on their own data. Default: Adam, learning rate 0.01, full batches.
+            seed: Seed for initial models, cohorts, mini-batches and sampling.
+            participation: Fraction of clients in each round's cohort, in (0, 1].
+            unseen: Clients held out of training. The trained models are adapted to them afterwards.
+            fine_tune_epochs: Number of epochs that each client fine-tunes on its own data before evaluation.
+            eval_clients: Number of clients to score, sampled uniformly; 0: all.
+            server: How the server samples cohorts and aggregates models. Default: uniformly, and by the mean.
+            attack: What the attacking clients do. Default: no attack.
+            execution: Where clients' state and data are stored, and how clients are mapped to devices.
+            config: Extra content for config.json. Its "settings", by default these arguments, must not change when a
+                run is resumed.
 
         Raises:
-            ArgumentError: naming the argument and what is accepted.
+            ArgumentError: if an argument is not accepted; the message names it and what is accepted.
         """
         local, execution, attack = local or LocalTraining(), execution or Execution(), attack or Attack()
         check_arguments(method, clients, participation, fine_tune_epochs, eval_clients)
@@ -112,33 +113,33 @@ class Run:
         profile: str | Path | None = None,
         tracker: Tracker | None = None,
     ) -> Result:
-        """Trains for some more rounds.
+        """Trains for more rounds.
 
         Args:
-            rounds: Number of rounds to add to those that were trained before.
-            out: Folder that takes the files of the run, new or empty; None writes none. Later calls write there too.
-            resume: True goes on from the newest whole checkpoint in `out`, or starts at round 0 where none was made
-                yet; a folder that has lost its checkpoints is refused. "if_possible" starts over there, and
-                "from_scratch" always does. `rounds` counts from round 0 of the run in `out`.
-            eval_every: Number of rounds between evaluations, of which the first is of the initial models, at round 0.
-            checkpoint_every: Least number of rounds between checkpoints, which are made after evaluations.
-            say: Takes lines about plan and progress, such as `print`.
-            progress: Whether to show a progress bar on a terminal or in a notebook.
-            profile: Folder for a profiler's trace of a few rounds.
-            tracker: Takes an `Evaluation` after every evaluation: `pfl.TensorBoard(folder)`, or a function of your own
-                that logs to another tracker.
+            rounds: Number of rounds to train, in addition to earlier calls.
+            out: Folder for the run's files, new or empty; None: write no files. Later calls write to the same folder.
+            resume: True resumes from the newest intact checkpoint in `out`, or starts at round 0 if no checkpoint was
+                saved yet; it raises an error if the checkpoints were lost. "if_possible" starts over in that case,
+                and "from_scratch" always starts over. `rounds` then counts from round 0 of the run in `out`.
+            eval_every: Number of rounds between evaluations. The initial models are evaluated too, as round 0.
+            checkpoint_every: Minimum number of rounds between checkpoints. Checkpoints are saved after evaluations.
+            say: Called with lines about the plan and progress, such as `print`.
+            progress: Whether to show a progress bar in a terminal or notebook.
+            profile: Folder for a profiler trace of a few rounds.
+            tracker: Called with an `Evaluation` after each evaluation. Pass `pfl.TensorBoard(folder)`, or your own
+                function that logs to another tracker.
 
         Raises:
-            ArgumentError: if `out` holds another run, or one with other settings.
-            RunError: if a loss is not finite, or nothing fits into memory or on the disk.
-            KeyboardInterrupt: on SIGINT and SIGTERM, after the rounds in flight were finished and saved.
+            ArgumentError: if `out` contains another run, or this run with other settings.
+            RunError: if a loss is not finite, or memory or disk space runs out.
+            KeyboardInterrupt: on SIGINT and SIGTERM, after finishing and saving the current rounds.
         """
         for name, value in (("rounds", rounds), ("eval_every", eval_every), ("checkpoint_every", checkpoint_every)):
             if value < 1:
                 raise ArgumentError(name, "accepted: 1 or more", value)
         out = None if out is None else Path(out)
         if resume and out is None:
-            raise ArgumentError("resume", "name the run's folder with `out`")
+            raise ArgumentError("resume", "needs the run's folder, `out`")
         if self._trainer is None:
             self._out = out
             self._trainer = start([self], [out] if out else None, resume, say, progress, profile)
@@ -151,7 +152,7 @@ class Run:
 
 
 def check_arguments(method: Any, clients: Any, participation: float, fine_tune_epochs: int, eval_clients: int) -> None:
-    """Raises `ArgumentError` for an argument of `Run` that is not accepted."""
+    """Raises `ArgumentError` if an argument of `Run` is not accepted."""
     if isinstance(method, type) or not hasattr(method, "build"):
         raise ArgumentError("method", "accepted: a method with its knobs, such as FedAvg()", method)
     if not isinstance(clients, Federation):
@@ -168,7 +169,7 @@ def check_arguments(method: Any, clients: Any, participation: float, fine_tune_e
 def make_problem(
     clients: Federation, model: Any, local: LocalTraining, participation: float, execution: Execution
 ) -> Problem:
-    """What a method is built for; `rounds` is set where training starts."""
+    """Returns the problem that a method is built for. Training sets `rounds` when it starts."""
     x = clients.train.x
     built = models.build(model, x.shape[2:], clients.task, clients.num_classes, dtype=x.dtype)
     return Problem(
@@ -198,7 +199,7 @@ def start(
     keep_going: bool = False,
     trackers: Sequence[Tracker | None] = (),
 ) -> Trainer:
-    """The trainer of one run, or of several as replicates."""
+    """Returns the trainer of one run, or of several runs as replicates."""
     experiments = [run.experiment for run in runs]
     if outs:
         environment = describe.environment()
@@ -210,7 +211,7 @@ def start(
 
 
 def padded_alike(runs: Sequence[Run]) -> Sequence[Run]:
-    """The runs, changed so that their clients' data have the same shapes."""
+    """Pads the runs' client data in place so that all have the same shapes. Returns the runs."""
     padded = data.pad_alike([run.clients for run in runs])
     for run, clients in zip(runs, padded, strict=True):
         problem = run.experiment.problem._replace(n_max=clients.train.y.shape[1])
@@ -229,17 +230,20 @@ def train_replicates(
     profile: str | Path | None = None,
     trackers: Sequence[Tracker | None] = (),
 ) -> list[Result]:
-    """Trains runs of one method, all in one kernel; they may differ in seed, data, learning rate and float knobs.
+    """Trains several runs of one method in one kernel. They may differ in seed, data, learning rate and float knobs.
 
     Args:
         runs: The runs, not trained yet.
         rounds: Number of rounds.
-        outs: A folder for each, as in `Run.train`.
-        resume: As in `Run.train`; checkpoints of the same round in all folders, else all start anew.
-        schedule: When the runs are evaluated and saved.
-        say: As in `Run.train`.
-        profile: As in `Run.train`.
-        trackers: One for each run, as in `Run.train`.
+        outs: A folder for each run; see `Run.train`.
+        resume: See `Run.train`. All folders need a checkpoint of the same round; otherwise all runs start over.
+        schedule: When to evaluate and save the runs.
+        say: See `Run.train`.
+        profile: See `Run.train`.
+        trackers: A tracker for each run; see `Run.train`.
+
+    Returns:
+        The result of each run.
     """
     folders = [Path(out) for out in outs] if outs else None
     trainer = start(padded_alike(runs), folders, resume, say, profile=profile, trackers=trackers)

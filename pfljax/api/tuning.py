@@ -1,4 +1,4 @@
-"""Tuning: the learning rate and the knobs under which a method does best on validation examples."""
+"""Tuning: searching for the learning rate and knobs with the best validation score."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Point(NamedTuple):
     """A point of a grid.
 
     Attributes:
-        learning_rate: Of local training; None: the one that is there.
+        learning_rate: Learning rate of local training; None: unchanged.
         knobs: Values of the method's knobs, by name.
     """
 
@@ -38,13 +38,13 @@ class Point(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """What a grid search has found.
+    """The result of a grid search.
 
     Attributes:
         points: The grid.
-        scores: Validation accuracy after the last round, a mean over the runs of each point; for regression the
-            negative validation loss. NaN where a run diverged.
-        losses: The validation losses, which decide among equal scores.
+        scores: Validation accuracy after the last round, averaged over the runs of each point; for regression, the
+            negative validation loss. NaN if a run diverged.
+        losses: Validation losses; they break ties between equal scores.
     """
 
     points: list[Point]
@@ -53,13 +53,13 @@ class Tuning:
 
     @property
     def best(self) -> Point:
-        """The point of the best score."""
+        """The point with the best score."""
         found = [number for number, score in enumerate(self.scores) if not np.isnan(score)]
         return self.points[max(found, key=lambda number: (self.scores[number], -self.losses[number]))]
 
     @property
     def at_edge(self) -> list[str]:
-        """The numbers of the best point that are the least or the largest of the grid, though it has three or more."""
+        """Names of the best point's values that lie at the edge of the grid, if the grid has three or more of them."""
         rows = [{"learning_rate": point.learning_rate, **point.knobs} for point in self.points]
         best = {"learning_rate": self.best.learning_rate, **self.best.knobs}
         values = {name: sorted({row[name] for row in rows}) for name, value in best.items() if is_number(value)}
@@ -67,12 +67,12 @@ class Tuning:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a knob's value is a number; True and False are none."""
+    """Whether a knob's value is a number; bool does not count."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def grid(rates: Sequence[float] = (), knobs: Mapping[str, Sequence[Any]] | None = None) -> list[Point]:
-    """All combinations of learning rates and values of knobs."""
+    """Returns all combinations of learning rates and knob values."""
     names, values = list(knobs or {}), list((knobs or {}).values())
     return [
         Point(rate, dict(zip(names, chosen, strict=True)))
@@ -82,12 +82,12 @@ def grid(rates: Sequence[float] = (), knobs: Mapping[str, Sequence[Any]] | None 
 
 
 def search(points: Sequence[Point], trials: Sequence[T], make: Callable[[Point, T], Run], rounds: int) -> Tuning:
-    """Scores every point by runs of all trials; runs that differ in numbers only share a kernel.
+    """Scores every point on all trials. Runs that differ only in numbers share a kernel.
 
     Args:
         points: The grid.
-        trials: What a point is scored on, such as seeds.
-        make: (point, trial) -> a run whose clients have validation examples.
+        trials: Trials to score each point on, such as seeds.
+        make: (point, trial) -> run. The run's clients need validation examples.
         rounds: Number of rounds.
 
     Raises:
@@ -109,7 +109,7 @@ def search(points: Sequence[Point], trials: Sequence[T], make: Callable[[Point, 
 
 
 def final_scores(runs: Sequence[Run], rounds: int) -> list[tuple[float, float]]:
-    """(validation score, validation loss) of each of several runs after the last round, NaN for one that diverged."""
+    """Returns (validation score, validation loss) of each run after the last round; NaN if it diverged."""
     try:
         trainer = start(padded_alike(runs), None, keep_going=True)
         if not trainer.play(rounds, Schedule(rounds, rounds)):
@@ -121,7 +121,7 @@ def final_scores(runs: Sequence[Run], rounds: int) -> list[tuple[float, float]]:
         return final_scores(runs[:half], rounds) + final_scores(runs[half:], rounds)
     rows = [history.rows[-1] for history in trainer.histories]
     if "validation_loss" not in rows[0]:
-        raise ArgumentError("clients", "have no validation examples to tune on; accepted: validation_fraction above 0")
+        raise ArgumentError("clients", "have no validation examples to tune on; set validation_fraction above 0")
     scores = [(row.get("validation_accuracy", -row["validation_loss"]), row["validation_loss"]) for row in rows]
     return [DIVERGED if number in trainer.diverged else score for number, score in enumerate(scores)]
 
@@ -138,32 +138,32 @@ def tune(
     seeds: Sequence[int] = (0,),
     **options: Any,
 ) -> Tuning:
-    """Finds the learning rate and the knobs under which a method does best on the clients' validation examples.
+    """Finds the learning rate and knobs with which a method scores best on the clients' validation examples.
 
-    All grid points with all seeds share one kernel, as far as they differ in numbers only.
+    Grid points and seeds that differ only in numbers are trained together in one kernel.
 
     Args:
-        method: A method with its other knobs.
-        clients: As in `compare`, with validation examples.
-        model: As in `Run`.
-        local: As in `Run`; with `rates`, its optimizer is a function of the learning rate.
+        method: The method; knobs that are not tuned keep its values.
+        clients: See `compare`; they need validation examples.
+        model: See `Run`.
+        local: See `Run`; with `rates`, its optimizer must be a function of the learning rate.
         rounds: Number of rounds.
-        rates: Learning rates.
-        knobs: Values by knob.
-        seeds: As in `compare`; a score is the mean over them.
+        rates: Learning rates to try.
+        knobs: Values to try, by knob.
+        seeds: See `compare`; scores are means over the seeds.
         options: Further arguments of `Run`.
 
     Returns:
         The scores; `tuning.best` is the best point.
 
     Raises:
-        ArgumentError: for a knob that the method has not.
+        ArgumentError: if the method has no such knob.
         RunError: if a run diverges at every point.
     """
     known = [field.name for field in dataclasses.fields(method)]
     for name, values in (knobs or {}).items():
         if name not in known or not values:
-            raise ArgumentError("knobs", f"accepted: values by knob, of {', '.join(known)}", name)
+            raise ArgumentError("knobs", f"accepted: values for the knobs {', '.join(known)}", name)
     of_seed = {seed: clients if isinstance(clients, Federation) else clients(seed) for seed in seeds}
 
     def make(point: Point, seed: int) -> Run:
