@@ -47,7 +47,7 @@ class Collaboration:
     def matrix(self, evaluation: int = -1) -> np.ndarray:
         """Returns the weight (K, N) that each client gave to each model at one evaluated round, by default the last."""
         if "clients" in self.arrays:
-            raise ArgumentError("eval_clients", "only a sample of clients was scored, which makes no matrix; use index and weights")
+            raise ArgumentError("eval_clients", "a matrix needs all clients; use index and weights instead")
         index, weights = self.index[evaluation], self.weights[evaluation]
         num_models = len(index) if self.topology != "shared" else int(self.index.max()) + 1
         dense = np.zeros((len(index), num_models))

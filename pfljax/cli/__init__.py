@@ -1,4 +1,4 @@
-"""The command line: `pfljax COMMAND [flags]`. Only here do flags become objects of the Python API."""
+"""The command line: `pfljax COMMAND [flags]`. This package alone turns flags into objects of the Python API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COMMANDS = {
     "train": "train one method on one data set",
     "compare": "compare methods on the same splits and seeds",
     "scaling": "measure time, memory and traffic against the number of clients",
-    "report": "write the page of a run, or of a comparison of runs",
+    "report": "write the report page of a run, or of several runs",
 }
 
 
@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Runs a command and ends the process: exit code 2 for a mistake on the command line, 1 for a failure.
 
     Args:
-        argv: The command and its flags; None: those of this process.
+        argv: The command and its flags; None: `sys.argv`.
     """
     name, *words = (sys.argv[1:] if argv is None else list(argv)) or ["--help"]
     if name in ("--help", "-h", "help"):
@@ -30,6 +30,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     if name not in COMMANDS:
         print(f"error: {name}: unknown command; accepted: {', '.join(COMMANDS)}", file=sys.stderr)
         sys.exit(2)
-    from pfljax.cli import launch  # not before: it takes JAX
+    from pfljax.cli import launch  # imported late because it imports JAX
 
     launch.main(importlib.import_module(f"pfljax.cli.{name}").COMMAND, words)

@@ -1,4 +1,4 @@
-"""From settings to objects of the Python API: clients, model, local training, method, run."""
+"""Builds objects of the Python API from settings: clients, model, local training, method, run."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from pfljax.training.folders import BOARD
 from pfljax.training.progress import told
 from pfljax.training.tracking import TensorBoard, summary_writer
 
-DEFAULT_CLIENTS = 16  # of sources that draw their clients, and of partitions that deal examples
-Clients = tuple[Federation, Federation | None]  # those that train, and those kept out of training
+DEFAULT_CLIENTS = 16  # for sources that generate their clients, and partitions that divide examples
+Clients = tuple[Federation, Federation | None]  # training clients, and clients held out of training
 
 
 class Trial(NamedTuple):
-    """What is random in a run.
+    """The seeds of a run.
 
     Attributes:
-        seed: Decides initial models, cohorts, batches and sampling; the split, too, where that is None.
-        split: Decides who has which examples.
+        seed: Seed for initial models, cohorts, batches and sampling.
+        split: Seed for dividing examples among clients; None: the same as `seed`.
     """
 
     seed: int
@@ -45,21 +45,21 @@ class Trial(NamedTuple):
 
     @property
     def of_data(self) -> int:
-        """What decides who has which examples."""
+        """The seed that divides examples among clients."""
         return self.seed if self.split is None else self.split
 
     @property
     def folder(self) -> str:
-        """The folder of a run among others."""
+        """Name of the run's folder."""
         return f"seed-{self.seed}" if self.split is None else f"split-{self.split}-seed-{self.seed}"
 
 
 def read_methods(settings: Settings) -> list[str]:
-    """The methods that --algorithm or --algorithms names, after a check of them, their knobs, --out and --tensorboard.
+    """Returns the methods in --algorithm or --algorithms. Checks them, their knobs, --out and --tensorboard.
 
     Raises:
-        ArgumentError: for an unknown method, a folder that cannot be written to, or a package that is missing.
-        FlagError: for a knob of another one.
+        ArgumentError: for an unknown method, a folder that cannot be written to, or a missing package.
+        FlagError: for a knob of a method that is not run.
     """
     if "algorithm" in settings:
         names = [settings.algorithm]
@@ -75,13 +75,13 @@ def read_methods(settings: Settings) -> list[str]:
 
 
 def build_method(settings: Settings, name: str) -> Any:
-    """A method with its knobs."""
+    """Returns a method with its knobs."""
     found = method.get(name)
     return found(**{field.name: settings[f"{name}.{field.name}"] for field in dataclasses.fields(found)})
 
 
 def build_source(settings: Settings, seed: int) -> sources.Source:
-    """The data set's examples."""
+    """Returns the data set's examples."""
     kind, _, member = settings.dataset.partition(":")
     if kind not in sources.SOURCES or bool(member) != (kind == "tfds"):
         known = [name + ":NAME" * (name == "tfds") for name in sources.SOURCES]
@@ -89,7 +89,7 @@ def build_source(settings: Settings, seed: int) -> sources.Source:
     for flag, readers in (("data_file", ("npz", "text")), ("data_dir", ("tfds",))):
         if settings[flag] and kind not in readers:
             raise settings.error(
-                flag, f"is read with --dataset={' or '.join(readers)} only, not with {settings.dataset}"
+                flag, f"applies only with --dataset={' or '.join(readers)}, not with {settings.dataset}"
             )
     make = sources.get(kind)
     common = {"seed": seed, "fraction": settings.data_fraction, **own_options(settings, kind)}
@@ -109,10 +109,10 @@ def build_source(settings: Settings, seed: int) -> sources.Source:
 
 
 def own_options(settings: Settings, kind: str) -> dict[str, Any]:
-    """The values of the flags KIND.OPTION, which this kind of data set alone reads.
+    """Returns the values of the flags KIND.OPTION, which only this kind of data set uses.
 
     Raises:
-        FlagError: for such a flag of another kind on the command line.
+        FlagError: if the command line has such a flag of another kind.
     """
     options = {}
     for flag, group in settings.headings.items():
@@ -125,7 +125,7 @@ def own_options(settings: Settings, kind: str) -> dict[str, Any]:
 
 
 def build_partition(settings: Settings, source: sources.Source, seed: int) -> Any:
-    """Who gets which examples; None leaves it to the library."""
+    """Returns the partition of the examples; None: the library's default."""
     name = settings.partition
     if name == "auto":
         if source.client is not None or source.task == "regression":
@@ -142,15 +142,15 @@ def build_partition(settings: Settings, source: sources.Source, seed: int) -> An
 
 
 def build_clients(settings: Settings, seed: int) -> Clients:
-    """The clients that train, and those kept out of training (or None)."""
+    """Returns the training clients, and the clients held out of training (or None)."""
     share = settings.unseen_clients
     if not 0 <= share < 1:
-        raise settings.error("unseen_clients", "accepted: a share of 0 or more and below 1")
+        raise settings.error("unseen_clients", "accepted: 0 to below 1")
     with told(f"reading {settings.dataset}", print):
         source = build_source(settings, seed)
     splits = data.Splits(**{field.name: settings[field.name] for field in dataclasses.fields(data.Splits)})
     partition = build_partition(settings, source, seed)
-    apart = jax.process_count() > 1 and settings.client_store == "device"  # else each host has all clients' data
+    apart = jax.process_count() > 1 and settings.client_store == "device"  # otherwise each host loads all clients' data
     own = build_execution(settings).make_plan().own_rows if apart else None
     load = functools.partial(data.load, source, partition, splits, num_clients=settings.num_clients or None, seed=seed)
     with told("dividing the examples among clients", print):
@@ -164,11 +164,11 @@ def build_clients(settings: Settings, seed: int) -> Clients:
     return federation, unseen
 
 
-_kept: dict[tuple, Clients] = {}  # of the last seeds; a data set of images may take a gigabyte
+_kept: dict[tuple, Clients] = {}  # only the most recent: an image data set may take a gigabyte
 
 
 def cached_clients(settings: Settings, seed: int) -> Clients:
-    """`build_clients`, once for all methods with the same seed and data."""
+    """Returns `build_clients`, cached for all methods with the same seed and data."""
     names = [name for name, heading in settings.headings.items() if heading == DATA]
     key = (seed, *(str(settings[name]) for name in [*names, "hidden", "channels", "devices"]))
     if key not in _kept:
@@ -179,12 +179,12 @@ def cached_clients(settings: Settings, seed: int) -> Clients:
 
 
 def widths(settings: Settings) -> dict[str, tuple[int, ...]]:
-    """The widths of the mlp and the cnn."""
+    """Returns the widths of the mlp and the cnn."""
     return {name: tuple(settings.numbers(name, int)) for name in ("hidden", "channels")}
 
 
 def build_model(settings: Settings, federation: Federation) -> models.Model:
-    """The clients' network."""
+    """Returns the clients' network."""
     name, task = settings.model, federation.task
     shape = federation.train.x.shape[2:]
     if own_files.is_file_and_name(name):
@@ -198,13 +198,13 @@ def build_model(settings: Settings, federation: Federation) -> models.Model:
 
 
 def build_local(settings: Settings, federation: Federation) -> LocalTraining:
-    """How clients train."""
+    """Returns the settings of local training."""
     if not 0 < settings.lr_decay <= 1:
         raise settings.error("lr_decay", "accepted: above 0, at most 1")
     if not 0 <= settings.momentum < 1:
         raise settings.error("momentum", "accepted: 0 to below 1")
     if settings.momentum and settings.optimizer != "sgd":
-        raise settings.error("momentum", "only --optimizer=sgd reads it")
+        raise settings.error("momentum", "applies only with --optimizer=sgd")
     return LocalTraining(
         functools.partial(make_optimizer, settings.optimizer, settings.momentum, settings.weight_decay),
         settings.learning_rate,
@@ -221,22 +221,22 @@ def build_local(settings: Settings, federation: Federation) -> LocalTraining:
 
 
 def make_optimizer(name: str, momentum: float, weight_decay: float, learning_rate: Any) -> optax.GradientTransformation:
-    """SGD or Adam at a learning rate."""
+    """Returns SGD or Adam with a learning rate."""
     made = optax.sgd(learning_rate, momentum=momentum or None) if name == "sgd" else optax.adam(learning_rate)
     return optax.chain(optax.add_decayed_weights(weight_decay), made) if weight_decay else made
 
 
 def build_class_weights(settings: Settings, federation: Federation) -> tuple[float, ...] | None:
-    """The weights of the classes in the training loss."""
+    """Returns the class weights of the training loss."""
     if settings.class_weights == "none":
         return None
     if settings.dp_noise_multiplier:
-        raise settings.error("class_weights", "counts the clients' labels; accepted with --dp_noise_multiplier: none")
+        raise settings.error("class_weights", "uses clients' label counts; accepted with --dp_noise_multiplier: none")
     return statistics.inverse_frequency_weights(federation)
 
 
 def build_schedule(settings: Settings) -> optax.Schedule | None:
-    """The factor of the learning rate, by round."""
+    """Returns the factor of the learning rate, by round."""
     if settings.lr_schedule == "multistep":
         starts = (settings.rounds // 2, 3 * settings.rounds // 4)
         return optax.piecewise_constant_schedule(1.0, {start: 0.1 for start in starts if start})
@@ -246,17 +246,17 @@ def build_schedule(settings: Settings) -> optax.Schedule | None:
 
 
 def build_execution(settings: Settings) -> Execution:
-    """Where clients live and how they are worked on."""
+    """Returns where clients are stored and how they are mapped to devices."""
     return Execution(settings.plan, settings.chunk, settings.devices, settings.exchange, settings.client_store)
 
 
 def build_server(settings: Settings) -> Server:
-    """How cohorts are drawn and models are aggregated."""
+    """Returns how cohorts are sampled and models aggregated."""
     return Server(settings.sampler, settings.sampler_candidates, settings.aggregator, settings.aggregator_trim)
 
 
 def build_run(settings: Settings, name: str, clients: Clients, trial: Trial) -> api.Run:
-    """Everything about one run, checked."""
+    """Builds and checks one run."""
     federation, unseen = clients
     settings = settings.of_method(name)
     return api.Run(
@@ -277,14 +277,14 @@ def build_run(settings: Settings, name: str, clients: Clients, trial: Trial) -> 
 
 
 def build_tracker(settings: Settings, out: Path) -> TensorBoard | None:
-    """What writes the evaluations of the run in a folder for TensorBoard, if --tensorboard asks for it."""
+    """Returns the TensorBoard tracker of the run in a folder, or None without --tensorboard."""
     return TensorBoard(out / BOARD) if settings.tensorboard else None
 
 
 def config(settings: Settings, name: str, trial: Trial) -> dict:
-    """The command line's part of config.json; "settings" must agree where a run is resumed.
+    """Returns the command line's part of config.json.
 
-    Those are what is trained, on what; of the methods' knobs the method's own.
+    Its "settings" must agree when a run is resumed: the training and data flags and the method's own knobs.
     """
     values = {**settings.values, "algorithm": name, "seed": trial.seed, "split": trial.split}
     same = [flag for flag, heading in settings.headings.items() if heading in (WHAT, DATA, name)]
@@ -294,7 +294,7 @@ def config(settings: Settings, name: str, trial: Trial) -> dict:
         "split",
     ]
     if settings.lr_schedule == "multistep":
-        same.append("rounds")  # by which the rates fall
+        same.append("rounds")  # the schedule depends on it
     return {
         "flags": {flag: values[flag] for flag in sorted(values)},
         "settings": {f"--{flag}": values[flag] for flag in same},
@@ -304,13 +304,13 @@ def config(settings: Settings, name: str, trial: Trial) -> dict:
 
 
 def command() -> str:
-    """How this process was started, as a shell reads it."""
+    """Returns the shell command that started this process."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     module = spec.name.removesuffix(".__main__") if spec else ""
     return shlex.join([*(["python", "-m", module] if module else [Path(sys.argv[0]).name]), *sys.argv[1:]])
 
 
 def print_defaults(settings: Settings) -> None:
-    """The plan's first line: which file the data set's defaults come from."""
+    """Prints the first line of the plan: the file with the data set's defaults."""
     if settings.defaults:
         print(f"  {'defaults':32} {settings.defaults}")

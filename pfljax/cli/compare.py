@@ -2,8 +2,8 @@
 
     pfljax compare --algorithms=local,fedavg,fedavg_plus,federico --seeds=0,1,2
 
-Each cell, a method with a seed, is a run of its own in OUT/METHOD/seed-N; a finished cell is not run again. With
---splits=0,1,2 every split of the data is trained on with every seed.
+Each pair of method and seed is a run in OUT/METHOD/seed-N. Finished runs are not repeated. With --splits=0,1,2, every
+seed is run on every split of the data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def define(registry: flags.FlagValues) -> None:
 
 
 def run(settings: Settings) -> None:
-    """The command."""
+    """Runs the command."""
     names, trials = build.read_methods(settings), sweep.trials(settings)
     settings = settings.with_defaults(names)
     names = sweep.able(settings, names, trials[0])
@@ -42,7 +42,7 @@ def run(settings: Settings) -> None:
     for number, name in enumerate(names, 1):
         try:
             summary = sweep.cells(settings, name, trials, out / name)[0]
-        except RunError as error:  # the others' results are worth having
+        except RunError as error:  # keep the other methods' results
             print(f"  {name}: {error}")
             failed[name] = error
         else:
@@ -59,7 +59,7 @@ def run(settings: Settings) -> None:
     sweep.write_table(table.title, *table.columns(), rows, out, "comparison.png")
     for row in rows:
         if row["unaccounted"]:
-            print(f"* {row['algorithm']}: epsilon does not count {row['unaccounted']}")
+            print(f"* {row['algorithm']}: epsilon does not include {row['unaccounted']}")
     if failed:
         raise RunError(f"not in the table: {'; '.join(f'{name}: {error}' for name, error in failed.items())}")
 

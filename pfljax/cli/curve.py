@@ -1,4 +1,4 @@
-"""The left picture of FedeRiCo's Figure 1: noisy points of a sine curve, personal models and one global model."""
+"""FedeRiCo's Figure 1 (left): noisy points of a sine curve, personal models and one global model."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pfljax.cli import build
 from pfljax.cli.settings import Settings
 from pfljax.training import files
 
-GRID = 400  # points at which curves are drawn
+GRID = 400  # number of points per curve
 
 
 def write(settings: Settings, clients: build.Clients, result: api.Result, out: Path) -> None:
-    """Writes curve.npz: the training points, the curve, every client's prediction on its interval, and FedAvg's.
+    """Writes curve.npz: the training points, the curve, each client's prediction on its interval, and FedAvg's.
 
-    For any method but FedAvg itself it trains FedAvg on the same data, in out/fedavg-RATE, for comparison.
+    For methods other than FedAvg, trains FedAvg on the same data in out/fedavg-RATE for comparison.
     """
     federation, name = clients[0], settings.algorithm
     train = federation.train
@@ -43,7 +43,7 @@ def write(settings: Settings, clients: build.Clients, result: api.Result, out: P
 
 
 def best_fedavg(settings: Settings, clients: build.Clients, out: Path) -> api.Result:
-    """FedAvg on the same data, at the better (by training loss) of the run's rate and a tenth of it."""
+    """Trains FedAvg on the same data at the run's rate and a tenth of it. Returns the result with the lower loss."""
     results = []
     for rate in (settings.learning_rate, settings.learning_rate / 10):
         folder = out / f"fedavg-{rate:g}"

@@ -1,4 +1,4 @@
-"""What --help shows: all flags of a command by group, and the knobs of the methods that are named."""
+"""The text of --help: a command's flags by group, and the knobs of the given methods."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def is_asked(words: Sequence[str]) -> bool:
 
 
 def text(doc: str, settings: Settings, methods: Sequence[str]) -> str:
-    """The help of a command.
+    """Returns the help of a command.
 
     Args:
-        doc: What it does and how it is called.
-        settings: Values of its flags after the data set's preset; they are what is shown as defaults.
-        methods: Those that are named, whose knobs are shown.
+        doc: Description and usage of the command.
+        settings: Values of its flags after the data set's preset; they are shown as defaults.
+        methods: Methods whose knobs are shown.
     """
     registry = read(settings.define, [])
     groups = registry.flags_by_module_dict()
@@ -53,7 +53,7 @@ def text(doc: str, settings: Settings, methods: Sequence[str]) -> str:
 
 
 def _entry(flag: flags.Flag, settings: Settings) -> list[str]:
-    """A flag's name and default, where that comes from, what it is, and what it accepts."""
+    """Returns a flag's lines: name, default and its origin, description, accepted values."""
     value = settings[flag.name]
     preset = settings.defaults if value != flag.default and not settings.present(flag.name) else ""
     first = f"  --{flag.name}={shown(value)}" + (f"  ({preset or 'as given'})" if value != flag.default else "")
@@ -63,7 +63,7 @@ def _entry(flag: flags.Flag, settings: Settings) -> list[str]:
 
 
 def shown(value: Any) -> str:
-    """A flag's value as it is written on the command line; nothing where there is none."""
+    """Returns a flag's value as written on the command line; "" if it has none."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""How a command runs: its flags, its devices and processes, and one line for whatever ends it early."""
+"""Running a command: reads its flags, sets up devices and processes, and prints one line for any error."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from pfljax.engine import processes
 from pfljax.training import endings, profiling
 
 OPEN_PORT = (
-    "the coordinator listens on all of this machine's addresses, and whoever reaches its port can join or end the run; "
-    "with --coordinator=localhost:PORT it listens on this machine alone"
+    "the coordinator listens on all network addresses of this machine, and anyone who reaches its port can join or "
+    "end the run; --coordinator=localhost:PORT restricts it to this machine"
 )
-LOCAL_FLAGS = ("process_id", "data_file", "data_dir")  # in which processes may differ: places differ between hosts
+LOCAL_FLAGS = ("process_id", "data_file", "data_dir")  # may differ between processes and their hosts
 
 
 class Command(NamedTuple):
     """A command.
 
     Attributes:
-        doc: What it does and how it is called, for --help.
-        define: Registers its flags.
-        run: Does it.
-        keep_compiled: Whether JAX keeps what it compiles for the next run; not where compiling is timed.
-        devices: Settings -> the number of devices that they ask for; 0 for all. None: the command computes nothing.
-        listed: The flag that takes words without a name, each as one of its values; "": none are accepted.
+        doc: Description and usage, for --help.
+        define: Registers the command's flags.
+        run: Runs the command.
+        keep_compiled: Whether JAX caches compiled functions for later runs. False if compile time is measured.
+        devices: Settings -> requested number of devices; 0: all. None: the command computes nothing.
+        listed: The flag that takes positional arguments as its values; "": none are accepted.
     """
 
     doc: str | None
@@ -54,15 +54,15 @@ class Command(NamedTuple):
 
 
 def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
-    """Runs a command and ends the process; a mistake is one line and exit code 2, a failure one line and 1.
+    """Runs a command and ends the process. Prints one line for an error: exit code 2 for a usage error, else 1.
 
     Args:
         command: The command.
-        words: Its flags; None: those of this process.
+        words: Its flags; None: `sys.argv`.
     """
     words, settings = sys.argv[1:] if words is None else words, None
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # so that a file or a pipe shows how far the command is
+        sys.stdout.reconfigure(line_buffering=True)  # show progress in files and pipes, too
     try:
         given = [word for word in words if word not in help.WORDS]
         settings = parse(command.define, named(given, command.listed) if command.listed else given)
@@ -85,32 +85,32 @@ def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
 
 
 def named(words: Sequence[str], flag: str) -> list[str]:
-    """The words, with a flag before those that stand alone: neither flags nor the values of such without an =."""
+    """Prefixes positional arguments with a flag; leaves flags and their values alone."""
     takes = lambda before: before.startswith("-") and "=" not in before
     alone = [not word.startswith("-") and not takes(before) for before, word in itertools.pairwise(["", *words])]
     return [f"--{flag}={word}" if is_alone else word for word, is_alone in zip(words, alone, strict=True)]
 
 
 def end_interrupted(error: KeyboardInterrupt, settings: Settings | None) -> NoReturn:
-    """Ends the process that a signal has stopped, with the exit code that shells give for it."""
+    """Ends a process that a signal interrupted, with the exit code that shells use for that signal."""
     number = error.number if isinstance(error, endings.Interrupted) else signal.SIGINT
-    hint = "; --resume goes on from the last checkpoint" if settings and "resume" in settings else ""
+    hint = "; --resume continues from the last checkpoint" if settings and "resume" in settings else ""
     print(f"error: {error if str(error) else 'interrupted'}{hint}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     if jax.distributed.is_initialized() and jax.process_index() == 0:
-        time.sleep(1)  # the others end for the same reason, and need the first until then
-    os._exit(128 + number)  # taking Python down can crash in what XLA was interrupted in
+        time.sleep(1)  # the other processes end for the same reason, and need this one until then
+    os._exit(128 + number)  # a normal exit can crash inside the interrupted XLA call
 
 
 def help_of(command: Command, settings: Settings) -> str:
-    """The command's --help, for the methods and the data set that are named beside it."""
+    """Returns the command's --help, for the methods and data set named on the command line."""
     named = settings.values.get("algorithms", [settings.values.get("algorithm")])
     methods = [name for name in named if name in METHODS]
     return help.text(command.doc or "", settings.with_defaults(methods) if "dataset" in settings else settings, methods)
 
 
 def told(error: Exception, settings: Settings | None) -> tuple[str, int]:
-    """What the user reads of an error, and the exit code; what is nobody's mistake is raised again."""
+    """Returns the error line for the user and the exit code. Raises unexpected errors again."""
     if isinstance(error, ArgumentError):
         return line_of(error, settings), 2
     if isinstance(error, FlagError):
@@ -128,11 +128,11 @@ def told(error: Exception, settings: Settings | None) -> tuple[str, int]:
     if not jax.distributed.is_initialized():
         raise error
     traceback.print_exc()
-    return f"unexpected: {error}", 1  # at once: an orderly end would wait for the others
+    return f"unexpected: {error}", 1  # a normal exit would wait for the other processes
 
 
 def line_of(error: ArgumentError, settings: Settings | None) -> str:
-    """The library's message, with the flag's name in place of the argument's where there is such a flag."""
+    """Returns the library's message, with the argument's name replaced by its flag if it has one."""
     name = f"{error.owner}.{error.argument}" if error.owner else error.argument
     flags = settings.values if settings else (name, *FLAG_OF.values())
     flag = next((flag for flag in (FLAG_OF.get(name), name) if flag in flags), None)
@@ -140,42 +140,42 @@ def line_of(error: ArgumentError, settings: Settings | None) -> str:
 
 
 def device_failure(text: str) -> str:
-    """What a user should know of an error of the devices or of the connection between processes."""
+    """Returns the error line for a failure of a device or of the connection between processes."""
     first = text.strip().split("\n")[0][:300]
     if "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower():
-        advice = "fewer clients at a time (--plan=chunk --chunk), a smaller --participation, or --client_store=host"
-        return f"out of memory on a device: {advice} may help: {first}"
+        advice = "try fewer clients at a time (--plan=chunk --chunk), a smaller --participation, or --client_store=host"
+        return f"out of memory on a device; {advice}: {first}"
     if jax.process_count() > 1:
         return supervision.LOST_TEXT
-    return f"a device failed; --resume goes on from the last checkpoint: {first}"
+    return f"a device failed; --resume continues from the last checkpoint: {first}"
 
 
 def stop(message: str, code: int) -> NoReturn:
-    """Ends the process with one line."""
+    """Prints one error line and ends the process."""
     print(f"error: {message}", file=sys.stderr, flush=True)
-    if jax.distributed.is_initialized():  # whose orderly end would wait for the others
+    if jax.distributed.is_initialized():  # a normal exit would wait for the other processes
         sys.stdout.flush()
         if jax.process_index() == 0:
-            time.sleep(1)  # the others, who may be ending for the same reason, need the first to say so
+            time.sleep(1)  # the other processes may be ending for the same reason, and need this one to say so
         os._exit(code)
     sys.exit(code)
 
 
 def set_up_devices(settings: Settings, devices: int, keep_compiled: bool) -> None:
-    """One XLA device per core of a CPU, and all processes together; before anything else touches JAX.
+    """Sets up one XLA device per CPU core and connects the processes. Must run before anything else uses JAX.
 
     Args:
-        settings: The command's.
-        devices: Most devices that are used; 0 is all.
-        keep_compiled: Whether JAX keeps what it compiles, so that another seed or a second try need not.
+        settings: The command's settings.
+        devices: Maximum number of devices to use; 0: all.
+        keep_compiled: Whether JAX caches compiled functions, so that later runs need not compile them again.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     jax.config.update("jax_num_cpu_devices", devices or cores)
-    # Devices of one CPU process share a thread pool: with several dispatches in flight their collectives can starve.
+    # CPU devices of one process share a thread pool, so collectives can starve if several dispatches are in flight.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     if keep_compiled:
         folder = latent.cache_folder() / "compiled"
-        with contextlib.suppress(OSError):  # a cache that cannot be written is no reason to stop
+        with contextlib.suppress(OSError):  # run without the cache if it cannot be written
             folder.mkdir(parents=True, exist_ok=True)
             jax.config.update("jax_compilation_cache_dir", str(folder))
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
@@ -186,21 +186,21 @@ def set_up_devices(settings: Settings, devices: int, keep_compiled: bool) -> Non
             raise FlagError.of(name, "needs --coordinator=HOST:PORT")
     found = len(jax.local_devices())
     if devices > found:
-        raise FlagError.of("devices", f"accepted: 0 to {found}, the devices found", devices)
+        raise FlagError.of("devices", f"accepted: 0 to {found}, the number of devices found", devices)
     if settings.profile:
         profiling.check(Path(settings.profile))
 
 
 def join_processes(settings: Settings) -> None:
-    """Brings all processes together and sees to it that they have the same flags; only the first one prints."""
+    """Connects all processes and checks that they have the same flags. Only the first process prints."""
     port = check_coordinator(settings)
-    # Libraries that connect processes write on standard output; what the command itself says goes by another way.
+    # The libraries that connect processes write to standard output, so the command's own output uses a copy of it.
     nowhere, own = os.open(os.devnull, os.O_WRONLY), os.dup(1)
     os.dup2(nowhere, 1)
     if settings.process_id == 0 and port:
         with socket.socket() as taken:
             if taken.connect_ex(("localhost", port)) == 0:
-                raise settings.error("coordinator", "the port is taken; name a free one")
+                raise settings.error("coordinator", "the port is in use; choose a free one")
     processes.start(settings.coordinator, settings.num_processes, settings.process_id)
     if processes.is_first() and not processes.on_loopback(settings.coordinator):
         print(f"warning: {OPEN_PORT}", file=sys.stderr, flush=True)
@@ -209,7 +209,7 @@ def join_processes(settings: Settings) -> None:
 
 
 def check_coordinator(settings: Settings) -> int:
-    """The port of process 0, or 0 where it is found out; complains of flags that do not fit together."""
+    """Returns the port of process 0, or 0 with --coordinator=auto. Checks the related flags."""
     if settings.coordinator == "auto":
         return 0
     port = settings.coordinator.rpartition(":")[2]

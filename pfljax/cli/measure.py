@@ -27,7 +27,7 @@ from pfljax.engine.plan import ExecutionPlan, Peers, make_plan
 from pfljax.training import compiled, loop, memory, scoring
 from pfljax.training.experiment import Experiment
 
-# What is known of a measured cell; a row has these columns after the cell's own.
+# Columns of a measured cell's row, after the cell's own.
 MEASURES = (
     *("parameters", "clients_per_round", "chunk", "rounds", "compile_seconds"),
     *("seconds_per_round", "fastest_round", "slowest_round", "seconds_again"),
@@ -35,11 +35,11 @@ MEASURES = (
     *("peak_resident_bytes", "disk_bytes", "bytes_down", "bytes_up", "projected_hours"),
 )
 
-DISTINCT = 10_000  # random images that clients share where they are not on the devices
+DISTINCT = 10_000  # random images that clients share if data are not on the devices
 
 
 class Cell(NamedTuple):
-    """A place in the grid; the columns of a row by which it is found again."""
+    """A point of the grid. Its fields are the columns that identify a row."""
 
     algorithm: str
     num_clients: int
@@ -53,19 +53,19 @@ class Cell(NamedTuple):
         return self.cohort or self.num_clients
 
     def make_plan(self, exchange: Peers) -> ExecutionPlan:
-        """How its clients are mapped."""
+        """Returns how its clients are mapped to devices."""
         kind, _, chunk = self.plan.partition("-")
         return make_plan(kind, int(chunk or 0), self.devices, exchange)
 
 
 @functools.lru_cache(maxsize=1)
 def load(path: str) -> sources.Source:
-    """The file's examples."""
+    """Returns the file's examples."""
     return sources.npz(path)
 
 
 def described_data(settings: Settings) -> str:
-    """What is trained on."""
+    """Describes the training data."""
     if settings.data_file:
         shape = "x".join(map(str, load(settings.data_file).x.shape[1:]))
         return f"{Path(settings.data_file).name}, examples of {shape}"
@@ -73,7 +73,7 @@ def described_data(settings: Settings) -> str:
 
 
 def build_clients(settings: Settings, cell: Cell, num_clients: int) -> Federation:
-    """`num_clients` of the cell's clients, with training examples and, where the method needs them, others to validate.
+    """Returns `num_clients` of the cell's clients, with training and, if the method needs them, validation examples.
 
     Raises:
         RunError: if the file has too few examples.
@@ -93,7 +93,7 @@ def build_clients(settings: Settings, cell: Cell, num_clients: int) -> Federatio
         source = load(settings.data_file)
         rows = np.arange(len(source.y)) if source.is_test is None else np.flatnonzero(~source.is_test)
         if len(rows) < cell.num_clients * size:
-            raise RunError(f"the file has {len(rows)} training examples, and {cell.num_clients} x {size} are asked for")
+            raise RunError(f"the file has {len(rows)} training examples, but {cell.num_clients} x {size} are needed")
         rows = np.random.default_rng(0).permutation(rows)[: num_clients * size].reshape(num_clients, size)
         x, y, task, num_classes = source.x[rows], source.y[rows], source.task, source.num_classes
 
@@ -106,7 +106,7 @@ def build_clients(settings: Settings, cell: Cell, num_clients: int) -> Federatio
 
 
 def shapes_of(settings: Settings, cell: Cell, plan: ExecutionPlan) -> Federation:
-    """The cell's clients as shapes on the devices, from one client's data."""
+    """Returns the shapes of the cell's clients on the devices, derived from one client's data."""
     one = build_clients(settings, cell, 1)
 
     def shape(leaf):
@@ -118,7 +118,7 @@ def shapes_of(settings: Settings, cell: Cell, plan: ExecutionPlan) -> Federation
 
 
 def build_experiment(settings: Settings, cell: Cell) -> Experiment:
-    """The cell's run, on shapes."""
+    """Builds the cell's run from shapes."""
     plan = cell.make_plan(settings.exchange)
     shapes = shapes_of(settings, cell, plan)
     model = build.build_model(settings, shapes)
@@ -139,33 +139,33 @@ def build_experiment(settings: Settings, cell: Cell) -> Experiment:
 
 
 def on_a_device(stacked) -> int:
-    """Bytes of shapes with shardings on one device."""
+    """Returns the bytes that shapes with shardings take on one device."""
     local = lambda leaf: jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
     return tree.num_bytes(jax.tree.map(local, stacked))
 
 
 def check_fit(need: int, limit: int, what: str) -> None:
-    """Raises RunError if `what` needs more bytes than may be planned with."""
+    """Raises `RunError` if `what` needs more bytes than a run may plan with."""
     if need > memory.SHARE * limit:
         has = f"{memory.readable(int(memory.SHARE * limit))} (of {memory.readable(limit)})"
-        raise RunError(f"out of memory: {what}: {memory.readable(need)} needed, {has} there")
+        raise RunError(f"out of memory: {what} needs {memory.readable(need)}, but only {has} is available")
 
 
 def check_state(experiment: Experiment) -> int:
-    """Sees to it that state and data fit, from their shapes alone; the bytes of the host's copy beside a CPU's device.
+    """Checks that state and data fit in memory, from their shapes. Returns the bytes of the copy on a CPU host.
 
     Raises:
-        RunError: if they do not.
+        RunError: if they do not fit.
     """
     plan, clients = experiment.problem.plan, experiment.federation.client_data
     algorithm = experiment.algorithm(plan)
     state = jax.eval_shape(algorithm.init, jax.random.key(0), clients)
-    copy = 5 * tree.num_bytes(clients) // 4  # with the test examples that random_pixels makes too
+    copy = 5 * tree.num_bytes(clients) // 4  # includes the test examples that random_pixels generates
     if experiment.client_store == "disk":
         check_fit(copy, memory.host_free(), "clients' data on the host")
         return 0
     if experiment.client_store == "host":
-        largest = max(map(tree.num_bytes, jax.tree.leaves(state)))  # while it is copied from where it is made
+        largest = max(map(tree.num_bytes, jax.tree.leaves(state)))  # a second copy while it is moved
         check_fit(copy + tree.num_bytes(state) + largest, memory.host_free(), "clients' state and data on the host")
         return 0
     state = compiled.shaped(state, compiled.state_shardings(algorithm, plan, state))
@@ -176,18 +176,18 @@ def check_state(experiment: Experiment) -> int:
 
 
 def measure(settings: Settings, cell: Cell) -> dict:
-    """A cell's measures: compiles, times `--rounds` rounds, reads the memory analysis and the records.
+    """Measures a cell: compiles it, times `--rounds` rounds, and reads the memory analysis and the records.
 
     Raises:
-        RunError: if it does not fit into memory.
+        RunError: if it does not fit in memory.
     """
-    jax.clear_caches()  # every cell compiles all that it needs
+    jax.clear_caches()  # each cell compiles everything it needs
     experiment = build_experiment(settings, cell)
     copy = check_state(experiment)
     resident, device = PeakResident(), memory.peak_bytes()
     if settings.client_store == "disk" and jax.process_count() > 1:
         raise settings.error(
-            "client_store", "its files lie in a temporary folder; accepted with several processes: host"
+            "client_store", "its files are in a temporary folder; accepted with several processes: host"
         )
     folder = tempfile.TemporaryDirectory()
     experiment = dataclasses.replace(experiment, directory=Path(folder.name))
@@ -199,10 +199,10 @@ def measure(settings: Settings, cell: Cell) -> dict:
         clients = pools.place(rounds.plan, clients, cell.num_clients)
     trace = Path(settings.profile) / "-".join(map(str, cell)) if settings.profile else None
     dispatch = timing.start(rounds, clients, 1, trace, period=settings.rounds)
-    dispatch()  # to warm up
+    dispatch()  # warm-up
     seconds, records = zip(*[dispatch() for _ in range(settings.rounds)], strict=True)
     on_disk = settings.client_store == "disk"
-    again = [dispatch()[0] for _ in range(settings.rounds)] if on_disk else []  # now all have rows
+    again = [dispatch()[0] for _ in range(settings.rounds)] if on_disk else []  # now all clients have rows
     per_round, peak = float(np.median(seconds)), memory.peak_bytes()
     disk = sum(path.stat().st_blocks * 512 for path in Path(folder.name).iterdir())
     folder.cleanup()
@@ -220,7 +220,7 @@ def measure(settings: Settings, cell: Cell) -> dict:
         "argument_bytes": rounds.memory.arguments,
         "output_bytes": rounds.memory.outputs,
         "temporary_bytes": rounds.memory.temporaries,
-        # A device tells the most of the whole process: it is this cell's if it has risen.
+        # A device reports the peak of the whole process: it is this cell's peak if it has risen.
         "peak_device_bytes": peak if peak != device else None,
         "peak_resident_bytes": resident.read(),
         "disk_bytes": disk,
@@ -230,17 +230,17 @@ def measure(settings: Settings, cell: Cell) -> dict:
 
 
 class PeakResident:
-    """The most memory that this process, with what it kept of cells before, has resident from now on."""
+    """Peak resident memory of this process from now on, including what earlier cells left in memory."""
 
     def __init__(self):
         try:
-            Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak begins anew
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak on Linux
             self.before = 0
         except OSError:
             self.before = self._peak()
 
     def read(self) -> int | None:
-        """Bytes; None if they are fewer than before."""
+        """Returns the peak in bytes; None if it is below the earlier peak."""
         peak = self._peak()
         return peak if peak > self.before else None
 
@@ -255,7 +255,7 @@ class PeakResident:
 
 
 def row_of(settings: Settings, cell: Cell) -> dict:
-    """The cell's row, measured or skipped with the reason."""
+    """Returns the cell's row: its measurements, or the reason why it was skipped."""
     row = {"status": "skipped", "reason": None, **cell._asdict(), **dict.fromkeys(MEASURES)}
     try:
         return row | {"status": "measured"} | measure(settings, cell)

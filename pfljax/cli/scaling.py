@@ -1,14 +1,14 @@
-"""How a method's time, memory and traffic grow with the number of clients: a table (JSON, CSV) and a figure.
+"""Measures how time, memory and traffic grow with the number of clients: a table (JSON, CSV) and a figure.
 
     pfljax scaling --algorithms=local,fedavg,federico --num_clients=10,100,1000
 
-It measures a grid of methods, numbers of clients K, clients per round S, plans and devices, on random pixels of a
-chosen shape (so that K is not bound to a data set) or on --data_file. For each cell it tells the compile time, seconds
-per round, client updates per second, the compiled round's bytes on a device, the most memory in use, and the bytes
-that travel in a round.
+Measures a grid of methods, numbers of clients K, clients per round S, plans and devices, on random pixels of a given
+shape (so that no data set limits K) or on --data_file. For each cell, the table contains the compile time, seconds per
+round, client updates per second, bytes of the compiled round on a device, peak memory, and bytes sent and received in
+a round.
 
-A cell that does not fit into memory is skipped before its data are made, and says why. A finished cell is in the files
-at once: the same command goes on where it stopped.
+A cell that does not fit in memory is skipped before its data are generated, and the table says why. Each finished cell
+is saved at once, so the same command continues where it stopped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pfljax.cli.study import Study, total_bytes
 from pfljax.training import endings, memory
 from pfljax.training.progress import told
 
-MOST_CLIENTS = 10**12  # more than fit, which is told of each cell
+MOST_CLIENTS = 10**12  # more than fit in memory: each such cell reports that
 WORKLOADS = PRESETS / "scaling"
 say = functools.partial(print, flush=True)
 
@@ -44,42 +44,42 @@ def define(registry: flags.FlagValues) -> None:
     define_training(registry, rounds=5)
     add = Group(DATA, registry)
     add.several("num_clients", ["10", "100", "1000"], "numbers of clients K", int, at_most=MOST_CLIENTS)
-    add.several("cohort", ["0"], "numbers of clients per round S; 0 is all", int, at_least=0, at_most=MOST_CLIENTS)
+    add.several("cohort", ["0"], "numbers of clients per round S; 0: all", int, at_least=0, at_most=MOST_CLIENTS)
     add.whole("train_examples", 20, "training examples per client", least=1)
     add.several("shape", ["28", "28", "1"], "shape of an example", int, distinct=False)
     add.whole("num_classes", 10, "number of classes C", least=2)
-    add.text("data_file", None, "npz with x, y and, if you like, is_test, dealt evenly; random pixels if not given")
+    add.text("data_file", None, "npz with x, y and optionally is_test, divided evenly; default: random pixels")
     define_devices(registry, lists=True)
     add = Group(RUNS, registry)
-    add.whole("total_rounds", 0, "number of rounds for which the hours are projected; 0 is none", least=0)
+    add.whole("total_rounds", 0, "number of rounds to project the hours for; 0: no projection", least=0)
     known = sorted(path.stem for path in WORKLOADS.glob("*.flags"))
     add.choice("preset", None, known, "flags of a known workload")
-    add.text("out", "runs/scaling", "folder of the table and the figure; finished cells in it are kept")
+    add.text("out", "runs/scaling", "folder for the table and the figure; finished cells in it are kept")
 
 
 def run(settings: Settings) -> None:
-    """The command."""
+    """Runs the command."""
     if settings.preset:
         settings = settings.with_preset(WORKLOADS / f"{settings.preset}.flags")
-    settings.refuse("participation", "--cohort says how many clients are in a round")
-    settings.refuse("eval_clients", "rounds are timed, and nothing is scored")
-    settings.refuse("class_weights", "it changes neither time nor memory")
+    settings.refuse("participation", "use --cohort to set the number of clients in a round")
+    settings.refuse("eval_clients", "nothing is scored; rounds are only timed")
+    settings.refuse("class_weights", "it affects neither time nor memory")
     for flag in ("shape", "num_classes"):
         if settings.data_file:
-            settings.refuse(flag, "--data_file says it")
+            settings.refuse(flag, "--data_file determines it")
     settings.check_read()
     cells, found = grid(settings), Study(settings)
-    note = "" if settings.data_file else ", which tell of time and memory, not of accuracy"
+    note = "" if settings.data_file else ": time and memory are realistic, accuracy is not"
     say(f"on {described_data(settings)}{note}")
     try:
         fill(found, cells)
     except KeyboardInterrupt:
-        say(f"what is finished is in {found.out}; the same command goes on from there")
+        say(f"finished cells are in {found.out}; the same command continues from there")
         raise
     found.write()
     lines: dict[str, Sequence[dict]] = dict(found.lines())
     if not lines:
-        raise FlagError(f"--num_clients: none of the cells can be measured; the reasons are in {found.out}")
+        raise FlagError(f"--num_clients: no cell can be measured; see the reasons in {found.out}")
     memory_label = "MiB on a device" if settings.client_store == "device" else "MiB resident"
     report.save(report.scaling_figure(lines, memory_label), found.out / "scaling.png")
     show(settings, [row for own in lines.values() for row in own])
@@ -87,13 +87,13 @@ def run(settings: Settings) -> None:
 
 
 def most_devices(settings: Settings) -> int:
-    """The largest of the numbers of devices, where 0 stands for all."""
+    """Returns the largest requested number of devices; 0 stands for all."""
     numbers = settings.numbers("devices", int)
     return 0 if 0 in numbers else max(numbers)
 
 
 def grid(settings: Settings) -> list[Cell]:
-    """The cells that the flags ask for, without those whose cohort is larger than K."""
+    """Returns the cells that the flags ask for, except those with a cohort larger than K."""
     names = build.read_methods(settings)
     found = len(jax.local_devices())
     devices = [number or found for number in settings.numbers("devices", int)]
@@ -106,7 +106,7 @@ def grid(settings: Settings) -> list[Cell]:
     for name, (num_clients, cohort), plan, number in itertools.product(names, list(sizes), plans, devices):
         cell = Cell(name, num_clients, cohort, plan, number)
         if cohort > num_clients:
-            say(f"{title(cell)}, S={cohort}: left out, the cohort is larger than K")
+            say(f"{title(cell)}, S={cohort}: skipped, the cohort is larger than K")
         else:
             cells.append(cell)
     if not cells:
@@ -115,7 +115,7 @@ def grid(settings: Settings) -> list[Cell]:
 
 
 def title(cell: Cell) -> str:
-    """A cell for people."""
+    """Returns a cell's name for printing."""
     return f"{cell.algorithm}, K={cell.num_clients}"
 
 
@@ -126,13 +126,13 @@ def fill(found: Study, cells: Sequence[Cell]) -> None:
             place = f"S={cell.clients_per_round}, {cell.plan}, {cell.devices} device(s)"
             what = f"{number}/{len(cells)} {title(cell)}, {place}"
             if found.finished(cell):
-                say(f"{what}: finished before, taken from {found.out / 'scaling.json'}")
+                say(f"{what}: already finished, read from {found.out / 'scaling.json'}")
                 continue
             with told(what, say):
                 found.rows[cell] = row = row_of(found.settings, cell)
             found.write()
             seconds, reason = row["seconds_per_round"], row["reason"]
-            say(f"{what}: " + (f"skipped: {reason}" if reason else f"{seconds:.4g} s a round"))
+            say(f"{what}: " + (f"skipped: {reason}" if reason else f"{seconds:.4g} s per round"))
             check_interrupted()
 
 
@@ -141,12 +141,12 @@ def show(settings: Settings, rows: Sequence[dict]) -> None:
     text = {"method": "algorithm", "plan": "plan"}
     counts = {"K": "num_clients", "S": "clients_per_round", "devices": "devices"}
     model = f"{settings.model} ({rows[0]['parameters']:,} parameters)"
-    table = Table(title=f"{model} on {described_data(settings)}, {settings.train_examples} examples a client")
+    table = Table(title=f"{model} on {described_data(settings)}, {settings.train_examples} examples per client")
     for head in (
         *text,
         *counts,
         "compile s",
-        "s a round",
+        "s per round",
         "(range)",
         "again",
         "updates/s",

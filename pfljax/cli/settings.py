@@ -1,4 +1,4 @@
-"""The values of a command's flags: read once, never changed; other values are other `Settings`."""
+"""The values of a command's flags. `Settings` are immutable; changed values make new `Settings`."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from pfljax.data.sources import reading
 from pfljax.training import files
 
 PRESETS = Path(__file__).parent / "presets"
-VALIDATION_FRACTION = 0.2  # where a method of the run needs validation examples; all methods then have the same split
+VALIDATION_FRACTION = 0.2  # for all methods of a run, if one of them needs validation examples
 Define = Callable[[flags.FlagValues], None]
 
 
 class FlagError(ValueError):
-    """A mistake on the command line, in one line."""
+    """A mistake on the command line, described in one line."""
 
     @classmethod
     def of(cls, flag: str, text: str, value: object = None) -> FlagError:
-        """A mistake in a flag: its value, if that says something, and what is accepted."""
+        """Returns the error for a flag: its value, if given, and what is accepted."""
         return cls(f"--{flag}: {text}" if value is None else f"--{flag}={shown(value)}: {text}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The values of all flags of a command, as attributes or, with a dot in the name, as items.
+    """The values of a command's flags, as attributes or, if the name has a dot, as items.
 
     Attributes:
         define: Registers the command's flags.
         values: Value by flag.
-        given: The flags on the command line, which no preset overrides.
+        given: The flags on the command line. Presets do not override them.
         headings: Group by flag.
-        defaults: File name of the data set's preset that was applied; "" for none.
+        defaults: File name of the data set's preset that was applied; "": none.
     """
 
     define: Define
@@ -70,7 +70,7 @@ class Settings:
         return flag in self.given
 
     def replace(self, values: Mapping[str, Any] | None = None, /, **more: Any) -> Settings:
-        """The settings with other values; those of flags with a dot in their name come as a mapping."""
+        """Returns the settings with other values. Flags with a dot in their name are passed in a mapping."""
         changed = {**(values or {}), **more}
         unknown = changed.keys() - self.values.keys()
         if unknown:
@@ -78,31 +78,31 @@ class Settings:
         return dataclasses.replace(self, values=MappingProxyType({**self.values, **changed}))
 
     def pinned(self, **values: Any) -> Settings:
-        """The settings with values as if they were on the command line, so that no preset overrides them."""
+        """Returns the settings with values that count as given on the command line, so no preset overrides them."""
         return dataclasses.replace(self.replace(values), given=self.given | values.keys())
 
     def with_preset(self, path: Path) -> Settings:
-        """The settings with a flag file's values, except for flags on the command line; unchanged without the file."""
+        """Returns the settings with a flag file's values, except for flags on the command line. It may not exist."""
         if not path.exists():
             return self
         registry = read(self.define, [f"--flagfile={path}"])
         values = {name: registry[name].value for name in registry if registry[name].present}
-        if "learning_rate" in values:  # a later preset's rate is for all methods, unless it says otherwise
+        if "learning_rate" in values:  # a later preset's rate applies to all methods unless it sets learning_rates
             values.setdefault("learning_rates", [])
         return self.replace(values | self._given())
 
     def of_method(self, name: str) -> Settings:
-        """The settings with the method's own learning rate, if --learning_rates names it."""
+        """Returns the settings with the method's own learning rate, if --learning_rates has one."""
         rates = {method: float(rate) for method, _, rate in (pair.partition(":") for pair in self.learning_rates)}
         own = {} if self.present("learning_rate") else {"learning_rate": rates.get(name, self.learning_rate)}
         return self.replace(own, learning_rates=[])
 
     def with_defaults(self, methods: Iterable[str]) -> Settings:
-        """The settings with the defaults of the data set, its partition and the run's methods.
+        """Returns the settings with the defaults for the data set, its partition and the run's methods.
 
-        The preset DATASET-PARTITION.flags comes first, then DATASET-validated.flags where a method needs validation
-        examples, then DATASET.flags. An npz file with is_test is tested on these examples, unless --test_fraction asks
-        for others.
+        Applies the first preset that exists: DATASET-PARTITION.flags, DATASET-validated.flags if a method needs
+        validation examples, or DATASET.flags. An npz file with is_test is tested on these examples unless
+        --test_fraction is given.
         """
         validated = any(METHODS[name].info.validates for name in methods)
         kinds = [f"{self.dataset}-{kind}" for kind in (self.partition, *(["validated"] if validated else []))]
@@ -119,64 +119,64 @@ class Settings:
         return {name: self.values[name] for name in self.given}
 
     def error(self, flag: str, text: str) -> FlagError:
-        """A mistake in a flag, with its value as it is written on the command line."""
+        """Returns the error for a flag, with its value as written on the command line."""
         value = self[flag]
         return FlagError.of(flag, text, ",".join(map(str, value)) if isinstance(value, list | tuple) else value)
 
     def refuse(self, flag: str, why: str) -> None:
-        """Raises `FlagError` for a flag that is on the command line and would not be read."""
+        """Raises `FlagError` if the flag is on the command line; used for flags that do not apply."""
         if self.present(flag):
-            raise FlagError.of(flag, f"not read here: {why}")
+            raise FlagError.of(flag, f"does not apply here: {why}")
 
     def has_one_of(self, conditions: Mapping[str, Sequence[str]]) -> bool:
-        """Whether a flag has one of the values that `conditions` has for it; of tfds:NAME the first word counts."""
+        """Whether any flag has one of its values in `conditions`; tfds:NAME counts as tfds."""
         values = {flag: self[flag] for flag in conditions if flag in self}
         listed = {flag: value if isinstance(value, list) else [value] for flag, value in values.items()}
         return any(str(each).partition(":")[0] in conditions[flag] for flag in listed for each in listed[flag])
 
     def check_read(self, variants: Sequence[Settings] = ()) -> None:
-        """Raises `FlagError` for a flag on the command line that nothing reads with these settings.
+        """Raises `FlagError` for a flag on the command line that has no effect with these settings.
 
         Args:
-            variants: The settings of the command's runs, where they differ from these.
+            variants: The settings of the command's runs, if they differ from these.
         """
         for flag, conditions in READ_WITH.items():
             if flag in self and not any(each.has_one_of(conditions) for each in variants or [self]):
                 told = [f"--{other}={' or '.join(values)}" for other, values in conditions.items() if other in self]
-                self.refuse(flag, f"accepted with {', or with '.join(told)}" if told else "nothing reads it")
+                self.refuse(flag, f"accepted with {', or with '.join(told)}" if told else "it has no effect")
 
     def check_out(self) -> None:
-        """Raises `ArgumentError` for an --out that cannot be written to; the first of several processes writes."""
+        """Raises `ArgumentError` if --out cannot be written to. The first process checks, as it writes the files."""
         if self.out and not self.process_id:
             files.check_writable(Path(self.out))
 
     def numbers(self, flag: str, kind: type, sets: str | None = None) -> list:
-        """A list flag's numbers.
+        """Returns the numbers of a list flag.
 
         Args:
-            flag: Its name.
+            flag: Name of the list flag.
             kind: int or float.
-            sets: Flag that takes these numbers in turn, and so cannot be on the command line itself.
+            sets: Flag that is set to each of these numbers in turn, and so must not be on the command line.
 
         Raises:
-            FlagError: if `sets` is.
+            FlagError: if `sets` is on the command line.
         """
         if sets and self[flag]:
-            self.refuse(sets, f"--{flag} gives it its values")
+            self.refuse(sets, f"--{flag} sets its values")
         return [kind(value) for value in self[flag]]
 
     def check_knobs(self, methods: Sequence[str]) -> None:
-        """Raises `FlagError` for a knob on the command line that belongs to none of the methods."""
+        """Raises `FlagError` for a knob on the command line that none of the methods has."""
         for flag in sorted(self.given):
             if self.headings[flag] in METHODS and self.headings[flag] not in methods:
-                raise FlagError.of(flag, f"no method of this run reads it ({', '.join(methods)})")
+                raise FlagError.of(flag, f"not a knob of this run's methods ({', '.join(methods)})")
         named = [pair.partition(":")[0] for pair in self.learning_rates if self.present("learning_rates")]
         if not {*named} <= {*methods}:
-            raise self.error("learning_rates", f"accepted: rates of the methods of this run ({', '.join(methods)})")
+            raise self.error("learning_rates", f"accepted: rates for this run's methods ({', '.join(methods)})")
 
 
 def parse(define: Define, words: Sequence[str]) -> Settings:
-    """The settings that a command line asks for; a user's own files of methods are loaded first.
+    """Parses a command line. Loads users' own method files first.
 
     Args:
         define: Registers the command's flags.
@@ -201,7 +201,7 @@ def parse(define: Define, words: Sequence[str]) -> Settings:
 
 
 def read(define: Define, words: Sequence[str]) -> flags.FlagValues:
-    """A command's flags with the values of a command line or of a flag file.
+    """Returns a command's flags with the values from a command line or a flag file.
 
     Raises:
         FlagError: for a mistake in it.
@@ -212,7 +212,7 @@ def read(define: Define, words: Sequence[str]) -> flags.FlagValues:
         rest = registry(["", *words])
     except flags.UnrecognizedFlagError as error:
         near = difflib.get_close_matches(error.flagname, list(registry), n=3)
-        hint = f"did you mean {' or '.join(f'--{name}' for name in near)}?" if near else "--help shows all"
+        hint = f"did you mean {' or '.join(f'--{name}' for name in near)}?" if near else "--help lists all flags"
         raise FlagError.of(shown(error.flagname), f"unknown flag; {hint}") from error
     except flags.IllegalFlagValueError as error:
         _stop_at(error, registry)
@@ -224,7 +224,7 @@ def read(define: Define, words: Sequence[str]) -> flags.FlagValues:
 
 
 def accepted(flag: flags.Flag) -> str:
-    """What a flag accepts, in words, as far as its type says; "" for any text."""
+    """Describes the values that a flag's type accepts; "" for any text."""
     if flag.flag_type() == "bool":
         return "true, false"
     parser = flag.parser
@@ -238,7 +238,7 @@ def accepted(flag: flags.Flag) -> str:
 
 
 def _stop_at(error: flags.IllegalFlagValueError, registry: flags.FlagValues) -> NoReturn:
-    """Raises the `FlagError` for a value that is not of its flag's type."""
+    """Raises `FlagError` for a value that is not of its flag's type."""
     found = re.match(r"flag --([^=]+)=(.*?): ", str(error), re.DOTALL)
     if not found or found[1] not in registry:
         raise FlagError(shown(error)) from error
@@ -246,7 +246,7 @@ def _stop_at(error: flags.IllegalFlagValueError, registry: flags.FlagValues) -> 
 
 
 def _expand(words: Sequence[str]) -> list[str]:
-    """The words with those of flag files in their place, and with the values of flags that need not have one."""
+    """Replaces flag files by their words, and adds the default values of flags given without a value."""
     words = _with_files(list(words), ())
     alone = lambda word, after: word.lstrip("-") in IMPLIED and word.startswith("-") and after.startswith("-")
     return [
@@ -256,7 +256,7 @@ def _expand(words: Sequence[str]) -> list[str]:
 
 
 def _with_files(words: list[str], inside: tuple[str, ...]) -> list[str]:
-    """The words with those of flag files in their place; `inside`: the files that these words are from."""
+    """Replaces flag files by their words. `inside` lists the files that these words come from."""
     found: list[str] = []
     while words:
         name, equals, file = (word := words.pop(0)).partition("=")
@@ -265,7 +265,7 @@ def _with_files(words: list[str], inside: tuple[str, ...]) -> list[str]:
             continue
         file = os.path.expanduser(file if equals else words.pop(0) if words else "")
         if file in inside:
-            raise FlagError.of("flagfile", "it names itself", file)
+            raise FlagError.of("flagfile", "the file includes itself", file)
         try:
             lines = [line.strip() for line in reading.read_text(file).splitlines()]
         except ArgumentError as error:
@@ -275,7 +275,7 @@ def _with_files(words: list[str], inside: tuple[str, ...]) -> list[str]:
 
 
 def _values_of(flag: str, words: Sequence[str]) -> list[str]:
-    """The values that words give to a flag, as --flag=VALUE or --flag VALUE."""
+    """Returns a flag's values, given as --flag=VALUE or --flag VALUE."""
     joined = [word.lstrip("-").partition("=") for word in words if word.startswith("-")]
     apart = [after for word, after in itertools.pairwise(words) if word in (f"--{flag}", f"-{flag}")]
     return [value for name, equals, value in joined if name == flag and equals] + apart

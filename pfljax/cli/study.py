@@ -1,4 +1,4 @@
-"""The folder of a scaling study: its rows, of which the finished ones are kept over runs."""
+"""The folder of a scaling study. Its finished rows are kept across runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pfljax.cli.measure import MEASURES, Cell, described_data
 from pfljax.cli.settings import Settings
 from pfljax.training import describe, files
 
-# Flags in which runs that share a folder may differ: what the grid spans, and what does not change a cell.
+# Flags that may differ between runs that share a folder: those that span the grid, and those that change no cell.
 FREE = (
     *("algorithms", "num_clients", "cohort", "plan", "chunk", "devices", "out", "preset", "total_rounds"),
     *("participation", "fine_tune_epochs", "coordinator", "process_id", "profile"),
@@ -23,46 +23,46 @@ FREE = (
 
 
 class Study:
-    """The rows of a folder."""
+    """The rows of a study's folder."""
 
     def __init__(self, settings: Settings):
-        """Takes up what the folder holds.
+        """Reads the folder.
 
         Raises:
-            FlagError: if that is something else, or was measured with other settings.
+            FlagError: if it contains something else, or a study with other settings.
         """
         self.settings, self.out = settings, Path(settings.out)
         self.rows: dict[Cell, dict] = {}
         path = self.out / "scaling.json"
         if not path.exists():
             if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
-                raise settings.error("out", "holds something that is not a scaling study; name a new folder")
+                raise settings.error("out", "contains something other than a scaling study; choose a new folder")
             return
         try:
             before = files.read_json(path)
             old, rows = {**before["settings"]}, {Cell(*(row[n] for n in Cell._fields)): row for row in before["cells"]}
         except (ValueError, TypeError, KeyError) as error:
-            text = "holds a scaling.json that is damaged or of an earlier version; name a new folder"
+            text = "contains a scaling.json that is damaged or from an earlier version; choose a new folder"
             raise settings.error("out", text) from error
         if any(not {"status", *MEASURES} <= {*row} for row in rows.values()):
-            raise settings.error("out", "holds a scaling study of an earlier version; name a new folder")
+            raise settings.error("out", "contains a scaling study from an earlier version; choose a new folder")
         new = files.plain(self.common())
         changed = [f"{k} was {old[k]!r} and is {v!r}" for k, v in new.items() if k in old and old[k] != v]
         if changed:
-            raise settings.error("out", f"was measured with other settings: {'; '.join(changed)}; name a new folder")
+            raise settings.error("out", f"was measured with other settings: {'; '.join(changed)}; choose a new folder")
         self.rows = rows
 
     def common(self) -> dict:
-        """What cells of one study have in common."""
+        """What the cells of a study have in common."""
         same = {f"--{name}": value for name, value in self.settings.values.items() if name not in FREE}
         return same | {"jax": jax.__version__, "device": jax.local_devices()[0].device_kind}
 
     def finished(self, cell: Cell) -> bool:
-        """Whether the cell need not be measured."""
+        """Whether the cell was already measured."""
         return cell in self.rows and self.rows[cell]["status"] == "measured"
 
     def lines(self) -> Iterator[tuple[str, list[dict]]]:
-        """The measured rows that differ in K only, named by the method and what else differs."""
+        """Groups the measured rows that differ only in K; names each group by its method and what else differs."""
         measured = [row for row in self.rows.values() if row["status"] == "measured"]
         differ = [name for name in ("cohort", "plan", "devices") if len({row[name] for row in measured}) > 1]
         words = {"cohort": lambda n: f"S={n or 'K'}", "plan": str, "devices": lambda n: f"{n} device(s)"}
@@ -105,5 +105,5 @@ class Study:
 
 
 def total_bytes(row: dict) -> int:
-    """What a round needs on a device."""
+    """Returns the bytes that a round needs on a device."""
     return row["argument_bytes"] + row["output_bytes"] + row["temporary_bytes"]

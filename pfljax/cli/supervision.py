@@ -1,7 +1,7 @@
-"""A process of several, watched over by another, so that its end is one line whatever ended it.
+"""Runs one of several connected processes under a watcher, so that any crash is reported in one line.
 
-When a process dies, the libraries that connect the others end them too, from within and with pages of traces. So a
-command that is one of several runs in a process of its own, whose last words are put into one line here.
+When a process dies, the libraries that connect the others end them too and print pages of traces. So each command of
+a multi-process run works in a child process, and the watcher reduces the child's last output to one line.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import NoReturn
 from pfljax.engine.processes import START_SECONDS
 
 WATCHED = "PFLJAX_WATCHED"
-PATIENCE_SECONDS = 20  # with a process that is told to end
+PATIENCE_SECONDS = 20  # how long a process may take to end when asked to
 LOG_LINE = re.compile(rb"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ (\w+\.(?:cc|cpp|h):\d+)\] (.*)|\[Gloo\].*")
-LOST_TEXT = "another process has ended or cannot be reached; --resume goes on from the last checkpoint"
+LOST_TEXT = "another process has ended or cannot be reached; --resume continues from the last checkpoint"
 LOST = re.compile(rb"distributed service|coordination service|unhealthy|heartbeat|Gloo|barrier", re.IGNORECASE)
 
 
 def is_watched() -> bool:
-    """Whether this process is the one that works."""
+    """Whether this process is the worker."""
     return WATCHED in os.environ
 
 
 def end_with_the_watcher() -> None:
-    """Ends this process when the one that watches it is gone, however it went."""
+    """Ends this process when its watcher ends for any reason."""
 
     def wait():
         while os.read(0, 1):
@@ -40,7 +40,7 @@ def end_with_the_watcher() -> None:
 
 
 def watch() -> NoReturn:
-    """Runs this same command again, passes on what it says, and ends as it ends: on a crash with one line."""
+    """Runs this command in a worker process, passes on its output, and ends with it; prints one line after a crash."""
     worker = subprocess.Popen(
         [sys.executable, *sys.orig_argv[1:]],
         env=os.environ | {WATCHED: "1"},
@@ -50,7 +50,7 @@ def watch() -> NoReturn:
 
     def end(number, _):
         worker.send_signal(number)
-        threading.Timer(PATIENCE_SECONDS, worker.kill).start()  # it may wait for the others deep in a library
+        threading.Timer(PATIENCE_SECONDS, worker.kill).start()  # a library may be waiting for the other processes
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
@@ -66,7 +66,7 @@ def watch() -> NoReturn:
             sys.stderr.buffer.write(line)
             sys.stderr.buffer.flush()
         else:
-            held.append(line)  # more of what the libraries complain of, or something else
+            held.append(line)  # more of the libraries' messages, or something else
     code = worker.wait()
     words = last_words(fatal, code) if code < 0 else ""
     if held and code and not lost and words != LOST_TEXT:
@@ -77,11 +77,11 @@ def watch() -> NoReturn:
 
 
 def last_words(fatal: bytes, code: int) -> str:
-    """What a user should know of a process that ended with this message of the libraries and this exit code."""
+    """Returns the error line for a process that ended with this library message and exit code."""
     if b"DEADLINE_EXCEEDED" in fatal:
-        return f"--coordinator: the processes did not come together within {START_SECONDS} s"
+        return f"--coordinator: the processes did not connect within {START_SECONDS} s"
     if LOST.search(fatal):
         return LOST_TEXT
     if fatal:
         return fatal.decode(errors="replace")[:300]
-    return f"the process was ended by {signal.Signals(-code).name}; --resume goes on from the last checkpoint"
+    return f"the process was ended by {signal.Signals(-code).name}; --resume continues from the last checkpoint"

@@ -1,6 +1,6 @@
-"""Runs of several methods and trials side by side: cells, each a run of its own that is not run again.
+"""Runs several methods on several trials. Each pair is a cell with its own run; finished cells are not run again.
 
-Commands that compare build on this: `cells` runs a method on all trials, `write_table` ends.
+Commands that compare methods use this module: `cells` runs a method on all trials, `write_table` writes the results.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pfljax.training.loop import Schedule
 
 
 def trials(settings: Settings) -> list[Trial]:
-    """Every one of --splits with every one of --seeds; without --splits a seed decides its split, too."""
+    """Returns all pairs of --splits and --seeds. Without --splits, the seed also determines the split."""
     seeds = settings.numbers("seeds", int)
     if not settings.splits:
         return [Trial(seed) for seed in seeds]
@@ -37,7 +37,7 @@ def trials(settings: Settings) -> list[Trial]:
 
 
 def named(runs: Sequence[Trial]) -> str:
-    """The trials in words, for titles."""
+    """Describes the trials, for titles."""
     seeds = ", ".join(str(seed) for seed in dict.fromkeys(trial.seed for trial in runs))
     splits = ", ".join(str(split) for split in dict.fromkeys(trial.split for trial in runs) if split is not None)
     word = lambda name, numbers: f"{name}s {numbers}" if "," in numbers else f"{name} {numbers}"
@@ -47,30 +47,30 @@ def named(runs: Sequence[Trial]) -> str:
 def check(
     settings: Settings, asked: Sequence[tuple[Settings, str, Path]], runs: Sequence[Trial], *, classes: bool = False
 ) -> None:
-    """Sees to it that all cells of a table can be run, before any is.
+    """Checks that all cells of a table can be run, before running any.
 
     Args:
-        settings: The command line's.
-        asked: Settings, method and folder of the cells that differ in their trial only.
+        settings: The command line's settings.
+        asked: Settings, method and folder of each group of cells that differ only in their trial.
         runs: The trials.
-        classes: Whether the table is of accuracies.
+        classes: Whether the table contains accuracies.
 
     Raises:
-        FlagError: for a flag that none of them reads.
-        ArgumentError: for a mistake in one of them, or a folder that holds something else.
+        FlagError: for a flag that no cell uses.
+        ArgumentError: for a mistake in a cell, or a folder that contains something else.
     """
     settings.check_read([each for each, _, _ in asked])
     for trial in runs:
         for each, name, out in asked:
             run = build.build_run(each, name, build.cached_clients(each, trial.of_data), trial)
             if classes and run.clients.task == "regression":
-                raise settings.error("dataset", "is a regression; accepted: data sets with classes")
-            if not each.tune and not each.tune_knobs:  # else the settings of the runs are not known yet
+                raise settings.error("dataset", "has no classes; accepted: classification data sets")
+            if not each.tune and not each.tune_knobs:  # otherwise the runs' settings are not known yet
                 cells_of.check(out / trial.folder, run.experiment.config, each.rounds)
 
 
 def able(settings: Settings, names: Sequence[str], trial: Trial) -> list[str]:
-    """The methods that can be trained on the data; with --algorithms=all those that cannot are left out, and named."""
+    """Returns the methods that support the data. With --algorithms=all, the others are skipped and printed."""
     found = []
     for name in names:
         try:
@@ -78,17 +78,17 @@ def able(settings: Settings, names: Sequence[str], trial: Trial) -> list[str]:
         except ArgumentError as error:
             if settings.algorithms != ["all"] or error.argument != "algorithm":
                 raise
-            print(f"left out: {name}, which {error.text.split(';')[0]}")
+            print(f"left out: {name}: {error.text.split(';')[0]}")
         else:
             found.append(name)
     return found
 
 
 def kept(settings: Settings, run: api.Run, out: Path) -> dict | None:
-    """The summary of a cell that is finished, else None; complains of one with other settings or more rounds."""
+    """Returns the summary of a finished cell, or None. Raises an error if it has other settings or more rounds."""
     found, wrong = cells_of.finished(out, run.experiment.config, settings.rounds)
     if found:
-        print(f"  {out}: finished before, kept")
+        print(f"  {out}: already finished")
         return found.summary
     again = f", again: {wrong}" if wrong else ""
     print(f"  {out}: {run.clients.num_clients} clients, {settings.rounds} rounds{again}")
@@ -96,7 +96,7 @@ def kept(settings: Settings, run: api.Run, out: Path) -> dict | None:
 
 
 def cell(settings: Settings, name: str, trial: Trial, out: Path) -> dict:
-    """One run's summary, trained unless it is there already."""
+    """Returns one run's summary; trains the run unless it is finished."""
     run = build.build_run(settings, name, build.cached_clients(settings, trial.of_data), trial)
     summary = kept(settings, run, out)
     if summary is not None:
@@ -115,7 +115,7 @@ def cell(settings: Settings, name: str, trial: Trial, out: Path) -> dict:
 
 
 def replicates(settings: Settings, name: str, runs: Sequence[Trial], outs: Sequence[Path]) -> list[dict]:
-    """As `cell` for several trials, those that are not finished in one kernel."""
+    """Like `cell` for several trials; unfinished trials are trained together in one kernel."""
     made = [build.build_run(settings, name, build.cached_clients(settings, trial.of_data), trial) for trial in runs]
     summaries = [kept(settings, run, out) for run, out in zip(made, outs, strict=True)]
     missing = [number for number, summary in enumerate(summaries) if summary is None]
@@ -136,13 +136,13 @@ def replicates(settings: Settings, name: str, runs: Sequence[Trial], outs: Seque
 
 
 def say(line: str) -> None:
-    """Of what a run says, only what its profile shows, and that it starts over."""
+    """Prints a run's lines only if they show its profile or say that it starts over."""
     if "profile: " in line or cells_of.LOST in line:
         print(line)
 
 
 def tuned_knobs(settings: Settings, name: str) -> list[str]:
-    """The knobs that --tune_knobs tunes: those of the method that its paper tunes, but for any on the command line."""
+    """Returns the knobs that --tune_knobs tunes: those with a grid, except any on the command line."""
     if not settings.tune_knobs:
         return []
     knobs = [field.name for field in dataclasses.fields(method.get(name)) if field.metadata.get("grid")]
@@ -150,20 +150,21 @@ def tuned_knobs(settings: Settings, name: str) -> list[str]:
 
 
 def at_point(settings: Settings, name: str, point: Point) -> Settings:
-    """The settings with a method's learning rate and knobs of a grid point."""
+    """Returns the settings with a grid point's learning rate and knobs."""
     rate = {} if point.learning_rate is None else {"learning_rate": point.learning_rate}
     return settings.pinned(**rate, **{f"{name}.{knob}": value for knob, value in point.knobs.items()})
 
 
 def tune(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> Point:
-    """The rate and the knobs with the best validation accuracy (or least loss) in the last round, a mean over trials.
+    """Finds the learning rate and knobs with the best final validation accuracy (or loss), averaged over trials.
 
-    Rate and first knob are tuned together, each further knob at the best of what came before. A quarter of the training
-    examples is for validation, unless --validation_fraction says otherwise; a point at which a run diverges is out.
+    Tunes the rate and the first knob together, then each further knob with the best values found so far. A quarter of
+    the training examples is used for validation unless --validation_fraction is given. Points where a run diverges are
+    discarded.
 
     Raises:
-        RunError: if all of them diverge.
-        FlagError: if OUT has scores of other settings.
+        RunError: if a run diverges at every point.
+        FlagError: if OUT has scores from other settings.
     """
     grids = {field.name: field.metadata.get("grid", ()) for field in dataclasses.fields(method.get(name))}
     knobs = tuned_knobs(settings, name)
@@ -176,7 +177,7 @@ def tune(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> Poi
 
 
 def best_of(points: list[Point], settings: Settings, name: str, runs: Sequence[Trial], path: Path) -> Point:
-    """The best of some points; the file keeps their scores, and with the same settings they are not measured again."""
+    """Returns the best of some points. Scores are saved to a file and reused if the settings are the same."""
     tried = settings.replace(validation_fraction=settings.validation_fraction or 0.25)
     varied = {"--seed", "--split", *(f"--{name}.{knob}" for knob in points[0].knobs)}
     varied |= {"--learning_rate"} if settings.tune else set()
@@ -197,15 +198,15 @@ def best_of(points: list[Point], settings: Settings, name: str, runs: Sequence[T
         f"  {name}: {tuning.best} of " + "; ".join(f"{p} ({s:.4f})" for p, s in zip(points, tuning.scores, strict=True))
     )
     for number in tuning.at_edge:
-        print(f"  {name}: {number} is at the edge of the grid; a wider one may do better")
+        print(f"  {name}: {number} is at the edge of the grid; a wider grid may do better")
     return tuning.best
 
 
 def kept_scores(settings: Settings, path: Path, same: dict, points: list[Point]) -> api.Tuning | None:
-    """The scores in a file; None where there is none, or one that is damaged, which it says.
+    """Reads the scores in a file; None if it is missing or damaged. Prints a line if it is damaged.
 
     Raises:
-        FlagError: if they are of other settings.
+        FlagError: if the scores are from other settings.
     """
     if not path.exists():
         return None
@@ -213,17 +214,17 @@ def kept_scores(settings: Settings, path: Path, same: dict, points: list[Point])
     try:
         before = files.read_json(path)
         scores, losses = ([*map(number, before[key])] for key in ("scores", "losses"))
-        Point(**before["best"])  # which `chosen` reads
+        Point(**before["best"])  # `chosen` reads it
     except (ValueError, TypeError, KeyError):
-        print(f"  {path} is damaged; tuned again")
+        print(f"  {path} is damaged; tuning again")
         return None
     if any(before.get(key) != value for key, value in same.items()):
-        raise FlagError(f"--out={settings.out}: {path} has scores of other settings; name a new folder")
+        raise FlagError(f"--out={settings.out}: {path} has scores from other settings; choose a new folder")
     return api.Tuning(points, scores, losses)
 
 
 def tuned(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> tuple[Settings, Point]:
-    """The settings under which a method is best, if --tune or --tune_knobs asks for them, and what was chosen."""
+    """Returns the tuned settings of a method and the chosen point; unchanged without --tune and --tune_knobs."""
     if not settings.tune and not settings.tune_knobs:
         return settings, Point()
     point = tune(settings, name, runs, out)
@@ -231,7 +232,7 @@ def tuned(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> tu
 
 
 def cells(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> list[dict]:
-    """A method's summaries of all trials, each in a folder of OUT, tuned if the settings ask for it."""
+    """Returns a method's summaries of all trials, each run in its own folder of OUT; tunes first if requested."""
     settings, _ = tuned(settings, name, runs, out)
     outs = [out / trial.folder for trial in runs]
     if settings.replicate == "vmap":
@@ -240,25 +241,25 @@ def cells(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> li
 
 
 def chosen(out: Path) -> Point:
-    """What tuning has chosen for the cells of a folder; an empty point where nothing was tuned."""
+    """Returns the point that tuning chose for a folder's cells; an empty point if nothing was tuned."""
     stages = [Point(**files.read_json(path)["best"]) for path in out.glob("tuning*.json")]
     return max(stages, key=lambda point: len(point.knobs), default=Point())  # the last one has all knobs
 
 
 def rate_of(out: Path) -> float:
-    """The learning rate of a finished cell."""
+    """Returns the learning rate of a finished cell."""
     return files.read_json(out / "config.json")["flags"]["learning_rate"]
 
 
 def mean_over(summaries: Sequence[dict], read: Callable[[dict], float]) -> float:
-    """The mean of a figure over runs."""
+    """Returns the mean of a number over runs."""
     return float(np.mean([read(summary) for summary in summaries]))
 
 
 def write_table(
     title: str, heads: Sequence[str], body: Sequence[Sequence[str]], rows: Sequence[dict], out: Path, figure: str = ""
 ) -> None:
-    """Writes table.md (with the title), table.csv, table.json (rows) and a page of all runs; shows and names them."""
+    """Writes table.md (with the title), table.csv, table.json (rows) and a page of all runs. Prints table and paths."""
     lines = [" | ".join(line) for line in [heads, ["---"] * len(heads), *body]]
     files.write_text(out / "table.md", "".join(f"| {line} |\n" for line in lines) + f"\n{title}\n")
     text = io.StringIO()

@@ -22,7 +22,7 @@ from pfljax.training import loop
 from pfljax.training.compiled import Compiled
 from pfljax.training.experiment import Experiment
 
-Dispatch = Callable[[], tuple[float, Record]]  # runs one dispatch: its seconds per round, and its records, stacked
+Dispatch = Callable[[], tuple[float, Record]]  # runs one dispatch: (seconds per round, stacked records)
 
 
 def build(
@@ -35,16 +35,16 @@ def build(
     client_store: str = "device",
     **options: Any,
 ) -> Experiment:
-    """A run for the sake of its rounds; the federation's shapes are enough.
+    """Builds a run whose rounds are timed. The federation can consist of shapes only.
 
     Args:
         method: The method with its knobs.
         federation: The clients.
-        model: Their network.
-        solver: How they train it.
-        plan: How they are mapped.
+        model: The clients' network.
+        solver: The clients' solver.
+        plan: How clients are mapped to devices.
         cohort_size: S.
-        client_store: As in `Execution`.
+        client_store: See `Execution`.
         options: Fields of `Problem` by name.
     """
     n_max = federation.train.y.shape[1]
@@ -55,14 +55,14 @@ def build(
 def start(
     rounds: Compiled, clients: ClientData, length: int, trace: Path | None = None, period: int | None = None
 ) -> Dispatch:
-    """Makes the state; what runs the next `length` rounds on it.
+    """Initializes the state. Returns a function that runs the next `length` rounds on it.
 
     Args:
-        rounds: Those of `loop.compile_to_fit`.
+        rounds: The compiled rounds of `loop.compile_to_fit`.
         clients: The clients' data.
-        length: Number of rounds in a dispatch.
-        trace: Folder for a profiler's trace of other rounds.
-        period: Number of rounds after which their numbers, and so their cohorts, begin anew; None: never.
+        length: Number of rounds per dispatch.
+        trace: Folder for a profiler trace of additional rounds.
+        period: Number of rounds after which round numbers, and so cohorts, repeat; None: never.
     """
     if trace:
         print(f"  {loop.profile(trace, rounds, lambda purpose: jax.random.key(purpose), clients)}", flush=True)
@@ -83,13 +83,13 @@ def start(
 
 
 def compile_rounds(experiment: Experiment, length: int = 1, trace: Path | None = None) -> Dispatch:
-    """Compiles a method's rounds and starts them, as `start`."""
+    """Compiles a method's rounds and calls `start`."""
     federation = experiment.federation
     clients = place(experiment.problem.plan, federation.client_data, federation.num_clients)
     return start(loop.compile_to_fit(experiment, clients, length), clients, length, trace)
 
 
 def median_seconds(dispatch: Dispatch, repeats: int) -> float:
-    """Median seconds per round over `repeats` dispatches, after one to warm up."""
+    """Returns the median seconds per round over `repeats` dispatches, after one warm-up dispatch."""
     dispatch()
     return float(np.median([dispatch()[0] for _ in range(repeats)]))

@@ -1,4 +1,4 @@
-"""Trains one method on one data set, and leaves results, checkpoints, figures and a page.
+"""Trains one method on one data set, and writes results, checkpoints, figures and a report page.
 
     pfljax train
 
@@ -35,18 +35,18 @@ def define(registry: flags.FlagValues) -> None:
     define_devices(registry)
     define_evaluation(registry)
     add = Group(RUNS, registry)
-    add.whole("seed", 0, "decides splits, initial models, cohorts, batches and sampling", least=0)
-    add.whole("split", None, "decides the split of the data in place of --seed", least=0)
-    add.text("out", None, "folder of the run; runs/ALGORITHM-DATASET-TIME if not given")
-    text = "go on from the newest whole checkpoint in --out; from_scratch: start over there"
+    add.whole("seed", 0, "seed for splits, initial models, cohorts, batches and sampling", least=0)
+    add.whole("split", None, "seed for the split of the data, instead of --seed", least=0)
+    add.text("out", None, "folder for the run; default: runs/ALGORITHM-DATASET-TIME")
+    text = "continue from the newest intact checkpoint in --out; from_scratch: start over in that folder"
     add.switch_or("resume", False, "from_scratch", text)
 
 
 def run(settings: Settings) -> None:
-    """The command."""
+    """Runs the command."""
     names = build.read_methods(settings)
     if settings.resume and not settings.out:
-        raise FlagError("--resume: name the run's folder with --out")
+        raise FlagError("--resume: needs the run's folder, --out")
     settings = settings.with_defaults(names)
     settings.check_read()
     trial = build.Trial(settings.seed, settings.split)
@@ -73,16 +73,16 @@ def run(settings: Settings) -> None:
 
 
 def folder(settings: Settings) -> Path:
-    """The run's folder."""
+    """Returns the run's folder."""
     if settings.out:
         return Path(settings.out)
-    now = int(processes.from_first(np.array(time.time(), np.int32)))  # one name on all hosts, whatever their clocks
+    now = int(processes.from_first(np.array(time.time(), np.int32)))  # hosts' clocks may differ
     when = f"{datetime.datetime.fromtimestamp(now, datetime.UTC):%Y%m%d-%H%M%S}"
     return Path(f"runs/{settings.algorithm}-{settings.dataset.replace(':', '-')}-{when}")
 
 
 def table(summary: dict) -> Table:
-    """The result, short."""
+    """Returns a short table of the result."""
     classification = summary["task"] == "classification"
     out = Table(title=f"{summary['algorithm']} on {summary['dataset']}: {summary['scored']}", title_justify="left")
     names = ["accuracy", "accuracy_bottom_decile", "accuracy_min"] if classification else []

@@ -1,4 +1,4 @@
-"""Figures and the page of a run, and figures of comparisons; matplotlib is imported with the first of them."""
+"""Figures and report pages of runs and comparisons. matplotlib is imported on first use."""
 
 from __future__ import annotations
 

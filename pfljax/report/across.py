@@ -1,4 +1,4 @@
-"""The page of a comparison: the runs of some folders side by side, each with a page of its own."""
+"""The page of a comparison. It shows several runs and links to each run's own page."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pfljax.report.markup import Raw, choice, document, paragraph, plot, rounded
 from pfljax.report.page import NAME, read, write_page
 from pfljax.training import files
 
-TRIAL = re.compile(r"(split-\d+-)?seed-\d+$")  # folders of one method's runs
-DEPTH = 3  # of OUT/GROUP/METHOD/seed-N
-MAX_ROUNDS = 300  # of a curve
+TRIAL = re.compile(r"(split-\d+-)?seed-\d+$")  # names of the folders of one method's runs
+DEPTH = 3  # OUT/GROUP/METHOD/seed-N
+MAX_ROUNDS = 300  # per curve
 
-# What methods are compared by, and what their curves are drawn against.
+# Measures that methods are compared by, and horizontal axes of their curves.
 LOSSES = {"score": "test MSE", "megabytes": "MB per client and round", "seconds": "seconds per round"}
 MEASURES = {"score": "test accuracy", "decile": "bottom decile"} | {
     name: LOSSES[name] for name in ("megabytes", "seconds")
@@ -29,8 +29,8 @@ MEASURES = {"score": "test accuracy", "decile": "bottom decile"} | {
 AGAINST = {"rounds": "rounds", "traffic": "MB per client", "time": "seconds of training"}
 
 BAND = (
-    "Means over runs, with a band of one standard deviation where there are several. A click in the legend hides a "
-    "method."
+    "Mean over runs; the band is one standard deviation if there are several runs. Click a method in the legend to "
+    "hide it."
 )
 DOWNLOADS = (
     '<button type="button" id="csv-runs">Runs (CSV)</button><button type="button" id="csv-curves">Curves (CSV)</button>'
@@ -42,11 +42,11 @@ class Found:
     """A finished run.
 
     Attributes:
-        folder: Its folder.
-        title: What it is a run of: the folder above those of seeds and splits.
-        name: The run among others of the title.
-        summary: As in summary.json.
-        rows: As in metrics.jsonl.
+        folder: The run's folder.
+        title: Title shared by the runs of one method: the folder above those of seeds and splits.
+        name: The run's name within its title.
+        summary: Content of summary.json.
+        rows: Rows of metrics.jsonl.
     """
 
     folder: Path
@@ -57,12 +57,12 @@ class Found:
 
     @property
     def kind(self) -> str:
-        """What its predictions are scored by."""
+        """The metric of its predictions, "accuracy" or "loss"."""
         return "accuracy" if self.summary.get("task", "classification") == "classification" else "loss"
 
     @property
     def measures(self) -> dict[str, float | None]:
-        """What it is compared by, of its last round."""
+        """The measures of its last round."""
         last = self.summary["last"]
         return {
             "score": last.get(self.kind),
@@ -73,14 +73,15 @@ class Found:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a finished run has left its files in a folder."""
+    """Whether a folder contains a finished run."""
     return (folder / "summary.json").is_file() and (folder / "results.npz").is_file()
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """The folders of finished runs at most `DEPTH` levels below a folder, or the folder itself if it is a run.
+    """Returns the folders of finished runs at most `DEPTH` levels below a folder, or the folder itself if it is a run.
 
-    Not deeper: a page is written for each, and a folder that holds a whole disk is a mistake. None of tuning.
+    The depth is limited because a page is written for each run, and a whole disk must not be searched by mistake.
+    Tuning runs are left out.
     """
     if is_run(folder):
         return [folder]
@@ -89,18 +90,18 @@ def runs_below(folder: Path) -> list[Path]:
 
 
 def write_comparison(page: Path, folders: Sequence[Path], title: str = "") -> Path | None:
-    """Writes the page of a comparison, and the pages of its runs where they are missing or older than the runs.
+    """Writes the page of a comparison, and the pages of its runs if they are missing or older than the runs.
 
     Args:
         page: The file to write.
-        folders: Those of runs, and such with runs below them.
-        title: The page's heading; by default that of the data.
+        folders: Folders of runs, or folders that contain runs.
+        title: The page's heading; by default, it names the data set.
 
     Returns:
-        The page; None if there are no runs.
+        Path of the page; None if there are no runs.
 
     Raises:
-        RunError: naming a run whose files are damaged.
+        RunError: if a run's files are damaged; the message names the run.
     """
     found = list(_read(folders))
     if not found or not processes.is_first():
@@ -116,7 +117,7 @@ def write_comparison(page: Path, folders: Sequence[Path], title: str = "") -> Pa
     parts = {
         "Methods": _table(methods, names, kind, start) + _warnings(found),
         "Runs": _controls(choice("measure", "Compare by", names))
-        + plot("dots", "Each run of each method", "A point for each run, a line at their mean; a click opens the run."),
+        + plot("dots", "Each run of each method", "One point per run, a line at the mean. Click a point for its page."),
         "Curves": _controls(choice("against", "Against", AGAINST)) + plot("over", "Each method over rounds", BAND),
         "Download": _controls(DOWNLOADS),
     }
@@ -131,14 +132,14 @@ def _controls(content: str) -> Raw:
 
 
 def _by_method(found: Sequence[Found], best_first: int) -> dict[str, list[Found]]:
-    """The runs by title, the best mean score first."""
+    """Groups the runs by title, the best mean score first."""
     groups = {title: [run for run in found if run.title == title] for title in {run.title: None for run in found}}
     mean = lambda runs: np.mean([np.nan if run.measures["score"] is None else run.measures["score"] for run in runs])
     return dict(sorted(groups.items(), key=lambda entry: best_first * np.nan_to_num(mean(entry[1]))))
 
 
 def _read(folders: Iterable[Path]) -> Iterable[Found]:
-    """The runs, titled by what tells their folders apart."""
+    """Reads the runs. Titles are the parts of their paths that differ."""
     paths = list(dict.fromkeys(path.resolve() for folder in folders for path in runs_below(Path(folder))))
     root = Path(os.path.commonpath([path.parent if len(paths) == 1 else path for path in paths] or ["/"]))
     for path in paths:
@@ -151,7 +152,7 @@ def _read(folders: Iterable[Path]) -> Iterable[Found]:
 
 
 def _method(title: str, runs: Sequence[Found], start: Path) -> dict[str, Any]:
-    """What the plots show of a method."""
+    """Returns the data that the plots show for a method."""
     rounds = sorted(set.intersection(*({row["round"] for row in run.rows} for run in runs)))
     if len(rounds) > MAX_ROUNDS:
         rounds = [rounds[place] for place in np.linspace(0, len(rounds) - 1, MAX_ROUNDS).round().astype(int)]
@@ -175,13 +176,13 @@ def _link(run: Found, start: Path) -> str:
 
 
 def _table(groups: dict[str, list[Found]], names: dict[str, str], kind: str, start: Path) -> Raw:
-    """A line for each method: means over its runs, with deviations where there are several."""
+    """Returns a table with one row per method: means over its runs, and deviations if there are several."""
     body = []
     for title, runs in groups.items():
         cells = [title, *(_mean(name, [run.measures[name] for run in runs], kind) for name in names)]
         links = ", ".join(f'<a href="{text(_link(run, start))}">{text(run.name)}</a>' for run in runs)
         body.append([*cells, Raw(links)])
-    return table(["method", *names.values(), "runs"], body, "sortable", "Means over runs; a click on a heading sorts.")
+    return table(["method", *names.values(), "runs"], body, "sortable", "Means over runs. Click a heading to sort.")
 
 
 def _mean(name: str, values: Sequence[float | None], kind: str) -> str:
@@ -197,7 +198,7 @@ def _mean(name: str, values: Sequence[float | None], kind: str) -> str:
 
 
 def _warnings(found: Sequence[Found]) -> str:
-    """In which ways the runs cannot be compared as they are."""
+    """Returns a paragraph on differences that make the runs not directly comparable."""
     said = []
     for word, of in (
         ("data", lambda run: run.summary["dataset"]),

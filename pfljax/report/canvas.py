@@ -1,4 +1,4 @@
-"""What all figures share: colors, axes and PNGs, without a display or global state."""
+"""Shared by all figures: colors, axes and PNGs, without a display or global state."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from matplotlib.figure import Figure, FigureBase
 
 from pfljax.training import files
 
-# Okabe and Ito's colors, which colorblind people can tell apart.
+# The colors of Okabe and Ito, which are safe for color blindness.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
 
 
 class Picture(Figure):
-    """A figure that a notebook shows inline, whether or not pyplot has been imported."""
+    """A figure that notebooks show inline, even if pyplot was not imported."""
 
     def __init__(self, width: float, height: float, layout: Literal["constrained"] | None = "constrained"):
         super().__init__(figsize=(width, height), layout=layout)
@@ -29,9 +29,9 @@ class Picture(Figure):
 
 
 def to_png(figure: Figure) -> bytes:
-    """The figure as a PNG."""
+    """Returns the figure as a PNG."""
     layout, buffer = figure.get_layout_engine(), io.BytesIO()
-    if layout:  # executed once here; savefig would do so twice, and draw twice
+    if layout:  # savefig would compute the layout twice and draw twice
         layout.execute(figure)
         figure.set_layout_engine("none")
     figure.savefig(buffer, format="png", dpi=130)
@@ -41,12 +41,12 @@ def to_png(figure: Figure) -> bytes:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes the figure under a temporary name and renames it."""
+    """Writes the figure to a temporary file and renames it."""
     files.write_atomically(path, lambda file: file.write(to_png(figure)))
 
 
 def colors(groups: Int[np.ndarray, " n"]) -> list:
-    """A color for each entry of `groups`: from the palette for few groups, from a color map for many."""
+    """Returns a color for each entry of `groups`: from the palette for few groups, from a color map for many."""
     values = np.unique(groups)
     if len(values) <= len(PALETTE):
         table = dict(zip(values.tolist(), PALETTE, strict=False))
@@ -57,7 +57,7 @@ def colors(groups: Int[np.ndarray, " n"]) -> list:
 
 
 def add_axes(figure: FigureBase, *position: int, **settings: Any) -> Axes:
-    """Plain axes at a position (rows, columns, number); without one, over the whole figure."""
+    """Adds plain axes at a position (rows, columns, number), or over the whole figure if no position is given."""
     axes = figure.add_subplot(*(position or (1, 1, 1)))
     axes.set(**settings)
     axes.grid(alpha=0.25, linewidth=0.6)
@@ -66,7 +66,7 @@ def add_axes(figure: FigureBase, *position: int, **settings: Any) -> Axes:
 
 
 def byte_unit(num_bytes: float) -> tuple[float, str]:
-    """The largest unit in which the number is at least one: (its bytes, its name)."""
+    """Returns the largest unit in which the number is at least one: (its bytes, its name)."""
     for scale, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if num_bytes >= scale:
             return scale, unit

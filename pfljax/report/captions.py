@@ -1,4 +1,4 @@
-"""All figures of a run, and captions for those that its page shows as pictures."""
+"""All figures of a run, and captions for those that its page shows as images."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pfljax.report.plots import Plots
 
 
 class Captioned(NamedTuple):
-    """A figure, and what to look for in it."""
+    """A figure and its caption."""
 
     figure: Figure
     caption: str
 
 
 def draw(plots: Plots, curve: dict[str, np.ndarray]) -> dict[str, Figure]:
-    """All figures that the run has values for, by file name.
+    """Draws all figures that the run has data for. Returns them by file name.
 
     Args:
         plots: The run.
-        curve: The arrays of curve.npz, or none.
+        curve: Arrays of curve.npz; empty if the file does not exist.
     """
     score = plots.score
     out = {name: captioned.figure for name, captioned in extras(plots, curve).items()}
@@ -41,13 +41,13 @@ def draw(plots: Plots, curve: dict[str, np.ndarray]) -> dict[str, Figure]:
 
 
 def extras(plots: Plots, curve: dict[str, np.ndarray]) -> dict[str, Captioned]:
-    """The figures that a page shows as they are, as some runs alone have them."""
+    """Draws the figures that only some runs have. The page shows them as images."""
     out = {}
     if curve:
         arrays = {**curve, "reference_name": str(curve.get("reference_name", ""))}
         caption = (
-            "Noisy training points, and each client's personal model on its own interval. Check whether the lines "
-            "follow the curve where one model for all cannot."
+            "Noisy training points, and each client's personal model on its own interval. Personal models should "
+            "follow the curve where a single model cannot."
         )
         out["curve"] = Captioned(figures.curve(**arrays), caption)
     if "affinity" in plots.used and "clients" not in plots.used:
@@ -58,15 +58,15 @@ def extras(plots: Plots, curve: dict[str, np.ndarray]) -> dict[str, Captioned]:
 def _affinity(plots: Plots) -> Captioned:
     target = plots.distribution if plots.target is None else plots.target
     share = top_affinities(plots.used["affinity"][-1], plots.distribution, target)
-    other = "" if plots.target is None else " (or the block of the distribution that a client wants)"
+    other = "" if plots.target is None else " (or the block of each client's target distribution)"
     caption = (
-        "How much each client has gained from others' models so far, its own left out. Clients are ordered by their "
-        f"distributions. Check whether the blocks on the diagonal{other} turn blue."
+        "How much each client has gained from other clients' models so far. Clients are ordered by distribution. "
+        f"The blocks on the diagonal{other} should turn blue."
     )
     if not math.isnan(share):
         caption += (
-            f" The two highest affinities lie in the wanted distribution for {share:.0%} of the clients that have two "
-            "others there."
+            f" For {share:.0%} of the clients with two others in their target distribution, the two highest affinities "
+            "are to such clients."
         )
     return Captioned(plots.affinity(), caption)
 
@@ -74,9 +74,9 @@ def _affinity(plots: Plots) -> Captioned:
 def top_affinities(
     affinity: Float[np.ndarray, "K K"], distribution: Int[np.ndarray, " K"], target: Int[np.ndarray, " K"]
 ) -> float:
-    """The share of clients whose two highest affinities, their own left out, are to clients of their target.
+    """Returns the fraction of clients whose two highest affinities to others are to clients of their target.
 
-    Only those count for whom there are two others of it; NaN if there are none.
+    Counts only clients with at least two others of their target; NaN if there are none.
     """
     others = np.where(np.eye(len(affinity), dtype=bool), -np.inf, affinity)
     wanted = np.equal(distribution[None, :], target[:, None]) & ~np.eye(len(affinity), dtype=bool)

@@ -1,4 +1,4 @@
-"""The figures of comparisons: methods, knobs, numbers of clients, other libraries."""
+"""Figures of comparisons: methods, knobs, numbers of clients, other libraries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pfljax.report.figures import draw_affinity
 
 
 def comparison_figure(table: Sequence[dict]) -> Figure:
-    """Methods side by side: last scores and scores over rounds, with deviations where there are several seeds."""
+    """Plots methods' final scores and scores over rounds, with deviations if there are several seeds."""
     num = len(table)
     figure = Picture(12, max(4.2, 0.6 + 0.26 * num))
     bars = add_axes(figure, 1, 2, 1, xlabel="test score, last round")
@@ -28,17 +28,17 @@ def comparison_figure(table: Sequence[dict]) -> Figure:
         over.fill_between(row["rounds"], mean - spread, mean + spread, color=shade, alpha=0.15, linewidth=0)
     bars.set_yticks(np.arange(num), [row["algorithm"] for row in table])
     bars.set_ylim(num - 0.4, -0.6)
-    if num <= len(PALETTE):  # of more, the bars have the colors
+    if num <= len(PALETTE):  # for more methods, the bars show the colors
         over.legend(frameon=False)
     return figure
 
 
 def branch_weights(panels: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]], shown: int = 5) -> Figure:
-    """Clients' weights of shared branches over rounds: a row of pictures for each title, clients by distribution.
+    """Plots clients' weights of shared branches over rounds: one row per title, clients ordered by distribution.
 
     Args:
         panels: By title: rounds (T,), weights (T, K, B), distribution (K,).
-        shown: How many of the rounds to show, the first and the last among them.
+        shown: Number of rounds to show, including the first and the last.
     """
     height = 0.8 + max(len(distribution) for _, _, distribution in panels.values()) * 0.18
     figure = Picture(2 * shown + 1, height * len(panels))
@@ -61,12 +61,12 @@ MARKERS = "osD^vP*X<>"
 
 
 def sweep_figure(points: Sequence[dict], panels: dict[str, str]) -> Figure:
-    """Accuracy against a knob, a panel for each knob and a line for each method; crosses are a paper's values.
+    """Plots accuracy against a knob: one panel per knob, one line per method; crosses are a paper's values.
 
     Args:
-        points: "panel", "algorithm", "value", "accuracy", "paper" (a share, or None) and, if there are several runs,
-            "accuracy_std" of each point.
-        panels: The label of the horizontal axis of each panel that has points.
+        points: For each point "panel", "algorithm", "value", "accuracy", "paper" (a fraction, or None) and, for
+            several runs, "accuracy_std".
+        panels: Label of the horizontal axis, by panel. Panels without points are left out.
     """
     panels = {panel: label for panel, label in panels.items() if any(point["panel"] == panel for point in points)}
     figure = Picture(5.5 * len(panels), 4.2)
@@ -98,10 +98,10 @@ def sweep_figure(points: Sequence[dict], panels: dict[str, str]) -> Figure:
 
 
 def knob_curves(panels: Mapping[str, Sequence[dict]], over: str = "rounds") -> Figure:
-    """Accuracy over rounds or local epochs: a panel for each knob, a line for each of its values.
+    """Plots accuracy over rounds or local epochs: one panel per knob, one line per value.
 
     Args:
-        panels: By knob, its lines: "title", "curve", and what `over` names.
+        panels: Lines by knob; each line has "title", "curve", and the key that `over` names.
         over: "rounds" or "epochs".
     """
     figure = Picture(5.2 * len(panels), 4)
@@ -120,11 +120,11 @@ def _draw_curves(axes: Axes, lines: Sequence[dict], over: str) -> None:
 
 
 def curves_and_last(lines: Sequence[dict], label: str) -> Figure:
-    """FedFomo's Figure 9: accuracy over local epochs, a line for each value of a knob; right, the last against it.
+    """Plots accuracy over local epochs for each value of a knob, and final accuracy against it (FedFomo, Figure 9).
 
     Args:
-        lines: "title", "value", "epochs", "curve", "accuracy_mean" and "accuracy_std" of the last.
-        label: The knob.
+        lines: For each line "title", "value", "epochs", "curve", and the final "accuracy_mean" and "accuracy_std".
+        label: Name of the knob.
     """
     figure = Picture(10.4, 4)
     over = add_axes(figure, 1, 2, 1, ylabel="test accuracy")
@@ -138,12 +138,12 @@ def curves_and_last(lines: Sequence[dict], label: str) -> Figure:
 
 
 def privacy_figure(affinities: Mapping[str, tuple[np.ndarray, np.ndarray]], points: Sequence[dict]) -> Figure:
-    """FedFomo's Figure 5: whom clients gain from under noise; right, accuracy against the noise and its epsilon.
+    """Plots affinities under noise, and accuracy against the noise and its epsilon (FedFomo, Figure 5).
 
     Args:
         affinities: By title: affinities (K, K) after the last round, and distributions (K,).
-        points: "algorithm", "sigma", "epsilon_text", "accuracy_mean", "accuracy_std", and "paper": (epsilon, accuracy
-            in percent), drawn as a cross, or None.
+        points: For each point "algorithm", "sigma", "epsilon_text", "accuracy_mean", "accuracy_std", and "paper":
+            (epsilon, accuracy in percent), drawn as a cross, or None.
     """
     width = 3.1 * len(affinities)
     figure = Picture(width + 5, 3.6)
@@ -171,23 +171,23 @@ def privacy_figure(affinities: Mapping[str, tuple[np.ndarray, np.ndarray]], poin
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """The exponent a of the power law y = b x^a that is nearest by least squares in log-log; None for one x."""
+    """Returns the exponent a of the power law y = b x^a, fitted by least squares in log-log; None for a single x."""
     if len(set(x)) < 2:
         return None
     return float(np.polyfit(np.log(np.asarray(x, float)), np.log(np.asarray(y, float)), 1)[0])
 
 
 def scaling_figure(lines: Mapping[str, Sequence[dict]], memory: str = "MiB on a device") -> Figure:
-    """Time and memory of a round against the number of clients, log-log, with the slopes in the legends.
+    """Plots time and memory of a round against the number of clients, log-log, with the slopes in the legends.
 
     Args:
-        lines: Of each line the cells: "num_clients", "seconds_per_round", "memory_bytes".
-        memory: What the memory is, for its axis.
+        lines: Cells by line; each cell has "num_clients", "seconds_per_round" and "memory_bytes".
+        memory: Label of the memory axis.
     """
     figure = Picture(11, 4.2 + 0.12 * max(len(lines) - 6, 0))
     styles = list(zip(colors(np.arange(len(lines))), itertools.cycle("osD^vPX"), strict=False))
     for place, (key, unit, label) in enumerate(
-        (("seconds_per_round", 1, "seconds a round"), ("memory_bytes", 2**20, memory)), 1
+        (("seconds_per_round", 1, "seconds per round"), ("memory_bytes", 2**20, memory)), 1
     ):
         axes = add_axes(figure, 1, 2, place, xlabel="clients K", ylabel=label, xscale="log", yscale="log")
         for (name, cells), (shade, marker) in zip(lines.items(), styles, strict=True):
@@ -197,14 +197,14 @@ def scaling_figure(lines: Mapping[str, Sequence[dict]], memory: str = "MiB on a 
             text = name if fitted is None else f"{name}, slope {round(fitted, 2) + 0.0:.2f}"  # not -0.00
             axes.plot(clients, np.array(values) / unit, color=shade, marker=marker, label=text)
         low, high = np.log10(axes.get_ylim())
-        axes.set_ylim(10 ** np.floor(low), 10 ** np.ceil(high))  # whole decades: what hardly grows looks so
-        # Below, where they hide nothing.
+        axes.set_ylim(10 ** np.floor(low), 10 ** np.ceil(high))  # whole decades, so that slow growth looks slow
+        # Below the axes, to hide no data.
         axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     return figure
 
 
 def benchmark_figure(rows: Sequence[dict]) -> Figure:
-    """How many times faster a round is than the PyTorch loop, a bar a workload."""
+    """Plots the speedup of a round over the PyTorch loop, one bar per workload."""
     figure = Picture(8, 0.6 * len(rows) + 1.2)
     axes = add_axes(figure, xlabel="speedup over a PyTorch loop over clients")
     places = np.arange(len(rows))[::-1]

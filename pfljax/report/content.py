@@ -1,4 +1,4 @@
-"""The data behind the plots of a run's page: thinned, rounded, with clients grouped by whom they share models with."""
+"""The data for the plots of a run's page: thinned out, rounded, with clients grouped by shared models."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from pfljax.evaluation import collaboration
 from pfljax.report.markup import rounded
 from pfljax.report.plots import Plots
 
-MAX_CLIENTS = 1000  # whose own values are on a page
-MAX_ROUNDS = 40  # of matrices
-MAX_POINTS = 100_000  # numbers of clients' curves
-MAX_NUMBERS = 2_000_000  # numbers of matrices
-LEAST = 1e-4  # weights below are left out
-MAX_MERGES = 50  # of the clustering, among which it is cut
-LEVELS = (0, 10, 25, 50, 75, 90, 100)  # percentiles of the distribution over clients
+MAX_CLIENTS = 1000  # clients with their own values on a page
+MAX_ROUNDS = 40  # rounds with a matrix
+MAX_POINTS = 100_000  # numbers in all clients' curves
+MAX_NUMBERS = 2_000_000  # numbers in all matrices
+LEAST = 1e-4  # smaller weights are left out
+MAX_MERGES = 50  # last merges of the clustering that are considered for the cut
+LEVELS = (0, 10, 25, 50, 75, 90, 100)  # percentiles over clients
 
 
 class Content(NamedTuple):
-    """The data of a page, and what must be said of them.
+    """The data of a page.
 
     Attributes:
-        data: For the scripts.
-        notes: Sentences on what was left out.
+        data: Data for the scripts.
+        notes: Sentences about what was left out.
     """
 
     data: dict[str, Any]
@@ -34,10 +34,10 @@ class Content(NamedTuple):
 
 
 def collect(plots: Plots) -> Content:
-    """The data of a run's page."""
+    """Returns the data of a run's page."""
     shown, notes = _shown_clients(plots)
     test = plots.test
-    times, told = _evenly(len(test), max(2, MAX_POINTS // max(len(shown), 1)), "of the clients' curves")
+    times, told = _evenly(len(test), max(2, MAX_POINTS // max(len(shown), 1)), "of clients' curves")
     notes += told
     rounds = np.asarray(plots.results["rounds"])
     train = plots.results.get(f"{plots.score}_train")
@@ -66,9 +66,9 @@ def collect(plots: Plots) -> Content:
 
 
 def _shown_clients(plots: Plots) -> tuple[Int[np.ndarray, " n"], list[str]]:
-    """The clients whose own values are on the page: all, or evenly spaced from the worst to the best."""
+    """Returns the clients to show on the page: all, or evenly spaced from the worst to the best."""
     num, limit = plots.test.shape[1], MAX_CLIENTS
-    if plots.chooses:  # at least two rounds of models and their weights
+    if plots.chooses:  # leaves room for at least two rounds of models and weights
         limit = min(limit, max(2, MAX_NUMBERS // (4 * plots.used["index"].shape[2])))
     if num <= limit:
         return np.arange(num), []
@@ -78,14 +78,14 @@ def _shown_clients(plots: Plots) -> tuple[Int[np.ndarray, " n"], list[str]]:
 
 
 def _evenly(num: int, most: int, what: str) -> tuple[Int[np.ndarray, " n"], list[str]]:
-    """Places of at most `most` of `num` entries, the first and the last among them; says so if some are left out."""
+    """Selects at most `most` of `num` entries, including the first and last. Returns a note if some are left out."""
     if num <= most:
         return np.arange(num), []
     return np.linspace(0, num - 1, most).round().astype(int), [f"{most} of {num} evaluated rounds {what} are shown."]
 
 
 def _spread(plots: Plots) -> dict[str, Any]:
-    """The distribution of all clients' scores at every evaluated round."""
+    """Returns the distribution of all clients' scores at every evaluated round."""
     test = plots.test
     scored = test[:, ~np.isnan(test).all(axis=0)]
     levels = np.nanpercentile(scored, LEVELS, axis=1) if scored.size else np.full((len(LEVELS), len(test)), np.nan)
@@ -99,7 +99,7 @@ def _spread(plots: Plots) -> dict[str, Any]:
 
 
 def _sharing(plots: Plots, shown: Int[np.ndarray, " n"]) -> tuple[dict[str, Any], list[str]]:
-    """Whose models the clients use, by round, and the groups that follow from it."""
+    """Returns which models the clients use, by round, and the groups found from that."""
     all_index, all_weights = plots.used["index"], plots.used["weights"]
     num = len(all_index)
     kept = max(int((np.abs(all_weights[time]) >= LEAST).sum()) for time in (0, num // 2, -1))
@@ -109,7 +109,7 @@ def _sharing(plots: Plots, shown: Int[np.ndarray, " n"]) -> tuple[dict[str, Any]
     shared = plots.topology == "shared"
     order, found = found_groups(all_index[-1][shown], all_weights[-1][shown])
     rows = [_rows(all_index[time][shown], all_weights[time][shown], digits) for time in times]
-    notes.append(f"Weights below {LEAST:g} are left out of the matrix, the others rounded to {digits} digits.")
+    notes.append(f"The matrix leaves out weights below {LEAST:g} and rounds the others to {digits} digits.")
     return {
         "rounds": np.asarray(plots.used["round"])[times],
         "models": int(all_index.max()) + 1 if shared else None,
@@ -122,7 +122,7 @@ def _sharing(plots: Plots, shown: Int[np.ndarray, " n"]) -> tuple[dict[str, Any]
 
 
 def _rows(index: Int[np.ndarray, "n J"], weights: Float[np.ndarray, "n J"], digits: int) -> list[list]:
-    """For each client the models that it uses, each followed by its weight; a repeated index adds."""
+    """Returns for each client the models that it uses, each followed by its weight. Repeated indices add up."""
     client = np.repeat(np.arange(len(index)), index.shape[1])
     width = int(index.max()) + 1
     pairs, place = np.unique(client * width + index.ravel(), return_inverse=True)
@@ -138,10 +138,10 @@ def _rows(index: Int[np.ndarray, "n J"], weights: Float[np.ndarray, "n J"], digi
 def found_groups(
     index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"]
 ) -> tuple[Int[np.ndarray, " K"], Int[np.ndarray, " K"]]:
-    """Clients grouped by whom they share models with: hierarchical clustering of the cosines of their weights.
+    """Groups clients that use similar models, by hierarchical clustering of the cosines of their weights.
 
-    Average linkage. The tree is cut in the widest gap between the distances of its last merges, where the end of the
-    scale, at which clients have no model in common, counts as one more. Clients who share with nobody are groups.
+    Uses average linkage. Cuts the tree in the widest gap between the distances of its last merges; distance 1, where
+    clients have no model in common, counts as one more merge. Clients that share with no one form their own groups.
 
     Returns:
         The clients in the order of the tree's leaves, and each client's group, numbered in that order.
@@ -164,7 +164,7 @@ def found_groups(
 
 
 def _agreement(found: np.ndarray, true: np.ndarray) -> float | None:
-    """The adjusted Rand index of found and true groups; None where all clients are of one true group."""
+    """Returns the adjusted Rand index of found and true groups; None if there is only one true group."""
     from sklearn.metrics import adjusted_rand_score  # heavy
 
     return float(adjusted_rand_score(true, found)) if len(np.unique(true)) > 1 else None

@@ -1,4 +1,4 @@
-"""The figures of a run, from arrays."""
+"""Figures of a run, drawn from arrays."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pfljax.evaluation import collaboration
 from pfljax.report.canvas import PALETTE, Picture, add_axes, byte_unit, colors
 
 MAX_PANELS = 16
-MAX_ROWS = 500  # of a matrix of clients; of more clients, several share a row
-MAX_TICKS = 40  # clients up to which each has a tick of its own
+MAX_ROWS = 500  # rows of a matrix; with more clients, several share a row
+MAX_TICKS = 40  # up to this many clients, each has its own tick
 
 
 def _name(task: str) -> str:
@@ -23,7 +23,7 @@ def _name(task: str) -> str:
 
 
 def _mean(scores: Float[np.ndarray, "T K"], sizes: Real[np.ndarray, " K"] | None) -> np.ndarray:
-    """Mean over clients, weighted by `sizes`; clients without examples (NaN) are left out."""
+    """Returns the mean over clients, weighted by `sizes`; skips clients without examples (NaN)."""
     real = ~np.isnan(scores)
     weights = real * (1.0 if sizes is None else sizes)
     return np.where(real, scores * weights, 0).sum(axis=1) / np.maximum(weights.sum(axis=1), 1e-12)
@@ -37,13 +37,13 @@ def accuracy_over_rounds(
     train: Float[np.ndarray, "T K"] | None = None,
     task: str = "classification",
 ) -> Figure:
-    """Mean over clients, and the worst tenth of them, against rounds.
+    """Plots the mean over clients and the worst tenth of clients over rounds.
 
     Args:
         rounds: The evaluated rounds.
         test: Accuracies in [0, 1] or losses; NaN for clients without examples.
-        sizes: Numbers of examples that weight the mean; None: all clients count alike.
-        train: The same on training examples, drawn faintly.
+        sizes: Numbers of examples, the weights of the mean; None: equal weights.
+        train: The same scores on training examples, drawn faintly.
         task: "classification" or "regression".
     """
     figure = Picture(6.4, 4)
@@ -53,7 +53,7 @@ def accuracy_over_rounds(
         axes.plot(rounds, _mean(train, None), color="0.6", linestyle=":", label="training examples, mean")
     axes.plot(rounds, _mean(test, sizes), color=PALETTE[0], marker=".", label="mean over clients")
     decile = np.nanpercentile(test, 10 if good else 90, axis=1)
-    axes.plot(rounds, decile, color=PALETTE[1], marker=".", linestyle="--", label="worst tenth of the clients")
+    axes.plot(rounds, decile, color=PALETTE[1], marker=".", linestyle="--", label="worst tenth of clients")
     if good:
         axes.set_ylim(0, 1.02)
     axes.legend(frameon=False)
@@ -63,7 +63,7 @@ def accuracy_over_rounds(
 def per_client(
     scores: Float[np.ndarray, " K"], distribution: Int[np.ndarray, " K"], *, task: str = "classification"
 ) -> Figure:
-    """Every client's last score, sorted and colored by its true distribution."""
+    """Plots every client's final score, sorted, and colored by its true distribution."""
     figure = Picture(7.2, 4)
     axes = add_axes(figure, xlabel="client, sorted", ylabel=_name(task))
     order = np.argsort(scores, kind="stable")
@@ -92,18 +92,18 @@ def collaboration_matrix(
     *,
     topology: str,
 ) -> Figure:
-    """Who uses whose model: clients ordered by true distribution, with lines between the distributions.
+    """Plots which client uses which model, ordered by true distribution, with lines between distributions.
 
     Args:
         index: The models that each client uses.
         weights: Their weights; each row is on the simplex.
         distribution: Each client's true distribution.
-        topology: Unless "shared", models are the clients' own, and columns are ordered like rows. Where several
-            clients share a row, the row is their mean, and a column sums over their models.
+        topology: Unless "shared", models are the clients' own, and columns are ordered like rows. If several clients
+            share a row, the row is their mean, and a column sums over their models.
     """
     of_clients = topology != "shared"
     order = np.argsort(distribution, kind="stable")
-    step = -(-len(order) // MAX_ROWS)  # clients to a row of the picture
+    step = -(-len(order) // MAX_ROWS)  # clients per row of the image
     place = np.empty(len(order), int)
     place[order] = np.arange(len(order)) // step
     rows = place.max() + 1
@@ -133,12 +133,12 @@ def collaboration_matrix(
 def sharing_matrix(
     index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"], distribution: Int[np.ndarray, " K"]
 ) -> Figure:
-    """Who shares models with whom: the cosines of clients' rows of weights, ordered by true distribution.
+    """Plots which clients share models: the cosines of clients' rows of weights, ordered by true distribution.
 
     Args:
         index: The models that each client uses.
         weights: Their weights.
-        distribution: Each client's true distribution; of more than `MAX_ROWS` clients some are shown, spread over them.
+        distribution: Each client's true distribution. With more than `MAX_ROWS` clients, some of each are shown.
     """
     shown = _spread(distribution, MAX_ROWS)
     figure = Picture(6, 5.2)
@@ -157,7 +157,7 @@ def sharing_matrix(
 
 
 def _draw_edges(axes: Axes, edges: np.ndarray, *, both: bool = True, width: float = 0.8) -> None:
-    """Lines between the distributions: across the rows, and across the columns too where `both`."""
+    """Draws lines between the distributions: across the rows and, if `both`, across the columns."""
     for edge in edges:
         axes.axhline(edge, color="0.35", linewidth=width)
         if both:
@@ -173,15 +173,15 @@ def weights_over_rounds(
     topology: str,
     target: Int[np.ndarray, " K"] | None = None,
 ) -> Figure:
-    """FedeRiCo's Figure 3, FedFomo's 6 and 7: each client's weights over rounds, one line per model.
+    """Plots each client's weights over rounds, one line per model (FedeRiCo, Figure 3; FedFomo, Figures 6 and 7).
 
     Args:
         rounds: The evaluated rounds.
         index: The models that each client uses.
         weights: Their weights.
-        distribution: Each client's true distribution, which colors its model.
-        topology: Unless "shared", models are the clients' own; otherwise each model has a color of its own.
-        target: Distribution of each client's test data, where it differs from that of its training data.
+        distribution: Each client's true distribution; it determines the color of the client's model.
+        topology: Unless "shared", models are the clients' own. If "shared", each model has its own color.
+        target: Distribution of each client's test data, if it differs from that of its training data.
     """
     target = distribution if target is None else target
     of_clients = topology != "shared"
@@ -190,7 +190,7 @@ def weights_over_rounds(
     columns = min(4, len(shown))
     lines = -(-len(shown) // columns)
     width, height = 2.6 * columns + 0.4, 2.3 * lines + 0.3
-    figure = Picture(width, height, layout=None)  # all panels are alike: no need to measure every label
+    figure = Picture(width, height, layout=None)  # all panels are alike, so labels need not be measured
     margins = {"left": 0.6 / width, "right": 1 - 0.15 / width, "bottom": 0.6 / height, "top": 1 - 0.35 / height}
     figure.subplots_adjust(**margins, wspace=0.12, hspace=0.25)
     groups = colors(np.concatenate([distribution, target]))
@@ -210,7 +210,7 @@ def weights_over_rounds(
         has, wants = distribution[client], target[client]
         of = f"distribution {wants}" if wants == has else f"has {has}, wants {wants}"
         axes.set_title(f"client {client} ({of})", fontsize=8.5)
-        # A bar in the color of the distribution that it wants; a light color would be hard to read as text.
+        # A bar has the color of the target distribution; text in a light color would be hard to read.
         axes.axhline(1.03, color=of_target[client], linewidth=5)
         below, left = place + columns > len(shown), (place - 1) % columns == 0
         axes.tick_params(labelsize=8, labelbottom=below, labelleft=left)
@@ -220,7 +220,7 @@ def weights_over_rounds(
 
 
 def _spread(distribution: np.ndarray, most: int) -> np.ndarray:
-    """Up to `most` clients, ordered by their distributions and spread over them."""
+    """Returns up to `most` clients, ordered by distribution and spread over all distributions."""
     by_group = np.argsort(distribution, kind="stable")
     places = np.linspace(0, len(by_group) - 1, min(most, len(by_group))).round().astype(int)
     return by_group[np.unique(places)]
@@ -229,7 +229,7 @@ def _spread(distribution: np.ndarray, most: int) -> np.ndarray:
 def affinity_over_rounds(
     rounds: Int[np.ndarray, " T"], affinity: Float[np.ndarray, "T K K"], distribution: Int[np.ndarray, " K"]
 ) -> Figure:
-    """FedFomo's Figure 2: the affinity matrix at up to four rounds, clients ordered by distribution."""
+    """Plots the affinity matrix at up to four rounds, clients ordered by distribution (FedFomo, Figure 2)."""
     shown = np.unique(np.linspace(0, len(rounds) - 1, min(4, len(rounds))).round().astype(int))
     figure = Picture(3.1 * len(shown) + 0.8, 3.3)
     for place, number in enumerate(shown, 1):
@@ -241,9 +241,9 @@ def affinity_over_rounds(
 
 
 def draw_affinity(axes: Axes, affinity: Float[np.ndarray, "K K"], distribution: Int[np.ndarray, " K"]) -> None:
-    """An affinity matrix with its colors, clients ordered by distribution."""
+    """Draws an affinity matrix with a color bar, clients ordered by distribution."""
     order = np.argsort(distribution, kind="stable")
-    off = ~np.eye(len(order), dtype=bool)  # a client's affinity to itself starts at 1 and would hide the others
+    off = ~np.eye(len(order), dtype=bool)  # a client's affinity to itself starts at 1 and would dominate
     matrix = affinity[order][:, order].copy()
     limit = max(float(np.abs(matrix[off]).max(initial=0)), 1e-9)
     matrix[~off] = np.nan
@@ -263,16 +263,16 @@ def traffic_against_accuracy(
     sizes: Real[np.ndarray, " K"] | None = None,
     task: str = "classification",
 ) -> Figure:
-    """Mean score against the bytes that a client has received and sent by then."""
+    """Plots the mean score against the bytes received and sent per client so far."""
     figure = Picture(6.4, 4)
     scale, unit = byte_unit(float(num_bytes.max()))
-    axes = add_axes(figure, xlabel=f"{unit} received and sent by a client, so far", ylabel=_name(task))
+    axes = add_axes(figure, xlabel=f"{unit} received and sent per client", ylabel=_name(task))
     axes.plot(num_bytes / scale, _mean(test, sizes), color=PALETTE[2], marker=".")
     return figure
 
 
 def measures(rounds: Int[np.ndarray, " T"], values: Mapping[str, Sequence[float]]) -> Figure:
-    """What a method measures of itself over rounds, one panel per name."""
+    """Plots the method's own metrics over rounds, one panel per metric."""
     figure = Picture(4.6 * len(values), 3.4)
     for place, (name, line) in enumerate(values.items(), 1):
         axes = add_axes(figure, 1, len(values), place, xlabel="round", ylabel=name.replace("_", " "))
@@ -290,17 +290,17 @@ def curve(
     reference: Float[np.ndarray, " G"] | None = None,
     reference_name: str = "",
 ) -> Figure:
-    """FedeRiCo's Figure 1, left: noisy points, the true curve, personal models and one global model.
+    """Plots noisy points, the true curve, personal models and one global model (FedeRiCo, Figure 1, left).
 
     Args:
         x: Training inputs.
-        y: Their targets.
-        client: Whose they are.
+        y: Training targets.
+        client: The client of each training point.
         grid: Inputs of the curves.
         truth: The curve without noise.
-        prediction: Personal predictions, NaN where they are not to be drawn.
-        reference: Prediction of a single model.
-        reference_name: Its name.
+        prediction: Personal predictions; NaN is not drawn.
+        reference: Predictions of a single model.
+        reference_name: Name of the single model.
     """
     figure = Picture(7.2, 4.2)
     axes = add_axes(figure, xlabel="x", ylabel="y")

@@ -1,4 +1,4 @@
-"""The HTML that pages share: escaped text, tables, and one file that holds the plotting library, data and scripts."""
+"""HTML shared by all pages: escaped text, tables, and a document with the plotting library, data and scripts."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from pfljax.training import files
 
 ASSETS = Path(__file__).parent / "assets"
 
-# A page loads nothing: neither a script nor a picture from elsewhere, whatever a run's files hold.
+# A page loads no scripts or images from elsewhere, whatever a run's files contain.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 
 
 class Raw(str):
-    """HTML that is put into a page as it is."""
+    """HTML that is inserted into a page unchanged."""
 
 
 def text(value: Any) -> str:
-    """Any value as escaped text."""
+    """Converts any value to escaped text."""
     if isinstance(value, Raw):
         return value
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
@@ -41,26 +41,26 @@ def text(value: Any) -> str:
 
 
 def score(name: str, value: Any) -> str:
-    """Accuracies in percent, losses with four digits."""
+    """Formats a score: accuracies in percent, losses with four decimals."""
     if not isinstance(value, int | float) or not math.isfinite(value):
         return text(None if isinstance(value, float) else value)
     return f"{100 * value:.1f} %" if name.startswith("accuracy") else f"{value:.4f}"
 
 
 def num_bytes(value: float) -> str:
-    """A number of bytes in the unit that suits it."""
+    """Formats a number of bytes in a suitable unit."""
     scale, unit = byte_unit(value)
     return f"{value / scale:.0f} B" if unit == "B" else f"{value / scale:.1f} {unit}"
 
 
 def table(heads: Sequence[str], body: Iterable[Sequence[Any]], kind: str = "", title: str = "") -> Raw:
-    """A table; one of the kind "sortable" is sorted by a click on a heading.
+    """Returns a table. Tables of the kind "sortable" are sorted by clicking a heading.
 
     Args:
-        heads: The headings; none for a table of names and values.
-        body: The cells, line by line.
-        kind: Its classes.
-        title: What it shows, for screen readers.
+        heads: Column headings; empty for a table of names and values.
+        body: Cells by row.
+        kind: CSS classes.
+        title: Caption.
     """
     sortable = "sortable" in kind.split()
     wrap = lambda head: f'<button type="button">{text(head)}</button>' if sortable and head else text(head)
@@ -75,17 +75,17 @@ def table(heads: Sequence[str], body: Iterable[Sequence[Any]], kind: str = "", t
 
 
 def paragraph(content: str) -> Raw:
-    """A paragraph of text; nothing for an empty one."""
+    """Returns a paragraph of text; "" if the text is empty."""
     return Raw(f"<p>{text(content)}</p>" if content else "")
 
 
 def plot(name: str, label: str, caption: str = "") -> Raw:
-    """The place of an interactive plot, which a script fills.
+    """Returns the placeholder of an interactive plot, which a script fills.
 
     Args:
-        name: Its id.
-        label: What it shows, for screen readers.
-        caption: What to look for.
+        name: Element id.
+        label: Description for screen readers.
+        caption: Caption below the plot.
     """
     told = f"<figcaption>{text(caption)}</figcaption>" if caption else ""
     return Raw(
@@ -94,19 +94,19 @@ def plot(name: str, label: str, caption: str = "") -> Raw:
 
 
 def choice(name: str, label: str, options: Mapping[str, str]) -> Raw:
-    """A labeled list to choose from, by value."""
+    """Returns a labeled drop-down list; `options` are labels by value."""
     entries = "".join(f'<option value="{text(value)}">{text(word)}</option>' for value, word in options.items())
     return Raw(f'<label for="{name}">{text(label)} <select id="{name}">{entries}</select></label>')
 
 
 def document(title: str, lead: str, sections: Mapping[str, str], data: Any, scripts: Sequence[str]) -> str:
-    """A page.
+    """Returns a page.
 
     Args:
-        title: Its heading.
-        lead: The line below.
-        sections: HTML by heading; empty ones are left out.
-        data: What the scripts read, as JSON; arrays in it may have NaN, which becomes null.
+        title: Heading.
+        lead: Line below the heading.
+        sections: HTML by heading; empty sections are left out.
+        data: Data for the scripts, converted to JSON; NaN in arrays becomes null.
         scripts: Files in assets/ that draw the plots.
     """
     kept = {name: content for name, content in sections.items() if content}
@@ -134,7 +134,7 @@ def document(title: str, lead: str, sections: Mapping[str, str], data: Any, scri
 
 
 def rounded(values: np.ndarray, digits: int) -> np.ndarray:
-    """Numbers with a few significant digits, which take less room on a page."""
+    """Rounds numbers to a few significant digits, to keep the page small."""
     values = np.asarray(values, float)
     with np.errstate(divide="ignore", invalid="ignore"):
         scale = 10.0 ** (digits - 1 - np.floor(np.log10(np.abs(values))))
@@ -142,7 +142,7 @@ def rounded(values: np.ndarray, digits: int) -> np.ndarray:
 
 
 def _packed(content: str) -> str:
-    """Text as letters that mean nothing in HTML, a fraction of its length: gzip in base64."""
+    """Compresses text with gzip and encodes it in base64, which is safe in HTML."""
     return base64.b64encode(gzip.compress(content.encode(), 6, mtime=0)).decode()
 
 

@@ -1,4 +1,4 @@
-"""The page of a run: one HTML file that opens without a network, from the files that the run has left."""
+"""The report page of a run: one HTML file, made from the run's files, that works offline."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ ORDERS = {"group": "true group", "found": "found group", "accuracy": "accuracy"}
 
 
 def read(directory: Path) -> tuple[Plots, dict[str, Any]]:
-    """The run in a folder, and its config.json.
+    """Reads the run in a folder and its config.json.
 
     Raises:
-        RunError: if they are damaged, or not those of a run.
+        RunError: if the files are damaged or do not belong to a run.
     """
     try:
         plots, config = Plots.read(directory), files.read_json(directory / "config.json")
         _ = plots.summary["algorithm"], plots.summary["last"]["round"], plots.test
     except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise RunError(f"{directory}: the run's files are damaged, or not those of a run: {error}") from error
+        raise RunError(f"{directory}: the run's files are damaged, or this is not a run's folder: {error}") from error
     return plots, config
 
 
 def write(directory: Path) -> Path:
-    """Draws a run's figures into figures/*.png and writes report.html, from what the run has left in `directory`.
+    """Draws a run's figures to figures/*.png and writes report.html, from the files in `directory`.
 
-    Of several processes, the first does so.
+    With several processes, only the first one writes.
 
     Returns:
-        The page.
+        Path of the page.
     """
     directory = Path(directory)
     if processes.is_first():
@@ -51,16 +51,16 @@ def write(directory: Path) -> Path:
 
 
 def read_curve(directory: Path) -> dict[str, Any]:
-    """The arrays of curve.npz, or none."""
+    """Reads the arrays of curve.npz; empty if the file does not exist."""
     path = directory / "curve.npz"
     return files.read_npz(path) if path.exists() else {}
 
 
 def write_page(directory: Path) -> Path:
-    """Writes report.html alone, without the figures for papers; it needs none of them.
+    """Writes only report.html, which does not need the files in figures/.
 
     Returns:
-        The page.
+        Path of the page.
     """
     directory = Path(directory)
     page = directory / NAME
@@ -78,7 +78,7 @@ def write_page(directory: Path) -> Path:
         "All clients": _clients(plots, found.data),
         "Scores over rounds": _scores(plots),
         "More figures": "".join(map(_picture, captions.extras(plots, read_curve(directory)).items())),
-        "Clients that were not there in training": sections.unseen(summary.get("unseen") or {}),
+        "Clients held out of training": sections.unseen(summary.get("unseen") or {}),
         "Traffic": _traffic(plots),
         "Privacy": sections.privacy(summary.get("privacy")),
         "Memory and execution": sections.plan(summary),
@@ -90,21 +90,21 @@ def write_page(directory: Path) -> Path:
 
 
 def _sharing(plots: Plots, data: Mapping[str, Any]) -> str:
-    """The matrix and the graph, with what is chosen for both."""
+    """Returns the matrix and the graph, with their controls."""
     sharing = data["sharing"]
     if sharing is None:
         return ""
     orders = dict(ORDERS) if len(set(data["group"].tolist())) > 1 else {k: v for k, v in ORDERS.items() if k != "group"}
     found = len(set(sharing["found"].tolist()))
-    said = f"Clustering finds {found} group{'s' * (found > 1)} among the clients"
+    said = f"Clustering finds {found} group{'s' * (found > 1)} of clients"
     if sharing["agreement"] is not None:
-        said += f"; it agrees with the true groups to {sharing['agreement']:.2f} (adjusted Rand index; 1 is full)"
+        said += f"; the adjusted Rand index with the true groups is {sharing['agreement']:.2f} (1: identical)"
     columns = "models" if sharing["models"] else "clients' models"
     return (
         paragraph(
-            "Two clients share models where they give them like weights: the cosine of their rows of the weights W, "
-            f"as in W Wᵀ. W itself says which {columns} each client uses. Owners drift: a model belongs to those who "
-            "use it, whoever held it at the start."
+            "Two clients share models if they weight them alike: the plots show the cosine between their rows of the "
+            f"weight matrix W, as in W Wᵀ. W itself shows which {columns} each client uses. Who uses a model can "
+            "change during training: a model belongs to the clients that use it, not to its first owner."
         )
         + '<div class="controls"><label class="range" for="round">Round '
         '<input type="range" id="round" min="0" value="0" step="1">'
@@ -117,19 +117,19 @@ def _sharing(plots: Plots, data: Mapping[str, Any]) -> str:
             plot(
                 "matrix",
                 "Matrix of the clients",
-                "A row for each client; a click picks it. The bar at the left has the colors of the true groups.",
+                "One row per client; click a row to select its client. The bar on the left shows the true groups.",
             )
         )
         + _square(
             plot(
                 "graph",
                 "Graph of the clients",
-                "The clients in the order of the matrix, each joined to the "
-                "three that it has most to do with. Lines of the picked one are thick.",
+                "Clients in the order of the matrix, each connected to its three "
+                "strongest links. Lines of the selected client are thick.",
             )
         )
         + "</div>"
-        + paragraph(f"{said}. It is an average linkage of the cosines of the last round, cut in its widest gap.")
+        + paragraph(f"{said}. It uses average linkage on the last round's cosines, cut in the widest gap.")
     )
 
 
@@ -142,12 +142,14 @@ def _client(data: Mapping[str, Any]) -> str:
         '<div class="controls"><label for="client">Client <select id="client"></select></label>'
         '<button type="button" id="previous">Previous</button><button type="button" id="next">Next</button></div>'
         '<p id="client-told" aria-live="polite"></p><div class="pair">'
-        + plot("curves", "Scores of the client over rounds", "Its scores, and those of the median client.")
+        + plot("curves", "Scores of the client over rounds", "The client's scores and the median client's.")
     )
     if data["labels"] is not None:
-        out += plot("labels", "Classes of the client's training examples", "The classes of its training examples.")
+        out += plot("labels", "Classes of the client's training examples", "Classes of the client's training examples.")
     if data["sharing"] is not None:
-        out += plot("neighbors", "Neighbors of the client over rounds", "With whom it shares models, or whom it uses.")
+        out += plot(
+            "neighbors", "Neighbors of the client over rounds", "Whom it shares models with, or whose models it uses."
+        )
     return out + "</div>"
 
 
@@ -161,26 +163,28 @@ def _clients(plots: Plots, data: Mapping[str, Any]) -> str:
         own = ledger["epsilon_per_client"]
         more["epsilon"] = {k: sections.bound(own[k]) for k in ids if k < len(own)}
     table = sections.clients(data["rows"] or [], more, pickable=True)
-    return plot("ranking", "Every client's score in the last round", "Do the bad ones share a group?") + (
+    return plot("ranking", "Every client's score in the last round", "Are the worst clients in the same group?") + (
         f'<div id="clients-table">{table}</div>' if table else ""
     )
 
 
 def _scores(plots: Plots) -> str:
-    out = plot("spread", "Distribution of the clients' scores over rounds", "Does the worst tenth gain with the mean?")
+    out = plot(
+        "spread", "Distribution of the clients' scores over rounds", "Does the worst tenth keep up with the mean?"
+    )
     for number, name in enumerate(plots.measured):
-        out += plot(f"measure-{number}", f"{name} over rounds", f"{name.replace('_', ' ')}, which the method measures.")
+        out += plot(f"measure-{number}", f"{name} over rounds", f"{name.replace('_', ' ')}, measured by the method.")
     return out
 
 
 def _traffic(plots: Plots) -> str:
     shown = len(plots.bytes_sent) == len(plots.test) and plots.bytes_sent.any()
-    drawn = plot("traffic", "Score against traffic", "Where does more traffic stop paying?") if shown else ""
+    drawn = plot("traffic", "Score against traffic", "When does more traffic stop paying off?") if shown else ""
     return sections.traffic(plots.rows) + drawn
 
 
 def _picture(entry: tuple[str, captions.Captioned]) -> str:
-    """A figure with its caption, the image in the page itself."""
+    """Returns a figure with its caption; the image is embedded in the page."""
     name, (figure, caption) = entry
     image = base64.b64encode(canvas.to_png(figure)).decode()
     width = round(figure.get_figwidth() * 96)
@@ -194,5 +198,5 @@ DOWNLOADS = (
     '<div class="controls"><button type="button" id="csv-rounds">Rounds (CSV)</button>'
     '<button type="button" id="csv-clients">Clients (CSV)</button>'
     '<button type="button" id="csv-scores">Scores by client and round (CSV)</button></div>'
-    '<p class="note">The clients that the page shows; scores to four digits. results.npz has everything.</p>'
+    '<p class="note">Only clients on this page; scores have four digits. results.npz has everything.</p>'
 )

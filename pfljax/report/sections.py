@@ -1,4 +1,4 @@
-"""The parts of a run's page that are text and tables."""
+"""The text and tables of a run's page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from pfljax.core.method import METHODS
 from pfljax.report.markup import Raw, num_bytes, paragraph, score, table, text
 
-# What a table of scores shows, in this order, where the run has it.
+# Columns of a table of scores, in this order, if the run has them.
 SCORES = {
     "accuracy": "accuracy",
     "accuracy_mean": "plain mean",
@@ -32,7 +32,7 @@ CLIENT_HEADS = {
 
 
 def result(summary: Mapping[str, Any]) -> str:
-    """The scores of the last and the best round, and what they are of."""
+    """Returns the scores of the last and best round, and what was scored."""
     last, best = summary["last"], summary.get("best")
     names = [name for name in SCORES if name in last]
     line = lambda label, row: [label, row.get("round"), *(score(name, row.get(name)) for name in names)]
@@ -45,14 +45,14 @@ def result(summary: Mapping[str, Any]) -> str:
             f"A uniform sample of {summary['scored_clients']:,} of the {summary['num_clients']:,} clients was scored. "
         )
     if "accuracy" in last:
-        said += "Accuracy and loss are on the clients' test examples, means weighted by their number."
+        said += "Accuracy and loss are means over clients' test examples, weighted by number of examples."
     else:
-        said += "The loss is the mean squared error on the clients' test examples, a mean weighted by their number."
+        said += "The loss is the mean squared error on clients' test examples, weighted by number of examples."
     return table(["", "round", *(SCORES[name] for name in names)], body) + paragraph(said)
 
 
 def unseen(scores: Mapping[str, Any]) -> str:
-    """Scores of the clients that were kept out of training."""
+    """Returns the scores of the clients held out of training."""
     named = [name for name in scores if name.removeprefix("train_") in SCORES]
     body = [
         (
@@ -67,12 +67,12 @@ def unseen(scores: Mapping[str, Any]) -> str:
 def clients(
     rows: Sequence[Mapping[str, Any]], more: Mapping[str, Mapping[int, Any]] | None = None, pickable: bool = False
 ) -> str:
-    """The clients' table, worst first.
+    """Returns the clients' table, worst first.
 
     Args:
-        rows: As in summary.json.
+        rows: Per-client rows of summary.json.
         more: Further columns: heading -> value by client.
-        pickable: Whether a client's number is a button.
+        pickable: Whether client numbers are buttons.
     """
     if not rows:
         return ""
@@ -88,7 +88,7 @@ def clients(
         ]
         for row in sorted(rows, key=_badness)
     ]
-    return table(["client", *heads.values(), *more], body, "sortable", "Worst first; a click on a heading sorts.")
+    return table(["client", *heads.values(), *more], body, "sortable", "Worst clients first. Click a heading to sort.")
 
 
 def _badness(row: Mapping[str, Any]) -> tuple[float, float]:
@@ -97,20 +97,20 @@ def _badness(row: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def traffic(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What a client has received and sent."""
+    """Returns the bytes that a client has received and sent."""
     if not rows or "bytes_down" not in rows[-1]:
         return ""
     down, up, rounds = rows[-1]["bytes_down"], rows[-1]["bytes_up"], max(rows[-1]["round"], 1)
     if not down + up:
-        return paragraph("No model has left its client.")
+        return paragraph("No model was sent or received.")
     each = (("down", down), ("up", up), ("both", down + up))
     return table(
-        ["per client", "in all", "per round"], [(name, num_bytes(n), num_bytes(n / rounds)) for name, n in each]
+        ["per client", "total", "per round"], [(name, num_bytes(n), num_bytes(n / rounds)) for name, n in each]
     )
 
 
 def privacy(ledger: Mapping[str, Any] | None) -> str:
-    """What the ledger says."""
+    """Returns the privacy bounds of the ledger."""
     if not ledger:
         return ""
     own = [math.inf if value is None else value for value in ledger["epsilon_per_client"]]
@@ -118,36 +118,36 @@ def privacy(ledger: Mapping[str, Any] | None) -> str:
         ("noise multiplier", f"{ledger['noise_multiplier']:g}"),
         ("clipping norm", f"{ledger['clip_norm']:g}"),
         ("delta", f"{ledger['delta']:g}"),
-        ("epsilon, largest of the clients", bound(max(own))),
-        ("epsilon, median", bound(float(np.median(own)))),
+        ("epsilon, maximum over clients", bound(max(own))),
+        ("epsilon, median over clients", bound(float(np.median(own)))),
     ]
     omitted = ledger.get("unaccounted")
     return table([], lines) + paragraph(
-        "The bound covers the gradients of local training and counts mini-batches as Poisson samples. "
-        + (f"Not counted: {omitted}." if omitted else "")
+        "The bound covers the gradients of local training and treats mini-batches as Poisson samples. "
+        + (f"Not included: {omitted}." if omitted else "")
     )
 
 
 def bound(epsilon: float | None) -> str:
-    """An epsilon, for which None and infinity are no bound."""
+    """Formats an epsilon; None and infinity mean no bound."""
     return "no bound" if epsilon is None or math.isinf(epsilon) else f"{epsilon:.4g}"
 
 
 def plan(summary: Mapping[str, Any]) -> str:
-    """Memory and execution."""
+    """Returns the table of memory and execution."""
     lines = [(name, num_bytes(v) if isinstance(v, int) else v) for name, v in summary.get("plan") or []]
     if summary.get("peak_memory_bytes") is not None:
         lines.append(("peak memory, measured", num_bytes(summary["peak_memory_bytes"])))
-    for name, key in (("compiling", "compile_seconds"), ("a round", "seconds_per_round")):
+    for name, key in (("compile time", "compile_seconds"), ("time per round", "seconds_per_round")):
         if summary.get(key) is not None:
             lines.append((name, f"{summary[key]:.3g} s"))
     return table([], lines, "text") if lines else ""
 
 
 def config(content: Mapping[str, Any], algorithm: str) -> str:
-    """The command to run it again, and the settings that this run has read."""
+    """Returns the command that repeats the run, and the settings that it used."""
     command = content.get("command")
-    out = f"<p>To run it again:</p><pre>{text(command)}</pre>" if command else ""
+    out = f"<p>Command of this run:</p><pre>{text(command)}</pre>" if command else ""
     rest = {name: value for name, value in content.items() if name not in ("flags", "settings", "command") and value}
     if rest:
         out += table([], rest.items(), "text")

@@ -130,7 +130,7 @@ def test_a_comparison_is_a_table(clients, tmp_path):
     common = {"seeds": range(2), "out": tmp_path, "eval_every": 1, "say": said.append}
     again = pfl.compare(methods, clients, MODEL, LOCAL, rounds=2, **common)
     (damaged,) = [line for line in said if "run again" in line]
-    assert damaged.endswith("fedavg/seed-1: run again: summary.json is not what the run wrote")
+    assert damaged.endswith("fedavg/seed-1: running again: summary.json is not what the run wrote")
     with pytest.raises(ValueError, match=r"^rounds=1: .*seed-0 has 2 already; accepted: 2 or more"):
         pfl.compare(methods, clients, MODEL, LOCAL, rounds=1, **common)
     assert str(again) == str(table)  # taken from the files, seconds included
@@ -183,7 +183,7 @@ def test_one_s_own_arrays_and_module():
         (lambda c: pfl.Run(pfl.FedAvg(), c, nn.Dense(7)), "model"),
         (lambda c: pfl.Run(pfl.FedAvg(), c, MODEL).train(rounds=0), "rounds=0: accepted"),
         (lambda c: pfl.Run(pfl.FedAvg(), c, MODEL).train(rounds=1, resume=True), "resume: .*out"),
-        (lambda c: pfl.compare([pfl.FedAvg(), pfl.FedAvg()], c, MODEL, rounds=1), "methods: two are called fedavg"),
+        (lambda c: pfl.compare([pfl.FedAvg(), pfl.FedAvg()], c, MODEL, rounds=1), "methods: two methods are called fedavg"),
         (lambda c: pfl.data.digits(num_clients=0), "num_clients=0"),
     ],
 )

@@ -61,7 +61,7 @@ CASES = [
     *((name, "--tune=nan", "different numbers above 0") for name in TABLES),
     *((name, "--learning_rates=fedavg:inf", "rates above 0") for name in TABLES),
     *((name, "--learning_rates=fedavg:1,fedavg:2", "distinct methods") for name in TABLES),
-    *((name, "--learning_rates=apple:1", "of the methods of this run") for name in TABLES),
+    *((name, "--learning_rates=apple:1", "for this run's methods") for name in TABLES),
     *((name, "--weight_decay=-1", "0 or more") for name in TABLES),
     *((name, "--lr_schedule=constant --lr_decay=0.5", "--lr_schedule=exponential") for name in TABLES),
     *((name, "--dataset=sine", "") for name in TABLES if name != "compare"),

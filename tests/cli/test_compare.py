@@ -39,7 +39,7 @@ def test_seeds_in_one_kernel_are_kept_one_by_one(tmp_path):
     # Finished cells are kept, one by one.
     again = ["--algorithms=local,fedfomo", "--seeds=1", *flags[1:]]
     printed = call(compare.COMMAND, *again)
-    assert printed.count("finished before, kept") == 2 and "2 of 2 methods done: fedfomo" in printed
+    assert printed.count("already finished") == 2 and "2 of 2 methods done: fedfomo" in printed
     # Other settings are another study.
     line = one_line(call(compare.COMMAND, *again, "--learning_rate=0.5", code=2))
     assert "--learning_rate was 0.3 and is 0.5" in line
@@ -103,7 +103,7 @@ def test_tuning_takes_the_best_point_and_keeps_the_scores(tmp_path):
     # Neither scores nor cells are made again, and scores of another grid are not taken.
     assert "tuning, " in printed and "tuning, " not in call(compare.COMMAND, *flags, *tuning)
     line = one_line(call(compare.COMMAND, *flags, "--tune=0.3,0.5", code=2))
-    assert line.startswith("--out=") and "tuning.json has scores of other settings" in line
+    assert line.startswith("--out=") and "tuning.json has scores from other settings" in line
     # A knob on the command line is not tuned.
     printed = call(compare.COMMAND, *flags, *tuning, "--fedprox.mu=1", f"--out={tmp_path / 'given'}")
     assert len(files.read_json(tmp_path / "given" / "fedprox" / "tuning.json")["scores"]) == 2
@@ -155,7 +155,7 @@ def test_a_damaged_cell_is_run_again_and_said_so(finished, tmp_path, name, harm)
     assert "finished before" not in printed
     scores = lambda folder: [(row["accuracy_mean"], row["best_mean"], row["curve_mean"]) for row in rows_of(folder)]
     assert str(scores(tmp_path / "out")) == str(scores(out))
-    assert "finished before, kept" in call(compare.COMMAND, *flags, "--rounds=4", f"--out={tmp_path / 'out'}")
+    assert "already finished" in call(compare.COMMAND, *flags, "--rounds=4", f"--out={tmp_path / 'out'}")
 
 
 def test_a_cell_without_a_manifest_is_kept_if_it_can_be_read(finished, tmp_path):
@@ -163,7 +163,7 @@ def test_a_cell_without_a_manifest_is_kept_if_it_can_be_read(finished, tmp_path)
     shutil.copytree(out, tmp_path / "out")
     folder = tmp_path / "out" / "fedavg" / "seed-0"
     (folder / "manifest.json").unlink()  # as an earlier version left it
-    assert "finished before, kept" in call(compare.COMMAND, *flags, "--rounds=4", f"--out={tmp_path / 'out'}")
+    assert "already finished" in call(compare.COMMAND, *flags, "--rounds=4", f"--out={tmp_path / 'out'}")
     assert "has 4 already" in call(compare.COMMAND, *flags, "--rounds=3", f"--out={tmp_path / 'out'}", code=2)
     assert cells.damage(folder) == "" == cells.damage(tmp_path / "nothing")
     rows = (folder / "metrics.jsonl").read_text()
@@ -186,12 +186,12 @@ def test_a_folder_with_more_rounds_is_refused_before_anything_is_run(finished, t
         ("--replicate=all", "no, vmap"),
         ("--seeds=0,x", "whole numbers of 0 or more"),
         ("--algorithms=local,fedsgd9", "unknown algorithm"),
-        ("--ditto.strength=1", "no method of this run reads it"),
+        ("--ditto.strength=1", "not a knob of this run's methods"),
         ("--tune=0", "different numbers above 0"),
         ("--algorithms=", "different values"),
         ("--fedper.personal_layers=9", "0 to 2"),
         ("--text_stride=2", "--dataset=text"),
-        ("--learning_rates=ditto:0.1", "of the methods of this run"),
+        ("--learning_rates=ditto:0.1", "for this run's methods"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, flag, word):

@@ -16,14 +16,14 @@ def test_a_full_device_is_told_with_what_may_help():
 
 def test_a_lost_device_is_told_with_the_way_back():
     text = launch.device_failure("INTERNAL: CUDA error: device lost\n  at somewhere")
-    assert text == "a device failed; --resume goes on from the last checkpoint: INTERNAL: CUDA error: device lost"
+    assert text == "a device failed; --resume continues from the last checkpoint: INTERNAL: CUDA error: device lost"
 
 
 @pytest.mark.parametrize(
     ("fatal", "code", "told"),
     [
         (b"The following tasks are unhealthy (stopped sending heartbeats)", -6, "another process has ended"),
-        (b"Terminating because the JAX distributed service: DEADLINE_EXCEEDED", -6, "did not come together within"),
+        (b"Terminating because the JAX distributed service: DEADLINE_EXCEEDED", -6, "did not connect within"),
         (b"Check failed: rendezvous stuck", -6, "Check failed: rendezvous stuck"),
         (b"", -9, "the process was ended by SIGKILL"),
     ],

@@ -44,12 +44,12 @@ def test_mistakes_are_one_line(runs, tmp_path):
     (tmp_path / "file").write_text("")
     before = sorted(tmp_path.rglob("*"))
     for words, said in (
-        ([], "name a run's folder: pfljax report DIR..."),
+        ([], "give a run's folder: pfljax report DIR..."),
         ([tmp_path / "nowhere"], f"{tmp_path / 'nowhere'}: No such file or directory"),
         ([tmp_path / "file"], f"{tmp_path / 'file'}: Not a directory"),
-        ([runs, tmp_path / "empty"], f"{tmp_path / 'empty'}: no finished run is there; "),
+        ([runs, tmp_path / "empty"], f"{tmp_path / 'empty'}: contains no finished run; "),
         ([runs, "--out=page"], "--out=page: accepted: a file that ends in .html"),
-        ([runs / "local" / "seed-0", "--out=a.html"], "--out: not read here: the page of one run is in its folder"),
+        ([runs / "local" / "seed-0", "--out=a.html"], "--out: does not apply here: the page of one run is written to its folder"),
         ([runs, "--rounds=3"], "--rounds: unknown flag"),
     ):
         assert one_line(call(report.COMMAND, *words, code=2)).startswith(said)

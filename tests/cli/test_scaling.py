@@ -77,8 +77,8 @@ def test_a_second_run_measures_only_what_is_missing(finished, tmp_path):
     before = read(out)["cells"]
     flags = ["--algorithms=fedavg", "--num_clients=4", "--devices=2", "--plan=chunk", "--chunk=2"]
     printed = call(out, *flags, "--cohort=0,2,5", "--total_rounds=7")
-    assert printed.count("finished before, taken from") == 1
-    assert "K=4, S=5: left out, the cohort is larger than K" in printed
+    assert printed.count("already finished, read from") == 1
+    assert "K=4, S=5: skipped, the cohort is larger than K" in printed
     assert "K=4: 7 rounds, 28 client updates, would take" in printed
     rows = read(out)["cells"]
     assert rows[0] == before[0] | {"projected_hours": before[0]["seconds_per_round"] * 7 / 3600}
@@ -107,11 +107,11 @@ def test_what_is_finished_outlives_an_interruption(tmp_path):
         process.send_signal(signal.SIGINT)
         printed, error = process.communicate(timeout=120)
     assert (process.returncode, error.strip()) == (130, "error: interrupted"), printed
-    assert "the same command goes on" in printed
+    assert "the same command continues" in printed
     rows = read(tmp_path)["cells"]
     assert 1 <= len(rows) < 5 and all(row["status"] == "measured" for row in rows)
     printed = call(tmp_path, *flags)
-    assert printed.count("finished before, taken from") == len(rows)
+    assert printed.count("already finished, read from") == len(rows)
     after = read(tmp_path)["cells"]
     assert after[: len(rows)] == rows and [row["num_clients"] for row in after] == [4, 5, 6, 7, 8]
 
@@ -141,7 +141,7 @@ def test_what_does_not_fit_is_skipped_before_it_is_made(tmp_path):
     assert skipped["reason"] in printed and skipped["seconds_per_round"] is None
     error = call(tmp_path / "none", *flags, f"--num_clients={huge}", code=2)
     (line,) = error.strip().splitlines()
-    assert line.startswith("error: --num_clients: none of the cells can be measured")
+    assert line.startswith("error: --num_clients: no cell can be measured")
     assert [row["status"] for row in read(tmp_path / "none")["cells"]] == ["skipped"]
     # Small data, but of each pair of clients something is remembered.
     call(
@@ -153,7 +153,7 @@ def test_what_does_not_fit_is_skipped_before_it_is_made(tmp_path):
         code=2,
     )
     (skipped,) = read(tmp_path / "pairs")["cells"]
-    assert "state and data on a device: " in skipped["reason"]
+    assert "state and data on a device needs " in skipped["reason"]
 
 
 def test_methods_that_validate_and_files_of_one_s_own(tmp_path):
@@ -168,11 +168,11 @@ def test_methods_that_validate_and_files_of_one_s_own(tmp_path):
 
     # 35 are for training: five of each client, and one to validate.
     printed = on_file("--algorithms=fedfomo", "--num_clients=5,6")
-    assert "K=6, S=6, auto, 1 device(s): skipped: the file has 35 training examples, and 6 x 6 are asked for" in printed
+    assert "K=6, S=6, auto, 1 device(s): skipped: the file has 35 training examples, but 6 x 6 are needed" in printed
     assert [row["status"] for row in read(out)["cells"]] == ["measured", "skipped"]
     assert read(out)["data"] == "images.npz, examples of 5x4x1"
     error = on_file("--shape=3,3,1", code=2)
-    assert error.strip() == "error: --shape: not read here: --data_file says it"
+    assert error.strip() == "error: --shape: does not apply here: --data_file determines it"
 
 
 @pytest.mark.parametrize(
@@ -199,12 +199,12 @@ def test_mistakes_are_one_line(tmp_path, flag, word):
 
 def test_another_s_folder_is_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    assert "holds something that is not a scaling study" in call(tmp_path, code=2)
+    assert "contains something other than a scaling study" in call(tmp_path, code=2)
     (tmp_path / "scaling.json").write_text("[]")
-    assert "of an earlier version" in call(tmp_path, code=2)
+    assert "from an earlier version" in call(tmp_path, code=2)
     for torn in ("", "[1", '{"cells": [1], "settings": {}}', '{"cells": [{}], "settings": {}}', '{"settings": 3}'):
         (tmp_path / "scaling.json").write_text(torn)
-        assert "damaged or of an earlier version; name a new folder" in call(tmp_path, code=2)
+        assert "damaged or from an earlier version; choose a new folder" in call(tmp_path, code=2)
 
 
 @pytest.mark.slow
@@ -212,7 +212,7 @@ def test_pfl_research_s_workload_is_that_of_its_benchmark(tmp_path):
     """1,000 clients of 50 images, 50 a round, batches of 10, 75,000 updates; here fewer clients, which wins."""
     flags = ["--preset=pfl_research_cifar10", "--num_clients=20", "--cohort=1", "--rounds=1", "--devices=1"]
     printed = commands.call(scaling.COMMAND, *flags, f"--out={tmp_path}")
-    assert "on random pixels 32x32x3, which tell of time and memory, not of accuracy" in printed
+    assert "on random pixels 32x32x3: time and memory are realistic, accuracy is not" in printed
     study = read(tmp_path)
     (row,) = study["cells"]
     assert (row["algorithm"], row["num_clients"], row["clients_per_round"]) == ("fedavg", 20, 1)

@@ -105,7 +105,7 @@ def test_every_preset_says_what_it_is_and_is_read_by_train_and_compare(path):
     ("words", "line"),
     [
         (["--round=3"], "--round: unknown flag; did you mean --rounds?"),
-        (["--quux"], "--quux: unknown flag; --help shows all"),
+        (["--quux"], "--quux: unknown flag; --help lists all flags"),
         (["rounds=3"], "rounds=3: not a flag; flags start with --"),
         (["--rounds=0"], "--rounds=0: accepted: whole numbers of 1 or more"),
         (["--rounds=many"], "--rounds=many: accepted: whole numbers of 1 or more"),
@@ -135,7 +135,7 @@ def test_flag_files_hold_flags_and_other_flag_files(tmp_path):
     [
         (b"\x7fELF\xd0\xff", "is not UTF-8 text"),
         (None, "Not a regular file"),
-        (b"--flagfile={}", "it names itself"),
+        (b"--flagfile={}", "the file includes itself"),
         (b"--flagfile=", "cannot be read"),
         (b"rounds=3", "rounds=3: not a flag"),
         (b"--rounds=3\0", "accepted: whole numbers"),
@@ -166,7 +166,7 @@ def test_the_command_is_one_that_a_shell_reads(monkeypatch):
 def test_knobs_of_other_methods_are_mistakes():
     settings = of("--federico.epsilon=0.5")
     settings.check_knobs(["local", "federico"])
-    with pytest.raises(FlagError, match=r"--federico\.epsilon: no method of this run reads it \(local\)"):
+    with pytest.raises(FlagError, match=r"--federico\.epsilon: not a knob of this run's methods \(local\)"):
         settings.check_knobs(["local"])
 
 
@@ -200,7 +200,7 @@ def test_options_of_other_data_sets_are_mistakes():
     settings = of("--dataset=synthetic", "--num_clients=2", given)
     settings.check_knobs(["local"])  # a dot in a flag's name does not make it a method's
     assert build.build_source(settings, 0).name == "synthetic, published labels"
-    with pytest.raises(FlagError, match=r"--synthetic\.labels: not read here: the data set is digits, not synthetic"):
+    with pytest.raises(FlagError, match=r"--synthetic\.labels: does not apply here: the data set is digits, not synthetic"):
         build.build_source(of(given), 0)
     assert build.build_source(of(), 0).name == "digits"
 
@@ -212,7 +212,7 @@ def test_class_weights_are_those_of_the_clients_labels():
     words.append("--class_weights=inverse")
     weights = build.build_local(of(*words), clients).class_weights
     assert weights == data.inverse_frequency_weights(clients) and len(set(weights)) > 1
-    with pytest.raises(FlagError, match=r"--class_weights=inverse: counts the clients' labels; accepted with --dp"):
+    with pytest.raises(FlagError, match=r"--class_weights=inverse: uses clients' label counts; accepted with --dp"):
         build.build_local(of(*words, "--dp_noise_multiplier=1", "--dp_clip_norm=1"), clients)
 
 
@@ -227,7 +227,7 @@ def test_numbers_of_a_list():
         (["--seeds=2147483648"], "--seeds=2147483648: accepted: different"),
         (["--algorithms=local,,fedavg"], "--algorithms=local,,fedavg: accepted: different values"),
         (["--channels="], "--channels=: accepted: whole numbers of 1 or more"),
-        (["--tune=2", "--learning_rate=1"], "--learning_rate: not read here: --tune gives it its values"),
+        (["--tune=2", "--learning_rate=1"], "--learning_rate: does not apply here: --tune sets its values"),
     ):
         with pytest.raises(FlagError) as caught:
             of(*words, define=compare.define).numbers("tune", float, sets="learning_rate")

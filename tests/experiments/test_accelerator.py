@@ -48,7 +48,7 @@ def test_all_parts_but_the_table_run(tmp_path):
         (["--models=vgg"], "--models=vgg: accepted: mlp"),
         (["--data_file=nowhere.npz"], "--data_file=nowhere.npz: no such file"),
         (["--num_clients=0"], "--num_clients"),
-        (["--plan=map"], "--plan: not read here"),
+        (["--plan=map"], "--plan: does not apply here"),
     ],
 )
 def test_mistakes_are_one_line(flags, said, tmp_path):

@@ -71,7 +71,7 @@ def test_pairs_by_hand():
         (figure3, "--algorithms=fedavg", "accepted: pfedmb"),
         (figure3, "--pfedmb.averaging=plain", "both are compared"),
         (table2, "--partition=iid", "columns set it"),
-        (table2, "--num_clients=5", "--clients gives it its values"),
+        (table2, "--num_clients=5", "--clients sets its values"),
         (table1, "--preset=mnist", "cifar10"),
         (table1, "--fine_tune_epochs=-1", "fine_tune_epochs"),
         (compare, "--replicate=all", "vmap"),

@@ -44,7 +44,7 @@ def test_the_weight_of_attackers_is_that_of_honest_clients(tmp_path):
 def test_bad_flags_are_refused_in_a_line(tmp_path):
     for flag, text in {
         "--attacks=none": "accepted: label_flip, sign_flip, noise, scale",
-        "--attack=noise": "not read here: --attacks sets its values",
+        "--attack=noise": "does not apply here: --attacks sets its values",
         "--shares=1": "below 1",
         "--aggregators=mode": "accepted: mean, median",
     }.items():

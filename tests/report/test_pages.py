@@ -72,7 +72,7 @@ def test_affinities_are_drawn_and_counted(tmp_path):
     make_run(tmp_path, affinity=affinity)
     text = report.write(tmp_path).read_text()
     assert (tmp_path / "figures" / "affinity_over_rounds.png").stat().st_size > 5000
-    assert "in the wanted distribution for 50% of the clients" in text
+    assert "For 50% of the clients with two others in their target distribution" in text
 
 
 def test_top_affinities_by_hand():
@@ -219,9 +219,9 @@ def test_figures_show_inline_in_a_notebook(tmp_path):
 def test_what_a_run_has_not_kept_is_named(tmp_path):
     make_run(tmp_path, optional=False)
     plots = report.Plots.read(tmp_path)
-    with pytest.raises(ValueError, match="has kept no index"):
+    with pytest.raises(ValueError, match="collaboration.npz has no index"):
         plots.collaboration()
-    with pytest.raises(ValueError, match="measures nothing of itself"):
+    with pytest.raises(ValueError, match="has no metrics of its own"):
         plots.measures()
 
 

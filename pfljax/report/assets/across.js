@@ -1,4 +1,4 @@
-// The page of a comparison: a point for each run, and curves of methods.
+// The page of a comparison: one point per run, and methods' curves.
 "use strict";
 
 page.start((d) => {
@@ -66,7 +66,7 @@ page.start((d) => {
 
   function over() {
     const against = byId("against").value;
-    const label = { rounds: "round", traffic: "MB received and sent by a client", time: "seconds of training" }[
+    const label = { rounds: "round", traffic: "MB received and sent per client", time: "seconds of training" }[
       against
     ];
     const data = d.methods.flatMap((method, k) => {

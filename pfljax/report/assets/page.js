@@ -1,5 +1,5 @@
-// What all pages share: the library and the data, unpacked; the theme; plots that are drawn once they are in view;
-// tables that are sorted; files to download.
+// Shared by all pages: unpacks the library and the data; sets the theme; draws plots once they are in view; sorts
+// tables; downloads files.
 "use strict";
 
 const page = (() => {
@@ -20,12 +20,12 @@ const page = (() => {
     return new Response(stream).text();
   }
 
-  // Plotly reads some HTML in its texts; names of methods and data sets are none.
+  // Plotly interprets some HTML in its texts, so names of methods and data sets are escaped.
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
   function color(group, num) {
     if (num <= PALETTE.length) return PALETTE[group % PALETTE.length];
-    const share = num > 1 ? group / (num - 1) : 0; // of many, from light to dark within colors of viridis
+    const share = num > 1 ? group / (num - 1) : 0; // many groups: from light to dark, within the colors of viridis
     const stops = [
       [68, 1, 84],
       [59, 82, 139],
@@ -40,9 +40,9 @@ const page = (() => {
 
   const touch = window.matchMedia("(pointer: coarse)").matches;
 
-  const pick = () => (isDark() ? "#ff8fd0" : "#b0006d"); // what is picked, beside the colors of groups
+  const pick = () => (isDark() ? "#ff8fd0" : "#b0006d"); // color of the selected client, distinct from the groups' colors
 
-  // From nothing to much, told by lightness alone.
+  // From low to high, by lightness alone.
   const scale = () =>
     isDark()
       ? [
@@ -123,7 +123,7 @@ const page = (() => {
     try {
       localStorage.setItem("pfljax-theme", name);
     } catch {
-      /* a browser may keep nothing for files */
+      /* browsers may have no storage for local files */
     }
   }
 
@@ -136,7 +136,7 @@ const page = (() => {
     }
     const label = () => {
       button.textContent = isDark() ? "Light" : "Dark";
-      button.setAttribute("aria-label", `Change to ${isDark() ? "light" : "dark"} colors`);
+      button.setAttribute("aria-label", `Switch to ${isDark() ? "light" : "dark"} colors`);
     };
     const redraw = () => {
       label();
@@ -180,7 +180,7 @@ const page = (() => {
     /[",\n]/.test(String(cell)) ? `"${String(cell).replace(/"/g, '""')}"` : String(cell ?? "");
 
   function download(name, lines) {
-    // lines of cells
+    // lines: rows of cells
     const url = URL.createObjectURL(new Blob([lines.map((cells) => cells.map(quote).join(",")).join("\n") + "\n"]));
     const link = Object.assign(document.createElement("a"), { href: url, download: name });
     link.click();
@@ -199,7 +199,7 @@ const page = (() => {
       document.documentElement.dataset.ready = "yes";
     } catch (error) {
       byId("problem").textContent =
-        `The plots cannot be drawn here; a browser of 2024 or later is needed. (${error})`;
+        `The plots cannot be drawn. They need a browser from 2024 or later. (${error})`;
       byId("problem").hidden = false;
       throw error;
     }

@@ -1,5 +1,5 @@
-// The graph of a round: clients on a ring, in the order of the matrix, each joined by curves to those that it has most
-// to do with; models that all share are squares within.
+// The graph of a round: clients on a ring, in the order of the matrix. Curves connect each client to its strongest
+// links. Models that all clients share are squares inside the ring.
 "use strict";
 
 function drawRing({ n, ids, ring, models, state, range, last, tint, label, value, partners, select }) {

@@ -1,4 +1,4 @@
-// The page of a run: a client, all clients, scores, traffic. Who shares models is in sharing.js.
+// The page of a run: one client, all clients, scores, traffic. sharing.js shows who shares models.
 "use strict";
 
 page.start((d) => {
@@ -38,7 +38,7 @@ page.start((d) => {
     const i = state.client,
       line = (y, name, settings) => ({ type: "scatter", mode: "lines+markers", x: d.rounds, y, name, ...settings });
     const data = [line(d.test[i], `client ${ids[i]}, test`, { line: { color: page.pick(), width: 3 } })];
-    if (d.train) data.push(line(d.train[i], "its training examples", { line: { color: page.pick(), dash: "dot" } }));
+    if (d.train) data.push(line(d.train[i], "training examples", { line: { color: page.pick(), dash: "dot" } }));
     const middle = d.spread.levels.indexOf(50);
     data.push({
       type: "scatter",
@@ -91,7 +91,7 @@ page.start((d) => {
       const own = links.rowAt(state.at, i);
       const near = links.strongest(i, own, 3).map((j) => `${links.named(j)} (${own[j].toFixed(2)})`);
       const lead = state.kind === "sharing" ? "Shares models most with" : "Uses most";
-      const none = state.kind === "sharing" ? "Shares models with nobody" : "Uses nobody else's model";
+      const none = state.kind === "sharing" ? "Shares models with no one" : "Uses nobody else's model";
       text += `${near.length ? `${lead} ${near.join(", ")}` : none} in round ${sharing.rounds[state.at]}.`;
     }
     byId("client-told").textContent = text;
@@ -125,7 +125,7 @@ page.start((d) => {
     plot("curves", curves);
     if (d.labels) plot("labels", labels);
     if (sharing) plot("neighbors", links.neighbors);
-    select(sorted.accuracy[0]); // the worst, or of a loss the one with the largest
+    select(sorted.accuracy[0]); // the worst client: lowest accuracy or largest loss
   }
 
   // --- All clients -------------------------------------------------------------------------------------------------
@@ -198,8 +198,8 @@ page.start((d) => {
       ...band(0, 100, 0.16, "all clients"),
       ...band(10, 90, 0.25, "10 to 90 %"),
       ...band(25, 75, 0.4, "25 to 75 %"),
-      line(row(percent ? 10 : 90), "worst tenth begins", { color: "#D55E00", dash: "dash" }),
-      line(mean || row(50), mean ? "mean, by examples" : "median", {
+      line(row(percent ? 10 : 90), "edge of the worst tenth", { color: "#D55E00", dash: "dash" }),
+      line(mean || row(50), mean ? "mean, weighted by examples" : "median", {
         color: page.isDark() ? "#9fd8ff" : "#0072B2",
         width: 3,
       }),
@@ -228,9 +228,9 @@ page.start((d) => {
     return {
       data: [
         line(d.spread.mean || middle, "mean", page.isDark() ? "#56B4E9" : "#0072B2"),
-        line(tail, "worst tenth begins", "#D55E00", "dash"),
+        line(tail, "edge of the worst tenth", "#D55E00", "dash"),
       ],
-      layout: { xaxis: { title: { text: `${unit[1]} received and sent by a client` } }, yaxis: scoreAxis },
+      layout: { xaxis: { title: { text: `${unit[1]} received and sent per client` } }, yaxis: scoreAxis },
     };
   }
 

@@ -1,4 +1,4 @@
-// Who shares models at a round, or uses whose: as a matrix and as a graph; a client's neighbors over rounds.
+// Who shares models or uses whose models at a round, as a matrix and a graph; and a client's neighbors over rounds.
 "use strict";
 
 function makeSharing(d, common) {
@@ -6,13 +6,13 @@ function makeSharing(d, common) {
   const { byId, color, draw, plot } = page,
     sharing = d.sharing;
 
-  // Columns are the clients on the page who own the models, or the models that all share.
+  // Columns are the owners of the models among the clients on the page, or the shared models.
   const ownModels = sharing.models === null;
   const column = (model) => (ownModels ? place.get(model) : model);
   const numColumns = ownModels ? n : sharing.models;
 
   function weights(at) {
-    // n rows of a weight for each column
+    // n rows, with one weight per column
     return sharing.used[at].map((flat) => {
       const row = new Float32Array(numColumns);
       for (let a = 0; a < flat.length; a += 2) if (column(flat[a]) !== undefined) row[column(flat[a])] = flat[a + 1];
@@ -21,8 +21,8 @@ function makeSharing(d, common) {
   }
 
   function cosines(at) {
-    // of the clients' rows of W: W W^T for rows of length one
-    const users = new Map(); // model -> who uses it, each with its share of a row of length one
+    // between the clients' rows of W: W W^T for unit rows
+    const users = new Map(); // model -> its users, each with its entry of a unit row
     sharing.used[at].forEach((flat, i) => {
       let square = 0;
       for (let a = 1; a < flat.length; a += 2) square += flat[a] ** 2;
@@ -47,7 +47,7 @@ function makeSharing(d, common) {
 
   const kept = { key: "", values: null };
   function values() {
-    // of the round and the kind that are chosen
+    // for the selected round and kind
     const key = `${state.kind} ${state.at}`;
     if (kept.key !== key)
       Object.assign(kept, { key, values: state.kind === "sharing" ? cosines(state.at) : weights(state.at) });
@@ -83,7 +83,7 @@ function makeSharing(d, common) {
         ? { x0: -0.5, x1: columns.length - 0.5, y0: k, y1: k }
         : { x0: k, x1: k, y0: -0.5, y1: n - 0.5 }),
     });
-    const starts = range(n).filter((k) => !k || d.group[rows[k]] !== d.group[rows[k - 1]]); // of stretches of one group
+    const starts = range(n).filter((k) => !k || d.group[rows[k]] !== d.group[rows[k - 1]]); // where runs of one group start
     const strip =
       starts.length <= 300
         ? starts.map((k, a) => ({
@@ -194,7 +194,7 @@ function makeSharing(d, common) {
         count[across]++;
       }
     const mean = (which) => (sum[which] / count[which]).toFixed(2);
-    const within = count[0] ? `${mean(0)} within true groups, ` : ""; // where a group has two clients
+    const within = count[0] ? `${mean(0)} within true groups, ` : ""; // if any group has two clients
     byId("cosines").textContent = `Round ${round}: mean cosine ${within}${mean(1)} between different groups.`;
   }
 
@@ -246,7 +246,7 @@ function makeSharing(d, common) {
   }
 
   function rowAt(at, i) {
-    // the client's row of the matrix at a round, without all the others
+    // only the client's own row of the matrix at a round
     if (state.kind !== "sharing") return weights(at)[i];
     const own = new Map(),
       flat = sharing.used[at],
