@@ -148,7 +148,7 @@ def check_fit(need: int, limit: int, what: str) -> None:
     """Raises `RunError` if `what` needs more bytes than a run may plan with."""
     if need > memory.SHARE * limit:
         has = f"{memory.readable(int(memory.SHARE * limit))} (of {memory.readable(limit)})"
-        raise RunError(f"out of memory: {what} needs {memory.readable(need)}, but only {has} is available")
+        raise RunError(f"out of memory: {what}: needs {memory.readable(need)}, but only {has} is available")
 
 
 def check_state(experiment: Experiment) -> int:
@@ -195,7 +195,7 @@ def measure(settings: Settings, cell: Cell) -> dict:
     clients = build_clients(settings, cell, cell.num_clients).client_data
     if settings.client_store == "device":
         need = max(rounds.making.total if rounds.making else 0, rounds.memory.total) + copy
-        check_fit(need, memory.device_limit(), "making the state, or a round, on a device")
+        check_fit(need, memory.device_limit(), "initializing the state, or a round, on a device")
         clients = pools.place(rounds.plan, clients, cell.num_clients)
     trace = Path(settings.profile) / "-".join(map(str, cell)) if settings.profile else None
     dispatch = timing.start(rounds, clients, 1, trace, period=settings.rounds)

@@ -1,1 +1,1 @@
-"""How a run is trained: the loop over rounds, checkpoints, history, stores of clients and the memory plan."""
+"""Training: the loop over rounds, checkpoints, history, client stores and the memory plan."""

@@ -1,4 +1,4 @@
-"""Checkpoints of a run's State, by Orbax."""
+"""Checkpoints of a run's `State`, saved with Orbax."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from pfljax.core.types import State
 from pfljax.engine import processes
 from pfljax.training import history
 
-KEEP = 2  # the newest, and one in case it is torn
+KEEP = 2  # the newest, and one in case the newest is truncated
 
 
 def _as_dict(state: State | dict) -> dict:
-    """The parts that hold anything: Orbax does not store empty containers."""
+    """Returns the nonempty parts, since Orbax does not store empty containers."""
     parts = state if isinstance(state, dict) else state._asdict()
     parts = {name: _as_dict(part) if isinstance(part, State) else part for name, part in parts.items()}
     return {name: part for name, part in parts.items() if jax.tree.leaves(part)}
 
 
 def _filled(like: State | dict, parts: dict) -> Any:
-    """Undoes `_as_dict`: the parts, and what holds nothing as it is in `like`."""
+    """Undoes `_as_dict`. Takes empty parts from `like`."""
     found = {}
     for name, part in (like if isinstance(like, dict) else like._asdict()).items():
         found[name] = _filled(part, parts.get(name, {})) if isinstance(part, State) else parts.get(name, part)
@@ -37,19 +37,19 @@ def _filled(like: State | dict, parts: dict) -> Any:
 
 
 def newest(directory: Path, round_number: int) -> list[int]:
-    """Rounds of the checkpoints that are kept once that of `round_number` rounds is whole; one of a later is torn."""
+    """Returns the rounds of the checkpoints to keep once that of `round_number` is complete. Later ones are not."""
     return [step for step in history.checkpoints(directory) if step <= round_number][:KEEP]
 
 
 def save(directory: Path, round_number: int, state: State | dict) -> None:
-    """Saves the state after `round_number` rounds, which may be a dict that holds a State."""
+    """Saves the state after `round_number` rounds. It may be a dict that contains a `State`."""
     with quiet():
         ocp.save(str((directory / str(round_number)).absolute()), _as_dict(state), overwrite=True)
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps Orbax from logging an error's trace once for each of its threads; the error is raised anyway."""
+    """Silences Orbax's logging of an error's trace in each of its threads. The error is still raised."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -60,7 +60,7 @@ def quiet() -> Iterator[None]:
 
 
 def keep(directory: Path, rounds: Sequence[int]) -> None:
-    """Drops all checkpoints but those of some numbers of rounds."""
+    """Deletes all checkpoints except those after `rounds`."""
     if processes.is_first() and directory.exists():
         named = {*map(str, rounds), *(history.kept_with(directory, number).name for number in rounds)}
         for path in directory.iterdir():
@@ -74,27 +74,27 @@ def keep(directory: Path, rounds: Sequence[int]) -> None:
 
 
 def agreed(rounds: Sequence[int]) -> list[int]:
-    """The first process's numbers of rounds, by which all go."""
+    """Returns the first process's numbers of rounds on all processes."""
     told = np.full(16, -1, np.int32)
     told[: len(rounds)] = rounds[: len(told)]
     return [step for step in processes.from_first(told).tolist() if step >= 0]
 
 
 def restore(directory: Path, round_number: int, like: State | dict) -> Any:
-    """The state after `round_number` rounds; None, on all processes, if any of them cannot read its part.
+    """Restores the state after `round_number` rounds. Returns None on all processes if any cannot read its part.
 
     Args:
-        directory: Where `save` put it.
+        directory: The directory passed to `save`.
         round_number: Number of rounds.
-        like: A State of ShapeDtypeStructs with shardings: what is expected, and where it shall live; of NumPy arrays
-            where that is the host.
+        like: Expected `State`: ShapeDtypeStructs with shardings for arrays on devices, NumPy arrays for arrays on the
+            host.
     """
     parts: Any = None
     try:
         parts = ocp.load(str((directory / str(round_number)).absolute()), _as_dict(like))
-    except Exception as error:  # whatever a torn file makes Orbax raise
+    except Exception as error:  # a truncated file can make Orbax raise anything
         path = directory / str(round_number)
-        logging.warning("checkpoint %s is not whole and is skipped: %s", path, _first_line(error))
+        logging.warning("checkpoint %s is damaged and is skipped: %s", path, _first_line(error))
     return _filled(like, parts) if processes.least(parts is not None) else None
 
 

@@ -1,4 +1,4 @@
-"""A run's compiled functions, and what both stores of clients need to make them."""
+"""A run's compiled functions, and helpers that both client stores use to make them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pfljax.training import memory
 
 
 class Saving(NamedTuple):
-    """How a run's state is saved that is not on the devices as a checkpoint holds it: its rows are in files or shared.
+    """How to save a state whose rows are in files or shared between processes.
 
     Attributes:
-        like: Shapes, types and places of what a checkpoint holds.
-        freeze: state -> what a checkpoint holds, after all else is on the disk.
-        thaw: (number of the run, its key of `Compiled.init`, what a checkpoint holds) -> state.
-        saved: Takes the state once the checkpoint is whole; earlier ones are of no use from now on.
-        check: Takes a number of rounds and gives the bytes on disk that all runs may need; raises if there are fewer.
+        like: Shapes, dtypes and locations of a checkpoint's content.
+        freeze: state -> checkpoint content. Writes everything else to disk first.
+        thaw: (number of the run, its key of `Compiled.init`, checkpoint content) -> state.
+        saved: Called with the state once the checkpoint is complete. Earlier checkpoints are unusable from then on.
+        check: Number of rounds -> bytes on disk that all runs may need. Raises an error if fewer are free.
     """
 
     like: Any
@@ -34,19 +34,19 @@ class Saving(NamedTuple):
 
 @dataclasses.dataclass
 class Compiled:
-    """A run's compiled functions, and where its state lives.
+    """A run's compiled functions, and where its state is stored.
 
     Attributes:
         algorithm: The method, built for `plan`.
-        plan: How clients are mapped.
-        state: A State of ShapeDtypeStructs with shardings, of all runs (device store), or with NumPy arrays for the
-            clients' rows, of one run (host store).
+        plan: How clients are mapped to devices.
+        state: A `State` of ShapeDtypeStructs with shardings. Device store: of all runs. Host store: of one run, with
+            NumPy arrays for the clients' rows.
         init: (key, clients) -> State.
         segment: (key, start, stop, state, clients) -> (state, stacked records, number of rounds done).
-        memory: What a segment needs on one device.
-        compile_seconds: How long compiling took.
-        making: What making the initial state needs on one device, where that is on the devices.
-        saving: How the state is saved; None: as it is.
+        memory: Memory that a segment needs on one device.
+        compile_seconds: Compile time in seconds.
+        making: Memory that initializing the state needs on one device, if it is initialized on the devices.
+        saving: How to save the state; None: unchanged.
     """
 
     algorithm: Algorithm
@@ -61,7 +61,7 @@ class Compiled:
 
 
 def state_shardings(algorithm: Algorithm, plan: ExecutionPlan, state: State, axis: int = 0) -> State:
-    """Rows (at `axis`) of clients, and of models where they are the clients' own, are spread over the devices."""
+    """Returns shardings that spread the rows (at `axis`) of clients, and of clients' own models, over the devices."""
     parts = [
         jax.tree.map(lambda leaf, rows=rows: plan.sharding(leaf, by_rows=bool(rows), axis=axis), part)
         for part, rows in zip(state, by_client(algorithm), strict=True)
@@ -70,16 +70,16 @@ def state_shardings(algorithm: Algorithm, plan: ExecutionPlan, state: State, axi
 
 
 def shaped(stack: Any, shardings: Any) -> Any:
-    """Shapes and types of a tree of arrays, living where `shardings` says."""
+    """Returns the shapes and dtypes of a tree of arrays, with shardings."""
     make = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
     return jax.tree.map(make, stack, shardings)
 
 
 def tuned(algorithm: Algorithm, key: Key, predictor: Predictor, clients: ClientData) -> Predictor:
-    """What is evaluated in the predictor's place."""
+    """Returns the predictor to evaluate: fine-tuned if the algorithm fine-tunes, otherwise unchanged."""
     return algorithm.fine_tune(jax.random.fold_in(key, 1), predictor, clients) if algorithm.fine_tune else predictor
 
 
 def is_private_mixture(predictor: Predictor) -> bool:
-    """Whether clients mix several models of their own; weights are then recorded by the models' places, 0 to J - 1."""
+    """Whether clients mix several models of their own. Weights then refer to the models' positions, 0 to J - 1."""
     return predictor.topology == "own" and predictor.index.shape[-1] > 1

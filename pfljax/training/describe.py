@@ -29,7 +29,7 @@ HOME = {
 
 
 def settings(method: Any, clients: Federation, model: Any, local: LocalTraining, options: dict) -> dict:
-    """Settings that must agree when a run is resumed, without optimizer and schedule: functions cannot be compared."""
+    """Returns the settings that must agree when a run is resumed, except functions (optimizer and schedule)."""
     named = [field.name for field in dataclasses.fields(local) if field.name not in ("optimizer", "schedule")]
     comparable = {f"local.{name}": files.plain(getattr(local, name)) for name in named}
     knobs = {f"{method.info.name}.{name}": value for name, value in dataclasses.asdict(method).items()}

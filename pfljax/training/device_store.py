@@ -1,4 +1,4 @@
-"""Clients' rows and data on the devices: several rounds in one dispatch, evaluation in another."""
+"""Client store on the devices: several rounds run in one dispatch, evaluation in another."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from pfljax.training.compiled import Compiled, is_private_mixture, shaped, state
 from pfljax.training.experiment import Experiment
 from pfljax.training.replicates import Replicates
 
-LARGE = 32 << 20  # bytes of a model stack from which on a dispatch is one round
+LARGE = 32 << 20  # bytes; with a model stack this large, a dispatch is one round
 
 
 def put(plan: ExecutionPlan, replicates: Replicates, parts: Sequence[Any], num: int) -> Any:
-    """The data of each run, on the devices."""
+    """Puts the data of each run on the devices."""
     return place(plan, replicates.join(parts, np.stack), num, replicates.axis)
 
 
 def join_states(compiled: Compiled, replicates: Replicates, states: Sequence[State]) -> State:
-    """The state of all runs, from those that were restored."""
+    """Joins the restored states of all runs."""
     if replicates.num == 1:
         return states[0]
     return jax.tree.map(lambda leaf, to: jax.device_put(leaf, to.sharding), replicates.join(states), compiled.state)
 
 
 def restorable(compiled: Compiled, replicates: Replicates) -> State:
-    """Shapes, types and places of one run's state."""
+    """Returns the shapes, dtypes and locations of one run's state."""
     if replicates.num == 1:
         return compiled.state
     shape = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), compiled.state)
@@ -50,17 +50,17 @@ def restorable(compiled: Compiled, replicates: Replicates) -> State:
 def compile_segment(
     experiment: Experiment, clients: ClientData, plan: ExecutionPlan, length: int, replicates: Replicates
 ) -> Compiled:
-    """Compiles up to `length` rounds into one dispatch, or a single one of peers with a large model stack.
+    """Compiles up to `length` rounds into one dispatch; only one round for peers with a large model stack.
 
-    Peers' models are read by others until the round ends, so that the next ones need memory of their own. In a loop
-    of rounds that is a temporary beside the models; for a single round it is the output, and the old models are freed.
+    Other clients read peers' models until the round ends, so the next models need separate memory. In a loop of rounds
+    this is a temporary in addition to the models. In a single round it is the output, and the old models are freed.
 
     Args:
         experiment: The run.
-        clients: Its data, on the devices; of all replicates.
-        plan: How clients are mapped.
-        length: The most rounds of a dispatch.
-        replicates: How many runs there are.
+        clients: Data of all replicates, on the devices.
+        plan: How clients are mapped to devices.
+        length: Maximum number of rounds per dispatch.
+        replicates: The runs.
     """
     begin = time.perf_counter()
     algorithm, problem = experiment.algorithm(plan), experiment.problem
@@ -68,7 +68,7 @@ def compile_segment(
     def one_round(algorithm, *args):
         return make_round(algorithm, plan, problem.num_clients, problem.cohort_size)(*args)
 
-    # Traced once, here for its record's shape and again in the loop.
+    # Jitted, so that it is traced once: here for its record's shape, and again in the loop.
     one_round = jax.jit(replicates.lift(experiment, plan, one_round, (0, None, 0, 0)), inline=True)
     init = replicates.lift(experiment, plan, lambda algorithm, *args: algorithm.init(*args), (0, 0))
     key = replicates.join([jax.random.key(experiment.seed)] * replicates.num)
@@ -76,7 +76,7 @@ def compile_segment(
     shardings = state_shardings(algorithm, plan, shape, replicates.axis)
     state = shaped(shape, shardings)
     number = jax.ShapeDtypeStruct((), jnp.int32)
-    everyone = problem.cohort_size == problem.num_clients  # else the others' models that are read are copies
+    everyone = problem.cohort_size == problem.num_clients  # otherwise the models that clients read are copies
     single = algorithm.topology in ("peers", "push") and everyone and tree.num_bytes(shape.models) > LARGE
     if single:
         segment = _one_round(one_round)
@@ -101,10 +101,10 @@ def compile_segment(
 
 
 def _apart(state: State) -> tuple[State, Any]:
-    """The rest of a state, and its models.
+    """Splits a state into the rest and its models.
 
-    The rest comes first: JAX gives donated memory to the first outputs of the same shape, and Adam's moments have the
-    models' shapes.
+    The rest comes first because JAX reuses donated memory for the first outputs of the same shape, and Adam's moments
+    have the shapes of the models.
     """
     return state._replace(models=()), state.models
 
@@ -118,7 +118,7 @@ def _one_round(one_round: Callable) -> Callable:
 
 
 def _several_rounds(one_round: Callable, logged: Record, length: int) -> Callable:
-    """Rounds from `start` to `stop`, `length` at most; none once every run has diverged."""
+    """Runs rounds from `start` to `stop`, at most `length`. Stops once every run has diverged."""
 
     def segment(key, start, stop, rest, models, clients):
         def body(carry):
@@ -141,7 +141,7 @@ def _several_rounds(one_round: Callable, logged: Record, length: int) -> Callabl
 
 
 def make_evaluation(experiments: Sequence[Experiment], compiled: Compiled, replicates: Replicates) -> Callable:
-    """(key, state, clients, splits) -> (metrics by split and name, who uses whom), in one compiled call."""
+    """Returns a compiled function (key, state, clients, splits) -> (metrics by split and name, who uses whom)."""
     experiment = experiments[0]
     plan, model = compiled.plan, experiment.problem.model
     if experiment.scored is not None:
@@ -174,7 +174,7 @@ def _score_part(
     clients: ClientData,
     splits: dict[str, Split],
 ):
-    """As `make_evaluation`'s function, of clients `ids` (n,) alone, from their rows and data."""
+    """Like `make_evaluation`'s function, but only for clients `ids` (n,), from their rows and data."""
     rows, rest = split_state(algorithm, state)
     rows, clients, splits = plan.take_rows((rows, clients, splits), ids)
     part = join_state(algorithm, rows, rest)
@@ -185,7 +185,7 @@ def _score_part(
     elif predictor.topology == "own":
         index = ids[:, None]
     used = collaboration(part) if collaboration else {"index": index, "weights": predictor.weights}
-    if predictor.topology == "peers":  # each client's collaborators, side by side as if they were its own
+    if predictor.topology == "peers":  # each client's collaborators, stacked like models of its own
         places = jnp.arange(predictor.index.size, dtype=jnp.int32).reshape(predictor.index.shape)
         models = plan.take_rows(state.models, predictor.index.reshape(-1))
         predictor = dataclasses.replace(predictor, models=models, index=places, topology="own")

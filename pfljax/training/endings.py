@@ -1,4 +1,4 @@
-"""What ends a run early though nothing is wrong with it: signals, and a full disk."""
+"""External causes that end a run early: signals and a full disk."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pfljax.engine import processes
 from pfljax.training import memory
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-SPARE = 1 << 20  # bytes that a save needs beside its arrays
-WAY_ON = "What was saved before is whole: make room, and resume"
+SPARE = 1 << 20  # bytes that a save needs in addition to its arrays
+WAY_ON = "Earlier checkpoints are intact: free some space and resume"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FULL_TEXTS = ("no space left on device", "disk quota exceeded", "file too large", "resource_exhausted")
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run that SIGINT or SIGTERM has ended between two rounds, after it was saved.
+    """Raised when SIGINT or SIGTERM ends a run between two rounds, after saving it.
 
     Attributes:
         number: The signal's number.
@@ -37,22 +37,22 @@ class Interrupted(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def noted() -> Iterator[Callable[[], int]]:
-    """Only notes the first SIGINT or SIGTERM, so that the rounds in flight are finished and saved.
+    """Records the first SIGINT or SIGTERM instead of acting on it, so that the current rounds are finished and saved.
 
-    The second signal acts at once. Signals reach the main thread only; elsewhere nothing is changed.
+    A second signal acts at once. Signals reach only the main thread; in other threads, this changes nothing.
 
     Yields:
-        A function that gives the number of the signal that came to any process, or 0.
+        A function that returns the number of the signal that any process has received, or 0.
     """
     came = 0
 
     def note(number: int, _) -> None:
         nonlocal came
         came = number
-        for each, handler in before.items():  # in a script even while XLA works; a notebook goes on
+        for each, handler in before.items():  # ends a script even inside XLA; a notebook keeps running
             signal.signal(each, handler if hasattr(sys, "ps1") else signal.SIG_DFL)
-        name = signal.Signals(number).name  # not printed: the signal may have come in the middle of a print
-        os.write(2, f"{name}: finishing the rounds in flight; another one ends the run at once\n".encode())
+        name = signal.Signals(number).name  # os.write, because the signal may interrupt a print
+        os.write(2, f"{name}: finishing the current rounds; a second signal ends the run at once\n".encode())
 
     before = {}
     if threading.current_thread() is threading.main_thread():
@@ -66,10 +66,10 @@ def noted() -> Iterator[Callable[[], int]]:
 
 @contextlib.contextmanager
 def not_lost() -> Iterator[Callable[[], None]]:
-    """Keeps SIGINT from getting lost: Python drops a KeyboardInterrupt that is raised in a finalizer.
+    """Keeps SIGINT from being lost: Python drops a KeyboardInterrupt that is raised in a finalizer.
 
     Yields:
-        A function that raises KeyboardInterrupt if SIGINT came before.
+        A function that raises KeyboardInterrupt if SIGINT was received.
     """
     came = False
 
@@ -90,16 +90,16 @@ def not_lost() -> Iterator[Callable[[], None]]:
 
 
 def check_room(folder: Path, need: int) -> None:
-    """Raises `RunError` if a folder's disk has no room for so many bytes."""
+    """Raises `RunError` if a folder's disk has less free space than `need` bytes."""
     free, need = int(processes.least(shutil.disk_usage(folder).free)), need + SPARE
     if need > free:
-        sizes = f"a checkpoint needs {memory.readable(need)} and {memory.readable(free)} are free"
+        sizes = f"a checkpoint needs {memory.readable(need)}, but only {memory.readable(free)} is free"
         raise RunError(f"out of disk space in {folder}: {sizes}. {WAY_ON}")
 
 
 @contextlib.contextmanager
 def full_disk_told(folders: Sequence[Path]) -> Iterator[None]:
-    """Within it, whatever a full disk makes libraries raise becomes a `RunError` of one line."""
+    """Context manager that turns any error of a full disk into a one-line `RunError`."""
     try:
         yield
     except Exception as error:
@@ -109,7 +109,7 @@ def full_disk_told(folders: Sequence[Path]) -> Iterator[None]:
 
 
 def _is_full(error: BaseException | None) -> bool:
-    """Whether an error, or one behind it, says that the disk is full; libraries hide its number in their texts."""
+    """Whether an error, or one of its causes, says that the disk is full. Libraries hide the errno in their texts."""
     while error is not None:
         text = str(error).lower()
         if getattr(error, "errno", None) in FULL or any(words in text for words in FULL_TEXTS):

@@ -1,4 +1,4 @@
-"""What one run is: a method on a federation with a model and its local training, and how it is executed."""
+"""The definition of a run: method, federation, model and local training, and how the run is executed."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from pfljax.local.training import LocalTraining
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-    """Where clients live and in which order they are worked on; every choice gives the same numbers.
+    """Where clients are stored and how they are mapped to devices. Every choice gives the same results.
 
     Attributes:
-        plan: How a device works on its clients: one after the other ("map"), all at once ("vmap"), `chunk` at a time
-            ("chunk"); "auto" is map on CPUs and vmap elsewhere.
+        plan: How a device processes its clients: one after the other ("map"), all at once ("vmap"), or `chunk` at a
+            time ("chunk"). "auto" means map on CPUs and vmap elsewhere.
         chunk: Number of clients at a time under "chunk".
-        devices: Number of devices to use; 0 uses all.
-        exchange: How clients' models reach other devices: copied to all ("gather"), or around the ring of devices
-            ("ring"); "auto" takes what fits.
-        client_store: Where clients' state and data are between rounds: on the "device", or for more clients than the
-            devices hold in the memory of the "host", or on "disk", which holds the state of those that have taken part.
+        devices: Number of devices to use; 0: all.
+        exchange: How clients' models reach other devices: copied to all devices ("gather"), or passed around the ring
+            of devices ("ring"). "auto" uses gather if it fits in memory.
+        client_store: Where clients' state and data are kept between rounds: on the "device"; in "host" memory, for
+            more clients than fit on the devices; or on "disk", which stores the state of clients that have taken part.
     """
 
     plan: Literal["auto", "vmap", "map", "chunk"] = "auto"
@@ -42,16 +42,16 @@ class Execution:
     client_store: Literal["device", "host", "disk"] = "device"
 
     def make_plan(self) -> ExecutionPlan:
-        """The execution plan on the devices that are there."""
+        """Returns the execution plan on the available devices."""
         return make_plan(self.plan, self.chunk, self.devices, self.exchange)
 
 
 class Numbers(NamedTuple):
-    """The numbers of a run that may differ between runs in one kernel, there as traced arrays.
+    """Numbers that may differ between runs in one kernel, where they are traced arrays.
 
     Attributes:
-        learning_rate: The rate of local training; None where it is not known or the experiment's own.
-        knobs: The method's knobs that are floats, by name.
+        learning_rate: Learning rate of local training; None: unknown, or the experiment's own.
+        knobs: The method's float knobs, by name.
     """
 
     learning_rate: Any
@@ -63,22 +63,22 @@ OWN = Numbers(None, {})
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """One run.
+    """The definition of one run.
 
     Attributes:
         method: A registered method with its knobs.
-        problem: What the method is built for.
-        federation: The clients that train.
-        local: How clients train; `problem.solver` is made of it. None: no other learning rate can be asked for.
-        seed: Decides initial models, cohorts, mini-batches and sampling.
-        unseen: Clients that are kept out of training, or None.
-        fine_tune_epochs: Passes over its data with which each client tunes what is evaluated.
-        client_store: "device", "host" or "disk", as in `Execution`.
-        directory: Folder for the clients' rows under "disk"; None: a temporary one.
-        eval_clients: Number of clients that are scored, the same ones in every evaluation; 0: all.
-        server: How cohorts are drawn and models are aggregated.
-        attack: What attackers among the clients do; the federation says who they are.
-        config: Content of config.json; its "settings" must agree where a run is resumed.
+        problem: The problem that the method is built for.
+        federation: The training clients.
+        local: How clients train; `problem.solver` is made from it. None: the learning rate cannot be changed.
+        seed: Seed for initial models, cohorts, mini-batches and sampling.
+        unseen: Clients held out of training, or None.
+        fine_tune_epochs: Number of epochs that each client fine-tunes on its own data before evaluation.
+        client_store: "device", "host" or "disk"; see `Execution`.
+        directory: Folder for the clients' rows under "disk"; None: a temporary folder.
+        eval_clients: Number of clients to score, the same ones in every evaluation; 0: all.
+        server: How the server samples cohorts and aggregates models.
+        attack: What the attacking clients do. The federation determines which clients attack.
+        config: Content of config.json. Its "settings" must agree when a run is resumed.
     """
 
     method: Any
@@ -102,7 +102,7 @@ class Experiment:
 
     @functools.cached_property
     def scored(self) -> np.ndarray | None:
-        """(n,) int32 the clients that are scored, ascending: a uniform sample that the seed decides; None: all."""
+        """The scored clients: a uniform sample drawn with the seed, sorted, int32 (n,); None: all."""
         num = self.federation.num_clients
         if not 0 < self.eval_clients < num:
             return None
@@ -111,25 +111,25 @@ class Experiment:
 
     @property
     def numbers(self) -> Numbers:
-        """What `algorithm` takes in other values."""
+        """The numbers that `algorithm` can replace."""
         names = [field.name for field in dataclasses.fields(self.method) if field.type in (float, "float")]
         rate = self.local.learning_rate if self.local else None
         return Numbers(rate, {name: getattr(self.method, name) for name in names})
 
     @property
     def structure(self) -> tuple:
-        """What must agree for runs to share a kernel: the method, its other knobs, and what surrounds it."""
+        """What must agree for runs to share a kernel: the method, its other knobs, and the settings around it."""
         knobs = dataclasses.asdict(self.method)
         fixed = {name: value for name, value in knobs.items() if name not in self.numbers.knobs}
         return type(self.method), fixed, self.server, self.attack
 
     def algorithm(self, plan: ExecutionPlan, numbers: Numbers = OWN, part: Array | None = None) -> Algorithm:
-        """The method, built for this run under an execution plan.
+        """Builds the method for this run under an execution plan.
 
         Args:
-            plan: How clients are mapped.
-            numbers: Where any are given they are used in place of the run's own.
-            part: As in `Problem`.
+            plan: How clients are mapped to devices.
+            numbers: Numbers that replace the run's own, if given.
+            part: See `Problem`.
         """
         problem, method = self.problem._replace(plan=plan), self.method
         if numbers.learning_rate is not None:
@@ -147,12 +147,12 @@ class Experiment:
         return self.server.of(problem, lambda given: build(part if given is None else given))
 
     def with_rounds(self, rounds: int) -> Experiment:
-        """The same run, planned for another number of rounds."""
+        """Returns the same run with another number of rounds."""
         return dataclasses.replace(self, problem=self.problem._replace(rounds=rounds))
 
     @property
     def steps(self) -> np.ndarray:
-        """(K,) steps that each client takes in a round; all alike where only shapes of the data are known."""
+        """Number of steps of each client in a round. Shape (K,). All equal if only the data's shapes are known."""
         size, n_max = self.federation.train.size, self.federation.train.y.shape[1]
         size = size if isinstance(size, np.ndarray) else np.full(size.shape, n_max)
         return np.asarray(self.problem.solver.num_steps(size, n_max))

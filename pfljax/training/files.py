@@ -1,6 +1,6 @@
-"""Files of a run, each written whole under a temporary name and renamed, so that none is ever half written.
+"""Files of a run. Each is written to a temporary file and renamed, so that no file is ever half written.
 
-Of several processes the first alone writes.
+With several processes, only the first one writes.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     if not processes.is_first():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A name that cannot be guessed, of a file that must not be there: whatever lies beside is neither written to nor
+    # The name cannot be guessed and the file must not exist, so existing files and links are never written to or
     # followed.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:
             write(file)
             file.flush()
-            os.fsync(file.fileno())  # a crash of the machine must not leave the new name on an empty file
+            os.fsync(file.fileno())  # otherwise a crash of the machine could leave an empty file
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def check_writable(folder: Path) -> None:
-    """Sees to it that files can be written to a folder, which need not be there yet.
+    """Checks that files can be written to a folder. The folder need not exist yet.
 
     Raises:
-        ArgumentError: naming `out`.
+        ArgumentError: if they cannot; the message names `out`.
     """
     place = folder.absolute()
     try:
@@ -49,10 +49,10 @@ def check_writable(folder: Path) -> None:
             place = place.parent
         with tempfile.TemporaryFile(dir=place):
             pass
-    except (OSError, ValueError) as error:  # ValueError: the path has a zero byte
+    except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
         reason = getattr(error, "strerror", None) or error
         raise ArgumentError(
-            "out", f"cannot be written to ({reason}); accepted: a folder, there or new", folder
+            "out", f"cannot be written to ({reason}); accepted: an existing or new folder", folder
         ) from error
 
 
@@ -70,7 +70,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """The value as `write_json` and `read_json` leave it."""
+    """Returns the value as it is after `write_json` and `read_json`."""
     if isinstance(value, np.generic | np.ndarray):
         return plain(value.tolist())
     if isinstance(value, float) and not np.isfinite(value):
@@ -93,21 +93,21 @@ def read_json(path: Path) -> Any:
 
 
 def write_jsonl(path: Path, rows: list[dict]) -> None:
-    """Writes one JSON object a line."""
+    """Writes one JSON object per line."""
     write_text(path, "".join(json.dumps(plain(row)) + "\n" for row in rows))
 
 
 def read_jsonl(path: Path) -> list[dict]:
-    """Reads what `write_jsonl` wrote; no file, no rows."""
+    """Reads a file written by `write_jsonl`; returns no rows if it does not exist."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def write_npz(path: Path, arrays: dict[str, Any]) -> None:
-    """Writes a compressed npz."""
+    """Writes a compressed npz file."""
     write_atomically(path, lambda file: np.savez_compressed(file, **arrays))
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Reads all arrays of an npz."""
-    with open(path, "rb") as file, np.load(file) as arrays:  # which, of a torn file, would leave it open
+    """Reads all arrays of an npz file."""
+    with open(path, "rb") as file, np.load(file) as arrays:  # np.load would leave a truncated file open
         return {name: arrays[name] for name in arrays.files}

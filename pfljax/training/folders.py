@@ -1,4 +1,4 @@
-"""The folders of runs that are trained together: checked, gone on from, and saved to."""
+"""The folders of runs that are trained together: checking, resuming and saving."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from pfljax.training.experiment import Experiment
 from pfljax.training.history import History
 from pfljax.training.locks import LOCK
 
-CLIENTS = "clients"  # folder of a run for its clients' rows under client_store=disk
-BOARD = "tensorboard"  # folder of a run for what TensorBoard reads
-UNSAFE = "[]*?\\"  # in a path, patterns to what writes checkpoints
-LOST = "no whole checkpoint is left; starting over"
-WAY_ON = "resume from scratch to start over, or name another folder"
+CLIENTS = "clients"  # a run's subfolder for its clients' rows under client_store=disk
+BOARD = "tensorboard"  # a run's subfolder for TensorBoard files
+UNSAFE = "[]*?\\"  # characters in a path that the checkpoint library reads as patterns
+LOST = "no intact checkpoint is left; starting over"
+WAY_ON = "resume from scratch to start over, or choose another folder"
 
-# True goes on from the newest whole checkpoint, and starts at round 0 where none was made yet; it refuses a folder that
-# has lost its checkpoints. "if_possible" starts over there, and "from_scratch" always does.
+# True resumes from the newest intact checkpoint, or starts at round 0 if no checkpoint was saved yet; it refuses a
+# folder whose checkpoints were lost. "if_possible" starts over in that case, and "from_scratch" always starts over.
 Resume = bool | Literal["from_scratch", "if_possible"]
 
 
@@ -36,20 +36,20 @@ class Folders:
     """The folders of some runs.
 
     Attributes:
-        outs: One for each run; none at all where nothing is written.
-        resume: Whether to go on from what is there.
+        outs: One folder for each run; empty if nothing is written.
+        resume: Whether to resume from the folders' content.
     """
 
     def __init__(self, experiments: Sequence[Experiment], outs: Sequence[Path], resume: Resume):
-        """Takes them up; `check` looks into them."""
+        """Stores the folders. `check` reads them."""
         self.experiments, self.outs = experiments, list(outs)
         self.resume: Resume = resume
 
     def check(self) -> None:
-        """Sees to it that runs neither overwrite others nor go on from any with other settings or data.
+        """Checks that runs neither overwrite other runs nor resume from other settings or data.
 
         Raises:
-            ArgumentError: naming what differs.
+            ArgumentError: if they would; the message names what differs.
         """
         for each, out in zip(self.experiments, self.outs, strict=bool(self.outs)):
             processes.first(functools.partial(check, out, each.config, self.resume))
@@ -57,14 +57,14 @@ class Folders:
                 processes.first(functools.partial(check_store, each.client_store, out))
 
     def check_rounds(self, rounds: int) -> None:
-        """Raises `ArgumentError` if a folder that is gone on from has more rounds than are to be played."""
+        """Raises `ArgumentError` if a folder to resume from already has more rounds than requested."""
 
         def check() -> None:
             for out in self.outs if self.resume in (True, "if_possible") else ():
                 kept = manifest.read(out)
                 done = kept.rounds if kept else max(history.checkpoints(out / "checkpoints"), default=0)
                 if done > rounds:
-                    text = f"{out} has {done} already; accepted: {done} or more"
+                    text = f"{out} already has {done}; accepted: {done} or more"
                     raise ArgumentError("rounds", text, rounds)
 
         processes.first(check)
@@ -72,17 +72,17 @@ class Folders:
     def restore(
         self, like: Any, say: Callable[[str], None], load: Callable[[Sequence[Any]], State]
     ) -> tuple[int, State] | None:
-        """The newest round of whose state all folders have a whole checkpoint, and the joined states.
+        """Restores the newest round for which all folders have an intact checkpoint: (round, joined states).
 
-        Where there is none the folders are cleared, for runs that start at round 0.
+        If there is none, clears the folders for runs that start at round 0 and returns None.
 
         Args:
-            like: What a checkpoint holds, as for `checkpoints.restore`.
-            say: Takes lines for the user.
-            load: What the checkpoints of all runs hold -> their state.
+            like: Expected content of a checkpoint; see `checkpoints.restore`.
+            say: Called with lines for the user.
+            load: Contents of all runs' checkpoints -> their state.
 
         Raises:
-            ArgumentError: if a folder has lost its checkpoints, and is not to be started over.
+            ArgumentError: if a folder's checkpoints were lost and `resume` does not allow starting over.
         """
         if not self.resume:
             return None
@@ -91,10 +91,10 @@ class Folders:
             say(f"  resumed after round {found[0]}")
             return found[0], load(found[1])
         began = int(processes.from_first(np.int32([has_begun(out) for out in self.outs].count(True))))
-        if began == len(self.outs) and self.resume is True:  # of several, a kill may come before all have the first one
+        if began == len(self.outs) and self.resume is True:  # some may have been killed early
             lost = next((out for out in self.outs if not whole_checkpoints(out)), self.outs[0])
-            raise ArgumentError("resume", f"{lost} has no whole checkpoint any more; {WAY_ON}")
-        why = LOST if began else "nothing to resume: no checkpoint was made yet; starting"
+            raise ArgumentError("resume", f"{lost} has no intact checkpoint left; {WAY_ON}")
+        why = LOST if began else "nothing to resume: no checkpoint was saved yet; starting"
         say(f"  {self.outs[0]}: {why} at round 0")
         for out in self.outs:
             clear(out)
@@ -112,9 +112,10 @@ class Folders:
         return None
 
     def forget_later(self, done: int) -> None:
-        """Drops checkpoints that no run may go on from any more, before further rounds are played.
+        """Deletes checkpoints that can no longer be resumed from, before running further rounds.
 
-        Of several runs only some may have those of later rounds; on disk, rows of other rounds than this are replaced.
+        These are checkpoints of later rounds that only some of several runs have. With rows on disk, all checkpoints
+        of other rounds are deleted, because their rows will be overwritten.
         """
         from pfljax.training import checkpoints
 
@@ -123,7 +124,7 @@ class Folders:
             checkpoints.keep(out / "checkpoints", [done] if on_disk else range(1, done + 1))
 
     def save(self, done: int, compiled: Compiled, histories: Sequence[History], states: Sequence[State]) -> None:
-        """Writes files, then checkpoints, then manifests, so that none knows of what is not there yet.
+        """Writes files, then checkpoints, then manifests, so that none refers to something not written yet.
 
         Raises:
             RunError: if the disk is full.
@@ -142,8 +143,8 @@ class Folders:
             checkpoints.save(out / "checkpoints", done, saving.freeze(state) if saving else state)
             kept = checkpoints.newest(out / "checkpoints", done)
             manifest.write(out, each.config, done, kept, saved=done)
-        for out, state in zip(self.outs, states, strict=True):  # all runs have theirs, since they resume together
-            folder = out / "checkpoints"  # on disk, older ones name rows that will be written to
+        for out, state in zip(self.outs, states, strict=True):  # all have saved: they resume together
+            folder = out / "checkpoints"  # with rows on disk, older ones refer to rows that will be overwritten
             checkpoints.keep(folder, [done] if on_disk else checkpoints.newest(folder, done))
             if saving:
                 saving.saved(state)
@@ -158,30 +159,31 @@ class Folders:
 
 
 def whole_checkpoints(out: Path) -> list[int]:
-    """Rounds of the whole checkpoints of a run's folder, newest first.
+    """Returns the rounds of the intact checkpoints in a run's folder, newest first.
 
-    Where the manifest is lost, those count whose history can be read; Orbax says later what it cannot read.
+    If the manifest is lost, a checkpoint counts as intact if its history can be read. Orbax later reports those that
+    it cannot read.
     """
     folder, kept = out / "checkpoints", manifest.read(out)
     if kept is None:
         if steps := history.checkpoints(folder):
-            logging.warning("%s is lost or damaged: checkpoints are taken as they are", out / manifest.NAME)
+            logging.warning("%s is missing or damaged: checkpoints are used unchecked", out / manifest.NAME)
         return [step for step in steps if history.is_whole(folder, step)]
     wrong = {step: kept.damaged(out, step) for step in kept.checkpoints}
     for step, what in wrong.items():
         if what:
-            logging.warning("checkpoint %s is not whole and is skipped: %s", folder / str(step), what)
+            logging.warning("checkpoint %s is damaged and is skipped: %s", folder / str(step), what)
     return [step for step, what in wrong.items() if not what]
 
 
 def has_begun(out: Path) -> bool:
-    """Whether there was a checkpoint or a result in a run's folder at any time."""
+    """Whether a run's folder has ever had a checkpoint or a result."""
     kept = manifest.read(out)
     return bool(kept or history.checkpoints(out / "checkpoints") or (out / "summary.json").exists())
 
 
 def clear(out: Path) -> None:
-    """Removes what a run has left in its folder."""
+    """Deletes a run's files from its folder."""
     if not processes.is_first():
         return
     for name in ("checkpoints", CLIENTS, "figures", BOARD):
@@ -191,24 +193,24 @@ def clear(out: Path) -> None:
 
 
 def check(out: Path, config: dict, resume: Resume) -> None:
-    """Sees to it that a run neither overwrites another nor goes on from one with other settings.
+    """Checks that a run neither overwrites another run nor resumes from other settings.
 
     Raises:
-        ArgumentError: naming `out`, or the settings or data that differ.
+        ArgumentError: if it would; the message names `out`, or the settings or data that differ.
     """
     if any(character in str(out.absolute()) for character in UNSAFE):
         raise ArgumentError("out", f"accepted: a path without any of {' '.join(UNSAFE)}", out)
     path, kept = out / "config.json", manifest.read(out)
     if kept is None and not path.exists() and not (out / manifest.NAME).exists():
         if out.exists() and (not out.is_dir() or any(file.name != LOCK for file in out.iterdir())):
-            raise ArgumentError("out", "holds something that is not a run; name an empty or a new folder", out)
+            raise ArgumentError("out", "contains something other than a run; choose an empty or new folder", out)
         return
     if not resume:
-        raise ArgumentError("out", "holds another run; resume it, or name a new folder", out)
+        raise ArgumentError("out", "contains another run; resume it, or choose a new folder", out)
     try:
         before, data = (kept.settings, kept.data) if kept else _described(path)
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ArgumentError("out", f"{path} is damaged, or not of a run; name a new folder", out) from error
+        raise ArgumentError("out", f"{path} is damaged or not from a run; choose a new folder", out) from error
     if resume == "from_scratch":
         return
     changed = [
@@ -224,7 +226,7 @@ def check(out: Path, config: dict, resume: Resume) -> None:
 
 
 def _described(path: Path) -> tuple[dict, dict]:
-    """The settings and the data in a config.json."""
+    """Returns the settings and the data in a config.json."""
     kept = files.read_json(path)
     if not {"settings", "data"} & kept.keys():
         raise ValueError(path)
@@ -232,14 +234,14 @@ def _described(path: Path) -> tuple[dict, dict]:
 
 
 def check_store(client_store: str, out: Path) -> None:
-    """Sees to it that a run goes on where its clients' rows are.
+    """Checks that a run resumes with the store that has its clients' rows.
 
     Raises:
-        ArgumentError: if they are on disk and another store is asked for, or the other way around.
+        ArgumentError: if the rows are on disk and another store is requested, or the other way around.
     """
     on_disk = (out / CLIENTS).is_dir()
     if not history.checkpoints(out / "checkpoints"):
-        shutil.rmtree(out / CLIENTS, ignore_errors=True)  # of a run that saved nothing
+        shutil.rmtree(out / CLIENTS, ignore_errors=True)  # left by a run that saved nothing
     elif on_disk != (client_store == "disk"):
         accepted = "disk" if on_disk else "device or host"
-        raise ArgumentError("client_store", f"{out} was begun with another; accepted: {accepted}", client_store)
+        raise ArgumentError("client_store", f"{out} was started with another one; accepted: {accepted}", client_store)

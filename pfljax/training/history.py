@@ -1,4 +1,4 @@
-"""What a run has evaluated so far, kept in its files."""
+"""The evaluations of a run so far, kept in its files."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ NUMBER = re.compile("[1-9][0-9]{0,8}")
 
 
 class History:
-    """Everything that has been evaluated, kept in a run's files if it has a directory.
+    """All evaluations of a run, saved to its files if it has a directory.
 
     Attributes:
         directory: The run's directory, or None.
-        topology: Of the models that clients use.
-        scored: (n,) the clients that are evaluated; None: all K. Arrays are then of these, n in place of K.
+        topology: Topology of the models that clients use.
+        scored: The evaluated clients (n,); None: all K. If given, n replaces K in all shapes.
         rows: One entry per evaluated round, as in metrics.jsonl.
         results: By name, such as "accuracy_test": one array (K,) per evaluated round.
         collaboration: By name: one array per evaluated round.
         down: Bytes downloaded so far, per client.
         up: Bytes uploaded so far, per client.
-        seconds: Seconds that the rounds took so far.
+        seconds: Seconds spent on rounds so far.
     """
 
     def __init__(self, directory: Path | None, num_rounds: int, topology: str, scored: np.ndarray | None = None):
-        """Takes up what was kept with the checkpoint after `num_rounds` rounds."""
+        """Reads the history that was saved with the checkpoint after `num_rounds` rounds."""
         self.directory, self.topology, self.scored = directory, topology, scored
         self.rows: list[dict] = []
         self.results: dict[str, list[np.ndarray]] = {}
@@ -51,7 +51,7 @@ class History:
         return self.rows[-1] if self.rows else {}
 
     def add(self, row: dict, metrics: dict[str, dict[str, np.ndarray]], collaboration: dict[str, np.ndarray]) -> None:
-        """Adds one evaluation: metrics by split and name, leaves (K,), and who used whom."""
+        """Adds one evaluation: metrics (K,) by split and name, and which models clients used."""
         self.rows.append(row)
         for split, values in metrics.items():
             for name, value in values.items():
@@ -73,12 +73,12 @@ class History:
         files.write_npz(self.directory / "collaboration.npz", self.collaboration_arrays(federation))
 
     def keep(self, num_rounds: int) -> None:
-        """Keeps all of it with the checkpoint after `num_rounds` rounds, so that no other file of the run is needed."""
+        """Saves the history with the checkpoint after `num_rounds` rounds, so that no other file is needed."""
         if self.directory is None:
             return
         arrays: dict[str, Any] = {f"results/{name}": np.stack(values) for name, values in self.results.items()}
         arrays |= {f"collaboration/{name}": np.stack(values) for name, values in self.collaboration.items()}
-        counts = {"down": self.down, "up": self.up, "seconds": self.seconds}  # also of rounds after the last row
+        counts = {"down": self.down, "up": self.up, "seconds": self.seconds}  # include rounds after the last row
         texts = {"rows": files.plain(self.rows), "counts": counts}
         arrays |= {name: np.asarray(json.dumps(value)) for name, value in texts.items()}
         files.write_npz(kept_with(self.directory / "checkpoints", num_rounds), arrays)
@@ -90,13 +90,13 @@ class History:
         return 2 * sum(value.nbytes for values in series for value in values)
 
     def results_arrays(self, scored: str) -> dict[str, Any]:
-        """The content of results.npz: accuracy and loss (T, K) per split, the evaluated rounds (T,)."""
+        """Returns the content of results.npz: accuracy and loss (T, K) per split, and the evaluated rounds (T,)."""
         rounds = np.array([row["round"] for row in self.rows], np.int64)
         fixed = {"rounds": rounds, "scored": scored} | self._clients
         return fixed | {name: np.stack(values) for name, values in self.results.items()}
 
     def collaboration_arrays(self, federation: Federation) -> dict[str, Any]:
-        """The content of collaboration.npz: round (T,), index and weights (T, K, J), and what goes with them."""
+        """Returns the content of collaboration.npz: round (T,), index and weights (T, K, J), and related arrays."""
         stacked: dict[str, Any] = {name: np.stack(values) for name, values in self.collaboration.items()}
         which = slice(None) if self.scored is None else self.scored
         stacked |= {"topology": self.topology, "distribution": federation.distribution[which]} | self._clients
@@ -110,7 +110,7 @@ class History:
 
 
 def checkpoints(directory: Path) -> list[int]:
-    """Rounds of the checkpoints in a folder, newest first; Orbax's temporary folders have other names."""
+    """Returns the rounds of the checkpoints in a folder, newest first. Ignores Orbax's temporary folders."""
     if not directory.exists():
         return []
     names = [path.name for path in directory.iterdir() if NUMBER.fullmatch(path.name)]
@@ -118,7 +118,7 @@ def checkpoints(directory: Path) -> list[int]:
 
 
 def kept_with(directory: Path, num_rounds: int) -> Path:
-    """The file that keeps a run's history with one of its checkpoints."""
+    """Returns the path of the history that belongs to a checkpoint."""
     return directory / f"history-{num_rounds}.npz"
 
 
@@ -126,6 +126,6 @@ def is_whole(directory: Path, num_rounds: int) -> bool:
     """Whether the history that belongs to a checkpoint can be read."""
     try:
         json.loads(str(files.read_npz(kept_with(directory, num_rounds))["rows"]))
-    except Exception:  # whatever a torn file makes NumPy raise
+    except Exception:  # a truncated file can make NumPy raise anything
         return False
     return True

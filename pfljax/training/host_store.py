@@ -1,9 +1,9 @@
-"""Clients' rows in host memory or on disk: a cohort is fetched ahead, worked on by the devices, and written back.
+"""Client store in host memory or on disk: prefetches each cohort, trains it on the devices, and writes it back.
 
-K is bounded by the host's memory or disk, and a round's time and the devices' memory by the cohort S. This module has
-the same functions as `device_store`. The clients' parts of the state are stacks of `rows`, changed in place, and data
-are NumPy arrays. On disk a client has no row until it first takes part: initial rows are made anew whenever they are
-asked for.
+The host's memory or disk limits K. The time per round and the devices' memory depend on the cohort size S. This module
+has the same functions as `device_store`. Clients' parts of the state are stacks of rows that are changed in place, and
+data are NumPy arrays. On disk, a client has no row until it first takes part; initial rows are recomputed whenever
+they are needed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from pfljax.training.compiled import Compiled, Saving, is_private_mixture, shape
 from pfljax.training.experiment import OWN, Experiment, Numbers
 from pfljax.training.replicates import Replicates
 
-BLOCK_BYTES = 64 << 20  # of the clients that are evaluated at once, at least
+BLOCK_BYTES = 64 << 20  # minimum size of a block of clients that is evaluated at once
 
 
 class Ahead(NamedTuple):
-    """A cohort that has been fetched: its state still on the host, its data on the devices."""
+    """A prefetched cohort: its state is still on the host, its data are on the devices."""
 
     ids: np.ndarray
     rows: State
@@ -46,25 +46,25 @@ class Ahead(NamedTuple):
 
 
 def put(plan: ExecutionPlan, replicates: Replicates, parts: Sequence[Any], num: int) -> Any:
-    """The data of each run, which stay on the host."""
+    """Returns the data of each run, which stay on the host."""
     del plan, num
     return replicates.side_by_side(parts)
 
 
 def join_states(compiled: Compiled, replicates: Replicates, states: Sequence[State]) -> State:
-    """The state of all runs, from those that were restored."""
+    """Joins the restored states of all runs."""
     del compiled
     return replicates.side_by_side(states)
 
 
 def restorable(compiled: Compiled, replicates: Replicates) -> State:
-    """Shapes, types and places of one run's state."""
+    """Returns the shapes, dtypes and locations of one run's state."""
     del replicates
     return compiled.state
 
 
 def check(experiment: Experiment, algorithm: Algorithm) -> None:
-    """Raises `ArgumentError` for what this store cannot do."""
+    """Raises `ArgumentError` if this store does not support the run."""
     clients = experiment.federation.client_data
     state = jax.eval_shape(algorithm.init, jax.random.key(0), clients)
     build = lambda part: experiment.algorithm(experiment.problem.plan, part=part)
@@ -84,7 +84,7 @@ def check(experiment: Experiment, algorithm: Algorithm) -> None:
 def compile_segment(
     experiment: Experiment, clients: ClientData, plan: ExecutionPlan, length: int, replicates: Replicates
 ) -> Compiled:
-    """As `device_store.compile_segment`, round by round on the cohort's rows."""
+    """Like `device_store.compile_segment`, but runs round by round on the cohort's rows."""
     del length
     begin = time.perf_counter()
     algorithm, problem = experiment.algorithm(plan), experiment.problem
@@ -137,7 +137,7 @@ def compile_segment(
 def _segment_of_all(
     replicates: Replicates, segments: Sequence[Segment], key: Key, start: int, stop: int, state: State, clients: Any
 ):
-    """One run's rounds after the other's, which share what is compiled; a run that diverges repeats its last record."""
+    """Runs the rounds of one run after the other with the same compiled code. Diverged runs repeat the last record."""
     if replicates.num == 1:
         return segments[0](key, start, stop, state, clients)
     parts = zip(segments, replicates.split(key), replicates.split(state), replicates.split(clients), strict=True)
@@ -149,7 +149,7 @@ def _segment_of_all(
 
 
 def _in_memory(experiment: Experiment, replicates: Replicates, rest_at: State) -> Callable[..., State]:
-    """(run, key, clients) -> the initial state, made on the host, since all clients' rows may not fit the devices."""
+    """Returns (run, key, clients) -> initial state, made on the host, since not all rows may fit on the devices."""
     host = make_host_plan()
     algorithm = experiment.algorithm(host)
     make = jax.jit(lambda numbers, *args: experiment.algorithm(host, numbers).init(*args))
@@ -165,7 +165,7 @@ def _in_memory(experiment: Experiment, replicates: Replicates, rest_at: State) -
 
 
 def _whole(like: State) -> Saving:
-    """Saves the rows of all processes' clients in one checkpoint, which one process can go on from, too."""
+    """Saves the rows of all processes' clients in one checkpoint, which a single process can restore, too."""
 
     def thaw(run: int, key: Key, saved: State) -> State:
         del run, key
@@ -177,19 +177,19 @@ def _whole(like: State) -> Saving:
 def _on_disk(
     experiment: Experiment, replicates: Replicates, shapes: State, rest: State, data: Sequence[ClientData]
 ) -> tuple[Callable[..., State], Saving]:
-    """(run, key, clients) -> the initial state, no client's row among it; and how it is saved.
+    """Returns (run, key, clients) -> initial state, without any client's row; and how to save the state.
 
     Args:
-        experiment: A run.
-        replicates: All of them.
-        shapes: Of the clients' rows.
-        rest: Shapes and places of the rest of the state.
-        data: All clients' data, of each run; `thaw` reads them.
+        experiment: One of the runs.
+        replicates: All runs.
+        shapes: Shapes of the clients' rows.
+        rest: Shapes and locations of the rest of the state.
+        data: All clients' data, for each run; used by `thaw`.
     """
     algorithm, problem = experiment.algorithm(experiment.problem.plan), experiment.problem
     host, directories = make_host_plan(), replicates.directories or (experiment.directory,)
     if jax.process_count() > 1 and None in directories:
-        raise ArgumentError("client_store", "needs a folder for the run that all processes see", "disk")
+        raise ArgumentError("client_store", "needs a run folder that all processes can access", "disk")
     build = functools.partial(experiment.algorithm, host)
     others = jax.jit(lambda numbers, *args: split_state(algorithm, build(numbers).init(*args))[1])
     make = jax.jit(functools.partial(_first_rows, experiment))
@@ -231,23 +231,23 @@ def _on_disk(
 
 
 class FirstRows:
-    """The rows of clients that have not taken part yet: ids (n,) -> a list of arrays (n, ...)."""
+    """Computes the rows of clients that have not taken part yet: ids (n,) -> list of arrays (n, ...)."""
 
     def __init__(self, make: Callable[..., list[jax.Array]], key: Key, clients: ClientData, size: int):
-        """Tries it for a few clients.
+        """Tests the function on a few clients.
 
         Args:
             make: (key, ids (size,), their data) -> their rows.
-            key: Of the initial state.
+            key: Key of the initial state.
             clients: All clients' data.
-            size: Number of clients whose rows are made at a time.
+            size: Number of clients whose rows are computed at a time.
 
         Raises:
-            ArgumentError: if the method makes a client's row of more than its number, its data and the key.
+            ArgumentError: if a client's row depends on more than its number, its data and the key.
         """
         self.make, self.key, self.clients, self.size = make, key, clients, size
         self.device = make_host_plan().mesh.devices.flat[0]
-        # Client 0 has the same row at every place, alone and beside others; so does the last client.
+        # Client 0 must have the same row at every position, alone and among others; so must the last client.
         last = tree.num_rows(clients) - 1
         first, beside, others = (self(np.resize(ids, self.size)) for ids in ([0], [0, *[last] * self.size], [last]))
         for a, b, c in zip(first, beside, others, strict=True):
@@ -257,7 +257,7 @@ class FirstRows:
                 raise depends_on_others()
 
     def __call__(self, ids: np.ndarray) -> list[np.ndarray]:
-        """The rows, made by blocks of one size."""
+        """Returns the rows, computed in blocks of one size."""
         blocks = []
         for start in range(0, len(ids), self.size):
             block = np.resize(ids[start : start + self.size], self.size).astype(np.int32)
@@ -270,17 +270,17 @@ class FirstRows:
 def _first_rows(
     experiment: Experiment, numbers: Numbers, key: Key, ids: jax.Array, clients: ClientData
 ) -> list[jax.Array]:
-    """The rows that `init` gives to clients `ids` (n,), whose data are given: a list of leaves (n, ...)."""
+    """Returns the rows that `init` gives to clients `ids` (n,) with the given data: a list of leaves (n, ...)."""
     algorithm = experiment.algorithm(make_host_plan(), numbers, part=ids)
     return jax.tree.leaves(split_state(algorithm, algorithm.init(key, clients))[0])
 
 
 def check_first_rows(experiment: Experiment, shapes: State, clients: ClientData) -> None:
-    """Sees to it that `init` can be asked for some clients, by tracing it.
+    """Checks by tracing that `init` works for a subset of the clients.
 
     Args:
         experiment: The run.
-        shapes: Of all clients' rows.
+        shapes: Shapes of all clients' rows.
         clients: All clients' data, or their shapes.
 
     Raises:
@@ -290,35 +290,35 @@ def check_first_rows(experiment: Experiment, shapes: State, clients: ClientData)
     ids, data = jax.ShapeDtypeStruct((size,), jnp.int32), tree.shapes_of_rows(clients, size)
     try:
         made = jax.eval_shape(functools.partial(_first_rows, experiment, OWN), jax.random.key(0), ids, data)
-    except (TypeError, ValueError, IndexError) as error:  # the method was not made for fewer clients
+    except (TypeError, ValueError, IndexError) as error:  # the method does not support fewer clients
         raise depends_on_others() from error
     if [leaf.shape for leaf in made] != [(size, *leaf.shape[1:]) for leaf in jax.tree.leaves(shapes)]:
         raise depends_on_others()
 
 
 def depends_on_others() -> ArgumentError:
-    """The error for a method whose clients' first rows cannot be made one by one."""
-    text = "does not support methods whose clients' first rows depend on other clients; accepted here: device"
+    """Returns the error for a method whose initial rows cannot be computed one by one."""
+    text = "does not support methods whose initial client rows depend on other clients; accepted here: device"
     return ArgumentError("client_store", text, "disk")
 
 
 class Segment:
-    """Rounds on the cohort's rows; a thread fetches the next cohort ahead, unless there are several processes."""
+    """Runs rounds on the cohort's rows. With a single process, a thread prefetches the next cohort."""
 
     def __init__(self, algorithm: Algorithm, plan: ExecutionPlan, compiled: Callable, num_clients: int, size: int):
         self.algorithm, self.plan, self.compiled, self.size = algorithm, plan, compiled, size
         self.draw = jax.jit(lambda key, number: cohort_of(key, number, num_clients, size).ids)
 
     def fetch(self, key: Key, number: int, rows: State, clients: ClientData) -> Ahead:
-        """A round's cohort."""
+        """Fetches a round's cohort."""
         ids = np.asarray(self.draw(key, number))
         return Ahead(ids, stacks.read(rows, ids), place(self.plan, stacks.read(clients, ids), self.size))
 
     def __call__(self, key: Key, start: int, stop: int, state: State, clients: ClientData):
-        """(state, stacked records, number of rounds done), the clients' rows of the state changed in place."""
+        """Returns (state, stacked records, number of rounds done). Changes the clients' rows of the state in place."""
         rows, rest = split_state(self.algorithm, state)
         records, ahead = [], self.fetch(key, start, rows, clients)
-        alone = jax.process_count() == 1  # else rows travel between processes, or must have been written by others
+        alone = jax.process_count() == 1  # otherwise other processes may have to send or write rows first
         with ThreadPoolExecutor(1) as fetcher:
             for number in range(start, stop):
                 more = number + 1 < stop
@@ -327,7 +327,7 @@ class Segment:
                 given, record = self.compiled(key, np.int32(number), ahead.ids, given, ahead.clients)
                 trained, rest = split_state(self.algorithm, given)
                 records.append(jax.device_get(record))
-                following = future.result() if future else None  # which may read what is written next
+                following = future.result() if future else None  # it may read rows that are written next
                 stacks.write(rows, ahead.ids, trained)
                 processes.wait()
                 if more and not alone:
@@ -341,7 +341,7 @@ class Segment:
 
 
 def renew(ahead: Ahead, old: np.ndarray, rows: State) -> Ahead:
-    """A cohort with the rows of clients read again where `old` (S,) holds: they were in the cohort before, too."""
+    """Reads the rows of a cohort again where `old` (S,) is true: these clients were in the previous cohort, too."""
 
     def one(leaf, new):
         leaf = leaf if leaf.flags.writeable else leaf.copy()
@@ -354,26 +354,26 @@ def renew(ahead: Ahead, old: np.ndarray, rows: State) -> Ahead:
 
 
 def _taken_over(leaf: jax.Array) -> np.ndarray | stacks.Shared:
-    """A writable copy of an array, which is freed; of several processes each keeps its share."""
+    """Returns a writable copy of an array and frees the array. With several processes, each keeps its share."""
     copy = np.array(leaf)
     leaf.delete()
     return copy if jax.process_count() == 1 else stacks.Shared(copy)
 
 
 def _on_devices(leaf: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Puts an array that all processes have on the devices of all."""
+    """Puts an array that all processes have on all their devices."""
     return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
 
 
 def _placeholder(leaf: Any) -> np.ndarray:
-    """An array of this shape that takes no memory, for whoever reads its shape and type only."""
+    """Returns an array of this shape that takes no memory, for code that reads only its shape and dtype."""
     return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
 
 
 class Evaluation:
-    """As `device_store.make_evaluation`, in blocks of clients.
+    """Like `device_store.make_evaluation`, but in blocks of clients.
 
-    A block needs no more memory than a cohort, or `BLOCK_BYTES`.
+    A block needs no more memory than a cohort or `BLOCK_BYTES`, whichever is larger.
     """
 
     def __init__(self, experiment: Experiment, compiled: Compiled):
@@ -391,7 +391,7 @@ class Evaluation:
         state = jax.eval_shape(self.algorithm.init, jax.random.key(0), clients)
         weighed = jax.eval_shape(self.algorithm.predictor, jax.random.key(0), state, clients)
         of_cohort = each = tree.row_bytes((split_state(self.algorithm, state)[0], clients))
-        if weighed.topology == "peers":  # whose models lie beside each client's
+        if weighed.topology == "peers":  # other clients' models are stored next to each client's
             each += weighed.index.shape[1] * tree.row_bytes(state.models)
         size = max(BLOCK_BYTES // each, experiment.problem.cohort_size * of_cohort // each, 1)
         num_scored = self.num_clients if experiment.scored is None else len(experiment.scored)
@@ -404,7 +404,7 @@ class Evaluation:
         collaboration = {"index": predictor.index, "weights": predictor.weights}
         if algorithm.report.collaboration:
             collaboration = algorithm.report.collaboration(state)
-        others = predictor.topology == "peers"  # whose models are not in this block
+        others = predictor.topology == "peers"  # models outside this block
         predictor = dataclasses.replace(predictor, models=()) if others else predictor
         return predictor, (collaboration, predictor.index)
 
@@ -423,11 +423,11 @@ class Evaluation:
     def __call__(
         self, numbers: Numbers, scored: np.ndarray | None, key: Key, state: State, clients: ClientData, splits: dict
     ):
-        """(metrics by split and name, who uses whom) of the clients that are scored; None: of all."""
+        """Returns (metrics by split and name, who uses whom) for the scored clients; None: all."""
         rows, rest = split_state(self.algorithm, state)
         found, scored = [], np.arange(self.num_clients) if scored is None else scored
         for start in range(0, len(scored), self.size):
-            ids = scored[np.minimum(np.arange(start, start + self.size), len(scored) - 1)]  # the last is repeated
+            ids = scored[np.minimum(np.arange(start, start + self.size), len(scored) - 1)]  # repeats the last client
             parts = self._of_block(numbers, ids, key, (rows, rest), (clients, splits))
             real = min(self.size, len(scored) - start)
             found.append(jax.tree.map(lambda leaf, real=real: leaf[:real], parts))
@@ -440,7 +440,7 @@ class Evaluation:
         (rows, rest), (clients, splits) = state, map(there, data)
         predictor, noted = self.predict(numbers, ids, key, there(rows), rest, clients)
         collaboration, index = jax.device_get(noted)
-        if predictor.topology == "peers":  # each client's collaborators, side by side as if they were its own
+        if predictor.topology == "peers":  # each client's collaborators, stacked like models of its own
             models = place(self.plan, stacks.read(rows.models, index.reshape(-1)), index.size)
             places = jnp.arange(index.size, dtype=jnp.int32).reshape(index.shape)
             predictor = dataclasses.replace(predictor, models=models, index=places, topology="own")
@@ -452,7 +452,7 @@ class Evaluation:
 
 
 def make_evaluation(experiments: Sequence[Experiment], compiled: Compiled, replicates: Replicates) -> Callable:
-    """(key, state, clients, splits) -> (metrics by split and name, who uses whom), of one run after the other."""
+    """Returns (key, state, clients, splits) -> (metrics by split and name, who uses whom), one run after the other."""
     evaluate = Evaluation(experiments[0], compiled)
 
     def of_all(*args):

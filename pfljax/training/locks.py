@@ -1,4 +1,4 @@
-"""One writer to a folder: a run's folder is locked while a process writes it."""
+"""Locks for run folders: only one process at a time writes to a folder."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from pfljax.engine import processes
 
 try:
     import fcntl
-except ImportError:  # on Windows, where folders are not locked
+except ImportError:  # Windows: folders are not locked
     fcntl = None
 
-LOCK = ".lock"  # holds the number of the process that locked the folder last
+LOCK = ".lock"  # contains the number of the process that last locked the folder
 
 
 @contextlib.contextmanager
 def locked(folders: Sequence[Path], say: Callable[[str], None]) -> Iterator[None]:
-    """Holds the folders of a run, which are made, for this process; of several that run together the first holds them.
+    """Creates and locks runs' folders for this process. With several connected processes, the first one locks them.
 
-    The system lets go of what a process held that was killed, so that no lock outlives its process.
+    The system releases the locks of a killed process, so no lock outlives its process.
 
     Args:
         folders: One for each run.
-        say: Takes a line where a process has left its lock behind.
+        say: Called with a line if a process left its lock behind.
 
     Raises:
-        ArgumentError: if another process holds one of them.
+        ArgumentError: if another process has locked one of the folders.
     """
     made = [folder for folder in folders if not folder.exists()]
     with contextlib.ExitStack() as held:
@@ -41,7 +41,7 @@ def locked(folders: Sequence[Path], say: Callable[[str], None]) -> Iterator[None
         finally:
             held.close()
             for folder in made if processes.is_first() else ():
-                if folder.is_dir() and not any(folder.iterdir()):  # nothing came of it
+                if folder.is_dir() and not any(folder.iterdir()):  # nothing was written
                     folder.rmdir()
 
 
@@ -57,7 +57,7 @@ def _lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _take(folder: Path, say: Callable[[str], None]) -> int:
-    """The locked file."""
+    """Returns the locked file."""
     assert fcntl
     while True:
         file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -68,15 +68,15 @@ def _take(folder: Path, say: Callable[[str], None]) -> int:
                 holder = os.read(file, 32).decode(errors="replace").strip() or "unknown"
                 os.close(file)
                 raise ArgumentError("out", f"another process (number {holder}) is writing to it", folder) from error
-            return file  # the file system knows no locks
+            return file  # the file system does not support locks
         try:
             if os.stat(folder / LOCK).st_ino == os.fstat(file).st_ino:
                 if before := os.read(file, 32).decode(errors="replace").strip():
-                    say(f"  {folder} was locked by process {before}, which has ended; taken over")
+                    say(f"  {folder} was locked by process {before}, which has ended; taking over the lock")
                 os.ftruncate(file, 0)
-                with contextlib.suppress(OSError):  # a full disk: the lock holds without the number
+                with contextlib.suppress(OSError):  # full disk: the lock works without the number
                     os.pwrite(file, str(os.getpid()).encode(), 0)
                 return file
-        except FileNotFoundError:  # it was let go, and so removed, between the two lines above
+        except FileNotFoundError:  # released, and so deleted, between the two lines above
             pass
         os.close(file)

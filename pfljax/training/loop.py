@@ -1,4 +1,4 @@
-"""The loop over rounds: several rounds per dispatch, evaluation, checkpoints, and the files that a run leaves."""
+"""The training loop: several rounds per dispatch, evaluation, checkpoints, and the run's files."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from pfljax.training.progress import progress, told
 from pfljax.training.replicates import ONE, Replicates
 from pfljax.training.tracking import Tracker, make_evaluation
 
-DISPATCH_SECONDS = 2.0  # how long a dispatch may last before the progress is shown again
+DISPATCH_SECONDS = 2.0  # target time per dispatch; progress is shown after each
 STORES: dict[str, ModuleType] = {"device": device_store, "host": host_store, "disk": host_store}
 
 
 class Schedule(NamedTuple):
-    """When a run is evaluated and saved.
+    """When to evaluate and save a run.
 
     Attributes:
-        eval_every: Number of rounds between evaluations, of which the first is at round 0.
-        checkpoint_every: Least number of rounds between checkpoints, which are made after evaluations.
+        eval_every: Number of rounds between evaluations. The first evaluation is at round 0.
+        checkpoint_every: Minimum number of rounds between checkpoints. Checkpoints are saved after evaluations.
     """
 
     eval_every: int = 10
@@ -48,14 +48,14 @@ EVERY = Schedule()
 
 
 class Outcome(NamedTuple):
-    """What a run returns.
+    """The outcome of a run.
 
     Attributes:
-        summary: The content of summary.json.
-        history: Everything that was evaluated.
-        compiled: The compiled functions; its plan says where the state lives.
+        summary: Content of summary.json.
+        history: All evaluations.
+        compiled: The compiled functions; their plan describes where the state is stored.
         state: The final state.
-        predictor: Makes the predictor that was scored last.
+        predictor: Returns the predictor that was scored last.
     """
 
     summary: dict
@@ -66,10 +66,10 @@ class Outcome(NamedTuple):
 
 
 class Trainer:
-    """Trains one run, or several of one method, all in one kernel: `Replicates.of` says in what they may differ.
+    """Trains one run, or several runs of one method in one kernel; see `Replicates.of` for how they may differ.
 
-    Replicates have directories of their own, as if each had been run alone; the seconds of each are its share of the
-    whole. They resume from checkpoints of the same round in all directories, else all start anew.
+    Each replicate has its own directory, as if it had been run alone. Its seconds are an equal share of the total.
+    Replicates resume from checkpoints of the same round in all directories; otherwise all start over.
     """
 
     def __init__(
@@ -84,33 +84,33 @@ class Trainer:
         keep_going: bool = False,
         trackers: Sequence[Tracker | None] = (),
     ):
-        """Checks the directories; nothing is compiled or written yet.
+        """Checks the directories. Compiles and writes nothing yet.
 
         Args:
-            experiments: The runs, their federations padded to the same sizes.
-            outs: Their directories; None writes nothing.
-            resume: Whether to go on from the newest whole checkpoint there, as in `folders.Resume`.
-            say: Takes the lines for the user.
-            bar: Whether to show a progress bar where that is possible.
+            experiments: The runs, with federations padded to the same sizes.
+            outs: The runs' directories; None: write nothing.
+            resume: Whether to resume from the newest intact checkpoint; see `folders.Resume`.
+            say: Called with lines for the user.
+            bar: Whether to show a progress bar if possible.
             profile: Folder for a trace of a few rounds.
-            keep_going: Whether the other runs go on when the loss of one is not finite.
-            trackers: One for each run, which takes its evaluations; none at all: nothing is tracked.
+            keep_going: Whether the other runs continue if the loss of one is not finite.
+            trackers: A tracker for each run, called with its evaluations; empty: no tracking.
 
         Raises:
-            ArgumentError: if a directory holds another run.
+            ArgumentError: if a directory contains another run.
         """
         if outs:
             places = [{"directory": Path(out) / CLIENTS} for out in outs]
             experiments = [dataclasses.replace(e, **place) for e, place in zip(experiments, places, strict=True)]
         if profile and experiments[0].client_store == "disk":
-            raise ArgumentError("profile", "needs a state to throw away; accepted with client_store=device or host")
+            raise ArgumentError("profile", "needs a state to discard; accepted with client_store=device or host")
         self.experiments, self.replicates = list(experiments), Replicates.of(experiments)
         self.folders = Folders(experiments, outs or (), resume)
         self.say, self.bar, self.profile = say, bar, profile
         self.keep_going = keep_going
         self.trackers = trackers or [None] * len(experiments)
         self.resumed = 0
-        self.diverged: dict[int, str] = {}  # why, by number of the run
+        self.diverged: dict[int, str] = {}  # number of the run -> reason
         self.keys = [jax.random.key(each.seed) for each in experiments]
         self.done = self.saved = 0
         self.seconds = 0.0
@@ -119,21 +119,21 @@ class Trainer:
         self.folders.check()
 
     def train(self, rounds: int, schedule: Schedule = EVERY) -> list[Outcome]:
-        """Plays rounds up to number `rounds`, evaluates and saves; what every run has come to.
+        """Trains up to round `rounds`, evaluates and saves. Returns the outcome of every run.
 
         Raises:
-            RunError: if a loss is not finite, or nothing fits into memory.
+            RunError: if a loss is not finite, or memory runs out.
         """
         with endings.full_disk_told(self.folders.outs), locked(self.folders.outs, self._tell):
             if self.state is None:
-                self.folders.check()  # again: another process may have written there since
+                self.folders.check()  # again, since another process may have written there
             self.play(rounds, schedule)
             outcomes = [self._outcome(number) for number in range(self.replicates.num)]
-            processes.wait()  # until the first has written what the others may read
+            processes.wait()  # wait until the first process has written what the others may read
         return outcomes
 
     def play(self, rounds: int, schedule: Schedule = EVERY) -> bool:
-        """As `train`, without what comes after the last round; False if every run diverged under `keep_going`."""
+        """Like `train`, but without the final outcome. Returns False if every run diverged under `keep_going`."""
         if self.state is None:
             self.folders.check_rounds(rounds)
         self.experiments = [each.with_rounds(rounds) for each in self.experiments]
@@ -175,15 +175,15 @@ class Trainer:
         self.length = length
 
     def _begin(self) -> None:
-        """Says the plan, and makes or restores the state."""
+        """Prints the plan, and initializes or restores the state."""
         first, compiled = self.experiments[0], self.compiled
         algorithm = compiled.algorithm
         apart = first.client_store != "device"
         splits = self.replicates.split(self.splits)[0] if apart else self.splits
         self.lines = [*plan_lines(compiled, splits, first), *algorithm.report.facts]
         if self.replicates.num > 1:
-            sizes = "; bytes are those of one" if apart else ""
-            text = f"{self.replicates.num}; seconds are shares of the whole{sizes}"
+            sizes = "; bytes are per run" if apart else ""
+            text = f"{self.replicates.num}; seconds are divided evenly among them{sizes}"
             self.lines.append(("replicates in one kernel", text))
         for name, value in self.lines:
             self._tell(f"  {name:32} {memory.readable(value) if isinstance(value, int) else value}")
@@ -202,7 +202,7 @@ class Trainer:
             files.write_json(out / "config.json", each.config)
         self.folders.forget_later(self.done)
         if not restored:
-            with told("making the initial models", self.say):
+            with told("initializing the models", self.say):
                 self.state = compiled.init(self._key(0), self.clients)
         outs, topology = self.folders.outs or [None] * self.replicates.num, self._topology()
         self.histories = [
@@ -210,13 +210,13 @@ class Trainer:
         ]
         self.seconds = self.histories[0].seconds
         for each, history in zip(self.experiments, self.histories, strict=True) if restored else ():
-            history.write(algorithm.report.scored, each.federation)  # files may be lost, or know of later rounds
+            history.write(algorithm.report.scored, each.federation)  # files may be missing, or contain later rounds
         if not restored:
             with told("evaluating the initial models", self.say):
                 self._evaluate()
 
     def _topology(self) -> str:
-        """How the models that clients are said to use lie with respect to them."""
+        """Returns the topology that is recorded for the models that clients use."""
         algorithm = self.compiled.algorithm
         if algorithm.report.topology:
             return algorithm.report.topology
@@ -228,7 +228,7 @@ class Trainer:
         return "shared" if is_private_mixture(weighed) else weighed.topology
 
     def _joined(self, states: Sequence[Any]) -> State:
-        """The state of all runs, from what their checkpoints hold."""
+        """Returns the state of all runs from the contents of their checkpoints."""
         saving, store = self.compiled.saving, STORES[self.experiments[0].client_store]
         if saving:
             keys = self.replicates.split(self._key(0))
@@ -236,7 +236,7 @@ class Trainer:
         return store.join_states(self.compiled, self.replicates, states)
 
     def _play(self, rounds: int, schedule: Schedule) -> None:
-        """Dispatches rounds until all are played, evaluating and saving on the way."""
+        """Dispatches all rounds; evaluates and saves in between."""
         pace, rounds_key, self.resumed = 1, self._key(1), self.done
         with progress(rounds, self.done, self.say, self.bar) as advance, endings.noted() as signaled:
             while self.done < rounds:
@@ -258,20 +258,20 @@ class Trainer:
                     self._evaluate(newest)
                     if self.done - self.saved >= schedule.checkpoint_every or self.done == rounds:
                         self._save()
-                if number := signaled():  # in the last round too: more runs may follow this one
+                if number := signaled():  # also after the last round: more runs may follow
                     self._interrupt(number)
 
     def _interrupt(self, number: int) -> NoReturn:
-        """Saves, and raises."""
+        """Saves the run and raises `Interrupted`."""
         if self.saved != self.done:
             self._save()
         outs = self.folders.outs
-        where = f"which is saved in {outs[0]}" if outs else "and nothing is saved, since the run has no folder"
+        where = f"which is saved in {outs[0]}" if outs else "and nothing was saved, since the run has no folder"
         raise endings.Interrupted(number, f"interrupted after round {self.done}, {where}")
 
     def _note(self, records: Record, count: int) -> list[Record]:
-        """Counts the traffic of `count` rounds; each run's records."""
-        if self.replicates.num > 1:  # rounds come first
+        """Counts the traffic of `count` rounds. Returns each run's records."""
+        if self.replicates.num > 1:  # the first axis is rounds
             records = jax.tree.map(lambda leaf: np.moveaxis(leaf, 1, 0), records)
         parts = [jax.tree.map(lambda leaf: leaf[:count], part) for part in self.replicates.split(records)]
         for each, history, record in zip(self.experiments, self.histories, parts, strict=True):
@@ -289,20 +289,20 @@ class Trainer:
         return parts
 
     def _stop(self, number: int, why: str):
-        """Keeps what was evaluated before, and raises."""
+        """Saves the earlier evaluations and raises `RunError`."""
         for each, history in zip(self.experiments, self.histories, strict=True):
             if history.rows:
                 history.write(self.compiled.algorithm.report.scored, each.federation)
-        said = "What was evaluated before is in" if self.histories[number].rows else "The run is"
-        kept = f" {said} {self.folders.outs[number]}" if self.folders.outs else ""
+        said = "Earlier evaluations are saved" if self.histories[number].rows else "The run is"
+        kept = f" {said} in {self.folders.outs[number]}" if self.folders.outs else ""
         raise RunError(f"{why}; a smaller learning rate may help.{kept}")
 
     def _evaluate(self, newest: Sequence[Record] | None = None) -> None:
         """Adds a row to every run's history.
 
         Args:
-            newest: Each run's last records; None for the initial models, which no round has trained: their "train_loss"
-                is that of their predictions, and the method's own metrics are missing.
+            newest: Each run's last records; None for the initial models. Their "train_loss" is then the loss of their
+                predictions, and the method's own metrics are missing.
         """
         found = jax.device_get(self.evaluate(self._key(2), self.state, self.clients, self.splits))
         records = newest or [None] * self.replicates.num
@@ -321,7 +321,7 @@ class Trainer:
                 **{name: float(values[-1]) for name, values in (record.metrics.items() if record else ())},
             }
             lost = np.flatnonzero(~np.isfinite(scores["test"]["loss"]) & (sizes["test"] > 0))
-            if len(lost):  # by the last update, whose loss no round has told, or from the start
+            if len(lost):  # after the last update, whose loss no round has recorded, or from the start
                 client = lost[0] if each.scored is None else each.scored[lost[0]]
                 where, after = (f"round {self.done}", " after it") if self.done else ("the initial models", "")
                 why = f"{where}: the loss of client {client} is not finite{after}"
@@ -348,7 +348,7 @@ class Trainer:
         self.saved = self.done
 
     def _outcome(self, number: int) -> Outcome:
-        """One run's summary, and what can be asked of its final state."""
+        """Returns one run's outcome and writes its summary."""
         of_run = lambda joined: self.replicates.split(joined)[number]
         experiment, compiled, history = self.experiments[number], self.compiled, self.histories[number]
         state = of_run(self.state)
@@ -367,10 +367,11 @@ class Trainer:
 
 
 def check(experiment: Experiment) -> None:
-    """Builds the method once, so that mistakes show before anything is compiled.
+    """Builds the method once, to find mistakes before compiling anything.
 
     Raises:
-        ArgumentError: for a knob that does not fit the clients or the model, or a store that cannot hold the method.
+        ArgumentError: for a knob that does not fit the clients or the model, or a store that does not support the
+            method.
     """
     algorithm, clients = experiment.algorithm(experiment.problem.plan), experiment.federation.client_data
     if experiment.scored is not None:
@@ -384,12 +385,12 @@ def check(experiment: Experiment) -> None:
 
 
 def compile_to_fit(experiment: Experiment, clients: ClientData, length: int, replicates: Replicates = ONE) -> Compiled:
-    """Compiles under the largest chunk, from the plan's downward, that fits the device's memory.
+    """Compiles with the largest chunk, no larger than the plan's, that fits in device memory.
 
-    Where models would be gathered on every device, they first go around a ring.
+    Models that would be gathered on every device are first passed around a ring instead.
 
     Raises:
-        RunError: if not even one client at a time fits.
+        RunError: if even one client at a time does not fit.
     """
     problem = experiment.problem
     plan, store = problem.plan, STORES[experiment.client_store]
@@ -398,7 +399,7 @@ def compile_to_fit(experiment: Experiment, clients: ClientData, length: int, rep
         found = store.compile_segment(experiment, clients, sorted_plan, length, replicates)
         if found.memory.fits:
             if found.making and not found.making.fits:
-                raise memory.too_large(found.making, "making the first state")
+                raise memory.too_large(found.making, "initializing the state")
             return found
         plan = memory.next_smaller(plan, problem.cohort_size, found.algorithm.topology)
         if plan is None:
@@ -406,7 +407,7 @@ def compile_to_fit(experiment: Experiment, clients: ClientData, length: int, rep
 
 
 def profile(directory: Path, compiled: Compiled, key_for: Callable[[int], Key], clients: ClientData) -> str:
-    """Traces a few rounds of a state that is then thrown away; says where their time goes."""
+    """Traces a few rounds on a state that is then discarded. Returns a line that describes where their time goes."""
     from pfljax.training import profiling
 
     state, done = compiled.init(key_for(0), clients), 0

@@ -1,6 +1,6 @@
-"""The manifest of a run's folder: which files a run has written there, and how it checks that they are still whole.
+"""The manifest of a run's folder: lists the files that the run has written, with sizes and checksums.
 
-manifest.json is written last, when all that it lists is on the disk. A checkpoint that it does not list is not whole.
+manifest.json is written last, after everything that it lists. A checkpoint that it does not list is incomplete.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from pfljax.engine import processes
 from pfljax.training import files
 
 NAME = "manifest.json"
-FORMAT = 1  # of a run's folder; raise it when an earlier version could misread one
+FORMAT = 1  # format of a run's folder; increase it if earlier versions could misread a new folder
 RECORDS = ("config.json", "metrics.jsonl", "results.npz", "collaboration.npz", "summary.json")
 
 
 class Manifest(NamedTuple):
-    """What a run's folder held when the run was last saved.
+    """The content of a run's folder when the run was last saved.
 
     Attributes:
-        rounds: Number of rounds that had been played.
-        settings: Those of config.json, which must agree where the run is resumed.
-        data: What config.json says of the data.
-        files: Path below the folder -> its bytes and their SHA-256.
+        rounds: Number of rounds done.
+        settings: "settings" of config.json, which must agree when the run is resumed.
+        data: "data" of config.json.
+        files: Path relative to the folder -> (size in bytes, SHA-256).
     """
 
     rounds: int
@@ -38,29 +38,29 @@ class Manifest(NamedTuple):
 
     @property
     def checkpoints(self) -> list[int]:
-        """Rounds of the checkpoints that are listed, newest first."""
+        """Rounds of the listed checkpoints, newest first."""
         return sorted({step for name in self.files if (step := _step(name))}, reverse=True)
 
     def damaged(self, out: Path, checkpoint: int | None = None) -> str | None:
-        """What is wrong with the first file that is gone or changed; None if there is none.
+        """Describes the first file that is missing or changed; None if all files are intact.
 
         Args:
             out: The run's folder.
-            checkpoint: The one to check; None: the files that belong to none.
+            checkpoint: The checkpoint to check; None: the files that belong to no checkpoint.
         """
         for name, (size, digest) in self.files.items():
             if _step(name) != checkpoint:
                 continue
             path = out / name
             if not path.is_file():
-                return f"{name} is gone"
+                return f"{name} is missing"
             if path.stat().st_size != size or _digest(path) != digest:
                 return f"{name} is not what the run wrote"
         return None
 
 
 def read(out: Path) -> Manifest | None:
-    """The manifest of a run's folder; None where there is none, or a damaged one.
+    """Reads the manifest of a run's folder; None if it is missing or damaged.
 
     Raises:
         ArgumentError: if a later version of pfljax wrote it.
@@ -81,14 +81,14 @@ def read(out: Path) -> Manifest | None:
 
 
 def write(out: Path, config: dict, rounds: int, checkpoints: Sequence[int], saved: int | None = None) -> None:
-    """Lists what a run's folder holds; of several processes the first does so.
+    """Writes the manifest of a run's folder. With several processes, only the first one writes.
 
     Args:
         out: The run's folder.
         config: Content of config.json.
-        rounds: Number of rounds that were played.
-        checkpoints: Rounds of the checkpoints that are there to stay.
-        saved: Rounds of the one that is new; the others are listed as they were.
+        rounds: Number of rounds done.
+        checkpoints: Rounds of the checkpoints to list.
+        saved: Round of the new checkpoint; the entries of the others are kept.
     """
     if not processes.is_first():
         return
@@ -106,7 +106,7 @@ def write(out: Path, config: dict, rounds: int, checkpoints: Sequence[int], save
 
 
 def _step(name: str) -> int | None:
-    """The rounds of the checkpoint that a listed file belongs to."""
+    """Returns the round of the checkpoint that a listed file belongs to."""
     found = re.match(r"checkpoints/(?:history-)?(\d+)[./]", name)
     return int(found[1]) if found else None
 

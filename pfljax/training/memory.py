@@ -1,4 +1,4 @@
-"""The memory plan: what a run will need, before it starts, and the chunk of clients that fits."""
+"""The memory plan: how much memory a run will need, and how many clients fit at a time."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pfljax.core.types import State
 from pfljax.engine import processes
 from pfljax.engine.plan import ExecutionPlan
 
-SHARE = 0.9  # of a device's memory that a run may plan with
+SHARE = 0.9  # fraction of a device's memory that a run may plan with
 
 
 def host_free() -> int:
-    """Bytes of the host's memory that are free; of several processes', the least."""
+    """Returns the free host memory in bytes; the minimum over processes."""
     return int(processes.least(free_memory()))
 
 
 def device_limit() -> int:
-    """Bytes that one device has for us: the accelerator's own, or this CPU device's share of the free memory."""
+    """Returns the memory of one device in bytes: an accelerator's own, or a CPU device's share of free host memory."""
     stats = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return int(processes.least(stats["bytes_limit"]))
@@ -31,20 +31,20 @@ def device_limit() -> int:
 
 
 def peak_bytes() -> int | None:
-    """The most that a device has had in use, where it tells."""
+    """Returns the peak memory use of a device in bytes; None if it does not report that."""
     stats = jax.local_devices()[0].memory_stats() or {}
     return stats.get("peak_bytes_in_use")
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes of a compiled round on one device.
+    """Memory of a compiled round on one device, in bytes.
 
     Attributes:
         arguments: State and data.
-        outputs: Of them, what does not reuse the arguments' memory.
-        temporaries: Everything in between.
-        limit: What the device has.
+        outputs: Outputs that do not reuse the arguments' memory.
+        temporaries: Intermediate values.
+        limit: Memory of the device.
     """
 
     arguments: int
@@ -62,14 +62,14 @@ class MemoryPlan:
 
 
 def of_compiled(compiled: Any) -> MemoryPlan:
-    """Reads the plan off a compiled function."""
+    """Reads the memory plan from a compiled function."""
     stats = compiled.memory_analysis()
     fresh = stats.output_size_in_bytes - stats.alias_size_in_bytes
     return MemoryPlan(stats.argument_size_in_bytes, fresh, stats.temp_size_in_bytes, device_limit())
 
 
 def next_smaller(plan: ExecutionPlan, num_clients: int, topology: str) -> ExecutionPlan | None:
-    """The plan that needs less memory: no gathered copies of peers' models, then half as many clients at a time."""
+    """Returns a plan that needs less memory: first a ring instead of gathered peer models, then half the chunk size."""
     if topology in ("peers", "push") and plan.peers == "auto" and plan.num_devices > 1:
         return dataclasses.replace(plan, peers="ring")
     per_device = -(-num_clients // plan.num_devices)
@@ -78,27 +78,27 @@ def next_smaller(plan: ExecutionPlan, num_clients: int, topology: str) -> Execut
 
 
 def check_host(state: State, runs: int = 1) -> None:
-    """Sees to it that the clients' rows fit the host beside their data, which are there already.
+    """Checks that the clients' rows fit in host memory, in addition to their data.
 
     Args:
-        state: Of one run.
-        runs: How many runs there are.
+        state: State of one run.
+        runs: Number of runs.
 
     Raises:
-        OutOfMemory: if they do not.
+        OutOfMemory: if they do not fit.
     """
     leaves = [tree.num_bytes(leaf) for leaf in jax.tree.leaves((state.models, state.optimizer, state.clients))]
-    need = runs * sum(leaves) + max(leaves, default=0)  # a leaf more, while it is copied from its making
+    need = runs * sum(leaves) + max(leaves, default=0)  # one more leaf, while it is copied
     free = host_free()
     if need > SHARE * free:
         raise OutOfMemory(
-            f"out of memory: the clients' state needs {readable(need)} on a host that has {readable(free)}; use fewer "
-            "clients (num_clients) or a smaller model"
+            f"out of memory: the clients' state needs {readable(need)}, but only {readable(free)} is free on the host; "
+            "use fewer clients (num_clients) or a smaller model"
         )
 
 
 def too_large(memory: MemoryPlan, what: str = "a round") -> OutOfMemory:
-    """The error for a run that does not fit even one client at a time."""
+    """Returns the error for a run that does not fit even with one client at a time."""
     return OutOfMemory(
         f"out of memory: {what} needs {readable(memory.total)} on a device that has {readable(memory.limit)}, even "
         "with one client at a time; use fewer clients (num_clients, participation), "

@@ -1,6 +1,6 @@
-"""Where a round's time goes: a profiler trace of a few warm rounds, and the shares that are read back from it.
+"""Profiling: traces a few warm rounds and reads from the trace where their time goes.
 
-A trace opens in TensorBoard or XProf, its trace.json.gz in Perfetto.
+Traces open in TensorBoard and XProf; trace.json.gz also opens in Perfetto.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import numpy as np
 
 from pfljax.core.errors import ArgumentError, RunError
 
-MIN_ROUNDS = 3  # of a trace
+MIN_ROUNDS = 3  # minimum number of rounds in a trace
 
-# Operations are named by XLA's opcode, JAX's primitive or NCCL's kernel. A fusion has no collective in it, whatever its
-# name begins with, so that nothing but a number may follow.
+# Operations are named after XLA opcodes, JAX primitives or NCCL kernels. A fusion contains no collective, whatever its
+# name begins with, so only a number may follow.
 COLLECTIVE = re.compile(
     r"nccl|%?(all[-_]reduce|all-reduce-scatter|reduce[-_]scatter|all[-_]gather|(ragged[-_])?all[-_]to[-_]all"
     r"|collective-(permute|broadcast)|psum(_scatter|_invariant)?|pmax|pmin|ppermute|pbroadcast|send|recv)"
     r"(-start|-done)?(?![-\w])"
 )
-DEVICE = re.compile(r"/device:\w+:\d+")  # the plane of a GPU or a TPU
+DEVICE = re.compile(r"/device:\w+:\d+")  # the plane of a GPU or TPU
 
 
 class Op(NamedTuple):
@@ -42,16 +42,17 @@ class Op(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """Seconds a round under the tracer, and of them those of each kind, which add up to it.
+    """Seconds per round, split by kind.
+
+    The kinds compute, exchange and host add up to `wall`. They are NaN if the trace has no device events.
 
     Attributes:
-        wall: All of them.
-        compute: A device executes anything but collectives.
-        exchange: It executes collectives, which includes waiting for the other devices to arrive at them.
-        host: It executes nothing: dispatch, Python, copies of results. Not a number, as the two before, if the trace
-            has no device events.
-        untraced: Seconds a round without the tracer, which slows programs of many small operations down.
-        directory: Where the trace is.
+        wall: Total seconds per round while tracing.
+        compute: Time in which a device executes anything except collectives.
+        exchange: Time in which it executes collectives, including waiting for the other devices.
+        host: Time in which it executes nothing: dispatch, Python, copies of results.
+        untraced: Seconds per round without the tracer. Tracing slows down programs with many small operations.
+        directory: Folder of the trace.
     """
 
     wall: float
@@ -63,33 +64,33 @@ class Shares(NamedTuple):
 
 
 def check(directory: Path) -> None:
-    """Sees to it that a trace can be written, making the folder.
+    """Creates the folder and checks that a trace can be written to it.
 
     Raises:
-        ArgumentError: where it cannot.
+        ArgumentError: if it cannot.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
-        text = f"{error.strerror}; name a folder that can be written to, new or not"
+        text = f"{error.strerror}; accepted: a new or existing folder that can be written to"
         raise ArgumentError("profile", text, directory) from error
 
 
 def profile(directory: Path, dispatch: Callable[[], int]) -> Shares:
-    """Plays some rounds untraced and as many traced, and reads the trace back.
+    """Runs some rounds without the tracer and as many with it, and reads the trace.
 
-    A trace holds every operation that was executed, on a CPU easily 100,000 a round, so that a dispatch is best one
-    round. The untraced rounds tell what the tracer adds, which is a microsecond or two an operation.
+    A trace contains every executed operation, easily 100,000 per round on a CPU, so a dispatch should be one round. The
+    untraced rounds show how much time the tracer adds: one or two microseconds per operation.
 
     Args:
-        directory: Takes the trace, in a folder of its own below plugins/profile/.
-        dispatch: Plays rounds that are compiled and warm, waits for them, and returns how many (one at least).
+        directory: Folder for the trace, which gets its own subfolder of plugins/profile/.
+        dispatch: Runs compiled, warmed-up rounds, waits for them, and returns their number (at least one).
     """
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # every Python call: much time, and no use for compiled rounds
-    options.session_id = f"{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"  # JAX's own names differ by seconds only
+    options.python_tracer_level = 0  # tracing Python calls is slow and useless for compiled rounds
+    options.session_id = f"{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"  # JAX's names have a resolution of seconds
     rounds, seconds = _play(dispatch)
     untraced = seconds / rounds
     with jax.profiler.trace(directory, profiler_options=options):
@@ -101,7 +102,7 @@ def profile(directory: Path, dispatch: Callable[[], int]) -> Shares:
 
 
 def _play(dispatch: Callable[[], int]) -> tuple[int, float]:
-    """Rounds and seconds of as many dispatches as `MIN_ROUNDS` take."""
+    """Dispatches at least `MIN_ROUNDS` rounds. Returns their number and the seconds that they took."""
     rounds, begin = 0, time.perf_counter()
     for number in range(MIN_ROUNDS):
         with jax.profiler.StepTraceAnnotation("dispatch", step_num=number):
@@ -109,14 +110,14 @@ def _play(dispatch: Callable[[], int]) -> tuple[int, float]:
         if rounds >= MIN_ROUNDS:
             break
     if not rounds:
-        raise RunError("profile: there was no round to play")
+        raise RunError("profile: there was no round to run")
     return rounds, time.perf_counter() - begin
 
 
 def read(data: jax.profiler.ProfileData) -> list[Op]:  # pyright: ignore[reportInvalidTypeForm]
-    """What the devices executed, by a trace: GPUs and TPUs have planes of their own, CPU devices are host threads."""
+    """Returns the operations in a trace. GPUs and TPUs have their own planes; CPU devices are host threads."""
     with warnings.catch_warnings():
-        # Python 3.13 warns of jaxlib's iterators as they are first used; as an error, that ends the process.
+        # Python 3.13 warns about jaxlib's iterators on first use; turned into an error, that ends the process.
         warnings.filterwarnings("ignore", "builtin type .* has no __module__ attribute", DeprecationWarning)
         planes = list(data.planes)
         devices = [(found.group(), plane) for plane in planes if (found := DEVICE.match(plane.name))]
@@ -125,9 +126,9 @@ def read(data: jax.profiler.ProfileData) -> list[Op]:  # pyright: ignore[reportI
 
 
 def _of_device(device: str, plane: Any) -> Iterable[Op]:
-    """A TPU's operations have lines of their own; a GPU's are the kernels of its streams.
+    """Returns a device's operations. On a TPU they have their own lines; on a GPU they are the kernels of its streams.
 
-    A TPU's SparseCores, planes of their own, are part of the device.
+    A TPU's SparseCores have their own planes but belong to the device.
     """
     lines = list(plane.lines)
     ops = [line for line in lines if line.name in ("XLA Ops", "Async XLA Ops")]
@@ -135,13 +136,13 @@ def _of_device(device: str, plane: Any) -> Iterable[Op]:
         for event in line.events:
             name = str(dict(event.stats).get("hlo_op", ""))
             if not name and event.name.startswith(("Memcpy", "Memset")):
-                continue  # the host's copies, not the program's
+                continue  # copies by the host, not by the program
             collective = any(COLLECTIVE.match(text) for text in (name, event.name))
             yield Op(device, event.start_ns, event.start_ns + event.duration_ns, collective)
 
 
 def _of_host(plane: Any) -> Iterable[Op]:
-    """Events of operations; one that goes on in other threads ends with a later event "end: NAME" of the same id."""
+    """Returns the operations of CPU devices. One that continues in other threads ends with an event "end: NAME"."""
     begun, ended = [], {}
     for line in plane.lines:
         for event in line.events:
@@ -157,9 +158,9 @@ def _of_host(plane: Any) -> Iterable[Op]:
 
 
 def shares(ops: list[Op], seconds: float) -> tuple[float, float, float]:
-    """Compute, exchange and host of `seconds`, the devices' mean.
+    """Splits `seconds` into compute, exchange and host time, averaged over the devices.
 
-    Operations overlap and nest (a loop lasts as long as its body), so what counts is the time that any of them covers.
+    Operations overlap and nest (a loop lasts as long as its body), so this measures the time that any of them covers.
     """
     devices: dict[str, list[Op]] = {}
     for op in ops:
@@ -168,13 +169,13 @@ def shares(ops: list[Op], seconds: float) -> tuple[float, float, float]:
         return math.nan, math.nan, math.nan
     busy = np.mean([covered((op.start, op.stop) for op in own) for own in devices.values()])
     exchange = np.mean([covered((op.start, op.stop) for op in own if op.collective) for own in devices.values()])
-    # A device's clock may differ a little from the host's.
+    # A device's clock may differ slightly from the host's.
     busy, exchange = (min(float(part) / 1e9, seconds) for part in (busy, exchange))
     return busy - exchange, exchange, seconds - busy
 
 
 def covered(intervals: Iterable[tuple[float, float]]) -> float:
-    """The length of the union of (start, stop) pairs."""
+    """Returns the length of the union of (start, stop) intervals."""
     total, reached = 0.0, -math.inf
     for start, stop in sorted(intervals):
         total += max(stop - max(start, reached), 0.0)
@@ -183,8 +184,8 @@ def covered(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 def describe(shares: Shares) -> str:
-    """The line for the user."""
-    line = f"profile: {1e3 * shares.wall:.2f} ms a round ({1e3 * shares.untraced:.2f} ms untraced)"
+    """Returns the line for the user."""
+    line = f"profile: {1e3 * shares.wall:.2f} ms per round ({1e3 * shares.untraced:.2f} ms untraced)"
     if math.isnan(shares.host):
         return f"{line}; the trace has no device events; trace in {shares.directory}"
     names = ("compute", "exchange", "host")

@@ -1,4 +1,4 @@
-"""How far a run is: a bar on a terminal or in a notebook, else a log line now and then."""
+"""Progress of a run: a bar in a terminal or notebook, otherwise occasional log lines."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-LINE_SECONDS = 10  # between two log lines
-SLOW_SECONDS = 5  # from which on it is told what a step does
+LINE_SECONDS = 10  # time between two log lines
+SLOW_SECONDS = 5  # a step that takes longer is announced
 Advance = Callable[[int], None]  # takes the number of rounds done
 
 
 @contextlib.contextmanager
 def progress(total: int, done: int, say: Callable[[str], None] | None, bar: bool) -> Iterator[Advance]:
-    """Shows the rounds done, rounds per second and the time left.
+    """Shows the number of rounds done, rounds per second and the remaining time.
 
     Args:
-        total: Number of rounds in all.
+        total: Total number of rounds.
         done: Number of rounds done before.
-        say: Takes log lines where no bar is shown; None shows none.
-        bar: Whether to show a bar where a terminal or a notebook is there for it.
+        say: Called with log lines if no bar is shown; None: no log lines.
+        bar: Whether to show a bar if there is a terminal or notebook.
     """
     if bar and (sys.stdout.isatty() or "ipykernel" in sys.modules):
         with _bar(total, done) as advance:
             yield advance
     elif say is not None:
-        with told("training", say):  # the first dispatch may last
+        with told("training", say):  # the first dispatch may take long
             yield _lines(total, done, say)
     else:
         yield lambda done: None
@@ -36,17 +36,17 @@ def progress(total: int, done: int, say: Callable[[str], None] | None, bar: bool
 
 @contextlib.contextmanager
 def told(step: str, say: Callable[[str], None] | None) -> Iterator[None]:
-    """Says what a step does, if it takes long.
+    """Announces a step if it takes long.
 
     Args:
-        step: What it does, such as "compiling".
-        say: Takes the line; None says nothing.
+        step: Description of the step, such as "compiling".
+        say: Called with the line; None: no announcement.
     """
     if say is None:
         yield
         return
     timer = threading.Timer(SLOW_SECONDS, say, [f"  {step} ..."])
-    timer.daemon = True  # which does not hold up a process that ends meanwhile
+    timer.daemon = True  # does not delay a process that ends meanwhile
     timer.start()
     try:
         yield

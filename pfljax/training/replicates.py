@@ -19,7 +19,7 @@ from pfljax.training.experiment import OWN, Experiment, Numbers
 
 @dataclasses.dataclass(frozen=True)
 class Apart:
-    """What several runs have, side by side and not stacked: of one run each, a tree of arrays or of files."""
+    """Values of several runs, one tree of arrays or files per run, not stacked."""
 
     runs: Sequence[PyTree]
 
@@ -29,16 +29,16 @@ class Apart:
 
 @dataclasses.dataclass(frozen=True)
 class Replicates:
-    """Several runs of one method, stacked in front of every array on the devices; a single one is not stacked.
+    """Several runs of one method, stacked on a leading axis of every array on the devices. A single run is not stacked.
 
-    Where clients' rows are not on the devices, the runs are `Apart` and played one after the other.
+    If clients' rows are not on the devices, the runs are `Apart` and trained one after the other.
 
-    Outside of compiled functions there is a list with one entry per run, whatever their number.
+    Outside of compiled functions, runs are a list with one entry per run, even for a single run.
 
     Attributes:
         num: Number of runs.
-        numbers: Those in which the runs differ, as arrays (num,).
-        directories: For the clients' rows of each run, as in `Experiment`.
+        numbers: Numbers that differ between runs, as arrays (num,).
+        directories: Folder for the clients' rows of each run; see `Experiment`.
     """
 
     num: int = 1
@@ -47,17 +47,17 @@ class Replicates:
 
     @classmethod
     def of(cls, experiments: Sequence[Experiment]) -> Replicates:
-        """The runs as replicates: they may differ in seeds, data, learning rate and the method's float knobs.
+        """Makes replicates of runs. They may differ in seeds, data, learning rate and the method's float knobs.
 
         Raises:
-            ArgumentError: if they differ in the method or in another of its knobs.
+            ArgumentError: if they differ in the method or its other knobs.
         """
         directories = tuple(each.directory for each in experiments)
         if len(experiments) == 1:
             return cls(directories=directories)
         if any(each.structure != experiments[0].structure for each in experiments):
             methods = ", ".join(dict.fromkeys(repr(each.method) for each in experiments))
-            raise ArgumentError("method", "accepted in one kernel: one method, its knobs alike but for floats", methods)
+            raise ArgumentError("method", "accepted in one kernel: one method with equal knobs, except floats", methods)
         found = [each.numbers for each in experiments]
         knobs = {name: np.asarray([each.knobs[name] for each in found], np.float32) for name in found[0].knobs}
         knobs = {name: values for name, values in knobs.items() if len(set(values.tolist())) > 1}
@@ -71,15 +71,15 @@ class Replicates:
         return int(self.num > 1)
 
     def numbers_of(self, run: int) -> Numbers:
-        """The numbers of one run."""
+        """Returns the numbers of one run."""
         return jax.tree.map(lambda values: values[run], self.numbers)
 
     def join(self, parts: Sequence[PyTree], stack: Callable = jnp.stack) -> PyTree:
-        """One tree of arrays out of one per run."""
+        """Joins one tree of arrays per run into one tree."""
         return jax.tree.map(lambda *leaves: stack(leaves), *parts) if self.num > 1 else parts[0]
 
     def side_by_side(self, parts: Sequence[PyTree]) -> PyTree:
-        """As `join`, without stacking; `Apart` for several runs."""
+        """Like `join`, but without stacking: `Apart` for several runs."""
         return Apart(parts) if self.num > 1 else parts[0]
 
     def split(self, joined: PyTree) -> list[PyTree]:
@@ -96,14 +96,14 @@ class Replicates:
         in_axes: Sequence[int | None],
         part: int | None = None,
     ) -> Callable:
-        """A function of a built method and one run's arrays as a function of all runs' arrays.
+        """Turns a function of a built method and one run's arrays into a function of all runs' arrays.
 
         Args:
             experiment: One of the runs.
-            plan: How clients are mapped.
+            plan: How clients are mapped to devices.
             fn: (algorithm, *arrays) -> arrays.
-            in_axes: Of each of the arrays, 0 where it is stacked and None where all runs have the same.
-            part: Which of the arrays are the ids (n,) of the clients at hand, as in `Problem`; None: all are.
+            in_axes: For each array, 0 if it is stacked, None if all runs share it.
+            part: Position of the array with the ids (n,) of the stacked clients; see `Problem`. None: all clients.
         """
 
         def one(numbers, *args):

@@ -1,4 +1,4 @@
-"""What a run is summarized by: scores per client, newcomers, the privacy ledger."""
+"""The summary of a run: scores per client, newcomers, the privacy ledger."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from pfljax.training.history import History
 
 
 def num_parameters(model: Model) -> int:
-    """Number of parameters per model."""
+    """Returns the number of parameters per model."""
     return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
 
 
 def per_client(
     federation: Federation, metrics: dict[str, dict[str, np.ndarray]], scored: np.ndarray | None = None
 ) -> list[dict]:
-    """One row per client that was scored, all if `scored` is None, with its scores on its test examples."""
+    """Returns one row per scored client (all if `scored` is None) with its scores on its test examples."""
     test = metrics["test"]
     return [
         {
@@ -48,11 +48,11 @@ def per_client(
 
 
 def score_unseen(experiment: Experiment, compiled: Compiled, key: Key, state: State) -> dict | None:
-    """Adapts the trained state to the clients that were kept out and scores them; None where there are none."""
+    """Adapts the trained state to the held-out clients and scores them; None if there are none."""
     unseen, plan = experiment.unseen, compiled.plan
     if unseen is None:
         return None
-    algorithm = experiment.algorithm(plan)  # whose newcomers train for the number of rounds that the run now has
+    algorithm = experiment.algorithm(plan)  # newcomers train for the run's current number of rounds
     there = lambda part: place(plan, part, unseen.num_clients)
     predict = lambda *args: tuned(algorithm, args[0], algorithm.adapt(*args), args[2])
     newcomers = there(unseen.client_data)
@@ -67,19 +67,19 @@ def score_unseen(experiment: Experiment, compiled: Compiled, key: Key, state: St
 
 
 def _read_by(predict: Callable, algorithm: Algorithm, key: Key, state: State, newcomers: ClientData) -> State:
-    """What newcomers' predictor reads of a state: without the clients' rows where it can be traced so, or in memory."""
+    """Returns the parts of a state that the newcomers' predictor reads: without clients' rows if it traces without."""
     rest = join_state(algorithm, State((), (), (), ()), split_state(algorithm, state)[1])
     try:
         jax.eval_shape(predict, key, rest, newcomers)
-    except Exception:  # of any kind: the method asks for rows that are not there
+    except Exception:  # any error: the method reads rows that are missing
         return stacks.in_memory(state)
     return rest
 
 
 def spent(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -> dict | None:
-    """What the privacy ledger says after `rounds` rounds, or None where nothing is private; `key` drew the cohorts.
+    """Returns the privacy ledger after `rounds` rounds, or None without privacy. `key` is the key of the cohorts.
 
-    Where a method chooses its cohorts, every client is taken to be in all of them: an upper bound.
+    If the method chooses its cohorts, every client is counted in every cohort, which gives an upper bound.
     """
     problem, train = experiment.problem, experiment.federation.train
     solver, ledger = problem.solver, algorithm.ledger
@@ -92,7 +92,7 @@ def spent(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -
         taken = np.full(problem.num_clients, rounds)
     steps = np.ceil(np.asarray(taken * solver.num_steps(train.size, n_max)) * ledger.passes).astype(int)
     epsilon = privacy.epsilons(solver.privacy, train.size, solver.batch(n_max), steps, ledger.gradients)
-    finite = lambda value: float(value) if math.isfinite(value) else None  # JSON knows no infinity: null
+    finite = lambda value: float(value) if math.isfinite(value) else None  # JSON has no infinity
     return {
         **{name: finite(value) for name, value in solver.privacy._asdict().items()},
         "epsilon": finite(epsilon.max()),
@@ -102,7 +102,7 @@ def spent(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -
 
 
 def best_row(rows: list[dict]) -> dict:
-    """The evaluated round that is best by validation, or by training loss where nothing was validated."""
+    """Returns the row of the round that is best by validation score, or by training loss without validation."""
     name, better = "train_loss", min
     if "validation_loss" in rows[-1]:
         name, better = ("validation_accuracy", max) if "validation_accuracy" in rows[-1] else ("validation_loss", min)
@@ -110,7 +110,7 @@ def best_row(rows: list[dict]) -> dict:
 
 
 def summarize(experiment: Experiment, compiled: Compiled, history: History, lines: list, key: Key) -> dict:
-    """The content of summary.json; `key` drew the rounds."""
+    """Returns the content of summary.json. `key` is the key of the rounds."""
     rows, federation, algorithm = history.rows, experiment.federation, experiment.algorithm(compiled.plan)
     last_test = {"test": {k[: -len("_test")]: v[-1] for k, v in history.results.items() if k.endswith("_test")}}
     rounds = rows[-1]["round"]

@@ -1,7 +1,7 @@
-"""Clients' rows between rounds, in host memory or in files: a cohort's are read and written back.
+"""Clients' rows between rounds, in host memory or in files. Each round reads its cohort's rows and writes them back.
 
-A stack of rows is a tree of NumPy arrays (K, ...), of `Shared` arrays of several processes, or of `RowFile`s, which
-share one `Table`.
+A stack of rows is a tree of NumPy arrays (K, ...), of `Shared` arrays of several processes, or of `RowFile`s that share
+one `Table`.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from pfljax.core.types import PyTree
 from pfljax.engine import processes
 from pfljax.training import memory
 
-BLOCK = 4096  # rows that are fetched from other processes at a time
-PAGE = 4096  # bytes that a file system gives at a time
+BLOCK = 4096  # number of rows fetched from other processes at a time
+PAGE = 4096  # bytes per page of a file system
 
 
 class Table:
-    """Which rows of some files are in use: every client has two slots there, and none until it first takes part.
+    """Tracks which rows of some files are in use. Every client has two slots; none is used until it first takes part.
 
-    A checkpoint names a slot for each client. Until the next checkpoint is whole, rows are written to the other slot
-    only, so that nothing is copied and a process may be killed at any time.
+    A checkpoint records one slot per client. Until the next checkpoint is complete, rows are written only to the other
+    slot. So nothing needs to be copied, and the process may be killed at any time.
 
     Attributes:
-        slots: (K,) uint8, the slot of each client's row: 1 or 2, and 0 where it is the initial one, which is not kept.
-        saved: (K,) what `slots` was at the last checkpoint.
-        sums: (K,) uint32, a checksum of each client's row over all files: of those that this process wrote, and of
-            those that a checkpoint names.
-        unread: (K,) whether a row that a checkpoint names was neither read nor written since.
-        initial: ids (n,) -> the initial rows of these clients, a list of arrays (n, ...), one for each file.
+        slots: Slot of each client's row, uint8 (K,): 1 or 2, or 0 for the initial row, which is not stored.
+        saved: `slots` at the last checkpoint. Shape (K,).
+        sums: Checksum of each client's row over all files, uint32 (K,): of rows that this process wrote, and of rows
+            in a checkpoint.
+        unread: Whether a row in a checkpoint was neither read nor written since. Shape (K,).
+        initial: ids (n,) -> initial rows of these clients, a list of arrays (n, ...), one per file.
     """
 
     def __init__(self, slots: np.ndarray, sums: np.ndarray, initial: Callable[[np.ndarray], list[np.ndarray]]):
@@ -49,17 +49,17 @@ class Table:
         self.sums, self.unread = sums, slots > 0
 
     def move(self, ids: np.ndarray) -> np.ndarray:
-        """The slots (n,) to which the rows of these clients are to be written, which are theirs from now on."""
+        """Moves these clients to the slots (n,) that their rows must be written to. Returns the slots."""
         kept = self.saved[ids]
         self.slots[ids] = np.where(self.slots[ids] != kept, self.slots[ids], np.where(kept == 1, 2, 1))
         self.sums[ids], self.unread[ids] = 0, False
         return self.slots[ids]
 
     def check(self, ids: np.ndarray, sums: np.ndarray) -> None:
-        """Compares the checksums (n,) of rows that were read for the first time with those of the checkpoint.
+        """Compares the checksums (n,) of rows read for the first time with those of the checkpoint.
 
         Raises:
-            RunError: naming a client whose row is damaged.
+            RunError: if a client's row is damaged; the message names the client.
         """
         wrong = ids[self.unread[ids] & (self.sums[ids] != sums)]
         if len(wrong):
@@ -70,7 +70,7 @@ class Table:
         self.unread[ids] = False
 
     def everyones(self) -> np.ndarray:
-        """The checksums (K,) of all processes' rows, which all know from now on."""
+        """Exchanges the checksums (K,) of all processes' rows and returns them."""
         if jax.process_count() > 1:
             fresh = self.slots != self.saved
             self.sums = np.where(fresh, processes.total(np.where(fresh, self.sums, 0)), self.sums)
@@ -78,15 +78,15 @@ class Table:
 
 
 class RowFile:
-    """One leaf of a stack of rows, in a sparse file that takes the space of the rows that were written.
+    """One leaf of a stack of rows, in a sparse file that takes only the space of written rows.
 
-    It is read and written row by row. Mapped into memory it was slower, and a full disk would kill the process.
+    Rows are read and written one by one. A memory-mapped file was slower, and a full disk would kill the process.
 
     Attributes:
-        table: Says where the rows are.
-        number: The leaf's number among those of the table.
+        table: Table of the rows' slots.
+        number: The leaf's number in the table.
         shape: (K, ...).
-        dtype: The rows' type.
+        dtype: The rows' dtype.
     """
 
     def __init__(self, path: Path, table: Table, number: int, shape: tuple[int, ...], dtype: np.dtype):
@@ -97,7 +97,7 @@ class RowFile:
         os.truncate(self._file, 2 * shape[0] * self._row)
 
     def read(self, ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Copies of rows in slots 1 and 2."""
+        """Reads copies of rows in slots 1 and 2."""
         rows = np.empty((len(ids), *self.shape[1:]), self.dtype)
         for row, at in zip(rows.reshape(len(ids), -1).view(np.uint8), self._places(ids, slots), strict=True):
             os.preadv(self._file, [row.data], at)
@@ -119,36 +119,36 @@ class RowFile:
             raise RunError(f"{self._path}: {os.strerror(errno.ENOSPC)}")
 
     def sums_of(self, rows: np.ndarray) -> np.ndarray:
-        """This file's share (n,) of the checksums of rows (n, ...), which are joined by exclusive or."""
+        """Returns this file's part (n,) of the checksums of rows (n, ...). The parts are combined by XOR."""
         found = [zlib.crc32(row.data, self.number) for row in rows.reshape(len(rows), -1).view(np.uint8)]
         return np.array(found, np.uint32)
 
     def flush(self) -> None:
-        """Waits until what was written is on the disk."""
+        """Waits until all writes are on disk."""
         os.fsync(self._file)
 
     def _places(self, ids: np.ndarray, slots: np.ndarray) -> list[int]:
-        """Where the rows begin, in bytes."""
+        """Returns the byte offsets of the rows."""
         return ((np.int64(self.shape[0]) * (slots.astype(np.int64) - 1) + ids) * self._row).tolist()
 
 
 class Shared:
-    """One leaf of a stack of rows in the memory of several processes, each of which holds those of its own clients.
+    """One leaf of a stack of rows in the memory of several processes. Each process stores its own clients' rows.
 
     Attributes:
         shape: (K, ...).
-        dtype: The rows' type.
+        dtype: The rows' dtype.
     """
 
     def __init__(self, rows: np.ndarray):
-        """Keeps this process's share of the rows (K, ...) of all clients."""
+        """Copies this process's share of all clients' rows (K, ...)."""
         self.shape, self.dtype = rows.shape, rows.dtype
         self._each = -(-len(rows) // jax.process_count())
         self._first = jax.process_index() * self._each
         self._own = rows[self._first : self._first + self._each].copy()
 
     def read(self, ids: np.ndarray) -> np.ndarray:
-        """Rows (n, ...); all processes ask for the same ones."""
+        """Returns rows (n, ...). All processes must ask for the same ones."""
         parts = [self._fetch(ids[start : start + BLOCK]) for start in range(0, len(ids), BLOCK)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -157,18 +157,18 @@ class Shared:
         return processes.fetch_rows(self._own[ids[owner == jax.process_index()] - self._first], owner)
 
     def write(self, ids: np.ndarray, rows: jax.Array) -> None:
-        """Replaces rows by those that are spread over all processes' devices."""
+        """Replaces rows by arrays that are spread over all processes' devices."""
         mine = ids // self._each == jax.process_index()
         self._own[ids[mine] - self._first] = processes.whole(rows)[mine]
 
 
 def open_files(directory: Path, shapes: PyTree, table: Table) -> PyTree:
-    """A stack of rows in files of a directory, one for each leaf: a tree of `RowFile`s.
+    """Opens a stack of rows in a directory, one file per leaf. Returns a tree of `RowFile`s.
 
     Args:
-        directory: Made where it is not there.
-        shapes: Of the stack, leaves (K, ...).
-        table: Says where the rows are.
+        directory: Folder of the files; created if missing.
+        shapes: Shapes of the stack, leaves (K, ...).
+        table: Table of the rows' slots.
     """
     directory.mkdir(parents=True, exist_ok=True)
     leaves, treedef = jax.tree.flatten(shapes)
@@ -180,7 +180,7 @@ def open_files(directory: Path, shapes: PyTree, table: Table) -> PyTree:
 
 
 def read(stack: PyTree, ids: np.ndarray) -> PyTree:
-    """Some rows (n, ...), not to be written to; of pooled examples, those of these clients."""
+    """Returns rows (n, ...), which must not be written to; for pooled examples, the examples of these clients."""
     files = _files(stack)
     slots = files[0].table.slots[ids] if files else ids
     fresh = slots == 0 if files else np.zeros(len(ids), bool)
@@ -212,7 +212,7 @@ def read(stack: PyTree, ids: np.ndarray) -> PyTree:
 
 
 def write(stack: PyTree, ids: np.ndarray, rows: PyTree) -> None:
-    """Replaces rows `ids` in place by arrays on the devices: shard by shard, if they need not travel to a process."""
+    """Replaces rows `ids` in place by arrays on the devices; shard by shard, unless they travel to other processes."""
     files = _files(stack)
     slots = files[0].table.move(ids) if files else ids
 
@@ -233,7 +233,7 @@ def write(stack: PyTree, ids: np.ndarray, rows: PyTree) -> None:
 
 
 def flush(stack: PyTree, num_clients: int) -> dict[str, np.ndarray]:
-    """Puts on the disk what was written to the files of a stack; copies of its table's slots and sums (K,)."""
+    """Flushes the files of a stack to disk. Returns copies of its table's slots and sums (K,)."""
     files = _files(stack)
     for file in files:
         file.flush()
@@ -244,21 +244,21 @@ def flush(stack: PyTree, num_clients: int) -> dict[str, np.ndarray]:
 
 
 def no_rows(num_clients: int) -> dict[str, np.ndarray]:
-    """The slots and sums (K,) of a `Table` before any client took part."""
+    """Returns the slots and sums (K,) of a `Table` before any client has taken part."""
     return {"slots": np.zeros(num_clients, np.uint8), "sums": np.zeros(num_clients, np.uint32)}
 
 
 def keep(stack: PyTree) -> None:
-    """Notes that a checkpoint of what `flush` returned is whole."""
+    """Records that a checkpoint of what `flush` returned is complete."""
     for file in _files(stack)[:1]:
         file.table.saved = file.table.slots.copy()
 
 
 def in_memory(stack: PyTree) -> PyTree:
-    """The stack with all clients' rows, read from files or fetched from other processes.
+    """Returns the stack with all clients' rows, read from files or fetched from other processes.
 
     Raises:
-        OutOfMemory: if the host has no room for them.
+        OutOfMemory: if they do not fit in host memory.
     """
     files = _files(stack)
     if not files:
@@ -267,27 +267,27 @@ def in_memory(stack: PyTree) -> PyTree:
     need, free = sum(math.prod(file.shape) * file.dtype.itemsize for file in files), memory.host_free()
     if need > memory.SHARE * free:
         raise OutOfMemory(
-            f"out of memory: all clients' rows need {memory.readable(need)} on a host that has {memory.readable(free)}"
+            f"out of memory: clients' rows need {memory.readable(need)}; the host has only {memory.readable(free)} free"
         )
     rows = iter(read(files, np.arange(files[0].shape[0])))
     return jax.tree.map(lambda leaf: next(rows) if isinstance(leaf, RowFile) else leaf, stack)
 
 
 def check_disk(directories: Sequence[Path | None], shapes: PyTree, played: int) -> int:
-    """Bytes on disk that the rows of some runs may come to need.
+    """Returns the disk space in bytes that the rows of some runs may need.
 
     Args:
-        directories: Where the files of each are or will be; None: in the folder for temporary files.
-        shapes: Of a stack, leaves (K, ...).
-        played: The most clients that take part in a run.
+        directories: Folder of each run's files; None: the folder for temporary files.
+        shapes: Shapes of a stack, leaves (K, ...).
+        played: Maximum number of clients that take part in a run.
 
     Raises:
-        OutOfMemory: if there is not as much.
+        OutOfMemory: if less disk space is free.
     """
     need = 0
     for leaf in jax.tree.leaves(shapes):
         row = math.prod(leaf.shape[1:]) * leaf.dtype.itemsize
-        pages = row + (0 if row % PAGE == 0 else PAGE)  # those that a row shares with others count as its own
+        pages = row + (0 if row % PAGE == 0 else PAGE)  # counts pages shared with other rows, too
         need += 2 * min(played * pages, -(-leaf.shape[0] * row // PAGE) * PAGE)
     need, place = need * len(directories), directories[0] or Path(tempfile.gettempdir())
     there = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
@@ -296,8 +296,8 @@ def check_disk(directories: Sequence[Path | None], shapes: PyTree, played: int) 
     free = int(processes.least(shutil.disk_usage(there).free + taken))
     if need > memory.SHARE * free:
         raise OutOfMemory(
-            f"out of disk space: clients' rows may need {memory.readable(need)} in {place}, where "
-            f"{memory.readable(free)} are free; use fewer rounds, a smaller cohort or model, or another folder"
+            f"out of disk space: clients' rows may need {memory.readable(need)} in {place}, but only "
+            f"{memory.readable(free)} is free; use fewer rounds, a smaller cohort or model, or another folder"
         )
     return need
 

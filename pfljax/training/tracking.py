@@ -1,4 +1,4 @@
-"""What a tracker of experiments gets at every evaluation, and a tracker that writes for TensorBoard."""
+"""Experiment trackers: what they receive at every evaluation, and a tracker for TensorBoard."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ import numpy as np
 from pfljax.core.errors import ArgumentError
 from pfljax.evaluation import collaboration
 
-FLUSH_SECONDS = 1  # how long TensorBoard may have to wait for what was evaluated
-MAX_MATRIX = 2000  # clients or models, beyond which no collaboration matrix is made
+FLUSH_SECONDS = 1  # maximum delay until TensorBoard sees an evaluation
+MAX_MATRIX = 2000  # no collaboration matrix with more clients or models
 
 
 class Evaluation(NamedTuple):
     """One evaluation of a run, in Python numbers and NumPy arrays on the host.
 
     Attributes:
-        run: Name of the run in a comparison, such as "fedavg/seed-0"; "" for a run on its own.
+        run: Name of the run in a comparison, such as "fedavg/seed-0"; "" for a single run.
         round: Number of rounds done.
-        resumed: The round that training went on from, after a checkpoint or an earlier call; 0 for a new run. Rounds
-            after it that were tracked before are tracked again.
-        scalars: By name: "accuracy/test", "accuracy_bottom_decile/test", "loss/train" and so on; then "train_loss",
-            "bytes_down", "bytes_up" (per client, so far), "seconds" and the method's own metrics, as in metrics.jsonl.
-        per_client: By name, such as "accuracy/test": one value for each client that has examples of the split.
-        collaboration: (K, N) weight that each client gives to each model; None with `eval_clients`, and above
-            2,000 clients or models.
+        resumed: Round that training continued from, after a checkpoint or an earlier call; 0 for a new run. Later
+            rounds that were tracked before are tracked again.
+        scalars: Scalars by name: "accuracy/test", "accuracy_bottom_decile/test", "loss/train" and so on; also
+            "train_loss", "bytes_down", "bytes_up" (per client, so far), "seconds" and the method's own metrics, as in
+            metrics.jsonl.
+        per_client: Arrays by name, such as "accuracy/test": one value for each client with examples in the split.
+        collaboration: Weight that each client gives to each model. Shape (K, N). None with `eval_clients`, and with
+            more than 2,000 clients or models.
     """
 
     run: str
@@ -44,7 +45,7 @@ Tracker = Callable[[Evaluation], None]
 
 
 def named(tracker: Tracker | None, run: str) -> Tracker | None:
-    """A tracker that tells the run's name."""
+    """Returns a tracker that sets the run's name."""
     return tracker and (lambda evaluation: tracker(evaluation._replace(run=run)))
 
 
@@ -57,15 +58,15 @@ def make_evaluation(
     shared: bool,
     resumed: int,
 ) -> Evaluation:
-    """What a tracker gets of an evaluation.
+    """Makes the `Evaluation` for trackers.
 
     Args:
         row: The row of metrics.jsonl.
-        means: By split: what `metrics.summarize` makes of its scores.
-        scores: By split and metric: one value for each client that is scored; NaN without examples.
-        used: "index" and "weights" (K, J) of the models that clients use; empty where not all clients are scored.
-        shared: Whether the models are shared, and not the clients' own.
-        resumed: As in `Evaluation`.
+        means: By split: the summary of its scores by `metrics.summarize`.
+        scores: By split and metric: one value for each scored client; NaN without examples.
+        used: "index" and "weights" (K, J) of the models that clients use; empty if not all clients are scored.
+        shared: Whether the models are shared rather than the clients' own.
+        resumed: See `Evaluation`.
     """
     scalars = {f"{name}/{split}": value for split, found in means.items() for name, value in found.items()}
     told = {"round", *means["test"], *(f"validation_{name}" for name in means["test"])}
@@ -85,7 +86,7 @@ def make_evaluation(
 
 
 def summary_writer() -> Any:
-    """The class that writes for TensorBoard.
+    """Imports and returns the class that writes TensorBoard files.
 
     Raises:
         ArgumentError: if tensorboardX is not installed.
@@ -100,15 +101,15 @@ def summary_writer() -> Any:
 class TensorBoard:
     """A tracker that writes scalars, histograms over clients and the collaboration matrix for TensorBoard.
 
-    A resumed run writes a further file of events. It tells TensorBoard to leave out what was written before of the
-    rounds that are played again, so that every curve has one value a round.
+    A resumed run writes another event file. It tells TensorBoard to drop earlier values of repeated rounds, so every
+    curve has one value per round.
     """
 
     def __init__(self, folder: str | Path):
-        """Takes the folder; it is made at the first evaluation.
+        """Sets the folder, which is created at the first evaluation.
 
         Args:
-            folder: Of one run; the runs of a comparison have folders of their names in it.
+            folder: Folder of one run. Runs of a comparison get subfolders with their names.
 
         Raises:
             ArgumentError: if tensorboardX is not installed.
@@ -132,7 +133,7 @@ class TensorBoard:
     def _writer(self, evaluation: Evaluation) -> Any:
         if evaluation.run not in self._writers:
             purge = evaluation.resumed + 1 if evaluation.resumed else 0
-            suffix = f".{time.time_ns()}"  # by which two files of one second have two names, in their order
+            suffix = f".{time.time_ns()}"  # files of the same second get distinct, ordered names
             options = {"purge_step": purge, "filename_suffix": suffix, "flush_secs": FLUSH_SECONDS}
             writer = self._make(str(self._folder / evaluation.run), **options)
             weakref.finalize(self, writer.close)

@@ -129,7 +129,7 @@ def test_a_comparison_is_a_table(clients, tmp_path):
     said = []
     common = {"seeds": range(2), "out": tmp_path, "eval_every": 1, "say": said.append}
     again = pfl.compare(methods, clients, MODEL, LOCAL, rounds=2, **common)
-    (damaged,) = [line for line in said if "run again" in line]
+    (damaged,) = [line for line in said if "running again" in line]
     assert damaged.endswith("fedavg/seed-1: running again: summary.json is not what the run wrote")
     with pytest.raises(ValueError, match=r"^rounds=1: .*seed-0 has 2 already; accepted: 2 or more"):
         pfl.compare(methods, clients, MODEL, LOCAL, rounds=1, **common)

@@ -109,7 +109,7 @@ def test_a_damaged_run_is_mended_or_told(mode, case, runs_of, tmp_path):
         train(mode, out, ROUNDS, resume=True, say=said.append)
     except (ArgumentError, RunError) as error:
         assert len(str(error).splitlines()) == 1, what
-        assert "from scratch" in str(error) or "name a new folder" in str(error), what
+        assert "from scratch" in str(error) or "choose a new folder" in str(error), what
         train(mode, out, ROUNDS, resume="from_scratch")  # the way on
     else:
         assert any("resumed after round" in line for line in said), (what, said)

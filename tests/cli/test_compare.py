@@ -48,7 +48,7 @@ def test_seeds_in_one_kernel_are_kept_one_by_one(tmp_path):
 def test_of_all_methods_those_that_need_classes_are_left_out_of_a_regression(capsys):
     read = lambda names: parse(compare.define, ["--dataset=sine", f"--algorithms={names}"]).with_defaults([])
     assert sweep.able(read("all"), ["local", "fedrod", "fedavg"], Trial(0)) == ["local", "fedavg"]
-    assert capsys.readouterr().out == "left out: fedrod, which needs classes\n"
+    assert capsys.readouterr().out == "left out: fedrod: needs classes\n"
     with pytest.raises(ArgumentError, match="algorithm=fedrod: needs classes"):
         sweep.able(read("local,fedrod"), ["local", "fedrod"], Trial(0))
 
@@ -59,7 +59,7 @@ def test_a_cell_that_has_lost_its_checkpoints_starts_over_and_says_so(tmp_path):
     for path in (tmp_path / "fedavg" / "seed-3" / "checkpoints" / "2").rglob("*"):
         if path.is_file():
             path.write_bytes(b"")
-    assert "no whole checkpoint is left; starting over at round 0" in call(compare.COMMAND, *flags, "--rounds=3")
+    assert "no intact checkpoint is left; starting over at round 0" in call(compare.COMMAND, *flags, "--rounds=3")
     assert rows_of(tmp_path)[0]["algorithm"] == "fedavg"
 
 

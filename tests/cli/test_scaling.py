@@ -135,7 +135,7 @@ def test_what_does_not_fit_is_skipped_before_it_is_made(tmp_path):
     huge = 10**10  # whose data alone are terabytes
     flags = ["--algorithms=local", "--devices=1"]
     printed = call(tmp_path, *flags, f"--num_clients=4,{huge}")
-    assert "skipped: out of memory: data on the host: " in printed and "TiB needed, " in printed
+    assert "skipped: out of memory: data on the host: " in printed and "TiB, but only " in printed
     measured, skipped = read(tmp_path)["cells"]
     assert (measured["status"], skipped["status"]) == ("measured", "skipped")
     assert skipped["reason"] in printed and skipped["seconds_per_round"] is None
@@ -153,7 +153,7 @@ def test_what_does_not_fit_is_skipped_before_it_is_made(tmp_path):
         code=2,
     )
     (skipped,) = read(tmp_path / "pairs")["cells"]
-    assert "state and data on a device needs " in skipped["reason"]
+    assert "state and data on a device: needs " in skipped["reason"]
 
 
 def test_methods_that_validate_and_files_of_one_s_own(tmp_path):
@@ -186,7 +186,7 @@ def test_methods_that_validate_and_files_of_one_s_own(tmp_path):
         ("--shape=", "whole numbers of 1 or more"),
         ("--lr_decay=0.5", "--lr_schedule=exponential"),
         ("--cohort=2000", "accepted: at most --num_clients"),
-        ("--participation=0.5", "--cohort says"),
+        ("--participation=0.5", "use --cohort"),
         ("--algorithms=fedsgd9", "unknown algorithm"),
     ],
 )

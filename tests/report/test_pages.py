@@ -137,7 +137,7 @@ def test_the_privacy_ledger_is_on_the_page(undrawn, tmp_path, epsilon, shown):
     make_run(tmp_path, privacy=ledger | {"epsilon_per_client": [epsilon] * K})
     text = report.write(tmp_path).read_text()
     section = text.split("<h2>Privacy</h2>")[1].split("<h2>")[0]
-    assert "1.25" in section and "1e-05" in section and shown in section and "Not counted: secrets." in section
+    assert "1.25" in section and "1e-05" in section and shown in section and "Not included: secrets." in section
 
 
 def test_weights_are_put_where_they_belong_and_add_up():

@@ -187,7 +187,7 @@ def test_a_run_goes_on_with_the_store_that_it_began_with(tmp_path):
         toys.run(make_experiment("local", store), 2, out=tmp_path / store)
     for store, accepted in (("disk", "disk"), ("host", "device or host")):
         other = make_experiment("local", {"disk": "host", "host": "disk"}[store])
-        with pytest.raises(ArgumentError, match=f"^client_store=.*: .* was begun with another; accepted: {accepted}$"):
+        with pytest.raises(ArgumentError, match=f"^client_store=.*: .* was started with another one; accepted: {accepted}$"):
             toys.run(other, 4, out=tmp_path / store, resume=True)
 
 
@@ -216,7 +216,7 @@ def test_first_rows_by_what_others_are_in_the_cohort_are_refused(mistake):
 
             return dataclasses.replace(algorithm, init=init)
 
-    with pytest.raises(ArgumentError, match="first rows depend on other clients"):
+    with pytest.raises(ArgumentError, match="initial client rows depend on other clients"):
         toys.run(dataclasses.replace(experiment, method=Mistaken()), 1)
 
 

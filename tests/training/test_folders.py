@@ -78,7 +78,7 @@ def test_a_run_that_has_lost_its_checkpoints_is_started_over_only_if_asked_to(re
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
     if resume is True:
-        with pytest.raises(ArgumentError, match=r"resume: .*run has no whole checkpoint any more; resume from scratch"):
+        with pytest.raises(ArgumentError, match=r"resume: .*run has no intact checkpoint left; resume from scratch"):
             resumed(copied)
         assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()} == before
     else:
@@ -89,7 +89,7 @@ def test_a_run_that_has_lost_its_checkpoints_is_started_over_only_if_asked_to(re
 def test_removed_checkpoints_of_a_finished_run_are_not_taken_for_a_new_one(copied):
     shutil.rmtree(copied / "checkpoints")
     (copied / "manifest.json").unlink()
-    with pytest.raises(ArgumentError, match="has no whole checkpoint any more"):
+    with pytest.raises(ArgumentError, match="has no intact checkpoint left"):
         resumed(copied)
     assert (copied / "summary.json").exists()
 
@@ -103,10 +103,10 @@ def test_from_scratch_replaces_a_whole_run_but_nothing_else(copied, whole, tmp_p
     other = tmp_path / "other"
     other.mkdir()
     (other / "thesis.txt").write_text("mine")
-    with pytest.raises(ArgumentError, match="holds something that is not a run"):
+    with pytest.raises(ArgumentError, match="contains something other than a run"):
         resumed(other, "from_scratch")
     (other / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(ArgumentError, match=r"config\.json is damaged, or not of a run"):
+    with pytest.raises(ArgumentError, match=r"config\.json is damaged or not from a run"):
         resumed(other, "from_scratch")
     assert (other / "config.json").exists() and (other / "thesis.txt").exists()
 
@@ -129,7 +129,7 @@ def test_a_lost_manifest_is_made_again(damage, copied, whole, caplog):
             path.touch()
     assert manifest.read(copied) is None
     assert f"resumed after round {ROUNDS}" in resumed(copied)
-    assert "manifest.json is lost or damaged" in caplog.text
+    assert "manifest.json is missing or damaged" in caplog.text
     assert_same_runs(whole("local")[0], copied)
     assert manifest.read(copied).damaged(copied, ROUNDS) is None
 
@@ -145,7 +145,7 @@ def test_a_folder_of_a_later_version_is_refused(copied, monkeypatch):
 
 def test_a_lock_that_a_dead_process_left_is_taken_over(copied):
     (copied / ".lock").write_text("4242")
-    assert "was locked by process 4242, which has ended; taken over" in resumed(copied)
+    assert "was locked by process 4242, which has ended; taking over the lock" in resumed(copied)
 
 
 @pytest.mark.parametrize("round_number", [1, 3])
@@ -190,7 +190,7 @@ runs.train(runs.make_experiment("local", unseen=False), pathlib.Path(sys.argv[2]
 def test_the_first_signal_saves_and_the_second_ends_at_once(number, times, tmp_path):
     words = [str(TESTS), str(tmp_path / "run"), str(int(number)), str(times)]
     done = subprocess.run([sys.executable, "-c", SIGNALED, *words], capture_output=True, text=True, check=False)
-    assert f"{number.name}: finishing the rounds in flight" in done.stderr
+    assert f"{number.name}: finishing the current rounds" in done.stderr
     kept = manifest.read(tmp_path / "run")
     if times == 1:
         assert "Interrupted: interrupted after round 3, which is saved in" in done.stderr
@@ -222,7 +222,7 @@ def test_a_disk_that_fills_up_while_it_is_written_to_loses_nothing(pages, tmp_pa
         train(make_experiment("local"), place / "run", 2)
         usage, filler = shutil.disk_usage(place), place / "filler"
         filler.write_bytes(bytes(usage.free - pages * 4096))  # room for some of what is written
-        message = r"out of disk space in .*\. What was saved before is whole"
+        message = r"out of disk space in .*\. Earlier checkpoints are intact"
         with monkeypatch.context() as unseen, pytest.raises(RunError, match=message):
             unseen.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 40))
             resumed(place / "run")

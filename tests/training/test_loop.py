@@ -268,7 +268,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(name, tmp_path):
 def test_a_folder_with_something_in_it_is_not_overwritten(whole, tmp_path):
     out, _ = whole("local")
     before = (out / "metrics.jsonl").read_bytes()
-    with pytest.raises(ArgumentError, match=r"out=.*holds another run; resume it"):
+    with pytest.raises(ArgumentError, match=r"out=.*contains another run; resume it"):
         train(make_experiment("local"), out)
     changed = make_experiment("local", config={"settings": {"algorithm": "local", "learning_rate": 0.5}})
     with pytest.raises(ArgumentError, match=r"learning_rate was 0\.05 and is 0\.5"):
@@ -334,7 +334,7 @@ def test_a_model_that_the_last_update_breaks_is_told(tmp_path):
     federation = toys.make_federation((3, 3), "regression")
     problem = toys.make_problem(federation, optax.sgd(1e38), hidden=(4,))
     with pytest.raises(
-        RunError, match=r"round 1: the loss of client \d is not finite after it.* What was evaluated before"
+        RunError, match=r"round 1: the loss of client \d is not finite after it.* Earlier evaluations are saved in"
     ):
         toys.run(toys.make_experiment("fedprox", problem, federation), 1, out=tmp_path)
     assert not (tmp_path / "summary.json").exists()

@@ -174,7 +174,7 @@ def test_no_rounds_to_trace(tmp_path):
 
 def test_the_line():
     shares = profiling.Shares(0.02, 0.015, 0.004, 0.001, 0.01, Path("traces"))
-    line = "profile: 20.00 ms a round (10.00 ms untraced): compute 75 %, exchange 20 %, host 5 %; trace in traces"
+    line = "profile: 20.00 ms per round (10.00 ms untraced): compute 75 %, exchange 20 %, host 5 %; trace in traces"
     assert profiling.describe(shares) == line
 
 
@@ -185,5 +185,5 @@ def test_folders_for_traces(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
     for bad in (file, file / "below", Path("/proc/nowhere")):
-        with pytest.raises(ArgumentError, match=f"profile={bad}: .*; name a folder that can be written to"):
+        with pytest.raises(ArgumentError, match=f"profile={bad}: .*; accepted: a new or existing folder"):
             profiling.check(bad)

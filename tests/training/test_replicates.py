@@ -148,7 +148,7 @@ def test_stopped_and_resumed_is_as_never_stopped(name, tmp_path):
         check_same(one, other)
     # Where one has lost its checkpoints, all start anew if they may.
     shutil.rmtree(outs[1] / "checkpoints")
-    with pytest.raises(ArgumentError, match=r"parts/1 has no whole checkpoint any more; resume from scratch"):
+    with pytest.raises(ArgumentError, match=r"parts/1 has no intact checkpoint left; resume from scratch"):
         train(experiments_of(name), outs, resume=True)
     train(experiments_of(name), outs, resume="if_possible", say=said.append)
     assert any("starting over at round 0" in line for line in said)
