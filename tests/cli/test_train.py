@@ -80,7 +80,7 @@ def test_mistakes_in_a_file_are_named(npz, tmp_path):
         (npz("no_x", y=y), ["lacks x"]),
         (npz("nan", x=bad, y=y), ["NaN", "row 7"]),
         (npz("labels", x=x, y=y - 1), ["y is -1"]),
-        (npz("short", x=x, y=y[:-1]), ["y has shape (39,)", "one value for each row"]),
+        (npz("short", x=x, y=y[:-1]), ["y has shape (39,)", "one value per row"]),
         (npz("words", x=x, y=np.array([b"a"] * 40)), ["y is", "y.astype(str)"]),
     ]
     for path, words in cases:

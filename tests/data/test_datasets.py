@@ -93,11 +93,11 @@ def test_classes_that_y_lacks_can_be_announced():
     [
         ({"y": Y[:39]}, r"y: has shape \(39,\), x has \(40, 3\)"),
         ({"client": OWNER[:5]}, r"client: has shape \(5,\)"),
-        ({"client": X[:, 0]}, "client: is float32; accepted: integers and strings"),
+        ({"client": X[:, 0]}, "client: is float32; accepted: integers or strings"),
         ({"x": X[:, 0]}, r"x: has shape \(40,\); accepted: \(n, \*features\), such as x\[:, None\]"),
         ({"x": np.where(X > 1, np.nan, X)}, "x: is NaN or infinite"),
         ({"y": np.arange(40), "num_classes": 8}, "num_classes=8: y reaches 39; accepted: 40 or more"),
-        ({"is_test": np.ones(40, bool)}, "is_test: holds for every example"),
+        ({"is_test": np.ones(40, bool)}, "is_test: is true for every example"),
         ({"is_test": TESTS, "test_fraction": 0.5}, "test_fraction: is_test says which examples are for testing; name"),
         ({"y": np.array(["a", 1], object)[Y]}, r"y: is object; accepted: integers or strings .*y\.astype\(str\)"),
         ({"train_exmples": 3}, "train_exmples=3: unknown argument; did you mean train_examples"),

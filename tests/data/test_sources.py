@@ -135,25 +135,25 @@ HOLE = np.array([[1.0, 1], [1, np.nan], [1, 1], [np.inf, 1]])
         ({"x": X}, "lacks y.*found x"),
         ({"images": X, "labels": Y}, "lacks x and y.*found images, labels"),
         ({"x": X, "y": Y[:3]}, r"y has shape \(3,\), x has \(4, 2\); accepted: one value"),
-        ({"x": X, "y": np.ones((4, 1))}, r"y has shape \(4, 1\), x has"),
+        ({"x": X, "y": np.ones((4, 1))}, r"y has shape \(4, 1\), but x has"),
         ({"x": X, "y": Y, "client": Y[:2]}, r"client has shape \(2,\)"),
         ({"x": X[:0], "y": Y[:0]}, "x is empty"),
         ({"x": np.array(1.0), "y": np.array(1)}, "x is empty"),
-        ({"x": HOLE, "y": Y}, "x is NaN or infinite in 2 rows, the first is row 1"),
+        ({"x": HOLE, "y": Y}, "x is NaN or infinite in 2 rows; the first is row 1"),
         ({"x": X * 1e300, "y": Y}, "x is NaN or infinite in 4 rows"),
-        ({"x": X, "y": HOLE[:, 1]}, "y is NaN or infinite in 1 rows, the first is row 1"),
+        ({"x": X, "y": HOLE[:, 1]}, "y is NaN or infinite in 1 rows; the first is row 1"),
         ({"x": X, "y": Y - 2}, "y is -2 in row 0; classes are integers 0..C-1"),
         ({"x": X, "y": Y * 10**6}, "y reaches 3000000 in 4 rows"),
-        ({"x": X, "y": Y.astype(bytes)}, r"y is \|S.*accepted: integers or strings.*y\.astype\(str\) makes strings"),
+        ({"x": X, "y": Y.astype(bytes)}, r"y is \|S.*accepted: integers or strings.*y\.astype\(str\) converts it"),
         ({"x": X.astype(str), "y": Y}, "x is <U.*accepted: numbers"),
         ({"x": X.astype(object), "y": Y}, "no object arrays"),
-        ({"x": X, "y": Y, "client": X[:, 0]}, "client is float64; accepted: integers and strings"),
-        ({"x": X, "y": Y, "writer": X[:, 0]}, "writer is float64; accepted: integers and strings"),
+        ({"x": X, "y": Y, "client": X[:, 0]}, "client is float64; accepted: integers or strings"),
+        ({"x": X, "y": Y, "writer": X[:, 0]}, "writer is float64; accepted: integers or strings"),
         ({"x": X, "y": Y, "writer": Y[:2]}, r"writer has shape \(2,\)"),
         ({"x": X, "y": Y, "coarse": X[:, 0]}, "coarse is float64; accepted: integers"),
         ({"x": X, "y": Y, "coarse": Y[:2]}, r"coarse has shape \(2,\)"),
         ({"x": X, "y": Y, "is_test": Y}, "is_test is not boolean"),
-        ({"x": X, "y": Y, "is_test": Y >= 0}, "is_test holds for every example"),
+        ({"x": X, "y": Y, "is_test": Y >= 0}, "is_test is true for every example"),
     ],
 )
 def test_malformed_files_are_refused_in_one_line(npz, arrays, message):
@@ -181,17 +181,17 @@ def test_a_torn_npz_and_a_lone_array_are_refused(tmp_path):
     with pytest.raises(ArgumentError, match="is not an npz"):
         sources.npz(str(tmp_path / "f.npz"))
     np.save(tmp_path / "f.npy", X)
-    with pytest.raises(ArgumentError, match="holds a single array"):
+    with pytest.raises(ArgumentError, match="contains a single array"):
         sources.npz(str(tmp_path / "f.npy"))
 
 
 @pytest.mark.parametrize(
     ("load", "arguments", "message"),
     [
-        (sources.npz, {"file": None}, "file: needed: an npz"),
+        (sources.npz, {"file": None}, "file: required: an npz"),
         (sources.npz, {"file": "/nowhere/f.npz"}, "file=/nowhere/f.npz: cannot be read .No such file"),
         (sources.npz, {"file": "/"}, "file=/: cannot be read .Is a directory"),
-        (sources.digits, {"fraction": 0}, r"fraction=0: accepted: a share in .0, 1"),
+        (sources.digits, {"fraction": 0}, r"fraction=0: accepted: above 0, at most 1"),
         (sources.digits, {"fraction": 1.5}, r"fraction=1\.5: accepted"),
         (sources.digits, {"seed": -1}, "seed=-1: accepted"),
         (sources.sine, {"num_clients": 0}, "num_clients=0: accepted: 1 or more"),
@@ -201,7 +201,7 @@ def test_a_torn_npz_and_a_lone_array_are_refused(tmp_path):
         (sources.synthetic, {"alpha": 0, "labels": "published"}, "alpha=0: accepted for the published data: 0.01"),
         (sources.synthetic, {"labels": "publishd"}, "labels=publishd: unknown; nearest: published; accepted: mixture"),
         (sources.synthetic, {"test_examples": -1}, "test_examples=-1: accepted: 0 or more"),
-        (sources.text, {"file": ""}, "file: needed: a text"),
+        (sources.text, {"file": ""}, "file: required: a text"),
         (sources.text, {"file": "/nowhere/f.txt"}, r"file=/nowhere/f\.txt: cannot be read .No such file"),
         (sources.text, {"file": "f.txt", "stride": 0}, "stride=0: accepted"),
         (sources.get, {"name": "digit"}, "dataset=digit: unknown; nearest: digits; accepted: digits, sine, synth"),
@@ -312,7 +312,7 @@ def test_tfds_says_how_to_prepare(tmp_path):
     assert message.startswith(f"dataset=tfds:mnist: not prepared in data_dir={tmp_path}") and "\n" not in message
     assert "pip install 'pfljax[prepare]'" in message
     assert f"tfds.builder('mnist', file_format='array_record', data_dir='{tmp_path}').download_and_prepare()" in message
-    with pytest.raises(ArgumentError, match=r"dataset=tfds:minst: TFDS knows no such data set; nearest: .*mnist"):
+    with pytest.raises(ArgumentError, match=r"dataset=tfds:minst: TFDS has no such data set; nearest: .*mnist"):
         sources.tfds("minst", data_dir=str(tmp_path))
     with pytest.raises(ArgumentError, match=r"dataset=tfds:mnist/none: .*BuilderConfig none not found"):
         sources.tfds("mnist/none", data_dir=str(tmp_path))
@@ -566,12 +566,12 @@ def test_a_text_may_have_254_characters(text):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "is a text without roles; accepted: blocks"),
-        ("Only prose.\nMore: of it.\n", "is a text without roles; accepted: blocks"),
+        ("", "has no roles; accepted: blocks"),
+        ("Only prose.\nMore: of it.\n", "has no roles; accepted: blocks"),
         ("A:\none line\n\nB:\none line\n", "no role has two lines"),
         ("A:\n\nB:\n", "no role has two lines"),
         (b"A:\n\xff\xfe\n", "is not UTF-8 text .byte 3"),
-        (f"A:\n{LETTERS}\nxyz\n", "has 255 different characters; accepted: up to 254"),
+        (f"A:\n{LETTERS}\nxyz\n", "has 255 different characters; accepted: at most 254"),
     ],
 )
 def test_malformed_texts_are_refused_in_one_line(text, content, message):

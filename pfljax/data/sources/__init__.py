@@ -1,4 +1,4 @@
-"""Where examples come from: data sets as plain arrays, before they are divided among clients."""
+"""Data sources: data sets as plain arrays, before they are divided among clients."""
 
 from collections.abc import Callable
 
@@ -34,10 +34,10 @@ SOURCES: dict[str, Callable[..., Source]] = {
 
 
 def get(name: str) -> Callable[..., Source]:
-    """The function that makes the source of this name.
+    """Returns the function that makes the source with this name.
 
     Raises:
-        ArgumentError: if there is none, with the nearest names.
+        ArgumentError: if there is none; suggests similar names.
     """
     if name not in SOURCES:
         raise unknown("dataset", name, SOURCES)

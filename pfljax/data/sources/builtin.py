@@ -1,4 +1,4 @@
-"""Data sets that need no file: scikit-learn's digits, and what is drawn here."""
+"""Data sets that need no file: scikit-learn's digits, and synthetic data."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 from pfljax.core.errors import ArgumentError
 from pfljax.data.sources.source import Source, dirichlet_draws, generator, subsample, subsample_parts, unknown
 
-SINE_EXAMPLES = 20  # a client's examples of the sine curve, training and test part together
+SINE_EXAMPLES = 20  # a client's examples of the sine curve, training and test together
 SINE_NOISE = 0.1  # standard deviation of the noise on the sine curve
 SYNTHETIC_FEATURES = 150
-SYNTHETIC_TRAIN = (50, 1000)  # the least and the most training examples of a client
-SYNTHETIC_TEST = 5000  # a client's test examples, unless test_examples says otherwise
-SYNTHETIC_NOISE = 0.1  # standard deviation of the noise on the linear score that decides the class
-PUBLISHED_SEED = 12345  # of the synthetic data that FedEM's authors published
+SYNTHETIC_TRAIN = (50, 1000)  # minimum and maximum number of training examples of a client
+SYNTHETIC_TEST = 5000  # a client's test examples, unless test_examples is given
+SYNTHETIC_NOISE = 0.1  # standard deviation of the noise on the linear score that determines the class
+PUBLISHED_SEED = 12345  # seed of the synthetic data that FedEM's authors published
 
 SyntheticLabels = Literal["mixture", "published"]
 
 
 def digits(*, seed: int = 0, fraction: float = 1.0) -> Source:
-    """The 1,797 images of 8 x 8 pixels that scikit-learn carries, scaled to [0, 1].
+    """Returns scikit-learn's 1,797 digit images of 8 x 8 pixels, scaled to [0, 1].
 
     Args:
-        seed: Decides the subsample.
-        fraction: The share of the examples to keep, drawn uniformly.
+        seed: Seed for the subsample.
+        fraction: Fraction of the examples to keep, sampled uniformly.
     """
     images, labels = read_digits()
     rows = subsample(generator(seed, "load"), len(labels), fraction)
@@ -36,7 +36,7 @@ def digits(*, seed: int = 0, fraction: float = 1.0) -> Source:
 
 
 def read_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Pixels (1797, 64) from 0 to 16, and classes."""
+    """Returns pixels (1797, 64) from 0 to 16, and classes."""
     # Importing scikit-learn takes longer than training on its digits.
     installed = importlib.metadata.distribution("scikit-learn")
     file = Path(str(installed.locate_file("sklearn/datasets/data/digits.csv.gz")))
@@ -50,13 +50,13 @@ def read_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def sine(num_clients: int = 16, *, seed: int = 0, fraction: float = 1.0) -> Source:
-    """Noisy points of one period of the sine, each client on its own interval (FedeRiCo, Figure 1).
+    """Generates noisy points of one period of the sine, each client on its own interval (FedeRiCo, Figure 1).
 
-    x is the angle mapped to [-1, 1], so that the linear models of all intervals train at one rate.
+    x is the angle mapped to [-1, 1], so that one learning rate suits the linear models of all intervals.
 
     Args:
-        num_clients: K, into how many successive intervals the period is divided.
-        seed: Decides the points and the subsample.
+        num_clients: K, the number of successive intervals of the period.
+        seed: Seed for the points and the subsample.
         fraction: The share of the examples to keep, drawn uniformly.
     """
     if num_clients < 1:
@@ -80,19 +80,18 @@ def synthetic(
     seed: int = 0,
     fraction: float = 1.0,
 ) -> Source:
-    """Two classes by the sign of a linear score, of which there are M: a mixture of M tasks (FedEM, Appendix I.1).
+    """Generates a mixture of M tasks (FedEM, Appendix I.1): the class is the sign of one of M linear scores.
 
-    Each client has its own shares in the M components, and every example the class that its component gives it. Each
-    client's training and test examples come from random streams of their own, so that the size of one part leaves the
-    other as it is.
+    Each client has its own shares of the M components, and an example's component determines its class. Each client's
+    training and test examples come from separate random streams, so the size of one part does not change the other.
 
     Args:
         num_clients: K.
         components: M.
-        alpha: Concentration of the clients' shares in the components.
+        alpha: Dirichlet concentration of the clients' shares.
         labels: "published" is the data that the paper's authors published (see `published_synthetic`).
-        test_examples: How many test examples are drawn for each client; 0 for 5,000.
-        seed: Decides everything; of the published data only the subsample.
+        test_examples: Number of test examples per client; 0: 5,000.
+        seed: Seed for all draws; with published data, only for the subsample.
         fraction: The share of the examples to keep, drawn uniformly.
     """
     counts = {"num_clients": (num_clients, 1), "components": (components, 1), "test_examples": (test_examples, 0)}
@@ -115,7 +114,7 @@ def synthetic(
     for part, (start, end, rng) in enumerate(zip(ends - sizes.ravel(), ends, streams, strict=True)):
         count = rng.multinomial(end - start, share[part // 2])
         component = rng.permutation(np.repeat(np.arange(components), count))
-        block = x[start:end]  # drawn where it stays: at full size there is a gigabyte of examples
+        block = x[start:end]  # drawn in place: at full size, the examples take a gigabyte
         rng.random(out=block, dtype=np.float32)
         block *= 2
         block -= 1
@@ -130,20 +129,20 @@ def synthetic(
 def published_synthetic(
     num_clients: int, components: int, alpha: float, test_examples: int, seed: int, fraction: float
 ) -> Source:
-    """The synthetic data that FedEM's authors published, draw for draw as their code makes them.
+    """Generates the synthetic data that FedEM's authors published, with the same draws as their code.
 
-    Their generator has a slip: component m labels the client's first count[m] examples, and not those after the ones
-    of component m - 1. So components overwrite each other's labels, and the examples that none reaches are of class 0.
+    Their generator has a bug: component m labels the client's first count[m] examples, not those after the examples of
+    component m - 1. So components overwrite each other's labels, and examples that no component reaches have class 0.
 
     Args:
         num_clients: K.
         components: M.
-        alpha: Concentration of the clients' shares in the components.
-        test_examples: A client's test examples; with others than 5,000 the later clients have other data.
-        seed: Decides the subsample; the data have a seed of their own.
+        alpha: Dirichlet concentration of the clients' shares.
+        test_examples: Number of test examples per client. If it is not 5,000, the later clients' data differ.
+        seed: Seed for the subsample. The data have a fixed seed.
         fraction: The share of the examples to keep, drawn uniformly.
     """
-    if not 0.01 <= alpha < np.inf:  # below, all of a client's shares may underflow
+    if not 0.01 <= alpha < np.inf:  # for smaller values, all of a client's shares may underflow
         raise ArgumentError("alpha", "accepted for the published data: 0.01 or more", alpha)
     rng, (least, most) = np.random.RandomState(PUBLISHED_SEED), SYNTHETIC_TRAIN
     train = np.minimum(least + rng.lognormal(4, 2, num_clients).astype(int), most)
@@ -157,7 +156,7 @@ def published_synthetic(
         count = rng.multinomial(end - start, share[part // 2])
         block = rng.uniform(-1, 1, (end - start, SYNTHETIC_FEATURES))
         label = y[start:end]
-        for number, own in zip(count, theta, strict=True):  # the slip: always from the first example on
+        for number, own in zip(count, theta, strict=True):  # the bug: always starts at the first example
             label[:number] = block[:number] @ own + rng.normal(scale=SYNTHETIC_NOISE, size=number) > 0
         order = rng.permutation(end - start)
         x[start:end], y[start:end] = block[order], label[order]

@@ -1,4 +1,4 @@
-"""A user's own npz file."""
+"""Users' own npz files."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ ARRAYS = ("x", "y", "client", "writer", "coarse", "is_test")
 
 
 def npz(file: str, *, seed: int = 0, fraction: float = 1.0, standardize: bool = True, task: str = "auto") -> Source:
-    """The examples of an npz file.
+    """Reads the examples of an npz file.
 
     Args:
-        file: Holds x (n, *features) and y (n,), numbers or strings (classes in sorted order); optionally client or
-            writer (n,) integers or strings, coarse (n,) integers, and is_test (n,) booleans. x of uint8 is read as
-            pixels (divided by 255).
-        seed: Decides the subsample.
-        fraction: The share of the examples to keep, drawn uniformly.
-        standardize: Whether x gets mean 0 and standard deviation 1, per channel for images and per feature
-            otherwise, measured on the examples that are not official test examples.
-        task: "classification", "regression", or "auto": float targets make a regression.
+        file: Path of the file. It contains x (n, *features) and y (n,), numbers or strings (classes in sorted order);
+            optionally client or writer (n,) integers or strings, coarse (n,) integers, and is_test (n,) booleans.
+            uint8 values in x are read as pixels (divided by 255).
+        seed: Seed for the subsample.
+        fraction: Fraction of the examples to keep, sampled uniformly.
+        standardize: Whether to give x mean 0 and standard deviation 1, per channel for images and per feature
+            otherwise, computed on the non-test examples.
+        task: "classification", "regression", or "auto", which means regression if y contains floats.
 
     Raises:
-        ArgumentError: naming file, fraction or task.
+        ArgumentError: if file, fraction or task is not accepted.
     """
     if not file:
-        raise ArgumentError("file", "needed: an npz with x, y, optionally client, coarse, is_test")
+        raise ArgumentError("file", "required: an npz with x, y, optionally client, coarse, is_test")
     arrays = read_npz(file, ARRAYS[:2], ARRAYS[2:])
     clients = "client" if "client" in arrays else "writer"
     if clients in arrays:

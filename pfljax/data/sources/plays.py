@@ -1,4 +1,4 @@
-"""Texts of roles that speak: next-character prediction."""
+"""Plays for next-character prediction: every role is a client."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from pfljax.core.errors import ArgumentError
 from pfljax.data.sources.reading import read_text
 from pfljax.data.sources.source import PAD_TOKEN, Source, generator, subsample
 
-TEXT_WINDOW = 80  # characters that a text's example shows
-LEAST_WINDOWS = 8  # of a part of a role's text, as far as it has characters
-TEXT_TRAIN = 0.8  # share of a role's lines, from the first on, to train on
+TEXT_WINDOW = 80  # number of characters in an example
+LEAST_WINDOWS = 8  # minimum number of windows in each part of a role's text, if it has enough characters
+TEXT_TRAIN = 0.8  # fraction of a role's lines to train on, starting at the first
 
 
 def text(file: str, *, stride: int = 1, seed: int = 0, fraction: float = 1.0) -> Source:
-    """The roles of a play as clients, who speak character by character (Shakespeare of FedAvg and FedEM).
+    """Reads a play; its roles are clients that predict the next character (Shakespeare in FedAvg and FedEM).
 
-    Each role's lines are divided into a training and a test part, and no window of characters crosses the two.
+    Each role's lines are split into a training and a test part, and no window of characters spans both.
 
     Args:
-        file: Holds blocks of lines, a blank line between them, each spoken by the role that the block's first line
-            "NAME:" names.
-        stride: How many characters the windows are apart.
-        seed: Decides the subsample.
-        fraction: The share of the windows to keep, drawn uniformly.
+        file: Path of a text with blocks of lines, separated by blank lines. The first line of a block, "NAME:", names
+            the role that speaks the other lines.
+        stride: Number of characters between the starts of consecutive windows.
+        seed: Seed for the subsample.
+        fraction: Fraction of the windows to keep, sampled uniformly.
 
     Raises:
-        ArgumentError: naming file, stride or fraction.
+        ArgumentError: if file, stride or fraction is not accepted.
     """
     if not file:
-        raise ArgumentError("file", "needed: a text of roles that speak")
+        raise ArgumentError("file", "required: a text file with a play")
     if stride < 1:
         raise ArgumentError("stride", "accepted: 1 or more", stride)
     roles = _roles(file)
     letters = sorted(set("\n".join(part for parts in roles for part in parts)))
     if len(letters) >= PAD_TOKEN:
-        raise ArgumentError("file", f"has {len(letters)} different characters; accepted: up to {PAD_TOKEN - 1}", file)
+        raise ArgumentError("file", f"has {len(letters)} different characters; accepted: at most {PAD_TOKEN - 1}", file)
     code = {letter: i for i, letter in enumerate(letters)}
     xs, ys, is_test, client = [], [], [], []
     for k, parts in enumerate(roles):
@@ -56,7 +56,7 @@ def text(file: str, *, stride: int = 1, seed: int = 0, fraction: float = 1.0) ->
 
 
 def _roles(file: str) -> list[tuple[str, str]]:
-    """The training and the test text of each role with two lines or more, in the order of first appearance."""
+    """Returns the training and test text of each role with at least two lines, in order of first appearance."""
     content = read_text(file)
     spoken: dict[str, list[str]] = {}
     speaker = None
@@ -64,30 +64,30 @@ def _roles(file: str) -> list[tuple[str, str]]:
         lines = [line for line in block.split("\n") if line.strip()]
         if lines and re.fullmatch("[^:]+:", lines[0].strip()):
             speaker = lines.pop(0).strip()
-        if speaker:  # what comes before the first heading is nobody's
+        if speaker:  # lines before the first heading belong to no role
             spoken.setdefault(speaker, []).extend(lines)
     if not spoken:
         accepted = (
-            "blocks of lines with a blank line between them, the first line of a block "
-            '"NAME:" and the following ones what NAME speaks'
+            "blocks of lines separated by blank lines, each with a first line "
+            '"NAME:" followed by the lines that NAME speaks'
         )
-        raise ArgumentError("file", f"is a text without roles; accepted: {accepted}", file)
+        raise ArgumentError("file", f"has no roles; accepted: {accepted}", file)
     roles = []
     for lines in spoken.values():
         cut = min(max(1, int(TEXT_TRAIN * len(lines))), len(lines) - 1)
         parts = "\n".join(lines[:cut]), "\n".join(lines[cut:])
-        if min(map(len, parts)) > 1:  # a single character would leave nothing to predict
+        if min(map(len, parts)) > 1:  # with a single character, there is nothing to predict
             roles.append(parts)
     if not roles:
-        raise ArgumentError("file", "no role has two lines, one to train on and one to test on", file)
+        raise ArgumentError("file", "no role has two lines, one for training and one for testing", file)
     return roles
 
 
 def _windows(tokens: np.ndarray, stride: int) -> tuple[np.ndarray, np.ndarray]:
-    """The windows of tokens (length,), and what follows each token of theirs: both (n, TEXT_WINDOW) uint8.
+    """Returns the windows of tokens (length,) and the tokens that follow each: both uint8 (n, TEXT_WINDOW).
 
-    A part too short for LEAST_WINDOWS at that stride has them closer together, and the last ones run past its end
-    where even that is not enough, so that every role has more than one example.
+    If a part is too short for LEAST_WINDOWS windows at the given stride, the stride is reduced. If that is not enough,
+    the last windows run past the part's end, so that every role has more than one example.
     """
     starts = np.arange(0, max(len(tokens) - TEXT_WINDOW, 1), stride)
     if len(starts) < LEAST_WINDOWS:

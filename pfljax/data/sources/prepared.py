@@ -1,4 +1,4 @@
-"""Prepared data sets of TFDS."""
+"""Data sets prepared with TensorFlow Datasets (TFDS)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pfljax.core.errors import ArgumentError
 from pfljax.data.sources.arrays import make_source
 from pfljax.data.sources.source import Source, generator, subsample
 
-CLIENT_FIELDS = ("client", "writer", "client_id", "user")  # what may say whose example it is
+CLIENT_FIELDS = ("client", "writer", "client_id", "user")  # features that may name an example's client
 
 
 def tfds(
@@ -26,18 +26,18 @@ def tfds(
     standardize: bool = True,
     task: str = "auto",
 ) -> Source:
-    """A prepared data set of TFDS, through its random-access reader, which needs no TensorFlow.
+    """Reads a prepared TFDS data set with the random-access reader, which does not need TensorFlow.
 
     Args:
-        name: Its name in TFDS, as "mnist" or "cifar100".
-        data_dir: Where TFDS keeps its prepared data sets (None: its own default).
-        seed: Decides the subsample.
-        fraction: The share of the examples to keep, drawn uniformly.
-        standardize: As for `npz`.
-        task: As for `npz`.
+        name: Name in TFDS, such as "mnist" or "cifar100".
+        data_dir: Folder of the prepared TFDS data sets; None: the default of TFDS.
+        seed: Seed for the subsample.
+        fraction: Fraction of the examples to keep, sampled uniformly.
+        standardize: See `npz`.
+        task: See `npz`.
 
     Raises:
-        ArgumentError: naming dataset, fraction or task.
+        ArgumentError: if dataset, fraction or task is not accepted.
     """
     error_of = lambda text: ArgumentError("dataset", text, f"tfds:{name}")
     parts = _open(name, data_dir, error_of)
@@ -50,11 +50,11 @@ def tfds(
     scalars = [key for key, value in examples[0].items() if np.ndim(value) == 0]
     features = [key for key in examples[0] if key != "label" and key not in scalars]
     if "label" not in examples[0] or not features:
-        raise error_of(f"needs a label and an array beside it; found {', '.join(examples[0])}")
+        raise error_of(f"needs a label and another array; found {', '.join(examples[0])}")
     feature = "image" if "image" in features else features[0]
     shapes = {np.shape(example[feature]) for example in examples}
     if len(shapes) > 1:
-        raise error_of(f"{feature} has {len(shapes)} shapes; accepted: examples of one shape")
+        raise error_of(f"{feature} has {len(shapes)} different shapes; accepted: examples of one shape")
     wanted = {"x": feature, "y": "label", "coarse": "coarse_label"}
     owner = next((key for key in CLIENT_FIELDS if key in scalars), None)
     if owner:
@@ -62,7 +62,7 @@ def tfds(
     arrays = {key: np.array([e[field] for e in examples]) for key, field in wanted.items() if field in examples[0]}
     if len(parts) > 1:
         arrays["is_test"] = is_test
-    num_classes = getattr(parts[0].dataset_info.features["label"], "num_classes", None)  # a subsample may miss some
+    num_classes = getattr(parts[0].dataset_info.features["label"], "num_classes", None)  # a subsample may lack some
     try:
         return make_source(arrays, num_classes=num_classes, task=task, standardize=standardize, name=name)
     except ArgumentError as error:
@@ -72,34 +72,34 @@ def tfds(
 
 
 def _open(name: str, data_dir: str | None, error_of: Callable[[str], ArgumentError]) -> list[Any]:
-    """The random-access readers of the training part and, where there is one, of the official test part."""
+    """Returns random-access readers of the training split and, if it exists, the official test split."""
     try:
-        import tensorflow_datasets as tfds  # slow to import, and only needed here
+        import tensorflow_datasets as tfds  # slow to import
     except ImportError as error:
         raise error_of("needs tensorflow-datasets: pip install 'pfljax[tfds]'") from error
 
     def read(split: str):
-        # `download=True`, the default, would start a download that needs TensorFlow.
+        # The default, `download=True`, would start a download that needs TensorFlow.
         return tfds.data_source(name, split=split, data_dir=data_dir, download=False)
 
-    logger = logging.getLogger("absl")  # which would warn of what the error below tells
+    logger = logging.getLogger("absl")  # would warn about what the error below says
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         parts = [read("train")]
-        with contextlib.suppress(ValueError):  # "Unknown split": this data set has no official test part
+        with contextlib.suppress(ValueError):  # "Unknown split": no official test split
             parts.append(read("test"))
         return parts
     except tfds.core.DatasetNotFoundError as error:
         near = difflib.get_close_matches(name, tfds.list_builders(with_community_datasets=False))
-        raise error_of(f"TFDS knows no such data set; nearest: {', '.join(near) or 'none'}") from error
-    except ValueError as error:  # an unknown configuration, or no split "train"
+        raise error_of(f"TFDS has no such data set; nearest: {', '.join(near) or 'none'}") from error
+    except ValueError as error:  # unknown configuration, or no split "train"
         raise error_of(str(error).splitlines()[0]) from error
-    except (KeyError, OSError, NotImplementedError) as error:  # nothing there, or files without random access
+    except (KeyError, OSError, NotImplementedError) as error:  # not prepared, or files without random access
         folder = f", data_dir={data_dir!r}" if data_dir else ""
         raise error_of(
             f"not prepared in data_dir={data_dir or '(the default of TFDS)'}; prepare it "
-            "by pip install 'pfljax[prepare]' && python -c \"import tensorflow_datasets as tfds; "
+            "with pip install 'pfljax[prepare]' && python -c \"import tensorflow_datasets as tfds; "
             f"tfds.builder({name!r}, file_format='array_record'{folder}).download_and_prepare()\""
         ) from error
     finally:

@@ -1,6 +1,6 @@
-"""Files that users name, read so that none can hang a command, exhaust memory or end it with a traceback.
+"""Safe reading of users' files: no file can hang a command, exhaust memory or cause a traceback.
 
-What a file says of itself is not believed: sizes are compared with the file's own, and with the memory that is free.
+Sizes stated in a file are not trusted. They are compared with the file's actual size and with free memory.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import numpy as np
 from pfljax.core.errors import ArgumentError
 from pfljax.core.host import free_memory, readable
 
-COMPRESSION = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # of numpy.savez and numpy.savez_compressed
-DENSEST = 1100  # more bytes than a deflated byte can stand for, which are 1,032
-ENCRYPTED = 1  # bit of a member's flags
+COMPRESSION = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # used by numpy.savez and numpy.savez_compressed
+DENSEST = 1100  # more than the maximum compression ratio of deflate, 1,032
+ENCRYPTED = 1  # bit in a member's flags
 
 
 @contextlib.contextmanager
 def opened(file: str, argument: str = "file") -> Iterator[BinaryIO]:
-    """A regular file that is open for reading.
+    """Opens a regular file for reading.
 
     Args:
-        file: Its path.
-        argument: What names it, for messages.
+        file: Path of the file.
+        argument: Name of the argument, for error messages.
 
     Raises:
-        ArgumentError: if there is none, or it cannot be read.
+        ArgumentError: if the file does not exist or cannot be read.
     """
     try:
         with open(file, "rb", opener=_open) as stream:
@@ -42,19 +42,19 @@ def opened(file: str, argument: str = "file") -> Iterator[BinaryIO]:
             yield stream
     except ArgumentError:
         raise
-    except (OSError, ValueError) as error:  # ValueError: the path has a zero byte
+    except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
         raise ArgumentError(argument, f"cannot be read ({getattr(error, 'strerror', None) or error})", file) from error
 
 
 def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # which does not wait for the writer of a pipe
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # does not wait for a pipe's writer
 
 
 def read_text(file: str, argument: str = "file") -> str:
-    """The text of a file in UTF-8.
+    """Reads a UTF-8 text file.
 
     Raises:
-        ArgumentError: as `opened`, or if it is no such text or does not fit into memory.
+        ArgumentError: see `opened`; also if the file is not UTF-8 text or does not fit in memory.
     """
     with opened(file, argument) as stream:
         _check_memory(os.fstat(stream.fileno()).st_size, file, argument)
@@ -66,39 +66,39 @@ def read_text(file: str, argument: str = "file") -> str:
 
 
 def read_npy(file: str, argument: str = "file") -> np.ndarray:
-    """The array in an npy file.
+    """Reads the array in an npy file.
 
     Raises:
-        ArgumentError: as `opened`, or if it is not one array of a plain type, or does not fit into memory.
+        ArgumentError: see `opened`; also if the file is not an array of a plain dtype, or does not fit in memory.
     """
     with opened(file, argument) as stream:
         size = os.fstat(stream.fileno()).st_size
         _check_memory(size, file, argument)
         try:
             return _array(stream, size)
-        except Exception as error:  # whatever a damaged header makes NumPy raise
-            raise ArgumentError(argument, "is not an npy file of a plain array (numpy.save)", file) from error
+        except Exception as error:  # a damaged header can make NumPy raise anything
+            raise ArgumentError(argument, "is not an npy file with a plain array (numpy.save)", file) from error
 
 
 def read_npz(
     file: str, needed: Sequence[str], others: Sequence[str] = (), argument: str = "file"
 ) -> dict[str, np.ndarray]:
-    """Arrays of an npz file by name.
+    """Reads arrays of an npz file. Returns them by name.
 
     Args:
-        file: Its path.
-        needed: Names that it must have.
-        others: Names that it may have.
-        argument: What names the file, for messages.
+        file: Path of the file.
+        needed: Names of required arrays.
+        others: Names of optional arrays.
+        argument: Name of the argument, for error messages.
 
     Raises:
-        ArgumentError: as `opened`, or if the file lacks an array, is damaged, encrypted or no npz of plain arrays, or
-            claims more bytes than it holds or memory has.
+        ArgumentError: see `opened`; also if an array is missing, the file is damaged, encrypted or not an npz of plain
+            arrays, or it claims more bytes than it contains or than fit in memory.
     """
     accepted = f"accepted: an npz with {' and '.join(needed)}"
     with opened(file, argument) as stream:
         if stream.read(6) == np.lib.format.MAGIC_PREFIX:
-            raise ArgumentError(argument, f"holds a single array; {accepted} (numpy.savez)", file)
+            raise ArgumentError(argument, f"contains a single array; {accepted} (numpy.savez)", file)
         try:
             with zipfile.ZipFile(stream) as archive:
                 if len(archive.infolist()) != _entries(stream):
@@ -113,28 +113,28 @@ def read_npz(
                 return {name: _read_member(archive, member) for name, member in wanted.items()}
         except ArgumentError:
             raise
-        except Exception as error:  # whatever a damaged file makes zipfile, zlib and NumPy raise
+        except Exception as error:  # a damaged file can make zipfile, zlib and NumPy raise anything
             text = "is not an npz of plain arrays (numpy.savez; no object arrays or pickles)"
             raise ArgumentError(argument, text, file) from error
 
 
 def names_of(file: str) -> list[str]:
-    """The names of an npz file's arrays; none where it cannot be read, which `read_npz` tells."""
+    """Returns the names of an npz file's arrays; empty if it cannot be read (`read_npz` then raises the error)."""
     try:
         with opened(file) as stream, zipfile.ZipFile(stream) as archive:
             return [name.removesuffix(".npy") for name in archive.namelist()]
-    except Exception:  # whatever a damaged file makes zipfile raise
+    except Exception:  # a damaged file can make zipfile raise anything
         return []
 
 
 def _check_memory(num_bytes: int, file: str, argument: str) -> None:
     free = free_memory()
     if num_bytes > free:
-        raise ArgumentError(argument, f"needs {readable(num_bytes)} of memory, and {readable(free)} are free", file)
+        raise ArgumentError(argument, f"needs {readable(num_bytes)} of memory, but only {readable(free)} is free", file)
 
 
 def _entries(stream: BinaryIO) -> int:
-    """How many members a zip says that it has, at its end: a damaged directory may swallow some without a sign."""
+    """Returns the number of members stated at a zip's end, since a damaged directory may silently lose some."""
     place = stream.seek(0, os.SEEK_END)
     stream.seek(max(0, place - 2**16))
     end = stream.read().rpartition(b"PK\5\6")[2]
@@ -142,21 +142,21 @@ def _entries(stream: BinaryIO) -> int:
 
 
 def _members(archive: zipfile.ZipFile, size: int, file: str, argument: str) -> dict[str, zipfile.ZipInfo]:
-    """The members of an npz of `size` bytes by their arrays' names; nothing of them is unpacked yet."""
+    """Returns the members of an npz of `size` bytes by array name. Unpacks nothing yet."""
     found: dict[str, zipfile.ZipInfo] = {}
     for member in archive.infolist():
         name, wrong = member.filename.removesuffix(".npy"), None
         if name in found:
-            wrong = "is there twice"
+            wrong = "occurs twice"
         elif member.flag_bits & ENCRYPTED:
             wrong = "is encrypted"
         elif member.compress_type not in COMPRESSION:
-            wrong = "is compressed as numpy.savez does not"
+            wrong = "uses a compression that numpy.savez does not"
         elif member.compress_size > size or member.file_size > DENSEST * member.compress_size:
-            wrong = f"claims {readable(member.file_size)}, which the file cannot hold"
+            wrong = f"claims {readable(member.file_size)}, which cannot fit in the file"
         if wrong:
-            raise ArgumentError(argument, f"{name} {wrong}; accepted: an npz by numpy.savez", file)
-        archive.open(member).close()  # compares its name with the one in front of its bytes
+            raise ArgumentError(argument, f"{name} {wrong}; accepted: an npz written by numpy.savez", file)
+        archive.open(member).close()  # checks its name against its local header
         found[name] = member
     return found
 
@@ -167,15 +167,15 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarra
 
 
 def _array(stream: Any, size: int) -> np.ndarray:
-    """The array in the npy format that a stream of `size` bytes holds, no more and no less."""
+    """Reads an array in npy format from a stream of exactly `size` bytes."""
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # of doubtful headers
+        warnings.simplefilter("error")  # doubtful headers raise warnings
         version = np.lib.format.read_magic(stream)
         header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, by_columns, dtype = header(stream)
     if dtype.hasobject or not dtype.itemsize or min(shape, default=0) < 0:
         raise ValueError(f"an array of {dtype}")
     if stream.tell() + math.prod(shape) * dtype.itemsize != size:
-        raise ValueError(f"shape {shape} of {dtype} is not of the {size} bytes there are")
-    flat = np.frombuffer(stream.read(), dtype)  # to the end, where a member's checksum is compared
+        raise ValueError(f"shape {shape} of {dtype} does not match {size} bytes")
+    flat = np.frombuffer(stream.read(), dtype)  # reading to the end checks a member's checksum
     return flat.reshape(shape[::-1]).T if by_columns else flat.reshape(shape)

@@ -11,7 +11,7 @@ import numpy as np
 from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Task
 
-PAD_TOKEN = 255  # target where a sequence has no character to predict: never trained on, left out of means
+PAD_TOKEN = 255  # target of positions without a character to predict: ignored in training and in means
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -19,17 +19,18 @@ class Source:
     """A data set of n examples.
 
     Attributes:
-        x: (n, *features) float32, images (n, height, width, channels); or (n, T) uint8 tokens of a sequence.
-        y: (n,) int32 classes, or float32 targets of a regression; (n, T) uint8 classes for sequences, PAD_TOKEN
-            where there is nothing to predict.
-        client: (n,) int64, the client of each example, 0..K-1; None where the data set has no natural clients.
-        is_test: (n,) bool, the official test examples; None where there are none.
-        num_classes: Classes C; 1 for a regression.
+        x: Features, float32 (n, *features), for images (n, height, width, channels); or tokens of sequences, uint8
+            (n, T).
+        y: Classes, int32 (n,); regression targets, float32 (n,); or for sequences, classes, uint8 (n, T), with
+            PAD_TOKEN at positions without a character to predict.
+        client: Client of each example, 0..K-1, int64 (n,); None if the data set has no natural clients.
+        is_test: Whether each example is an official test example, bool (n,); None if there are none.
+        num_classes: Number of classes C; 1 for regression.
         task: "classification" or "regression".
-        name: For titles.
-        distribution: (K,) the true distribution of each natural client, where it is known.
-        coarse: (n,) int32, the coarse label of each example (the superclass of its class), where there is one.
-        class_names: The names of the classes, where the data set's labels are strings.
+        name: Name for titles.
+        distribution: True distribution of each natural client (K,), if known.
+        coarse: Coarse label of each example (the superclass of its class), int32 (n,), if available.
+        class_names: Names of the classes, if the data set's labels are strings.
     """
 
     x: np.ndarray
@@ -45,30 +46,30 @@ class Source:
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
-    """A random generator of its own for every purpose, so that no two choices share their draws.
+    """Returns a separate random generator for every purpose, so that no two choices share their draws.
 
     Raises:
         ArgumentError: if the seed is negative.
     """
     if seed < 0:
-        raise ArgumentError("seed", "accepted: integers from 0", seed)
+        raise ArgumentError("seed", "accepted: integers of 0 or more", seed)
     return np.random.default_rng([seed, *purpose.encode()])
 
 
 def subsample(rng: np.random.Generator, n: int, fraction: float) -> np.ndarray | slice:
-    """Which of n examples to keep: a uniform subsample, ascending; a slice of all, which copies nothing, for 1.
+    """Samples which of n examples to keep: sorted indices; for fraction 1, a slice of all, which copies nothing.
 
     Raises:
         ArgumentError: if the fraction is not in (0, 1].
     """
     if not 0 < fraction <= 1:
-        raise ArgumentError("fraction", "accepted: a share in (0, 1]", fraction)
+        raise ArgumentError("fraction", "accepted: above 0, at most 1", fraction)
     size = max(1, round(fraction * n))
     return np.sort(rng.choice(n, size, replace=False)) if size < n else slice(None)
 
 
 def subsample_parts(seed: int, is_test: np.ndarray, fraction: float) -> np.ndarray | slice:
-    """As `subsample`, of the training and of the test part, each by a random stream of its own."""
+    """Like `subsample`, but samples the training and test part with separate random streams."""
     kept = np.zeros(len(is_test), bool)
     for purpose, part in {"subsample": ~is_test, "subsample of the test part": is_test}.items():
         kept[np.flatnonzero(part)[subsample(generator(seed, purpose), part.sum(), fraction)]] = True
@@ -76,18 +77,18 @@ def subsample_parts(seed: int, is_test: np.ndarray, fraction: float) -> np.ndarr
 
 
 def dirichlet_draws(rng: np.random.Generator, draws: int, size: int, alpha: float) -> np.ndarray:
-    """(draws, size) shares, each row a symmetric Dirichlet draw of which no share is exactly 0.
+    """Draws shares (draws, size). Each row is a symmetric Dirichlet sample in which no share is exactly 0.
 
     Raises:
         ArgumentError: if the concentration is not positive and finite.
     """
     if not 0 < alpha < np.inf:
-        raise ArgumentError("alpha", "accepted: positive numbers", alpha)
+        raise ArgumentError("alpha", "accepted: finite numbers above 0", alpha)
     return rng.dirichlet(np.full(size, alpha), size=draws) * (1 - 1e-12) + 1e-12 / size
 
 
 def unknown(argument: str, name: str, accepted: Iterable[str]) -> ArgumentError:
-    """The error for a name that is not one of `accepted`, with the nearest names."""
+    """Returns the error for a name that is not in `accepted`; suggests similar names."""
     accepted = list(accepted)
     near = difflib.get_close_matches(name, accepted)
     hint = f"; nearest: {', '.join(near)}" if near else ""
