@@ -157,7 +157,7 @@ def titled(methods: Sequence[Any]) -> dict[str, Any]:
             knobs = [field for field in dataclasses.fields(method) if getattr(method, field.name) != field.default]
             name += f"({', '.join(f'{field.name}={getattr(method, field.name)}' for field in knobs)})" * bool(knobs)
         if name in found:
-            raise ArgumentError("methods", f"two methods are called {name}; name them with (title, method) pairs")
+            raise ArgumentError("methods", f"two are called {name}; use (title, method) pairs to tell them apart")
         found[name] = method
     return found
 

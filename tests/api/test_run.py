@@ -183,7 +183,7 @@ def test_one_s_own_arrays_and_module():
         (lambda c: pfl.Run(pfl.FedAvg(), c, nn.Dense(7)), "model"),
         (lambda c: pfl.Run(pfl.FedAvg(), c, MODEL).train(rounds=0), "rounds=0: accepted"),
         (lambda c: pfl.Run(pfl.FedAvg(), c, MODEL).train(rounds=1, resume=True), "resume: .*out"),
-        (lambda c: pfl.compare([pfl.FedAvg(), pfl.FedAvg()], c, MODEL, rounds=1), "methods: two methods are called fedavg"),
+        (lambda c: pfl.compare([pfl.FedAvg(), pfl.FedAvg()], c, MODEL, rounds=1), "methods: two are called fedavg"),
         (lambda c: pfl.data.digits(num_clients=0), "num_clients=0"),
     ],
 )

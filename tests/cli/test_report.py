@@ -49,7 +49,10 @@ def test_mistakes_are_one_line(runs, tmp_path):
         ([tmp_path / "file"], f"{tmp_path / 'file'}: Not a directory"),
         ([runs, tmp_path / "empty"], f"{tmp_path / 'empty'}: contains no finished run; "),
         ([runs, "--out=page"], "--out=page: accepted: a file that ends in .html"),
-        ([runs / "local" / "seed-0", "--out=a.html"], "--out: does not apply here: the page of one run is written to its folder"),
+        (
+            [runs / "local" / "seed-0", "--out=a.html"],
+            "--out: does not apply here: the page of one run is written to its folder",
+        ),
         ([runs, "--rounds=3"], "--rounds: unknown flag"),
     ):
         assert one_line(call(report.COMMAND, *words, code=2)).startswith(said)

@@ -219,7 +219,7 @@ def test_figures_show_inline_in_a_notebook(tmp_path):
 def test_what_a_run_has_not_kept_is_named(tmp_path):
     make_run(tmp_path, optional=False)
     plots = report.Plots.read(tmp_path)
-    with pytest.raises(ValueError, match="collaboration.npz has no index"):
+    with pytest.raises(ValueError, match=r"collaboration\.npz has no index"):
         plots.collaboration()
     with pytest.raises(ValueError, match="has no metrics of its own"):
         plots.measures()

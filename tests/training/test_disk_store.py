@@ -187,7 +187,9 @@ def test_a_run_goes_on_with_the_store_that_it_began_with(tmp_path):
         toys.run(make_experiment("local", store), 2, out=tmp_path / store)
     for store, accepted in (("disk", "disk"), ("host", "device or host")):
         other = make_experiment("local", {"disk": "host", "host": "disk"}[store])
-        with pytest.raises(ArgumentError, match=f"^client_store=.*: .* was started with another one; accepted: {accepted}$"):
+        with pytest.raises(
+            ArgumentError, match=f"^client_store=.*: .* was started with another one; accepted: {accepted}$"
+        ):
             toys.run(other, 4, out=tmp_path / store, resume=True)
 
 

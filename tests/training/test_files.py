@@ -42,6 +42,8 @@ def test_a_folder_that_cannot_be_written_to_is_refused_and_nothing_is_made(tmp_p
     for folder in (tmp_path, tmp_path / "a" / "b" / "c"):
         files.check_writable(folder)
     for name in ("file", "file/x", "broken", "broken/x", "y" * 300, "a\0b"):
-        with pytest.raises(ArgumentError, match=r"^out=.*cannot be written to .*; accepted: an existing or new folder$"):
+        with pytest.raises(
+            ArgumentError, match=r"^out=.*cannot be written to .*; accepted: an existing or new folder$"
+        ):
             files.check_writable(tmp_path / name)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "file"]
