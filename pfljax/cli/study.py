@@ -53,7 +53,7 @@ class Study:
         self.rows = rows
 
     def common(self) -> dict:
-        """What the cells of a study have in common."""
+        """Returns what the cells of a study have in common."""
         same = {f"--{name}": value for name, value in self.settings.values.items() if name not in FREE}
         return same | {"jax": jax.__version__, "device": jax.local_devices()[0].device_kind}
 

@@ -90,7 +90,7 @@ def kept(settings: Settings, run: api.Run, out: Path) -> dict | None:
     if found:
         print(f"  {out}: already finished")
         return found.summary
-    again = f", again: {wrong}" if wrong else ""
+    again = f", running again: {wrong}" if wrong else ""
     print(f"  {out}: {run.clients.num_clients} clients, {settings.rounds} rounds{again}")
     return None
 

@@ -45,7 +45,7 @@ def result(summary: Mapping[str, Any]) -> str:
             f"A uniform sample of {summary['scored_clients']:,} of the {summary['num_clients']:,} clients was scored. "
         )
     if "accuracy" in last:
-        said += "Accuracy and loss are means over clients' test examples, weighted by number of examples."
+        said += "Accuracy and loss are computed on clients' test examples; means are weighted by number of examples."
     else:
         said += "The loss is the mean squared error on clients' test examples, weighted by number of examples."
     return table(["", "round", *(SCORES[name] for name in names)], body) + paragraph(said)

@@ -37,7 +37,7 @@ def _filled(like: State | dict, parts: dict) -> Any:
 
 
 def newest(directory: Path, round_number: int) -> list[int]:
-    """Returns the rounds of the checkpoints to keep once that of `round_number` is complete. Later ones are not."""
+    """Returns the rounds of the checkpoints to keep once that of `round_number` is complete; later ones are not."""
     return [step for step in history.checkpoints(directory) if step <= round_number][:KEEP]
 
 

@@ -30,7 +30,7 @@ class Execution:
         chunk: Number of clients at a time under "chunk".
         devices: Number of devices to use; 0: all.
         exchange: How clients' models reach other devices: copied to all devices ("gather"), or passed around the ring
-            of devices ("ring"). "auto" uses gather if it fits in memory.
+            of devices ("ring"). "auto" picks what fits in memory.
         client_store: Where clients' state and data are kept between rounds: on the "device"; in "host" memory, for
             more clients than fit on the devices; or on "disk", which stores the state of clients that have taken part.
     """

@@ -151,7 +151,7 @@ def test_a_damaged_cell_is_run_again_and_said_so(finished, tmp_path, name, harm)
     path.unlink() if harm == "gone" else path.write_bytes(content[: len(content) // 2] if harm == "cut" else b"")
     printed = call(compare.COMMAND, *flags, "--rounds=4", f"--out={tmp_path / 'out'}")
     what = "is missing" if harm == "gone" else "is not what the run wrote"
-    assert f"3 clients, 4 rounds, again: {name} {what}" in printed
+    assert f"3 clients, 4 rounds, running again: {name} {what}" in printed
     assert "finished before" not in printed
     scores = lambda folder: [(row["accuracy_mean"], row["best_mean"], row["curve_mean"]) for row in rows_of(folder)]
     assert str(scores(tmp_path / "out")) == str(scores(out))
