@@ -11,6 +11,7 @@ import numpy as np
 from absl import flags
 
 from pfljax import report
+from pfljax.api.cells import over_rounds
 from pfljax.cli import build, sweep
 from pfljax.cli.flags import (
     RUNS,
@@ -225,10 +226,9 @@ class Study:
         """Like `accuracies`, with "title", "rounds", "epochs" (local epochs so far) and "curve", accuracy over them."""
         cell = self.accuracies(row, out)
         read = [files.read_jsonl(out / trial.folder / "metrics.jsonl") for trial in self.trials]
-        over = np.mean([[line["accuracy_mean"] for line in lines] for lines in read], axis=0)
-        rounds = [line["round"] for line in read[0]]
+        rounds, curves = over_rounds(read, "accuracy_mean")
         epochs = [number * self.settings_of(row).local_epochs for number in rounds]
-        return {"title": row.title, "rounds": rounds, "epochs": epochs, "curve": over.tolist(), **cell}
+        return {"title": row.title, "rounds": rounds, "epochs": epochs, "curve": curves.mean(axis=0).tolist(), **cell}
 
     def write_figure(
         self, name: str, panels: Mapping[str, tuple[str, list]], rows: Sequence[Row] = (), title: str = ""

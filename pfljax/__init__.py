@@ -26,6 +26,7 @@ from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
 from pfljax.models import Model
 from pfljax.training.experiment import Execution
+from pfljax.training.tracking import Evaluation, TensorBoard
 
 __version__ = "0.2.0"
 
@@ -40,6 +41,7 @@ __all__ = [
     "ClientOutput",
     "Cohort",
     "Collaboration",
+    "Evaluation",
     "Execution",
     "Federation",
     "Ledger",
@@ -55,6 +57,7 @@ __all__ = [
     "Server",
     "State",
     "Table",
+    "TensorBoard",
     "Traffic",
     "Tuning",
     "compare",

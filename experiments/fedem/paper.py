@@ -9,6 +9,7 @@ import numpy as np
 
 from experiments.papers import Paper, Study
 from pfljax import report
+from pfljax.api.cells import over_rounds
 from pfljax.cli import sweep
 from pfljax.cli.settings import Settings
 from pfljax.training import files
@@ -82,19 +83,21 @@ def row_of(study: Study, method: str, *, title: str = "", rounds: int = 0) -> di
     settings, title = PAPER.settings_of(study.settings, method), title or method
     out = study.out / title.replace(", ", "-").replace(" ", "-")
     summaries = sweep.cells(settings.replace(rounds=rounds or settings.rounds), method, study.trials, out)
-    curves = [files.read_jsonl(out / trial.folder / "metrics.jsonl") for trial in study.trials]
+    kept = [files.read_jsonl(out / trial.folder / "metrics.jsonl") for trial in study.trials]
+    rounds, curves = over_rounds(kept, "accuracy")
     read = lambda name: [summary["last"][name] for summary in summaries]
     return {
         "algorithm": title,
         "accuracy_mean": float(np.mean(read("accuracy"))),
         "accuracy_std": float(np.std(read("accuracy"))),
+        "seeds": [{"seed": summary["seed"], **summary["last"]} for summary in summaries],
         "bottom_decile_mean": float(np.mean(read("accuracy_bottom_decile"))),
         "paper": published(TABLE2, study, title),
         "parameters": summaries[0]["parameters"],
         "learning_rate": sweep.rate_of(out / study.trials[0].folder),
-        "rounds": [row["round"] for row in curves[0]],
-        "curve_mean": np.mean([[row["accuracy"] for row in rows] for rows in curves], axis=0).tolist(),
-        "curve_std": np.std([[row["accuracy"] for row in rows] for rows in curves], axis=0).tolist(),
+        "rounds": rounds,
+        "curve_mean": curves.mean(axis=0).tolist(),
+        "curve_std": curves.std(axis=0).tolist(),
         "seconds_per_round": sweep.mean_over(summaries, lambda summary: summary["seconds_per_round"]),
     }
 
@@ -106,7 +109,7 @@ def write_rows(study: Study, rows: Sequence[dict]) -> None:
         [
             row["algorithm"],
             f"{100 * row['accuracy_mean']:.1f} / {100 * row['bottom_decile_mean']:.1f}",
-            f"{100 * row['accuracy_std']:.1f}",
+            f"{100 * row['accuracy_std']:.1f}" if len(row["seeds"]) > 1 else "-",
             beside(row["paper"], "{:.1f} / {:.1f}"),
             f"{row['learning_rate']:g}",
             f"{row['seconds_per_round']:.3g}",

@@ -9,12 +9,12 @@ three panels are means over the clients, on the run's data.
 
 from __future__ import annotations
 
-import numpy as np
 from absl import flags
 
 from experiments.federico import paper
 from experiments.papers import Row, Study
 from pfljax import report
+from pfljax.api.cells import over_rounds
 from pfljax.cli import launch, sweep
 from pfljax.cli.settings import Settings
 from pfljax.training import files
@@ -37,8 +37,8 @@ def curve(study: Study, row: Row) -> dict:
     out = study.out / (row.folder if knobs else "default")  # shared by all panels
     cell = paper.accuracies(study, row, out)
     read = [files.read_jsonl(out / trial.folder / "metrics.jsonl") for trial in study.trials]
-    over = np.mean([[line["accuracy"] for line in lines] for lines in read], axis=0)
-    return {"title": row.title, "rounds": [line["round"] for line in read[0]], "curve": over.tolist(), **cell}
+    rounds, curves = over_rounds(read, "accuracy")
+    return {"title": row.title, "rounds": rounds, "curve": curves.mean(axis=0).tolist(), **cell}
 
 
 def run(settings: Settings) -> None:

@@ -16,6 +16,7 @@ from absl import flags
 
 from experiments.federico import paper
 from experiments.papers import Row, Study, Values, percent
+from pfljax.api.comparison import over
 from pfljax.cli import launch, sweep
 from pfljax.cli.settings import Settings
 from pfljax.core.errors import RunError
@@ -85,8 +86,8 @@ def write(study: Study, values: Values, cells: dict[int, dict[str, dict]]) -> No
             entry[f"D{groups}"] = (cell or {}) | {"paper": published and [value / 100 for value in published]}
         body.append(line)
         rows.append(entry)
-    title = f"{study.data}, after {study.settings.rounds} rounds, test accuracy in %, mean ± std over "
-    sweep.write_table(title + sweep.named(study.trials), heads, body, rows, study.out)
+    title = f"{study.data}, after {study.settings.rounds} rounds, test accuracy in %, "
+    sweep.write_table(title + over(sweep.named(study.trials), len(study.trials)), heads, body, rows, study.out)
     for groups, column in cells.items():
         if "federico" in column:
             within, across = column["federico"]["within"], column["federico"]["across"]

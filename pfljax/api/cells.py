@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from pfljax.engine import processes
 from pfljax.training import files, folders, manifest
@@ -29,6 +32,18 @@ class Cell:
     def read(cls, folder: Path) -> Cell:
         """The cell that a finished run has left in its folder."""
         return cls(files.read_json(folder / SUMMARY), files.read_jsonl(folder / ROWS))
+
+
+def over_rounds(rows: Sequence[Sequence[Mapping]], score: str) -> tuple[list[int], np.ndarray]:
+    """A score over rounds, of several cells: the rounds (T,) in which all were evaluated, and the scores (cells, T).
+
+    Args:
+        rows: Each cell's rows of metrics.jsonl.
+        score: Its name there.
+    """
+    of_round = [{row["round"]: row[score] for row in each} for each in rows]
+    rounds = sorted(set.intersection(*map(set, of_round)))
+    return rounds, np.array([[scores[number] for number in rounds] for scores in of_round])
 
 
 def check(folder: Path, config: dict, rounds: int) -> None:

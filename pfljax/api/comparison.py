@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 
 from pfljax import report
-from pfljax.api import cells
-from pfljax.api.cells import Cell
+from pfljax.api import cells, frames
+from pfljax.api.cells import Cell, over_rounds
 from pfljax.api.run import Run, Say, train_replicates
 from pfljax.core.errors import ArgumentError
 from pfljax.data import Federation
 from pfljax.local.training import LocalTraining
-from pfljax.training import files
+from pfljax.training import files, tracking
 from pfljax.training.loop import Schedule
+from pfljax.training.tracking import Tracker
 
 
 def method_row(title: str, cells: Sequence[Cell]) -> dict:
@@ -28,12 +29,13 @@ def method_row(title: str, cells: Sequence[Cell]) -> dict:
     score = "accuracy" if cells[0].summary["task"] == "classification" else "loss"
     last = [cell.summary["last"] for cell in cells]
     mean = lambda values: float(np.mean(list(values)))
-    curves = np.stack([[row[score] for row in cell.rows] for cell in cells])
+    rounds, curves = over_rounds([cell.rows for cell in cells], score)
     privacy = [cell.summary["privacy"] for cell in cells]
     return {
         "algorithm": title,
         "accuracy_mean": mean(row[score] for row in last),
         "accuracy_std": float(np.std([row[score] for row in last])),
+        "seeds": [{"seed": cell.summary["seed"], **cell.summary["last"]} for cell in cells],
         "best_mean": mean(cell.summary["best"][score] for cell in cells),
         "bottom_decile_mean": mean(row.get("accuracy_bottom_decile", np.nan) for row in last),
         "unseen_mean": mean((cell.summary["unseen"] or {}).get(score, np.nan) for cell in cells),
@@ -42,7 +44,7 @@ def method_row(title: str, cells: Sequence[Cell]) -> dict:
         "seconds_per_round": mean(cell.summary["seconds_per_round"] for cell in cells),
         "epsilon": [each["epsilon"] for each in privacy] if privacy[0] else None,
         "unaccounted": (privacy[0] or {}).get("unaccounted"),
-        "rounds": [row["round"] for row in cells[0].rows],
+        "rounds": rounds,
         "curve_mean": curves.mean(axis=0).tolist(),
         "curve_std": curves.std(axis=0).tolist(),
     }
@@ -54,7 +56,7 @@ class Table:
 
     Attributes:
         title: Data set, rounds and seeds.
-        rows: One dict per method, as `method_row` makes it.
+        rows: One dict per method, as `method_row` makes it; "seeds" has the last row of each seed's history.
         task: "classification" or "regression".
     """
 
@@ -75,7 +77,8 @@ class Table:
         heads += ["tuned"] * tuned + ["mini-batches per round"] * uneven + ["MB per client and round", "s per round"]
         body = []
         for row in self.rows:
-            cells = [row["algorithm"], f"{number(row['accuracy_mean'])} ± {number(row['accuracy_std'])}"]
+            spread = f" ± {number(row['accuracy_std'])}" if len(row["seeds"]) > 1 else ""
+            cells = [row["algorithm"], number(row["accuracy_mean"]) + spread]
             cells += [number(row["best_mean"])] + [number(row["bottom_decile_mean"])] * classification
             cells += [number(row["unseen_mean"])] * unseen
             cells += [epsilon_text(row["epsilon"] or [0.0]) + "*" * bool(row["unaccounted"])] * private
@@ -103,6 +106,19 @@ class Table:
 
     def _repr_markdown_(self) -> str:
         return f"**{self.title}**\n\n{self.to_markdown()}"
+
+    def to_pandas(self) -> Any:
+        """The scores as a pandas DataFrame, one row per method and seed.
+
+        Its columns are "algorithm", "seed" and those of metrics.jsonl, of the last round: "accuracy",
+        "accuracy_bottom_decile", "loss", "bytes_down" and so on. For example
+        `frame.groupby("algorithm").accuracy.mean()` gives the means of the table's first column.
+
+        Raises:
+            ArgumentError: if pandas is not installed.
+        """
+        cells = [{"algorithm": row["algorithm"], **cell} for row in self.rows for cell in row["seeds"]]
+        return frames.pandas().DataFrame(cells)
 
     def plot(self) -> Any:
         """Scores over rounds and final scores of all methods, as a matplotlib Figure."""
@@ -157,6 +173,7 @@ def compare(
     out: str | Path | None = None,
     replicate: bool = False,
     say: Say | None = None,
+    tracker: Tracker | None = None,
     **options: Any,
 ) -> Table:
     """Trains several methods on the same clients with the same seeds.
@@ -171,6 +188,7 @@ def compare(
         out: Folder of the table; each method and seed has a folder in it, and finished ones are kept.
         replicate: Whether a method's seeds run at once, stacked in one kernel.
         say: Takes a line for every method that is done.
+        tracker: As in `Run.train`; runs are named METHOD/seed-SEED. Finished runs that are kept are not tracked again.
         options: Further arguments of `Run`, and `eval_every` and `checkpoint_every` of `Run.train`.
 
     Returns:
@@ -189,13 +207,16 @@ def compare(
             cells.check(folder, run.experiment.config, rounds)
     rows, scored = [], None
     for title in found:
-        rows.append(method_row(title, _cells(runs[title], rounds, folders[title], schedule, replicate, say)))
+        trackers = [tracking.named(tracker, f"{title}/seed-{seed}") for seed in seeds]
+        found_cells = _cells(runs[title], rounds, folders[title], schedule, replicate, say, trackers)
+        rows.append(method_row(title, found_cells))
         scored = runs[title][0].experiment.scored
         if say:
             say(f"{len(rows)} of {len(found)} methods done: {title}")
     first = of_seed[seeds[0]]
     title = titled_by(first.name, None if scored is None else len(scored), first.num_clients, rounds)
-    table = Table(f"{title}, mean ± std over seeds {', '.join(map(str, seeds))}", rows, first.task)
+    trials = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    table = Table(f"{title}, {over(trials, len(seeds))}", rows, first.task)
     if out:
         table.write(Path(out))
     return table
@@ -207,8 +228,19 @@ def titled_by(dataset: str, scored: int | None, num_clients: int, rounds: int) -
     return f"{dataset}, {sample}last of {rounds} rounds"
 
 
+def over(trials: str, number: int) -> str:
+    """The end of a table's title: over which trials its scores are means; there is no deviation of a single one."""
+    return f"mean ± std over {trials}" if number > 1 else trials
+
+
 def _cells(
-    runs: Sequence[Run], rounds: int, folders: Sequence[Path], schedule: Schedule, replicate: bool, say: Say | None
+    runs: Sequence[Run],
+    rounds: int,
+    folders: Sequence[Path],
+    schedule: Schedule,
+    replicate: bool,
+    say: Say | None,
+    trackers: Sequence[Tracker | None],
 ) -> list[Cell]:
     """The cells of one method; those that are finished in their folders are read."""
     found: dict[int, Cell] = {}
@@ -224,7 +256,10 @@ def _cells(
     told = say and (lambda line: say(line.strip()) if cells.LOST in line else None)
     if replicate and len(left) > 1:
         many = [runs[n] for n in left]
-        results = train_replicates(many, rounds, outs=outs, resume=resume, schedule=schedule, say=told)
+        tracked = [trackers[n] for n in left]
+        results = train_replicates(
+            many, rounds, outs=outs, resume=resume, schedule=schedule, say=told, trackers=tracked
+        )
     else:
         results = [
             runs[n].train(
@@ -235,6 +270,7 @@ def _cells(
                 checkpoint_every=schedule.checkpoint_every,
                 say=told,
                 progress=False,
+                tracker=trackers[n],
             )
             for n in left
         ]

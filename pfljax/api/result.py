@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfljax import report
+from pfljax.api import frames
 from pfljax.core import tree
 from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Predictor, State
@@ -83,7 +84,11 @@ class Result:
 
     @property
     def history(self) -> list[dict]:
-        """One entry per evaluated round: round, seconds, losses, accuracies, traffic, and the method's own metrics."""
+        """One entry per evaluated round: round, seconds, losses, accuracies, traffic, and the method's own metrics.
+
+        The first is of the initial models, round 0. Its "train_loss" is theirs on the training examples; the method's
+        own metrics are those of a round, and it has none.
+        """
         return self._rows
 
     @property
@@ -93,6 +98,20 @@ class Result:
         With `eval_clients` they are (T, n), of the clients "clients" (n,).
         """
         return self._results
+
+    def to_pandas(self) -> Any:
+        """The scores as a pandas DataFrame, one row per evaluated round, client and split.
+
+        Its columns are "round", "client", "split" ("train", "validation" or "test"), "group" (the client's true
+        distribution), "size" (its number of examples in the split), "loss" and, for a classification, "accuracy";
+        the scores are NaN where a client has no examples of the split. For example
+        `frame[frame.split == "test"].groupby(["round", "group"]).accuracy.mean()` is the mean accuracy of each group
+        over rounds.
+
+        Raises:
+            ArgumentError: if pandas is not installed.
+        """
+        return frames.of_results(self._results, self.experiment.federation)
 
     @property
     def accuracy(self) -> float:

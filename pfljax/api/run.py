@@ -22,6 +22,7 @@ from pfljax.training import describe
 from pfljax.training.experiment import Execution, Experiment
 from pfljax.training.folders import Resume
 from pfljax.training.loop import EVERY, Schedule, Trainer, check
+from pfljax.training.tracking import Tracker
 
 Say = Callable[[str], None]
 
@@ -109,6 +110,7 @@ class Run:
         say: Say | None = None,
         progress: bool = True,
         profile: str | Path | None = None,
+        tracker: Tracker | None = None,
     ) -> Result:
         """Trains for some more rounds.
 
@@ -118,11 +120,13 @@ class Run:
             resume: True goes on from the newest whole checkpoint in `out`, or starts at round 0 where none was made
                 yet; a folder that has lost its checkpoints is refused. "if_possible" starts over there, and
                 "from_scratch" always does. `rounds` counts from round 0 of the run in `out`.
-            eval_every: Number of rounds between evaluations.
+            eval_every: Number of rounds between evaluations, of which the first is of the initial models, at round 0.
             checkpoint_every: Least number of rounds between checkpoints, which are made after evaluations.
             say: Takes lines about plan and progress, such as `print`.
             progress: Whether to show a progress bar on a terminal or in a notebook.
             profile: Folder for a profiler's trace of a few rounds.
+            tracker: Takes an `Evaluation` after every evaluation: `pfl.TensorBoard(folder)`, or a function of your own
+                that logs to another tracker.
 
         Raises:
             ArgumentError: if `out` holds another run, or one with other settings.
@@ -140,6 +144,7 @@ class Run:
             self._trainer = start([self], [out] if out else None, resume, say, progress, profile)
         elif out not in (None, self._out):
             raise ArgumentError("out", f"this run already writes to {self._out or 'no folder'}", out)
+        self._trainer.trackers = [tracker]
         total = self._trainer.done + rounds
         outcome = self._trainer.train(total, Schedule(eval_every, checkpoint_every))[0]
         return Result(self.experiment.with_rounds(total), outcome, self._out)
@@ -191,6 +196,7 @@ def start(
     profile: str | Path | None = None,
     *,
     keep_going: bool = False,
+    trackers: Sequence[Tracker | None] = (),
 ) -> Trainer:
     """The trainer of one run, or of several as replicates."""
     experiments = [run.experiment for run in runs]
@@ -199,7 +205,8 @@ def start(
         configs = [environment | each.config for each in experiments]
         experiments = [dataclasses.replace(e, config=c) for e, c in zip(experiments, configs, strict=True)]
     folder = None if profile is None else Path(profile)
-    return Trainer(experiments, outs=outs, resume=resume, say=say, bar=progress, profile=folder, keep_going=keep_going)
+    options = {"bar": progress, "profile": folder, "keep_going": keep_going, "trackers": trackers}
+    return Trainer(experiments, outs=outs, resume=resume, say=say, **options)
 
 
 def padded_alike(runs: Sequence[Run]) -> Sequence[Run]:
@@ -220,6 +227,7 @@ def train_replicates(
     schedule: Schedule = EVERY,
     say: Say | None = None,
     profile: str | Path | None = None,
+    trackers: Sequence[Tracker | None] = (),
 ) -> list[Result]:
     """Trains runs of one method, all in one kernel; they may differ in seed, data, learning rate and float knobs.
 
@@ -231,9 +239,10 @@ def train_replicates(
         schedule: When the runs are evaluated and saved.
         say: As in `Run.train`.
         profile: As in `Run.train`.
+        trackers: One for each run, as in `Run.train`.
     """
     folders = [Path(out) for out in outs] if outs else None
-    trainer = start(padded_alike(runs), folders, resume, say, profile=profile)
+    trainer = start(padded_alike(runs), folders, resume, say, profile=profile, trackers=trackers)
     outcomes = trainer.train(rounds, schedule)
     directories = folders or [None] * len(runs)
     return [

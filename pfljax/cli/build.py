@@ -24,6 +24,9 @@ from pfljax.engine import processes
 from pfljax.local.privacy import Privacy
 from pfljax.local.training import LocalTraining
 from pfljax.training.experiment import Execution
+from pfljax.training.folders import BOARD
+from pfljax.training.progress import told
+from pfljax.training.tracking import TensorBoard, summary_writer
 
 DEFAULT_CLIENTS = 16  # of sources that draw their clients, and of partitions that deal examples
 Clients = tuple[Federation, Federation | None]  # those that train, and those kept out of training
@@ -52,10 +55,10 @@ class Trial(NamedTuple):
 
 
 def read_methods(settings: Settings) -> list[str]:
-    """The methods that --algorithm or --algorithms names, after a check of them, of all knobs given, and of --out.
+    """The methods that --algorithm or --algorithms names, after a check of them, their knobs, --out and --tensorboard.
 
     Raises:
-        ArgumentError: for an unknown method, or a folder that cannot be written to.
+        ArgumentError: for an unknown method, a folder that cannot be written to, or a package that is missing.
         FlagError: for a knob of another one.
     """
     if "algorithm" in settings:
@@ -66,6 +69,8 @@ def read_methods(settings: Settings) -> list[str]:
         method.get(name)
     settings.check_knobs(names)
     settings.check_out()
+    if "tensorboard" in settings and settings.tensorboard:
+        summary_writer()
     return names
 
 
@@ -141,18 +146,20 @@ def build_clients(settings: Settings, seed: int) -> Clients:
     share = settings.unseen_clients
     if not 0 <= share < 1:
         raise settings.error("unseen_clients", "accepted: a share of 0 or more and below 1")
-    source = build_source(settings, seed)
+    with told(f"reading {settings.dataset}", print):
+        source = build_source(settings, seed)
     splits = data.Splits(**{field.name: settings[field.name] for field in dataclasses.fields(data.Splits)})
     partition = build_partition(settings, source, seed)
     apart = jax.process_count() > 1 and settings.client_store == "device"  # else each host has all clients' data
     own = build_execution(settings).make_plan().own_rows if apart else None
     load = functools.partial(data.load, source, partition, splits, num_clients=settings.num_clients or None, seed=seed)
-    if share:
-        federation, unseen = data.split_unseen(load(), share, seed)
-        if own:
-            federation, unseen = (data.keep_own(each, own(each.num_clients)) for each in (federation, unseen))
-    else:
-        federation, unseen = load(own=own), None
+    with told("dividing the examples among clients", print):
+        if share:
+            federation, unseen = data.split_unseen(load(), share, seed)
+            if own:
+                federation, unseen = (data.keep_own(each, own(each.num_clients)) for each in (federation, unseen))
+        else:
+            federation, unseen = load(own=own), None
     processes.agree({"who has which examples": federation.index_digest})
     return federation, unseen
 
@@ -267,6 +274,11 @@ def build_run(settings: Settings, name: str, clients: Clients, trial: Trial) -> 
         execution=build_execution(settings),
         config=config(settings, name, trial),
     )
+
+
+def build_tracker(settings: Settings, out: Path) -> TensorBoard | None:
+    """What writes the evaluations of the run in a folder for TensorBoard, if --tensorboard asks for it."""
+    return TensorBoard(out / BOARD) if settings.tensorboard else None
 
 
 def config(settings: Settings, name: str, trial: Trial) -> dict:

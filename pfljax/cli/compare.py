@@ -14,7 +14,7 @@ from absl import flags
 
 from pfljax import report
 from pfljax.api.cells import Cell
-from pfljax.api.comparison import Table, method_row, titled_by
+from pfljax.api.comparison import Table, method_row, over, titled_by
 from pfljax.cli import build, sweep
 from pfljax.cli.flags import define_data, define_devices, define_evaluation, define_sweep, define_training
 from pfljax.cli.launch import Command
@@ -53,7 +53,7 @@ def run(settings: Settings) -> None:
         raise next(iter(failed.values()))
     scored = summary.get("scored_clients")
     title = titled_by(summary["dataset"], scored, summary["num_clients"], settings.rounds)
-    title = f"{title}, mean ± std over {sweep.named(trials)}"
+    title = f"{title}, {over(sweep.named(trials), len(trials))}"
     table = Table(title, rows, summary["task"])
     report.save(table.plot(), out / "comparison.png")
     sweep.write_table(table.title, *table.columns(), rows, out, "comparison.png")

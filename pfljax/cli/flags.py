@@ -299,13 +299,14 @@ def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
 def _define_splits(add: Group) -> None:
     """How many examples a client has, and of which parts."""
     add.switch("replacement", False, "let clients share examples, for more clients than there are examples for")
-    add.switch("official_test", False, "test on the data set's own test examples, not on a share of each client's")
+    text = "test on the data set's own test examples, not on a share of each client's"
+    add.switch("official_test", False, f"{text}; on for an npz file with is_test, unless --test_fraction is given")
     add.whole("train_examples", 0, "most training examples per client; 0 is no limit", least=0)
     add.whole("test_examples", 0, "most test examples per client; 0 is no limit (synthetic draws 5,000)", least=0)
     add.real(
         "test_fraction",
         0.2,
-        "share of a client's examples to test on, where the data set does not say",
+        "share of a client's examples to test on, without --official_test",
         above=0,
         below=1,
     )
@@ -471,6 +472,8 @@ def define_evaluation(registry: flags.FlagValues) -> None:
     add = Group(HOW, registry)
     add.whole("eval_every", 10, "number of rounds from one evaluation to the next", least=1)
     add.whole("checkpoint_every", 50, "least number of rounds between checkpoints, which follow evaluations", least=1)
+    text = "write every evaluation for TensorBoard, into tensorboard/ in the run's folder"
+    add.switch("tensorboard", False, f"{text}; needs pip install 'pfljax[tensorboard]'")
 
 
 def define_sweep(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequence[str], out: str) -> None:

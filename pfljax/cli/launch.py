@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import os
 import signal
@@ -60,6 +61,8 @@ def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
         words: Its flags; None: those of this process.
     """
     words, settings = sys.argv[1:] if words is None else words, None
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # so that a file or a pipe shows how far the command is
     try:
         given = [word for word in words if word not in help.WORDS]
         settings = parse(command.define, named(given, command.listed) if command.listed else given)

@@ -31,6 +31,7 @@ from pfljax.cli.measure import Cell, described_data, row_of
 from pfljax.cli.settings import PRESETS, FlagError, Settings
 from pfljax.cli.study import Study, total_bytes
 from pfljax.training import endings, memory
+from pfljax.training.progress import told
 
 MOST_CLIENTS = 10**12  # more than fit, which is told of each cell
 WORKLOADS = PRESETS / "scaling"
@@ -127,7 +128,8 @@ def fill(found: Study, cells: Sequence[Cell]) -> None:
             if found.finished(cell):
                 say(f"{what}: finished before, taken from {found.out / 'scaling.json'}")
                 continue
-            found.rows[cell] = row = row_of(found.settings, cell)
+            with told(what, say):
+                found.rows[cell] = row = row_of(found.settings, cell)
             found.write()
             seconds, reason = row["seconds_per_round"], row["reason"]
             say(f"{what}: " + (f"skipped: {reason}" if reason else f"{seconds:.4g} s a round"))

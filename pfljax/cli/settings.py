@@ -101,14 +101,19 @@ class Settings:
         """The settings with the defaults of the data set, its partition and the run's methods.
 
         The preset DATASET-PARTITION.flags comes first, then DATASET-validated.flags where a method needs validation
-        examples, then DATASET.flags.
+        examples, then DATASET.flags. An npz file with is_test is tested on these examples, unless --test_fraction asks
+        for others.
         """
         validated = any(METHODS[name].info.validates for name in methods)
         kinds = [f"{self.dataset}-{kind}" for kind in (self.partition, *(["validated"] if validated else []))]
         there = {path.stem: path for path in PRESETS.glob("*.flags")}
         path = next((there[name] for name in [*kinds, self.dataset] if name in there), None)
         found = dataclasses.replace(self.with_preset(path), defaults=path.name) if path else self
-        return found.replace({"validation_fraction": VALIDATION_FRACTION} | found._given()) if validated else found
+        if validated:
+            found = found.replace({"validation_fraction": VALIDATION_FRACTION} | found._given())
+        if self.dataset == "npz" and self.data_file and not self.present("test_fraction"):
+            found = found.replace({"official_test": "is_test" in reading.names_of(self.data_file)} | found._given())
+        return found
 
     def _given(self) -> dict[str, Any]:
         return {name: self.values[name] for name in self.given}

@@ -109,6 +109,7 @@ def cell(settings: Settings, name: str, trial: Trial, out: Path) -> dict:
         checkpoint_every=settings.checkpoint_every,
         say=say,
         profile=settings.profile,
+        tracker=build.build_tracker(settings, out),
     )
     return result.summary
 
@@ -127,6 +128,7 @@ def replicates(settings: Settings, name: str, runs: Sequence[Trial], outs: Seque
             schedule=Schedule(settings.eval_every, settings.checkpoint_every),
             say=say,
             profile=settings.profile,
+            trackers=[build.build_tracker(settings, outs[number]) for number in missing],
         )
         for number, result in zip(missing, results, strict=True):
             summaries[number] = result.summary

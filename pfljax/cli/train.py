@@ -63,6 +63,7 @@ def run(settings: Settings) -> None:
         checkpoint_every=settings.checkpoint_every,
         say=print,
         profile=settings.profile,
+        tracker=build.build_tracker(settings, out),
     )
     if settings.dataset == "sine":
         curve.write(settings, clients, result, out)

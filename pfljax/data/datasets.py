@@ -114,6 +114,9 @@ def npz(
 ) -> Federation:
     """Examples from an npz file: x, y and, optionally, client or writer, coarse and is_test (see `sources.npz`).
 
+    Examples for which is_test holds are the clients' test examples, unless `official_test=False` or a `test_fraction`
+    is given.
+
     Args:
         file: Path of the file.
         num_clients: K; None: all clients in the file, or 16 if it names none.
@@ -126,8 +129,9 @@ def npz(
         splits: Splits of each client's examples.
         **options: Fields of `Splits` that override those of `splits`.
     """
-    splits = make_splits(splits, options)
     source = sources.npz(file, seed=seed, fraction=fraction, standardize=standardize, task=task)
+    official = source.is_test is not None and "test_fraction" not in options
+    splits = make_splits(splits, options, official_test=official)
     return load(source, partition, splits, num_clients=num_clients, seed=seed)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from pfljax.core.errors import ArgumentError
 from pfljax.core.pooled import Pooled
 from pfljax.core.types import ClientData, Split, Task
 from pfljax.data import partitions
@@ -38,6 +39,8 @@ class Federation:
         own: The clients whose x and y are in this process; None: all. Everything else covers all clients.
         index_digest: A fingerprint of the assignment of examples to clients, independent of their content.
         attacker: (K,) bool, whether each client attacks; None: no client does.
+        class_names: Names of classes 0..C-1 if the labels were strings; otherwise empty.
+        official_test: Whether the clients' test examples are the data set's own; None: it has none of its own.
     """
 
     train: Split
@@ -51,6 +54,8 @@ class Federation:
     own: slice | None = None
     index_digest: str = ""
     attacker: np.ndarray | None = None
+    class_names: tuple[str, ...] = ()
+    official_test: bool | None = None
 
     @property
     def num_clients(self) -> int:
@@ -75,6 +80,8 @@ class Federation:
         kind = "regression" if self.task == "regression" else f"{self.num_classes} classes"
         counts = ((int(getattr(self, part).size.sum()), part) for part in PARTS)
         told = ", ".join(f"{count:,} {part}" for count, part in counts if count)
+        tests = {None: "", True: " (the data set's own)", False: " (drawn; the data set's own are not used)"}
+        told += tests[self.official_test]
         return f"<{self.name}: {self.num_clients:,} clients, {kind}, x {self.train.x.shape[2:]}; {told}>"
 
     @classmethod
@@ -100,14 +107,16 @@ class Federation:
 
         Args:
             x: (n, *features) numbers.
-            y: (n,) targets: integers are classes 0..C-1, floats are regression targets (unless `num_classes` is given).
+            y: (n,) targets: integers are classes 0..C-1; strings are classes in sorted order, with their names in
+                `class_names` (predictions stay numbers); floats are regression targets (unless `num_classes` is given).
             client: (n,) the client of each example, integers or strings. Clients are numbered in sorted order.
             num_clients: K; None: all clients in `client`, or 16 without it. If `client` has more, K of them are drawn
                 uniformly.
             partition: Partition of the examples among clients; None: by `client` if given, otherwise two label groups
                 (random for regression).
             seed: Seed for partition and splits.
-            is_test: (n,) bool, whether each example is for testing; None: `test_fraction` of each client's examples.
+            is_test: (n,) bool, whether each example is for testing (ignored with `official_test=False`); None:
+                `test_fraction` of each client's examples.
             num_classes: Number of classes C, if y may not contain all of them.
             standardize: Whether to scale each feature (each channel of images) to mean 0 and standard deviation 1,
                 measured on the examples that are not for testing.
@@ -118,6 +127,8 @@ class Federation:
         Raises:
             ArgumentError: for an invalid argument.
         """
+        if is_test is not None and "test_fraction" in options and not {"official_test", "replacement"} & options.keys():
+            raise ArgumentError("test_fraction", "is_test says which examples are for testing; name one of the two")
         splits = make_splits(splits, options, official_test=is_test is not None)
         given = {"x": x, "y": y, "client": client, "is_test": is_test}
         source = make_source(
@@ -165,7 +176,10 @@ def load(
     partition = partition or partitions.default(source)
     assignment = partitions.assign(source, partition, num_clients=num_clients, splits=splits, seed=seed)
     federation = pack(source, assignment, splits, seed=seed, own=own if splits.targets == "own" else None)
-    federation = dataclasses.replace(federation, name=f"{source.name}, {partition.name}")
+    official = None if source.is_test is None else splits.official_test
+    federation = dataclasses.replace(
+        federation, name=f"{source.name}, {partition.name}", official_test=official, class_names=source.class_names
+    )
     if splits.targets == "own":
         return federation
     federation = shuffle_targets(federation, seed)  # needs all clients

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
+from typing import Any
 
 import numpy as np
 
@@ -123,10 +124,12 @@ def describe(federation: Federation) -> dict:
         return {"min": int(values.min()), "median": float(np.median(values)), "max": int(values.max())}
 
     parts = {"train": federation.train, "validation": federation.validation, "test": federation.test}
-    summary = {
+    summary: dict[str, Any] = {
         part: {"total": int(split.size.sum()), **spread(np.asarray(split.size))} for part, split in parts.items()
     }
     summary |= {"clients": federation.num_clients, "digest": digest(federation)}
+    if federation.class_names:
+        summary["class_names"] = list(federation.class_names)
     counts = class_counts(federation)
     if counts is not None:
         summary["classes_per_client"] = spread((counts > 0).sum(axis=1))

@@ -14,14 +14,15 @@ from pfljax.report.figures import draw_affinity
 
 
 def comparison_figure(table: Sequence[dict]) -> Figure:
-    """Methods side by side: last score with its deviation over seeds, and scores over rounds with a band."""
+    """Methods side by side: last scores and scores over rounds, with deviations where there are several seeds."""
     num = len(table)
     figure = Picture(12, max(4.2, 0.6 + 0.26 * num))
     bars = add_axes(figure, 1, 2, 1, xlabel="test score, last round")
     over = add_axes(figure, 1, 2, 2, xlabel="round", ylabel="test score")
     shades = colors(np.arange(num))
     for place, (row, shade) in enumerate(zip(table, shades, strict=True)):
-        bars.barh(place, row["accuracy_mean"], xerr=row["accuracy_std"], color=shade, capsize=3, height=0.7)
+        error = row["accuracy_std"] if len(row["seeds"]) > 1 else None
+        bars.barh(place, row["accuracy_mean"], xerr=error, color=shade, capsize=3, height=0.7)
         mean, spread = np.asarray(row["curve_mean"], float), np.asarray(row["curve_std"], float)
         over.plot(row["rounds"], mean, color=shade, label=row["algorithm"])
         over.fill_between(row["rounds"], mean - spread, mean + spread, color=shade, alpha=0.15, linewidth=0)

@@ -55,7 +55,7 @@ def collect(plots: Plots) -> Content:
         "rows": [rows[int(k)] for k in ids] if rows else None,
         "spread": _spread(plots),
         "history": list(plots.rows),
-        "measured": plots.measured,
+        "measured": {name: np.array(values) for name, values in plots.measured.items()},
         "bytes": plots.bytes_sent if plots.bytes_sent.any() else None,
         "sharing": None,
     }

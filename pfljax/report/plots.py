@@ -116,10 +116,10 @@ class Plots:
 
     @property
     def measured(self) -> dict[str, list[float]]:
-        """What the method measures of itself, by name, over the evaluated rounds."""
+        """What the method measures of itself, by name, over the evaluated rounds; NaN for the initial models."""
         last = self.rows[-1] if len(self.rows) == len(self.test) else {}
         names = [name for name in last if name not in COMMON and not name.startswith("validation_")]
-        return {name: [row[name] for row in self.rows] for name in names}
+        return {name: [row.get(name, np.nan) for row in self.rows] for name in names}
 
     def accuracy(self) -> Figure:
         """The score over rounds: the clients' mean, and the worst tenth."""

@@ -107,6 +107,10 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
 def surroundings(experiment: Experiment) -> list[tuple[str, str]]:
     """Lines of the plan on what surrounds the method, where that is not the usual."""
     server, attack, lines = experiment.server, experiment.attack, []
+    official = experiment.federation.official_test
+    if official is not None:
+        drawn = "a share of each client's examples; the data set's own are not used"
+        lines.append(("test examples", "the data set's own" if official else drawn))
     if server.sampler != "uniform":
         lines.append(("cohorts", server.sampler))
     if server.aggregator != "mean":

@@ -22,6 +22,7 @@ from pfljax.training.history import History
 from pfljax.training.locks import LOCK
 
 CLIENTS = "clients"  # folder of a run for its clients' rows under client_store=disk
+BOARD = "tensorboard"  # folder of a run for what TensorBoard reads
 UNSAFE = "[]*?\\"  # in a path, patterns to what writes checkpoints
 LOST = "no whole checkpoint is left; starting over"
 WAY_ON = "resume from scratch to start over, or name another folder"
@@ -183,7 +184,7 @@ def clear(out: Path) -> None:
     """Removes what a run has left in its folder."""
     if not processes.is_first():
         return
-    for name in ("checkpoints", CLIENTS, "figures"):
+    for name in ("checkpoints", CLIENTS, "figures", BOARD):
         shutil.rmtree(out / name, ignore_errors=True)
     for name in (*manifest.RECORDS, manifest.NAME, "report.html"):
         (out / name).unlink(missing_ok=True)

@@ -24,8 +24,9 @@ from pfljax.training.experiment import Experiment
 from pfljax.training.folders import CLIENTS, Folders, Resume
 from pfljax.training.history import History
 from pfljax.training.locks import locked
-from pfljax.training.progress import progress
+from pfljax.training.progress import progress, told
 from pfljax.training.replicates import ONE, Replicates
+from pfljax.training.tracking import Tracker, make_evaluation
 
 DISPATCH_SECONDS = 2.0  # how long a dispatch may last before the progress is shown again
 STORES: dict[str, ModuleType] = {"device": device_store, "host": host_store, "disk": host_store}
@@ -35,7 +36,7 @@ class Schedule(NamedTuple):
     """When a run is evaluated and saved.
 
     Attributes:
-        eval_every: Number of rounds between evaluations.
+        eval_every: Number of rounds between evaluations, of which the first is at round 0.
         checkpoint_every: Least number of rounds between checkpoints, which are made after evaluations.
     """
 
@@ -81,6 +82,7 @@ class Trainer:
         bar: bool = False,
         profile: Path | None = None,
         keep_going: bool = False,
+        trackers: Sequence[Tracker | None] = (),
     ):
         """Checks the directories; nothing is compiled or written yet.
 
@@ -92,6 +94,7 @@ class Trainer:
             bar: Whether to show a progress bar where that is possible.
             profile: Folder for a trace of a few rounds.
             keep_going: Whether the other runs go on when the loss of one is not finite.
+            trackers: One for each run, which takes its evaluations; none at all: nothing is tracked.
 
         Raises:
             ArgumentError: if a directory holds another run.
@@ -105,6 +108,8 @@ class Trainer:
         self.folders = Folders(experiments, outs or (), resume)
         self.say, self.bar, self.profile = say, bar, profile
         self.keep_going = keep_going
+        self.trackers = trackers or [None] * len(experiments)
+        self.resumed = 0
         self.diverged: dict[int, str] = {}  # why, by number of the run
         self.keys = [jax.random.key(each.seed) for each in experiments]
         self.done = self.saved = 0
@@ -134,7 +139,8 @@ class Trainer:
         self.experiments = [each.with_rounds(rounds) for each in self.experiments]
         schedule = Schedule(*(min(every, rounds) for every in schedule))
         if self.length != schedule.eval_every:
-            self._compile(schedule.eval_every)
+            with told("compiling", self.say):
+                self._compile(schedule.eval_every)
         if self.compiled.saving:
             self.compiled.saving.check(rounds)
         if self.state is None:
@@ -196,7 +202,8 @@ class Trainer:
             files.write_json(out / "config.json", each.config)
         self.folders.forget_later(self.done)
         if not restored:
-            self.state = compiled.init(self._key(0), self.clients)
+            with told("making the initial models", self.say):
+                self.state = compiled.init(self._key(0), self.clients)
         outs, topology = self.folders.outs or [None] * self.replicates.num, self._topology()
         self.histories = [
             History(out, self.done, topology, each.scored) for out, each in zip(outs, self.experiments, strict=True)
@@ -204,6 +211,9 @@ class Trainer:
         self.seconds = self.histories[0].seconds
         for each, history in zip(self.experiments, self.histories, strict=True) if restored else ():
             history.write(algorithm.report.scored, each.federation)  # files may be lost, or know of later rounds
+        if not restored:
+            with told("evaluating the initial models", self.say):
+                self._evaluate()
 
     def _topology(self) -> str:
         """How the models that clients are said to use lie with respect to them."""
@@ -227,7 +237,7 @@ class Trainer:
 
     def _play(self, rounds: int, schedule: Schedule) -> None:
         """Dispatches rounds until all are played, evaluating and saving on the way."""
-        pace, rounds_key = 1, self._key(1)
+        pace, rounds_key, self.resumed = 1, self._key(1), self.done
         with progress(rounds, self.done, self.say, self.bar) as advance, endings.noted() as signaled:
             while self.done < rounds:
                 stop = min(self.done + pace, (self.done // self.length + 1) * self.length, rounds)
@@ -287,34 +297,46 @@ class Trainer:
         kept = f" {said} {self.folders.outs[number]}" if self.folders.outs else ""
         raise RunError(f"{why}; a smaller learning rate may help.{kept}")
 
-    def _evaluate(self, newest: Sequence[Record]) -> None:
-        """Adds a row to every run's history."""
+    def _evaluate(self, newest: Sequence[Record] | None = None) -> None:
+        """Adds a row to every run's history.
+
+        Args:
+            newest: Each run's last records; None for the initial models, which no round has trained: their "train_loss"
+                is that of their predictions, and the method's own metrics are missing.
+        """
         found = jax.device_get(self.evaluate(self._key(2), self.state, self.clients, self.splits))
-        parts = zip(self.experiments, self.histories, newest, self.replicates.split(found), strict=True)
+        records = newest or [None] * self.replicates.num
+        parts = zip(self.experiments, self.histories, records, self.replicates.split(found), strict=True)
         for number, (each, history, record, (scores, collaboration)) in enumerate(parts):
             scored = slice(None) if each.scored is None else each.scored
-            sizes_of = lambda part, each=each, scored=scored: getattr(each.federation, part).size[scored]
+            sizes = {part: np.asarray(getattr(each.federation, part).size)[scored] for part in scores}
+            means = {part: evaluation.summarize(values, sizes[part]) for part, values in scores.items()}
             row = {
                 "round": self.done,
                 "seconds": self.seconds,
-                "train_loss": float(record.train_loss[-1]),
-                **evaluation.summarize(scores["test"], sizes_of("test")),
+                "train_loss": float(record.train_loss[-1]) if record else means["train"]["loss"],
+                **means["test"],
                 "bytes_down": history.down,
                 "bytes_up": history.up,
-                **{name: float(values[-1]) for name, values in record.metrics.items()},
+                **{name: float(values[-1]) for name, values in (record.metrics.items() if record else ())},
             }
-            lost = np.flatnonzero(~np.isfinite(scores["test"]["loss"]) & (np.asarray(sizes_of("test")) > 0))
-            if len(lost):  # by the last update, whose loss no round has told
+            lost = np.flatnonzero(~np.isfinite(scores["test"]["loss"]) & (sizes["test"] > 0))
+            if len(lost):  # by the last update, whose loss no round has told, or from the start
                 client = lost[0] if each.scored is None else each.scored[lost[0]]
-                why = f"round {self.done}: the loss of client {client} is not finite after it"
+                where, after = (f"round {self.done}", " after it") if self.done else ("the initial models", "")
+                why = f"{where}: the loss of client {client} is not finite{after}"
                 self.diverged.setdefault(number, why)
                 if not self.keep_going:
                     continue
-            if "validation" in scores:
-                values = evaluation.summarize(scores["validation"], sizes_of("validation"))
-                row |= {f"validation_{name}": values[name] for name in ("loss", "accuracy") if name in values}
+            validated = means.get("validation", {})
+            row |= {f"validation_{name}": validated[name] for name in ("loss", "accuracy") if name in validated}
             history.add(row, scores, collaboration)
             history.write_rows()
+            tracker = self.trackers[number] if processes.is_first() else None
+            if tracker:
+                used = collaboration if each.scored is None else {}
+                place = {"shared": history.topology == "shared", "resumed": self.resumed}
+                tracker(make_evaluation(row, means, scores, used, **place))
         if self.diverged and not self.keep_going:
             self._stop(*next(iter(self.diverged.items())))
 

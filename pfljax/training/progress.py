@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 
 LINE_SECONDS = 10  # between two log lines
+SLOW_SECONDS = 5  # from which on it is told what a step does
 Advance = Callable[[int], None]  # takes the number of rounds done
 
 
@@ -26,9 +28,30 @@ def progress(total: int, done: int, say: Callable[[str], None] | None, bar: bool
         with _bar(total, done) as advance:
             yield advance
     elif say is not None:
-        yield _lines(total, done, say)
+        with told("training", say):  # the first dispatch may last
+            yield _lines(total, done, say)
     else:
         yield lambda done: None
+
+
+@contextlib.contextmanager
+def told(step: str, say: Callable[[str], None] | None) -> Iterator[None]:
+    """Says what a step does, if it takes long.
+
+    Args:
+        step: What it does, such as "compiling".
+        say: Takes the line; None says nothing.
+    """
+    if say is None:
+        yield
+        return
+    timer = threading.Timer(SLOW_SECONDS, say, [f"  {step} ..."])
+    timer.daemon = True  # which does not hold up a process that ends meanwhile
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextlib.contextmanager

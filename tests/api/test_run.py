@@ -1,5 +1,6 @@
 """The Python API: what a user types, what comes back, and what is refused."""
 
+import sys
 from pathlib import Path
 
 import flax.linen as nn
@@ -9,6 +10,8 @@ import optax
 import pytest
 
 import pfljax as pfl
+from pfljax.api import frames
+from pfljax.api.cells import over_rounds
 from pfljax.training import files
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +35,7 @@ def trained(clients, tmp_path_factory):
 def test_a_result_tells_what_its_files_tell(trained, clients):
     _, result = trained
     rows = files.read_jsonl(result.out / "metrics.jsonl")
-    assert [row["round"] for row in result.history] == [row["round"] for row in rows] == [2, 4]
+    assert [row["round"] for row in result.history] == [row["round"] for row in rows] == [0, 2, 4]
     assert result.accuracy == rows[-1]["accuracy"] and result.loss == rows[-1]["loss"]
     stored = files.read_npz(result.out / "results.npz")["accuracy_test"][-1]
     np.testing.assert_array_equal(result.per_client_accuracy, stored)
@@ -56,11 +59,42 @@ def test_predictions_are_those_that_were_scored(trained, clients):
 
 def test_collaboration_is_a_matrix_of_weights(trained, clients):
     found = trained[1].collaboration
-    assert found.rounds.tolist() == [2, 4]
+    assert found.rounds.tolist() == [0, 2, 4]
     matrix = found.matrix()
     assert matrix.shape == (6, 6)
     np.testing.assert_allclose(matrix.sum(axis=1), 1, atol=1e-5)
     np.testing.assert_array_equal(found.distribution, clients.distribution)
+
+
+def test_scores_as_a_frame(trained, clients):
+    """Its groups give the figures that the result tells, computed by pandas."""
+    result = trained[1]
+    frame = result.to_pandas()
+    assert frame.columns.tolist() == ["round", "client", "split", "group", "size", "loss", "accuracy"]
+    assert len(frame) == len(result.history) * clients.num_clients * frame.split.nunique()
+    last = frame[(frame["round"] == 4) & (frame.split == "test")].set_index("client").accuracy
+    np.testing.assert_array_equal(last, result.per_client_accuracy)
+    first = frame[(frame["round"] == result.history[0]["round"]) & (frame.split == "train")].set_index("client").loss
+    np.testing.assert_array_equal(first, result.results["loss_train"][0])
+    own = frame[(frame["round"] == 2) & (frame.split == "train")].set_index("client")
+    np.testing.assert_array_equal(own["size"], clients.train.size)
+    np.testing.assert_array_equal(own.group, clients.distribution)
+
+
+def test_a_frame_names_the_clients_of_a_sample(clients):
+    """Of two evaluations of clients 1 and 3; groups and sizes are theirs."""
+    scores = {f"loss_{split}": np.arange(4.0).reshape(2, 2) + 10 * (split == "test") for split in ("train", "test")}
+    frame = frames.of_results({"rounds": np.array([3, 6]), "clients": np.array([1, 3]), **scores}, clients)
+    row = lambda at, k, split, loss: [at, k, split, clients.distribution[k], getattr(clients, split).size[k], loss]
+    first = [row(3, 1, "train", 0), row(3, 1, "test", 10), row(3, 3, "train", 1), row(3, 3, "test", 11)]
+    last = [row(6, 1, "train", 2), row(6, 1, "test", 12), row(6, 3, "train", 3), row(6, 3, "test", 13)]
+    assert frame.values.tolist() == first + last
+
+
+def test_without_pandas_one_line_says_how_to_get_it(trained, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(pfl.ArgumentError, match=r"to_pandas: needs pandas: pip install 'pfljax\[pandas\]'"):
+        trained[1].to_pandas()
 
 
 @pytest.mark.parametrize("name", ["accuracy", "per_client", "collaboration", "weights", "traffic"])
@@ -75,11 +109,13 @@ def test_training_goes_on_and_resumes(trained, clients, tmp_path):
     whole = start().train(rounds=6, eval_every=2)
     parts = start()
     out = tmp_path / "run"
-    assert len(parts.train(rounds=4, eval_every=2, out=out).history) == 2
+    assert len(parts.train(rounds=4, eval_every=2, out=out).history) == 3
     resumed = start().train(rounds=6, eval_every=2, out=out, resume=True)
-    longer = parts.train(rounds=2, eval_every=2)
+    tracked = []
+    longer = parts.train(rounds=2, eval_every=2, tracker=tracked.append)
+    assert [(each.round, each.resumed) for each in tracked] == [(6, 4)]
     for other in (longer, resumed):
-        assert [row["round"] for row in other.history] == [2, 4, 6]
+        assert [row["round"] for row in other.history] == [0, 2, 4, 6]
         np.testing.assert_array_equal(other.results["loss_test"], whole.results["loss_test"])
     assert longer.summary["rounds"] == 6
 
@@ -106,7 +142,18 @@ def test_a_comparison_is_a_table(clients, tmp_path):
     assert "gentle" in str(table) and str(table).count("±") == 3  # two rows and the title
     assert (tmp_path / "comparison.png").stat().st_size > 1000
     part = pfl.compare([pfl.FedAvg()], clients, MODEL, LOCAL, seeds=[0], rounds=1, eval_clients=2)
-    assert f", a sample of 2 of {clients.num_clients} clients, last of 1 rounds" in part.title
+    assert f", a sample of 2 of {clients.num_clients} clients, last of 1 rounds, seed 0" in part.title
+    assert "±" not in str(part) + part.to_markdown()  # one seed has no deviation
+    frame = table.to_pandas()
+    assert frame.algorithm.tolist() == ["fedavg", "fedavg", "gentle", "gentle"]
+    assert frame.seed.tolist() == [0, 1, 0, 1] and frame.accuracy[:2].tolist() == alone
+
+
+def test_curves_are_of_the_rounds_that_all_seeds_have():
+    """As after a change of eval_every, or of runs that an earlier version began without round 0."""
+    rows = lambda *rounds: [{"round": number, "accuracy": number / 10} for number in rounds]
+    rounds, curves = over_rounds([rows(0, 2, 4, 6), rows(2, 3, 6)], "accuracy")
+    assert rounds == [2, 6] and curves.tolist() == [[0.2, 0.6]] * 2
 
 
 def test_one_s_own_arrays_and_module():

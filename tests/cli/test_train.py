@@ -1,5 +1,7 @@
 """The entry point train: mistakes are one line, and a run leaves what it should."""
 
+import sys
+
 import numpy as np
 import pytest
 from commands import call, one_line
@@ -79,7 +81,7 @@ def test_mistakes_in_a_file_are_named(npz, tmp_path):
         (npz("nan", x=bad, y=y), ["NaN", "row 7"]),
         (npz("labels", x=x, y=y - 1), ["y is -1"]),
         (npz("short", x=x, y=y[:-1]), ["y has shape (39,)", "one value for each row"]),
-        (npz("words", x=x, y=np.array(["a"] * 40)), ["y is"]),
+        (npz("words", x=x, y=np.array([b"a"] * 40)), ["y is", "y.astype(str)"]),
     ]
     for path, words in cases:
         line = one_line(call(train.COMMAND, "--dataset=npz", f"--data_file={path}", *SMALL, code=2))
@@ -87,6 +89,42 @@ def test_mistakes_in_a_file_are_named(npz, tmp_path):
         for word in words:
             assert word in line, line
     assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_package_is_told_before_anything_is_done(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    line = one_line(call(train.COMMAND, "--tensorboard", *SMALL, code=2))
+    assert line == "--tensorboard: needs tensorboardX: pip install 'pfljax[tensorboard]'"
+
+
+@pytest.mark.parametrize(
+    ("flags", "own", "said"),
+    [
+        ([], True, "the data set's own"),
+        (["--test_fraction=0.5"], False, "a share of each client's examples; the data set's own are not used"),
+        (["--noofficial_test"], False, "a share of each client's examples; the data set's own are not used"),
+    ],
+)
+def test_a_file_says_which_examples_are_for_testing(npz, tmp_path, flags, own, said):
+    """Classes have names here; of each client's ten examples three are for testing, or half, or a fifth."""
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    y, is_test = np.array(["dog", "cat"])[np.arange(40) % 2], np.arange(40) % 10 >= 7
+    path = npz("tests", x=x, y=y, client=np.arange(40) // 10, is_test=is_test)
+    words = [
+        "--dataset=npz",
+        f"--data_file={path}",
+        "--algorithm=local",
+        "--rounds=1",
+        "--hidden=4",
+        f"--out={tmp_path}/r",
+    ]
+    printed = call(train.COMMAND, *words, *flags)
+    (line,) = [line for line in printed.splitlines() if line.startswith("  test examples ")]
+    assert line.split(maxsplit=2)[2] == said
+    sizes = [row["n_test"] for row in files.read_json(tmp_path / "r" / "summary.json")["per_client"]]
+    assert sizes == [3 if own else 5 if "--test_fraction=0.5" in flags else 2] * 4
+    config = files.read_json(tmp_path / "r" / "config.json")
+    assert config["flags"]["official_test"] is own and config["data"]["class_names"] == ["cat", "dog"]
 
 
 def test_a_data_set_that_is_not_prepared_says_how_to(tmp_path):
@@ -97,12 +135,13 @@ def test_a_data_set_that_is_not_prepared_says_how_to(tmp_path):
 @pytest.mark.pages
 def test_a_run_leaves_its_results_and_is_not_overwritten(tmp_path, monkeypatch):
     out = tmp_path / "run"
-    printed = call(train.COMMAND, *SMALL, f"--out={out}")
+    printed = call(train.COMMAND, *SMALL, f"--out={out}", "--tensorboard")
     assert printed.splitlines()[0] == "federico on digits, label_groups: 4 clients, 4 rounds"
     assert printed.splitlines()[1].split() == ["defaults", "digits.flags"]
     names = {path.name for path in out.iterdir()}
     assert {"config.json", "results.npz", "metrics.jsonl", "summary.json", "collaboration.npz", "checkpoints"} <= names
     assert "report.html" in names and list((out / "figures").glob("*.png"))
+    assert len(list((out / "tensorboard").glob("events.out.tfevents.*"))) == 1
     flags = files.read_json(out / "config.json")["flags"]
     assert flags["federico.neighbors"] == 1 and flags["train_examples"] == 15 and flags["algorithm"] == "federico"
     before = files.read_json(out / "summary.json")
@@ -119,7 +158,7 @@ def test_a_run_leaves_its_results_and_is_not_overwritten(tmp_path, monkeypatch):
     call(train.COMMAND, *SMALL, f"--out={out}", "--resume", "--rounds=6")
     assert files.read_json(out / "config.json")["git_commit"] is None
     rows = files.read_jsonl(out / "metrics.jsonl")
-    assert [row["round"] for row in rows] == [2, 4, 6]
+    assert [row["round"] for row in rows] == [0, 2, 4, 6]
     assert files.read_json(out / "summary.json")["last"]["round"] == 6
 
 
@@ -155,7 +194,7 @@ def test_a_diverging_run_stops_with_the_round_and_the_client(tmp_path):
     assert "round " in line and "client " in line and str(out) in line
     rows = files.read_jsonl(out / "metrics.jsonl")
     stopped = int(line.split("round ")[1].split(":")[0])
-    assert [row["round"] for row in rows] == list(range(1, stopped)) and rows
+    assert [row["round"] for row in rows] == list(range(stopped)) and rows
 
 
 @pytest.mark.slow

@@ -51,6 +51,28 @@ def test_ones_own_test_examples_are_the_test_examples():
     np.testing.assert_array_equal(real(federation.train), np.unique(X[~TESTS], axis=0))
     anew = Federation.from_arrays(X, Y, OWNER, is_test=TESTS, official_test=False)
     np.testing.assert_array_equal(anew.test.size, [4, 2, 2])  # a fifth of each client's
+    assert (federation.official_test, anew.official_test) == (True, False)
+    assert repr(federation).endswith("8 test (the data set's own)>")
+    assert repr(anew).endswith("8 test (drawn; the data set's own are not used)>")
+
+
+def test_a_file_s_own_test_examples_are_used_unless_a_share_is_asked_for(tmp_path):
+    np.savez(tmp_path / "own.npz", x=X, y=Y, client=OWNER, is_test=TESTS)
+    read = lambda **options: data.npz(str(tmp_path / "own.npz"), standardize=False, **options)
+    np.testing.assert_array_equal(real(read().test), np.unique(X[TESTS], axis=0))
+    for options, sizes in (({"test_fraction": 0.5}, [10, 5, 5]), ({"official_test": False}, [4, 2, 2])):
+        assert read(**options).test.size.tolist() == sizes and read(**options).official_test is False
+    np.savez(tmp_path / "own.npz", x=X, y=Y, client=OWNER)
+    assert read().test.size.tolist() == [4, 2, 2] and read().official_test is None
+
+
+def test_labels_may_be_strings():
+    federation = Federation.from_arrays(X, np.array(["dog", "cat"])[Y], OWNER)
+    same = Federation.from_arrays(X, 1 - Y, OWNER)
+    assert federation.class_names == ("cat", "dog") and same.class_names == ()
+    assert (federation.task, federation.num_classes) == ("classification", 2)
+    np.testing.assert_array_equal(federation.train.y, same.train.y)
+    assert data.describe(federation)["class_names"] == ["cat", "dog"] and "class_names" not in data.describe(same)
 
 
 def test_ones_own_arrays_are_standardized_if_wanted():
@@ -76,6 +98,8 @@ def test_classes_that_y_lacks_can_be_announced():
         ({"x": np.where(X > 1, np.nan, X)}, "x: is NaN or infinite"),
         ({"y": np.arange(40), "num_classes": 8}, "num_classes=8: y reaches 39; accepted: 40 or more"),
         ({"is_test": np.ones(40, bool)}, "is_test: holds for every example"),
+        ({"is_test": TESTS, "test_fraction": 0.5}, "test_fraction: is_test says which examples are for testing; name"),
+        ({"y": np.array(["a", 1], object)[Y]}, r"y: is object; accepted: integers or strings .*y\.astype\(str\)"),
         ({"train_exmples": 3}, "train_exmples=3: unknown argument; did you mean train_examples"),
         ({"zzz": 3}, "zzz=3: unknown argument; accepted: test_fraction, .*targets"),
         ({"test_fraction": 2}, "test_fraction=2: accepted: above 0, below 1"),

@@ -56,6 +56,17 @@ def test_fraction_is_a_subsample_decided_by_the_seed(load):
     assert all(row.tobytes() in rows for row in part.x)
 
 
+def test_strings_are_classes_in_sorted_order(npz):
+    """Also those of a subsample, whose classes are those of all; NumPy sorts by code points, capitals first."""
+    y = np.array(["dog", "cat", "Zebra", "cat", "ox", "dog"])
+    source = npz(x=np.arange(6.0)[:, None], y=y)
+    assert source.class_names == ("Zebra", "cat", "dog", "ox") and source.num_classes == 4
+    assert source.y.dtype == np.int32 and source.y.tolist() == [2, 1, 0, 1, 3, 2] and source.task == "classification"
+    part = npz(x=np.arange(6.0)[:, None], y=y, load={"fraction": 0.5, "standardize": False})
+    assert part.class_names == source.class_names
+    np.testing.assert_array_equal(part.y, source.y[part.x[:, 0].astype(int)])
+
+
 def test_standardization_is_measured_on_training_rows_only(npz):
     x = RNG.normal(5, 3, size=(3000, 4)).astype(np.float32)
     x[:, 3] = 0.1  # constant: the guard keeps it from 0 / 0
@@ -133,7 +144,7 @@ HOLE = np.array([[1.0, 1], [1, np.nan], [1, 1], [np.inf, 1]])
         ({"x": X, "y": HOLE[:, 1]}, "y is NaN or infinite in 1 rows, the first is row 1"),
         ({"x": X, "y": Y - 2}, "y is -2 in row 0; classes are integers 0..C-1"),
         ({"x": X, "y": Y * 10**6}, "y reaches 3000000 in 4 rows"),
-        ({"x": X, "y": Y.astype(str)}, "y is <U.*accepted: integers"),
+        ({"x": X, "y": Y.astype(bytes)}, r"y is \|S.*accepted: integers or strings.*y\.astype\(str\) makes strings"),
         ({"x": X.astype(str), "y": Y}, "x is <U.*accepted: numbers"),
         ({"x": X.astype(object), "y": Y}, "no object arrays"),
         ({"x": X, "y": Y, "client": X[:, 0]}, "client is float64; accepted: integers and strings"),

@@ -94,6 +94,12 @@ def test_the_blocks_of_a_page_run(page, folder, monkeypatch):
     assert all(0 <= result.accuracy <= 1 for result in results)
 
 
+def test_other_blocks_are_few():
+    """Those that need a server or an account."""
+    others = {page for page in PAGES for language, _ in blocks(page) if language not in SHORTER}
+    assert others == {"docs/howto/track.md"}
+
+
 def test_commands_that_take_hours_or_hosts_are_right():
     """Every flag is known; every module and extra is there."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

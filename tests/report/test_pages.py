@@ -164,7 +164,7 @@ def test_slopes_of_powers_are_their_exponents(exponent):
 
 
 def test_comparison_scaling_and_benchmark_are_drawn(tmp_path):
-    row = {"algorithm": "a", "accuracy_mean": 0.9, "accuracy_std": 0.1, "bottom_decile_mean": 0.8}
+    row = {"algorithm": "a", "accuracy_mean": 0.9, "accuracy_std": 0.1, "bottom_decile_mean": 0.8, "seeds": [{}, {}]}
     row |= {"rounds": [1, 2], "curve_mean": [0.5, 0.9], "curve_std": [0.1, 0.1]}
     cells = [{"num_clients": k, "seconds_per_round": k**2, "memory_bytes": 3 * k} for k in (10, 100)]
     scaling = report.scaling_figure({"a": cells, "b": cells[:1]})
@@ -175,6 +175,22 @@ def test_comparison_scaling_and_benchmark_are_drawn(tmp_path):
         path = tmp_path / f"{number}.png"
         report.save(figure, path)
         assert min(matplotlib.image.imread(path).shape[:2]) > 100
+
+
+def test_measures_of_a_method_are_missing_for_the_initial_models(tmp_path):
+    make_run(tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows[1:] = [row | {"drift": 0.5} for row in rows[1:]]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert packed(report.write(tmp_path))["measured"] == {"drift": [None, 0.5, 0.5]}
+    assert (tmp_path / "figures" / "measures.png").stat().st_size > 1000
+
+
+def test_bars_show_a_deviation_only_over_several_seeds():
+    row = {"algorithm": "a", "accuracy_mean": 0.9, "accuracy_std": 0.0, "seeds": [{}]}
+    row |= {"rounds": [1, 2], "curve_mean": [0.5, 0.9], "curve_std": [0.0, 0.0]}
+    lines = lambda *rows: len(report.comparison_figure(rows).axes[0].lines)
+    assert lines(row) == 0 and lines(row, row | {"seeds": [{}, {}], "accuracy_std": 0.1}) == 2  # two caps
 
 
 def test_many_clients_share_the_rows_of_a_matrix(monkeypatch):

@@ -96,9 +96,10 @@ def test_removed_checkpoints_of_a_finished_run_are_not_taken_for_a_new_one(copie
 
 def test_from_scratch_replaces_a_whole_run_but_nothing_else(copied, whole, tmp_path):
     (copied / "notes.txt").write_text("mine")
+    (copied / "tensorboard").mkdir()
     assert "starting over at round 0" in resumed(copied, "from_scratch")
     assert_same_runs(whole("local")[0], copied)
-    assert (copied / "notes.txt").read_text() == "mine"
+    assert (copied / "notes.txt").read_text() == "mine" and not (copied / "tensorboard").exists()
     other = tmp_path / "other"
     other.mkdir()
     (other / "thesis.txt").write_text("mine")

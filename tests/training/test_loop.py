@@ -49,7 +49,7 @@ def test_stopped_and_resumed_is_as_never_stopped(name, whole, tmp_path, monkeypa
     with pytest.raises(Killed):
         train(make_experiment(name), tmp_path)
     assert not (tmp_path / "summary.json").exists()
-    assert [row["round"] for row in files.read_jsonl(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert [row["round"] for row in files.read_jsonl(tmp_path / "metrics.jsonl")] == [0, 1, 2, 3, 4]
     monkeypatch.setattr(checkpoints, "save", save)
     lines = []
     result = train(make_experiment(name), tmp_path, resume=True, say=lines.append)
@@ -109,7 +109,7 @@ def test_a_killed_process_leaves_a_run_to_resume(tmp_path):
         [sys.executable, "-c", command, str(TESTS), str(killed)], capture_output=True, text=True, check=False
     )
     assert process.returncode == 9, process.stderr
-    assert [row["round"] for row in files.read_jsonl(killed / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert [row["round"] for row in files.read_jsonl(killed / "metrics.jsonl")] == [0, 1, 2, 3, 4]
     for out in (killed, whole):
         train(make_experiment("scaffold", unseen=False), out, resume=True)
     assert_same_runs(whole, killed)
@@ -128,7 +128,7 @@ def test_a_run_leaves_its_files_whole(whole):
         "checkpoints",
     }
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert [row["round"] for row in rows] == list(range(1, ROUNDS + 1))
+    assert [row["round"] for row in rows] == list(range(ROUNDS + 1))
     wanted = (
         "train_loss loss accuracy accuracy_mean accuracy_std accuracy_bottom_decile accuracy_min bytes_down bytes_up"
     )
@@ -138,11 +138,11 @@ def test_a_run_leaves_its_files_whole(whole):
     results = files.read_npz(out / "results.npz")
     for split in ("train", "test"):
         for name in ("accuracy", "loss"):
-            assert results[f"{name}_{split}"].shape == (ROUNDS, 5)
-    np.testing.assert_array_equal(results["rounds"], np.arange(1, ROUNDS + 1))
+            assert results[f"{name}_{split}"].shape == (ROUNDS + 1, 5)
+    np.testing.assert_array_equal(results["rounds"], np.arange(ROUNDS + 1))
     assert "mixture" in str(results["scored"])
     collaboration = files.read_npz(out / "collaboration.npz")
-    assert collaboration["index"].shape == collaboration["weights"].shape == (ROUNDS, 5, 5)
+    assert collaboration["index"].shape == collaboration["weights"].shape == (ROUNDS + 1, 5, 5)
     np.testing.assert_allclose(collaboration["weights"].sum(axis=2), 1, atol=1e-5)
 
     summary = files.read_json(out / "summary.json")
@@ -159,6 +159,43 @@ def test_a_run_leaves_its_files_whole(whole):
     assert result.summary["last"]["accuracy_mean"] == pytest.approx(results["accuracy_test"][-1].mean())
 
 
+def test_the_history_begins_with_the_initial_models(monkeypatch):
+    """Round 0: what a linear model predicts before any training, in NumPy; one evaluation is compiled, as ever."""
+    monkeypatch.undo()
+    experiment = make_experiment("fedavg", unseen=False)
+    trainer, federation = loop.Trainer([experiment]), experiment.federation
+    history = trainer.train(2, EVERY_ROUND)[0].history
+    first = history.rows[0]
+    assert [row["round"] for row in history.rows] == [0, 1, 2] and trainer.evaluate._cache_size() == 1
+    assert first["seconds"] == first["bytes_down"] == first["bytes_up"] == 0
+    state = trainer.compiled.algorithm.init(trainer._key(0), federation.client_data)
+    kernel, bias = sorted(jax.tree.leaves(jax.device_get(state.models)), key=lambda leaf: -leaf.size)
+    losses = {}
+    for part in ("train", "test"):
+        split = getattr(federation, part)
+        logits = np.asarray(split.x[...]) @ kernel[0] + bias[0]
+        true = np.take_along_axis(logits, np.asarray(split.y)[..., None], axis=-1)[..., 0]
+        each = np.log(np.exp(logits).sum(axis=-1)) - true
+        real = np.arange(each.shape[1]) < split.size[:, None]
+        own = (each * real).sum(axis=1) / split.size
+        np.testing.assert_allclose(history.results[f"loss_{part}"][0], own, rtol=1e-5)
+        losses[part] = np.average(own, weights=split.size)
+    assert first["loss"] == pytest.approx(losses["test"], rel=1e-5)
+    assert first["train_loss"] == pytest.approx(losses["train"], rel=1e-5)
+    assert history.rows[1]["loss"] != first["loss"]
+
+
+def test_a_run_that_was_begun_without_round_0_goes_on(whole, tmp_path):
+    evaluate = loop.Trainer._evaluate
+    with pytest.MonkeyPatch.context() as patch:  # an earlier version
+        patch.setattr(loop.Trainer, "_evaluate", lambda self, newest=None: newest and evaluate(self, newest))
+        train(make_experiment("local"), tmp_path, 2)
+    train(make_experiment("local"), tmp_path, resume=True)
+    expected, found = (files.read_npz(out / "results.npz") for out in (whole("local")[0], tmp_path))
+    assert found["rounds"].tolist() == list(range(1, ROUNDS + 1))
+    np.testing.assert_array_equal(found["loss_test"], expected["loss_test"][1:])
+
+
 @pytest.mark.parametrize(("name", "models"), [("fedavg", 1), ("local", 0)])
 def test_traffic_follows_from_what_is_exchanged(name, models, whole):
     model_bytes = 4 * (3 * 3 + 3)
@@ -172,8 +209,8 @@ def test_peers_traffic_is_a_model_and_a_gradient_for_each_batch_and_neighbor(who
     model_bytes = 4 * (3 * 3 + 3)
     for row in files.read_jsonl(whole("federico")[0] / "metrics.jsonl"):
         # In batches of 2 the clients have 2, 2, 3, 1 and 2 a round, so a cohort of four has 7 to 9.
-        batches = row["bytes_down"] * 5 / (3 * model_bytes * row["round"])
-        assert 7 - 1e-6 <= batches <= 9 + 1e-6
+        batches = row["bytes_down"] * 5 / (3 * model_bytes * max(row["round"], 1))
+        assert 7 - 1e-6 <= batches <= 9 + 1e-6 or row["round"] == batches == 0
         assert row["bytes_up"] == pytest.approx(row["bytes_down"])
 
 
@@ -222,7 +259,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(name, tmp_path):
         toys.run(experiment, 50, out=tmp_path, schedule=EVERY_ROUND)
     stopped = int(str(error.value).split(":")[0].removeprefix("round "))
     rows = files.read_jsonl(tmp_path / "metrics.jsonl")
-    assert 2 < stopped < 20 and [row["round"] for row in rows] == list(range(1, stopped))
+    assert 2 < stopped < 20 and [row["round"] for row in rows] == list(range(stopped))
     assert all(np.isfinite(row["train_loss"]) for row in rows)
     assert len(files.read_npz(tmp_path / "results.npz")["rounds"]) == len(rows)
     assert not (tmp_path / "summary.json").exists()
@@ -296,9 +333,21 @@ def test_training_goes_on_from_where_it_stands(whole):
 def test_a_model_that_the_last_update_breaks_is_told(tmp_path):
     federation = toys.make_federation((3, 3), "regression")
     problem = toys.make_problem(federation, optax.sgd(1e38), hidden=(4,))
-    with pytest.raises(RunError, match=r"round 1: the loss of client \d is not finite after it.* The run is"):
+    with pytest.raises(
+        RunError, match=r"round 1: the loss of client \d is not finite after it.* What was evaluated before"
+    ):
         toys.run(toys.make_experiment("fedprox", problem, federation), 1, out=tmp_path)
-    assert not (tmp_path / "summary.json").exists() and not (tmp_path / "metrics.jsonl").exists()
+    assert not (tmp_path / "summary.json").exists()
+    assert [row["round"] for row in files.read_jsonl(tmp_path / "metrics.jsonl")] == [0]
+
+
+def test_initial_models_without_a_finite_loss_are_told(tmp_path):
+    federation = toys.make_federation((3, 3), "regression")
+    federation.test.x[1] = np.inf
+    experiment = toys.make_experiment("fedprox", toys.make_problem(federation), federation)
+    with pytest.raises(RunError, match=r"^the initial models: the loss of client 1 is not finite;.* The run is "):
+        toys.run(experiment, 1, out=tmp_path)
+    assert not (tmp_path / "metrics.jsonl").exists()
 
 
 @pytest.mark.parametrize("lost", ["metrics.jsonl", "results.npz", "collaboration.npz", "summary.json"])

@@ -26,11 +26,12 @@ def make_source(
     """A Source of the given arrays, after a look at each.
 
     Args:
-        arrays: x (n, *features) numbers and y (n,); optionally client (n,) integers or strings, coarse (n,) integers
-            and is_test (n,) booleans.
+        arrays: x (n, *features) numbers and y (n,) numbers or strings; optionally client (n,) integers or strings,
+            coarse (n,) integers and is_test (n,) booleans.
         rows: Which of them to keep. The classes are those of all.
         num_classes: Classes C; None: as many as y tells.
-        task: "classification", "regression" or "auto": floats in y make a regression.
+        task: "classification", "regression" or "auto": floats in y make a regression. Strings in y are classes,
+            numbered in sorted order.
         images: Whether x of uint8 is pixels, to be divided by 255, and x (n, height, width) or (n,) gets a last axis
             of one channel.
         standardize: Whether each channel of images, and each feature otherwise, gets mean 0 and standard deviation 1,
@@ -41,7 +42,8 @@ def make_source(
         ArgumentError: naming the array, or task or num_classes.
     """
     _check_shapes(arrays)
-    y, num_classes, task = targets(arrays["y"], task, num_classes)
+    y, names = _numbered(arrays["y"])
+    y, num_classes, task = targets(y, "classification" if names and task == "auto" else task, num_classes)
     x = _features(arrays["x"][rows], np.arange(len(y))[rows], images)
     is_test = arrays.get("is_test")
     if is_test is not None:
@@ -62,7 +64,16 @@ def make_source(
         task,
         name,
         coarse=None if coarse is None else _coarse_labels(coarse),
+        class_names=names,
     )
+
+
+def _numbered(y: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Strings (n,) as classes 0..C-1 in sorted order, and their names; numbers as they are."""
+    if y.dtype.kind != "U":
+        return y, ()
+    names, numbers = np.unique(y, return_inverse=True)
+    return numbers, tuple(names.tolist())
 
 
 def targets(y: np.ndarray, task: str = "auto", num_classes: int | None = None) -> tuple[np.ndarray, int, Task]:
@@ -70,7 +81,8 @@ def targets(y: np.ndarray, task: str = "auto", num_classes: int | None = None) -
     if task not in TASKS:
         raise ArgumentError("task", f"accepted: {', '.join(TASKS)}", task)
     if y.dtype.kind not in "biuf":
-        raise ArgumentError("y", f"is {y.dtype}; accepted: integers (classes) and floats (a regression)")
+        hint = "; y.astype(str) makes strings of it" if y.dtype.kind in "OS" else ""
+        raise ArgumentError("y", f"is {y.dtype}; accepted: integers or strings (classes), floats (a regression){hint}")
     if task == "auto":
         task = "regression" if y.dtype.kind == "f" else "classification"
     with np.errstate(over="ignore"):

@@ -46,7 +46,7 @@ def read_digits() -> tuple[np.ndarray, np.ndarray]:
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
-    return images, labels
+    return np.asarray(images), np.asarray(labels)
 
 
 def sine(num_clients: int = 16, *, seed: int = 0, fraction: float = 1.0) -> Source:

@@ -16,8 +16,9 @@ def npz(file: str, *, seed: int = 0, fraction: float = 1.0, standardize: bool = 
     """The examples of an npz file.
 
     Args:
-        file: Holds x (n, *features), y (n,), optionally client or writer (n,) integers or strings, coarse (n,)
-            integers, and is_test (n,) booleans; x of uint8 is read as pixels (divided by 255).
+        file: Holds x (n, *features) and y (n,), numbers or strings (classes in sorted order); optionally client or
+            writer (n,) integers or strings, coarse (n,) integers, and is_test (n,) booleans. x of uint8 is read as
+            pixels (divided by 255).
         seed: Decides the subsample.
         fraction: The share of the examples to keep, drawn uniformly.
         standardize: Whether x gets mean 0 and standard deviation 1, per channel for images and per feature

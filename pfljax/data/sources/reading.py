@@ -118,6 +118,15 @@ def read_npz(
             raise ArgumentError(argument, text, file) from error
 
 
+def names_of(file: str) -> list[str]:
+    """The names of an npz file's arrays; none where it cannot be read, which `read_npz` tells."""
+    try:
+        with opened(file) as stream, zipfile.ZipFile(stream) as archive:
+            return [name.removesuffix(".npy") for name in archive.namelist()]
+    except Exception:  # whatever a damaged file makes zipfile raise
+        return []
+
+
 def _check_memory(num_bytes: int, file: str, argument: str) -> None:
     free = free_memory()
     if num_bytes > free:

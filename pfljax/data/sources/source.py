@@ -29,6 +29,7 @@ class Source:
         name: For titles.
         distribution: (K,) the true distribution of each natural client, where it is known.
         coarse: (n,) int32, the coarse label of each example (the superclass of its class), where there is one.
+        class_names: The names of the classes, where the data set's labels are strings.
     """
 
     x: np.ndarray
@@ -40,6 +41,7 @@ class Source:
     name: str
     distribution: np.ndarray | None = None
     coarse: np.ndarray | None = None
+    class_names: tuple[str, ...] = ()
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:

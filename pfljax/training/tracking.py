@@ -1,0 +1,140 @@
+"""What a tracker of experiments gets at every evaluation, and a tracker that writes for TensorBoard."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pfljax.core.errors import ArgumentError
+from pfljax.evaluation import collaboration
+
+FLUSH_SECONDS = 1  # how long TensorBoard may have to wait for what was evaluated
+MAX_MATRIX = 2000  # clients or models, beyond which no collaboration matrix is made
+
+
+class Evaluation(NamedTuple):
+    """One evaluation of a run, in Python numbers and NumPy arrays on the host.
+
+    Attributes:
+        run: Name of the run in a comparison, such as "fedavg/seed-0"; "" for a run on its own.
+        round: Number of rounds done.
+        resumed: The round that training went on from, after a checkpoint or an earlier call; 0 for a new run. Rounds
+            after it that were tracked before are tracked again.
+        scalars: By name: "accuracy/test", "accuracy_bottom_decile/test", "loss/train" and so on; then "train_loss",
+            "bytes_down", "bytes_up" (per client, so far), "seconds" and the method's own metrics, as in metrics.jsonl.
+        per_client: By name, such as "accuracy/test": one value for each client that has examples of the split.
+        collaboration: (K, N) weight that each client gives to each model; None with `eval_clients`, and above
+            2,000 clients or models.
+    """
+
+    run: str
+    round: int
+    resumed: int
+    scalars: dict[str, float]
+    per_client: dict[str, np.ndarray]
+    collaboration: np.ndarray | None
+
+
+Tracker = Callable[[Evaluation], None]
+
+
+def named(tracker: Tracker | None, run: str) -> Tracker | None:
+    """A tracker that tells the run's name."""
+    return tracker and (lambda evaluation: tracker(evaluation._replace(run=run)))
+
+
+def make_evaluation(
+    row: Mapping[str, float],
+    means: Mapping[str, Mapping[str, float]],
+    scores: Mapping[str, Mapping[str, np.ndarray]],
+    used: Mapping[str, np.ndarray],
+    *,
+    shared: bool,
+    resumed: int,
+) -> Evaluation:
+    """What a tracker gets of an evaluation.
+
+    Args:
+        row: The row of metrics.jsonl.
+        means: By split: what `metrics.summarize` makes of its scores.
+        scores: By split and metric: one value for each client that is scored; NaN without examples.
+        used: "index" and "weights" (K, J) of the models that clients use; empty where not all clients are scored.
+        shared: Whether the models are shared, and not the clients' own.
+        resumed: As in `Evaluation`.
+    """
+    scalars = {f"{name}/{split}": value for split, found in means.items() for name, value in found.items()}
+    told = {"round", *means["test"], *(f"validation_{name}" for name in means["test"])}
+    scalars |= {name: value for name, value in row.items() if name not in told}
+    per_client = {
+        f"{name}/{split}": values[~np.isnan(values)]
+        for split, found in scores.items()
+        for name, values in found.items()
+    }
+    matrix = None
+    if used:
+        index = used["index"]
+        num_models = int(index.max()) + 1 if shared else len(index)
+        if max(len(index), num_models) <= MAX_MATRIX:
+            matrix = collaboration.dense(index, used["weights"], num_models)
+    return Evaluation("", int(row["round"]), resumed, scalars, per_client, matrix)
+
+
+def summary_writer() -> Any:
+    """The class that writes for TensorBoard.
+
+    Raises:
+        ArgumentError: if tensorboardX is not installed.
+    """
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError as error:
+        raise ArgumentError("tensorboard", "needs tensorboardX: pip install 'pfljax[tensorboard]'") from error
+    return SummaryWriter
+
+
+class TensorBoard:
+    """A tracker that writes scalars, histograms over clients and the collaboration matrix for TensorBoard.
+
+    A resumed run writes a further file of events. It tells TensorBoard to leave out what was written before of the
+    rounds that are played again, so that every curve has one value a round.
+    """
+
+    def __init__(self, folder: str | Path):
+        """Takes the folder; it is made at the first evaluation.
+
+        Args:
+            folder: Of one run; the runs of a comparison have folders of their names in it.
+
+        Raises:
+            ArgumentError: if tensorboardX is not installed.
+        """
+        self._make, self._folder = summary_writer(), Path(folder)
+        self._writers: dict[str, Any] = {}
+
+    def __call__(self, evaluation: Evaluation) -> None:
+        """Writes one evaluation."""
+        writer = self._writer(evaluation)
+        step = evaluation.round
+        for name, value in evaluation.scalars.items():
+            writer.add_scalar(name, value, step)
+        for name, values in evaluation.per_client.items():
+            finite = values[np.isfinite(values)]
+            if finite.size:
+                writer.add_histogram(f"clients/{name}", finite, step)
+        if evaluation.collaboration is not None:
+            writer.add_image("collaboration", np.clip(evaluation.collaboration, 0, 1), step, dataformats="HW")
+
+    def _writer(self, evaluation: Evaluation) -> Any:
+        if evaluation.run not in self._writers:
+            purge = evaluation.resumed + 1 if evaluation.resumed else 0
+            suffix = f".{time.time_ns()}"  # by which two files of one second have two names, in their order
+            options = {"purge_step": purge, "filename_suffix": suffix, "flush_secs": FLUSH_SECONDS}
+            writer = self._make(str(self._folder / evaluation.run), **options)
+            weakref.finalize(self, writer.close)
+            self._writers[evaluation.run] = writer
+        return self._writers[evaluation.run]
