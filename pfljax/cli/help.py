@@ -9,7 +9,7 @@ from typing import Any
 
 from absl import flags
 
-from pfljax.cli.flags import DATA, HOW, RUNS, WHAT
+from pfljax.cli.flags import DATA, HOW, RUNS, WHAT, Text
 from pfljax.cli.settings import Settings, accepted, read
 from pfljax.core.method import METHODS
 
@@ -44,11 +44,11 @@ def text(doc: str, settings: Settings, methods: Sequence[str]) -> str:
     if any(name in groups for name in METHODS):
         name = "algorithm" if "algorithm" in settings else "algorithms"
         others = [name for name in METHODS if name not in methods]
-        lines += textwrap.wrap(f"Knobs of other methods: --{name}=NAME --help, for {', '.join(others)}.", WIDTH)
+        lines += textwrap.wrap(f"--{name}=NAME --help shows the knobs of another method: {', '.join(others)}.", WIDTH)
     if settings.defaults:
-        named = f"defaults: {settings.defaults}, for --dataset={settings.dataset}; the command line comes first."
+        named = f"{settings.defaults} has the defaults for --dataset={settings.dataset}; flags override them."
         lines += ["", *textwrap.wrap(named, WIDTH)]
-    lines += ["", "--flagfile=FILE reads flags from a file, one a line."]
+    lines += ["", "--flagfile=FILE reads flags from a file, one per line."]
     return "\n".join(lines)
 
 
@@ -58,7 +58,7 @@ def _entry(flag: flags.Flag, settings: Settings) -> list[str]:
     preset = settings.defaults if value != flag.default and not settings.present(flag.name) else ""
     first = f"  --{flag.name}={shown(value)}" + (f"  ({preset or 'as given'})" if value != flag.default else "")
     body, values = re.sub(r"^<[^>]*>: ", "", str(flag.help)), accepted(flag)  # absl puts a choice's words first
-    body = body if values in ("", "numbers") or "accepted: " in body else f"{body}; accepted: {values}"
+    body = body if values in ("", "numbers", Text.accepted) or "accepted: " in body else f"{body}; accepted: {values}"
     return [first, *textwrap.wrap(body, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)]
 
 

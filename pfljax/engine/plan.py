@@ -94,7 +94,7 @@ class ExecutionPlan:
             return "models are on every device, contributions are summed"
         if topology == "push":
             return "uploads travel around the ring" if self.rings(models) else "every device sums its uploads"
-        return "models travel around the ring" if self.rings(models) else "models are gathered on every device"
+        return "models go around a ring of devices" if self.rings(models) else "every device gathers all models"
 
     def own_rows(self, num: int) -> slice:
         """The slice of `num` clients' rows on this process's devices; all rows if they do not divide evenly."""

@@ -22,14 +22,14 @@ from pfljax.training.compiled import Compiled
 from pfljax.training.experiment import Experiment
 
 HOME = {
-    "device": "on the device(s)",
-    "host": "on the host, of a round on the device(s)",
-    "disk": "rows on the disk and data on the host, of a round on the device(s)",
+    "device": "on the devices",
+    "host": "in host memory; a round's cohort on the devices",
+    "disk": "state on disk, data in host memory; a round's cohort on the devices",
 }
 
 
 def settings(method: Any, clients: Federation, model: Any, local: LocalTraining, options: dict) -> dict:
-    """What must agree where a run is resumed; optimizers and schedules are functions, which cannot be compared."""
+    """Settings that must agree when a run is resumed, without optimizer and schedule: functions cannot be compared."""
     named = [field.name for field in dataclasses.fields(local) if field.name not in ("optimizer", "schedule")]
     comparable = {f"local.{name}": files.plain(getattr(local, name)) for name in named}
     knobs = {f"{method.info.name}.{name}": value for name, value in dataclasses.asdict(method).items()}
@@ -39,12 +39,12 @@ def settings(method: Any, clients: Federation, model: Any, local: LocalTraining,
 
 
 def environment() -> dict:
-    """Versions, device and git commit, for config.json."""
+    """Returns versions, device and git commit for config.json."""
     folder = Path(__file__).parent
     try:
         asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
         commit = asked.stdout.strip() or None
-    except OSError:  # there is no git here
+    except OSError:  # git is not installed
         commit = None
     device = jax.local_devices()[0]
     versions = {name: importlib.metadata.version(name) for name in ("jax", "flax", "optax", "numpy")}
@@ -61,16 +61,16 @@ def mini_batches(experiment: Experiment, algorithm: Algorithm) -> int:
 
 
 def examples(x: Examples) -> str:
-    """Where a part's examples are read, in words."""
+    """Describes how the examples of a split are stored."""
     if not is_pooled(x):
-        return "a copy for each client, which takes no more than an index"
+        return "one copy per client, no larger than an index"
     copies = memory.readable(x.dtype.itemsize * math.prod(x.shape))
-    where = "each device has those of its clients" if x.spread else "of all clients"
-    return f"a pool with an index, {where}; copies would take {copies}"
+    where = "each device holds its clients' part" if x.spread else "shared by all devices"
+    return f"a pool with an index, {where}; one copy per client would take {copies}"
 
 
 def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tuple[str, Any]]:
-    """Lines of the memory plan, (name, bytes or text): what the whole run holds, and what a device needs."""
+    """Returns the lines of the memory plan, (name, bytes or text): totals of the run, and what each device needs."""
     plan, needs, state, algorithm = compiled.plan, compiled.memory, compiled.state, compiled.algorithm
     size, num_clients = experiment.problem.cohort_size, experiment.federation.num_clients
     per_device = -(-size // plan.num_devices)
@@ -85,31 +85,37 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
         ("optimizer", tree.num_bytes(state.optimizer)),
         ("per-client state", tree.num_bytes(state.clients)),
         ("data", sum(leaf.nbytes for leaf in {id(leaf): leaf for leaf in jax.tree.leaves(data)}.values())),
-        ("examples", "; ".join(f"{part}: {examples(split.x)}" for part, split in data.items())),
+        ("examples", told_once({part: examples(split.x) for part, split in data.items()})),
         ("arguments, per device", needs.arguments),
-        ("outputs beside them, per device", needs.outputs),
+        ("other outputs, per device", needs.outputs),
         ("temporaries, per device", needs.temporaries),
         ("device memory", needs.limit),
-        ("plan", f"{kind}: {at_once} of {per_device} clients at a time on each of {plan.num_devices} device(s)"),
-        ("steps that wait for other clients", f"{100 * plan.waiting(experiment.steps, size):.1f} %"),
-        ("mini-batches of a client, per round", f"up to {mini_batches(experiment, algorithm):,}"),
+        ("plan", f"{kind}: {at_once} of {per_device} clients at a time, {plan.num_devices} device(s)"),
+        ("idle steps", f"{100 * plan.waiting(experiment.steps, size):.1f} %"),
+        ("mini-batches per client and round", f"up to {mini_batches(experiment, algorithm):,}"),
         ("exchange", plan.exchange_of(algorithm.topology, of_round)),
-        ("clients' rows and data", HOME[experiment.client_store]),
+        ("clients' state and data", HOME[experiment.client_store]),
     ]
     if compiled.saving is not None and experiment.client_store == "disk":
         lines.append(("disk, at most", compiled.saving.check(experiment.problem.rounds)))
     lines += surroundings(experiment)
     if num_clients % plan.num_devices and not on_host:
-        lines.append(("not divided", f"{num_clients} clients by {plan.num_devices} devices: each device holds all"))
+        lines.append(("not divided", f"{num_clients} clients over {plan.num_devices} devices: each device holds all"))
     return lines
 
 
+def told_once(of_parts: dict[str, str]) -> str:
+    """Joins what is said of each part; says it once if it is the same for all."""
+    texts = set(of_parts.values())
+    return texts.pop() if len(texts) == 1 else "; ".join(f"{part}: {text}" for part, text in of_parts.items())
+
+
 def surroundings(experiment: Experiment) -> list[tuple[str, str]]:
-    """Lines of the plan on what surrounds the method, where that is not the usual."""
+    """Returns the lines of the plan on samplers, aggregators and attacks other than the defaults."""
     server, attack, lines = experiment.server, experiment.attack, []
     official = experiment.federation.official_test
     if official is not None:
-        drawn = "a share of each client's examples; the data set's own are not used"
+        drawn = "drawn from each client's examples; the data set's own are not used"
         lines.append(("test examples", "the data set's own" if official else drawn))
     if server.sampler != "uniform":
         lines.append(("cohorts", server.sampler))

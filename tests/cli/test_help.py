@@ -19,14 +19,16 @@ def test_every_flag_is_shown_with_its_default_and_knobs_of_the_named_methods_onl
     named = registry["algorithms"].value if "algorithms" in registry else [registry["algorithm"].value]
     owner = {flag.name: head for head, group in registry.flags_by_module_dict().items() for flag in group}
     assert shown == {name for name in registry if owner[name] not in METHODS or owner[name] in named}
-    heads = [text.index(f"\n{head}\n") for head in ("What to train", "On what", "How", "Which runs")]
+    heads = [text.index(f"\n{head}\n") for head in ("Training", "Data", "Execution", "Runs and output")]
     assert heads == sorted(heads)
     assert "--algorithm" in text and "=NAME --help" in text
 
 
 def test_defaults_accepted_values_and_where_they_come_from():
     text = call(train.COMMAND, "--help", "--algorithm=fedem", "--batch_size=4")
-    assert "--train_examples=15  (digits.flags)" in text and "defaults: digits.flags" in text
+    assert (
+        "--train_examples=15  (digits.flags)" in text and "digits.flags has the defaults for --dataset=digits" in text
+    )
     assert "--batch_size=4  (as given)" in text
     assert "--fedem.components=3" in text and "--federico.epsilon" not in text
     assert "accepted: own, shuffled" in text and "accepted: whole numbers of 1 or more" in text

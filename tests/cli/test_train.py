@@ -101,8 +101,8 @@ def test_a_missing_package_is_told_before_anything_is_done(monkeypatch):
     ("flags", "own", "said"),
     [
         ([], True, "the data set's own"),
-        (["--test_fraction=0.5"], False, "a share of each client's examples; the data set's own are not used"),
-        (["--noofficial_test"], False, "a share of each client's examples; the data set's own are not used"),
+        (["--test_fraction=0.5"], False, "drawn from each client's examples; the data set's own are not used"),
+        (["--noofficial_test"], False, "drawn from each client's examples; the data set's own are not used"),
     ],
 )
 def test_a_file_says_which_examples_are_for_testing(npz, tmp_path, flags, own, said):
