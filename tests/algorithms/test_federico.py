@@ -380,6 +380,7 @@ def test_with_all_others_as_neighbors_there_is_not_one_global_model(method):
         assert within > 0.8
 
 
+@pytest.mark.slow
 def test_groups_that_start_on_the_same_best_model_come_apart():
     def one_is_best(state):  # for everybody: the others are confident by features that decide nothing
         layer = state.models["Dense_0"]

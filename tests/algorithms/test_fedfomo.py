@@ -360,7 +360,7 @@ def test_bad_knobs_and_missing_validation_are_refused():
     for knobs in ({"neighbors": -1}, {"epsilon": 1.5}, {"decay": -0.1}):
         with pytest.raises(ArgumentError, match=rf"^fedfomo\.{next(iter(knobs))}="):
             play(knobs=knobs)
-    with pytest.raises(ArgumentError, match=r"^fedfomo\.clusters=4: accepted: 0 to 3, the clients"):
+    with pytest.raises(ArgumentError, match=r"^fedfomo\.clusters=4: accepted: 0 to 3, the number of clients"):
         play(knobs={"clusters": 4})
     with pytest.raises(ArgumentError, match=r"^fedfomo\.available=uploaded: .*accepted with privacy: cohort"):
         play(knobs={"available": "uploaded"}, cohort=2, privacy=Privacy(clip_norm=1.0))

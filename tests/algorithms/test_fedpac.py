@@ -187,5 +187,5 @@ def test_a_task_without_one_class_to_an_example_is_refused(task):
     problem = toys.make_problem(federation)
     if task == "sequences":
         problem = toys.make_problem(toys.make_federation(SIZES), model=Sequences())
-    with pytest.raises(ArgumentError, match=r"^algorithm=fedpac: needs .*class.*; accepted for"):
+    with pytest.raises(ArgumentError, match=r"^algorithm=fedpac: needs .*class.*; choose another method for"):
         toys.make_algorithm("fedpac", problem)

@@ -20,7 +20,7 @@ MODES = {
     "disk": ("ditto", "disk", [1], 40),
     "replicates": ("fedavg", "device", [1, 2], 20),
 }
-SAMPLE = 12  # of so many cases one is played by default
+SAMPLE = 40  # of so many cases one is played by default
 
 
 def train(mode, out, rounds, resume=False, say=None):

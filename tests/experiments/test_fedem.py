@@ -38,6 +38,7 @@ def test_table2_tunes_and_stands_beside_the_paper(tmp_path):
     assert again.count("already finished") == again.count("seed-0:") and "tuning, " not in again
 
 
+@pytest.mark.slow
 def test_published_labels_come_with_the_authors_model_of_one_logit(tmp_path):
     published = "--synthetic.labels=published"
     model_of = lambda *words: PAPER.settings_of(paper.start(parse(table2.define, words)).settings, "fedem").model

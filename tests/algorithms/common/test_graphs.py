@@ -105,7 +105,7 @@ def test_errors_name_the_argument_and_what_is_accepted(tmp_path):
     matrix.write_text("1.5 -0.5\n-0.5 1.5\n")
     assert "-0.5" in error(2, mixing="file", mixing_file=str(matrix))
     matrix.write_text("1 0\n0 1\n")
-    assert "2 parts" in error(2, mixing="file", mixing_file=str(matrix))
+    assert "2 components" in error(2, mixing="file", mixing_file=str(matrix))
     assert "shape (2, 2)" in error(3, mixing="file", mixing_file=str(matrix))
     matrix.write_text("a b\n")
     assert "numbers" in error(2, mixing="file", mixing_file=str(matrix))
@@ -140,13 +140,13 @@ def test_edges_that_are_none_are_refused(tmp_path, content, message):
     ("content", "message"),
     [
         ("", "shape (0,)"),
-        ("1 2\n3\n", "no matrix of numbers"),
-        ("0.5 ²\n0.5 0.5\n", "no matrix of numbers"),
+        ("1 2\n3\n", "not a matrix of numbers"),
+        ("0.5 ²\n0.5 0.5\n", "not a matrix of numbers"),
         ("nan nan\nnan nan\n", "not finite"),
         ("inf 0\n0 inf\n", "not finite"),
         (b"\xff\xfe", "not UTF-8"),
-        (np.eye(2) * 1j, "is complex128; accepted: numbers"),
-        (np.array([["a", "b"], ["c", "d"]]), "is <U1; accepted: numbers"),
+        (np.eye(2) * 1j, "has dtype complex128; accepted: numbers"),
+        (np.array([["a", "b"], ["c", "d"]]), "has dtype <U1; accepted: numbers"),
         (np.zeros((0, 0)), "shape (0, 0)"),
     ],
 )
