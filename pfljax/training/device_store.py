@@ -68,7 +68,7 @@ def compile_segment(
     def one_round(algorithm, *args):
         return make_round(algorithm, plan, problem.num_clients, problem.cohort_size)(*args)
 
-    # Jitted, so that it is traced once: here for its record's shape, and again in the loop.
+    # Jitted, so that the trace for the record's shape is reused in the loop.
     one_round = jax.jit(replicates.lift(experiment, plan, one_round, (0, None, 0, 0)), inline=True)
     init = replicates.lift(experiment, plan, lambda algorithm, *args: algorithm.init(*args), (0, 0))
     key = replicates.join([jax.random.key(experiment.seed)] * replicates.num)
