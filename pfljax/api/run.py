@@ -70,8 +70,7 @@ class Run:
             server: How the server samples cohorts and aggregates models. Default: uniformly, and by the mean.
             attack: What the attacking clients do. Default: no attack.
             execution: Where clients' state and data are stored, and how clients are mapped to devices.
-            config: Extra content for config.json. Its "settings", by default these arguments, must not change when a
-                run is resumed.
+            config: Extra content for config.json. Its "settings" (default: these arguments) must agree on resuming.
 
         Raises:
             ArgumentError: if an argument is not accepted; the message names it and what is accepted.

@@ -64,7 +64,7 @@ class Folders:
                 kept = manifest.read(out)
                 done = kept.rounds if kept else max(history.checkpoints(out / "checkpoints"), default=0)
                 if done > rounds:
-                    text = f"{out} already has {done}; accepted: {done} or more"
+                    text = f"{out} already has {done} rounds; accepted: {done} or more"
                     raise ArgumentError("rounds", text, rounds)
 
         processes.first(check)

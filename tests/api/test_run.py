@@ -131,7 +131,7 @@ def test_a_comparison_is_a_table(clients, tmp_path):
     again = pfl.compare(methods, clients, MODEL, LOCAL, rounds=2, **common)
     (damaged,) = [line for line in said if "running again" in line]
     assert damaged.endswith("fedavg/seed-1: running again: summary.json is not what the run wrote")
-    with pytest.raises(ValueError, match=r"^rounds=1: .*seed-0 has 2 already; accepted: 2 or more"):
+    with pytest.raises(ValueError, match=r"^rounds=1: .*seed-0 already has 2 rounds; accepted: 2 or more"):
         pfl.compare(methods, clients, MODEL, LOCAL, rounds=1, **common)
     assert str(again) == str(table)  # taken from the files, seconds included
     cells = [files.read_json(tmp_path / "fedavg" / f"seed-{seed}" / "summary.json") for seed in range(2)]

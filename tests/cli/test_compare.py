@@ -164,7 +164,7 @@ def test_a_cell_without_a_manifest_is_kept_if_it_can_be_read(finished, tmp_path)
     folder = tmp_path / "out" / "fedavg" / "seed-0"
     (folder / "manifest.json").unlink()  # as an earlier version left it
     assert "already finished" in call(compare.COMMAND, *flags, "--rounds=4", f"--out={tmp_path / 'out'}")
-    assert "has 4 already" in call(compare.COMMAND, *flags, "--rounds=3", f"--out={tmp_path / 'out'}", code=2)
+    assert "already has 4 rounds" in call(compare.COMMAND, *flags, "--rounds=3", f"--out={tmp_path / 'out'}", code=2)
     assert cells.damage(folder) == "" == cells.damage(tmp_path / "nothing")
     rows = (folder / "metrics.jsonl").read_text()
     for content, wrong in ((rows.splitlines()[0], "lacks rows"), ("", "lacks rows"), (rows[:-9], "cannot be read")):
@@ -176,7 +176,7 @@ def test_a_folder_with_more_rounds_is_refused_before_anything_is_run(finished, t
     out, flags = finished
     flags = [*flags[:-1], "--algorithms=local,fedavg"]
     line = one_line(call(compare.COMMAND, *flags, "--rounds=3", f"--out={out}", code=2))
-    assert line.startswith("--rounds=3: ") and line.endswith("fedavg/seed-0 has 4 already; accepted: 4 or more")
+    assert line.startswith("--rounds=3: ") and line.endswith("fedavg/seed-0 already has 4 rounds; accepted: 4 or more")
     assert not (out / "local").exists()
 
 

@@ -91,7 +91,7 @@ def test_classes_that_y_lacks_can_be_announced():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"y": Y[:39]}, r"y: has shape \(39,\), x has \(40, 3\)"),
+        ({"y": Y[:39]}, r"y: has shape \(39,\), but x has \(40, 3\)"),
         ({"client": OWNER[:5]}, r"client: has shape \(5,\)"),
         ({"client": X[:, 0]}, "client: is float32; accepted: integers or strings"),
         ({"x": X[:, 0]}, r"x: has shape \(40,\); accepted: \(n, \*features\), such as x\[:, None\]"),

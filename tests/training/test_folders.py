@@ -203,7 +203,7 @@ def test_the_first_signal_saves_and_the_second_ends_at_once(number, times, tmp_p
 def test_too_little_room_is_told_before_anything_is_written(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(RunError, match=r"out of disk space in .*: a checkpoint needs .* and 1000 B are free\."):
+    with pytest.raises(RunError, match=r"out of disk space in .*: a checkpoint needs .* but only 1000 B is free\."):
         train(make_experiment("local"), tmp_path / "run")
     assert not (tmp_path / "run/checkpoints").exists()
     monkeypatch.undo()

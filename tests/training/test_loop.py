@@ -274,7 +274,7 @@ def test_a_folder_with_something_in_it_is_not_overwritten(whole, tmp_path):
     with pytest.raises(ArgumentError, match=r"learning_rate was 0\.05 and is 0\.5"):
         train(changed, out, resume=True)
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(ArgumentError, match="not a run"):
+    with pytest.raises(ArgumentError, match="other than a run"):
         train(make_experiment("local"), tmp_path)
     assert (out / "metrics.jsonl").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
 
@@ -384,5 +384,5 @@ def test_a_checkpoint_without_its_history_is_not_gone_on_from(whole, tmp_path):
 
 def test_fewer_rounds_than_a_folder_has_are_refused(whole):
     out, _ = whole("local")
-    with pytest.raises(ArgumentError, match=rf"rounds=1: .*has {ROUNDS} already; accepted: {ROUNDS} or more"):
+    with pytest.raises(ArgumentError, match=rf"rounds=1: .*already has {ROUNDS} rounds; accepted: {ROUNDS} or more"):
         train(make_experiment("local"), out, resume=True, rounds=1)
