@@ -122,7 +122,7 @@ def test_figure1_sweeps_sampling_and_components(tmp_path):
     [
         (table2, "--preset=mnist", "cifar100"),
         (table2, "--tune=-1", "numbers above 0"),
-        (table2, "--dataset=sine", "is a regression"),
+        (table2, "--dataset=sine", "has no classes"),
         (table3, "--unseen_clients=0", "above 0"),
         (figure1, "--components=x", "whole numbers of 1 or more"),
         (table7, "--algorithms=fedavg", "fedem"),

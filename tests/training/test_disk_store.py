@@ -165,7 +165,7 @@ def test_what_does_not_fit_the_disk_is_refused_before_it_starts(tmp_path, monkey
     need = 2 * (10 * 4096 + 3 * 4096)  # the small leaf's file has three pages; a row of the large one fills one
     assert stacks.check_disk([tmp_path], shapes, 10) == need
     monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(need, 0, need))
-    with pytest.raises(OutOfMemory, match=r"out of disk space: clients' rows may need 104.0 KiB in .* only 104.0 KiB is"):
+    with pytest.raises(OutOfMemory, match=r"out of disk space: clients' rows may need 104.0 KiB in .* only 104.0 KiB"):
         stacks.check_disk([tmp_path], shapes, 10)
 
 
