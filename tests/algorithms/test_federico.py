@@ -368,7 +368,8 @@ def train_on_opposites(method, change=lambda state: state, rounds=60, **problem_
     return states[-1], float(np.mean(scores["accuracy"])), algorithm, federation
 
 
-@pytest.mark.parametrize("method", [FedeRiCo(neighbors=5), pytest.param(FedeRiCoCentralized(), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", [FedeRiCo(neighbors=5), FedeRiCoCentralized()])
+@pytest.mark.slow
 def test_with_all_others_as_neighbors_there_is_not_one_global_model(method):
     kernel = lambda state: np.asarray(state.models["Dense_0"]["kernel"])
     state, accuracy, *_ = train_on_opposites(method, common_init=True)

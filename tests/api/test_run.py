@@ -202,7 +202,7 @@ def run_with(store="device", **options):
     return run.train(2, eval_every=2, progress=False)
 
 
-@pytest.mark.parametrize("store", ["host", "disk"])
+@pytest.mark.parametrize("store", [pytest.param("host", marks=pytest.mark.slow), "disk"])
 def test_attackers_and_aggregators_are_the_same_under_every_store(store):
     options = {"server": pfl.Server(aggregator="trimmed_mean"), "attack": pfl.Attack("noise", 0.25)}
     options["participation"] = 0.75
@@ -219,6 +219,7 @@ def test_samplers_draw_on_the_devices_only():
         run_with("host", server=pfl.Server("weighted"), participation=0.25)
 
 
+@pytest.mark.slow
 def test_replicates_have_attackers_of_their_own():
     clients = pfl.data.digits(num_clients=8, train_examples=6)
     runs = [

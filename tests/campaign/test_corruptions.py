@@ -20,7 +20,7 @@ MODES = {
     "disk": ("ditto", "disk", [1], 40),
     "replicates": ("fedavg", "device", [1, 2], 20),
 }
-SAMPLE = 40  # of so many cases one is played by default
+SAMPLE = ("disk", 0)  # the case that is played by default
 
 
 def train(mode, out, rounds, resume=False, say=None):
@@ -96,7 +96,7 @@ def damage(draw, out):
 def cases():
     for mode, (*_, number) in MODES.items():
         for case in range(number):
-            yield pytest.param(mode, case, marks=[pytest.mark.campaign] * bool(case % SAMPLE))
+            yield pytest.param(mode, case, marks=[pytest.mark.campaign] * ((mode, case) != SAMPLE))
 
 
 @pytest.mark.parametrize(("mode", "case"), [*cases()])

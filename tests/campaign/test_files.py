@@ -104,7 +104,7 @@ def make(path, kind):
 
 CASES = [(flag, kind) for flag in FLAGS for kind in (*MADE, *CONTENTS)]
 OWN = {("model", "empty"), ("method", "empty")}  # an empty Python file is one, without the name
-SAMPLE = 15
+SAMPLE = 30
 
 
 def in_sample(case):

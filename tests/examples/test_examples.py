@@ -22,7 +22,7 @@ def load(name):
 @pytest.mark.parametrize(
     ("name", "least"),
     [  # chance is 0.5, 0.1, 0.1
-        ("own_data", 0.85),
+        pytest.param("own_data", 0.85, marks=pytest.mark.slow),
         pytest.param("own_linen_model", 0.75, marks=pytest.mark.slow),
         pytest.param("own_nnx_model", 0.75, marks=pytest.mark.slow),
     ],

@@ -13,6 +13,7 @@ from pfljax.training import files
 SMALL = ["--rounds=3", "--num_clients=10", "--train_examples=10", "--hidden=4", "--devices=1", "--eval_every=3"]
 
 
+@pytest.mark.slow
 def test_honest_clients_are_scored_by_attack_and_share(tmp_path):
     flags = [*SMALL, "--algorithms=fedavg,federico", "--aggregators=mean,median", "--attacks=sign_flip"]
     printed = commands.call(robustness.COMMAND, *flags, "--shares=0,0.2", f"--out={tmp_path}")

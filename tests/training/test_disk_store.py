@@ -83,7 +83,7 @@ def test_rows_of_a_checkpoint_are_never_overwritten_before_the_next(tmp_path):
         assert toys.same_trees(jax.device_get(stacks.in_memory(thawed)), before)
 
 
-@pytest.mark.parametrize("epochs", [0, 1])
+@pytest.mark.parametrize("epochs", [pytest.param(0, marks=pytest.mark.slow), 1])
 @toys.each_method(["fedavg", "federico", "ditto", "fedfomo"], fast=["fedavg"])
 def test_newcomers_are_scored_under_every_store(name, epochs):
     unseen, found = toys.make_federation((3, 2), seed=1), []

@@ -26,7 +26,7 @@ def outcome(name, eval_clients, store="device", devices=1, **options):
     return toys.run(toys.make_experiment(name, problem, federation, **fields), 3, **options)
 
 
-FAST = [("fedavg", "device"), ("ditto", "device"), ("fedem", "host"), ("federico", "disk")]
+FAST = [("fedavg", "device"), ("ditto", "disk"), ("fedem", "host")]
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,7 @@ def test_a_resumed_run_scores_the_same_clients(tmp_path):
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.slow
 def test_replicates_score_clients_of_their_own():
     federation = toys.make_federation(SIZES)
     problem = toys.make_problem(federation, batch_size=2)

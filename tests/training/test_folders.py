@@ -186,7 +186,10 @@ runs.train(runs.make_experiment("local", unseen=False), pathlib.Path(sys.argv[2]
 """
 
 
-@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGTERM, 2)])
+@pytest.mark.parametrize(
+    ("number", "times"),
+    [(signal.SIGINT, 1), pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow), (signal.SIGTERM, 2)],
+)
 def test_the_first_signal_saves_and_the_second_ends_at_once(number, times, tmp_path):
     words = [str(TESTS), str(tmp_path / "run"), str(int(number)), str(times)]
     done = subprocess.run([sys.executable, "-c", SIGNALED, *words], capture_output=True, text=True, check=False)

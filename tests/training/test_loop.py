@@ -102,6 +102,7 @@ runs.train(runs.make_experiment("scaffold", unseen=False), pathlib.Path(sys.argv
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_a_run_to_resume(tmp_path):
     command = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n" + KILL
     killed, whole = tmp_path / "killed", tmp_path / "whole"

@@ -102,10 +102,9 @@ def test_seeds_and_knobs_share_what_is_compiled_under_every_store(name, store, t
     check_same(outs[number], tmp_path / "alone")
 
 
-@pytest.mark.parametrize(
-    "store", ["device", pytest.param("host", marks=pytest.mark.slow), pytest.param("disk", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("store", ["device", "host", "disk"])
 @pytest.mark.parametrize("name", ["scaffold"])
+@pytest.mark.slow
 def test_runs_killed_while_they_save_go_on_from_the_newest_that_all_have(name, store, tmp_path):
     outs, whole = ([tmp_path / kind / f"{number}" for number in range(3)] for kind in ("parts", "whole"))
     every = Schedule(1, 1)
