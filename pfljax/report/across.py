@@ -121,7 +121,7 @@ def write_comparison(page: Path, folders: Sequence[Path], title: str = "") -> Pa
         "Curves": _controls(choice("against", "Against", AGAINST)) + plot("over", "Each method over rounds", BAND),
         "Download": _controls(DOWNLOADS),
     }
-    lead = f"methods {len(methods)}, runs {len(found)}"
+    lead = f"{len(methods)} methods, {len(found)} runs"
     heading = title or f"Comparison on {found[0].summary['dataset']}"
     files.write_text(page, document(heading, lead, parts, files.plain(data), ["across.js"]))
     return page

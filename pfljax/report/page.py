@@ -69,8 +69,8 @@ def write_page(directory: Path) -> Path:
     plots, config = read(directory)
     summary, found = plots.summary, content.collect(plots)
     title = f"{summary['algorithm']} on {summary['dataset']}"
-    facts = {"clients": "num_clients", "rounds": "rounds", "seed": "seed"}
-    lead = ", ".join(f"{name} {summary[key]}" for name, key in facts.items() if key in summary)
+    facts = {"num_clients": "{:,} clients", "rounds": "{:,} rounds", "seed": "seed {}"}
+    lead = ", ".join(text.format(summary[key]) for key, text in facts.items() if key in summary)
     parts = {
         "Result": sections.result(summary) + paragraph(" ".join(found.notes)),
         "Who shares models": _sharing(plots, found.data),
