@@ -161,7 +161,7 @@ class Result:
         Returns:
             Class probabilities (B, C), or predicted values (B,) for regression.
         """
-        if not 0 <= client < self.experiment.federation.num_clients:
+        if not isinstance(client, int | np.integer) or not 0 <= client < self.experiment.federation.num_clients:
             raise ArgumentError("client", f"accepted: 0 to {self.experiment.federation.num_clients - 1}", client)
         x = self._checked(x)
         plan, model, predictor = self._outcome.compiled.plan, self.experiment.problem.model, self.predictor

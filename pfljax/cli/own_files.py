@@ -6,6 +6,7 @@ import difflib
 import importlib.util
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,9 @@ def load(argument: str, text: str) -> Any:
         spec.loader.exec_module(module)
     except Exception as error:
         first = str(error).split("\n")[0]
-        raise ArgumentError(argument, f"the file raised {type(error).__name__}: {first}", text) from error
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f"line {lines[-1]} of the file" if lines else "the file"
+        raise ArgumentError(argument, f"{where} raised {type(error).__name__}: {first}", text) from error
     if not hasattr(module, name):
         near = difflib.get_close_matches(name, vars(module), n=1, cutoff=0.6)
         raise ArgumentError(argument, f"{file} has no {name}" + (f"; did you mean {near[0]}?" if near else ""), text)

@@ -186,8 +186,7 @@ def parse(define: Define, words: Sequence[str]) -> Settings:
         FlagError: for a mistake in it.
     """
     words = _expand(words)
-    named = {name for flag in METHOD_FLAGS for value in _values_of(flag, words) for name in value.split(",")}
-    own = {name: own_files.load_method(name) for name in sorted(named) if own_files.is_file_and_name(name)}
+    own = _own_methods(words)
     registry = read(define, words)
     values: dict[str, Any] = {name: registry[name].value for name in registry}
     registered = lambda name: own.get(name, name)
@@ -221,6 +220,19 @@ def read(define: Define, words: Sequence[str]) -> flags.FlagValues:
     if len(rest) > 1:
         raise FlagError(f"{shown(rest[1])}: not a flag; flags start with --")
     return registry
+
+
+def _own_methods(words: Sequence[str]) -> dict[str, str]:
+    """Loads the methods that are named as FILE.py:NAME; returns their registered names."""
+    own: dict[str, str] = {}
+    for flag in METHOD_FLAGS:
+        names = {name for value in _values_of(flag, words) for name in value.split(",")}
+        for name in sorted(filter(own_files.is_file_and_name, names)):
+            try:
+                own[name] = own_files.load_method(name)
+            except ArgumentError as error:
+                raise FlagError(error.line(f"--{flag}")) from error
+    return own
 
 
 def accepted(flag: flags.Flag) -> str:

@@ -194,6 +194,13 @@ def test_mistakes_are_one_clear_line(mistake, message, clients):
     assert "\n" not in str(error.value) and "--" not in str(error.value)
 
 
+@pytest.mark.parametrize("client", [6, -1, "ann", 1.0])
+def test_a_client_that_is_not_there_has_no_predictions(client, clients):
+    result = pfl.Run(pfl.FedAvg(), clients, MODEL).train(rounds=1, progress=False)
+    with pytest.raises(pfl.ArgumentError, match=f"client={client}: accepted: 0 to 5"):
+        result.predict(clients.test.x[0], client=client)
+
+
 def run_with(store="device", **options):
     clients = pfl.data.digits(num_clients=8, train_examples=6)
     execution = pfl.Execution("map", devices=1, client_store=store)

@@ -138,7 +138,7 @@ CASES = [
     ("train", "--optimizer=adam --momentum=0.5", "--optimizer=sgd"),
     ("train", "--resume --out=", "non-empty text"),
     ("train", "--model=/nowhere.py:Net", "no such file"),
-    ("train", "--algorithm=/nowhere.py:Net", "no such file"),
+    ("train", "--algorithm=/nowhere.py:Net", "--algorithm=/nowhere.py:Net: no such file"),
     ("train", "--algorithm=/nowhere.py", ":NAME"),
 ]
 SAMPLE = 12  # of so many cases one is played by default

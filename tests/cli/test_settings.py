@@ -11,7 +11,6 @@ import pytest
 from pfljax import data
 from pfljax.cli import build, compare, flags, train
 from pfljax.cli.settings import PRESETS, FlagError, parse, read
-from pfljax.core.errors import ArgumentError
 from pfljax.core.method import METHODS
 
 
@@ -277,5 +276,5 @@ def test_what_is_wrong_with_a_file_is_said(own, tmp_path):
         (f"{tmp_path}/nowhere.py:X", "no such file"),
         (f"{tmp_path}/broken.py:X", "ModuleNotFoundError: No module named 'nothing_like_it'"),
     ):
-        with pytest.raises(ArgumentError, match="algorithm=.*" + words):
+        with pytest.raises(FlagError, match="^--algorithm=.*" + words):
             of(f"--algorithm={text}")
