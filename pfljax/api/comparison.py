@@ -111,7 +111,8 @@ class Table:
         """Returns the scores as a pandas DataFrame with one row per method and seed.
 
         The columns are "algorithm", "seed" and the last round's entries of metrics.jsonl: "accuracy",
-        "accuracy_bottom_decile", "loss", "bytes_down" and so on. For example,
+        "accuracy_bottom_decile", "loss", "bytes_down" and "bytes_up" (bytes per client, summed over the rounds),
+        "seconds" (time in rounds, without compiling and evaluating) and so on. For example,
         `frame.groupby("algorithm").accuracy.mean()` returns the means in the table's first column.
 
         Raises:
