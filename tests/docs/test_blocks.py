@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from commands import call
 
+import pfljax as pfl
 from pfljax.algorithms import METHODS
 from pfljax.cli.settings import parse
 
@@ -90,7 +91,7 @@ def test_the_blocks_of_a_page_run(page, folder, monkeypatch):
         for line in filter(runs_here, lines_of(code) if language == "bash" else ()):
             _, name, *flags = shlex.split(shorter(f"{line} ", language))
             call(command(name), *flags, *([] if name == "report" else ["--rounds=2"]))
-    results = [value for value in vars(program).values() if hasattr(value, "accuracy")]
+    results = [value for value in vars(program).values() if isinstance(value, pfl.Result)]
     assert all(0 <= result.accuracy <= 1 for result in results)
 
 

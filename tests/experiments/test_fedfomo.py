@@ -99,7 +99,7 @@ def test_figures_sweep_their_knobs(tmp_path):
     call(figure3, *flags)
     found = rows_of(tmp_path / "three")
     assert [(line["panel"], line["value"]) for line in found] == [("epsilon", 1.0), ("models", 2)]
-    assert found[0]["epochs"] == [5, 10] and found[0]["curve"][-1] == pytest.approx(found[0]["accuracy_mean"])
+    assert found[0]["epochs"] == [0, 5, 10] and found[0]["curve"][-1] == pytest.approx(found[0]["accuracy_mean"])
     assert flags_of(tmp_path / "three" / "epsilon-1")["fedfomo.epsilon"] == 1.0
     assert flags_of(tmp_path / "three" / "models-2")["fedfomo.neighbors"] == 1  # beside its own
     assert (tmp_path / "three" / "figure3.png").stat().st_size > 5000
