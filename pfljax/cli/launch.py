@@ -64,18 +64,19 @@ def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # show progress in files and pipes, too
     try:
-        given = [word for word in words if word not in help.WORDS]
-        settings = parse(command.define, named(given, command.listed) if command.listed else given)
-        if help.is_asked(words):
-            print(help_of(command, settings))
-            sys.exit(0)
-        if command.devices:
-            if settings.coordinator:
-                if not supervision.is_watched():
-                    supervision.watch()
-                supervision.end_with_the_watcher()
-            set_up_devices(settings, command.devices(settings), command.keep_compiled)
-        command.run(settings)
+        with endings.interruptible():
+            given = [word for word in words if word not in help.WORDS]
+            settings = parse(command.define, named(given, command.listed) if command.listed else given)
+            if help.is_asked(words):
+                print(help_of(command, settings))
+                sys.exit(0)
+            if command.devices:
+                if settings.coordinator:
+                    if not supervision.is_watched():
+                        supervision.watch()
+                    supervision.end_with_the_watcher()
+                set_up_devices(settings, command.devices(settings), command.keep_compiled)
+            command.run(settings)
     except KeyboardInterrupt as error:
         end_interrupted(error, settings)
     except Exception as error:

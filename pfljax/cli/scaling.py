@@ -30,7 +30,7 @@ from pfljax.cli.launch import Command
 from pfljax.cli.measure import Cell, described_data, row_of
 from pfljax.cli.settings import PRESETS, FlagError, Settings
 from pfljax.cli.study import Study, total_bytes
-from pfljax.training import endings, memory
+from pfljax.training import memory
 from pfljax.training.progress import told
 
 MOST_CLIENTS = 10**12  # more than fit in memory: each such cell reports that
@@ -121,19 +121,17 @@ def title(cell: Cell) -> str:
 
 def fill(found: Study, cells: Sequence[Cell]) -> None:
     """Measures the cells that are not finished."""
-    with endings.not_lost() as check_interrupted:
-        for number, cell in enumerate(cells, 1):
-            place = f"S={cell.clients_per_round}, {cell.plan}, {cell.devices} device(s)"
-            what = f"{number}/{len(cells)} {title(cell)}, {place}"
-            if found.finished(cell):
-                say(f"{what}: already finished, read from {found.out / 'scaling.json'}")
-                continue
-            with told(what, say):
-                found.rows[cell] = row = row_of(found.settings, cell)
-            found.write()
-            seconds, reason = row["seconds_per_round"], row["reason"]
-            say(f"{what}: " + (f"skipped: {reason}" if reason else f"{seconds:.4g} s per round"))
-            check_interrupted()
+    for number, cell in enumerate(cells, 1):
+        place = f"S={cell.clients_per_round}, {cell.plan}, {cell.devices} device(s)"
+        what = f"{number}/{len(cells)} {title(cell)}, {place}"
+        if found.finished(cell):
+            say(f"{what}: already finished, read from {found.out / 'scaling.json'}")
+            continue
+        with told(what, say):
+            found.rows[cell] = row = row_of(found.settings, cell)
+        found.write()
+        seconds, reason = row["seconds_per_round"], row["reason"]
+        say(f"{what}: " + (f"skipped: {reason}" if reason else f"{seconds:.4g} s per round"))
 
 
 def show(settings: Settings, rows: Sequence[dict]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import errno
 import os
@@ -17,6 +18,7 @@ from pfljax.engine import processes
 from pfljax.training import memory
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+REPEAT_SECONDS = 2.0  # seconds until a SIGINT that had no effect is repeated
 SPARE = 1 << 20  # bytes that a save needs in addition to its arrays
 WAY_ON = "Earlier checkpoints are intact: free some space and resume"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -65,28 +67,39 @@ def noted() -> Iterator[Callable[[], int]]:
 
 
 @contextlib.contextmanager
-def not_lost() -> Iterator[Callable[[], None]]:
-    """Keeps SIGINT from being lost: Python drops a KeyboardInterrupt that is raised in a finalizer.
+def interruptible() -> Iterator[None]:
+    """Repeats SIGINT until it ends the block.
 
-    Yields:
-        A function that raises KeyboardInterrupt if SIGINT was received.
+    Python drops a KeyboardInterrupt that is raised in a finalizer or in a garbage collection callback, and JAX installs
+    such a callback. Does nothing outside the main thread, or where SIGINT has another handler.
     """
-    came = False
+    timer, is_repeated = None, False
 
-    def note(number: int, frame) -> None:
-        nonlocal came
-        came = True
-        signal.default_int_handler(number, frame)
+    def repeat() -> None:
+        nonlocal is_repeated
+        is_repeated = True
+        _thread.interrupt_main()
 
-    def check() -> None:
-        if came:
-            raise KeyboardInterrupt
+    def interrupt(number: int, frame) -> None:
+        nonlocal timer, is_repeated
+        ignored, is_repeated = is_repeated and isinstance(sys.exception(), KeyboardInterrupt), False
+        if not ignored:  # otherwise the block is already ending
+            timer = threading.Timer(REPEAT_SECONDS, repeat)
+            timer.daemon = True
+            timer.start()
+            signal.default_int_handler(number, frame)
 
-    before = signal.signal(signal.SIGINT, note)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupt)
     try:
-        yield check
+        yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if timer:
+            timer.cancel()
 
 
 def check_room(folder: Path, need: int) -> None:

@@ -89,6 +89,7 @@ class Folders:
         found = None if self.resume == "from_scratch" else self._newest(like)
         if found:
             say(f"  resumed after round {found[0]}")
+            self._complete(found[0])
             return found[0], load(found[1])
         began = int(processes.from_first(np.int32([has_begun(out) for out in self.outs].count(True))))
         if began == len(self.outs) and self.resume is True:  # some may have been killed early
@@ -100,6 +101,12 @@ class Folders:
             clear(out)
         processes.wait()
         return None
+
+    def _complete(self, done: int) -> None:
+        """Writes manifests that are missing because a run was killed between its checkpoint and its manifest."""
+        for each, out in zip(self.experiments, self.outs, strict=True):
+            if manifest.read(out) is None:
+                manifest.write(out, each.config, done, [done], saved=done)
 
     def _newest(self, like: Any) -> tuple[int, list[Any]] | None:
         from pfljax.training import checkpoints  # orbax is slow to import

@@ -55,7 +55,7 @@ def experiments(mode):
 
 
 def train(mode, out, number, address, started):
-    """What a process of a run does: trains, and writes a byte where the first round begins."""
+    """What a process of a run does: trains, and the first one writes a byte where rounds begin and after each."""
     _, _, seeds, num_processes = MODES[mode]
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 2)
@@ -65,20 +65,23 @@ def train(mode, out, number, address, started):
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     if num_processes > 1:
         processes.start(address, num_processes, number)
-    play = Trainer._play
+    play, note = Trainer._play, Trainer._note
 
-    def played(self, *args):
-        os.write(started, b"1")
-        play(self, *args)
+    def tell(function):
+        def told(self, *args):
+            os.write(started, b"1" if number == 0 else b"")
+            return function(self, *args)
 
-    Trainer._play = played
+        return told
+
+    Trainer._play, Trainer._note = tell(play), tell(note)
     outs = [out / f"seed-{seed}" for seed in seeds]
     say = lambda line: print(line, flush=True)
     Trainer(experiments(mode), outs=outs, resume=out.exists(), say=say).train(ROUNDS, EVERY)
 
 
 def start(mode, out):
-    """Starts a run's processes: these, the file that tells of the first round, and the one that has what they say."""
+    """Starts a run's processes: these, the pipe that tells of their rounds, and the file that has what they say."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
@@ -92,15 +95,23 @@ def start(mode, out):
     return found, told, said
 
 
-def wait(found, told, delay=None):
-    """Waits until the first round begins, and kills all processes after a delay, if any.
+def wait(found, told, kill=None):
+    """Waits until some rounds are done, and kills all processes after a delay.
+
+    Args:
+        found: The processes.
+        told: The pipe that tells of their rounds.
+        kill: Number of rounds and seconds; None: wait for the processes' end.
 
     Returns:
         The exit codes, or "hangs", and the seconds from the first round on.
     """
-    ready = select.select([told], [], [], PATIENCE)[0] and os.read(told, 1)
+    rounds, delay = kill or (0, 0)
+    ready = [select.select([told], [], [], PATIENCE)[0] and os.read(told, 1)]
     played = time.perf_counter()
-    if delay is not None and ready:
+    while ready[-1] and len(ready) <= rounds:
+        ready.append(select.select([told], [], [], PATIENCE)[0] and os.read(told, 1))
+    if kill and ready[-1]:
         time.sleep(delay)
         for process in found:
             process.kill()
@@ -137,9 +148,10 @@ def play(mode, kills, seed, folder):
     while done < kills:
         number += 1
         out, before = folder / f"run-{number}", (0, 0)
-        for delay in [draw.uniform(0, 1.1 * seconds) for _ in range(draw.randint(1, 4))] + [None]:
+        at_round = lambda: (draw.randint(0, ROUNDS // 2), draw.uniform(0, 2 * seconds / ROUNDS))
+        for kill in [at_round() for _ in range(draw.randint(1, 4))] + [None]:
             found, told, said = start(mode, out)
-            codes, _ = wait(found, told, delay if done < kills else None)
+            codes, _ = wait(found, told, kill if done < kills else None)
             text = said.read_text()
             resumed = [int(line.split()[-1]) for line in text.splitlines() if "resumed after round" in line]
             if before[0] and resumed[:1] < [before[0]]:  # a kill may come between the last checkpoint and its manifest

@@ -27,7 +27,7 @@ def play(mode, kills, seed, folder):
 def test_killed_runs_go_on_as_if_nothing_had_happened(mode, tmp_path):
     found = play(mode, 20, 0, tmp_path)
     assert not found["wrong"] and found["kills"] >= 20
-    assert len(set(found["rounds evaluated when killed"])) >= 4  # not all at the same place
+    assert len(set(found["rounds evaluated when killed"])) > 1  # not all at the same place
 
 
 @pytest.mark.slow

@@ -9,14 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from unittest import mock
 
 import commands
 import numpy as np
 import pytest
 
 from pfljax.cli import scaling
-from pfljax.training import endings
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--hidden=4", "--shape=4,4,1", "--train_examples=6", "--rounds=2"]
@@ -114,21 +112,6 @@ def test_what_is_finished_outlives_an_interruption(tmp_path):
     assert printed.count("already finished, read from") == len(rows)
     after = read(tmp_path)["cells"]
     assert after[: len(rows)] == rows and [row["num_clients"] for row in after] == [4, 5, 6, 7, 8]
-
-
-def test_an_interruption_in_a_finalizer_is_not_lost():
-    class Finalized:
-        def __del__(self):
-            signal.raise_signal(signal.SIGINT)
-
-    before = signal.getsignal(signal.SIGINT)
-    with endings.not_lost() as check:
-        check()
-        with mock.patch.object(sys, "unraisablehook", lambda _: None):
-            del (found := [Finalized()])[0]
-        with pytest.raises(KeyboardInterrupt):
-            check()
-    assert signal.getsignal(signal.SIGINT) is before and found == []
 
 
 def test_what_does_not_fit_is_skipped_before_it_is_made(tmp_path):

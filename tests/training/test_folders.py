@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,19 @@ def test_a_lost_manifest_is_made_again(damage, copied, whole, caplog):
     assert manifest.read(copied).damaged(copied, ROUNDS) is None
 
 
+def test_a_lost_manifest_is_made_before_the_next_round(copied, monkeypatch):
+    (copied / "manifest.json").unlink()
+
+    def killed(self, rounds, schedule):
+        raise RuntimeError("killed")
+
+    monkeypatch.setattr(Trainer, "_play", killed)
+    with pytest.raises(RuntimeError, match="killed"):
+        resumed(copied, rounds=ROUNDS + 2)
+    assert folders.whole_checkpoints(copied) == [ROUNDS]
+    assert manifest.read(copied).rounds == ROUNDS and manifest.read(copied).damaged(copied, ROUNDS) is None
+
+
 def test_a_folder_of_a_later_version_is_refused(copied, monkeypatch):
     (copied / "manifest.json").unlink()
     with monkeypatch.context() as later:
@@ -201,6 +215,35 @@ def test_the_first_signal_saves_and_the_second_ends_at_once(number, times, tmp_p
     else:
         assert done.returncode == -number
         assert kept.rounds == 2
+
+
+def test_an_interruption_that_a_finalizer_drops_is_repeated(monkeypatch):
+    class Finalized:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    dropped, before = [], signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(sys, "unraisablehook", lambda told: dropped.append(told.exc_type))
+    monkeypatch.setattr(endings, "REPEAT_SECONDS", 0.05)
+    with pytest.raises(KeyboardInterrupt), endings.interruptible():
+        Finalized()
+        assert dropped == [KeyboardInterrupt]
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            time.sleep(0.2)  # it is not repeated while the block ends
+            raise
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_ignored_interruption_stays_ignored(monkeypatch):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in `command &` of a script
+    try:
+        with endings.interruptible():
+            signal.raise_signal(signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_too_little_room_is_told_before_anything_is_written(tmp_path, monkeypatch):
