@@ -32,7 +32,8 @@ from absl import flags
 from experiments.federico import table1
 from pfljax import data, models
 from pfljax.cli import launch, timing
-from pfljax.cli.flags import PLANS, RUNS, Group, define_devices
+from pfljax.cli.flags import PLANS, RUNS, define_devices
+from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings, parse
 from pfljax.core import method
 from pfljax.core.errors import RunError

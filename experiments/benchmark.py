@@ -29,7 +29,8 @@ from rich.table import Table
 from experiments import roofline
 from pfljax import data, models, report
 from pfljax.cli import build, launch, timing
-from pfljax.cli.flags import RUNS, Group, define_devices
+from pfljax.cli.flags import RUNS, define_devices
+from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
 from pfljax.core import method
 from pfljax.core.types import Split

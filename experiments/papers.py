@@ -13,15 +13,8 @@ from absl import flags
 from pfljax import report
 from pfljax.api.cells import over_rounds
 from pfljax.cli import build, sweep
-from pfljax.cli.flags import (
-    RUNS,
-    Group,
-    define_data,
-    define_devices,
-    define_evaluation,
-    define_sweep,
-    define_training,
-)
+from pfljax.cli.flags import RUNS, define_data, define_devices, define_evaluation, define_sweep, define_training
+from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
 from pfljax.training import files
 

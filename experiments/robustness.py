@@ -23,15 +23,8 @@ from pfljax import report
 from pfljax.algorithms.common.attacks import KINDS
 from pfljax.algorithms.common.robust import Aggregator
 from pfljax.cli import build, launch, sweep
-from pfljax.cli.flags import (
-    RUNS,
-    Group,
-    define_data,
-    define_devices,
-    define_evaluation,
-    define_sweep,
-    define_training,
-)
+from pfljax.cli.flags import RUNS, define_data, define_devices, define_evaluation, define_sweep, define_training
+from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
 from pfljax.core.errors import RunError
 from pfljax.data.federation import draw_attackers

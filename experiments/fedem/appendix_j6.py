@@ -12,7 +12,8 @@ from absl import flags
 from experiments.fedem.figure1 import point, write_points
 from experiments.fedem.paper import PAPER, SEEDS, start
 from pfljax.cli import launch
-from pfljax.cli.flags import RUNS, Group
+from pfljax.cli.flags import RUNS
+from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
 
 

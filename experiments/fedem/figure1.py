@@ -16,7 +16,8 @@ from experiments.fedem.paper import PAPER, SEEDS, TABLE2, data_and_model, publis
 from experiments.papers import Study
 from pfljax import report
 from pfljax.cli import launch, sweep
-from pfljax.cli.flags import RUNS, Group
+from pfljax.cli.flags import RUNS
+from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
 
 PANELS = {"participation": "share of clients in a round", "components": "components M"}

@@ -12,7 +12,8 @@ from absl import flags
 from experiments.papers import Paper, Row, Study
 from pfljax import report
 from pfljax.cli import launch, sweep
-from pfljax.cli.flags import RUNS, Group
+from pfljax.cli.flags import RUNS
+from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
 from pfljax.evaluation import collaboration
 from pfljax.training import files

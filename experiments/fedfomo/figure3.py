@@ -15,7 +15,8 @@ from experiments.fedfomo import paper
 from experiments.papers import Row, Study
 from pfljax import report
 from pfljax.cli import launch, sweep
-from pfljax.cli.flags import RUNS, Group
+from pfljax.cli.flags import RUNS
+from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
 
 

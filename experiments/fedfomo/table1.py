@@ -14,7 +14,8 @@ from absl import flags
 from experiments.fedfomo import paper
 from experiments.papers import Column, Study
 from pfljax.cli import launch
-from pfljax.cli.flags import RUNS, Group
+from pfljax.cli.flags import RUNS
+from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
 
 

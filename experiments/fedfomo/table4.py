@@ -18,7 +18,8 @@ from experiments.fedfomo import paper
 from experiments.papers import Study
 from pfljax.api.comparison import epsilon_text
 from pfljax.cli import launch, sweep
-from pfljax.cli.flags import RUNS, Group
+from pfljax.cli.flags import RUNS
+from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
 from pfljax.local.privacy import Privacy
 

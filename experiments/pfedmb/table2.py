@@ -15,7 +15,8 @@ from absl import flags
 from experiments.papers import Column, Row, Study
 from experiments.pfedmb import paper
 from pfljax.cli import launch
-from pfljax.cli.flags import RUNS, Group
+from pfljax.cli.flags import RUNS
+from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
 
 METHODS = ("local", "fedavg", "fedprox", "fedper", "pfedme", "ifca", "fedfomo", "fedamp", "pfedmb")

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from pfljax import report
-from pfljax.api import cells, frames
+from pfljax.api import cells
 from pfljax.api.cells import Cell, over_rounds
 from pfljax.api.run import Run, Say, train_replicates
+from pfljax.core import optional
 from pfljax.core.errors import ArgumentError
 from pfljax.data import Federation
 from pfljax.local.training import LocalTraining
@@ -119,7 +120,7 @@ class Table:
             ArgumentError: if pandas is not installed.
         """
         cells = [{"algorithm": row["algorithm"], **cell} for row in self.rows for cell in row["seeds"]]
-        return frames.pandas().DataFrame(cells)
+        return optional.load("pandas", "to_pandas").DataFrame(cells)
 
     def plot(self) -> Any:
         """Plots all methods' scores over rounds and final scores. Returns a matplotlib Figure."""

@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from pfljax.core.errors import ArgumentError
+from pfljax.core import optional
 from pfljax.data import Federation
 
 SPLITS = ("train", "validation", "test")
 
 
-def pandas() -> ModuleType:
-    """Imports and returns pandas.
-
-    Raises:
-        ArgumentError: if pandas is not installed.
-    """
-    try:
-        import pandas
-    except ImportError as error:
-        raise ArgumentError("to_pandas", "needs pandas: pip install 'pfljax[pandas]'") from error
-    return pandas
-
-
 def of_results(results: Mapping[str, np.ndarray], federation: Federation) -> Any:
     """Converts the content of results.npz to a DataFrame with one row per evaluated round, client and split."""
-    pd, rounds = pandas(), results["rounds"]
+    pd, rounds = optional.load("pandas", "to_pandas"), results["rounds"]
     found = [split for split in SPLITS if f"loss_{split}" in results]
     clients = results.get("clients", np.arange(federation.num_clients))
     index = pd.MultiIndex.from_product([rounds, clients, found], names=["round", "client", "split"])

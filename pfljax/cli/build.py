@@ -18,7 +18,7 @@ from pfljax.algorithms.common.server import Server
 from pfljax.cli import own_files
 from pfljax.cli.flags import DATA, FLAG_OF, WHAT
 from pfljax.cli.settings import FlagError, Settings
-from pfljax.core import method
+from pfljax.core import method, optional
 from pfljax.data import Federation, embedding, partitions, sources, statistics
 from pfljax.engine import processes
 from pfljax.local.privacy import Privacy
@@ -26,7 +26,7 @@ from pfljax.local.training import LocalTraining
 from pfljax.training.experiment import Execution
 from pfljax.training.folders import BOARD
 from pfljax.training.progress import told
-from pfljax.training.tracking import TensorBoard, summary_writer
+from pfljax.training.tracking import TensorBoard
 
 DEFAULT_CLIENTS = 16  # for sources that generate their clients, and partitions that divide examples
 Clients = tuple[Federation, Federation | None]  # training clients, and clients held out of training
@@ -70,7 +70,7 @@ def read_methods(settings: Settings) -> list[str]:
     settings.check_knobs(names)
     settings.check_out()
     if "tensorboard" in settings and settings.tensorboard:
-        summary_writer()
+        optional.load("tensorboardX", "tensorboard")
     return names
 
 

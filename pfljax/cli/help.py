@@ -9,7 +9,8 @@ from typing import Any
 
 from absl import flags
 
-from pfljax.cli.flags import DATA, HOW, RUNS, WHAT, Text
+from pfljax.cli.flags import DATA, HOW, RUNS, WHAT
+from pfljax.cli.parsing import Text
 from pfljax.cli.settings import Settings, accepted, read
 from pfljax.core.method import METHODS
 

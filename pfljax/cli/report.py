@@ -16,8 +16,9 @@ from pathlib import Path
 from absl import flags
 
 from pfljax import report
-from pfljax.cli.flags import RUNS, Group
+from pfljax.cli.flags import RUNS
 from pfljax.cli.launch import Command
+from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
 
 

@@ -25,9 +25,10 @@ from rich.table import Table
 
 from pfljax import report
 from pfljax.cli import build
-from pfljax.cli.flags import DATA, RUNS, WHAT, Group, define_devices, define_training
+from pfljax.cli.flags import DATA, RUNS, WHAT, define_devices, define_training
 from pfljax.cli.launch import Command
 from pfljax.cli.measure import Cell, described_data, row_of
+from pfljax.cli.parsing import Group
 from pfljax.cli.settings import PRESETS, FlagError, Settings
 from pfljax.cli.study import Study, total_bytes
 from pfljax.training import memory

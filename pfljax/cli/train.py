@@ -19,8 +19,9 @@ from rich.table import Table
 
 from pfljax.api.comparison import epsilon_text
 from pfljax.cli import build, curve
-from pfljax.cli.flags import RUNS, WHAT, Group, define_data, define_devices, define_evaluation, define_training
+from pfljax.cli.flags import RUNS, WHAT, define_data, define_devices, define_evaluation, define_training
 from pfljax.cli.launch import Command
+from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
 from pfljax.core.method import METHODS
 from pfljax.engine import processes

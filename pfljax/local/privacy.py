@@ -6,16 +6,16 @@ Each client draws its own noise from its key.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pfljax.core import optional
 from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Array, Key, Params
 
@@ -50,14 +50,7 @@ class Privacy(NamedTuple):
         if self.noise_multiplier and not math.isfinite(self.clip_norm):
             raise ArgumentError("noise_multiplier", "needs a finite clip_norm, such as 1", self.noise_multiplier)
         if self.active:
-            _library("jax_privacy")
-
-
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ArgumentError("privacy", "needs jax-privacy: pip install 'pfljax[privacy]'") from error
+            optional.load("jax_privacy", "privacy")
 
 
 def private_mean(
@@ -81,7 +74,7 @@ def private_mean(
     Returns:
         () the sum of weighted losses divided by the number of examples.
     """
-    library = _library("jax_privacy")
+    library = optional.load("jax_privacy", "privacy")
 
     def of_example(params, x, y, weight, *keys):
         return (loss(params, x, y, *keys) * weight).sum()
@@ -128,7 +121,7 @@ def epsilons(privacy: Privacy, num_examples: Array, batch_size: int, steps: np.n
     """
     if not privacy.noise_multiplier or not gradients:
         return np.where(steps > 0, np.inf, 0.0)
-    accounting = _library("jax_privacy.accounting")
+    accounting = optional.load("jax_privacy.accounting", "privacy")
     accountant = accounting.DpsgdTrainingAccountant(accounting.RdpAccountantConfig())
     pairs, inverse = np.unique(np.stack([num_examples, steps]), axis=1, return_inverse=True)
 

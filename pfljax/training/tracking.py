@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pfljax.core.errors import ArgumentError
+from pfljax.core import optional
 from pfljax.evaluation import collaboration
 
 FLUSH_SECONDS = 1  # maximum delay until TensorBoard sees an evaluation
@@ -85,19 +85,6 @@ def make_evaluation(
     return Evaluation("", int(row["round"]), resumed, scalars, per_client, matrix)
 
 
-def summary_writer() -> Any:
-    """Imports and returns the class that writes TensorBoard files.
-
-    Raises:
-        ArgumentError: if tensorboardX is not installed.
-    """
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError as error:
-        raise ArgumentError("tensorboard", "needs tensorboardX: pip install 'pfljax[tensorboard]'") from error
-    return SummaryWriter
-
-
 class TensorBoard:
     """A tracker that writes scalars, histograms over clients and the collaboration matrix for TensorBoard.
 
@@ -114,7 +101,8 @@ class TensorBoard:
         Raises:
             ArgumentError: if tensorboardX is not installed.
         """
-        self._make, self._folder = summary_writer(), Path(folder)
+        self._make = optional.load("tensorboardX", "tensorboard").SummaryWriter
+        self._folder = Path(folder)
         self._writers: dict[str, Any] = {}
 
     def __call__(self, evaluation: Evaluation) -> None:

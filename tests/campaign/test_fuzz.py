@@ -117,6 +117,7 @@ def test_any_words_are_refused_in_a_line(budget, tmp_path):
     @given(st.lists(st.one_of(WORDS, WORDS.map("--{}".format), WORDS.map("--flagfile={}".format)), min_size=1))
     def check(words):
         if not {"--help", "-help", "-h", "-?", "--helpfull", "--helpshort"} & {*words}:
-            refused(train.COMMAND, [*words, f"--out={tmp_path / 'run'}"])
+            assert refused(train.COMMAND, [*words, f"--out={tmp_path / 'run'}"]) != ""
+            assert not (tmp_path / "run").exists()
 
     check()

@@ -10,7 +10,7 @@ from absl import flags
 from outcomes import refused
 
 from pfljax.cli import compare, scaling, train
-from pfljax.cli.flags import Several
+from pfljax.cli.parsing import Several
 from pfljax.core.method import METHODS
 
 HUGE = "99999999999999999999999"

@@ -10,6 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from pfljax.algorithms.common.surrogates import CommunicationGraph
+from pfljax.core import optional
 from pfljax.core.errors import ArgumentError
 from pfljax.data.sources.reading import read_npy, read_text
 
@@ -187,10 +188,7 @@ def fastest(graph: nx.Graph) -> sp.csr_array:
     num = graph.number_of_nodes()
     if num > LARGEST_PROGRAM:
         raise ArgumentError("mixing", f"accepted up to {LARGEST_PROGRAM} clients, not {num}; try metropolis", "fastest")
-    try:
-        import cvxpy as cp
-    except ImportError as error:
-        raise ArgumentError("mixing", "needs cvxpy: pip install 'pfljax[mixing]'", "fastest") from error
+    cp = optional.load("cvxpy", "mixing", "fastest")
     edges = np.array(graph.edges, int).reshape(-1, 2)
     rows = np.arange(len(edges))
     signs = np.tile([1.0, -1.0], len(edges))

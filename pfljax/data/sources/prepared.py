@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pfljax.core import optional
 from pfljax.core.errors import ArgumentError
 from pfljax.data.sources.arrays import make_source
 from pfljax.data.sources.source import Source, generator, subsample
@@ -73,10 +74,7 @@ def tfds(
 
 def _open(name: str, data_dir: str | None, error_of: Callable[[str], ArgumentError]) -> list[Any]:
     """Returns random-access readers of the training split and, if it exists, the official test split."""
-    try:
-        import tensorflow_datasets as tfds  # slow to import
-    except ImportError as error:
-        raise error_of("needs tensorflow-datasets: pip install 'pfljax[tfds]'") from error
+    tfds = optional.load("tensorflow_datasets", "dataset", f"tfds:{name}")  # slow to import
 
     def read(split: str):
         # The default, `download=True`, would start a download that needs TensorFlow.
