@@ -26,5 +26,7 @@ def of_results(results: Mapping[str, np.ndarray], federation: Federation) -> Any
         "group": np.tile(np.repeat(federation.distribution[clients], len(found)), len(rounds)),
         "size": np.tile(sizes.ravel(), len(rounds)),
     }
+    if federation.client_names is not None:
+        columns["name"] = np.tile(np.repeat(federation.client_names[clients], len(found)), len(rounds))
     columns |= {metric: stacked(metric) for metric in metrics}
     return pd.DataFrame(columns, index=index).reset_index()

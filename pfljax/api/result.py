@@ -103,8 +103,8 @@ class Result:
         """Returns the scores as a pandas DataFrame with one row per evaluated round, client and split.
 
         The columns are "round", "client", "split" ("train", "validation" or "test"), "group" (the client's true
-        distribution, if the data have known ones), "size" (its number of examples in the split), "loss" and, for
-        classification, "accuracy".
+        distribution, if the data have known ones), "size" (its number of examples in the split), "name" (its id in
+        the data, if that is not its number), "loss" and, for classification, "accuracy".
         Scores are NaN for a client without examples in the split. For example,
         `frame[frame.split == "test"].groupby(["round", "group"]).accuracy.mean()` returns the mean accuracy of each
         group over rounds.

@@ -17,6 +17,7 @@ class Assignment(NamedTuple):
     indices: list[np.ndarray]  # K arrays of distinct example ids
     distribution: np.ndarray  # (K,) int32, the true distribution of each client
     is_test: np.ndarray | None = None  # (n,) bool, whether an example is for testing; None: split within each client
+    names: np.ndarray | None = None  # (K,) the data set's own ids of the clients
 
 
 class Pools(NamedTuple):

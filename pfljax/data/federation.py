@@ -40,6 +40,7 @@ class Federation:
         index_digest: A fingerprint of the assignment of examples to clients, independent of their content.
         attacker: (K,) bool, whether each client attacks; None: no client does.
         class_names: Names of classes 0..C-1 if the labels were strings; otherwise empty.
+        client_names: (K,) the data set's own ids of the clients, strings or integers; None: their numbers.
         official_test: Whether the clients' test examples are the data set's own; None: it has none of its own.
     """
 
@@ -55,6 +56,7 @@ class Federation:
     index_digest: str = ""
     attacker: np.ndarray | None = None
     class_names: tuple[str, ...] = ()
+    client_names: np.ndarray | None = None
     official_test: bool | None = None
 
     @property
@@ -109,7 +111,8 @@ class Federation:
             x: (n, *features) numbers.
             y: (n,) targets: integers are classes 0..C-1; strings are classes in sorted order, with their names in
                 `class_names` (predictions stay numbers); floats are regression targets (unless `num_classes` is given).
-            client: (n,) the client of each example, integers or strings. Clients are numbered in sorted order.
+            client: (n,) the client of each example, integers or strings. Clients are numbered in sorted order, and
+                `client_names` has their ids.
             num_clients: K; None: all clients in `client`, or 16 without it. If `client` has more, K of them are drawn
                 uniformly.
             partition: Partition of the examples among clients; None: by `client` if given, otherwise two label groups
@@ -234,6 +237,7 @@ def pack(
         task=source.task,
         num_classes=source.num_classes,
         name=source.name,
+        client_names=assignment.names,
         own=here if own else None,
         index_digest=index.hexdigest()[:12],
     )

@@ -241,7 +241,9 @@ class Natural(Partition):
             distribution = largest_pool(indices, source.y)
         else:
             distribution = np.arange(len(chosen))  # unknown: a separate distribution per client
-        return Assignment(indices, distribution.astype(np.int32), source.is_test if splits.official_test else None)
+        names = None if source.client_names is None else source.client_names[ids[chosen]]
+        is_test = source.is_test if splits.official_test else None
+        return Assignment(indices, distribution.astype(np.int32), is_test, names)
 
 
 PARTITIONS: dict[str, type[Partition]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -29,10 +30,9 @@ def split_unseen(federation: Federation, share: float, seed: int) -> tuple[Feder
 
     def take(clients: np.ndarray) -> Federation:
         parts = {part: Split(*(leaf[clients] for leaf in getattr(federation, part))) for part in PARTS}
-        target = None if federation.target is None else federation.target[clients]
-        return dataclasses.replace(
-            dataclasses.replace(federation, **parts), distribution=federation.distribution[clients], target=target
-        )
+        rows: dict[str, Any] = {name: getattr(federation, name) for name in ("distribution", "target", "client_names")}
+        rows = {name: None if row is None else row[clients] for name, row in rows.items()}
+        return dataclasses.replace(federation, **parts, **rows)
 
     return take(np.sort(order[count:])), take(np.sort(order[:count]))
 

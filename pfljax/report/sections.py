@@ -22,6 +22,7 @@ SCORES = {
     "train_loss": "train loss",
 }
 CLIENT_HEADS = {
+    "name": "name",
     "distribution": "group",
     "target": "target",
     "accuracy": "accuracy",

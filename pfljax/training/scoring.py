@@ -32,10 +32,11 @@ def per_client(
     federation: Federation, metrics: dict[str, dict[str, np.ndarray]], scored: np.ndarray | None = None
 ) -> list[dict]:
     """Returns one row per scored client (all if `scored` is None) with its scores on its test examples."""
-    test = metrics["test"]
+    test, names = metrics["test"], federation.client_names
     return [
         {
             "client": k,
+            **({} if names is None else {"name": names[k].item()}),
             "n_train": int(federation.train.size[k]),
             "n_test": int(federation.test.size[k]),
             "distribution": int(federation.distribution[k]),

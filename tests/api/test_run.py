@@ -1,5 +1,6 @@
 """The Python API: what a user types, what comes back, and what is refused."""
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -89,6 +90,13 @@ def test_a_frame_names_the_clients_of_a_sample(clients):
     first = [row(3, 1, "train", 0), row(3, 1, "test", 10), row(3, 3, "train", 1), row(3, 3, "test", 11)]
     last = [row(6, 1, "train", 2), row(6, 1, "test", 12), row(6, 3, "train", 3), row(6, 3, "test", 13)]
     assert frame.values.tolist() == first + last
+
+
+def test_a_frame_has_the_data_s_names_of_clients(clients):
+    named = dataclasses.replace(clients, client_names=np.array(list("uvwxyz")))
+    scores = {"loss_test": np.arange(4.0).reshape(2, 2), "rounds": np.array([3, 6]), "clients": np.array([1, 3])}
+    frame = frames.of_results(scores, named)
+    assert frame[["client", "name"]].values.tolist() == [[1, "v"], [3, "x"]] * 2
 
 
 def test_without_pandas_one_line_says_how_to_get_it(trained, monkeypatch):

@@ -75,6 +75,26 @@ def test_labels_may_be_strings():
     assert data.describe(federation)["class_names"] == ["cat", "dog"] and "class_names" not in data.describe(same)
 
 
+@pytest.mark.parametrize("ids", [["c", "a", "b", "a"], [b"c", b"a", b"b", b"a"], [30, 10, 20, 10]])
+def test_clients_keep_what_the_data_call_them(ids):
+    owner = np.array(ids)[np.arange(40) % 4]
+    federation = Federation.from_arrays(X, Y, owner)
+    names = np.unique(owner.astype(str) if owner.dtype.kind == "S" else owner)
+    assert federation.client_names.tolist() == names.tolist()
+    drawn = Federation.from_arrays(X, Y, owner, num_clients=2, seed=3)
+    of_name = {name.tobytes(): size for name, size in zip(names, federation.train.size, strict=True)}
+    assert len(drawn.client_names) == 2
+    assert [of_name[name.tobytes()] for name in drawn.client_names] == drawn.train.size.tolist()
+    seen, unseen = data.split_unseen(federation, 0.3, seed=0)
+    assert sorted([*seen.client_names, *unseen.client_names]) == names.tolist()
+    assert [of_name[name.tobytes()] for name in unseen.client_names] == unseen.train.size.tolist()
+
+
+def test_clients_that_are_numbers_from_0_have_no_other_names():
+    assert Federation.from_arrays(X, Y, np.arange(40) % 4).client_names is None
+    assert Federation.from_arrays(X, Y, num_clients=4).client_names is None
+
+
 def test_ones_own_arrays_are_standardized_if_wanted():
     shifted = X * 7 + 3 + 100 * TESTS[:, None]
     train = real(Federation.from_arrays(shifted, Y, OWNER, is_test=TESTS, standardize=True).train)

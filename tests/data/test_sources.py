@@ -500,6 +500,7 @@ def test_a_text_is_its_roles_windows_with_targets_one_on(text):
     windows = len(spoken[0]) - 80
     assert source.x.shape == source.y.shape == (windows + 8 + 4, 80)
     np.testing.assert_array_equal(source.client, [0] * (windows + 8) + [1] * 4)  # Once has a single line
+    assert source.client_names.tolist() == ["Ann", "Bob"]
     tests = [*range(windows, windows + 8), windows + 10, windows + 11]
     np.testing.assert_array_equal(np.flatnonzero(source.is_test), tests)
     np.testing.assert_array_equal(source.distribution, [0, 1])

@@ -127,6 +127,19 @@ def test_the_slider_moves_the_matrix_and_a_client_opens(driver, run_page, width)
     page.check()
 
 
+def test_clients_are_shown_with_their_names(driver, tmp_path):
+    make_run(tmp_path)
+    summary = files.read_json(tmp_path / "summary.json")
+    rows = [dict(row, name=name) for row, name in zip(summary["per_client"], ["<b>Ann", *"vwxyz"], strict=True)]
+    files.write_json(tmp_path / "summary.json", dict(summary, per_client=rows))
+    page = Page(driver, report.write_page(tmp_path), 1280)
+    page.ask("document.querySelector('#clients-table button[data-client=\"0\"]').click()")
+    assert page.text("client-told").startswith("Client 0 (<b>Ann), group 1")
+    assert page.ask("document.getElementById('client').selectedOptions[0].textContent") == "0 (<b>Ann)"
+    assert "<b>Ann" in page.ask("document.querySelector('#clients-table tbody').textContent")
+    page.check()
+
+
 def test_the_table_is_sorted_and_the_theme_changes(driver, run_page):
     page = Page(driver, run_page, 1280)
     page.see("matrix")

@@ -55,16 +55,18 @@ def make_source(
     if standardize:
         _standardize(x, is_test)
     client, coarse = (None if arrays.get(key) is None else arrays[key][rows] for key in ("client", "coarse"))
+    client, client_names = (None, None) if client is None else _numbered_clients(client)
     return Source(
         x,
         y[rows],
-        None if client is None else _client_ids(client),
+        client,
         is_test,
         num_classes,
         task,
         name,
         coarse=None if coarse is None else _coarse_labels(coarse),
         class_names=names,
+        client_names=client_names,
     )
 
 
@@ -110,11 +112,20 @@ def _check_shapes(arrays: Mapping[str, np.ndarray]) -> None:
             raise ArgumentError(key, f"has shape {array.shape}, but x has {shape}; accepted: one value per row of x")
 
 
-def _client_ids(client: np.ndarray) -> np.ndarray:
-    """Numbers the clients 0..K-1 in sorted order: (n,) int64 from integers or strings."""
+def _numbered_clients(client: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Numbers the clients 0..K-1 in sorted order.
+
+    Returns:
+        (n,) int64, and the ids (K,) that were numbered; None if they are the numbers.
+    """
     if client.dtype.kind not in "iuUS":
         raise ArgumentError("client", f"is {client.dtype}; accepted: integers or strings")
-    return np.unique(client, return_inverse=True)[1].astype(np.int64)
+    names, numbers = np.unique(client, return_inverse=True)
+    if names.dtype.kind in "iu" and np.array_equal(names, np.arange(len(names))):
+        names = None
+    elif names.dtype.kind == "S":
+        names = np.char.decode(names, "utf-8", "replace")
+    return numbers.astype(np.int64), names
 
 
 def _coarse_labels(coarse: np.ndarray) -> np.ndarray:

@@ -36,12 +36,12 @@ def text(file: str, *, stride: int = 1, seed: int = 0, fraction: float = 1.0) ->
     if stride < 1:
         raise ArgumentError("stride", "accepted: 1 or more", stride)
     roles = _roles(file)
-    letters = sorted(set("\n".join(part for parts in roles for part in parts)))
+    letters = sorted(set("\n".join(part for parts in roles.values() for part in parts)))
     if len(letters) >= PAD_TOKEN:
         raise ArgumentError("file", f"has {len(letters)} different characters; accepted: at most {PAD_TOKEN - 1}", file)
     code = {letter: i for i, letter in enumerate(letters)}
     xs, ys, is_test, client = [], [], [], []
-    for k, parts in enumerate(roles):
+    for k, parts in enumerate(roles.values()):
         for test, part in enumerate(parts):
             x, y = _windows(np.array([code[letter] for letter in part], np.uint8), stride)
             xs.append(x)
@@ -52,10 +52,20 @@ def text(file: str, *, stride: int = 1, seed: int = 0, fraction: float = 1.0) ->
     rows = subsample(generator(seed, "load"), len(x), fraction)
     name = pathlib.Path(file).stem
     distribution = np.arange(len(roles))
-    return Source(x[rows], y[rows], client[rows], is_test[rows], len(letters), "classification", name, distribution)
+    return Source(
+        x[rows],
+        y[rows],
+        client[rows],
+        is_test[rows],
+        len(letters),
+        "classification",
+        name,
+        distribution,
+        client_names=np.array(list(roles)),
+    )
 
 
-def _roles(file: str) -> list[tuple[str, str]]:
+def _roles(file: str) -> dict[str, tuple[str, str]]:
     """Returns the training and test text of each role with at least two lines, in order of first appearance."""
     content = read_text(file)
     spoken: dict[str, list[str]] = {}
@@ -63,7 +73,7 @@ def _roles(file: str) -> list[tuple[str, str]]:
     for block in re.split(r"\n\s*\n", content):
         lines = [line for line in block.split("\n") if line.strip()]
         if lines and re.fullmatch("[^:]+:", lines[0].strip()):
-            speaker = lines.pop(0).strip()
+            speaker = lines.pop(0).strip().removesuffix(":")
         if speaker:  # lines before the first heading belong to no role
             spoken.setdefault(speaker, []).extend(lines)
     if not spoken:
@@ -72,12 +82,12 @@ def _roles(file: str) -> list[tuple[str, str]]:
             '"NAME:" followed by the lines that NAME speaks'
         )
         raise ArgumentError("file", f"has no roles; accepted: {accepted}", file)
-    roles = []
-    for lines in spoken.values():
+    roles = {}
+    for name, lines in spoken.items():
         cut = min(max(1, int(TEXT_TRAIN * len(lines))), len(lines) - 1)
         parts = "\n".join(lines[:cut]), "\n".join(lines[cut:])
         if min(map(len, parts)) > 1:  # with a single character, there is nothing to predict
-            roles.append(parts)
+            roles[name] = parts
     if not roles:
         raise ArgumentError("file", "no role has two lines, one for training and one for testing", file)
     return roles

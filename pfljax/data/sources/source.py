@@ -31,6 +31,7 @@ class Source:
         distribution: True distribution of each natural client (K,), if known.
         coarse: Coarse label of each example (the superclass of its class), int32 (n,), if available.
         class_names: Names of the classes, if the data set's labels are strings.
+        client_names: The data set's own ids of clients 0..K-1, strings or integers (K,); None if they are the numbers.
     """
 
     x: np.ndarray
@@ -43,6 +44,7 @@ class Source:
     distribution: np.ndarray | None = None
     coarse: np.ndarray | None = None
     class_names: tuple[str, ...] = ()
+    client_names: np.ndarray | None = None
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:

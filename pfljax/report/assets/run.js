@@ -79,10 +79,13 @@ page.start((d) => {
     };
   }
 
+  // The client's number, and its name in the data set if that differs.
+  const named = (i) => (d.rows && d.rows[i].name !== undefined ? `${ids[i]} (${d.rows[i].name})` : `${ids[i]}`);
+
   function tellClient() {
     const i = state.client,
       row = d.rows && d.rows[i],
-      parts = [`Client ${ids[i]}`, `group ${d.group[i]}`];
+      parts = [`Client ${named(i)}`, `group ${d.group[i]}`];
     if (sharing) parts.push(`found group ${sharing.found[i]}`);
     if (row) parts.push(`${row.n_train} training and ${row.n_test} test examples`);
     parts.push(`${word} ${shown(scores[i])} in the last round`);
@@ -110,7 +113,7 @@ page.start((d) => {
 
   function startClient() {
     const list = byId("client");
-    ids.forEach((id, i) => list.append(new Option(`${id}`, i)));
+    ids.forEach((_, i) => list.append(new Option(named(i), i)));
     list.addEventListener("change", () => select(Number(list.value)));
     byId("previous").addEventListener("click", () => select((state.client + n - 1) % n));
     byId("next").addEventListener("click", () => select((state.client + 1) % n));
