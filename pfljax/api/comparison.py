@@ -71,7 +71,7 @@ class Table:
         number = (lambda value: f"{100 * value:.1f}") if classification else (lambda value: f"{value:.4f}")
         unseen = any(np.isfinite(row["unseen_mean"]) for row in self.rows)
         private = any(row["epsilon"] for row in self.rows)
-        heads = ["method", "test accuracy, %" if classification else "test MSE", "at best round, %" if classification else "at best round"]
+        heads = ["method", *(("test accuracy, %", "best round, %") if classification else ("test MSE", "best round"))]
         heads += ["bottom decile, %"] * classification + ["unseen clients"] * unseen + ["epsilon"] * private
         uneven = len({row["mini_batches_per_round"] for row in self.rows}) > 1  # some methods train for longer
         tuned = any(row.get("tuned") for row in self.rows)
