@@ -129,6 +129,8 @@ def build_partition(settings: Settings, source: sources.Source, seed: int) -> An
     name = settings.partition
     if name == "auto":
         if source.client is not None or source.task == "regression":
+            for flag in ("balanced_groups", *(["num_distributions"] if settings.dataset != "synthetic" else [])):
+                settings.refuse(flag, f"the partition is {partitions.default(source).name}")
             return None
         name = "label_groups"
     kind: Any = partitions.get(name)
@@ -192,6 +194,8 @@ def build_model(settings: Settings, federation: Federation) -> models.Model:
     sequences = federation.train.y.ndim > 2
     if name == "auto":
         name = "lstm" if sequences else "linear" if task == "regression" else "mlp"
+        if name != "mlp" and settings.partition != "latent":
+            settings.refuse("hidden", f"the model is {name}")
     if name in models.NAMES and sequences != (name == "lstm"):
         raise FlagError.of("model", f"accepted for {federation.name}: {'lstm' if sequences else 'all but lstm'}", name)
     return models.make(name, shape, task, federation.num_classes, **widths(settings))
