@@ -54,4 +54,5 @@ def play(times, seed):
 
 
 if __name__ == "__main__":
-    print(json.dumps(play(int(sys.argv[1]), int(sys.argv[2]))))
+    print(json.dumps(play(int(sys.argv[1]), int(sys.argv[2]))), flush=True)
+    os._exit(0)  # a normal exit can crash after an interrupted XLA call

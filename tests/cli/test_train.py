@@ -199,7 +199,7 @@ def test_a_diverging_run_stops_with_the_round_and_the_client(tmp_path):
 
 @pytest.mark.slow
 def test_the_sine_curve_is_left_beside_fedavg_s(tmp_path):
-    flags = ["--dataset=sine", "--num_clients=4", "--rounds=6", "--hidden=4", "--federico.neighbors=1"]
+    flags = ["--dataset=sine", "--num_clients=4", "--rounds=6", "--federico.neighbors=1"]
     printed = call(train.COMMAND, *flags, f"--out={tmp_path / 'run'}")
     assert "mean squared error on test points: federico" in printed
     found = files.read_npz(tmp_path / "run" / "curve.npz")

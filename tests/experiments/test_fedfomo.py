@@ -39,7 +39,6 @@ def test_table1_has_a_column_for_each_number_of_clients(tmp_path):
         "--algorithms=local,fedfomo",
         "--fedfomo.neighbors=4",
         "--clients=6,20",
-        "--num_distributions=3",
         f"--out={tmp_path / 'out'}",
     ]
     printed = call(table1, *flags)
