@@ -97,9 +97,9 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         if timer:
             timer.cancel()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def check_room(folder: Path, need: int) -> None:
