@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import errno
 import os
@@ -73,12 +72,12 @@ def interruptible() -> Iterator[None]:
     Python drops a KeyboardInterrupt that is raised in a finalizer or in a garbage collection callback, and JAX installs
     such a callback. Does nothing outside the main thread, or where SIGINT has another handler.
     """
-    timer, is_repeated = None, False
+    timer, is_repeated, main_thread = None, False, threading.get_ident()
 
     def repeat() -> None:
         nonlocal is_repeated
         is_repeated = True
-        _thread.interrupt_main()
+        signal.pthread_kill(main_thread, signal.SIGINT)  # wakes it if it sleeps
 
     def interrupt(number: int, frame) -> None:
         nonlocal timer, is_repeated
