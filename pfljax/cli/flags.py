@@ -60,7 +60,10 @@ READ_WITH = {
     "hidden": {"model": ("auto", "mlp"), "partition": ("latent",)},
     "embedding": {"partition": ("latent",)},
     "embedding_epochs": {"partition": ("latent",)},
-    "num_distributions": {"partition": ("auto", "label_groups", "label_dirichlet", "latent"), "dataset": ("synthetic",)},
+    "num_distributions": {
+        "partition": ("auto", "label_groups", "label_dirichlet", "latent"),
+        "dataset": ("synthetic",),
+    },
     "dirichlet_alpha": {"partition": ("label_dirichlet", "dirichlet", "pachinko"), "dataset": ("synthetic",)},
     "classes_per_client": {"partition": ("pathological", "pairs")},
     "balanced_groups": {"partition": ("auto", "label_groups", "label_dirichlet")},
