@@ -48,6 +48,7 @@ def interrupted(delay, draw):
 
 def play(times, seed):
     draw = random.Random(seed)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     sys.unraisablehook = lambda _: None  # it would print each KeyboardInterrupt that is dropped
     seconds = [interrupted(draw.uniform(0.001, 0.25), draw) for _ in range(times)]
     return {"interruptions": times, "repeated": sum(each > endings.REPEAT_SECONDS for each in seconds)}

@@ -96,7 +96,9 @@ def test_other_settings_are_refused_and_named(finished):
 @pytest.mark.slow
 def test_what_is_finished_outlives_an_interruption(tmp_path):
     flags = ["--algorithms=fedavg", "--num_clients=4,5,6,7,8", "--devices=1"]
-    command = [sys.executable, "-m", "pfljax.cli", "scaling", *SMALL, *flags, f"--out={tmp_path}"]
+    accept = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # a background job ignores it
+    start = f"import runpy, signal; {accept}; runpy.run_module('pfljax.cli', run_name='__main__')"
+    command = [sys.executable, "-c", start, "scaling", *SMALL, *flags, f"--out={tmp_path}"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
         deadline = time.monotonic() + 120

@@ -217,12 +217,20 @@ def test_the_first_signal_saves_and_the_second_ends_at_once(number, times, tmp_p
         assert kept.rounds == 2
 
 
-def test_an_interruption_that_a_finalizer_drops_is_repeated(monkeypatch):
+@pytest.fixture
+def interrupts():
+    """SIGINT raises KeyboardInterrupt, even if the tests run as a background job, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interruption_that_a_finalizer_drops_is_repeated(monkeypatch, interrupts):
     class Finalized:
         def __del__(self):
             signal.raise_signal(signal.SIGINT)
 
-    dropped, before = [], signal.getsignal(signal.SIGINT)
+    dropped = []
     monkeypatch.setattr(sys, "unraisablehook", lambda told: dropped.append(told.exc_type))
     monkeypatch.setattr(endings, "REPEAT_SECONDS", 0.05)
     with pytest.raises(KeyboardInterrupt), endings.interruptible():
@@ -233,7 +241,7 @@ def test_an_interruption_that_a_finalizer_drops_is_repeated(monkeypatch):
         except KeyboardInterrupt:
             time.sleep(0.2)  # it is not repeated while the block ends
             raise
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_an_ignored_interruption_stays_ignored(monkeypatch):
