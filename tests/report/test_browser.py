@@ -3,6 +3,7 @@
 import csv
 import io
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -32,8 +33,10 @@ class Page:
             "Emulation.setDeviceMetricsOverride",
             {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500},
         )
+        begin = time.perf_counter()
         driver.get(path.as_uri())
         self.wait("document.documentElement.dataset.ready === 'yes'")
+        self.seconds = time.perf_counter() - begin
 
     def ask(self, expression):
         return self.driver.execute_script(f"return {expression}")
@@ -238,6 +241,7 @@ def test_the_page_of_a_thousand_clients_stays_small(driver, tmp_path, neighbors)
     path = report.write_page(tmp_path)
     assert path.stat().st_size < 8e6
     page = Page(driver, path, 1280)
+    print(f"{path.stat().st_size / 1e6:.1f} MB, opens in {page.seconds:.1f} s")
     page.see("matrix")
     before = page.matrix()
     page.set("round", 0)
