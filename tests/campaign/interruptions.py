@@ -2,8 +2,8 @@
 
     python tests/campaign/interruptions.py TIMES SEED
 
-The last line that is printed is a JSON object. A SIGINT that never ends the work makes the script hang. No test runs it,
-because an interruption can leave JAX's own state broken, and the script goes on in the same process.
+The last line that is printed is a JSON object. A SIGINT that never ends the work makes the script hang. No test runs
+it: the script goes on in the process that was interrupted, and JAX does not always survive that.
 """
 
 import json
