@@ -52,6 +52,7 @@ def test_the_head_is_everyone_s_and_stays_where_only_the_body_travels(common_ini
         assert record.down == 4 * body and record.up == 4 * (body + 4)  # and n_k
 
 
+@pytest.mark.slow
 def test_untuned_it_is_fedavg_of_the_body():
     """With mini-batches; FedAvg trains the head, FedBABU does not."""
     body = lambda model: jax.tree.map(lambda head: not head, model.mask(model.network.shapes, 1))

@@ -342,6 +342,7 @@ def two_kinds():
     return federation, problem
 
 
+@pytest.mark.slow
 def test_it_helps_where_clients_come_in_two_kinds():
     """Two kinds with opposite targets: clients choose their own kind, and the mixture beats training alone."""
     federation, problem = two_kinds()

@@ -129,6 +129,7 @@ def test_weights_solve_the_quadratic(num, noise):
     assert own.min() < 0.99 and (noise < 0.5 or own.max() < 0.7)
 
 
+@pytest.mark.slow
 def test_without_alignment_and_combination_it_is_fedrep():
     """With mini-batches."""
     epochs = (("head_epochs", 1), ("body_epochs", 2))

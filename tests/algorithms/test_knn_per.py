@@ -105,6 +105,7 @@ def no_validation(federation):
     return jax.tree.map(lambda leaf: leaf[:, :0] if leaf.ndim > 1 else np.zeros(4, np.int32), federation.validation)
 
 
+@pytest.mark.slow
 def test_without_the_neighbors_share_it_is_fedavg():
     federation, problem, algorithm, state, _ = trained("knn_per", mix=0.0, grid_steps=0)
     wanted = trained("fedavg")

@@ -59,6 +59,7 @@ def test_by_hand(cohort):
     assert records[0].down == cohort * size * 4  # what a client trained before stays with it
 
 
+@pytest.mark.slow
 def test_with_mu_0_it_is_fedavg():
     fedavg = perceptrons.play("fedavg", **MINI)[3][-1].models
     off = perceptrons.play("moon", knobs={"mu": 0.0}, **MINI)[3]
@@ -88,6 +89,7 @@ class Normalized(nn.Module):
         return nn.Dense(3)(nn.relu(nn.Dense(5)(x)))
 
 
+@pytest.mark.slow
 def test_the_contrast_moves_no_batch_statistics():
     federation = toys.make_federation(SIZES)
     problem = toys.make_problem(federation, optax.sgd(0.1), model=Normalized(), batch_size=2, epochs=2)

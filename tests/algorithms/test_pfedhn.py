@@ -69,6 +69,7 @@ def test_rounds_by_hand():
     assert records[0].down == records[0].up == 4 * 4 * 4  # a model each way
 
 
+@pytest.mark.slow
 def test_under_sampling_the_mean_is_over_the_cohort_by_hand():
     federation = toys.make_federation((3, 0, 2, 4), "regression")
     problem = toys.make_problem(federation, optax.sgd(RATE), cohort=2)
@@ -88,6 +89,7 @@ def test_under_sampling_the_mean_is_over_the_cohort_by_hand():
     assert 0 < alone < 6
 
 
+@pytest.mark.slow
 def test_a_hypernetwork_of_biases_is_fedavg_of_equal_clients():
     """At rate 1, if nothing else moves; with the default start it is not FedAvg."""
     federation = toys.make_federation((4, 4, 4), "regression")
@@ -105,6 +107,7 @@ def test_a_hypernetwork_of_biases_is_fedavg_of_equal_clients():
     assert np.abs(vectors(others.models) - wanted).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_first_models_are_near_one_initial_model():
     spread = {}
     for knob in (0.0, 0.1, 1.0):
@@ -147,6 +150,7 @@ class Normalized(nn.Module):
         return nn.Dense(3)(x)
 
 
+@pytest.mark.slow
 def test_batch_statistics_are_the_mean_of_those_that_came_back():
     """After one full batch each: 0.7 of the old and 0.3 of the batch's statistics, whatever the server's rate."""
     federation = toys.make_federation((4, 4, 4))
