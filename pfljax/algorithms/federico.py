@@ -172,13 +172,12 @@ class FedeRiCo:
 
         def client_update(context, models, row, data):
             split = data.train
-            losses, grads = gradients.of_batch(problem, context, models, split)
-            totals = gradients.losses_at_start(problem, context, models, split, losses)
-            new = self._e_step(problem, row, context.index, totals, split.size)
-            row = jax.tree.map(lambda new, old: jnp.where(context.step == 0, new, old), new, row)
-            upload = tree.scale(grads, row["held"] * split.size)  # l. 17
-            report = {"loss": mixed(row["held"], losses), "size": split.size}
-            return ClientOutput(row, upload, report, gradients.takes_step(problem, context, split))
+            e_step = lambda totals: self._e_step(problem, row, context.index, totals, split.size)
+            held = lambda row: row["held"]
+            out = gradients.after_e_step(problem, context, models, split, row, e_step, held)
+            upload = tree.scale(out.grads, held(out.row) * split.size)  # l. 17
+            report = {"loss": mixed(held(out.row), out.losses), "size": split.size}
+            return ClientOutput(out.row, upload, report, gradients.takes_step(problem, context, split))
 
         def server_update(key, state, aggregate):  # l. 19-22
             return gradients.apply(problem, state, aggregate, owed(aggregate.report["size"]), "peers"), {}
@@ -199,7 +198,9 @@ class FedeRiCo:
                 trained, _, loss = solver.fit(context.key, params, start, split, round_number=context.round)
                 return tree.subtract(trained, params), loss
 
-            deltas, losses = problem.plan.over_models(train, models)
+            stay = lambda params: (jax.tree.map(jnp.zeros_like, params), jnp.zeros(()))
+            weighed = lambda params, weight: gradients.if_weighed(weight, train, stay, params)
+            deltas, losses = problem.plan.over_models(weighed, models, row["held"])
             upload = tree.scale(deltas, row["held"] * split.size)
             report = {"loss": mixed(row["held"], losses), "size": split.size}
             return ClientOutput(row, upload, report, gradients.takes_step(problem, context, split))

@@ -39,18 +39,18 @@ class FedeRiCoCentralized:
             return State((), models, problem.init_optimizers(models), rows)
 
         def client_update(context, models, row, data):
-            split, first = data.train, context.step == 0
-            losses, grads = gradients.of_batch(problem, context, models, split)
-            joint = row["log_prior"] - gradients.losses_at_start(problem, context, models, split, losses)
-            log_likelihood = jax.nn.logsumexp(joint)  # log p(D_i; Theta) of Eq. 1
-            posterior = jnp.where(first, joint - log_likelihood, row["log_prior"])  # Eq. 3
-            upload = tree.scale(grads, jnp.exp(posterior) * split.size)  # n_i of Eq. 6; the server divides by n
+            split, prior = data.train, row["log_prior"]
+            e_step = lambda totals: {"log_prior": jax.nn.log_softmax(prior - totals)}  # Eq. 3
+            weights = lambda row: jnp.exp(row["log_prior"])
+            out = gradients.after_e_step(problem, context, models, split, row, e_step, weights)
+            upload = tree.scale(out.grads, weights(out.row) * split.size)  # n_i of Eq. 6; the server divides by n
+            log_likelihood = jax.nn.logsumexp(prior - out.totals)  # log p(D_i; Theta) of Eq. 1
             report = {
-                "loss": jnp.exp(posterior) @ losses,
-                "log_likelihood": jnp.where(first, log_likelihood, 0.0),
+                "loss": weights(out.row) @ out.losses,
+                "log_likelihood": jnp.where(context.step == 0, log_likelihood, 0.0),
                 "size": split.size,
             }
-            return ClientOutput({"log_prior": posterior}, upload, report, gradients.takes_step(problem, context, split))
+            return ClientOutput(out.row, upload, report, gradients.takes_step(problem, context, split))
 
         def server_update(key, state, aggregate):
             total = jnp.maximum(aggregate.report["size"].sum(), 1)

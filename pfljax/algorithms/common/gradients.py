@@ -2,44 +2,100 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import optax
 
 from pfljax.core import tree
-from pfljax.core.types import Aggregate, Array, ClientContext, ClientOutput, Params, Split, State, Topology
+from pfljax.core.types import Aggregate, Array, ClientContext, ClientOutput, Params, PyTree, Split, State, Topology
 from pfljax.engine.views import read
 from pfljax.local.problem import Problem
 
-
-def of_batch(problem: Problem, context: ClientContext, models: Params, split: Split) -> tuple[Array, Params]:
-    """Mean loss (J,) and gradient (J, ...) of each received model on this exchange's mini-batch."""
-    solver = problem.solver
-    orders = solver.draw_orders(context.key, split.size, problem.n_max)
-    batch = solver.take_batch(context.key, orders, split, context.step)
-
-    def one(params, number):
-        return jax.value_and_grad(lambda params: solver.mean_loss(params, batch.of_model(number)))(params)
-
-    return problem.plan.over_models(one, models, jnp.arange(tree.num_rows(models)))
+NEGLIGIBLE = 1e-12  # a weight whose gradient would not change a model in float32
 
 
-def losses_at_start(problem: Problem, context: ClientContext, models: Params, split: Split, losses: Array) -> Array:
-    """Losses (J,) of the received models, summed over the client's data; valid only in a round's first exchange.
+class Weighed(NamedTuple):
+    """What a client computes in an exchange: its E-step, and its models' losses and gradients.
+
+    Attributes:
+        row: The client's next own state.
+        totals: (J,) losses, summed over the client's data; valid only in a round's first exchange.
+        losses: (J,) mean losses on the mini-batch; 0 where the weight is negligible.
+        grads: Gradients (J, ...); 0 where the weight is negligible.
+    """
+
+    row: PyTree
+    totals: Array
+    losses: Array
+    grads: Params
+
+
+def after_e_step(
+    problem: Problem,
+    context: ClientContext,
+    models: Params,
+    split: Split,
+    row: PyTree,
+    e_step: Callable[[Array], PyTree],
+    weights: Callable[[PyTree], Array],
+) -> Weighed:
+    """An E-step in a round's first exchange; in every exchange, gradients of the models that have weight after it.
 
     Args:
         problem: The problem of the method.
         context: The client's context.
         models: Leaves (J, ...).
         split: The client's training data.
-        losses: Losses from `of_batch`; they already cover all data if it fits in one batch.
+        row: The client's own state.
+        e_step: Summed losses (J,) -> the client's next own state.
+        weights: The client's own state -> weights (J,) of the models.
     """
-    model = problem.model
+    first, evaluate = context.step == 0, lambda params: problem.solver.total_loss(params, split)
+    step = lambda totals: jax.tree.map(lambda new, old: jnp.where(first, new, old), e_step(totals), row)
+    if _losses_cover_data(problem, models):
+        losses, grads = of_batch(problem, context, models, split)
+        totals = losses * split.size
+        return Weighed(step(totals), totals, losses, grads)
+    nothing = jnp.zeros((tree.num_rows(models),))
+    totals = jax.lax.cond(first, lambda: problem.plan.over_models(evaluate, models), lambda: nothing)
+    row = step(totals)
+    return Weighed(row, totals, *of_batch(problem, context, models, split, weights(row)))
+
+
+def of_batch(
+    problem: Problem, context: ClientContext, models: Params, split: Split, weights: Array | None = None
+) -> tuple[Array, Params]:
+    """Mean loss (J,) and gradient (J, ...) of each received model on this exchange's mini-batch.
+
+    With `weights` (J,), both are 0 for models of negligible weight, and clients processed one by one save that work.
+    """
+    solver = problem.solver
+    orders = solver.draw_orders(context.key, split.size, problem.n_max)
+    batch = solver.take_batch(context.key, orders, split, context.step)
+
+    def one(params, number, weight):
+        compute = jax.value_and_grad(lambda params: solver.mean_loss(params, batch.of_model(number)))
+        if weights is None:
+            return compute(params)
+        return if_weighed(weight, compute, lambda params: (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)), params)
+
+    num = tree.num_rows(models)
+    return problem.plan.over_models(one, models, jnp.arange(num), jnp.ones(num) if weights is None else weights)
+
+
+def if_weighed(weight: Array, compute: Callable[..., PyTree], skip: Callable[..., PyTree], *args: PyTree) -> PyTree:
+    """compute(*args), or skip(*args) where the weight is negligible."""
+    return jax.lax.cond(weight > NEGLIGIBLE, compute, skip, *args)
+
+
+def _losses_cover_data(problem: Problem, models: Params) -> bool:
+    """Whether a mini-batch holds all data of a client, and its losses are those of evaluation."""
+    model, solver = problem.model, problem.solver
     as_in_evaluation = not model.stochastic and model.statistics(tree.first(models)) is None
-    if as_in_evaluation and problem.solver.batch(problem.n_max) == problem.n_max:
-        return losses * split.size
-    evaluate = lambda: problem.plan.over_models(lambda params: problem.solver.total_loss(params, split), models)
-    return jax.lax.cond(context.step == 0, evaluate, lambda: jnp.zeros_like(losses))
+    return as_in_evaluation and solver.batch(problem.n_max) == problem.n_max
 
 
 def takes_step(problem: Problem, context: ClientContext, split: Split) -> Array:

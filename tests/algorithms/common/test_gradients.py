@@ -1,0 +1,66 @@
+"""Gradients of models that a client weighs: those of negligible weight are neither computed nor sent."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+from pfljax.algorithms.common import gradients
+from pfljax.core.types import ClientContext
+
+WEIGHTS = np.array([0.75, 1e-13, 0.25], np.float32)
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return toys.make_federation([7], features=4)
+
+
+def both(federation, hidden):
+    """Losses and gradients of three models, the second of which has infinite parameters: without weights and with."""
+    problem = toys.make_problem(federation, hidden=(hidden,), batch_size=3)
+    models = problem.init_models(jax.random.key(0), jnp.arange(3), common=False)
+    models = jax.tree.map(lambda leaf: leaf.at[1].set(jnp.inf), models)
+    context = ClientContext(jax.random.key(1), jnp.array(0), jnp.array(1), jnp.arange(3))
+    split = jax.tree.map(lambda leaf: jnp.asarray(leaf)[0], federation.train)
+    return [gradients.of_batch(problem, context, models, split, *weights) for weights in ((), (jnp.array(WEIGHTS),))]
+
+
+@pytest.mark.parametrize("hidden", (2, 4000), ids=("models_at_once", "one_by_one"))
+def test_negligible_weight_skips_a_model(federation, hidden):
+    (losses, grads), (weighed_losses, weighed) = both(federation, hidden)
+    assert not np.isfinite(losses[1])  # so a gradient that is computed shows, even multiplied by 0
+    assert weighed_losses[1] == 0
+    kept = np.array([0, 2])
+    np.testing.assert_array_equal(weighed_losses[kept], losses[kept])
+    for new, old in zip(jax.tree.leaves(weighed), jax.tree.leaves(grads), strict=True):
+        assert not new[1].any()
+        np.testing.assert_allclose(new[kept], old[kept], rtol=1e-6, atol=1e-7)
+        assert np.abs(old[kept]).max() > 0
+
+
+METHODS = {
+    "gradient": ("federico", {"neighbors": 2, "effective_examples": np.inf}),
+    "delta": ("federico", {"neighbors": 2, "effective_examples": np.inf, "update": "delta"}),
+    "centralized": ("federico_centralized", {}),
+}
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_skipping_changes_no_model(kind, monkeypatch):
+    name, knobs = METHODS[kind]
+    federation = toys.make_federation([9, 6, 8], features=4)
+    federation.train.x[:] *= 20  # losses far apart
+
+    def final(threshold):
+        monkeypatch.setattr(gradients, "NEGLIGIBLE", threshold)
+        problem = toys.make_problem(federation, hidden=(5,), batch_size=4)
+        algorithm = toys.make_algorithm(name, problem, **knobs)
+        return toys.train(algorithm, problem, federation.client_data, 6)[0][-1]
+
+    skipping, computing = final(1e-12), final(-1.0)
+    toys.assert_trees_close(skipping.models, computing.models, rtol=1e-5, atol=1e-6)
+    rows = skipping.clients
+    weights = rows["held"] if name == "federico" else np.exp(rows["log_prior"])
+    assert np.any(weights < 1e-12)
