@@ -17,6 +17,7 @@ from absl import flags
 from rich.console import Console
 from rich.table import Table
 
+from pfljax import report
 from pfljax.api.comparison import epsilon_text
 from pfljax.cli import build, curve
 from pfljax.cli.flags import RUNS, WHAT, define_data, define_devices, define_evaluation, define_training
@@ -56,6 +57,7 @@ def run(settings: Settings) -> None:
     out = folder(settings)
     print(f"{names[0]} on {made.clients.name}: {made.clients.num_clients} clients, {settings.rounds} rounds")
     build.print_defaults(settings)
+    report.preload()
     result = made.train(
         settings.rounds,
         out=out,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -68,3 +69,11 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def preload() -> threading.Thread:
+    """Imports in a thread what drawing and the page need, while JAX compiles and computes. Returns the thread."""
+    modules = f"{__name__}.page", "scipy.cluster.hierarchy"
+    thread = threading.Thread(target=lambda: [importlib.import_module(module) for module in modules])
+    thread.start()
+    return thread

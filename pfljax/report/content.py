@@ -165,6 +165,4 @@ def found_groups(
 
 def _agreement(found: np.ndarray, true: np.ndarray) -> float | None:
     """Returns the adjusted Rand index of found and true groups; None if there is only one true group."""
-    from sklearn.metrics import adjusted_rand_score  # heavy
-
-    return float(adjusted_rand_score(true, found)) if len(np.unique(true)) > 1 else None
+    return collaboration.adjusted_rand_index(true, found) if len(np.unique(true)) > 1 else None

@@ -141,12 +141,12 @@ def _features(x: np.ndarray, rows: np.ndarray, images: bool) -> np.ndarray:
         raise ArgumentError("x", f"is {x.dtype}; accepted: numbers")
     if x.ndim == 1 and not images:
         raise ArgumentError("x", f"has shape {x.shape}; accepted: (n, *features), such as x[:, None]")
-    pixels = images and x.dtype == np.uint8
-    with np.errstate(over="ignore"):  # values too large for float32 become infinite, which raises an error below
-        x = x.astype(np.float32)
-    if pixels:
-        x /= 255
-    _check_finite("x", x, rows)
+    if images and x.dtype == np.uint8:
+        x = np.divide(x, 255, dtype=np.float32)
+    else:
+        with np.errstate(over="ignore"):  # values too large for float32 become infinite, which raises an error below
+            x = x.astype(np.float32)
+        _check_finite("x", x, rows)
     return x[..., None] if images and x.ndim in (1, 3) else x
 
 
