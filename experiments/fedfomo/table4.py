@@ -46,16 +46,19 @@ def measured(settings: Settings) -> tuple[Study, list[dict]]:
     for sigma, clip in clips.items():
         Privacy(sigma, clip, settings.dp_delta).check()
     study, entries = Study.start(paper.PAPER, settings), []
-    study.check()
+    rows = [
+        (row, {"dp_noise_multiplier": sigma, "dp_clip_norm": clip}, study.out / f"sigma-{sigma:g}" / row.folder)
+        for row in paper.rows_of(study, downloads=())
+        for sigma, clip in clips.items()
+    ]
+    study.check(rows)
     theirs = paper.values(study.settings, paper.TABLE4, num_distributions=5, targets="own").by_row
-    for row in paper.rows_of(study, downloads=()):
-        for sigma, clip in clips.items():
-            folder = study.out / f"sigma-{sigma:g}" / row.folder
-            cell = study.accuracies(row, folder, {"dp_noise_multiplier": sigma, "dp_clip_norm": clip})
-            value = theirs.get(row.method, {}).get(sigma)
-            fixed = {"algorithm": row.title, "sigma": sigma, "delta": settings.dp_delta, "folder": str(folder)}
-            entries.append(fixed | {**cell, "epsilon_text": epsilon_text(cell["epsilon"]), "paper": value})
-            print(f"{row.title}, sigma {sigma:g} done")
+    for row, values, folder in rows:
+        sigma, cell = values["dp_noise_multiplier"], study.accuracies(row, folder, values)
+        value = theirs.get(row.method, {}).get(sigma)
+        fixed = {"algorithm": row.title, "sigma": sigma, "delta": settings.dp_delta, "folder": str(folder)}
+        entries.append(fixed | {**cell, "epsilon_text": epsilon_text(cell["epsilon"]), "paper": value})
+        print(f"{row.title}, sigma {sigma:g} done")
     return study, entries
 
 

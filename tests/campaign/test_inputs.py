@@ -40,7 +40,9 @@ WITH = {  # flags under which another is read
     "classes_per_client": "--partition=pathological",
     "dirichlet_alpha": "--partition=dirichlet",
     "aggregator_trim": "--aggregator=krum",
-    "sampler_candidates": "--sampler=power_of_choice",
+    "sampler": "--participation=0.5",
+    "sampler_candidates": "--sampler=power_of_choice --participation=0.5",
+    "dp_delta": "--dp_noise_multiplier=1 --dp_clip_norm=1",
     "attackers": "--attack=noise",
     "attack_strength": "--attack=noise",
     "chunk": "--plan=chunk",
@@ -76,7 +78,8 @@ def cases(name):
         for flag in found:
             never, perhaps = values_of(flag)
             method = [f"--algorithm={group}"] if group in METHODS else []
-            others = [WITH[flag.name]] if WITH.get(flag.name, "").partition("=")[0].strip("-") in registry else []
+            others = WITH.get(flag.name, "").split()
+            others = others if all(other.partition("=")[0].strip("-") in registry for other in others) else []
             for value in sorted(never | perhaps) if flag.name not in LEFT_OUT else ():
                 infinite = flag.name in INFINITE and value in ("inf", "1e400")
                 yield name, [f"--{flag.name}={value}", *method, *others], value in never and not infinite

@@ -75,6 +75,7 @@ def test_table4_states_the_ledger_beside_the_accuracy(tmp_path):
     flags = [
         "--algorithms=fedavg",
         "--sigmas=0,1.5",
+        "--dp_delta=1e-4",
         "--num_distributions=2",
         "--num_clients=6",
         f"--out={tmp_path / 'out'}",
@@ -85,7 +86,7 @@ def test_table4_states_the_ledger_beside_the_accuracy(tmp_path):
     summary = files.read_json(tmp_path / "out" / "sigma-1.5" / "fedavg" / "seed-0" / "summary.json")
     privacy = summary["privacy"]
     assert noisy["epsilon"] == [privacy["epsilon"]] and f"{privacy['epsilon']:.2f}" in printed
-    assert privacy["noise_multiplier"] == 1.5 and privacy["clip_norm"] == 1.0 and privacy["delta"] == 1e-5
+    assert privacy["noise_multiplier"] == 1.5 and privacy["clip_norm"] == 1.0 and privacy["delta"] == 1e-4
     assert len(privacy["epsilon_per_client"]) == 6 and max(privacy["epsilon_per_client"]) == privacy["epsilon"]
     config = flags_of(tmp_path / "out" / "sigma-0" / "fedavg")
     assert config["dp_noise_multiplier"] == 0 and config["dp_clip_norm"] is None  # JSON knows no infinity

@@ -38,11 +38,13 @@ def with_sampler(problem: Problem, build: Build, sampler: Sampler, candidates: i
         candidates: d, from S to K; 0: twice S, at most K.
 
     Raises:
-        ArgumentError: if d is out of range.
+        ArgumentError: if d is out of range, or if there is nothing to draw, since every client is in every round.
     """
     algorithm, num, size = build(None), problem.num_clients, problem.cohort_size
     if sampler == "uniform":
         return algorithm
+    if size == num:
+        raise ArgumentError("sampler", "every client is in every round; accepted with participation below 1", sampler)
     drawn = candidates or min(2 * size, num)
     if not size <= drawn <= num:
         text = f"accepted: 0, or {size} (clients per round) to {num} (all clients)"

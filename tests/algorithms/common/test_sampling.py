@@ -74,6 +74,14 @@ def test_candidates_are_what_power_of_choice_chooses_among():
             Server("power_of_choice", candidates=wrong).of(problem, build)
 
 
+def test_samplers_need_something_to_draw():
+    problem = toys.make_problem(toys.make_federation(SIZES), optax.sgd(0.1))
+    build = lambda part: toys.make_algorithm("local", problem._replace(part=part))
+    for sampler in ("weighted", "power_of_choice"):
+        with pytest.raises(ArgumentError, match=f"sampler={sampler}: every client is in every round"):
+            Server(sampler).of(problem, build)
+
+
 def test_rounds_are_played_by_the_cohort_that_was_drawn():
     federation = toys.make_federation(SIZES)
     problem = toys.make_problem(federation, optax.sgd(0.1), cohort=2)
