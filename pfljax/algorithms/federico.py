@@ -28,6 +28,7 @@ Departures from the paper:
 - Accumulated tracking (Eq. 23-25) includes the current loss, as l. 12-15 do; a model first seen in round t counts as if
   it had that loss in all t rounds.
 - A client's table has C candidates, and predictions mix the `collaborators` of highest weight.
+- A gradient whose weight is below 1e-12 is not computed; zeros are sent in its place.
 """
 
 from __future__ import annotations
