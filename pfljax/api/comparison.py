@@ -111,15 +111,15 @@ class Table:
     def to_pandas(self) -> Any:
         """Returns the scores as a pandas DataFrame with one row per method and seed.
 
-        The columns are "algorithm", "seed" and the last round's entries of metrics.jsonl: "accuracy",
+        The columns are "method", "seed" and the last round's entries of metrics.jsonl: "accuracy",
         "accuracy_bottom_decile", "loss", "bytes_down" and "bytes_up" (bytes per client, summed over the rounds),
         "seconds" (time in rounds, without compiling and evaluating) and so on. For example,
-        `frame.groupby("algorithm").accuracy.mean()` returns the means in the table's first column.
+        `frame.groupby("method").accuracy.mean()` returns the means in the table's first column.
 
         Raises:
             ArgumentError: if pandas is not installed.
         """
-        cells = [{"algorithm": row["algorithm"], **cell} for row in self.rows for cell in row["seeds"]]
+        cells = [{"method": row["algorithm"], **cell} for row in self.rows for cell in row["seeds"]]
         return optional.load("pandas", "to_pandas").DataFrame(cells)
 
     def plot(self) -> Any:

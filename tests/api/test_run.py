@@ -153,7 +153,7 @@ def test_a_comparison_is_a_table(clients, tmp_path):
     assert f", a sample of 2 of {clients.num_clients} clients, last of 1 rounds, seed 0" in part.title
     assert "±" not in str(part) + part.to_markdown()  # one seed has no deviation
     frame = table.to_pandas()
-    assert frame.algorithm.tolist() == ["fedavg", "fedavg", "gentle", "gentle"]
+    assert frame.method.tolist() == ["fedavg", "fedavg", "gentle", "gentle"]
     assert frame.seed.tolist() == [0, 1, 0, 1] and frame.accuracy[:2].tolist() == alone
 
 
