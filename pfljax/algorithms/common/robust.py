@@ -91,47 +91,66 @@ def combine(aggregator: Aggregator, models: Params, weight: Array, share: float)
     counts = weight > 0
     num = counts.sum()
     trimmed = jnp.floor(share * num + 1e-6).astype(jnp.int32)
+    if aggregator == "median":
+        return median(models, counts)
+    if aggregator == "trimmed_mean":
+        return mean_of_places(models, counts, trimmed, num - trimmed)
+    # No distance to a model with NaNs or infinities is defined, so it does not count.
+    usable = counts & all_finite(models)
+    models = tree.where(usable, models, jax.tree.map(jnp.zeros_like, models))
     if aggregator == "krum":
-        return krum(models, counts, trimmed)
-    if aggregator == "geometric_median":
-        return geometric_median(models, weight)
+        return krum(models, usable, num - trimmed - 2)
+    return geometric_median(models, jnp.where(usable, weight, 0))
+
+
+def all_finite(models: Params) -> Array:
+    """(n,) whether all values of a model are finite, for n stacked models."""
+    finite = [jnp.isfinite(leaf).reshape(len(leaf), -1).all(axis=1) for leaf in jax.tree.leaves(models)]
+    return jnp.stack(finite).all(axis=0)
+
+
+def mean_of_places(models: Params, counts: Array, low: Array, high: Array) -> Params:
+    """The mean of each coordinate's values at places low to high - 1 in ascending order."""
 
     def coordinate(leaf):
         # Absent models sort last, as do the NaNs that an attacker may send.
         last = jnp.where(tree.per_row(counts, leaf), jnp.nan_to_num(leaf, nan=jnp.inf), jnp.inf)
         place = tree.per_row(jnp.arange(leaf.shape[0]), leaf)
-        low, high = (trimmed, num - trimmed) if aggregator == "trimmed_mean" else ((num - 1) // 2, num // 2 + 1)
-        kept = (low <= place) & (place < jnp.minimum(high, num))
+        kept = (low <= place) & (place < jnp.minimum(high, counts.sum()))
         return jnp.where(kept, jnp.sort(last, axis=0), 0).sum(axis=0) / jnp.maximum(high - low, 1)
 
     return jax.tree.map(coordinate, models)
 
 
-def krum(models: Params, counts: Array, attackers: Array) -> Params:
-    """The model with the least sum of squared distances to its n - f - 2 nearest ones, for f attackers of n clients."""
-    finite = jax.tree.map(lambda leaf: jnp.nan_to_num(leaf), models)
-    size = jnp.maximum(counts.sum(), 1)
-    mean = jax.tree.map(lambda leaf: jnp.where(tree.per_row(counts, leaf), leaf, 0).sum(axis=0) / size, finite)
-    centered = jax.tree.map(lambda leaf, mean: leaf - mean, finite, mean)  # so that large products do not cancel
+def median(models: Params, counts: Array) -> Params:
+    """The median of each coordinate; of an even number of values, the mean of the two in the middle."""
+    num = counts.sum()
+    return mean_of_places(models, counts, (num - 1) // 2, num // 2 + 1)
+
+
+def krum(models: Params, counts: Array, neighbors: Array) -> Params:
+    """The model with the least sum of squared distances to its `neighbors` nearest ones: n - f - 2, at least 1."""
+    # Attackers can move the mean but not the median so far that products of honest models round to the same values.
+    centered = jax.tree.map(jnp.subtract, models, median(models, counts))
     products = tree.inner_products(centered, centered)
     norms = jnp.diagonal(products)
+    # Distances that overflow are the largest.
+    distances = jnp.nan_to_num(norms[:, None] + norms[None, :] - 2 * products, nan=jnp.finfo(products.dtype).max)
     others = counts[:, None] & counts[None, :] & ~jnp.eye(len(counts), dtype=bool)
-    distances = jnp.maximum(norms[:, None] + norms[None, :] - 2 * products, 0)
-    nearest = jnp.sort(jnp.where(others, distances, jnp.inf), axis=1)
-    counted = jnp.arange(len(counts)) < jnp.maximum(size - attackers - 2, 1)
-    scores = jnp.where(counted & jnp.isfinite(nearest), nearest, 0).sum(axis=1)
+    nearest = jnp.sort(jnp.where(others, jnp.maximum(distances, 0), jnp.inf), axis=1)
+    summed = (jnp.arange(len(counts)) < jnp.maximum(neighbors, 1)) & jnp.isfinite(nearest)
+    scores = jnp.nan_to_num(jnp.where(summed, nearest, 0).sum(axis=1))
     best = jnp.argmin(jnp.where(counts, scores, jnp.inf))
-    return jax.tree.map(lambda leaf: leaf[best], finite)
+    return jax.tree.map(lambda leaf: leaf[best], models)
 
 
 def geometric_median(models: Params, weight: Array) -> Params:
     """The point with the least weighted sum of distances, by Weiszfeld steps from the weighted mean."""
-    finite = jax.tree.map(lambda leaf: jnp.nan_to_num(leaf), models)
     part = lambda weight: weight / jnp.maximum(weight.sum(), jnp.finfo(jnp.float32).tiny)
 
     def step(_, center):
-        squares = jax.tree.map(lambda leaf, c: jnp.square(leaf - c).reshape(len(leaf), -1).sum(axis=1), finite, center)
+        squares = jax.tree.map(lambda leaf, c: jnp.square(leaf - c).reshape(len(leaf), -1).sum(axis=1), models, center)
         distance = jnp.sqrt(jnp.asarray(sum(jax.tree.leaves(squares))))
-        return tree.mix(part(weight / jnp.maximum(distance, NEAREST)), finite)
+        return tree.mix(part(weight / jnp.maximum(distance, NEAREST)), models)
 
-    return jax.lax.fori_loop(0, WEISZFELD_STEPS, step, tree.mix(part(weight), finite))
+    return jax.lax.fori_loop(0, WEISZFELD_STEPS, step, tree.mix(part(weight), models))

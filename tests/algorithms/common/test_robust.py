@@ -64,6 +64,25 @@ def test_what_two_of_nine_send_moves_no_rule_far(rule):
         assert np.isfinite(found).all() and np.abs(found).max() <= 1.5 * spread
 
 
+@pytest.mark.parametrize("value", [1e5, 1e20, np.inf, np.nan])
+def test_krum_chooses_among_honest_models_however_far_attackers_are(value):
+    """The same one, since an attacker is no honest model's neighbor."""
+    rows = np.random.default_rng(4).normal(size=(9, 50))
+    rows[[0, 4]] = 1e3
+    expected = by_numpy("krum", {"a": rows}, np.ones(9), 0.25)
+    rows[[0, 4]] = value
+    found = robust.combine("krum", {"a": jnp.float32(rows)}, jnp.ones(9), 0.25)["a"]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_the_geometric_median_leaves_out_models_that_are_not_finite(value):
+    models, weight = jax.tree.map(jnp.float32, stacked(seed=5)), jnp.arange(1.0, 8.0)
+    broken = models | {"a": models["a"].at[2, 0].set(value)}
+    found = robust.combine("geometric_median", broken, weight, 0.2)
+    toys.assert_trees_close(found, robust.combine("geometric_median", models, weight.at[2].set(0), 0.2), rtol=1e-6)
+
+
 def problem_of(plan=None, **options):
     federation = toys.make_federation(SIZES, "regression")
     return federation, toys.make_problem(federation, optax.sgd(0.1), plan=plan, **options)
