@@ -182,6 +182,11 @@ class Ledger:
     passes: float = 1
     unaccounted: str = ""
 
+    def beside(self, text: str) -> Ledger:
+        """The ledger with one more thing that epsilon does not cover."""
+        known = self.unaccounted.split("; ") if self.unaccounted else []
+        return self if text in known else dataclasses.replace(self, unaccounted="; ".join([*known, text]))
+
 
 @dataclasses.dataclass(frozen=True)
 class Report:

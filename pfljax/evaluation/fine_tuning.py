@@ -43,13 +43,11 @@ def fine_tuned(problem: Problem, algorithm: Algorithm, epochs: int) -> Algorithm
 
     general = dataclasses.replace(algorithm, fine_tune=both)
     tuned = algorithm.fine_tuned(epochs) if algorithm.fine_tuned else general
-    ledger, omitted = algorithm.ledger, "fine-tuning before evaluation"
-    unaccounted = f"{ledger.unaccounted}; {omitted}" if ledger.unaccounted else omitted
     scored = f"{algorithm.report.scored}, fine-tuned by each client on its training data"
     return dataclasses.replace(
         tuned,
         report=dataclasses.replace(tuned.report, scored=scored),
-        ledger=dataclasses.replace(ledger, unaccounted=unaccounted),
+        ledger=algorithm.ledger.beside("fine-tuning before evaluation"),
     )
 
 

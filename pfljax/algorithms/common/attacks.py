@@ -9,8 +9,11 @@ without its weights and counts. With strength s:
 - "noise": it sends s |d| u, with u drawn uniformly from the unit sphere.
 - "scale": it trains on labels C - 1 - y and sends s d.
 
-"label_flip", "noise" and "scale" are the attacks A1 to A3 of Ditto's paper (Li, Hu, Beirami, Smith, ICML 2021, Section
-3).
+"label_flip", "noise" and "scale" follow the attacks A1 to A3 of Ditto's paper (Li, Hu, Beirami, Smith, ICML 2021,
+Section 3).
+
+Departures from the paper: with more than two classes, its A1 draws labels uniformly at random. Its A2 sends Gaussian
+parameters, whatever the length of the update.
 """
 
 from __future__ import annotations
@@ -101,7 +104,8 @@ class Attack:
         """
         found, form = jax.tree.flatten_with_path(update)
         leaves = [leaf for _, leaf in found]
-        counts = [bool(path) and getattr(path[-1], "key", None) in ("weight", "count") for path, _ in found]
+        # Only entries of the upload itself: a model's parameters may have these names, too.
+        counts = [len(path) == 1 and getattr(path[0], "key", None) in ("weight", "count") for path, _ in found]
         attacked = [
             not count and (leaf.ndim > 1 or len(leaves) == 1) for leaf, count in zip(leaves, counts, strict=True)
         ]

@@ -14,6 +14,7 @@ from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Algorithm, Array, ClientData, Key, Predictor, State
 from pfljax.engine.rounds import join_state, predicts_by_rows, split_state
 from pfljax.evaluation import metrics
+from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
 
 Sampler = Literal["uniform", "weighted", "power_of_choice"]
@@ -59,7 +60,8 @@ def with_sampler(problem: Problem, build: Build, sampler: Sampler, candidates: i
         worst = jax.lax.top_k(jnp.nan_to_num(losses, nan=-jnp.inf, posinf=jnp.inf), size)[1]
         return jnp.sort(ids[worst])
 
-    return dataclasses.replace(algorithm, sample=sample)
+    ledger = algorithm.ledger.beside(BY_LOSS) if sampler == "power_of_choice" else algorithm.ledger
+    return dataclasses.replace(algorithm, sample=sample, ledger=ledger)
 
 
 def by_size(key: Key, sizes: Array, num: int) -> Array:

@@ -99,6 +99,13 @@ def test_weights_that_come_with_an_upload_are_not_attacked():
     np.testing.assert_array_equal(found["step"], [7.0])
 
 
+def test_parameters_named_weight_are_attacked():
+    upload = {"model": {"Layer_0": {"weight": jnp.ones((1, 3))}}, "weight": jnp.full((1,), 7.0)}
+    found = Attack("sign_flip", strength=2.0)._of_update(jax.random.key(0), upload)
+    np.testing.assert_array_equal(found["model"]["Layer_0"]["weight"], -2 * np.ones((1, 3)))
+    np.testing.assert_array_equal(found["weight"], [7.0])
+
+
 @pytest.mark.parametrize("name", ["scaffold", "fedpac", "fedproto"])
 def test_updates_and_sums_are_turned_around_but_no_counts(name):
     """If all attack, what the server adds up is -3 times what it would be."""

@@ -74,6 +74,16 @@ def test_candidates_are_what_power_of_choice_chooses_among():
             Server("power_of_choice", candidates=wrong).of(problem, build)
 
 
+def test_epsilon_does_not_cover_the_losses_of_power_of_choice():
+    problem = toys.make_problem(toys.make_federation(SIZES), optax.sgd(0.1), cohort=2)
+    of = lambda name, sampler: (
+        Server(sampler).of(problem, lambda part: toys.make_algorithm(name, problem._replace(part=part))).ledger
+    )
+    assert "training losses" in of("fedavg", "power_of_choice").unaccounted
+    assert of("fedavg", "weighted") == of("fedavg", "uniform") and not of("fedavg", "uniform").unaccounted
+    assert of("fedem", "power_of_choice") == of("fedem", "uniform")  # which names them already
+
+
 def test_samplers_need_something_to_draw():
     problem = toys.make_problem(toys.make_federation(SIZES), optax.sgd(0.1))
     build = lambda part: toys.make_algorithm("local", problem._replace(part=part))
