@@ -59,12 +59,8 @@ def define(registry: flags.FlagValues) -> None:
     add.several("attacks", attacks, "attacks, one panel each", attacks)
     add.several("shares", ["0", "0.1", "0.2", "0.3", "0.4"], "shares of attackers", float, at_least=0, below=1)
     aggregators = typing.get_args(Aggregator)
-    add.several(
-        "aggregators",
-        aggregators,
-        "aggregators for fedavg; ditto uses mean and median if they are among them, otherwise mean",
-        aggregators,
-    )
+    text = "aggregators for fedavg; ditto uses those of mean and median that are listed, or mean if none is"
+    add.several("aggregators", aggregators, text, aggregators)
     for name, value in {"num_clients": 20, "partition": "iid"}.items():
         registry.set_default(name, value)
 
