@@ -35,7 +35,7 @@ def test_honest_clients_are_scored_by_attack_and_share(tmp_path):
 def test_the_weight_of_attackers_is_that_of_honest_clients(tmp_path):
     attacker = draw_attackers(4, 0.25, seed=1)
     index = np.tile(np.arange(4), (1, 4, 1))
-    weights = np.where(attacker, 0.25, 0.25) * np.ones((1, 4, 4))
+    weights = np.full((1, 4, 4), 0.25)
     weights[0, np.flatnonzero(attacker)] = np.where(attacker, 1.0, 0.0)  # the attacker's own row does not count
     np.savez(tmp_path / "collaboration.npz", topology="peers", index=index, weights=weights)
     assert robustness.weight_of_attackers(tmp_path, 4, 0.25, seed=1) == pytest.approx(0.25)
