@@ -1,5 +1,6 @@
 """Four CPU devices, so that every test can lay clients out over one, two or four; must run before JAX starts."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -45,6 +46,8 @@ def modules_with_shapes() -> list[str]:
     return [".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts) for file in files]
 
 
+gc.freeze()  # modules stay; visiting them in every collection takes a part of the suite's time
+gc.set_threshold(50_000)
 jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS") or "cpu")
 jax.config.update("jax_num_cpu_devices", 4)
 # Devices of one CPU process share a thread pool: with several dispatches in flight their collectives can starve.
