@@ -21,6 +21,7 @@ from pfljax.core.types import (
     Traffic,
 )
 from pfljax.data import Federation, partitions
+from pfljax.engine import cores
 from pfljax.local.privacy import Privacy
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
@@ -29,6 +30,8 @@ from pfljax.training.experiment import Execution
 from pfljax.training.tracking import Evaluation, TensorBoard
 
 __version__ = "0.2.0"
+
+cores.use()  # on a CPU, clients are spread over devices
 
 __all__ = [
     "METHODS",

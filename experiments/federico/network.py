@@ -5,7 +5,6 @@ from __future__ import annotations
 import flax.linen as nn
 
 from pfljax.core.types import Array
-from pfljax.models.layers import patches
 
 
 class SmallCNN(nn.Module):
@@ -19,6 +18,6 @@ class SmallCNN(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        x = nn.relu(nn.Dense(16)(patches(x, size=5, stride=3, margin=1)))
-        x = nn.relu(nn.Dense(32)(patches(x, size=3, stride=2)))
+        x = nn.relu(nn.Conv(16, (5, 5), strides=3, padding=1)(x))
+        x = nn.relu(nn.Conv(32, (3, 3), strides=2, padding=1)(x))
         return nn.Dense(self.num_classes)(x.reshape(x.shape[0], -1))

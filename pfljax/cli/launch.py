@@ -24,7 +24,7 @@ from pfljax.cli.settings import Define, FlagError, Settings, parse
 from pfljax.core.errors import ArgumentError, RunError
 from pfljax.core.method import METHODS
 from pfljax.data import latent
-from pfljax.engine import processes
+from pfljax.engine import cores, processes
 from pfljax.training import endings, profiling
 
 OPEN_PORT = (
@@ -166,17 +166,14 @@ def stop(message: str, code: int) -> NoReturn:
 
 
 def set_up_devices(settings: Settings, devices: int, keep_compiled: bool) -> None:
-    """Sets up one XLA device per CPU core and connects the processes. Must run before anything else uses JAX.
+    """Sets up the CPU devices and connects the processes. Must run before anything else uses JAX.
 
     Args:
         settings: The command's settings.
         devices: Maximum number of devices to use; 0: all.
         keep_compiled: Whether JAX caches compiled functions, so that later runs need not compile them again.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    jax.config.update("jax_num_cpu_devices", devices or cores)
-    # CPU devices of one process share a thread pool, so collectives can starve if several dispatches are in flight.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    cores.use(devices)
     if keep_compiled:
         folder = latent.cache_folder() / "compiled"
         with contextlib.suppress(OSError):  # run without the cache if it cannot be written

@@ -1,8 +1,13 @@
-"""The host machine's free memory, and human-readable sizes."""
+"""The host machine's cores and free memory, and human-readable sizes."""
 
 from __future__ import annotations
 
 import os
+
+
+def num_cores() -> int:
+    """Number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_memory() -> int:

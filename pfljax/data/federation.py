@@ -17,7 +17,7 @@ from pfljax.core.types import ClientData, Split, Task
 from pfljax.data import partitions
 from pfljax.data.dealing import Assignment
 from pfljax.data.sources.arrays import make_source
-from pfljax.data.sources.source import Source, generator
+from pfljax.data.sources.source import Scaling, Source, generator
 from pfljax.data.splits import Splits, make_splits, split_within_clients
 
 PARTS = ("train", "validation", "test")
@@ -41,6 +41,7 @@ class Federation:
         attacker: (K,) bool, whether each client attacks; None: no client does.
         class_names: Names of classes 0..C-1 if the labels were strings; otherwise empty.
         client_names: (K,) the data set's own ids of the clients, strings or integers; None: their numbers.
+        scaling: How x was standardized; None: it was not.
         official_test: Whether the clients' test examples are the data set's own; None: it has none of its own.
     """
 
@@ -57,6 +58,7 @@ class Federation:
     attacker: np.ndarray | None = None
     class_names: tuple[str, ...] = ()
     client_names: np.ndarray | None = None
+    scaling: Scaling | None = None
     official_test: bool | None = None
 
     @property
@@ -98,14 +100,14 @@ class Federation:
         seed: int = 0,
         is_test: ArrayLike | None = None,
         num_classes: int | None = None,
-        standardize: bool = False,
+        standardize: bool = True,
         name: str = "arrays",
         splits: Splits | None = None,
         **options: Any,
     ) -> Federation:
         """Creates a federation from your own examples, in NumPy or JAX arrays.
 
-        x is cast to float32 and otherwise unchanged; a model that embeds integer tokens casts them back.
+        x is cast to float32; a model that embeds integer tokens casts them back.
 
         Args:
             x: (n, *features) numbers.
@@ -122,7 +124,8 @@ class Federation:
                 `test_fraction` of each client's examples.
             num_classes: Number of classes C, if y may not contain all of them.
             standardize: Whether to scale each feature (each channel of images) to mean 0 and standard deviation 1,
-                measured on the examples that are not for testing.
+                measured on the examples that are not for testing. `clients.scaling(x)` scales other examples alike.
+                Integers other than uint8 may be tokens and are never scaled.
             name: Name for titles.
             splits: Splits of each client's examples.
             **options: Fields of `Splits` that override those of `splits`.
@@ -238,6 +241,7 @@ def pack(
         num_classes=source.num_classes,
         name=source.name,
         client_names=assignment.names,
+        scaling=source.scaling,
         own=here if own else None,
         index_digest=index.hexdigest()[:12],
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -15,7 +16,8 @@ from jaxtyping import Float, Num, Shaped
 from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Array, Key, Params, PyTree, Task
 from pfljax.models.linen import LinenNetwork
-from pfljax.models.structure import Layers, Network, by_path, layers_of
+from pfljax.models.rewriting import rewritten, slow_layers
+from pfljax.models.structure import Layers, Network, by_path, layers_of, paths_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,9 +63,16 @@ class Model:
         """Whether training draws random numbers, as dropout does."""
         return self.network.stochastic
 
+    def slow_layers(self, platform: str) -> list[str]:
+        """Layers that XLA runs slowly on a platform ("cpu"), a line each."""
+        run = lambda params, x: self.network.forward(params, x, None)[0]
+        traced = jax.make_jaxpr(run)(self.network.shapes, self.example_input)
+        names = ["/".join(self.network.place(path)[:-1]) for path in paths_of(self.network.shapes)]
+        return slow_layers(traced, [*names, ""], platform)
+
     def init(self, key: Key) -> Params:
         """Initial parameters."""
-        return self.network.init(key)
+        return self._start(key)
 
     def apply(self, params: Params, x: Num[Array, "B ..."], key: Key | None = None) -> Float[Array, "B ..."]:
         """The outputs: (B, C) or (B, T, C) logits, or (B,) regression values; `key` as in `loss`."""
@@ -71,7 +80,7 @@ class Model:
 
     def features(self, params: Params, x: Num[Array, "B ..."], key: Key | None = None) -> Array:
         """Input of the last dense layer, (B, F); `key` as in `loss`."""
-        return self.network.dense(self._held(params), x, key)[-1][0]
+        return self._dense(self._held(params), x, key)[-1][0]
 
     @functools.cached_property
     def output_shape(self) -> tuple[int, ...]:
@@ -80,7 +89,7 @@ class Model:
 
     def embedding(self, params: Params, x: Num[Array, "B ..."]) -> Array:
         """Output of the last hidden dense layer before its activation, (B, F); the features if there is none."""
-        *hidden, (features, _) = self.network.dense(self._held(params), x, None)
+        *hidden, (features, _) = self._dense(self._held(params), x, None)
         return hidden[-1][1] if hidden and hidden[-1][1].shape == features.shape else features
 
     def loss(
@@ -148,8 +157,20 @@ class Model:
         """A tree of bools like `params`: whether forward passes write a leaf; None if they write no leaf."""
         return by_path(lambda path: path in self.network.statistics, params) if self.network.statistics else None
 
+    @functools.cached_property
+    def _start(self) -> Callable[[Key], Params]:
+        return rewritten(self.network.init)
+
+    @functools.cached_property
+    def _compute(self) -> Callable[..., tuple[Array, Params]]:
+        return rewritten(self.network.forward)
+
+    @functools.cached_property
+    def _dense(self) -> Callable[..., list[tuple[Array, Array]]]:
+        return rewritten(self.network.dense)
+
     def _forward(self, params: Params, x: Array, key: Key | None) -> tuple[Array, Params]:
-        outputs, written = self.network.forward(self._held(params), x, key)
+        outputs, written = self._compute(self._held(params), x, key)
         if self.task == "regression" and outputs.ndim > 1 and outputs.shape[-1] == 1:
             outputs = outputs[..., 0]
         return outputs, written

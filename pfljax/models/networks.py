@@ -7,13 +7,24 @@ smallest height and width of images.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 
 from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Array
-from pfljax.models.layers import UNSET, DepthwiseConv, PatchConv, max_pool, patches
+from pfljax.models.structure import UNSET
+
+
+def max_pool(x: Array) -> Array:
+    """2 x 2 max pooling with stride 2; drops an odd last row or column."""
+    return nn.max_pool(x, (2, 2), (2, 2))
+
+
+def convolution(width: int, size: int = 3, stride: int = 1, **options: Any) -> nn.Conv:
+    """A convolution with zeros around the images: (size - 1) / 2 on every side, whatever the stride."""
+    return nn.Conv(width, (size, size), stride, padding=(size - 1) // 2, **options)
 
 
 class MLP(nn.Module):
@@ -62,7 +73,7 @@ class CNN(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         for width in self.channels:
-            x = nn.relu(PatchConv(width, pool=True)(x))
+            x = max_pool(nn.relu(convolution(width)(x)))
         return nn.Dense(self.outputs)(x.reshape(x.shape[0], -1))
 
 
@@ -78,7 +89,7 @@ class FemnistCNN(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         for width in (32, 64):
-            x = nn.relu(PatchConv(width, size=5, pool=True, margin=0)(x))
+            x = max_pool(nn.relu(nn.Conv(width, (5, 5), padding="VALID")(x)))
         x = nn.relu(nn.Dense(2048)(x.reshape(x.shape[0], -1)))
         return nn.Dense(self.outputs)(x)
 
@@ -95,7 +106,7 @@ class LeNet(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         for width in (6, 16):
-            x = nn.relu(PatchConv(width, size=5, pool=True, margin=0)(x))
+            x = max_pool(nn.relu(nn.Conv(width, (5, 5), padding="VALID")(x)))
         x = x.reshape(x.shape[0], -1)
         for width in (120, 84):
             x = nn.relu(nn.Dense(width)(x))
@@ -115,7 +126,7 @@ class McMahanCNN(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         for width in (32, 64):
-            x = nn.relu(PatchConv(width, size=5, pool=True)(x))
+            x = max_pool(nn.relu(convolution(width, 5)(x)))
         x = nn.relu(nn.Dense(512)(x.reshape(x.shape[0], -1)))
         return nn.Dense(self.outputs)(x)
 
@@ -132,8 +143,8 @@ class PflResearchCNN(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        x = nn.relu(PatchConv(32, margin=0)(x))
-        x = nn.relu(PatchConv(64, pool=True, margin=0)(x))
+        x = nn.relu(nn.Conv(32, (3, 3), padding="VALID")(x))
+        x = max_pool(nn.relu(nn.Conv(64, (3, 3), padding="VALID")(x)))
         x = nn.relu(nn.Dense(128)(x.reshape(x.shape[0], -1)))
         return nn.Dense(self.outputs)(x)
 
@@ -152,7 +163,7 @@ class VGG11(nn.Module):
     def __call__(self, x: Array) -> Array:
         for widths in self.stages:
             for width in widths:
-                x = nn.relu(nn.GroupNorm(num_groups=8)(PatchConv(width)(x)))
+                x = nn.relu(nn.GroupNorm(num_groups=8)(convolution(width)(x)))
             x = max_pool(x)
         x = x.reshape(x.shape[0], -1)
         for _ in range(2):
@@ -177,13 +188,16 @@ class MobileNetV2(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         norm = lambda x: nn.GroupNorm(num_groups=8)(x)
-        project = lambda x, width: norm(nn.Dense(width, use_bias=False)(x))
-        x = nn.relu6(project(patches(x, 3, stride=2), 32))
+        project = lambda x, width: norm(nn.Conv(width, (1, 1), use_bias=False)(x))
+        depthwise = lambda x, stride: convolution(
+            x.shape[-1], stride=stride, feature_group_count=x.shape[-1], use_bias=False
+        )(x)
+        x = nn.relu6(norm(convolution(32, stride=2, use_bias=False)(x)))
         for expansion, width, blocks, first in self.stages:
             for number in range(blocks):
                 stride = first if number == 0 else 1
                 y = nn.relu6(project(x, expansion * x.shape[-1])) if expansion > 1 else x
-                y = nn.relu6(norm(DepthwiseConv(stride=stride)(y)))
+                y = nn.relu6(norm(depthwise(y, stride)))
                 y = project(y, width)
                 x = x + y if stride == 1 and x.shape[-1] == width else y
         x = nn.relu6(project(x, 1280)).mean(axis=(1, 2))
@@ -204,15 +218,12 @@ class ResNet18(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         norm = lambda x: nn.GroupNorm(num_groups=8)(x)
-        x = nn.relu(norm(PatchConv(self.widths[0], bias=False)(x)))
+        x = nn.relu(norm(convolution(self.widths[0], use_bias=False)(x)))
         for stage, width in enumerate(self.widths):
             for stride in (2 if stage else 1, 1):
-                if stride == 1:
-                    y = PatchConv(width, bias=False)(x)
-                else:
-                    y = nn.Dense(width, use_bias=False)(patches(x, 3, stride))
-                y = norm(PatchConv(width, bias=False)(nn.relu(norm(y))))
+                y = nn.relu(norm(convolution(width, stride=stride, use_bias=False)(x)))
+                y = norm(convolution(width, use_bias=False)(y))
                 if y.shape != x.shape:
-                    x = norm(nn.Dense(width, use_bias=False)(x[:, ::stride, ::stride]))
+                    x = norm(nn.Conv(width, (1, 1), stride, padding="VALID", use_bias=False)(x))
                 x = nn.relu(x + y)
         return nn.Dense(self.outputs)(x.mean(axis=(1, 2)))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.core.types import Array
-from pfljax.models.layers import UNSET
+from pfljax.models.structure import UNSET
 
 
 def _gates(z: Array) -> Array:

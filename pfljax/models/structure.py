@@ -13,6 +13,7 @@ import jax
 from pfljax.core.types import Array, Key, Params, PyTree
 
 Path = tuple[str, ...]
+UNSET: Any = None  # number of outputs until the network is built for data
 
 
 @runtime_checkable

@@ -60,6 +60,14 @@ def mini_batches(experiment: Experiment, algorithm: Algorithm) -> int:
     return math.ceil(int(experiment.steps.max(initial=0)) * algorithm.ledger.passes)
 
 
+def inputs(federation: Federation) -> str:
+    """Describes the scale of the examples."""
+    if federation.scaling is None:
+        return "as the data set gives them"
+    per = "channel" if federation.train.x.ndim == 5 or federation.scaling.mean.ndim == 0 else "feature"
+    return f"standardized: mean 0 and standard deviation 1 per {per}"
+
+
 def examples(x: Examples) -> str:
     """Describes how the examples of a split are stored."""
     if not is_pooled(x):
@@ -85,6 +93,7 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
         ("optimizer", tree.num_bytes(state.optimizer)),
         ("per-client state", tree.num_bytes(state.clients)),
         ("data", sum(leaf.nbytes for leaf in {id(leaf): leaf for leaf in jax.tree.leaves(data)}.values())),
+        ("inputs", inputs(experiment.federation)),
         ("examples", told_once({part: examples(split.x) for part, split in data.items()})),
         ("arguments, per device", needs.arguments),
         ("other outputs, per device", needs.outputs),
@@ -98,6 +107,8 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
     ]
     if compiled.saving is not None and experiment.client_store == "disk":
         lines.append(("disk, at most", compiled.saving.check(experiment.problem.rounds)))
+    platform = plan.mesh.devices.flat[0].platform
+    lines += [("slow layer", layer) for layer in experiment.problem.model.slow_layers(platform)]
     lines += surroundings(experiment)
     if num_clients % plan.num_devices and not on_host:
         lines.append(("not divided", f"{num_clients} clients over {plan.num_devices} devices: each device holds all"))

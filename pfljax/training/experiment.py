@@ -14,6 +14,7 @@ from pfljax.algorithms.common.server import Server
 from pfljax.core.types import Algorithm, Array
 from pfljax.data import Federation
 from pfljax.data.sources.source import generator
+from pfljax.engine import cores
 from pfljax.engine.plan import ExecutionPlan, make_plan
 from pfljax.evaluation.fine_tuning import fine_tuned
 from pfljax.local.problem import Problem
@@ -43,6 +44,7 @@ class Execution:
 
     def make_plan(self) -> ExecutionPlan:
         """Returns the execution plan on the available devices."""
+        cores.warn_once()
         return make_plan(self.plan, self.chunk, self.devices, self.exchange)
 
 

@@ -24,7 +24,9 @@ def real(split, k=None):
 
 
 def test_ones_own_arrays_with_clients_stay_with_them():
-    federation = Federation.from_arrays(jnp.asarray(X), jnp.asarray(Y), client=OWNER, test_fraction=0.4)
+    federation = Federation.from_arrays(
+        jnp.asarray(X), jnp.asarray(Y), client=OWNER, test_fraction=0.4, standardize=False
+    )
     assert federation.name == "arrays, natural" and federation.num_clients == 3 and federation.num_classes == 2
     np.testing.assert_array_equal(federation.train.size, [12, 6, 6])
     np.testing.assert_array_equal(federation.test.size, [8, 4, 4])
@@ -35,7 +37,7 @@ def test_ones_own_arrays_with_clients_stay_with_them():
 
 def test_ones_own_arrays_are_divided_by_a_partition():
     pixels = np.arange(40 * 4, dtype=np.uint8).reshape(40, 2, 2)
-    federation = Federation.from_arrays(pixels, np.arange(40) % 4, num_clients=4, seed=1)
+    federation = Federation.from_arrays(pixels, np.arange(40) % 4, num_clients=4, seed=1, standardize=False)
     assert federation.name == "arrays, label_groups" and federation.num_clients == 4
     assert federation.train.x.dtype == np.float32 and federation.train.x.shape[2:] == (2, 2)
     assert max(federation.train.x[...].max(), federation.test.x[...].max()) == 159  # as it is, not divided by 255
@@ -46,7 +48,7 @@ def test_ones_own_arrays_are_divided_by_a_partition():
 
 
 def test_ones_own_test_examples_are_the_test_examples():
-    federation = Federation.from_arrays(X, Y, OWNER, is_test=TESTS)
+    federation = Federation.from_arrays(X, Y, OWNER, is_test=TESTS, standardize=False)
     np.testing.assert_array_equal(real(federation.test), np.unique(X[TESTS], axis=0))
     np.testing.assert_array_equal(real(federation.train), np.unique(X[~TESTS], axis=0))
     anew = Federation.from_arrays(X, Y, OWNER, is_test=TESTS, official_test=False)
@@ -95,11 +97,28 @@ def test_clients_that_are_numbers_from_0_have_no_other_names():
     assert Federation.from_arrays(X, Y, num_clients=4).client_names is None
 
 
-def test_ones_own_arrays_are_standardized_if_wanted():
+def test_ones_own_arrays_are_standardized_unless_told_otherwise():
     shifted = X * 7 + 3 + 100 * TESTS[:, None]
-    train = real(Federation.from_arrays(shifted, Y, OWNER, is_test=TESTS, standardize=True).train)
+    federation = Federation.from_arrays(shifted, Y, OWNER, is_test=TESTS)
+    train = real(federation.train)
+    scaled = np.unique(federation.scaling(shifted[~TESTS]), axis=0)
+    np.testing.assert_allclose(np.unique(train, axis=0), scaled, rtol=1e-5, atol=1e-6)
+    assert Federation.from_arrays(shifted, Y, OWNER, standardize=False).scaling is None
     np.testing.assert_allclose(train.mean(axis=0), 0, atol=1e-5)
     np.testing.assert_allclose(train.std(axis=0), 1, atol=1e-5)
+
+
+def test_a_file_and_arrays_have_the_same_scale(tmp_path):
+    """Gray pixels: the file's images have a channel, the arrays' have none; tokens stay as they are in both."""
+    pixels = np.random.default_rng(0).integers(256, size=(40, 3, 3)).astype(np.uint8)
+    np.savez(tmp_path / "own.npz", x=pixels, y=Y, client=OWNER)
+    file, arrays = data.npz(str(tmp_path / "own.npz")), Federation.from_arrays(pixels, Y, OWNER)
+    np.testing.assert_allclose(file.train.x[..., 0], arrays.train.x[...], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(file.scaling(pixels), arrays.scaling(pixels), rtol=1e-4, atol=1e-5)
+    tokens = pixels.astype(np.int32)
+    np.savez(tmp_path / "own.npz", x=tokens, y=Y, client=OWNER)
+    for federation in (data.npz(str(tmp_path / "own.npz")), Federation.from_arrays(tokens, Y, OWNER)):
+        assert federation.scaling is None and np.isin(federation.train.x[...], np.arange(256)).all()
 
 
 def test_classes_that_y_lacks_can_be_announced():

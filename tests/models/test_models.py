@@ -11,19 +11,12 @@ import toys
 
 from pfljax import models
 from pfljax.core.errors import ArgumentError
-from pfljax.models import layers, networks, recurrent
+from pfljax.models import networks, recurrent
 
 start = jax.jit(lambda model: model.init(jax.random.key(0)), static_argnums=0)
 
-SHAPES = [(4, 6, 6, 3), (3, 5, 7, 2), (6, 3, 4, 1)]
 
-
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
-def reference_convolution(x, kernel, size, margin=None, stride=1, groups=1):
-    kernel = kernel.reshape(size, size, x.shape[-1] // groups, -1)
+def reference_convolution(x, kernel, size, margin=None, stride=1):
     margin = (size - 1) // 2 if margin is None else margin
     return jax.lax.conv_general_dilated(
         x,
@@ -31,62 +24,11 @@ def reference_convolution(x, kernel, size, margin=None, stride=1, groups=1):
         (stride, stride),
         [(margin, margin)] * 2,
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        feature_group_count=groups,
     )
-
-
-def check_value_and_gradients(fn, reference, *args):
-    rng = np.random.default_rng(7)
-    y, pull = jax.vjp(fn, *args)
-    expected, reference_pull = jax.vjp(reference, *args)
-    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
-    dy = rng.normal(size=y.shape).astype(np.float32)
-    for found, wanted in zip(pull(dy), reference_pull(dy), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=2e-4)
 
 
 def reference_pool(x):
     return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("size", "margin"), [(1, 0), (3, 1), (5, 4), slow(5, 2), slow(3, 0)])
-@pytest.mark.parametrize("cache_bytes", [1, slow(4000), 6 << 20])
-def test_convolutions_are_jax_s_in_value_and_gradient(monkeypatch, shape, size, margin, cache_bytes):
-    monkeypatch.setattr(layers, "CACHE_BYTES", cache_bytes)
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=shape).astype(np.float32)
-    kernel = rng.normal(size=(size * size * shape[-1], 4)).astype(np.float32)
-    convolve = lambda x, kernel: layers.convolve(x, kernel, size, margin)
-    check_value_and_gradients(convolve, lambda x, kernel: reference_convolution(x, kernel, size, margin), x, kernel)
-
-
-@pytest.mark.parametrize(
-    ("shape", "stride", "size"),
-    [
-        ((2, 6, 6, 3), 1, 3),
-        ((3, 5, 8, 4), 2, 3),
-        ((3, 5, 8, 4), 1, 5),
-        pytest.param((2, 6, 6, 3), 2, 5, marks=pytest.mark.slow),
-        pytest.param((1, 1, 2, 5), 1, 3, marks=pytest.mark.slow),
-        ((1, 1, 2, 5), 2, 5),
-    ],
-)
-def test_depthwise_convolutions_are_jax_s_in_value_and_gradient(shape, stride, size):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=shape).astype(np.float32)
-    kernel = rng.normal(size=(size * size, shape[-1])).astype(np.float32)
-    ours = lambda x, kernel: layers.convolve_depthwise(x, kernel, size, stride)
-    reference = lambda x, kernel: reference_convolution(x, kernel, size, stride=stride, groups=shape[-1])
-    check_value_and_gradients(ours, reference, x, kernel)
-
-
-def test_strided_patches_are_a_strided_convolution():
-    rng = np.random.default_rng(0)
-    x, kernel = rng.normal(size=(2, 8, 7, 3)), rng.normal(size=(27, 4))
-    x, kernel = np.float32(x), np.float32(kernel)
-    expected = reference_convolution(x, kernel, 3, stride=2)
-    np.testing.assert_allclose(layers.patches(x, 3, stride=2) @ kernel, expected, rtol=1e-4, atol=1e-4)
 
 
 def lstm_by_hand(x, wx, wh, b):
@@ -189,33 +131,6 @@ def test_a_shift_is_added_to_the_logits_of_the_loss(key):
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(of_features))
 
 
-def test_small_caches_cut_the_batch_into_equal_blocks(monkeypatch):
-    x = jnp.zeros((6, 4, 4, 2))
-    monkeypatch.setattr(layers, "CACHE_BYTES", 1)
-    assert layers._blocks(x, 3) == 6
-    monkeypatch.setattr(layers, "CACHE_BYTES", 4 * 4 * 4 * 2 * 9 * 4)  # four images; the largest divisor of 6 is 3
-    assert layers._blocks(x, 3) == 2
-    monkeypatch.setattr(layers, "CACHE_BYTES", 1 << 30)
-    assert layers._blocks(x, 3) == 1
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_max_pooling_is_jax_s_in_value_and_gradient(shape):
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=shape).astype(np.float32)
-    y, pull = jax.vjp(layers.max_pool, x)
-    expected, reference_pull = jax.vjp(reference_pool, x)
-    np.testing.assert_array_equal(y, expected)
-    dy = rng.normal(size=y.shape).astype(np.float32)
-    np.testing.assert_allclose(pull(dy)[0], reference_pull(dy)[0], rtol=1e-6)
-
-
-def test_a_tie_s_gradient_goes_to_the_first():
-    x = np.array([[1.0, 2.0], [2.0, 2.0]], np.float32).reshape(1, 2, 2, 1)
-    gradient = jax.grad(lambda x: 5 * layers.max_pool(x).sum())(x)
-    np.testing.assert_array_equal(gradient[0, :, :, 0], [[0, 5], [0, 0]])
-
-
 def count(name, shape, classes=10, **options):
     model = models.make(name, shape, "classification", classes, **options)
     params = jax.eval_shape(model.init, jax.random.key(0))
@@ -315,8 +230,8 @@ def test_vgg_is_for_images_of_32_x_32():
 def test_mobilenet_halves_five_times_and_ends_in_classes():
     model = models.make("mobilenet_v2", (32, 32, 3), "classification", 10)
     params = jax.eval_shape(model.init, jax.random.key(0))
-    depthwise = [layer for name, layer in params.items() if name.startswith("DepthwiseConv")]
-    assert len(depthwise) == 17
+    kernels = [layer["kernel"].shape[:3] for name, layer in params.items() if name.startswith("Conv")]
+    assert kernels.count((3, 3, 1)) == 17
     assert jax.eval_shape(model.apply, params, jnp.zeros((2, 32, 32, 3))).shape == (2, 10)
 
 
@@ -327,7 +242,7 @@ def test_the_cnn_is_convolution_pooling_relu_and_a_dense_layer():
     x = np.random.default_rng(2).normal(size=(3, 9, 8, 2)).astype(np.float32)
     h = x
     for number in range(2):
-        layer = params[f"PatchConv_{number}"]
+        layer = params[f"Conv_{number}"]
         h = jax.nn.relu(reference_pool(reference_convolution(h, layer["kernel"], 3) + layer["bias"]))
     expected = h.reshape(3, -1) @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]
     np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-4, atol=1e-5)
@@ -339,7 +254,7 @@ def test_the_pfl_research_network_is_its_layers():
     params = jax.tree.map(lambda leaf: leaf + 0.1, start(model))
     h = x = np.random.default_rng(2).normal(size=(3, 9, 8, 2)).astype(np.float32)
     for number in range(2):
-        layer = params[f"PatchConv_{number}"]
+        layer = params[f"Conv_{number}"]
         h = jax.nn.relu(reference_convolution(h, layer["kernel"], 3, margin=0) + layer["bias"])
     h = reference_pool(h).reshape(3, -1)
     assert h.shape == (3, 2 * 2 * 64)
@@ -363,7 +278,7 @@ def test_resnet_is_its_layers():
     shapes = []
 
     def reference(params, x):
-        layers_of = {kind: itertools.count() for kind in ("PatchConv", "Dense", "GroupNorm")}
+        layers_of = {kind: itertools.count() for kind in ("Conv", "Dense", "GroupNorm")}
         following = lambda kind: params[f"{kind}_{next(layers_of[kind])}"]
 
         def norm(x):
@@ -373,7 +288,7 @@ def test_resnet_is_its_layers():
             return ((groups - mean) / jnp.sqrt(var + 1e-6)).reshape(x.shape) * layer["scale"] + layer["bias"]
 
         def convolution(x, size=3, stride=1):
-            kernel = following("PatchConv" if stride == 1 else "Dense")["kernel"]
+            kernel = following("Conv")["kernel"]
             return reference_convolution(x, kernel, size, stride=stride)
 
         h = jax.nn.relu(norm(convolution(x)))
@@ -397,7 +312,7 @@ def test_resnet_s_blocks_add_to_what_they_receive():
     """With zeros in their last norms, the first stage's blocks return the stem's output."""
     network, params, _ = residual_network()
     off = {name: jax.tree.map(np.zeros_like, params[name]) for name in ("GroupNorm_2", "GroupNorm_4")}
-    other = {f"PatchConv_{n}": jax.tree.map(np.negative, params[f"PatchConv_{n}"]) for n in (1, 2, 3, 4)}
+    other = {f"Conv_{n}": jax.tree.map(np.negative, params[f"Conv_{n}"]) for n in (1, 2, 3, 4)}
     found = network(params | off)
     np.testing.assert_array_equal(network(params | off | other), found)
     assert np.abs(network(params | other) - found).max() > 1e-3

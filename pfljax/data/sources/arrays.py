@@ -8,7 +8,7 @@ import numpy as np
 
 from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Task
-from pfljax.data.sources.source import Source
+from pfljax.data.sources.source import Scaling, Source
 
 TASKS = ("auto", "classification", "regression")
 
@@ -35,7 +35,7 @@ def make_source(
         images: Whether uint8 values in x are pixels, which are divided by 255, and x (n, height, width) or (n,) gets a
             last axis with one channel.
         standardize: Whether to give each channel of images, or each feature, mean 0 and standard deviation 1, computed
-            on the non-test examples.
+            on the non-test examples. Integers are kept, since they may be tokens; but uint8 are pixels.
         name: Name for titles.
 
     Raises:
@@ -52,8 +52,12 @@ def make_source(
         is_test = is_test[rows].astype(bool)
         if is_test.all():
             raise ArgumentError("is_test", "is true for every example; there are none to train on")
-    if standardize:
-        _standardize(x, is_test)
+    given = arrays["x"]
+    scaling = None
+    if standardize and (given.dtype.kind == "f" or given.dtype == np.uint8):
+        scaling = _standardize(x, is_test, gray=given.dtype == np.uint8 and x.ndim == 3)
+        if images and given.dtype == np.uint8:
+            scaling = Scaling(255 * scaling.mean, 255 * scaling.std)  # of the pixels as they were given
     client, coarse = (None if arrays.get(key) is None else arrays[key][rows] for key in ("client", "coarse"))
     client, client_names = (None, None) if client is None else _numbered_clients(client)
     return Source(
@@ -67,6 +71,7 @@ def make_source(
         coarse=None if coarse is None else _coarse_labels(coarse),
         class_names=names,
         client_names=client_names,
+        scaling=scaling,
     )
 
 
@@ -156,12 +161,15 @@ def _check_finite(name: str, values: np.ndarray, rows: np.ndarray) -> None:
         raise ArgumentError(name, f"is NaN or infinite in {bad.size} rows; the first is row {bad[0]}")
 
 
-def _standardize(x: np.ndarray, is_test: np.ndarray | None) -> None:
-    """Standardizes x (n, *features) in place with the statistics of its non-test rows."""
+def _standardize(x: np.ndarray, is_test: np.ndarray | None, gray: bool) -> Scaling:
+    """Standardizes x (n, *features) in place with the statistics of its non-test rows, one of each for gray images."""
     rows = np.arange(len(x)) if is_test is None else np.flatnonzero(~is_test)
     blocks = np.array_split(rows, len(rows) // 1024 + 1)  # avoids a float64 copy of a whole image data set
-    axes = tuple(range(x.ndim - 1))
-    count, zero = len(rows) * x[0, ..., 0].size, np.zeros(())
-    x -= (sum((x[block].sum(axes, dtype=np.float64) for block in blocks), zero) / count).astype(np.float32)
+    axes = tuple(range(x.ndim if gray else x.ndim - 1))
+    count, zero = len(rows) * x[0, ..., 0].size * (x.shape[-1] if gray else 1), np.zeros(())
+    mean = (sum((x[block].sum(axes, dtype=np.float64) for block in blocks), zero) / count).astype(np.float32)
+    x -= mean
     std = np.sqrt(sum((np.square(x[block], dtype=np.float64).sum(axes) for block in blocks), zero) / count)
-    x /= np.where(std > 0, std, 1).astype(np.float32)  # a constant feature becomes 0
+    std = np.where(std > 0, std, 1).astype(np.float32)  # a constant feature becomes 0
+    x /= std
+    return Scaling(mean, std)

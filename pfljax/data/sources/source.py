@@ -5,13 +5,31 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Task
 
 PAD_TOKEN = 255  # target of positions without a character to predict: ignored in training and in means
+
+
+class Scaling(NamedTuple):
+    """Statistics with which features were standardized, one per channel of images or per feature.
+
+    Attributes:
+        mean: Mean of the examples that are not for testing.
+        std: Their standard deviation; 1 for a constant feature.
+    """
+
+    mean: np.ndarray
+    std: np.ndarray
+
+    def __call__(self, x: ArrayLike) -> np.ndarray:
+        """Standardizes other examples (n, *features) with the same statistics."""
+        return (np.asarray(x, np.float32) - self.mean) / self.std
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,6 +50,7 @@ class Source:
         coarse: Coarse label of each example (the superclass of its class), int32 (n,), if available.
         class_names: Names of the classes, if the data set's labels are strings.
         client_names: The data set's own ids of clients 0..K-1, strings or integers (K,); None if they are the numbers.
+        scaling: How x was standardized; None: it was not.
     """
 
     x: np.ndarray
@@ -45,6 +64,7 @@ class Source:
     coarse: np.ndarray | None = None
     class_names: tuple[str, ...] = ()
     client_names: np.ndarray | None = None
+    scaling: Scaling | None = None
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:

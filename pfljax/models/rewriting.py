@@ -1,0 +1,208 @@
+"""Rewrites traced networks: other forms of convolutions and pooling, for the platform that a program is lowered to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from jax.extend.core import primitives
+
+from pfljax.core.types import Array, PyTree
+from pfljax.models.convolutions import convolve
+from pfljax.models.pooling import max_pool, sum_pool
+from pfljax.models.windows import Windows
+
+MOST_PLACES = 128  # in a window; each is a view, which takes time to compile
+
+Operation = Callable[..., Any]
+
+
+def rewritten(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """A function that computes what `fn` computes, with other forms of some operations; see `FORMS`.
+
+    `fn` is traced once for all calls with the same shapes. Derivatives have the same forms; like these, they exist in
+    reverse mode only.
+    """
+
+    def run(*args: PyTree) -> PyTree:
+        traced, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
+        outputs = evaluate(traced, jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shape), outputs)
+
+    return jax.jit(run)
+
+
+def evaluate(traced: Any, args: Sequence[Any]) -> list[Any]:
+    """Evaluates a traced function (a jaxpr, closed or without constants) with other forms of some operations."""
+    jaxpr = getattr(traced, "jaxpr", traced)
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*getattr(traced, "consts", ()), *args], strict=True))
+    read = lambda v: v.val if isinstance(v, core.Literal) else values[v]
+    for eqn in jaxpr.eqns:
+        with eqn.ctx.manager, jax.named_scope(str(eqn.source_info.name_stack)):
+            outputs = operation_of(eqn)(*map(read, eqn.invars))
+        values.update(zip(eqn.outvars, outputs if eqn.primitive.multiple_results else [outputs], strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def operation_of(eqn: Any) -> Operation:
+    """The operation of an equation: its own, or another form of it that depends on the platform."""
+    params = rewritten_inside(eqn.params) if eqn.primitive in NESTED else eqn.params
+    own = lambda *args: eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(params))
+    forms = {platform: form(eqn) for platform, form in FORMS.get(eqn.primitive, {}).items()}
+    forms = {platform: form for platform, form in forms.items() if form}
+    return by_platform(own, forms) if forms else own
+
+
+def rewritten_inside(params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of an operation, with the traced functions among them rewritten."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(changed, value))
+        return rewritten_trace(value) if isinstance(value, core.Jaxpr | core.ClosedJaxpr) else value
+
+    return {name: changed(value) for name, value in params.items()}
+
+
+def rewritten_trace(traced: Any) -> Any:
+    """The same traced function with other forms of some operations."""
+    jaxpr = getattr(traced, "jaxpr", traced)  # JAX 0.10 tells traced functions with constants from those without
+    if not any(map(changes, jaxpr.eqns)):
+        return traced
+    new = jax.make_jaxpr(lambda *args: evaluate(traced, args))(*(v.aval for v in jaxpr.invars))
+    return new if traced is not jaxpr or isinstance(new, type(traced)) else new.jaxpr
+
+
+def changes(eqn: Any) -> bool:
+    """Whether another form of an equation, or of one inside it, exists for some platform."""
+    if eqn.primitive in FORMS:
+        return any(form(eqn) for form in FORMS[eqn.primitive].values())
+    return any(changes(inner) for jaxpr in core.jaxprs_in_params(eqn.params) for inner in jaxpr.eqns)
+
+
+def by_platform(native: Operation, forms: dict[str, Operation]) -> Operation:
+    """An operation that has the given form on the platforms that have one, and so do its derivatives."""
+
+    @jax.custom_vjp
+    def operation(*args):
+        return jax.lax.platform_dependent(*args, default=native, **forms)
+
+    def backward(args, slope):
+        pull = lambda form: lambda slope, *args: jax.vjp(form, *args)[1](slope)
+        others = {platform: pull(form) for platform, form in forms.items()}
+        return jax.lax.platform_dependent(slope, *args, default=pull(native), **others)
+
+    operation.defvjp(lambda *args: (operation(*args), args), backward)
+    return operation
+
+
+def convolution(eqn: Any) -> Operation | None:
+    """A convolution as patches times a matrix; None if it has no spatial axes, or too large windows."""
+    x, kernel = (v.aval for v in eqn.invars)
+    params, numbers = eqn.params, eqn.params["dimension_numbers"]
+    size = tuple(kernel.shape[axis] for axis in numbers.rhs_spec[2:])
+    windows = Windows(size, params["window_strides"], params["rhs_dilation"], params["padding"])
+    known = params["batch_group_count"] == 1 and params["preferred_element_type"] in (None, x.dtype)
+    if not (known and size and is_real(x, kernel) and fits(windows) and math.prod(eqn.outvars[0].aval.shape)):
+        return None
+    batch_and_places = lambda spec: (spec[0], *spec[2:], spec[1])
+    places_and_outputs = (*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0])
+    back = batch_and_places(numbers.out_spec)
+
+    def operation(x, kernel):
+        x, kernel = x.transpose(batch_and_places(numbers.lhs_spec)), kernel.transpose(places_and_outputs)
+        y = convolve(x, kernel, windows, params["lhs_dilation"], params["feature_group_count"])
+        return y.transpose([back.index(axis) for axis in range(y.ndim)])
+
+    return operation
+
+
+def pooling(pool: Callable[[Array, Windows], Array]) -> Callable[[Any], Operation | None]:
+    """Pooling over views; None if windows span examples or channels, or if they are too large."""
+
+    def form(eqn: Any) -> Operation | None:
+        params, (x,) = eqn.params, [v.aval for v in eqn.invars]
+        names = ("window_dimensions", "window_strides", "window_dilation", "padding")
+        outer = [(params[name][0], params[name][-1]) for name in names]
+        plain = outer == [(1, 1)] * 3 + [((0, 0), (0, 0))] and set(params["base_dilation"]) == {1}
+        windows = Windows(*(tuple(params[name][1:-1]) for name in names))
+        known = plain and windows.size and is_real(x) and fits(windows) and math.prod(eqn.outvars[0].aval.shape)
+        return (lambda x: pool(x, windows)) if known else None
+
+    return form
+
+
+def one_by_one(eqn: Any) -> Operation:
+    """Stacked clients' operations in turn. Side by side, LAPACK's may wait for each other forever on few cores."""
+    return jax.custom_batching.sequential_vmap(lambda *args: eqn.primitive.bind(*args, **eqn.params))
+
+
+def is_real(*avals: Any) -> bool:
+    """Whether all arrays have the same type, of floating point numbers."""
+    return len({aval.dtype for aval in avals}) == 1 and jnp.issubdtype(avals[0].dtype, jnp.floating)
+
+
+def fits(windows: Windows) -> bool:
+    """Whether views of these windows compile fast."""
+    return not windows.overlap or math.prod(windows.size) <= MOST_PLACES
+
+
+# Operation -> platform -> the form of an equation there, or None. Where a platform has none, XLA's own is used.
+FORMS: dict[Any, dict[str, Callable[[Any], Operation | None]]] = {
+    primitives.conv_general_dilated_p: {"cpu": convolution},
+    primitives.reduce_window_max_p: {"cpu": pooling(max_pool)},
+    primitives.reduce_window_sum_p: {"cpu": pooling(sum_pool)},
+    primitives.qr_p: {"cpu": one_by_one},  # in orthogonal initial values
+}
+
+# Times that XLA's own forms take longer than ours on a platform, forward and backward (docs/results/speed.md).
+SLOWDOWNS: dict[str, dict[Any, int]] = {
+    "cpu": {
+        primitives.conv_general_dilated_p: 9,
+        primitives.reduce_window_max_p: 20,
+        primitives.reduce_window_min_p: 20,
+        primitives.reduce_window_p: 20,
+    }
+}
+
+
+def slow_layers(traced: Any, names: Sequence[str], platform: str) -> list[str]:
+    """The layers that keep a slow form on a platform, and how slow it is: "Conv_3: 31 x 31, native: about 9 x".
+
+    Args:
+        traced: A network.
+        names: Layer of each of its inputs, "" for what belongs to no layer.
+        platform: Where it will run.
+    """
+    jaxpr, found = getattr(traced, "jaxpr", traced), []
+    layers = {var: name for var, name in zip(jaxpr.invars, names, strict=True) if name}
+    for eqn in jaxpr.eqns:
+        given = [layers.get(v, "") if isinstance(v, core.Var) else "" for v in eqn.invars]
+        if len(given) == 1 and given[0]:  # a kernel that is cast or laid out anew
+            layers |= dict.fromkeys(eqn.outvars, given[0])
+        form, times = FORMS.get(eqn.primitive, {}).get(platform), SLOWDOWNS.get(platform, {}).get(eqn.primitive)
+        if times and not (form and form(eqn)):
+            size = eqn.params.get("window_dimensions", eqn.invars[-1].aval.shape)
+            layer = next(filter(None, given), str(eqn.source_info.name_stack) or eqn.primitive.name)
+            found.append(f"{layer}: {' x '.join(map(str, size))}, native: about {times} x")
+        for inner in core.jaxprs_in_params(eqn.params) if eqn.primitive in NESTED else ():
+            shift = len(given) - len(inner.invars)  # of a branch, the choice comes first
+            found += slow_layers(inner, given[shift:] if shift >= 0 else [""] * len(inner.invars), platform)
+    return list(dict.fromkeys(found))
+
+
+# Operations whose insides are rewritten. Derivatives that functions define themselves stay as they are.
+NESTED = {
+    primitives.jit_p,
+    primitives.closed_call_p,
+    primitives.remat_p,
+    primitives.scan_p,
+    primitives.while_p,
+    primitives.cond_p,
+    primitives.custom_jvp_call_p,
+    primitives.custom_vjp_call_p,
+}

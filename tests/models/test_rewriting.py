@@ -1,0 +1,289 @@
+"""Rewritten networks: the same values and gradients as XLA's own forms, inside everything that JAX nests."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from pfljax import models
+from pfljax.models import convolutions
+from pfljax.models.rewriting import rewritten
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(4, 6, 7, 3)).astype(np.float32)
+KERNEL = 0.3 * RNG.normal(size=(3, 3, 3, 3)).astype(np.float32)
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def convolve(x, kernel, strides=1, padding="SAME"):
+    return jax.lax.conv_general_dilated(x, kernel, (strides,) * 2, padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def text_of(fn, *args):
+    return jax.jit(fn).lower(*args).as_text()
+
+
+def check(fn, *args, gradients=True):
+    """Values and gradients of `fn` agree with those of its rewritten form, within 1e-5 of their size."""
+    slopes = lambda fn, y: jax.vjp(fn, *args)[1](y) if gradients else ()
+    y = fn(*args)
+    dy = jax.tree.map(lambda leaf: np.random.default_rng(1).normal(size=leaf.shape).astype(leaf.dtype), y)
+    for expected, found in zip(
+        jax.tree.leaves((y, jax.jit(functools.partial(slopes, fn))(dy))),
+        jax.tree.leaves((rewritten(fn)(*args), jax.jit(functools.partial(slopes, rewritten(fn)))(dy))),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * max(1, np.abs(expected).max()))
+
+
+def axes_of(draw, number, values):
+    return tuple(draw(st.sampled_from(values)) for _ in range(number))
+
+
+@st.composite
+def convolution_cases(draw):
+    """Shapes and parameters of a convolution in one to three dimensions."""
+    axes, groups = draw(st.sampled_from([1, 2, 2, 3])), draw(st.sampled_from([1, 1, 2, 3]))
+    inputs, outputs = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    x = (draw(st.sampled_from([1, 4])), *axes_of(draw, axes, range(2, 8)), groups * inputs)
+    kernel = (*axes_of(draw, axes, range(1, 4)), inputs, groups * outputs)
+    padding = tuple((draw(st.integers(-1, 3)), draw(st.integers(-1, 3))) for _ in range(axes))
+    options = {"lhs_dilation": axes_of(draw, axes, (1, 1, 2, 3)), "rhs_dilation": axes_of(draw, axes, (1, 1, 2))}
+    return x, kernel, axes_of(draw, axes, (1, 1, 2, 3)), padding, options | {"feature_group_count": groups}
+
+
+def check_convolution(case):
+    x, kernel, strides, padding, options = case
+    letters = "HWD"[: len(strides)]
+    layout = (f"N{letters}C", f"{letters}IO", f"N{letters}C")
+
+    def fn(x, kernel):
+        return jax.lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=layout, **options)
+
+    shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape in (x, kernel)]
+    assume(jax.eval_shape(fn, *shapes).size)
+    arrays = [np.random.default_rng(2).normal(size=shape).astype(np.float32) for shape in (x, kernel)]
+    assert "stablehlo.convolution" not in text_of(rewritten(fn), *arrays)
+    check(fn, *arrays)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(convolution_cases())
+def test_a_convolution_is_jax_s_in_value_and_gradients(case):
+    check_convolution(case)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(convolution_cases())
+def test_many_convolutions_are_jax_s_in_value_and_gradients(case):
+    check_convolution(case)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(st.data())
+def test_pooling_is_jax_s_in_value_and_gradients(data):
+    axes = data.draw(st.sampled_from([1, 2, 2, 3]))
+    x = np.random.default_rng(3).normal(size=(2, *axes_of(data.draw, axes, range(3, 7)), 2)).astype(np.float32)
+    window, strides = axes_of(data.draw, axes, range(1, 4)), axes_of(data.draw, axes, range(1, 4))
+    padding = data.draw(st.sampled_from(["SAME", "VALID", ((1, 1),) * axes]))
+    pool = data.draw(st.sampled_from([nn.max_pool, nn.avg_pool]))
+    fn = lambda x: pool(x, window, strides, padding)
+    assume(jax.eval_shape(fn, x).size and min(window) > 1)
+    assert "reduce_window" not in text_of(rewritten(lambda x: nn.max_pool(x, window, strides, padding)), x)
+    check(fn, x)
+
+
+def test_a_tie_s_gradient_goes_to_the_first():
+    x = np.array([[1.0, 2.0], [2.0, 2.0]], np.float32).reshape(1, 2, 2, 1)
+    gradient = jax.grad(lambda x: 5 * rewritten(lambda x: nn.max_pool(x, (2, 2), (2, 2)))(x).sum())(x)
+    np.testing.assert_array_equal(gradient[0, :, :, 0], [[0, 5], [0, 0]])
+
+
+@pytest.mark.parametrize("cache_bytes", [1, slow(4000), 6 << 20])
+def test_convolutions_in_blocks_of_images_are_the_same(monkeypatch, cache_bytes):
+    monkeypatch.setattr(convolutions, "CACHE_BYTES", cache_bytes)
+    check(convolve, X, KERNEL)
+
+
+def scanned(x, kernel):
+    return jax.lax.scan(lambda x, t: (jnp.tanh(convolve(x, kernel)) * t, x.sum()), x, jnp.arange(3.0))
+
+
+def chosen(x, kernel):
+    branches = (lambda x: convolve(x, kernel), lambda x: -convolve(x, kernel))
+    return jax.lax.cond(x.sum() > 0, *branches, x)
+
+
+def repeated(x, kernel):
+    return jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, convolve(c[1], kernel)), (0, x))[1]
+
+
+NESTED = {
+    "jit": lambda x, kernel: jax.jit(convolve)(x, kernel),
+    "remat": jax.checkpoint(lambda x, kernel: jnp.sin(convolve(x, kernel))),
+    "scan": scanned,
+    "cond": chosen,
+    "stacked": lambda x, kernel: jax.vmap(convolve, (None, 0))(x, jnp.stack([kernel, -kernel])),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_what_is_nested_is_rewritten(name):
+    assert "stablehlo.convolution" not in text_of(rewritten(NESTED[name]), X, KERNEL)
+    check(NESTED[name], X, KERNEL)
+
+
+def test_loops_are_rewritten():
+    assert "stablehlo.convolution" not in text_of(rewritten(repeated), X, KERNEL)
+    check(repeated, X, KERNEL, gradients=False)
+
+
+@pytest.mark.parametrize("kind", [jax.custom_vjp, jax.custom_jvp])
+def test_derivatives_that_a_function_defines_are_kept(kind):
+    fn = kind(lambda x: convolve(x, KERNEL))
+    if kind is jax.custom_vjp:
+        fn.defvjp(lambda x: (fn(x), None), lambda _, dy: (7 * dy,))
+    else:
+        fn.defjvp(lambda x, dx: (fn(*x), 7 * dx[0]))
+    assert "stablehlo.convolution" not in text_of(rewritten(fn), X)
+    np.testing.assert_array_equal(jax.grad(lambda x: rewritten(fn)(x).sum())(X), np.full(X.shape, 7.0))
+    np.testing.assert_allclose(rewritten(fn)(X), convolve(X, KERNEL), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fn", "args"),
+    [
+        (lambda x, k: convolve(x.astype(np.int32), k.astype(np.int32)), (X, 9 * KERNEL)),
+        (lambda x: jax.lax.reduce_window(x, np.inf, jax.lax.min, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"), (X,)),
+        (lambda x: jax.lax.reduce_window(x, -np.inf, jax.lax.max, (2, 1, 1, 1), (1, 1, 1, 1), "VALID"), (X,)),
+        (lambda x, k: convolve(x, k), (np.ones((1, 20, 20, 1), np.float32), np.ones((12, 12, 1, 1), np.float32))),
+    ],
+)
+def test_the_rest_stays_as_it_is(fn, args):
+    args = tuple(map(jnp.asarray, args))
+    own, found = text_of(fn, *args), text_of(rewritten(fn), *args)
+    for name in ("stablehlo.convolution", "stablehlo.reduce_window"):
+        assert own.count(name) == found.count(name)
+    np.testing.assert_array_equal(rewritten(fn)(*args), jax.jit(fn)(*args))
+
+
+def test_other_platforms_keep_their_own_forms():
+    """Lowered for a TPU, the program has XLA's convolutions and pooling; lowered for a CPU, it has neither."""
+    fn = rewritten(lambda x, kernel: nn.max_pool(convolve(x, kernel), (2, 2), (2, 2)).sum())
+    slopes = jax.jit(jax.grad(fn, (0, 1)))
+    for platform, found in (("tpu", True), ("cuda", True), ("cpu", False)):
+        text = slopes.trace(X, KERNEL).lower(lowering_platforms=(platform,)).as_text()
+        assert ("stablehlo.convolution" in text, "select_and_scatter" in text) == (found, found)
+
+
+class Everything(nn.Module):
+    """Batch statistics, dropout, remat, pooling, strides, groups and a transposed convolution."""
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = nn.BatchNorm(use_running_average=not train)(nn.Conv(8, (3, 3), 2)(x))
+        x = nn.max_pool(nn.remat(nn.Conv)(8, (3, 3), feature_group_count=8)(x), (2, 2), (1, 1))
+        x = nn.ConvTranspose(4, (3, 3), (2, 2))(nn.Dropout(0.3, deterministic=not train)(x))
+        return nn.Dense(3)(nn.avg_pool(x, (2, 2), (2, 2)).reshape(x.shape[0], -1))
+
+
+class EverythingInNNX(nnx.Module):
+    """The same in NNX."""
+
+    def __init__(self, rngs):
+        self.first, self.norm = nnx.Conv(3, 8, (3, 3), 2, rngs=rngs), nnx.BatchNorm(8, rngs=rngs)
+        self.depthwise = nnx.Conv(8, 8, (3, 3), feature_group_count=8, rngs=rngs)
+        self.drop, self.up = nnx.Dropout(0.3, rngs=rngs), nnx.ConvTranspose(8, 4, (3, 3), (2, 2), rngs=rngs)
+        self.head = nnx.Linear(24, 3, rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.max_pool(nnx.remat(lambda m, x: m(x))(self.depthwise, self.norm(self.first(x))), (2, 2), (1, 1))
+        x = nnx.avg_pool(self.up(self.drop(x)), (2, 2), (2, 2))
+        return self.head(x.reshape(x.shape[0], -1))
+
+
+MODELS = {"linen": Everything(), "nnx": lambda rngs: EverythingInNNX(rngs)}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("training", [False, True])
+def test_models_compute_what_their_modules_do(kind, training):
+    model, native = (models.Model(MODELS[kind], jnp.zeros((1, 6, 7, 3))) for _ in range(2))
+    vars(native)["_compute"] = native.network.forward
+    params, key = model.init(jax.random.key(1)), jax.random.key(2) if training else None
+    computed = [jax.jit(each._forward)(params, X, key) for each in (model, native)]
+    for found, expected in zip(*map(jax.tree.leaves, computed), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    loss = lambda model: lambda params: model.loss(params, X, np.arange(4) % 3, key).sum()
+    slopes = [jax.jit(jax.grad(loss(each)))(params) for each in (model, native)]
+    for found, expected in zip(*map(jax.tree.leaves, slopes), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4 * max(1, np.abs(expected).max()))
+    assert "stablehlo.convolution" not in text_of(jax.grad(loss(model)), params)
+
+
+def test_a_network_is_traced_once_for_all_calls_of_a_shape():
+    traced = []
+
+    class Counting(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            traced.append(x.shape)
+            return nn.Dense(2)(x)
+
+    model = models.Model(Counting(), jnp.zeros((1, 3)))
+    params = model.init(jax.random.key(0))
+    traced.clear()
+    x, stack = jnp.ones((5, 3)), jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), params)
+    jax.make_jaxpr(lambda params: [model.loss(params, x, jnp.zeros(5, int)) for _ in range(3)])(params)
+    jax.make_jaxpr(jax.vmap(jax.grad(lambda params: model.apply(params, x).sum())))(stack)
+    jax.make_jaxpr(lambda stack: jax.lax.map(lambda params: model.apply(params, x), stack))(stack)
+    assert traced == [(5, 3)]
+
+
+def test_orthogonal_initial_values_are_drawn_one_by_one():
+    """LAPACK's factorizations of stacked clients wait for each other forever where there are few cores."""
+    model = models.Model(nn.RNN(nn.LSTMCell(5)), jnp.zeros((1, 4, 3)))
+    keys = jax.random.split(jax.random.key(0), 3)
+    start = jax.jit(jax.vmap(model.init))
+    batched = [line for line in start.lower(keys).as_text().splitlines() if "lapack" in line and "3x5x5" in line]
+    assert not batched
+    for number, key in enumerate(keys):
+        for found, expected in zip(*map(jax.tree.leaves, (start(keys), model.init(key))), strict=True):
+            np.testing.assert_allclose(found[number], expected, rtol=1e-4, atol=1e-6)
+
+
+class Wide(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Conv(2, (15, 15))(nn.Conv(2, (3, 3))(x))
+        return nn.Dense(3)(nn.pooling.min_pool(x, (2, 2), (2, 2)).reshape(x.shape[0], -1))
+
+
+class WideInNNX(nnx.Module):
+    def __init__(self, rngs):
+        self.near = nnx.Conv(3, 2, (3, 3), rngs=rngs)
+        self.far, self.head = nnx.Conv(2, 2, (15, 15), rngs=rngs), nnx.Linear(2 * 42, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(self.far(self.near(x)).reshape(x.shape[0], -1))
+
+
+def test_slow_layers_are_named_by_their_parameters():
+    linen = models.Model(Wide(), jnp.zeros((1, 6, 7, 3)))
+    own = models.Model(lambda rngs: WideInNNX(rngs), jnp.zeros((1, 6, 7, 3)))
+    (convolution, pooling) = linen.slow_layers("cpu")
+    assert convolution.startswith("Conv_0: 15 x 15 x 2 x 2, native: about ")
+    assert pooling.startswith("Wide: 1 x 2 x 2 x 1, native: about ")
+    assert [line.split(":")[0] for line in own.slow_layers("cpu")] == ["far"]
+    assert linen.slow_layers("tpu") == own.slow_layers("tpu") == []
+    assert models.make("cnn", (32, 32, 3), "classification", 10).slow_layers("cpu") == []
