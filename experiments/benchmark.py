@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import roofline
+from experiments.architectures import ARCHITECTURES, Architecture
 from pfljax import data, models, report
 from pfljax.cli import build, launch, timing
 from pfljax.cli.flags import RUNS, define_devices
@@ -74,6 +75,10 @@ WORKLOADS = (
     Workload("CNN 3 x 128, K=8, a step of 50", "cnn", 8, (32, 32, 3), 50, 1, (128, 128, 128), target=1.0),
     Workload("MobileNet-V2, K=8, a step of 16", "mobilenet_v2", 8, (32, 32, 3), 16, 1, target=1.0),
     Workload("LSTM 2 x 256, K=8, a step of 16", "lstm", 8, (80,), 16, 1, classes=65, target=1.0),
+    # As users write them, in experiments.architectures.
+    Workload("McMahan's CNN with nn.Conv, K=20, 6 steps of 10", "McMahan's CNN", 20, (28, 28, 1), 10, 6, target=0.9),
+    Workload("U-Net with nn.Conv, K=8, 2 steps of 16", "U-Net", 8, (32, 32, 3), 16, 2, target=0.9),
+    Workload("ViT 2 x 64, K=8, 2 steps of 16", "ViT 2 x 64", 8, (32, 32, 3), 16, 2, target=0.9),
 )
 
 
@@ -81,19 +86,24 @@ def clients_of(work: Workload) -> Federation:
     """Random pixels, or random characters with the next characters as targets."""
     examples = work.batch_size * work.steps
     federation = data.random_pixels(work.num_clients, examples, work.shape, work.classes, 0)
-    if work.model != "lstm":
-        return federation
-    tokens = lambda x: (work.classes * x).astype(np.uint8)
+    return as_tokens(federation, work.classes) if work.model == "lstm" else federation
+
+
+def as_tokens(federation: Federation, classes: int) -> Federation:
+    """Numbers in [0, 1) as tokens, with the next tokens as targets."""
+    tokens = lambda x: (classes * x[...]).astype(np.uint8)
     splits = {
         name: Split(tokens(split.x), np.roll(tokens(split.x), -1, axis=-1), split.size)
         for name in ("train", "validation", "test")
         for split in [getattr(federation, name)]
     }
-    return dataclasses.replace(federation, **splits)
+    return dataclasses.replace(federation, num_classes=classes, **splits)
 
 
 def model_of(work: Workload) -> models.Model:
     """The workload's network."""
+    if work.model in ARCHITECTURES:
+        return models.build(ARCHITECTURES[work.model].make(), work.shape, "classification", work.classes)
     widths = {"hidden": work.widths, "channels": work.widths}
     return models.make(work.model, work.shape, "classification", work.classes, **widths)
 
@@ -117,6 +127,8 @@ def torch_network(torch, work: Workload):
     """The workload's network in PyTorch."""
     nn = torch.nn
 
+    if work.model in ARCHITECTURES:
+        return network_in_torch(torch, ARCHITECTURES[work.model])
     if work.model == "mlp":
         return nn.Sequential(nn.Flatten(), nn.Linear(784, work.widths[0]), nn.ReLU(), nn.Linear(work.widths[0], 10))
     if work.model == "cnn":
@@ -160,16 +172,20 @@ def torch_network(torch, work: Workload):
     return nn.Sequential(*layers)
 
 
+def network_in_torch(torch, work: Architecture):
+    """A network as users write it in PyTorch."""
+    from experiments.architectures import in_torch
+
+    name, *arguments = work.torch
+    return getattr(in_torch, name)(*(getattr(torch.nn, each) for each in arguments))
+
+
 def time_torch(
     torch, work: Workload, federation: Federation, threads: Sequence[int], repeats: int, loop: str = "fastest"
 ) -> float:
     """Median seconds of the same round as a Python loop over clients in PyTorch, in one of the forms of `LOOPS`."""
     networks = [torch_network(torch, work) for _ in range(work.num_clients)]
-    if work.model == "lstm":
-        xs = [torch.from_numpy(x.astype(np.int64)) for x in federation.train.x]
-    else:
-        xs = [torch.from_numpy(np.moveaxis(x, -1, 1).copy()) for x in federation.train.x]
-    ys = [torch.from_numpy(y.astype(np.int64)) for y in federation.train.y]
+    xs, ys = examples_in_torch(torch, federation)
     train = LOOPS[loop](torch, work.batch_size, networks, xs, ys)
 
     def one_round() -> float:
@@ -178,6 +194,14 @@ def time_torch(
         return time.perf_counter() - begin
 
     return best_of_threads(torch, one_round, threads, repeats)
+
+
+def examples_in_torch(torch, federation: Federation) -> tuple[list, list]:
+    """The clients' training examples as PyTorch expects them: images with channels first, and tokens as integers."""
+    split, layout = federation.train, lambda x: np.moveaxis(x, -1, 1) if x.ndim == 4 else x
+    whole = np.int64 if np.issubdtype(split.x.dtype, np.integer) else np.float32
+    xs = [torch.from_numpy(layout(x).astype(whole)) for x in split.x]
+    return xs, [torch.from_numpy(y.astype(np.int64)) for y in split.y]
 
 
 def fastest_loop(torch, batch_size: int, networks: Sequence, xs: Sequence, ys: Sequence) -> Callable[[], None]:

@@ -37,10 +37,19 @@ def convolve(x: Array, kernel: Array, windows: Windows, dilation: Sequence[int],
     return patches(x, windows) @ kernel.reshape(-1, kernel.shape[-1])
 
 
+def slopes(
+    dy: Array, x: Array, kernel: Array, windows: Windows, dilation: Sequence[int], groups: int = 1
+) -> tuple[Array, Array]:
+    """The gradients of `convolve` with respect to x and the kernel, given that of its result."""
+    if all(d == 1 for d in dilation) and (windows.overlap or groups > 1):
+        return _backward(windows, groups, (x, kernel), dy)
+    return jax.vjp(lambda x, kernel: convolve(x, kernel, windows, dilation, groups), x, kernel)[1](dy)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _convolve(x: Array, kernel: Array, windows: Windows, groups: int) -> Array:
     form = _shifted if _has_small_groups(kernel, groups) else _product
-    blocks = _num_blocks(x, windows) if form is _product else 1
+    blocks = _num_blocks(x, kernel, windows) if form is _product else 1
     if blocks == 1:
         return form(x, kernel, windows, groups)
     _, y = jax.lax.scan(lambda _, block: (None, form(block, kernel, windows, groups)), None, _cut(x, blocks))
@@ -57,7 +66,7 @@ def _backward(windows, groups, saved, dy):
         # Image by image, so that each is read into cache once instead of once per window.
         slope = _sum_over(lambda x, dy: _shifted_slope(x, dy, windows, kernel, groups), x.shape[0], x, dy)
     else:
-        slope = _sum_over(lambda x, dy: _product_slope(x, dy, windows, groups), _num_blocks(x, windows), x, dy)
+        slope = _sum_over(lambda x, dy: _product_slope(x, dy, windows, groups), _num_blocks(x, kernel, windows), x, dy)
         slope = jnp.moveaxis(slope, -1, 0)
     return _input_slope(dy, kernel, windows, groups, x.shape), slope.reshape(kernel.shape)
 
@@ -126,10 +135,13 @@ def _shifted_slope(x: Array, dy: Array, windows: Windows, kernel: Array, groups:
     return jnp.stack([(view * dy).sum(tuple(range(dy.ndim - 1))) for view in found])
 
 
-def _num_blocks(x: Array, windows: Windows) -> int:
-    """Number of blocks to split a batch into: as many as keep a block's patches in cache."""
+def _num_blocks(x: Array, kernel: Array, windows: Windows) -> int:
+    """Number of blocks to split a batch into: as many as keep a block's patches in cache, or as small as the kernel.
+
+    Each block reads the kernel once.
+    """
     batch, entries = x.shape[0], math.prod(windows.size) * math.prod(windows.outputs(x.shape[1:-1])) * x.shape[-1]
-    fitting = max(1, CACHE_BYTES // max(1, entries * x.dtype.itemsize))
+    fitting = max(1, max(CACHE_BYTES, kernel.nbytes) // max(1, entries * x.dtype.itemsize))
     return batch // max(d for d in range(1, batch + 1) if batch % d == 0 and d <= fitting) if batch else 1
 
 

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.extend import core
 from jax.extend.core import primitives
 
-from pfljax.core.types import Array, PyTree
-from pfljax.models.convolutions import convolve
-from pfljax.models.pooling import max_pool, sum_pool
+from pfljax.core.types import PyTree
+from pfljax.models.convolutions import convolve, slopes
+from pfljax.models.pooling import max_pool, max_pool_slope, sum_pool, sum_pool_slope
 from pfljax.models.windows import Windows
 
 MOST_PLACES = 128  # in a window; each is a view, which takes time to compile
 
 Operation = Callable[..., Any]
+
+
+class Form(NamedTuple):
+    """Another form of an operation.
+
+    Attributes:
+        apply: The operation, a function of its arrays.
+        slopes: The gradients with respect to its arrays, given that of its result and the arrays.
+    """
+
+    apply: Operation
+    slopes: Operation
 
 
 def rewritten(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -53,7 +65,7 @@ def operation_of(eqn: Any) -> Operation:
     params = rewritten_inside(eqn.params) if eqn.primitive in NESTED else eqn.params
     own = lambda *args: eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(params))
     forms = {platform: form(eqn) for platform, form in FORMS.get(eqn.primitive, {}).items()}
-    forms = {platform: form for platform, form in forms.items() if form}
+    forms = {platform: form for platform, form in forms.items() if form is not None}
     return by_platform(own, forms) if forms else own
 
 
@@ -84,23 +96,24 @@ def changes(eqn: Any) -> bool:
     return any(changes(inner) for jaxpr in core.jaxprs_in_params(eqn.params) for inner in jaxpr.eqns)
 
 
-def by_platform(native: Operation, forms: dict[str, Operation]) -> Operation:
+def by_platform(native: Operation, forms: dict[str, Form]) -> Operation:
     """An operation that has the given form on the platforms that have one, and so do its derivatives."""
 
     @jax.custom_vjp
     def operation(*args):
-        return jax.lax.platform_dependent(*args, default=native, **forms)
+        applied = {platform: form.apply for platform, form in forms.items()}
+        return jax.lax.platform_dependent(*args, default=native, **applied)
 
     def backward(args, slope):
-        pull = lambda form: lambda slope, *args: jax.vjp(form, *args)[1](slope)
-        others = {platform: pull(form) for platform, form in forms.items()}
-        return jax.lax.platform_dependent(slope, *args, default=pull(native), **others)
+        pulled = {platform: form.slopes for platform, form in forms.items()}
+        default = lambda slope, *args: jax.vjp(native, *args)[1](slope)
+        return jax.lax.platform_dependent(slope, *args, default=default, **pulled)
 
     operation.defvjp(lambda *args: (operation(*args), args), backward)
     return operation
 
 
-def convolution(eqn: Any) -> Operation | None:
+def convolution(eqn: Any) -> Form | None:
     """A convolution as patches times a matrix; None if it has no spatial axes, or too large windows."""
     x, kernel = (v.aval for v in eqn.invars)
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
@@ -109,36 +122,41 @@ def convolution(eqn: Any) -> Operation | None:
     known = params["batch_group_count"] == 1 and params["preferred_element_type"] in (None, x.dtype)
     if not (known and size and is_real(x, kernel) and fits(windows) and math.prod(eqn.outvars[0].aval.shape)):
         return None
-    batch_and_places = lambda spec: (spec[0], *spec[2:], spec[1])
-    places_and_outputs = (*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0])
-    back = batch_and_places(numbers.out_spec)
+    # Axes in the order that `convolve` expects: (B, *S, C) and (*W, C, O).
+    of_x, of_y = ((spec[0], *spec[2:], spec[1]) for spec in (numbers.lhs_spec, numbers.out_spec))
+    of_kernel = (*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0])
+    back = lambda array, order: array.transpose([order.index(axis) for axis in range(array.ndim)])
+    options = windows, params["lhs_dilation"], params["feature_group_count"]
 
-    def operation(x, kernel):
-        x, kernel = x.transpose(batch_and_places(numbers.lhs_spec)), kernel.transpose(places_and_outputs)
-        y = convolve(x, kernel, windows, params["lhs_dilation"], params["feature_group_count"])
-        return y.transpose([back.index(axis) for axis in range(y.ndim)])
+    def apply(x, kernel):
+        return back(convolve(x.transpose(of_x), kernel.transpose(of_kernel), *options), of_y)
 
-    return operation
+    def pull(dy, x, kernel):
+        dx, dkernel = slopes(dy.transpose(of_y), x.transpose(of_x), kernel.transpose(of_kernel), *options)
+        return back(dx, of_x), back(dkernel, of_kernel)
+
+    return Form(apply, pull)
 
 
-def pooling(pool: Callable[[Array, Windows], Array]) -> Callable[[Any], Operation | None]:
+def pooling(pool: Operation, slope: Operation) -> Callable[[Any], Form | None]:
     """Pooling over views; None if windows span examples or channels, or if they are too large."""
 
-    def form(eqn: Any) -> Operation | None:
+    def form(eqn: Any) -> Form | None:
         params, (x,) = eqn.params, [v.aval for v in eqn.invars]
         names = ("window_dimensions", "window_strides", "window_dilation", "padding")
         outer = [(params[name][0], params[name][-1]) for name in names]
         plain = outer == [(1, 1)] * 3 + [((0, 0), (0, 0))] and set(params["base_dilation"]) == {1}
         windows = Windows(*(tuple(params[name][1:-1]) for name in names))
         known = plain and windows.size and is_real(x) and fits(windows) and math.prod(eqn.outvars[0].aval.shape)
-        return (lambda x: pool(x, windows)) if known else None
+        return Form(lambda x: pool(x, windows), lambda dy, x: (slope(dy, x, windows),)) if known else None
 
     return form
 
 
-def one_by_one(eqn: Any) -> Operation:
+def one_by_one(eqn: Any) -> Form:
     """Stacked clients' operations in turn. Side by side, LAPACK's may wait for each other forever on few cores."""
-    return jax.custom_batching.sequential_vmap(lambda *args: eqn.primitive.bind(*args, **eqn.params))
+    own = lambda *args: eqn.primitive.bind(*args, **eqn.params)
+    return Form(jax.custom_batching.sequential_vmap(own), lambda slope, *args: jax.vjp(own, *args)[1](slope))
 
 
 def is_real(*avals: Any) -> bool:
@@ -152,10 +170,10 @@ def fits(windows: Windows) -> bool:
 
 
 # Operation -> platform -> the form of an equation there, or None. Where a platform has none, XLA's own is used.
-FORMS: dict[Any, dict[str, Callable[[Any], Operation | None]]] = {
+FORMS: dict[Any, dict[str, Callable[[Any], Form | None]]] = {
     primitives.conv_general_dilated_p: {"cpu": convolution},
-    primitives.reduce_window_max_p: {"cpu": pooling(max_pool)},
-    primitives.reduce_window_sum_p: {"cpu": pooling(sum_pool)},
+    primitives.reduce_window_max_p: {"cpu": pooling(max_pool, max_pool_slope)},
+    primitives.reduce_window_sum_p: {"cpu": pooling(sum_pool, sum_pool_slope)},
     primitives.qr_p: {"cpu": one_by_one},  # in orthogonal initial values
 }
 

@@ -1,8 +1,4 @@
-"""Networks as users write them, in Flax Linen, Flax NNX and PyTorch, for `experiments.benchmark --architectures`.
-
-Nothing in them is made for pfljax. Images are 32 x 32 x 3, but McMahan's 28 x 28 x 1; sequences are 40 vectors of 32
-numbers; the decoder reads 40 tokens. Convolutions, norms and dense layers stand in the same order in all three.
-"""
+"""The networks in Flax Linen, as users write them: nothing in them is made for pfljax."""
 
 from __future__ import annotations
 

@@ -1,0 +1,122 @@
+"""Times local SGD with networks as users write them: Linen and NNX, XLA's own forms, and a plain PyTorch loop.
+
+    pip install -e '.[benchmark]' && python -m experiments.architectures --plan=map
+
+The sides take turns, round by round, so that a machine that changes its speed favors none. PyTorch runs with one thread
+and with all. A few networks: `--networks="U-Net,ViT 2 x 64"`. XLA's own convolutions are slow on CPUs: `--native`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optax
+from absl import flags
+from rich.console import Console
+from rich.table import Table
+
+from experiments import benchmark
+from experiments.architectures import ARCHITECTURES, Architecture, linen
+from pfljax import data, models
+from pfljax.cli import build, launch, timing
+from pfljax.cli.flags import RUNS, define_devices
+from pfljax.cli.parsing import Group
+from pfljax.cli.settings import FlagError, Settings
+from pfljax.core import method
+from pfljax.data import Federation
+from pfljax.local.training import LocalTraining
+from pfljax.training import describe, files
+
+
+def define(registry: flags.FlagValues) -> None:
+    """Registers the command's flags."""
+    define_devices(registry)
+    add = Group(RUNS, registry)
+    add.whole("repeats", 9, "number of timed rounds of each side", least=3)
+    add.text("networks", ",".join(ARCHITECTURES), f"accepted: {', '.join(ARCHITECTURES)}")
+    add.switch("native", False, "also time XLA's own convolutions and pooling")
+    add.text("out", "runs/architectures", "folder of architectures.json")
+
+
+def clients_of(work: Architecture) -> Federation:
+    """Random pixels, vectors or tokens."""
+    federation = data.random_pixels(work.num_clients, work.examples, work.shape, linen.CLASSES, 0)
+    return benchmark.as_tokens(federation, linen.TOKENS) if len(work.shape) == 1 else federation
+
+
+def ours(work: Architecture, module: Any, federation: Federation, settings: Settings, native: bool) -> Callable:
+    """A function that runs a round of Local and returns its seconds."""
+    model = models.build(module, work.shape, federation.task, federation.num_classes, dtype=federation.train.x.dtype)
+    if native:
+        vars(model)["_compute"] = model.network.forward
+    solver = LocalTraining(optax.sgd(benchmark.RATE), batch_size=work.batch_size).bind(model)
+    plan = build.build_execution(settings).make_plan()
+    experiment = timing.build(method.get("local")(), federation, model, solver, plan, work.num_clients)
+    dispatch = timing.compile_rounds(experiment)
+    return lambda: dispatch()[0]
+
+
+def theirs(torch: Any, work: Architecture, federation: Federation, threads: int) -> Callable:
+    """The same round as a plain loop in PyTorch."""
+    networks = [benchmark.network_in_torch(torch, work) for _ in range(work.num_clients)]
+    xs, ys = benchmark.examples_in_torch(torch, federation)
+    train = benchmark.fastest_loop(torch, work.batch_size, networks, xs, ys)
+
+    def one_round() -> float:
+        torch.set_num_threads(threads)
+        begin = time.perf_counter()
+        train()
+        return time.perf_counter() - begin
+
+    return one_round
+
+
+def measure(torch: Any, work: Architecture, settings: Settings) -> dict[str, float]:
+    """Median milliseconds of a round on each side."""
+    federation = clients_of(work)
+    sides = {"Linen": ours(work, work.make(), federation, settings, False)}
+    if work.nnx:
+        from experiments.architectures import nnx
+
+        sides["NNX"] = ours(work, getattr(nnx, work.nnx), federation, settings, False)
+    if settings.native:
+        sides["native"] = ours(work, work.make(), federation, settings, True)
+    for threads in benchmark.threads_of_torch():
+        sides[f"PyTorch, {threads} thread(s)"] = theirs(torch, work, federation, threads)
+    seconds = [{name: side() for name, side in sides.items()} for _ in range(settings.repeats + 1)][1:]
+    return {name: 1e3 * float(np.median([each[name] for each in seconds])) for name in sides}
+
+
+def run(settings: Settings) -> None:
+    """The command."""
+    settings.refuse("client_store", "all clients are in every round")
+    settings.check_out()
+    try:
+        import torch
+    except ImportError as error:
+        raise FlagError("torch is missing: pip install -e '.[benchmark]'") from error
+    names = settings.networks.split(",")
+    for name in names:
+        if name not in ARCHITECTURES:
+            raise FlagError.of("networks", f"accepted: {', '.join(ARCHITECTURES)}", name)
+    rows, out = {}, Path(settings.out)
+    for name in names:
+        rows[name] = measure(torch, ARCHITECTURES[name], settings)
+        print(f"{name}: " + ", ".join(f"{side} {ms:.1f} ms" for side, ms in rows[name].items()), flush=True)
+        config = {"flags": dict(sorted(settings.values.items()))} | describe.environment()
+        files.write_json(out / "architectures.json", {**config, "rounds_ms": rows})
+    table = Table("network", "pfljax, ms", "PyTorch, ms", "PyTorch over pfljax", title="a round of local SGD")
+    for name, row in rows.items():
+        best = min(ms for side, ms in row.items() if side.startswith("PyTorch"))
+        table.add_row(name, f"{row['Linen']:.1f}", f"{best:.1f}", f"{best / row['Linen']:.2f}")
+    Console(width=100).print(table)
+
+
+COMMAND = launch.Command(__doc__, define, run, keep_compiled=False)
+
+if __name__ == "__main__":
+    launch.main(COMMAND)
