@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.core.types import Array
-from pfljax.models.windows import Windows, patches, views
+from pfljax.models.windows import Pairs, Windows, patches, unview, views
 
 CACHE_BYTES = 3 << 18  # patches of this size stay in a core's cache (docs/results/speed.md)
 SMALL_GROUP = 4  # most products of a group's inputs and outputs for which sums of shifted images are faster
@@ -31,7 +31,7 @@ def convolve(x: Array, kernel: Array, windows: Windows, dilation: Sequence[int],
         (B, *S', O).
     """
     if any(d > 1 for d in dilation):
-        return _by_phases(x, kernel, windows, dilation, groups)
+        return _transposed(x, kernel, windows, dilation, groups)
     if windows.overlap or groups > 1:
         return _convolve(x, kernel, windows, groups)
     return patches(x, windows) @ kernel.reshape(-1, kernel.shape[-1])
@@ -50,10 +50,7 @@ def slopes(
 def _convolve(x: Array, kernel: Array, windows: Windows, groups: int) -> Array:
     form = _shifted if _has_small_groups(kernel, groups) else _product
     blocks = _num_blocks(x, kernel, windows) if form is _product else 1
-    if blocks == 1:
-        return form(x, kernel, windows, groups)
-    _, y = jax.lax.scan(lambda _, block: (None, form(block, kernel, windows, groups)), None, _cut(x, blocks))
-    return y.reshape(-1, *y.shape[2:])
+    return _in_blocks(lambda x: form(x, kernel, windows, groups), blocks, x)
 
 
 def _forward(x, kernel, windows, groups):
@@ -74,6 +71,14 @@ def _backward(windows, groups, saved, dy):
 _convolve.defvjp(_forward, _backward)
 
 
+def _in_blocks(fn: Callable[[Array], Array], blocks: int, x: Array) -> Array:
+    """fn(x), computed in blocks of the rows of x."""
+    if blocks == 1:
+        return fn(x)
+    y = jax.lax.scan(lambda _, block: (None, fn(block)), None, _cut(x, blocks))[1]
+    return y.reshape(-1, *y.shape[2:])
+
+
 def _sum_over(fn: Callable[[Array, Array], Array], blocks: int, *arrays: Array) -> Array:
     """fn(*arrays), summed over blocks of their rows."""
     if blocks == 1:
@@ -84,18 +89,55 @@ def _sum_over(fn: Callable[[Array, Array], Array], blocks: int, *arrays: Array) 
 
 
 def _input_slope(dy: Array, kernel: Array, windows: Windows, groups: int, shape: tuple[int, ...]) -> Array:
-    """The gradient with respect to the input of `shape`: a convolution of dy, as far apart as the windows were."""
+    """The gradient with respect to the input of `shape`; without strides a convolution of dy with the kernel turned."""
+    if any(stride > 1 for stride in windows.strides):
+        return _spread(dy, kernel, windows, groups, shape)
+    back = windows._replace(padding=_other_padding(windows, shape[1:-1], dy.shape[1:-1]))
+    return convolve(dy, _turned(kernel, groups), back, windows.strides, groups)
+
+
+def _turned(kernel: Array, groups: int) -> Array:
+    """The kernel (*W, C / G, O) of a convolution as that of its transpose, (*W, O / G, C)."""
     *size, inputs, outputs = kernel.shape
-    axes = tuple(range(len(size)))
-    flipped = jnp.flip(kernel, axes).reshape(*size, inputs, groups, outputs // groups)
-    swapped = jnp.swapaxes(flipped, -3, -1).reshape(*size, outputs // groups, groups * inputs)
-    padding = []
-    for axis, (low, _) in enumerate(windows.padding):
-        before = windows.dilation[axis] * (size[axis] - 1) - low
-        wide = (dy.shape[axis + 1] - 1) * windows.strides[axis] + 1
-        padding.append((before, shape[axis + 1] - wide + low))
-    back = Windows(tuple(size), (1,) * len(size), windows.dilation, tuple(padding))
-    return convolve(dy, swapped, back, windows.strides, groups)
+    flipped = jnp.flip(kernel, range(len(size))).reshape(*size, inputs, groups, outputs // groups)
+    return jnp.swapaxes(flipped, -3, -1).reshape(*size, outputs // groups, groups * inputs)
+
+
+def _other_padding(windows: Windows, wide: Sequence[int], narrow: Sequence[int]) -> Pairs:
+    """The padding of a convolution's transpose, from `narrow` to `wide`, whose input is dilated by the strides."""
+    rows = zip(windows.size, windows.dilation, windows.strides, windows.padding, wide, narrow, strict=True)
+    return tuple((r * (n - 1) - low, w - (m - 1) * s - 1 + low) for n, r, s, (low, _), w, m in rows)
+
+
+def _spread(y: Array, kernel: Array, windows: Windows, groups: int, shape: tuple[int, ...]) -> Array:
+    """The transpose of a convolution of images of `shape`: each entry of y adds the kernel to its window."""
+    *size, inputs, outputs = kernel.shape
+    if groups == outputs and inputs == 1:  # depthwise, one output for each input
+        return unview([y * row for row in kernel.reshape(-1, outputs)], windows, shape)
+
+    def spread(y):
+        if groups == 1:
+            parts = y @ kernel.reshape(-1, outputs).T
+        else:
+            rows = kernel.reshape(-1, inputs, groups, outputs // groups)
+            parts = jnp.einsum("b...go,wcgo->b...wgc", y.reshape(*y.shape[:-1], groups, -1), rows)
+            parts = parts.reshape(*y.shape[:-1], -1)
+        return unview(jnp.split(parts, math.prod(size), axis=-1), windows, (y.shape[0], *shape[1:]))
+
+    blocks = _num_blocks(jax.ShapeDtypeStruct(shape, y.dtype), kernel, windows)
+    return _in_blocks(spread, blocks, y)
+
+
+def _transposed(x: Array, kernel: Array, windows: Windows, dilation: Sequence[int], groups: int) -> Array:
+    """A convolution of a dilated input, which is the transpose of one with strides."""
+    ones = (1,) * len(dilation)
+    wide = windows._replace(strides=ones).outputs(
+        [(n - 1) * d + 1 for n, d in zip(x.shape[1:-1], dilation, strict=True)]
+    )
+    forth = windows._replace(strides=tuple(dilation))
+    forth = forth._replace(padding=_other_padding(windows._replace(strides=ones), x.shape[1:-1], wide))
+    y = _spread(x, _turned(kernel, groups), forth, groups, (x.shape[0], *wide, kernel.shape[-1]))
+    return y[(slice(None), *(slice(None, None, stride) for stride in windows.strides))]
 
 
 def _product(x: Array, kernel: Array, windows: Windows, groups: int) -> Array:
@@ -135,7 +177,7 @@ def _shifted_slope(x: Array, dy: Array, windows: Windows, kernel: Array, groups:
     return jnp.stack([(view * dy).sum(tuple(range(dy.ndim - 1))) for view in found])
 
 
-def _num_blocks(x: Array, kernel: Array, windows: Windows) -> int:
+def _num_blocks(x: Any, kernel: Array, windows: Windows) -> int:
     """Number of blocks to split a batch into: as many as keep a block's patches in cache, or as small as the kernel.
 
     Each block reads the kernel once.
@@ -147,43 +189,3 @@ def _num_blocks(x: Array, kernel: Array, windows: Windows) -> int:
 
 def _cut(x: Array, blocks: int) -> Array:
     return x.reshape(blocks, -1, *x.shape[1:])
-
-
-def _by_phases(x: Array, kernel: Array, windows: Windows, dilation: Sequence[int], groups: int) -> Array:
-    """A convolution of a dilated input: every few outputs see the same entries of the kernel, between the zeros.
-
-    Along an axis, output o reads row (o s + w r - p) / d of the input for entry w of the kernel, if that is a whole
-    number (stride s, distance r of the kernel's entries, p zeros before, distance d of the input's rows). So outputs
-    o = f + P t of one phase f, P = d / gcd(s, d), are an ordinary convolution with a part of the kernel's entries.
-    """
-    axes = range(len(dilation))
-    wide = [(n - 1) * d + 1 for n, d in zip(x.shape[1:-1], dilation, strict=True)]
-    outputs = windows.outputs(wide)
-    periods = [d // math.gcd(s, d) for s, d in zip(windows.strides, dilation, strict=True)]
-    counts = [-(-n // period) for n, period in zip(outputs, periods, strict=True)]
-    found = [[_phase(windows, dilation, x.shape, counts, axis, f) for f in range(periods[axis])] for axis in axes]
-    parts = []
-    for phase in itertools.product(*found):
-        entries, *fields = zip(*phase, strict=True)
-        part = kernel[entries]
-        if part.size:
-            parts.append(convolve(x, part, Windows(*fields), (1,) * len(dilation), groups))
-        else:
-            parts.append(jnp.zeros((x.shape[0], *counts, kernel.shape[-1]), x.dtype))
-    y = jnp.stack(parts).reshape(*periods, *parts[0].shape)  # (*P, B, *T, O) to (B, T_1, P_1, T_2, P_2, ..., O)
-    order = [len(axes), *itertools.chain.from_iterable((len(axes) + 1 + a, a) for a in axes), 2 * len(axes) + 1]
-    y = y.transpose(order).reshape(x.shape[0], *(p * t for p, t in zip(periods, counts, strict=True)), -1)
-    return jax.lax.slice(y, (0,) * y.ndim, (y.shape[0], *outputs, y.shape[-1]))
-
-
-def _phase(windows: Windows, dilation: Sequence[int], shape: Sequence[int], counts: Sequence[int], axis: int, f: int):
-    """A phase along one axis: the kernel's entries, their number, stride, distance and padding."""
-    size, s, r, (low, _) = (field[axis] for field in windows)
-    d, rows = dilation[axis], shape[axis + 1]
-    every, period = d // math.gcd(r, d), d // math.gcd(s, d)
-    first = next((w for w in range(every) if (f * s - low + w * r) % d == 0), size)
-    entries = slice(first, size, every)
-    number, stride, distance = len(range(size)[entries]), period * s // d, every * r // d
-    before = -((f * s - low + first * r) // d)
-    after = (counts[axis] - 1) * stride + (number - 1) * distance + 1 - before - rows
-    return entries, number, stride, distance, (before, after)
