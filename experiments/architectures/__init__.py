@@ -36,8 +36,8 @@ SEQUENCE = (40, 32)
 ARCHITECTURES = {
     "McMahan's CNN": Architecture(linen.McMahan, ("mcmahan",), "McMahan", (28, 28, 1), 20, 60, 10),
     "CNN 3 x 128": Architecture(linen.ThreeConvolutions, ("three_convolutions",)),
-    "ResNet-18, group norm": Architecture(linen.ResNet18, ("resnet18",)),
-    "ResNet-18, batch norm": Architecture(lambda: linen.ResNet18(True), ("resnet18", "BatchNorm2d"), "ResNet18"),
+    "ResNet-18 (group norm)": Architecture(linen.ResNet18, ("resnet18",)),
+    "ResNet-18 (batch norm)": Architecture(lambda: linen.ResNet18(True), ("resnet18", "BatchNorm2d"), "ResNet18"),
     "MobileNet-V2": Architecture(linen.MobileNetV2, ("mobilenet_v2",)),
     "VGG-11": Architecture(linen.VGG11, ("vgg11",)),
     "U-Net": Architecture(linen.UNet, ("UNet",), "UNet"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,8 +14,7 @@ from jax.extend.core import primitives
 
 from pfljax.core.types import PyTree
 from pfljax.models.convolutions import convolve, slopes
-from pfljax.models.pooling import max_pool, max_pool_slope, sum_pool, sum_pool_slope
-from pfljax.models.windows import Windows
+from pfljax.models.windows import Windows, max_pool, max_pool_slope, sum_pool
 
 MOST_PLACES = 128  # in a window; each is a view, which takes time to compile
 
@@ -22,15 +22,10 @@ Operation = Callable[..., Any]
 
 
 class Form(NamedTuple):
-    """Another form of an operation.
-
-    Attributes:
-        apply: The operation, a function of its arrays.
-        slopes: The gradients with respect to its arrays, given that of its result and the arrays.
-    """
+    """Another form of an operation: (*arrays) -> result, and (slope of the result, *arrays) -> slopes of the arrays."""
 
     apply: Operation
-    slopes: Operation
+    slopes: Operation | None = None  # None: JAX's derivative of `apply`
 
 
 def rewritten(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -98,6 +93,7 @@ def changes(eqn: Any) -> bool:
 
 def by_platform(native: Operation, forms: dict[str, Form]) -> Operation:
     """An operation that has the given form on the platforms that have one, and so do its derivatives."""
+    derivative = lambda apply: lambda slope, *args: jax.vjp(apply, *args)[1](slope)
 
     @jax.custom_vjp
     def operation(*args):
@@ -105,9 +101,8 @@ def by_platform(native: Operation, forms: dict[str, Form]) -> Operation:
         return jax.lax.platform_dependent(*args, default=native, **applied)
 
     def backward(args, slope):
-        pulled = {platform: form.slopes for platform, form in forms.items()}
-        default = lambda slope, *args: jax.vjp(native, *args)[1](slope)
-        return jax.lax.platform_dependent(slope, *args, default=default, **pulled)
+        pulled = {platform: form.slopes or derivative(form.apply) for platform, form in forms.items()}
+        return jax.lax.platform_dependent(slope, *args, default=derivative(native), **pulled)
 
     operation.defvjp(lambda *args: (operation(*args), args), backward)
     return operation
@@ -119,8 +114,9 @@ def convolution(eqn: Any) -> Form | None:
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
     size = tuple(kernel.shape[axis] for axis in numbers.rhs_spec[2:])
     windows = Windows(size, params["window_strides"], params["rhs_dilation"], params["padding"])
+    tiled = params["feature_group_count"] == 1 and windows.tile([x.shape[axis] for axis in numbers.lhs_spec[2:]])
     known = params["batch_group_count"] == 1 and params["preferred_element_type"] in (None, x.dtype)
-    if not (known and size and is_real(x, kernel) and fits(windows) and math.prod(eqn.outvars[0].aval.shape)):
+    if not (known and size and is_real(x, kernel) and fits(windows, tiled) and math.prod(eqn.outvars[0].aval.shape)):
         return None
     # Axes in the order that `convolve` expects: (B, *S, C) and (*W, C, O).
     of_x, of_y = ((spec[0], *spec[2:], spec[1]) for spec in (numbers.lhs_spec, numbers.out_spec))
@@ -138,25 +134,22 @@ def convolution(eqn: Any) -> Form | None:
     return Form(apply, pull)
 
 
-def pooling(pool: Operation, slope: Operation) -> Callable[[Any], Form | None]:
+def pooling(pool: Operation, slope: Operation | None, eqn: Any) -> Form | None:
     """Pooling over views; None if windows span examples or channels, or if they are too large."""
-
-    def form(eqn: Any) -> Form | None:
-        params, (x,) = eqn.params, [v.aval for v in eqn.invars]
-        names = ("window_dimensions", "window_strides", "window_dilation", "padding")
-        outer = [(params[name][0], params[name][-1]) for name in names]
-        plain = outer == [(1, 1)] * 3 + [((0, 0), (0, 0))] and set(params["base_dilation"]) == {1}
-        windows = Windows(*(tuple(params[name][1:-1]) for name in names))
-        known = plain and windows.size and is_real(x) and fits(windows) and math.prod(eqn.outvars[0].aval.shape)
-        return Form(lambda x: pool(x, windows), lambda dy, x: (slope(dy, x, windows),)) if known else None
-
-    return form
+    params, (x,) = eqn.params, [v.aval for v in eqn.invars]
+    names = ("window_dimensions", "window_strides", "window_dilation", "padding")
+    outer = [(params[name][0], params[name][-1]) for name in names]
+    windows = Windows(*(tuple(params[name][1:-1]) for name in names))
+    plain = outer == [(1, 1)] * 3 + [((0, 0), (0, 0))] and set(params["base_dilation"]) == {1}
+    tiled = slope is None and plain and windows.tile(x.shape[1:-1])
+    if not (plain and windows.size and is_real(x) and fits(windows, tiled) and math.prod(eqn.outvars[0].aval.shape)):
+        return None
+    return Form(lambda x: pool(x, windows), slope and (lambda dy, x: slope(dy, x, windows)))
 
 
 def one_by_one(eqn: Any) -> Form:
     """Stacked clients' operations in turn. Side by side, LAPACK's may wait for each other forever on few cores."""
-    own = lambda *args: eqn.primitive.bind(*args, **eqn.params)
-    return Form(jax.custom_batching.sequential_vmap(own), lambda slope, *args: jax.vjp(own, *args)[1](slope))
+    return Form(jax.custom_batching.sequential_vmap(lambda *args: eqn.primitive.bind(*args, **eqn.params)))
 
 
 def is_real(*avals: Any) -> bool:
@@ -164,28 +157,21 @@ def is_real(*avals: Any) -> bool:
     return len({aval.dtype for aval in avals}) == 1 and jnp.issubdtype(avals[0].dtype, jnp.floating)
 
 
-def fits(windows: Windows) -> bool:
-    """Whether views of these windows compile fast."""
-    return not windows.overlap or math.prod(windows.size) <= MOST_PLACES
+def fits(windows: Windows, tiled: bool) -> bool:
+    """Whether windows are few views, which compile fast, or tiles."""
+    return tiled or math.prod(windows.size) <= MOST_PLACES
 
 
 # Operation -> platform -> the form of an equation there, or None. Where a platform has none, XLA's own is used.
 FORMS: dict[Any, dict[str, Callable[[Any], Form | None]]] = {
     primitives.conv_general_dilated_p: {"cpu": convolution},
-    primitives.reduce_window_max_p: {"cpu": pooling(max_pool, max_pool_slope)},
-    primitives.reduce_window_sum_p: {"cpu": pooling(sum_pool, sum_pool_slope)},
+    primitives.reduce_window_max_p: {"cpu": functools.partial(pooling, max_pool, max_pool_slope)},
+    primitives.reduce_window_sum_p: {"cpu": functools.partial(pooling, sum_pool, None)},
     primitives.qr_p: {"cpu": one_by_one},  # in orthogonal initial values
 }
 
-# Times that XLA's own forms take longer than ours on a platform, forward and backward (docs/results/speed.md).
-SLOWDOWNS: dict[str, dict[Any, int]] = {
-    "cpu": {
-        primitives.conv_general_dilated_p: 9,
-        primitives.reduce_window_max_p: 20,
-        primitives.reduce_window_min_p: 20,
-        primitives.reduce_window_p: 20,
-    }
-}
+# Platform -> times that XLA's own forms take longer there than ours, forward and backward (docs/results/speed.md).
+SLOWDOWNS = {"cpu": {"conv_general_dilated": 9, "reduce_window_max": 20, "reduce_window_min": 20, "reduce_window": 20}}
 
 
 def slow_layers(traced: Any, names: Sequence[str], platform: str) -> list[str]:
@@ -202,7 +188,7 @@ def slow_layers(traced: Any, names: Sequence[str], platform: str) -> list[str]:
         given = [layers.get(v, "") if isinstance(v, core.Var) else "" for v in eqn.invars]
         if len(given) == 1 and given[0]:  # a kernel that is cast or laid out anew
             layers |= dict.fromkeys(eqn.outvars, given[0])
-        form, times = FORMS.get(eqn.primitive, {}).get(platform), SLOWDOWNS.get(platform, {}).get(eqn.primitive)
+        form, times = FORMS.get(eqn.primitive, {}).get(platform), SLOWDOWNS.get(platform, {}).get(eqn.primitive.name)
         if times and not (form and form(eqn)):
             size = eqn.params.get("window_dimensions", eqn.invars[-1].aval.shape)
             layer = next(filter(None, given), str(eqn.source_info.name_stack) or eqn.primitive.name)
@@ -214,13 +200,6 @@ def slow_layers(traced: Any, names: Sequence[str], platform: str) -> list[str]:
 
 
 # Operations whose insides are rewritten. Derivatives that functions define themselves stay as they are.
-NESTED = {
-    primitives.jit_p,
-    primitives.closed_call_p,
-    primitives.remat_p,
-    primitives.scan_p,
-    primitives.while_p,
-    primitives.cond_p,
-    primitives.custom_jvp_call_p,
-    primitives.custom_vjp_call_p,
-}
+LOOPS = {primitives.scan_p, primitives.while_p, primitives.cond_p}
+CALLS = {primitives.jit_p, primitives.closed_call_p, primitives.remat_p}
+NESTED = LOOPS | CALLS | {primitives.custom_jvp_call_p, primitives.custom_vjp_call_p}

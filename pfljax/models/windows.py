@@ -1,12 +1,8 @@
-"""Convolutions and pooling as shifted views of their input, times matrices: the forms for CPUs.
-
-XLA runs a CPU's convolutions slowly inside loops, and those of stacked clients as grouped convolutions. Patches (all
-views of a window, side by side) times a matrix are one product of matrices, stacked or not. The gradients are of the
-same form: differentiating the patches would scatter. Arrays are (B, *S, C) with any number of spatial axes S.
-"""
+"""Windows over images as shifted views, and pooling with them; images are (B, *S, C) with any number of axes S."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -17,7 +13,7 @@ import jax.numpy as jnp
 
 from pfljax.core.types import Array
 
-Pairs = tuple[tuple[int, int], ...]
+Pairs = Sequence[tuple[int, int]]
 
 
 class Windows(NamedTuple):
@@ -37,80 +33,76 @@ class Windows(NamedTuple):
 
     def outputs(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Number of windows along each spatial axis of `shape`."""
-        spans = (d * (n - 1) + 1 for n, d in zip(self.size, self.dilation, strict=True))
-        rows = zip(shape, spans, self.strides, self.padding, strict=True)
-        return tuple(max(0, (length + low + high - span) // stride + 1) for length, span, stride, (low, high) in rows)
+        rows = zip(shape, *self, strict=True)
+        return tuple(max(0, (m + sum(pad) - d * (n - 1) - 1) // s + 1) for m, n, s, d, pad in rows)
 
-    @property
-    def overlap(self) -> bool:
-        """Whether two windows may have a place in common."""
-        return any(stride < size for stride, size in zip(self.strides, self.size, strict=True)) or self.dilated
-
-    @property
-    def dilated(self) -> bool:
-        """Whether there are gaps inside a window."""
-        return any(d > 1 and n > 1 for d, n in zip(self.dilation, self.size, strict=True))
+    def tile(self, shape: Sequence[int]) -> bool:
+        """Whether the windows cover `shape` without overlap."""
+        rows = zip(shape, *self, strict=True)
+        return all(n == s and m % n == 0 and d == 1 and not any(pad) for m, n, s, d, pad in rows)
 
 
 def pad(x: Array, padding: Pairs, value: float = 0, interior: Sequence[int] = ()) -> Array:
-    """Pads the spatial axes of x (B, *S, C), with `interior` places between two rows too; negative padding cuts."""
-    between = interior or (0,) * len(padding)
-    config = [(0, 0, 0), *((low, high, n) for (low, high), n in zip(padding, between, strict=True)), (0, 0, 0)]
+    """Pads the spatial axes of x, with `interior` places between two rows too; negative padding cuts."""
+    between = interior or [0] * len(padding)
+    config = [(0, 0, 0), *((*pair, n) for pair, n in zip(padding, between, strict=True)), (0, 0, 0)]
     return jax.lax.pad(x, jnp.asarray(value, x.dtype), config) if any(map(any, config)) else x
 
 
 def views(x: Array, windows: Windows, value: float = 0) -> list[Array]:
     """An array (B, *S', C) for each place in a window, in reading order; `value` is in the padding."""
-    outputs = windows.outputs(x.shape[1:-1])
-    x = pad(x, windows.padding, value)
-    spans = [(n - 1) * stride + 1 for n, stride in zip(outputs, windows.strides, strict=True)]
-    strides = (1, *windows.strides, 1)
-
-    def view(place):
+    outputs, x = windows.outputs(x.shape[1:-1]), pad(x, windows.padding, value)
+    found = []
+    for place in itertools.product(*map(range, windows.size)):
         start = [p * d for p, d in zip(place, windows.dilation, strict=True)]
-        limit = [first + span for first, span in zip(start, spans, strict=True)]
-        return jax.lax.slice(x, (0, *start, 0), (x.shape[0], *limit, x.shape[-1]), strides)
+        stop = [a + (n - 1) * s + 1 for a, n, s in zip(start, outputs, windows.strides, strict=True)]
+        limits = (0, *start, 0), (x.shape[0], *stop, x.shape[-1])
+        found.append(jax.lax.slice(x, *limits, (1, *windows.strides, 1)))
+    return found
 
-    return [view(place) for place in itertools.product(*map(range, windows.size))]
 
-
-def unview(grads: Sequence[Array], windows: Windows, shape: tuple[int, ...]) -> Array:
+def unview(grads: Sequence[Array], windows: Windows, shape: Sequence[int]) -> Array:
     """Sums gradients of the `views` of an array of `shape`: their transpose."""
-    outputs, total = grads[0].shape[1:-1], None
+    total, interior = None, [stride - 1 for stride in windows.strides]
     for place, grad in zip(itertools.product(*map(range, windows.size)), grads, strict=True):
-        margins = []
-        for axis, (low, _) in enumerate(windows.padding):
-            before = place[axis] * windows.dilation[axis] - low
-            covered = (outputs[axis] - 1) * windows.strides[axis] + 1
-            margins.append((before, shape[axis + 1] - before - covered))
-        grad = pad(grad, tuple(margins), interior=[stride - 1 for stride in windows.strides])
+        rows = zip(place, *windows[1:], grad.shape[1:-1], shape[1:-1], strict=True)
+        margins = [(p * d - low, m - (p * d - low) - (n - 1) * s - 1) for p, s, d, (low, _), n, m in rows]
+        grad = pad(grad, margins, interior=interior)
         total = grad if total is None else total + grad
     return jnp.asarray(total)
 
 
-def tiles(x: Array, windows: Windows, value: float = 0) -> Array:
-    """Windows without overlap: (B, *S, C) -> (B, S'_1, W_1, S'_2, W_2, ..., C)."""
-    outputs, axes = windows.outputs(x.shape[1:-1]), range(len(windows.size))
-    missing = [
-        n * stride - length - low
-        for n, stride, length, (low, _) in zip(outputs, windows.strides, x.shape[1:-1], windows.padding, strict=True)
-    ]
-    x = pad(x, tuple((low, more) for (low, _), more in zip(windows.padding, missing, strict=True)), value)
-    split = itertools.chain.from_iterable(zip(outputs, windows.strides, strict=True))
-    x = x.reshape(x.shape[0], *split, x.shape[-1])
-    for axis in axes:
-        x = jax.lax.slice_in_dim(x, 0, windows.size[axis], axis=2 + 2 * axis)
-    return x
+def tiles(x: Array, windows: Windows) -> Array:
+    """Windows that tile x: (B, *S, C) -> (B, *S', places, C)."""
+    axes, split = len(windows.size), zip(windows.outputs(x.shape[1:-1]), windows.size, strict=True)
+    x = x.reshape(x.shape[0], *itertools.chain.from_iterable(split), x.shape[-1])
+    x = x.transpose(0, *range(1, 2 * axes, 2), *range(2, 2 * axes + 1, 2), 2 * axes + 1)
+    return x.reshape(*x.shape[: axes + 1], -1, x.shape[-1])
 
 
 def patches(x: Array, windows: Windows, groups: int = 1) -> Array:
-    """The views side by side: (B, *S, C) -> (B, *S', W C), or (B, *S', G, W C / G) for G > 1 groups of channels."""
-    if not windows.overlap and math.prod(windows.size) > 1 and groups == 1:
-        axes = len(windows.size)
-        order = [0, *range(1, 2 * axes, 2), *range(2, 2 * axes + 1, 2), 2 * axes + 1]
-        x = tiles(x, windows).transpose(order)
-        return x.reshape(*x.shape[: axes + 1], -1)
+    """The views side by side, (B, *S', places C); or (B, *S', G, places C / G) for G > 1 groups of channels."""
     found = views(x, windows)
     if groups > 1:
         found = [view.reshape(*view.shape[:-1], groups, -1) for view in found]
     return jnp.concatenate(found, axis=-1)
+
+
+def max_pool(x: Array, windows: Windows) -> Array:
+    """The largest value in each window, (B, *S, C) -> (B, *S', C)."""
+    return functools.reduce(jnp.maximum, views(x, windows, -math.inf))
+
+
+def max_pool_slope(dy: Array, x: Array, windows: Windows) -> tuple[Array]:
+    """The gradient of `max_pool` with respect to x, given that of its result. In a tie, the first place has it."""
+    y, taken, grads = max_pool(x, windows), False, []
+    for view in views(x, windows, -math.inf):
+        chosen = (view == y) & ~jnp.asarray(taken)
+        taken = taken | chosen
+        grads.append(jnp.where(chosen, dy, 0))
+    return (unview(grads, windows, x.shape),)
+
+
+def sum_pool(x: Array, windows: Windows) -> Array:
+    """The sum of each window, (B, *S, C) -> (B, *S', C)."""
+    return tiles(x, windows).sum(-2) if windows.tile(x.shape[1:-1]) else jnp.asarray(sum(views(x, windows)))
