@@ -98,7 +98,7 @@ def test_pooling_is_jax_s_in_value_and_gradients(data):
     padding = data.draw(st.sampled_from(["SAME", "VALID", ((1, 1),) * axes]))
     pool = data.draw(st.sampled_from([nn.max_pool, nn.avg_pool]))
     fn = lambda x: pool(x, window, strides, padding)
-    assume(jax.eval_shape(fn, x).size and min(window) > 1)
+    assume(jax.eval_shape(fn, x).size and min(window) > 1 and max(strides) > 1)
     assert "reduce_window" not in text_of(rewritten(lambda x: nn.max_pool(x, window, strides, padding)), x)
     check(fn, x)
 
