@@ -15,7 +15,7 @@ BY_XLA = "xla_force_host_platform_device_count"  # the older way to ask for CPU 
 
 def chosen() -> bool:
     """Whether the user has set the number of CPU devices."""
-    return jax.config.jax_num_cpu_devices >= 0 or BY_XLA in os.environ.get("XLA_FLAGS", "")
+    return getattr(jax.config, "jax_num_cpu_devices", -1) >= 0 or BY_XLA in os.environ.get("XLA_FLAGS", "")
 
 
 def use(devices: int = 0) -> None:
