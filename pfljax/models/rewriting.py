@@ -48,11 +48,26 @@ def evaluate(traced: Any, args: Sequence[Any]) -> list[Any]:
     jaxpr = getattr(traced, "jaxpr", traced)
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*getattr(traced, "consts", ()), *args], strict=True))
     read = lambda v: v.val if isinstance(v, core.Literal) else values[v]
-    for eqn in jaxpr.eqns:
+    for eqn in needed(jaxpr):
         with eqn.ctx.manager, jax.named_scope(str(eqn.source_info.name_stack)):
             outputs = operation_of(eqn)(*map(read, eqn.invars))
         values.update(zip(eqn.outvars, outputs if eqn.primitive.multiple_results else [outputs], strict=True))
     return [read(v) for v in jaxpr.outvars]
+
+
+def needed(jaxpr: Any) -> list[Any]:
+    """The equations that outputs or effects depend on; initial values, for instance, need no forward pass."""
+    read, found = set(filter(is_var, jaxpr.outvars)), []
+    for eqn in reversed(jaxpr.eqns):
+        if eqn.effects or read.intersection(eqn.outvars):
+            found.append(eqn)
+            read.update(filter(is_var, eqn.invars))
+    return found[::-1]
+
+
+def is_var(atom: Any) -> bool:
+    """Whether it is a variable, not a constant."""
+    return isinstance(atom, core.Var)
 
 
 def operation_of(eqn: Any) -> Operation:

@@ -250,6 +250,12 @@ def test_a_network_is_traced_once_for_all_calls_of_a_shape():
     assert traced == [(5, 3)]
 
 
+def test_initial_values_need_no_forward_pass():
+    model = models.Model(Everything(), jnp.zeros((1, 6, 7, 3)))
+    text = jax.jit(model.init).trace(jax.random.key(0)).lower(lowering_platforms=("tpu",)).as_text()
+    assert "stablehlo.convolution" not in text and "reduce_window" not in text
+
+
 def test_orthogonal_initial_values_are_drawn_one_by_one():
     """LAPACK's factorizations of stacked clients wait for each other forever where there are few cores."""
     model = models.Model(nn.RNN(nn.LSTMCell(5)), jnp.zeros((1, 4, 3)))
