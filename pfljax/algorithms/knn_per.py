@@ -44,7 +44,7 @@ class KNNPer:
         0.5, at_least=0, at_most=1, help="lambda, the neighbors' weight, unless chosen on a grid; 0 is then FedAvg"
     )
     grid_steps: int = knob(
-        10, at_least=0, help="n: validation examples choose lambda from 0, 1/n, ..., 1; 0: use `mix`"
+        10, at_least=0, at_most=10_000, help="n: validation examples choose lambda from 0, 1/n, ..., 1; 0: use `mix`"
     )
 
     def build(self, problem: Problem) -> Algorithm:
