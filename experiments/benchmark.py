@@ -308,14 +308,20 @@ def time_federico(settings: Settings) -> dict:
     }
 
 
-def run(settings: Settings) -> None:
-    """The command."""
-    settings.refuse("client_store", "all clients are in every round")
-    settings.check_out()
+def require_torch() -> Any:
+    """PyTorch, or a usage error that says how to install it."""
     try:
         import torch
     except ImportError as error:
         raise FlagError("torch is missing: pip install -e '.[benchmark]'") from error
+    return torch
+
+
+def run(settings: Settings) -> None:
+    """The command."""
+    settings.refuse("client_store", "all clients are in every round")
+    settings.check_out()
+    torch = require_torch()
     out = Path(settings.out)
     rows = [row_of(settings, torch, work) for work in WORKLOADS] + fedem_rows(settings, torch)
     federico = time_federico(settings)

@@ -95,10 +95,7 @@ def run(settings: Settings) -> None:
     """The command."""
     settings.refuse("client_store", "all clients are in every round")
     settings.check_out()
-    try:
-        import torch
-    except ImportError as error:
-        raise FlagError("torch is missing: pip install -e '.[benchmark]'") from error
+    torch = benchmark.require_torch()
     names = settings.networks.split(",")
     for name in names:
         if name not in ARCHITECTURES:

@@ -29,10 +29,12 @@ def convolve(x: Array, kernel: Array, windows: Windows, dilation: Sequence[int],
         return _transposed(x, kernel, windows, dilation, groups)
     if _is_product(x, windows, groups):
         rows = views(x, windows)[0] if math.prod(windows.size) == 1 else tiles(x, windows)
-        return rows.reshape(*windows_shape(x, windows), -1) @ kernel.reshape(-1, kernel.shape[-1])
+        return rows.reshape(x.shape[0], *windows.outputs(x.shape[1:-1]), -1) @ kernel.reshape(-1, kernel.shape[-1])
     if groups == x.shape[-1] == kernel.shape[-1]:
         rows = kernel.reshape(-1, groups)
         return jnp.asarray(sum(view * row for view, row in zip(views(x, windows), rows, strict=True)))
+
+    outputs = kernel.shape[-1] // groups
 
     def product(x):
         if groups == 1:
@@ -40,7 +42,6 @@ def convolve(x: Array, kernel: Array, windows: Windows, dilation: Sequence[int],
         y = jnp.einsum("b...gp,pgo->b...go", patches(x, windows, groups), kernel.reshape(-1, groups, outputs))
         return y.reshape(*y.shape[:-2], -1)
 
-    outputs = kernel.shape[-1] // groups
     return _in_blocks(product, _num_blocks(x.shape, kernel, windows), x)
 
 
@@ -70,11 +71,6 @@ def slopes(
         back = windows._replace(padding=_other_padding(windows, x.shape[1:-1], dy.shape[1:-1]))
         dx = convolve(dy, _turned(kernel, groups), back, windows.strides, groups)
     return dx, dkernel.reshape(kernel.shape)
-
-
-def windows_shape(x: Array, windows: Windows) -> tuple[int, ...]:
-    """Batch and windows, (B, *S')."""
-    return x.shape[0], *windows.outputs(x.shape[1:-1])
 
 
 def _is_product(x: Array, windows: Windows, groups: int) -> bool:

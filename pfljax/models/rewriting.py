@@ -216,6 +216,5 @@ def slow_layers(traced: Any, names: Sequence[str], platform: str) -> list[str]:
 
 
 # Operations whose insides are rewritten. Derivatives that functions define themselves stay as they are.
-LOOPS = {primitives.scan_p, primitives.while_p, primitives.cond_p}
-CALLS = {primitives.jit_p, primitives.closed_call_p, primitives.remat_p}
-NESTED = LOOPS | CALLS | {primitives.custom_jvp_call_p, primitives.custom_vjp_call_p}
+NESTED = {getattr(primitives, name) for name in ("jit_p", "closed_call_p", "remat_p", "scan_p", "while_p", "cond_p")}
+NESTED |= {primitives.custom_jvp_call_p, primitives.custom_vjp_call_p}
