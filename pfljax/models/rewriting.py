@@ -109,18 +109,18 @@ def changes(eqn: Any) -> bool:
 def by_platform(native: Operation, forms: dict[str, Form]) -> Operation:
     """An operation that has the given form on the platforms that have one, and so do its derivatives."""
     derivative = lambda apply: lambda slope, *args: jax.vjp(apply, *args)[1](slope)
+    applied = {platform: form.apply for platform, form in forms.items()}
+    pulled = {platform: form.slopes or derivative(form.apply) for platform, form in forms.items()}
 
-    @jax.custom_vjp
-    def operation(*args):
-        applied = {platform: form.apply for platform, form in forms.items()}
+    def apply(*args):
         return jax.lax.platform_dependent(*args, default=native, **applied)
 
     def backward(args, slope):
-        pulled = {platform: form.slopes or derivative(form.apply) for platform, form in forms.items()}
         return jax.lax.platform_dependent(slope, *args, default=derivative(native), **pulled)
 
-    operation.defvjp(lambda *args: (operation(*args), args), backward)
-    return operation
+    operation = jax.custom_vjp(apply)
+    operation.defvjp(lambda *args: (apply(*args), args), backward)
+    return lambda *args: (apply if any(map(is_key, args)) else operation)(*args)
 
 
 def convolution(eqn: Any) -> Form | None:
@@ -168,6 +168,18 @@ def one_by_one(eqn: Any) -> Form:
     return Form(jax.custom_batching.sequential_vmap(lambda *args: eqn.primitive.bind(*args, **eqn.params)))
 
 
+def in_a_row(eqn: Any) -> Form | None:
+    """Random bits drawn as a vector: the same bits, and programs that compile faster."""
+    shape = eqn.params["shape"]
+    draw = lambda key: eqn.primitive.bind(key, **eqn.params | {"shape": (math.prod(shape),)}).reshape(shape)
+    return Form(draw) if len(shape) > 1 else None
+
+
+def is_key(array: Any) -> bool:
+    """Whether it is a random key, which has no derivative."""
+    return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
 def is_real(*avals: Any) -> bool:
     """Whether all arrays have the same type, of floating point numbers."""
     return len({aval.dtype for aval in avals}) == 1 and jnp.issubdtype(avals[0].dtype, jnp.floating)
@@ -183,6 +195,7 @@ FORMS: dict[Any, dict[str, Callable[[Any], Form | None]]] = {
     primitives.conv_general_dilated_p: {"cpu": convolution},
     primitives.reduce_window_max_p: {"cpu": functools.partial(pooling, max_pool, max_pool_slope)},
     primitives.reduce_window_sum_p: {"cpu": functools.partial(pooling, sum_pool, None)},
+    primitives.random_bits_p: {"cpu": in_a_row},
     primitives.qr_p: {"cpu": one_by_one},  # in orthogonal initial values
 }
 

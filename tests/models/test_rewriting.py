@@ -256,6 +256,15 @@ def test_initial_values_need_no_forward_pass():
     assert "stablehlo.convolution" not in text and "reduce_window" not in text
 
 
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+@pytest.mark.parametrize("draw", [jax.random.normal, jax.random.bernoulli, nn.initializers.lecun_normal()])
+def test_random_numbers_are_jax_s(draw, impl):
+    shaped = lambda key: draw(key, shape=(3, 3, 4, 5))
+    key = jax.random.key(3, impl=impl)
+    np.testing.assert_array_equal(rewritten(shaped)(key), jax.jit(shaped)(key))
+    assert "<180xui32>" in text_of(rewritten(shaped), key) and "<180xui32>" not in text_of(shaped, key)
+
+
 def test_orthogonal_initial_values_are_drawn_one_by_one():
     """LAPACK's factorizations of stacked clients wait for each other forever where there are few cores."""
     model = models.Model(nn.RNN(nn.LSTMCell(5)), jnp.zeros((1, 4, 3)))
