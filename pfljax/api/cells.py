@@ -11,6 +11,7 @@ import numpy as np
 
 from pfljax.engine import processes
 from pfljax.training import files, folders, manifest
+from pfljax.training.experiment import Experiment
 
 SUMMARY, ROWS = "summary.json", "metrics.jsonl"
 LOST = folders.LOST  # comparisons pass on lines that contain this text
@@ -46,13 +47,13 @@ def over_rounds(rows: Sequence[Sequence[Mapping]], score: str) -> tuple[list[int
     return rounds, np.array([[scores[number] for number in rounds] for scores in of_round])
 
 
-def check(folder: Path, config: dict, rounds: int) -> None:
+def check(folder: Path, experiment: Experiment, rounds: int) -> None:
     """Checks that a cell can be run or resumed in its folder.
 
     Raises:
         ArgumentError: if the folder contains something else, or a run with other settings or more rounds.
     """
-    processes.first(functools.partial(folders.check, folder, config, "if_possible"))
+    processes.first(functools.partial(folders.check, folder, experiment, "if_possible"))
     folders.Folders([], [folder], "if_possible").check_rounds(rounds)
 
 
@@ -72,13 +73,13 @@ def damage(folder: Path) -> str:
     return "" if cell.rows and cell.rows[-1]["round"] == cell.summary["last"]["round"] else f"{ROWS} lacks rows"
 
 
-def finished(folder: Path, config: dict, rounds: int) -> tuple[Cell | None, str]:
+def finished(folder: Path, experiment: Experiment, rounds: int) -> tuple[Cell | None, str]:
     """Returns the finished cell, or None if it must be run; and what is wrong with its files, if that is the reason.
 
     Raises:
         ArgumentError: see `check`.
     """
-    check(folder, config, rounds)
+    check(folder, experiment, rounds)
     wrong = damage(folder)
     if wrong or not (folder / SUMMARY).exists():
         return None, wrong

@@ -206,7 +206,7 @@ def compare(
     folders = {title: [Path(out) / title / f"seed-{seed}" for seed in seeds] if out else [] for title in found}
     for title in found:  # find mistakes before training anything
         for run, folder in zip(runs[title], folders[title], strict=bool(out)):
-            cells.check(folder, run.experiment.config, rounds)
+            cells.check(folder, run.experiment, rounds)
     rows, scored = [], None
     for title in found:
         trackers = [tracking.named(tracker, f"{title}/seed-{seed}") for seed in seeds]
@@ -247,7 +247,7 @@ def _cells(
     """Returns the cells of one method. Reads those that are finished and trains the others."""
     found: dict[int, Cell] = {}
     for number, (run, folder) in enumerate(zip(runs, folders, strict=bool(folders))):
-        cell, wrong = cells.finished(folder, run.experiment.config, rounds)
+        cell, wrong = cells.finished(folder, run.experiment, rounds)
         if cell:
             found[number] = cell
         if wrong and say:

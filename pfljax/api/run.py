@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from pfljax.core.method import out_of_range
 from pfljax.data import Federation
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
-from pfljax.training import describe
+from pfljax.training import describe, fingerprint
 from pfljax.training.experiment import Execution, Experiment
 from pfljax.training.folders import Resume
 from pfljax.training.loop import EVERY, Schedule, Trainer, check
@@ -97,6 +98,9 @@ class Run:
             attack=attack,
             config=config | {"data": data.describe(clients)},
         )
+        # Of the run as it is: padding, rounds and plans change no result.
+        program = functools.cache(functools.partial(fingerprint.program, self.experiment))
+        self.experiment = dataclasses.replace(self.experiment, program=program)
         check(self.experiment)
 
     def train(

@@ -66,7 +66,7 @@ def check(
             if classes and run.clients.task == "regression":
                 raise settings.error("dataset", "has no classes; accepted: classification data sets")
             if not each.tune and not each.tune_knobs:  # otherwise the runs' settings are not known yet
-                cells_of.check(out / trial.folder, run.experiment.config, each.rounds)
+                cells_of.check(out / trial.folder, run.experiment, each.rounds)
 
 
 def able(settings: Settings, names: Sequence[str], trial: Trial) -> list[str]:
@@ -86,7 +86,7 @@ def able(settings: Settings, names: Sequence[str], trial: Trial) -> list[str]:
 
 def kept(settings: Settings, run: api.Run, out: Path) -> dict | None:
     """Returns the summary of a finished cell, or None. Raises an error if it has other settings or more rounds."""
-    found, wrong = cells_of.finished(out, run.experiment.config, settings.rounds)
+    found, wrong = cells_of.finished(out, run.experiment, settings.rounds)
     if found:
         print(f"  {out}: already finished")
         return found.summary

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -81,6 +82,7 @@ class Experiment:
         server: How the server samples cohorts and aggregates models.
         attack: What the attacking clients do. The federation determines which clients attack.
         config: Content of config.json. Its "settings" must agree when a run is resumed.
+        program: Describes what the run computes; see `fingerprint.program`. Traced when it is first called.
     """
 
     method: Any
@@ -96,6 +98,12 @@ class Experiment:
     server: Server = dataclasses.field(default_factory=Server)
     attack: Attack = dataclasses.field(default_factory=Attack)
     config: dict = dataclasses.field(default_factory=dict)
+    program: Callable[[], dict] = dict
+
+    @property
+    def described(self) -> dict:
+        """Content of config.json with the run's program."""
+        return self.config | {"program": self.program()}
 
     @property
     def name(self) -> str:

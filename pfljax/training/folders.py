@@ -15,7 +15,7 @@ from pfljax.core import tree
 from pfljax.core.errors import ArgumentError
 from pfljax.core.types import State
 from pfljax.engine import processes
-from pfljax.training import endings, files, history, manifest
+from pfljax.training import endings, files, fingerprint, history, manifest
 from pfljax.training.compiled import Compiled
 from pfljax.training.experiment import Experiment
 from pfljax.training.history import History
@@ -52,7 +52,7 @@ class Folders:
             ArgumentError: if they would; the message names what differs.
         """
         for each, out in zip(self.experiments, self.outs, strict=bool(self.outs)):
-            processes.first(functools.partial(check, out, each.config, self.resume))
+            processes.first(functools.partial(check, out, each, self.resume))
             if self.resume != "from_scratch":
                 processes.first(functools.partial(check_store, each.client_store, out))
 
@@ -88,7 +88,7 @@ class Folders:
             return None
         found = None if self.resume == "from_scratch" else self._newest(like)
         if found:
-            say(f"  resumed after round {found[0]}")
+            say(f"  resumed after round {found[0]}{self._versions()}")
             self._complete(found[0])
             return found[0], load(found[1])
         began = int(processes.from_first(np.int32([has_begun(out) for out in self.outs].count(True))))
@@ -102,11 +102,17 @@ class Folders:
         processes.wait()
         return None
 
+    def _versions(self) -> str:
+        """Says if other versions of libraries began the runs."""
+        kept = manifest.read(self.outs[0])
+        text = fingerprint.other_versions(kept.program, self.experiments[0].program()) if kept else ""
+        return f"; begun with {text}: sources are compared, not programs" if text else ""
+
     def _complete(self, done: int) -> None:
         """Writes manifests that are missing because a run was killed between its checkpoint and its manifest."""
         for each, out in zip(self.experiments, self.outs, strict=True):
             if manifest.read(out) is None:
-                manifest.write(out, each.config, done, [done], saved=done)
+                manifest.write(out, each.described, done, [done], saved=done)
 
     def _newest(self, like: Any) -> tuple[int, list[Any]] | None:
         from pfljax.training import checkpoints  # orbax is slow to import
@@ -149,7 +155,7 @@ class Folders:
             record.keep(done)
             checkpoints.save(out / "checkpoints", done, saving.freeze(state) if saving else state)
             kept = checkpoints.newest(out / "checkpoints", done)
-            manifest.write(out, each.config, done, kept, saved=done)
+            manifest.write(out, each.described, done, kept, saved=done)
         for out, state in zip(self.outs, states, strict=True):  # all have saved: they resume together
             folder = out / "checkpoints"  # with rows on disk, older ones refer to rows that will be overwritten
             checkpoints.keep(folder, [done] if on_disk else checkpoints.newest(folder, done))
@@ -162,7 +168,7 @@ class Folders:
             out = self.outs[number]
             files.write_json(out / "summary.json", summary)
             before = manifest.read(out)
-            manifest.write(out, self.experiments[number].config, done, before.checkpoints if before else [])
+            manifest.write(out, self.experiments[number].described, done, before.checkpoints if before else [])
 
 
 def whole_checkpoints(out: Path) -> list[int]:
@@ -199,11 +205,16 @@ def clear(out: Path) -> None:
         (out / name).unlink(missing_ok=True)
 
 
-def check(out: Path, config: dict, resume: Resume) -> None:
-    """Checks that a run neither overwrites another run nor resumes from other settings.
+class Changed(ArgumentError):
+    """A folder contains a run with other settings, data or another program."""
+
+
+def check(out: Path, experiment: Experiment, resume: Resume) -> None:
+    """Checks that a run neither overwrites another run nor resumes one that computes something else.
 
     Raises:
-        ArgumentError: if it would; the message names `out`, or the settings or data that differ.
+        Changed: if settings, data or the program differ; the message names them.
+        ArgumentError: if the folder contains something else.
     """
     if any(character in str(out.absolute()) for character in UNSAFE):
         raise ArgumentError("out", f"accepted: a path without any of {' '.join(UNSAFE)}", out)
@@ -215,29 +226,35 @@ def check(out: Path, config: dict, resume: Resume) -> None:
     if not resume:
         raise ArgumentError("out", "contains another run; resume it, or choose a new folder", out)
     try:
-        before, data = (kept.settings, kept.data) if kept else _described(path)
+        before = kept._asdict() if kept else files.read_json(path)
+        if not before.keys() & {*manifest.PARTS}:
+            raise ValueError(path)
+        before = {part: dict(before.get(part, {})) for part in manifest.PARTS}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ArgumentError("out", f"{path} is damaged or not from a run; choose a new folder", out) from error
-    if resume == "from_scratch":
-        return
-    changed = [
-        f"{name} was {before[name]!r} and is {value!r}"
-        for name, value in files.plain(config.get("settings", {})).items()
-        if name in before and before[name] != value
-    ]
-    if changed:
-        raise ArgumentError("resume", f"{out} was run with other settings: {'; '.join(changed)}")
-    was, now = data.get("digest"), config.get("data", {}).get("digest")
-    if was and now and was != now:
-        raise ArgumentError("resume", f"{out} was run on other data (digest {was}, now {now}); {WAY_ON}")
+    if resume != "from_scratch" and (text := changed(before, experiment)):
+        raise Changed("resume", f"{out} was run {text}")
 
 
-def _described(path: Path) -> tuple[dict, dict]:
-    """Returns the settings and the data in a config.json."""
-    kept = files.read_json(path)
-    if not {"settings", "data"} & kept.keys():
-        raise ValueError(path)
-    return {**kept.get("settings", {})}, {**kept.get("data", {})}
+def changed(before: dict[str, dict], experiment: Experiment) -> str:
+    """Says how an earlier run differs from this one; "" if both compute the same.
+
+    Args:
+        before: "settings", "data" and "program" of the earlier run's config.json.
+        experiment: This run.
+    """
+    was, now = before["settings"], files.plain(experiment.config.get("settings", {}))
+    different = {name for name in now.keys() & was.keys() if was[name] != now[name]}
+    parts = fingerprint.differences(before["program"], experiment.program())
+    if not parts:  # the same method or model under another name
+        different -= {name for name in different if name.removeprefix("--") in ("algorithm", "model")}
+    if different:
+        told = (f"{name} was {was[name]!r} and is {now[name]!r}" for name in now if name in different)
+        return f"with other settings: {'; '.join(told)}"
+    old, new = (data.get("digest") for data in (before["data"], experiment.config.get("data", {})))
+    if old and new and old != new:
+        return f"on other data (digest {old}, now {new}); {WAY_ON}"
+    return f"by another program; what differs: {', '.join(parts)}; {WAY_ON}" if parts else ""
 
 
 def check_store(client_store: str, out: Path) -> None:

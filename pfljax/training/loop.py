@@ -199,7 +199,7 @@ class Trainer:
             self.done, self.state = restored
             self.saved = self.done
         for each, out in zip(self.experiments, self.folders.outs, strict=bool(self.folders.outs)):
-            files.write_json(out / "config.json", each.config)
+            files.write_json(out / "config.json", each.described)
         self.folders.forget_later(self.done)
         if not restored:
             with told("initializing the models", self.say):

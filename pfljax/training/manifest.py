@@ -17,7 +17,8 @@ from pfljax.engine import processes
 from pfljax.training import files
 
 NAME = "manifest.json"
-FORMAT = 1  # format of a run's folder; increase it if earlier versions could misread a new folder
+FORMAT = 2  # format of a run's folder; increase it if earlier versions could misread a new folder
+PARTS = ("settings", "data", "program")  # of config.json, which the manifest repeats
 RECORDS = ("config.json", "metrics.jsonl", "results.npz", "collaboration.npz", "summary.json")
 
 
@@ -28,12 +29,14 @@ class Manifest(NamedTuple):
         rounds: Number of rounds done.
         settings: "settings" of config.json, which must agree when the run is resumed.
         data: "data" of config.json.
+        program: "program" of config.json.
         files: Path relative to the folder -> (size in bytes, SHA-256).
     """
 
     rounds: int
     settings: dict
     data: dict
+    program: dict
     files: dict[str, tuple[int, str]]
 
     @property
@@ -77,7 +80,7 @@ def read(out: Path) -> Manifest | None:
         text = f"was written in format {body['format']} by another version of pfljax; accepted: format {FORMAT}"
         raise ArgumentError("out", text, out)
     listed = {name: (size, digest) for name, (size, digest) in body["files"].items()}
-    return Manifest(body["rounds"], body["settings"], body["data"], listed)
+    return Manifest(body["rounds"], *(body[part] for part in PARTS), listed)
 
 
 def write(out: Path, config: dict, rounds: int, checkpoints: Sequence[int], saved: int | None = None) -> None:
@@ -100,7 +103,7 @@ def write(out: Path, config: dict, rounds: int, checkpoints: Sequence[int], save
     new += [out / name for name in RECORDS] + [folder / f"history-{saved}.npz"]
     for path in sorted(path for path in new if path.exists()):
         listed[path.relative_to(out).as_posix()] = (path.stat().st_size, _digest(path))
-    body = {"format": FORMAT, "rounds": rounds, **{part: config.get(part, {}) for part in ("settings", "data")}}
+    body = {"format": FORMAT, "rounds": rounds, **{part: config.get(part, {}) for part in PARTS}}
     body = files.plain(body | {"files": listed})
     files.write_json(out / NAME, {"manifest": body, "sha256": _digest_of(body)})
 

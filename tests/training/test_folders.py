@@ -153,7 +153,7 @@ def test_a_folder_of_a_later_version_is_refused(copied, monkeypatch):
     with monkeypatch.context() as later:
         later.setattr(manifest, "FORMAT", manifest.FORMAT + 1)
         manifest.write(copied, {}, ROUNDS, [])
-    with pytest.raises(ArgumentError, match=r"in format 2 by another version of pfljax; accepted: format 1"):
+    with pytest.raises(ArgumentError, match=r"in format 3 by another version of pfljax; accepted: format 2"):
         resumed(copied)
 
 

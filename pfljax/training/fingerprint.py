@@ -1,0 +1,229 @@
+"""A run's program: digests of everything that it computes, by part.
+
+A round and the predictors are traced for the run's shapes, on one device. The digest of a traced function covers its
+operations, their parameters and the arrays that it captured; it contains no names, comments, addresses or devices, so
+that only what changes results changes it. Each operation belongs to a part, such as the model or a method's
+`client_update`, which tells the user what has changed.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import enum
+import functools
+import hashlib
+import importlib.metadata
+import inspect
+import re
+import sys
+import types
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from pfljax.engine.plan import make_host_plan
+from pfljax.engine.rounds import make_round
+from pfljax.models.rewriting import NETWORK
+from pfljax.training.compiled import tuned
+from pfljax.training.experiment import Experiment
+
+LIBRARIES = ("pfljax", "jax", "flax", "optax")
+FUNCTIONS = ("init", "download", "sample", "client_update", "server_update", "predictor", "adapt", "fine_tune")
+MODEL, OPTIMIZER, ENGINE = "model", "optimizer", "rounds and evaluation"
+ARRAYS = ": captured arrays"
+PART = re.compile(r"part:(\w+)")
+# Parameters of operations that change no result: names, and where and how it is computed.
+IGNORED = {
+    *("name", "debug_info", "callback", "fwd_jaxpr_thunk", "jvp_jaxpr_fun", "jvp_jaxpr_thunk", "bwd", "inline"),
+    *("sharding", "in_shardings", "out_shardings", "out_sharding", "in_layouts", "out_layouts", "mesh", "ctx_mesh"),
+    *("devices", "srcs", "platforms", "donated_invars", "keep_unused", "compiler_options_kvs", "unroll"),
+    "_split_transpose",
+}
+
+Digests = dict[str, str]
+
+
+def program(experiment: Experiment) -> dict[str, Any]:
+    """Describes what a run computes, for config.json.
+
+    Returns:
+        "parts": digest by part; "sources": digest by class or function of the user's, of the source file without
+        comments; "versions": version by library. Where versions differ, the parts cannot be compared.
+    """
+    found = [experiment.method, experiment.problem.model.module]
+    if experiment.local is not None:
+        found += [experiment.local.optimizer, experiment.local.schedule]
+    return {
+        "parts": parts(experiment),
+        "sources": {name: digest for each in found for name, digest in source(each).items()},
+        "versions": {name: version(name) for name in LIBRARIES},
+    }
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Names the parts of two programs that differ; empty if they compute the same, or one is not known."""
+    if not (before and now):
+        return []
+    known = "sources" if before["versions"] != now["versions"] else "parts"
+    was, new = before[known], now[known]
+    changed = [name for name in (*new, *(was.keys() - new.keys())) if was.get(name) != new.get(name)]
+    upstream = [name for name in changed if name.partition(":")[0] in (MODEL, OPTIMIZER)]  # others depend on these
+    return upstream or changed
+
+
+def other_versions(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """Says which versions of libraries differ; "" if none does."""
+    both = before and now
+    pairs = [(name, before["versions"].get(name), now["versions"][name]) for name in LIBRARIES if both]
+    return ", ".join(f"{name} {was} (now {new})" for name, was, new in pairs if was != new)
+
+
+@functools.cache
+def version(name: str) -> str:
+    """Version of an installed library."""
+    return importlib.metadata.version(name)
+
+
+def parts(experiment: Experiment) -> Digests:
+    """Digest of each part of a run's program; its execution plan and its number of rounds do not matter."""
+    plan, problem, model = make_host_plan(), experiment.problem, experiment.problem.model
+    optimizer = problem.solver.optimizer
+    optimizer = optimizer._replace(init=in_part(OPTIMIZER, optimizer.init), update=in_part(OPTIMIZER, optimizer.update))
+    problem = problem._replace(rounds=1, plan=plan, solver=problem.solver._replace(optimizer=optimizer))
+    algorithm = dataclasses.replace(experiment, problem=problem).algorithm(plan)
+    predictors = {algorithm.predictor, algorithm.adapt}
+    named = {name: in_part(name, getattr(algorithm, name)) for name in FUNCTIONS if getattr(algorithm, name)}
+    algorithm = dataclasses.replace(algorithm, **named)
+
+    def run(key, clients, params, x):
+        state = algorithm.init(key, clients)
+        state, record = make_round(algorithm, plan, problem.num_clients, problem.cohort_size)(key, 0, state, clients)
+        found = [tuned(algorithm, key, algorithm.predictor(key, state, clients), clients)]
+        if len(predictors) > 1:
+            found.append(tuned(algorithm, key, algorithm.adapt(key, state, clients), clients))
+        own = algorithm.report.collaboration(state) if algorithm.report.collaboration else ()
+        return state, record, found, own, model.predict(params, x)
+
+    clients, params = experiment.federation.client_data, model.network.shapes
+    traced = jax.make_jaxpr(run)(jax.random.key(0), clients, params, model.example_input)
+    found = digests(traced, ENGINE)
+    titles = {part: f"{part} of {type(experiment.method).__name__}" for part in FUNCTIONS}
+    told = {titles.get(part, part) + suffix: digest.hex()[:16] for (part, suffix), digest in found.items()}
+    return told | {"ledger": hashlib.sha256(repr(algorithm.ledger).encode()).hexdigest()[:16]}
+
+
+def in_part(name: str, fn: Callable) -> Callable:
+    """The same function, whose operations belong to a part of the program."""
+
+    @functools.wraps(fn)
+    def named(*args, **options):
+        with jax.named_scope(f"part:{name}"):
+            return fn(*args, **options)
+
+    return named
+
+
+def digests(traced: Any, part: str, known: dict[int, dict] | None = None) -> dict[tuple[str, str], bytes]:
+    """Digests of a traced function: of its operations and of the arrays that it captured, by part.
+
+    Args:
+        traced: A jaxpr, closed or without constants.
+        part: Part of the operations that name no other.
+        known: Digests of functions inside others, which may be called several times.
+    """
+    known = {} if known is None else known
+    jaxpr = getattr(traced, "jaxpr", traced)
+    if (id(jaxpr), part) in known:
+        return known[id(jaxpr), part]
+    captured = dict(zip(jaxpr.constvars, getattr(traced, "consts", ()), strict=False))
+    streams: dict[tuple[str, str], Any] = defaultdict(hashlib.sha256)
+    numbers: dict[str, dict] = defaultdict(dict)  # of variables, by part: parts do not depend on each other's length
+
+    def told(atom: Any, where: str) -> str:
+        if isinstance(atom, core.Literal):
+            return f"{atom.val!r}:{atom.aval.dtype}"
+        if atom in captured:
+            streams[where, ARRAYS].update(content(captured[atom]))
+        number = numbers[where].setdefault(atom, len(numbers[where]))
+        return f"{number}:{getattr(atom.aval, 'shape', '')}{getattr(atom.aval, 'dtype', atom.aval)}"
+
+    for eqn in jaxpr.eqns:
+        where, inside = part_of(eqn, part), []
+        texts = [eqn.primitive.name, *(told(atom, where) for atom in (*eqn.invars, *eqn.outvars))]
+        texts += [f"{name}={canonical(eqn.params[name], inside)}" for name in sorted(eqn.params.keys() - IGNORED)]
+        streams[where, ""].update(";".join(texts).encode() + code(eqn.params.get("callback")))
+        for each in inside:
+            for place, digest in digests(each, where, known).items():
+                streams[place].update(digest)
+    streams[part, ""].update(";".join(told(atom, part) for atom in jaxpr.outvars).encode())
+    found = {place: stream.digest() for place, stream in streams.items()}
+    known[id(jaxpr), part] = found
+    return found
+
+
+def part_of(eqn: Any, part: str) -> str:
+    """The part of the program that an operation belongs to."""
+    if eqn.params.get("name") == NETWORK:
+        return MODEL
+    return (PART.findall(str(eqn.source_info.name_stack)) or [part])[-1]
+
+
+def canonical(value: Any, inside: list) -> str:
+    """A parameter of an operation as text without names and addresses; collects the traced functions in it."""
+    if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
+        inside.append(value)
+        return "traced"
+    if isinstance(value, np.ndarray | jax.Array):
+        return content(value).hex()
+    if isinstance(value, dict):
+        return str({str(name): canonical(each, inside) for name, each in sorted(value.items(), key=str)})
+    if isinstance(value, tuple | list | frozenset):
+        return str(
+            [canonical(each, inside) for each in (sorted(value, key=str) if isinstance(value, frozenset) else value)]
+        )
+    if isinstance(value, enum.Enum | np.dtype | type | str | int | float | complex | bytes | types.NoneType):
+        return str(value)
+    return type(value).__name__ if callable(value) else re.sub(r"0x[0-9a-f]+", "", str(value))
+
+
+def content(array: Any) -> bytes:
+    """Digest of an array: its type, shape and values."""
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    array = np.ascontiguousarray(array)
+    return hashlib.sha256(f"{array.dtype}{array.shape}".encode() + array.tobytes()).digest()
+
+
+def code(fn: Any) -> bytes:
+    """The bytecode of a function that runs on the host (a callback), and of the functions and values that it holds."""
+    if isinstance(fn, types.CodeType):
+        return fn.co_code + b"".join(map(code, fn.co_consts))
+    if isinstance(fn, types.FunctionType):
+        return code(fn.__code__) + b"".join(code(cell.cell_contents) for cell in fn.__closure__ or ())
+    if isinstance(fn, functools.partial):
+        return b"".join(map(code, (fn.func, *fn.args, *fn.keywords.values())))
+    held = getattr(fn, "__dict__", {}) if callable(fn) else {}
+    return b"".join(map(code, held.values())) if held else canonical(fn, []).encode()
+
+
+def source(found: Any) -> dict[str, str]:
+    """The digest of the file that defines a user's class or function, without its comments; by the file's name.
+
+    Empty if it belongs to a library, or has no file.
+    """
+    made = inspect.unwrap(found if callable(found) and hasattr(found, "__module__") else type(found))
+    module = sys.modules.get(getattr(made, "__module__", ""))
+    file = getattr(module, "__file__", None)
+    if file is None or module.__name__.partition(".")[0] in LIBRARIES:
+        return {}
+    with contextlib.suppress(OSError, SyntaxError):
+        tree = ast.dump(ast.parse(inspect.getsource(module)))
+        return {Path(file).name: hashlib.sha256(tree.encode()).hexdigest()[:16]}
+    return {}
