@@ -11,7 +11,7 @@ import numpy as np
 from absl import flags
 
 from pfljax import report
-from pfljax.api.cells import over_rounds
+from pfljax.api.study import over_rounds
 from pfljax.cli import build, sweep
 from pfljax.cli.flags import RUNS, define_data, define_devices, define_evaluation, define_sweep, define_training
 from pfljax.cli.parsing import Group

@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.papers import Paper, Study
 from pfljax import report
-from pfljax.api.cells import over_rounds
+from pfljax.api.study import over_rounds
 from pfljax.cli import sweep
 from pfljax.cli.settings import Settings
 from pfljax.training import files

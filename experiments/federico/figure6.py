@@ -14,7 +14,7 @@ from absl import flags
 from experiments.federico import paper
 from experiments.papers import Row, Study
 from pfljax import report
-from pfljax.api.cells import over_rounds
+from pfljax.api.study import over_rounds
 from pfljax.cli import launch, sweep
 from pfljax.cli.settings import Settings
 from pfljax.training import files

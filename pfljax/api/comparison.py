@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-import json
+import itertools
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from pfljax import report
-from pfljax.api import cells
-from pfljax.api.cells import Cell, over_rounds
-from pfljax.api.run import Run, Say, train_replicates
+from pfljax.api.run import Run, Say
+from pfljax.api.study import Cell, Replicate, Rerun, Study, over_rounds, share_programs
 from pfljax.core import optional
 from pfljax.core.errors import ArgumentError
 from pfljax.data import Federation
@@ -127,15 +127,24 @@ class Table:
         return report.comparison_figure(self.rows)
 
     def write(self, out: Path) -> None:
-        """Writes comparison.md, .csv, .json and .png to a folder, and report.html, which links to each run's page."""
-        heads, body = self.columns()
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([heads, *body])
-        files.write_text(out / "comparison.md", f"# {self.title}\n\n{self.to_markdown()}\n")
-        files.write_text(out / "comparison.csv", text.getvalue())
-        files.write_text(out / "comparison.json", json.dumps(files.plain(self.rows), indent=2) + "\n")
-        report.save(self.plot(), out / "comparison.png")
-        report.write_comparison(out / "report.html", [out], self.title)
+        """Writes table.md, .csv, .json, .tex and .png to a folder, and report.html, which links to each run's page."""
+        report.save(self.plot(), out / "table.png")
+        write_table(self.title, *self.columns(), self.rows, out)
+
+
+def write_table(title: str, heads: Sequence[str], body: Sequence[Sequence[str]], rows: Sequence[dict], out: Path):
+    """Writes table.md, .csv, .tex, .json (the rows) and report.html, the page of all runs; returns its path or None."""
+    text, escaped = io.StringIO(), lambda cell: re.sub(r"([%&#_$])", r"\\\1", cell).replace("±", r"$\pm$")
+    csv.writer(text, lineterminator="\n").writerows([heads, *body])
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *body]
+    marked = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    latex = [" & ".join(map(escaped, line)) + r" \\" for line in (heads, *body)]
+    latex = [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule", latex[0], r"\midrule", *latex[1:]]
+    files.write_text(out / "table.md", f"{marked}\n{title}\n")
+    files.write_text(out / "table.csv", text.getvalue())
+    files.write_text(out / "table.tex", "\n".join([f"% {title}", *latex, r"\bottomrule", r"\end{tabular}", ""]))
+    files.write_json(out / "table.json", files.plain(rows))
+    return report.write_comparison(out / "report.html", [out], title)
 
 
 def epsilon_text(values: Sequence[float | None]) -> str:
@@ -173,7 +182,8 @@ def compare(
     rounds: int,
     seeds: Sequence[int] = (0,),
     out: str | Path | None = None,
-    replicate: bool = False,
+    replicate: Replicate = "auto",
+    rerun: Rerun = "never",
     say: Say | None = None,
     tracker: Tracker | None = None,
     **options: Any,
@@ -187,8 +197,12 @@ def compare(
         local: See `Run`.
         rounds: Number of rounds.
         seeds: Seeds for initial models, cohorts, mini-batches and sampling.
-        out: Folder for the table. Each method and seed has its own subfolder. Finished runs are not repeated.
-        replicate: Whether to train all seeds of a method at once, stacked in one kernel.
+        out: Folder for the table. Each method and seed has its own subfolder. Finished runs are not repeated, and those
+            that another process is training are waited for.
+        replicate: Whether to train all seeds of a method at once, stacked in one kernel: "auto", if their clients' data
+            have the same shapes; "vmap", also if they must be padded; or "no".
+        rerun: "changed" repeats finished runs whose settings, data, model, method or optimizer have changed since;
+            "never" raises an error that names what has changed.
         say: Called with a line whenever a method is done.
         tracker: See `Run.train`. Runs are named METHOD/seed-SEED. Runs that finished earlier are not tracked again.
         options: Further arguments of `Run`, and `eval_every` and `checkpoint_every` of `Run.train`.
@@ -204,17 +218,20 @@ def compare(
     make = lambda method, seed: Run(method, of_seed[seed], model, local, seed=seed, **options)
     runs = {title: [make(method, seed) for seed in seeds] for title, method in found.items()}
     folders = {title: [Path(out) / title / f"seed-{seed}" for seed in seeds] if out else [] for title in found}
+    study = Study(rounds, schedule, replicate, rerun, say)
     for title in found:  # find mistakes before training anything
-        for run, folder in zip(runs[title], folders[title], strict=bool(out)):
-            cells.check(folder, run.experiment, rounds)
-    rows, scored = [], None
-    for title in found:
-        trackers = [tracking.named(tracker, f"{title}/seed-{seed}") for seed in seeds]
-        found_cells = _cells(runs[title], rounds, folders[title], schedule, replicate, say, trackers)
-        rows.append(method_row(title, found_cells))
-        scored = runs[title][0].experiment.scored
-        if say:
-            say(f"{len(rows)} of {len(found)} methods done: {title}")
+        for run, folder in zip(share_programs(runs[title]), folders[title], strict=bool(out)):
+            study.check(run, folder)
+    cells: dict[str, list[Cell | None]] = {}
+    for wait, title in itertools.product((False, True), found):
+        if None in cells.get(title, [None]):
+            trackers = [tracking.named(tracker, f"{title}/seed-{seed}") for seed in seeds]
+            cells[title] = study.train(runs[title], folders[title], trackers, wait=wait)
+            done = sum(None not in each for each in cells.values())
+            if say and None not in cells[title]:
+                say(f"{done} of {len(found)} methods done: {title}")
+    rows = [method_row(title, [cell for cell in cells[title] if cell]) for title in found]
+    scored = runs[title][0].experiment.scored
     first = of_seed[seeds[0]]
     title = titled_by(first.name, None if scored is None else len(scored), first.num_clients, rounds)
     trials = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
@@ -233,48 +250,3 @@ def titled_by(dataset: str, scored: int | None, num_clients: int, rounds: int) -
 def over(trials: str, number: int) -> str:
     """Returns the last part of a table's title: the trials that its means and deviations are taken over."""
     return f"mean ± std over {trials}" if number > 1 else trials
-
-
-def _cells(
-    runs: Sequence[Run],
-    rounds: int,
-    folders: Sequence[Path],
-    schedule: Schedule,
-    replicate: bool,
-    say: Say | None,
-    trackers: Sequence[Tracker | None],
-) -> list[Cell]:
-    """Returns the cells of one method. Reads those that are finished and trains the others."""
-    found: dict[int, Cell] = {}
-    for number, (run, folder) in enumerate(zip(runs, folders, strict=bool(folders))):
-        cell, wrong = cells.finished(folder, run.experiment, rounds)
-        if cell:
-            found[number] = cell
-        if wrong and say:
-            say(f"{folder}: running again: {wrong}")
-    left = [number for number in range(len(runs)) if number not in found]
-    outs = [folders[number] for number in left] if folders else None
-    resume = "if_possible" if folders else False
-    told = say and (lambda line: say(line.strip()) if cells.LOST in line else None)
-    if replicate and len(left) > 1:
-        many = [runs[n] for n in left]
-        tracked = [trackers[n] for n in left]
-        results = train_replicates(
-            many, rounds, outs=outs, resume=resume, schedule=schedule, say=told, trackers=tracked
-        )
-    else:
-        results = [
-            runs[n].train(
-                rounds,
-                out=folders[n] if folders else None,
-                resume=resume,
-                eval_every=schedule.eval_every,
-                checkpoint_every=schedule.checkpoint_every,
-                say=told,
-                progress=False,
-                tracker=trackers[n],
-            )
-            for n in left
-        ]
-    found |= {n: Cell(result.summary, result.history) for n, result in zip(left, results, strict=True)}
-    return [found[number] for number in range(len(runs))]

@@ -342,12 +342,10 @@ def define_sweep(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequ
     add.several("seeds", seeds, each, int, at_least=0)
     each = "seeds of the data split; every seed is trained on every split"
     add.several("splits", [], each, int, empty=True, at_least=0)
-    add.choice(
-        "replicate",
-        "no",
-        ["no", "vmap"],
-        "vmap: run all of a method's trials in one compiled program",
-    )
+    text = "whether a method's trials share a compiled program; auto: if their data have the same shapes; vmap: padded"
+    add.choice("replicate", "auto", ["auto", "vmap", "no"], text)
+    text = "changed: train finished runs again if their settings, data, method, model or optimizer have changed"
+    add.choice("rerun", "never", ["never", "changed"], text)
     add.text("out", out, "folder of the table; finished runs in it are kept")
     add.several(
         "tune",

@@ -5,10 +5,10 @@ Commands that compare methods use this module: `cells` runs a method on all tria
 
 from __future__ import annotations
 
-import csv
+import contextlib
 import dataclasses
-import io
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,15 +16,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pfljax import api, report
-from pfljax.api import Point
-from pfljax.api import cells as cells_of
+from pfljax import api
+from pfljax.api import Point, comparison
+from pfljax.api.study import POLL_SECONDS, Cell, Study, taken
 from pfljax.cli import build
 from pfljax.cli.build import Trial
 from pfljax.cli.settings import FlagError, Settings
 from pfljax.core import method
 from pfljax.core.errors import ArgumentError
-from pfljax.training import files
+from pfljax.training import files, fingerprint
 from pfljax.training.loop import Schedule
 
 
@@ -66,7 +66,7 @@ def check(
             if classes and run.clients.task == "regression":
                 raise settings.error("dataset", "has no classes; accepted: classification data sets")
             if not each.tune and not each.tune_knobs:  # otherwise the runs' settings are not known yet
-                cells_of.check(out / trial.folder, run.experiment, each.rounds)
+                study_of(each).check(run, out / trial.folder)
 
 
 def able(settings: Settings, names: Sequence[str], trial: Trial) -> list[str]:
@@ -84,61 +84,15 @@ def able(settings: Settings, names: Sequence[str], trial: Trial) -> list[str]:
     return found
 
 
-def kept(settings: Settings, run: api.Run, out: Path) -> dict | None:
-    """Returns the summary of a finished cell, or None. Raises an error if it has other settings or more rounds."""
-    found, wrong = cells_of.finished(out, run.experiment, settings.rounds)
-    if found:
-        print(f"  {out}: already finished")
-        return found.summary
-    again = f", running again: {wrong}" if wrong else ""
-    print(f"  {out}: {run.clients.num_clients} clients, {settings.rounds} rounds{again}")
-    return None
-
-
-def cell(settings: Settings, name: str, trial: Trial, out: Path) -> dict:
-    """Returns one run's summary; trains the run unless it is finished."""
-    run = build.build_run(settings, name, build.cached_clients(settings, trial.of_data), trial)
-    summary = kept(settings, run, out)
-    if summary is not None:
-        return summary
-    result = run.train(
-        settings.rounds,
-        out=out,
-        resume="if_possible",
-        eval_every=settings.eval_every,
-        checkpoint_every=settings.checkpoint_every,
-        say=say,
-        profile=settings.profile,
-        tracker=build.build_tracker(settings, out),
-    )
-    return result.summary
-
-
-def replicates(settings: Settings, name: str, runs: Sequence[Trial], outs: Sequence[Path]) -> list[dict]:
-    """Like `cell` for several trials; unfinished trials are trained together in one kernel."""
-    made = [build.build_run(settings, name, build.cached_clients(settings, trial.of_data), trial) for trial in runs]
-    summaries = [kept(settings, run, out) for run, out in zip(made, outs, strict=True)]
-    missing = [number for number, summary in enumerate(summaries) if summary is None]
-    if missing:
-        results = api.train_replicates(
-            [made[number] for number in missing],
-            settings.rounds,
-            outs=[outs[number] for number in missing],
-            resume="if_possible",
-            schedule=Schedule(settings.eval_every, settings.checkpoint_every),
-            say=say,
-            profile=settings.profile,
-            trackers=[build.build_tracker(settings, outs[number]) for number in missing],
-        )
-        for number, result in zip(missing, results, strict=True):
-            summaries[number] = result.summary
-    return [summary for summary in summaries if summary is not None]
-
-
 def say(line: str) -> None:
-    """Prints a run's lines only if they show its profile or say that it starts over."""
-    if "profile: " in line or cells_of.LOST in line:
-        print(line)
+    """Prints a line about a cell."""
+    print(f"  {line}")
+
+
+def study_of(settings: Settings) -> Study:
+    """Returns how the cells of a command are trained."""
+    schedule = Schedule(settings.eval_every, settings.checkpoint_every)
+    return Study(settings.rounds, schedule, settings.replicate, settings.rerun, say, settings.profile)
 
 
 def tuned_knobs(settings: Settings, name: str) -> list[str]:
@@ -182,18 +136,20 @@ def best_of(points: list[Point], settings: Settings, name: str, runs: Sequence[T
     varied = {"--seed", "--split", *(f"--{name}.{knob}" for knob in points[0].knobs)}
     varied |= {"--learning_rate"} if settings.tune else set()
     rest = {flag: v for flag, v in build.config(tried, name, runs[0])["settings"].items() if flag not in varied}
-    same = {"settings": rest, "rounds": tried.rounds}
+    make = lambda point, trial: build.build_run(
+        at_point(tried, name, point), name, build.cached_clients(tried, trial.of_data), trial
+    )
+    first = make(points[0], runs[0]).experiment
+    same = {"settings": rest, "data": first.config["data"], "rounds": tried.rounds}
     same = files.plain(same | {"trials": list(runs), "grid": [point._asdict() for point in points]})
-    tuning = kept_scores(settings, path, same, points)
+    program = first.program()
+    tuning = kept_scores(settings, path, same | {"program": program}, points)
     if tuning is None:
         print(f"  {name}: tuning, {len(points)} points on {named(runs)}")
-        make = lambda point, trial: build.build_run(
-            at_point(tried, name, point), name, build.cached_clients(tried, trial.of_data), trial
-        )
         tuning = api.search(points, runs, make, tried.rounds)
         known = lambda values: [None if np.isnan(value) else value for value in values]
         found = {"scores": known(tuning.scores), "losses": known(tuning.losses), "best": tuning.best._asdict()}
-        files.write_json(path, same | found)
+        files.write_json(path, same | {"program": program} | found)
     print(
         f"  {name}: {tuning.best} of " + "; ".join(f"{p} ({s:.4f})" for p, s in zip(points, tuning.scores, strict=True))
     )
@@ -218,8 +174,15 @@ def kept_scores(settings: Settings, path: Path, same: dict, points: list[Point])
     except (ValueError, TypeError, KeyError):
         print(f"  {path} is damaged; tuning again")
         return None
-    if any(before.get(key) != value for key, value in same.items()):
-        raise FlagError(f"--out={settings.out}: {path} has scores from other settings; choose a new folder")
+    different = [key for key, value in same.items() if key != "program" and before.get(key) != value]
+    different += fingerprint.differences(before.get("program", {}), same["program"])
+    if different and settings.rerun == "changed":
+        return None
+    if different:
+        text = (
+            f"{path} has scores from other settings ({', '.join(different)}); choose a new folder, or --rerun=changed"
+        )
+        raise FlagError(f"--out={settings.out}: {text}")
     return api.Tuning(points, scores, losses)
 
 
@@ -233,11 +196,33 @@ def tuned(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> tu
 
 def cells(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> list[dict]:
     """Returns a method's summaries of all trials, each run in its own folder of OUT; tunes first if requested."""
-    settings, _ = tuned(settings, name, runs, out)
-    outs = [out / trial.folder for trial in runs]
-    if settings.replicate == "vmap":
-        return replicates(settings, name, runs, outs)
-    return [cell(settings, name, trial, folder) for trial, folder in zip(runs, outs, strict=True)]
+    found = cells_now(settings, name, runs, out, own=runs, wait=True)
+    return [cell.summary for cell in found if cell]
+
+
+def cells_now(
+    settings: Settings, name: str, runs: Sequence[Trial], out: Path, *, own: Sequence[Trial], wait: bool
+) -> list[Cell | None]:
+    """Returns a method's cells; trains those of the trials `own`, and reads the others.
+
+    A cell is None if another process trains it, unless `wait`, or if it is none of `own` and not finished.
+    """
+    with contextlib.ExitStack() as held:
+        if settings.tune or settings.tune_knobs:
+            while own and not taken(held, out, say):
+                if not wait:
+                    return [None] * len(runs)
+                time.sleep(POLL_SECONDS)
+        settings, _ = tuned(settings, name, runs, out)
+    study = study_of(settings)
+    made = {
+        trial: build.build_run(settings, name, build.cached_clients(settings, trial.of_data), trial) for trial in runs
+    }
+    outs = [out / trial.folder for trial in own]
+    trackers = [build.build_tracker(settings, folder) for folder in outs]
+    found = dict(zip(own, study.train([made[trial] for trial in own], outs, trackers, wait=wait), strict=True))
+    others = {trial: study.read(made[trial], out / trial.folder)[0] for trial in runs if trial not in found}
+    return [(found | others)[trial] for trial in runs]
 
 
 def chosen(out: Path) -> Point:
@@ -259,20 +244,14 @@ def mean_over(summaries: Sequence[dict], read: Callable[[dict], float]) -> float
 def write_table(
     title: str, heads: Sequence[str], body: Sequence[Sequence[str]], rows: Sequence[dict], out: Path, figure: str = ""
 ) -> None:
-    """Writes table.md (with the title), table.csv, table.json (rows) and a page of all runs. Prints table and paths."""
-    lines = [" | ".join(line) for line in [heads, ["---"] * len(heads), *body]]
-    files.write_text(out / "table.md", "".join(f"| {line} |\n" for line in lines) + f"\n{title}\n")
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([heads, *body])
-    files.write_text(out / "table.csv", text.getvalue())
-    files.write_json(out / "table.json", rows)
-    page = report.write_comparison(out / "report.html", [out], title)
+    """Writes the table and a page of all runs; see `comparison.write_table`. Prints table and paths."""
+    page = comparison.write_table(title, heads, body, rows, out)
     table = Table(title=title)
     for head in heads:
         table.add_column(head, justify="left" if head == heads[0] else "right")
     for line in body:
         table.add_row(*line)
     Console(width=None if sys.stdout.isatty() else 200).print(table)
-    print(f"table: {out / 'table.md'}, .csv, .json" + (f"; figure: {out / figure}" if figure else ""))
+    print(f"table: {out / 'table.md'}, .csv, .json, .tex" + (f"; figure: {out / figure}" if figure else ""))
     if page:
         print(f"report: {page}")

@@ -11,6 +11,7 @@ EXTRA_OF = {  # package -> the extra that installs it
     "cvxpy": "mixing",
     "jax_privacy": "privacy",
     "pandas": "pandas",
+    "submitit": "cluster",
     "tensorboardX": "tensorboard",
     "tensorflow_datasets": "tfds",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -19,19 +20,32 @@ except ImportError:  # Windows: folders are not locked
 LOCK = ".lock"  # contains the number of the process that last locked the folder
 
 
+_held: set[tuple[Path, int]] = set()  # folders, and the threads of this process that hold their locks
+
+
+class Locked(ArgumentError):
+    """Another process has locked a folder."""
+
+
+def _entry(folder: Path) -> tuple[Path, int]:
+    return folder.absolute(), threading.get_ident()
+
+
 @contextlib.contextmanager
 def locked(folders: Sequence[Path], say: Callable[[str], None]) -> Iterator[None]:
     """Creates and locks runs' folders for this process. With several connected processes, the first one locks them.
 
-    The system releases the locks of a killed process, so no lock outlives its process.
+    Folders that the caller has already locked stay locked. The system releases the locks of a killed process, so no
+    lock outlives its process.
 
     Args:
         folders: One for each run.
         say: Called with a line if a process left its lock behind.
 
     Raises:
-        ArgumentError: if another process has locked one of the folders.
+        Locked: if another process has locked one of the folders.
     """
+    folders = [folder for folder in folders if _entry(folder) not in _held]
     made = [folder for folder in folders if not folder.exists()]
     with contextlib.ExitStack() as held:
         for folder in folders if processes.is_first() and fcntl else ():
@@ -49,9 +63,11 @@ def locked(folders: Sequence[Path], say: Callable[[str], None]) -> Iterator[None
 def _lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     file = _take(folder, say)
+    _held.add(_entry(folder))
     try:
         yield
     finally:
+        _held.discard(_entry(folder))
         (folder / LOCK).unlink(missing_ok=True)
         os.close(file)
 
@@ -67,7 +83,7 @@ def _take(folder: Path, say: Callable[[str], None]) -> int:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 holder = os.read(file, 32).decode(errors="replace").strip() or "unknown"
                 os.close(file)
-                raise ArgumentError("out", f"another process (number {holder}) is writing to it", folder) from error
+                raise Locked("out", f"another process (number {holder}) is writing to it", folder) from error
             return file  # the file system does not support locks
         try:
             if os.stat(folder / LOCK).st_ino == os.fstat(file).st_ino:

@@ -12,7 +12,7 @@ import pytest
 
 import pfljax as pfl
 from pfljax.api import frames
-from pfljax.api.cells import over_rounds
+from pfljax.api.study import over_rounds
 from pfljax.training import files
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +138,7 @@ def test_a_comparison_is_a_table(clients, tmp_path):
     common = {"seeds": range(2), "out": tmp_path, "eval_every": 1, "say": said.append}
     again = pfl.compare(methods, clients, MODEL, LOCAL, rounds=2, **common)
     (damaged,) = [line for line in said if "running again" in line]
-    assert damaged.endswith("fedavg/seed-1: running again: summary.json is not what the run wrote")
+    assert damaged.endswith("fedavg/seed-1: 6 clients, 2 rounds, running again: summary.json is not what the run wrote")
     with pytest.raises(ValueError, match=r"^rounds=1: .*seed-0 already has 2 rounds; accepted: 2 or more"):
         pfl.compare(methods, clients, MODEL, LOCAL, rounds=1, **common)
     assert str(again) == str(table)  # taken from the files, seconds included
@@ -148,7 +148,7 @@ def test_a_comparison_is_a_table(clients, tmp_path):
     assert table.rows[0]["accuracy_mean"] == pytest.approx(np.mean(alone))
     assert table.rows[0]["accuracy_std"] == pytest.approx(np.std(alone))
     assert "gentle" in str(table) and str(table).count("±") == 3  # two rows and the title
-    assert (tmp_path / "comparison.png").stat().st_size > 1000
+    assert (tmp_path / "table.png").stat().st_size > 1000
     part = pfl.compare([pfl.FedAvg()], clients, MODEL, LOCAL, seeds=[0], rounds=1, eval_clients=2)
     assert f", a sample of 2 of {clients.num_clients} clients, last of 1 rounds, seed 0" in part.title
     assert "±" not in str(part) + part.to_markdown()  # one seed has no deviation

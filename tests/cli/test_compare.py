@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from commands import call, one_line
 
-from pfljax.api import Point, cells
+from pfljax.api import Point, study
 from pfljax.cli import compare, sweep
 from pfljax.cli.build import Trial
 from pfljax.cli.settings import parse
@@ -73,7 +73,7 @@ def test_a_row_is_the_mean_over_its_cells(tmp_path):
     last = [summary["last"]["accuracy"] for summary in summaries]
     assert row["accuracy_mean"] == pytest.approx(np.mean(last)) and row["accuracy_std"] == pytest.approx(np.std(last))
     assert row["unseen_mean"] == pytest.approx(np.mean([summary["unseen"]["accuracy"] for summary in summaries]))
-    assert (tmp_path / "comparison.png").stat().st_size > 5000
+    assert (tmp_path / "table.png").stat().st_size > 5000
     table = (tmp_path / "table.md").read_text()
     page = (tmp_path / "report.html").read_text()
     assert f"report: {tmp_path / 'report.html'}" in printed and "mean ± std over seeds 3, 4" in page
@@ -165,11 +165,11 @@ def test_a_cell_without_a_manifest_is_kept_if_it_can_be_read(finished, tmp_path)
     (folder / "manifest.json").unlink()  # as an earlier version left it
     assert "already finished" in call(compare.COMMAND, *flags, "--rounds=4", f"--out={tmp_path / 'out'}")
     assert "already has 4 rounds" in call(compare.COMMAND, *flags, "--rounds=3", f"--out={tmp_path / 'out'}", code=2)
-    assert cells.damage(folder) == "" == cells.damage(tmp_path / "nothing")
+    assert study.damage(folder) == "" == study.damage(tmp_path / "nothing")
     rows = (folder / "metrics.jsonl").read_text()
     for content, wrong in ((rows.splitlines()[0], "lacks rows"), ("", "lacks rows"), (rows[:-9], "cannot be read")):
         (folder / "metrics.jsonl").write_text(content)
-        assert cells.damage(folder) == f"metrics.jsonl {wrong}"
+        assert study.damage(folder) == f"metrics.jsonl {wrong}"
 
 
 def test_a_folder_with_more_rounds_is_refused_before_anything_is_run(finished, tmp_path):
@@ -183,7 +183,7 @@ def test_a_folder_with_more_rounds_is_refused_before_anything_is_run(finished, t
 @pytest.mark.parametrize(
     ("flag", "word"),
     [
-        ("--replicate=all", "no, vmap"),
+        ("--replicate=all", "auto, vmap, no"),
         ("--seeds=0,x", "whole numbers of 0 or more"),
         ("--algorithms=local,fedsgd9", "unknown algorithm"),
         ("--ditto.strength=1", "not a knob of this run's methods"),

@@ -118,7 +118,7 @@ def test_it_runs_and_shows_what_it_promises(execute):
     assert all(0 < float(row["test accuracy, %"].split()[0]) < 100 for row in rows)
     assert re.findall(r"^(\d+) clients: [\d.]+ s a round", text(outputs["scaling"]), re.M) == ["4", "8"]
 
-    for name in ("summary.json", "report.html", "comparison.md", "results.npz"):
+    for name in ("summary.json", "report.html", "table.md", "results.npz"):
         assert name in text(outputs["files"])
 
 

@@ -1,0 +1,251 @@
+"""The study engine: runs in folders of their own, each trained once, by any number of processes that share them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from pfljax.api.result import Result
+from pfljax.api.run import Run, Say, train_replicates
+from pfljax.core.errors import ArgumentError, OutOfMemory
+from pfljax.engine import processes
+from pfljax.training import files, folders, locks, manifest
+from pfljax.training.loop import EVERY, Schedule
+from pfljax.training.tracking import Tracker
+
+SUMMARY, ROWS = "summary.json", "metrics.jsonl"
+POLL_SECONDS = 1.0  # between looks at a cell that another process trains
+
+Rerun = Literal["never", "changed"]
+Replicate = Literal["auto", "vmap", "no"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """The scores of one method with one seed.
+
+    Attributes:
+        summary: The content of summary.json.
+        rows: One entry per evaluated round, as in metrics.jsonl.
+    """
+
+    summary: dict
+    rows: list[dict]
+
+    @classmethod
+    def read(cls, folder: Path) -> Cell:
+        """Reads the cell of a finished run from its folder."""
+        return cls(files.read_json(folder / SUMMARY), files.read_jsonl(folder / ROWS))
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """How cells are trained.
+
+    Attributes:
+        rounds: Number of rounds.
+        schedule: When to evaluate and save the runs.
+        replicate: Whether runs that differ only in numbers share a kernel: "auto", if their data have the same shapes;
+            "vmap", also if they must be padded; or "no".
+        rerun: "changed" trains cells again that were trained with other settings, data or another program.
+        say: Called with lines for the user.
+        profile: Folder for a profiler trace of a few rounds.
+    """
+
+    rounds: int
+    schedule: Schedule = EVERY
+    replicate: Replicate = "auto"
+    rerun: Rerun = "never"
+    say: Say | None = None
+    profile: str | Path | None = None
+
+    def check(self, run: Run, folder: Path) -> bool:
+        """Whether a cell can go on from its folder; False if what is there must go first.
+
+        Raises:
+            ArgumentError: if the folder contains something else, a run with more rounds, or a changed run.
+        """
+        found: list[bool] = []
+
+        def check() -> None:
+            try:
+                folders.check(folder, run.experiment, "if_possible")
+                folders.Folders([], [folder], "if_possible").check_rounds(self.rounds)
+            except folders.Changed as error:
+                if self.rerun != "changed":
+                    raise ArgumentError("rerun", f"{error.text}; accepted: changed, to train it again") from error
+                found.append(False)
+
+        processes.first(check)
+        return bool(processes.from_first(np.int32(not found)))
+
+    def read(self, run: Run, folder: Path) -> tuple[Cell | None, str]:
+        """The finished cell in a folder, or None; and what is wrong with its files, if that is why it is None."""
+        if not self.check(run, folder):
+            return None, "it has changed"
+        wrong = damage(folder)
+        if wrong or not (folder / SUMMARY).exists():
+            return None, wrong
+        cell = Cell.read(folder)
+        return (cell if cell.summary["last"]["round"] == self.rounds else None), ""
+
+    def train(
+        self,
+        runs: Sequence[Run],
+        outs: Sequence[Path] | None,
+        trackers: Sequence[Tracker | None] = (),
+        *,
+        wait: bool = True,
+    ) -> list[Cell | None]:
+        """Returns the cells of some runs; trains those that are not finished.
+
+        Args:
+            runs: The runs, not trained yet.
+            outs: A folder for each run; None: write no files.
+            trackers: A tracker for each run.
+            wait: Whether to wait for cells that another process is training; otherwise they are None.
+        """
+        cells: list[Cell | None] = [None] * len(runs)
+        trackers = trackers or [None] * len(runs)
+        while self._train_free(share_programs(runs), outs, trackers, cells) and wait:
+            time.sleep(POLL_SECONDS)
+        return cells
+
+    def _train_free(
+        self,
+        runs: Sequence[Run],
+        outs: Sequence[Path] | None,
+        trackers: Sequence[Tracker | None],
+        cells: list[Cell | None],
+    ) -> bool:
+        """Reads finished cells and trains those that no other process trains. Returns whether some are left."""
+        left, busy = [number for number, cell in enumerate(cells) if cell is None], False
+        with contextlib.ExitStack() as held:
+            for number, out in [(n, outs[n]) for n in left] if outs else ():
+                cells[number], wrong = self.read(runs[number], out)
+                if cells[number]:
+                    self._tell(f"{out}: already finished")
+                elif taken(held, out, self._tell):
+                    cells[number], wrong = self.read(runs[number], out)  # another process may just have finished it
+                    if cells[number] is None:
+                        self._prepare(runs[number], out, wrong)
+                        continue
+                busy = busy or cells[number] is None
+                left.remove(number)
+            for group in self._groups(runs, left):
+                results = self._together([(runs[n], outs[n] if outs else None, trackers[n]) for n in group])
+                for number, result in zip(group, results, strict=True):
+                    cells[number] = Cell(result.summary, result.history)
+        return busy
+
+    def _prepare(self, run: Run, out: Path, wrong: str) -> None:
+        """Empties the folder of a cell that has changed."""
+        again = f", running again: {wrong}" if wrong else ""
+        self._tell(f"{out}: {run.clients.num_clients} clients, {self.rounds} rounds{again}")
+        if not self.check(run, out):
+            folders.clear(out)
+            processes.wait()
+
+    def _groups(self, runs: Sequence[Run], numbers: Sequence[int]) -> list[list[int]]:
+        """Groups runs that share a kernel."""
+        groups: dict[Any, list[int]] = {}
+        for number in numbers:
+            on_devices = runs[number].experiment.client_store == "device"
+            shape = "" if self.replicate == "vmap" else str(shapes(runs[number].clients))
+            alone = self.replicate == "no" or (self.replicate == "auto" and not on_devices)
+            groups.setdefault(number if alone else shape, []).append(number)
+        return list(groups.values())
+
+    def _together(self, group: Sequence[tuple[Run, Path | None, Tracker | None]]) -> list[Result]:
+        """Trains runs in one kernel; in several if they do not fit."""
+        runs, outs, trackers = zip(*group, strict=True)
+        written: dict[str, Any] = {"resume": "if_possible"} if outs[0] else {}
+        told = lambda line: self._tell(line.strip()) if "profile: " in line or folders.LOST in line else None
+        try:
+            if len(runs) > 1:
+                written |= {"outs": outs} if outs[0] else {}
+                options = {"schedule": self.schedule, "say": told, "profile": self.profile, "trackers": trackers}
+                return train_replicates(runs, self.rounds, **options, **written)
+            options = {"progress": False, "say": told, "profile": self.profile, "tracker": trackers[0], "out": outs[0]}
+            return [runs[0].train(self.rounds, **options, **self.schedule._asdict(), **written)]
+        except OutOfMemory:
+            if len(runs) == 1:
+                raise
+            half = len(group) // 2
+            return self._together(group[:half]) + self._together(group[half:])
+
+    def _tell(self, line: str) -> None:
+        if self.say is not None:
+            self.say(line)
+
+
+def taken(held: contextlib.ExitStack, folder: Path, say: Say) -> bool:
+    """Locks a folder until `held` ends. Returns False if another process has locked it."""
+    free = True
+    try:
+        held.enter_context(locks.locked([folder], say))
+    except locks.Locked:
+        free = False
+    return bool(processes.from_first(np.int32(free)))
+
+
+def share_programs(runs: Sequence[Run]) -> Sequence[Run]:
+    """Lets runs that differ only in seed and values of data share the description of their program: one trace."""
+    seen: list[Run] = []
+    for run in runs:
+        same = (each for each in seen if computes_as(each, run))
+        first = next(same, None)
+        if first is None:
+            seen.append(run)
+        else:
+            run.experiment = dataclasses.replace(run.experiment, program=first.experiment.program)
+    return runs
+
+
+def computes_as(a: Run, b: Run) -> bool:
+    """Whether two runs surely have the same program."""
+    described = lambda run: (
+        *(run.experiment.structure, run.experiment.numbers, run.experiment.local, run.experiment.problem.cohort_size),
+        *(run.experiment.problem.model.module, run.experiment.fine_tune_epochs, shapes(run.clients)),
+    )
+    return a.experiment.local is not None and described(a) == described(b)
+
+
+def shapes(clients: Any) -> Any:
+    """Shapes of the clients' training data and of what is drawn from it."""
+    return jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), (clients.train, clients.validation, clients.test))
+
+
+def over_rounds(rows: Sequence[Sequence[Mapping]], score: str) -> tuple[list[int], np.ndarray]:
+    """Returns the rounds (T,) in which all cells were evaluated, and their scores (cells, T).
+
+    Args:
+        rows: The metrics.jsonl rows of each cell.
+        score: Name of the score in metrics.jsonl.
+    """
+    of_round = [{row["round"]: row[score] for row in each} for each in rows]
+    rounds = sorted(set.intersection(*map(set, of_round)))
+    return rounds, np.array([[scores[number] for number in rounds] for scores in of_round])
+
+
+def damage(folder: Path) -> str:
+    """Describes what is wrong with the files of a finished cell; "" if they are intact or the cell is not finished."""
+    kept = manifest.read(folder)
+    if kept:
+        return (kept.damaged(folder) or "") if SUMMARY in kept.files else ""
+    if not (folder / SUMMARY).exists():
+        return ""
+    for name in manifest.RECORDS:  # the manifest is missing or damaged
+        try:
+            {".json": files.read_json, ".npz": files.read_npz}.get(Path(name).suffix, files.read_jsonl)(folder / name)
+        except Exception:  # a truncated file can make its reader raise anything
+            return f"{name} cannot be read"
+    cell = Cell.read(folder)
+    return "" if cell.rows and cell.rows[-1]["round"] == cell.summary["last"]["round"] else f"{ROWS} lacks rows"

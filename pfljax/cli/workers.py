@@ -1,0 +1,106 @@
+"""Processes that share the folder of a comparison: local ones, or jobs of a cluster."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import flags
+
+from pfljax.cli.flags import RUNS
+from pfljax.cli.parsing import Group
+from pfljax.cli.settings import FlagError, Settings
+from pfljax.core import host, optional
+
+MINUTES = 24 * 60  # longest time of a cluster's job, which is then requeued
+
+
+def define(registry: flags.FlagValues) -> None:
+    """Registers the flags."""
+    add = Group(RUNS, registry)
+    add.whole("workers", 1, "number of processes that train the runs together", least=1)
+    add.text(
+        "cells", "", "i/n: trains only every n-th run, starting with the i-th; the last to finish writes the table"
+    )
+    text = "where --workers run: here, or as an array of SLURM jobs, which go on where they were interrupted"
+    add.choice("cluster", "none", ["none", "slurm", "local"], f"{text} (pip install 'pfljax[cluster]')")
+
+
+def share(settings: Settings) -> tuple[int, int]:
+    """Returns --cells=i/n as (i - 1, n); (0, 1) if it is not given."""
+    found = re.fullmatch(r"(\d+)/(\d+)", settings.cells or "1/1")
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise settings.error("cells", "accepted: i/n with i from 1 to n, such as 1/4")
+    return int(found[1]) - 1, int(found[2])
+
+
+def run(settings: Settings) -> None:
+    """Runs the command in several processes and waits for them. Each writes OUT/workers/N.log.
+
+    Raises:
+        FlagError: if --workers is given with flags that do not go together with it.
+    """
+    for flag in ("coordinator", "profile", "cells"):
+        if settings.present(flag):
+            raise FlagError.of(flag, "accepted with --workers=1")
+    logs = Path(settings.out) / "workers"
+    logs.mkdir(parents=True, exist_ok=True)
+    commands = list(commands_of(settings))
+    failed = submit(commands, logs, settings.cluster) if settings.cluster != "none" else start(commands, logs)
+    for number in failed:
+        print(f"worker {number} failed; see {logs / f'{number}.log'}", file=sys.stderr)
+
+
+def commands_of(settings: Settings) -> Iterator[list[str]]:
+    """The workers' command lines. On a CPU, local workers share the cores."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    program = ["-m", spec.name.removesuffix(".__main__")] if spec else [sys.argv[0]]
+    words = [sys.executable, *program, *sys.argv[1:], "--workers=1", "--cluster=none"]
+    if settings.cluster == "none" and jax.default_backend() == "cpu" and not settings.present("devices"):
+        words.append(f"--devices={max(1, host.num_cores() // settings.workers)}")
+    return (list(words) for _ in range(settings.workers))
+
+
+def start(commands: Sequence[Sequence[str]], logs: Path) -> list[int]:
+    """Runs commands side by side on this machine. Returns the numbers of those that failed."""
+    running: list[subprocess.Popen] = []
+    try:
+        for number, command in enumerate(commands):
+            with open(logs / f"{number}.log", "w") as log:
+                running.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+        return [number for number, process in enumerate(running) if process.wait()]
+    finally:
+        for process in running:
+            process.terminate()
+
+
+class Job:
+    """A command as a job. An interrupted job is requeued, and goes on from the runs' checkpoints."""
+
+    def __init__(self, command: Sequence[str], log: Path):
+        """Stores the command and the file of its output."""
+        self.command, self.log = command, log
+
+    def __call__(self) -> int:
+        """Runs the command; returns its exit code."""
+        with open(self.log, "a") as log:
+            return subprocess.call(self.command, stdout=log, stderr=subprocess.STDOUT)
+
+    def checkpoint(self) -> Any:
+        """What a requeued job runs: the same."""
+        return optional.load("submitit", "cluster").helpers.DelayedSubmission(self)
+
+
+def submit(commands: Sequence[Sequence[str]], logs: Path, cluster: str) -> list[int]:
+    """Like `start`, as jobs of a cluster."""
+    executor = optional.load("submitit", "cluster").AutoExecutor(folder=logs, cluster=cluster)
+    executor.update_parameters(timeout_min=MINUTES, name="pfljax")
+    with executor.batch():
+        jobs = [executor.submit(Job(command, logs / f"{number}.log")) for number, command in enumerate(commands)]
+    print(f"{len(jobs)} jobs submitted: {', '.join(job.job_id for job in jobs)}", flush=True)
+    return [number for number, job in enumerate(jobs) if job.result()]
