@@ -28,6 +28,7 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from pfljax.core.types import Algorithm
 from pfljax.engine.plan import make_host_plan
 from pfljax.engine.rounds import make_round
 from pfljax.models.rewriting import NETWORK
@@ -54,13 +55,16 @@ def program(experiment: Experiment) -> dict[str, Any]:
     """Describes what a run computes, for config.json.
 
     Returns:
-        "parts": digest by part; "sources": digest by class or function of the user's, of the source file without
-        comments; "versions": version by library. Where versions differ, the parts cannot be compared.
+        "method": name of its class.
+        "parts": digest by part.
+        "sources": digest of each file of the user's that defines something, without its comments.
+        "versions": version by library. Where versions differ, sources are compared, since parts cannot be.
     """
     found = [experiment.method, experiment.problem.model.module]
     if experiment.local is not None:
         found += [experiment.local.optimizer, experiment.local.schedule]
     return {
+        "method": type(experiment.method).__name__,
         "parts": parts(experiment),
         "sources": {name: digest for each in found for name, digest in source(each).items()},
         "versions": {name: version(name) for name in LIBRARIES},
@@ -75,7 +79,9 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     was, new = before[known], now[known]
     changed = [name for name in (*new, *(was.keys() - new.keys())) if was.get(name) != new.get(name)]
     upstream = [name for name in changed if name.partition(":")[0] in (MODEL, OPTIMIZER)]  # others depend on these
-    return upstream or changed
+    named = lambda part: f"{part} of {now['method']}" if part in (*FUNCTIONS, "collaboration", "ledger") else part
+    split = (part.partition(":") for part in upstream or changed)
+    return [named(part) + colon + rest for part, colon, rest in split]
 
 
 def other_versions(before: dict[str, Any], now: dict[str, Any]) -> str:
@@ -98,25 +104,34 @@ def parts(experiment: Experiment) -> Digests:
     optimizer = optimizer._replace(init=in_part(OPTIMIZER, optimizer.init), update=in_part(OPTIMIZER, optimizer.update))
     problem = problem._replace(rounds=1, plan=plan, solver=problem.solver._replace(optimizer=optimizer))
     algorithm = dataclasses.replace(experiment, problem=problem).algorithm(plan)
-    predictors = {algorithm.predictor, algorithm.adapt}
-    named = {name: in_part(name, getattr(algorithm, name)) for name in FUNCTIONS if getattr(algorithm, name)}
-    algorithm = dataclasses.replace(algorithm, **named)
+    algorithm = dataclasses.replace(algorithm, **{name: in_part(name, fn) for name, fn in functions(algorithm).items()})
+    one_round = make_round(algorithm, plan, problem.num_clients, problem.cohort_size)
+    key, clients = jax.random.key(0), experiment.federation.client_data
+    state = jax.eval_shape(algorithm.init, key, clients)
 
-    def run(key, clients, params, x):
-        state = algorithm.init(key, clients)
-        state, record = make_round(algorithm, plan, problem.num_clients, problem.cohort_size)(key, 0, state, clients)
-        found = [tuned(algorithm, key, algorithm.predictor(key, state, clients), clients)]
-        if len(predictors) > 1:
-            found.append(tuned(algorithm, key, algorithm.adapt(key, state, clients), clients))
-        own = algorithm.report.collaboration(state) if algorithm.report.collaboration else ()
-        return state, record, found, own, model.predict(params, x)
+    def evaluated(predict: Callable) -> Callable:
+        return lambda key, state, clients: tuned(algorithm, key, predict(key, state, clients), clients)
 
-    clients, params = experiment.federation.client_data, model.network.shapes
-    traced = jax.make_jaxpr(run)(jax.random.key(0), clients, params, model.example_input)
-    found = digests(traced, ENGINE)
-    titles = {part: f"{part} of {type(experiment.method).__name__}" for part in FUNCTIONS}
-    told = {titles.get(part, part) + suffix: digest.hex()[:16] for (part, suffix), digest in found.items()}
-    return told | {"ledger": hashlib.sha256(repr(algorithm.ledger).encode()).hexdigest()[:16]}
+    traced = {  # apart, so that no part depends on the values of another
+        "init": (algorithm.init, key, clients),
+        ENGINE: (one_round, key, np.int32(0), state, clients),
+        "predictor": (evaluated(algorithm.predictor), key, state, clients),
+        "adapt": (evaluated(algorithm.adapt), key, state, clients),
+        "collaboration": (algorithm.report.collaboration or (lambda state: ()), state),
+        MODEL: (model.predict, model.network.shapes, model.example_input),
+    }
+    streams: dict[str, Any] = defaultdict(hashlib.sha256)
+    for part, (fn, *args) in traced.items():
+        for (name, suffix), digest in digests(jax.make_jaxpr(fn)(*args), part).items():
+            streams[name + suffix].update(digest)
+    streams["ledger"].update(repr(algorithm.ledger).encode())
+    return {name: stream.hexdigest()[:16] for name, stream in streams.items()}
+
+
+def functions(algorithm: Algorithm) -> dict[str, Callable]:
+    """The functions of a method, by name."""
+    found = {name: getattr(algorithm, name) for name in FUNCTIONS}
+    return {name: fn for name, fn in found.items() if fn is not None}
 
 
 def in_part(name: str, fn: Callable) -> Callable:

@@ -1,0 +1,129 @@
+"""A study as its author writes it: a method, a network, an optimizer, clients. `test_mutations` edits its text."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import pfljax as pfl
+from pfljax import Algorithm, ClientOutput, Ledger, Predictor, State
+
+TEMPERATURE = 2.0
+BLEND = jnp.array([0.25, 0.75])
+PRIOR = np.linspace(0.5, 1.5, 8, dtype=np.float32)
+FROZEN = np.random.default_rng(7).normal(size=(8, 8)).astype(np.float32)
+
+
+def squash(x):
+    return nn.relu(x)
+
+
+class Backbone(nn.Module):
+    """A network with a captured array."""
+
+    classes: int = 3
+    width: int = 5
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = x.reshape(x.shape[0], -1) @ jnp.asarray(FROZEN)
+        x = squash(nn.Dense(self.width, kernel_init=nn.initializers.normal(0.1))(x))
+        x = nn.LayerNorm(epsilon=1e-5)(x)
+        x = nn.Dropout(0.1, deterministic=not train)(x)
+        return nn.Dense(self.classes, use_bias=True)(x)
+
+
+@pfl.method(keeps="its model", travels="the global model, both ways")
+@dataclasses.dataclass(frozen=True)
+class Mine:
+    """Mine (Me, 2026): a global model and a personal one near it."""
+
+    pull: float = pfl.knob(0.5, at_least=0, help="to the global model")
+    share: float = pfl.knob(0.25, at_least=0, at_most=1, help="of the global model in predictions")
+
+    def build(self, problem):
+        solver = problem.solver
+
+        def init(key, clients):
+            models = problem.init_models(key, 1)
+            num = clients.train.size.shape[0]
+            own = problem.init_models(jax.random.fold_in(key, 1), problem.ids(clients), common=False)
+            rows = {"own": own, "seen": jnp.zeros(num, jnp.int32)}
+            return State(jnp.zeros(()), models, (), rows)
+
+        def objective(params, batch, w):
+            distance = sum(jnp.square(a - b).sum() for a, b in zip(*map(jax.tree.leaves, (params, w)), strict=True))
+            return solver.mean_loss(params, batch) + self.pull / 2 * distance
+
+        def client_update(context, models, row, data):
+            w = jax.tree.map(lambda leaf: leaf[0], models)
+            start = solver.optimizer.init(w)
+            new, _, loss = solver.fit(context.key, w, start, data.train, round_number=context.round)
+            near = lambda params, batch: objective(params, batch, w)
+            own, _, _ = solver.fit(
+                context.key, row["own"], start, data.train, round_number=context.round, objective=near
+            )
+            size = jnp.sqrt(data.train.size.astype(jnp.float32))
+            upload = {"model": jax.tree.map(lambda leaf: size * leaf[None], new), "weight": size[None]}
+            row = {"own": own, "seen": row["seen"] + 1}
+            return ClientOutput(row, upload, {"loss": loss / TEMPERATURE})
+
+        def server_update(key, state, aggregate):
+            weight = jnp.maximum(aggregate.upload["weight"], 1e-6)
+            mean = jax.tree.map(lambda leaf: leaf / weight[0], aggregate.upload["model"])
+            models = jax.tree.map(lambda old, new: BLEND[0] * old + BLEND[1] * new, state.models, mean)
+            return state._replace(models=models, server=state.server + 1), {"spread": weight.sum()}
+
+        def predictor(key, state, clients):
+            num = clients.train.size.shape[0]
+            own = state.clients["own"]
+            mixed = jax.tree.map(lambda a, b: self.share * a + (1 - self.share) * b, state.models, own)
+            del num
+            return Predictor.own(mixed)
+
+        def adapt(key, state, clients):
+            return Predictor.one(state.models, clients.train.size.shape[0])
+
+        return Algorithm(
+            init=init,
+            client_update=client_update,
+            server_update=server_update,
+            predictor=predictor,
+            adapt=adapt,
+            topology="shared",
+            ledger=Ledger(gradients=2),
+        )
+
+
+def optimizer(rate):
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(rate, momentum=0.9))
+
+
+def schedule(number):
+    return 0.9**number
+
+
+def clients(seed=0):
+    rng = np.random.default_rng(seed)
+    x = (rng.normal(size=(48, 8)) * PRIOR).astype(np.float32)
+    y = rng.integers(0, 3, 48)
+    owner = np.repeat(np.arange(4), 12)
+    return pfl.Federation.from_arrays(x, y, client=owner, test_fraction=0.25, standardize=True)
+
+
+def run():
+    local = pfl.LocalTraining(optimizer, 0.1, batch_size=4, epochs=1, schedule=schedule, class_weights=(1.0, 1.0, 2.0))
+    return pfl.Run(
+        Mine(pull=0.5),
+        clients(),
+        Backbone(),
+        local,
+        seed=0,
+        participation=0.5,
+        server=pfl.Server(aggregator="mean"),
+        attack=pfl.Attack("none"),
+        execution=pfl.Execution(plan="map", chunk=8, devices=1),
+    )
