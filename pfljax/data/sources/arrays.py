@@ -11,6 +11,7 @@ from pfljax.core.types import Task
 from pfljax.data.sources.source import Scaling, Source
 
 BLOCK = 1024  # rows that are in float64 at a time
+LARGEST = np.finfo(np.float32).max
 TASKS = ("auto", "classification", "regression")
 
 
@@ -98,11 +99,9 @@ def targets(y: np.ndarray, task: str = "auto", num_classes: int | None = None) -
         raise ArgumentError("y", f"is {y.dtype}; accepted: integers or strings (classes), floats (regression){hint}")
     if task == "auto":
         task = "regression" if y.dtype.kind == "f" else "classification"
-    with np.errstate(over="ignore"):
-        values = y.astype(np.float32)
-    _check_finite("y", values, np.arange(len(y)))
+    _check_finite("y", y, np.arange(len(y)))
     if task == "regression":
-        return values, 1, "regression"
+        return y.astype(np.float32), 1, "regression"
     wrong = np.flatnonzero((y < 0) | (y != np.floor(y)))
     if wrong.size:
         raise ArgumentError("y", f"is {y[wrong[0]]} in row {wrong[0]}; classes are integers 0..C-1")
@@ -158,16 +157,14 @@ def _features(
     if x.ndim == 1 and not images:
         raise ArgumentError("x", f"has shape {x.shape}; accepted: (n, *features), such as x[:, None]")
     x, scaling, pixels = x[..., None] if images and x.ndim in (1, 3) else x, None, x.dtype == np.uint8
-    with np.errstate(over="ignore", invalid="ignore"):  # what becomes infinite in float32 raises an error below
-        if standardize and (pixels or x.dtype.kind == "f"):
-            _check_finite("x", x, rows)  # one of them would make the statistics, and so all rows, NaN
-            scaling = _measure(x, is_test, gray=pixels and x.ndim == 3)
-            values = np.empty(x.shape, np.float32)
-            for start in range(0, len(x), BLOCK):
-                values[start : start + BLOCK] = scaling(x[start : start + BLOCK])
-        else:
-            values = np.divide(x, 255, dtype=np.float32) if images and pixels else x.astype(np.float32)
-    _check_finite("x", values, rows)
+    _check_finite("x", x, rows)
+    if standardize and (pixels or x.dtype.kind == "f"):
+        scaling = _measure(x, is_test, gray=pixels and x.ndim == 3)
+        values = np.empty(x.shape, np.float32)
+        for start in range(0, len(x), BLOCK):
+            values[start : start + BLOCK] = scaling(x[start : start + BLOCK])
+    else:
+        values = np.divide(x, 255, dtype=np.float32) if images and pixels else x.astype(np.float32)
     if scaling is None and (x.dtype.kind == "f" or (pixels and x.ndim > 2)):
         some = values[:BLOCK]
         if some.min() >= 0 and 127 < some.max() <= 255 and np.array_equal(some, np.floor(some)):
@@ -176,7 +173,8 @@ def _features(
 
 
 def _check_finite(name: str, values: np.ndarray, rows: np.ndarray) -> None:
-    bad = rows[~np.isfinite(values).reshape(len(values), -1).all(axis=1)]
+    fits = (values >= -LARGEST) & (values <= LARGEST)
+    bad = rows[~fits.reshape(len(values), -1).all(axis=1)]
     if bad.size:
         raise ArgumentError(name, f"is NaN or infinite in {bad.size} rows; the first is row {bad[0]}")
 

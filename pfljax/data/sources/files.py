@@ -31,9 +31,7 @@ def npz(file: str, *, seed: int = 0, fraction: float = 1.0, standardize: bool = 
     if not file:
         raise ArgumentError("file", "required: an npz with x, y, optionally client, coarse, is_test")
     arrays = read_npz(file, ARRAYS[:2], ARRAYS[2:])
-    clients = "writer" if "writer" in arrays else "client"
-    if "writer" in arrays and "client" in arrays:
-        raise ArgumentError("file", "has both client and writer; accepted: one of them", file)
+    clients = "client" if "client" in arrays else "writer"
     if clients in arrays:
         arrays["client"] = arrays.pop(clients)
     rows = subsample(generator(seed, "load"), arrays["x"].shape[0] if arrays["x"].ndim else 0, fraction)

@@ -93,8 +93,8 @@ def read_npz(
         argument: Name of the argument, for error messages.
 
     Raises:
-        ArgumentError: see `opened`; also if an array is missing or unknown, the file is damaged, encrypted or not an npz
-            of plain arrays, or it claims more bytes than it contains or than fit in memory.
+        ArgumentError: see `opened`; also if an array is missing or unknown, the file is damaged, encrypted or not an
+            npz of plain arrays, or it claims more bytes than it contains or than fit in memory.
     """
     accepted = f"accepted: an npz with {' and '.join(needed)}"
     with opened(file, argument) as stream:
