@@ -64,8 +64,7 @@ class Run:
             local: How clients train on their own data. Default: Adam, learning rate 0.01, full batches.
             seed: Seed for initial models, cohorts, mini-batches and sampling.
             participation: Fraction of clients in each round's cohort, in (0, 1].
-            unseen: Clients held out of training, with classes that training knows. The trained models are adapted to
-                them afterwards. If the classes have names, these decide which class is which.
+            unseen: Clients held out of training, to which trained models are adapted. Named classes match by name.
             fine_tune_epochs: Number of epochs that each client fine-tunes on its own data before evaluation.
             eval_clients: Number of clients to score, sampled uniformly; 0: all.
             server: How the server samples cohorts and aggregates models. Default: uniformly, and by the mean.

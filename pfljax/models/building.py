@@ -165,7 +165,7 @@ def ends_in_division(jaxpr: Any, output: int = 0) -> bool:
         inner = next(iter(core.jaxprs_in_params(eqn.params)), None)
         if inner is not None:
             return ends_in_division(inner, eqn.outvars.index(wanted))
-        if eqn.primitive.name not in ("reshape", "squeeze", "convert_element_type"):
+        if eqn.primitive.name not in ("reshape", "squeeze", "broadcast_in_dim", "convert_element_type"):
             return eqn.primitive.name == "div"
         wanted = eqn.invars[0]
     return False
