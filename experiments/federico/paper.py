@@ -123,8 +123,9 @@ def accuracies(study: Study, row: Row, out: Path) -> dict:
 
 
 def used(study: Study, out: Path) -> list[dict[str, np.ndarray]]:
-    """The arrays of collaboration.npz for each trial of a finished row."""
-    return [files.read_npz(out / trial.folder / "collaboration.npz") for trial in study.trials]
+    """The arrays of collaboration.npz for each trial of a finished row; without true groups, all clients are in one."""
+    found = [files.read_npz(out / trial.folder / "collaboration.npz") for trial in study.trials]
+    return [{"distribution": np.zeros(kept["index"].shape[1], int), **kept} for kept in found]
 
 
 def sharing(study: Study, out: Path) -> collaboration.Sharing:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 from absl import flags
 
 from experiments.fedfomo import table4
@@ -38,7 +39,8 @@ def run(settings: Settings) -> None:
         if entry["algorithm"] == "fedfomo":
             used = files.read_npz(Path(entry["folder"]) / study.trials[0].folder / "collaboration.npz")
             title = f"sigma {entry['sigma']:g}, epsilon {entry['epsilon_text']}"
-            affinities[title] = used["affinity"][-1], used["distribution"]
+            affinity = used["affinity"][-1]
+            affinities[title] = affinity, used.get("distribution", np.zeros(len(affinity), int))
     report.save(report.privacy_figure(affinities, entries), study.out / "figure5.png")
     table4.write(study, entries, "figure5.png")
 

@@ -32,6 +32,8 @@ def run(settings: Settings) -> None:
     """The command."""
     if settings.algorithms != ["pfedmb"]:
         raise settings.error("algorithms", "accepted: pfedmb")
+    if settings.partition != "pairs":
+        raise settings.error("partition", "accepted: pairs")
     settings.refuse("pfedmb.averaging", "both are compared")
     study = Study.start(paper.PAPER, settings)
     study.check()

@@ -33,7 +33,7 @@ from pfljax.core.types import Algorithm, Array, ClientData, ClientOutput, Key, L
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
 
-CLUSTERS = "C, number of models; 0: the number of distributions if at most K / 2, else 2; 1 is FedAvg"
+CLUSTERS = "C, number of models; 0: the number of distributions if known and at most K / 2, else 2; 1 is FedAvg"
 
 
 @method(keeps="nothing", travels="C models down, the chosen one up")
@@ -73,7 +73,7 @@ class HypCluster:
 
 
 def num_clusters(problem: Problem) -> int:
-    """The number of distributions if clients share them, else 2."""
+    """The number of distributions if it is known and clients share them, else 2."""
     known = problem.num_distributions or problem.num_clients
     return known if 2 * known <= problem.num_clients else 2
 

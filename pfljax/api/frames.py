@@ -22,11 +22,10 @@ def of_results(results: Mapping[str, np.ndarray], federation: Federation) -> Any
     stacked = lambda metric: np.stack([results[f"{metric}_{split}"] for split in found], axis=-1).ravel()
     metrics = [metric for metric in ("loss", "accuracy") if f"{metric}_{found[0]}" in results]
     sizes = np.stack([getattr(federation, split).size[clients] for split in found], axis=-1)
-    columns = {
-        "group": np.tile(np.repeat(federation.distribution[clients], len(found)), len(rounds)),
-        "size": np.tile(sizes.ravel(), len(rounds)),
-    }
+    of_clients = lambda values: np.tile(np.repeat(values[clients], len(found)), len(rounds))
+    columns = {} if federation.distribution is None else {"group": of_clients(federation.distribution)}
+    columns["size"] = np.tile(sizes.ravel(), len(rounds))
     if federation.client_names is not None:
-        columns["name"] = np.tile(np.repeat(federation.client_names[clients], len(found)), len(rounds))
+        columns["name"] = of_clients(federation.client_names)
     columns |= {metric: stacked(metric) for metric in metrics}
     return pd.DataFrame(columns, index=index).reset_index()

@@ -31,7 +31,7 @@ class Collaboration:
         rounds: Evaluated rounds. Shape (T,).
         index: Indices of the J models that each client used. Shape (T, K, J).
         weights: Weights of these models; they sum to 1 over J. Shape (T, K, J).
-        distribution: Each client's true distribution. Shape (K,).
+        distribution: Each client's true distribution. Shape (K,). None: unknown.
         topology: Unless "shared", the models are the clients' own.
         arrays: All arrays of collaboration.npz, such as "affinity" (T, K, K). With `eval_clients`, they cover only
             the n clients listed in "clients", and n replaces K in all shapes.
@@ -40,7 +40,7 @@ class Collaboration:
     rounds: np.ndarray
     index: np.ndarray
     weights: np.ndarray
-    distribution: np.ndarray
+    distribution: np.ndarray | None
     topology: str
     arrays: dict[str, np.ndarray] = dataclasses.field(repr=False)
 
@@ -103,7 +103,7 @@ class Result:
         """Returns the scores as a pandas DataFrame with one row per evaluated round, client and split.
 
         The columns are "round", "client", "split" ("train", "validation" or "test"), "group" (the client's true
-        distribution, if the data have known ones), "size" (its number of examples in the split), "name" (its id in
+        distribution, if it is known), "size" (its number of examples in the split), "name" (its id in
         the data, if that is not its number), "loss" and, for classification, "accuracy".
         Scores are NaN for a client without examples in the split. For example,
         `frame[frame.split == "test"].groupby(["round", "group"]).accuracy.mean()` returns the mean accuracy of each
@@ -135,8 +135,8 @@ class Result:
     def collaboration(self) -> Collaboration:
         """Which models each client used, at every evaluated round."""
         arrays = self._collaboration
-        rounds, index, weights, distribution = (arrays[n] for n in ("round", "index", "weights", "distribution"))
-        return Collaboration(rounds, index, weights, distribution, str(arrays["topology"]), arrays)
+        rounds, index, weights = (arrays[n] for n in ("round", "index", "weights"))
+        return Collaboration(rounds, index, weights, arrays.get("distribution"), str(arrays["topology"]), arrays)
 
     @property
     def state(self) -> State:

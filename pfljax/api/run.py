@@ -65,7 +65,7 @@ class Run:
             local: How clients train on their own data. Default: Adam, learning rate 0.01, full batches.
             seed: Seed for initial models, cohorts, mini-batches and sampling.
             participation: Fraction of clients in each round's cohort, in (0, 1].
-            unseen: Clients held out of training. The trained models are adapted to them afterwards.
+            unseen: Clients held out of training, to which trained models are adapted. Named classes match by name.
             fine_tune_epochs: Number of epochs that each client fine-tunes on its own data before evaluation.
             eval_clients: Number of clients to score, sampled uniformly; 0: all.
             server: How the server samples cohorts and aggregates models. Default: uniformly, and by the mean.
@@ -90,7 +90,7 @@ class Run:
             self.clients,
             local,
             seed=seed,
-            unseen=unseen,
+            unseen=data.match_classes(unseen, clients),
             fine_tune_epochs=fine_tune_epochs,
             client_store=execution.client_store,
             eval_clients=eval_clients,
@@ -186,7 +186,7 @@ def make_problem(
         common_init=local.common_init,
         keep_optimizer=local.keep_optimizer,
         n_min=int(clients.train.size.min()),
-        num_distributions=len(np.unique(clients.distribution)),
+        num_distributions=None if clients.distribution is None else len(np.unique(clients.distribution)),
         learning_rate=local.learning_rate,
     )
 

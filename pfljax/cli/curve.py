@@ -20,10 +20,10 @@ def write(settings: Settings, clients: build.Clients, result: api.Result, out: P
     For methods other than FedAvg, trains FedAvg on the same data in out/fedavg-RATE for comparison.
     """
     federation, name = clients[0], settings.algorithm
-    train = federation.train
+    train, own_interval = federation.train, np.asarray(federation.distribution)
     real = np.arange(train.y.shape[1]) < train.size[:, None]
     grid = np.linspace(-1, 1, GRID, dtype=np.float32)
-    num_intervals = int(federation.distribution.max()) + 1
+    num_intervals = int(own_interval.max()) + 1
     interval = np.minimum((grid + 1) / 2 * num_intervals, num_intervals - 1).astype(int)
     predicted = result.predictions(grid[:, None])
     arrays = {
@@ -32,7 +32,7 @@ def write(settings: Settings, clients: build.Clients, result: api.Result, out: P
         "client": np.nonzero(real)[0],
         "grid": np.pi * (grid + 1),
         "truth": np.sin(np.pi * (grid + 1)),
-        "prediction": np.where(interval == federation.distribution[:, None], predicted, np.nan),
+        "prediction": np.where(interval == own_interval[:, None], predicted, np.nan),
     }
     if name != "fedavg":
         reference = best_fedavg(settings, clients, out)

@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -62,6 +63,7 @@ def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
         words: Its flags; None: `sys.argv`.
     """
     words, settings = sys.argv[1:] if words is None else words, None
+    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr, flush=True)
     gc.freeze()  # modules stay; visiting them in every collection took a tenth of a short run
     gc.set_threshold(50_000)
     if isinstance(sys.stdout, io.TextIOWrapper):

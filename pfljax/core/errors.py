@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 LONGEST, LONGEST_TEXT = 300, 3000  # maximum characters of a value and of a message's text
 
 
@@ -36,6 +38,11 @@ class ArgumentError(ValueError):
         """The message, with the argument called `name`."""
         text = shown(self.text, LONGEST_TEXT)
         return f"{name}: {text}" if self.value is None else f"{name}={shown(self.value)}: {text}"
+
+
+def warn(argument: str, text: str) -> None:
+    """Warns, in one line, of an argument that is accepted but likely to be a mistake."""
+    warnings.warn(f"{argument}: {shown(text, LONGEST_TEXT)}", stacklevel=3)
 
 
 class RunError(RuntimeError):

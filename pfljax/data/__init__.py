@@ -5,7 +5,7 @@ from pfljax.data.datasets import digits, npz, sine, synthetic, text, tfds
 from pfljax.data.federation import Federation, keep_own, load, shuffle_targets
 from pfljax.data.splits import Splits
 from pfljax.data.statistics import describe, digest, heterogeneity, inverse_frequency_weights
-from pfljax.data.variants import pad_alike, random_pixels, split_unseen
+from pfljax.data.variants import match_classes, pad_alike, random_pixels, split_unseen
 
 __all__ = [
     "Federation",
@@ -17,6 +17,7 @@ __all__ = [
     "inverse_frequency_weights",
     "keep_own",
     "load",
+    "match_classes",
     "npz",
     "pad_alike",
     "partitions",

@@ -15,7 +15,7 @@ class Assignment(NamedTuple):
     """The examples of each of K clients."""
 
     indices: list[np.ndarray]  # K arrays of distinct example ids
-    distribution: np.ndarray  # (K,) int32, the true distribution of each client
+    distribution: np.ndarray | None  # (K,) int32, the true distribution of each client; None: unknown
     is_test: np.ndarray | None = None  # (n,) bool, whether an example is for testing; None: split within each client
     names: np.ndarray | None = None  # (K,) the data set's own ids of the clients
 
@@ -25,7 +25,7 @@ class Pools(NamedTuple):
 
     pool: np.ndarray  # (n,) int: the pool of each example, 0..P-1
     share: np.ndarray  # (K, P): share of pool p that goes to client k; columns sum to 1, or to 0 for unused pools
-    distribution: np.ndarray | None = None  # (K,) int32; None: the pool with most of a client's examples
+    distribution: np.ndarray | None = None  # (K,) int: the group of each client; None: the clients have no groups
 
 
 def deal(rng: np.random.Generator, pools: Pools, name: str) -> list[np.ndarray]:
@@ -95,14 +95,6 @@ def draw(rng: np.random.Generator, pools: Pools, among: np.ndarray, size: int) -
     return [
         np.concatenate([rng.choice(members[p], row[p], replace=False) for p in np.flatnonzero(row)]) for row in counts
     ]
-
-
-def largest_pool(indices: list[np.ndarray], pool: np.ndarray) -> np.ndarray:
-    """(K,) the pool with most of each client's examples."""
-    num_pools = int(pool.max()) + 1
-    owner = np.repeat(np.arange(len(indices)), [len(ids) for ids in indices])
-    cells = owner * num_pools + pool[np.concatenate(indices)]
-    return np.bincount(cells, minlength=len(indices) * num_pools).reshape(-1, num_pools).argmax(axis=1)
 
 
 def too_many(num_clients: int, name: str, possible: int) -> ArgumentError:

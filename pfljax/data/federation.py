@@ -32,6 +32,7 @@ class Federation:
         validation: Stacked validation splits (n_max may be 0).
         test: Stacked test splits; only evaluation reads them.
         distribution: (K,) int32, the true distribution of each client; for colors and reports, never for training.
+            None: unknown. It is known if the source tells it, or the partition puts clients into groups.
         task: "classification" or "regression".
         num_classes: Number of classes C; 1 for regression.
         name: Data set and partition, for titles.
@@ -48,7 +49,7 @@ class Federation:
     train: Split
     validation: Split
     test: Split
-    distribution: np.ndarray
+    distribution: np.ndarray | None
     task: Task
     num_classes: int
     name: str
@@ -278,5 +279,6 @@ def shuffle_targets(federation: Federation, seed: int) -> Federation:
     """
     order = generator(seed, "targets").permutation(federation.num_clients)
     dealt = {part: Split(*(leaf[order] for leaf in getattr(federation, part))) for part in ("validation", "test")}
-    target, name = federation.distribution[order], f"{federation.name}, shuffled targets"
+    target = None if federation.distribution is None else federation.distribution[order]
+    name = f"{federation.name}, shuffled targets"
     return dataclasses.replace(dataclasses.replace(federation, **dealt), target=target, name=name)

@@ -12,10 +12,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from pfljax.core.errors import ArgumentError
+from pfljax.core.errors import ArgumentError, warn
 from pfljax.core.method import check_knobs, knob
 from pfljax.data import latent
-from pfljax.data.dealing import MIN_EXAMPLES, Assignment, Pools, deal, draw, largest_pool, set_apart, too_many
+from pfljax.data.dealing import MIN_EXAMPLES, Assignment, Pools, deal, draw, set_apart, too_many
 from pfljax.data.sources.source import Source, dirichlet_draws, generator, unknown
 from pfljax.data.splits import Splits
 
@@ -66,8 +66,7 @@ class Partition:
             indices = [np.concatenate(both) for both in zip(*parts, strict=True)]
         else:
             indices = deal(rng, pools, self.name)
-        distribution = largest_pool(indices, pools.pool) if pools.distribution is None else pools.distribution
-        return Assignment(indices, distribution.astype(np.int32), is_test)
+        return Assignment(indices, _as_int32(pools.distribution), is_test)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +77,8 @@ class IID(Partition):
     needs_classes = False
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
-        return Pools(np.zeros(len(source.y), int), np.full((num_clients, 1), 1 / num_clients))
+        everyone = np.zeros(num_clients, int)
+        return Pools(np.zeros(len(source.y), int), np.full((num_clients, 1), 1 / num_clients), everyone)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,10 +207,9 @@ class Pachinko(Partition):
                 f"accepted: up to {len(source.y) // MIN_EXAMPLES}"
             )
             raise ArgumentError("num_clients", text, num_clients)
-        values, coarse = np.unique(source.coarse, return_inverse=True)
+        coarse = np.unique(source.coarse, return_inverse=True)[1]
         indices = _pachinko(generator(seed, "partition"), source, coarse, num_clients, self.alpha)
-        distribution = values[largest_pool(indices, coarse)].astype(np.int32)
-        return Assignment(indices, distribution, source.is_test if splits.official_test else None)
+        return Assignment(indices, None, source.is_test if splits.official_test else None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,21 +228,19 @@ class Natural(Partition):
         able = np.flatnonzero(size >= MIN_EXAMPLES)
         if not len(able):
             raise ArgumentError("partition", f"no client in {source.name} has two examples", self.name)
+        if len(able) < len(ids):
+            text = f"{len(ids) - len(able)} of {len(ids)} clients have a single example and are left out"
+            warn("client", f"{text}; a client needs one example to train on and one to test on")
         if num_clients is not None and not 1 <= num_clients <= len(able):
             text = f"{source.name} has {len(able)} clients with at least two examples; accepted: 1 to {len(able)}"
             raise ArgumentError("num_clients", text, num_clients)
         rng = generator(seed, "partition")
         chosen = able if num_clients is None else np.sort(rng.choice(able, num_clients, replace=False))
         indices = [order[start[k] : start[k] + size[k]] for k in chosen]
-        if source.distribution is not None:
-            distribution = source.distribution[ids[chosen]]
-        elif source.task == "classification":
-            distribution = largest_pool(indices, source.y)
-        else:
-            distribution = np.arange(len(chosen))  # unknown: a separate distribution per client
+        distribution = None if source.distribution is None else source.distribution[ids[chosen]]
         names = None if source.client_names is None else source.client_names[ids[chosen]]
         is_test = source.is_test if splits.official_test else None
-        return Assignment(indices, distribution.astype(np.int32), is_test, names)
+        return Assignment(indices, _as_int32(distribution), is_test, names)
 
 
 PARTITIONS: dict[str, type[Partition]] = {
@@ -311,6 +308,10 @@ def _given(num_clients: int | None) -> int:
     if num_clients < 1:
         raise ArgumentError("num_clients", "accepted: 1 or more", num_clients)
     return num_clients
+
+
+def _as_int32(group: np.ndarray | None) -> np.ndarray | None:
+    return None if group is None else group.astype(np.int32)
 
 
 def _refuse_replacement(splits: Splits) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pfljax.core.errors import ArgumentError
+from pfljax.core.errors import ArgumentError, warn
 from pfljax.core.pooled import Pooled, is_pooled
 from pfljax.core.types import Examples, Split
 from pfljax.data.federation import PARTS, Federation
@@ -35,6 +35,41 @@ def split_unseen(federation: Federation, share: float, seed: int) -> tuple[Feder
         return dataclasses.replace(federation, **parts, **rows)
 
     return take(np.sort(order[count:])), take(np.sort(order[:count]))
+
+
+def match_classes(unseen: Federation | None, clients: Federation) -> Federation | None:
+    """The unseen clients with classes numbered as the training clients' are: by name if the classes have names.
+
+    Args:
+        unseen: Clients held out of training; None: there are none.
+        clients: The training clients.
+
+    Raises:
+        ArgumentError: if the clients have other data, or a class that training does not know.
+    """
+    if unseen is None:
+        return None
+    if not isinstance(unseen, Federation):
+        raise ArgumentError("unseen", "accepted: a Federation, such as Federation.from_arrays(x, y, client=ids)")
+    kind = lambda each: (each.task, each.train.x.shape[2:], each.train.y.shape[2:], bool(each.class_names))
+    if kind(unseen) != kind(clients):
+        told = lambda each: f"{each!r}, classes with {'names' if each.class_names else 'numbers'}"
+        raise ArgumentError("unseen", f"is {told(unseen)}; accepted: data like that of {told(clients)}")
+    if unseen.scaling and clients.scaling and not np.array_equal(unseen.scaling.mean, clients.scaling.mean):
+        text = "is standardized by statistics of its own; accepted without a warning: standardize=False with"
+        warn("unseen", f"{text} clients.scaling(x), which scales x as in training")
+    names = unseen.class_names or range(unseen.num_classes)
+    known = clients.class_names or range(clients.num_classes)
+    strange = [str(name) for name in names if name not in known]
+    if strange:
+        text = f"has classes that training does not know: {', '.join(strange)}; accepted: {', '.join(map(str, known))}"
+        raise ArgumentError("unseen", text)
+    if names == known or not clients.class_names:
+        return unseen
+    number = np.array([clients.class_names.index(name) for name in unseen.class_names], np.int32)
+    parts = {part: getattr(unseen, part) for part in PARTS}
+    parts = {part: split._replace(y=number[np.asarray(split.y)]) for part, split in parts.items()}
+    return dataclasses.replace(unseen, **parts, num_classes=clients.num_classes, class_names=clients.class_names)
 
 
 def pad_alike(federations: Sequence[Federation]) -> list[Federation]:

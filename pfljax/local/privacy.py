@@ -101,6 +101,7 @@ def private_mean(
 
 
 BY_LOSS = "training losses, which weight or select models, examples or clients"  # `Ledger.unaccounted`
+BY_SCALING = "the mean and standard deviation of all clients' features, which scale them"
 
 
 def epsilons(privacy: Privacy, num_examples: Array, batch_size: int, steps: np.ndarray, gradients: int = 1):

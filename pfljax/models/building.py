@@ -10,6 +10,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.extend import core
 
 from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Task
@@ -131,7 +132,8 @@ def check_outputs(model: Model, inputs: jax.ShapeDtypeStruct, outputs: int, name
     """Raises `ArgumentError` if the model fails on inputs (2, *features), or returns anything but logits or values."""
     try:
         params = model.network.shapes
-        shape = jax.eval_shape(model.apply, params, inputs).shape
+        traced, found = jax.make_jaxpr(model.apply, return_shape=True)(params, inputs)
+        shape = found.shape
     except ArgumentError:
         raise
     except Exception as error:
@@ -149,3 +151,29 @@ def check_outputs(model: Model, inputs: jax.ShapeDtypeStruct, outputs: int, name
     if not fits:
         given = ", ".join(["batch", *map(str, shape[1:])])
         raise ArgumentError("model", f"returns outputs of shape ({given}); accepted: {accepted}", name)
+    if model.task == "classification" and ends_in_division(traced.jaxpr) and gives_probabilities(model, inputs):
+        text = "returns probabilities, which sum to 1; accepted: logits, so leave out the softmax at its end"
+        raise ArgumentError("model", text, name)
+
+
+def ends_in_division(jaxpr: Any, output: int = 0) -> bool:
+    """Whether an output is a quotient, as that of a softmax is, up to changes of its shape and type."""
+    wanted = jaxpr.outvars[output]
+    for eqn in reversed(jaxpr.eqns):
+        if wanted not in eqn.outvars:
+            continue
+        inner = next(iter(core.jaxprs_in_params(eqn.params)), None)
+        if inner is not None:
+            return ends_in_division(inner, eqn.outvars.index(wanted))
+        if eqn.primitive.name not in ("reshape", "squeeze", "broadcast_in_dim", "convert_element_type"):
+            return eqn.primitive.name == "div"
+        wanted = eqn.invars[0]
+    return False
+
+
+def gives_probabilities(model: Model, inputs: jax.ShapeDtypeStruct) -> bool:
+    """Whether a new model's outputs for an example are not negative and sum to 1."""
+    key = jax.random.key(0)
+    x = jax.random.normal(key, inputs.shape).astype(inputs.dtype)
+    outputs = model.apply(model.init(key), x)
+    return bool((outputs >= 0).all() and jnp.allclose(outputs.sum(axis=-1), 1, atol=1e-3))

@@ -56,13 +56,13 @@ def extras(plots: Plots, curve: dict[str, np.ndarray]) -> dict[str, Captioned]:
 
 
 def _affinity(plots: Plots) -> Captioned:
+    caption = "How much each client has gained from other clients' models so far."
+    if not plots.has_groups:
+        return Captioned(plots.affinity(), caption)
     target = plots.distribution if plots.target is None else plots.target
     share = top_affinities(plots.used["affinity"][-1], plots.distribution, target)
     other = "" if plots.target is None else " (or the block of each client's target distribution)"
-    caption = (
-        "How much each client has gained from other clients' models so far. Clients are ordered by distribution. "
-        f"The blocks on the diagonal{other} should turn blue."
-    )
+    caption += f" Clients are ordered by distribution. The blocks on the diagonal{other} should turn blue."
     if not math.isnan(share):
         caption += (
             f" For {share:.0%} of the clients with two others in their target distribution, the two highest affinities "

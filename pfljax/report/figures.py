@@ -78,7 +78,7 @@ def per_client(
 
 def _legend_of_groups(axes: Axes, distribution: np.ndarray) -> None:
     groups = np.unique(distribution)
-    if len(groups) > len(PALETTE):
+    if not 1 < len(groups) <= len(PALETTE):
         return
     for group, color in zip(groups, colors(groups), strict=True):
         axes.scatter([], [], color=color, s=36, label=f"distribution {group}")
@@ -194,6 +194,7 @@ def weights_over_rounds(
     margins = {"left": 0.6 / width, "right": 1 - 0.15 / width, "bottom": 0.6 / height, "top": 1 - 0.35 / height}
     figure.subplots_adjust(**margins, wspace=0.12, hspace=0.25)
     groups = colors(np.concatenate([distribution, target]))
+    several = len(np.unique([distribution, target])) > 1
     of_owner, of_target = groups[: len(distribution)], groups[len(distribution) :]
     shades = of_owner if of_clients else colors(np.arange(num_models))
     limits = rounds[0] - 0.5, rounds[-1] + 0.5
@@ -208,8 +209,8 @@ def weights_over_rounds(
             axes.plot(rounds, dense[:, model], color=shades[model], linewidth=line, linestyle=dashes)
         axes.set(ylim=(-0.03, 1.03), xlim=limits, xticks=ticks, yticks=(0, 0.5, 1))
         has, wants = distribution[client], target[client]
-        of = f"distribution {wants}" if wants == has else f"has {has}, wants {wants}"
-        axes.set_title(f"client {client} ({of})", fontsize=8.5)
+        of = f" (distribution {wants})" if wants == has else f" (has {has}, wants {wants})"
+        axes.set_title(f"client {client}{of if several else ''}", fontsize=8.5)
         # A bar has the color of the target distribution; text in a light color would be hard to read.
         axes.axhline(1.03, color=of_target[client], linewidth=5)
         below, left = place + columns > len(shown), (place - 1) % columns == 0

@@ -94,11 +94,14 @@ def _sharing(plots: Plots, data: Mapping[str, Any]) -> str:
     sharing = data["sharing"]
     if sharing is None:
         return ""
-    orders = dict(ORDERS) if len(set(data["group"].tolist())) > 1 else {k: v for k, v in ORDERS.items() if k != "group"}
+    orders = {name: order for name, order in ORDERS.items() if name != "group" or plots.has_groups}
+    bar = " The bar on the left shows the true groups." if plots.has_groups else ""
     found = len(set(sharing["found"].tolist()))
     said = f"Clustering finds {found} group{'s' * (found > 1)} of clients"
     if sharing["agreement"] is not None:
         said += f"; the adjusted Rand index with the true groups is {sharing['agreement']:.2f} (1: identical)"
+    elif not plots.knows_groups:
+        said += "; their true groups are unknown"
     columns = "models" if sharing["models"] else "clients' models"
     return (
         paragraph(
@@ -117,7 +120,7 @@ def _sharing(plots: Plots, data: Mapping[str, Any]) -> str:
             plot(
                 "matrix",
                 "Matrix of the clients",
-                "One row per client; click a row to select its client. The bar on the left shows the true groups.",
+                f"One row per client; click a row to select its client.{bar}",
             )
         )
         + _square(
@@ -163,7 +166,8 @@ def _clients(plots: Plots, data: Mapping[str, Any]) -> str:
         own = ledger["epsilon_per_client"]
         more["epsilon"] = {k: sections.bound(own[k]) for k in ids if k < len(own)}
     table = sections.clients(data["rows"] or [], more, pickable=True)
-    return plot("ranking", "Every client's score in the last round", "Are the worst clients in the same group?") + (
+    ask = "Are the worst clients in the same group?" if plots.has_groups else "Which clients are the worst?"
+    return plot("ranking", "Every client's score in the last round", ask) + (
         f'<div id="clients-table">{table}</div>' if table else ""
     )
 

@@ -28,8 +28,8 @@ class Plots:
         summary: Content of summary.json.
         rows: Rows of metrics.jsonl, one dict per evaluated round.
         results: Content of results.npz: "rounds" (T,) and scores by split, such as "accuracy_test" (T, K).
-        used: Content of collaboration.npz: "round" (T,), "index" and "weights" (T, K, J), "distribution" (K,),
-            "topology" and, if available, "target" (K,), "labels" (K, C) and "affinity" (T, K, K).
+        used: Content of collaboration.npz: "round" (T,), "index" and "weights" (T, K, J), "topology" and, if
+            available, "distribution" (K,), "target" (K,), "labels" (K, C) and "affinity" (T, K, K).
     """
 
     summary: Mapping[str, Any]
@@ -70,8 +70,18 @@ class Plots:
         """Each client's true distribution; all zero if unknown."""
         if "distribution" in self.used:
             return np.asarray(self.used["distribution"])
-        per_client = self.summary.get("per_client") or []
-        return np.array([row["distribution"] for row in per_client] or [0] * self.test.shape[1])
+        per_client = self.summary.get("per_client") or [{}] * self.test.shape[1]
+        return np.array([row.get("distribution", 0) for row in per_client])
+
+    @property
+    def knows_groups(self) -> bool:
+        """Whether the clients' true distributions are known."""
+        return "distribution" in self.used or any("distribution" in row for row in self.client_rows.values())
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether the clients are known to have several true distributions."""
+        return len(np.unique(self.wanted)) > 1
 
     @property
     def target(self) -> Int[np.ndarray, " K"] | None:

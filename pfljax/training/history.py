@@ -99,10 +99,10 @@ class History:
         """Returns the content of collaboration.npz: round (T,), index and weights (T, K, J), and related arrays."""
         stacked: dict[str, Any] = {name: np.stack(values) for name, values in self.collaboration.items()}
         which = slice(None) if self.scored is None else self.scored
-        stacked |= {"topology": self.topology, "distribution": federation.distribution[which]} | self._clients
-        counts = statistics.class_counts(federation)
-        stacked |= {} if counts is None else {"labels": counts[which]}
-        return stacked if federation.target is None else stacked | {"target": federation.target[which]}
+        of_clients = {"distribution": federation.distribution, "target": federation.target}
+        of_clients["labels"] = statistics.class_counts(federation)
+        known = {name: values[which] for name, values in of_clients.items() if values is not None}
+        return stacked | {"topology": self.topology} | known | self._clients
 
     @property
     def _clients(self) -> dict[str, np.ndarray]:

@@ -33,14 +33,14 @@ def per_client(
 ) -> list[dict]:
     """Returns one row per scored client (all if `scored` is None) with its scores on its test examples."""
     test, names = metrics["test"], federation.client_names
+    groups = {"distribution": federation.distribution, "target": federation.target}
     return [
         {
             "client": k,
             **({} if names is None else {"name": names[k].item()}),
             "n_train": int(federation.train.size[k]),
             "n_test": int(federation.test.size[k]),
-            "distribution": int(federation.distribution[k]),
-            **({} if federation.target is None else {"target": int(federation.target[k])}),
+            **{name: int(group[k]) for name, group in groups.items() if group is not None},
             "accuracy": float(test["accuracy"][number]) if "accuracy" in test else None,
             "loss": float(test["loss"][number]),
         }
@@ -84,6 +84,8 @@ def spent(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -
     """
     problem, train = experiment.problem, experiment.federation.train
     solver, ledger = problem.solver, algorithm.ledger
+    if experiment.federation.scaling is not None:
+        ledger = ledger.beside(privacy.BY_SCALING)
     if not solver.privacy.active:
         return None
     n_max = train.y.shape[1]

@@ -82,6 +82,31 @@ def test_scores_as_a_frame(trained, clients):
     np.testing.assert_array_equal(own.group, clients.distribution)
 
 
+def test_without_true_groups_nothing_is_said_of_them(clients, tmp_path):
+    """Natural clients: the files, frames, figures and pages of a run leave groups out."""
+    unknown = dataclasses.replace(clients, distribution=None)
+    result = pfl.Run(pfl.FedeRiCo(neighbors=2), unknown, MODEL, LOCAL).train(rounds=1, out=tmp_path / "run")
+    assert "group" not in result.to_pandas().columns and result.collaboration.distribution is None
+    assert result.experiment.problem.num_distributions is None
+    assert "distribution" not in files.read_npz(tmp_path / "run" / "collaboration.npz")
+    assert all("distribution" not in row for row in result.summary["per_client"])
+    page = result.write_report().read_text()
+    assert "their true groups are unknown" in page and "Rand" not in page and "true group<" not in page
+
+
+def test_unseen_clients_are_scored_by_the_names_of_their_classes():
+    """Models that tell dogs from eels by the only feature tell those of unseen clients, who have no cat."""
+    y = np.arange(90) % 3
+    make = lambda rows: pfl.Federation.from_arrays(
+        np.eye(3)[y[rows]], np.array(["cat", "dog", "eel"])[y[rows]], rows % 2, standardize=False
+    )
+    rows = np.arange(90)
+    model, local = pfl.models.MLP(hidden=()), pfl.LocalTraining(optax.sgd(1.0))
+    run = pfl.Run(pfl.FedAvg(), make(rows), model, local, unseen=make(rows[y > 0]))
+    result = run.train(rounds=20)
+    assert result.accuracy == result.summary["unseen"]["accuracy"] == 1
+
+
 def test_a_frame_names_the_clients_of_a_sample(clients):
     """Of two evaluations of clients 1 and 3; groups and sizes are theirs."""
     scores = {f"loss_{split}": np.arange(4.0).reshape(2, 2) + 10 * (split == "test") for split in ("train", "test")}

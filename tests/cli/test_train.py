@@ -1,6 +1,7 @@
 """The entry point train: mistakes are one line, and a run leaves what it should."""
 
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -125,6 +126,32 @@ def test_a_file_says_which_examples_are_for_testing(npz, tmp_path, flags, own, s
     assert sizes == [3 if own else 5 if "--test_fraction=0.5" in flags else 2] * 4
     config = files.read_json(tmp_path / "r" / "config.json")
     assert config["flags"]["official_test"] is own and config["data"]["class_names"] == ["cat", "dog"]
+
+
+def test_a_likely_mistake_is_one_line_on_the_command_line(npz):
+    path = npz("single", x=np.ones((9, 3)), y=np.arange(9) % 2, client=np.arange(9) // 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        said = call(train.COMMAND, "--dataset=npz", f"--data_file={path}", "--num_clients=5", code=2).splitlines()
+    assert said[0].startswith("warning: client: 1 of 5 clients have a single example and are left out; a client needs")
+    assert said[1:] == ["error: --num_clients=5: single has 4 clients with at least two examples; accepted: 1 to 4"]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "flags", "said"),
+    [
+        (
+            {"clients": np.arange(8) // 2},
+            [],
+            "has an unknown array clients; did you mean client? accepted: x, y, client",
+        ),
+        ({"istest": np.arange(8) < 4}, [], "has an unknown array istest; did you mean is_test? accepted: x, y, client"),
+        ({}, ["--official_test"], "--official_test: own has no official test examples"),
+    ],
+)
+def test_nothing_in_a_file_is_ignored(npz, arrays, flags, said):
+    path = npz("own", x=np.ones((8, 3)), y=np.arange(8) % 2, **arrays)
+    assert said in one_line(call(train.COMMAND, "--dataset=npz", f"--data_file={path}", *flags, code=2))
 
 
 def test_a_data_set_that_is_not_prepared_says_how_to(tmp_path):

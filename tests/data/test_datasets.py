@@ -37,7 +37,8 @@ def test_ones_own_arrays_with_clients_stay_with_them():
 
 def test_ones_own_arrays_are_divided_by_a_partition():
     pixels = np.arange(40 * 4, dtype=np.uint8).reshape(40, 2, 2)
-    federation = Federation.from_arrays(pixels, np.arange(40) % 4, num_clients=4, seed=1, standardize=False)
+    with pytest.warns(UserWarning, match="^x: looks like pixels"):
+        federation = Federation.from_arrays(pixels, np.arange(40) % 4, num_clients=4, seed=1, standardize=False)
     assert federation.name == "arrays, label_groups" and federation.num_clients == 4
     assert federation.train.x.dtype == np.float32 and federation.train.x.shape[2:] == (2, 2)
     assert max(federation.train.x[...].max(), federation.test.x[...].max()) == 159  # as it is, not divided by 255
@@ -92,6 +93,22 @@ def test_clients_keep_what_the_data_call_them(ids):
     assert [of_name[name.tobytes()] for name in unseen.client_names] == unseen.train.size.tolist()
 
 
+@pytest.mark.parametrize("kind", [None, "object", "string", "category"])
+@pytest.mark.parametrize("ids", [["c", "a", "b", "a"], [30, 10, 20, 10]])
+def test_columns_of_pandas_are_arrays(ids, kind):
+    import pandas
+
+    owner = np.array(ids)[np.arange(40) % 4]
+    column = pandas.Series(owner) if kind is None else pandas.Series(owner).astype(kind)
+    plain = np.asarray(owner, str) if kind == "string" else owner
+    frame = pandas.DataFrame(X, columns=list("abc"))
+    found, expected = (Federation.from_arrays(frame, Y, each) for each in (column, plain))
+    assert data.digest(found) == data.digest(expected)
+    assert found.client_names.tolist() == expected.client_names.tolist()
+    label = pandas.Series(np.array(["dog", "cat"])[Y]).astype(kind or "object")
+    assert Federation.from_arrays(frame, label, column).class_names == ("cat", "dog")
+
+
 def test_clients_that_are_numbers_from_0_have_no_other_names():
     assert Federation.from_arrays(X, Y, np.arange(40) % 4).client_names is None
     assert Federation.from_arrays(X, Y, num_clients=4).client_names is None
@@ -138,7 +155,9 @@ def test_classes_that_y_lacks_can_be_announced():
         ({"y": np.arange(40), "num_classes": 8}, "num_classes=8: y reaches 39; accepted: 40 or more"),
         ({"is_test": np.ones(40, bool)}, "is_test: is true for every example"),
         ({"is_test": TESTS, "test_fraction": 0.5}, "test_fraction: is_test says which examples are for testing; name"),
-        ({"y": np.array(["a", 1], object)[Y]}, r"y: is object; accepted: integers or strings .*y\.astype\(str\)"),
+        ({"y": np.array(["a", 1], object)[Y]}, "y: is 1 in row 1; accepted: only integers, or only strings"),
+        ({"client": np.array(["a", np.nan], object)[Y]}, "client: is nan in row 1; accepted: only integers, or only"),
+        ({"official_test": True}, "official_test: arrays has no official test examples"),
         ({"train_exmples": 3}, "train_exmples=3: unknown argument; did you mean train_examples"),
         ({"zzz": 3}, "zzz=3: unknown argument; accepted: test_fraction, .*targets"),
         ({"test_fraction": 2}, "test_fraction=2: accepted: above 0, below 1"),

@@ -169,6 +169,66 @@ def test_unseen_clients_need_one_on_each_side(share):
         data.split_unseen(pack(SOURCE, ASSIGNMENT), share, seed=0)
 
 
+ANIMALS = np.array(["dog", "cat", "eel", "fox"])
+
+
+def animals(numbers, x=None, **options):
+    """A federation of two clients whose labels are names."""
+    x = np.arange(len(numbers))[:, None] if x is None else x
+    y = ANIMALS[numbers] if options.pop("named", True) else np.array(numbers)
+    return data.Federation.from_arrays(x, y, np.arange(len(numbers)) % 2, **options)
+
+
+def test_unseen_clients_have_training_s_classes_by_name():
+    """Alone, a federation of dogs and eels has the classes 0 and 1; beside one with cats, these are 1 and 2."""
+    clients, unseen = animals([0, 1, 2] * 4), animals([2, 2, 0, 0, 2])
+    assert (clients.class_names, unseen.class_names) == (("cat", "dog", "eel"), ("dog", "eel"))
+    found = data.match_classes(unseen, clients)
+    assert found.class_names == clients.class_names and found.num_classes == 3
+    for part in ("train", "test"):
+        before, after = getattr(unseen, part), getattr(found, part)
+        for k, size in enumerate(before.size):
+            np.testing.assert_array_equal(after.y[k, :size], before.y[k, :size] + 1)
+    assert data.match_classes(None, clients) is None and data.match_classes(clients, clients) is clients
+
+
+@pytest.mark.parametrize(
+    ("unseen", "message"),
+    [
+        (animals([0, 3, 3, 0, 1]), "has classes that training does not know: fox; accepted: cat, dog, eel"),
+        (
+            animals([0, 1, 2, 1], named=False),
+            "is <arrays, .*, classes with numbers; accepted: data like that of .* names",
+        ),
+        (animals([0, 1, 2, 1], np.ones((4, 3))), r"is .* x \(3,\)"),
+        (animals([0.5, 1, 2, 1], named=False), "is .* regression"),
+        ("x", "accepted: a Federation"),
+    ],
+)
+def test_unseen_clients_of_other_data_are_refused(unseen, message):
+    with pytest.raises(ArgumentError, match=f"^unseen: {message}"):
+        data.match_classes(unseen, animals([0, 1, 2] * 4))
+
+
+def test_numbers_beyond_training_s_classes_are_refused():
+    clients = animals([0, 1, 2] * 4, named=False)
+    with pytest.warns(UserWarning, match="^y: has labels from 2"):
+        unseen = animals([2, 2, 3, 3], named=False)
+    with pytest.raises(ArgumentError, match=r"^unseen: has classes that training does not know: 3; accepted: 0, 1, 2$"):
+        data.match_classes(unseen, clients)
+    with pytest.warns(UserWarning, match="^y: has labels from 2"):
+        same = animals([2, 2, 2, 2], named=False)
+    assert data.match_classes(same, clients) is same  # numbers mean the same everywhere
+
+
+def test_unseen_clients_with_a_scale_of_their_own_are_told():
+    x, y = np.random.default_rng(0).normal(size=(12, 3)), [0, 1, 2] * 4
+    clients = animals(y, x)
+    with pytest.warns(UserWarning, match="^unseen: is standardized by statistics of its own"):
+        data.match_classes(animals(y, x + 1), clients)
+    data.match_classes(animals(y, clients.scaling(x + 1), standardize=False), clients)
+
+
 def test_the_digest_sees_sizes_targets_and_examples():
     digests = {data.digest(pack(SOURCE, ASSIGNMENT))}
     for name in ("x", "y", "size"):

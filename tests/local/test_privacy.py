@@ -14,11 +14,12 @@ import toys
 from pfljax.core import tree
 from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Ledger
+from pfljax.data.sources.source import Scaling
 from pfljax.engine.plan import make_plan
 from pfljax.engine.rounds import make_round
 from pfljax.local import solver as solvers
 from pfljax.local.batches import Batch
-from pfljax.local.privacy import Privacy, epsilons, private_mean
+from pfljax.local.privacy import BY_SCALING, Privacy, epsilons, private_mean
 from pfljax.training import scoring
 
 FEDERATION = toys.make_federation((5, 3, 4, 6), "regression")
@@ -249,6 +250,9 @@ def test_a_run_s_ledger_is_of_its_own_cohorts_steps_and_sizes(tmp_path):
     np.testing.assert_allclose(twice["epsilon_per_client"], epsilons(privacy, np.array(sizes), 3, 2 * steps))
     shared = spent(gradients=0, unaccounted="all")
     assert shared["epsilon"] is None and shared["unaccounted"] == "all"
+    scaled = dataclasses.replace(federation, scaling=Scaling(np.zeros(3), np.ones(3)))
+    experiment = toys.make_experiment("fedavg", problem, scaled)
+    assert spent(unaccounted="all")["unaccounted"] == f"all; {BY_SCALING}" and "mean" in BY_SCALING
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Users' Flax modules: Linen and NNX, batch statistics, dropout, and structure found by tracing."""
 
+import contextlib
 import functools
 import subprocess
 import sys
@@ -307,6 +308,28 @@ def test_what_does_not_fit_the_data_is_named_in_one_line(given, task, text):
     with pytest.raises(ArgumentError, match=text) as found:
         models.build(given, (4,), task, 1 if task == "regression" else 3)
     assert "\n" not in str(found.value) and str(found.value).startswith("model")
+
+
+@pytest.mark.parametrize(
+    ("end", "refused"),
+    [
+        (nn.softmax, True),
+        (lambda logits: jax.nn.softmax(logits)[:, None, :].reshape(logits.shape), True),
+        (lambda logits: jnp.exp(logits) / jnp.exp(logits).sum(axis=-1, keepdims=True), True),
+        (nn.log_softmax, False),
+        (lambda logits: logits / 2.0, False),
+        (lambda logits: logits / jnp.linalg.norm(logits, axis=-1, keepdims=True), False),
+    ],
+)
+def test_probabilities_in_place_of_logits_are_refused(end, refused):
+    class Ended(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return end(nn.Dense(3)(x))
+
+    text = "^model=Ended: returns probabilities, which sum to 1; accepted: logits, so leave out the softmax at its end$"
+    with pytest.raises(ArgumentError, match=text) if refused else contextlib.nullcontext():
+        models.build(Ended(), (4,), "classification", 3)
 
 
 def test_nnx_is_imported_only_where_it_is_used():

@@ -277,6 +277,33 @@ def test_weights_on_the_page_are_those_of_the_run(undrawn, tmp_path):
     np.testing.assert_allclose(found["spread"]["values"][3], np.median(scores, axis=1), rtol=5e-4)
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_groups_are_told_only_if_they_are_known(undrawn, tmp_path, known):
+    make_run(tmp_path, affinity=np.eye(K))
+    kept, summary = dict(np.load(tmp_path / "collaboration.npz")), json.loads((tmp_path / "summary.json").read_text())
+    if not known:
+        del kept["distribution"], kept["target"]
+        summary["per_client"] = [{k: v for k, v in row.items() if k != "distribution"} for row in summary["per_client"]]
+    np.savez(tmp_path / "collaboration.npz", **kept)
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    page = report.write_page(tmp_path)
+    text = readable(page)
+    told = ["adjusted Rand index", "true group</option>", "shows the true groups", ">group</", "in the same group?"]
+    told.append("ordered by distribution")
+    assert [phrase in text for phrase in told] == [known] * 6
+    assert ("their true groups are unknown" in text) != known
+    assert (packed(page)["sharing"]["agreement"] is None) != known
+
+
+def test_figures_do_not_name_a_single_group():
+    index, weights, rounds = np.zeros((2, 3, 1), int), np.ones((2, 3, 1)), np.array([1, 2])
+    for distribution in ([0, 0, 0], [0, 1, 1]):
+        found = figures.weights_over_rounds(rounds, index, weights, np.array(distribution), topology="peers")
+        legend = figures.per_client(np.ones(3), np.array(distribution)).axes[0].get_legend()
+        several = len(set(distribution)) > 1
+        assert ("distribution" in found.axes[0].get_title()) == several == (legend is not None)
+
+
 def test_of_many_clients_the_page_shows_some_and_says_so(undrawn, tmp_path, monkeypatch):
     monkeypatch.setattr(content, "MAX_CLIENTS", 3)
     monkeypatch.setattr(content, "MAX_POINTS", 6)

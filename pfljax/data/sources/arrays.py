@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pfljax.core.errors import ArgumentError
+from pfljax.core.errors import ArgumentError, warn
 from pfljax.core.types import Task
 from pfljax.data.sources.source import Scaling, Source
 
+BLOCK = 1024  # rows that are in float64 at a time
+LARGEST = np.finfo(np.float32).max
 TASKS = ("auto", "classification", "regression")
 
 
@@ -42,9 +44,8 @@ def make_source(
         ArgumentError: if an array, task or num_classes is not accepted; the message names it.
     """
     _check_shapes(arrays)
-    y, names = _numbered(arrays["y"])
+    y, names = _numbered(_plain("y", arrays["y"]))
     y, num_classes, task = targets(y, "classification" if names and task == "auto" else task, num_classes)
-    x = _features(arrays["x"][rows], np.arange(len(y))[rows], images)
     is_test = arrays.get("is_test")
     if is_test is not None:
         if is_test.dtype.kind not in "biu" or not np.isin(is_test, (0, 1)).all():
@@ -52,14 +53,9 @@ def make_source(
         is_test = is_test[rows].astype(bool)
         if is_test.all():
             raise ArgumentError("is_test", "is true for every example; there are none to train on")
-    given = arrays["x"]
-    scaling = None
-    if standardize and (given.dtype.kind == "f" or given.dtype == np.uint8):
-        scaling = _standardize(x, is_test, gray=given.dtype == np.uint8 and x.ndim == 3)
-        if images and given.dtype == np.uint8:
-            scaling = Scaling(255 * scaling.mean, 255 * scaling.std)  # of the pixels as they were given
+    x, scaling = _features(arrays["x"][rows], np.arange(len(y))[rows], is_test, images, standardize)
     client, coarse = (None if arrays.get(key) is None else arrays[key][rows] for key in ("client", "coarse"))
-    client, client_names = (None, None) if client is None else _numbered_clients(client)
+    client, client_names = (None, None) if client is None else _numbered_clients(_plain("client", client))
     return Source(
         x,
         y[rows],
@@ -75,6 +71,17 @@ def make_source(
     )
 
 
+def _plain(name: str, values: np.ndarray) -> np.ndarray:
+    """Converts an array (n,) of Python objects, such as a pandas column, to one of strings or integers."""
+    if values.dtype.kind not in "OT":
+        return values
+    kind = str if isinstance(values[0], str) else int | np.integer
+    odd = next((row for row, value in enumerate(values) if not isinstance(value, kind)), None)
+    if odd is not None:
+        raise ArgumentError(name, f"is {values[odd]!r} in row {odd}; accepted: only integers, or only strings")
+    return np.array(values.tolist())
+
+
 def _numbered(y: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     """Numbers strings (n,) as classes 0..C-1 in sorted order, and returns their names. Keeps numbers unchanged."""
     if y.dtype.kind != "U":
@@ -88,15 +95,13 @@ def targets(y: np.ndarray, task: str = "auto", num_classes: int | None = None) -
     if task not in TASKS:
         raise ArgumentError("task", f"accepted: {', '.join(TASKS)}", task)
     if y.dtype.kind not in "biuf":
-        hint = "; y.astype(str) converts it to strings" if y.dtype.kind in "OS" else ""
+        hint = "; y.astype(str) converts it to strings" if y.dtype.kind == "S" else ""
         raise ArgumentError("y", f"is {y.dtype}; accepted: integers or strings (classes), floats (regression){hint}")
     if task == "auto":
         task = "regression" if y.dtype.kind == "f" else "classification"
-    with np.errstate(over="ignore"):
-        values = y.astype(np.float32)
-    _check_finite("y", values, np.arange(len(y)))
+    _check_finite("y", y, np.arange(len(y)))
     if task == "regression":
-        return values, 1, "regression"
+        return y.astype(np.float32), 1, "regression"
     wrong = np.flatnonzero((y < 0) | (y != np.floor(y)))
     if wrong.size:
         raise ArgumentError("y", f"is {y[wrong[0]]} in row {wrong[0]}; classes are integers 0..C-1")
@@ -105,6 +110,9 @@ def targets(y: np.ndarray, task: str = "auto", num_classes: int | None = None) -
         raise ArgumentError("y", f"reaches {y.max()} in {len(y)} rows; classes are 0..C-1, regression needs floats")
     if num_classes is not None and found > num_classes:
         raise ArgumentError("num_classes", f"y reaches {y.max()}; accepted: {found} or more", num_classes)
+    if num_classes is None and y.min() > 0:
+        text = f"has labels from {y.min()}: classes are counted from 0, so that C is {found} and no example has class 0"
+        warn("y", f"{text}; subtract {y.min()}, or set num_classes={found}")
     return y.astype(np.int32), num_classes or found, "classification"
 
 
@@ -140,36 +148,45 @@ def _coarse_labels(coarse: np.ndarray) -> np.ndarray:
     return coarse.astype(np.int32)
 
 
-def _features(x: np.ndarray, rows: np.ndarray, images: bool) -> np.ndarray:
-    """Converts the examples x (n, *features), rows (n,) of their data set, to float32; see `make_source`."""
+def _features(
+    x: np.ndarray, rows: np.ndarray, is_test: np.ndarray | None, images: bool, standardize: bool
+) -> tuple[np.ndarray, Scaling | None]:
+    """Converts the examples x (n, *features), rows (n,) of their data set, to float32, scaled as in `make_source`."""
     if x.dtype.kind not in "biuf":
         raise ArgumentError("x", f"is {x.dtype}; accepted: numbers")
     if x.ndim == 1 and not images:
         raise ArgumentError("x", f"has shape {x.shape}; accepted: (n, *features), such as x[:, None]")
-    if images and x.dtype == np.uint8:
-        x = np.divide(x, 255, dtype=np.float32)
+    x, scaling, pixels = x[..., None] if images and x.ndim in (1, 3) else x, None, x.dtype == np.uint8
+    _check_finite("x", x, rows)
+    if standardize and (pixels or x.dtype.kind == "f"):
+        scaling = _measure(x, is_test, gray=pixels and x.ndim == 3)
+        values = np.empty(x.shape, np.float32)
+        for start in range(0, len(x), BLOCK):
+            values[start : start + BLOCK] = scaling(x[start : start + BLOCK])
     else:
-        with np.errstate(over="ignore"):  # values too large for float32 become infinite, which raises an error below
-            x = x.astype(np.float32)
-        _check_finite("x", x, rows)
-    return x[..., None] if images and x.ndim in (1, 3) else x
+        values = np.divide(x, 255, dtype=np.float32) if images and pixels else x.astype(np.float32)
+    if scaling is None and (x.dtype.kind == "f" or (pixels and x.ndim > 2)):
+        some = values[:BLOCK]
+        if some.min() >= 0 and 127 < some.max() <= 255 and np.array_equal(some, np.floor(some)):
+            warn("x", "looks like pixels from 0 to 255 that are not standardized; networks expect x / 255")
+    return values, scaling
 
 
 def _check_finite(name: str, values: np.ndarray, rows: np.ndarray) -> None:
-    bad = rows[~np.isfinite(values).reshape(len(values), -1).all(axis=1)]
+    fits = (values >= -LARGEST) & (values <= LARGEST)
+    bad = rows[~fits.reshape(len(values), -1).all(axis=1)]
     if bad.size:
         raise ArgumentError(name, f"is NaN or infinite in {bad.size} rows; the first is row {bad[0]}")
 
 
-def _standardize(x: np.ndarray, is_test: np.ndarray | None, gray: bool) -> Scaling:
-    """Standardizes x (n, *features) in place with the statistics of its non-test rows, one of each for gray images."""
+def _measure(x: np.ndarray, is_test: np.ndarray | None, gray: bool) -> Scaling:
+    """Mean and standard deviation of the non-test rows of x (n, *features), one of each for gray images."""
     rows = np.arange(len(x)) if is_test is None else np.flatnonzero(~is_test)
-    blocks = np.array_split(rows, len(rows) // 1024 + 1)  # avoids a float64 copy of a whole image data set
+    blocks = np.array_split(rows, len(rows) // BLOCK + 1)
     axes = tuple(range(x.ndim if gray else x.ndim - 1))
-    count, zero = len(rows) * x[0, ..., 0].size * (x.shape[-1] if gray else 1), np.zeros(())
-    mean = (sum((x[block].sum(axes, dtype=np.float64) for block in blocks), zero) / count).astype(np.float32)
-    x -= mean
-    std = np.sqrt(sum((np.square(x[block], dtype=np.float64).sum(axes) for block in blocks), zero) / count)
-    std = np.where(std > 0, std, 1).astype(np.float32)  # a constant feature becomes 0
-    x /= std
-    return Scaling(mean, std)
+    first = x[rows[0]].astype(np.float64)
+    origin = first.flat[0] if gray else first.reshape(-1, first.shape[-1])[0]  # differences of a constant are exactly 0
+    count, zero = len(rows) * first.size // origin.size, np.zeros(())
+    mean = origin + sum(((x[block] - origin).sum(axes) for block in blocks), zero) / count
+    std = np.sqrt(sum((np.square(x[block] - mean).sum(axes) for block in blocks), zero) / count)
+    return Scaling(mean, np.where(std > 0, std, 1))  # a constant feature becomes 0

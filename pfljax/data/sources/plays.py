@@ -51,7 +51,6 @@ def text(file: str, *, stride: int = 1, seed: int = 0, fraction: float = 1.0) ->
     x, y, is_test, client = map(np.concatenate, (xs, ys, is_test, client))
     rows = subsample(generator(seed, "load"), len(x), fraction)
     name = pathlib.Path(file).stem
-    distribution = np.arange(len(roles))
     return Source(
         x[rows],
         y[rows],
@@ -60,7 +59,6 @@ def text(file: str, *, stride: int = 1, seed: int = 0, fraction: float = 1.0) ->
         len(letters),
         "classification",
         name,
-        distribution,
         client_names=np.array(list(roles)),
     )
 

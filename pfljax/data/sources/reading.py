@@ -6,6 +6,7 @@ Sizes stated in a file are not trusted. They are compared with the file's actual
 from __future__ import annotations
 
 import contextlib
+import difflib
 import math
 import os
 import stat
@@ -92,8 +93,8 @@ def read_npz(
         argument: Name of the argument, for error messages.
 
     Raises:
-        ArgumentError: see `opened`; also if an array is missing, the file is damaged, encrypted or not an npz of plain
-            arrays, or it claims more bytes than it contains or than fit in memory.
+        ArgumentError: see `opened`; also if an array is missing or unknown, the file is damaged, encrypted or not an
+            npz of plain arrays, or it claims more bytes than it contains or than fit in memory.
     """
     accepted = f"accepted: an npz with {' and '.join(needed)}"
     with opened(file, argument) as stream:
@@ -108,9 +109,14 @@ def read_npz(
                 if missing:
                     text = f"lacks {' and '.join(missing)}; {accepted}, found {', '.join(members) or 'nothing'}"
                     raise ArgumentError(argument, text, file)
-                wanted = {name: members[name] for name in [*needed, *others] if name in members}
-                _check_memory(sum(member.file_size for member in wanted.values()), file, argument)
-                return {name: _read_member(archive, member) for name, member in wanted.items()}
+                unknown = [name for name in members if name not in (*needed, *others)]
+                if unknown:
+                    near = difflib.get_close_matches(unknown[0], [*needed, *others], 1)
+                    hint = f"did you mean {near[0]}? " if near else ""
+                    text = f"has an unknown array {unknown[0]}; {hint}accepted: {', '.join([*needed, *others])}"
+                    raise ArgumentError(argument, text, file)
+                _check_memory(sum(member.file_size for member in members.values()), file, argument)
+                return {name: _read_member(archive, member) for name, member in members.items()}
         except ArgumentError:
             raise
         except Exception as error:  # a damaged file can make zipfile, zlib and NumPy raise anything

@@ -20,7 +20,7 @@ class Scaling(NamedTuple):
     """Statistics with which features were standardized, one per channel of images or per feature.
 
     Attributes:
-        mean: Mean of the examples that are not for testing.
+        mean: Mean of the examples that are not for testing, float64.
         std: Their standard deviation; 1 for a constant feature.
     """
 
@@ -29,7 +29,7 @@ class Scaling(NamedTuple):
 
     def __call__(self, x: ArrayLike) -> np.ndarray:
         """Standardizes other examples (n, *features) with the same statistics."""
-        return (np.asarray(x, np.float32) - self.mean) / self.std
+        return ((np.asarray(x) - self.mean) / self.std).astype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

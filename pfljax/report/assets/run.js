@@ -20,6 +20,7 @@ page.start((d) => {
   const scoreAxis = { title: { text: word }, ...(percent ? { tickformat: ".0%" } : {}) };
   const groups = [...new Set(d.group)].sort((a, b) => a - b);
   const tint = (i) => color(groups.indexOf(d.group[i]), groups.length);
+  const groupOf = (i) => (groups.length > 1 ? `group ${d.group[i]}` : ""); // empty if there is one, or none is known
   const state = { at: sharing ? sharing.rounds.length - 1 : 0, kind: "sharing", by: "group", client: 0 };
   const place = new Map(ids.map((id, i) => [id, i]));
 
@@ -29,7 +30,7 @@ page.start((d) => {
     found: sharing ? sharing.order : range(n),
     accuracy: range(n).sort((a, b) => (rank[a] === rank[b] ? a - b : rank[a] - rank[b])),
   };
-  const common = { n, ids, place, range, last, state, groups, tint, shown, scores, sorted, select, tellClient };
+  const common = { n, ids, place, range, last, state, groups, groupOf, tint, shown, scores, sorted, select, tellClient };
   const links = sharing ? makeSharing(d, common) : null;
 
   // --- A client ----------------------------------------------------------------------------------------------------
@@ -85,7 +86,7 @@ page.start((d) => {
   function tellClient() {
     const i = state.client,
       row = d.rows && d.rows[i],
-      parts = [`Client ${named(i)}`, `group ${d.group[i]}`];
+      parts = [`Client ${named(i)}`, groupOf(i)].filter(Boolean);
     if (sharing) parts.push(`found group ${sharing.found[i]}`);
     if (row) parts.push(`${row.n_train} training and ${row.n_test} test examples`);
     parts.push(`${word} ${shown(scores[i])} in the last round`);
@@ -267,7 +268,7 @@ page.start((d) => {
         ["client", "group", "found_group", ...keys.filter((key) => key !== "client")],
         ...ids.map((id, i) => [
           id,
-          d.group[i],
+          groups.length > 1 ? d.group[i] : "",
           sharing ? sharing.found[i] : "",
           ...keys.filter((key) => key !== "client").map((key) => d.rows[i][key]),
         ]),

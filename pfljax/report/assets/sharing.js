@@ -2,7 +2,8 @@
 "use strict";
 
 function makeSharing(d, common) {
-  const { n, ids, place, range, last, state, groups, tint, shown, scores, sorted, select, tellClient } = common;
+  const { n, ids, place, range, last, state, groups, groupOf, tint, shown, scores, sorted, select, tellClient } =
+    common;
   const { byId, color, draw, plot } = page,
     sharing = d.sharing;
 
@@ -85,7 +86,7 @@ function makeSharing(d, common) {
     });
     const starts = range(n).filter((k) => !k || d.group[rows[k]] !== d.group[rows[k - 1]]); // where runs of one group start
     const strip =
-      starts.length <= 300
+      groups.length > 1 && starts.length <= 300
         ? starts.map((k, a) => ({
             type: "rect",
             xref: "x domain",
@@ -170,7 +171,7 @@ function makeSharing(d, common) {
       ...common,
       ring: order(),
       models: square() ? 0 : numColumns,
-      label: (i) => `client ${ids[i]}, group ${d.group[i]}, ${shown(scores[i])}`,
+      label: (i) => [`client ${ids[i]}`, groupOf(i), shown(scores[i])].filter(Boolean).join(", "),
       value: (i, j) => all[i][j] / (state.kind === "sharing" ? 1 : Math.max(sharing.largest, 1e-9)),
       partners: (i) => strongest(i, all[i], 3),
     });
@@ -275,7 +276,7 @@ function makeSharing(d, common) {
       mode: "lines+markers",
       x: sharing.rounds,
       y: rows.map((row) => row[j]),
-      name: square() ? `${named(j)} (group ${d.group[j]})` : named(j),
+      name: square() && groupOf(j) ? `${named(j)} (${groupOf(j)})` : named(j),
       marker: { symbol: page.SYMBOLS[k], size: 8 },
       line: { color: square() ? tint(j) : color(j, numColumns) },
     }));
