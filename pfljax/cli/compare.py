@@ -49,7 +49,7 @@ def run(settings: Settings) -> None:
     cells, failed = train(settings, names, trials, out)
     missing = sum(each.count(None) for each in cells.values())
     if missing:  # with --cells
-        print(f"{missing} runs of other processes are not finished; the process that finishes last writes the table")
+        print(f"unfinished runs of other processes: {missing}; the process that finishes last writes the table")
         return
     titled = {name: method_row(name, [cell for cell in cells[name] if cell]) for name in cells}
     rows = [row | {"tuned": str(sweep.chosen(out / name))} for name, row in titled.items()]
