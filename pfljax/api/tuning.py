@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from pfljax.api.run import Run, padded_alike, start
+from pfljax.api.run import Run, Say, padded_alike, start
+from pfljax.api.study import Rerun
 from pfljax.core.errors import ArgumentError, OutOfMemory, RunError
 from pfljax.data import Federation
 from pfljax.local.training import LocalTraining
+from pfljax.training import files, fingerprint
 from pfljax.training.loop import Schedule
 
 T = TypeVar("T")
@@ -81,7 +84,16 @@ def grid(rates: Sequence[float] = (), knobs: Mapping[str, Sequence[Any]] | None 
     ]
 
 
-def search(points: Sequence[Point], trials: Sequence[T], make: Callable[[Point, T], Run], rounds: int) -> Tuning:
+def search(
+    points: Sequence[Point],
+    trials: Sequence[T],
+    make: Callable[[Point, T], Run],
+    rounds: int,
+    *,
+    path: Path | None = None,
+    rerun: Rerun = "never",
+    say: Say = lambda line: None,
+) -> Tuning:
     """Scores every point on all trials. Runs that differ only in numbers share a kernel.
 
     Args:
@@ -89,11 +101,23 @@ def search(points: Sequence[Point], trials: Sequence[T], make: Callable[[Point, 
         trials: Trials to score each point on, such as seeds.
         make: (point, trial) -> run. The run's clients need validation examples.
         rounds: Number of rounds.
+        path: A JSON file that keeps the scores; None: none.
+        rerun: "changed" scores the points again if the file has scores of something else.
+        say: Called with a line if the file's scores are reused, or damaged.
 
     Raises:
         RunError: if a run diverges at every point.
+        ArgumentError: if the file has scores of something else, and `rerun` is "never".
     """
     runs = [make(point, trial) for point in points for trial in trials]
+    about: dict = {}
+    if path:
+        first = [run.experiment for run in runs[: len(trials)]]
+        about = {"settings": first[0].config["settings"], "data": [each.config["data"] for each in first]}
+        about |= {"rounds": rounds, "trials": list(trials), "grid": [point._asdict() for point in points]}
+        about = files.plain(about | {"program": first[0].program()})
+        if path.exists() and (known := kept(path, about, points, rerun, say)):
+            return known
     scores = np.full((len(runs), 2), np.nan)
     groups: list[list[int]] = []
     for number, run in enumerate(runs):
@@ -105,7 +129,33 @@ def search(points: Sequence[Point], trials: Sequence[T], make: Callable[[Point, 
     means, losses = scores.reshape(len(points), len(trials), 2).mean(axis=1).T
     if np.isnan(means).all():
         raise RunError(f"tuning: {runs[0].experiment.name} diverges at every point of the grid")
-    return Tuning(list(points), means.tolist(), losses.tolist())
+    found = Tuning(list(points), means.tolist(), losses.tolist())
+    if path:
+        known = lambda values: [None if np.isnan(value) else value for value in values]
+        scored = {"scores": known(found.scores), "losses": known(found.losses), "best": found.best._asdict()}
+        files.write_json(path, about | scored)
+    return found
+
+
+def kept(path: Path, about: dict, points: Sequence[Point], rerun: Rerun, say: Say) -> Tuning | None:
+    """Reads the scores in a file; None if they must be computed again."""
+    number = lambda value: np.nan if value is None else float(value)
+    try:
+        before = files.read_json(path)
+        scores, losses = ([*map(number, before[key])] for key in ("scores", "losses"))
+        Point(**before["best"])
+        different = [key for key, value in about.items() if key != "program" and before[key] != value]
+        different = different or fingerprint.differences(before["program"], about["program"])
+    except (ValueError, TypeError, KeyError):
+        say(f"{path} is damaged; tuning again")
+        return None
+    if different and rerun == "never":
+        text = f"{path} has scores of something else ({', '.join(different)} changed); accepted: changed, to tune again"
+        raise ArgumentError("rerun", text)
+    if different:
+        return None
+    say(f"{path}: already tuned")
+    return Tuning(list(points), scores, losses)
 
 
 def final_scores(runs: Sequence[Run], rounds: int) -> list[tuple[float, float]]:
@@ -136,6 +186,8 @@ def tune(
     rates: Sequence[float] = (),
     knobs: Mapping[str, Sequence[Any]] | None = None,
     seeds: Sequence[int] = (0,),
+    out: str | Path | None = None,
+    rerun: Rerun = "never",
     **options: Any,
 ) -> Tuning:
     """Finds the learning rate and knobs with which a method scores best on the clients' validation examples.
@@ -151,6 +203,8 @@ def tune(
         rates: Learning rates to try.
         knobs: Values to try, by knob.
         seeds: See `compare`; scores are means over the seeds.
+        out: Folder for tuning.json, which keeps the scores; they are not computed again.
+        rerun: See `compare`.
         options: Further arguments of `Run`.
 
     Returns:
@@ -173,4 +227,5 @@ def tune(
         tried = dataclasses.replace(method, **point.knobs)
         return Run(tried, of_seed[seed], model, how, seed=seed, **options)
 
-    return search(grid(rates, knobs), list(seeds), make, rounds)
+    path = None if out is None else Path(out) / "tuning.json"
+    return search(grid(rates, knobs), list(seeds), make, rounds, path=path, rerun=rerun)

@@ -21,10 +21,10 @@ from pfljax.api import Point, comparison
 from pfljax.api.study import POLL_SECONDS, Cell, Study, taken
 from pfljax.cli import build
 from pfljax.cli.build import Trial
-from pfljax.cli.settings import FlagError, Settings
+from pfljax.cli.settings import Settings
 from pfljax.core import method
 from pfljax.core.errors import ArgumentError
-from pfljax.training import files, fingerprint
+from pfljax.training import files
 from pfljax.training.loop import Schedule
 
 
@@ -118,7 +118,7 @@ def tune(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> Poi
 
     Raises:
         RunError: if a run diverges at every point.
-        FlagError: if OUT has scores from other settings.
+        ArgumentError: if OUT has scores of something else.
     """
     grids = {field.name: field.metadata.get("grid", ()) for field in dataclasses.fields(method.get(name))}
     knobs = tuned_knobs(settings, name)
@@ -131,59 +131,18 @@ def tune(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> Poi
 
 
 def best_of(points: list[Point], settings: Settings, name: str, runs: Sequence[Trial], path: Path) -> Point:
-    """Returns the best of some points. Scores are saved to a file and reused if the settings are the same."""
+    """Returns the best of some points. Scores are saved to a file, and reused if nothing has changed."""
     tried = settings.replace(validation_fraction=settings.validation_fraction or 0.25)
-    varied = {"--seed", "--split", *(f"--{name}.{knob}" for knob in points[0].knobs)}
-    varied |= {"--learning_rate"} if settings.tune else set()
-    rest = {flag: v for flag, v in build.config(tried, name, runs[0])["settings"].items() if flag not in varied}
     make = lambda point, trial: build.build_run(
         at_point(tried, name, point), name, build.cached_clients(tried, trial.of_data), trial
     )
-    first = make(points[0], runs[0]).experiment
-    same = {"settings": rest, "data": first.config["data"], "rounds": tried.rounds}
-    same = files.plain(same | {"trials": list(runs), "grid": [point._asdict() for point in points]})
-    program = first.program()
-    tuning = kept_scores(settings, path, same | {"program": program}, points)
-    if tuning is None:
-        print(f"  {name}: tuning, {len(points)} points on {named(runs)}")
-        tuning = api.search(points, runs, make, tried.rounds)
-        known = lambda values: [None if np.isnan(value) else value for value in values]
-        found = {"scores": known(tuning.scores), "losses": known(tuning.losses), "best": tuning.best._asdict()}
-        files.write_json(path, same | {"program": program} | found)
-    print(
-        f"  {name}: {tuning.best} of " + "; ".join(f"{p} ({s:.4f})" for p, s in zip(points, tuning.scores, strict=True))
-    )
+    print(f"  {name}: tuning, {len(points)} points on {named(runs)}")
+    tuning = api.search(points, runs, make, tried.rounds, path=path, rerun=settings.rerun, say=say)
+    scores = "; ".join(f"{point} ({score:.4f})" for point, score in zip(points, tuning.scores, strict=True))
+    print(f"  {name}: {tuning.best} of {scores}")
     for number in tuning.at_edge:
         print(f"  {name}: {number} is at the edge of the grid; a wider grid may do better")
     return tuning.best
-
-
-def kept_scores(settings: Settings, path: Path, same: dict, points: list[Point]) -> api.Tuning | None:
-    """Reads the scores in a file; None if it is missing or damaged. Prints a line if it is damaged.
-
-    Raises:
-        FlagError: if the scores are from other settings.
-    """
-    if not path.exists():
-        return None
-    number = lambda value: np.nan if value is None else float(value)
-    try:
-        before = files.read_json(path)
-        scores, losses = ([*map(number, before[key])] for key in ("scores", "losses"))
-        Point(**before["best"])  # `chosen` reads it
-    except (ValueError, TypeError, KeyError):
-        print(f"  {path} is damaged; tuning again")
-        return None
-    different = [key for key, value in same.items() if key != "program" and before.get(key) != value]
-    different += fingerprint.differences(before.get("program", {}), same["program"])
-    if different and settings.rerun == "changed":
-        return None
-    if different:
-        text = (
-            f"{path} has scores from other settings ({', '.join(different)}); choose a new folder, or --rerun=changed"
-        )
-        raise FlagError(f"--out={settings.out}: {text}")
-    return api.Tuning(points, scores, losses)
 
 
 def tuned(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> tuple[Settings, Point]:

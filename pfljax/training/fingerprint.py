@@ -104,6 +104,7 @@ def parts(experiment: Experiment) -> Digests:
     optimizer = optimizer._replace(init=in_part(OPTIMIZER, optimizer.init), update=in_part(OPTIMIZER, optimizer.update))
     problem = problem._replace(rounds=1, plan=plan, solver=problem.solver._replace(optimizer=optimizer))
     algorithm = dataclasses.replace(experiment, problem=problem).algorithm(plan)
+    adapts = algorithm.adapt is not algorithm.predictor
     algorithm = dataclasses.replace(algorithm, **{name: in_part(name, fn) for name, fn in functions(algorithm).items()})
     one_round = make_round(algorithm, plan, problem.num_clients, problem.cohort_size)
     key, clients = jax.random.key(0), experiment.federation.client_data
@@ -112,14 +113,15 @@ def parts(experiment: Experiment) -> Digests:
     def evaluated(predict: Callable) -> Callable:
         return lambda key, state, clients: tuned(algorithm, key, predict(key, state, clients), clients)
 
-    traced = {  # apart, so that no part depends on the values of another
+    traced: dict[str, tuple] = {  # apart, so that no part depends on the values of another
         "init": (algorithm.init, key, clients),
         ENGINE: (one_round, key, np.int32(0), state, clients),
         "predictor": (evaluated(algorithm.predictor), key, state, clients),
-        "adapt": (evaluated(algorithm.adapt), key, state, clients),
         "collaboration": (algorithm.report.collaboration or (lambda state: ()), state),
         MODEL: (model.predict, model.network.shapes, model.example_input),
     }
+    if adapts:
+        traced["adapt"] = (evaluated(algorithm.adapt), key, state, clients)
     streams: dict[str, Any] = defaultdict(hashlib.sha256)
     for part, (fn, *args) in traced.items():
         for (name, suffix), digest in digests(jax.make_jaxpr(fn)(*args), part).items():

@@ -101,9 +101,9 @@ def test_tuning_takes_the_best_point_and_keeps_the_scores(tmp_path):
         row["tuned"] == f"rate 0.3, mu {best['knobs']['mu']:g}" and row["tuned"] in (tmp_path / "table.md").read_text()
     )
     # Neither scores nor cells are made again, and scores of another grid are not taken.
-    assert "tuning, " in printed and "tuning, " not in call(compare.COMMAND, *flags, *tuning)
+    assert "already tuned" not in printed and "tuning.json: already tuned" in call(compare.COMMAND, *flags, *tuning)
     line = one_line(call(compare.COMMAND, *flags, "--tune=0.3,0.5", code=2))
-    assert line.startswith("--out=") and "tuning.json has scores from other settings" in line
+    assert line.startswith("--rerun: ") and "tuning.json has scores of something else (settings, grid changed)" in line
     # A knob on the command line is not tuned.
     printed = call(compare.COMMAND, *flags, *tuning, "--fedprox.mu=1", f"--out={tmp_path / 'given'}")
     assert len(files.read_json(tmp_path / "given" / "fedprox" / "tuning.json")["scores"]) == 2
