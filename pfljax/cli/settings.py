@@ -46,6 +46,7 @@ class Settings:
         given: The flags on the command line. Presets do not override them.
         headings: Group by flag.
         defaults: File name of the data set's preset that was applied; "": none.
+        words: The command line that was parsed, with its flag files' words in place of them.
     """
 
     define: Define
@@ -53,6 +54,7 @@ class Settings:
     given: frozenset[str]
     headings: Mapping[str, str]
     defaults: str = ""
+    words: tuple[str, ...] = ()
 
     def __getitem__(self, flag: str) -> Any:
         return self.values[flag]
@@ -199,7 +201,7 @@ def parse(define: Define, words: Sequence[str]) -> Settings:
         values["algorithms"] = list(map(registered, values["algorithms"]))
     given = frozenset(name for name in registry if registry[name].present)
     headings = {flag.name: group for group, found in registry.flags_by_module_dict().items() for flag in found}
-    return Settings(define, MappingProxyType(values), given, MappingProxyType(headings))
+    return Settings(define, MappingProxyType(values), given, MappingProxyType(headings), words=tuple(words))
 
 
 def read(define: Define, words: Sequence[str]) -> flags.FlagValues:

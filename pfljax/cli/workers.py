@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,20 +50,18 @@ def run(settings: Settings) -> None:
             raise FlagError.of(flag, "accepted with --workers=1")
     logs = Path(settings.out) / "workers"
     logs.mkdir(parents=True, exist_ok=True)
-    commands = list(commands_of(settings))
+    commands = commands_of(settings)
     failed = submit(commands, logs, settings.cluster) if settings.cluster != "none" else start(commands, logs)
     for number in failed:
         print(f"worker {number} failed; see {logs / f'{number}.log'}", file=sys.stderr)
 
 
-def commands_of(settings: Settings) -> Iterator[list[str]]:
+def commands_of(settings: Settings) -> list[list[str]]:
     """The workers' command lines. On a CPU, local workers share the cores."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    program = ["-m", spec.name.removesuffix(".__main__")] if spec else [sys.argv[0]]
-    words = [sys.executable, *program, *sys.argv[1:], "--workers=1", "--cluster=none"]
+    words = [sys.executable, "-m", "pfljax.cli", "compare", *settings.words, "--workers=1", "--cluster=none"]
     if settings.cluster == "none" and jax.default_backend() == "cpu" and not settings.present("devices"):
         words.append(f"--devices={max(1, host.num_cores() // settings.workers)}")
-    return (list(words) for _ in range(settings.workers))
+    return [words] * settings.workers
 
 
 def start(commands: Sequence[Sequence[str]], logs: Path) -> list[int]:
