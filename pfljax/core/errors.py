@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 LONGEST, LONGEST_TEXT = 300, 3000  # maximum characters of a value and of a message's text
 
 
@@ -36,6 +38,13 @@ class ArgumentError(ValueError):
         """The message, with the argument called `name`."""
         text = shown(self.text, LONGEST_TEXT)
         return f"{name}: {text}" if self.value is None else f"{name}={shown(self.value)}: {text}"
+
+
+def raised(error: BaseException, file: str) -> str:
+    """An error of a user's file in one line, with the last line of the file that took part in it."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    where, text = f"line {lines[-1]} of the file" if lines else "the file", str(error).strip().split("\n")[0]
+    return f"{where}: {text}" if isinstance(error, ArgumentError) else f"{where} raised {type(error).__name__}: {text}"
 
 
 class RunError(RuntimeError):
