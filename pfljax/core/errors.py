@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 
 LONGEST, LONGEST_TEXT = 300, 3000  # maximum characters of a value and of a message's text
@@ -41,9 +42,10 @@ class ArgumentError(ValueError):
 
 
 def raised(error: BaseException, file: str) -> str:
-    """An error of a user's file in one line, with the last line of the file that took part in it."""
+    """An error in a user's file, in one line that says where in the file it was raised."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    where, text = f"line {lines[-1]} of the file" if lines else "the file", str(error).strip().split("\n")[0]
+    where, text = f"line {lines[-1]} of {os.path.basename(file)}" if lines else "the file", str(error).strip()
+    text = text.split("\n")[0]
     return f"{where}: {text}" if isinstance(error, ArgumentError) else f"{where} raised {type(error).__name__}: {text}"
 
 

@@ -104,7 +104,9 @@ def method(*, keeps: str, travels: str, name: str | None = None, validates: bool
         registered = name or cls.__name__.lower()
         other, doc = METHODS.get(registered), inspect.getdoc(cls)
         if other is not None and _origin(other) != _origin(cls):
-            taken = f"is the name of {other.__module__}.{other.__qualname__}; accepted: another one, by another class name"
+            taken = (
+                f"is the name of {other.__module__}.{other.__qualname__}; accepted: another one, by another class name"
+            )
             raise ArgumentError("name", f'{taken} or @pfl.method(name="...")', registered)
         declared = hasattr(cls, "__dataclass_fields__") and callable(getattr(cls, "build", None))
         if not declared or not doc:

@@ -287,7 +287,7 @@ def test_a_class_that_has_another_one_s_name_is_refused(own, tmp_path):
         other.write_text(METHOD.replace("Own{number}", name))
         line = other.read_text().splitlines().index('@method(keeps="nothing", travels="nothing")') + 1
         before = METHODS["fedavg"]
-        with pytest.raises(FlagError, match=rf"^--algorithms={other}:{name}: line {line} of the file: name={taken}"):
+        with pytest.raises(FlagError, match=rf"^--algorithms={other}:{name}: line {line} of other.py: name={taken}"):
             of("--algorithms", f"fedavg,{own}:Own1,{other}:{name}", define=compare.define)
         assert METHODS["fedavg"] is before
 

@@ -225,7 +225,9 @@ def test_what_is_not_a_lock_is_neither_written_to_nor_deleted(kind, copied, tmp_
         os.link(other, lock)
     else:
         lock.symlink_to(other if kind == "link" else tmp_path / "nothing")
-    with pytest.raises(ArgumentError, match=r"^out=.*run: its \.lock is not a lock of pfljax; move or delete .*/\.lock$"):
+    with pytest.raises(
+        ArgumentError, match=r"^out=.*run: its \.lock is not a lock of pfljax; move or delete .*/\.lock$"
+    ):
         resumed(copied)
     assert other.read_text() == "1234" and os.path.lexists(lock) and not (tmp_path / "nothing").exists()
     assert kind != "text" or lock.read_text() == "mine"
