@@ -156,8 +156,8 @@ class Run:
 
 def check_arguments(method: Any, clients: Any, participation: float, fine_tune_epochs: int, eval_clients: int) -> None:
     """Raises `ArgumentError` if an argument of `Run` is not accepted."""
-    if isinstance(method, type) or not hasattr(method, "build"):
-        raise ArgumentError("method", "accepted: a method with its knobs, such as FedAvg()", method)
+    if isinstance(method, type) or not hasattr(method, "info"):
+        raise ArgumentError("method", "accepted: an instance of a class with @pfl.method, such as FedAvg()", method)
     if not isinstance(clients, Federation):
         raise ArgumentError("clients", "accepted: a Federation, such as Federation.from_arrays(x, y, client=ids)")
     for name, value, limits in (

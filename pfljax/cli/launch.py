@@ -133,6 +133,8 @@ def told(error: Exception, settings: Settings | None) -> tuple[str, int]:
         return device_failure(str(error)), 1
     if not jax.distributed.is_initialized():
         raise error
+    if supervision.is_lost(error):
+        return supervision.LOST_TEXT, 1
     traceback.print_exc()
     return f"unexpected: {error}", 1  # a normal exit would wait for the other processes
 

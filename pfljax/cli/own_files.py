@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib.util
 import os
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
-from pfljax.core.errors import ArgumentError
+from pfljax.core.errors import ArgumentError, raised
 from pfljax.core.method import METHODS
 
 
@@ -33,7 +33,8 @@ def load(argument: str, text: str) -> Any:
     if not os.path.isfile(file):
         raise ArgumentError(argument, "no such file; accepted: FILE.py:NAME", text)
     path = Path(file).resolve()
-    spec = importlib.util.spec_from_file_location(f"own_{path.stem}", path)
+    folder = hashlib.sha256(os.fsencode(path.parent)).hexdigest()[:8]  # files of one name may be in several folders
+    spec = importlib.util.spec_from_file_location(f"own_{path.stem}_{folder}", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # type hints of its classes are looked up there
@@ -42,10 +43,7 @@ def load(argument: str, text: str) -> Any:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        first = str(error).split("\n")[0]
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        where = f"line {lines[-1]} of the file" if lines else "the file"
-        raise ArgumentError(argument, f"{where} raised {type(error).__name__}: {first}", text) from error
+        raise ArgumentError(argument, raised(error, str(path)), text) from error
     if not hasattr(module, name):
         near = difflib.get_close_matches(name, vars(module), n=1, cutoff=0.6)
         raise ArgumentError(argument, f"{file} has no {name}" + (f"; did you mean {near[0]}?" if near else ""), text)

@@ -20,7 +20,9 @@ WATCHED = "PFLJAX_WATCHED"
 PATIENCE_SECONDS = 20  # how long a process may take to end when asked to
 LOG_LINE = re.compile(rb"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ (\w+\.(?:cc|cpp|h):\d+)\] (.*)|\[Gloo\].*")
 LOST_TEXT = "another process has ended or cannot be reached; --resume continues from the last checkpoint"
-LOST = re.compile(rb"distributed service|coordination service|unhealthy|heartbeat|Gloo|barrier", re.IGNORECASE)
+START_TEXT = f"--coordinator: the processes did not connect within {START_SECONDS} s"
+LOST_ERROR = "Gloo|coordination ?service|distributed service"  # in errors; the libraries' last words say more
+LOST = re.compile(f"{LOST_ERROR}|unhealthy|heartbeat|barrier", re.IGNORECASE)
 
 
 def is_watched() -> bool:
@@ -69,19 +71,32 @@ def watch() -> NoReturn:
             held.append(line)  # more of the libraries' messages, or something else
     code = worker.wait()
     words = last_words(fatal, code) if code < 0 else ""
-    if held and code and not lost and words != LOST_TEXT:
+    if held and code and not lost and words not in (LOST_TEXT, START_TEXT):
         sys.stderr.buffer.writelines(held)
     if words and not said:
         print(f"error: {words}", file=sys.stderr, flush=True)
     os._exit(1 if code < 0 else code)
 
 
+def is_lost(error: BaseException | None) -> bool:
+    """Whether an error, or one that caused it, tells by its text that another process was lost.
+
+    The type does not tell: the same failure of a collective comes as different ones, depending on who waits for it.
+    """
+    while error is not None:
+        if re.search(LOST_ERROR, str(error), re.IGNORECASE):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def last_words(fatal: bytes, code: int) -> str:
     """Returns the error line for a process that ended with this library message and exit code."""
-    if b"DEADLINE_EXCEEDED" in fatal:
-        return f"--coordinator: the processes did not connect within {START_SECONDS} s"
-    if LOST.search(fatal):
+    text = fatal.decode(errors="replace")
+    if "DEADLINE_EXCEEDED" in text:
+        return START_TEXT
+    if LOST.search(text):
         return LOST_TEXT
-    if fatal:
-        return fatal.decode(errors="replace")[:300]
+    if text:
+        return text[:300]
     return f"the process was ended by {signal.Signals(-code).name}; --resume continues from the last checkpoint"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 import warnings
 
 LONGEST, LONGEST_TEXT = 300, 3000  # maximum characters of a value and of a message's text
@@ -43,6 +45,14 @@ class ArgumentError(ValueError):
 def warn(argument: str, text: str) -> None:
     """Warns, in one line, of an argument that is accepted but likely to be a mistake."""
     warnings.warn(f"{argument}: {shown(text, LONGEST_TEXT)}", stacklevel=3)
+
+
+def raised(error: BaseException, file: str) -> str:
+    """An error in a user's file, in one line that says where in the file it was raised."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    where, text = f"line {lines[-1]} of {os.path.basename(file)}" if lines else "the file", str(error).strip()
+    text = text.split("\n")[0]
+    return f"{where}: {text}" if isinstance(error, ArgumentError) else f"{where} raised {type(error).__name__}: {text}"
 
 
 class RunError(RuntimeError):

@@ -18,6 +18,7 @@ import functools
 import inspect
 import math
 import numbers
+import sys
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -94,11 +95,19 @@ def method(*, keeps: str, travels: str, name: str | None = None, validates: bool
         travels: What travels in a round, in words.
         name: Registered name; by default the class name in lower case.
         validates: Whether the method needs validation examples.
+
+    Raises:
+        ArgumentError: if a class of another file, or another class of the file, has the name.
     """
 
     def register(cls: Any) -> Any:
         registered = name or cls.__name__.lower()
-        doc = inspect.getdoc(cls)
+        other, doc = METHODS.get(registered), inspect.getdoc(cls)
+        if other is not None and _origin(other) != _origin(cls):
+            taken = (
+                f"is the name of {other.__module__}.{other.__qualname__}; accepted: another one, by another class name"
+            )
+            raise ArgumentError("name", f'{taken} or @pfl.method(name="...")', registered)
         declared = hasattr(cls, "__dataclass_fields__") and callable(getattr(cls, "build", None))
         if not declared or not doc:
             raise TypeError(f"{cls.__name__}: a method is a dataclass with a docstring and build(problem)")
@@ -124,6 +133,11 @@ def method(*, keeps: str, travels: str, name: str | None = None, validates: bool
         return cls
 
     return register
+
+
+def _origin(cls: type) -> tuple[str, str]:
+    """Where a class is defined: file (or module, in a notebook) and name. Running that again may replace the class."""
+    return getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__, cls.__qualname__
 
 
 def check_knobs(made: Any) -> None:

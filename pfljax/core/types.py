@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfljax.core.errors import RunError as RunError
+from pfljax.core.errors import ArgumentError
 
 Array = jax.Array | np.ndarray
 Key = jax.Array
@@ -286,11 +286,13 @@ class Algorithm:
 
     def __post_init__(self):
         if self.topology not in SCORED:
-            raise ValueError(f"topology={self.topology}: accepted: {', '.join(SCORED)}")
+            raise ArgumentError("topology", f"accepted: {', '.join(SCORED)}", self.topology)
         if self.download is None and self.topology in ("peers", "push"):
-            raise ValueError(f"download: required with topology={self.topology!r}; it says who receives whose model")
+            text = f"required with topology={self.topology!r}; it says who receives whose model"
+            raise ArgumentError("download", text)
         if not isinstance(self.ledger, Ledger):
-            raise ValueError("ledger: accepted: a Ledger, which says how many gradients are computed per mini-batch")
+            text = "accepted: a Ledger, which says how many gradients are computed per mini-batch"
+            raise ArgumentError("ledger", text, self.ledger)
         defaults = {"download": self._download, "adapt": self.predictor}
         for name, default in defaults.items():
             if getattr(self, name) is None:
@@ -304,7 +306,3 @@ class Algorithm:
             return cohort.ids[:, None]
         num = jax.tree.leaves(state.models)[0].shape[0]
         return jnp.broadcast_to(jnp.arange(num, dtype=jnp.int32), (cohort.ids.shape[0], num))
-
-
-class UsageError(ValueError):
-    """A user's mistake, in one line that names the flag or file and what is accepted (exit code 2)."""

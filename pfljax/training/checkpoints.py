@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from orbax.checkpoint import v1 as ocp
 
 from pfljax.core.types import State
 from pfljax.engine import processes
-from pfljax.training import history
+from pfljax.training import files, history
 
 KEEP = 2  # the newest, and one in case the newest is truncated
 
@@ -66,10 +65,10 @@ def keep(directory: Path, rounds: Sequence[int]) -> None:
         for path in directory.iterdir():
             if path.name in named or not re.match(r"[1-9]|history-", path.name):
                 continue
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            try:
+                files.delete(path, follow=False)
+            except OSError as error:  # training goes on: the manifest does not list it
+                logging.warning("cannot delete %s: %s", error.filename, error.strerror)
     processes.wait()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,22 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def delete(path: Path, *, follow: bool = True) -> None:
+    """Deletes a file, or a folder with its content, if it exists.
+
+    Args:
+        path: The file or folder.
+        follow: Whether a link to a folder stays and that folder is emptied; otherwise the link is deleted.
+    """
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    elif follow and path.is_dir():
+        for each in path.iterdir():
+            delete(each, follow=False)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def check_writable(folder: Path) -> None:

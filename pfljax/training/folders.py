@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -82,7 +81,8 @@ class Folders:
             load: Contents of all runs' checkpoints -> their state.
 
         Raises:
-            ArgumentError: if a folder's checkpoints were lost and `resume` does not allow starting over.
+            ArgumentError: if a folder's checkpoints were lost and `resume` does not allow starting over, or if something
+                cannot be deleted.
         """
         if not self.resume:
             return None
@@ -98,8 +98,7 @@ class Folders:
         why = LOST if began else "nothing to resume: no checkpoint was saved yet; starting"
         say(f"  {self.outs[0]}: {why} at round 0")
         for out in self.outs:
-            clear(out)
-        processes.wait()
+            processes.first(functools.partial(clear, out))
         return None
 
     def _versions(self) -> str:
@@ -196,13 +195,16 @@ def has_begun(out: Path) -> bool:
 
 
 def clear(out: Path) -> None:
-    """Deletes a run's files from its folder."""
-    if not processes.is_first():
-        return
-    for name in ("checkpoints", CLIENTS, "figures", BOARD):
-        shutil.rmtree(out / name, ignore_errors=True)
-    for name in (*manifest.RECORDS, manifest.NAME, "report.html"):
-        (out / name).unlink(missing_ok=True)
+    """Deletes a run's files from its folder.
+
+    Raises:
+        ArgumentError: if one cannot be deleted.
+    """
+    try:
+        for name in ("checkpoints", CLIENTS, "figures", BOARD, *manifest.RECORDS, manifest.NAME, "report.html"):
+            files.delete(out / name)
+    except OSError as error:
+        raise ArgumentError("out", f"cannot delete {error.filename}: {error.strerror}", out) from error
 
 
 class Changed(ArgumentError):
@@ -263,9 +265,12 @@ def check_store(client_store: str, out: Path) -> None:
     Raises:
         ArgumentError: if the rows are on disk and another store is requested, or the other way around.
     """
-    on_disk = (out / CLIENTS).is_dir()
+    rows = out / CLIENTS
+    on_disk = rows.is_dir()
     if not history.checkpoints(out / "checkpoints"):
-        shutil.rmtree(out / CLIENTS, ignore_errors=True)  # left by a run that saved nothing
+        files.delete(rows)  # left by a run that saved nothing
+    elif on_disk and rows.is_symlink() and not any(rows.iterdir()):
+        return  # a link that is kept when runs start over
     elif on_disk != (client_store == "disk"):
         accepted = "disk" if on_disk else "device or host"
         raise ArgumentError("client_store", f"{out} was started with another one; accepted: {accepted}", client_store)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
+import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -44,6 +46,7 @@ def locked(folders: Sequence[Path], say: Callable[[str], None]) -> Iterator[None
 
     Raises:
         Locked: if another process has locked one of the folders.
+        ArgumentError: if something else is in place of a lock.
     """
     folders = [folder for folder in folders if _entry(folder) not in _held]
     made = [folder for folder in folders if not folder.exists()]
@@ -76,7 +79,7 @@ def _take(folder: Path, say: Callable[[str], None]) -> int:
     """Returns the locked file."""
     assert fcntl
     while True:
-        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        file = _open(folder)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -96,3 +99,23 @@ def _take(folder: Path, say: Callable[[str], None]) -> int:
         except FileNotFoundError:  # released, and so deleted, between the two lines above
             pass
         os.close(file)
+
+
+def _open(folder: Path) -> int:
+    """Opens or creates the lock file. Never opens a link, so that no file elsewhere is written to."""
+    path = folder / LOCK
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    except OSError as error:
+        if path.is_symlink() or path.is_dir():
+            raise _not_a_lock(folder) from error
+        raise
+    kind = os.fstat(file)
+    if stat.S_ISREG(kind.st_mode) and kind.st_nlink <= 1 and re.fullmatch(rb"\d{0,20}", os.pread(file, 32, 0)):
+        return file
+    os.close(file)
+    raise _not_a_lock(folder)
+
+
+def _not_a_lock(folder: Path) -> ArgumentError:
+    return ArgumentError("out", f"its {LOCK} is not a lock of pfljax; move or delete {folder / LOCK}", folder)

@@ -17,7 +17,7 @@ from pfljax.core.types import ClientData, Key, Predictor, Split, State
 from pfljax.engine import processes
 from pfljax.engine.rounds import Record, predicts_by_rows
 from pfljax.evaluation import metrics as evaluation
-from pfljax.training import device_store, endings, files, host_store, memory, scoring, stacks
+from pfljax.training import conformance, device_store, endings, files, host_store, memory, scoring, stacks
 from pfljax.training.compiled import Compiled, is_private_mixture, tuned
 from pfljax.training.describe import plan_lines
 from pfljax.training.experiment import Experiment
@@ -204,6 +204,9 @@ class Trainer:
         if not restored:
             with told("initializing the models", self.say):
                 self.state = compiled.init(self._key(0), self.clients)
+            parts = [self.keys, *map(self.replicates.split, (self.state, self.clients))]
+            for each, *arrays in zip(self.experiments, *parts, strict=True):
+                conformance.check_start(each, compiled.plan, *arrays)
         outs, topology = self.folders.outs or [None] * self.replicates.num, self._topology()
         self.histories = [
             History(out, self.done, topology, each.scored) for out, each in zip(outs, self.experiments, strict=True)
@@ -328,6 +331,8 @@ class Trainer:
                 self.diverged.setdefault(number, why)
                 if not self.keep_going:
                     continue
+            elif not self.compiled.algorithm.report.collaboration:
+                conformance.check_weights(each, collaboration["weights"])
             validated = means.get("validation", {})
             row |= {f"validation_{name}": validated[name] for name in ("loss", "accuracy") if name in validated}
             history.add(row, scores, collaboration)
@@ -370,9 +375,10 @@ def check(experiment: Experiment) -> None:
     """Builds the method once, to find mistakes before compiling anything.
 
     Raises:
-        ArgumentError: for a knob that does not fit the clients or the model, or a store that does not support the
-            method.
+        ArgumentError: for a knob that does not fit the clients or the model, a user's method that returns something
+            that is not accepted, or a store that does not support the method.
     """
+    conformance.check(experiment)
     algorithm, clients = experiment.algorithm(experiment.problem.plan), experiment.federation.client_data
     if experiment.scored is not None:
         state = jax.eval_shape(algorithm.init, jax.random.key(0), clients)

@@ -1,5 +1,6 @@
 """What users read when devices or processes fail, and profiles from commands."""
 
+import jax
 import pytest
 from commands import call, one_line
 
@@ -31,6 +32,21 @@ def test_a_lost_device_is_told_with_the_way_back():
 def test_the_last_words_of_a_process_are_one_line(fatal, code, told):
     words = supervision.last_words(fatal, code)
     assert told in words and "\n" not in words
+
+
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError, jax.errors.JaxRuntimeError])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_lost_process_is_told_by_the_text_of_the_error_whatever_its_type(kind, wrapped, monkeypatch, capsys):
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    error = kind("UNKNOWN: Gloo all-reduce failed: [external/gloo/gloo/transport/tcp/pair.cc:538] Read error\n more")
+    if wrapped:
+        error, error.__cause__ = KeyError("rows"), error
+    assert launch.told(error, None) == (supervision.LOST_TEXT, 1)
+    assert capsys.readouterr().err == ""
+    own = kind("heartbeats.npz: a barrier to understanding")  # the user's own words
+    if kind is not jax.errors.JaxRuntimeError:
+        assert launch.told(own, None) == (f"unexpected: {own}", 1)
 
 
 def test_arguments_are_told_by_their_flags():

@@ -117,6 +117,14 @@ def test_when_one_is_killed_the_other_says_so_and_one_process_goes_on(start, tmp
     np.testing.assert_allclose(resumed["loss_test"], whole["loss_test"], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
+def test_a_process_that_waits_for_nobody_says_so_in_one_line(start, tmp_path):
+    alone, absent = start(tmp_path / "run", "--rounds=3")
+    absent.kill()
+    said = alone.communicate(timeout=100)[1]
+    assert alone.returncode == 1 and said == "error: --coordinator: the processes did not connect within 40 s\n"
+
+
 def test_processes_that_disagree_end_with_one_line_each(start, tmp_path):
     pair = start(tmp_path / "run", own=(("--rounds=3",), ("--rounds=4", "--learning_rate=0.02", "--algorithm=local")))
     for number, process in enumerate(pair):

@@ -268,6 +268,30 @@ def test_a_method_of_one_s_own_comes_from_its_file_with_its_knobs(own):
     assert settings.algorithms == ["local", "own1"] and settings["own1.power"] == 0.5
 
 
+def test_files_of_one_name_in_two_folders_are_two_files(own, tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "mine.py").write_text(METHOD.format(number=2))
+    try:
+        settings = of("--algorithms", f"{own}:Own1,{tmp_path}/b/mine.py:Own2,local", define=compare.define)
+        assert settings.algorithms == ["own1", "own2", "local"]
+        files = [sys.modules[METHODS[name].__module__].__file__ for name in ("own1", "own2")]
+        assert files == [str(own), str(tmp_path / "b" / "mine.py")]
+        assert METHODS["own1"]().power == METHODS["own2"]().power == 0.5  # type hints come from each one's module
+    finally:
+        METHODS.pop("own2", None)
+
+
+def test_a_class_that_has_another_one_s_name_is_refused(own, tmp_path):
+    other = tmp_path / "other.py"
+    for name, taken in (("FedAvg", "fedavg: is the name of pfljax.algorithms.fedavg.FedAvg"), ("Own1", "own1: is the")):
+        other.write_text(METHOD.replace("Own{number}", name))
+        line = other.read_text().splitlines().index('@method(keeps="nothing", travels="nothing")') + 1
+        before = METHODS["fedavg"]
+        with pytest.raises(FlagError, match=rf"^--algorithms={other}:{name}: line {line} of other.py: name={taken}"):
+            of("--algorithms", f"fedavg,{own}:Own1,{other}:{name}", define=compare.define)
+        assert METHODS["fedavg"] is before
+
+
 def test_what_is_wrong_with_a_file_is_said(own, tmp_path):
     (tmp_path / "broken.py").write_text("import nothing_like_it")
     for text, words in (

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from pfljax import algorithms as algorithms
 from pfljax.core.errors import ArgumentError
 from pfljax.core.method import METHODS, get, knob, method
 
@@ -34,6 +35,41 @@ def Toy():
 def test_a_method_is_registered_with_its_title(Toy):
     assert get("toy") is Toy
     assert (Toy.info.name, Toy.info.title, Toy.info.keeps) == ("toy", "Toy (Somebody, 2026)", "nothing")
+
+
+def declare(class_name, module=__name__, **options):
+    """Declares a class as a file or a notebook does."""
+
+    def build(self, problem): ...
+
+    namespace = {"__doc__": "Toy (Me, 2026).", "__module__": module, "__qualname__": class_name, "build": build}
+    return method(keeps="", travels="", **options)(dataclasses.make_dataclass(class_name, [], namespace=namespace))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "taken"),
+    [
+        ("FedAvg", {}, "fedavg: is the name of pfljax.algorithms.fedavg.FedAvg"),
+        ("Mine", {"name": "fedavg_plus"}, "fedavg_plus: is the name of pfljax.algorithms.fedavg.FedAvgPlus"),
+        ("TOY", {}, "toy: is the name of .*Toy"),
+    ],
+)
+def test_a_name_that_another_class_has_is_refused(Toy, name, options, taken):
+    before = dict(METHODS)
+    with pytest.raises(ArgumentError, match=rf'^name={taken}; accepted: another one, .* or @pfl.method\(name="..."\)$'):
+        declare(name, **options)
+    assert before == METHODS
+
+
+@pytest.mark.parametrize("module", ["__main__", "no_file_of_this_name"])
+def test_a_class_can_be_defined_again_where_it_was_defined(module):
+    first, again = declare("Again", module), declare("Again", module)
+    try:
+        assert get("again") is again is not first
+        with pytest.raises(ArgumentError, match="^name=again"):
+            declare("Again", "another_module")
+    finally:
+        del METHODS["again"]
 
 
 @pytest.mark.parametrize(

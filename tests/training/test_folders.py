@@ -13,7 +13,7 @@ from runs import ROUNDS, assert_same_runs, make_experiment, train
 
 from pfljax.core.errors import ArgumentError, RunError
 from pfljax.engine import processes
-from pfljax.training import endings, files, folders, loop, manifest
+from pfljax.training import checkpoints, endings, files, folders, loop, manifest
 from pfljax.training.loop import Schedule, Trainer
 
 TESTS = Path(__file__).parents[1]
@@ -112,6 +112,55 @@ def test_from_scratch_replaces_a_whole_run_but_nothing_else(copied, whole, tmp_p
     assert (other / "config.json").exists() and (other / "thesis.txt").exists()
 
 
+def test_from_scratch_empties_what_links_point_to_and_keeps_the_links(copied, whole, tmp_path, monkeypatch):
+    names = ("checkpoints", "clients", "figures", "tensorboard")
+    mine = tmp_path / "elsewhere" / "mine"
+    for name in names:
+        folder = tmp_path / "elsewhere" / name
+        shutil.copytree(copied / "checkpoints", folder)
+        (folder / "linked").symlink_to(mine)
+    for name in names:
+        shutil.rmtree(copied / name, ignore_errors=True)
+        (copied / name).symlink_to(tmp_path / "elsewhere" / name)
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("mine")
+
+    def killed(self, rounds, schedule):
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_play", killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            resumed(copied, "from_scratch")
+    assert all((copied / name).is_symlink() and not any((copied / name).iterdir()) for name in names)
+    assert (mine / "thesis.txt").read_text() == "mine"
+    assert "no checkpoint was saved yet; starting at round 0" in resumed(copied)  # not from the old run's weights
+    assert_same_runs(whole("local")[0], copied)
+    assert (copied / "checkpoints").is_symlink() and manifest.read(copied).damaged(copied, ROUNDS) is None
+    assert f"resumed after round {ROUNDS}" in resumed(copied)  # the empty link "clients" names no store
+
+
+def test_what_cannot_be_deleted_is_told(copied, monkeypatch):
+    def refused(path, *args, **options):
+        raise PermissionError(13, "Permission denied", f"{path}/6")
+
+    monkeypatch.setattr("shutil.rmtree", refused)
+    with pytest.raises(ArgumentError, match=r"^out=.*run: cannot delete .*checkpoints/6: Permission denied$"):
+        resumed(copied, "from_scratch")
+    assert manifest.read(copied).rounds == ROUNDS
+
+
+def test_old_checkpoints_that_are_links_are_unlinked_and_others_are_told(copied, tmp_path, monkeypatch, caplog):
+    folder, elsewhere = copied / "checkpoints", tmp_path / "elsewhere"
+    shutil.move(folder / "4", elsewhere)
+    (folder / "4").symlink_to(elsewhere)
+    checkpoints.keep(folder, [6])
+    assert not (folder / "4").is_symlink() and any(elsewhere.iterdir())
+    monkeypatch.setattr("shutil.rmtree", os.rmdir)  # the folder is not empty
+    checkpoints.keep(folder, [])
+    assert f"cannot delete {folder / '6'}: Directory not empty" in caplog.text
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"settings": 3}'])
 def test_a_damaged_config_is_restored(content, copied, whole):
     (copied / "config.json").write_text(content)
@@ -160,6 +209,28 @@ def test_a_folder_of_a_later_version_is_refused(copied, monkeypatch):
 def test_a_lock_that_a_dead_process_left_is_taken_over(copied):
     (copied / ".lock").write_text("4242")
     assert "was locked by process 4242, which has ended; taking over the lock" in resumed(copied)
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "hard link", "text", "folder", "pipe"])
+def test_what_is_not_a_lock_is_neither_written_to_nor_deleted(kind, copied, tmp_path):
+    lock, other = copied / ".lock", tmp_path / "thesis.txt"
+    other.write_text("1234")
+    if kind == "text":
+        lock.write_text("mine")
+    elif kind == "folder":
+        lock.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(lock)
+    elif kind == "hard link":
+        os.link(other, lock)
+    else:
+        lock.symlink_to(other if kind == "link" else tmp_path / "nothing")
+    with pytest.raises(
+        ArgumentError, match=r"^out=.*run: its \.lock is not a lock of pfljax; move or delete .*/\.lock$"
+    ):
+        resumed(copied)
+    assert other.read_text() == "1234" and os.path.lexists(lock) and not (tmp_path / "nothing").exists()
+    assert kind != "text" or lock.read_text() == "mine"
 
 
 @pytest.mark.parametrize("round_number", [1, 3])
