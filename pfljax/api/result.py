@@ -18,7 +18,6 @@ from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Predictor, State
 from pfljax.engine.views import view
 from pfljax.evaluation import metrics
-from pfljax.training import stacks
 from pfljax.training.experiment import Experiment
 from pfljax.training.loop import Outcome
 
@@ -68,7 +67,7 @@ class Result:
         self._outcome = outcome
         history = outcome.history
         self._rows = [dict(row) for row in history.rows]
-        self._results = history.results_arrays(outcome.compiled.algorithm.report.scored)
+        self._results = history.results_arrays(outcome.summary["scored"])
         self._collaboration = history.collaboration_arrays(experiment.federation)
 
     def __repr__(self) -> str:
@@ -140,12 +139,12 @@ class Result:
 
     @property
     def state(self) -> State:
-        """The final state: server, models, optimizer, clients. Training the same run further may overwrite it.
+        """The final state: server, models, optimizer, clients.
 
         Raises:
             OutOfMemory: if the clients' rows are on disk and do not fit in host memory.
         """
-        return stacks.in_memory(self._outcome.state)
+        return self._outcome.whole_state()
 
     @functools.cached_property
     def predictor(self) -> Predictor:
@@ -165,7 +164,7 @@ class Result:
         if not isinstance(client, int | np.integer) or not 0 <= client < self.experiment.federation.num_clients:
             raise ArgumentError("client", f"accepted: 0 to {self.experiment.federation.num_clients - 1}", client)
         x = self._checked(x)
-        plan, model, predictor = self._outcome.compiled.plan, self.experiment.problem.model, self.predictor
+        plan, model, predictor = self._outcome.plan, self.experiment.problem.model, self.predictor
 
         @jax.jit
         def predict(predictor, x):
@@ -178,9 +177,7 @@ class Result:
     def predictions(self, x: Any) -> np.ndarray:
         """Returns all clients' predictions for the same x (B, *features): (K, B, C), or (K, B) for regression."""
         x = self._checked(x)
-        return np.asarray(
-            metrics.predictions(self._outcome.compiled.plan, self.experiment.problem.model, self.predictor, x)
-        )
+        return np.asarray(metrics.predictions(self._outcome.plan, self.experiment.problem.model, self.predictor, x))
 
     def _checked(self, x: Any) -> np.ndarray:
         train = self.experiment.federation.train.x

@@ -220,7 +220,7 @@ def build_local(settings: Settings, federation: Federation) -> LocalTraining:
         common_init=settings.common_init,
         class_weights=build_class_weights(settings, federation),
         augment=settings.augment,
-        privacy=Privacy(settings.dp_noise_multiplier, settings.dp_clip_norm, settings.dp_delta),
+        privacy=Privacy(settings.dp_noise_multiplier, settings.dp_clip_norm, settings.dp_delta, settings.noise_seed),
     )
 
 

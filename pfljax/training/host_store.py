@@ -91,7 +91,8 @@ def compile_segment(
     check(experiment, algorithm)
     num_clients, size, data = problem.num_clients, problem.cohort_size, replicates.split(clients)
     clients = data[0]
-    shape = jax.eval_shape(algorithm.init, jax.random.key(experiment.seed), clients)
+    key = jax.random.key(experiment.seed)
+    shape = jax.eval_shape(algorithm.init, key, clients)
     rows, rest = split_state(algorithm, shape)
     state = join_state(algorithm, tree.shapes_of_rows(rows, size), rest)
     shardings = state_shardings(algorithm, plan, state)
@@ -104,7 +105,8 @@ def compile_segment(
 
     number, ids = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((size,), jnp.int32)
     jitted = jax.jit(step, donate_argnums=4, out_shardings=(shardings, plan.everywhere))
-    compiled = jitted.lower(replicates.numbers_of(0), jax.random.key(0), number, ids, state, cohort).compile()
+    keys = experiment.keys(key, key)
+    compiled = jitted.lower(replicates.numbers_of(0), keys, number, ids, state, cohort).compile()
     rest_at = split_state(algorithm, shardings)[1]
     rest = shaped(rest, rest_at)
     like = join_state(algorithm, jax.tree.map(_placeholder, rows), rest)
