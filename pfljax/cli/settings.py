@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 
 from absl import flags
 
-from pfljax.cli import own_files
 from pfljax.cli.flags import IMPLIED, METHOD_FLAGS, READ_WITH
 from pfljax.cli.parsing import MOST
+from pfljax.core import own_files
 from pfljax.core.errors import ArgumentError, shown
 from pfljax.core.method import METHODS
 from pfljax.data.sources import reading

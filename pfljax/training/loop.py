@@ -404,6 +404,22 @@ class Trainer:
         return outcome
 
 
+def saved_outcome(experiment: Experiment, out: Path, summary: dict) -> Outcome:
+    """Returns the outcome of a finished run from its folder. Its state is in host memory or on disk.
+
+    Raises:
+        ArgumentError: if the run's model is not that of the folder.
+    """
+    done, key = summary["last"]["round"], jax.random.key(experiment.seed)
+    experiment = dataclasses.replace(experiment, directory=out / CLIENTS)
+    clients = experiment.federation.client_data
+    state = host_store.read_saved(experiment, out / "checkpoints", done, clients)
+    topology = str(files.read_npz(out / "collaboration.npz")["topology"])
+    history = History(out, done, topology, experiment.scored)
+    key = make_key(experiment, key, secret_key(experiment.problem.solver.privacy, key), 2, done)
+    return Outcome(summary, history, experiment, experiment.problem.plan, key, clients, state)
+
+
 def make_key(experiment: Experiment, key: Key, secret: Key, purpose: int, done: int) -> Key:
     """Returns a run's key after `done` rounds; see `Trainer`. With private noise, no two predictors share theirs."""
     known, hidden = (jax.random.fold_in(each, purpose) for each in (key, secret))
