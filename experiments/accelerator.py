@@ -192,7 +192,7 @@ def time_round(built: Experiment, repeats: int, flops: float | None = None) -> d
     federation = built.federation
     clients = place(built.problem.plan, federation.client_data, federation.num_clients)
     compiled = loop.compile_to_fit(built, clients, 1)
-    seconds = timing.median_seconds(timing.start(compiled, clients, 1), repeats)
+    seconds = timing.median_seconds(timing.start(built, compiled, clients, 1), repeats)
     return {
         "seconds_per_round": seconds,
         "compile_seconds": compiled.compile_seconds,

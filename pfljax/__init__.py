@@ -4,7 +4,7 @@ from pfljax import algorithms, data, models
 from pfljax.algorithms import *  # noqa: F403
 from pfljax.algorithms.common.attacks import Attack
 from pfljax.algorithms.common.server import Server
-from pfljax.api import Collaboration, Result, Run, Table, Tuning, compare, train_replicates, tune
+from pfljax.api import Collaboration, Result, Run, Table, Tuning, compare, load, train_replicates, tune
 from pfljax.core.errors import ArgumentError, RunError
 from pfljax.core.method import METHODS, knob, method
 from pfljax.core.types import (
@@ -66,6 +66,7 @@ __all__ = [
     "compare",
     "data",
     "knob",
+    "load",
     "method",
     "models",
     "partitions",

@@ -1,6 +1,7 @@
 """The user's API: runs, results, comparisons and tuning."""
 
 from pfljax.api.comparison import Table, compare
+from pfljax.api.loading import load
 from pfljax.api.result import Collaboration, Result
 from pfljax.api.run import Run, train_replicates
 from pfljax.api.tuning import Point, Tuning, grid, search, tune
@@ -14,6 +15,7 @@ __all__ = [
     "Tuning",
     "compare",
     "grid",
+    "load",
     "search",
     "train_replicates",
     "tune",

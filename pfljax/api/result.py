@@ -18,9 +18,10 @@ from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Predictor, State
 from pfljax.engine.views import view
 from pfljax.evaluation import metrics
-from pfljax.training import stacks
 from pfljax.training.experiment import Experiment
 from pfljax.training.loop import Outcome
+
+ALONE = 1e-6  # models with at most this weight do not count as models that a client predicts with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Result:
         self._outcome = outcome
         history = outcome.history
         self._rows = [dict(row) for row in history.rows]
-        self._results = history.results_arrays(outcome.compiled.algorithm.report.scored)
+        self._results = history.results_arrays(outcome.summary["scored"])
         self._collaboration = history.collaboration_arrays(experiment.federation)
 
     def __repr__(self) -> str:
@@ -140,12 +141,12 @@ class Result:
 
     @property
     def state(self) -> State:
-        """The final state: server, models, optimizer, clients. Training the same run further may overwrite it.
+        """The final state: server, models, optimizer, clients.
 
         Raises:
             OutOfMemory: if the clients' rows are on disk and do not fit in host memory.
         """
-        return stacks.in_memory(self._outcome.state)
+        return self._outcome.whole_state()
 
     @functools.cached_property
     def predictor(self) -> Predictor:
@@ -162,10 +163,9 @@ class Result:
         Returns:
             Class probabilities (B, C), or predicted values (B,) for regression.
         """
-        if not isinstance(client, int | np.integer) or not 0 <= client < self.experiment.federation.num_clients:
-            raise ArgumentError("client", f"accepted: 0 to {self.experiment.federation.num_clients - 1}", client)
+        self._check_client(client)
         x = self._checked(x)
-        plan, model, predictor = self._outcome.compiled.plan, self.experiment.problem.model, self.predictor
+        plan, model, predictor = self._outcome.plan, self.experiment.problem.model, self.predictor
 
         @jax.jit
         def predict(predictor, x):
@@ -178,9 +178,53 @@ class Result:
     def predictions(self, x: Any) -> np.ndarray:
         """Returns all clients' predictions for the same x (B, *features): (K, B, C), or (K, B) for regression."""
         x = self._checked(x)
-        return np.asarray(
-            metrics.predictions(self._outcome.compiled.plan, self.experiment.problem.model, self.predictor, x)
-        )
+        return np.asarray(metrics.predictions(self._outcome.plan, self.experiment.problem.model, self.predictor, x))
+
+    def export(self, client: int) -> tuple[Any, Any]:
+        """Returns the model that one client predicts with, as a Flax module and its variables.
+
+        For a Linen module, `module.apply(variables, x)` gives the logits whose softmax is `predict(x, client)`, or the
+        values for regression; the variables are its collections, batch statistics among them. An NNX module has the
+        client's parameters, in inference mode, and its variables are its `nnx.State` without random streams.
+
+        Args:
+            client: Index of the client, 0 to K - 1.
+
+        Raises:
+            ArgumentError: if the client predicts with several models, or with more than a model.
+        """
+        predictor = self.predictor
+        self._check_client(client)
+        weights, index = np.asarray(predictor.weights[client]), np.asarray(predictor.index[client])
+        used = np.unique(index[weights > ALONE])
+        if predictor.apply is not None or len(used) != 1:
+            what = "a mixture of several models" if predictor.apply is None else "more than the outputs of one model"
+            raise ArgumentError("client", f"predicts with {what}, which is no Flax module; use result.predict", client)
+        params = jax.tree.map(lambda leaf: leaf[used[0]], predictor.models)
+        return self.experiment.problem.model.network.exported(params)
+
+    def save_model(self, path: str | Path, client: int) -> None:
+        """Saves the variables of `export` with Orbax: `StandardCheckpointer().restore(path)` reads them.
+
+        Args:
+            path: A new folder.
+            client: Index of the client, 0 to K - 1.
+
+        Raises:
+            ArgumentError: see `export`; also if the folder exists.
+        """
+        import orbax.checkpoint as ocp  # slow to import
+
+        _, variables = self.export(client)
+        if Path(path).exists():
+            raise ArgumentError("path", "exists; accepted: a new folder", path)
+        variables = variables if isinstance(variables, dict) else variables.to_pure_dict()
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(Path(path).absolute(), jax.tree.map(np.asarray, variables))
+
+    def _check_client(self, client: int) -> None:
+        if not isinstance(client, int | np.integer) or not 0 <= client < self.experiment.federation.num_clients:
+            raise ArgumentError("client", f"accepted: 0 to {self.experiment.federation.num_clients - 1}", client)
 
     def _checked(self, x: Any) -> np.ndarray:
         train = self.experiment.federation.train.x

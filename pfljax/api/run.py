@@ -83,6 +83,7 @@ class Run:
             options = {"seed": seed, "participation": participation, "fine_tune_epochs": fine_tune_epochs}
             options |= {"eval_clients": eval_clients, "server": repr(server or Server()), "attack": repr(attack)}
             config = {"settings": describe.settings(method, clients, model, local, options)}
+            config["parts"] = describe.parts(method, clients, model, local, server or Server(), attack)
         self.clients = clients.with_attackers(attack.attackers, seed) if attack.active else clients
         self.experiment = Experiment(
             method,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -15,10 +18,9 @@ import optax
 from pfljax import api, data, models
 from pfljax.algorithms.common.attacks import Attack
 from pfljax.algorithms.common.server import Server
-from pfljax.cli import own_files
 from pfljax.cli.flags import DATA, FLAG_OF, WHAT
 from pfljax.cli.settings import FlagError, Settings
-from pfljax.core import method, optional
+from pfljax.core import method, optional, own_files, recorded
 from pfljax.data import Federation, embedding, partitions, sources, statistics
 from pfljax.engine import processes
 from pfljax.local.privacy import Privacy
@@ -220,7 +222,7 @@ def build_local(settings: Settings, federation: Federation) -> LocalTraining:
         common_init=settings.common_init,
         class_weights=build_class_weights(settings, federation),
         augment=settings.augment,
-        privacy=Privacy(settings.dp_noise_multiplier, settings.dp_clip_norm, settings.dp_delta),
+        privacy=Privacy(settings.dp_noise_multiplier, settings.dp_clip_norm, settings.dp_delta, settings.noise_seed),
     )
 
 
@@ -259,15 +261,20 @@ def build_server(settings: Settings) -> Server:
     return Server(settings.sampler, settings.sampler_candidates, settings.aggregator, settings.aggregator_trim)
 
 
-def build_run(settings: Settings, name: str, clients: Clients, trial: Trial) -> api.Run:
-    """Builds and checks one run."""
+def build_run(
+    settings: Settings, name: str, clients: Clients, trial: Trial, given: Mapping[str, Any] = MappingProxyType({})
+) -> api.Run:
+    """Builds and checks one run; `given` may have its "method", "model" and "local"."""
     federation, unseen = clients
     settings = settings.of_method(name)
+    make = {
+        "method": lambda: build_method(settings, name),
+        "model": lambda: build_model(settings, federation),
+        "local": lambda: build_local(settings, federation),
+    }
     return api.Run(
-        build_method(settings, name),
-        federation,
-        build_model(settings, federation),
-        build_local(settings, federation),
+        clients=federation,
+        **{part: given[part] if part in given else build() for part, build in make.items()},
         seed=trial.seed,
         participation=settings.participation,
         unseen=unseen,
@@ -304,6 +311,8 @@ def config(settings: Settings, name: str, trial: Trial) -> dict:
         "settings": {f"--{flag}": values[flag] for flag in same},
         "defaults": settings.defaults or None,
         "command": command(),
+        "directory": os.getcwd(),  # of relative paths in flags
+        **recorded.recordable({"method": method.get(name)}),
     }
 
 

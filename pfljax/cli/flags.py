@@ -234,6 +234,8 @@ def _define_privacy(add: Group) -> None:
         infinite=True,
     )
     add.real("dp_delta", 1e-5, "delta at which epsilon is reported", above=0, below=1)
+    text = "for tests only: seed of the noise, which whoever knows it can subtract; default: a new secret every start"
+    add.whole("noise_seed", None, text, least=0)
 
 
 def _define_server(add: Group) -> None:

@@ -198,7 +198,7 @@ def measure(settings: Settings, cell: Cell) -> dict:
         check_fit(need, memory.device_limit(), "initializing the state, or a round, on a device")
         clients = pools.place(rounds.plan, clients, cell.num_clients)
     trace = Path(settings.profile) / "-".join(map(str, cell)) if settings.profile else None
-    dispatch = timing.start(rounds, clients, 1, trace, period=settings.rounds)
+    dispatch = timing.start(experiment, rounds, clients, 1, trace, period=settings.rounds)
     dispatch()  # warm-up
     seconds, records = zip(*[dispatch() for _ in range(settings.rounds)], strict=True)
     on_disk = settings.client_store == "disk"

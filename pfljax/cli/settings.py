@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 
 from absl import flags
 
-from pfljax.cli import own_files
 from pfljax.cli.flags import IMPLIED, METHOD_FLAGS, READ_WITH
 from pfljax.cli.parsing import MOST
+from pfljax.core import own_files
 from pfljax.core.errors import ArgumentError, shown
 from pfljax.core.method import METHODS
 from pfljax.data.sources import reading
@@ -147,8 +147,9 @@ class Settings:
             if flag in self and not any(each.has_one_of(conditions) for each in variants or [self]):
                 told = [f"--{other}={' or '.join(values)}" for other, values in conditions.items() if other in self]
                 self.refuse(flag, f"accepted with {', or with '.join(told)}" if told else "it has no effect")
-        if "dp_delta" in self and not any(each.dp_noise_multiplier for each in variants or [self]):
-            self.refuse("dp_delta", "accepted with --dp_noise_multiplier above 0")
+        for flag in ("dp_delta", "noise_seed"):
+            if flag in self and not any(each.dp_noise_multiplier for each in variants or [self]):
+                self.refuse(flag, "accepted with --dp_noise_multiplier above 0")
 
     def check_out(self) -> None:
         """Raises `ArgumentError` if --out cannot be written to. The first process checks, as it writes the files."""

@@ -53,27 +53,34 @@ def build(
 
 
 def start(
-    rounds: Compiled, clients: ClientData, length: int, trace: Path | None = None, period: int | None = None
+    experiment: Experiment,
+    rounds: Compiled,
+    clients: ClientData,
+    length: int,
+    trace: Path | None = None,
+    period: int | None = None,
 ) -> Dispatch:
     """Initializes the state. Returns a function that runs the next `length` rounds on it.
 
     Args:
+        experiment: The run.
         rounds: The compiled rounds of `loop.compile_to_fit`.
         clients: The clients' data.
         length: Number of rounds per dispatch.
         trace: Folder for a profiler trace of additional rounds.
         period: Number of rounds after which round numbers, and so cohorts, repeat; None: never.
     """
-    if trace:
-        print(f"  {loop.profile(trace, rounds, lambda purpose: jax.random.key(purpose), clients)}", flush=True)
     key = jax.random.key(0)
+    keys = experiment.keys(key, key)
+    if trace:
+        print(f"  {loop.profile(trace, rounds, lambda purpose: keys if purpose else key, clients)}", flush=True)
     state, done = rounds.init(key, clients), 0
 
     def dispatch() -> tuple[float, Record]:
         nonlocal state, done
         begin = time.perf_counter()
         number = done % period if period else done
-        state, records, count = rounds.segment(key, number, number + length, state, clients)
+        state, records, count = rounds.segment(keys, number, number + length, state, clients)
         count = int(count)
         jax.block_until_ready(state)
         done += count
@@ -86,7 +93,7 @@ def compile_rounds(experiment: Experiment, length: int = 1, trace: Path | None =
     """Compiles a method's rounds and calls `start`."""
     federation = experiment.federation
     clients = place(experiment.problem.plan, federation.client_data, federation.num_clients)
-    return start(loop.compile_to_fit(experiment, clients, length), clients, length, trace)
+    return start(experiment, loop.compile_to_fit(experiment, clients, length), clients, length, trace)
 
 
 def median_seconds(dispatch: Dispatch, repeats: int) -> float:

@@ -5,15 +5,43 @@ Every function also accepts the fields of `Splits` as keyword arguments, such as
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec
 
+from pfljax.core import recorded
 from pfljax.data import sources
 from pfljax.data.federation import Federation, load
 from pfljax.data.partitions import Partition
 from pfljax.data.sources.builtin import SyntheticLabels
 from pfljax.data.splits import Splits, make_splits
 
+P = ParamSpec("P")
 
+
+def remembered(make: Callable[P, Federation]) -> Callable[P, Federation]:
+    """Wraps a function of this module: its federations remember the call, if all arguments can be recorded."""
+
+    @functools.wraps(make)
+    def called(*args: P.args, **options: P.kwargs) -> Federation:
+        found = make(*args, **options)
+        given = inspect.signature(make).bind(*args, **options).arguments
+        given |= given.pop("options", {})
+        kept = recorded.recordable(given)
+        return dataclasses.replace(found, origin={make.__name__: kept}) if kept.keys() == given.keys() else found
+
+    return called
+
+
+def made_again(origin: dict[str, dict[str, Any]]) -> Federation:
+    """Repeats the call that a federation remembers."""
+    ((name, kept),) = origin.items()
+    return MAKERS[name](**{argument: recorded.found(value, "clients") for argument, value in kept.items()})
+
+
+@remembered
 def digits(
     num_clients: int = 16,
     partition: Partition | None = None,
@@ -37,6 +65,7 @@ def digits(
     return load(sources.digits(seed=seed, fraction=fraction), partition, splits, num_clients=num_clients, seed=seed)
 
 
+@remembered
 def sine(
     num_clients: int = 16,
     partition: Partition | None = None,
@@ -61,6 +90,7 @@ def sine(
     return load(source, partition, splits, num_clients=num_clients, seed=seed)
 
 
+@remembered
 def synthetic(
     num_clients: int = 300,
     partition: Partition | None = None,
@@ -100,6 +130,7 @@ def synthetic(
     return load(source, partition, splits, num_clients=num_clients, seed=seed)
 
 
+@remembered
 def npz(
     file: str,
     num_clients: int | None = None,
@@ -135,6 +166,7 @@ def npz(
     return load(source, partition, splits, num_clients=num_clients, seed=seed)
 
 
+@remembered
 def text(
     file: str,
     num_clients: int | None = None,
@@ -163,6 +195,7 @@ def text(
     return load(source, partition, splits, num_clients=num_clients, seed=seed)
 
 
+@remembered
 def tfds(
     name: str,
     num_clients: int | None = None,
@@ -194,3 +227,6 @@ def tfds(
     splits = make_splits(splits, options)
     source = sources.tfds(name, data_dir=data_dir, seed=seed, fraction=fraction, standardize=standardize, task=task)
     return load(source, partition, splits, num_clients=num_clients, seed=seed)
+
+
+MAKERS = {make.__name__: make for make in (digits, sine, synthetic, npz, text, tfds)}

@@ -44,6 +44,7 @@ class Federation:
         client_names: (K,) the data set's own ids of the clients, strings or integers; None: their numbers.
         scaling: How x was standardized; None: it was not.
         official_test: Whether the clients' test examples are the data set's own; None: it has none of its own.
+        origin: The function of `pfljax.data` that made it and its arguments, as JSON; None: not known.
     """
 
     train: Split
@@ -61,6 +62,7 @@ class Federation:
     client_names: np.ndarray | None = None
     scaling: Scaling | None = None
     official_test: bool | None = None
+    origin: dict[str, dict[str, Any]] | None = None
 
     @property
     def num_clients(self) -> int:

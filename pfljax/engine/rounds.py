@@ -49,6 +49,8 @@ COHORT, DOWNLOAD, WORK, UPDATE, SAMPLE = range(5)  # uses of a round's keys
 
 
 def _key(key: Key, purpose: int, round_number: Array) -> Key:
+    """A round's key for a purpose. Of two keys (2,), cohorts use the first; the second may be secret."""
+    key = key[int(purpose != COHORT)] if key.ndim else key
     return jax.random.fold_in(jax.random.fold_in(key, purpose), round_number)
 
 

@@ -1,13 +1,14 @@
 """Differentially private local training: per-example clipping, Gaussian noise, and the privacy ledger.
 
 DP-SGD of Abadi et al., "Deep learning with differential privacy" (CCS 2016), with jax-privacy (the extra `privacy`).
-Each client draws its own noise from its key.
+Each client draws its own noise from its key, which follows from the run's `secret_key`.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import secrets
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ import numpy as np
 from pfljax.core import optional
 from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Array, Key, Params
+from pfljax.engine import processes
 
 
 class Privacy(NamedTuple):
@@ -28,11 +30,14 @@ class Privacy(NamedTuple):
         clip_norm: Per-example gradient clipping norm (L2, over all parameters); inf disables clipping and needs zero
             noise.
         delta: The delta at which the ledger reports epsilon.
+        noise_seed: For tests only: a seed for the noise. Whoever knows it can subtract the noise from a model. None:
+            a secret that is drawn whenever training starts and never written.
     """
 
     noise_multiplier: float = 0.0
     clip_norm: float = math.inf
     delta: float = 1e-5
+    noise_seed: int | None = None
 
     @property
     def active(self) -> bool:
@@ -49,8 +54,25 @@ class Privacy(NamedTuple):
             raise ArgumentError("delta", "accepted: a probability in (0, 1)", self.delta)
         if self.noise_multiplier and not math.isfinite(self.clip_norm):
             raise ArgumentError("noise_multiplier", "needs a finite clip_norm, such as 1", self.noise_multiplier)
+        if self.noise_seed is not None and self.noise_seed not in range(2**31):
+            raise ArgumentError("noise_seed", "accepted: None, or 0 to 2147483647", self.noise_seed)
         if self.active:
             optional.load("jax_privacy", "privacy")
+
+
+def secret_key(privacy: Privacy, key: Key) -> Key:
+    """Returns the key from which a run draws everything but its initial state and its cohorts.
+
+    Without noise it is `key`, which follows from the run's seed. That seed is public: noise drawn from it could be
+    subtracted. So it is a new secret with noise, the same on all processes: resumed runs never repeat earlier noise.
+    """
+    if not privacy.noise_multiplier:
+        return key
+    if privacy.noise_seed is not None:
+        return jax.random.fold_in(key, privacy.noise_seed)
+    like = jax.random.key_data(key)
+    drawn = np.frombuffer(secrets.token_bytes(like.nbytes), like.dtype).reshape(like.shape)
+    return jax.random.wrap_key_data(processes.from_first(drawn), impl=jax.random.key_impl(key))
 
 
 def private_mean(

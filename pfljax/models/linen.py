@@ -45,14 +45,18 @@ class LinenNetwork:
 
     def forward(self, params: Params, x: Array, key: Key | None) -> tuple[Array, Params]:
         options = flags(type(self.module).__call__, key is not None)
+        _, variables = self.exported(params)
         split = {name: params[name] for name in self.collections}
-        variables = {"params": {name: leaf for name, leaf in params.items() if name not in split}} | split
         if key is None:
             outputs: Any = self.module.apply(variables, x, **options)
             return outputs, params
         rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)}  # "params" is the fallback stream
         outputs, written = self.module.apply(variables, x, **options, rngs=rngs, mutable=list(split))
         return outputs, params | {name: written[name] for name in split}
+
+    def exported(self, params: Params) -> tuple[nn.Module, dict[str, Params]]:
+        split = {name: params[name] for name in self.collections}
+        return self.module, {"params": {name: leaf for name, leaf in params.items() if name not in split}} | split
 
     def dense(self, params: Params, x: Array, key: Key | None) -> list[tuple[Array, Array]]:
         layers = []

@@ -47,6 +47,10 @@ class NNXNetwork:
         outputs = self._call(module, x, key)
         return outputs, params if key is None else self._tree(module)
 
+    def exported(self, params: Params) -> tuple[nnx.Module, nnx.State]:
+        module = self._merged(params, None)
+        return module, nnx.state(module, nnx.Not(nnx.RngState))
+
     def dense(self, params: Params, x: Array, key: Key | None) -> list[tuple[Array, Array]]:
         module, layers = self._merged(params, key), []
 

@@ -42,6 +42,10 @@ class Network(Protocol):
         """The outputs, and the parameters with the new statistics; in training mode if a key is given."""
         ...
 
+    def exported(self, params: Params) -> tuple[Any, Any]:
+        """The module and its variables: Linen's collections; or the NNX module with these parameters, and its state."""
+        ...
+
     def dense(self, params: Params, x: Array, key: Key | None) -> list[tuple[Array, Array]]:
         """Inputs (B, F) and outputs (B, F') of each dense layer, at least one, in the order of their calls.
 

@@ -7,12 +7,13 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
+from pfljax.core.errors import ArgumentError
 from pfljax.core.types import State
 from pfljax.engine import processes
 from pfljax.training import files, history
@@ -95,6 +96,39 @@ def restore(directory: Path, round_number: int, like: State | dict) -> Any:
         path = directory / str(round_number)
         logging.warning("checkpoint %s is damaged and is skipped: %s", path, _first_line(error))
     return _filled(like, parts) if processes.least(parts is not None) else None
+
+
+def read(directory: Path, round_number: int, like: State | dict) -> Any:
+    """Reads a checkpoint as NumPy arrays, but only the arrays of `like`.
+
+    Args:
+        directory: The directory passed to `save`.
+        round_number: Number of rounds.
+        like: Shapes and dtypes of what is read.
+
+    Raises:
+        ArgumentError: if the checkpoint has other shapes.
+    """
+    path, skipped = str((directory / str(round_number)).absolute()), cast(Any, ocp.PLACEHOLDER)
+    wanted = {_name(place): leaf for place, leaf in jax.tree.leaves_with_path(_as_dict(like))}
+
+    def pick(place, leaf):
+        return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape) if _name(place) in wanted else skipped
+
+    with quiet():
+        kept = ocp.load(path, jax.tree.map_with_path(pick, ocp.pytree_metadata(path).metadata))
+    found = {_name(place): leaf for place, leaf in jax.tree.leaves_with_path(kept)}
+    for name, leaf in wanted.items():
+        if name not in found or found[name].shape != leaf.shape:
+            there = f"shape {found[name].shape}" if name in found else "none"
+            text = f"is not the run's: {name} needs an array of shape {leaf.shape}; the checkpoint has {there}"
+            raise ArgumentError("model", text)
+    return _filled(like, jax.tree.map_with_path(lambda place, _: found[_name(place)], _as_dict(like)))
+
+
+def _name(place: tuple) -> str:
+    """Returns the path of a leaf, which is the same for all types of containers."""
+    return jax.tree_util.keystr(place, simple=True, separator="/")
 
 
 def _first_line(error: Exception) -> str:

@@ -12,11 +12,14 @@ from typing import Any
 
 import jax
 
-from pfljax.core import tree
+from pfljax.algorithms.common.attacks import Attack
+from pfljax.algorithms.common.server import Server
+from pfljax.core import recorded, tree
 from pfljax.core.pooled import is_pooled
 from pfljax.core.types import Algorithm, Examples
 from pfljax.data import Federation
 from pfljax.local.training import LocalTraining
+from pfljax.models import Model
 from pfljax.training import files, memory
 from pfljax.training.compiled import Compiled
 from pfljax.training.experiment import Experiment
@@ -36,6 +39,16 @@ def settings(method: Any, clients: Federation, model: Any, local: LocalTraining,
     text = repr(model) if dataclasses.is_dataclass(model) else getattr(model, "__name__", type(model).__name__)
     found = {"algorithm": method.info.name, **knobs, "model": text, **comparable, **options}
     return found | {"num_clients": clients.num_clients, "partition": clients.index_digest}
+
+
+def parts(
+    method: Any, clients: Federation, model: Any, local: LocalTraining, server: Server, attack: Attack
+) -> dict[str, Any]:
+    """Returns the parts of a run from which it can be made again, without those that cannot be recorded."""
+    module = model.module if isinstance(model, Model) else model
+    found = recorded.recordable({"method": method, "model": module, "server": server, "attack": attack})
+    found |= {"local": recorded.recordable(recorded.fields(local))}
+    return found | ({"clients": clients.origin} if clients.origin else {})
 
 
 def environment() -> dict:

@@ -71,7 +71,9 @@ def compile_segment(
     # Jitted, so that the trace for the record's shape is reused in the loop.
     one_round = jax.jit(replicates.lift(experiment, plan, one_round, (0, None, 0, 0)), inline=True)
     init = replicates.lift(experiment, plan, lambda algorithm, *args: algorithm.init(*args), (0, 0))
-    key = replicates.join([jax.random.key(experiment.seed)] * replicates.num)
+    key = jax.random.key(experiment.seed)
+    keys = replicates.join([experiment.keys(key, key)] * replicates.num)
+    key = replicates.join([key] * replicates.num)
     shape = jax.eval_shape(init, key, clients)
     shardings = state_shardings(algorithm, plan, shape, replicates.axis)
     state = shaped(shape, shardings)
@@ -81,14 +83,14 @@ def compile_segment(
     if single:
         segment = _one_round(one_round)
     else:
-        segment = _several_rounds(one_round, jax.eval_shape(one_round, key, number, state, clients)[1], length)
+        segment = _several_rounds(one_round, jax.eval_shape(one_round, keys, number, state, clients)[1], length)
     everywhere = plan.everywhere
     jitted = jax.jit(
         segment,
         donate_argnums=(3,) if single else (3, 4),
         out_shardings=(_apart(shardings), everywhere, everywhere),
     )
-    compiled = jitted.lower(key, number, number, *_apart(state), clients).compile()
+    compiled = jitted.lower(keys, number, number, *_apart(state), clients).compile()
 
     def dispatch(key, start, stop, state, clients):
         (rest, models), records, done = compiled(key, np.int32(start), np.int32(stop), *_apart(state), clients)

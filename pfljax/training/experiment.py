@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from pfljax.algorithms.common.attacks import Attack
 from pfljax.algorithms.common.server import Server
-from pfljax.core.types import Algorithm, Array
+from pfljax.core.types import Algorithm, Array, Key
 from pfljax.data import Federation
 from pfljax.data.sources.source import generator
 from pfljax.engine import cores
@@ -155,6 +156,10 @@ class Experiment:
             return self.attack.on(of_part, tuned)
 
         return self.server.of(problem, lambda given: build(part if given is None else given))
+
+    def keys(self, key: Key, secret: Key) -> Key:
+        """Returns the keys of the rounds: (2,) with private noise, where only the ledger's cohorts use `key`."""
+        return jnp.stack([key, secret]) if self.problem.solver.privacy.noise_multiplier else key
 
     def with_rounds(self, rounds: int) -> Experiment:
         """Returns the same run with another number of rounds."""

@@ -81,7 +81,7 @@ class Folders:
             load: Contents of all runs' checkpoints -> their state.
 
         Raises:
-            ArgumentError: if a folder's checkpoints were lost and `resume` does not allow starting over, or if something
+            ArgumentError: if a folder's checkpoints were lost and `resume` does not allow starting over, or if files
                 cannot be deleted.
         """
         if not self.resume:
@@ -129,11 +129,22 @@ class Folders:
         These are checkpoints of later rounds that only some of several runs have. With rows on disk, all checkpoints
         of other rounds are deleted, because their rows will be overwritten.
         """
+        if self._on_disk or len(self.outs) > 1:
+            for number in range(len(self.outs)):
+                self._keep(number, done, [done] if self._on_disk else range(1, done + 1))
+
+    @property
+    def _on_disk(self) -> bool:
+        return self.experiments[0].client_store == "disk"
+
+    def _keep(self, number: int, done: int, rounds: Sequence[int]) -> None:
+        """Deletes a run's checkpoints except those after `rounds`. The manifest no longer lists them by then."""
         from pfljax.training import checkpoints
 
-        on_disk = self.experiments[0].client_store == "disk"
-        for out in self.outs if on_disk or len(self.outs) > 1 else ():
-            checkpoints.keep(out / "checkpoints", [done] if on_disk else range(1, done + 1))
+        out = self.outs[number]
+        if manifest.read(out) is not None:
+            manifest.write(out, self.experiments[number].config, done, rounds)
+        checkpoints.keep(out / "checkpoints", rounds)
 
     def save(self, done: int, compiled: Compiled, histories: Sequence[History], states: Sequence[State]) -> None:
         """Writes files, then checkpoints, then manifests, so that none refers to something not written yet.
@@ -145,7 +156,7 @@ class Folders:
             return
         from pfljax.training import checkpoints
 
-        saving, on_disk = compiled.saving, self.experiments[0].client_store == "disk"
+        saving = compiled.saving
         need = sum(tree.num_bytes(saving.like if saving else state) for state in states)
         need += sum(each.num_bytes for each in histories)
         endings.check_room(self.outs[0], need)
@@ -155,9 +166,11 @@ class Folders:
             checkpoints.save(out / "checkpoints", done, saving.freeze(state) if saving else state)
             kept = checkpoints.newest(out / "checkpoints", done)
             manifest.write(out, each.described, done, kept, saved=done)
-        for out, state in zip(self.outs, states, strict=True):  # all have saved: they resume together
-            folder = out / "checkpoints"  # with rows on disk, older ones refer to rows that will be overwritten
-            checkpoints.keep(folder, [done] if on_disk else checkpoints.newest(folder, done))
+        for number, (out, state) in enumerate(zip(self.outs, states, strict=True)):  # they resume together: all saved
+            if self._on_disk:  # older ones refer to rows that will be overwritten
+                self._keep(number, done, [done])
+            else:
+                checkpoints.keep(out / "checkpoints", checkpoints.newest(out / "checkpoints", done))
             if saving:
                 saving.saved(state)
 

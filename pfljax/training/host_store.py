@@ -91,7 +91,8 @@ def compile_segment(
     check(experiment, algorithm)
     num_clients, size, data = problem.num_clients, problem.cohort_size, replicates.split(clients)
     clients = data[0]
-    shape = jax.eval_shape(algorithm.init, jax.random.key(experiment.seed), clients)
+    key = jax.random.key(experiment.seed)
+    shape = jax.eval_shape(algorithm.init, key, clients)
     rows, rest = split_state(algorithm, shape)
     state = join_state(algorithm, tree.shapes_of_rows(rows, size), rest)
     shardings = state_shardings(algorithm, plan, state)
@@ -104,7 +105,8 @@ def compile_segment(
 
     number, ids = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((size,), jnp.int32)
     jitted = jax.jit(step, donate_argnums=4, out_shardings=(shardings, plan.everywhere))
-    compiled = jitted.lower(replicates.numbers_of(0), jax.random.key(0), number, ids, state, cohort).compile()
+    keys = experiment.keys(key, key)
+    compiled = jitted.lower(replicates.numbers_of(0), keys, number, ids, state, cohort).compile()
     rest_at = split_state(algorithm, shardings)[1]
     rest = shaped(rest, rest_at)
     like = join_state(algorithm, jax.tree.map(_placeholder, rows), rest)
@@ -120,6 +122,7 @@ def compile_segment(
     ]
     if experiment.client_store == "disk":
         init, saving = _on_disk(experiment, replicates, rows, rest, data)
+        saving.check(problem.rounds)
     else:
         memory.check_host(like, replicates.num)
         init = _in_memory(experiment, replicates, rest_at)
@@ -174,8 +177,31 @@ def _whole(like: State) -> Saving:
     return Saving(like, stacks.in_memory, thaw, lambda state: None, lambda rounds: 0)
 
 
+def read_saved(experiment: Experiment, folder: Path, done: int, clients: ClientData) -> State:
+    """Reads the state after `done` rounds from a run's checkpoints, for predictions: arrays are on the host.
+
+    Raises:
+        ArgumentError: if the checkpoint is that of another model.
+    """
+    from pfljax.training import checkpoints  # orbax is slow to import
+
+    algorithm = experiment.algorithm(experiment.problem.plan)
+    key = jax.random.fold_in(jax.random.key(experiment.seed), 0)
+    shape = jax.eval_shape(algorithm.init, key, clients)
+    if experiment.client_store != "disk":
+        return checkpoints.read(folder, done, shape)
+    rows, rest = split_state(algorithm, shape)
+    saving = _on_disk(experiment, Replicates.of([experiment]), rows, rest, [clients], writable=False)[1]
+    return saving.thaw(0, key, checkpoints.read(folder, done, saving.like))
+
+
 def _on_disk(
-    experiment: Experiment, replicates: Replicates, shapes: State, rest: State, data: Sequence[ClientData]
+    experiment: Experiment,
+    replicates: Replicates,
+    shapes: State,
+    rest: State,
+    data: Sequence[ClientData],
+    writable: bool = True,
 ) -> tuple[Callable[..., State], Saving]:
     """Returns (run, key, clients) -> initial state, without any client's row; and how to save the state.
 
@@ -185,6 +211,7 @@ def _on_disk(
         shapes: Shapes of the clients' rows.
         rest: Shapes and locations of the rest of the state.
         data: All clients' data, for each run; used by `thaw`.
+        writable: Whether rows may be written.
     """
     algorithm, problem = experiment.algorithm(experiment.problem.plan), experiment.problem
     host, directories = make_host_plan(), replicates.directories or (experiment.directory,)
@@ -200,7 +227,7 @@ def _on_disk(
         initial = FirstRows(of_run, key, clients, problem.cohort_size)
         directory, table = directories[run], stacks.Table(np.array(kept["slots"]), np.array(kept["sums"]), initial)
         if directory is not None:
-            files = stacks.open_files(directory, shapes, table)
+            files = stacks.open_files(directory, shapes, table, writable)
         else:
             with tempfile.TemporaryDirectory(prefix="pfljax-") as folder:  # open files outlive their folder
                 files = stacks.open_files(Path(folder), shapes, table)
@@ -226,7 +253,6 @@ def _on_disk(
         played = min(rounds * problem.cohort_size, problem.num_clients)
         return stacks.check_disk(directories, shapes, played)
 
-    check(problem.rounds)
     return init, Saving(like, freeze, thaw, saved, check)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -12,11 +13,13 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
-from pfljax.core.errors import ArgumentError, RunError
+from pfljax.core.errors import ArgumentError, OutOfMemory, RunError
 from pfljax.core.types import ClientData, Key, Predictor, Split, State
 from pfljax.engine import processes
+from pfljax.engine.plan import ExecutionPlan
 from pfljax.engine.rounds import Record, predicts_by_rows
 from pfljax.evaluation import metrics as evaluation
+from pfljax.local.privacy import secret_key
 from pfljax.training import conformance, device_store, endings, files, host_store, memory, scoring, stacks
 from pfljax.training.compiled import Compiled, is_private_mixture, tuned
 from pfljax.training.describe import plan_lines
@@ -47,22 +50,50 @@ class Schedule(NamedTuple):
 EVERY = Schedule()
 
 
-class Outcome(NamedTuple):
+@dataclasses.dataclass(eq=False)
+class Outcome:
     """The outcome of a run.
 
     Attributes:
         summary: Content of summary.json.
         history: All evaluations.
-        compiled: The compiled functions; their plan describes where the state is stored.
-        state: The final state.
-        predictor: Returns the predictor that was scored last.
+        experiment: The run.
+        plan: How clients are mapped to devices.
+        key: The key of the last evaluation.
+        clients: The clients' data, where the run stores them.
+        state: The final state; an error if further rounds overwrote it.
     """
 
     summary: dict
     history: History
-    compiled: Compiled
-    state: State
-    predictor: Callable[[], Predictor]
+    experiment: Experiment
+    plan: ExecutionPlan
+    key: Key
+    clients: ClientData
+    state: State | OutOfMemory
+
+    def whole_state(self) -> State:
+        """Returns the final state with all clients' rows.
+
+        Raises:
+            OutOfMemory: if the clients' rows are on disk and do not fit in host memory.
+        """
+        if isinstance(self.state, OutOfMemory):
+            raise self.state
+        return stacks.in_memory(self.state)
+
+    def predictor(self) -> Predictor:
+        """Returns the predictor that was scored last."""
+        algorithm = self.experiment.algorithm(self.plan)
+        one = lambda *args: tuned(algorithm, args[0], algorithm.predictor(*args), args[2])
+        return jax.jit(one, out_shardings=self.plan.everywhere)(self.key, self.whole_state(), self.clients)
+
+    def detach(self) -> None:
+        """Copies the state to host memory, since the next rounds overwrite it."""
+        try:
+            self.state = stacks.copied(self.whole_state())
+        except OutOfMemory as error:
+            self.state = OutOfMemory(f"the run was trained further, and its earlier state was not kept: {error}")
 
 
 class Trainer:
@@ -112,6 +143,10 @@ class Trainer:
         self.resumed = 0
         self.diverged: dict[int, str] = {}  # number of the run -> reason
         self.keys = [jax.random.key(each.seed) for each in experiments]
+        self.secrets = [
+            secret_key(each.problem.solver.privacy, key) for each, key in zip(experiments, self.keys, strict=True)
+        ]
+        self.outcomes: weakref.WeakSet[Outcome] = weakref.WeakSet()  # they share the state until further rounds
         self.done = self.saved = 0
         self.seconds = 0.0
         self.state: State | None = None
@@ -153,7 +188,13 @@ class Trainer:
             self.say(line)
 
     def _key(self, purpose: int) -> Key:
-        return self.replicates.join([jax.random.fold_in(key, purpose) for key in self.keys])
+        """The runs' keys for the initial state (0), rounds (1), predictors (2) or newcomers (3)."""
+        return self.replicates.join(
+            [
+                make_key(each, key, secret, purpose, self.done)
+                for each, key, secret in zip(self.experiments, self.keys, self.secrets, strict=True)
+            ]
+        )
 
     def _compile(self, length: int) -> None:
         """Places the data and compiles rounds and evaluation."""
@@ -241,6 +282,8 @@ class Trainer:
     def _play(self, rounds: int, schedule: Schedule) -> None:
         """Dispatches all rounds; evaluates and saves in between."""
         pace, rounds_key, self.resumed = 1, self._key(1), self.done
+        while self.outcomes:
+            self.outcomes.pop().detach()
         with progress(rounds, self.done, self.say, self.bar) as advance, endings.noted() as signaled:
             while self.done < rounds:
                 stop = min(self.done + pace, (self.done // self.length + 1) * self.length, rounds)
@@ -358,17 +401,38 @@ class Trainer:
         experiment, compiled, history = self.experiments[number], self.compiled, self.histories[number]
         state = of_run(self.state)
         summary = scoring.summarize(experiment, compiled, history, self.lines, of_run(self._key(1)))
-        key = jax.random.fold_in(self.keys[number], 3)
-        summary["unseen"] = scoring.score_unseen(experiment, compiled, key, state)
+        summary["unseen"] = scoring.score_unseen(experiment, compiled, of_run(self._key(3)), state)
         self.folders.finish(number, summary, self.done)
+        key, clients = of_run(self._key(2)), of_run(self.clients)
+        outcome = Outcome(summary, history, experiment, compiled.plan, key, clients, state)
+        self.outcomes.add(outcome)
+        return outcome
 
-        def predictor() -> Predictor:
-            algorithm = experiment.algorithm(compiled.plan)
-            one = lambda *args: tuned(algorithm, args[0], algorithm.predictor(*args), args[2])
-            predict = jax.jit(one, out_shardings=compiled.plan.everywhere)
-            return predict(of_run(self._key(2)), stacks.in_memory(state), of_run(self.clients))
 
-        return Outcome(summary, history, compiled, state, predictor)
+def saved_outcome(experiment: Experiment, out: Path, summary: dict) -> Outcome:
+    """Returns the outcome of a finished run from its folder. Its state is in host memory or on disk.
+
+    Raises:
+        ArgumentError: if the run's model is not that of the folder.
+    """
+    done, key = summary["last"]["round"], jax.random.key(experiment.seed)
+    experiment = dataclasses.replace(experiment, directory=out / CLIENTS)
+    clients = experiment.federation.client_data
+    state = host_store.read_saved(experiment, out / "checkpoints", done, clients)
+    topology = str(files.read_npz(out / "collaboration.npz")["topology"])
+    history = History(out, done, topology, experiment.scored)
+    key = make_key(experiment, key, secret_key(experiment.problem.solver.privacy, key), 2, done)
+    return Outcome(summary, history, experiment, experiment.problem.plan, key, clients, state)
+
+
+def make_key(experiment: Experiment, key: Key, secret: Key, purpose: int, done: int) -> Key:
+    """Returns a run's key after `done` rounds; see `Trainer`. With private noise, no two predictors share theirs."""
+    known, hidden = (jax.random.fold_in(each, purpose) for each in (key, secret))
+    if purpose == 1:
+        return experiment.keys(known, hidden)
+    if purpose == 2 and experiment.problem.solver.privacy.noise_multiplier:
+        return jax.random.fold_in(hidden, done)
+    return hidden if purpose else known
 
 
 def check(experiment: Experiment) -> None:

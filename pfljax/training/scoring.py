@@ -78,7 +78,7 @@ def _read_by(predict: Callable, algorithm: Algorithm, key: Key, state: State, ne
 
 
 def spent(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -> dict | None:
-    """Returns the privacy ledger after `rounds` rounds, or None without privacy. `key` is the key of the cohorts.
+    """Returns the privacy ledger after `rounds` rounds, or None without privacy. `key` is the key of the rounds.
 
     If the method chooses its cohorts, every client is counted in every cohort, which gives an upper bound.
     """
@@ -96,8 +96,10 @@ def spent(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -
     steps = np.ceil(np.asarray(taken * solver.num_steps(train.size, n_max)) * ledger.passes).astype(int)
     epsilon = privacy.epsilons(solver.privacy, train.size, solver.batch(n_max), steps, ledger.gradients)
     finite = lambda value: float(value) if math.isfinite(value) else None  # JSON has no infinity
+    if solver.privacy.noise_seed is not None:
+        ledger = ledger.beside("the noise, which whoever knows its seed can subtract")
     return {
-        **{name: finite(value) for name, value in solver.privacy._asdict().items()},
+        **{name: finite(getattr(solver.privacy, name)) for name in ("noise_multiplier", "clip_norm", "delta")},
         "epsilon": finite(epsilon.max()),
         "unaccounted": ledger.unaccounted or None,
         "epsilon_per_client": [finite(value) for value in epsilon],

@@ -19,7 +19,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from pfljax.core.errors import OutOfMemory, RunError
+from pfljax.core.errors import ArgumentError, OutOfMemory, RunError
 from pfljax.core.pooled import is_pooled
 from pfljax.core.types import PyTree
 from pfljax.engine import processes
@@ -89,12 +89,16 @@ class RowFile:
         dtype: The rows' dtype.
     """
 
-    def __init__(self, path: Path, table: Table, number: int, shape: tuple[int, ...], dtype: np.dtype):
-        self.table, self.number, self.shape, self.dtype = table, number, shape, np.dtype(dtype)
-        self._row = math.prod(shape[1:]) * self.dtype.itemsize
-        self._path, self._file = path, os.open(path, os.O_RDWR | os.O_CREAT)
+    def __init__(self, path: Path, table: Table, number: int, like: jax.ShapeDtypeStruct, writable: bool = True):
+        self.table, self.number, self.shape, self.dtype = table, number, like.shape, np.dtype(like.dtype)
+        self._row = math.prod(like.shape[1:]) * self.dtype.itemsize
+        self._path, self._file = path, os.open(path, os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
-        os.truncate(self._file, 2 * shape[0] * self._row)
+        size = 2 * like.shape[0] * self._row
+        if writable:
+            os.truncate(self._file, size)
+        elif os.path.getsize(path) != size:
+            raise ArgumentError("model", f"is not the run's: its clients' rows need {size} bytes in {path}")
 
     def read(self, ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
         """Reads copies of rows in slots 1 and 2."""
@@ -162,19 +166,27 @@ class Shared:
         self._own[ids[mine] - self._first] = processes.whole(rows)[mine]
 
 
-def open_files(directory: Path, shapes: PyTree, table: Table) -> PyTree:
+def open_files(directory: Path, shapes: PyTree, table: Table, writable: bool = True) -> PyTree:
     """Opens a stack of rows in a directory, one file per leaf. Returns a tree of `RowFile`s.
 
     Args:
         directory: Folder of the files; created if missing.
         shapes: Shapes of the stack, leaves (K, ...).
         table: Table of the rows' slots.
+        writable: Whether rows may be written; otherwise the files must be there.
+
+    Raises:
+        ArgumentError: if the files to read are those of other shapes.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     leaves, treedef = jax.tree.flatten(shapes)
+    paths = [directory / f"{number}.bin" for number in range(len(leaves))]
+    if writable:
+        directory.mkdir(parents=True, exist_ok=True)
+    elif sorted(paths) != sorted(directory.glob("*.bin")):
+        raise ArgumentError("model", f"is not the run's: its clients' rows need {len(paths)} files in {directory}")
     files = [
-        RowFile(directory / f"{number}.bin", table, number, leaf.shape, leaf.dtype)
-        for number, leaf in enumerate(leaves)
+        RowFile(path, table, number, leaf, writable)
+        for number, (path, leaf) in enumerate(zip(paths, leaves, strict=True))
     ]
     return jax.tree.unflatten(treedef, files)
 
@@ -264,13 +276,29 @@ def in_memory(stack: PyTree) -> PyTree:
     if not files:
         whole = lambda leaf: leaf.read(np.arange(leaf.shape[0])) if isinstance(leaf, Shared) else leaf
         return jax.tree.map(whole, stack)
-    need, free = sum(math.prod(file.shape) * file.dtype.itemsize for file in files), memory.host_free()
+    check_host(sum(math.prod(file.shape) * file.dtype.itemsize for file in files))
+    rows = iter(read(files, np.arange(files[0].shape[0])))
+    return jax.tree.map(lambda leaf: next(rows) if isinstance(leaf, RowFile) else leaf, stack)
+
+
+def copied(state: PyTree) -> PyTree:
+    """Returns a copy in host memory; arrays that are spread over several processes stay on the devices.
+
+    Raises:
+        OutOfMemory: if it does not fit.
+    """
+    here = lambda leaf: not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+    check_host(sum(leaf.nbytes for leaf in jax.tree.leaves(state) if here(leaf)))
+    return jax.tree.map(lambda leaf: np.array(leaf) if here(leaf) else leaf.copy(), state)
+
+
+def check_host(need: int) -> None:
+    """Raises `OutOfMemory` if clients' rows of `need` bytes do not fit in host memory."""
+    free = memory.host_free()
     if need > memory.SHARE * free:
         raise OutOfMemory(
             f"out of memory: clients' rows need {memory.readable(need)}; the host has only {memory.readable(free)} free"
         )
-    rows = iter(read(files, np.arange(files[0].shape[0])))
-    return jax.tree.map(lambda leaf: next(rows) if isinstance(leaf, RowFile) else leaf, stack)
 
 
 def check_disk(directories: Sequence[Path | None], shapes: PyTree, played: int) -> int:

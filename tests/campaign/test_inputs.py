@@ -43,6 +43,7 @@ WITH = {  # flags under which another is read
     "sampler": "--participation=0.5",
     "sampler_candidates": "--sampler=power_of_choice --participation=0.5",
     "dp_delta": "--dp_noise_multiplier=1 --dp_clip_norm=1",
+    "noise_seed": "--dp_noise_multiplier=1 --dp_clip_norm=1",
     "attackers": "--attack=noise",
     "attack_strength": "--attack=noise",
     "chunk": "--plan=chunk",

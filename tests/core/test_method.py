@@ -66,7 +66,7 @@ def test_a_class_can_be_defined_again_where_it_was_defined(module):
     first, again = declare("Again", module), declare("Again", module)
     try:
         assert get("again") is again is not first
-        with pytest.raises(ArgumentError, match="^name=again"):
+        with pytest.raises(ArgumentError, match=r"^name=again"):
             declare("Again", "another_module")
     finally:
         del METHODS["again"]

@@ -1,4 +1,4 @@
-"""Users' own methods and models, given on the command line as FILE.py:NAME."""
+"""Users' own methods and models, named as FILE.py:NAME."""
 
 from __future__ import annotations
 

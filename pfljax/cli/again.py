@@ -1,0 +1,36 @@
+"""Builds the run of a command line again, from the flags in its config.json. `pfljax.load` imports this module."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pfljax import api
+from pfljax.cli import build, train
+from pfljax.cli.settings import parse
+from pfljax.core import own_files, recorded
+
+
+def run(config: Mapping[str, Any], client_store: str, given: Mapping[str, Any]) -> api.Run:
+    """Builds the run on this machine's devices.
+
+    Args:
+        config: Content of config.json.
+        client_store: Where the run is to keep its clients.
+        given: Parts that are not built: "method", "clients", "model" and "local".
+    """
+    if "method" not in given:
+        recorded.found(config.get("method"), "method")  # registers a method of one's own
+    flags, there = dict(config["flags"]), Path(config.get("directory", "."))
+    for flag in ("data_file", "data_dir", *(["model"] if own_files.is_file_and_name(flags["model"]) else [])):
+        flags[flag] = flags[flag] and str(there / flags[flag])
+    flags |= {"plan": "auto", "devices": 0, "exchange": "auto", "client_store": client_store}
+    settings = parse(train.define, [])
+    for flag in flags.keys() & settings.values.keys():
+        infinite = flags[flag] is None and isinstance(settings[flag], float)  # config.json has no infinity
+        settings = settings.replace({flag: math.inf if infinite else flags[flag]})
+    trial = build.Trial(flags["seed"], flags["split"])
+    clients = (given["clients"], None) if "clients" in given else build.build_clients(settings, trial.of_data)
+    return build.build_run(settings, settings.algorithm, clients, trial, given)
