@@ -222,14 +222,7 @@ def compare(
     for title in found:  # find mistakes before training anything
         for run, folder in zip(share_programs(runs[title]), folders[title], strict=bool(out)):
             study.check(run, folder)
-    cells: dict[str, list[Cell | None]] = {}
-    for wait, title in itertools.product((False, True), found):
-        if None in cells.get(title, [None]):
-            trackers = [tracking.named(tracker, f"{title}/seed-{seed}") for seed in seeds]
-            cells[title] = study.train(runs[title], folders[title], trackers, wait=wait)
-            done = sum(None not in each for each in cells.values())
-            if say and None not in cells[title]:
-                say(f"{done} of {len(found)} methods done: {title}")
+    cells = _trained(study, runs, folders, tracker)
     rows = [method_row(title, [cell for cell in cells[title] if cell]) for title in found]
     scored = runs[title][0].experiment.scored
     first = of_seed[seeds[0]]
@@ -239,6 +232,21 @@ def compare(
     if out:
         table.write(Path(out))
     return table
+
+
+def _trained(
+    study: Study, runs: dict[str, list[Run]], folders: dict[str, list[Path]], tracker: Tracker | None
+) -> dict[str, list[Cell | None]]:
+    """All methods' cells; trains first what no other process is training, then waits for the rest."""
+    cells: dict[str, list[Cell | None]] = {}
+    for wait, title in itertools.product((False, True), runs):
+        if None in cells.get(title, [None]):
+            trackers = [tracking.named(tracker, f"{title}/seed-{run.experiment.seed}") for run in runs[title]]
+            cells[title] = study.train(runs[title], folders[title], trackers, wait=wait)
+            done = sum(None not in each for each in cells.values())
+            if study.say and None not in cells[title]:
+                study.say(f"{done} of {len(runs)} methods done: {title}")
+    return cells
 
 
 def titled_by(dataset: str, scored: int | None, num_clients: int, rounds: int) -> str:

@@ -14,7 +14,7 @@ from pfljax.core import recorded
 from pfljax.core.errors import ArgumentError
 from pfljax.data import Federation, datasets
 from pfljax.local.training import LocalTraining
-from pfljax.training import files, folders
+from pfljax.training import files, fingerprint, folders
 from pfljax.training.experiment import Execution
 from pfljax.training.loop import saved_outcome
 
@@ -64,7 +64,7 @@ def load(
         run = importlib.import_module(OF_COMMANDS).run(config, store, given)
     else:
         run = run_again(config, store, given)
-    check_data(config, run)
+    check_same(config, run)
     experiment = run.experiment.with_rounds(summary["rounds"])
     return Result(experiment, saved_outcome(experiment, out, summary), out)
 
@@ -101,10 +101,14 @@ def cannot_train(*args: Any, **options: Any):
     raise ArgumentError("local", f"{text}; {recorded.hand_over('local')}")
 
 
-def check_data(config: dict, run: Run) -> None:
-    """Raises `ArgumentError` if a run's clients are not those in config.json."""
+def check_same(config: dict, run: Run) -> None:
+    """Raises `ArgumentError` if a run's clients, or what it predicts with, are not the recorded ones."""
     was, now = config.get("data", {}).get("digest"), run.experiment.config["data"]["digest"]
     if was != now:
-        raise ArgumentError(
-            "clients", f"are not those of the run (digest {was}, now {now}); {recorded.hand_over('clients')}"
-        )
+        text = f"are not those of the run (digest {was}, now {now})"
+        raise ArgumentError("clients", f"{text}; {recorded.hand_over('clients')}")
+    program = run.experiment.program()
+    for argument, parts in {"model": [fingerprint.MODEL], "method": ["predictor", "collaboration"]}.items():
+        if changed := fingerprint.differences(config.get("program", {}), program, parts):
+            text = f"has changed since the run ({', '.join(changed)})"
+            raise ArgumentError(argument, f"{text}; {recorded.hand_over(argument)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,11 +78,9 @@ class Run:
         local, execution, attack = local or LocalTraining(), execution or Execution(), attack or Attack()
         check_arguments(method, clients, participation, fine_tune_epochs, eval_clients)
         problem = make_problem(clients, model, local, participation, execution)
-        if config is None:
-            options = {"seed": seed, "participation": participation, "fine_tune_epochs": fine_tune_epochs}
-            options |= {"eval_clients": eval_clients, "server": repr(server or Server()), "attack": repr(attack)}
-            config = {"settings": describe.settings(method, clients, model, local, options)}
-            config["parts"] = describe.parts(method, clients, model, local, server or Server(), attack)
+        server, options = server or Server(), {"seed": seed, "participation": participation}
+        options |= {"fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
+        config = config or describe.config(method, clients, model, local, options, server, attack)
         self.clients = clients.with_attackers(attack.attackers, seed) if attack.active else clients
         self.experiment = Experiment(
             method,
@@ -95,13 +92,11 @@ class Run:
             fine_tune_epochs=fine_tune_epochs,
             client_store=execution.client_store,
             eval_clients=eval_clients,
-            server=server or Server(),
+            server=server,
             attack=attack,
             config=config | {"data": data.describe(clients)},
         )
-        # Of the run as it is: padding, rounds and plans change no result.
-        program = functools.cache(functools.partial(fingerprint.program, self.experiment))
-        self.experiment = dataclasses.replace(self.experiment, program=program)
+        self.experiment = fingerprint.identified(self.experiment)
         check(self.experiment)
 
     def train(

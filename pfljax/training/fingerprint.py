@@ -20,7 +20,7 @@ import re
 import sys
 import types
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,11 @@ IGNORED = {
 Digests = dict[str, str]
 
 
+def identified(experiment: Experiment) -> Experiment:
+    """The run, which describes its program as it is now; later padding, rounds and plans change no result."""
+    return dataclasses.replace(experiment, program=functools.cache(functools.partial(program, experiment)))
+
+
 def program(experiment: Experiment) -> dict[str, Any]:
     """Describes what a run computes, for config.json.
 
@@ -71,13 +76,21 @@ def program(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Names the parts of two programs that differ; empty if they compute the same, or one is not known."""
+def differences(before: dict[str, Any], now: dict[str, Any], within: Sequence[str] = ()) -> list[str]:
+    """Names the parts of two programs that differ; empty if they compute the same, or one is not known.
+
+    Args:
+        before: Description of a program, see `program`.
+        now: Description of another one.
+        within: The parts to compare; empty: all.
+    """
     if not (before and now):
         return []
     known = "sources" if before["versions"] != now["versions"] else "parts"
     was, new = before[known], now[known]
     changed = [name for name in (*new, *(was.keys() - new.keys())) if was.get(name) != new.get(name)]
+    if within and known == "parts":
+        changed = [name for name in changed if name.partition(":")[0] in within]
     upstream = [name for name in changed if name.partition(":")[0] in (MODEL, OPTIMIZER)]  # others depend on these
     named = lambda part: f"{part} of {now['method']}" if part in (*FUNCTIONS, "collaboration", "ledger") else part
     split = (part.partition(":") for part in upstream or changed)

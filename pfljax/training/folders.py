@@ -143,7 +143,7 @@ class Folders:
 
         out = self.outs[number]
         if manifest.read(out) is not None:
-            manifest.write(out, self.experiments[number].config, done, rounds)
+            manifest.write(out, self.experiments[number].described, done, rounds)
         checkpoints.keep(out / "checkpoints", rounds)
 
     def save(self, done: int, compiled: Compiled, histories: Sequence[History], states: Sequence[State]) -> None:
