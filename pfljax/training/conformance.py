@@ -5,7 +5,6 @@ Every error names the field, what came and what is accepted. Built-in methods ar
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -38,18 +37,9 @@ from pfljax.training import stacks
 from pfljax.training.experiment import Experiment
 
 TOLERANCE = 1e-3  # of the sum of a client's weights
-SCORES = ("loss", "accuracy", "accuracy_mean", "accuracy_std", "accuracy_bottom_decile", "accuracy_min")
 # Entries of a row of metrics.jsonl, and of the tables and summaries that contain such rows.
-RESERVED = {
-    "round",
-    "seconds",
-    "train_loss",
-    "bytes_down",
-    "bytes_up",
-    "validation_loss",
-    "validation_accuracy",
-    *SCORES,
-}
+RESERVED = {"round", "seconds", "train_loss", "bytes_down", "bytes_up", "loss", "accuracy", "accuracy_mean"}
+RESERVED |= {"accuracy_std", "accuracy_bottom_decile", "accuracy_min", "validation_loss", "validation_accuracy"}
 RESERVED |= {"method", "seed", "selected_by"}
 ARRAYS = {"round", "topology", "distribution", "labels", "target", "clients"}  # of collaboration.npz
 
@@ -82,7 +72,8 @@ def check_start(experiment: Experiment, plan: ExecutionPlan, key: Key, state: St
     if experiment.client_store == "device":
         return Contract(experiment, plan).check_values(key, state, clients, None)
     num = experiment.problem.cohort_size
-    ids, algorithm = np.arange(num, dtype=np.int32), experiment.algorithm(plan)
+    ids = np.linspace(0, experiment.problem.num_clients - 1, num).astype(np.int32)  # the first and the last one, too
+    algorithm = experiment.algorithm(plan)
     rows, rest = split_state(algorithm, state)
     rows, clients = (place(plan, stacks.read(stack, ids), num) for stack in (rows, clients))
     Contract(experiment, plan, ids).check_values(key, join_state(algorithm, rows, rest), clients, ids)
@@ -152,8 +143,7 @@ class Contract:
         ids = jax.ShapeDtypeStruct((size,), jnp.int32)
         cohort = Cohort(ids, everyone=size == self.problem.num_clients)  # pyright: ignore[reportArgumentType]
         index = self._traced("download", key, state, cohort)
-        width = (getattr(index, "shape", None) or (0,))[-1]
-        held = 1 if algorithm.topology == "own" else max(width, 1)
+        held = 1 if algorithm.topology == "own" else _width(index)
         self._shape("download", "the index", index, (size, held), "integer")
         output = self._check_client(key, state, data, held)
         aggregate = self._aggregate(state, index, data, output)
@@ -212,7 +202,7 @@ class Contract:
         if predictor.topology not in ("own", "shared", "peers"):
             raise self._error(field, f"topology is {predictor.topology!r}; accepted: 'own', 'shared', 'peers'")
         num, model = tree.num_rows(clients), self.problem.model
-        held = max((getattr(predictor.weights, "shape", None) or (0,))[-1], 1)
+        held = _width(predictor.weights)
         self._shape(field, "weights", predictor.weights, (num, held), "float")
         self._shape(field, "index", predictor.index, (num, held), "integer")
         self._rows(field, "rows", predictor.rows, num)
@@ -240,7 +230,7 @@ class Contract:
         self._instance(field, used, Mapping)
         if taken := ARRAYS & used.keys():
             raise self._error(field, f"returned {', '.join(sorted(taken))}; accepted: other names of arrays")
-        held = (getattr(used.get("weights"), "shape", None) or (1,))[-1]
+        held = _width(used.get("weights"))
         self._shape(field, "weights", used.get("weights"), (num, held), "float")
         self._shape(field, "index", used.get("index"), (num, held), "integer")
 
@@ -263,10 +253,9 @@ class Contract:
         if topology == "shared":
             self._check_range("download", index, num_models[0])
         elif topology != "own":
-            if not np.isin(index, cohort).all():
-                raise self._error(
-                    "download", f"returned {index[~np.isin(index, cohort)][0]}; accepted: the cohort's ids"
-                )
+            others = np.setdiff1d(index, cohort)
+            if others.size:
+                raise self._error("download", f"the index contains {others[0]}; accepted: the ids of the cohort")
             if topology == "peers" and (index[:, 0] != cohort).any():
                 raise self._error("download", "column 0 of the index is not the client itself; accepted: its own id")
         self._check_range("predictor", used, num_models[1])
@@ -329,7 +318,7 @@ class Contract:
     def _shape(self, field: str, what: str, found: Any, shape: tuple[int, ...], kind: str) -> None:
         kinds = {"integer": jnp.integer, "float": jnp.floating, "bool": jnp.bool_, "number": jnp.generic}
         if getattr(found, "shape", None) != shape or not jnp.issubdtype(found.dtype, kinds[kind]):
-            raise self._error(field, f"{what} is {_form(found)}; accepted: {kind}{list(shape)}")
+            raise self._error(field, f"{what} is {_form(found)}; accepted: {kind}[{', '.join(map(str, shape))}]")
 
     def _rows(self, field: str, what: str, found: PyTree, num: int) -> None:
         """Raises `ArgumentError` if a leaf has another number of rows."""
@@ -354,6 +343,11 @@ class Contract:
 def _with_rows(leading: tuple[int, ...], stack: PyTree) -> PyTree:
     """Shapes of a stack with other leading axes in place of its rows."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*leading, *leaf.shape[1:]), leaf.dtype), stack)
+
+
+def _width(index: Any) -> Any:
+    """J of an array (n, J), or "J" for anything else."""
+    return index.shape[1] if len(getattr(index, "shape", ())) == 2 else "J"
 
 
 def _within(index: np.ndarray, num: int) -> bool:
