@@ -126,9 +126,12 @@ BROKEN = {
     "sample, floats": (given(sample=lambda *_: jnp.ones(COHORT)), r"sample: the array is float32\[3\]; .*integer\[3\]"),
     "sample, repeated": (
         given(sample=lambda *_: jnp.array([0, 1, 1])),
-        r"sample: returned \[0 1 1\]; .*distinct .*0 to 4",
+        "sample: returned 1 more than once; accepted: distinct ids",
     ),
-    "sample, out of range": (given(sample=lambda *_: jnp.array([1, 2, 5])), r"sample: returned \[1 2 5\]; .*0 to 4"),
+    "sample, out of range": (
+        given(sample=lambda *_: jnp.array([1, 2, 5])),
+        "sample: returned index 5; accepted: 0 to 4",
+    ),
     "download, floats": (
         replaced("download", lambda index: index * 1.0),
         r"download: the index is float32\[3, 2\]; accepted: integer\[3, 2\]",
@@ -139,7 +142,7 @@ BROKEN = {
     ),
     "download, out of range": (
         replaced("download", lambda index: index.at[0, 1].set(9)),
-        "download: the index contains 9; accepted: the ids of the cohort",
+        "download: returned index 9; accepted: the ids of the cohort",
     ),
     "download, itself not first": (replaced("download", lambda index: index[:, ::-1]), "download: column 0 "),
     # the client
@@ -229,19 +232,19 @@ BROKEN = {
     ),
     "predictor, index out of range": (
         changed("predictor", index=lambda index: index + 1),
-        "predictor: the index contains 5; accepted: 0 to 4",
+        "predictor: returned index 5; accepted: 0 to 4",
     ),
     "predictor, weights of sum 2": (
         changed("predictor", weights=lambda weights: 2 * weights),
-        r"predictor: weights of client 0 are \[1. 1.\], with sum 2; accepted: numbers of 0 or more that sum to 1",
+        "predictor: the weights of client 0 sum to 2, and the smallest is 1; accepted: 0 or more, with sum 1",
     ),
     "predictor, negative weights": (
         changed("predictor", weights=lambda weights: weights.at[2].set(jnp.array([1.5, -0.5]))),
-        r"predictor: weights of client 2 are \[ 1.5 -0.5\], with sum 1; ",
+        r"predictor: the weights of client 2 sum to 1, and the smallest is -0.5; ",
     ),
     "predictor, NaN": (
         changed("predictor", weights=lambda weights: weights.at[1].set(jnp.nan)),
-        r"predictor: weights of client 1 are \[nan nan\], with sum nan; ",
+        "predictor: the weights of client 1 sum to nan, ",
     ),
     "predictor, apply": (
         changed("predictor", apply=lambda _: lambda models, row, x: jnp.zeros((7,))),
@@ -329,7 +332,7 @@ def test_weights_are_checked_in_every_evaluation(clients, monkeypatch):
 
     monkeypatch.setitem(BROKEN, "late", (build, ""))
     assert np.isfinite(train(Odd("late"), clients, rounds=1).loss)
-    assert refused(clients, "late", rounds=2).startswith("odd.predictor: weights of client 0 are [1. 1.], with sum 2")
+    assert refused(clients, "late", rounds=2).startswith("odd.predictor: the weights of client 0 sum to 2, ")
 
 
 def test_newcomers_predictors_are_checked(clients, monkeypatch):
