@@ -258,15 +258,14 @@ class Contract:
     def _values(self, key: Key, state: State, clients: ClientData):
         """What `check_values` checks."""
         algorithm, problem = self.algorithm, self.problem
-        whole = problem.part is None
-        if not whole:
+        if problem.part is not None:
             cohort = Cohort(jnp.asarray(problem.part), everyone=len(problem.part) == problem.num_clients)
         elif algorithm.sample:
             cohort = Cohort(jnp.sort(algorithm.sample(key, state, clients)).astype(jnp.int32))
         else:
             cohort = draw_cohort(key, problem.num_clients, problem.cohort_size)
         rows, rest = split_state(algorithm, state)
-        if whole and not cohort.everyone:
+        if problem.part is None and not cohort.everyone:
             cohort = Cohort(jax.lax.with_sharding_constraint(cohort.ids, problem.plan.everywhere))  # as in a round
             rows = problem.plan.take_rows(rows, cohort.ids)
         index = algorithm.download(key, join_state(algorithm, rows, rest), cohort)
