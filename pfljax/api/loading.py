@@ -69,7 +69,7 @@ def load(
     return Result(experiment, saved_outcome(experiment, out, summary), out)
 
 
-def run_again(config: dict, client_store: str, given: dict[str, Any]) -> Run:
+def run_again(config: dict, client_store: Any, given: dict[str, Any]) -> Run:
     """Makes a run of the Python API again, from its config.json and the parts that are given."""
     parts, settings = config.get("parts", {}), config.get("settings", {})
     for name in ("method", "model", "clients"):

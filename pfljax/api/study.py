@@ -163,9 +163,10 @@ class Study:
             groups.setdefault(number if alone else shape, []).append(number)
         return list(groups.values())
 
-    def _together(self, group: Sequence[tuple[Run, Path | None, Tracker | None]]) -> list[Result]:
+    def _together(self, group: list[tuple[Run, Path | None, Tracker | None]]) -> list[Result]:
         """Trains runs in one kernel; in several if they do not fit."""
-        runs, outs, trackers = zip(*group, strict=True)
+        runs = [run for run, _, _ in group]
+        outs, trackers = [out for _, out, _ in group], [tracker for _, _, tracker in group]
         written: dict[str, Any] = {"resume": "if_possible"} if outs[0] else {}
         told = lambda line: self._tell(line.strip()) if "profile: " in line or folders.LOST in line else None
         try:

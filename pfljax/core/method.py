@@ -104,10 +104,9 @@ def method(*, keeps: str, travels: str, name: str | None = None, validates: bool
         registered = name or cls.__name__.lower()
         other, doc = METHODS.get(registered), inspect.getdoc(cls)
         if other is not None and _origin(other) != _origin(cls):
-            taken = (
-                f"is the name of {other.__module__}.{other.__qualname__}; accepted: another one, by another class name"
-            )
-            raise ArgumentError("name", f'{taken} or @pfl.method(name="...")', registered)
+            taken = f"is the name of {other.__module__}.{other.__qualname__}"
+            text = f'{taken}; accepted: another name, by renaming the class or by @pfl.method(name="...")'
+            raise ArgumentError("name", text, registered)
         declared = hasattr(cls, "__dataclass_fields__") and callable(getattr(cls, "build", None))
         if not declared or not doc:
             raise TypeError(f"{cls.__name__}: a method is a dataclass with a docstring and build(problem)")

@@ -37,18 +37,9 @@ from pfljax.training import stacks
 from pfljax.training.experiment import Experiment
 
 TOLERANCE = 1e-3  # of the sum of a client's weights
-SCORES = ("loss", "accuracy", "accuracy_mean", "accuracy_std", "accuracy_bottom_decile", "accuracy_min")
 # Entries of a row of metrics.jsonl, and of the tables and summaries that contain such rows.
-RESERVED = {
-    "round",
-    "seconds",
-    "train_loss",
-    "bytes_down",
-    "bytes_up",
-    "validation_loss",
-    "validation_accuracy",
-    *SCORES,
-}
+RESERVED = {"round", "seconds", "train_loss", "bytes_down", "bytes_up", "loss", "accuracy", "accuracy_mean"}
+RESERVED |= {"accuracy_std", "accuracy_bottom_decile", "accuracy_min", "validation_loss", "validation_accuracy"}
 RESERVED |= {"method", "seed", "selected_by"}
 ARRAYS = {"round", "topology", "distribution", "labels", "target", "clients"}  # of collaboration.npz
 
@@ -79,12 +70,13 @@ def check_start(experiment: Experiment, plan: ExecutionPlan, key: Key, state: St
     if is_built_in(experiment.method):
         return
     if experiment.client_store == "device":
-        return Contract(experiment, plan).check_values(key, state, clients, None)
+        return Contract(experiment, plan).check_values(key, state, clients)
     num = experiment.problem.cohort_size
-    ids, algorithm = np.arange(num, dtype=np.int32), experiment.algorithm(plan)
-    rows, rest = split_state(algorithm, state)
+    ids = np.linspace(0, experiment.problem.num_clients - 1, num).astype(np.int32)  # the first and the last one, too
+    contract = Contract(experiment, plan, ids)
+    rows, rest = split_state(contract.algorithm, state)
     rows, clients = (place(plan, stacks.read(stack, ids), num) for stack in (rows, clients))
-    Contract(experiment, plan, ids).check_values(key, join_state(algorithm, rows, rest), clients, ids)
+    contract.check_values(key, join_state(contract.algorithm, rows, rest), clients)
 
 
 def check_weights(experiment: Experiment, weights: np.ndarray) -> None:
@@ -93,13 +85,12 @@ def check_weights(experiment: Experiment, weights: np.ndarray) -> None:
     Raises:
         ArgumentError: if a client's are not.
     """
-    total = weights.sum(axis=1)
-    wrong = ~((weights >= 0).all(axis=1) & (np.abs(total - 1) <= TOLERANCE))
+    total, least = weights.sum(axis=1), weights.min(axis=1)
+    wrong = ~((least >= 0) & (np.abs(total - 1) <= TOLERANCE))
     if not is_built_in(experiment.method) and wrong.any():
         client = int(np.argmax(wrong))
-        text = f"weights of client {client} are {np.round(weights[client], 4)}, with sum {total[client]:.4g}"
-        text = f"{text}; accepted: numbers of 0 or more that sum to 1"
-        raise ArgumentError("predictor", text, owner=experiment.name)
+        text = f"the weights of client {client} sum to {total[client]:.4g}, and the smallest is {least[client]:.4g}"
+        raise ArgumentError("predictor", f"{text}; accepted: 0 or more, with sum 1", owner=experiment.name)
 
 
 def is_built_in(method: Any) -> bool:
@@ -151,8 +142,7 @@ class Contract:
         ids = jax.ShapeDtypeStruct((size,), jnp.int32)
         cohort = Cohort(ids, everyone=size == self.problem.num_clients)  # pyright: ignore[reportArgumentType]
         index = self._traced("download", key, state, cohort)
-        width = (getattr(index, "shape", None) or (0,))[-1]
-        held = 1 if algorithm.topology == "own" else max(width, 1)
+        held = 1 if algorithm.topology == "own" else _width(index)
         self._shape("download", "the index", index, (size, held), "integer")
         output = self._check_client(key, state, data, held)
         aggregate = self._aggregate(state, index, data, output)
@@ -211,7 +201,7 @@ class Contract:
         if predictor.topology not in ("own", "shared", "peers"):
             raise self._error(field, f"topology is {predictor.topology!r}; accepted: 'own', 'shared', 'peers'")
         num, model = tree.num_rows(clients), self.problem.model
-        held = max((getattr(predictor.weights, "shape", None) or (0,))[-1], 1)
+        held = _width(predictor.weights)
         self._shape(field, "weights", predictor.weights, (num, held), "float")
         self._shape(field, "index", predictor.index, (num, held), "integer")
         self._rows(field, "rows", predictor.rows, num)
@@ -239,52 +229,46 @@ class Contract:
         self._instance(field, used, Mapping)
         if taken := ARRAYS & used.keys():
             raise self._error(field, f"returned {', '.join(sorted(taken))}; accepted: other names of arrays")
-        held = (getattr(used.get("weights"), "shape", None) or (1,))[-1]
+        held = _width(used.get("weights"))
         self._shape(field, "weights", used.get("weights"), (num, held), "float")
         self._shape(field, "index", used.get("index"), (num, held), "integer")
 
-    def check_values(self, key: Key, state: State, clients: ClientData, ids: np.ndarray | None) -> None:
-        """Checks cohort, index, weights and models of the initial state.
-
-        Args:
-            key: The run's key.
-            state: The initial state; its rows are those of clients `ids`.
-            clients: Their data.
-            ids: (n,); None: all clients.
-        """
-        found = jax.jit(self._values, out_shardings=self.problem.plan.everywhere)(key, state, clients, ids)
+    def check_values(self, key: Key, state: State, clients: ClientData) -> None:
+        """Checks cohort, index, weights and models of the initial state; rows and data are those of `Problem.part`."""
+        found = jax.jit(self._values, out_shardings=self.problem.plan.everywhere)(key, state, clients)
         cohort, index, used, weights, num_models, finite = jax.device_get(found)
         if not finite:
             raise self._error("init", "returned models with values that are not finite")
         num, topology = self.problem.num_clients, self.algorithm.topology
-        if len(np.unique(cohort)) < len(cohort) or not _within(cohort, num):
-            raise self._error("sample", f"returned {cohort}; accepted: distinct numbers of clients, 0 to {num - 1}")
+        ids, counts = np.unique(cohort, return_counts=True)
+        self._check_range("sample", ids, num)
+        if counts.max() > 1:
+            raise self._error("sample", f"returned {ids[counts.argmax()]} more than once; accepted: distinct ids")
         if topology == "shared":
             self._check_range("download", index, num_models[0])
         elif topology != "own":
-            if not np.isin(index, cohort).all():
-                raise self._error(
-                    "download", f"returned {index[~np.isin(index, cohort)][0]}; accepted: the cohort's ids"
-                )
+            others = np.setdiff1d(index, cohort)
+            if others.size:
+                raise self._error("download", f"returned index {others[0]}; accepted: the ids of the cohort")
             if topology == "peers" and (index[:, 0] != cohort).any():
                 raise self._error("download", "column 0 of the index is not the client itself; accepted: its own id")
         self._check_range("predictor", used, num_models[1])
         check_weights(self.experiment, weights)
 
-    def _values(self, key: Key, state: State, clients: ClientData, ids: Array | None):
+    def _values(self, key: Key, state: State, clients: ClientData):
         """What `check_values` checks."""
         algorithm, problem = self.algorithm, self.problem
-        if ids is not None:
-            cohort = Cohort(ids, everyone=len(ids) == problem.num_clients)
+        if problem.part is not None:
+            cohort = Cohort(jnp.asarray(problem.part), everyone=len(problem.part) == problem.num_clients)
         elif algorithm.sample:
             cohort = Cohort(jnp.sort(algorithm.sample(key, state, clients)).astype(jnp.int32))
         else:
             cohort = draw_cohort(key, problem.num_clients, problem.cohort_size)
         rows, rest = split_state(algorithm, state)
-        if ids is None and not cohort.everyone:  # on every device, as in a round
-            cohort = Cohort(jax.lax.with_sharding_constraint(cohort.ids, problem.plan.everywhere))
-        of_cohort = rows if ids is not None or cohort.everyone else problem.plan.take_rows(rows, cohort.ids)
-        index = algorithm.download(key, join_state(algorithm, of_cohort, rest), cohort)
+        if problem.part is None and not cohort.everyone:
+            cohort = Cohort(jax.lax.with_sharding_constraint(cohort.ids, problem.plan.everywhere))  # as in a round
+            rows = problem.plan.take_rows(rows, cohort.ids)
+        index = algorithm.download(key, join_state(algorithm, rows, rest), cohort)
         predictor = algorithm.predictor(key, state, clients)
         models = [state.models, predictor.models]
         counts = [tree.num_rows(stack) if jax.tree.leaves(stack) else 1 for stack in models]
@@ -295,9 +279,9 @@ class Contract:
         return cohort.ids, index, predictor.index, predictor.weights, counts, finite
 
     def _check_range(self, field: str, index: np.ndarray, num: int) -> None:
-        if not _within(index, num):
-            wrong = index[(index < 0) | (index >= num)][0]
-            raise self._error(field, f"the index contains {wrong}; accepted: 0 to {num - 1}")
+        wrong = index[(index < 0) | (index >= num)]
+        if wrong.size:
+            raise self._error(field, f"returned index {wrong[0]}; accepted: 0 to {num - 1}")
 
     def _error(self, field: str, text: str) -> ArgumentError:
         return ArgumentError(field, text, owner=self.experiment.name)
@@ -328,7 +312,7 @@ class Contract:
     def _shape(self, field: str, what: str, found: Any, shape: tuple[int, ...], kind: str) -> None:
         kinds = {"integer": jnp.integer, "float": jnp.floating, "bool": jnp.bool_, "number": jnp.generic}
         if getattr(found, "shape", None) != shape or not jnp.issubdtype(found.dtype, kinds[kind]):
-            raise self._error(field, f"{what} is {_form(found)}; accepted: {kind}{list(shape)}")
+            raise self._error(field, f"{what} is {_form(found)}; accepted: {kind}[{', '.join(map(str, shape))}]")
 
     def _rows(self, field: str, what: str, found: PyTree, num: int) -> None:
         """Raises `ArgumentError` if a leaf has another number of rows."""
@@ -355,8 +339,9 @@ def _with_rows(leading: tuple[int, ...], stack: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*leading, *leaf.shape[1:]), leaf.dtype), stack)
 
 
-def _within(index: np.ndarray, num: int) -> bool:
-    return bool(((index >= 0) & (index < num)).all())
+def _width(index: Any) -> Any:
+    """J of an array (n, J), or "J" for anything else."""
+    return index.shape[1] if len(getattr(index, "shape", ())) == 2 else "J"
 
 
 def _form(found: Any) -> str:

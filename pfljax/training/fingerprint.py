@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
@@ -160,7 +161,7 @@ def in_part(name: str, fn: Callable) -> Callable:
     return named
 
 
-def digests(traced: Any, part: str, known: dict[int, dict] | None = None) -> dict[tuple[str, str], bytes]:
+def digests(traced: Any, part: str, known: dict[tuple[int, str], dict] | None = None) -> dict[tuple[str, str], bytes]:
     """Digests of a traced function: of its operations and of the arrays that it captured, by part.
 
     Args:
@@ -178,7 +179,7 @@ def digests(traced: Any, part: str, known: dict[int, dict] | None = None) -> dic
 
     def told(atom: Any, where: str) -> str:
         if isinstance(atom, core.Literal):
-            return f"{atom.val!r}:{atom.aval.dtype}"
+            return f"{atom.val!r}:{getattr(atom.aval, 'dtype', '')}"
         if atom in captured:
             streams[where, ARRAYS].update(content(captured[atom]))
         number = numbers[where].setdefault(atom, len(numbers[where]))
@@ -225,7 +226,7 @@ def canonical(value: Any, inside: list) -> str:
 
 def content(array: Any) -> bytes:
     """Digest of an array: its type, shape and values."""
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     array = np.ascontiguousarray(array)
     return hashlib.sha256(f"{array.dtype}{array.shape}".encode() + array.tobytes()).digest()
@@ -251,7 +252,7 @@ def source(found: Any) -> dict[str, str]:
     made = inspect.unwrap(found if callable(found) and hasattr(found, "__module__") else type(found))
     module = sys.modules.get(getattr(made, "__module__", ""))
     file = getattr(module, "__file__", None)
-    if file is None or module.__name__.partition(".")[0] in LIBRARIES:
+    if module is None or file is None or module.__name__.partition(".")[0] in LIBRARIES:
         return {}
     with contextlib.suppress(OSError, SyntaxError):
         tree = ast.dump(ast.parse(inspect.getsource(module)))

@@ -81,7 +81,7 @@ class Folders:
             load: Contents of all runs' checkpoints -> their state.
 
         Raises:
-            ArgumentError: if a folder's checkpoints were lost and `resume` does not allow starting over, or if files
+            ArgumentError: if a folder's checkpoints were lost and `resume` does not allow starting over, or if a file
                 cannot be deleted.
         """
         if not self.resume:

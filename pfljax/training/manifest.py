@@ -80,7 +80,7 @@ def read(out: Path) -> Manifest | None:
         text = f"was written in format {body['format']} by another version of pfljax; accepted: format {FORMAT}"
         raise ArgumentError("out", text, out)
     listed = {name: (size, digest) for name, (size, digest) in body["files"].items()}
-    return Manifest(body["rounds"], *(body[part] for part in PARTS), listed)
+    return Manifest(rounds=body["rounds"], files=listed, **{part: body[part] for part in PARTS})
 
 
 def write(out: Path, config: dict, rounds: int, checkpoints: Sequence[int], saved: int | None = None) -> None:

@@ -126,20 +126,23 @@ BROKEN = {
     "sample, floats": (given(sample=lambda *_: jnp.ones(COHORT)), r"sample: the array is float32\[3\]; .*integer\[3\]"),
     "sample, repeated": (
         given(sample=lambda *_: jnp.array([0, 1, 1])),
-        r"sample: returned \[0 1 1\]; .*distinct .*0 to 4",
+        "sample: returned 1 more than once; accepted: distinct ids",
     ),
-    "sample, out of range": (given(sample=lambda *_: jnp.array([1, 2, 5])), r"sample: returned \[1 2 5\]; .*0 to 4"),
+    "sample, out of range": (
+        given(sample=lambda *_: jnp.array([1, 2, 5])),
+        "sample: returned index 5; accepted: 0 to 4",
+    ),
     "download, floats": (
         replaced("download", lambda index: index * 1.0),
         r"download: the index is float32\[3, 2\]; accepted: integer\[3, 2\]",
     ),
     "download, a vector": (
         replaced("download", lambda index: index[:, 0]),
-        r"download: the index is int32\[3\]; accepted: integer\[3, 3\]",
+        r"download: the index is int32\[3\]; accepted: integer\[3, J\]",
     ),
     "download, out of range": (
         replaced("download", lambda index: index.at[0, 1].set(9)),
-        "download: returned 9; .*cohort",
+        "download: returned index 9; accepted: the ids of the cohort",
     ),
     "download, itself not first": (replaced("download", lambda index: index[:, ::-1]), "download: column 0 "),
     # the client
@@ -229,19 +232,19 @@ BROKEN = {
     ),
     "predictor, index out of range": (
         changed("predictor", index=lambda index: index + 1),
-        "predictor: the index contains 5; accepted: 0 to 4",
+        "predictor: returned index 5; accepted: 0 to 4",
     ),
     "predictor, weights of sum 2": (
         changed("predictor", weights=lambda weights: 2 * weights),
-        r"predictor: weights of client 0 are \[1. 1.\], with sum 2; accepted: numbers of 0 or more that sum to 1",
+        "predictor: the weights of client 0 sum to 2, and the smallest is 1; accepted: 0 or more, with sum 1",
     ),
     "predictor, negative weights": (
         changed("predictor", weights=lambda weights: weights.at[2].set(jnp.array([1.5, -0.5]))),
-        r"predictor: weights of client 2 are \[ 1.5 -0.5\], with sum 1; ",
+        r"predictor: the weights of client 2 sum to 1, and the smallest is -0.5; ",
     ),
     "predictor, NaN": (
         changed("predictor", weights=lambda weights: weights.at[1].set(jnp.nan)),
-        r"predictor: weights of client 1 are \[nan nan\], with sum nan; ",
+        "predictor: the weights of client 1 sum to nan, ",
     ),
     "predictor, apply": (
         changed("predictor", apply=lambda _: lambda models, row, x: jnp.zeros((7,))),
@@ -250,7 +253,7 @@ BROKEN = {
     "fine_tune": (given(fine_tune=lambda key, predictor, clients: predictor.weights), "fine_tune: returned "),
     "report, no weights": (
         given(report=Report(collaboration=lambda state: {"affinity": jnp.zeros((K, K))})),
-        r"report.collaboration: weights is missing; accepted: float\[5, 1\]",
+        r"report.collaboration: weights is missing; accepted: float\[5, J\]",
     ),
     "report, a taken name": (
         given(report=Report(collaboration=lambda state: {"round": jnp.zeros(K)})),
@@ -303,15 +306,16 @@ def test_the_sound_method_runs_under_every_store(store, clients, tmp_path):
     rows = files.read_jsonl(tmp_path / "run" / "metrics.jsonl")
     assert [row.get("drift") for row in rows] == [None, 1.0, 1.0] and np.isfinite(result.loss)
     assert rows[-1].keys() - {"drift"} <= conformance.RESERVED  # what a metric must not be called
-    assert {*rows[-1], *result.summary["best"], "method"} - {"drift"} == conformance.RESERVED
+    assert {*rows[-1], *result.summary["best"], "method", "seed"} - {"drift"} == conformance.RESERVED
 
 
 @pytest.mark.parametrize("store", ["host", "disk"])
 @pytest.mark.parametrize(
-    "how", ["predictor, weights of sum 2", "predictor, index out of range", "download, out of range"]
+    "how",
+    ["predictor, weights of sum 2", "predictor, index out of range", "download, out of range"],
 )
 def test_values_are_checked_under_every_store(store, how, clients):
-    assert BROKEN[how][1][:9] in refused(clients, how, store=store)
+    assert re.match(BROKEN[how][1], refused(clients, how, store=store).removeprefix("odd."))
 
 
 def test_weights_are_checked_in_every_evaluation(clients, monkeypatch):
@@ -328,7 +332,7 @@ def test_weights_are_checked_in_every_evaluation(clients, monkeypatch):
 
     monkeypatch.setitem(BROKEN, "late", (build, ""))
     assert np.isfinite(train(Odd("late"), clients, rounds=1).loss)
-    assert refused(clients, "late", rounds=2).startswith("odd.predictor: weights of client 0 are [1. 1.], with sum 2")
+    assert refused(clients, "late", rounds=2).startswith("odd.predictor: the weights of client 0 sum to 2, ")
 
 
 def test_newcomers_predictors_are_checked(clients, monkeypatch):
@@ -362,13 +366,10 @@ def test_built_in_methods_are_not_traced_for_it(clients, monkeypatch):
 
 
 @toys.each_method(fast=METHODS)
-@pytest.mark.parametrize("cohort", [3, 5])
-def test_built_in_methods_conform(name, cohort, clients, monkeypatch):
-    if cohort == K and name != "federico":
-        pytest.skip("one method with everyone is enough")
+def test_built_in_methods_conform(name, clients, monkeypatch):
     monkeypatch.setattr(conformance, "is_built_in", lambda method: False)
     options = {"batch_size": 2} | toys.NETWORKS.get(name, {})
-    problem = toys.make_problem(clients, cohort=cohort, **options)
+    problem = toys.make_problem(clients, cohort=4, **options)
     unseen = toys.make_federation((3, 4), seed=8)
     experiment = toys.make_experiment(name, problem, clients, unseen=unseen, plan=problem.plan)
     conformance.check(experiment)
