@@ -176,6 +176,14 @@ BROKEN = {
         changed("client_update", upload=lambda models: {"sum": jnp.zeros((3, 4))}),
         r"client_update: upload\['sum'\] is float32\[3, 4\]; accepted: an axis of length 2 first",
     ),
+    "client, upload of other shapes": (
+        changed("client_update", upload=lambda models: jax.tree.map(doubled, models)),
+        r"server_update: State.models.* is float32\[3, .*\]; accepted: float32\[3, ",
+    ),
+    "client, upload of other parts": (
+        changed("client_update", upload=lambda models: {"more": jnp.zeros((2, 4))}),
+        r"server_update: State.models.* is missing; accepted: float32\[3, ",
+    ),
     "client, sent": (
         changed("client_update", sent=lambda sent: jnp.ones(2)),
         r"client_update: sent is float32\[2\]; accepted: bool\[2\]",
