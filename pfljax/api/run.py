@@ -80,9 +80,8 @@ class Run:
         problem = make_problem(clients, model, local, participation, execution)
         if config is None:
             options = {"seed": seed, "participation": participation, "fine_tune_epochs": fine_tune_epochs}
-            options |= {"eval_clients": eval_clients, "server": repr(server or Server()), "attack": repr(attack)}
-            config = {"settings": describe.settings(method, clients, model, local, options)}
-            config["parts"] = describe.parts(method, clients, model, local, server or Server(), attack)
+            options |= {"eval_clients": eval_clients, "server": server or Server(), "attack": attack}
+            config = describe.config(method, clients, model, local, options)
         self.clients = clients.with_attackers(attack.attackers, seed) if attack.active else clients
         self.experiment = Experiment(
             method,

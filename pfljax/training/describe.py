@@ -12,8 +12,6 @@ from typing import Any
 
 import jax
 
-from pfljax.algorithms.common.attacks import Attack
-from pfljax.algorithms.common.server import Server
 from pfljax.core import recorded, tree
 from pfljax.core.pooled import is_pooled
 from pfljax.core.types import Algorithm, Examples
@@ -41,14 +39,14 @@ def settings(method: Any, clients: Federation, model: Any, local: LocalTraining,
     return found | {"num_clients": clients.num_clients, "partition": clients.index_digest}
 
 
-def parts(
-    method: Any, clients: Federation, model: Any, local: LocalTraining, server: Server, attack: Attack
-) -> dict[str, Any]:
-    """Returns the parts of a run from which it can be made again, without those that cannot be recorded."""
+def config(method: Any, clients: Federation, model: Any, local: LocalTraining, options: dict) -> dict:
+    """Returns "settings", and "parts": what the run can be made again from, without what cannot be recorded."""
     module = model.module if isinstance(model, Model) else model
-    found = recorded.recordable({"method": method, "model": module, "server": server, "attack": attack})
-    found |= {"local": recorded.recordable(recorded.fields(local))}
-    return found | ({"clients": clients.origin} if clients.origin else {})
+    of_local = {f"local.{name}": value for name, value in recorded.fields(local).items()}
+    parts = recorded.recordable({"method": method, "model": module, **of_local, **options})
+    parts |= {"clients": clients.origin} if clients.origin else {}
+    texts = {name: repr(value) for name, value in options.items() if dataclasses.is_dataclass(value)}
+    return {"settings": settings(method, clients, model, local, options | texts), "parts": parts}
 
 
 def environment() -> dict:
