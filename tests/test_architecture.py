@@ -121,8 +121,7 @@ def test_no_method_is_known_by_name_outside_its_file():
             continue  # commands have defaults
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         others = {name for name, method in METHODS.items() if method.__module__ != module}
-        arguments = {"local"}  # of `Run`, which is also the name of a method
-        assert not others & set(strings(path)) - arguments, path
+        assert not others & set(strings(path)), path
 
 
 def test_importing_the_package_is_light():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import optax
 
@@ -19,6 +19,16 @@ from pfljax.training.experiment import Execution
 from pfljax.training.loop import saved_outcome
 
 OF_COMMANDS = "pfljax.cli.again"  # imported only for runs of a command, whose flags it reads
+OPTIONS = ("seed", "participation", "fine_tune_epochs", "eval_clients", "server", "attack")
+
+
+class Parts(NamedTuple):
+    """Parts of a run that are handed over; None: made again."""
+
+    method: Any
+    model: Any
+    clients: Federation | None
+    local: LocalTraining | None
 
 
 def load(
@@ -57,11 +67,10 @@ def load(
     if done not in folders.whole_checkpoints(out):
         text = f"has no intact checkpoint of its last round, {done}; resume the run to finish it again"
         raise ArgumentError("path", text, path)
-    store = "disk" if (out / folders.CLIENTS).is_dir() else "device"
-    given = {"method": method, "model": model, "clients": clients, "local": local}
-    given = {name: part for name, part in given.items() if part is not None}
+    store, given = "disk" if (out / folders.CLIENTS).is_dir() else "device", Parts(method, model, clients, local)
     if "flags" in config:
-        run = importlib.import_module(OF_COMMANDS).run(config, store, given)
+        parts = {name: part for name, part in given._asdict().items() if part is not None}
+        run = importlib.import_module(OF_COMMANDS).run(config, store, parts)
     else:
         run = run_again(config, store, given)
     check_same(config, run)
@@ -69,25 +78,28 @@ def load(
     return Result(experiment, saved_outcome(experiment, out, summary), out)
 
 
-def run_again(config: dict, client_store: Any, given: dict[str, Any]) -> Run:
+def run_again(config: dict, client_store: Any, given: Parts) -> Run:
     """Makes a run of the Python API again, from its config.json and the parts that are given."""
-    parts, settings = config.get("parts", {}), config.get("settings", {})
-    for name in ("method", "model", "clients"):
-        if name not in given and name not in parts:
+    parts = config.get("parts", {})
+
+    def part(name: str) -> Any:
+        if (handed := getattr(given, name)) is not None:
+            return handed
+        if name not in parts:
             raise ArgumentError(name, f"cannot be made again from config.json; {recorded.hand_over(name)}")
-    others = parts.keys() - given.keys() - {"local", "clients"}
-    made = {name: recorded.found(parts[name], name) for name in others}
-    made["clients"] = given["clients"] if "clients" in given else datasets.made_again(parts["clients"])
-    made["local"] = given.get("local") or local_again(parts.get("local", {}), client_store)
-    names = ("seed", "participation", "fine_tune_epochs", "eval_clients")
-    options = {name: settings[name] for name in names if name in settings}
-    return Run(**made | given | options, execution=Execution(client_store=client_store))
+        return datasets.made_again(parts[name]) if name == "clients" else recorded.found(parts[name], name)
+
+    options = {name: recorded.found(parts[name], name) for name in OPTIONS if name in parts}
+    execution = Execution(client_store=client_store)
+    found = given.local or local_again(parts, client_store)
+    return Run(part("method"), part("clients"), part("model"), found, **options, execution=execution)
 
 
-def local_again(fields: dict[str, Any], client_store: str) -> LocalTraining:
+def local_again(parts: dict[str, Any], client_store: str) -> LocalTraining:
     """Makes local training again; without an optimizer or a schedule that was not recorded, it cannot train."""
-    made = {name: recorded.found(value, "local") for name, value in fields.items()}
-    if not {"optimizer", "schedule"} <= fields.keys():
+    named = {name.removeprefix("local."): name for name in parts if name.startswith("local.")}
+    made = {field: recorded.found(parts[name], name) for field, name in named.items()}
+    if not {"optimizer", "schedule"} <= made.keys():
         if client_store == "disk":  # the clients' rows in the files contain its state
             cannot_train()
         missing = optax.GradientTransformation(lambda params: optax.EmptyState(), cannot_train)
@@ -97,8 +109,9 @@ def local_again(fields: dict[str, Any], client_store: str) -> LocalTraining:
 
 def cannot_train(*args: Any, **options: Any):
     """Raises `ArgumentError`: the optimizer is missing."""
+    name = "local.optimizer"
     text = "the optimizer or schedule cannot be made again from config.json, but this run needs it to predict"
-    raise ArgumentError("local", f"{text}; {recorded.hand_over('local')}")
+    raise ArgumentError(name, f"{text}; {recorded.hand_over(name)}")
 
 
 def check_same(config: dict, run: Run) -> None:
@@ -107,8 +120,12 @@ def check_same(config: dict, run: Run) -> None:
     if was != now:
         text = f"are not those of the run (digest {was}, now {now})"
         raise ArgumentError("clients", f"{text}; {recorded.hand_over('clients')}")
-    program = run.experiment.program()
-    for argument, parts in {"model": [fingerprint.MODEL], "method": ["predictor", "collaboration"]}.items():
-        if changed := fingerprint.differences(config.get("program", {}), program, parts):
-            text = f"has changed since the run ({', '.join(changed)})"
+    of_argument = {"model": [fingerprint.MODEL], "method": ["predictor", "collaboration"]}
+    for argument, parts in of_argument.items():
+        try:
+            now = fingerprint.program(run.experiment, parts)
+        except ArgumentError:  # predictions train, with an optimizer that was not recorded: `predict` says so
+            continue
+        if changed := fingerprint.differences(config.get("program", {}), now, parts):
+            text = f"is not the run's: {', '.join(changed)} changed"
             raise ArgumentError(argument, f"{text}; {recorded.hand_over(argument)}")

@@ -218,7 +218,10 @@ class Result:
         _, variables = self.export(client)
         if Path(path).exists():
             raise ArgumentError("path", "exists; accepted: a new folder", path)
-        variables = variables if isinstance(variables, dict) else variables.to_pure_dict()
+        if not isinstance(variables, dict):
+            from flax import nnx  # slow to import
+
+            variables = nnx.to_pure_dict(variables)
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(Path(path).absolute(), jax.tree.map(np.asarray, variables))
 

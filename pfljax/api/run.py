@@ -78,9 +78,9 @@ class Run:
         local, execution, attack = local or LocalTraining(), execution or Execution(), attack or Attack()
         check_arguments(method, clients, participation, fine_tune_epochs, eval_clients)
         problem = make_problem(clients, model, local, participation, execution)
-        server, options = server or Server(), {"seed": seed, "participation": participation}
-        options |= {"fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
-        config = config or describe.config(method, clients, model, local, options, server, attack)
+        options = {"seed": seed, "participation": participation, "fine_tune_epochs": fine_tune_epochs}
+        options |= {"eval_clients": eval_clients, "server": (server := server or Server()), "attack": attack}
+        config = config or describe.config(method, clients, model, local, options)
         self.clients = clients.with_attackers(attack.attackers, seed) if attack.active else clients
         self.experiment = Experiment(
             method,

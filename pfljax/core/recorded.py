@@ -40,14 +40,24 @@ def recorded(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if not isinstance(value, type) and (dataclasses.is_dataclass(value) or hasattr(value, "_fields")):
-        return {"class": recorded(type(value)), "fields": {name: recorded(of) for name, of in fields(value).items()}}
+        return {"class": recorded(type(value)), "fields": recorded_fields(value)}
     if isinstance(value, list | tuple):
-        return [recorded(item) for item in value]
+        items = [recorded(item) for item in value]
+        return items if isinstance(value, tuple) else {"list": items}
     name, parts = getattr(value, "__qualname__", ""), str(getattr(value, "__module__", "")).split(".")
     for module in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):  # the most public name
         if getattr(sys.modules.get(module), name, None) is value:
             return {"module": module, "name": name, "file": file_of(module) if parts == [module] else None}
     raise CannotRecord(value)
+
+
+def recorded_fields(value: Any) -> dict[str, Any]:
+    """Returns the fields of a dataclass or named tuple as JSON. Defaults that cannot be recorded are left out."""
+    given = fields(value)
+    kept = recordable(given)
+    if any(given[name] is not getattr(type(value), name, None) for name in given.keys() - kept.keys()):
+        raise CannotRecord(value)
+    return kept
 
 
 def recordable(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,6 +91,8 @@ def found(record: Any, argument: str) -> Any:
         return tuple(found(item, argument) for item in record)
     if not isinstance(record, Mapping):
         return record
+    if "list" in record:
+        return [found(item, argument) for item in record["list"]]
     if "float" in record:
         return float(record["float"])
     if "fields" not in record:
@@ -95,8 +107,8 @@ def found(record: Any, argument: str) -> Any:
 
 
 def hand_over(argument: str) -> str:
-    """Returns the advice for an object that cannot be found."""
-    return f"hand it over: pfljax.load(path, {argument}=...)"
+    """Returns the advice for an argument, or for an attribute of one, that cannot be found."""
+    return f"hand it over: pfljax.load(path, {argument.partition('.')[0]}=...)"
 
 
 def file_of(module: str) -> str | None:

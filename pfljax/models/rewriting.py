@@ -16,7 +16,6 @@ from pfljax.core.types import PyTree
 from pfljax.models.convolutions import convolve, slopes
 from pfljax.models.windows import Windows, max_pool, max_pool_slope, sum_pool
 
-NETWORK = "network"  # name of a rewritten function in programs
 MOST_PLACES = 128  # in a window; each is a view, which takes time to compile
 
 Operation = Callable[..., Any]
@@ -41,7 +40,6 @@ def rewritten(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
         outputs = evaluate(traced, jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shape), outputs)
 
-    run.__name__ = NETWORK
     return jax.jit(run)
 
 

@@ -116,7 +116,7 @@ def read(directory: Path, round_number: int, like: State | dict) -> Any:
         return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape) if _name(place) in wanted else skipped
 
     with quiet():
-        kept = ocp.load(path, jax.tree.map_with_path(pick, ocp.pytree_metadata(path).metadata))
+        kept = ocp.load(path, jax.tree.map_with_path(pick, ocp.metadata(path).metadata))
     found = {_name(place): leaf for place, leaf in jax.tree.leaves_with_path(kept)}
     for name, leaf in wanted.items():
         if name not in found or found[name].shape != leaf.shape:

@@ -12,8 +12,6 @@ from typing import Any
 
 import jax
 
-from pfljax.algorithms.common.attacks import Attack
-from pfljax.algorithms.common.server import Server
 from pfljax.core import recorded, tree
 from pfljax.core.pooled import is_pooled
 from pfljax.core.types import Algorithm, Examples
@@ -31,34 +29,24 @@ HOME = {
 }
 
 
-def config(
-    method: Any,
-    clients: Federation,
-    model: Any,
-    local: LocalTraining,
-    options: dict,
-    server: Server,
-    attack: Attack,
-) -> dict[str, dict]:
-    """Returns what config.json says of a run of the Python API.
-
-    Its "settings" must agree when the run is resumed; optimizer and schedule are not among them. From its "parts" the
-    run can be made again; those that cannot be recorded are missing.
-    """
+def settings(method: Any, clients: Federation, model: Any, local: LocalTraining, options: dict) -> dict:
+    """Returns the settings that must agree when a run is resumed, except functions (optimizer and schedule)."""
     named = [field.name for field in dataclasses.fields(local) if field.name not in ("optimizer", "schedule")]
+    comparable = {f"local.{name}": files.plain(getattr(local, name)) for name in named}
+    knobs = {f"{method.info.name}.{name}": value for name, value in dataclasses.asdict(method).items()}
+    text = repr(model) if dataclasses.is_dataclass(model) else getattr(model, "__name__", type(model).__name__)
+    found = {"algorithm": method.info.name, **knobs, "model": text, **comparable, **options}
+    return found | {"num_clients": clients.num_clients, "partition": clients.index_digest}
+
+
+def config(method: Any, clients: Federation, model: Any, local: LocalTraining, options: dict) -> dict:
+    """Returns "settings", and "parts": what the run can be made again from, without what cannot be recorded."""
     module = model.module if isinstance(model, Model) else model
-    settings = {
-        "algorithm": method.info.name,
-        **{f"{method.info.name}.{name}": value for name, value in dataclasses.asdict(method).items()},
-        "model": repr(model) if dataclasses.is_dataclass(model) else getattr(model, "__name__", type(model).__name__),
-        **{f"local.{name}": files.plain(getattr(local, name)) for name in named},
-        **options,
-        **{"server": repr(server), "attack": repr(attack)},
-        **{"num_clients": clients.num_clients, "partition": clients.index_digest},
-    }
-    parts = recorded.recordable({"method": method, "model": module, "server": server, "attack": attack})
-    parts |= {"local": recorded.recordable(recorded.fields(local))}
-    return {"settings": settings, "parts": parts | ({"clients": clients.origin} if clients.origin else {})}
+    of_local = {f"local.{name}": value for name, value in recorded.fields(local).items()}
+    parts = recorded.recordable({"method": method, "model": module, **of_local, **options})
+    parts |= {"clients": clients.origin} if clients.origin else {}
+    texts = {name: repr(value) for name, value in options.items() if dataclasses.is_dataclass(value)}
+    return {"settings": settings(method, clients, model, local, options | texts), "parts": parts}
 
 
 def environment() -> dict:

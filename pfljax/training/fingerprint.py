@@ -29,10 +29,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from pfljax.core.types import Algorithm
+from pfljax.core.types import Algorithm, Array, Key, Params
 from pfljax.engine.plan import make_host_plan
 from pfljax.engine.rounds import make_round
-from pfljax.models.rewriting import NETWORK
 from pfljax.training.compiled import tuned
 from pfljax.training.experiment import Experiment
 
@@ -57,8 +56,12 @@ def identified(experiment: Experiment) -> Experiment:
     return dataclasses.replace(experiment, program=functools.cache(functools.partial(program, experiment)))
 
 
-def program(experiment: Experiment) -> dict[str, Any]:
+def program(experiment: Experiment, within: Sequence[str] = ()) -> dict[str, Any]:
     """Describes what a run computes, for config.json.
+
+    Args:
+        experiment: The run.
+        within: The parts to describe; empty: all.
 
     Returns:
         "method": name of its class.
@@ -71,7 +74,7 @@ def program(experiment: Experiment) -> dict[str, Any]:
         found += [experiment.local.optimizer, experiment.local.schedule]
     return {
         "method": type(experiment.method).__name__,
-        "parts": parts(experiment),
+        "parts": parts(experiment, within),
         "sources": {name: digest for each in found for name, digest in source(each).items()},
         "versions": {name: version(name) for name in LIBRARIES},
     }
@@ -111,7 +114,7 @@ def version(name: str) -> str:
     return importlib.metadata.version(name)
 
 
-def parts(experiment: Experiment) -> Digests:
+def parts(experiment: Experiment, within: Sequence[str] = ()) -> Digests:
     """Digest of each part of a run's program; its execution plan and its number of rounds do not matter."""
     plan, problem, model = make_host_plan(), experiment.problem, experiment.problem.model
     optimizer = problem.solver.optimizer
@@ -127,17 +130,23 @@ def parts(experiment: Experiment) -> Digests:
     def evaluated(predict: Callable) -> Callable:
         return lambda key, state, clients: tuned(algorithm, key, predict(key, state, clients), clients)
 
+    def of_model(key: Key, params: Params, x: Array, y: Array) -> tuple:
+        return model.init(key), model.predict(params, x), model.loss(params, x, y, key)
+
+    labels = jnp.zeros(model.output_shape if model.task == "regression" else model.output_shape[:-1], jnp.int32)
     traced: dict[str, tuple] = {  # apart, so that no part depends on the values of another
         "init": (algorithm.init, key, clients),
         ENGINE: (one_round, key, np.int32(0), state, clients),
         "predictor": (evaluated(algorithm.predictor), key, state, clients),
         "collaboration": (algorithm.report.collaboration or (lambda state: ()), state),
-        MODEL: (model.predict, model.network.shapes, model.example_input),
+        MODEL: (of_model, key, model.network.shapes, model.example_input, labels),
     }
     if adapts:
         traced["adapt"] = (evaluated(algorithm.adapt), key, state, clients)
     streams: dict[str, Any] = defaultdict(hashlib.sha256)
     for part, (fn, *args) in traced.items():
+        if within and part not in within:
+            continue
         for (name, suffix), digest in digests(jax.make_jaxpr(fn)(*args), part).items():
             streams[name + suffix].update(digest)
     streams["ledger"].update(repr(algorithm.ledger).encode())
@@ -201,8 +210,6 @@ def digests(traced: Any, part: str, known: dict[tuple[int, str], dict] | None = 
 
 def part_of(eqn: Any, part: str) -> str:
     """The part of the program that an operation belongs to."""
-    if eqn.params.get("name") == NETWORK:
-        return MODEL
     return (PART.findall(str(eqn.source_info.name_stack)) or [part])[-1]
 
 

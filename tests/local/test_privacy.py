@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shutil
 
 import dp_accounting
 import jax
@@ -16,11 +17,12 @@ from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Ledger
 from pfljax.data.sources.source import Scaling
 from pfljax.engine.plan import make_plan
-from pfljax.engine.rounds import make_round
+from pfljax.engine.rounds import cohort_of, make_round
 from pfljax.local import solver as solvers
 from pfljax.local.batches import Batch
 from pfljax.local.privacy import BY_SCALING, Privacy, epsilons, private_mean
 from pfljax.training import scoring
+from pfljax.training.loop import Schedule, Trainer
 
 FEDERATION = toys.make_federation((5, 3, 4, 6), "regression")
 
@@ -295,3 +297,106 @@ def test_clipping_counts_only_what_is_trained():
         assert np.sqrt(tree.inner(moved, moved)) == pytest.approx(0.01, rel=1e-4)
         held = jax.tree.map(lambda chosen, leaf: not chosen and bool(jnp.any(leaf != 0)), mask, moved)
         assert not any(jax.tree.leaves(held))
+
+
+CLIENTS = toys.make_federation((4, 4, 4, 4))
+NOISY = Privacy(1.0, 1.0)
+
+
+def models_of(rounds=1, privacy=NOISY, name="fedavg", seed=0, store="device", trainer=None):
+    """A global model's parameters after some rounds, flat."""
+    trainer = trainer or Trainer([experiment_of(privacy, name, seed, store)])
+    trainer.play(rounds)
+    return flat(trainer.state.models)
+
+
+def experiment_of(privacy=NOISY, name="fedavg", seed=0, store="device"):
+    problem = toys.make_problem(CLIENTS, cohort=2, privacy=privacy)
+    return toys.make_experiment(name, problem, CLIENTS, seed=seed, client_store=store)
+
+
+def flat(models):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(models)])
+
+
+@pytest.mark.parametrize("store", ["device", "host"])
+def test_the_noise_does_not_follow_from_the_seed(store):
+    """Otherwise 2 model(sigma) - model(2 sigma) is the model without noise: each holds the same draws."""
+    trained = lambda *noise: models_of(privacy=Privacy(*noise), store=store)
+    plain, once, twice = trained(1e-9, 1.0, 1e-5, 3), trained(1.0, 1.0), trained(2.0, 1.0)
+    assert np.abs(2 * once - twice - plain).max() > 1e-3
+    assert np.abs(once - trained(1.0, 1.0)).max() > 1e-3
+    known = [trained(sigma, 1.0, 1e-5, 3) for sigma in (1.0, 2.0)]
+    np.testing.assert_allclose(2 * known[0] - known[1], plain, atol=1e-6)  # which the noise seed allows
+    np.testing.assert_array_equal(known[0], trained(1.0, 1.0, 1e-5, 3))
+
+
+def test_without_noise_the_seed_says_all():
+    for privacy in (Privacy(), Privacy(0.0, 1.0)):
+        np.testing.assert_array_equal(models_of(privacy=privacy), models_of(privacy=privacy))
+
+
+def test_cohorts_and_first_models_follow_from_the_seed():
+    """So that a ledger can count them, and comparisons start alike."""
+    trainers = [Trainer([experiment_of()]) for _ in range(2)]
+    for trainer in trainers:
+        trainer.play(3)
+    ids = [[cohort_of(each._key(1), n, 4, 2).ids.tolist() for n in range(3)] for each in trainers]
+    plain = [cohort_of(jax.random.fold_in(jax.random.key(0), 1), n, 4, 2).ids.tolist() for n in range(3)]
+    assert ids == [plain, plain]
+    assert trainers[0].histories[0].rows[0]["loss"] == trainers[1].histories[0].rows[0]["loss"]
+    spent = [scoring.spent(each.experiments[0], each.compiled.algorithm, each._key(1), 3) for each in trainers]
+    assert spent[0] == spent[1]
+
+
+def test_a_resumed_run_draws_other_noise(tmp_path):
+    """From one checkpoint, two resumed runs differ, and neither writes its secret."""
+    Trainer([experiment_of()], outs=[tmp_path / "run"]).play(2, Schedule(1, 1))
+    ends, secrets = [], []
+    for name in ("a", "b"):
+        shutil.copytree(tmp_path / "run", tmp_path / name)
+        trainer = Trainer([experiment_of()], outs=[tmp_path / name], resume=True)
+        ends.append(models_of(3, trainer=trainer))
+        secrets.append(np.asarray(jax.random.key_data(trainer.secrets[0])))
+        written = b"".join(path.read_bytes() for path in (tmp_path / name).rglob("*") if path.is_file())
+        assert secrets[-1].tobytes() not in written
+        assert not any(str(number).encode() in written for number in secrets[-1].tolist())
+    assert np.abs(ends[0] - ends[1]).max() > 1e-3 and (secrets[0] != secrets[1]).any()
+
+
+def test_replicates_draw_their_own_noise():
+    """Of equal runs in one kernel; with a seed for the noise, each is as if alone."""
+    together = Trainer([experiment_of(), experiment_of()])
+    together.play(2)
+    first, second = (flat(part.models) for part in together.replicates.split(together.state))
+    assert np.abs(first - second).max() > 1e-3
+    seeded = Privacy(1.0, 1.0, 1e-5, 5)
+    together = Trainer([experiment_of(seeded, seed=seed) for seed in (0, 1)])
+    together.play(2)
+    for seed, part in enumerate(together.replicates.split(together.state)):
+        np.testing.assert_allclose(flat(part.models), models_of(2, seeded, seed=seed), atol=1e-6)
+
+
+def test_the_secret_is_an_argument_of_the_program():
+    """Runs with different secrets compile to the same text."""
+    texts, plan = set(), make_plan("map", devices=1)
+    for _ in range(2):
+        trainer = Trainer([experiment_of()])
+        algorithm = trainer.experiments[0].algorithm(plan)
+        state = jax.eval_shape(algorithm.init, trainer._key(0), CLIENTS.client_data)
+        rounds = jax.jit(make_round(algorithm, plan, 4, 2))
+        texts.add(rounds.lower(trainer._key(1), np.int32(0), state, CLIENTS.client_data).as_text())
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("seed", [-1, 2**31, 0.5])
+def test_a_seed_for_the_noise_is_a_whole_number(seed):
+    with pytest.raises(ArgumentError, match=r"^noise_seed=.*: accepted: None, or 0 to 2147483647"):
+        Privacy(1.0, 1.0, 1e-5, seed).check()
+
+
+def test_the_ledger_names_a_seed_for_the_noise():
+    trainer = Trainer([experiment_of(Privacy(1.0, 1.0, 1e-5, 5))])
+    trainer.play(1)
+    found = scoring.spent(trainer.experiments[0], trainer.compiled.algorithm, trainer._key(1), 1)
+    assert "the noise, which whoever knows its seed can subtract" in found["unaccounted"]

@@ -14,7 +14,7 @@ import toys
 
 from pfljax.core.errors import ArgumentError, OutOfMemory, RunError
 from pfljax.engine.plan import make_plan
-from pfljax.training import checkpoints, stacks
+from pfljax.training import checkpoints, manifest, stacks
 from pfljax.training.loop import Schedule, Trainer
 
 SIZES, ROUNDS, COHORT = (5, 1, 3, 4, 2, 4, 0, 3), 6, 3
@@ -65,6 +65,21 @@ def test_a_run_killed_between_checkpoints_goes_on_as_if_never_killed(name, tmp_p
     assert [name for name in os.listdir(folder) if name.isdigit()] == ["4"]
     again = outcome_of(make_experiment(name), out=tmp_path / "killed", resume=True)
     assert again[0] == whole[0] and toys.same_trees(again[1], whole[1])
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_a_manifest_lists_only_checkpoints_that_are_there(runs, tmp_path, caplog):
+    """After each save, and after a resumed run has forgotten other rounds: no checkpoint counts as damaged."""
+    outs = [tmp_path / str(number) for number in range(runs)]
+    start = lambda resume: Trainer([make_experiment("ditto") for _ in outs], outs=outs, resume=resume)
+    start(False).play(4, OFTEN)
+    for rounds in (5, 6):
+        again = start(True)
+        again.play(rounds, OFTEN)
+        assert again.done == rounds
+        for out in outs:
+            assert manifest.read(out).checkpoints == checkpoints.history.checkpoints(out / "checkpoints") == [rounds]
+    assert not caplog.records
 
 
 def test_rows_of_a_checkpoint_are_never_overwritten_before_the_next(tmp_path):
