@@ -14,6 +14,7 @@ from pfljax import Algorithm, ClientOutput, Ledger, Predictor, State
 TEMPERATURE = 2.0
 BLEND = jnp.array([0.25, 0.75])
 PRIOR = np.linspace(0.5, 1.5, 8, dtype=np.float32)
+USED = {"index": jnp.zeros((4, 1), jnp.int32), "weights": jnp.ones((4, 1))}
 FROZEN = np.random.default_rng(7).normal(size=(8, 8)).astype(np.float32)
 
 

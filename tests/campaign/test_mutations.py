@@ -76,8 +76,8 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
     "the outputs' scale": ("use_bias=True)(x)", "use_bias=True)(x) * 2", "model"),
     "the inputs' scale": ("x.reshape(x.shape[0], -1) @", "2 * x.reshape(x.shape[0], -1) @", "model"),
     "what clients have used": (
-        'topology="shared",',
-        'topology="shared", report=pfl.Report(collaboration=lambda state: dict(index=jnp.zeros((4, 1), jnp.int32), weights=jnp.ones((4, 1))),',
+        'topology="shared",\n',
+        'topology="shared", report=pfl.Report(collaboration=lambda state: USED),\n',
         "collaboration of Mine",
     ),
     "sgd to adam": ("optax.sgd(rate, momentum=0.9)", "optax.adam(rate)", "optimizer"),
