@@ -80,7 +80,8 @@ class Study:
                 folders.Folders([], [folder], "if_possible").check_rounds(self.rounds)
             except folders.Changed as error:
                 if self.rerun != "changed":
-                    raise ArgumentError("rerun", f"{error.text}; accepted: changed, to train it again") from error
+                    text = error.text.removesuffix(f"; {folders.WAY_ON}")
+                    raise ArgumentError("rerun", f"{text}; accepted: changed, to train it again") from error
                 found.append(False)
 
         processes.first(check)

@@ -56,7 +56,7 @@ def through_json(value):
         *(pfl.Ditto(strength=0.5), pfl.Server("weighted"), pfl.Privacy(1.0, 2.0), pfl.partitions.LabelGroups(groups=3)),
         *(pfl.models.MLP(hidden=(8, 4)), Net((2, 3), nn.tanh, jnp.bfloat16), nn.Sequential([nn.Dense(2), nn.relu])),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_is_recorded_is_made_again(value):
     assert through_json(value) == value
