@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -95,7 +96,7 @@ def spent(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -
     epsilon = privacy.epsilons(solver.privacy, train.size, solver.batch(n_max), steps, ledger.gradients)
     finite = lambda value: float(value) if math.isfinite(value) else None  # JSON has no infinity
     return {
-        **{name: finite(value) for name, value in solver.privacy._asdict().items()},
+        **{name: finite(value) for name, value in dataclasses.asdict(solver.privacy).items()},
         "epsilon": finite(epsilon.max()),
         "unaccounted": ledger.unaccounted or None,
         "epsilon_per_client": [finite(value) for value in epsilon],

@@ -140,7 +140,7 @@ def test_classes_that_y_lacks_can_be_announced():
         ({"is_test": TESTS, "test_fraction": 0.5}, "test_fraction: is_test says which examples are for testing; name"),
         ({"y": np.array(["a", 1], object)[Y]}, r"y: is object; accepted: integers or strings .*y\.astype\(str\)"),
         ({"train_exmples": 3}, "train_exmples=3: unknown argument; did you mean train_examples"),
-        ({"zzz": 3}, "zzz=3: unknown argument; accepted: test_fraction, .*targets"),
+        ({"zzz": 3}, "zzz=3: unknown argument; accepted: x, y, .*targets"),
         ({"test_fraction": 2}, "test_fraction=2: accepted: above 0, below 1"),
         ({"num_clients": 4}, "num_clients=4: arrays has 3 clients"),
     ],
