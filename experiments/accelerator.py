@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import os
 import time
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,12 +33,12 @@ from absl import flags
 from experiments.federico import table1
 from pfljax import data, models
 from pfljax.cli import launch, timing
-from pfljax.cli.flags import PLANS, RUNS, define_devices
+from pfljax.cli.flags import RUNS, define_devices
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings, parse
 from pfljax.core import method
 from pfljax.core.errors import RunError
-from pfljax.engine.plan import make_plan
+from pfljax.engine.plan import Plan, make_plan
 from pfljax.engine.pools import place
 from pfljax.local.training import LocalTraining
 from pfljax.models import Model
@@ -207,7 +208,7 @@ def rounds(settings: Settings, book: Book) -> None:
     before: dict[tuple[str, str], float] = {}  # seconds per client, by model and plan
     for num_clients in sorted(settings.numbers("num_clients", int)):
         for name in settings.models:
-            for plan in [plan for plan in PLANS if plan != "auto"]:
+            for plan in typing.get_args(Plan)[1:]:
 
                 def cell(num_clients=num_clients, name=name, plan=plan):
                     built = experiment("local", WORK[name], num_clients, plan, settings)

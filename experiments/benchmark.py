@@ -40,6 +40,7 @@ from pfljax.engine.plan import ExecutionPlan
 from pfljax.local.training import LocalTraining
 from pfljax.models.networks import MobileNetV2
 from pfljax.training import describe, files
+from pfljax.training.experiment import Execution
 
 RATE = 0.1
 
@@ -292,7 +293,7 @@ def time_federico(settings: Settings) -> dict:
     """FedeRiCo's round against a Local round with the same full-batch Adam step; MLP 784-64-10, 20 examples."""
     federation = data.random_pixels(1000, 20, (28, 28, 1), 10, 0)
     model = models.make("mlp", (28, 28, 1), "classification", 10, hidden=(64,))
-    solver, plan = LocalTraining(optax.adam(0.01)).bind(model), build.build_execution(settings).make_plan()
+    solver, plan = LocalTraining(optax.adam(0.01)).bind(model), settings.make(Execution).make_plan()
     seconds = {}
     for name in ("local", "federico"):
         experiment = timing.build(method.get(name)(), federation, model, solver, plan, 1000)
@@ -328,7 +329,7 @@ def run(settings: Settings) -> None:
     config = {"flags": dict(sorted(settings.values.items())), "command": build.command()} | describe.environment()
     files.write_json(out / "benchmark.json", {**config, "local_sgd": rows, "federico": federico})
     report.save(report.benchmark_figure(rows), out / "benchmark.png")
-    show(rows, build.build_execution(settings).make_plan().num_devices)
+    show(rows, settings.make(Execution).make_plan().num_devices)
     if settings.roofline:
         show_rooflines(rows)
     print(
@@ -341,7 +342,7 @@ def run(settings: Settings) -> None:
 
 def plans(settings: Settings) -> tuple[ExecutionPlan, ExecutionPlan]:
     """The plan from the flags, and a plan for one device."""
-    execution = build.build_execution(settings)
+    execution = settings.make(Execution)
     return execution.make_plan(), dataclasses.replace(execution, devices=1, exchange="auto").make_plan()
 
 

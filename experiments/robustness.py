@@ -20,7 +20,7 @@ from absl import flags
 
 from experiments.papers import percent
 from pfljax import report
-from pfljax.algorithms.common.attacks import KINDS
+from pfljax.algorithms.common.attacks import Kind
 from pfljax.algorithms.common.robust import Aggregator
 from pfljax.cli import build, launch, sweep
 from pfljax.cli.flags import RUNS, define_data, define_devices, define_evaluation, define_sweep, define_training
@@ -55,7 +55,7 @@ def define(registry: flags.FlagValues) -> None:
     define_devices(registry)
     define_evaluation(registry)
     add = Group(RUNS, registry)
-    attacks = [kind for kind in KINDS if kind != "none"]
+    attacks = typing.get_args(Kind)[1:]
     add.several("attacks", attacks, "attacks, one panel each", attacks)
     add.several("shares", ["0", "0.1", "0.2", "0.3", "0.4"], "shares of attackers", float, at_least=0, below=1)
     aggregators = typing.get_args(Aggregator)

@@ -22,7 +22,7 @@ from rich.table import Table
 from experiments import benchmark
 from experiments.architectures import ARCHITECTURES, Architecture, linen
 from pfljax import data, models
-from pfljax.cli import build, launch, timing
+from pfljax.cli import launch, timing
 from pfljax.cli.flags import RUNS, define_devices
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
@@ -30,6 +30,7 @@ from pfljax.core import method
 from pfljax.data import Federation
 from pfljax.local.training import LocalTraining
 from pfljax.training import describe, files
+from pfljax.training.experiment import Execution
 
 
 def define(registry: flags.FlagValues) -> None:
@@ -54,7 +55,7 @@ def ours(work: Architecture, module: Any, federation: Federation, settings: Sett
     if native:
         vars(model)["_compute"] = model.network.forward
     solver = LocalTraining(optax.sgd(benchmark.RATE), batch_size=work.batch_size).bind(model)
-    plan = build.build_execution(settings).make_plan()
+    plan = settings.make(Execution).make_plan()
     experiment = timing.build(method.get("local")(), federation, model, solver, plan, work.num_clients)
     dispatch = timing.compile_rounds(experiment)
     return lambda: dispatch()[0]

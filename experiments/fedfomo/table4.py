@@ -44,7 +44,7 @@ def measured(settings: Settings) -> tuple[Study, list[dict]]:
     sigmas = settings.numbers("sigmas", float, sets="dp_noise_multiplier")
     clips = {sigma: settings.dp_clip_norm if sigma else math.inf for sigma in sigmas}
     for sigma, clip in clips.items():
-        Privacy(sigma, clip, settings.dp_delta).check()
+        Privacy(sigma, clip)
     study, entries = Study.start(paper.PAPER, settings), []
     rows = [
         (row, {"dp_noise_multiplier": sigma, "dp_clip_norm": clip}, study.out / f"sigma-{sigma:g}" / row.folder)

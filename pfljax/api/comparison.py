@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import io
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from pfljax import report
-from pfljax.api.run import Run, Say
+from pfljax.api.run import ClientsOfSeed, Folder, Run, Say, check_method, of_each_seed
 from pfljax.api.study import Cell, Replicate, Rerun, Study, over_rounds, share_programs
 from pfljax.core import optional
 from pfljax.core.errors import ArgumentError
-from pfljax.data import Federation
+from pfljax.core.fields import Seeds, checked, knob
+from pfljax.engine import processes
 from pfljax.local.training import LocalTraining
 from pfljax.training import files, tracking
-from pfljax.training.loop import Schedule
+from pfljax.training.loop import Rounds, Schedule
 from pfljax.training.tracking import Tracker
 
 
@@ -159,7 +161,13 @@ def titled(methods: Sequence[Any]) -> dict[str, Any]:
     Raises:
         ArgumentError: if two methods have the same title.
     """
-    pairs = [each if isinstance(each, tuple) else (None, each) for each in methods]
+    pairs: list[tuple[Any, Any]] = [
+        each if isinstance(each, tuple) and len(each) == 2 else (None, each) for each in methods
+    ]
+    for title, method in pairs:
+        check_method(method, "methods")
+        if title is not None:
+            files.check_name("methods", title)
     names = [method.info.name for title, method in pairs if title is None]
     found: dict[str, Any] = {}
     for title, method in pairs:
@@ -173,15 +181,16 @@ def titled(methods: Sequence[Any]) -> dict[str, Any]:
     return found
 
 
+@checked(options=[Run, Schedule])
 def compare(
-    methods: Sequence[Any],
-    clients: Federation | Callable[[int], Federation],
+    methods: Annotated[Sequence[Any], knob(empty=False)],
+    clients: ClientsOfSeed,
     model: Any,
     local: LocalTraining | None = None,
     *,
-    rounds: int,
-    seeds: Sequence[int] = (0,),
-    out: str | Path | None = None,
+    rounds: Rounds,
+    seeds: Seeds = (0,),
+    out: Folder | None = None,
     replicate: Replicate = "auto",
     rerun: Rerun = "never",
     say: Say | None = None,
@@ -211,10 +220,10 @@ def compare(
         The table; `table.plot()` draws it.
     """
     found, seeds = titled(methods), list(seeds)
+    if out:
+        processes.first(functools.partial(files.check_writable, Path(out)))
     schedule = Schedule(**{name: options.pop(name) for name in Schedule._fields if name in options})
-    if not found or not seeds:
-        raise ArgumentError("methods" if not found else "seeds", "accepted: one or more")
-    of_seed = {seed: clients if isinstance(clients, Federation) else clients(seed) for seed in seeds}
+    of_seed = of_each_seed(clients, seeds)
     make = lambda method, seed: Run(method, of_seed[seed], model, local, seed=seed, **options)
     runs = {title: [make(method, seed) for seed in seeds] for title, method in found.items()}
     folders = {title: [Path(out) / title / f"seed-{seed}" for seed in seeds] if out else [] for title in found}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -14,17 +15,23 @@ from pfljax.algorithms.common.attacks import Attack
 from pfljax.algorithms.common.server import Server
 from pfljax.api.result import Result
 from pfljax.core.errors import ArgumentError
-from pfljax.core.method import out_of_range
+from pfljax.core.fields import Seed, checked, knob
 from pfljax.data import Federation
+from pfljax.engine import processes
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
-from pfljax.training import describe, fingerprint
+from pfljax.training import describe, files, fingerprint
 from pfljax.training.experiment import Execution, Experiment
 from pfljax.training.folders import Resume
-from pfljax.training.loop import EVERY, Schedule, Trainer, check
+from pfljax.training.loop import EVERY, CheckpointEvery, EvalEvery, Rounds, Schedule, Trainer, check
 from pfljax.training.tracking import Tracker
 
 Say = Callable[[str], None]
+Folder = str | Path
+Clients = Annotated[Federation, knob(accepted="a Federation, such as Federation.from_arrays(x, y, client=ids)")]
+ClientsOfSeed = Annotated[
+    Federation | Callable[[int], Federation], knob(accepted="a Federation, or a function seed -> Federation")
+]
 
 
 class Run:
@@ -38,18 +45,19 @@ class Run:
     _trainer: Trainer | None = None
     _out: Path | None = None
 
+    @checked
     def __init__(
         self,
         method: Any,
-        clients: Federation,
+        clients: Clients,
         model: Any,
         local: LocalTraining | None = None,
         *,
-        seed: int = 0,
-        participation: float = 1.0,
+        seed: Seed = 0,
+        participation: Annotated[float, knob(above=0, at_most=1, flag="participation")] = 1.0,
         unseen: Federation | None = None,
-        fine_tune_epochs: int = 0,
-        eval_clients: int = 0,
+        fine_tune_epochs: Annotated[int, knob(at_least=0, flag="fine_tune_epochs")] = 0,
+        eval_clients: Annotated[int, knob(at_least=0, flag="eval_clients")] = 0,
         server: Server | None = None,
         attack: Attack | None = None,
         execution: Execution | None = None,
@@ -63,7 +71,7 @@ class Run:
             model: Any Flax module, Linen or NNX; a `Model`; or a function of the number of classes that returns one.
             local: How clients train on their own data. Default: Adam, learning rate 0.01, full batches.
             seed: Seed for initial models, cohorts, mini-batches and sampling.
-            participation: Fraction of clients in each round's cohort, in (0, 1].
+            participation: Fraction of clients that take part in a round.
             unseen: Clients held out of training, to which trained models are adapted. Named classes match by name.
             fine_tune_epochs: Number of epochs that each client fine-tunes on its own data before evaluation.
             eval_clients: Number of clients to score, sampled uniformly; 0: all.
@@ -76,7 +84,7 @@ class Run:
             ArgumentError: if an argument is not accepted; the message names it and what is accepted.
         """
         local, execution, attack = local or LocalTraining(), execution or Execution(), attack or Attack()
-        check_arguments(method, clients, participation, fine_tune_epochs, eval_clients)
+        check_arguments(method, clients, eval_clients)
         problem = make_problem(clients, model, local, participation, execution)
         options = {"seed": seed, "participation": participation, "fine_tune_epochs": fine_tune_epochs}
         options |= {"eval_clients": eval_clients, "server": (server := server or Server()), "attack": attack}
@@ -99,17 +107,18 @@ class Run:
         self.experiment = fingerprint.identified(self.experiment)
         check(self.experiment)
 
+    @checked
     def train(
         self,
-        rounds: int,
+        rounds: Rounds,
         *,
-        out: str | Path | None = None,
+        out: Folder | None = None,
         resume: Resume = False,
-        eval_every: int = 10,
-        checkpoint_every: int = 50,
+        eval_every: EvalEvery = 10,
+        checkpoint_every: CheckpointEvery = 50,
         say: Say | None = None,
         progress: bool = True,
-        profile: str | Path | None = None,
+        profile: Annotated[Folder | None, knob(flag="profile")] = None,
         tracker: Tracker | None = None,
     ) -> Result:
         """Trains for more rounds.
@@ -124,7 +133,7 @@ class Run:
             checkpoint_every: Minimum number of rounds between checkpoints. Checkpoints are saved after evaluations.
             say: Called with lines about the plan and progress, such as `print`.
             progress: Whether to show a progress bar in a terminal or notebook.
-            profile: Folder for a profiler trace of a few rounds.
+            profile: Folder for a profiler trace of a few rounds; prints a summary.
             tracker: Called with an `Evaluation` after each evaluation. Pass `pfl.TensorBoard(folder)`, or your own
                 function that logs to another tracker.
 
@@ -133,9 +142,6 @@ class Run:
             RunError: if a loss is not finite, or memory or disk space runs out.
             KeyboardInterrupt: on SIGINT and SIGTERM, after finishing and saving the current rounds.
         """
-        for name, value in (("rounds", rounds), ("eval_every", eval_every), ("checkpoint_every", checkpoint_every)):
-            if value < 1:
-                raise ArgumentError(name, "accepted: 1 or more", value)
         out = None if out is None else Path(out)
         if resume and out is None:
             raise ArgumentError("resume", "needs the run's folder, `out`")
@@ -150,19 +156,26 @@ class Run:
         return Result(self.experiment.with_rounds(total), outcome, self._out)
 
 
-def check_arguments(method: Any, clients: Any, participation: float, fine_tune_epochs: int, eval_clients: int) -> None:
-    """Raises `ArgumentError` if an argument of `Run` is not accepted."""
-    if isinstance(method, type) or not hasattr(method, "info"):
-        raise ArgumentError("method", "accepted: an instance of a class with @pfl.method, such as FedAvg()", method)
-    if not isinstance(clients, Federation):
-        raise ArgumentError("clients", "accepted: a Federation, such as Federation.from_arrays(x, y, client=ids)")
-    for name, value, limits in (
-        ("participation", participation, {"above": 0, "at_most": 1}),
-        ("fine_tune_epochs", fine_tune_epochs, {"at_least": 0}),
-        ("eval_clients", eval_clients, {"at_least": 0, "at_most": clients.num_clients}),
-    ):
-        if accepted := out_of_range(value, limits):
-            raise ArgumentError(name, f"accepted: {accepted}", value)
+def check_method(method: Any, argument: str = "method") -> None:
+    """Raises `ArgumentError` if an object is not a method."""
+    if isinstance(method, type) or not hasattr(method, "build") or not hasattr(method, "info"):
+        raise ArgumentError(argument, "accepted: a method with its knobs, such as FedAvg()", method)
+
+
+def check_arguments(method: Any, clients: Federation, eval_clients: int) -> None:
+    """Raises `ArgumentError` if arguments of `Run` do not fit together."""
+    check_method(method)
+    if eval_clients > clients.num_clients:
+        raise ArgumentError("eval_clients", f"accepted: 0 to {clients.num_clients}", eval_clients)
+
+
+def of_each_seed(clients: Federation | Callable[[int], Federation], seeds: Sequence[int]) -> dict[int, Federation]:
+    """Returns the clients of each seed; see `compare`."""
+    found = {seed: clients if isinstance(clients, Federation) else clients(seed) for seed in seeds}
+    wrong = next((each for each in found.values() if not isinstance(each, Federation)), None)
+    if wrong is not None or None in found.values():
+        raise ArgumentError("clients", "accepted: a function that returns a Federation", wrong)
+    return found
 
 
 def make_problem(
@@ -200,6 +213,8 @@ def start(
 ) -> Trainer:
     """Returns the trainer of one run, or of several runs as replicates."""
     experiments = [run.experiment for run in runs]
+    for out in outs or ():
+        processes.first(functools.partial(files.check_writable, out))
     if outs:
         environment = describe.environment()
         configs = [environment | each.config for each in experiments]
@@ -218,15 +233,16 @@ def padded_alike(runs: Sequence[Run]) -> Sequence[Run]:
     return runs
 
 
+@checked
 def train_replicates(
-    runs: Sequence[Run],
-    rounds: int,
+    runs: Annotated[Sequence[Run], knob(empty=False)],
+    rounds: Rounds,
     *,
-    outs: Sequence[str | Path] | None = None,
+    outs: Annotated[Sequence[Folder], knob(distinct=True)] | None = None,
     resume: Resume = False,
     schedule: Schedule = EVERY,
     say: Say | None = None,
-    profile: str | Path | None = None,
+    profile: Folder | None = None,
     trackers: Sequence[Tracker | None] = (),
 ) -> list[Result]:
     """Trains several runs of one method in one kernel. They may differ in seed, data, learning rate and float knobs.
@@ -244,6 +260,9 @@ def train_replicates(
     Returns:
         The result of each run.
     """
+    for name, given in (("outs", outs), ("trackers", trackers)):
+        if given and len(given) != len(runs):
+            raise ArgumentError(name, f"accepted: one for each of the {len(runs)} runs", len(given))
     folders = [Path(out) for out in outs] if outs else None
     trainer = start(padded_alike(runs), folders, resume, say, profile=profile, trackers=trackers)
     outcomes = trainer.train(rounds, schedule)

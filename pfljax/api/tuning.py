@@ -6,17 +6,17 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from pfljax.api.run import Run, Say, padded_alike, start
+from pfljax.api.run import ClientsOfSeed, Folder, Run, Say, check_method, of_each_seed, padded_alike, start
 from pfljax.api.study import Rerun
 from pfljax.core.errors import ArgumentError, OutOfMemory, RunError
-from pfljax.data import Federation
+from pfljax.core.fields import Seeds, checked, knob
 from pfljax.local.training import LocalTraining
 from pfljax.training import files, fingerprint
-from pfljax.training.loop import Schedule
+from pfljax.training.loop import Rounds, Schedule
 
 T = TypeVar("T")
 DIVERGED = (np.nan, np.nan)
@@ -176,17 +176,18 @@ def final_scores(runs: Sequence[Run], rounds: int) -> list[tuple[float, float]]:
     return [DIVERGED if number in trainer.diverged else score for number, score in enumerate(scores)]
 
 
+@checked(options=[Run])
 def tune(
     method: Any,
-    clients: Federation | Callable[[int], Federation],
+    clients: ClientsOfSeed,
     model: Any,
     local: LocalTraining | None = None,
     *,
-    rounds: int,
-    rates: Sequence[float] = (),
+    rounds: Rounds,
+    rates: Annotated[Sequence[float], knob(above=0, distinct=True)] = (),
     knobs: Mapping[str, Sequence[Any]] | None = None,
-    seeds: Sequence[int] = (0,),
-    out: str | Path | None = None,
+    seeds: Seeds = (0,),
+    out: Folder | None = None,
     rerun: Rerun = "never",
     **options: Any,
 ) -> Tuning:
@@ -214,11 +215,12 @@ def tune(
         ArgumentError: if the method has no such knob.
         RunError: if a run diverges at every point.
     """
+    check_method(method)
     known = [field.name for field in dataclasses.fields(method)]
     for name, values in (knobs or {}).items():
-        if name not in known or not values:
+        if name not in known or not isinstance(values, Sequence) or isinstance(values, str) or not values:
             raise ArgumentError("knobs", f"accepted: values for the knobs {', '.join(known)}", name)
-    of_seed = {seed: clients if isinstance(clients, Federation) else clients(seed) for seed in seeds}
+    of_seed = of_each_seed(clients, seeds)
 
     def make(point: Point, seed: int) -> Run:
         how = local or LocalTraining()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import shlex
@@ -13,12 +12,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
-import optax
 
 from pfljax import api, data, models
 from pfljax.algorithms.common.attacks import Attack
 from pfljax.algorithms.common.server import Server
-from pfljax.cli.flags import DATA, FLAG_OF, WHAT
+from pfljax.cli.flags import DATA, WHAT, Optimizer
 from pfljax.cli.settings import FlagError, Settings
 from pfljax.core import method, optional, own_files, recorded
 from pfljax.data import Federation, embedding, partitions, sources, statistics
@@ -79,7 +77,7 @@ def read_methods(settings: Settings) -> list[str]:
 def build_method(settings: Settings, name: str) -> Any:
     """Returns a method with its knobs."""
     found = method.get(name)
-    return found(**{field.name: settings[f"{name}.{field.name}"] for field in dataclasses.fields(found)})
+    return settings.make(found, prefix=f"{name}.")
 
 
 def build_source(settings: Settings, seed: int) -> sources.Source:
@@ -88,42 +86,8 @@ def build_source(settings: Settings, seed: int) -> sources.Source:
     if kind not in sources.SOURCES or bool(member) != (kind == "tfds"):
         known = [name + ":NAME" * (name == "tfds") for name in sources.SOURCES]
         raise settings.error("dataset", f"unknown; accepted: {', '.join(known)}")
-    for flag, readers in (("data_file", ("npz", "text")), ("data_dir", ("tfds",))):
-        if settings[flag] and kind not in readers:
-            raise settings.error(
-                flag, f"applies only with --dataset={' or '.join(readers)}, not with {settings.dataset}"
-            )
-    make = sources.get(kind)
-    common = {"seed": seed, "fraction": settings.data_fraction, **own_options(settings, kind)}
     num_clients = settings.num_clients or DEFAULT_CLIENTS
-    if kind == "sine":
-        return make(num_clients, **common)
-    if kind == "synthetic":
-        mixture = {"components": settings.num_distributions, "alpha": settings.dirichlet_alpha}
-        return make(num_clients, **mixture, test_examples=settings.test_examples, **common)
-    if kind == "npz":
-        return make(settings.data_file, standardize=settings.standardize, **common)
-    if kind == "text":
-        return make(settings.data_file, stride=settings.text_stride, **common)
-    if kind == "tfds":
-        return make(member, data_dir=settings.data_dir, standardize=settings.standardize, **common)
-    return make(**common)
-
-
-def own_options(settings: Settings, kind: str) -> dict[str, Any]:
-    """Returns the values of the flags KIND.OPTION, which only this kind of data set uses.
-
-    Raises:
-        FlagError: if the command line has such a flag of another kind.
-    """
-    options = {}
-    for flag, group in settings.headings.items():
-        owner, dot, option = flag.partition(".")
-        if group == DATA and dot and owner == kind:
-            options[option] = settings[flag]
-        elif group == DATA and dot:
-            settings.refuse(flag, f"the data set is {settings.dataset}, not {owner}")
-    return options
+    return settings.make(sources.get(kind), seed=seed, num_clients=num_clients, name=member)
 
 
 def build_partition(settings: Settings, source: sources.Source, seed: int) -> Any:
@@ -135,27 +99,23 @@ def build_partition(settings: Settings, source: sources.Source, seed: int) -> An
                 settings.refuse(flag, f"the partition is {partitions.default(source).name}")
             return None
         name = "label_groups"
-    kind: Any = partitions.get(name)
-    fields = {field.name for field in dataclasses.fields(kind)}
-    knobs = {field: settings[FLAG_OF[field]] for field in fields if field in FLAG_OF}
-    if "embedding" in fields:
+    kind, given = partitions.get(name), {}
+    if kind is partitions.Latent:
         named = settings.embedding != "auto"
         by = settings.embedding if named else embedding.automatic(source, settings.num_distributions)
-        knobs["embedding"] = embedding.make(by, epochs=settings.embedding_epochs, seed=seed, **widths(settings))
-    return kind(**knobs)
+        given["embedding"] = embedding.make(by, epochs=settings.embedding_epochs, seed=seed, **widths(settings))
+    return settings.make(kind, **given)
 
 
 def build_clients(settings: Settings, seed: int) -> Clients:
     """Returns the training clients, and the clients held out of training (or None)."""
     share = settings.unseen_clients
-    if not 0 <= share < 1:
-        raise settings.error("unseen_clients", "accepted: 0 to below 1")
     with told(f"reading {settings.dataset}", print):
         source = build_source(settings, seed)
-    splits = data.Splits(**{field.name: settings[field.name] for field in dataclasses.fields(data.Splits)})
+    splits = settings.make(data.Splits)
     partition = build_partition(settings, source, seed)
     apart = jax.process_count() > 1 and settings.client_store == "device"  # otherwise each host loads all clients' data
-    own = build_execution(settings).make_plan().own_rows if apart else None
+    own = settings.make(Execution).make_plan().own_rows if apart else None
     load = functools.partial(data.load, source, partition, splits, num_clients=settings.num_clients or None, seed=seed)
     with told("dividing the examples among clients", print):
         if share:
@@ -205,31 +165,14 @@ def build_model(settings: Settings, federation: Federation) -> models.Model:
 
 def build_local(settings: Settings, federation: Federation) -> LocalTraining:
     """Returns the settings of local training."""
-    if not 0 < settings.lr_decay <= 1:
-        raise settings.error("lr_decay", "accepted: above 0, at most 1")
-    if not 0 <= settings.momentum < 1:
-        raise settings.error("momentum", "accepted: 0 to below 1")
-    if settings.momentum and settings.optimizer != "sgd":
-        raise settings.error("momentum", "applies only with --optimizer=sgd")
-    return LocalTraining(
-        functools.partial(make_optimizer, settings.optimizer, settings.momentum, settings.weight_decay),
-        settings.learning_rate,
-        batch_size=settings.batch_size,
-        epochs=settings.local_epochs,
-        steps=settings.local_steps,
-        schedule=build_schedule(settings),
-        keep_optimizer=settings.keep_optimizer,
-        common_init=settings.common_init,
+    how = settings.make(Optimizer)
+    return settings.make(
+        LocalTraining,
+        optimizer=how.make,
+        schedule=how.schedule(settings.rounds),
         class_weights=build_class_weights(settings, federation),
-        augment=settings.augment,
-        privacy=Privacy(settings.dp_noise_multiplier, settings.dp_clip_norm, settings.dp_delta, settings.noise_seed),
+        privacy=settings.make(Privacy),
     )
-
-
-def make_optimizer(name: str, momentum: float, weight_decay: float, learning_rate: Any) -> optax.GradientTransformation:
-    """Returns SGD or Adam with a learning rate."""
-    made = optax.sgd(learning_rate, momentum=momentum or None) if name == "sgd" else optax.adam(learning_rate)
-    return optax.chain(optax.add_decayed_weights(weight_decay), made) if weight_decay else made
 
 
 def build_class_weights(settings: Settings, federation: Federation) -> tuple[float, ...] | None:
@@ -239,26 +182,6 @@ def build_class_weights(settings: Settings, federation: Federation) -> tuple[flo
     if settings.dp_noise_multiplier:
         raise settings.error("class_weights", "uses clients' label counts; accepted with --dp_noise_multiplier: none")
     return statistics.inverse_frequency_weights(federation)
-
-
-def build_schedule(settings: Settings) -> optax.Schedule | None:
-    """Returns the factor of the learning rate, by round."""
-    if settings.lr_schedule == "multistep":
-        starts = (settings.rounds // 2, 3 * settings.rounds // 4)
-        return optax.piecewise_constant_schedule(1.0, {start: 0.1 for start in starts if start})
-    if settings.lr_schedule == "exponential":
-        return optax.exponential_decay(1.0, 1, settings.lr_decay)
-    return None
-
-
-def build_execution(settings: Settings) -> Execution:
-    """Returns where clients are stored and how they are mapped to devices."""
-    return Execution(settings.plan, settings.chunk, settings.devices, settings.exchange, settings.client_store)
-
-
-def build_server(settings: Settings) -> Server:
-    """Returns how cohorts are sampled and models aggregated."""
-    return Server(settings.sampler, settings.sampler_candidates, settings.aggregator, settings.aggregator_trim)
 
 
 def build_run(
@@ -272,17 +195,15 @@ def build_run(
         "model": lambda: build_model(settings, federation),
         "local": lambda: build_local(settings, federation),
     }
-    return api.Run(
+    return settings.make(
+        api.Run,
         clients=federation,
         **{part: given[part] if part in given else build() for part, build in make.items()},
         seed=trial.seed,
-        participation=settings.participation,
         unseen=unseen,
-        fine_tune_epochs=settings.fine_tune_epochs,
-        eval_clients=settings.eval_clients,
-        server=build_server(settings),
-        attack=Attack(settings.attack, settings.attackers, settings.attack_strength),
-        execution=build_execution(settings),
+        server=settings.make(Server),
+        attack=settings.make(Attack),
+        execution=settings.make(Execution),
         config=config(settings, name, trial),
     )
 

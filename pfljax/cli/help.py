@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 from absl import flags
 
 from pfljax.cli.flags import DATA, HOW, RUNS, WHAT
-from pfljax.cli.parsing import Text
 from pfljax.cli.settings import Settings, accepted, read
+from pfljax.core.fields import with_words
 from pfljax.core.method import METHODS
 
 WORDS = ("--help", "-help", "-h", "-?", "--helpfull", "--helpshort")
@@ -58,9 +57,12 @@ def _entry(flag: flags.Flag, settings: Settings) -> list[str]:
     value = settings[flag.name]
     preset = settings.defaults if value != flag.default and not settings.present(flag.name) else ""
     first = f"  --{flag.name}={shown(value)}" + (f"  ({preset or 'as given'})" if value != flag.default else "")
-    body, values = re.sub(r"^<[^>]*>: ", "", str(flag.help)), accepted(flag)  # absl puts a choice's words first
-    body = body if values in ("", "numbers", Text.accepted) or "accepted: " in body else f"{body}; accepted: {values}"
-    return [first, *textwrap.wrap(body, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)]
+    body, values = str(flag.help), accepted(flag)
+    conditions = getattr(flag, "read_with", {})
+    further = [f"accepted: {values}"] if values not in ("", "numbers", "non-empty text") else []
+    further += [f"read {with_words(conditions, '--')}"] if conditions else []
+    wrap = lambda text: textwrap.wrap(text, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return [first, *wrap(body), *wrap("; ".join(further))]
 
 
 def shown(value: Any) -> str:

@@ -20,12 +20,12 @@ from typing import NamedTuple, NoReturn
 import jax
 
 from pfljax.cli import help, supervision
-from pfljax.cli.flags import FLAG_OF
 from pfljax.cli.settings import Define, FlagError, Settings, parse
 from pfljax.core.errors import ArgumentError, RunError
 from pfljax.core.method import METHODS
 from pfljax.data import latent
 from pfljax.engine import cores, processes
+from pfljax.engine.plan import check_devices
 from pfljax.training import endings, profiling
 
 OPEN_PORT = (
@@ -142,8 +142,8 @@ def told(error: Exception, settings: Settings | None) -> tuple[str, int]:
 def line_of(error: ArgumentError, settings: Settings | None) -> str:
     """Returns the library's message, with the argument's name replaced by its flag if it has one."""
     name = f"{error.owner}.{error.argument}" if error.owner else error.argument
-    flags = settings.values if settings else (name, *FLAG_OF.values())
-    flag = next((flag for flag in (FLAG_OF.get(name), name) if flag in flags), None)
+    named = [settings.flag_of.get(name), name, f"{name}s"] if settings else []
+    flag = next((flag for flag in named if settings and flag in settings), None)
     return error.line(f"--{flag}" if flag else name)
 
 
@@ -189,9 +189,7 @@ def set_up_devices(settings: Settings, devices: int, keep_compiled: bool) -> Non
     for name in ("num_processes", "process_id"):
         if settings[name] is not None and not settings.coordinator:
             raise FlagError.of(name, "needs --coordinator=HOST:PORT")
-    found = len(jax.local_devices())
-    if devices > found:
-        raise FlagError.of("devices", f"accepted: 0 to {found}, the number of devices found", devices)
+    check_devices(devices)
     if settings.profile:
         profiling.check(Path(settings.profile))
 

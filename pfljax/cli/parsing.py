@@ -1,28 +1,65 @@
-"""Registers flags of each type. Each flag's parser refuses what the command does not accept, and says what it does."""
+"""Registers flags. Each flag's parser refuses what the command does not accept, and says what it does."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from absl import flags
 
-from pfljax.core.method import METHODS, out_of_range
+from pfljax.core.fields import (
+    REQUIRED,
+    SEQUENCES,
+    Conditions,
+    Field,
+    choices_of,
+    fields_of,
+    fits,
+    is_union,
+    knob,
+    out_of_range,
+    plain,
+    value_type,
+)
+from pfljax.core.method import METHODS
 
-MOST = 2**31 - 1  # integers become 32-bit on the devices
 
+class Value(flags.ArgumentParser):
+    """Parses a number within limits, a word from a list, or non-empty text."""
 
-class Text(flags.ArgumentParser):
-    """Parses non-empty text."""
+    def __init__(self, kind: Any, limits: Mapping[str, Any], empty: bool = False):
+        self.kind, self.limits, self.empty, self.words = kind, limits, empty, choices_of(kind, limits)
 
-    accepted = "non-empty text"
+    @property
+    def accepted(self) -> str:
+        """What is accepted, in words."""
+        if self.words:
+            return ", ".join(map(str, self.words))
+        within = str(out_of_range(math.nan, self.limits)) if self.kind in (int, float) else ""
+        within = "" if within == "a number" else within
+        if self.kind is int:
+            return f"whole numbers{' of ' * bool(within)}{within}"
+        return within or ("numbers" if self.kind is float else "" if self.empty else "non-empty text")
 
-    def parse(self, argument: Any) -> str:
-        """Returns the text; raises ValueError if it is empty."""
-        if not str(argument).strip():
+    def parse(self, argument: Any) -> Any:
+        """Returns the value; raises ValueError if it is not accepted."""
+        value = self.kind(argument) if self.kind in (int, float) else str(argument)
+        if self.kind is str and not self.words and not self.empty and not str(value).strip():
             raise ValueError(f"accepted: {self.accepted}")
-        return str(argument)
+        if not fits(value, self.kind, self.limits or NO_LIMITS):
+            raise ValueError(f"accepted: {self.accepted}")
+        return value
+
+    def flag_type(self) -> str:
+        """The type's name."""
+        return "string enum" if self.words else {int: "int", float: "float"}.get(self.kind, "string")
+
+
+NO_LIMITS = knob().metadata  # refuses NaN, infinity and integers beyond 32 bits
 
 
 class SwitchOr(flags.BooleanParser):
@@ -34,62 +71,34 @@ class SwitchOr(flags.BooleanParser):
 
     def parse(self, argument: Any) -> Any:
         """Returns the value; raises ValueError if it is not accepted."""
-        if argument == self.word:
-            return argument
-        try:
-            return super().parse(argument)
-        except ValueError:
-            raise ValueError(f"accepted: {self.accepted}") from None
-
-
-class Real(flags.FloatParser):
-    """Parses a number within limits."""
-
-    def __init__(self, limits: dict[str, Any]):
-        super().__init__()
-        self.limits = limits
-
-    @property
-    def accepted(self) -> str:
-        """What is accepted, in words."""
-        return str(out_of_range(math.nan, self.limits))
-
-    def parse(self, argument: Any) -> float:
-        """Returns the number; raises ValueError if it is not accepted."""
-        value = super().parse(argument)
-        if out_of_range(value, self.limits):
-            raise ValueError(f"accepted: {self.accepted}")
-        return value
+        return argument if argument == self.word else super().parse(argument)
 
 
 class Several(flags.ListParser):
-    """Parses comma-separated values: text, numbers within limits, or words from a list."""
+    """Parses comma-separated values of one kind."""
 
-    def __init__(self, of: Any, distinct: bool, empty: bool, limits: dict[str, Any]):
-        """As `Group.several`."""
+    def __init__(self, kind: Any, limits: Mapping[str, Any]):
         super().__init__()
-        self.kind, self.words = (of, ()) if of in (str, int, float) else (str, tuple(of))
-        self.distinct, self.empty, self.limits = distinct, empty, limits
+        self.each, self.distinct, self.empty = Value(kind, limits), limits["distinct"], limits["empty"]
+        self.kind, self.words = str if self.each.words else kind, self.each.words
 
     @property
     def accepted(self) -> str:
         """What is accepted, in words."""
-        limits = {name: limit for name, limit in self.limits.items() if limit != MOST}  # too large to mention
-        within = f" {out_of_range(math.nan, limits)}" if limits else ""
-        within = within if not within or "above" in within else f" of{within}"
-        what = {str: "values", int: "whole numbers", float: "numbers"}[self.kind] + within
-        what = ", ".join(self.words) or f"{'different ' * self.distinct}{what}"
-        return f"{what}{', each once' * bool(self.words)}, separated by commas{', or none' * self.empty}"
+        what = self.each.accepted
+        if self.kind is float:
+            what = f"numbers{' ' if 'above' in what else ' of '}{what}" if what != "numbers" else what
+        what = "values" if self.kind is str and not self.words else what
+        what = f"{what}, each once" if self.words else "different " * self.distinct + what
+        return f"{what}, separated by commas{', or none' * self.empty}"
 
     def parse(self, argument: Any) -> list[str]:
         """Returns the values as text; raises ValueError if one is not accepted."""
         texts = super().parse(argument)
-        values: list[Any] = [self.kind(text) for text in texts]
-        wrong = any(text not in self.words if self.words else not text for text in texts)
-        wrong |= self.kind is not str and any(out_of_range(value, self.limits) for value in values)
-        if wrong or not (values or self.empty) or (self.distinct and len(set(values)) < len(values)):
+        values = [self.each.parse(text) for text in texts]
+        if not (values or self.empty) or (self.distinct and len(set(values)) < len(values)):
             raise ValueError(f"accepted: {self.accepted}")
-        return texts
+        return [str(text) for text in texts]
 
 
 class Rates(flags.ListParser):
@@ -108,49 +117,114 @@ class Rates(flags.ListParser):
         return pairs
 
 
+class Declared(flags.Flag):
+    """A flag and what its declarations say of it.
+
+    Attributes:
+        arguments: The library's names of the arguments that it sets.
+        read_with: Other flags and their values, one of which it needs to be read; empty: it is always read.
+    """
+
+    def __init__(self, parser: Any, name: str, default: Any, help: str):
+        boolean = isinstance(parser, flags.BooleanParser)
+        super().__init__(parser, flags.ArgumentSerializer(), name, default, help, boolean=boolean)
+        self.arguments: set[str] = set()
+        self.read_with: dict[str, tuple] = {}
+
+
 class Group(NamedTuple):
     """Registers flags under a heading of --help; a method's knobs have its name as their heading."""
 
     heading: str
     registry: flags.FlagValues
 
-    @property
-    def _where(self) -> dict[str, Any]:
-        return {"flag_values": self.registry, "module_name": self.heading}
+    def declare(
+        self,
+        declaring: Callable,
+        *only: str,
+        prefix: str = "",
+        lists: Sequence[str] = (),
+        where: Conditions = types.MappingProxyType({}),
+        **defaults: Any,
+    ) -> None:
+        """Registers the flags of a dataclass's fields or a function's arguments.
+
+        A flag that another declaration has registered gets this one's help and conditions, too.
+
+        Args:
+            declaring: The dataclass or function.
+            only: Names of fields; all by default.
+            prefix: Prefix of the flags' names.
+            lists: Names of fields whose flags take several values.
+            where: Conditions under which the fields are read, besides their own.
+            defaults: Other defaults than the declaration's, by field.
+        """
+        known = fields_of(declaring)
+        for field in known.values():
+            if not field.flag or (only and field.name not in only):
+                continue
+            own = {} if prefix else {known[o].flag if o in known else o: v for o, v in field.conditions.items()}
+            name, default = prefix + field.flag, defaults.get(field.name, field.default)
+            made: Any = self.registry[name] if name in self.registry else None  # noqa: SIM401
+            if made is None:
+                made = self._define(field._replace(name=name, default=default), field.name in lists)
+                made.read_with = {**own, **where}
+            else:
+                help = field.limits["help"]
+                made.help += f"; {help}" if help not in made.help else ""
+                merged = {other: (*made.read_with.get(other, ()), *values) for other, values in where.items()}
+                made.read_with = {**made.read_with, **merged} if where and made.read_with else {}
+            made.arguments.add(field.name)
+
+    def _define(self, field: Field, listed: bool = False) -> Declared:
+        """Registers the flag of a field."""
+        hint, limits = value_type(field.hint), {**NO_LIMITS, **field.limits}
+        kinds = typing.get_args(hint) if is_union(hint) else (hint,)
+        default = None if field.default is REQUIRED else field.default
+        if listed or typing.get_origin(hint) in SEQUENCES:
+            kind, own = (hint, limits) if listed else plain(typing.get_args(hint)[0])
+            limits = {**limits, **own, "distinct": listed or limits["distinct"], "empty": limits["empty"]}
+            default = [str(each) for each in ([default] if listed else default or [])]
+            parser: Any = Several(kind, limits)
+        elif bool in kinds:
+            words = [word for kind in kinds for word in typing.get_args(kind)]
+            parser = SwitchOr(words[0]) if words else flags.BooleanParser()
+        else:
+            parser = Value(str if {*kinds} & {str, Path} else hint, limits, empty=default == "")
+        return self._register(Declared(parser, field.name, default, field.text))
+
+    def _register(self, flag: Declared) -> Declared:
+        flags.DEFINE_flag(flag, self.registry, self.heading)
+        return flag
+
+    def add(self, name: str, hint: Any, default: Any, help: str, **limits: Any) -> None:
+        """A flag that no declaration has; `limits` are those of a `knob`."""
+        self._define(Field(name, hint, default, knob(**limits).metadata, help))
 
     def text(self, name: str, default: str | None, help: str) -> None:
         """A string; None if not given."""
-        parser = flags.ArgumentParser() if default == "" else Text()
-        flags.DEFINE(parser, name, default, help, serializer=flags.ArgumentSerializer(), **self._where)
+        self.add(name, str, default, help)
 
-    def whole(self, name: str, default: int | None, help: str, least: int | None = None, most: int = MOST) -> None:
+    def whole(self, name: str, default: int | None, help: str, least: int | None = None) -> None:
         """A whole number."""
-        flags.DEFINE_integer(name, default, help, lower_bound=least, upper_bound=most, **self._where)
+        self.add(name, int, default, help, at_least=least)
 
     def real(self, name: str, default: float | None, help: str, **limits: Any) -> None:
         """A number; None if not given. `limits` are those of a knob."""
-        parser = Real(limits)
-        help += f"; accepted: {parser.accepted}" if limits else ""
-        flags.DEFINE(parser, name, default, help, serializer=flags.ArgumentSerializer(), **self._where)
+        self.add(name, float, default, help, **limits)
 
     def switch(self, name: str, default: bool | None, help: str) -> None:
         """true or false; None if not given."""
-        flags.DEFINE_bool(name, default, help, **self._where)
-
-    def switch_or(self, name: str, default: bool, word: str, help: str) -> None:
-        """true, false, or a word."""
-        parser, serializer = SwitchOr(word), flags.ArgumentSerializer()
-        flag = flags.Flag(parser, serializer, name, default, f"{help}; accepted: {parser.accepted}", boolean=True)
-        flags.DEFINE_flag(flag, **self._where)
+        self.add(name, bool, default, help)
 
     def choice(self, name: str, default: Any, accepted: Sequence[str], help: str) -> None:
         """One of several words."""
-        flags.DEFINE_enum(name, default, list(accepted), help, **self._where)
+        self.add(name, str, default, help, choices=accepted)
 
     def several(
         self,
         name: str,
-        default: Sequence[str],
+        default: Sequence[Any],
         help: str,
         of: type | Sequence[str] = str,
         *,
@@ -169,14 +243,15 @@ class Group(NamedTuple):
             empty: Whether an empty list is accepted.
             limits: Limits of the numbers, those of a knob.
         """
-        limits = {"at_least": 1, "at_most": MOST, **limits} if of is int else limits
-        self.listed(name, default, help, Several(of, distinct, empty, limits))
+        kind, words = (of, ()) if isinstance(of, type) else (str, tuple(of))
+        limits = {"at_least": 1, **limits} if of is int else limits
+        self.add(name, Sequence[kind], default, help, choices=words, distinct=distinct, empty=empty, **limits)
 
     def listed(self, name: str, default: Sequence[str], help: str, parser: flags.ListParser) -> None:
         """Comma-separated values with a custom parser."""
-        flags.DEFINE(parser, name, list(default), help, serializer=flags.CsvListSerializer(","), **self._where)
+        self._register(Declared(parser, name, list(default), help))
 
     def repeated(self, name: str, help: str) -> None:
         """A flag that may be given several times."""
-        flags.DEFINE_multi_string(name, [], help, **self._where)
+        flags.DEFINE_multi_string(name, [], help, flag_values=self.registry, module_name=self.heading)
         self.registry[name].help = help  # without what absl adds

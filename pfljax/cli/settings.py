@@ -14,10 +14,11 @@ from typing import Any, NoReturn
 
 from absl import flags
 
-from pfljax.cli.flags import IMPLIED, METHOD_FLAGS, READ_WITH
-from pfljax.cli.parsing import MOST
+from pfljax.cli.flags import IMPLIED, METHOD_FLAGS
+from pfljax.cli.parsing import Declared
 from pfljax.core import own_files
 from pfljax.core.errors import ArgumentError, shown
+from pfljax.core.fields import Conditions, fields_of, holds, with_words
 from pfljax.core.method import METHODS
 from pfljax.data.sources import reading
 from pfljax.training import files
@@ -45,6 +46,8 @@ class Settings:
         values: Value by flag.
         given: The flags on the command line. Presets do not override them.
         headings: Group by flag.
+        read_with: By flag, other flags and their values, one of which it needs to be read.
+        flag_of: Flag by the library's name of the argument.
         defaults: File name of the data set's preset that was applied; "": none.
         words: The command line that was parsed, with its flag files' words in place of them.
     """
@@ -53,6 +56,8 @@ class Settings:
     values: Mapping[str, Any]
     given: frozenset[str]
     headings: Mapping[str, str]
+    read_with: Mapping[str, Conditions]
+    flag_of: Mapping[str, str]
     defaults: str = ""
     words: tuple[str, ...] = ()
 
@@ -131,11 +136,10 @@ class Settings:
         if self.present(flag):
             raise FlagError.of(flag, f"does not apply here: {why}")
 
-    def has_one_of(self, conditions: Mapping[str, Sequence[str]]) -> bool:
-        """Whether any flag has one of its values in `conditions`; tfds:NAME counts as tfds."""
-        values = {flag: self[flag] for flag in conditions if flag in self}
-        listed = {flag: value if isinstance(value, list) else [value] for flag, value in values.items()}
-        return any(str(each).partition(":")[0] in conditions[flag] for flag in listed for each in listed[flag])
+    def reads(self, flag: str) -> bool:
+        """Whether the flag has an effect with these settings."""
+        conditions = self.read_with.get(flag)
+        return not conditions or any(holds(self[o], values) for o, values in conditions.items() if o in self)
 
     def check_read(self, variants: Sequence[Settings] = ()) -> None:
         """Raises `FlagError` for a flag on the command line that has no effect with these settings.
@@ -143,13 +147,19 @@ class Settings:
         Args:
             variants: The settings of the command's runs, if they differ from these.
         """
-        for flag, conditions in READ_WITH.items():
-            if flag in self and not any(each.has_one_of(conditions) for each in variants or [self]):
-                told = [f"--{other}={' or '.join(values)}" for other, values in conditions.items() if other in self]
-                self.refuse(flag, f"accepted with {', or with '.join(told)}" if told else "it has no effect")
-        for flag in ("dp_delta", "noise_seed"):
-            if flag in self and not any(each.dp_noise_multiplier for each in variants or [self]):
-                self.refuse(flag, "accepted with --dp_noise_multiplier above 0")
+        for flag, conditions in self.read_with.items():
+            if not any(each.reads(flag) for each in variants or [self]):
+                known = {other: values for other, values in conditions.items() if other in self}
+                self.refuse(flag, f"accepted {with_words(known, '--')}" if known else "it has no effect")
+
+    def make(self, declaring: Callable, prefix: str = "", **given: Any) -> Any:
+        """Calls a dataclass or function with the values of its flags and, as far as it takes them, the `given` ones."""
+        known, values = fields_of(declaring), {}
+        for name, field in known.items():
+            flag = prefix + field.flag
+            if field.flag and flag in self and self.reads(flag):
+                values[name] = self[flag]
+        return declaring(**values | {name: value for name, value in given.items() if name in known})
 
     def check_out(self) -> None:
         """Raises `ArgumentError` if --out cannot be written to. The first process checks, as it writes the files."""
@@ -202,7 +212,12 @@ def parse(define: Define, words: Sequence[str]) -> Settings:
         values["algorithms"] = list(map(registered, values["algorithms"]))
     given = frozenset(name for name in registry if registry[name].present)
     headings = {flag.name: group for group, found in registry.flags_by_module_dict().items() for flag in found}
-    return Settings(define, MappingProxyType(values), given, MappingProxyType(headings), words=tuple(words))
+    declared = [flag for flag in map(registry.__getitem__, registry) if isinstance(flag, Declared)]
+    read_with = {flag.name: flag.read_with for flag in declared if flag.read_with}
+    flag_of = {name: flag.name for flag in declared for name in flag.arguments if headings[flag.name] not in METHODS}
+    frozen = MappingProxyType
+    tables = frozen(headings), frozen(read_with), frozen(flag_of)
+    return Settings(define, frozen(values), given, *tables, words=tuple(words))
 
 
 def read(define: Define, words: Sequence[str]) -> flags.FlagValues:
@@ -243,16 +258,7 @@ def _own_methods(words: Sequence[str]) -> dict[str, str]:
 
 def accepted(flag: flags.Flag) -> str:
     """Describes the values that a flag's type accepts; "" for any text."""
-    if flag.flag_type() == "bool":
-        return "true, false"
-    parser = flag.parser
-    if isinstance(parser, flags.EnumParser):
-        return ", ".join(parser.enum_values)
-    if flag.flag_type() == "int":
-        least, most = (getattr(parser, name, None) for name in ("lower_bound", "upper_bound"))
-        limits = "" if least is None else f" of {least} or more" if most == MOST else f" from {least} to {most}"
-        return f"whole numbers{limits}"
-    return getattr(parser, "accepted", "numbers" if flag.flag_type() == "float" else "")
+    return getattr(flag.parser, "accepted", "true, false" if flag.boolean else "")
 
 
 def _stop_at(error: flags.IllegalFlagValueError, registry: flags.FlagValues) -> NoReturn:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import time
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from absl import flags
@@ -41,7 +42,7 @@ def define(registry: flags.FlagValues) -> None:
     add.whole("split", None, "seed for the split of the data, instead of --seed", least=0)
     add.text("out", None, "folder for the run; default: runs/ALGORITHM-DATASET-TIME")
     text = "continue from the newest intact checkpoint in --out; from_scratch: start over in that folder"
-    add.switch_or("resume", False, "from_scratch", text)
+    add.add("resume", bool | Literal["from_scratch"], False, text)
 
 
 def run(settings: Settings) -> None:

@@ -9,13 +9,17 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec
 
 from pfljax.core import recorded
+from pfljax.core.fields import NumClients, Seed, checked, knob
 from pfljax.data import sources
 from pfljax.data.federation import Federation, load
-from pfljax.data.partitions import Partition
+from pfljax.data.partitions import Choice
+from pfljax.data.sources.arrays import TaskName
 from pfljax.data.sources.builtin import SyntheticLabels
+from pfljax.data.sources.source import Fraction
 from pfljax.data.splits import Splits, make_splits
 
 P = ParamSpec("P")
@@ -42,12 +46,13 @@ def made_again(origin: dict[str, dict[str, Any]]) -> Federation:
 
 
 @remembered
+@checked(options=[Splits])
 def digits(
-    num_clients: int = 16,
-    partition: Partition | None = None,
+    num_clients: NumClients = 16,
+    partition: Choice | None = None,
     *,
-    fraction: float = 1.0,
-    seed: int = 0,
+    fraction: Fraction = 1.0,
+    seed: Seed = 0,
     splits: Splits | None = None,
     **options: Any,
 ) -> Federation:
@@ -66,12 +71,13 @@ def digits(
 
 
 @remembered
+@checked(options=[Splits])
 def sine(
-    num_clients: int = 16,
-    partition: Partition | None = None,
+    num_clients: NumClients = 16,
+    partition: Choice | None = None,
     *,
-    fraction: float = 1.0,
-    seed: int = 0,
+    fraction: Fraction = 1.0,
+    seed: Seed = 0,
     splits: Splits | None = None,
     **options: Any,
 ) -> Federation:
@@ -91,15 +97,16 @@ def sine(
 
 
 @remembered
+@checked(options=[Splits])
 def synthetic(
-    num_clients: int = 300,
-    partition: Partition | None = None,
+    num_clients: NumClients = 300,
+    partition: Choice | None = None,
     *,
-    components: int = 3,
-    alpha: float = 0.4,
+    components: Annotated[int, knob(at_least=1)] = 3,
+    alpha: Annotated[float, knob(above=0)] = 0.4,
     labels: SyntheticLabels = "mixture",
-    fraction: float = 1.0,
-    seed: int = 0,
+    fraction: Fraction = 1.0,
+    seed: Seed = 0,
     splits: Splits | None = None,
     **options: Any,
 ) -> Federation:
@@ -131,15 +138,16 @@ def synthetic(
 
 
 @remembered
+@checked(options=[Splits])
 def npz(
-    file: str,
-    num_clients: int | None = None,
-    partition: Partition | None = None,
+    file: str | Path,
+    num_clients: NumClients | None = None,
+    partition: Choice | None = None,
     *,
-    fraction: float = 1.0,
+    fraction: Fraction = 1.0,
     standardize: bool = True,
-    task: str = "auto",
-    seed: int = 0,
+    task: TaskName = "auto",
+    seed: Seed = 0,
     splits: Splits | None = None,
     **options: Any,
 ) -> Federation:
@@ -167,14 +175,15 @@ def npz(
 
 
 @remembered
+@checked(options=[Splits])
 def text(
-    file: str,
-    num_clients: int | None = None,
-    partition: Partition | None = None,
+    file: str | Path,
+    num_clients: NumClients | None = None,
+    partition: Choice | None = None,
     *,
-    stride: int = 1,
-    fraction: float = 1.0,
-    seed: int = 0,
+    stride: Annotated[int, knob(at_least=1)] = 1,
+    fraction: Fraction = 1.0,
+    seed: Seed = 0,
     splits: Splits | None = None,
     **options: Any,
 ) -> Federation:
@@ -196,16 +205,17 @@ def text(
 
 
 @remembered
+@checked(options=[Splits])
 def tfds(
     name: str,
-    num_clients: int | None = None,
-    partition: Partition | None = None,
+    num_clients: NumClients | None = None,
+    partition: Choice | None = None,
     *,
     data_dir: str | None = None,
-    fraction: float = 1.0,
+    fraction: Fraction = 1.0,
     standardize: bool = True,
-    task: str = "auto",
-    seed: int = 0,
+    task: TaskName = "auto",
+    seed: Seed = 0,
     splits: Splits | None = None,
     **options: Any,
 ) -> Federation:

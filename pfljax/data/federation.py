@@ -6,12 +6,13 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from pfljax.core.errors import ArgumentError
+from pfljax.core.fields import NumClients, Seed, checked, knob
 from pfljax.core.pooled import Pooled
 from pfljax.core.types import ClientData, Split, Task
 from pfljax.data import partitions
@@ -20,6 +21,7 @@ from pfljax.data.sources.arrays import make_source
 from pfljax.data.sources.source import Scaling, Source, generator
 from pfljax.data.splits import Splits, make_splits, split_within_clients
 
+AnyArray = Annotated[ArrayLike, knob(accepted="an array")]
 PARTS = ("train", "validation", "test")
 
 
@@ -73,7 +75,8 @@ class Federation:
         """The data that methods may see: everything except the test data."""
         return ClientData(self.train, self.validation, self.attacker)
 
-    def with_attackers(self, share: float, seed: int = 0) -> Federation:
+    @checked
+    def with_attackers(self, share: Annotated[float, knob(at_least=0, below=1)], seed: Seed = 0) -> Federation:
         """The federation with a share of its clients, drawn uniformly, as attackers.
 
         Attackers have no validation or test examples, so that scores are those of the honest clients.
@@ -92,17 +95,18 @@ class Federation:
         return f"<{self.name}: {self.num_clients:,} clients, {kind}, x {self.train.x.shape[2:]}; {told}>"
 
     @classmethod
+    @checked(options=[Splits])
     def from_arrays(
         cls,
-        x: ArrayLike,
-        y: ArrayLike,
-        client: ArrayLike | None = None,
+        x: AnyArray,
+        y: AnyArray,
+        client: AnyArray | None = None,
         *,
-        num_clients: int | None = None,
-        partition: partitions.Partition | None = None,
-        seed: int = 0,
-        is_test: ArrayLike | None = None,
-        num_classes: int | None = None,
+        num_clients: NumClients | None = None,
+        partition: partitions.Choice | None = None,
+        seed: Seed = 0,
+        is_test: AnyArray | None = None,
+        num_classes: Annotated[int, knob(at_least=1)] | None = None,
         standardize: bool = True,
         name: str = "arrays",
         splits: Splits | None = None,
@@ -158,13 +162,14 @@ def draw_attackers(num_clients: int, share: float, seed: int) -> np.ndarray:
     return attacker
 
 
+@checked
 def load(
     source: Source,
-    partition: partitions.Partition | None = None,
+    partition: partitions.Choice | None = None,
     splits: Splits | None = None,
     *,
-    num_clients: int | None = None,
-    seed: int = 0,
+    num_clients: NumClients | None = None,
+    seed: Seed = 0,
     own: Callable[[int], slice] | None = None,
 ) -> Federation:
     """Partitions the examples of a source among clients, splits each client's examples and stacks them.

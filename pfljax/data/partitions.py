@@ -7,19 +7,19 @@ clients' label distributions, and each client draws from its own independently.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from pfljax.core.errors import ArgumentError, warn
-from pfljax.core.method import check_knobs, knob
+from pfljax.core.fields import NumClients, Seed, check, checked, knob, settings
 from pfljax.data import latent
 from pfljax.data.dealing import MIN_EXAMPLES, Assignment, Pools, deal, draw, set_apart, too_many
 from pfljax.data.sources.source import Source, dirichlet_draws, generator, unknown
 from pfljax.data.splits import Splits
 
 DEFAULT_CLIENTS = 16
+ALPHA = "Dirichlet concentration; smaller: clients differ more"
 PACHINKO_BETA = 10  # concentration of fine labels within a coarse label
 
 
@@ -35,7 +35,7 @@ class Partition:
     needs_classes: ClassVar[bool] = True
 
     def __post_init__(self):
-        check_knobs(self)
+        check(self)
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         """Divides the examples into pools and defines the clients' shares in each.
@@ -69,7 +69,7 @@ class Partition:
         return Assignment(indices, _as_int32(pools.distribution), is_test)
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class IID(Partition):
     """Every client gets an equal share of everything."""
 
@@ -81,7 +81,7 @@ class IID(Partition):
         return Pools(np.zeros(len(source.y), int), np.full((num_clients, 1), 1 / num_clients), everyone)
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class LabelGroups(Partition):
     """Disjoint label groups; each client has examples from one group (FedeRiCo, Section 4.1).
 
@@ -91,8 +91,8 @@ class LabelGroups(Partition):
     """
 
     name = "label_groups"
-    groups: int = knob(2, at_least=1, help="number of label groups that the classes are divided into")
-    balanced: bool = True
+    groups: int = knob(2, at_least=1, help="number of label groups", flag="num_distributions")
+    balanced: bool = knob(True, flag="balanced_groups")
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         if self.balanced:
@@ -103,31 +103,31 @@ class LabelGroups(Partition):
         return Pools(pool, _evenly(np.eye(self.groups)[group]), group)
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class LabelDirichlet(Partition):
     """Label groups; a Dirichlet draw spreads each group over all clients (FedeRiCo, Table 4; FedEM)."""
 
     name = "label_dirichlet"
-    groups: int = knob(2, at_least=1, help="number of label groups that the classes are divided into")
-    alpha: float = knob(0.4, above=0, below=np.inf, help="Dirichlet concentration; smaller: clients differ more")
+    groups: int = knob(2, at_least=1, help="number of label groups", flag="num_distributions")
+    alpha: float = knob(0.4, above=0, help=ALPHA, flag="dirichlet_alpha")
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         pool = _label_groups(rng, source.y, self.groups)
         return Pools(pool, dirichlet_draws(rng, self.groups, num_clients, self.alpha).T)
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class Dirichlet(Partition):
     """A symmetric Dirichlet draw per class spreads it over all clients (Hsu et al., 2019; FedEM)."""
 
     name = "dirichlet"
-    alpha: float = knob(0.4, above=0, below=np.inf, help="Dirichlet concentration; smaller: clients differ more")
+    alpha: float = knob(0.4, above=0, help=ALPHA, flag="dirichlet_alpha")
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         return Pools(source.y, dirichlet_draws(rng, source.y.max() + 1, num_clients, self.alpha).T)
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class Pathological(Partition):
     """Each client has a few classes, each split evenly among its clients (after McMahan et al., 2017).
 
@@ -136,19 +136,19 @@ class Pathological(Partition):
     """
 
     name = "pathological"
-    classes: int = knob(2, at_least=1, help="number of classes per client")
+    classes: int = knob(2, at_least=1, help="number of classes per client", flag="classes_per_client")
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         held = _class_sets(rng, source.y, num_clients, self.classes)
         return Pools(source.y, _evenly(held), np.unique(held, axis=0, return_inverse=True)[1])
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class Pairs(Partition):
     """Clients 2i and 2i + 1 have the same classes (pFedMB, Section 4)."""
 
     name = "pairs"
-    classes: int = knob(2, at_least=1, help="number of classes per client")
+    classes: int = knob(2, at_least=1, help="number of classes per client", flag="classes_per_client")
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         if num_clients % 2:
@@ -157,7 +157,7 @@ class Pairs(Partition):
         return Pools(source.y, _evenly(held), np.arange(num_clients) // 2)
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class Latent(Partition):
     """Clusters of similar examples; each client has examples from one cluster (FedFomo, Appendix A.5).
 
@@ -168,15 +168,11 @@ class Latent(Partition):
     """
 
     name = "latent"
-    clusters: int = knob(2, at_least=1, help="number of clusters of similar examples")
-    embedding: latent.Embed | None = None
+    clusters: int = knob(2, at_least=1, help="number of clusters of similar examples", flag="num_distributions")
+    embedding: latent.Embed | None = knob(
+        None, accepted="None, or a function of the source that returns (n, F), such as an Embedding"
+    )
     cache: str | None = None
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.embedding is not None and not callable(self.embedding):
-            text = "accepted: None, or a function of the source that returns (n, F), such as an Embedding"
-            raise ArgumentError("embedding", text, self.embedding)
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         _at_most("clusters", self.clusters, num_clients)
@@ -184,7 +180,7 @@ class Latent(Partition):
         return _one_pool_a_client(rng, num_clients, self.clusters, pool)
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class Pachinko(Partition):
     """Two-level Pachinko allocation (Reddi et al., 2021): clients draw equally many examples, one by one.
 
@@ -193,7 +189,7 @@ class Pachinko(Partition):
     """
 
     name = "pachinko"
-    alpha: float = knob(0.4, above=0, below=np.inf, help="Dirichlet concentration of the coarse labels")
+    alpha: float = knob(0.4, above=0, help=ALPHA, flag="dirichlet_alpha")
 
     def assign(self, source: Source, num_clients: int | None, splits: Splits, seed: int) -> Assignment:
         _refuse_replacement(splits)
@@ -212,7 +208,7 @@ class Pachinko(Partition):
         return Assignment(indices, None, source.is_test if splits.official_test else None)
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class Natural(Partition):
     """The source's own clients with at least two examples, or `num_clients` of them, in their original order."""
 
@@ -249,6 +245,10 @@ PARTITIONS: dict[str, type[Partition]] = {
 }
 
 
+OBJECTS = f"an object of pfl.partitions ({', '.join(cls.__name__ for cls in PARTITIONS.values())})"
+Choice = Annotated[Partition, knob(accepted=OBJECTS)]
+
+
 def get(name: str) -> type[Partition]:
     """The partition with this name.
 
@@ -267,13 +267,14 @@ def default(source: Source) -> Partition:
     return LabelGroups() if source.task == "classification" and source.y.ndim == 1 else IID()
 
 
+@checked
 def assign(
     source: Source,
-    partition: Partition,
+    partition: Choice,
     *,
-    num_clients: int | None = None,
+    num_clients: NumClients | None = None,
     splits: Splits | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Assignment:
     """Assigns the examples of a source to clients.
 
@@ -289,9 +290,6 @@ def assign(
         ArgumentError: if the partition does not fit the source, or there are too few examples.
     """
     splits = splits or Splits()
-    if not isinstance(partition, Partition):
-        text = f"accepted: an object of pfl.partitions ({', '.join(cls.__name__ for cls in PARTITIONS.values())})"
-        raise ArgumentError("partition", text, partition)
     if splits.official_test and source.is_test is None:
         raise ArgumentError("official_test", f"{source.name} has no official test examples")
     if partition.needs_classes and source.task == "regression":

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from typing import Any, Literal
 
 import numpy as np
 
 from pfljax.core.errors import ArgumentError
-from pfljax.core.method import check_knobs, knob
+from pfljax.core.fields import knob, settings
 from pfljax.data.dealing import Assignment
 from pfljax.data.sources.source import generator
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class Splits:
     """Splits of each client's examples into training, validation and test parts.
 
@@ -23,41 +22,37 @@ class Splits:
             share of every pool is set aside for testing for all clients; otherwise most of one client's test examples
             would be another's training examples.
         validation_fraction: Share of a client's training part for validation; a client with a single training example
-            has no validation examples.
+            has no validation examples. On the command line, 0.2 if a method needs them.
         train_examples: Cap on a client's training part, validation included; 0: no cap.
-        test_examples: Cap on a client's test part; 0: no cap.
-        official_test: Whether the source's own test examples are the clients' test examples.
+        test_examples: Cap on a client's test part; 0: no cap (synthetic: 5,000).
+        official_test: Whether the source's own test examples are the clients' test examples. True for an npz file with
+            is_test, unless test_fraction is given.
         replacement: Whether clients share examples: each client draws `train_examples` training examples, and test
             examples in proportion, from its own label distribution; fewer if its pools have fewer, and none twice.
         targets: "own", or "shuffled", which permutes (validation, test) pairs among clients.
     """
 
-    test_fraction: float = knob(0.2, above=0, below=1, help="share of a client's examples for testing")
-    validation_fraction: float = knob(0.0, at_least=0, below=1, help="share of a client's training part for validation")
-    train_examples: int = knob(0, at_least=0, help="cap on n_k, a client's training part; 0: no cap")
-    test_examples: int = knob(0, at_least=0, help="cap on a client's test part; 0: no cap")
-    official_test: bool = False
-    replacement: bool = False
-    targets: Literal["own", "shuffled"] = "own"
+    test_fraction: float = knob(
+        0.2,
+        above=0,
+        below=1,
+        read_with={"official_test": (False,), "replacement": (True,)},
+        flag="test_fraction",
+    )
+    validation_fraction: float = knob(0.0, at_least=0, below=1, flag="validation_fraction")
+    train_examples: int = knob(0, at_least=0, flag="train_examples")
+    test_examples: int = knob(0, at_least=0, flag="test_examples")
+    official_test: bool = knob(False, flag="official_test")
+    replacement: bool = knob(False, flag="replacement")
+    targets: Literal["own", "shuffled"] = knob("own", flag="targets")
 
     def __post_init__(self):
-        check_knobs(self)
         if self.replacement and not self.train_examples:
             raise ArgumentError("replacement", "needs train_examples of at least 1, the number each client draws")
 
 
 def make_splits(splits: Splits | None, options: dict[str, Any], **defaults: Any) -> Splits:
-    """`splits` with some fields replaced by `options`; without `splits`, `defaults` set the remaining fields.
-
-    Raises:
-        ArgumentError: for an option that is not a field of `Splits`; suggests similar names.
-    """
-    names = [field.name for field in dataclasses.fields(Splits)]
-    for name, value in options.items():
-        if name not in names:
-            near = difflib.get_close_matches(name, names)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"accepted: {', '.join(names)}"
-            raise ArgumentError(name, f"unknown argument; {hint}", value)
+    """`splits` with some fields replaced by `options`; without `splits`, `defaults` set the remaining fields."""
     return Splits(**defaults | options) if splits is None else dataclasses.replace(splits, **options)
 
 

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from pfljax.core.errors import ArgumentError, warn
+from pfljax.core.fields import NumClients, Seed, checked, knob
 from pfljax.core.pooled import Pooled, is_pooled
 from pfljax.core.types import Examples, Split
 from pfljax.data.federation import PARTS, Federation
 from pfljax.data.sources.source import generator
 
+Count = Annotated[int, knob(at_least=1)]
 
-def split_unseen(federation: Federation, share: float, seed: int) -> tuple[Federation, Federation]:
+
+@checked
+def split_unseen(
+    federation: Federation, share: Annotated[float, knob(at_least=0, below=1, flag="unseen_clients")], seed: Seed
+) -> tuple[Federation, Federation]:
     """Holds a share of the clients out of training; returns the federations of seen and unseen clients.
+
+    Args:
+        federation: All clients.
+        share: Share of the clients held out of training; they adapt and are scored afterwards.
+        seed: Seed that draws them.
 
     Raises:
         ArgumentError: if either side would have no clients.
@@ -110,8 +121,15 @@ def _widen(array: np.ndarray, size: int, axis: int, value: int) -> np.ndarray:
     return np.pad(array, width, constant_values=value)
 
 
+@checked
 def random_pixels(
-    num_clients: int, examples: int, shape: tuple[int, ...], num_classes: int, seed: int, *, distinct: int = 0
+    num_clients: NumClients,
+    examples: Count,
+    shape: tuple[int, ...],
+    num_classes: Count,
+    seed: Seed,
+    *,
+    distinct: int = 0,
 ) -> Federation:
     """Random images of a given shape, with `examples` training images per client, for timing instead of learning.
 

@@ -21,12 +21,14 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from pfljax.core import tree
+from pfljax.core.errors import ArgumentError
 from pfljax.core.types import Aggregate, Array, ClientOutput, Params, PyTree, Topology
 from pfljax.engine import buckets
 from pfljax.engine.exchange import Clients, Exchange, in_chunks, on_this_device, spread_rows
 from pfljax.engine.layout import lay_out, pad
 from pfljax.engine.routes import AXIS, Gather, Own, OwnFirst, Push, Ring, Route, Server, is_dense
 
+Plan = Literal["auto", "vmap", "map", "chunk"]
 Peers = Literal["auto", "gather", "ring"]
 GATHERED = 32 << 20  # largest stack in bytes that each CPU device may copy; CPU devices share one memory
 MESSAGE_BYTES = 2 << 20  # bytes of models that travel around the ring at a time
@@ -273,12 +275,20 @@ def make_plan(kind: str = "auto", chunk: int = 0, devices: int = 0, peers: Peers
         peers: As in `ExecutionPlan`.
     """
     found = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    check_devices(devices)
     if devices:
         found = [d for d in found if d in [e for e in found if e.process_index == d.process_index][:devices]]
     mesh = Mesh(np.array(found), (AXIS,), axis_types=(AxisType.Auto,))
     if kind == "auto":
         kind = "map" if found[0].platform == "cpu" else "vmap"
     return ExecutionPlan(mesh, {"map": 1, "vmap": 0, "chunk": max(chunk, 1)}[kind], peers)
+
+
+def check_devices(devices: int) -> None:
+    """Raises `ArgumentError` if this process has fewer devices."""
+    found = len(jax.local_devices())
+    if devices > found:
+        raise ArgumentError("devices", f"accepted: 0 to {found}, the number of devices found", devices)
 
 
 def make_host_plan() -> ExecutionPlan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -59,9 +59,3 @@ def augmentation(name: str, shape: tuple[int, ...]) -> Callable[[Key, Array], Ar
         text = f"needs images (height, width, channels); accepted for inputs of shape {shape[1:]}: none"
         raise ArgumentError("augment", text, name)
     return crop_flip
-
-
-def check(name: str) -> None:
-    """Raises `ArgumentError` for an unknown name."""
-    if name not in get_args(Augment):
-        raise ArgumentError("augment", f"accepted: {', '.join(get_args(Augment))}", name)

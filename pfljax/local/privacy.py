@@ -10,7 +10,6 @@ import logging
 import math
 import secrets
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,15 +17,18 @@ import numpy as np
 
 from pfljax.core import optional
 from pfljax.core.errors import ArgumentError
+from pfljax.core.fields import knob, settings
 from pfljax.core.types import Array, Key, Params
 from pfljax.engine import processes
 
 
-class Privacy(NamedTuple):
+@settings
+class Privacy:
     """Parameters of private gradients.
 
     Attributes:
-        noise_multiplier: sigma, the noise's standard deviation divided by the clipping norm.
+        noise_multiplier: sigma, the noise's standard deviation divided by the clipping norm; needs jax-privacy, of
+            pip install 'pfljax[privacy]'.
         clip_norm: Per-example gradient clipping norm (L2, over all parameters); inf disables clipping and needs zero
             noise.
         delta: The delta at which the ledger reports epsilon.
@@ -34,30 +36,21 @@ class Privacy(NamedTuple):
             a secret that is drawn whenever training starts and never written.
     """
 
-    noise_multiplier: float = 0.0
-    clip_norm: float = math.inf
-    delta: float = 1e-5
-    noise_seed: int | None = None
+    noise_multiplier: float = knob(0.0, at_least=0, flag="dp_noise_multiplier")
+    clip_norm: float = knob(math.inf, above=0, infinite=True, flag="dp_clip_norm")
+    delta: float = knob(1e-5, above=0, below=1, read_with={"noise_multiplier": ()}, flag="dp_delta")
+    noise_seed: int | None = knob(None, at_least=0, read_with={"noise_multiplier": ()}, flag="noise_seed")
+
+    def __post_init__(self):
+        if self.noise_multiplier and not math.isfinite(self.clip_norm):
+            raise ArgumentError("noise_multiplier", "needs a finite clip_norm, such as 1", self.noise_multiplier)
+        if self.active:
+            optional.load("jax_privacy", "privacy")
 
     @property
     def active(self) -> bool:
         """Whether gradients are clipped or noised."""
         return self.noise_multiplier > 0 or math.isfinite(self.clip_norm)
-
-    def check(self) -> None:
-        """Raises `ArgumentError` for invalid values."""
-        if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
-            raise ArgumentError("noise_multiplier", "accepted: 0 or more", self.noise_multiplier)
-        if not self.clip_norm > 0:
-            raise ArgumentError("clip_norm", "accepted: above 0; inf disables clipping", self.clip_norm)
-        if not 0 < self.delta < 1:
-            raise ArgumentError("delta", "accepted: a probability in (0, 1)", self.delta)
-        if self.noise_multiplier and not math.isfinite(self.clip_norm):
-            raise ArgumentError("noise_multiplier", "needs a finite clip_norm, such as 1", self.noise_multiplier)
-        if self.noise_seed is not None and self.noise_seed not in range(2**31):
-            raise ArgumentError("noise_seed", "accepted: None, or 0 to 2147483647", self.noise_seed)
-        if self.active:
-            optional.load("jax_privacy", "privacy")
 
 
 def secret_key(privacy: Privacy, key: Key) -> Key:

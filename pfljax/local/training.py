@@ -12,14 +12,17 @@ import numpy as np
 import optax
 
 from pfljax.core.errors import ArgumentError
+from pfljax.core.fields import knob, settings
 from pfljax.core.types import Params, PyTree
 from pfljax.local import augmentation
 from pfljax.local.privacy import Privacy
 from pfljax.local.solver import Solver
 from pfljax.models import Model
 
+LEARNING_RATE = 0.01  # the default of optimizers that are functions of it
 
-@dataclasses.dataclass(frozen=True)
+
+@settings
 class LocalTraining:
     """A client's local training in a round.
 
@@ -41,39 +44,27 @@ class LocalTraining:
             mirroring, or "none". Evaluation and validation use the original images.
     """
 
-    optimizer: optax.GradientTransformation | Callable[[Any], optax.GradientTransformation] = optax.adam
-    learning_rate: Any = None  # a float, or a traced array if runs with several learning rates share a kernel
+    optimizer: optax.GradientTransformation | Callable[[Any], optax.GradientTransformation] = knob(
+        optax.adam, accepted="a function of the learning rate, such as optax.sgd, or an optax transformation"
+    )
+    learning_rate: float | None = knob(None, above=0, flag="learning_rate")  # traced if runs share a kernel
     _: dataclasses.KW_ONLY
-    batch_size: int = 0
-    epochs: int = 1
-    steps: int = 0
-    schedule: optax.Schedule | None = None
-    keep_optimizer: bool = False
-    common_init: bool | None = None
-    privacy: Privacy = dataclasses.field(default_factory=Privacy)
-    class_weights: tuple[float, ...] | None = None
-    augment: augmentation.Augment = "none"
+    batch_size: int = knob(0, at_least=0, flag="batch_size")
+    epochs: int = knob(1, at_least=1, flag="local_epochs")
+    steps: int = knob(0, at_least=0, flag="local_steps")
+    schedule: optax.Schedule | None = knob(None, accepted="a function of the round's number, or None")
+    keep_optimizer: bool = knob(False, flag="keep_optimizer")
+    common_init: bool | None = knob(None, flag="common_init")
+    privacy: Privacy = knob(Privacy(), accepted="a pfljax.Privacy")
+    class_weights: Sequence[float] | None = knob(None, accepted="positive numbers, one per class")
+    augment: augmentation.Augment = knob("none", flag="augment")
 
     def __post_init__(self):
-        made = hasattr(self.optimizer, "init") and hasattr(self.optimizer, "update")
-        if not made and not callable(self.optimizer):
-            text = "accepted: a function of the learning rate, such as optax.sgd, or an optax transformation"
-            raise ArgumentError("optimizer", text, self.optimizer)
+        made = isinstance(self.optimizer, optax.GradientTransformation)
         if made and self.learning_rate is not None:
             raise ArgumentError("learning_rate", "accepted only if `optimizer` is a function of it", self.learning_rate)
         if not made and self.learning_rate is None:
-            object.__setattr__(self, "learning_rate", 0.01)
-        if isinstance(self.learning_rate, float | int) and not self.learning_rate > 0:
-            raise ArgumentError("learning_rate", "accepted: above 0", self.learning_rate)
-        for name, least in {"batch_size": 0, "epochs": 1, "steps": 0}.items():
-            if not whole_number(getattr(self, name), least):
-                raise ArgumentError(name, f"accepted: {least} or more", getattr(self, name))
-        if self.schedule is not None and not callable(self.schedule):
-            raise ArgumentError("schedule", "accepted: a function of the round's number, or None", self.schedule)
-        if not isinstance(self.privacy, Privacy):
-            raise ArgumentError("privacy", "accepted: a pfljax.Privacy", self.privacy)
-        self.privacy.check()
-        augmentation.check(self.augment)
+            object.__setattr__(self, "learning_rate", LEARNING_RATE)
 
     def bind(self, model: Model) -> Solver:
         """Returns the solver for a model."""
@@ -130,11 +121,6 @@ def beside_statistics(
     optimizers: dict[Hashable, optax.GradientTransformation] = {"parameter": optimizer, "statistic": optax.sgd(1.0)}
     label = lambda params: jax.tree.map(lambda s: "statistic" if s else "parameter", statistics(params))
     return optax.partition(optimizers, label)
-
-
-def whole_number(value: Any, least: int) -> bool:
-    """Whether `value` is an int and at least `least`."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def scheduled(

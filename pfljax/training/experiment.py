@@ -13,17 +13,18 @@ import numpy as np
 
 from pfljax.algorithms.common.attacks import Attack
 from pfljax.algorithms.common.server import Server
+from pfljax.core.fields import knob, settings
 from pfljax.core.types import Algorithm, Array, Key
 from pfljax.data import Federation
 from pfljax.data.sources.source import generator
 from pfljax.engine import cores
-from pfljax.engine.plan import ExecutionPlan, make_plan
+from pfljax.engine.plan import ExecutionPlan, Peers, Plan, make_plan
 from pfljax.evaluation.fine_tuning import fine_tuned
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class Execution:
     """Where clients are stored and how they are mapped to devices. Every choice gives the same results.
 
@@ -31,18 +32,18 @@ class Execution:
         plan: How a device processes its clients: one after the other ("map"), all at once ("vmap"), or `chunk` at a
             time ("chunk"). "auto" means map on CPUs and vmap elsewhere.
         chunk: Number of clients at a time under "chunk".
-        devices: Number of devices to use; 0: all.
+        devices: Number of devices to use; 0: all (on a CPU, one per core).
         exchange: How clients' models reach other devices: copied to all devices ("gather"), or passed around the ring
             of devices ("ring"). "auto" picks what fits in memory.
         client_store: Where clients' state and data are kept between rounds: on the "device"; in "host" memory, for
             more clients than fit on the devices; or on "disk", which stores the state of clients that have taken part.
     """
 
-    plan: Literal["auto", "vmap", "map", "chunk"] = "auto"
-    chunk: int = 8
-    devices: int = 0
-    exchange: Literal["auto", "gather", "ring"] = "auto"
-    client_store: Literal["device", "host", "disk"] = "device"
+    plan: Plan = knob("auto", flag="plan")
+    chunk: int = knob(8, at_least=1, read_with=("plan", "chunk"), flag="chunk")
+    devices: int = knob(0, at_least=0, at_most=1024, flag="devices")
+    exchange: Peers = knob("auto", flag="exchange")
+    client_store: Literal["device", "host", "disk"] = knob("device", flag="client_store")
 
     def make_plan(self) -> ExecutionPlan:
         """Returns the execution plan on the available devices."""

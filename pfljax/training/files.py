@@ -5,6 +5,7 @@ With several processes, only the first one writes.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import secrets
@@ -73,6 +74,12 @@ def check_writable(folder: Path) -> None:
         ) from error
 
 
+def check_name(argument: str, name: Any) -> None:
+    """Raises `ArgumentError` if a name cannot be that of a folder in another."""
+    if not isinstance(name, str) or not name.strip(". ") or not name.isprintable() or {*name} & {*"/\\"}:
+        raise ArgumentError(argument, "accepted: titles that can be names of folders", name)
+
+
 def _is_there(path: Path) -> bool:
     try:
         os.lstat(path)
@@ -92,6 +99,8 @@ def plain(value: Any) -> Any:
         return plain(value.tolist())
     if isinstance(value, float) and not np.isfinite(value):
         return None  # JSON has no NaN
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain(list(dataclasses.astuple(value)))
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

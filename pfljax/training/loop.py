@@ -8,12 +8,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
 
 from pfljax.core.errors import ArgumentError, OutOfMemory, RunError
+from pfljax.core.fields import knob
 from pfljax.core.types import ClientData, Key, Predictor, Split, State
 from pfljax.engine import processes
 from pfljax.engine.plan import ExecutionPlan
@@ -35,6 +36,11 @@ DISPATCH_SECONDS = 2.0  # target time per dispatch; progress is shown after each
 STORES: dict[str, ModuleType] = {"device": device_store, "host": host_store, "disk": host_store}
 
 
+Rounds = Annotated[int, knob(at_least=1, help="number of communication rounds R")]
+EvalEvery = Annotated[int, knob(at_least=1, help="number of rounds between evaluations")]
+CheckpointEvery = Annotated[int, knob(at_least=1, help="minimum number of rounds between checkpoints")]
+
+
 class Schedule(NamedTuple):
     """When to evaluate and save a run.
 
@@ -43,8 +49,8 @@ class Schedule(NamedTuple):
         checkpoint_every: Minimum number of rounds between checkpoints. Checkpoints are saved after evaluations.
     """
 
-    eval_every: int = 10
-    checkpoint_every: int = 50
+    eval_every: EvalEvery = 10
+    checkpoint_every: CheckpointEvery = 50
 
 
 EVERY = Schedule()

@@ -6,11 +6,12 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from pfljax.core import optional
+from pfljax.core.fields import checked, knob
 from pfljax.evaluation import collaboration
 
 FLUSH_SECONDS = 1  # maximum delay until TensorBoard sees an evaluation
@@ -92,7 +93,8 @@ class TensorBoard:
     curve has one value per round.
     """
 
-    def __init__(self, folder: str | Path):
+    @checked
+    def __init__(self, folder: Annotated[str | Path, knob(accepted="the path of a folder")]):
         """Sets the folder, which is created at the first evaluation.
 
         Args:

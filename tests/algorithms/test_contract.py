@@ -17,7 +17,7 @@ from pfljax import algorithms
 from pfljax.algorithms import METHODS
 from pfljax.core import tree
 from pfljax.core.errors import ArgumentError
-from pfljax.core.method import out_of_range, value_type
+from pfljax.core.fields import out_of_range, value_type
 from pfljax.core.types import Algorithm, ClientData, Split, State
 from pfljax.engine.plan import make_plan
 from pfljax.engine.pools import place

@@ -210,7 +210,7 @@ def test_one_s_own_arrays_and_module():
     [
         (lambda c: pfl.FedeRiCo(epsilon=2), r"federico\.epsilon=2: accepted: 0 to 1"),
         (lambda c: pfl.Run(pfl.FedAvg, c, MODEL), "method=.*such as FedAvg"),
-        (lambda c: pfl.Run(pfl.FedAvg(), c.train.x, MODEL), "clients: accepted: a Federation"),
+        (lambda c: pfl.Run(pfl.FedAvg(), c.train.x, MODEL), "clients=Pooled: accepted: a Federation"),
         (lambda c: pfl.Run(pfl.FedAvg(), c, MODEL, participation=1.5), r"participation=1\.5: accepted"),
         (lambda c: pfl.Run(pfl.FedeRiCo(neighbors=6), c, MODEL), r"federico\.neighbors=6: accepted: 0 to 5"),
         (lambda c: pfl.Run(pfl.FedAvg(), c, nn.Dense(7)), "model"),

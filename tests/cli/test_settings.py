@@ -199,10 +199,8 @@ def test_options_of_other_data_sets_are_mistakes():
     settings = of("--dataset=synthetic", "--num_clients=2", given)
     settings.check_knobs(["local"])  # a dot in a flag's name does not make it a method's
     assert build.build_source(settings, 0).name == "synthetic, published labels"
-    with pytest.raises(
-        FlagError, match=r"--synthetic\.labels: does not apply here: the data set is digits, not synthetic"
-    ):
-        build.build_source(of(given), 0)
+    with pytest.raises(FlagError, match=r"--synthetic\.labels: does not apply here: accepted with --dataset=synthetic"):
+        of(given).check_read()
     assert build.build_source(of(), 0).name == "digits"
 
 

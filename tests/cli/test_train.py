@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from commands import call, one_line
 
-from pfljax.cli import build, train
+from pfljax.cli import train
+from pfljax.cli.flags import Optimizer
 from pfljax.cli.settings import parse
 from pfljax.training import files
 
@@ -190,7 +191,8 @@ def test_a_run_leaves_its_results_and_is_not_overwritten(tmp_path, monkeypatch):
 
 
 def schedule(*words):
-    return build.build_schedule(parse(train.define, words))
+    settings = parse(train.define, words)
+    return settings.make(Optimizer).schedule(settings.rounds)
 
 
 def test_rates_fall_at_half_and_at_three_quarters_of_the_rounds():

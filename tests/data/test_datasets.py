@@ -159,7 +159,7 @@ def test_classes_that_y_lacks_can_be_announced():
         ({"client": np.array(["a", np.nan], object)[Y]}, "client: is nan in row 1; accepted: only integers, or only"),
         ({"official_test": True}, "official_test: arrays has no official test examples"),
         ({"train_exmples": 3}, "train_exmples=3: unknown argument; did you mean train_examples"),
-        ({"zzz": 3}, "zzz=3: unknown argument; accepted: test_fraction, .*targets"),
+        ({"zzz": 3}, "zzz=3: unknown argument; accepted: x, y, .*targets"),
         ({"test_fraction": 2}, "test_fraction=2: accepted: above 0, below 1"),
         ({"num_clients": 4}, "num_clients=4: arrays has 3 clients"),
     ],

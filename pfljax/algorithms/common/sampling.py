@@ -49,7 +49,7 @@ def with_sampler(problem: Problem, build: Build, sampler: Sampler, candidates: i
     drawn = candidates or min(2 * size, num)
     if not size <= drawn <= num:
         text = f"accepted: 0, or {size} (clients per round) to {num} (all clients)"
-        raise ArgumentError("sampler_candidates", text, candidates)
+        raise ArgumentError("candidates", text, candidates)
 
     def sample(key, state, clients):
         draw_key, predict_key = jax.random.split(key)

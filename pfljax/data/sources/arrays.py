@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from pfljax.data.sources.source import Scaling, Source
 
 BLOCK = 1024  # rows that are in float64 at a time
 LARGEST = np.finfo(np.float32).max
-TASKS = ("auto", "classification", "regression")
+TaskName = Literal["auto", "classification", "regression"]
 
 
 def make_source(
@@ -92,8 +93,6 @@ def _numbered(y: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
 
 def targets(y: np.ndarray, task: str = "auto", num_classes: int | None = None) -> tuple[np.ndarray, int, Task]:
     """Checks the targets (n,). Returns them as int32 classes or float32 values, with C and the task."""
-    if task not in TASKS:
-        raise ArgumentError("task", f"accepted: {', '.join(TASKS)}", task)
     if y.dtype.kind not in "biuf":
         hint = "; y.astype(str) converts it to strings" if y.dtype.kind == "S" else ""
         raise ArgumentError("y", f"is {y.dtype}; accepted: integers or strings (classes), floats (regression){hint}")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import numpy as np
 
 from pfljax.core.errors import ArgumentError
-from pfljax.data.sources.source import Source, dirichlet_draws, generator, subsample, subsample_parts, unknown
+from pfljax.core.fields import NumClients, Seed, checked, knob
+from pfljax.data.sources.source import Fraction, Source, dirichlet_draws, generator, subsample, subsample_parts
 
 SINE_EXAMPLES = 20  # a client's examples of the sine curve, training and test together
 SINE_NOISE = 0.1  # standard deviation of the noise on the sine curve
@@ -22,7 +23,8 @@ PUBLISHED_SEED = 12345  # seed of the synthetic data that FedEM's authors publis
 SyntheticLabels = Literal["mixture", "published"]
 
 
-def digits(*, seed: int = 0, fraction: float = 1.0) -> Source:
+@checked
+def digits(*, seed: Seed = 0, fraction: Fraction = 1.0) -> Source:
     """Returns scikit-learn's 1,797 digit images of 8 x 8 pixels, scaled to [0, 1].
 
     Args:
@@ -49,7 +51,8 @@ def read_digits() -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(images), np.asarray(labels)
 
 
-def sine(num_clients: int = 16, *, seed: int = 0, fraction: float = 1.0) -> Source:
+@checked
+def sine(num_clients: NumClients = 16, *, seed: Seed = 0, fraction: Fraction = 1.0) -> Source:
     """Generates noisy points of one period of the sine, each client on its own interval (FedeRiCo, Figure 1).
 
     x is the angle mapped to [-1, 1], so that one learning rate suits the linear models of all intervals.
@@ -59,8 +62,6 @@ def sine(num_clients: int = 16, *, seed: int = 0, fraction: float = 1.0) -> Sour
         seed: Seed for the points and the subsample.
         fraction: The share of the examples to keep, drawn uniformly.
     """
-    if num_clients < 1:
-        raise ArgumentError("num_clients", "accepted: 1 or more", num_clients)
     rng = generator(seed, "load")
     client = np.repeat(np.arange(num_clients), SINE_EXAMPLES)
     x = 2 * (client + rng.random(client.shape)) / num_clients - 1
@@ -70,15 +71,16 @@ def sine(num_clients: int = 16, *, seed: int = 0, fraction: float = 1.0) -> Sour
     return Source(x, y, client[rows], None, 1, "regression", "sine", np.arange(num_clients))
 
 
+@checked
 def synthetic(
-    num_clients: int = 300,
+    num_clients: NumClients = 300,
     *,
-    components: int = 3,
-    alpha: float = 0.4,
-    labels: SyntheticLabels = "mixture",
-    test_examples: int = 0,
-    seed: int = 0,
-    fraction: float = 1.0,
+    components: Annotated[int, knob(at_least=1, help="number of components", flag="num_distributions")] = 3,
+    alpha: Annotated[float, knob(above=0, flag="dirichlet_alpha")] = 0.4,
+    labels: Annotated[SyntheticLabels, knob(flag="synthetic.labels")] = "mixture",
+    test_examples: Annotated[int, knob(at_least=0, flag="test_examples")] = 0,
+    seed: Seed = 0,
+    fraction: Fraction = 1.0,
 ) -> Source:
     """Generates a mixture of M tasks (FedEM, Appendix I.1): the class is the sign of one of M linear scores.
 
@@ -87,19 +89,14 @@ def synthetic(
 
     Args:
         num_clients: K.
-        components: M.
+        components: M, number of linear rules.
         alpha: Dirichlet concentration of the clients' shares.
-        labels: "published" is the data that the paper's authors published (see `published_synthetic`).
+        labels: "published" is the data that the paper's authors published, whose generator has a bug that makes a
+            quarter of the labels constant.
         test_examples: Number of test examples per client; 0: 5,000.
         seed: Seed for all draws; with published data, only for the subsample.
         fraction: The share of the examples to keep, drawn uniformly.
     """
-    counts = {"num_clients": (num_clients, 1), "components": (components, 1), "test_examples": (test_examples, 0)}
-    for argument, (value, low) in counts.items():
-        if value < low:
-            raise ArgumentError(argument, f"accepted: {low} or more", value)
-    if labels not in get_args(SyntheticLabels):
-        raise unknown("labels", labels, get_args(SyntheticLabels))
     if labels == "published":
         return published_synthetic(num_clients, components, alpha, test_examples or SYNTHETIC_TEST, seed, fraction)
     rng, (least, most) = generator(seed, "load"), SYNTHETIC_TRAIN

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Annotated
 
 from pfljax.core.errors import ArgumentError
-from pfljax.data.sources.arrays import make_source
+from pfljax.core.fields import Seed, checked, knob
+from pfljax.data.sources.arrays import TaskName, make_source
 from pfljax.data.sources.reading import read_npz
-from pfljax.data.sources.source import Source, generator, subsample
+from pfljax.data.sources.source import Fraction, Source, Standardize, generator, subsample
 
+NPZ = "an npz file with x and y; client (or writer), coarse and is_test are optional"
 ARRAYS = ("x", "y", "client", "writer", "coarse", "is_test")
 
 
-def npz(file: str, *, seed: int = 0, fraction: float = 1.0, standardize: bool = True, task: str = "auto") -> Source:
+@checked
+def npz(
+    file: Annotated[str | pathlib.Path, knob(accepted=NPZ, help=NPZ, flag="data_file")],
+    *,
+    seed: Seed = 0,
+    fraction: Fraction = 1.0,
+    standardize: Standardize = True,
+    task: TaskName = "auto",
+) -> Source:
     """Reads the examples of an npz file.
 
     Args:
@@ -28,8 +39,7 @@ def npz(file: str, *, seed: int = 0, fraction: float = 1.0, standardize: bool = 
     Raises:
         ArgumentError: if file, fraction or task is not accepted.
     """
-    if not file:
-        raise ArgumentError("file", "required: an npz with x, y, optionally client, coarse, is_test")
+    file = str(file)
     arrays = read_npz(file, ARRAYS[:2], ARRAYS[2:])
     clients = "client" if "client" in arrays else "writer"
     if clients in arrays:

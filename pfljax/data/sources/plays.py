@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import pathlib
 import re
+from typing import Annotated
 
 import numpy as np
 
 from pfljax.core.errors import ArgumentError
+from pfljax.core.fields import Seed, checked, knob
 from pfljax.data.sources.reading import read_text
-from pfljax.data.sources.source import PAD_TOKEN, Source, generator, subsample
+from pfljax.data.sources.source import PAD_TOKEN, Fraction, Source, generator, subsample
 
+PLAY = "a text file with a play in lines of NAME: and what NAME says"
 TEXT_WINDOW = 80  # number of characters in an example
 LEAST_WINDOWS = 8  # minimum number of windows in each part of a role's text, if it has enough characters
 TEXT_TRAIN = 0.8  # fraction of a role's lines to train on, starting at the first
 
 
-def text(file: str, *, stride: int = 1, seed: int = 0, fraction: float = 1.0) -> Source:
+@checked
+def text(
+    file: Annotated[str | pathlib.Path, knob(accepted=PLAY, help=PLAY, flag="data_file")],
+    *,
+    stride: Annotated[int, knob(at_least=1, flag="text_stride")] = 1,
+    seed: Seed = 0,
+    fraction: Fraction = 1.0,
+) -> Source:
     """Reads a play; its roles are clients that predict the next character (Shakespeare in FedAvg and FedEM).
 
     Each role's lines are split into a training and a test part, and no window of characters spans both.
@@ -31,10 +41,7 @@ def text(file: str, *, stride: int = 1, seed: int = 0, fraction: float = 1.0) ->
     Raises:
         ArgumentError: if file, stride or fraction is not accepted.
     """
-    if not file:
-        raise ArgumentError("file", "required: a text file with a play")
-    if stride < 1:
-        raise ArgumentError("stride", "accepted: 1 or more", stride)
+    file = str(file)
     roles = _roles(file)
     letters = sorted(set("\n".join(part for parts in roles.values() for part in parts)))
     if len(letters) >= PAD_TOKEN:

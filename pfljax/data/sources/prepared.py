@@ -6,26 +6,28 @@ import contextlib
 import difflib
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from pfljax.core import optional
 from pfljax.core.errors import ArgumentError
-from pfljax.data.sources.arrays import make_source
-from pfljax.data.sources.source import Source, generator, subsample
+from pfljax.core.fields import Seed, checked, knob
+from pfljax.data.sources.arrays import TaskName, make_source
+from pfljax.data.sources.source import Fraction, Source, Standardize, generator, subsample
 
 CLIENT_FIELDS = ("client", "writer", "client_id", "user")  # features that may name an example's client
 
 
+@checked
 def tfds(
     name: str,
     *,
-    data_dir: str | None = None,
-    seed: int = 0,
-    fraction: float = 1.0,
-    standardize: bool = True,
-    task: str = "auto",
+    data_dir: Annotated[str | None, knob(flag="data_dir")] = None,
+    seed: Seed = 0,
+    fraction: Fraction = 1.0,
+    standardize: Standardize = True,
+    task: TaskName = "auto",
 ) -> Source:
     """Reads a prepared TFDS data set with the random-access reader, which does not need TensorFlow.
 

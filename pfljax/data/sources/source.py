@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from pfljax.core.errors import ArgumentError
+from pfljax.core.fields import knob, nearest
 from pfljax.core.types import Task
 
+Fraction = Annotated[float, knob(above=0, at_most=1, flag="data_fraction")]
+Standardize = Annotated[bool, knob(flag="standardize")]
 PAD_TOKEN = 255  # target of positions without a character to predict: ignored in training and in means
 
 
@@ -111,7 +113,4 @@ def dirichlet_draws(rng: np.random.Generator, draws: int, size: int, alpha: floa
 
 def unknown(argument: str, name: str, accepted: Iterable[str]) -> ArgumentError:
     """Returns the error for a name that is not in `accepted`; suggests similar names."""
-    accepted = list(accepted)
-    near = difflib.get_close_matches(name, accepted)
-    hint = f"; nearest: {', '.join(near)}" if near else ""
-    return ArgumentError(argument, f"unknown{hint}; accepted: {', '.join(accepted)}", name)
+    return ArgumentError(argument, f"unknown; {nearest(name, accepted)}", name)

@@ -148,4 +148,4 @@ def test_a_cohort_without_examples_leaves_the_model_as_it_is():
 
 
 def test_the_server_is_a_value():
-    assert Server() == Server() and dataclasses.replace(Server(), trim=0.1) != Server()
+    assert Server() == Server() and dataclasses.replace(Server(), candidates=0) == Server("uniform")

@@ -70,7 +70,7 @@ def test_candidates_are_what_power_of_choice_chooses_among():
     np.testing.assert_array_equal(found, expected)
     assert len({tuple(ids) for ids in found}) > 1
     for wrong in (1, 7):
-        with pytest.raises(ArgumentError, match=r"sampler_candidates=.*accepted: 0, or 2 .* to 6"):
+        with pytest.raises(ArgumentError, match=r"^candidates=.*accepted: 0, or 2 .* to 6"):
             Server("power_of_choice", candidates=wrong).of(problem, build)
 
 
