@@ -296,6 +296,8 @@ def fits(value: Any, hint: Any, limits: Mapping[str, Any]) -> bool:
     """Whether a value has a type and is within the limits."""
     hint, own = plain(hint)
     limits, origin, kinds = own or limits, typing.get_origin(hint), typing.get_args(hint)
+    if value is None and hint is not Any:
+        return type(None) in (hint, *kinds)
     if is_union(hint):
         return any(fits(value, kind, limits) for kind in kinds)
     if choices := choices_of(hint, limits):
