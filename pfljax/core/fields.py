@@ -309,7 +309,7 @@ def fits(value: Any, hint: Any, limits: Mapping[str, Any]) -> bool:
         return not limits or out_of_range(value, bounds(limits) if hint is int else limits) is None
     if hint is Path:
         return isinstance(value, os.PathLike)
-    if origin in SEQUENCES:
+    if origin in SEQUENCES and len({*kinds} - {Ellipsis}) == 1:
         return fits_all(value, kinds[0], limits)
     kind = origin or hint
     if kind is Any or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):

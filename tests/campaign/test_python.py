@@ -17,7 +17,7 @@ import pytest
 
 import pfljax as pfl
 from pfljax.api import run as api_run
-from pfljax.core.fields import REQUIRED, SEQUENCES, fields_of, is_union, plain
+from pfljax.core.fields import REQUIRED, SEQUENCES, choices_of, fields_of, is_union, plain
 from pfljax.core.method import METHODS
 from pfljax.data import sources
 from pfljax.data.embedding import Embedding
@@ -82,7 +82,7 @@ def wrong_values(field):
     if kind is bool:
         return [*none, "no", 3, 0.0, math.nan, []]
     if origin is typing.Literal or limits.get("choices"):
-        return [*none, "zzz", 3.5, [], True, str(typing.get_args(kind)[0])[:-1]]
+        return [*none, "zzz", 3.5, [], True, str(choices_of(kind, limits)[0])[:-1]]
     if kind is str:
         return [*none, 3, [], True]
     if origin in SEQUENCES:
