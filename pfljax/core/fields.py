@@ -297,6 +297,8 @@ def fits(value: Any, hint: Any, limits: Mapping[str, Any]) -> bool:
     """Whether a value has a type and is within the limits."""
     hint, own = plain(hint)
     limits, origin, kinds = own or limits, typing.get_origin(hint), typing.get_args(hint)
+    if value is None and hint is not Any:
+        return type(None) in (hint, *kinds)
     if is_union(hint):
         return any(fits(value, kind, limits) for kind in kinds)
     if choices := choices_of(hint, limits):
@@ -308,7 +310,7 @@ def fits(value: Any, hint: Any, limits: Mapping[str, Any]) -> bool:
         return not limits or out_of_range(value, bounds(limits) if hint is int else limits) is None
     if hint is Path:
         return isinstance(value, os.PathLike)
-    if origin in SEQUENCES:
+    if origin in SEQUENCES and len({*kinds} - {Ellipsis}) == 1:
         return fits_all(value, kinds[0], limits)
     kind = origin or hint
     if kind is Any or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):

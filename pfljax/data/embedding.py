@@ -20,6 +20,7 @@ import optax
 
 from pfljax import models
 from pfljax.core.errors import ArgumentError
+from pfljax.core.fields import Seed, accepted, fields_of, knob, settings
 from pfljax.core.types import Params, Split
 from pfljax.data.sources.source import Source
 from pfljax.local.training import LocalTraining
@@ -31,7 +32,7 @@ BLOCK = 256
 VERSION = 2  # version of cached embeddings: 2 is before the last ReLU, 1 was after it
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class Embedding:
     """Trains a network on a source's training images and returns its last hidden layer's outputs, before the ReLU.
 
@@ -45,12 +46,12 @@ class Embedding:
         say: Called with one line per epoch for the user, and one line about the network's accuracy.
     """
 
-    name: str
-    epochs: int = 5
-    seed: int = 0
+    name: str = knob(choices=[name for name in models.NAMES if name != "lstm"])
+    epochs: int = knob(5, at_least=1)
+    seed: Seed = 0
     widths: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    learning_rate: float = 0.02
-    batch_size: int = 128
+    learning_rate: float = knob(0.02, above=0)
+    batch_size: int = knob(128, at_least=0)
     say: Callable[[str], None] = print
 
     @property
@@ -121,8 +122,8 @@ def make(
     """
     if name in ("pixels", "classes"):
         return classes if name == "classes" else None
-    if name not in models.NAMES or name == "lstm":
-        accepted = ", ".join(known for known in models.NAMES if known != "lstm")
-        raise ArgumentError("embedding", f"accepted: auto, pixels, classes, {accepted}", name)
+    field = fields_of(Embedding)["name"]
+    if name not in field.limits["choices"]:
+        raise ArgumentError("embedding", f"accepted: auto, pixels, classes, {accepted(str, field.limits)}", name)
     read = {"mlp": "hidden", "cnn": "channels"}.get(name)
     return Embedding(name, epochs, seed, tuple((n, width) for n, width in widths.items() if n == read))
