@@ -158,9 +158,9 @@ class Study:
         """Groups runs that share a kernel."""
         groups: dict[Any, list[int]] = {}
         for number in numbers:
-            on_devices = runs[number].experiment.client_store == "device"
+            shares = runs[number].experiment.client_store == "device" and in_turn(runs[number])
             shape = "" if self.replicate == "vmap" else str(shapes(runs[number].clients))
-            alone = self.replicate == "no" or (self.replicate == "auto" and not on_devices)
+            alone = self.replicate == "no" or (self.replicate == "auto" and not shares)
             groups.setdefault(number if alone else shape, []).append(number)
         return list(groups.values())
 
@@ -218,6 +218,12 @@ def computes_as(a: Run, b: Run) -> bool:
         *(run.experiment.problem.model.module, run.experiment.fine_tune_epochs, shapes(run.clients)),
     )
     return a.experiment.local is not None and described(a) == described(b)
+
+
+def in_turn(run: Run) -> bool:
+    """Whether runs in one kernel are trained one after the other, or at once on a device that is made for that."""
+    plan = run.experiment.problem.plan
+    return plan.chunk == 1 or plan.mesh.devices.flat[0].platform != "cpu"
 
 
 def shapes(clients: Any) -> Any:
