@@ -13,13 +13,13 @@ from absl import flags
 
 from pfljax.core.fields import (
     REQUIRED,
-    SEQUENCES,
     Conditions,
     Field,
     choices_of,
     fields_of,
     fits,
     is_union,
+    item_type,
     knob,
     out_of_range,
     plain,
@@ -181,8 +181,8 @@ class Group(NamedTuple):
         hint, limits = value_type(field.hint), {**NO_LIMITS, **field.limits}
         kinds = typing.get_args(hint) if is_union(hint) else (hint,)
         default = None if field.default is REQUIRED else field.default
-        if listed or typing.get_origin(hint) in SEQUENCES:
-            kind, own = (hint, limits) if listed else plain(typing.get_args(hint)[0])
+        if listed or item_type(hint) is not None:
+            kind, own = (hint, limits) if listed else plain(item_type(hint))
             limits = {**limits, **own, "distinct": listed or limits["distinct"], "empty": limits["empty"]}
             default = [str(each) for each in ([default] if listed else default)]
             parser: Any = Several(kind, limits)

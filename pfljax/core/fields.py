@@ -199,9 +199,9 @@ def checked(function: C | None = None, *, options: Sequence[Callable] = (), owne
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
-            missing = next((n for n, f in known.items() if f.default is REQUIRED and repr(n) in str(error)), None)
+            missing = re.match(r"missing a required \S*\s?argument: '(\w+)'", str(error))
             text = "required" if missing else f"{error}; accepted: {', '.join(known)}"
-            raise ArgumentError(missing or "arguments", text, owner=owner) from error
+            raise ArgumentError(missing[1] if missing else "arguments", text, owner=owner) from error
         given = bound.arguments
         for name in given.keys() & known.keys():
             given[name] = known[name].check(given[name], owner)
@@ -253,7 +253,7 @@ def settings(cls: T) -> T:
 def nearest(name: Any, accepted: Iterable[str]) -> str:
     """A hint for a name that is none of the accepted ones: similar ones, or all."""
     accepted = list(accepted)
-    near = difflib.get_close_matches(str(name), accepted, cutoff=0.5)
+    near = difflib.get_close_matches(str(name), accepted)
     return f"did you mean {' or '.join(near)}?" if near else f"accepted: {', '.join(accepted)}"
 
 
@@ -261,6 +261,12 @@ def value_type(hint: Any) -> Any:
     """The type of a field's values: T if the annotation is `T | None`."""
     kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
     return kinds[0] if is_union(hint) and len(kinds) == 1 else hint
+
+
+def item_type(hint: Any) -> Any:
+    """The type of the items if it is a list of one type, or another sequence; otherwise None."""
+    kinds = [kind for kind in typing.get_args(hint) if kind is not Ellipsis]
+    return kinds[0] if typing.get_origin(hint) in SEQUENCES and len(kinds) == 1 else None
 
 
 def is_union(hint: Any) -> bool:
@@ -271,7 +277,7 @@ def is_union(hint: Any) -> bool:
 def choices_of(hint: Any, limits: Mapping[str, Any]) -> tuple[Any, ...]:
     """The words that a field accepts; () if it accepts others, too."""
     kind = value_type(hint)
-    if typing.get_origin(kind) in SEQUENCES:
+    if item_type(kind) is not None:
         return ()
     return typing.get_args(kind) if typing.get_origin(kind) is Literal else limits.get("choices", ())
 
@@ -295,7 +301,7 @@ def bounds(limits: Mapping[str, Any]) -> dict[str, Any]:
 def fits(value: Any, hint: Any, limits: Mapping[str, Any]) -> bool:
     """Whether a value has a type and is within the limits."""
     hint, own = plain(hint)
-    limits, origin, kinds = own or limits, typing.get_origin(hint), typing.get_args(hint)
+    limits, kinds = own or limits, typing.get_args(hint)
     if value is None and hint is not Any:
         return type(None) in (hint, *kinds)
     if is_union(hint):
@@ -309,9 +315,9 @@ def fits(value: Any, hint: Any, limits: Mapping[str, Any]) -> bool:
         return not limits or out_of_range(value, bounds(limits) if hint is int else limits) is None
     if hint is Path:
         return isinstance(value, os.PathLike)
-    if origin in SEQUENCES and len({*kinds} - {Ellipsis}) == 1:
-        return fits_all(value, kinds[0], limits)
-    kind = origin or hint
+    if (each := item_type(hint)) is not None:
+        return fits_all(value, each, limits)
+    kind = typing.get_origin(hint) or hint
     if kind is Any or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
         return True  # Any, and types that cannot be checked
     return isinstance(value, kind)
@@ -340,9 +346,9 @@ def accepted(hint: Any, limits: Mapping[str, Any] = NOTHING) -> str:
         return ", ".join(map(str, choices))
     if is_union(hint):
         return " or ".join(dict.fromkeys(accepted(kind, limits) for kind in kinds))
-    if typing.get_origin(hint) in SEQUENCES:
+    if (each := item_type(hint)) is not None:
         count = "one or more " * (not limits.get("empty", True)) + "different " * bool(limits.get("distinct"))
-        return f"a list of {count}{accepted(kinds[0])}"
+        return f"a list of {count}{accepted(each)}"
     kind = typing.get_origin(hint) or hint
     return WORDS.get(kind, f"a {getattr(kind, '__name__', 'value')}")
 

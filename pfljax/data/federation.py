@@ -197,12 +197,13 @@ def load(
     return keep_own(federation, own(federation.num_clients)) if own else federation
 
 
+@checked
 def pack(
     source: Source,
     assignment: Assignment,
     splits: Splits | None = None,
     *,
-    seed: int = 0,
+    seed: Seed = 0,
     own: Callable[[int], slice] | None = None,
 ) -> Federation:
     """Splits each client's examples into parts and indexes them; see `Pooled`.
