@@ -47,7 +47,7 @@ class Value(flags.ArgumentParser):
 
     def parse(self, argument: Any) -> Any:
         """Returns the value; raises ValueError if it is not accepted."""
-        value = self.kind(argument) if self.kind in (int, float) else str(argument)
+        value: Any = self.kind(argument) if self.kind in (int, float) else str(argument)
         if self.kind is str and not self.words and not self.empty and not value.strip():
             raise ValueError(f"accepted: {self.accepted}")
         if not fits(value, self.kind, self.limits or NO_LIMITS):
@@ -180,7 +180,7 @@ class Group(NamedTuple):
         """Registers the flag of a field."""
         hint, limits = value_type(field.hint), {**NO_LIMITS, **field.limits}
         kinds = typing.get_args(hint) if is_union(hint) else (hint,)
-        default = None if field.default is REQUIRED else field.default
+        default: Any = None if field.default is REQUIRED else field.default
         if listed or item_type(hint) is not None:
             kind, own = (hint, limits) if listed else plain(item_type(hint))
             limits = {**limits, **own, "distinct": listed or limits["distinct"], "empty": limits["empty"]}

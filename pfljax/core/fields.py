@@ -4,7 +4,7 @@
     class Server:
         trim: float = knob(0.2, at_least=0, below=0.5, flag="aggregator_trim", help="share of attackers")
 
-    @checked
+    @checked()
     def train(rounds: Annotated[int, knob(at_least=1, help="number of rounds")]): ...
 
 Python calls are checked against the declarations, and the command line makes its flags from them.
@@ -29,6 +29,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from pfljax.core.errors import ArgumentError
 
@@ -58,7 +59,7 @@ def knob(
     empty: bool = False,
     grid: Sequence[Any] = (),
     static: bool = False,
-    read_with: tuple[str, Any] | Conditions = (),
+    read_with: tuple[str, Any] | Conditions | None = None,
     accepted: str = "",
     flag: str = "",
 ) -> Any:
@@ -85,7 +86,7 @@ def knob(
     """
     found = {"help": help, "at_least": at_least, "above": above, "at_most": at_most, "below": below, "flag": flag}
     found |= {"infinite": infinite, "choices": tuple(choices), "distinct": distinct, "empty": empty, "static": static}
-    conditions = {read_with[0]: (read_with[1],)} if isinstance(read_with, tuple) and read_with else dict(read_with)
+    conditions = {read_with[0]: (read_with[1],)} if isinstance(read_with, tuple) else dict(read_with or {})
     found |= {"grid": tuple(grid), "read_with": conditions, "accepted": accepted}
     return dataclasses.field(default=default, metadata=found)
 
@@ -124,11 +125,11 @@ class Field(NamedTuple):
 
     def check(self, value: Any, owner: str = "") -> Any:
         """Returns the value as plain Python if it is a NumPy scalar. Raises `ArgumentError` if it is not accepted."""
-        if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer) and value.ndim == 0:
+        if isinstance(value, jax.Array) and not isinstance(value, Tracer) and value.ndim == 0:
             value = value.item()
         if isinstance(value, np.generic):
             value = value.item()
-        text = "" if isinstance(value, jax.core.Tracer) else refusal(value, self.hint, self.limits)
+        text = "" if isinstance(value, Tracer) else refusal(value, self.hint, self.limits)
         if text:
             told = isinstance(value, SIMPLE) or value is None
             raise ArgumentError(self.name, f"accepted: {text}", value if told else type(value).__name__, owner=owner)
@@ -136,16 +137,16 @@ class Field(NamedTuple):
 
 
 @functools.cache
-def fields_of(declaring: Callable) -> dict[str, Field]:
+def fields_of(declaring: Any) -> dict[str, Field]:
     """The fields of a dataclass or named tuple, or the arguments of a function, by name."""
-    metadata = {}
+    metadata, found = {}, {}
     if dataclasses.is_dataclass(declaring):
         metadata = {field.name: field.metadata for field in dataclasses.fields(declaring)}
     elif isinstance(declaring, type) and not hasattr(declaring, "_fields"):
         declaring = declaring.__init__
     hints, texts = typing.get_type_hints(declaring, include_extras=True), documented(declaring)
-    found = {}
-    for name, parameter in inspect.signature(declaring).parameters.items():
+    arguments: Any = inspect.signature(typing.cast(Any, declaring)).parameters
+    for name, parameter in arguments.items():
         if name in ("self", "cls") or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         hint, limits = plain(hints.get(name, Any))
@@ -155,7 +156,7 @@ def fields_of(declaring: Callable) -> dict[str, Field]:
     return found
 
 
-def documented(declaring: Callable) -> dict[str, str]:
+def documented(declaring: Any) -> dict[str, str]:
     """The entries of a docstring's list of arguments or attributes, by name."""
     doc = inspect.getdoc(declaring) or ""
     section = doc.partition("Attributes:\n" if "Attributes:\n" in doc else "Args:\n")[2].split("\n\n")[0]
@@ -174,43 +175,44 @@ def plain(hint: Any) -> tuple[Any, Mapping[str, Any]]:
     return (inner if kind is hint else inner | None), limits
 
 
-def checked(function: C | None = None, *, options: Sequence[Callable] = (), owner: str = "", of: Any = None) -> Any:
+def checked(*, options: Sequence[Callable] = (), owner: str = "", of: Any = None) -> Callable[[C], C]:
     """Checks a function's arguments against their annotations before it is called; raises `ArgumentError`.
 
     Args:
-        function: The function.
         options: What declares the function's further keyword arguments.
         owner: See `ArgumentError`.
         of: The class whose fields are the arguments, if the function is its `__init__`.
     """
-    if function is None:
-        return functools.partial(checked, options=options, owner=owner, of=of)
-    signature = inspect.signature(function)
-    rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
 
-    @functools.wraps(function)
-    def call(*args, **kwargs):
-        known = fields_of(of or function)
-        further = {name: field for each in options for name, field in fields_of(each).items()}
-        for name in kwargs:
-            if name not in known and name not in further:
-                accepted = nearest(name, [*known, *further])
-                raise ArgumentError(name, f"unknown argument; {accepted}", kwargs[name], owner=owner)
-        try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError as error:
-            missing = re.match(r"missing a required \S*\s?argument: '(\w+)'", str(error))
-            text = "required" if missing else f"{error}; accepted: {', '.join(known)}"
-            raise ArgumentError(missing[1] if missing else "arguments", text, owner=owner) from error
-        given = bound.arguments
-        for name in given.keys() & known.keys():
-            given[name] = known[name].check(given[name], owner)
-        if rest and further:
-            given[rest] = {n: further[n].check(value, owner) for n, value in given.get(rest, {}).items()}
-        check_read(known, given, owner)
-        return function(*bound.args, **bound.kwargs)
+    def wrap(function: Any) -> Any:
+        signature = inspect.signature(function)
+        rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
 
-    return call
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            known = fields_of(of or function)
+            further = {name: field for each in options for name, field in fields_of(each).items()}
+            for name in kwargs:
+                if name not in known and name not in further:
+                    accepted = nearest(name, [*known, *further])
+                    raise ArgumentError(name, f"unknown argument; {accepted}", kwargs[name], owner=owner)
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                missing = re.match(r"missing a required \S*\s?argument: '(\w+)'", str(error))
+                text = "required" if missing else f"{error}; accepted: {', '.join(known)}"
+                raise ArgumentError(missing[1] if missing else "arguments", text, owner=owner) from error
+            given = bound.arguments
+            for name in given.keys() & known.keys():
+                given[name] = known[name].check(given[name], owner)
+            if rest and further:
+                given[rest] = {n: further[n].check(value, owner) for n, value in given.get(rest, {}).items()}
+            check_read(known, given, owner)
+            return function(*bound.args, **bound.kwargs)
+
+        return call
+
+    return wrap
 
 
 def check_read(known: Mapping[str, Field], given: Mapping[str, Any], owner: str = "") -> None:
@@ -242,11 +244,11 @@ def check(made: Any) -> None:
     check_read(known, given)
 
 
-@typing.dataclass_transform(frozen_default=True, field_specifiers=(knob, dataclasses.field))
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def settings(cls: T) -> T:
     """Makes a frozen dataclass whose fields are checked when an instance is created."""
     made: Any = dataclasses.dataclass(frozen=True)(cls)
-    made.__init__ = checked(made.__init__, of=made)
+    made.__init__ = checked(of=made)(made.__init__)
     return made
 
 
@@ -353,7 +355,7 @@ def accepted(hint: Any, limits: Mapping[str, Any] = NOTHING) -> str:
     return WORDS.get(kind, f"a {getattr(kind, '__name__', 'value')}")
 
 
-def out_of_range(value: float, limits: Mapping[str, Any]) -> str | None:
+def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
     """What is accepted, in words, if `value` is out of range; otherwise None."""
     low, above, high, below = (limits.get(name) for name in ("at_least", "above", "at_most", "below"))
     endless = value in (math.inf, -math.inf) and not limits.get("infinite")

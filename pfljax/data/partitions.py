@@ -270,7 +270,7 @@ def default(source: Source) -> Partition:
     return LabelGroups() if source.task == "classification" and source.y.ndim == 1 else IID()
 
 
-@checked
+@checked()
 def assign(
     source: Source,
     partition: Choice,
