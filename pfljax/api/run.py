@@ -45,7 +45,7 @@ class Run:
     _trainer: Trainer | None = None
     _out: Path | None = None
 
-    @checked
+    @checked()
     def __init__(
         self,
         method: Any,
@@ -107,7 +107,7 @@ class Run:
         self.experiment = fingerprint.identified(self.experiment)
         check(self.experiment)
 
-    @checked
+    @checked()
     def train(
         self,
         rounds: Rounds,
@@ -233,7 +233,7 @@ def padded_alike(runs: Sequence[Run]) -> Sequence[Run]:
     return runs
 
 
-@checked
+@checked()
 def train_replicates(
     runs: Annotated[Sequence[Run], knob(empty=False)],
     rounds: Rounds,

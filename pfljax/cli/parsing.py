@@ -13,13 +13,13 @@ from absl import flags
 
 from pfljax.core.fields import (
     REQUIRED,
-    SEQUENCES,
     Conditions,
     Field,
     choices_of,
     fields_of,
     fits,
     is_union,
+    item_type,
     knob,
     out_of_range,
     plain,
@@ -47,8 +47,8 @@ class Value(flags.ArgumentParser):
 
     def parse(self, argument: Any) -> Any:
         """Returns the value; raises ValueError if it is not accepted."""
-        value = self.kind(argument) if self.kind in (int, float) else str(argument)
-        if self.kind is str and not self.words and not self.empty and not str(value).strip():
+        value: Any = self.kind(argument) if self.kind in (int, float) else str(argument)
+        if self.kind is str and not self.words and not self.empty and not value.strip():
             raise ValueError(f"accepted: {self.accepted}")
         if not fits(value, self.kind, self.limits or NO_LIMITS):
             raise ValueError(f"accepted: {self.accepted}")
@@ -180,9 +180,9 @@ class Group(NamedTuple):
         """Registers the flag of a field."""
         hint, limits = value_type(field.hint), {**NO_LIMITS, **field.limits}
         kinds = typing.get_args(hint) if is_union(hint) else (hint,)
-        default = None if field.default is REQUIRED else field.default
-        if listed or typing.get_origin(hint) in SEQUENCES:
-            kind, own = (hint, limits) if listed else plain(typing.get_args(hint)[0])
+        default: Any = None if field.default is REQUIRED else field.default
+        if listed or item_type(hint) is not None:
+            kind, own = (hint, limits) if listed else plain(item_type(hint))
             limits = {**limits, **own, "distinct": listed or limits["distinct"], "empty": limits["empty"]}
             default = [str(each) for each in ([default] if listed else default or [])]
             parser: Any = Several(kind, limits)

@@ -4,7 +4,7 @@
     class Server:
         trim: float = knob(0.2, at_least=0, below=0.5, flag="aggregator_trim", help="share of attackers")
 
-    @checked
+    @checked()
     def train(rounds: Annotated[int, knob(at_least=1, help="number of rounds")]): ...
 
 Python calls are checked against the declarations, and the command line makes its flags from them.
@@ -59,7 +59,7 @@ def knob(
     empty: bool = False,
     grid: Sequence[Any] = (),
     static: bool = False,
-    read_with: tuple[str, Any] | Conditions = NOTHING,
+    read_with: tuple[str, Any] | Conditions | None = None,
     accepted: str = "",
     flag: str = "",
 ) -> Any:
@@ -86,7 +86,7 @@ def knob(
     """
     found = {"help": help, "at_least": at_least, "above": above, "at_most": at_most, "below": below, "flag": flag}
     found |= {"infinite": infinite, "choices": tuple(choices), "distinct": distinct, "empty": empty, "static": static}
-    conditions = {read_with[0]: (read_with[1],)} if isinstance(read_with, tuple) and read_with else dict(read_with)
+    conditions = {read_with[0]: (read_with[1],)} if isinstance(read_with, tuple) else dict(read_with or {})
     found |= {"grid": tuple(grid), "read_with": conditions, "accepted": accepted}
     return dataclasses.field(default=default, metadata=found)
 
@@ -139,14 +139,14 @@ class Field(NamedTuple):
 @functools.cache
 def fields_of(declaring: Any) -> dict[str, Field]:
     """The fields of a dataclass or named tuple, or the arguments of a function, by name."""
-    metadata, called = {}, declaring
+    metadata, found = {}, {}
     if dataclasses.is_dataclass(declaring):
         metadata = {field.name: field.metadata for field in dataclasses.fields(declaring)}
     elif isinstance(declaring, type) and not hasattr(declaring, "_fields"):
-        called = declaring.__init__
-    hints, texts = typing.get_type_hints(called, include_extras=True), documented(called)
-    found = {}
-    for name, parameter in inspect.signature(called).parameters.items():
+        declaring = declaring.__init__
+    hints, texts = typing.get_type_hints(declaring, include_extras=True), documented(declaring)
+    arguments: Any = inspect.signature(typing.cast(Any, declaring)).parameters
+    for name, parameter in arguments.items():
         if name in ("self", "cls") or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         hint, limits = plain(hints.get(name, Any))
@@ -156,7 +156,7 @@ def fields_of(declaring: Any) -> dict[str, Field]:
     return found
 
 
-def documented(declaring: Callable) -> dict[str, str]:
+def documented(declaring: Any) -> dict[str, str]:
     """The entries of a docstring's list of arguments or attributes, by name."""
     doc = inspect.getdoc(declaring) or ""
     section = doc.partition("Attributes:\n" if "Attributes:\n" in doc else "Args:\n")[2].split("\n\n")[0]
@@ -175,43 +175,44 @@ def plain(hint: Any) -> tuple[Any, Mapping[str, Any]]:
     return (inner if kind is hint else inner | None), limits
 
 
-def checked(function: C | None = None, *, options: Sequence[Callable] = (), owner: str = "", of: Any = None) -> Any:
+def checked(*, options: Sequence[Callable] = (), owner: str = "", of: Any = None) -> Callable[[C], C]:
     """Checks a function's arguments against their annotations before it is called; raises `ArgumentError`.
 
     Args:
-        function: The function.
         options: What declares the function's further keyword arguments.
         owner: See `ArgumentError`.
         of: The class whose fields are the arguments, if the function is its `__init__`.
     """
-    if function is None:
-        return functools.partial(checked, options=options, owner=owner, of=of)
-    signature = inspect.signature(function)
-    rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
 
-    @functools.wraps(function)
-    def call(*args, **kwargs):
-        known = fields_of(of or function)
-        further = {name: field for each in options for name, field in fields_of(each).items()}
-        for name in kwargs:
-            if name not in known and name not in further:
-                accepted = nearest(name, [*known, *further])
-                raise ArgumentError(name, f"unknown argument; {accepted}", kwargs[name], owner=owner)
-        try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError as error:
-            missing = next((n for n, f in known.items() if f.default is REQUIRED and repr(n) in str(error)), None)
-            text = "required" if missing else f"{error}; accepted: {', '.join(known)}"
-            raise ArgumentError(missing or "arguments", text, owner=owner) from error
-        given = bound.arguments
-        for name in given.keys() & known.keys():
-            given[name] = known[name].check(given[name], owner)
-        if rest and further:
-            given[rest] = {n: further[n].check(value, owner) for n, value in given.get(rest, {}).items()}
-        check_read(known, given, owner)
-        return function(*bound.args, **bound.kwargs)
+    def wrap(function: Any) -> Any:
+        signature = inspect.signature(function)
+        rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
 
-    return call
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            known = fields_of(of or function)
+            further = {name: field for each in options for name, field in fields_of(each).items()}
+            for name in kwargs:
+                if name not in known and name not in further:
+                    accepted = nearest(name, [*known, *further])
+                    raise ArgumentError(name, f"unknown argument; {accepted}", kwargs[name], owner=owner)
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                missing = re.match(r"missing a required \S*\s?argument: '(\w+)'", str(error))
+                text = "required" if missing else f"{error}; accepted: {', '.join(known)}"
+                raise ArgumentError(missing[1] if missing else "arguments", text, owner=owner) from error
+            given = bound.arguments
+            for name in given.keys() & known.keys():
+                given[name] = known[name].check(given[name], owner)
+            if rest and further:
+                given[rest] = {n: further[n].check(value, owner) for n, value in given.get(rest, {}).items()}
+            check_read(known, given, owner)
+            return function(*bound.args, **bound.kwargs)
+
+        return call
+
+    return wrap
 
 
 def check_read(known: Mapping[str, Field], given: Mapping[str, Any], owner: str = "") -> None:
@@ -247,14 +248,14 @@ def check(made: Any) -> None:
 def settings(cls: T) -> T:
     """Makes a frozen dataclass whose fields are checked when an instance is created."""
     made: Any = dataclasses.dataclass(frozen=True)(cls)
-    made.__init__ = checked(made.__init__, of=made)
+    made.__init__ = checked(of=made)(made.__init__)
     return made
 
 
 def nearest(name: Any, accepted: Iterable[str]) -> str:
     """A hint for a name that is none of the accepted ones: similar ones, or all."""
     accepted = list(accepted)
-    near = difflib.get_close_matches(str(name), accepted, cutoff=0.5)
+    near = difflib.get_close_matches(str(name), accepted)
     return f"did you mean {' or '.join(near)}?" if near else f"accepted: {', '.join(accepted)}"
 
 
@@ -262,6 +263,12 @@ def value_type(hint: Any) -> Any:
     """The type of a field's values: T if the annotation is `T | None`."""
     kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
     return kinds[0] if is_union(hint) and len(kinds) == 1 else hint
+
+
+def item_type(hint: Any) -> Any:
+    """The type of the items if it is a list of one type, or another sequence; otherwise None."""
+    kinds = [kind for kind in typing.get_args(hint) if kind is not Ellipsis]
+    return kinds[0] if typing.get_origin(hint) in SEQUENCES and len(kinds) == 1 else None
 
 
 def is_union(hint: Any) -> bool:
@@ -272,7 +279,7 @@ def is_union(hint: Any) -> bool:
 def choices_of(hint: Any, limits: Mapping[str, Any]) -> tuple[Any, ...]:
     """The words that a field accepts; () if it accepts others, too."""
     kind = value_type(hint)
-    if typing.get_origin(kind) in SEQUENCES:
+    if item_type(kind) is not None:
         return ()
     return typing.get_args(kind) if typing.get_origin(kind) is Literal else limits.get("choices", ())
 
@@ -296,7 +303,7 @@ def bounds(limits: Mapping[str, Any]) -> dict[str, Any]:
 def fits(value: Any, hint: Any, limits: Mapping[str, Any]) -> bool:
     """Whether a value has a type and is within the limits."""
     hint, own = plain(hint)
-    limits, origin, kinds = own or limits, typing.get_origin(hint), typing.get_args(hint)
+    limits, kinds = own or limits, typing.get_args(hint)
     if value is None and hint is not Any:
         return type(None) in (hint, *kinds)
     if is_union(hint):
@@ -310,9 +317,9 @@ def fits(value: Any, hint: Any, limits: Mapping[str, Any]) -> bool:
         return not limits or out_of_range(value, bounds(limits) if hint is int else limits) is None
     if hint is Path:
         return isinstance(value, os.PathLike)
-    if origin in SEQUENCES and len({*kinds} - {Ellipsis}) == 1:
-        return fits_all(value, kinds[0], limits)
-    kind = origin or hint
+    if (each := item_type(hint)) is not None:
+        return fits_all(value, each, limits)
+    kind = typing.get_origin(hint) or hint
     if kind is Any or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
         return True  # Any, and types that cannot be checked
     return isinstance(value, kind)
@@ -341,14 +348,14 @@ def accepted(hint: Any, limits: Mapping[str, Any] = NOTHING) -> str:
         return ", ".join(map(str, choices))
     if is_union(hint):
         return " or ".join(dict.fromkeys(accepted(kind, limits) for kind in kinds))
-    if typing.get_origin(hint) in SEQUENCES:
+    if (each := item_type(hint)) is not None:
         count = "one or more " * (not limits.get("empty", True)) + "different " * bool(limits.get("distinct"))
-        return f"a list of {count}{accepted(kinds[0])}"
+        return f"a list of {count}{accepted(each)}"
     kind = typing.get_origin(hint) or hint
     return WORDS.get(kind, f"a {getattr(kind, '__name__', 'value')}")
 
 
-def out_of_range(value: float, limits: Mapping[str, Any]) -> str | None:
+def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
     """What is accepted, in words, if `value` is out of range; otherwise None."""
     low, above, high, below = (limits.get(name) for name in ("at_least", "above", "at_most", "below"))
     endless = value in (math.inf, -math.inf) and not limits.get("infinite")

@@ -83,7 +83,7 @@ def method(*, keeps: str, travels: str, name: str | None = None, validates: bool
                 raise error.of(registered) if error.argument in knobs else error from error.__cause__
 
         knobs = {field.name for field in dataclasses.fields(cls)}
-        cls.__init__, cls.build = fields.checked(cls.__init__, of=cls, owner=registered), build
+        cls.__init__, cls.build = fields.checked(of=cls, owner=registered)(cls.__init__), build
         METHODS[registered] = cls
         return cls
 

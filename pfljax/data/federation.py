@@ -75,7 +75,7 @@ class Federation:
         """The data that methods may see: everything except the test data."""
         return ClientData(self.train, self.validation, self.attacker)
 
-    @checked
+    @checked()
     def with_attackers(self, share: Annotated[float, knob(at_least=0, below=1)], seed: Seed = 0) -> Federation:
         """The federation with a share of its clients, drawn uniformly, as attackers.
 
@@ -162,7 +162,7 @@ def draw_attackers(num_clients: int, share: float, seed: int) -> np.ndarray:
     return attacker
 
 
-@checked
+@checked()
 def load(
     source: Source,
     partition: partitions.Choice | None = None,
@@ -200,12 +200,13 @@ def load(
     return keep_own(federation, own(federation.num_clients)) if own else federation
 
 
+@checked()
 def pack(
     source: Source,
     assignment: Assignment,
     splits: Splits | None = None,
     *,
-    seed: int = 0,
+    seed: Seed = 0,
     own: Callable[[int], slice] | None = None,
 ) -> Federation:
     """Splits each client's examples into parts and indexes them; see `Pooled`.

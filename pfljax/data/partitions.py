@@ -227,7 +227,7 @@ class Natural(Partition):
         if len(able) < len(ids):
             text = f"{len(ids) - len(able)} of {len(ids)} clients have a single example and are left out"
             warn("client", f"{text}; a client needs one example to train on and one to test on")
-        if num_clients is not None and not 1 <= num_clients <= len(able):
+        if num_clients is not None and num_clients > len(able):
             text = f"{source.name} has {len(able)} clients with at least two examples; accepted: 1 to {len(able)}"
             raise ArgumentError("num_clients", text, num_clients)
         rng = generator(seed, "partition")
@@ -267,7 +267,7 @@ def default(source: Source) -> Partition:
     return LabelGroups() if source.task == "classification" and source.y.ndim == 1 else IID()
 
 
-@checked
+@checked()
 def assign(
     source: Source,
     partition: Choice,
@@ -302,10 +302,7 @@ def assign(
 
 def _given(num_clients: int | None) -> int:
     """K for a partition that is not natural."""
-    num_clients = DEFAULT_CLIENTS if num_clients is None else num_clients
-    if num_clients < 1:
-        raise ArgumentError("num_clients", "accepted: 1 or more", num_clients)
-    return num_clients
+    return DEFAULT_CLIENTS if num_clients is None else num_clients
 
 
 def _as_int32(group: np.ndarray | None) -> np.ndarray | None:

@@ -18,7 +18,7 @@ from pfljax.data.sources.source import generator
 Count = Annotated[int, knob(at_least=1)]
 
 
-@checked
+@checked()
 def split_unseen(
     federation: Federation, share: Annotated[float, knob(at_least=0, below=1, flag="unseen_clients")], seed: Seed
 ) -> tuple[Federation, Federation]:
@@ -121,7 +121,7 @@ def _widen(array: np.ndarray, size: int, axis: int, value: int) -> np.ndarray:
     return np.pad(array, width, constant_values=value)
 
 
-@checked
+@checked()
 def random_pixels(
     num_clients: NumClients,
     examples: Count,

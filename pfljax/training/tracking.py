@@ -93,7 +93,7 @@ class TensorBoard:
     curve has one value per round.
     """
 
-    @checked
+    @checked()
     def __init__(self, folder: Annotated[str | Path, knob(accepted="the path of a folder")]):
         """Sets the folder, which is created at the first evaluation.
 

@@ -137,7 +137,7 @@ CASES = [
     ("train", "--num_distributions=99", "at most"),
     ("train", "--dataset=npz", "required: an npz"),
     ("train", "--dataset=text", "required: a text"),
-    ("train", "--data_file=/tmp/x.npz", "applies only with --dataset=npz or text"),
+    ("train", "--data_file=/tmp/x.npz", "accepted with --dataset=npz or text"),
     ("train", "--dataset=tfds:", "unknown"),
     ("train", "--dataset=tfds:mnist --data_dir=/nowhere", "not prepared"),
     ("train", "--lr_decay=0.5", "--lr_schedule=exponential"),

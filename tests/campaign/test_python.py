@@ -17,7 +17,7 @@ import pytest
 
 import pfljax as pfl
 from pfljax.api import run as api_run
-from pfljax.core.fields import REQUIRED, SEQUENCES, choices_of, fields_of, is_union, plain
+from pfljax.core.fields import REQUIRED, choices_of, fields_of, is_union, item_type, plain
 from pfljax.core.method import METHODS
 from pfljax.data import sources
 from pfljax.data.embedding import Embedding
@@ -85,8 +85,8 @@ def wrong_values(field):
         return [*none, "zzz", 3.5, [], True, str(choices_of(kind, limits)[0])[:-1]]
     if kind is str:
         return [*none, 3, [], True]
-    if origin in SEQUENCES:
-        inner, own = plain(typing.get_args(kind)[0])
+    if item_type(kind) is not None:
+        inner, own = plain(item_type(kind))
         found = [*none, 3, math.nan, "0,1"] + [[]] * (not limits.get("empty", True))
         found += [[1, 1]] * bool(limits.get("distinct"))
         return found + ([["a"], [math.nan], [None], [1, "a"]] if inner in (int, float) and (own or limits) else [])

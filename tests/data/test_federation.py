@@ -143,7 +143,7 @@ def test_clients_without_replacement_share_nothing():
 
 
 def test_a_negative_seed_is_refused():
-    with pytest.raises(ArgumentError, match=r"^seed=-3: accepted: integers of 0 or more"):
+    with pytest.raises(ArgumentError, match=r"^seed=-3: accepted: 0 or more"):
         pack(SOURCE, ASSIGNMENT, seed=-3)
 
 

@@ -23,7 +23,7 @@ PUBLISHED_SEED = 12345  # seed of the synthetic data that FedEM's authors publis
 SyntheticLabels = Literal["mixture", "published"]
 
 
-@checked
+@checked()
 def digits(*, seed: Seed = 0, fraction: Fraction = 1.0) -> Source:
     """Returns scikit-learn's 1,797 digit images of 8 x 8 pixels, scaled to [0, 1].
 
@@ -51,7 +51,7 @@ def read_digits() -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(images), np.asarray(labels)
 
 
-@checked
+@checked()
 def sine(num_clients: NumClients = 16, *, seed: Seed = 0, fraction: Fraction = 1.0) -> Source:
     """Generates noisy points of one period of the sine, each client on its own interval (FedeRiCo, Figure 1).
 
@@ -71,7 +71,7 @@ def sine(num_clients: NumClients = 16, *, seed: Seed = 0, fraction: Fraction = 1
     return Source(x, y, client[rows], None, 1, "regression", "sine", np.arange(num_clients))
 
 
-@checked
+@checked()
 def synthetic(
     num_clients: NumClients = 300,
     *,

@@ -15,7 +15,7 @@ NPZ = "an npz file with x and y; client (or writer), coarse and is_test are opti
 ARRAYS = ("x", "y", "client", "writer", "coarse", "is_test")
 
 
-@checked
+@checked()
 def npz(
     file: Annotated[str | pathlib.Path, knob(accepted=NPZ, help=NPZ, flag="data_file")],
     *,

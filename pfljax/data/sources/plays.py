@@ -19,7 +19,7 @@ LEAST_WINDOWS = 8  # minimum number of windows in each part of a role's text, if
 TEXT_TRAIN = 0.8  # fraction of a role's lines to train on, starting at the first
 
 
-@checked
+@checked()
 def text(
     file: Annotated[str | pathlib.Path, knob(accepted=PLAY, help=PLAY, flag="data_file")],
     *,

@@ -19,7 +19,7 @@ from pfljax.data.sources.source import Fraction, Source, Standardize, generator,
 CLIENT_FIELDS = ("client", "writer", "client_id", "user")  # features that may name an example's client
 
 
-@checked
+@checked()
 def tfds(
     name: str,
     *,

@@ -70,24 +70,12 @@ class Source:
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
-    """Returns a separate random generator for every purpose, so that no two choices share their draws.
-
-    Raises:
-        ArgumentError: if the seed is negative.
-    """
-    if seed < 0:
-        raise ArgumentError("seed", "accepted: integers of 0 or more", seed)
+    """Returns a separate random generator for every purpose, so that no two choices share their draws."""
     return np.random.default_rng([seed, *purpose.encode()])
 
 
 def subsample(rng: np.random.Generator, n: int, fraction: float) -> np.ndarray | slice:
-    """Samples which of n examples to keep: sorted indices; for fraction 1, a slice of all, which copies nothing.
-
-    Raises:
-        ArgumentError: if the fraction is not in (0, 1].
-    """
-    if not 0 < fraction <= 1:
-        raise ArgumentError("fraction", "accepted: above 0, at most 1", fraction)
+    """Samples which of n examples to keep: sorted indices; for fraction 1, a slice of all, which copies nothing."""
     size = max(1, round(fraction * n))
     return np.sort(rng.choice(n, size, replace=False)) if size < n else slice(None)
 
@@ -101,13 +89,7 @@ def subsample_parts(seed: int, is_test: np.ndarray, fraction: float) -> np.ndarr
 
 
 def dirichlet_draws(rng: np.random.Generator, draws: int, size: int, alpha: float) -> np.ndarray:
-    """Draws shares (draws, size). Each row is a symmetric Dirichlet sample in which no share is exactly 0.
-
-    Raises:
-        ArgumentError: if the concentration is not positive and finite.
-    """
-    if not 0 < alpha < np.inf:
-        raise ArgumentError("alpha", "accepted: finite numbers above 0", alpha)
+    """Draws shares (draws, size). Each row is a symmetric Dirichlet sample in which no share is exactly 0."""
     return rng.dirichlet(np.full(size, alpha), size=draws) * (1 - 1e-12) + 1e-12 / size
 
 
