@@ -170,7 +170,7 @@ def titled(methods: Sequence[Any]) -> dict[str, Any]:
     return found
 
 
-@checked(options=[Run, Schedule])
+@checked(options=[Run, Schedule], without=["method", "seed"])
 def compare(
     methods: Annotated[Sequence[Any], knob(empty=False)],
     clients: ClientsOfSeed,

@@ -232,17 +232,7 @@ class Group(NamedTuple):
         empty: bool = False,
         **limits: Any,
     ) -> None:
-        """Comma-separated values.
-
-        Args:
-            name: The flag's name.
-            default: Its default.
-            help: One line.
-            of: int, float, or the accepted words; str: any text.
-            distinct: Whether all values must differ.
-            empty: Whether an empty list is accepted.
-            limits: Limits of the numbers, those of a knob.
-        """
+        """Comma-separated values: int, float, any text, or some of the accepted words; `limits` as in `knob`."""
         kind, words = (of, ()) if isinstance(of, type) else (str, tuple(of))
         limits = {"at_least": 1, **limits} if of is int else limits
         self.add(name, Sequence[kind], default, help, choices=words, distinct=distinct, empty=empty, **limits)

@@ -175,11 +175,14 @@ def plain(hint: Any) -> tuple[Any, Mapping[str, Any]]:
     return (inner if kind is hint else inner | None), limits
 
 
-def checked(*, options: Sequence[Callable] = (), owner: str = "", of: Any = None) -> Callable[[C], C]:
+def checked(
+    *, options: Sequence[Callable] = (), without: Sequence[str] = (), owner: str = "", of: Any = None
+) -> Callable[[C], C]:
     """Checks a function's arguments against their annotations before it is called; raises `ArgumentError`.
 
     Args:
         options: What declares the function's further keyword arguments.
+        without: Those of them that are not accepted.
         owner: See `ArgumentError`.
         of: The class whose fields are the arguments, if the function is its `__init__`.
     """
@@ -191,7 +194,7 @@ def checked(*, options: Sequence[Callable] = (), owner: str = "", of: Any = None
         @functools.wraps(function)
         def call(*args, **kwargs):
             known = fields_of(of or function)
-            further = {name: field for each in options for name, field in fields_of(each).items()}
+            further = {n: field for each in options for n, field in fields_of(each).items() if n not in without}
             for name in kwargs:
                 if name not in known and name not in further:
                     accepted = nearest(name, [*known, *further])
