@@ -152,7 +152,9 @@ def titled(methods: Sequence[Any]) -> dict[str, Any]:
     Raises:
         ArgumentError: if two methods have the same title.
     """
-    pairs: list[Any] = [each if isinstance(each, tuple) and len(each) == 2 else (None, each) for each in methods]
+    pairs: list[tuple[Any, Any]] = [
+        each if isinstance(each, tuple) and len(each) == 2 else (None, each) for each in methods
+    ]
     for title, method in pairs:
         check_method(method, "methods")
         if title is not None:

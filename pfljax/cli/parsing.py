@@ -47,8 +47,8 @@ class Value(flags.ArgumentParser):
 
     def parse(self, argument: Any) -> Any:
         """Returns the value; raises ValueError if it is not accepted."""
-        value: Any = self.kind(argument) if self.kind in (int, float) else str(argument)
-        if self.kind is str and not self.words and not self.empty and not value.strip():
+        value = self.kind(argument) if self.kind in (int, float) else str(argument)
+        if self.kind is str and not self.words and not self.empty and not str(value).strip():
             raise ValueError(f"accepted: {self.accepted}")
         if not fits(value, self.kind, self.limits or NO_LIMITS):
             raise ValueError(f"accepted: {self.accepted}")
@@ -180,11 +180,11 @@ class Group(NamedTuple):
         """Registers the flag of a field."""
         hint, limits = value_type(field.hint), {**NO_LIMITS, **field.limits}
         kinds = typing.get_args(hint) if is_union(hint) else (hint,)
-        default: Any = None if field.default is REQUIRED else field.default
+        default = None if field.default is REQUIRED else field.default
         if listed or item_type(hint) is not None:
             kind, own = (hint, limits) if listed else plain(item_type(hint))
             limits = {**limits, **own, "distinct": listed or limits["distinct"], "empty": limits["empty"]}
-            default = [str(each) for each in ([default] if listed else default)]
+            default = [str(each) for each in ([default] if listed else default or [])]
             parser: Any = Several(kind, limits)
         elif bool in kinds:
             words = [word for kind in kinds for word in typing.get_args(kind)]

@@ -225,7 +225,7 @@ class Natural(Partition):
         able = np.flatnonzero(size >= MIN_EXAMPLES)
         if not len(able):
             raise ArgumentError("partition", f"no client in {source.name} has two examples", self.name)
-        if num_clients is not None and num_clients > len(able):
+        if num_clients is not None and not 1 <= num_clients <= len(able):
             text = f"{source.name} has {len(able)} clients with at least two examples; accepted: 1 to {len(able)}"
             raise ArgumentError("num_clients", text, num_clients)
         rng = generator(seed, "partition")
