@@ -161,7 +161,9 @@ def titled(methods: Sequence[Any]) -> dict[str, Any]:
     Raises:
         ArgumentError: if two methods have the same title.
     """
-    pairs: list[Any] = [each if isinstance(each, tuple) and len(each) == 2 else (None, each) for each in methods]
+    pairs: list[tuple[Any, Any]] = [
+        each if isinstance(each, tuple) and len(each) == 2 else (None, each) for each in methods
+    ]
     for title, method in pairs:
         check_method(method, "methods")
         if title is not None:
@@ -179,7 +181,7 @@ def titled(methods: Sequence[Any]) -> dict[str, Any]:
     return found
 
 
-@checked(options=[Run, Schedule])
+@checked(options=[Run, Schedule], without=["method", "seed"])
 def compare(
     methods: Annotated[Sequence[Any], knob(empty=False)],
     clients: ClientsOfSeed,

@@ -176,7 +176,7 @@ def final_scores(runs: Sequence[Run], rounds: int) -> list[tuple[float, float]]:
     return [DIVERGED if number in trainer.diverged else score for number, score in enumerate(scores)]
 
 
-@checked(options=[Run])
+@checked(options=[Run], without=["seed"])
 def tune(
     method: Any,
     clients: ClientsOfSeed,

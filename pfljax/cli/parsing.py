@@ -47,8 +47,8 @@ class Value(flags.ArgumentParser):
 
     def parse(self, argument: Any) -> Any:
         """Returns the value; raises ValueError if it is not accepted."""
-        value: Any = self.kind(argument) if self.kind in (int, float) else str(argument)
-        if self.kind is str and not self.words and not self.empty and not value.strip():
+        value = self.kind(argument) if self.kind in (int, float) else str(argument)
+        if self.kind is str and not self.words and not self.empty and not str(value).strip():
             raise ValueError(f"accepted: {self.accepted}")
         if not fits(value, self.kind, self.limits or NO_LIMITS):
             raise ValueError(f"accepted: {self.accepted}")
@@ -180,7 +180,7 @@ class Group(NamedTuple):
         """Registers the flag of a field."""
         hint, limits = value_type(field.hint), {**NO_LIMITS, **field.limits}
         kinds = typing.get_args(hint) if is_union(hint) else (hint,)
-        default: Any = None if field.default is REQUIRED else field.default
+        default = None if field.default is REQUIRED else field.default
         if listed or item_type(hint) is not None:
             kind, own = (hint, limits) if listed else plain(item_type(hint))
             limits = {**limits, **own, "distinct": listed or limits["distinct"], "empty": limits["empty"]}
@@ -232,17 +232,7 @@ class Group(NamedTuple):
         empty: bool = False,
         **limits: Any,
     ) -> None:
-        """Comma-separated values.
-
-        Args:
-            name: The flag's name.
-            default: Its default.
-            help: One line.
-            of: int, float, or the accepted words; str: any text.
-            distinct: Whether all values must differ.
-            empty: Whether an empty list is accepted.
-            limits: Limits of the numbers, those of a knob.
-        """
+        """Comma-separated values: int, float, any text, or some of the accepted words; `limits` as in `knob`."""
         kind, words = (of, ()) if isinstance(of, type) else (str, tuple(of))
         limits = {"at_least": 1, **limits} if of is int else limits
         self.add(name, Sequence[kind], default, help, choices=words, distinct=distinct, empty=empty, **limits)

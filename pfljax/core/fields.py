@@ -59,7 +59,7 @@ def knob(
     empty: bool = False,
     grid: Sequence[Any] = (),
     static: bool = False,
-    read_with: tuple[str, Any] | Conditions | None = None,
+    read_with: tuple[str, Any] | Conditions = NOTHING,
     accepted: str = "",
     flag: str = "",
 ) -> Any:
@@ -86,7 +86,7 @@ def knob(
     """
     found = {"help": help, "at_least": at_least, "above": above, "at_most": at_most, "below": below, "flag": flag}
     found |= {"infinite": infinite, "choices": tuple(choices), "distinct": distinct, "empty": empty, "static": static}
-    conditions = {read_with[0]: (read_with[1],)} if isinstance(read_with, tuple) else dict(read_with or {})
+    conditions = {read_with[0]: (read_with[1],)} if isinstance(read_with, tuple) and read_with else dict(read_with)
     found |= {"grid": tuple(grid), "read_with": conditions, "accepted": accepted}
     return dataclasses.field(default=default, metadata=found)
 
@@ -139,14 +139,14 @@ class Field(NamedTuple):
 @functools.cache
 def fields_of(declaring: Any) -> dict[str, Field]:
     """The fields of a dataclass or named tuple, or the arguments of a function, by name."""
-    metadata, found = {}, {}
+    metadata, called = {}, declaring
     if dataclasses.is_dataclass(declaring):
         metadata = {field.name: field.metadata for field in dataclasses.fields(declaring)}
     elif isinstance(declaring, type) and not hasattr(declaring, "_fields"):
-        declaring = declaring.__init__
-    hints, texts = typing.get_type_hints(declaring, include_extras=True), documented(declaring)
-    arguments: Any = inspect.signature(typing.cast(Any, declaring)).parameters
-    for name, parameter in arguments.items():
+        called = declaring.__init__
+    hints, texts = typing.get_type_hints(called, include_extras=True), documented(called)
+    found = {}
+    for name, parameter in inspect.signature(called).parameters.items():
         if name in ("self", "cls") or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         hint, limits = plain(hints.get(name, Any))
@@ -175,11 +175,14 @@ def plain(hint: Any) -> tuple[Any, Mapping[str, Any]]:
     return (inner if kind is hint else inner | None), limits
 
 
-def checked(*, options: Sequence[Callable] = (), owner: str = "", of: Any = None) -> Callable[[C], C]:
+def checked(
+    *, options: Sequence[Callable] = (), without: Sequence[str] = (), owner: str = "", of: Any = None
+) -> Callable[[C], C]:
     """Checks a function's arguments against their annotations before it is called; raises `ArgumentError`.
 
     Args:
         options: What declares the function's further keyword arguments.
+        without: Those of them that are not accepted.
         owner: See `ArgumentError`.
         of: The class whose fields are the arguments, if the function is its `__init__`.
     """
@@ -191,7 +194,7 @@ def checked(*, options: Sequence[Callable] = (), owner: str = "", of: Any = None
         @functools.wraps(function)
         def call(*args, **kwargs):
             known = fields_of(of or function)
-            further = {name: field for each in options for name, field in fields_of(each).items()}
+            further = {n: field for each in options for n, field in fields_of(each).items() if n not in without}
             for name in kwargs:
                 if name not in known and name not in further:
                     accepted = nearest(name, [*known, *further])

@@ -227,7 +227,7 @@ class Natural(Partition):
         if len(able) < len(ids):
             text = f"{len(ids) - len(able)} of {len(ids)} clients have a single example and are left out"
             warn("client", f"{text}; a client needs one example to train on and one to test on")
-        if num_clients is not None and num_clients > len(able):
+        if num_clients is not None and not 1 <= num_clients <= len(able):
             text = f"{source.name} has {len(able)} clients with at least two examples; accepted: 1 to {len(able)}"
             raise ArgumentError("num_clients", text, num_clients)
         rng = generator(seed, "partition")
