@@ -49,7 +49,7 @@ def locked(folders: Sequence[Path], say: Callable[[str], None]) -> Iterator[None
         ArgumentError: if something else is in place of a lock.
     """
     folders = [folder for folder in folders if _entry(folder) not in _held]
-    made = [folder for folder in folders if not folder.exists()]
+    made = [path for folder in folders for path in (folder, *folder.parents) if not path.exists()]
     with contextlib.ExitStack() as held:
         for folder in folders if processes.is_first() and fcntl else ():
             held.enter_context(_lock(folder, say))
@@ -57,9 +57,9 @@ def locked(folders: Sequence[Path], say: Callable[[str], None]) -> Iterator[None
             yield
         finally:
             held.close()
-            for folder in made if processes.is_first() else ():
-                if folder.is_dir() and not any(folder.iterdir()):  # nothing was written
-                    folder.rmdir()
+            for path in made if processes.is_first() else ():
+                if path.is_dir() and not any(path.iterdir()):  # nothing was written
+                    path.rmdir()
 
 
 @contextlib.contextmanager

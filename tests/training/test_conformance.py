@@ -362,7 +362,7 @@ def test_an_undecorated_class_is_no_method(clients):
     class Plain:
         def build(self, problem): ...
 
-    with pytest.raises(pfl.ArgumentError, match=r"^method=.*: accepted: an instance of a class with @pfl.method"):
+    with pytest.raises(pfl.ArgumentError, match=r"^method=.*: accepted: a method with its knobs, such as FedAvg"):
         train(Plain(), clients)
 
 
