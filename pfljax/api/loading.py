@@ -12,6 +12,7 @@ from pfljax.api.result import Result
 from pfljax.api.run import Run
 from pfljax.core import recorded
 from pfljax.core.errors import ArgumentError
+from pfljax.core.fields import checked
 from pfljax.data import Federation, datasets
 from pfljax.local.training import LocalTraining
 from pfljax.training import files, fingerprint, folders
@@ -31,6 +32,7 @@ class Parts(NamedTuple):
     local: LocalTraining | None
 
 
+@checked()
 def load(
     path: str | Path,
     *,

@@ -220,6 +220,8 @@ def start(
         configs = [environment | each.config for each in experiments]
         experiments = [dataclasses.replace(e, config=c) for e, c in zip(experiments, configs, strict=True)]
     folder = None if profile is None else Path(profile)
+    if folder:
+        files.check_writable(folder, "profile")
     options = {"bar": progress, "profile": folder, "keep_going": keep_going, "trackers": trackers}
     return Trainer(experiments, outs=outs, resume=resume, say=say, **options)
 

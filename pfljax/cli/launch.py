@@ -26,7 +26,7 @@ from pfljax.core.method import METHODS
 from pfljax.data import latent
 from pfljax.engine import cores, processes
 from pfljax.engine.plan import check_devices
-from pfljax.training import endings, profiling
+from pfljax.training import endings, files
 
 OPEN_PORT = (
     "the coordinator listens on all network addresses of this machine, and anyone who reaches its port can join or "
@@ -191,7 +191,7 @@ def set_up_devices(settings: Settings, devices: int, keep_compiled: bool) -> Non
             raise FlagError.of(name, "needs --coordinator=HOST:PORT")
     check_devices(devices)
     if settings.profile:
-        profiling.check(Path(settings.profile))
+        files.check_writable(Path(settings.profile), "profile")
 
 
 def join_processes(settings: Settings) -> None:

@@ -161,8 +161,8 @@ def documented(declaring: Any) -> dict[str, str]:
     doc = inspect.getdoc(declaring) or ""
     section = doc.partition("Attributes:\n" if "Attributes:\n" in doc else "Args:\n")[2].split("\n\n")[0]
     entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
-    plain = lambda text: text[0].lower() + text[1:] if text[1:2].islower() else text
-    return {name: plain(" ".join(text.split()).removesuffix(".").replace("`", "")) for name, text in entries}
+    lowered = lambda text: text[0].lower() + text[1:] if text[1:2].islower() else text
+    return {name: lowered(" ".join(text.split()).removesuffix(".").replace("`", "")) for name, text in entries}
 
 
 def plain(hint: Any) -> tuple[Any, Mapping[str, Any]]:
@@ -362,7 +362,7 @@ def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
     """What is accepted, in words, if `value` is out of range; otherwise None."""
     low, above, high, below = (limits.get(name) for name in ("at_least", "above", "at_most", "below"))
     endless = value in (math.inf, -math.inf) and not limits.get("infinite")
-    fits = (
+    inside = (
         (low is None or value >= low)
         and (above is None or value > above)
         and (high is None or value <= high)
@@ -370,7 +370,7 @@ def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
         and value == value
         and not endless
     )
-    if fits:
+    if inside:
         return None
     if endless:
         return "finite numbers"

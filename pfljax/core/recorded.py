@@ -100,9 +100,10 @@ def found(record: Any, argument: str) -> Any:
     cls = found(record["class"], argument)
     if not isinstance(cls, type) or not (dataclasses.is_dataclass(cls) or hasattr(cls, "_fields")):
         raise ArgumentError(argument, f"{record['class']['name']} is no dataclass; {hand_over(argument)}")
+    fields = {name: found(value, argument) for name, value in record["fields"].items()}
     try:
-        return cls(**{name: found(value, argument) for name, value in record["fields"].items()})
-    except TypeError as error:
+        return cls(**fields)
+    except (TypeError, ArgumentError) as error:
         raise ArgumentError(argument, f"{cls.__name__} has changed ({error}); {hand_over(argument)}") from error
 
 

@@ -55,11 +55,11 @@ def delete(path: Path, *, follow: bool = True) -> None:
         path.unlink(missing_ok=True)
 
 
-def check_writable(folder: Path) -> None:
+def check_writable(folder: Path, argument: str = "out") -> None:
     """Checks that files can be written to a folder. The folder need not exist yet.
 
     Raises:
-        ArgumentError: if they cannot; the message names `out`.
+        ArgumentError: if they cannot; the message names the argument.
     """
     place = folder.absolute()
     try:
@@ -69,9 +69,8 @@ def check_writable(folder: Path) -> None:
             pass
     except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
         reason = getattr(error, "strerror", None) or error
-        raise ArgumentError(
-            "out", f"cannot be written to ({reason}); accepted: an existing or new folder", folder
-        ) from error
+        text = f"cannot be written to ({reason}); accepted: an existing or new folder"
+        raise ArgumentError(argument, text, folder) from error
 
 
 def check_name(argument: str, name: Any) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime
 import math
 import re
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pfljax.core.errors import ArgumentError, RunError
+from pfljax.core.errors import RunError
 
 MIN_ROUNDS = 3  # minimum number of rounds in a trace
 
@@ -61,21 +60,6 @@ class Shares(NamedTuple):
     host: float
     untraced: float
     directory: Path
-
-
-def check(directory: Path) -> None:
-    """Creates the folder and checks that a trace can be written to it.
-
-    Raises:
-        ArgumentError: if it cannot.
-    """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except OSError as error:
-        text = f"{error.strerror}; accepted: a new or existing folder that can be written to"
-        raise ArgumentError("profile", text, directory) from error
 
 
 def profile(directory: Path, dispatch: Callable[[], int]) -> Shares:

@@ -13,6 +13,7 @@ import numpy as np
 from pfljax.core import optional
 from pfljax.core.fields import checked, knob
 from pfljax.evaluation import collaboration
+from pfljax.training import files
 
 FLUSH_SECONDS = 1  # maximum delay until TensorBoard sees an evaluation
 MAX_MATRIX = 2000  # no collaboration matrix with more clients or models
@@ -105,6 +106,7 @@ class TensorBoard:
         """
         self._make = optional.load("tensorboardX", "tensorboard").SummaryWriter
         self._folder = Path(folder)
+        files.check_writable(self._folder, "folder")
         self._writers: dict[str, Any] = {}
 
     def __call__(self, evaluation: Evaluation) -> None:

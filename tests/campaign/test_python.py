@@ -168,6 +168,8 @@ BY_HAND = [
     ("a folder in a file", lambda: TRAIN(out="/dev/null/x"), "out"),
     ("a long folder", lambda: TRAIN(out="x" * 300), "out"),
     ("a folder with a null", lambda: TRAIN(out="x\0"), "out"),
+    ("a profile in a file", lambda: TRAIN(profile="/dev/null/x"), "profile"),
+    ("a board in a file", lambda: pfl.TensorBoard("/dev/null/x"), "folder"),
     ("a table in /proc", lambda: COMPARE(out="/proc/x"), "out"),
     ("replicates in /proc", lambda: REPLICATES(outs=["/proc/x", "/proc/y"]), "out"),
     ("one folder for two", lambda: REPLICATES(outs=["x"]), "outs"),

@@ -46,4 +46,6 @@ def test_a_folder_that_cannot_be_written_to_is_refused_and_nothing_is_made(tmp_p
             ArgumentError, match=r"^out=.*cannot be written to .*; accepted: an existing or new folder$"
         ):
             files.check_writable(tmp_path / name)
+    with pytest.raises(ArgumentError, match=r"^profile=.*cannot be written to"):
+        files.check_writable(tmp_path / "file", "profile")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "file"]

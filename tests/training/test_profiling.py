@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from pfljax.core.errors import ArgumentError, RunError
+from pfljax.core.errors import RunError
 from pfljax.engine.plan import make_plan
 from pfljax.engine.routes import AXIS
 from pfljax.training import profiling
@@ -176,14 +176,3 @@ def test_the_line():
     shares = profiling.Shares(0.02, 0.015, 0.004, 0.001, 0.01, Path("traces"))
     line = "profile: 20.00 ms per round (10.00 ms untraced): compute 75 %, exchange 20 %, host 5 %; trace in traces"
     assert profiling.describe(shares) == line
-
-
-def test_folders_for_traces(tmp_path):
-    profiling.check(tmp_path / "a" / "b")
-    profiling.check(tmp_path / "a" / "b")
-    assert not list((tmp_path / "a" / "b").iterdir())
-    file = tmp_path / "file"
-    file.write_text("")
-    for bad in (file, file / "below", Path("/proc/nowhere")):
-        with pytest.raises(ArgumentError, match=f"profile={bad}: .*; accepted: a new or existing folder"):
-            profiling.check(bad)
