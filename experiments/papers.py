@@ -168,7 +168,8 @@ class Study:
 
     def accuracies(self, row: Row, out: Path, values: Mapping[str, Any] | None = None) -> dict:
         """Runs a row's trials with its settings and `values`; returns accuracy and the table's other entries."""
-        summaries = sweep.cells(self.settings_of(row, values), row.method, self.trials, out)
+        settings = self.settings_of(row, values)
+        summaries = sweep.cells(settings, row.method, self.trials, out)
         accuracy = [summary["last"]["accuracy_mean"] for summary in summaries]
         privacy = [summary["privacy"] or {} for summary in summaries]
         return {
@@ -179,7 +180,7 @@ class Study:
             "std_over_clients": float(np.mean([summary["last"]["accuracy_std"] for summary in summaries])),
             "earth_movers_distance": summaries[0]["earth_movers_distance"],
             "learning_rate": sweep.rate_of(out / self.trials[0].folder),
-            "tuned": str(sweep.chosen(out)),
+            "tuned": str(sweep.chosen(settings, row.method, out)),
             "parameters": summaries[0]["parameters"],
             "epsilon": [ledger.get("epsilon") for ledger in privacy],
             "unaccounted": privacy[0].get("unaccounted"),

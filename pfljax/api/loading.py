@@ -61,8 +61,8 @@ def load(
     out = Path(path)
     try:
         config, summary = (files.read_json(out / name) for name in ("config.json", "summary.json"))
-        done = summary["last"]["round"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        done, recorded_in = summary["last"]["round"], config.keys()
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ArgumentError(
             "path", "accepted: the folder of a finished run; resume one that was interrupted", path
         ) from error
@@ -70,11 +70,14 @@ def load(
         text = f"has no intact checkpoint of its last round, {done}; resume the run to finish it again"
         raise ArgumentError("path", text, path)
     store, given = "disk" if (out / folders.CLIENTS).is_dir() else "device", Parts(method, model, clients, local)
-    if "flags" in config:
-        parts = {name: part for name, part in given._asdict().items() if part is not None}
-        run = importlib.import_module(OF_COMMANDS).run(config, store, parts)
-    else:
-        run = run_again(config, store, given)
+    try:
+        if "flags" in recorded_in:
+            parts = {name: part for name, part in given._asdict().items() if part is not None}
+            run = importlib.import_module(OF_COMMANDS).run(config, store, parts)
+        else:
+            run = run_again(config, store, given)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ArgumentError("path", f"its config.json is damaged ({error!r})", path) from error
     check_same(config, run)
     experiment = run.experiment.with_rounds(summary["rounds"])
     return Result(experiment, saved_outcome(experiment, out, summary), out)

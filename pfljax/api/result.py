@@ -15,9 +15,11 @@ from pfljax import report
 from pfljax.api import frames
 from pfljax.core import tree
 from pfljax.core.errors import ArgumentError
+from pfljax.core.fields import checked
 from pfljax.core.types import Predictor, State
 from pfljax.engine.views import view
 from pfljax.evaluation import metrics
+from pfljax.training import files
 from pfljax.training.experiment import Experiment
 from pfljax.training.loop import Outcome
 
@@ -203,6 +205,7 @@ class Result:
         params = jax.tree.map(lambda leaf: leaf[used[0]], predictor.models)
         return self.experiment.problem.model.network.exported(params)
 
+    @checked()
     def save_model(self, path: str | Path, client: int) -> None:
         """Saves the variables of `export` with Orbax: `StandardCheckpointer().restore(path)` reads them.
 
@@ -218,6 +221,7 @@ class Result:
         _, variables = self.export(client)
         if Path(path).exists():
             raise ArgumentError("path", "exists; accepted: a new folder", path)
+        files.check_writable(Path(path), "path")
         if not isinstance(variables, dict):
             from flax import nnx  # slow to import
 
@@ -226,8 +230,9 @@ class Result:
             checkpointer.save(Path(path).absolute(), jax.tree.map(np.asarray, variables))
 
     def _check_client(self, client: int) -> None:
-        if not isinstance(client, int | np.integer) or not 0 <= client < self.experiment.federation.num_clients:
-            raise ArgumentError("client", f"accepted: 0 to {self.experiment.federation.num_clients - 1}", client)
+        num = self.experiment.federation.num_clients
+        if not isinstance(client, int | np.integer) or isinstance(client, bool) or not 0 <= client < num:
+            raise ArgumentError("client", f"accepted: 0 to {num - 1}", client)
 
     def _checked(self, x: Any) -> np.ndarray:
         train = self.experiment.federation.train.x

@@ -96,13 +96,13 @@ class Run:
             self.clients,
             local,
             seed=seed,
-            unseen=data.match_classes(unseen, clients),
+            unseen=(unseen := data.match_classes(unseen, clients)),
             fine_tune_epochs=fine_tune_epochs,
             client_store=execution.client_store,
             eval_clients=eval_clients,
             server=server,
             attack=attack,
-            config=config | {"data": data.describe(clients)},
+            config=config | {"data": data.describe(clients, unseen)},
         )
         self.experiment = fingerprint.identified(self.experiment)
         check(self.experiment)

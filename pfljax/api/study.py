@@ -91,11 +91,12 @@ class Study:
         """The finished cell in a folder, or None; and what is wrong with its files, if that is why it is None."""
         if not self.check(run, folder):
             return None, "it has changed"
-        wrong = damage(folder)
-        if wrong or not (folder / SUMMARY).exists():
-            return None, wrong
-        cell = Cell.read(folder)
-        return (cell if cell.summary["last"]["round"] == self.rounds else None), ""
+        wrong, done = "", False
+        if processes.is_first():  # other processes may see the files later
+            wrong = damage(folder)
+            there = not wrong and (folder / SUMMARY).exists()
+            done = there and Cell.read(folder).summary["last"]["round"] == self.rounds
+        return (Cell.read(folder) if processes.from_first(np.int32(done)) else None), wrong
 
     def train(
         self,
@@ -214,10 +215,14 @@ def share_programs(runs: Sequence[Run]) -> Sequence[Run]:
 def computes_as(a: Run, b: Run) -> bool:
     """Whether two runs surely have the same program."""
     described = lambda run: (
-        *(run.experiment.structure, run.experiment.numbers, run.experiment.local, run.experiment.problem.cohort_size),
+        *(run.experiment.structure, run.experiment.numbers, run.experiment.local),
+        run.experiment.problem._replace(model=None, solver=None, plan=None),
         *(run.experiment.problem.model.module, run.experiment.fine_tune_epochs, shapes(run.clients)),
     )
-    return a.experiment.local is not None and described(a) == described(b)
+    try:
+        return a.experiment.local is not None and described(a) == described(b)
+    except ValueError:  # arrays among the fields of a module or a method
+        return False
 
 
 def in_turn(run: Run) -> bool:

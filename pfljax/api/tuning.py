@@ -15,7 +15,7 @@ from pfljax.api.study import Rerun
 from pfljax.core.errors import ArgumentError, OutOfMemory, RunError
 from pfljax.core.fields import Seeds, checked, knob
 from pfljax.local.training import LocalTraining
-from pfljax.training import files, fingerprint
+from pfljax.training import files, fingerprint, locks
 from pfljax.training.loop import Rounds, Schedule
 
 T = TypeVar("T")
@@ -229,5 +229,8 @@ def tune(
         tried = dataclasses.replace(method, **point.knobs)
         return Run(tried, of_seed[seed], model, how, seed=seed, **options)
 
+    if out is not None:
+        files.check_writable(Path(out))
     path = None if out is None else Path(out) / "tuning.json"
-    return search(grid(rates, knobs), list(seeds), make, rounds, path=path, rerun=rerun)
+    with locks.locked([] if out is None else [Path(out)], lambda line: None):
+        return search(grid(rates, knobs), list(seeds), make, rounds, path=path, rerun=rerun)

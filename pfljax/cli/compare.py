@@ -52,7 +52,7 @@ def run(settings: Settings) -> None:
         print(f"unfinished runs of other processes: {missing}; the process that finishes last writes the table")
         return
     titled = {name: method_row(name, [cell for cell in cells[name] if cell]) for name in cells}
-    rows = [row | {"tuned": str(sweep.chosen(out / name))} for name, row in titled.items()]
+    rows = [row | {"tuned": str(sweep.chosen(settings, name, out / name))} for name, row in titled.items()]
     summary = next(cell for each in cells.values() for cell in each if cell).summary
     title = titled_by(summary["dataset"], summary.get("scored_clients"), summary["num_clients"], settings.rounds)
     table = Table(f"{title}, {over(sweep.named(trials), len(trials))}", rows, summary["task"])

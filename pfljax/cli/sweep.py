@@ -168,7 +168,9 @@ def cells_now(
     """
     with contextlib.ExitStack() as held:
         if settings.tune or settings.tune_knobs:
-            while own and not taken(held, out, say):
+            if not own and not all(path.exists() for path in tuning_files(settings, name, out)):
+                return [None] * len(runs)
+            while not taken(held, out, say):
                 if not wait:
                     return [None] * len(runs)
                 time.sleep(POLL_SECONDS)
@@ -184,10 +186,18 @@ def cells_now(
     return [(found | others)[trial] for trial in runs]
 
 
-def chosen(out: Path) -> Point:
-    """Returns the point that tuning chose for a folder's cells; an empty point if nothing was tuned."""
-    stages = [Point(**files.read_json(path)["best"]) for path in out.glob("tuning*.json")]
-    return max(stages, key=lambda point: len(point.knobs), default=Point())  # the last one has all knobs
+def tuning_files(settings: Settings, name: str, out: Path) -> list[Path]:
+    """Returns the files of a method's scores, in the order of the stages of tuning."""
+    knobs, rates = tuned_knobs(settings, name), settings.numbers("tune", float)
+    first = [out / "tuning.json"] if knobs or len(rates) > 1 else []  # one point needs no scores
+    return first + [out / f"tuning-{knob}.json" for knob in knobs[1:]]
+
+
+def chosen(settings: Settings, name: str, out: Path) -> Point:
+    """Returns the point that tuning chose for a method's cells; an empty point if nothing was tuned."""
+    stages = [Point(**files.read_json(path)["best"]) for path in tuning_files(settings, name, out) if path.exists()]
+    rates = settings.numbers("tune", float)
+    return stages[-1] if stages else Point(*rates[:1])  # the last one has all knobs
 
 
 def rate_of(out: Path) -> float:

@@ -23,7 +23,7 @@ MINUTES = 24 * 60  # longest time of a cluster's job, which is then requeued
 def define(registry: flags.FlagValues) -> None:
     """Registers the flags."""
     add = Group(RUNS, registry)
-    add.whole("workers", 1, "number of processes that train the runs together", least=1)
+    add.add("workers", int, 1, "number of processes that train the runs together", at_least=1, at_most=1000)
     add.text(
         "cells", "", "i/n: trains only every n-th run, starting with the i-th; the last to finish writes the table"
     )

@@ -129,6 +129,9 @@ class Field(NamedTuple):
             value = value.item()
         if isinstance(value, np.generic):
             value = value.item()
+        if type(value) in (np.ndarray, list, tuple) and typing.get_origin(value_type(self.hint)) in SEQUENCES:
+            items = (each.item() if isinstance(each, np.generic) else each for each in value)
+            value = list(items) if isinstance(value, list) else tuple(items)
         text = "" if isinstance(value, Tracer) else refusal(value, self.hint, self.limits)
         if text:
             told = isinstance(value, SIMPLE) or value is None

@@ -117,8 +117,8 @@ def heterogeneity(federation: Federation) -> float | None:
     return float(np.abs(shares - counts.sum(axis=0) / max(counts.sum(), 1)).sum(axis=1).mean())
 
 
-def describe(federation: Federation) -> dict:
-    """Data entries for reports: clients, examples per client and in total, classes per client, the digest."""
+def describe(federation: Federation, unseen: Federation | None = None) -> dict:
+    """Data entries for reports: clients, examples per client and in total, classes per client, digests."""
 
     def spread(values: np.ndarray) -> dict[str, float]:
         return {"min": int(values.min()), "median": float(np.median(values)), "max": int(values.max())}
@@ -128,6 +128,8 @@ def describe(federation: Federation) -> dict:
         part: {"total": int(split.size.sum()), **spread(np.asarray(split.size))} for part, split in parts.items()
     }
     summary |= {"clients": federation.num_clients, "digest": digest(federation)}
+    if unseen is not None:
+        summary["unseen"] = digest(unseen)
     if federation.class_names:
         summary["class_names"] = list(federation.class_names)
     counts = class_counts(federation)

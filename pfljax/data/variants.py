@@ -67,7 +67,7 @@ def match_classes(unseen: Federation | None, clients: Federation) -> Federation 
         told = lambda each: f"{each!r}, classes with {'names' if each.class_names else 'numbers'}"
         raise ArgumentError("unseen", f"is {told(unseen)}; accepted: data like that of {told(clients)}")
     if unseen.scaling and clients.scaling and not np.array_equal(unseen.scaling.mean, clients.scaling.mean):
-        text = "is standardized by statistics of its own; accepted without a warning: standardize=False with"
+        text = "was standardized with its own means and deviations, not those of training; pass standardize=False with"
         warn("unseen", f"{text} clients.scaling(x), which scales x as in training")
     names = unseen.class_names or range(unseen.num_classes)
     known = clients.class_names or range(clients.num_classes)

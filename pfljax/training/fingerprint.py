@@ -18,6 +18,7 @@ import importlib.metadata
 import inspect
 import re
 import sys
+import sysconfig
 import types
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -38,7 +39,7 @@ from pfljax.training.experiment import Experiment
 LIBRARIES = ("pfljax", "jax", "flax", "optax")
 FUNCTIONS = ("init", "download", "sample", "client_update", "server_update", "predictor", "adapt", "fine_tune")
 MODEL, OPTIMIZER, ENGINE = "model", "optimizer", "rounds and evaluation"
-ARRAYS = ": captured arrays"
+ARRAYS, INPUTS = ": captured arrays", ": inputs"
 PART = re.compile(r"part:(\w+)")
 # Parameters of operations that change no result: names, and where and how it is computed.
 IGNORED = {
@@ -93,6 +94,8 @@ def differences(before: dict[str, Any], now: dict[str, Any], within: Sequence[st
     known = "sources" if before["versions"] != now["versions"] else "parts"
     was, new = before[known], now[known]
     changed = [name for name in (*new, *(was.keys() - new.keys())) if was.get(name) != new.get(name)]
+    own = [name for name in changed if not name.endswith(INPUTS)]
+    changed = own or changed  # what a part is given changes with the parts before it
     if within and known == "parts":
         changed = [name for name in changed if name.partition(":")[0] in within]
     upstream = [name for name in changed if name.partition(":")[0] in (MODEL, OPTIMIZER)]  # others depend on these
@@ -184,15 +187,22 @@ def digests(traced: Any, part: str, known: dict[tuple[int, str], dict] | None = 
         return known[id(jaxpr), part]
     captured = dict(zip(jaxpr.constvars, getattr(traced, "consts", ()), strict=False))
     streams: dict[tuple[str, str], Any] = defaultdict(hashlib.sha256)
-    numbers: dict[str, dict] = defaultdict(dict)  # of variables, by part: parts do not depend on each other's length
+    # Each part numbers the variables that it uses, so that parts do not depend on each other's length. Where those come
+    # from that other parts made is told apart.
+    numbers: dict[str, dict] = defaultdict(dict)
+    origins = {atom: ("input", number) for number, atom in enumerate((*jaxpr.invars, *jaxpr.constvars))}
 
     def told(atom: Any, where: str) -> str:
         if isinstance(atom, core.Literal):
             return f"{atom.val!r}:{getattr(atom.aval, 'dtype', '')}"
         if atom in captured:
             streams[where, ARRAYS].update(content(captured[atom]))
-        number = numbers[where].setdefault(atom, len(numbers[where]))
-        return f"{number}:{getattr(atom.aval, 'shape', '')}{getattr(atom.aval, 'dtype', atom.aval)}"
+        if atom not in numbers[where]:
+            numbers[where][atom] = len(numbers[where])
+            origin = origins.setdefault(atom, (where, numbers[where][atom]))
+            if origin[0] != where:
+                streams[where, INPUTS].update(f"{numbers[where][atom]}:{origin};".encode())
+        return f"{numbers[where][atom]}:{getattr(atom.aval, 'shape', '')}{getattr(atom.aval, 'dtype', atom.aval)}"
 
     for eqn in jaxpr.eqns:
         where, inside = part_of(eqn, part), []
@@ -239,29 +249,54 @@ def content(array: Any) -> bytes:
     return hashlib.sha256(f"{array.dtype}{array.shape}".encode() + array.tobytes()).digest()
 
 
-def code(fn: Any) -> bytes:
-    """The bytecode of a function that runs on the host (a callback), and of the functions and values that it holds."""
+def code(fn: Any, seen: tuple = ()) -> bytes:
+    """What a function on the host (a callback) computes with: bytecode, names, defaults and the values that it holds.
+
+    Functions that call each other are followed once; modules are known by their names.
+    """
+    if any(fn is each for each in seen):
+        return b"again"
+    inside = functools.partial(code, seen=(*seen, fn))
     if isinstance(fn, types.CodeType):
-        return fn.co_code + b"".join(map(code, fn.co_consts))
+        return fn.co_code + str(fn.co_names).encode() + b"".join(map(inside, fn.co_consts))
     if isinstance(fn, types.FunctionType):
-        return code(fn.__code__) + b"".join(code(cell.cell_contents) for cell in fn.__closure__ or ())
+        known = fn.__code__
+        doc = known.co_consts[:1] == (fn.__doc__,) and fn.__doc__ is not None
+        used = [fn.__globals__[name] for name in known.co_names if name in fn.__globals__]
+        cells = [cell.cell_contents for cell in fn.__closure__ or () if cell != types.CellType()]
+        known = known.replace(co_consts=known.co_consts[1:]) if doc else known
+        held = [*(fn.__defaults__ or ()), *sorted((fn.__kwdefaults__ or {}).items()), *cells, *used]
+        return b"".join(map(inside, [known, *held]))
+    if isinstance(fn, types.MethodType):
+        return inside(fn.__func__) + inside(fn.__self__)
+    if isinstance(fn, types.ModuleType):
+        return fn.__name__.encode()
     if isinstance(fn, functools.partial):
-        return b"".join(map(code, (fn.func, *fn.args, *fn.keywords.values())))
-    held = getattr(fn, "__dict__", {}) if callable(fn) else {}
-    return b"".join(map(code, held.values())) if held else canonical(fn, []).encode()
+        return b"".join(map(inside, (fn.func, *fn.args, *sorted(fn.keywords.items()))))
+    if isinstance(fn, tuple | list):
+        return b"".join(map(inside, fn))
+    if dataclasses.is_dataclass(fn) and not isinstance(fn, type):
+        return b"".join(inside(getattr(fn, field.name)) for field in dataclasses.fields(fn))
+    held = vars(fn) if callable(fn) and not isinstance(fn, type) and hasattr(fn, "__dict__") else {}
+    return b"".join(map(inside, held.values())) if held else canonical(fn, []).encode()
 
 
 def source(found: Any) -> dict[str, str]:
-    """The digest of the file that defines a user's class or function, without its comments; by the file's name.
+    """The digest of the file that defines a user's class or function, without its comments; by folder and file name.
 
     Empty if it belongs to a library, or has no file.
     """
+    while isinstance(found, functools.partial):
+        found = found.func
     made = inspect.unwrap(found if callable(found) and hasattr(found, "__module__") else type(found))
     module = sys.modules.get(getattr(made, "__module__", ""))
     file = getattr(module, "__file__", None)
+    libraries = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
     if module is None or file is None or module.__name__.partition(".")[0] in LIBRARIES:
+        return {}
+    if any(Path(file).is_relative_to(folder) for folder in libraries):
         return {}
     with contextlib.suppress(OSError, SyntaxError):
         tree = ast.dump(ast.parse(inspect.getsource(module)))
-        return {Path(file).name: hashlib.sha256(tree.encode()).hexdigest()[:16]}
+        return {"/".join(Path(file).parts[-2:]): hashlib.sha256(tree.encode()).hexdigest()[:16]}
     return {}

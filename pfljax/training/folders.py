@@ -20,6 +20,7 @@ from pfljax.training.experiment import Experiment
 from pfljax.training.history import History
 from pfljax.training.locks import LOCK
 
+CONFIG = "config.json"
 CLIENTS = "clients"  # a run's subfolder for its clients' rows under client_store=disk
 BOARD = "tensorboard"  # a run's subfolder for TensorBoard files
 UNSAFE = "[]*?\\"  # characters in a path that the checkpoint library reads as patterns
@@ -214,10 +215,16 @@ def clear(out: Path) -> None:
         ArgumentError: if one cannot be deleted.
     """
     try:
-        for name in ("checkpoints", CLIENTS, "figures", BOARD, *manifest.RECORDS, manifest.NAME, "report.html"):
-            files.delete(out / name)
+        others = (name for name in manifest.RECORDS if name != CONFIG)
+        for name in ("checkpoints", CLIENTS, "figures", BOARD, "report.html", *others, CONFIG, manifest.NAME):
+            files.delete(out / name)  # last what says that it is a run, for a process that is killed in between
     except OSError as error:
         raise ArgumentError("out", f"cannot delete {error.filename}: {error.strerror}", out) from error
+
+
+def is_other(file: Path) -> bool:
+    """Whether a file of a folder without a run is neither its lock nor being written."""
+    return file.name != LOCK and not (file.name.startswith(".") and file.name.endswith(".tmp"))
 
 
 class Changed(ArgumentError):
@@ -235,7 +242,7 @@ def check(out: Path, experiment: Experiment, resume: Resume) -> None:
         raise ArgumentError("out", f"accepted: a path without any of {' '.join(UNSAFE)}", out)
     path, kept = out / "config.json", manifest.read(out)
     if kept is None and not path.exists() and not (out / manifest.NAME).exists():
-        if out.exists() and (not out.is_dir() or any(file.name != LOCK for file in out.iterdir())):
+        if out.exists() and (not out.is_dir() or any(map(is_other, out.iterdir()))):
             raise ArgumentError("out", "contains something other than a run; choose an empty or new folder", out)
         return
     if not resume:
@@ -266,9 +273,10 @@ def changed(before: dict[str, dict], experiment: Experiment) -> str:
     if different:
         told = (f"{name} was {was[name]!r} and is {now[name]!r}" for name in now if name in different)
         return f"with other settings: {'; '.join(told)}"
-    old, new = (data.get("digest") for data in (before["data"], experiment.config.get("data", {})))
-    if old and new and old != new:
-        return f"on other data (digest {old}, now {new}); {WAY_ON}"
+    for part, what in {"digest": "data", "unseen": "unseen clients"}.items():
+        old, new = (data.get(part) for data in (before["data"], experiment.config.get("data", {})))
+        if ((old and new) or part == "unseen") and old != new:
+            return f"on other {what} (digest {old}, now {new}); {WAY_ON}"
     return f"by another program; what differs: {', '.join(parts)}; {WAY_ON}" if parts else ""
 
 

@@ -42,13 +42,13 @@ PATIENCE = 180  # seconds after which a run counts as hanging
 
 
 def experiments(mode):
-    name, store, seeds, num_processes = MODES[mode]
+    name, store, seeds, _ = MODES[mode]
     knobs = {"neighbors": 2} if name in ("federico", "fedfomo") else {}
     found = []
     for seed in seeds:
         federation = toys.make_federation((4, 3, 5, 2, 4, 3, 2, 6), validation_size=2)
         problem = toys.make_problem(federation, optax.adam(0.05), batch_size=2, cohort=4)
-        plan = make_plan("map", devices=2 * num_processes)
+        plan = make_plan("map", devices=2)  # of each process
         settings = {"config": {"settings": {"algorithm": name}}, "seed": seed, "client_store": store}
         found.append(toys.make_experiment(name, problem, federation, knobs=knobs, plan=plan, **settings))
     return found

@@ -47,8 +47,8 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
     "who predicts": ("return Predictor.own(mixed)", "return Predictor.own(own)", "predictor of Mine"),
     "a knob's default": ("pfl.knob(0.25,", "pfl.knob(0.3,", "share"),
     "newcomers": (
-        "return Predictor.one(state.models, clients.train.size.shape[0])",
-        "return Predictor.one(jax.tree.map(lambda x: 0.5 * x, state.models), clients.train.size.shape[0])",
+        "Predictor.one(jax.tree.map(moved, state.models)",
+        "Predictor.one(jax.tree.map(lambda x: 0.5 * x, state.models)",
         "adapt of Mine",
     ),
     "initial own models": (
@@ -62,6 +62,24 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
     "the row's dtype": ("jnp.zeros(num, jnp.int32)", "jnp.zeros(num, jnp.float32)", "of Mine"),
     "the ledger": ("Ledger(gradients=2)", "Ledger(gradients=1)", "ledger"),
     "a knob": ("Mine(pull=0.5)", "Mine(pull=0.6)", "pull"),
+    "swapped factors": (
+        "BLEND[0] * old + BLEND[1] * new, state.models, mean)",
+        "BLEND[0] * old + BLEND[1] * new, mean, state.models)",
+        "server_update of Mine",
+    ),
+    "swapped entries of what is sent": (
+        '{"own": own, "seen": row["seen"] + 1}',
+        '{"own": new, "seen": row["seen"] + 1}',
+        "rounds and evaluation: inputs",
+    ),
+    "swapped arguments of the optimizer": (
+        "optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(rate, momentum=0.9))",
+        "swapped(optax.sgd(rate, momentum=0.9))",
+        "optimizer",
+    ),
+    "a function on the host": ("np.sin(x)", "np.cos(x)", "adapt of Mine"),
+    "a constant of a function on the host": ("GAIN = 2.0", "GAIN = 3.0", "adapt of Mine"),
+    "a default of a function on the host": ("def on_host(x, shift=1.0)", "def on_host(x, shift=2.0)", "adapt of Mine"),
     "an activation": ("nn.relu(x)", "nn.tanh(x)", "model"),
     "the captured backbone": ("default_rng(7)", "default_rng(8)", "model: captured arrays"),
     "the backbone's scale": ("normal(size=(8, 8))", "normal(size=(8, 8), scale=2)", "model: captured arrays"),
@@ -109,6 +127,7 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
 }
 
 UNNOTICED = {
+    "a docstring of a function on the host": ('"""On the host."""', '"""Runs on the host."""'),
     "a comment": ("TEMPERATURE = 2.0", "TEMPERATURE = 2.0  # as in the paper"),
     "a docstring": ("A network with a captured array.", "The network."),
     "a function's name": ("squash", "activation"),

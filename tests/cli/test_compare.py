@@ -121,7 +121,8 @@ def test_each_further_knob_is_tuned_at_the_best_of_what_came_before(tmp_path):
     assert [point["knobs"] for point in second["grid"]] == [{"rate": best, "tau": tau} for tau in grids["tau"]]
     used = flags_of(tmp_path / "fedadam", seed=3)
     assert (used["fedadam.rate"], used["fedadam.tau"]) == (best, second["best"]["knobs"]["tau"])
-    assert sweep.chosen(tmp_path / "fedadam") == Point(0.1, second["best"]["knobs"])
+    settings = parse(compare.define, [*flags, "--tune=0.1", "--tune_knobs"])
+    assert sweep.chosen(settings, "fedadam", tmp_path / "fedadam") == Point(0.1, second["best"]["knobs"])
 
 
 def test_a_method_that_diverges_leaves_the_others_their_table(tmp_path):
