@@ -130,8 +130,9 @@ class Field(NamedTuple):
         if isinstance(value, np.generic):
             value = value.item()
         if type(value) in (np.ndarray, list, tuple) and typing.get_origin(value_type(self.hint)) in SEQUENCES:
+            value = value.tolist() if isinstance(value, np.ndarray) and value.ndim == 1 else value
             items = (each.item() if isinstance(each, np.generic) else each for each in value)
-            value = list(items) if isinstance(value, list) else tuple(items)
+            value = list(items) if isinstance(value, list) else tuple(items) if isinstance(value, tuple) else value
         text = "" if isinstance(value, Tracer) else refusal(value, self.hint, self.limits)
         if text:
             told = isinstance(value, SIMPLE) or value is None
