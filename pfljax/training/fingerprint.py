@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from pfljax.core import tree
 from pfljax.core.types import Algorithm, Array, Key, Params
 from pfljax.engine.plan import make_host_plan
 from pfljax.engine.rounds import make_round
@@ -127,7 +128,9 @@ def parts(experiment: Experiment, within: Sequence[str] = ()) -> Digests:
     adapts = algorithm.adapt is not algorithm.predictor
     algorithm = dataclasses.replace(algorithm, **{name: in_part(name, fn) for name, fn in functions(algorithm).items()})
     one_round = make_round(algorithm, plan, problem.num_clients, problem.cohort_size)
-    key, clients = jax.random.key(0), experiment.federation.client_data
+    key = jax.random.key(0)
+    # All clients, of whom each process may have only some, and whose examples may be shared.
+    clients = tree.shapes_of_rows(experiment.federation.client_data, problem.num_clients)
     state = jax.eval_shape(algorithm.init, key, clients)
 
     def evaluated(predict: Callable) -> Callable:
@@ -297,6 +300,6 @@ def source(found: Any) -> dict[str, str]:
     if any(Path(file).is_relative_to(folder) for folder in libraries):
         return {}
     with contextlib.suppress(OSError, SyntaxError):
-        tree = ast.dump(ast.parse(inspect.getsource(module)))
-        return {"/".join(Path(file).parts[-2:]): hashlib.sha256(tree.encode()).hexdigest()[:16]}
+        parsed = ast.dump(ast.parse(inspect.getsource(module)))
+        return {"/".join(Path(file).parts[-2:]): hashlib.sha256(parsed.encode()).hexdigest()[:16]}
     return {}

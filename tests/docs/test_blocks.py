@@ -84,11 +84,14 @@ def test_the_blocks_of_a_page_run(page, folder, monkeypatch):
     """One after the other, the Python as one program."""
     program = types.ModuleType("program")
     monkeypatch.setitem(sys.modules, program.__name__, program)  # where a dataclass looks its types up
+    registered = set(METHODS)
     for language, code in blocks(page):
         if language == "python":
             whole = SNIPPET.sub(lambda found: (ROOT / found[1]).read_text(), code)
             exec(compile(shorter(whole, language), page, "exec"), vars(program))
         for line in filter(runs_here, lines_of(code) if language == "bash" else ()):
+            for own in set(METHODS) - registered:  # a command is a process of its own
+                METHODS.pop(own)
             _, name, *flags = shlex.split(shorter(f"{line} ", language))
             call(command(name), *flags, *([] if name == "report" else ["--rounds=2"]))
     results = [value for value in vars(program).values() if isinstance(value, pfl.Result)]
