@@ -226,7 +226,7 @@ def test_numbers_beyond_training_s_classes_are_refused():
 def test_unseen_clients_with_a_scale_of_their_own_are_told():
     x, y = np.random.default_rng(0).normal(size=(12, 3)), [0, 1, 2] * 4
     clients = animals(y, x)
-    with pytest.warns(UserWarning, match="^unseen: is standardized by statistics of its own"):
+    with pytest.warns(UserWarning, match="^unseen: was standardized with its own means"):
         data.match_classes(animals(y, x + 1), clients)
     data.match_classes(animals(y, clients.scaling(x + 1), standardize=False), clients)
 
