@@ -42,8 +42,9 @@ def declare(class_name, module=__name__, **options):
 
     def build(self, problem): ...
 
-    namespace = {"__doc__": "Toy (Me, 2026).", "__module__": module, "__qualname__": class_name, "build": build}
-    return method(keeps="", travels="", **options)(dataclasses.make_dataclass(class_name, [], namespace=namespace))
+    made = dataclasses.make_dataclass(class_name, [], namespace={"__doc__": "Toy (Me, 2026).", "build": build})
+    made.__module__, made.__qualname__ = module, class_name  # which Python 3.12 takes from the caller
+    return method(keeps="", travels="", **options)(made)
 
 
 @pytest.mark.parametrize(
