@@ -103,9 +103,7 @@ class Table:
 
     def to_markdown(self) -> str:
         """Returns the table as Markdown."""
-        heads, body = self.columns()
-        lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *body]
-        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+        return markdown(*self.columns())
 
     def _repr_markdown_(self) -> str:
         return f"**{self.title}**\n\n{self.to_markdown()}"
@@ -134,15 +132,19 @@ class Table:
         write_table(self.title, *self.columns(), self.rows, out)
 
 
+def markdown(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown, its numbers right-aligned."""
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *body]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
 def write_table(title: str, heads: Sequence[str], body: Sequence[Sequence[str]], rows: Sequence[dict], out: Path):
-    """Writes table.md, .csv, .tex, .json (the rows) and report.html, the page of all runs; returns its path or None."""
+    """Writes table.md, .csv, .tex and .json (the rows), and a page of all runs. Returns the page's path or None."""
     text, escaped = io.StringIO(), lambda cell: re.sub(r"([%&#_$])", r"\\\1", cell).replace("±", r"$\pm$")
     csv.writer(text, lineterminator="\n").writerows([heads, *body])
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *body]
-    marked = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     latex = [" & ".join(map(escaped, line)) + r" \\" for line in (heads, *body)]
     latex = [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule", latex[0], r"\midrule", *latex[1:]]
-    files.write_text(out / "table.md", f"{marked}\n{title}\n")
+    files.write_text(out / "table.md", f"{markdown(heads, body)}\n\n{title}\n")
     files.write_text(out / "table.csv", text.getvalue())
     files.write_text(out / "table.tex", "\n".join([f"% {title}", *latex, r"\bottomrule", r"\end{tabular}", ""]))
     files.write_json(out / "table.json", files.plain(rows))

@@ -19,6 +19,21 @@ def is_file_and_name(text: str) -> bool:
     return ".py:" in text
 
 
+FOLDERS: set[str] = set()  # that `load` has put on the path
+
+
+def _reach_neighbors(folder: Path) -> None:
+    """Lets a file import the modules beside it, and not those of the same name beside a file loaded before."""
+    for file in folder.glob("*.py"):
+        module = sys.modules.get(file.stem)
+        if module and os.path.dirname(getattr(module, "__file__", None) or "") in FOLDERS - {str(folder)}:
+            del sys.modules[file.stem]
+    sys.path[:] = [entry for entry in sys.path if entry not in FOLDERS]
+    if str(folder) not in sys.path:
+        FOLDERS.add(str(folder))
+        sys.path.append(str(folder))
+
+
 def load(argument: str, text: str) -> Any:
     """Returns the object that FILE.py:NAME names. Executes the file every time.
 
@@ -38,8 +53,7 @@ def load(argument: str, text: str) -> Any:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # type hints of its classes are looked up there
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # the file may import its neighbors
+    _reach_neighbors(path.parent)
     try:
         spec.loader.exec_module(module)
     except Exception as error:

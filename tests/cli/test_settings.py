@@ -269,12 +269,14 @@ def test_a_method_of_one_s_own_comes_from_its_file_with_its_knobs(own):
 def test_files_of_one_name_in_two_folders_are_two_files(own, tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "mine.py").write_text(METHOD.format(number=2))
+    (tmp_path / "b" / "neighbor.py").write_text("DEFAULT = 0.25")
     try:
         settings = of("--algorithms", f"{own}:Own1,{tmp_path}/b/mine.py:Own2,local", define=compare.define)
         assert settings.algorithms == ["own1", "own2", "local"]
         files = [sys.modules[METHODS[name].__module__].__file__ for name in ("own1", "own2")]
         assert files == [str(own), str(tmp_path / "b" / "mine.py")]
-        assert METHODS["own1"]().power == METHODS["own2"]().power == 0.5  # type hints come from each one's module
+        # Each has its own neighbor, and its type hints come from its own module.
+        assert (METHODS["own1"]().power, METHODS["own2"]().power) == (0.5, 0.25)
     finally:
         METHODS.pop("own2", None)
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 
 from experiments import roofline
 from pfljax import models
@@ -47,5 +48,18 @@ def test_the_least_work_of_an_mlp(monkeypatch):
 
 
 def test_a_step_is_timed_without_what_a_call_costs(monkeypatch):
-    monkeypatch.setattr(roofline, "SECONDS", 1e-3)
-    assert roofline.seconds(make_plan("map"), lambda carry: carry @ carry, jnp.ones((64, 64))) > 0
+    clock = {"now": 0.0}
+
+    def tick(carry):
+        clock["now"] += 2  # a step takes 2 s
+        return carry
+
+    def wait(result, ready=jax.block_until_ready):
+        clock["now"] += 5  # and a call 5 s more
+        return ready(result)
+
+    monkeypatch.setattr(roofline.time, "perf_counter", lambda: clock["now"])
+    monkeypatch.setattr(roofline.jax, "block_until_ready", wait)
+    monkeypatch.setattr(roofline, "SECONDS", 20)
+    start = jnp.ones(4)
+    assert roofline.seconds(make_plan("map", devices=1), lambda x: io_callback(tick, start, x), start) == 2
