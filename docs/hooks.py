@@ -119,7 +119,7 @@ def _in_a_list(blocks: list[str]) -> bool:
 def methods() -> dict[str, list]:
     """The registered methods by file."""
     import pfljax.algorithms  # noqa: F401  (registers them)
-    from pfljax.core.method import METHODS
+    from pfljax.contract.method import METHODS
 
     found: dict[str, list] = {}
     for method in METHODS.values():

@@ -19,7 +19,7 @@ import optax
 
 import pfljax as pfl
 from pfljax.algorithms.common import aggregation
-from pfljax.core import tree
+from pfljax.contract import tree
 
 
 @pfl.method(keeps="nothing", travels="the global model, both ways")

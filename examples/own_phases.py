@@ -17,7 +17,7 @@ import optax
 
 import pfljax as pfl
 from pfljax.algorithms.common import Phase, sharing_layers
-from pfljax.core import tree
+from pfljax.contract import tree
 
 
 @pfl.method(keeps="its head", travels="the body, both ways")

@@ -16,7 +16,7 @@ import optax
 
 import pfljax as pfl
 from pfljax.algorithms.common import surrogates
-from pfljax.core import tree
+from pfljax.contract import tree
 
 
 @pfl.method(keeps="its model", travels="the global model, both ways")

@@ -36,14 +36,15 @@ from pfljax.cli import launch, timing
 from pfljax.cli.flags import RUNS, define_devices
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings, parse
-from pfljax.core import method
-from pfljax.core.errors import RunError
-from pfljax.engine.plan import Plan, make_plan
-from pfljax.engine.pools import place
+from pfljax.contract import method
+from pfljax.contract.errors import RunError
+from pfljax.exchange.plan import Plan, make_plan
+from pfljax.exchange.pools import place
+from pfljax.folder import files
 from pfljax.local.training import LocalTraining
 from pfljax.models import Model
-from pfljax.training import files, loop
-from pfljax.training.experiment import Experiment
+from pfljax.stores.experiment import Experiment
+from pfljax.training import loop
 
 PARTS = ("matmul", "rounds", "methods", "profile", "table1")
 EXAMPLES, BATCH = 50, 10

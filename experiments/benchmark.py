@@ -33,14 +33,15 @@ from pfljax.cli import build, launch, timing
 from pfljax.cli.flags import RUNS, define_devices
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
-from pfljax.core import method
-from pfljax.core.types import Split
+from pfljax.contract import method
+from pfljax.contract.types import Split
 from pfljax.data import Federation
-from pfljax.engine.plan import ExecutionPlan
+from pfljax.exchange.plan import ExecutionPlan
+from pfljax.folder import files
 from pfljax.local.training import LocalTraining
 from pfljax.models.networks import MobileNetV2
-from pfljax.training import describe, files
-from pfljax.training.experiment import Execution
+from pfljax.stores.experiment import Execution
+from pfljax.training import describe
 
 RATE = 0.1
 

@@ -16,7 +16,7 @@ from pfljax.cli import build, sweep
 from pfljax.cli.flags import RUNS, define_data, define_devices, define_evaluation, define_sweep, define_training
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
-from pfljax.training import files
+from pfljax.folder import files
 
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "features": "Office-Home"}
 

@@ -20,15 +20,15 @@ from absl import flags
 
 from experiments.papers import percent
 from pfljax import report
-from pfljax.algorithms.common.attacks import Kind
-from pfljax.algorithms.common.robust import Aggregator
 from pfljax.cli import build, launch, sweep
 from pfljax.cli.flags import RUNS, define_data, define_devices, define_evaluation, define_sweep, define_training
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
-from pfljax.core.errors import RunError
+from pfljax.contract.errors import RunError
 from pfljax.data.federation import draw_attackers
-from pfljax.training import files
+from pfljax.folder import files
+from pfljax.stages.attacks import Kind
+from pfljax.stages.robust import Aggregator
 
 METHODS = ("fedavg", "local", "ditto", "federico")
 # The aggregators that a method runs with; all other methods use the mean.

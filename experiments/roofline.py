@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import partial_eval as pe
 
-from pfljax.core import tree
-from pfljax.engine.plan import ExecutionPlan
+from pfljax.contract import tree
+from pfljax.exchange.plan import ExecutionPlan
 from pfljax.models import Model
 
 SECONDS = 0.03  # shortest measurement

@@ -2,12 +2,10 @@
 
 from pfljax import algorithms, data, models
 from pfljax.algorithms import *  # noqa: F403
-from pfljax.algorithms.common.attacks import Attack
-from pfljax.algorithms.common.server import Server
 from pfljax.api import Collaboration, Result, Run, Table, Tuning, compare, load, train_replicates, tune
-from pfljax.core.errors import ArgumentError, RunError
-from pfljax.core.method import METHODS, knob, method
-from pfljax.core.types import (
+from pfljax.contract.errors import ArgumentError, RunError
+from pfljax.contract.method import METHODS, knob, method
+from pfljax.contract.types import (
     Aggregate,
     Algorithm,
     ClientContext,
@@ -21,12 +19,14 @@ from pfljax.core.types import (
     Traffic,
 )
 from pfljax.data import Federation, partitions
-from pfljax.engine import cores
+from pfljax.exchange import cores
 from pfljax.local.privacy import Privacy
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
 from pfljax.models import Model
-from pfljax.training.experiment import Execution
+from pfljax.stages.attacks import Attack
+from pfljax.stages.server import Server
+from pfljax.stores.experiment import Execution
 from pfljax.training.tracking import Evaluation, TensorBoard
 
 __version__ = "0.2.0"

@@ -9,7 +9,8 @@ import pytest
 import toys
 
 from pfljax.algorithms import METHODS
-from pfljax.training import files, loop
+from pfljax.folder import files
+from pfljax.training import loop
 from pfljax.training.loop import Schedule
 
 ROUNDS = 6

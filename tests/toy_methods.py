@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfljax.core.types import Algorithm, ClientData, ClientOutput, Ledger, Predictor, Split, State
+from pfljax.contract.types import Algorithm, ClientData, ClientOutput, Ledger, Predictor, Split, State
 
 PARAMETERS = 3  # of a model
 

@@ -13,16 +13,16 @@ import pytest
 
 from pfljax import models
 from pfljax.algorithms import METHODS
-from pfljax.core.types import Split
+from pfljax.contract.types import Split
 from pfljax.data import Federation
-from pfljax.engine.plan import make_plan
-from pfljax.engine.pools import place
-from pfljax.engine.rounds import make_round
 from pfljax.evaluation import metrics
+from pfljax.exchange.plan import make_plan
+from pfljax.exchange.pools import place
+from pfljax.exchange.rounds import make_round
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
-from pfljax.training.compiled import state_shardings, tuned
-from pfljax.training.experiment import Experiment
+from pfljax.stores.compiled import state_shardings, tuned
+from pfljax.stores.experiment import Experiment
 from pfljax.training.loop import EVERY, Trainer
 
 # Of each kind one: what stays, what is shared, what travels, and what a client or the server keeps.

@@ -26,11 +26,12 @@ from pfljax.cli import launch, timing
 from pfljax.cli.flags import RUNS, define_devices
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
-from pfljax.core import method
+from pfljax.contract import method
 from pfljax.data import Federation
+from pfljax.folder import files
 from pfljax.local.training import LocalTraining
-from pfljax.training import describe, files
-from pfljax.training.experiment import Execution
+from pfljax.stores.experiment import Execution
+from pfljax.training import describe
 
 
 def define(registry: flags.FlagValues) -> None:

@@ -12,7 +12,7 @@ from pfljax import report
 from pfljax.api.study import over_rounds
 from pfljax.cli import sweep
 from pfljax.cli.settings import Settings
-from pfljax.training import files
+from pfljax.folder import files
 
 SEEDS = ["0", "1", "2"]  # the draw of the data and the initial components move FedEM by some points
 

@@ -18,7 +18,7 @@ from experiments.fedem.paper import PAPER, SEEDS, TABLE3, beside, data_and_model
 from experiments.papers import Study
 from pfljax.cli import launch, sweep
 from pfljax.cli.settings import Settings
-from pfljax.training import files
+from pfljax.folder import files
 
 
 def define(registry: flags.FlagValues) -> None:

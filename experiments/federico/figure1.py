@@ -16,7 +16,7 @@ from absl import flags
 from pfljax.cli import build, curve, launch, sweep, train
 from pfljax.cli.settings import Settings
 from pfljax.evaluation import collaboration
-from pfljax.training import files
+from pfljax.folder import files
 
 RUNS = {"paper": {"federico.faithful": True}, "federico": {}}
 

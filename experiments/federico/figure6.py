@@ -17,7 +17,7 @@ from pfljax import report
 from pfljax.api.study import over_rounds
 from pfljax.cli import launch, sweep
 from pfljax.cli.settings import Settings
-from pfljax.training import files
+from pfljax.folder import files
 
 VARIED = {
     "epsilon": (0.0, 0.1, 0.3, 0.6, 1.0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import flax.linen as nn
 
-from pfljax.core.types import Array
+from pfljax.contract.types import Array
 
 
 class SmallCNN(nn.Module):

@@ -16,7 +16,7 @@ from pfljax.cli.flags import RUNS
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
 from pfljax.evaluation import collaboration
-from pfljax.training import files
+from pfljax.folder import files
 
 SIZES = {
     "small": "a small network, and CIFAR with fewer rounds and runs than in the paper",

@@ -19,7 +19,7 @@ from experiments.papers import Row, Study, Values, percent
 from pfljax.api.comparison import over
 from pfljax.cli import launch, sweep
 from pfljax.cli.settings import Settings
-from pfljax.core.errors import RunError
+from pfljax.contract.errors import RunError
 
 
 def define(registry: flags.FlagValues) -> None:

@@ -19,7 +19,7 @@ from experiments.fedfomo import table4
 from pfljax import report
 from pfljax.cli import launch
 from pfljax.cli.settings import Settings
-from pfljax.training import files
+from pfljax.folder import files
 
 
 def define(registry: flags.FlagValues) -> None:

@@ -16,7 +16,7 @@ from experiments.pfedmb import paper
 from pfljax import report
 from pfljax.cli import launch, sweep
 from pfljax.cli.settings import Settings
-from pfljax.training import files
+from pfljax.folder import files
 
 VARIANTS = {"alpha": "average by alpha (Eq. 5)", "plain": "plain average (Eq. 6)"}
 ALIKE = 0.95  # two alphas with at least this cosine are nearly the same

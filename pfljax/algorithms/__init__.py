@@ -43,8 +43,8 @@ from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
 # isort: on
-from pfljax.core.method import METHODS as METHODS
-from pfljax.core.method import get as get
+from pfljax.contract.method import METHODS as METHODS
+from pfljax.contract.method import get as get
 
 __all__ = [
     "AFL",

@@ -19,8 +19,8 @@ import optax
 
 from pfljax.algorithms.common import aggregation
 from pfljax.algorithms.common.averaging import averaging, loss_at_start
-from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm, ClientOutput, Ledger
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm, ClientOutput, Ledger
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
 

@@ -33,9 +33,9 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import by_loss
-from pfljax.core import tree
-from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm, Array, ClientOutput, Ledger, Predictor, Report, State
+from pfljax.contract import tree
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm, Array, ClientOutput, Ledger, Predictor, Report, State
 from pfljax.local.problem import Problem
 
 LEAST_NOISE = 0.5  # the least estimate of gamma

@@ -27,10 +27,10 @@ import optax
 
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.algorithms.common.projection import projected
-from pfljax.core import tree
-from pfljax.core.errors import ArgumentError
-from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm, Ledger, Predictor, Report
+from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm, Ledger, Predictor, Report
 from pfljax.local.batches import random_share
 from pfljax.local.problem import Problem
 

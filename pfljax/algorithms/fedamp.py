@@ -20,9 +20,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pfljax.core import tree
-from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm, Array, ClientOutput, Ledger, Params, Predictor, Report, State
+from pfljax.contract import tree
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm, Array, ClientOutput, Ledger, Params, Predictor, Report, State
 from pfljax.local.problem import Problem
 
 SHOWN = 16  # number of heaviest clients that a run records for each client

@@ -18,8 +18,8 @@ from __future__ import annotations
 import dataclasses
 
 from pfljax.algorithms.common.averaging import averaging
-from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm, Ledger, Predictor, Report
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm, Ledger, Predictor, Report
 from pfljax.local.problem import Problem
 
 

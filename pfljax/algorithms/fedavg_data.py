@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common.averaging import averaging
-from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm, Ledger, Split
-from pfljax.engine.views import Joined
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm, Ledger, Split
+from pfljax.exchange.views import Joined
 from pfljax.local.problem import Problem
 
 

@@ -16,9 +16,9 @@ import dataclasses
 from typing import Literal
 
 from pfljax.algorithms.common.averaging import averaging
-from pfljax.core import tree
-from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm, Ledger, Predictor, Report, State
+from pfljax.contract import tree
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm, Ledger, Predictor, Report, State
 from pfljax.local.problem import Problem
 
 

@@ -19,9 +19,9 @@ import dataclasses
 import jax
 
 from pfljax.algorithms.common.averaging import averaging, sharing_layers
-from pfljax.core import tree
-from pfljax.core.method import method
-from pfljax.core.types import Algorithm, Report
+from pfljax.contract import tree
+from pfljax.contract.method import method
+from pfljax.contract.types import Algorithm, Report
 from pfljax.local.problem import Problem
 
 

@@ -29,9 +29,9 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common import aggregation, updates
 from pfljax.algorithms.common.averaging import averaging
-from pfljax.core import tree
-from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm, ClientOutput, Predictor
+from pfljax.contract import tree
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm, ClientOutput, Predictor
 from pfljax.local.problem import Problem
 
 

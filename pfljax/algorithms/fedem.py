@@ -30,9 +30,9 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import surrogates
-from pfljax.core.errors import ArgumentError
-from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm
 from pfljax.local.problem import Problem
 
 

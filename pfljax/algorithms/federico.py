@@ -40,10 +40,10 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import by_loss, gradients, neighbors
-from pfljax.core import tree
-from pfljax.core.errors import ArgumentError
-from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm, Array, ClientOutput, Ledger, Predictor, PyTree, Report, State
+from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm, Array, ClientOutput, Ledger, Predictor, PyTree, Report, State
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
 

@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import by_loss, gradients
-from pfljax.core import tree
-from pfljax.core.method import method
-from pfljax.core.types import Algorithm, ClientOutput, Ledger, Predictor, Report, State
+from pfljax.contract import tree
+from pfljax.contract.method import method
+from pfljax.contract.types import Algorithm, ClientOutput, Ledger, Predictor, Report, State
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
 

@@ -42,8 +42,8 @@ from typing import Literal
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import first_order
-from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm
 from pfljax.local.problem import Problem
 
 

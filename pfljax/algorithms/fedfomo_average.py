@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import first_order
-from pfljax.core import tree
-from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm
+from pfljax.contract import tree
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm
 from pfljax.local.problem import Problem
 
 

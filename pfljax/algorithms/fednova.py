@@ -27,10 +27,10 @@ import optax
 
 from pfljax.algorithms.common import aggregation, updates
 from pfljax.algorithms.common.averaging import averaging
-from pfljax.core import tree
-from pfljax.core.errors import ArgumentError
-from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm, Array, ClientContext, ClientOutput, Ledger
+from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm, Array, ClientContext, ClientOutput, Ledger
 from pfljax.local.problem import Problem
 
 EPOCHS = 0xE90C  # folded into a client's key for a round to draw its number of epochs

@@ -21,9 +21,9 @@ import jax.numpy as jnp
 import optax
 
 from pfljax.algorithms.common.averaging import averaging
-from pfljax.core.errors import ArgumentError
-from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm
 from pfljax.local.problem import Problem
 
 

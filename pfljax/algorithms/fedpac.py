@@ -32,10 +32,10 @@ from optax.projections import projection_simplex
 
 from pfljax.algorithms.common import aggregation, classes
 from pfljax.algorithms.common.averaging import Phase, fit_phases, sharing_layers
-from pfljax.core import tree
-from pfljax.core.method import knob, method
-from pfljax.core.types import Aggregate, Algorithm, Array, ClientOutput, Params, PyTree, Report
-from pfljax.engine.plan import ExecutionPlan
+from pfljax.contract import tree
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Aggregate, Algorithm, Array, ClientOutput, Params, PyTree, Report
+from pfljax.exchange.plan import ExecutionPlan
 from pfljax.local.problem import Problem
 
 STEPS = 200  # projected-gradient steps

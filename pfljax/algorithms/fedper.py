@@ -14,8 +14,8 @@ from __future__ import annotations
 import dataclasses
 
 from pfljax.algorithms.common.averaging import base_layers, sharing_layers
-from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm, Report
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm, Report
 from pfljax.local.problem import Problem
 
 

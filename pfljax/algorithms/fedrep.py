@@ -17,9 +17,9 @@ from __future__ import annotations
 import dataclasses
 
 from pfljax.algorithms.common.averaging import Phase, base_layers, sharing_layers
-from pfljax.core import tree
-from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm, Report
+from pfljax.contract import tree
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm, Report
 from pfljax.local.problem import Problem
 
 

@@ -25,9 +25,9 @@ import jax.numpy as jnp
 from pfljax.algorithms.common import classes
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.algorithms.common.nearest import ByNearest
-from pfljax.core import tree
-from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm, ClientOutput, Ledger, Predictor, Report
+from pfljax.contract import tree
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm, ClientOutput, Ledger, Predictor, Report
 from pfljax.local.problem import Problem
 
 

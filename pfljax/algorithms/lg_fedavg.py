@@ -15,9 +15,9 @@ from __future__ import annotations
 import dataclasses
 
 from pfljax.algorithms.common.averaging import sharing_layers
-from pfljax.core.errors import ArgumentError
-from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm, Report
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm, Report
 from pfljax.local.problem import Problem
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from pfljax.core import tree
-from pfljax.core.method import method
-from pfljax.core.types import Algorithm, ClientOutput, Ledger, Predictor, State
+from pfljax.contract import tree
+from pfljax.contract.method import method
+from pfljax.contract.types import Algorithm, ClientOutput, Ledger, Predictor, State
 from pfljax.local.problem import Problem
 
 

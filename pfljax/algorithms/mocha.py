@@ -24,9 +24,9 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from pfljax.core import tree
-from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm, Array, ClientOutput, Ledger, Predictor, Report, State
+from pfljax.contract import tree
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm, Array, ClientOutput, Ledger, Predictor, Report, State
 from pfljax.local.problem import Problem
 
 

@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common.averaging import averaging
-from pfljax.core import tree
-from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm, Array, Ledger
+from pfljax.contract import tree
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm, Array, Ledger
 from pfljax.local.problem import Problem
 from pfljax.models import mean_over_places
 

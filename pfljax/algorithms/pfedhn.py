@@ -26,9 +26,9 @@ import jax.numpy as jnp
 import optax
 
 from pfljax.algorithms.common import hypernetwork
-from pfljax.core import tree
-from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm, ClientOutput, Ledger, Predictor, Report, State
+from pfljax.contract import tree
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm, ClientOutput, Ledger, Predictor, Report, State
 from pfljax.local.problem import Problem
 
 

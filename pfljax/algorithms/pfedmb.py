@@ -27,9 +27,9 @@ import optax
 
 from pfljax.algorithms.common import branches
 from pfljax.algorithms.common.projection import projected
-from pfljax.core import tree
-from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm, Array, ClientContext, ClientOutput, Ledger, Predictor, Report, State
+from pfljax.contract import tree
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm, Array, ClientContext, ClientOutput, Ledger, Predictor, Report, State
 from pfljax.local.problem import Problem
 
 OF_ALPHA = 1  # folded into a client's key for a round: the mini-batches for alpha

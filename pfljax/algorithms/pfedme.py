@@ -22,9 +22,9 @@ import jax.numpy as jnp
 import optax
 
 from pfljax.algorithms.common.averaging import averaging
-from pfljax.core import tree
-from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm, Ledger, Predictor, Report
+from pfljax.contract import tree
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm, Ledger, Predictor, Report
 from pfljax.local.problem import Problem
 
 

@@ -16,10 +16,10 @@ import dataclasses
 import jax.numpy as jnp
 
 from pfljax.algorithms.common.averaging import averaging, loss_at_start
-from pfljax.core import tree
-from pfljax.core.errors import ArgumentError
-from pfljax.core.method import knob, method
-from pfljax.core.types import Algorithm, Array, ClientOutput, Ledger
+from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm, Array, ClientOutput, Ledger
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
 

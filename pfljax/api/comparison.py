@@ -17,12 +17,13 @@ import numpy as np
 from pfljax import report
 from pfljax.api.run import ClientsOfSeed, Folder, Run, Say, check_method, of_each_seed
 from pfljax.api.study import Cell, Replicate, Rerun, Study, over_rounds, share_programs
-from pfljax.core import optional
-from pfljax.core.errors import ArgumentError
-from pfljax.core.fields import Seeds, checked, knob
-from pfljax.engine import processes
+from pfljax.contract import optional
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import Seeds, checked, knob
+from pfljax.exchange import processes
+from pfljax.folder import files
 from pfljax.local.training import LocalTraining
-from pfljax.training import files, tracking
+from pfljax.training import tracking
 from pfljax.training.loop import Rounds, Schedule
 from pfljax.training.tracking import Tracker
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pfljax.core import optional
+from pfljax.contract import optional
 from pfljax.data import Federation
 
 SPLITS = ("train", "validation", "test")

@@ -10,13 +10,13 @@ import optax
 
 from pfljax.api.result import Result
 from pfljax.api.run import Run
-from pfljax.core import recorded
-from pfljax.core.errors import ArgumentError
-from pfljax.core.fields import checked
+from pfljax.contract import recorded
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import checked
 from pfljax.data import Federation, datasets
+from pfljax.folder import files, fingerprint, folders
 from pfljax.local.training import LocalTraining
-from pfljax.training import files, fingerprint, folders
-from pfljax.training.experiment import Execution
+from pfljax.stores.experiment import Execution
 from pfljax.training.loop import saved_outcome
 
 OF_COMMANDS = "pfljax.cli.again"  # imported only for runs of a command, whose flags it reads

@@ -13,14 +13,14 @@ import numpy as np
 
 from pfljax import report
 from pfljax.api import frames
-from pfljax.core import tree
-from pfljax.core.errors import ArgumentError
-from pfljax.core.fields import checked
-from pfljax.core.types import Predictor, State
-from pfljax.engine.views import view
+from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import checked
+from pfljax.contract.types import Predictor, State
 from pfljax.evaluation import metrics
-from pfljax.training import files
-from pfljax.training.experiment import Experiment
+from pfljax.exchange.views import view
+from pfljax.folder import files
+from pfljax.stores.experiment import Experiment
 from pfljax.training.loop import Outcome
 
 ALONE = 1e-6  # models with at most this weight do not count as models that a client predicts with

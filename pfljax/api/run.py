@@ -11,18 +11,19 @@ from typing import Annotated, Any
 import numpy as np
 
 from pfljax import data, models
-from pfljax.algorithms.common.attacks import Attack
-from pfljax.algorithms.common.server import Server
 from pfljax.api.result import Result
-from pfljax.core.errors import ArgumentError
-from pfljax.core.fields import Seed, checked, knob
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import Seed, checked, knob
 from pfljax.data import Federation
-from pfljax.engine import processes
+from pfljax.exchange import processes
+from pfljax.folder import files, fingerprint
+from pfljax.folder.folders import Resume
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
-from pfljax.training import describe, files, fingerprint
-from pfljax.training.experiment import Execution, Experiment
-from pfljax.training.folders import Resume
+from pfljax.stages.attacks import Attack
+from pfljax.stages.server import Server
+from pfljax.stores.experiment import Execution, Experiment
+from pfljax.training import describe
 from pfljax.training.loop import EVERY, CheckpointEvery, EvalEvery, Rounds, Schedule, Trainer, check
 from pfljax.training.tracking import Tracker
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from pfljax.api.result import Result
 from pfljax.api.run import Run, Say, train_replicates
-from pfljax.core.errors import ArgumentError, OutOfMemory
-from pfljax.engine import processes
-from pfljax.training import files, folders, locks, manifest
+from pfljax.contract.errors import ArgumentError, OutOfMemory
+from pfljax.exchange import processes
+from pfljax.folder import files, folders, locks, manifest
 from pfljax.training.loop import EVERY, Schedule
 from pfljax.training.tracking import Tracker
 

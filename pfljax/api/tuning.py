@@ -12,10 +12,10 @@ import numpy as np
 
 from pfljax.api.run import ClientsOfSeed, Folder, Run, Say, check_method, of_each_seed, padded_alike, start
 from pfljax.api.study import Rerun
-from pfljax.core.errors import ArgumentError, OutOfMemory, RunError
-from pfljax.core.fields import Seeds, checked, knob
+from pfljax.contract.errors import ArgumentError, OutOfMemory, RunError
+from pfljax.contract.fields import Seeds, checked, knob
+from pfljax.folder import files, fingerprint, locks
 from pfljax.local.training import LocalTraining
-from pfljax.training import files, fingerprint, locks
 from pfljax.training.loop import Rounds, Schedule
 
 T = TypeVar("T")

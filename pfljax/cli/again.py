@@ -10,7 +10,7 @@ from typing import Any
 from pfljax import api
 from pfljax.cli import build, train
 from pfljax.cli.settings import parse
-from pfljax.core import own_files, recorded
+from pfljax.contract import own_files, recorded
 
 
 def run(config: Mapping[str, Any], client_store: str, given: Mapping[str, Any]) -> api.Run:

@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 import jax
 
 from pfljax import api, data, models
-from pfljax.algorithms.common.attacks import Attack
-from pfljax.algorithms.common.server import Server
 from pfljax.cli.flags import DATA, WHAT, Optimizer
 from pfljax.cli.settings import FlagError, Settings
-from pfljax.core import method, optional, own_files, recorded
+from pfljax.contract import method, optional, own_files, recorded
 from pfljax.data import Federation, embedding, partitions, sources, statistics
-from pfljax.engine import processes
+from pfljax.exchange import processes
+from pfljax.folder.folders import BOARD
 from pfljax.local.privacy import Privacy
 from pfljax.local.training import LocalTraining
-from pfljax.training.experiment import Execution
-from pfljax.training.folders import BOARD
+from pfljax.stages.attacks import Attack
+from pfljax.stages.server import Server
+from pfljax.stores.experiment import Execution
 from pfljax.training.progress import told
 from pfljax.training.tracking import TensorBoard
 

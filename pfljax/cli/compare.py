@@ -23,7 +23,7 @@ from pfljax.cli.build import Trial
 from pfljax.cli.flags import define_data, define_devices, define_evaluation, define_sweep, define_training
 from pfljax.cli.launch import Command
 from pfljax.cli.settings import Settings
-from pfljax.core.errors import RunError
+from pfljax.contract.errors import RunError
 
 
 def define(registry: flags.FlagValues) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from pfljax import api
 from pfljax.cli import build
 from pfljax.cli.settings import Settings
-from pfljax.training import files
+from pfljax.folder import files
 
 GRID = 400  # number of points per curve
 

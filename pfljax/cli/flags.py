@@ -10,17 +10,17 @@ from absl import flags
 
 import pfljax.algorithms  # noqa: F401  (registers the methods)
 from pfljax import models
-from pfljax.algorithms.common.attacks import Attack
-from pfljax.algorithms.common.server import Server
 from pfljax.api import Run
 from pfljax.api.study import Replicate, Rerun
 from pfljax.cli.parsing import Group, Rates
-from pfljax.core.fields import Seeds, knob, settings
-from pfljax.core.method import METHODS
+from pfljax.contract.fields import Seeds, knob, settings
+from pfljax.contract.method import METHODS
 from pfljax.data import Splits, partitions, sources, split_unseen
 from pfljax.local.privacy import Privacy
 from pfljax.local.training import LEARNING_RATE, LocalTraining
-from pfljax.training.experiment import Execution
+from pfljax.stages.attacks import Attack
+from pfljax.stages.server import Server
+from pfljax.stores.experiment import Execution
 
 WHAT, DATA, HOW, RUNS = "Training", "Data", "Execution", "Runs and output"
 PARTITIONS = ("auto", *partitions.PARTITIONS)

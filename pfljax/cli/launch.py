@@ -21,12 +21,12 @@ import jax
 
 from pfljax.cli import help, supervision
 from pfljax.cli.settings import Define, FlagError, Settings, parse
-from pfljax.core.errors import ArgumentError, RunError
-from pfljax.core.method import METHODS
+from pfljax.contract.errors import ArgumentError, RunError
+from pfljax.contract.method import METHODS
 from pfljax.data import latent
-from pfljax.engine import cores, processes
-from pfljax.engine.plan import check_devices
-from pfljax.training import endings, files
+from pfljax.exchange import cores, processes
+from pfljax.exchange.plan import check_devices
+from pfljax.folder import endings, files
 
 OPEN_PORT = (
     "the coordinator listens on all network addresses of this machine, and anyone who reaches its port can join or "

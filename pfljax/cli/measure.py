@@ -17,15 +17,16 @@ import numpy as np
 from pfljax import data
 from pfljax.cli import build, timing
 from pfljax.cli.settings import VALIDATION_FRACTION, Settings
-from pfljax.core import method, tree
-from pfljax.core.errors import RunError
-from pfljax.core.pooled import Pooled
-from pfljax.core.types import Split
+from pfljax.contract import method, tree
+from pfljax.contract.errors import RunError
+from pfljax.contract.pooled import Pooled
+from pfljax.contract.types import Split
 from pfljax.data import Federation, sources
-from pfljax.engine import pools
-from pfljax.engine.plan import ExecutionPlan, Peers, make_plan
-from pfljax.training import compiled, loop, memory, scoring
-from pfljax.training.experiment import Experiment
+from pfljax.exchange import pools
+from pfljax.exchange.plan import ExecutionPlan, Peers, make_plan
+from pfljax.stores import compiled, memory
+from pfljax.stores.experiment import Experiment
+from pfljax.training import loop, scoring
 
 # Columns of a measured cell's row, after the cell's own.
 MEASURES = (

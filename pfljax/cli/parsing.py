@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from pfljax.core.fields import (
+from pfljax.contract.fields import (
     REQUIRED,
     Conditions,
     Field,
@@ -25,7 +25,7 @@ from pfljax.core.fields import (
     plain,
     value_type,
 )
-from pfljax.core.method import METHODS
+from pfljax.contract.method import METHODS
 
 
 class Value(flags.ArgumentParser):

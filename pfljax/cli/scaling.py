@@ -31,7 +31,7 @@ from pfljax.cli.measure import Cell, described_data, row_of
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import PRESETS, FlagError, Settings
 from pfljax.cli.study import Study, total_bytes
-from pfljax.training import memory
+from pfljax.stores import memory
 from pfljax.training.progress import told
 
 MOST_CLIENTS = 10**12  # more than fit in memory: each such cell reports that

@@ -16,12 +16,12 @@ from absl import flags
 
 from pfljax.cli.flags import IMPLIED, METHOD_FLAGS
 from pfljax.cli.parsing import Declared
-from pfljax.core import own_files
-from pfljax.core.errors import ArgumentError, shown
-from pfljax.core.fields import Conditions, fields_of, holds, with_words
-from pfljax.core.method import METHODS
+from pfljax.contract import own_files
+from pfljax.contract.errors import ArgumentError, shown
+from pfljax.contract.fields import Conditions, fields_of, holds, with_words
+from pfljax.contract.method import METHODS
 from pfljax.data.sources import reading
-from pfljax.training import files
+from pfljax.folder import files
 
 PRESETS = Path(__file__).parent / "presets"
 VALIDATION_FRACTION = 0.2  # for all methods of a run, if one of them needs validation examples

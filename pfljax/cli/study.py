@@ -13,7 +13,10 @@ from pfljax import report
 from pfljax.cli import build
 from pfljax.cli.measure import MEASURES, Cell, described_data
 from pfljax.cli.settings import Settings
-from pfljax.training import describe, files
+
+# Flags that may differ between runs that share a folder: those that span the grid, and those that change no cell.
+from pfljax.folder import files
+from pfljax.training import describe
 
 # Flags that may differ between runs that share a folder: those that span the grid, and those that change no cell.
 FREE = (

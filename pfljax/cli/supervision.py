@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import NoReturn
 
-from pfljax.engine.processes import START_SECONDS
+from pfljax.exchange.processes import START_SECONDS
 
 WATCHED = "PFLJAX_WATCHED"
 PATIENCE_SECONDS = 20  # how long a process may take to end when asked to

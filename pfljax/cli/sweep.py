@@ -22,9 +22,9 @@ from pfljax.api.study import POLL_SECONDS, Cell, Study, taken
 from pfljax.cli import build
 from pfljax.cli.build import Trial
 from pfljax.cli.settings import Settings
-from pfljax.core import method
-from pfljax.core.errors import ArgumentError
-from pfljax.training import files
+from pfljax.contract import method
+from pfljax.contract.errors import ArgumentError
+from pfljax.folder import files
 from pfljax.training.loop import Schedule
 
 

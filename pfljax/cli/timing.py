@@ -10,17 +10,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from pfljax.core.types import ClientData
+from pfljax.contract.types import ClientData
 from pfljax.data import Federation
-from pfljax.engine.plan import ExecutionPlan
-from pfljax.engine.pools import place
-from pfljax.engine.rounds import Record
+from pfljax.exchange.plan import ExecutionPlan
+from pfljax.exchange.pools import place
+from pfljax.exchange.rounds import Record
 from pfljax.local.problem import Problem
 from pfljax.local.solver import Solver
 from pfljax.models import Model
+from pfljax.stores.compiled import Compiled
+from pfljax.stores.experiment import Experiment
 from pfljax.training import loop
-from pfljax.training.compiled import Compiled
-from pfljax.training.experiment import Experiment
 
 Dispatch = Callable[[], tuple[float, Record]]  # runs one dispatch: (seconds per round, stacked records)
 

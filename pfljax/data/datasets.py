@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 
-from pfljax.core import recorded
-from pfljax.core.fields import NumClients, Seed, checked, knob
+from pfljax.contract import recorded
+from pfljax.contract.fields import NumClients, Seed, checked, knob
 from pfljax.data import sources
 from pfljax.data.federation import Federation, load
 from pfljax.data.partitions import Choice

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pfljax.core.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError
 
 MIN_EXAMPLES = 2  # one to train on and one to test on
 

@@ -19,9 +19,9 @@ import numpy as np
 import optax
 
 from pfljax import models
-from pfljax.core.errors import ArgumentError
-from pfljax.core.fields import Seed, accepted, fields_of, knob, settings
-from pfljax.core.types import Params, Split
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import Seed, accepted, fields_of, knob, settings
+from pfljax.contract.types import Params, Split
 from pfljax.data.sources.source import Source
 from pfljax.local.training import LocalTraining
 

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pfljax.core.errors import ArgumentError
-from pfljax.core.fields import NumClients, Seed, checked, knob
-from pfljax.core.pooled import Pooled
-from pfljax.core.types import ClientData, Split, Task
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import NumClients, Seed, checked, knob
+from pfljax.contract.pooled import Pooled
+from pfljax.contract.types import ClientData, Split, Task
 from pfljax.data import partitions
 from pfljax.data.dealing import Assignment
 from pfljax.data.sources.arrays import make_source

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pfljax.core.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError
 from pfljax.data.sources.reading import read_npz
 from pfljax.data.sources.source import Source, generator
 

@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from pfljax.core.errors import ArgumentError, warn
-from pfljax.core.fields import NumClients, Seed, check, checked, knob, settings
+from pfljax.contract.errors import ArgumentError, warn
+from pfljax.contract.fields import NumClients, Seed, check, checked, knob, settings
 from pfljax.data import latent
 from pfljax.data.dealing import MIN_EXAMPLES, Assignment, Pools, deal, draw, set_apart, too_many
 from pfljax.data.sources.source import Source, dirichlet_draws, generator, unknown

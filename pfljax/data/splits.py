@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pfljax.core.errors import ArgumentError
-from pfljax.core.fields import knob, settings
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import knob, settings
 from pfljax.data.dealing import Assignment
 from pfljax.data.sources.source import generator
 

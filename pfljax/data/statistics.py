@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from pfljax.core.errors import ArgumentError
-from pfljax.core.pooled import is_pooled
-from pfljax.core.types import Examples
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.pooled import is_pooled
+from pfljax.contract.types import Examples
 from pfljax.data.federation import Federation
-from pfljax.engine import processes
+from pfljax.exchange import processes
 
 _digests: weakref.WeakKeyDictionary[Federation, str] = weakref.WeakKeyDictionary()
 

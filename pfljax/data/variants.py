@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from pfljax.core.errors import ArgumentError, warn
-from pfljax.core.fields import NumClients, Seed, checked, knob
-from pfljax.core.pooled import Pooled, is_pooled
-from pfljax.core.types import Examples, Split
+from pfljax.contract.errors import ArgumentError, warn
+from pfljax.contract.fields import NumClients, Seed, checked, knob
+from pfljax.contract.pooled import Pooled, is_pooled
+from pfljax.contract.types import Examples, Split
 from pfljax.data.federation import PARTS, Federation
 from pfljax.data.sources.source import generator
 

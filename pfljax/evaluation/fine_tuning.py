@@ -14,8 +14,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from pfljax.core import tree
-from pfljax.core.types import Algorithm, Array, ClientData, ClientOutput, Key, Predictor, PyTree
+from pfljax.contract import tree
+from pfljax.contract.types import Algorithm, Array, ClientData, ClientOutput, Key, Predictor, PyTree
 from pfljax.evaluation.metrics import losses, predict
 from pfljax.local.problem import Problem
 from pfljax.local.solver import Solver

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfljax.core.types import Array, ClientOutput, Metrics, Params, Predictor, PyTree, Split
-from pfljax.engine.plan import ExecutionPlan
-from pfljax.engine.views import read
+from pfljax.contract.types import Array, ClientOutput, Metrics, Params, Predictor, PyTree, Split
+from pfljax.exchange.plan import ExecutionPlan
+from pfljax.exchange.views import read
 from pfljax.local.batches import sum_over_examples
 from pfljax.models import Model, mean_over_places
 

@@ -8,8 +8,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Array, Key
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Array, Key
 
 Augment = Literal["none", "crop_flip"]
 MARGIN = 4  # largest shift of a crop in pixels, on every side

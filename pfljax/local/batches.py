@@ -8,9 +8,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfljax.core import tree
-from pfljax.core.types import Array, Key, PyTree, Split
-from pfljax.engine.views import Chosen
+from pfljax.contract import tree
+from pfljax.contract.types import Array, Key, PyTree, Split
+from pfljax.exchange.views import Chosen
 
 
 class Batch(NamedTuple):

@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfljax.core import optional
-from pfljax.core.errors import ArgumentError
-from pfljax.core.fields import knob, settings
-from pfljax.core.types import Array, Key, Params
-from pfljax.engine import processes
+from pfljax.contract import optional
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import knob, settings
+from pfljax.contract.types import Array, Key, Params
+from pfljax.exchange import processes
 
 
 @settings

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfljax.core import tree
-from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Array, ClientContext, ClientData, ClientOutput, Key, Params, Predictor, PyTree, Split
-from pfljax.engine.plan import ExecutionPlan
+from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Array, ClientContext, ClientData, ClientOutput, Key, Params, Predictor, PyTree, Split
+from pfljax.exchange.plan import ExecutionPlan
 from pfljax.local.batches import Batch
 from pfljax.local.solver import Solver
 from pfljax.models import Model

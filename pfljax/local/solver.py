@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfljax.core import tree
-from pfljax.core.types import Array, Key, Params, PyTree, Split
+from pfljax.contract import tree
+from pfljax.contract.types import Array, Key, Params, PyTree, Split
 from pfljax.local import batches
 from pfljax.local.batches import AUGMENTATION, DROPOUT, NOISE, Batch, masked, over_blocks, shuffle, sum_over_examples
 from pfljax.local.privacy import Privacy, private_mean

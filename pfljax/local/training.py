@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import optax
 
-from pfljax.core.errors import ArgumentError
-from pfljax.core.fields import knob, settings
-from pfljax.core.types import Params, PyTree
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import knob, settings
+from pfljax.contract.types import Params, PyTree
 from pfljax.local import augmentation
 from pfljax.local.privacy import Privacy
 from pfljax.local.solver import Solver

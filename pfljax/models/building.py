@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Task
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Task
 from pfljax.models import networks, recurrent
 from pfljax.models.model import ACCEPTED, Model
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pfljax.core.types import Array
+from pfljax.contract.types import Array
 from pfljax.models.windows import Pairs, Windows, patches, tiles, unview, views
 
 CACHE_BYTES = 3 << 18  # patches of this size stay in a core's cache (docs/results/speed.md)

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from flax.errors import InvalidRngError
 
-from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Array, Key, Params
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Array, Key, Params
 from pfljax.models.structure import Path, paths_of
 
 NORMS = (nn.BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm, nn.RMSNorm)

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float, Num, Shaped
 
-from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Array, Key, Params, PyTree, Task
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Array, Key, Params, PyTree, Task
 from pfljax.models.linen import LinenNetwork
 from pfljax.models.rewriting import rewritten, slow_layers
 from pfljax.models.structure import Layers, Network, by_path, layers_of, paths_of

@@ -12,8 +12,8 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
-from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Array
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Array
 from pfljax.models.structure import UNSET
 
 

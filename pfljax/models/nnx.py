@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Array, Key, Params
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Array, Key, Params
 from pfljax.models.linen import flags
 from pfljax.models.structure import Path
 

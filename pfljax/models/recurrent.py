@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from pfljax.core.types import Array
+from pfljax.contract.types import Array
 from pfljax.models.structure import UNSET
 
 

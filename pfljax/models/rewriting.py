@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.extend.core import primitives
 
-from pfljax.core.types import PyTree
+from pfljax.contract.types import PyTree
 from pfljax.models.convolutions import convolve, slopes
 from pfljax.models.windows import Windows, max_pool, max_pool_slope, sum_pool
 

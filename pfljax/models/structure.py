@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 
-from pfljax.core.types import Array, Key, Params, PyTree
+from pfljax.contract.types import Array, Key, Params, PyTree
 
 Path = tuple[str, ...]
 UNSET: Any = None  # number of outputs until the network is built for data

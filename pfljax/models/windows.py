@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfljax.core.types import Array
+from pfljax.contract.types import Array
 
 Pairs = Sequence[tuple[int, int]]
 

@@ -12,10 +12,10 @@ from urllib.parse import quote
 
 import numpy as np
 
-from pfljax.engine import processes
+from pfljax.exchange import processes
+from pfljax.folder import files
 from pfljax.report.markup import Raw, choice, document, paragraph, plot, rounded, score, table, text
 from pfljax.report.page import NAME, read, write_page
-from pfljax.training import files
 
 TRIAL = re.compile(r"(split-\d+-)?seed-\d+$")  # names of the folders of one method's runs
 DEPTH = 3  # OUT/GROUP/METHOD/seed-N

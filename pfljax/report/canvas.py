@@ -12,7 +12,7 @@ from jaxtyping import Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
 
-from pfljax.training import files
+from pfljax.folder import files
 
 # The colors of Okabe and Ito, which are safe for color blindness.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")

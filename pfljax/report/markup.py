@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from pfljax.folder import files
 from pfljax.report.canvas import byte_unit
-from pfljax.training import files
 
 ASSETS = Path(__file__).parent / "assets"
 

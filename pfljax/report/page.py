@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pfljax.core.errors import RunError
-from pfljax.engine import processes
+from pfljax.contract.errors import RunError
+from pfljax.exchange import processes
+from pfljax.folder import files
 from pfljax.report import canvas, captions, content, sections
 from pfljax.report.markup import Raw, choice, document, paragraph, plot, text
 from pfljax.report.plots import Plots
-from pfljax.training import files
 
 NAME = "report.html"
 

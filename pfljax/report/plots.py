@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from matplotlib.figure import Figure
 
+from pfljax.folder import files
 from pfljax.report import figures
-from pfljax.training import files
 
 # Columns of metrics.jsonl that every method has. All others are the method's own metrics.
 COMMON = {"round", "seconds", "train_loss", "loss", "bytes_down", "bytes_up"} | {

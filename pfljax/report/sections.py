@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pfljax.core.method import METHODS
+from pfljax.contract.method import METHODS
 from pfljax.report.markup import Raw, num_bytes, paragraph, score, table, text
 
 # Columns of a table of scores, in this order, if the run has them.

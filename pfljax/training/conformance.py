@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfljax.core import tree
-from pfljax.core.errors import ArgumentError, RunError, raised
-from pfljax.core.types import (
+from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError, RunError, raised
+from pfljax.contract.types import (
     Aggregate,
     Algorithm,
     Array,
@@ -29,12 +29,12 @@ from pfljax.core.types import (
     PyTree,
     State,
 )
-from pfljax.engine.plan import ExecutionPlan
-from pfljax.engine.pools import place
-from pfljax.engine.rounds import draw_cohort, join_state, split_state
-from pfljax.engine.views import view
-from pfljax.training import stacks
-from pfljax.training.experiment import Experiment
+from pfljax.exchange.plan import ExecutionPlan
+from pfljax.exchange.pools import place
+from pfljax.exchange.rounds import draw_cohort, join_state, split_state
+from pfljax.exchange.views import view
+from pfljax.stores import stacks
+from pfljax.stores.experiment import Experiment
 
 TOLERANCE = 1e-3  # of the sum of a client's weights
 # Entries of a row of metrics.jsonl, and of the tables and summaries that contain such rows.

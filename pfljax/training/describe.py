@@ -12,15 +12,16 @@ from typing import Any
 
 import jax
 
-from pfljax.core import recorded, tree
-from pfljax.core.pooled import is_pooled
-from pfljax.core.types import Algorithm, Examples
+from pfljax.contract import recorded, tree
+from pfljax.contract.pooled import is_pooled
+from pfljax.contract.types import Algorithm, Examples
 from pfljax.data import Federation
+from pfljax.folder import files
 from pfljax.local.training import LocalTraining
 from pfljax.models import Model
-from pfljax.training import files, memory
-from pfljax.training.compiled import Compiled
-from pfljax.training.experiment import Experiment
+from pfljax.stores import memory
+from pfljax.stores.compiled import Compiled
+from pfljax.stores.experiment import Experiment
 
 HOME = {
     "device": "on the devices",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -13,23 +14,25 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
-from pfljax.core.errors import ArgumentError, OutOfMemory, RunError
-from pfljax.core.fields import knob
-from pfljax.core.types import ClientData, Key, Predictor, Split, State
-from pfljax.engine import processes
-from pfljax.engine.plan import ExecutionPlan
-from pfljax.engine.rounds import Record, predicts_by_rows
+from pfljax.contract.errors import ArgumentError, OutOfMemory, RunError
+from pfljax.contract.fields import knob
+from pfljax.contract.types import ClientData, Key, Predictor, Split, State
 from pfljax.evaluation import metrics as evaluation
+from pfljax.exchange import processes
+from pfljax.exchange.plan import ExecutionPlan
+from pfljax.exchange.rounds import Record, predicts_by_rows
+from pfljax.folder import endings, files
+from pfljax.folder.folders import CLIENTS, Folders, Resume
+from pfljax.folder.history import History
+from pfljax.folder.locks import locked
 from pfljax.local.privacy import secret_key
-from pfljax.training import conformance, device_store, endings, files, host_store, memory, scoring, stacks
-from pfljax.training.compiled import Compiled, is_private_mixture, tuned
+from pfljax.stores import device_store, host_store, memory, stacks
+from pfljax.stores.compiled import Compiled, is_private_mixture, tuned
+from pfljax.stores.experiment import Experiment
+from pfljax.stores.replicates import ONE, Replicates
+from pfljax.training import conformance, scoring
 from pfljax.training.describe import plan_lines
-from pfljax.training.experiment import Experiment
-from pfljax.training.folders import CLIENTS, Folders, Resume
-from pfljax.training.history import History
-from pfljax.training.locks import locked
 from pfljax.training.progress import progress, told
-from pfljax.training.replicates import ONE, Replicates
 from pfljax.training.tracking import Tracker, make_evaluation
 
 DISPATCH_SECONDS = 2.0  # target time per dispatch; progress is shown after each
@@ -421,10 +424,12 @@ def saved_outcome(experiment: Experiment, out: Path, summary: dict) -> Outcome:
     Raises:
         ArgumentError: if the run's model is not that of the folder.
     """
+    from pfljax.folder import checkpoints  # orbax is slow to import
+
     done, key = summary["last"]["round"], jax.random.key(experiment.seed)
     experiment = dataclasses.replace(experiment, directory=out / CLIENTS)
     clients = experiment.federation.client_data
-    state = host_store.read_saved(experiment, out / "checkpoints", done, clients)
+    state = host_store.read_saved(experiment, functools.partial(checkpoints.read, out / "checkpoints", done), clients)
     topology = str(files.read_npz(out / "collaboration.npz")["topology"])
     history = History(out, done, topology, experiment.scored)
     key = make_key(experiment, key, secret_key(experiment.problem.solver.privacy, key), 2, done)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pfljax.core.errors import RunError
+from pfljax.contract.errors import RunError
 
 MIN_ROUNDS = 3  # minimum number of rounds in a trace
 

@@ -9,18 +9,18 @@ import jax
 import numpy as np
 
 from pfljax import data
-from pfljax.core.types import Algorithm, ClientData, Key, State
+from pfljax.contract.types import Algorithm, ClientData, Key, State
 from pfljax.data import Federation
-from pfljax.engine.pools import place
-from pfljax.engine.rounds import join_state, participations, split_state
 from pfljax.evaluation import metrics as evaluation
+from pfljax.exchange.pools import place
+from pfljax.exchange.rounds import join_state, participations, split_state
+from pfljax.folder.history import History
 from pfljax.local import privacy
 from pfljax.models import Model
-from pfljax.training import memory, stacks
-from pfljax.training.compiled import Compiled, tuned
+from pfljax.stores import memory, stacks
+from pfljax.stores.compiled import Compiled, tuned
+from pfljax.stores.experiment import Experiment
 from pfljax.training.describe import mini_batches
-from pfljax.training.experiment import Experiment
-from pfljax.training.history import History
 
 
 def num_parameters(model: Model) -> int:

@@ -10,10 +10,10 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from pfljax.core import optional
-from pfljax.core.fields import checked, knob
+from pfljax.contract import optional
+from pfljax.contract.fields import checked, knob
 from pfljax.evaluation import collaboration
-from pfljax.training import files
+from pfljax.folder import files
 
 FLUSH_SECONDS = 1  # maximum delay until TensorBoard sees an evaluation
 MAX_MATRIX = 2000  # no collaboration matrix with more clients or models

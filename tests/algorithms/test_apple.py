@@ -14,9 +14,9 @@ from quadratics import RATE, SIZES, gradient, play, vectors
 
 from pfljax.algorithms.apple import schedule
 from pfljax.algorithms.common.parameters import mixture
-from pfljax.core import tree
-from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Cohort
+from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Cohort
 
 SHARES = np.array(SIZES) / sum(SIZES)
 

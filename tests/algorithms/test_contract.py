@@ -15,14 +15,14 @@ import toys
 
 from pfljax import algorithms
 from pfljax.algorithms import METHODS
-from pfljax.core import tree
-from pfljax.core.errors import ArgumentError
-from pfljax.core.fields import out_of_range, value_type
-from pfljax.core.types import Algorithm, ClientData, Split, State
-from pfljax.engine.plan import make_plan
-from pfljax.engine.pools import place
-from pfljax.engine.rounds import cohort_of, draw_cohort, make_round
+from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import out_of_range, value_type
+from pfljax.contract.types import Algorithm, ClientData, Split, State
 from pfljax.evaluation import metrics as evaluation
+from pfljax.exchange.plan import make_plan
+from pfljax.exchange.pools import place
+from pfljax.exchange.rounds import cohort_of, draw_cohort, make_round
 from pfljax.local.problem import Problem
 
 SIZES = (5, 1, 3, 4, 2, 4, 0, 3)  # uneven, and a client without examples

@@ -13,11 +13,11 @@ from quadratics import RATE, SIZES, gradient, quadratic, vectors
 
 from pfljax.algorithms.common import aggregation
 from pfljax.algorithms.common.averaging import Phase, averaging, sharing_layers
-from pfljax.core import tree
-from pfljax.core.types import Algorithm, ClientOutput, Ledger, Predictor, Report, State
-from pfljax.engine.plan import make_plan
+from pfljax.contract import tree
+from pfljax.contract.types import Algorithm, ClientOutput, Ledger, Predictor, Report, State
 from pfljax.evaluation import metrics as evaluation
 from pfljax.evaluation.fine_tuning import fine_tuned
+from pfljax.exchange.plan import make_plan
 
 MODEL = 4 * 4  # bytes of a linear model
 

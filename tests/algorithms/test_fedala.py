@@ -11,7 +11,7 @@ import pytest
 import toys
 from quadratics import MINI, RATE, SIZES, gradient, play, quadratic, vectors
 
-from pfljax.core.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError
 
 
 def learned(slope, weights, own, theta, rate, passes):

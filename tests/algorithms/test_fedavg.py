@@ -8,8 +8,8 @@ import optax
 import pytest
 import toys
 
-from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Split
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Split
 
 SIZES = (2, 5, 1, 3)
 RATE = 0.1

@@ -10,7 +10,7 @@ import pytest
 import toys
 from networks import examples, mean, row, softmax
 
-from pfljax.core import tree
+from pfljax.contract import tree
 
 SIZES, RATE, MOMENTUM, EPSILON, EPOCHS = (2, 5, 1, 3), 0.3, 0.7, 0.1, 3
 FEDERATION = toys.make_federation(SIZES)

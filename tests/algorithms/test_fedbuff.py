@@ -12,8 +12,8 @@ import pytest
 import toys
 from quadratics import MINI, RATE, SIZES, gradient, play, vectors
 
-from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Cohort, State
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Cohort, State
 
 EMPTY = (2, 0, 5, 1, 3)
 LATE = np.array([[0, 0, 0, 0, 0], [1, 1, 0, 1, 0], [2, 0, 1, 0, 2], [2, 2, 2, 1, 0], [0, 1, 2, 2, 2]])

@@ -8,7 +8,7 @@ import pytest
 import toys
 from quadratics import MINI, RATE, SIZES, gradient, play, quadratic, vectors
 
-from pfljax.core.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError
 
 EMPTY = (2, 0, 5, 1, 3)
 

@@ -9,9 +9,9 @@ import optax
 import pytest
 import toys
 
-from pfljax.core import tree
-from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Split
+from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Split
 from pfljax.evaluation import metrics as evaluation
 
 RATE = 0.1

@@ -12,10 +12,10 @@ import toys
 
 from pfljax import data
 from pfljax.algorithms import FedeRiCo, FedeRiCoCentralized, Local
-from pfljax.core.types import Cohort
-from pfljax.engine.plan import make_plan
-from pfljax.engine.rounds import make_round
+from pfljax.contract.types import Cohort
 from pfljax.evaluation import metrics as evaluation
+from pfljax.exchange.plan import make_plan
+from pfljax.exchange.rounds import make_round
 
 SIZES = np.array([2, 4, 3, 1])
 K, RATE, BETA = 4, 0.05, 0.6

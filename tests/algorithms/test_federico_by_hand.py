@@ -9,7 +9,7 @@ import pytest
 import toys
 
 from pfljax.algorithms import FedeRiCo, FedeRiCoCentralized
-from pfljax.core.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError
 
 K, RATE, BETA = 3, 0.05, 0.6
 SIZES = np.array([2, 4, 3])

@@ -10,7 +10,7 @@ import pytest
 import toys
 from quadratics import MINI, RATE, SIZES, gradient, play, vectors
 
-from pfljax.core.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError
 
 EMPTY = (2, 0, 5, 1, 3)
 

@@ -10,11 +10,11 @@ from sklearn.cluster import SpectralClustering
 from sklearn.metrics import adjusted_rand_score
 
 from pfljax.algorithms.common import first_order, neighbors, uploads
-from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Cohort
-from pfljax.engine.plan import make_plan
-from pfljax.engine.pools import place
-from pfljax.engine.rounds import cohort_of, make_round
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Cohort
+from pfljax.exchange.plan import make_plan
+from pfljax.exchange.pools import place
+from pfljax.exchange.rounds import cohort_of, make_round
 from pfljax.local.privacy import Privacy
 
 SIZES = (2, 5, 3)

@@ -10,9 +10,9 @@ import toys
 from quadratics import MINI, RATE, SIZES, gradient, play, quadratic, vectors
 
 from pfljax.algorithms import clustered, mocha
-from pfljax.core import tree
-from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Aggregate
+from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Aggregate
 
 
 @pytest.mark.parametrize(

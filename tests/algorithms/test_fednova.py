@@ -10,7 +10,7 @@ import pytest
 import toys
 from quadratics import MINI, RATE, SIZES, gradient, play, quadratic, vectors
 
-from pfljax.core.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError
 
 COPIES = (1, 6, 2, 5, 0, 4, 3)
 

@@ -14,8 +14,8 @@ import toys
 from networks import BODY, HEAD, descend, examples, features, gradient, mean, row, step
 
 from pfljax.algorithms.fedpac import combination
-from pfljax.core.errors import ArgumentError
-from pfljax.engine.plan import make_plan
+from pfljax.contract.errors import ArgumentError
+from pfljax.exchange.plan import make_plan
 
 SIZES, RATE, EPOCHS, STRENGTH = (4, 6, 1, 5), 0.3, 3, 2.0
 FEDERATION = toys.make_federation(SIZES)

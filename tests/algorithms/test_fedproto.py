@@ -7,8 +7,8 @@ import pytest
 import toys
 
 from pfljax import models
-from pfljax.core.errors import ArgumentError
-from pfljax.engine.rounds import cohort_of
+from pfljax.contract.errors import ArgumentError
+from pfljax.exchange.rounds import cohort_of
 
 SIZES = (2, 5, 0, 3, 4)
 CLASSES, WIDTH = 3, 6

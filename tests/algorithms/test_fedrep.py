@@ -7,9 +7,9 @@ import pytest
 import toys
 from networks import BODY, HEAD, descend, examples, mean, row
 
-from pfljax.core import tree
-from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Ledger
+from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Ledger
 
 SIZES, RATE = (2, 5, 1, 3), 0.3
 FEDERATION = toys.make_federation(SIZES)

@@ -9,8 +9,8 @@ import pytest
 import toys
 from networks import BODY, HEAD, examples, features, gradient, logits, mean, row, softmax, step
 
-from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Ledger
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Ledger
 from pfljax.evaluation import metrics
 from pfljax.local.privacy import Privacy
 

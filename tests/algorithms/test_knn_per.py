@@ -12,8 +12,8 @@ import pytest
 import toys
 
 from pfljax.algorithms.common.nearest import features_of, votes
-from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Split
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Split
 from pfljax.evaluation import metrics
 from pfljax.evaluation.fine_tuning import fine_tuned
 

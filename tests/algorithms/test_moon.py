@@ -9,8 +9,8 @@ import pytest
 import toys
 
 from pfljax.algorithms.moon import cosine
-from pfljax.core.errors import ArgumentError
-from pfljax.engine.rounds import cohort_of
+from pfljax.contract.errors import ArgumentError
+from pfljax.exchange.rounds import cohort_of
 
 SIZES = (2, 5, 0, 3, 4)
 MINI = {"rounds": 3, "sizes": SIZES, "batch_size": 2, "epochs": 2}

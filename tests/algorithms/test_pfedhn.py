@@ -10,8 +10,8 @@ import pytest
 import toys
 from quadratics import RATE, gradient, play, vectors
 
-from pfljax.core import tree
-from pfljax.core.errors import ArgumentError
+from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
 
 KNOBS = {"optimizer": "sgd", "rate": 0.3, "momentum": 0.0, "hidden": 5, "layers": 1, "embedding": 2, "spread": 0.5}
 

@@ -12,8 +12,8 @@ import toys
 from quadratics import MINI, RATE, SIZES, gradient, play, quadratic, vectors
 
 from pfljax.algorithms import fedamp
-from pfljax.core import tree
-from pfljax.core.errors import ArgumentError
+from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
 
 EQUAL = (3, 3, 3, 3)
 

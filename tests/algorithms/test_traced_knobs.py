@@ -9,8 +9,8 @@ import optax
 import toys
 
 from pfljax.algorithms import METHODS
-from pfljax.core.fields import value_type
-from pfljax.engine.rounds import make_round
+from pfljax.contract.fields import value_type
+from pfljax.exchange.rounds import make_round
 
 OTHERWISE = 0.5  # for knobs that are not given by default
 

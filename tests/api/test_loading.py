@@ -16,7 +16,7 @@ from flax import nnx
 
 import pfljax as pfl
 from pfljax.cli import train
-from pfljax.training import files
+from pfljax.folder import files
 
 MODEL = pfl.models.MLP(hidden=(4,))
 OFTEN = {"rounds": 4, "eval_every": 2}
@@ -194,7 +194,7 @@ def test_a_state_that_does_not_fit_twice_is_one_line(clients, monkeypatch, x):
     run = pfl.Run(pfl.Ditto(), clients, MODEL)
     first = run.train(2)
     full = types.SimpleNamespace(host_free=lambda: 0, SHARE=1, readable=str)
-    monkeypatch.setattr("pfljax.training.stacks.memory", full)
+    monkeypatch.setattr("pfljax.stores.stacks.memory", full)
     assert run.train(2).accuracy > 0
     with pytest.raises(pfl.RunError, match=r"^the run was trained further, .* out of memory: clients' rows need"):
         first.predict(x, 0)

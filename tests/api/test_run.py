@@ -13,7 +13,7 @@ import pytest
 import pfljax as pfl
 from pfljax.api import frames
 from pfljax.api.study import over_rounds
-from pfljax.training import files
+from pfljax.folder import files
 
 ROOT = Path(__file__).parents[2]
 LOCAL = pfl.LocalTraining(optax.adam(1e-2))

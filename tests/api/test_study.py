@@ -12,14 +12,14 @@ import pfljax as pfl
 from pfljax.api import run as runs
 from pfljax.api import study
 from pfljax.cli import compare
-from pfljax.core.errors import ArgumentError, OutOfMemory
+from pfljax.contract.errors import ArgumentError, OutOfMemory
 
 MODEL = pfl.models.MLP(hidden=())
 LOCAL = pfl.LocalTraining(optax.sgd, 0.1)
 FLAGS = ["--dataset=sine", "--num_clients=3", "--eval_every=2", "--rounds=4", "--algorithms=local,fedavg"]
 HOLD = """
 import pathlib, sys
-from pfljax.training import locks
+from pfljax.folder import locks
 with locks.locked([pathlib.Path(sys.argv[1])], print):
     print("held", flush=True)
     sys.stdin.read()

@@ -8,7 +8,7 @@ import pytest
 import pfljax as pfl
 from pfljax.api import Point, grid, search
 from pfljax.api.tuning import final_scores
-from pfljax.core.errors import OutOfMemory
+from pfljax.contract.errors import OutOfMemory
 from pfljax.training import loop
 
 MODEL = pfl.models.MLP(hidden=(4,))

@@ -17,7 +17,7 @@ import time
 import jax
 import jax.numpy as jnp
 
-from pfljax.training import endings
+from pfljax.folder import endings
 
 endings.REPEAT_SECONDS = 0.5
 

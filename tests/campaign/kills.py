@@ -24,9 +24,9 @@ import optax
 import runs
 import toys
 
-from pfljax.engine import processes
-from pfljax.engine.plan import make_plan
-from pfljax.training import files, manifest
+from pfljax.exchange import processes
+from pfljax.exchange.plan import make_plan
+from pfljax.folder import files, manifest
 from pfljax.training.loop import Schedule, Trainer
 
 ROUNDS, EVERY = 8, Schedule(eval_every=1, checkpoint_every=2)

@@ -9,8 +9,8 @@ import pytest
 import runs
 import toys
 
-from pfljax.core.errors import ArgumentError, RunError
-from pfljax.engine.plan import make_plan
+from pfljax.contract.errors import ArgumentError, RunError
+from pfljax.exchange.plan import make_plan
 from pfljax.training.loop import Schedule, Trainer
 
 EVERY, PLAYED, ROUNDS = Schedule(eval_every=1, checkpoint_every=2), 4, 6

@@ -13,8 +13,8 @@ from outcomes import refused
 from sklearn.datasets import load_digits
 
 from pfljax.cli import compare, scaling, train
-from pfljax.core.errors import ArgumentError
-from pfljax.core.method import METHODS
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.method import METHODS
 from pfljax.data import sources
 from pfljax.data.sources import reading
 

@@ -11,7 +11,7 @@ from outcomes import refused
 
 from pfljax.cli import compare, scaling, train
 from pfljax.cli.parsing import Several
-from pfljax.core.method import METHODS
+from pfljax.contract.method import METHODS
 
 HUGE = "99999999999999999999999"
 NUMBERS = {"nan", "abc", "", "0x", "1,2", "1e", "--5"}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pfljax.core.method import METHODS
-from pfljax.training import files, folders
+from pfljax.contract.method import METHODS
+from pfljax.folder import files, folders
 
 pytestmark = pytest.mark.campaign
 TEXT = (Path(__file__).parent / "own_study.py").read_text()

@@ -17,8 +17,8 @@ import pytest
 
 import pfljax as pfl
 from pfljax.api import run as api_run
-from pfljax.core.fields import REQUIRED, choices_of, fields_of, is_union, item_type, plain
-from pfljax.core.method import METHODS
+from pfljax.contract.fields import REQUIRED, choices_of, fields_of, is_union, item_type, plain
+from pfljax.contract.method import METHODS
 from pfljax.data import sources
 from pfljax.data.embedding import Embedding
 

@@ -12,9 +12,9 @@ from pfljax.api import Point, study
 from pfljax.cli import compare, sweep
 from pfljax.cli.build import Trial
 from pfljax.cli.settings import parse
-from pfljax.core.errors import ArgumentError
-from pfljax.core.method import METHODS
-from pfljax.training import files
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.method import METHODS
+from pfljax.folder import files
 
 
 def rows_of(folder):

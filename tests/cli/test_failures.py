@@ -6,7 +6,7 @@ from commands import call, one_line
 
 from pfljax.cli import compare, launch, supervision, train
 from pfljax.cli.settings import parse
-from pfljax.core.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError
 
 
 def test_a_full_device_is_told_with_what_may_help():

@@ -13,7 +13,7 @@ import pytest
 from commands import call
 
 from pfljax.cli import train
-from pfljax.training import files
+from pfljax.folder import files
 
 ROOT = Path(__file__).parents[2]
 FLAGS = ("--num_clients=16", "--participation=0.5", "--hidden=16", "--eval_every=5", "--checkpoint_every=5")

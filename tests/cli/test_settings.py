@@ -11,7 +11,7 @@ import pytest
 from pfljax import data
 from pfljax.cli import build, compare, flags, train
 from pfljax.cli.settings import PRESETS, FlagError, parse, read
-from pfljax.core.method import METHODS
+from pfljax.contract.method import METHODS
 
 
 def of(*words, define=train.define):
@@ -236,7 +236,7 @@ def test_numbers_of_a_list():
 METHOD = '''
 import dataclasses
 from neighbor import DEFAULT
-from pfljax.core.method import knob, method
+from pfljax.contract.method import knob, method
 
 @method(keeps="nothing", travels="nothing")
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from commands import call, one_line
 from pfljax.cli import train
 from pfljax.cli.flags import Optimizer
 from pfljax.cli.settings import parse
-from pfljax.training import files
+from pfljax.folder import files
 
 SMALL = ["--num_clients=4", "--rounds=4", "--eval_every=2", "--hidden=4", "--federico.neighbors=1", "--plan=map"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pfljax import data
-from pfljax.core.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError
 from pfljax.data import Federation, Splits, partitions
 
 X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pfljax import data
-from pfljax.core.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError
 from pfljax.data import Splits, partitions
 from pfljax.data.dealing import Assignment
 from pfljax.data.federation import pack

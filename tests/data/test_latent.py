@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pfljax import data
-from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Split
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Split
 from pfljax.data import Federation, Splits, latent, partitions
 from pfljax.data.sources import Source
 

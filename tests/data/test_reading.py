@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from pfljax.core.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError
 from pfljax.data import sources
 from pfljax.data.sources import reading
 

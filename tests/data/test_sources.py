@@ -9,7 +9,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from pfljax import data
-from pfljax.core.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError
 from pfljax.data import sources
 from pfljax.data.sources import builtin, source
 

@@ -8,10 +8,10 @@ import pytest
 import toys
 from quadratics import RATE, SIZES, gradient, play, vectors
 
-from pfljax.core import tree
-from pfljax.core.types import Predictor
-from pfljax.engine.plan import make_plan
+from pfljax.contract import tree
+from pfljax.contract.types import Predictor
 from pfljax.evaluation.fine_tuning import fine_tuned
+from pfljax.exchange.plan import make_plan
 
 
 def tuned(name, epochs, federation, plan=None, rounds=2, **options):

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import toys
 
-from pfljax.core.types import Predictor, Split
-from pfljax.engine.plan import make_plan
+from pfljax.contract.types import Predictor, Split
 from pfljax.evaluation import metrics as evaluation
+from pfljax.exchange.plan import make_plan
 
 LOGITS = np.array([[3.0, 0.0, -1.0], [-2.0, 1.0, 0.0]])  # of two models that look at nothing but their bias
 

@@ -23,7 +23,8 @@ from experiments.federico.network import SmallCNN
 from pfljax import models
 from pfljax.cli import sweep
 from pfljax.cli.settings import parse
-from pfljax.training import files, scoring
+from pfljax.folder import files
+from pfljax.training import scoring
 
 SMALL = ["--rounds=2", "--eval_every=1", "--hidden=4", "--devices=1", "--splits=0", "--seeds=0"]
 

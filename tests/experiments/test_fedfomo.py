@@ -11,11 +11,11 @@ from experiments.papers import Study
 from pfljax import report
 from pfljax.cli import build, compare, sweep
 from pfljax.cli.settings import parse
-from pfljax.core.method import METHODS
+from pfljax.contract.method import METHODS
 from pfljax.data import embedding
 from pfljax.data.sources import Source
+from pfljax.folder import files
 from pfljax.report import captions
-from pfljax.training import files
 
 SMALL = ["--rounds=2", "--train_examples=20", "--hidden=4", "--devices=1", "--seeds=0"]
 

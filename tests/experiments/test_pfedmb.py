@@ -8,7 +8,7 @@ import pytest
 
 from experiments.pfedmb import figure3, paper, table1, table2
 from pfljax.cli import compare
-from pfljax.training import files
+from pfljax.folder import files
 
 SMALL = ["--rounds=2", "--train_examples=10", "--hidden=4", "--devices=1"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from experiments import robustness
 from pfljax.data.federation import draw_attackers
-from pfljax.training import files
+from pfljax.folder import files
 
 SMALL = ["--rounds=3", "--num_clients=10", "--train_examples=10", "--hidden=4", "--devices=1", "--eval_every=3"]
 

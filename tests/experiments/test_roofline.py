@@ -8,7 +8,7 @@ from jax.experimental import io_callback
 
 from experiments import roofline
 from pfljax import models
-from pfljax.engine.plan import make_plan
+from pfljax.exchange.plan import make_plan
 
 
 def test_products_inside_of_loops_and_calls_are_counted():

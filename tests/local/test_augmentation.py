@@ -10,13 +10,13 @@ import pytest
 import toys
 
 from pfljax import models
-from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Split
-from pfljax.engine.plan import make_plan
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Split
+from pfljax.exchange.plan import make_plan
 from pfljax.local import augmentation
 from pfljax.local.training import LocalTraining
-from pfljax.training import host_store
-from pfljax.training.replicates import ONE
+from pfljax.stores import host_store
+from pfljax.stores.replicates import ONE
 
 SHAPE = (6, 5, 2)
 

@@ -12,12 +12,12 @@ import optax
 import pytest
 import toys
 
-from pfljax.core import tree
-from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Ledger
+from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Ledger
 from pfljax.data.sources.source import Scaling
-from pfljax.engine.plan import make_plan
-from pfljax.engine.rounds import cohort_of, make_round
+from pfljax.exchange.plan import make_plan
+from pfljax.exchange.rounds import cohort_of, make_round
 from pfljax.local import solver as solvers
 from pfljax.local.batches import Batch
 from pfljax.local.privacy import BY_SCALING, Privacy, epsilons, private_mean

@@ -7,7 +7,7 @@ import optax
 import pytest
 import toys
 
-from pfljax.core.types import Split
+from pfljax.contract.types import Split
 from pfljax.local import batches as blocks_of
 from pfljax.local.batches import shuffle, sum_over_examples
 from pfljax.local.training import scheduled

@@ -8,8 +8,8 @@ import optax
 import pytest
 import toys
 
-from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Split
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Split
 from pfljax.local.privacy import Privacy
 from pfljax.local.training import LocalTraining
 

@@ -9,8 +9,8 @@ import pytest
 import toys
 
 from pfljax import models
-from pfljax.core.errors import ArgumentError
-from pfljax.core.types import ClientContext, Split
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import ClientContext, Split
 from pfljax.local.privacy import Privacy
 from pfljax.local.training import LocalTraining
 

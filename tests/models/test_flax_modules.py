@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 from pfljax import models
-from pfljax.core.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError
 
 MOMENTUM = 0.8
 RNG = np.random.default_rng(0)

@@ -10,7 +10,7 @@ import pytest
 import toys
 
 from pfljax import models
-from pfljax.core.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError
 from pfljax.models import networks, recurrent
 
 start = jax.jit(lambda model: model.init(jax.random.key(0)), static_argnums=0)

@@ -10,7 +10,7 @@ import pytest
 from run_folders import make_run
 
 from pfljax import report
-from pfljax.training import files
+from pfljax.folder import files
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
 

@@ -12,8 +12,9 @@ import toys
 
 import pfljax as pfl
 from pfljax.algorithms import METHODS
-from pfljax.core.types import Report
-from pfljax.training import conformance, files
+from pfljax.contract.types import Report
+from pfljax.folder import files
+from pfljax.training import conformance
 
 K, COHORT = 5, 3
 

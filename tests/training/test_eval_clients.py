@@ -9,9 +9,9 @@ import toys
 
 import pfljax as pfl
 from pfljax.api import Run
-from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Predictor
-from pfljax.engine.plan import make_plan
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Predictor
+from pfljax.exchange.plan import make_plan
 from pfljax.training.loop import Schedule, Trainer
 
 SIZES, COHORT = (5, 1, 3, 4, 2, 4, 0, 3), 4

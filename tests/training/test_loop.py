@@ -23,10 +23,12 @@ from runs import (
     train,
 )
 
-from pfljax.core.errors import ArgumentError, RunError
-from pfljax.engine.plan import make_plan
-from pfljax.training import checkpoints, files, loop, memory
-from pfljax.training.compiled import Compiled
+from pfljax.contract.errors import ArgumentError, RunError
+from pfljax.exchange.plan import make_plan
+from pfljax.folder import checkpoints, files
+from pfljax.stores import memory
+from pfljax.stores.compiled import Compiled
+from pfljax.training import loop
 
 TESTS = Path(__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("compile_once")
@@ -91,7 +93,8 @@ KILL = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
 import conftest, pathlib, runs
-from pfljax.training import checkpoints, loop
+from pfljax.folder import checkpoints
+from pfljax.training import loop
 add = loop.History.add
 def dies(self, row, *rest):
     if row["round"] == 5:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from pfljax.core.errors import RunError
-from pfljax.engine.plan import make_plan
-from pfljax.engine.routes import AXIS
+from pfljax.contract.errors import RunError
+from pfljax.exchange.plan import make_plan
+from pfljax.exchange.routes import AXIS
 from pfljax.training import profiling
 from pfljax.training.profiling import Op
 

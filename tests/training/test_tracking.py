@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from runs import EVERY_ROUND, make_experiment, train
 
-from pfljax.core.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError
 from pfljax.training import loop
 from pfljax.training.tracking import Evaluation, TensorBoard, make_evaluation, named
 

@@ -7,8 +7,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from pfljax.core import tree
-from pfljax.core.types import Aggregate, Array, Params, PyTree
+from pfljax.contract import tree
+from pfljax.contract.types import Aggregate, Array, Params, PyTree
 
 Mean = Literal["weighted", "uniform"]  # over clients: by number of examples, or equally
 

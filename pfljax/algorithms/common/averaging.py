@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import optax
 
 from pfljax.algorithms.common import aggregation
-from pfljax.core import tree
-from pfljax.core.errors import ArgumentError
-from pfljax.core.types import (
+from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import (
     Algorithm,
     Array,
     ClientContext,

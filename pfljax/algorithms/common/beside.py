@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import optax
 
-from pfljax.core import tree
-from pfljax.core.types import Array, ClientContext, Params, PyTree, Split
+from pfljax.contract import tree
+from pfljax.contract.types import Array, ClientContext, Params, PyTree, Split
 from pfljax.local.problem import Problem
 
 

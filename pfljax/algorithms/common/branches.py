@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pfljax.core.types import Array, Params, PyTree
+from pfljax.contract.types import Array, Params, PyTree
 from pfljax.models import Model
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pfljax.core.types import Array, ClientData, Params, Predictor
+from pfljax.contract.types import Array, ClientData, Params, Predictor
 from pfljax.local.problem import Problem
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pfljax.core import tree
-from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Array, Params, Split
+from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Array, Params, Split
 from pfljax.local.batches import masked, sum_over_examples
 from pfljax.local.problem import Problem
 from pfljax.models import Model

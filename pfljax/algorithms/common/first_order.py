@@ -25,10 +25,10 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common import neighbors
 from pfljax.algorithms.common.uploads import Uploads, first_epoch, with_cluster_means
-from pfljax.core import tree
-from pfljax.core.errors import ArgumentError
-from pfljax.core.method import knob
-from pfljax.core.types import (
+from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.method import knob
+from pfljax.contract.types import (
     Algorithm,
     Array,
     ClientData,
@@ -44,7 +44,7 @@ from pfljax.core.types import (
     Topology,
     Traffic,
 )
-from pfljax.engine.views import read
+from pfljax.exchange.views import read
 from pfljax.local.problem import Problem
 
 LARGEST_AFFINITY = 1000  # largest number of clients for which the K x K affinities are reported

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfljax.core import tree
-from pfljax.core.types import Aggregate, Array, ClientContext, ClientOutput, Params, PyTree, Split, State, Topology
-from pfljax.engine.views import read
+from pfljax.contract import tree
+from pfljax.contract.types import Aggregate, Array, ClientContext, ClientOutput, Params, PyTree, Split, State, Topology
+from pfljax.exchange.views import read
 from pfljax.local.problem import Problem
 
 NEGLIGIBLE = 1e-12  # a weight whose gradient would not change a model in float32

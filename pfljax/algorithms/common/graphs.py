@@ -10,8 +10,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from pfljax.algorithms.common.surrogates import CommunicationGraph
-from pfljax.core import optional
-from pfljax.core.errors import ArgumentError
+from pfljax.contract import optional
+from pfljax.contract.errors import ArgumentError
 from pfljax.data.sources.reading import read_npy, read_text
 
 DRAWS = 100  # attempts to draw a connected random graph

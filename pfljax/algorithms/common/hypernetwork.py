@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfljax.core import tree
-from pfljax.core.types import Array, ClientData, Key, Params, PyTree
+from pfljax.contract import tree
+from pfljax.contract.types import Array, ClientData, Key, Params, PyTree
 from pfljax.local.problem import Problem
 from pfljax.models import Model
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from pfljax.core import tree
-from pfljax.core.types import Array, ClientData, Params, PyTree, Split
+from pfljax.contract import tree
+from pfljax.contract.types import Array, ClientData, Params, PyTree, Split
 from pfljax.local.batches import BLOCKS, masked, over_blocks, sum_over_examples
 from pfljax.models import Model
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfljax.core.types import Array, Cohort, Key
+from pfljax.contract.types import Array, Cohort, Key
 
 
 class Candidates(NamedTuple):

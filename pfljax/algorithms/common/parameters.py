@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pfljax.core import tree
-from pfljax.core.types import Array, ClientData, ClientOutput, Key, Params, Predictor
+from pfljax.contract import tree
+from pfljax.contract.types import Array, ClientData, ClientOutput, Key, Params, Predictor
 from pfljax.local.problem import Problem
 
 SHOWN = 16  # number of heaviest clients that a run records for each client

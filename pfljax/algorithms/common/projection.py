@@ -7,8 +7,8 @@ from typing import Any
 
 import optax
 
-from pfljax.core import tree
-from pfljax.core.types import PyTree
+from pfljax.contract import tree
+from pfljax.contract.types import PyTree
 
 
 def projected(

@@ -21,10 +21,10 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import aggregation
-from pfljax.core import tree
-from pfljax.core.errors import ArgumentError
-from pfljax.core.method import knob
-from pfljax.core.types import (
+from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.method import knob
+from pfljax.contract.types import (
     Algorithm,
     Array,
     ClientContext,

@@ -6,8 +6,8 @@ negative.
 
 from __future__ import annotations
 
-from pfljax.core import tree
-from pfljax.core.types import Array, Params, PyTree
+from pfljax.contract import tree
+from pfljax.contract.types import Array, Params, PyTree
 from pfljax.local.solver import Solver
 
 

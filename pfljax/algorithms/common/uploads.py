@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfljax.core import tree
-from pfljax.core.types import Array, ClientData, Key, Metrics, Params
-from pfljax.engine.rounds import draw_cohort
+from pfljax.contract import tree
+from pfljax.contract.types import Array, ClientData, Key, Metrics, Params
+from pfljax.exchange.rounds import draw_cohort
 from pfljax.local.problem import Problem
 
 ROTATIONS = 20  # alternations between labels and rotation; a few are enough

@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from pfljax.core.errors import ArgumentError, warn
-from pfljax.core.types import Task
+from pfljax.contract.errors import ArgumentError, warn
+from pfljax.contract.types import Task
 from pfljax.data.sources.source import Scaling, Source
 
 BLOCK = 1024  # rows that are in float64 at a time

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from pfljax.core.errors import ArgumentError
-from pfljax.core.fields import NumClients, Seed, checked, knob
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import NumClients, Seed, checked, knob
 from pfljax.data.sources.source import Fraction, Source, dirichlet_draws, generator, subsample, subsample_parts
 
 SINE_EXAMPLES = 20  # a client's examples of the sine curve, training and test together

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pathlib
 from typing import Annotated
 
-from pfljax.core.errors import ArgumentError
-from pfljax.core.fields import Seed, checked, knob
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import Seed, checked, knob
 from pfljax.data.sources.arrays import TaskName, make_source
 from pfljax.data.sources.reading import read_npz
 from pfljax.data.sources.source import Fraction, Source, Standardize, generator, subsample

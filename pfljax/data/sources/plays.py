@@ -8,8 +8,8 @@ from typing import Annotated
 
 import numpy as np
 
-from pfljax.core.errors import ArgumentError
-from pfljax.core.fields import Seed, checked, knob
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import Seed, checked, knob
 from pfljax.data.sources.reading import read_text
 from pfljax.data.sources.source import PAD_TOKEN, Fraction, Source, generator, subsample
 

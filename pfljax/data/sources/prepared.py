@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from pfljax.core import optional
-from pfljax.core.errors import ArgumentError
-from pfljax.core.fields import Seed, checked, knob
+from pfljax.contract import optional
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import Seed, checked, knob
 from pfljax.data.sources.arrays import TaskName, make_source
 from pfljax.data.sources.source import Fraction, Source, Standardize, generator, subsample
 

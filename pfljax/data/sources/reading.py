@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pfljax.core.errors import ArgumentError
-from pfljax.core.host import free_memory, readable
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.host import free_memory, readable
 
 COMPRESSION = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # used by numpy.savez and numpy.savez_compressed
 DENSEST = 1100  # more than the maximum compression ratio of deflate, 1,032

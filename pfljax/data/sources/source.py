@@ -9,9 +9,9 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pfljax.core.errors import ArgumentError
-from pfljax.core.fields import knob, nearest
-from pfljax.core.types import Task
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import knob, nearest
+from pfljax.contract.types import Task
 
 Fraction = Annotated[float, knob(above=0, at_most=1, flag="data_fraction")]
 Standardize = Annotated[bool, knob(flag="standardize")]

@@ -8,8 +8,8 @@ import pytest
 import toys
 
 from pfljax.algorithms.common import classes
-from pfljax.core.errors import ArgumentError
-from pfljax.core.types import Split
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Split
 
 
 @pytest.mark.parametrize("size", [0, 7, 600, 1200])  # a block's part, and several blocks of both widths

@@ -7,7 +7,7 @@ import pytest
 import toys
 
 from pfljax.algorithms.common import gradients
-from pfljax.core.types import ClientContext
+from pfljax.contract.types import ClientContext
 
 WEIGHTS = np.array([0.75, 1e-13, 0.25], np.float32)
 

@@ -5,7 +5,7 @@ import pytest
 
 from pfljax.algorithms import DFedEM
 from pfljax.algorithms.common import graphs
-from pfljax.core.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError
 
 
 def make_mixing(num, **knobs):

@@ -15,7 +15,7 @@ from pfljax.algorithms.common.neighbors import (
     remember,
     sample_others,
 )
-from pfljax.core.types import Cohort
+from pfljax.contract.types import Cohort
 
 KEYS = jax.random.split(jax.random.key(7), 4000)
 EVERYONE = Cohort(jnp.arange(8), everyone=True)

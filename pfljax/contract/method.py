@@ -1,0 +1,108 @@
+"""Declaring a method: one frozen dataclass of knobs, registered by a decorator.
+
+@method(keeps="its model", travels="the global model, both ways")
+@dataclasses.dataclass(frozen=True)
+class Ditto:
+    \"\"\"Ditto (Li et al., 2021): a global model and personal models regularized toward it.\"\"\"
+
+    strength: float = knob(0.1, at_least=0, help="lambda, pull of the personal model toward the global one")
+
+    def build(self, problem): ...
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pfljax.contract import fields
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import knob as knob
+
+T = TypeVar("T", bound=type)
+METHODS: dict[str, Any] = {}  # the registry: name -> class, in the order of registration
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodInfo:
+    """Information about a registered method besides its knobs; the `info` attribute of its class.
+
+    Attributes:
+        name: Registered name.
+        title: Name and paper: the first line of the class docstring, up to the colon or period.
+        keeps: What each client keeps.
+        travels: What travels in a round.
+        validates: Whether the method needs validation examples.
+    """
+
+    name: str
+    title: str
+    keeps: str
+    travels: str
+    validates: bool = False
+
+
+def method(*, keeps: str, travels: str, name: str | None = None, validates: bool = False) -> Callable[[T], T]:
+    """Registers a frozen dataclass of knobs with a `build(problem) -> Algorithm` as a method.
+
+    Creating an instance checks its knobs: their ranges, and that a `Literal` has one of its values.
+
+    Args:
+        keeps: What each client keeps, in words.
+        travels: What travels in a round, in words.
+        name: Registered name; by default the class name in lower case.
+        validates: Whether the method needs validation examples.
+
+    Raises:
+        ArgumentError: if a class of another file, or another class of the file, has the name.
+    """
+
+    def register(cls: Any) -> Any:
+        registered = name or cls.__name__.lower()
+        other, doc = METHODS.get(registered), inspect.getdoc(cls)
+        if other is not None and _origin(other) != _origin(cls):
+            taken = f"is the name of {other.__module__}.{other.__qualname__}"
+            text = f'{taken}; accepted: another name, by renaming the class or by @pfl.method(name="...")'
+            raise ArgumentError("name", text, registered)
+        declared = hasattr(cls, "__dataclass_fields__") and callable(getattr(cls, "build", None))
+        if not declared or not doc:
+            raise TypeError(f"{cls.__name__}: a method is a dataclass with a docstring and build(problem)")
+        title = doc.split("\n\n")[0].replace("\n", " ").split(": ")[0].rstrip(".")
+        cls.info = MethodInfo(registered, title, keeps, travels, validates)
+        built = cls.build
+
+        @functools.wraps(built)
+        def build(self, problem):
+            try:
+                return built(self, problem)
+            except ArgumentError as error:
+                raise error.of(registered) if error.argument in knobs else error from error.__cause__
+
+        knobs = {field.name for field in dataclasses.fields(cls)}
+        cls.__init__, cls.build = fields.checked(of=cls, owner=registered)(cls.__init__), build
+        METHODS[registered] = cls
+        return cls
+
+    return register
+
+
+def _origin(cls: type) -> tuple[str, str]:
+    """Where a class is defined: file (or module, in a notebook) and name. Running that again may replace the class."""
+    return getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__, cls.__qualname__
+
+
+def get(name: str) -> Any:
+    """Returns the class registered as `name`.
+
+    Raises:
+        ArgumentError: if there is none; suggests similar names.
+    """
+    if name not in METHODS:
+        if name.endswith(".py"):
+            raise ArgumentError("algorithm", f"names only a file; accepted: {name}:NAME, a class in it", name)
+        raise ArgumentError("algorithm", f"unknown algorithm; {fields.nearest(name, METHODS)}", name)
+    return METHODS[name]

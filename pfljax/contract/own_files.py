@@ -1,0 +1,77 @@
+"""Users' own methods and models, named as FILE.py:NAME."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from pfljax.contract.errors import ArgumentError, raised
+from pfljax.contract.method import METHODS
+
+
+def is_file_and_name(text: str) -> bool:
+    """Whether a text has the form FILE.py:NAME."""
+    return ".py:" in text
+
+
+FOLDERS: set[str] = set()  # that `load` has put on the path
+
+
+def _reach_neighbors(folder: Path) -> None:
+    """Lets a file import the modules beside it, and not those of the same name beside a file loaded before."""
+    for file in folder.glob("*.py"):
+        module = sys.modules.get(file.stem)
+        if module and os.path.dirname(getattr(module, "__file__", None) or "") in FOLDERS - {str(folder)}:
+            del sys.modules[file.stem]
+    sys.path[:] = [entry for entry in sys.path if entry not in FOLDERS]
+    if str(folder) not in sys.path:
+        FOLDERS.add(str(folder))
+        sys.path.append(str(folder))
+
+
+def load(argument: str, text: str) -> Any:
+    """Returns the object that FILE.py:NAME names. Executes the file every time.
+
+    Args:
+        argument: Name of the argument, for error messages.
+        text: FILE.py:NAME.
+
+    Raises:
+        ArgumentError: if the file or the object is missing, or the file raises an error.
+    """
+    file, _, name = text.rpartition(":")
+    if not os.path.isfile(file):
+        raise ArgumentError(argument, "no such file; accepted: FILE.py:NAME", text)
+    path = Path(file).resolve()
+    folder = hashlib.sha256(os.fsencode(path.parent)).hexdigest()[:8]  # files of one name may be in several folders
+    spec = importlib.util.spec_from_file_location(f"own_{path.stem}_{folder}", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # type hints of its classes are looked up there
+    _reach_neighbors(path.parent)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ArgumentError(argument, raised(error, str(path)), text) from error
+    if not hasattr(module, name):
+        near = difflib.get_close_matches(name, vars(module), n=1, cutoff=0.6)
+        raise ArgumentError(argument, f"{file} has no {name}" + (f"; did you mean {near[0]}?" if near else ""), text)
+    return getattr(module, name)
+
+
+def load_method(text: str) -> str:
+    """Loads a file that registers a method. Returns the method's registered name.
+
+    Raises:
+        ArgumentError: see `load`; also if the object is not a registered method.
+    """
+    found = load("algorithm", text)
+    info = getattr(found, "info", None)
+    if info is None or METHODS.get(info.name) is not found:
+        raise ArgumentError("algorithm", "not a method; accepted: a class decorated with @pfl.method(...)", text)
+    return info.name

@@ -1,0 +1,133 @@
+"""Objects as JSON, by the names of their classes, so that a later process can make them again. Nothing is pickled.
+
+A class or function is recorded as its module and name, with the module's file unless it is in a package. A dataclass,
+such as a method or a Flax module, is recorded as its class and fields. Closures and arrays cannot be recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import math
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pfljax.contract import own_files
+from pfljax.contract.errors import ArgumentError
+
+NOT_FIELDS = ("parent", "name")  # of a Flax module, which its parent sets
+
+
+class CannotRecord(ValueError):
+    """An object that cannot be made again from names and numbers."""
+
+
+def recorded(value: Any) -> Any:
+    """Returns a value as JSON.
+
+    Raises:
+        CannotRecord: if `found` could not make it again.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if not isinstance(value, type) and (dataclasses.is_dataclass(value) or hasattr(value, "_fields")):
+        return {"class": recorded(type(value)), "fields": recorded_fields(value)}
+    if isinstance(value, list | tuple):
+        items = [recorded(item) for item in value]
+        return items if isinstance(value, tuple) else {"list": items}
+    name, parts = getattr(value, "__qualname__", ""), str(getattr(value, "__module__", "")).split(".")
+    for module in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):  # the most public name
+        if getattr(sys.modules.get(module), name, None) is value:
+            return {"module": module, "name": name, "file": file_of(module) if parts == [module] else None}
+    raise CannotRecord(value)
+
+
+def recorded_fields(value: Any) -> dict[str, Any]:
+    """Returns the fields of a dataclass or named tuple as JSON. Defaults that cannot be recorded are left out."""
+    given = fields(value)
+    kept = recordable(given)
+    if any(given[name] is not getattr(type(value), name, None) for name in given.keys() - kept.keys()):
+        raise CannotRecord(value)
+    return kept
+
+
+def recordable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values as JSON, without those that cannot be recorded."""
+    kept = {}
+    for name, value in values.items():
+        with contextlib.suppress(CannotRecord):
+            kept[name] = recorded(value)
+    return kept
+
+
+def fields(value: Any) -> dict[str, Any]:
+    """Returns the arguments that make a dataclass or named tuple again, by name."""
+    if hasattr(value, "_asdict"):
+        return value._asdict()
+    names = [field.name for field in dataclasses.fields(value) if field.init and field.name not in NOT_FIELDS]
+    return {name: getattr(value, name) for name in names}
+
+
+def found(record: Any, argument: str) -> Any:
+    """Returns the object that was recorded. Imports the modules and files that the record names.
+
+    Args:
+        record: What `recorded` returned.
+        argument: Name of the argument that can be passed instead, for messages.
+
+    Raises:
+        ArgumentError: if code is missing or was changed so that it does not fit.
+    """
+    if isinstance(record, list):
+        return tuple(found(item, argument) for item in record)
+    if not isinstance(record, Mapping):
+        return record
+    if "list" in record:
+        return [found(item, argument) for item in record["list"]]
+    if "float" in record:
+        return float(record["float"])
+    if "fields" not in record:
+        return _named(record["module"], record["name"], record["file"], argument)
+    cls = found(record["class"], argument)
+    if not isinstance(cls, type) or not (dataclasses.is_dataclass(cls) or hasattr(cls, "_fields")):
+        raise ArgumentError(argument, f"{record['class']['name']} is no dataclass; {hand_over(argument)}")
+    fields = {name: found(value, argument) for name, value in record["fields"].items()}
+    try:
+        return cls(**fields)
+    except (TypeError, ArgumentError) as error:
+        raise ArgumentError(argument, f"{cls.__name__} has changed ({error}); {hand_over(argument)}") from error
+
+
+def hand_over(argument: str) -> str:
+    """Returns the advice for an argument, or for an attribute of one, that cannot be found."""
+    return f"hand it over: pfljax.load(path, {argument.partition('.')[0]}=...)"
+
+
+def file_of(module: str) -> str | None:
+    """Returns the absolute path of a module's file, if it has one."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return os.path.abspath(file) if file else None
+
+
+def _named(module: str, name: str, file: str | None, argument: str) -> Any:
+    """Returns a module's class or function: from the recorded file, or from the module if the file is gone."""
+    there = file is not None and os.path.isfile(file)
+    if module != "__main__" and module not in sys.modules:
+        with contextlib.suppress(Exception):  # `own_files.load` tells what is wrong
+            importlib.import_module(module)
+    is_it = module in sys.modules and (file_of(module) == file or (module != "__main__" and not there))
+    if is_it and hasattr(sys.modules[module], name):
+        return getattr(sys.modules[module], name)
+    if not there or module == "__main__":  # a script is not run again
+        where = "a script or notebook" if module == "__main__" else file or module
+        raise ArgumentError(argument, f"{name} is defined in {where}, which cannot be imported; {hand_over(argument)}")
+    return own_files.load(argument, f"{file}:{name}")

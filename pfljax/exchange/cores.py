@@ -1,0 +1,45 @@
+"""CPU devices, one for each core: JAX has a single one unless it is asked for more before it starts."""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+
+import jax
+
+from pfljax.contract.host import num_cores
+
+BY_XLA = "xla_force_host_platform_device_count"  # the older way to ask for CPU devices, in XLA_FLAGS
+
+
+def chosen() -> bool:
+    """Whether the user has set the number of CPU devices."""
+    return getattr(jax.config, "jax_num_cpu_devices", -1) >= 0 or BY_XLA in os.environ.get("XLA_FLAGS", "")
+
+
+def use(devices: int = 0) -> None:
+    """Asks JAX for CPU devices, if it has not started.
+
+    Args:
+        devices: Number of CPU devices; 0: what the user has set (`JAX_NUM_CPU_DEVICES`), or else one for each core.
+    """
+    try:
+        if devices or not chosen():
+            jax.config.update("jax_num_cpu_devices", devices or num_cores())
+        # CPU devices of one process share a thread pool, so collectives can starve if several dispatches are in flight.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+    except RuntimeError:  # JAX has started
+        return
+
+
+@functools.cache
+def warn_once() -> None:
+    """Warns if clients run on one core where there are more, because JAX started before pfljax was imported."""
+    found = jax.local_devices()
+    if found[0].platform == "cpu" and len(found) < num_cores() and not chosen():
+        text = (
+            f"clients run on {len(found)} of {num_cores()} CPU cores, since JAX started before pfljax was imported; "
+            f"to be up to {num_cores() / len(found):.0f} times faster, import pfljax first or set JAX_NUM_CPU_DEVICES"
+        )
+        warnings.warn(text, stacklevel=2)

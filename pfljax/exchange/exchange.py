@@ -1,0 +1,168 @@
+"""One scan over blocks of clients: each block receives models, runs the client updates, and deposits the results."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from pfljax.contract import tree
+from pfljax.contract.pooled import is_pooled
+from pfljax.contract.types import Aggregate, Array, ClientOutput, Params, PyTree
+from pfljax.exchange.layout import Layout, block, flat, replace
+from pfljax.exchange.routes import AXIS, SPREAD, WHOLE, Block, Kept, Route
+from pfljax.exchange.views import view
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Clients:
+    """Inputs of the S clients of an exchange.
+
+    Attributes:
+        index: (S, J) int32, the models that each client receives.
+        rows: The clients' own state, leaves (S, ...).
+        data: The clients' data, leaves (S, ...).
+        sizes: (S,) sizes for sorting the clients, or None.
+    """
+
+    index: Array
+    rows: PyTree
+    data: PyTree
+    sizes: Array | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """An exchange with a layout.
+
+    Attributes:
+        mesh: The mesh of devices.
+        layout: Placement of clients on the devices.
+        route: The way models reach the clients.
+        client_fn: As in `ExecutionPlan.exchange`.
+    """
+
+    mesh: Mesh
+    layout: Layout
+    route: Route
+    client_fn: Callable[..., ClientOutput]
+
+    def run(self, models: Params, clients: Clients, common: tuple) -> tuple[PyTree, Aggregate]:
+        """Runs the exchange; `common` holds further arguments of `client_fn`, shared by all clients."""
+        layout, route = self.layout, self.route
+        work = jax.jit(self.client_fn, inline=True)  # traced once for both the output shapes and the loop
+        real = layout.real()
+        sizes, clients = clients.sizes, layout.pad(dataclasses.replace(clients, sizes=None))
+        if sizes is not None and layout.by_size:
+            clients = dataclasses.replace(clients, sizes=jnp.where(real, layout.pad(sizes), -1))
+        if route.models_held:
+            models = layout.pad(models, route.models_held)
+        on_device = dataclasses.replace(self, client_fn=work)._on_device
+        if self.mesh.size > 1:
+            on_device = jax.shard_map(
+                on_device,
+                mesh=self.mesh,
+                in_specs=(route.models_at, spread_rows(clients), SPREAD, WHOLE),
+                out_specs=(SPREAD, route.sums_at),
+                check_vma=False,
+            )
+        of_clients, collected = on_device(models, clients, real, common)
+        rows, report, sent = layout.cut(of_clients)
+        upload, count = layout.cut(collected, route.sums_held) if route.sums_held else collected
+        return rows, Aggregate(upload, count, sent, report)
+
+    def _on_device(
+        self, models: Params, clients: Clients, real: Array, common: tuple
+    ) -> tuple[tuple[PyTree, PyTree, Array], Kept]:
+        """The exchange on one device: ((rows, report, sent) of its clients, collected contributions)."""
+        order = self.layout.order(clients.sizes)
+        index, real, rows = order.sort((clients.index, real, clients.rows))
+        data = on_this_device(clients.data)
+        route = self.route
+        models = route.open(order.sort(models, route.models_held) if route.models_held else models)
+        work = functools.partial(self._work, data, common, order.clients)
+        step = functools.partial(self._step, work, models, index, real)
+
+        def output() -> ClientOutput:
+            width, at = self.layout.buckets[0][0], jnp.zeros((), jnp.int32)
+            here = Block(at, block(index, at, width))
+            received = lambda: route.receive(models, None, here)
+            return jax.eval_shape(lambda: work(received(), block(rows, at, width), here))
+
+        carry, parts, start = (rows, route.start(models, index, output)), [], 0
+        for width, count in self.layout.buckets:
+            places = start + width * jnp.arange(count)
+            carry = (*carry, block(carry[0], places[0], width))
+            (*carry, _), out = jax.lax.scan(functools.partial(step, width), carry, places)
+            parts.append(flat(out))
+            start += width * count
+        rows, kept = carry
+        report, sent = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+        kept = order.undo(kept, route.sums_held) if route.sums_held else kept
+        return order.undo((rows, report, sent)), route.collect(kept)
+
+    def _step(self, work: Callable, models: Params, index: Array, real: Array, width: int, carry: Any, at: Array):
+        """Processes one block of clients; replaces rows and the route's carry in place.
+
+        A block's rows are read in the previous step, from what that step has written. If a step read its own rows, XLA
+        could read them again after their replacement and would copy the whole stack to do so.
+        """
+        rows, kept, own = carry
+        here = Block(at, block(index, at, width))
+        out = work(self.route.receive(models, kept, here), own, here)
+        held, uploads = index.shape[1], jax.tree.leaves(out.upload)
+        num_sent = uploads[0].shape[1] if uploads and out.mixing_weights is None else held
+        sent = jnp.broadcast_to(block(real, at, width)[:, None], (width, num_sent))
+        sent = sent if out.sent is None else sent & out.sent
+        kept = self.route.deposit(kept, here, out, sent)
+        sent = jnp.pad(sent, ((0, 0), (0, held - num_sent)))
+        rows = replace(rows, at, out.client)
+        return (rows, kept, block(rows, at + width, width)), (out.report, sent)
+
+    def _work(
+        self, data: PyTree, common: tuple, order: Array, models: Params, rows: PyTree, here: Block
+    ) -> ClientOutput:
+        """Runs the client updates of a block; data is gathered where it is used."""
+        run = lambda models, row, client: self.client_fn(models, row, view(data, client), *common)
+        width = here.index.shape[0]
+        at_once = min(self.layout.at_once or width, width)
+        return in_chunks(run, (models, rows, block(order, here.at, width)), at_once)
+
+
+def spread_rows(stack: PyTree) -> PyTree:
+    """`shard_map` specs of a stack with spread rows; a pool of examples is also spread, or on every device."""
+
+    def one(leaf):
+        if not is_pooled(leaf):
+            return SPREAD
+        return dataclasses.replace(leaf, pool=SPREAD if leaf.spread else WHOLE, index=SPREAD)
+
+    return jax.tree.map(one, stack, is_leaf=is_pooled)
+
+
+def on_this_device(stack: PyTree) -> PyTree:
+    """A stack inside `shard_map`; the index of a spread pool then refers to this device's rows."""
+
+    def one(leaf):
+        return leaf.on_device(jax.lax.axis_index(AXIS)) if is_pooled(leaf) and leaf.spread else leaf
+
+    return jax.tree.map(one, stack, is_leaf=is_pooled)
+
+
+def in_chunks(fn: Callable[..., PyTree], stacks: tuple, chunk: int) -> PyTree:
+    """Maps fn over rows, `chunk` rows at once; a single row needs no loop."""
+    num = tree.num_rows(stacks)
+    if num == 1:
+        return tree.stack_one(fn(*jax.tree.map(lambda leaf: leaf[0], stacks)))
+    if chunk == 1:
+        return jax.lax.map(lambda row: fn(*row), stacks)
+    if chunk >= num:
+        return jax.vmap(fn)(*stacks)
+    blocks = jax.tree.map(lambda leaf: leaf.reshape(num // chunk, chunk, *leaf.shape[1:]), stacks)
+    return flat(jax.lax.map(lambda rows: jax.vmap(fn)(*rows), blocks))

@@ -1,0 +1,296 @@
+"""Mapping of clients and models over devices. All vmap, lax.map and shard_map calls live in `pfljax.exchange`.
+
+An `ExecutionPlan` sets how many clients a device processes at a time (`chunk`: 1 is a map over clients, 0 a vmap over
+all of a device's clients), the devices that the client axis is spread over, and how models reach clients on other
+devices:
+    own models do not move; a server's small stack is on every device, and contributions are summed (psum);
+    peers' models are gathered on every device and contributions are summed at the owners (gather), or models and
+    contributions travel around the ring of devices, one message at a time (ring).
+Every plan gives the same numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Aggregate, Array, ClientOutput, Params, PyTree, Topology
+from pfljax.exchange import buckets
+from pfljax.exchange.exchange import Clients, Exchange, in_chunks, on_this_device, spread_rows
+from pfljax.exchange.layout import lay_out, pad
+from pfljax.exchange.routes import AXIS, Gather, Own, OwnFirst, Push, Ring, Route, Server, is_dense
+
+Plan = Literal["auto", "vmap", "map", "chunk"]
+Peers = Literal["auto", "gather", "ring"]
+GATHERED = 32 << 20  # largest stack in bytes that each CPU device may copy; CPU devices share one memory
+MESSAGE_BYTES = 2 << 20  # bytes of models that travel around the ring at a time
+SUMMED, SUMMED_BYTES = 64, 64 << 20  # most clients whose uploads are summed at a time, and most bytes of these uploads
+SMALL = 64 << 10  # bytes up to which a client's models are processed at once instead of one by one
+
+
+@dataclasses.dataclass(frozen=True)
+class ExecutionPlan:
+    """Mapping of clients over devices.
+
+    Attributes:
+        mesh: One axis, `clients`, over D devices.
+        chunk: Number of clients that a device processes at a time; 0: all of them (vmap), 1: one by one (map).
+        peers: How models reach clients on other devices: "gather", "ring" or "auto", which gathers except for large
+            stacks on CPU devices, which share one memory; the memory plan switches to a ring if copies do not fit.
+        buckets: For clients with different numbers of steps: (clients side by side, repetitions) on each device, which
+            sorts its clients, longest first; (): original order, in chunks of `chunk`.
+    """
+
+    mesh: Mesh
+    chunk: int
+    peers: Peers = "auto"
+    buckets: buckets.Buckets = ()
+
+    @property
+    def num_devices(self) -> int:
+        return self.mesh.size
+
+    def sharding(self, leaf: Any, *, by_rows: bool, axis: int = 0) -> NamedSharding:
+        """Sharding of a leaf: rows (at `axis`) spread over the devices if they divide evenly, otherwise replicated."""
+        spread = by_rows and len(leaf.shape) > axis and leaf.shape[axis] % self.num_devices == 0
+        return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, AXIS) if spread else PartitionSpec())
+
+    def for_steps(self, steps: np.ndarray, num_clients: int) -> ExecutionPlan:
+        """The plan for clients with different numbers of steps, with few idle steps.
+
+        Args:
+            steps: (K,), number of steps of each client per round.
+            num_clients: S, number of clients in a round.
+        """
+        if self.chunk == 1 or steps.min() == steps.max():
+            return self
+        lengths = buckets.on_devices(steps, num_clients, self.num_devices)
+        return dataclasses.replace(self, buckets=buckets.buckets_of(lengths, self.chunk or lengths.shape[1]))
+
+    def waiting(self, steps: np.ndarray, num_clients: int) -> float:
+        """Share of idle steps in a round, averaged over cohorts."""
+        lengths = buckets.on_devices(steps, num_clients, self.num_devices)
+        if self.buckets:
+            return buckets.waiting(buckets.longest_first(lengths), self.buckets)
+        width = min(self.chunk or lengths.shape[1], lengths.shape[1])
+        return buckets.waiting(lengths, ((width, -(-lengths.shape[1] // width)),))
+
+    def rings(self, models: Params) -> bool:
+        """Whether peers' models (stacked) travel around the ring instead of being gathered on all devices."""
+        on_cpu = self.mesh.devices.flat[0].platform == "cpu"
+        return self.peers == "ring" or (self.peers == "auto" and on_cpu and tree.num_bytes(models) > GATHERED)
+
+    def exchange_of(self, topology: Topology, models: Params) -> str:
+        """Describes how a stack's models reach clients on other devices."""
+        if topology == "own" or self.num_devices == 1:
+            return "no model leaves its device"
+        if topology == "shared":
+            return "models are on every device, contributions are summed"
+        if topology == "push":
+            return "uploads travel around the ring" if self.rings(models) else "every device sums its uploads"
+        return "models go around a ring of devices" if self.rings(models) else "every device gathers all models"
+
+    def own_rows(self, num: int) -> slice:
+        """The slice of `num` clients' rows on this process's devices; all rows if they do not divide evenly."""
+        if num % self.num_devices:
+            return slice(0, num)
+        here = [device.process_index == jax.process_index() for device in self.mesh.devices.flat]
+        per_device = num // self.num_devices
+        return slice(here.index(True) * per_device, (here.index(True) + sum(here)) * per_device)
+
+    def place(self, leaf: Any, num: int, axis: int = 0, by_rows: bool = True) -> Array:
+        """Puts a host array on the devices: spreads rows (at `axis`; all `num` or this process's), or replicates it."""
+        shape = (*leaf.shape[:axis], num, *leaf.shape[axis + 1 :])
+        sharding = self.sharding(jax.ShapeDtypeStruct(shape, leaf.dtype), by_rows=by_rows, axis=axis)
+        if jax.process_count() == 1:
+            return jax.device_put(leaf, sharding)
+        return jax.make_array_from_process_local_data(sharding, np.asarray(leaf), shape)
+
+    @property
+    def everywhere(self) -> NamedSharding:
+        """Sharding that replicates on all devices, so that every process can read the array."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    def over_models(self, fn: Callable[..., PyTree], *stacks: PyTree) -> PyTree:
+        """Applies `fn` to each of J stacked models; for use inside a client's update."""
+        large = self.chunk == 1 and tree.num_bytes(stacks) > SMALL
+        return in_chunks(fn, stacks, 1 if large else tree.num_rows(stacks))
+
+    def over_rows(self, fn: Callable[..., PyTree], *stacks: PyTree) -> PyTree:
+        """Applies `fn` to all rows at once; for elementwise or small operations on whole stacks."""
+        return jax.vmap(fn)(*stacks)
+
+    def gram(self, models: Params) -> Array:
+        """(N, N) inner products of N stacked models; each device computes its share of the rows."""
+        return self._share_rows(tree.inner_products, models, models)
+
+    def mix(self, weights: Array, models: Params) -> Params:
+        """Like `tree.mix` for weights (K, N); each device computes its share of the mixtures."""
+        return self._share_rows(tree.mix, weights, models)
+
+    def _share_rows(self, fn: Callable[..., PyTree], stack: PyTree, whole: PyTree) -> PyTree:
+        """Computes fn(stack, whole), which has one row per row of the stack."""
+        if not self._is_spread(stack):
+            return fn(stack, whole)
+        specs = PartitionSpec(AXIS), PartitionSpec()
+        return jax.shard_map(fn, mesh=self.mesh, in_specs=specs, out_specs=specs[0], check_vma=False)(stack, whole)
+
+    def over_replicates(self, fn: Callable[..., PyTree], in_axes: Any = 0) -> Callable[..., PyTree]:
+        """Maps `fn` of one run's arrays over several runs, stacked on a leading axis.
+
+        Runs are processed in turn if clients are processed one by one, otherwise all at once.
+
+        Args:
+            fn: A function of one run's arrays.
+            in_axes: For each argument, 0 if it is stacked or None if all runs share it; 0: all are stacked.
+        """
+        if self.chunk != 1:
+            return jax.vmap(fn, in_axes=in_axes)
+
+        def mapped(*args):
+            axes = [in_axes] * len(args) if isinstance(in_axes, int) else in_axes
+            stacked = [arg for arg, axis in zip(args, axes, strict=True) if axis == 0]
+
+            def one(rows):
+                rows = iter(rows)
+                return fn(*(next(rows) if axis == 0 else arg for arg, axis in zip(args, axes, strict=True)))
+
+            return jax.lax.map(one, stacked)
+
+        return mapped
+
+    def exchange(
+        self,
+        client_fn: Callable[..., ClientOutput],
+        models: Params,
+        index: Array,
+        rows: PyTree,
+        data: PyTree,
+        *,
+        topology: Topology,
+        own_first: bool = False,
+        common: PyTree = None,
+        sizes: Array | None = None,
+    ) -> tuple[PyTree, Aggregate]:
+        """Sends models to every client, runs the client updates, and sums contributions at the models' owners.
+
+        Args:
+            client_fn: (models_s, row_s, data_s) -> ClientOutput, for one client; models_s has a leading axis J. The
+                upload has a leading axis of at most J: contributions to the first received models, summed there. Under
+                "own", the upload is the next model and replaces it. Under "push", models_s is the client's own model
+                (1, ...), and the upload has no such axis: it goes to all models in the index.
+            models: Stacked models, leaves (N, ...).
+            index: (S, J) int32, the models that each client receives, or under "push" uploads to; not read under
+                "own".
+            rows: The clients' own state, leaves (S, ...), replaced in place by ClientOutput.client.
+            data: The clients' data, leaves (S, ...).
+            topology: As in `Algorithm`; under "own" a client may have J models, N = S J.
+            own_first: Whether, under "peers", N = S and column 0 of index is arange(S): own models then stay in
+                place.
+            common: Optional last argument of client_fn, shared by all clients.
+            sizes: (S,) sizes for sorting clients if the plan has buckets.
+
+        Returns:
+            The next rows, and the aggregate of what came back.
+        """
+        models, clients = jax.tree.map(jnp.asarray, (models, Clients(index, rows, data, sizes)))
+        num_clients, held = clients.index.shape
+        by_size = self.buckets if sizes is not None else ()
+        together = self._together(topology, models, held)
+        layout = lay_out(num_clients, self.num_devices, self.chunk, by_size, together)
+        route = self._route(topology, models, held, own_first and layout.as_they_come)
+        return Exchange(self.mesh, layout, route, client_fn).run(models, clients, () if common is None else (common,))
+
+    def _together(self, topology: Topology, models: Params, held: int) -> int:
+        """Number of clients whose models travel, or are summed, together, for few messages and matrix products."""
+        row = tree.row_bytes(models) if topology in ("peers", "push") else 0
+        num_models = tree.num_rows(models) if row else 0
+        if topology == "push" and is_dense(held, num_models):
+            return min(SUMMED, SUMMED_BYTES // row)
+        if row and self._is_spread(models) and self.rings(models):
+            return MESSAGE_BYTES // (row * (held if topology == "peers" else 1))
+        return 1
+
+    def _route(self, topology: Topology, models: Params, held: int, own_first: bool) -> Route:
+        """The route by which models reach clients; `own_first` as in `exchange`, where position k is client k."""
+        if topology == "own":
+            return Own(held)
+        num_models, devices = tree.num_rows(models) if jax.tree.leaves(models) else 0, self.num_devices
+        route = Server(num_models, devices)
+        if topology in ("peers", "push") and self._is_spread(models):
+            ring = self.rings(models)
+            route = Ring(num_models // devices, devices) if ring else Gather(num_models, devices)
+        if topology == "push":
+            return Push(route)
+        at_home = own_first and topology == "peers" and (isinstance(route, Ring) or devices == 1)
+        return OwnFirst(route) if at_home else route
+
+    def take_rows(self, stack: PyTree, ids: Array) -> PyTree:
+        """Returns stack[ids]: the cohort's rows (S, ...) out of K, from any device."""
+        if not self._is_spread(stack):
+            return tree.take(stack, ids)
+        rows = self._around(lambda ring, stack, ids: ring.fetch(stack, ids), stack, ids)
+        return jax.tree.map(lambda leaf: leaf[: ids.shape[0]], rows)
+
+    def put_rows(self, stack: PyTree, ids: Array, rows: PyTree) -> PyTree:
+        """Replaces rows `ids` (distinct) of the stack with `rows` (S, ...), on any device."""
+        if not self._is_spread(stack):
+            return jax.tree.map(lambda leaf, new: leaf.at[ids].set(new, unique_indices=True), stack, rows)
+        return self._around(lambda ring, *args: ring.replace(*args), stack, ids, rows)
+
+    def _is_spread(self, stack: PyTree) -> bool:
+        has_rows = bool(jax.tree.leaves(stack))
+        return self.num_devices > 1 and has_rows and tree.num_rows(stack) % self.num_devices == 0
+
+    def _around(self, fn: Callable, stack: PyTree, ids: Array, *rows: PyTree) -> PyTree:
+        """Runs fn(ring, stack, ids, *rows) with everything spread over the devices."""
+        num, devices, spec = ids.shape[0], self.num_devices, PartitionSpec(AXIS)
+        padded = -(-num // devices) * devices
+        ring = Ring(tree.num_rows(stack) // devices, devices)
+        run = jax.shard_map(
+            lambda stack, *args: fn(ring, on_this_device(stack), *args),
+            mesh=self.mesh,
+            in_specs=(spread_rows(stack), *[spec] * (1 + len(rows))),
+            out_specs=spec,
+            check_vma=False,
+        )
+        return run(stack, *pad((ids, *rows), num, padded))
+
+
+def make_plan(kind: str = "auto", chunk: int = 0, devices: int = 0, peers: Peers = "auto") -> ExecutionPlan:
+    """Makes a plan for the devices of all processes.
+
+    Args:
+        kind: "map", "vmap", "chunk" or "auto" (map on a CPU, vmap elsewhere: see BUILD_NOTES.md).
+        chunk: Number of clients at a time for "chunk".
+        devices: Number of devices to use in each process; 0: all.
+        peers: As in `ExecutionPlan`.
+    """
+    found = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    check_devices(devices)
+    if devices:
+        found = [d for d in found if d in [e for e in found if e.process_index == d.process_index][:devices]]
+    mesh = Mesh(np.array(found), (AXIS,), axis_types=(AxisType.Auto,))
+    if kind == "auto":
+        kind = "map" if found[0].platform == "cpu" else "vmap"
+    return ExecutionPlan(mesh, {"map": 1, "vmap": 0, "chunk": max(chunk, 1)}[kind], peers)
+
+
+def check_devices(devices: int) -> None:
+    """Raises `ArgumentError` if this process has fewer devices."""
+    found = len(jax.local_devices())
+    if devices > found:
+        raise ArgumentError("devices", f"accepted: 0 to {found}, the number of devices found", devices)
+
+
+def make_host_plan() -> ExecutionPlan:
+    """A plan for one CPU device, one client at a time, for one-time work in host memory."""
+    return ExecutionPlan(Mesh(np.array(jax.local_devices(backend="cpu")[:1]), (AXIS,), axis_types=(AxisType.Auto,)), 1)

@@ -1,0 +1,301 @@
+"""One round of any method: sample a cohort, then download, exchange and server update on the cohort's rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.contract import tree
+from pfljax.contract.types import (
+    Aggregate,
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Cohort,
+    Key,
+    Metrics,
+    State,
+    Traffic,
+)
+from pfljax.exchange import traffic
+from pfljax.exchange.plan import ExecutionPlan
+from pfljax.exchange.views import view
+
+
+class Record(NamedTuple):
+    """Logged values of a round.
+
+    Attributes:
+        train_loss: () mean over the cohort, weighted by n_k.
+        diverged: () int32, a client with a loss that is not finite, or -1.
+        down: () bytes that the cohort's clients received from others.
+        up: () bytes that they sent.
+        metrics: The method's own metrics.
+    """
+
+    train_loss: Array
+    diverged: Array
+    down: Array
+    up: Array
+    metrics: Metrics
+
+
+COHORT, DOWNLOAD, WORK, UPDATE, SAMPLE = range(5)  # uses of a round's keys
+
+
+def _key(key: Key, purpose: int, round_number: Array) -> Key:
+    """A round's key for a purpose. Of two keys (2,), cohorts use the first; the second may be secret."""
+    key = key[int(purpose != COHORT)] if key.ndim else key
+    return jax.random.fold_in(jax.random.fold_in(key, purpose), round_number)
+
+
+def draw_cohort(key: Key, num_clients: int, size: int) -> Cohort:
+    """Draws S of K clients uniformly without replacement."""
+    ids = jnp.arange(num_clients, dtype=jnp.int32)
+    if size == num_clients:
+        return Cohort(ids, everyone=True)
+    if size**2 > 16 * num_clients:
+        return Cohort(jnp.sort(jax.random.permutation(key, ids)[:size]))
+
+    # For few of very many clients: Floyd's algorithm, which touches S clients instead of K.
+    def draw(number, chosen):
+        top = num_clients - size + number
+        drawn = jax.random.randint(jax.random.fold_in(key, number), (), 0, top + 1, jnp.int32)
+        return chosen.at[number].set(jnp.where((chosen == drawn).any(), top, drawn))
+
+    return Cohort(jnp.sort(jax.lax.fori_loop(0, size, draw, jnp.full((size,), -1, jnp.int32))))
+
+
+def cohort_of(key: Key, number: Array, num_clients: int, size: int) -> Cohort:
+    """The uniform cohort of a round; depends only on `key` and the round, not on the method or plan."""
+    return draw_cohort(_key(key, COHORT, number), num_clients, size)
+
+
+def sample_cohort(
+    algorithm: Algorithm, key: Key, number: Array, state: State, clients: ClientData, size: int
+) -> Cohort:
+    """The cohort of a round: uniform, or chosen by the method from all K clients' state and data.
+
+    Raises:
+        ValueError: if a method does not choose exactly S clients.
+    """
+    if algorithm.sample is None:
+        return cohort_of(key, number, tree.num_rows(clients), size)
+    ids = algorithm.sample(_key(key, SAMPLE, number), state._replace(round=number), clients)
+    if ids.shape != (size,):
+        raise ValueError(f"sample: returned ids of shape {ids.shape}; accepted: ({size},), the size of a cohort")
+    return Cohort(jnp.sort(ids).astype(jnp.int32))
+
+
+def participations(key: Key, num_clients: int, size: int, rounds: int) -> Array:
+    """(K,), for each client, number of the first `rounds` rounds with the client in the cohort.
+
+    Valid only for uniform sampling: with `Algorithm.sample`, cohorts depend on the training.
+    """
+    count = lambda number, total: total.at[cohort_of(key, number, num_clients, size).ids].add(1)
+    return jax.lax.fori_loop(0, rounds, count, jnp.zeros((num_clients,), jnp.int32))
+
+
+def by_client(algorithm: Algorithm) -> State:
+    """A State of bools: which parts of a method's State are rows of clients."""
+    models = algorithm.topology != "shared"  # otherwise models and their optimizers belong to the server
+    parts: dict[str, Any] = {"server": False, "models": models, "optimizer": models, "clients": True, "round": False}
+    return State(**parts)
+
+
+def split_state(algorithm: Algorithm, state: State) -> tuple[State, State]:
+    """(the clients' rows, the rest): two States, each with () for the parts of the other."""
+
+    def pick(wanted: bool) -> State:
+        parts: list[Any] = [
+            part if rows == wanted else () for part, rows in zip(state, by_client(algorithm), strict=True)
+        ]
+        return State(*parts)
+
+    return pick(True), pick(False)
+
+
+def join_state(algorithm: Algorithm, rows: State, rest: State) -> State:
+    """Undoes `split_state`."""
+    parts: list[Any] = [a if of_client else b for a, b, of_client in zip(rows, rest, by_client(algorithm), strict=True)]
+    return State(*parts)
+
+
+def predicts_by_rows(build: Callable[[Array | None], Algorithm], state: State, clients: ClientData) -> bool:
+    """Whether a method's fine-tuned predictor can be computed for some clients from only their rows and data.
+
+    Traces the predictor for fewer clients: it must succeed and return rows for exactly these clients.
+
+    Args:
+        build: Builds the method for some clients (n,), or for all; see `Problem.part`.
+        state: Shapes of its state.
+        clients: Shapes of all K clients' data.
+    """
+    num_clients = tree.num_rows(clients)
+    _describe(build, state, clients, None)  # a failure for all clients is a bug in the method
+    algorithm = build(None)
+    rows, rest = split_state(algorithm, state)
+    for num in {1, num_clients - 1} - {0, num_clients}:
+        part, data = tree.shapes_of_rows((rows, clients), num)
+        ids = jax.ShapeDtypeStruct((num,), jnp.int32)
+        try:
+            predictor, collaboration = _describe(build, join_state(algorithm, part, rest), data, ids)
+        except Exception:  # of any kind: the method does not support fewer clients
+            return False
+        described = jax.tree.leaves((predictor.index, predictor.weights, predictor.rows, collaboration))
+        if any(leaf.shape[:1] != (num,) for leaf in described):
+            return False
+        own = predictor.topology == "own"
+        if own and any(leaf.shape[0] != predictor.index.size for leaf in jax.tree.leaves(predictor.models)):
+            return False
+    return True
+
+
+def _describe(build: Callable[[Array | None], Algorithm], state: State, clients: ClientData, part: Any) -> Any:
+    """Shapes of a method's predictor and of its collaboration report."""
+
+    def predict(key: Key, state: State, clients: ClientData, part: Array | None):
+        algorithm = build(part)
+        predictor, collaboration = algorithm.predictor(key, state, clients), algorithm.report.collaboration
+        if algorithm.fine_tune and predictor.topology != "peers":  # peers' models are fetched before tuning
+            predictor = algorithm.fine_tune(key, predictor, clients)
+        return predictor, collaboration(state) if collaboration else ()
+
+    return jax.eval_shape(predict, jax.random.key(0), state, clients, part)
+
+
+def make_round(
+    algorithm: Algorithm, plan: ExecutionPlan, num_clients: int, cohort_size: int
+) -> Callable[[Key, Array, State, ClientData], tuple[State, Record]]:
+    """Composes a method's functions into (key, round, state, clients) -> (state, record).
+
+    Only the cohort's rows are read, processed and written back, so a round costs S, not K.
+    """
+    work = make_cohort_round(algorithm, plan)
+
+    def one_round(key: Key, number: Array, state: State, clients: ClientData) -> tuple[State, Record]:
+        cohort = sample_cohort(algorithm, key, number, state, clients, cohort_size)
+        if cohort.everyone:
+            return work(key, number, cohort, state, clients)
+        if plan.num_devices > 1:
+            # On every device. If they were spread, looking up the cohort would need independent collectives; together
+            # with those that move rows, they can occupy all of a CPU's few threads and deadlock.
+            cohort = Cohort(jax.lax.with_sharding_constraint(cohort.ids, plan.everywhere))
+        all_rows, rest = split_state(algorithm, state)
+        rows, clients = plan.take_rows((all_rows, clients), cohort.ids)
+        state, record = work(key, number, cohort, join_state(algorithm, rows, rest), clients)
+        rows, rest = split_state(algorithm, state)
+        return join_state(algorithm, plan.put_rows(all_rows, cohort.ids, rows), rest), record
+
+    return one_round
+
+
+def make_cohort_round(
+    algorithm: Algorithm, plan: ExecutionPlan
+) -> Callable[[Key, Array, Cohort, State, ClientData], tuple[State, Record]]:
+    """Like `make_round`, but on the cohort's rows only: (key, round, cohort, state, clients) -> (state, record)."""
+
+    def one_round(key: Key, number: Array, cohort: Cohort, state: State, clients: ClientData) -> tuple[State, Record]:
+        assert algorithm.download is not None  # `Algorithm` sets a default by topology
+        state = state._replace(round=number)
+        index = algorithm.download(_key(key, DOWNLOAD, number), state, cohort)
+        position = index if algorithm.topology == "shared" else cohort.position(index)
+        playing = _Round(_key(key, WORK, number), number, cohort, index, position, clients)
+
+        def exchange(step: Array, state: State) -> tuple[State, Record]:
+            state, aggregate, read = _exchange(algorithm, plan, playing, step, state)
+            moved = traffic.of_exchange(state.models, aggregate, read)
+            record = _record(algorithm, playing, step, aggregate, moved)
+            update_key = jax.random.fold_in(_key(key, UPDATE, number), step)
+            state, metrics = algorithm.server_update(update_key, state, aggregate)
+            return state, record._replace(metrics=metrics)
+
+        state, record = exchange(jnp.zeros((), jnp.int32), state)
+        if algorithm.exchanges > 1:
+            # The first exchange's loss and metrics refer to the downloaded models.
+            def again(step, carry):
+                state, record = carry
+                state, new = exchange(step, state)
+                diverged = jnp.maximum(record.diverged, new.diverged)
+                return state, record._replace(diverged=diverged, down=record.down + new.down, up=record.up + new.up)
+
+            state, record = jax.lax.fori_loop(1, algorithm.exchanges, again, (state, record))
+        return state._replace(round=number + 1), record
+
+    return one_round
+
+
+@dataclasses.dataclass(frozen=True)
+class _Round:
+    """A round in progress."""
+
+    key: Key  # for the client updates
+    number: Array
+    cohort: Cohort
+    index: Array  # (S, J) from `Algorithm.download`
+    position: Array  # (S, J) the same indices as rows of the cohort's models
+    clients: ClientData  # the cohort's data
+
+
+def _exchange(
+    algorithm: Algorithm, plan: ExecutionPlan, playing: _Round, step: Array, state: State
+) -> tuple[State, Aggregate, int]:
+    """Returns (state with the clients' next rows, aggregate, bytes that a client read from the server's state)."""
+    index, topology = playing.index, algorithm.topology
+
+    def client(models, row, data, server):
+        number, index, client_data = data
+        key = jax.random.fold_in(playing.key, number)
+        context = ClientContext(key, playing.number, step, index[...], server)
+        return algorithm.client_update(context, models, row, client_data)
+
+    data = (playing.cohort.ids, index, playing.clients)
+    rows, aggregate = plan.exchange(
+        client,
+        state.models,
+        playing.position,
+        state.clients,
+        data,
+        topology=topology,
+        own_first=topology == "peers",
+        common=state.server,
+        sizes=playing.clients.train.size,
+    )
+    shape = lambda *leading: lambda leaf: jax.ShapeDtypeStruct((*leading, *leaf.shape[1:]), leaf.dtype)
+    received = jax.tree.map(shape(1 if topology == "push" else index.shape[1]), state.models)
+    traced = lambda server, models, row, data: client(models, row, view(data, jnp.zeros((), jnp.int32)), server)
+    read = traffic.bytes_read(traced, state.server, received, jax.tree.map(shape(), state.clients), data)
+    return state._replace(clients=rows), aggregate, read
+
+
+def _record(algorithm: Algorithm, playing: _Round, step: Array, aggregate: Aggregate, moved: Traffic) -> Record:
+    """The record of an exchange; `moved` holds the bytes of its parts."""
+    ids, index, sizes = playing.cohort.ids, playing.index, playing.clients.train.size
+    if algorithm.traffic is not None:
+        moved = algorithm.traffic(moved)
+    travels = jnp.ones_like(index, bool)
+    if algorithm.topology == "own":
+        travels = jnp.zeros_like(index, bool)
+    elif algorithm.topology != "shared":
+        travels = index != ids[:, None]  # also for a push: as many models arrive as are sent
+    lifted = travels | (algorithm.via_server and algorithm.topology != "own")
+    # After the first exchange, a client without a batch left no longer takes part.
+    active = aggregate.sent | (step == 0)
+    count = lambda mask: mask.sum(dtype=jnp.float32)
+    taking_part = count(active.any(axis=1))
+    loss, none, attacker = aggregate.report["loss"], jnp.iinfo(jnp.int32).max, playing.clients.attacker
+    if attacker is not None:  # attackers' results do not count
+        loss, sizes = jnp.where(attacker, 0, loss), jnp.where(attacker, 0, sizes)
+    diverged = jnp.where(jnp.isfinite(loss), none, ids).min()
+    return Record(
+        train_loss=jnp.sum(loss * sizes) / jnp.maximum(sizes.sum(), 1),
+        diverged=jnp.where(diverged == none, -1, diverged),
+        down=count(travels & active) * moved.model + taking_part * moved.server,
+        up=count(lifted & aggregate.sent) * moved.upload + taking_part * moved.report,
+        metrics={},
+    )

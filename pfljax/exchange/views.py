@@ -1,0 +1,75 @@
+"""Views of clients' data in client updates: rows of the stacks, without copies."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.contract import tree
+from pfljax.contract.pooled import Pooled, is_pooled
+from pfljax.contract.types import Array, PyTree
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RowView:
+    """One client's row of a stacked array, read lazily: row[index] gathers from the stack."""
+
+    stack: jax.Array | Pooled
+    position: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stack.shape[1:]
+
+    def __getitem__(self, index) -> Array:
+        if isinstance(self.stack, Pooled):
+            return self.stack.examples(RowView(jnp.asarray(self.stack.index), self.position)[index])
+        if index is Ellipsis:
+            return jax.lax.dynamic_index_in_dim(self.stack, self.position, keepdims=False)
+        return self.stack.at[self.position, index].get(mode="promise_in_bounds")
+
+
+class Joined:
+    """A client's examples followed by others: positions from `size` on read the other array."""
+
+    def __init__(self, own: RowView | Array, size: Array, other: jax.Array):
+        self.own, self.size, self.other = own, size, other
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.own.shape[0] + self.other.shape[0], *self.own.shape[1:])
+
+    def __getitem__(self, index) -> Array:
+        if index is Ellipsis:
+            index = jnp.arange(self.shape[0])
+        own = self.own[jnp.minimum(index, self.own.shape[0] - 1)]
+        other = self.other.at[jnp.clip(index - self.size, 0, self.other.shape[0] - 1)].get()
+        return tree.where(index < self.size, own, other)
+
+
+class Chosen:
+    """A subset or reordering of a client's examples: position i reads example `order[i]`."""
+
+    def __init__(self, own: RowView | Array, order: Array):
+        self.own, self.order = own, order
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.order.shape[0], *self.own.shape[1:])
+
+    def __getitem__(self, index) -> Array:
+        return self.own[self.order[index]]
+
+
+def read(view: PyTree) -> PyTree:
+    """Reads a view's arrays in full, such as parameters."""
+    return jax.tree.map(lambda leaf: leaf[...], view, is_leaf=lambda node: isinstance(node, RowView))
+
+
+def view(data: PyTree, position: Array) -> PyTree:
+    """A client's data: `RowView`s of its arrays, and plain scalars."""
+    one = lambda leaf: RowView(leaf, position) if leaf.ndim > 1 else leaf[position]
+    return jax.tree.map(one, data, is_leaf=is_pooled)

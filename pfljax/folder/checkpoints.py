@@ -1,0 +1,135 @@
+"""Checkpoints of a run's `State`, saved with Orbax."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import State
+from pfljax.exchange import processes
+from pfljax.folder import files, history
+
+KEEP = 2  # the newest, and one in case the newest is truncated
+
+
+def _as_dict(state: State | dict) -> dict:
+    """Returns the nonempty parts, since Orbax does not store empty containers."""
+    parts = state if isinstance(state, dict) else state._asdict()
+    parts = {name: _as_dict(part) if isinstance(part, State) else part for name, part in parts.items()}
+    return {name: part for name, part in parts.items() if jax.tree.leaves(part)}
+
+
+def _filled(like: State | dict, parts: dict) -> Any:
+    """Undoes `_as_dict`. Takes empty parts from `like`."""
+    found = {}
+    for name, part in (like if isinstance(like, dict) else like._asdict()).items():
+        found[name] = _filled(part, parts.get(name, {})) if isinstance(part, State) else parts.get(name, part)
+    return found if isinstance(like, dict) else State(**found)
+
+
+def newest(directory: Path, round_number: int) -> list[int]:
+    """Returns the rounds of the checkpoints to keep once that of `round_number` is complete; later ones are not."""
+    return [step for step in history.checkpoints(directory) if step <= round_number][:KEEP]
+
+
+def save(directory: Path, round_number: int, state: State | dict) -> None:
+    """Saves the state after `round_number` rounds. It may be a dict that contains a `State`."""
+    with quiet():
+        ocp.save(str((directory / str(round_number)).absolute()), _as_dict(state), overwrite=True)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silences Orbax's logging of an error's trace in each of its threads. The error is still raised."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def keep(directory: Path, rounds: Sequence[int]) -> None:
+    """Deletes all checkpoints except those after `rounds`."""
+    if processes.is_first() and directory.exists():
+        named = {*map(str, rounds), *(history.kept_with(directory, number).name for number in rounds)}
+        for path in directory.iterdir():
+            if path.name in named or not re.match(r"[1-9]|history-", path.name):
+                continue
+            try:
+                files.delete(path, follow=False)
+            except OSError as error:  # training goes on: the manifest does not list it
+                logging.warning("cannot delete %s: %s", error.filename, error.strerror)
+    processes.wait()
+
+
+def agreed(rounds: Sequence[int]) -> list[int]:
+    """Returns the first process's numbers of rounds on all processes."""
+    told = np.full(16, -1, np.int32)
+    told[: len(rounds)] = rounds[: len(told)]
+    return [step for step in processes.from_first(told).tolist() if step >= 0]
+
+
+def restore(directory: Path, round_number: int, like: State | dict) -> Any:
+    """Restores the state after `round_number` rounds. Returns None on all processes if any cannot read its part.
+
+    Args:
+        directory: The directory passed to `save`.
+        round_number: Number of rounds.
+        like: Expected `State`: ShapeDtypeStructs with shardings for arrays on devices, NumPy arrays for arrays on the
+            host.
+    """
+    parts: Any = None
+    try:
+        parts = ocp.load(str((directory / str(round_number)).absolute()), _as_dict(like))
+    except Exception as error:  # a truncated file can make Orbax raise anything
+        path = directory / str(round_number)
+        logging.warning("checkpoint %s is damaged and is skipped: %s", path, _first_line(error))
+    return _filled(like, parts) if processes.least(parts is not None) else None
+
+
+def read(directory: Path, round_number: int, like: State | dict) -> Any:
+    """Reads a checkpoint as NumPy arrays, but only the arrays of `like`.
+
+    Args:
+        directory: The directory passed to `save`.
+        round_number: Number of rounds.
+        like: Shapes and dtypes of what is read.
+
+    Raises:
+        ArgumentError: if the checkpoint has other shapes.
+    """
+    path, skipped = str((directory / str(round_number)).absolute()), cast(Any, ocp.PLACEHOLDER)
+    wanted = {_name(place): leaf for place, leaf in jax.tree.leaves_with_path(_as_dict(like))}
+
+    def pick(place, leaf):
+        return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape) if _name(place) in wanted else skipped
+
+    with quiet():
+        kept = ocp.load(path, jax.tree.map_with_path(pick, ocp.metadata(path).metadata))
+    found = {_name(place): leaf for place, leaf in jax.tree.leaves_with_path(kept)}
+    for name, leaf in wanted.items():
+        if name not in found or found[name].shape != leaf.shape:
+            there = f"shape {found[name].shape}" if name in found else "none"
+            text = f"is not the run's: {name} needs an array of shape {leaf.shape}; the checkpoint has {there}"
+            raise ArgumentError("model", text)
+    return _filled(like, jax.tree.map_with_path(lambda place, _: found[_name(place)], _as_dict(like)))
+
+
+def _name(place: tuple) -> str:
+    """Returns the path of a leaf, which is the same for all types of containers."""
+    return jax.tree_util.keystr(place, simple=True, separator="/")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:200]

@@ -1,0 +1,130 @@
+"""External causes that end a run early: signals and a full disk."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from pfljax.contract.errors import RunError
+from pfljax.exchange import processes
+from pfljax.stores import memory
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+REPEAT_SECONDS = 2.0  # seconds until a SIGINT that had no effect is repeated
+SPARE = 1 << 20  # bytes that a save needs in addition to its arrays
+WAY_ON = "Earlier checkpoints are intact: free some space and resume"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL_TEXTS = ("no space left on device", "disk quota exceeded", "file too large", "resource_exhausted")
+
+
+class Interrupted(KeyboardInterrupt):
+    """Raised when SIGINT or SIGTERM ends a run between two rounds, after saving it.
+
+    Attributes:
+        number: The signal's number.
+    """
+
+    def __init__(self, number: int, text: str):
+        self.number = number
+        super().__init__(text)
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[Callable[[], int]]:
+    """Records the first SIGINT or SIGTERM instead of acting on it, so that the current rounds are finished and saved.
+
+    A second signal acts at once. Signals reach only the main thread; in other threads, this changes nothing.
+
+    Yields:
+        A function that returns the number of the signal that any process has received, or 0.
+    """
+    came = 0
+
+    def note(number: int, _) -> None:
+        nonlocal came
+        came = number
+        for each, handler in before.items():  # ends a script even inside XLA; a notebook keeps running
+            signal.signal(each, handler if hasattr(sys, "ps1") else signal.SIG_DFL)
+        name = signal.Signals(number).name  # os.write, because the signal may interrupt a print
+        os.write(2, f"{name}: finishing the current rounds; a second signal ends the run at once\n".encode())
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, note) or signal.SIG_DFL for number in SIGNALS}
+    try:
+        yield lambda: processes.most(came)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Repeats SIGINT until it ends the block.
+
+    Python drops a KeyboardInterrupt that is raised in a finalizer or in a garbage collection callback, and JAX installs
+    such a callback. Does nothing outside the main thread, or where SIGINT has another handler.
+    """
+    timer, is_repeated, main_thread = None, False, threading.get_ident()
+
+    def repeat() -> None:
+        nonlocal is_repeated
+        is_repeated = True
+        signal.pthread_kill(main_thread, signal.SIGINT)  # wakes it if it sleeps
+
+    def interrupt(number: int, frame) -> None:
+        nonlocal timer, is_repeated
+        ignored, is_repeated = is_repeated and isinstance(sys.exception(), KeyboardInterrupt), False
+        if not ignored:  # otherwise the block is already ending
+            timer = threading.Timer(REPEAT_SECONDS, repeat)
+            timer.daemon = True
+            timer.start()
+            signal.default_int_handler(number, frame)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        if timer:
+            timer.cancel()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def check_room(folder: Path, need: int) -> None:
+    """Raises `RunError` if a folder's disk has less free space than `need` bytes."""
+    free, need = int(processes.least(shutil.disk_usage(folder).free)), need + SPARE
+    if need > free:
+        sizes = f"a checkpoint needs {memory.readable(need)}, but only {memory.readable(free)} is free"
+        raise RunError(f"out of disk space in {folder}: {sizes}. {WAY_ON}")
+
+
+@contextlib.contextmanager
+def full_disk_told(folders: Sequence[Path]) -> Iterator[None]:
+    """Context manager that turns any error of a full disk into a one-line `RunError`."""
+    try:
+        yield
+    except Exception as error:
+        if not folders or not _is_full(error):
+            raise
+        raise RunError(f"out of disk space in {folders[0]}. {WAY_ON}") from error
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Whether an error, or one of its causes, says that the disk is full. Libraries hide the errno in their texts."""
+    while error is not None:
+        text = str(error).lower()
+        if getattr(error, "errno", None) in FULL or any(words in text for words in FULL_TEXTS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,0 +1,138 @@
+"""Files of a run. Each is written to a temporary file and renamed, so that no file is ever half written.
+
+With several processes, only the first one writes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from pfljax.contract.errors import ArgumentError
+from pfljax.exchange import processes
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Calls write(file) on a temporary file beside `path` and renames it to `path`."""
+    if not processes.is_first():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The name cannot be guessed and the file must not exist, so existing files and links are never written to or
+    # followed.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())  # otherwise a crash of the machine could leave an empty file
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def delete(path: Path, *, follow: bool = True) -> None:
+    """Deletes a file, or a folder with its content, if it exists.
+
+    Args:
+        path: The file or folder.
+        follow: Whether a link to a folder stays and that folder is emptied; otherwise the link is deleted.
+    """
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    elif follow and path.is_dir():
+        for each in path.iterdir():
+            delete(each, follow=False)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def check_writable(folder: Path, argument: str = "out") -> None:
+    """Checks that files can be written to a folder. The folder need not exist yet.
+
+    Raises:
+        ArgumentError: if they cannot; the message names the argument.
+    """
+    place = folder.absolute()
+    try:
+        while not _is_there(place):
+            place = place.parent
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
+        reason = getattr(error, "strerror", None) or error
+        text = f"cannot be written to ({reason}); accepted: an existing or new folder"
+        raise ArgumentError(argument, text, folder) from error
+
+
+def check_name(argument: str, name: Any) -> None:
+    """Raises `ArgumentError` if a name cannot be that of a folder in another."""
+    if not isinstance(name, str) or not name.strip(". ") or not name.isprintable() or {*name} & {*"/\\"}:
+        raise ArgumentError(argument, "accepted: titles that can be names of folders", name)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file."""
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def plain(value: Any) -> Any:
+    """Returns the value as it is after `write_json` and `read_json`."""
+    if isinstance(value, np.generic | np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, float) and not np.isfinite(value):
+        return None  # JSON has no NaN
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain(list(dataclasses.astuple(value)))
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes JSON; NaN and infinity become null."""
+    write_text(path, json.dumps(plain(value), indent=2) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file."""
+    return json.loads(path.read_text())
+
+
+def write_jsonl(path: Path, rows: list[dict]) -> None:
+    """Writes one JSON object per line."""
+    write_text(path, "".join(json.dumps(plain(row)) + "\n" for row in rows))
+
+
+def read_jsonl(path: Path) -> list[dict]:
+    """Reads a file written by `write_jsonl`; returns no rows if it does not exist."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def write_npz(path: Path, arrays: dict[str, Any]) -> None:
+    """Writes a compressed npz file."""
+    write_atomically(path, lambda file: np.savez_compressed(file, **arrays))
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Reads all arrays of an npz file."""
+    with open(path, "rb") as file, np.load(file) as arrays:  # np.load would leave a truncated file open
+        return {name: arrays[name] for name in arrays.files}

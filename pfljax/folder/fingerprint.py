@@ -1,0 +1,305 @@
+"""A run's program: digests of everything that it computes, by part.
+
+A round and the predictors are traced for the run's shapes, on one device. The digest of a traced function covers its
+operations, their parameters and the arrays that it captured; it contains no names, comments, addresses or devices, so
+that only what changes results changes it. Each operation belongs to a part, such as the model or a method's
+`client_update`, which tells the user what has changed.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import enum
+import functools
+import hashlib
+import importlib.metadata
+import inspect
+import re
+import sys
+import sysconfig
+import types
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from pfljax.contract import tree
+from pfljax.contract.types import Algorithm, Array, Key, Params
+from pfljax.exchange.plan import make_host_plan
+from pfljax.exchange.rounds import make_round
+from pfljax.stores.compiled import tuned
+from pfljax.stores.experiment import Experiment
+
+LIBRARIES = ("pfljax", "jax", "flax", "optax")
+FUNCTIONS = ("init", "download", "sample", "client_update", "server_update", "predictor", "adapt", "fine_tune")
+MODEL, OPTIMIZER, ENGINE = "model", "optimizer", "rounds and evaluation"
+ARRAYS, INPUTS = ": captured arrays", ": inputs"
+PART = re.compile(r"part:(\w+)")
+# Parameters of operations that change no result: names, and where and how it is computed.
+IGNORED = {
+    *("name", "debug_info", "callback", "fwd_jaxpr_thunk", "jvp_jaxpr_fun", "jvp_jaxpr_thunk", "bwd", "inline"),
+    *("sharding", "in_shardings", "out_shardings", "out_sharding", "in_layouts", "out_layouts", "mesh", "ctx_mesh"),
+    *("devices", "srcs", "platforms", "donated_invars", "keep_unused", "compiler_options_kvs", "unroll"),
+    "_split_transpose",
+}
+
+Digests = dict[str, str]
+
+
+def identified(experiment: Experiment) -> Experiment:
+    """The run, which describes its program as it is now; later padding, rounds and plans change no result."""
+    return dataclasses.replace(experiment, program=functools.cache(functools.partial(program, experiment)))
+
+
+def program(experiment: Experiment, within: Sequence[str] = ()) -> dict[str, Any]:
+    """Describes what a run computes, for config.json.
+
+    Args:
+        experiment: The run.
+        within: The parts to describe; empty: all.
+
+    Returns:
+        "method": name of its class.
+        "parts": digest by part.
+        "sources": digest of each file of the user's that defines something, without its comments.
+        "versions": version by library. Where versions differ, sources are compared, since parts cannot be.
+    """
+    found = [experiment.method, experiment.problem.model.module]
+    if experiment.local is not None:
+        found += [experiment.local.optimizer, experiment.local.schedule]
+    return {
+        "method": type(experiment.method).__name__,
+        "parts": parts(experiment, within),
+        "sources": {name: digest for each in found for name, digest in source(each).items()},
+        "versions": {name: version(name) for name in LIBRARIES},
+    }
+
+
+def differences(before: dict[str, Any], now: dict[str, Any], within: Sequence[str] = ()) -> list[str]:
+    """Names the parts of two programs that differ; empty if they compute the same, or one is not known.
+
+    Args:
+        before: Description of a program, see `program`.
+        now: Description of another one.
+        within: The parts to compare; empty: all.
+    """
+    if not (before and now):
+        return []
+    known = "sources" if before["versions"] != now["versions"] else "parts"
+    was, new = before[known], now[known]
+    changed = [name for name in (*new, *(was.keys() - new.keys())) if was.get(name) != new.get(name)]
+    own = [name for name in changed if not name.endswith(INPUTS)]
+    changed = own or changed  # what a part is given changes with the parts before it
+    if within and known == "parts":
+        changed = [name for name in changed if name.partition(":")[0] in within]
+    upstream = [name for name in changed if name.partition(":")[0] in (MODEL, OPTIMIZER)]  # others depend on these
+    named = lambda part: f"{part} of {now['method']}" if part in (*FUNCTIONS, "collaboration", "ledger") else part
+    split = (part.partition(":") for part in upstream or changed)
+    return [named(part) + colon + rest for part, colon, rest in split]
+
+
+def other_versions(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """Says which versions of libraries differ; "" if none does."""
+    both = before and now
+    pairs = [(name, before["versions"].get(name), now["versions"][name]) for name in LIBRARIES if both]
+    return ", ".join(f"{name} {was} (now {new})" for name, was, new in pairs if was != new)
+
+
+@functools.cache
+def version(name: str) -> str:
+    """Version of an installed library."""
+    return importlib.metadata.version(name)
+
+
+def parts(experiment: Experiment, within: Sequence[str] = ()) -> Digests:
+    """Digest of each part of a run's program; its execution plan and its number of rounds do not matter."""
+    plan, problem, model = make_host_plan(), experiment.problem, experiment.problem.model
+    optimizer = problem.solver.optimizer
+    optimizer = optimizer._replace(init=in_part(OPTIMIZER, optimizer.init), update=in_part(OPTIMIZER, optimizer.update))
+    problem = problem._replace(rounds=1, plan=plan, solver=problem.solver._replace(optimizer=optimizer))
+    algorithm = dataclasses.replace(experiment, problem=problem).algorithm(plan)
+    adapts = algorithm.adapt is not algorithm.predictor
+    algorithm = dataclasses.replace(algorithm, **{name: in_part(name, fn) for name, fn in functions(algorithm).items()})
+    one_round = make_round(algorithm, plan, problem.num_clients, problem.cohort_size)
+    key = jax.random.key(0)
+    # All clients, of whom each process may have only some, and whose examples may be shared.
+    clients = tree.shapes_of_rows(experiment.federation.client_data, problem.num_clients)
+    state = jax.eval_shape(algorithm.init, key, clients)
+
+    def evaluated(predict: Callable) -> Callable:
+        return lambda key, state, clients: tuned(algorithm, key, predict(key, state, clients), clients)
+
+    def of_model(key: Key, params: Params, x: Array, y: Array) -> tuple:
+        return model.init(key), model.predict(params, x), model.loss(params, x, y, key)
+
+    labels = jnp.zeros(model.output_shape if model.task == "regression" else model.output_shape[:-1], jnp.int32)
+    traced: dict[str, tuple] = {  # apart, so that no part depends on the values of another
+        "init": (algorithm.init, key, clients),
+        ENGINE: (one_round, key, np.int32(0), state, clients),
+        "predictor": (evaluated(algorithm.predictor), key, state, clients),
+        "collaboration": (algorithm.report.collaboration or (lambda state: ()), state),
+        MODEL: (of_model, key, model.network.shapes, model.example_input, labels),
+    }
+    if adapts:
+        traced["adapt"] = (evaluated(algorithm.adapt), key, state, clients)
+    streams: dict[str, Any] = defaultdict(hashlib.sha256)
+    for part, (fn, *args) in traced.items():
+        if within and part not in within:
+            continue
+        for (name, suffix), digest in digests(jax.make_jaxpr(fn)(*args), part).items():
+            streams[name + suffix].update(digest)
+    streams["ledger"].update(repr(algorithm.ledger).encode())
+    return {name: stream.hexdigest()[:16] for name, stream in streams.items()}
+
+
+def functions(algorithm: Algorithm) -> dict[str, Callable]:
+    """The functions of a method, by name."""
+    found = {name: getattr(algorithm, name) for name in FUNCTIONS}
+    return {name: fn for name, fn in found.items() if fn is not None}
+
+
+def in_part(name: str, fn: Callable) -> Callable:
+    """The same function, whose operations belong to a part of the program."""
+
+    @functools.wraps(fn)
+    def named(*args, **options):
+        with jax.named_scope(f"part:{name}"):
+            return fn(*args, **options)
+
+    return named
+
+
+def digests(traced: Any, part: str, known: dict[tuple[int, str], dict] | None = None) -> dict[tuple[str, str], bytes]:
+    """Digests of a traced function: of its operations and of the arrays that it captured, by part.
+
+    Args:
+        traced: A jaxpr, closed or without constants.
+        part: Part of the operations that name no other.
+        known: Digests of functions inside others, which may be called several times.
+    """
+    known = {} if known is None else known
+    jaxpr = getattr(traced, "jaxpr", traced)
+    if (id(jaxpr), part) in known:
+        return known[id(jaxpr), part]
+    captured = dict(zip(jaxpr.constvars, getattr(traced, "consts", ()), strict=False))
+    streams: dict[tuple[str, str], Any] = defaultdict(hashlib.sha256)
+    # Each part numbers the variables that it uses, so that parts do not depend on each other's length. Where those come
+    # from that other parts made is told apart.
+    numbers: dict[str, dict] = defaultdict(dict)
+    origins = {atom: ("input", number) for number, atom in enumerate((*jaxpr.invars, *jaxpr.constvars))}
+
+    def told(atom: Any, where: str) -> str:
+        if isinstance(atom, core.Literal):
+            return f"{atom.val!r}:{getattr(atom.aval, 'dtype', '')}"
+        if atom in captured:
+            streams[where, ARRAYS].update(content(captured[atom]))
+        if atom not in numbers[where]:
+            numbers[where][atom] = len(numbers[where])
+            origin = origins.setdefault(atom, (where, numbers[where][atom]))
+            if origin[0] != where:
+                streams[where, INPUTS].update(f"{numbers[where][atom]}:{origin};".encode())
+        return f"{numbers[where][atom]}:{getattr(atom.aval, 'shape', '')}{getattr(atom.aval, 'dtype', atom.aval)}"
+
+    for eqn in jaxpr.eqns:
+        where, inside = part_of(eqn, part), []
+        texts = [eqn.primitive.name, *(told(atom, where) for atom in (*eqn.invars, *eqn.outvars))]
+        texts += [f"{name}={canonical(eqn.params[name], inside)}" for name in sorted(eqn.params.keys() - IGNORED)]
+        streams[where, ""].update(";".join(texts).encode() + code(eqn.params.get("callback")))
+        for each in inside:
+            for place, digest in digests(each, where, known).items():
+                streams[place].update(digest)
+    streams[part, ""].update(";".join(told(atom, part) for atom in jaxpr.outvars).encode())
+    found = {place: stream.digest() for place, stream in streams.items()}
+    known[id(jaxpr), part] = found
+    return found
+
+
+def part_of(eqn: Any, part: str) -> str:
+    """The part of the program that an operation belongs to."""
+    return (PART.findall(str(eqn.source_info.name_stack)) or [part])[-1]
+
+
+def canonical(value: Any, inside: list) -> str:
+    """A parameter of an operation as text without names and addresses; collects the traced functions in it."""
+    if isinstance(value, core.Jaxpr | core.ClosedJaxpr):
+        inside.append(value)
+        return "traced"
+    if isinstance(value, np.ndarray | jax.Array):
+        return content(value).hex()
+    if isinstance(value, dict):
+        return str({str(name): canonical(each, inside) for name, each in sorted(value.items(), key=str)})
+    if isinstance(value, tuple | list | frozenset):
+        return str(
+            [canonical(each, inside) for each in (sorted(value, key=str) if isinstance(value, frozenset) else value)]
+        )
+    if isinstance(value, enum.Enum | np.dtype | type | str | int | float | complex | bytes | types.NoneType):
+        return str(value)
+    return type(value).__name__ if callable(value) else re.sub(r"0x[0-9a-f]+", "", str(value))
+
+
+def content(array: Any) -> bytes:
+    """Digest of an array: its type, shape and values."""
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    array = np.ascontiguousarray(array)
+    return hashlib.sha256(f"{array.dtype}{array.shape}".encode() + array.tobytes()).digest()
+
+
+def code(fn: Any, seen: tuple = ()) -> bytes:
+    """What a function on the host (a callback) computes with: bytecode, names, defaults and the values that it holds.
+
+    Functions that call each other are followed once; modules are known by their names.
+    """
+    if any(fn is each for each in seen):
+        return b"again"
+    inside = functools.partial(code, seen=(*seen, fn))
+    if isinstance(fn, types.CodeType):
+        return fn.co_code + str(fn.co_names).encode() + b"".join(map(inside, fn.co_consts))
+    if isinstance(fn, types.FunctionType):
+        known = fn.__code__
+        doc = known.co_consts[:1] == (fn.__doc__,) and fn.__doc__ is not None
+        used = [fn.__globals__[name] for name in known.co_names if name in fn.__globals__]
+        cells = [cell.cell_contents for cell in fn.__closure__ or () if cell != types.CellType()]
+        known = known.replace(co_consts=known.co_consts[1:]) if doc else known
+        held = [*(fn.__defaults__ or ()), *sorted((fn.__kwdefaults__ or {}).items()), *cells, *used]
+        return b"".join(map(inside, [known, *held]))
+    if isinstance(fn, types.MethodType):
+        return inside(fn.__func__) + inside(fn.__self__)
+    if isinstance(fn, types.ModuleType):
+        return fn.__name__.encode()
+    if isinstance(fn, functools.partial):
+        return b"".join(map(inside, (fn.func, *fn.args, *sorted(fn.keywords.items()))))
+    if isinstance(fn, tuple | list):
+        return b"".join(map(inside, fn))
+    if dataclasses.is_dataclass(fn) and not isinstance(fn, type):
+        return b"".join(inside(getattr(fn, field.name)) for field in dataclasses.fields(fn))
+    held = vars(fn) if callable(fn) and not isinstance(fn, type) and hasattr(fn, "__dict__") else {}
+    return b"".join(map(inside, held.values())) if held else canonical(fn, []).encode()
+
+
+def source(found: Any) -> dict[str, str]:
+    """The digest of the file that defines a user's class or function, without its comments; by folder and file name.
+
+    Empty if it belongs to a library, or has no file.
+    """
+    while isinstance(found, functools.partial):
+        found = found.func
+    made = inspect.unwrap(found if callable(found) and hasattr(found, "__module__") else type(found))
+    module = sys.modules.get(getattr(made, "__module__", ""))
+    file = getattr(module, "__file__", None)
+    libraries = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+    if module is None or file is None or module.__name__.partition(".")[0] in LIBRARIES:
+        return {}
+    if any(Path(file).is_relative_to(folder) for folder in libraries):
+        return {}
+    with contextlib.suppress(OSError, SyntaxError):
+        parsed = ast.dump(ast.parse(inspect.getsource(module)))
+        return {"/".join(Path(file).parts[-2:]): hashlib.sha256(parsed.encode()).hexdigest()[:16]}
+    return {}

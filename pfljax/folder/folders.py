@@ -1,0 +1,297 @@
+"""The folders of runs that are trained together: checking, resuming and saving."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import State
+from pfljax.exchange import processes
+from pfljax.folder import endings, files, fingerprint, history, manifest
+from pfljax.folder.history import History
+from pfljax.folder.locks import LOCK
+from pfljax.stores.compiled import Compiled
+from pfljax.stores.experiment import Experiment
+
+CONFIG = "config.json"
+CLIENTS = "clients"  # a run's subfolder for its clients' rows under client_store=disk
+BOARD = "tensorboard"  # a run's subfolder for TensorBoard files
+UNSAFE = "[]*?\\"  # characters in a path that the checkpoint library reads as patterns
+LOST = "no intact checkpoint is left; starting over"
+WAY_ON = "resume from scratch to start over, or choose another folder"
+
+# True resumes from the newest intact checkpoint, or starts at round 0 if no checkpoint was saved yet; it refuses a
+# folder whose checkpoints were lost. "if_possible" starts over in that case, and "from_scratch" always starts over.
+Resume = bool | Literal["from_scratch", "if_possible"]
+
+
+class Folders:
+    """The folders of some runs.
+
+    Attributes:
+        outs: One folder for each run; empty if nothing is written.
+        resume: Whether to resume from the folders' content.
+    """
+
+    def __init__(self, experiments: Sequence[Experiment], outs: Sequence[Path], resume: Resume):
+        """Stores the folders. `check` reads them."""
+        self.experiments, self.outs = experiments, list(outs)
+        self.resume: Resume = resume
+
+    def check(self) -> None:
+        """Checks that runs neither overwrite other runs nor resume from other settings or data.
+
+        Raises:
+            ArgumentError: if they would; the message names what differs.
+        """
+        for each, out in zip(self.experiments, self.outs, strict=bool(self.outs)):
+            processes.first(functools.partial(check, out, each, self.resume))
+            if self.resume != "from_scratch":
+                processes.first(functools.partial(check_store, each.client_store, out))
+
+    def check_rounds(self, rounds: int) -> None:
+        """Raises `ArgumentError` if a folder to resume from already has more rounds than requested."""
+
+        def check() -> None:
+            for out in self.outs if self.resume in (True, "if_possible") else ():
+                kept = manifest.read(out)
+                done = kept.rounds if kept else max(history.checkpoints(out / "checkpoints"), default=0)
+                if done > rounds:
+                    text = f"{out} already has {done} rounds; accepted: {done} or more"
+                    raise ArgumentError("rounds", text, rounds)
+
+        processes.first(check)
+
+    def restore(
+        self, like: Any, say: Callable[[str], None], load: Callable[[Sequence[Any]], State]
+    ) -> tuple[int, State] | None:
+        """Restores the newest round for which all folders have an intact checkpoint: (round, joined states).
+
+        If there is none, clears the folders for runs that start at round 0 and returns None.
+
+        Args:
+            like: Expected content of a checkpoint; see `checkpoints.restore`.
+            say: Called with lines for the user.
+            load: Contents of all runs' checkpoints -> their state.
+
+        Raises:
+            ArgumentError: if a folder's checkpoints were lost and `resume` does not allow starting over, or if a file
+                cannot be deleted.
+        """
+        if not self.resume:
+            return None
+        found = None if self.resume == "from_scratch" else self._newest(like)
+        if found:
+            say(f"  resumed after round {found[0]}{self._versions()}")
+            self._complete(found[0])
+            return found[0], load(found[1])
+        began = int(processes.from_first(np.int32([has_begun(out) for out in self.outs].count(True))))
+        if began == len(self.outs) and self.resume is True:  # some may have been killed early
+            lost = next((out for out in self.outs if not whole_checkpoints(out)), self.outs[0])
+            raise ArgumentError("resume", f"{lost} has no intact checkpoint left; {WAY_ON}")
+        why = LOST if began else "nothing to resume: no checkpoint was saved yet; starting"
+        say(f"  {self.outs[0]}: {why} at round 0")
+        for out in self.outs:
+            processes.first(functools.partial(clear, out))
+        return None
+
+    def _versions(self) -> str:
+        """Says if other versions of libraries began the runs."""
+        kept = manifest.read(self.outs[0])
+        text = fingerprint.other_versions(kept.program, self.experiments[0].program()) if kept else ""
+        return f"; begun with {text}: sources are compared, not programs" if text else ""
+
+    def _complete(self, done: int) -> None:
+        """Writes manifests that are missing because a run was killed between its checkpoint and its manifest."""
+        for each, out in zip(self.experiments, self.outs, strict=True):
+            if manifest.read(out) is None:
+                manifest.write(out, each.described, done, [done], saved=done)
+
+    def _newest(self, like: Any) -> tuple[int, list[Any]] | None:
+        from pfljax.folder import checkpoints  # orbax is slow to import
+
+        steps = [whole_checkpoints(out) for out in self.outs] if processes.is_first() else [[]]
+        for step in checkpoints.agreed([step for step in steps[0] if all(step in others for others in steps)]):
+            states = [checkpoints.restore(out / "checkpoints", step, like) for out in self.outs]
+            if all(state is not None for state in states):
+                return step, states
+        return None
+
+    def forget_later(self, done: int) -> None:
+        """Deletes checkpoints that can no longer be resumed from, before running further rounds.
+
+        These are checkpoints of later rounds that only some of several runs have. With rows on disk, all checkpoints
+        of other rounds are deleted, because their rows will be overwritten.
+        """
+        if self._on_disk or len(self.outs) > 1:
+            for number in range(len(self.outs)):
+                self._keep(number, done, [done] if self._on_disk else range(1, done + 1))
+
+    @property
+    def _on_disk(self) -> bool:
+        return self.experiments[0].client_store == "disk"
+
+    def _keep(self, number: int, done: int, rounds: Sequence[int]) -> None:
+        """Deletes a run's checkpoints except those after `rounds`. The manifest no longer lists them by then."""
+        from pfljax.folder import checkpoints
+
+        out = self.outs[number]
+        if manifest.read(out) is not None:
+            manifest.write(out, self.experiments[number].described, done, rounds)
+        checkpoints.keep(out / "checkpoints", rounds)
+
+    def save(self, done: int, compiled: Compiled, histories: Sequence[History], states: Sequence[State]) -> None:
+        """Writes files, then checkpoints, then manifests, so that none refers to something not written yet.
+
+        Raises:
+            RunError: if the disk is full.
+        """
+        if not self.outs:
+            return
+        from pfljax.folder import checkpoints
+
+        saving = compiled.saving
+        need = sum(tree.num_bytes(saving.like if saving else state) for state in states)
+        need += sum(each.num_bytes for each in histories)
+        endings.check_room(self.outs[0], need)
+        for each, out, record, state in zip(self.experiments, self.outs, histories, states, strict=True):
+            record.write(compiled.algorithm.report.scored, each.federation)
+            record.keep(done)
+            checkpoints.save(out / "checkpoints", done, saving.freeze(state) if saving else state)
+            kept = checkpoints.newest(out / "checkpoints", done)
+            manifest.write(out, each.described, done, kept, saved=done)
+        for number, (out, state) in enumerate(zip(self.outs, states, strict=True)):  # they resume together: all saved
+            if self._on_disk:  # older ones refer to rows that will be overwritten
+                self._keep(number, done, [done])
+            else:
+                checkpoints.keep(out / "checkpoints", checkpoints.newest(out / "checkpoints", done))
+            if saving:
+                saving.saved(state)
+
+    def finish(self, number: int, summary: dict, done: int) -> None:
+        """Writes the summary of one run."""
+        if self.outs:
+            out = self.outs[number]
+            files.write_json(out / "summary.json", summary)
+            before = manifest.read(out)
+            manifest.write(out, self.experiments[number].described, done, before.checkpoints if before else [])
+
+
+def whole_checkpoints(out: Path) -> list[int]:
+    """Returns the rounds of the intact checkpoints in a run's folder, newest first.
+
+    If the manifest is lost, a checkpoint counts as intact if its history can be read. Orbax later reports those that
+    it cannot read.
+    """
+    folder, kept = out / "checkpoints", manifest.read(out)
+    if kept is None:
+        if steps := history.checkpoints(folder):
+            logging.warning("%s is missing or damaged: checkpoints are used unchecked", out / manifest.NAME)
+        return [step for step in steps if history.is_whole(folder, step)]
+    wrong = {step: kept.damaged(out, step) for step in kept.checkpoints}
+    for step, what in wrong.items():
+        if what:
+            logging.warning("checkpoint %s is damaged and is skipped: %s", folder / str(step), what)
+    return [step for step, what in wrong.items() if not what]
+
+
+def has_begun(out: Path) -> bool:
+    """Whether a run's folder has ever had a checkpoint or a result."""
+    kept = manifest.read(out)
+    return bool(kept or history.checkpoints(out / "checkpoints") or (out / "summary.json").exists())
+
+
+def clear(out: Path) -> None:
+    """Deletes a run's files from its folder.
+
+    Raises:
+        ArgumentError: if one cannot be deleted.
+    """
+    try:
+        others = (name for name in manifest.RECORDS if name != CONFIG)
+        for name in ("checkpoints", CLIENTS, "figures", BOARD, "report.html", *others, CONFIG, manifest.NAME):
+            files.delete(out / name)  # last what says that it is a run, for a process that is killed in between
+    except OSError as error:
+        raise ArgumentError("out", f"cannot delete {error.filename}: {error.strerror}", out) from error
+
+
+def is_other(file: Path) -> bool:
+    """Whether a file of a folder without a run is neither its lock nor being written."""
+    return file.name != LOCK and not (file.name.startswith(".") and file.name.endswith(".tmp"))
+
+
+class Changed(ArgumentError):
+    """A folder contains a run with other settings, data or another program."""
+
+
+def check(out: Path, experiment: Experiment, resume: Resume) -> None:
+    """Checks that a run neither overwrites another run nor resumes one that computes something else.
+
+    Raises:
+        Changed: if settings, data or the program differ; the message names them.
+        ArgumentError: if the folder contains something else.
+    """
+    if any(character in str(out.absolute()) for character in UNSAFE):
+        raise ArgumentError("out", f"accepted: a path without any of {' '.join(UNSAFE)}", out)
+    path, kept = out / "config.json", manifest.read(out)
+    if kept is None and not path.exists() and not (out / manifest.NAME).exists():
+        if out.exists() and (not out.is_dir() or any(map(is_other, out.iterdir()))):
+            raise ArgumentError("out", "contains something other than a run; choose an empty or new folder", out)
+        return
+    if not resume:
+        raise ArgumentError("out", "contains another run; resume it, or choose a new folder", out)
+    try:
+        before = kept._asdict() if kept else files.read_json(path)
+        if not before.keys() & {*manifest.PARTS}:
+            raise ValueError(path)
+        before = {part: dict(before.get(part, {})) for part in manifest.PARTS}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ArgumentError("out", f"{path} is damaged or not from a run; choose a new folder", out) from error
+    if resume != "from_scratch" and (text := changed(before, experiment)):
+        raise Changed("resume", f"{out} was run {text}")
+
+
+def changed(before: dict[str, dict], experiment: Experiment) -> str:
+    """Says how an earlier run differs from this one; "" if both compute the same.
+
+    Args:
+        before: "settings", "data" and "program" of the earlier run's config.json.
+        experiment: This run.
+    """
+    was, now = before["settings"], files.plain(experiment.config.get("settings", {}))
+    different = {name for name in now.keys() & was.keys() if was[name] != now[name]}
+    parts = fingerprint.differences(before["program"], experiment.program())
+    if not parts:  # the same method or model under another name
+        different -= {name for name in different if name.removeprefix("--") in ("algorithm", "model")}
+    if different:
+        told = (f"{name} was {was[name]!r} and is {now[name]!r}" for name in now if name in different)
+        return f"with other settings: {'; '.join(told)}"
+    for part, what in {"digest": "data", "unseen": "unseen clients"}.items():
+        old, new = (data.get(part) for data in (before["data"], experiment.config.get("data", {})))
+        if ((old and new) or part == "unseen") and old != new:
+            return f"on other {what} (digest {old}, now {new}); {WAY_ON}"
+    return f"by another program; what differs: {', '.join(parts)}; {WAY_ON}" if parts else ""
+
+
+def check_store(client_store: str, out: Path) -> None:
+    """Checks that a run resumes with the store that has its clients' rows.
+
+    Raises:
+        ArgumentError: if the rows are on disk and another store is requested, or the other way around.
+    """
+    rows = out / CLIENTS
+    on_disk = rows.is_dir()
+    if not history.checkpoints(out / "checkpoints"):
+        files.delete(rows)  # left by a run that saved nothing
+    elif on_disk and rows.is_symlink() and not any(rows.iterdir()):
+        return  # a link that is kept when runs start over
+    elif on_disk != (client_store == "disk"):
+        accepted = "disk" if on_disk else "device or host"
+        raise ArgumentError("client_store", f"{out} was started with another one; accepted: {accepted}", client_store)

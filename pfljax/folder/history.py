@@ -1,0 +1,131 @@
+"""The evaluations of a run so far, kept in its files."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfljax.data import Federation, statistics
+from pfljax.folder import files
+
+NUMBER = re.compile("[1-9][0-9]{0,8}")
+
+
+class History:
+    """All evaluations of a run, saved to its files if it has a directory.
+
+    Attributes:
+        directory: The run's directory, or None.
+        topology: Topology of the models that clients use.
+        scored: The evaluated clients (n,); None: all K. If given, n replaces K in all shapes.
+        rows: One entry per evaluated round, as in metrics.jsonl.
+        results: By name, such as "accuracy_test": one array (K,) per evaluated round.
+        collaboration: By name: one array per evaluated round.
+        down: Bytes downloaded so far, per client.
+        up: Bytes uploaded so far, per client.
+        seconds: Seconds spent on rounds so far.
+    """
+
+    def __init__(self, directory: Path | None, num_rounds: int, topology: str, scored: np.ndarray | None = None):
+        """Reads the history that was saved with the checkpoint after `num_rounds` rounds."""
+        self.directory, self.topology, self.scored = directory, topology, scored
+        self.rows: list[dict] = []
+        self.results: dict[str, list[np.ndarray]] = {}
+        self.collaboration: dict[str, list[np.ndarray]] = {}
+        counts = {"down": 0.0, "up": 0.0, "seconds": 0.0}
+        if num_rounds and directory is not None:
+            kept = files.read_npz(kept_with(directory / "checkpoints", num_rounds))
+            self.rows, counts = json.loads(str(kept.pop("rows"))), json.loads(str(kept.pop("counts")))
+            for name, values in kept.items():
+                part, _, name = name.partition("/")
+                {"results": self.results, "collaboration": self.collaboration}[part][name] = list(values)
+        self.down, self.up, self.seconds = counts["down"], counts["up"], counts["seconds"]
+
+    @property
+    def last(self) -> dict:
+        """The newest row; empty before the first evaluation."""
+        return self.rows[-1] if self.rows else {}
+
+    def add(self, row: dict, metrics: dict[str, dict[str, np.ndarray]], collaboration: dict[str, np.ndarray]) -> None:
+        """Adds one evaluation: metrics (K,) by split and name, and which models clients used."""
+        self.rows.append(row)
+        for split, values in metrics.items():
+            for name, value in values.items():
+                self.results.setdefault(f"{name}_{split}", []).append(value)
+        for name, value in ({"round": row["round"]} | collaboration).items():
+            self.collaboration.setdefault(name, []).append(np.asarray(value))
+
+    def write_rows(self) -> None:
+        """Writes metrics.jsonl."""
+        if self.directory is not None:
+            files.write_jsonl(self.directory / "metrics.jsonl", self.rows)
+
+    def write(self, scored: str, federation: Federation) -> None:
+        """Writes metrics.jsonl, results.npz and collaboration.npz."""
+        if self.directory is None:
+            return
+        self.write_rows()
+        files.write_npz(self.directory / "results.npz", self.results_arrays(scored))
+        files.write_npz(self.directory / "collaboration.npz", self.collaboration_arrays(federation))
+
+    def keep(self, num_rounds: int) -> None:
+        """Saves the history with the checkpoint after `num_rounds` rounds, so that no other file is needed."""
+        if self.directory is None:
+            return
+        arrays: dict[str, Any] = {f"results/{name}": np.stack(values) for name, values in self.results.items()}
+        arrays |= {f"collaboration/{name}": np.stack(values) for name, values in self.collaboration.items()}
+        counts = {"down": self.down, "up": self.up, "seconds": self.seconds}  # include rounds after the last row
+        texts = {"rows": files.plain(self.rows), "counts": counts}
+        arrays |= {name: np.asarray(json.dumps(value)) for name, value in texts.items()}
+        files.write_npz(kept_with(self.directory / "checkpoints", num_rounds), arrays)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the arrays that `write` and `keep` write."""
+        series = (*self.results.values(), *self.collaboration.values())
+        return 2 * sum(value.nbytes for values in series for value in values)
+
+    def results_arrays(self, scored: str) -> dict[str, Any]:
+        """Returns the content of results.npz: accuracy and loss (T, K) per split, and the evaluated rounds (T,)."""
+        rounds = np.array([row["round"] for row in self.rows], np.int64)
+        fixed = {"rounds": rounds, "scored": scored} | self._clients
+        return fixed | {name: np.stack(values) for name, values in self.results.items()}
+
+    def collaboration_arrays(self, federation: Federation) -> dict[str, Any]:
+        """Returns the content of collaboration.npz: round (T,), index and weights (T, K, J), and related arrays."""
+        stacked: dict[str, Any] = {name: np.stack(values) for name, values in self.collaboration.items()}
+        which = slice(None) if self.scored is None else self.scored
+        of_clients = {"distribution": federation.distribution, "target": federation.target}
+        of_clients["labels"] = statistics.class_counts(federation)
+        known = {name: values[which] for name, values in of_clients.items() if values is not None}
+        return stacked | {"topology": self.topology} | known | self._clients
+
+    @property
+    def _clients(self) -> dict[str, np.ndarray]:
+        return {} if self.scored is None else {"clients": self.scored}
+
+
+def checkpoints(directory: Path) -> list[int]:
+    """Returns the rounds of the checkpoints in a folder, newest first. Ignores Orbax's temporary folders."""
+    if not directory.exists():
+        return []
+    names = [path.name for path in directory.iterdir() if NUMBER.fullmatch(path.name)]
+    return sorted(map(int, names), reverse=True)
+
+
+def kept_with(directory: Path, num_rounds: int) -> Path:
+    """Returns the path of the history that belongs to a checkpoint."""
+    return directory / f"history-{num_rounds}.npz"
+
+
+def is_whole(directory: Path, num_rounds: int) -> bool:
+    """Whether the history that belongs to a checkpoint can be read."""
+    try:
+        json.loads(str(files.read_npz(kept_with(directory, num_rounds))["rows"]))
+    except Exception:  # a truncated file can make NumPy raise anything
+        return False
+    return True

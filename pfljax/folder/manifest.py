@@ -1,0 +1,123 @@
+"""The manifest of a run's folder: lists the files that the run has written, with sizes and checksums.
+
+manifest.json is written last, after everything that it lists. A checkpoint that it does not list is incomplete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pfljax.contract.errors import ArgumentError
+from pfljax.exchange import processes
+from pfljax.folder import files
+
+NAME = "manifest.json"
+FORMAT = 2  # format of a run's folder; increase it if earlier versions could misread a new folder
+PARTS = ("settings", "data", "program")  # of config.json, which the manifest repeats
+RECORDS = ("config.json", "metrics.jsonl", "results.npz", "collaboration.npz", "summary.json")
+
+
+class Manifest(NamedTuple):
+    """The content of a run's folder when the run was last saved.
+
+    Attributes:
+        rounds: Number of rounds done.
+        settings: "settings" of config.json, which must agree when the run is resumed.
+        data: "data" of config.json.
+        program: "program" of config.json.
+        files: Path relative to the folder -> (size in bytes, SHA-256).
+    """
+
+    rounds: int
+    settings: dict
+    data: dict
+    program: dict
+    files: dict[str, tuple[int, str]]
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """Rounds of the listed checkpoints, newest first."""
+        return sorted({step for name in self.files if (step := _step(name))}, reverse=True)
+
+    def damaged(self, out: Path, checkpoint: int | None = None) -> str | None:
+        """Describes the first file that is missing or changed; None if all files are intact.
+
+        Args:
+            out: The run's folder.
+            checkpoint: The checkpoint to check; None: the files that belong to no checkpoint.
+        """
+        for name, (size, digest) in self.files.items():
+            if _step(name) != checkpoint:
+                continue
+            path = out / name
+            if not path.is_file():
+                return f"{name} is missing"
+            if path.stat().st_size != size or _digest(path) != digest:
+                return f"{name} is not what the run wrote"
+        return None
+
+
+def read(out: Path) -> Manifest | None:
+    """Reads the manifest of a run's folder; None if it is missing or damaged.
+
+    Raises:
+        ArgumentError: if a later version of pfljax wrote it.
+    """
+    try:
+        kept = files.read_json(out / NAME)
+        body = kept["manifest"]
+        whole = kept["sha256"] == _digest_of(body)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    if not whole:
+        return None
+    if body["format"] != FORMAT:
+        text = f"was written in format {body['format']} by another version of pfljax; accepted: format {FORMAT}"
+        raise ArgumentError("out", text, out)
+    listed = {name: (size, digest) for name, (size, digest) in body["files"].items()}
+    return Manifest(rounds=body["rounds"], files=listed, **{part: body[part] for part in PARTS})
+
+
+def write(out: Path, config: dict, rounds: int, checkpoints: Sequence[int], saved: int | None = None) -> None:
+    """Writes the manifest of a run's folder. With several processes, only the first one writes.
+
+    Args:
+        out: The run's folder.
+        config: Content of config.json.
+        rounds: Number of rounds done.
+        checkpoints: Rounds of the checkpoints to list.
+        saved: Round of the new checkpoint; the entries of the others are kept.
+    """
+    if not processes.is_first():
+        return
+    before = read(out)
+    kept = [step for step in checkpoints if step != saved]
+    listed = {name: entry for name, entry in (before.files if before else {}).items() if _step(name) in kept}
+    folder = out / "checkpoints"
+    new = [path for path in (folder / str(saved)).rglob("*") if path.is_file()] if saved else []
+    new += [out / name for name in RECORDS] + [folder / f"history-{saved}.npz"]
+    for path in sorted(path for path in new if path.exists()):
+        listed[path.relative_to(out).as_posix()] = (path.stat().st_size, _digest(path))
+    body = {"format": FORMAT, "rounds": rounds, **{part: config.get(part, {}) for part in PARTS}}
+    body = files.plain(body | {"files": listed})
+    files.write_json(out / NAME, {"manifest": body, "sha256": _digest_of(body)})
+
+
+def _step(name: str) -> int | None:
+    """Returns the round of the checkpoint that a listed file belongs to."""
+    found = re.match(r"checkpoints/(?:history-)?(\d+)[./]", name)
+    return int(found[1]) if found else None
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest_of(body: Any) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

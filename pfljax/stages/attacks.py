@@ -1,0 +1,134 @@
+"""Attacks by some of a federation's clients, for any method.
+
+An attacker plays its round but sends something other than its result. If the upload is a weighted model theta_k that
+was trained from theta, the attack replaces the update d = theta_k - theta; otherwise it replaces the upload itself,
+without its weights and counts. With strength s:
+
+- "label_flip": it trains honestly on labels C - 1 - y.
+- "sign_flip": it sends -s d.
+- "noise": it sends s |d| u, with u drawn uniformly from the unit sphere.
+- "scale": it trains on labels C - 1 - y and sends s d.
+
+"label_flip", "noise" and "scale" follow the attacks A1 to A3 of Ditto's paper (Li, Hu, Beirami, Smith, ICML 2021,
+Section 3).
+
+Departures from the paper: with more than two classes, its A1 draws labels uniformly at random. Its A2 sends Gaussian
+parameters, whatever the length of the update.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import knob, settings
+from pfljax.contract.types import Algorithm, Array, Key, PyTree
+from pfljax.local.problem import Problem
+
+Kind = Literal["none", "label_flip", "sign_flip", "noise", "scale"]
+ATTACK = 0xA77AC  # folded into a client's key for a round to draw its attack
+
+
+@settings
+class Attack:
+    """Who attacks, and how.
+
+    Attributes:
+        kind: What attackers do; attackers are not evaluated.
+        attackers: Share of clients that attack; drawn with the run's seed.
+        strength: Factor s of "sign_flip", "noise" and "scale".
+    """
+
+    kind: Kind = knob("none", flag="attack")
+    attackers: float = knob(0.2, at_least=0, below=1, read_with={"kind": get_args(Kind)[1:]}, flag="attackers")
+    strength: float = knob(4.0, above=0, read_with={"kind": ("sign_flip", "noise", "scale")}, flag="attack_strength")
+
+    @property
+    def active(self) -> bool:
+        """Whether anyone attacks."""
+        return self.kind != "none" and self.attackers > 0
+
+    def on(self, problem: Problem, algorithm: Algorithm) -> Algorithm:
+        """The algorithm with the attackers that `ClientData.attacker` marks.
+
+        Raises:
+            ArgumentError: if labels are to be flipped in a regression.
+        """
+        if not self.active:
+            return algorithm
+        flips, sends = self.kind in ("label_flip", "scale"), self.kind != "label_flip"
+        if flips and problem.model.task != "classification":
+            text = "a regression has no labels to flip; accepted: sign_flip, noise"
+            raise ArgumentError("attack", text, self.kind)
+        num_classes = problem.model.output_shape[-1]
+
+        def client_update(context, models, row, data):
+            if flips:
+                flip = lambda split: split._replace(y=Flipped(split.y, num_classes, data.attacker))
+                data = data._replace(train=flip(data.train), validation=flip(data.validation))
+            out = algorithm.client_update(context, models, row, data)
+            if not sends:
+                return out
+            start = algorithm.averages and algorithm.averages(models)
+            attacked = self._attacked(jax.random.fold_in(context.key, ATTACK), start, out.upload)
+            upload = jax.tree.map(lambda new, old: jnp.where(data.attacker, new, old), attacked, out.upload)
+            return out._replace(upload=upload)
+
+        report = dataclasses.replace(algorithm.report, scored=f"{algorithm.report.scored}, of honest clients")
+        return dataclasses.replace(algorithm, client_update=client_update, report=report)
+
+    def _attacked(self, key: Key, start: PyTree | None, upload: PyTree) -> PyTree:
+        """The upload that an attacker sends instead of its own; models in it, if any, were trained from `start`."""
+        if start is None:
+            return self._of_update(key, upload)
+        start = tree.scale(start, upload["weight"])
+        sent = self._of_update(key, upload | {"model": tree.subtract(upload["model"], start)})
+        return sent | {"model": tree.add(start, sent["model"])}
+
+    def _of_update(self, key: Key, update: PyTree) -> PyTree:
+        """The update, leaves (J, ...), that an attacker sends instead of its own.
+
+        Weights, counts and leaves (J,) next to other leaves stay as they are.
+        """
+        found, form = jax.tree.flatten_with_path(update)
+        leaves = [leaf for _, leaf in found]
+        # Only entries of the upload itself: a model's parameters may have these names, too.
+        counts = [len(path) == 1 and getattr(path[0], "key", None) in ("weight", "count") for path, _ in found]
+        attacked = [
+            not count and (leaf.ndim > 1 or len(leaves) == 1) for leaf, count in zip(leaves, counts, strict=True)
+        ]
+        sent = leaves
+        if self.kind == "noise":
+            keys = jax.random.split(key, max(len(leaves), 1))
+            sent = [jax.random.normal(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)]
+            norm = lambda parts: jnp.sqrt(sum(jnp.square(p).sum() for p, a in zip(parts, attacked, strict=True) if a))
+            unit = norm(leaves) / norm(sent)
+            sent = [unit * leaf for leaf in sent]
+        factor = -self.strength if self.kind == "sign_flip" else self.strength
+        found = [factor * new if hit else old for new, old, hit in zip(sent, leaves, attacked, strict=True)]
+        return jax.tree.unflatten(form, found)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Flipped:
+    """A client's classes, read by indexing: C - 1 - y for an attacker, y for the others."""
+
+    classes: Any
+    num: int = dataclasses.field(metadata={"static": True})
+    attacker: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the classes."""
+        return self.classes.shape
+
+    def __getitem__(self, index) -> Array:
+        y = self.classes[index]
+        # Positions of a sequence with nothing to predict hold no class.
+        return jnp.where(self.attacker & (y < self.num), (self.num - 1 - y).astype(y.dtype), y)

@@ -1,0 +1,85 @@
+"""A run's compiled functions, and helpers that both client stores use to make them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from pfljax.contract.types import Algorithm, ClientData, Key, Predictor, State
+from pfljax.exchange.plan import ExecutionPlan
+from pfljax.exchange.rounds import by_client
+from pfljax.stores import memory
+
+
+class Saving(NamedTuple):
+    """How to save a state whose rows are in files or shared between processes.
+
+    Attributes:
+        like: Shapes, dtypes and locations of a checkpoint's content.
+        freeze: state -> checkpoint content. Writes everything else to disk first.
+        thaw: (number of the run, its key of `Compiled.init`, checkpoint content) -> state.
+        saved: Called with the state once the checkpoint is complete. Earlier checkpoints are unusable from then on.
+        check: Number of rounds -> bytes on disk that all runs may need. Raises an error if fewer are free.
+    """
+
+    like: Any
+    freeze: Callable[[State], Any]
+    thaw: Callable[[int, Key, Any], State]
+    saved: Callable[[State], None]
+    check: Callable[[int], int]
+
+
+@dataclasses.dataclass
+class Compiled:
+    """A run's compiled functions, and where its state is stored.
+
+    Attributes:
+        algorithm: The method, built for `plan`.
+        plan: How clients are mapped to devices.
+        state: A `State` of ShapeDtypeStructs with shardings. Device store: of all runs. Host store: of one run, with
+            NumPy arrays for the clients' rows.
+        init: (key, clients) -> State.
+        segment: (key, start, stop, state, clients) -> (state, stacked records, number of rounds done).
+        memory: Memory that a segment needs on one device.
+        compile_seconds: Compile time in seconds.
+        making: Memory that initializing the state needs on one device, if it is initialized on the devices.
+        saving: How to save the state; None: unchanged.
+    """
+
+    algorithm: Algorithm
+    plan: ExecutionPlan
+    state: Any
+    init: Callable[[Key, ClientData], State]
+    segment: Callable
+    memory: memory.MemoryPlan
+    compile_seconds: float
+    making: memory.MemoryPlan | None = None
+    saving: Saving | None = None
+
+
+def state_shardings(algorithm: Algorithm, plan: ExecutionPlan, state: State, axis: int = 0) -> State:
+    """Returns shardings that spread the rows (at `axis`) of clients, and of clients' own models, over the devices."""
+    parts = [
+        jax.tree.map(lambda leaf, rows=rows: plan.sharding(leaf, by_rows=bool(rows), axis=axis), part)
+        for part, rows in zip(state, by_client(algorithm), strict=True)
+    ]
+    return State(*parts)
+
+
+def shaped(stack: Any, shardings: Any) -> Any:
+    """Returns the shapes and dtypes of a tree of arrays, with shardings."""
+    make = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    return jax.tree.map(make, stack, shardings)
+
+
+def tuned(algorithm: Algorithm, key: Key, predictor: Predictor, clients: ClientData) -> Predictor:
+    """Returns the predictor to evaluate: fine-tuned if the algorithm fine-tunes, otherwise unchanged."""
+    return algorithm.fine_tune(jax.random.fold_in(key, 1), predictor, clients) if algorithm.fine_tune else predictor
+
+
+def is_private_mixture(predictor: Predictor) -> bool:
+    """Whether clients mix several models of their own. Weights then refer to the models' positions, 0 to J - 1."""
+    return predictor.topology == "own" and predictor.index.shape[-1] > 1

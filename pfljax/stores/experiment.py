@@ -1,0 +1,174 @@
+"""The definition of a run: method, federation, model and local training, and how the run is executed."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from pfljax.contract.fields import knob, settings
+from pfljax.contract.types import Algorithm, Array, Key
+from pfljax.data import Federation
+from pfljax.data.sources.source import generator
+from pfljax.evaluation.fine_tuning import fine_tuned
+from pfljax.exchange import cores
+from pfljax.exchange.plan import ExecutionPlan, Peers, Plan, make_plan
+from pfljax.local.problem import Problem
+from pfljax.local.training import LocalTraining
+from pfljax.stages.attacks import Attack
+from pfljax.stages.server import Server
+
+
+@settings
+class Execution:
+    """Where clients are stored and how they are mapped to devices. Every choice gives the same results.
+
+    Attributes:
+        plan: How a device processes its clients: one after the other ("map"), all at once ("vmap"), or `chunk` at a
+            time ("chunk"). "auto" means map on CPUs and vmap elsewhere.
+        chunk: Number of clients at a time under "chunk".
+        devices: Number of devices to use; 0: all (on a CPU, one per core).
+        exchange: How clients' models reach other devices: copied to all devices ("gather"), or passed around the ring
+            of devices ("ring"). "auto" picks what fits in memory.
+        client_store: Where clients' state and data are kept between rounds: on the "device"; in "host" memory, for
+            more clients than fit on the devices; or on "disk", which stores the state of clients that have taken part.
+    """
+
+    plan: Plan = knob("auto", flag="plan")
+    chunk: int = knob(8, at_least=1, read_with=("plan", "chunk"), flag="chunk")
+    devices: int = knob(0, at_least=0, at_most=1024, flag="devices")
+    exchange: Peers = knob("auto", flag="exchange")
+    client_store: Literal["device", "host", "disk"] = knob("device", flag="client_store")
+
+    def make_plan(self) -> ExecutionPlan:
+        """Returns the execution plan on the available devices."""
+        cores.warn_once()
+        return make_plan(self.plan, self.chunk, self.devices, self.exchange)
+
+
+class Numbers(NamedTuple):
+    """Numbers that may differ between runs in one kernel, where they are traced arrays.
+
+    Attributes:
+        learning_rate: Learning rate of local training; None: unknown, or the experiment's own.
+        knobs: The method's float knobs, by name.
+    """
+
+    learning_rate: Any
+    knobs: dict[str, Any]
+
+
+OWN = Numbers(None, {})
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """The definition of one run.
+
+    Attributes:
+        method: A registered method with its knobs.
+        problem: The problem that the method is built for.
+        federation: The training clients.
+        local: How clients train; `problem.solver` is made from it. None: the learning rate cannot be changed.
+        seed: Seed for initial models, cohorts, mini-batches and sampling.
+        unseen: Clients held out of training, or None.
+        fine_tune_epochs: Number of epochs that each client fine-tunes on its own data before evaluation.
+        client_store: "device", "host" or "disk"; see `Execution`.
+        directory: Folder for the clients' rows under "disk"; None: a temporary folder.
+        eval_clients: Number of clients to score, the same ones in every evaluation; 0: all.
+        server: How the server samples cohorts and aggregates models.
+        attack: What the attacking clients do. The federation determines which clients attack.
+        config: Content of config.json. Its "settings" must agree when a run is resumed.
+        program: Describes what the run computes; see `fingerprint.program`. Traced when it is first called.
+    """
+
+    method: Any
+    problem: Problem
+    federation: Federation
+    local: LocalTraining | None = None
+    seed: int = 0
+    unseen: Federation | None = None
+    fine_tune_epochs: int = 0
+    client_store: str = "device"
+    directory: Path | None = None
+    eval_clients: int = 0
+    server: Server = dataclasses.field(default_factory=Server)
+    attack: Attack = dataclasses.field(default_factory=Attack)
+    config: dict = dataclasses.field(default_factory=dict)
+    program: Callable[[], dict] = dict
+
+    @property
+    def described(self) -> dict:
+        """Content of config.json with the run's program."""
+        return self.config | {"program": self.program()}
+
+    @property
+    def name(self) -> str:
+        """The method's registered name."""
+        return self.method.info.name
+
+    @functools.cached_property
+    def scored(self) -> np.ndarray | None:
+        """The scored clients: a uniform sample drawn with the seed, sorted, int32 (n,); None: all."""
+        num = self.federation.num_clients
+        if not 0 < self.eval_clients < num:
+            return None
+        drawn = generator(self.seed, "evaluation").choice(num, self.eval_clients, replace=False)
+        return np.sort(drawn).astype(np.int32)
+
+    @property
+    def numbers(self) -> Numbers:
+        """The numbers that `algorithm` can replace."""
+        names = [field.name for field in dataclasses.fields(self.method) if field.type in (float, "float")]
+        rate = self.local.learning_rate if self.local else None
+        return Numbers(rate, {name: getattr(self.method, name) for name in names})
+
+    @property
+    def structure(self) -> tuple:
+        """What must agree for runs to share a kernel: the method, its other knobs, and the settings around it."""
+        knobs = dataclasses.asdict(self.method)
+        fixed = {name: value for name, value in knobs.items() if name not in self.numbers.knobs}
+        return type(self.method), fixed, self.server, self.attack
+
+    def algorithm(self, plan: ExecutionPlan, numbers: Numbers = OWN, part: Array | None = None) -> Algorithm:
+        """Builds the method for this run under an execution plan.
+
+        Args:
+            plan: How clients are mapped to devices.
+            numbers: Numbers that replace the run's own, if given.
+            part: See `Problem`.
+        """
+        problem, method = self.problem._replace(plan=plan), self.method
+        if numbers.learning_rate is not None:
+            assert self.local is not None
+            local = dataclasses.replace(self.local, learning_rate=numbers.learning_rate)
+            problem = problem._replace(solver=local.bind(problem.model), learning_rate=numbers.learning_rate)
+        if numbers.knobs:
+            method = dataclasses.replace(method, **numbers.knobs)
+
+        def build(part: Array | None) -> Algorithm:
+            of_part = problem._replace(part=part)
+            tuned = fine_tuned(of_part, method.build(of_part), self.fine_tune_epochs)
+            return self.attack.on(of_part, tuned)
+
+        return self.server.of(problem, lambda given: build(part if given is None else given))
+
+    def keys(self, key: Key, secret: Key) -> Key:
+        """Returns the keys of the rounds: (2,) with private noise, where only the ledger's cohorts use `key`."""
+        return jnp.stack([key, secret]) if self.problem.solver.privacy.noise_multiplier else key
+
+    def with_rounds(self, rounds: int) -> Experiment:
+        """Returns the same run with another number of rounds."""
+        return dataclasses.replace(self, problem=self.problem._replace(rounds=rounds))
+
+    @property
+    def steps(self) -> np.ndarray:
+        """Number of steps of each client in a round. Shape (K,). All equal if only the data's shapes are known."""
+        size, n_max = self.federation.train.size, self.federation.train.y.shape[1]
+        size = size if isinstance(size, np.ndarray) else np.full(size.shape, n_max)
+        return np.asarray(self.problem.solver.num_steps(size, n_max))

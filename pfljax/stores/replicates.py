@@ -1,0 +1,117 @@
+"""Runs that share one kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import PyTree
+from pfljax.exchange.plan import ExecutionPlan
+from pfljax.stores.experiment import OWN, Experiment, Numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class Apart:
+    """Values of several runs, one tree of arrays or files per run, not stacked."""
+
+    runs: Sequence[PyTree]
+
+    def __getitem__(self, number: int) -> PyTree:
+        return self.runs[number]
+
+
+@dataclasses.dataclass(frozen=True)
+class Replicates:
+    """Several runs of one method, stacked on a leading axis of every array on the devices. A single run is not stacked.
+
+    If clients' rows are not on the devices, the runs are `Apart` and trained one after the other.
+
+    Outside of compiled functions, runs are a list with one entry per run, even for a single run.
+
+    Attributes:
+        num: Number of runs.
+        numbers: Numbers that differ between runs, as arrays (num,).
+        directories: Folder for the clients' rows of each run; see `Experiment`.
+    """
+
+    num: int = 1
+    numbers: Numbers = OWN
+    directories: Sequence[Path | None] = ()
+
+    @classmethod
+    def of(cls, experiments: Sequence[Experiment]) -> Replicates:
+        """Makes replicates of runs. They may differ in seeds, data, learning rate and the method's float knobs.
+
+        Raises:
+            ArgumentError: if they differ in the method or its other knobs.
+        """
+        directories = tuple(each.directory for each in experiments)
+        if len(experiments) == 1:
+            return cls(directories=directories)
+        if any(each.structure != experiments[0].structure for each in experiments):
+            methods = ", ".join(dict.fromkeys(repr(each.method) for each in experiments))
+            raise ArgumentError("method", "accepted in one kernel: one method with equal knobs, except floats", methods)
+        found = [each.numbers for each in experiments]
+        knobs = {name: np.asarray([each.knobs[name] for each in found], np.float32) for name in found[0].knobs}
+        knobs = {name: values for name, values in knobs.items() if len(set(values.tolist())) > 1}
+        rates = [each.learning_rate for each in found]
+        numbers = Numbers(np.asarray(rates, np.float32) if len(set(rates)) > 1 else None, knobs)
+        return cls(len(experiments), numbers, directories)
+
+    @property
+    def axis(self) -> int:
+        """Position of the client axis in the arrays of all runs."""
+        return int(self.num > 1)
+
+    def numbers_of(self, run: int) -> Numbers:
+        """Returns the numbers of one run."""
+        return jax.tree.map(lambda values: values[run], self.numbers)
+
+    def join(self, parts: Sequence[PyTree], stack: Callable = jnp.stack) -> PyTree:
+        """Joins one tree of arrays per run into one tree."""
+        return jax.tree.map(lambda *leaves: stack(leaves), *parts) if self.num > 1 else parts[0]
+
+    def side_by_side(self, parts: Sequence[PyTree]) -> PyTree:
+        """Like `join`, but without stacking: `Apart` for several runs."""
+        return Apart(parts) if self.num > 1 else parts[0]
+
+    def split(self, joined: PyTree) -> list[PyTree]:
+        """Undoes `join` and `side_by_side`."""
+        if self.num == 1:
+            return [joined]
+        return [jax.tree.map(lambda leaf, n=n: leaf[n], joined) for n in range(self.num)]
+
+    def lift(
+        self,
+        experiment: Experiment,
+        plan: ExecutionPlan,
+        fn: Callable,
+        in_axes: Sequence[int | None],
+        part: int | None = None,
+    ) -> Callable:
+        """Turns a function of a built method and one run's arrays into a function of all runs' arrays.
+
+        Args:
+            experiment: One of the runs.
+            plan: How clients are mapped to devices.
+            fn: (algorithm, *arrays) -> arrays.
+            in_axes: For each array, 0 if it is stacked, None if all runs share it.
+            part: Position of the array with the ids (n,) of the stacked clients; see `Problem`. None: all clients.
+        """
+
+        def one(numbers, *args):
+            return fn(experiment.algorithm(plan, numbers, None if part is None else args[part]), *args)
+
+        if self.num == 1:
+            return functools.partial(one, OWN)
+        return functools.partial(plan.over_replicates(one, (0, *in_axes)), self.numbers)
+
+
+ONE = Replicates()

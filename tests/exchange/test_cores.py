@@ -1,0 +1,46 @@
+"""CPU devices from Python, in processes of their own: one for each core, unless the user or JAX has settled it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pfljax.contract.host import num_cores
+
+COUNT = "import jax, pfljax; print(len(jax.local_devices()))"
+LATE = """
+import warnings, jax
+jax.local_devices()
+import pfljax as pfl
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    plans = [pfl.Execution().make_plan() for _ in range(2)]
+print(plans[0].num_devices, len(told), *(str(warning.message) for warning in told))
+"""
+
+
+def run(code, **variables):
+    env = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+    env |= {"JAX_PLATFORMS": "cpu"} | variables
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_python_has_a_device_for_each_core():
+    assert run(COUNT) == str(num_cores())
+
+
+@pytest.mark.parametrize(
+    "variables", [{"JAX_NUM_CPU_DEVICES": "3"}, {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}]
+)
+def test_the_user_s_number_of_devices_is_kept(variables):
+    assert run(COUNT, **variables) == "3"
+
+
+@pytest.mark.skipif(num_cores() == 1, reason="one core is all there is")
+def test_one_line_says_what_is_lost_if_jax_started_before():
+    devices, warnings, text = run(LATE).split(maxsplit=2)
+    assert (devices, warnings) == ("1", "1")
+    assert f"1 of {num_cores()} CPU cores" in text and "JAX_NUM_CPU_DEVICES" in text and "\n" not in text
+    assert run(LATE, JAX_NUM_CPU_DEVICES="1") == "1 0"

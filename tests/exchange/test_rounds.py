@@ -1,0 +1,301 @@
+"""A round: sampling, exchange and traffic."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+from toy_methods import PARAMETERS, data_of, make, neighbors, step_to_mean
+
+from pfljax.algorithms import METHODS
+from pfljax.contract.types import ClientOutput, Predictor, Report
+from pfljax.exchange.plan import make_plan
+from pfljax.exchange.rounds import (
+    cohort_of,
+    draw_cohort,
+    make_round,
+    participations,
+    predicts_by_rows,
+    sample_cohort,
+)
+
+SIZES = (2, 1, 3, 1, 2)
+K, MODEL = len(SIZES), 4 * PARAMETERS  # bytes of a model
+KEY = jax.random.key(3)
+
+
+def play(algorithm, cohort=3, *, number=0, devices=1):
+    """(state before a round, state after it, its record)."""
+    clients = data_of(SIZES)
+    state = algorithm.init(KEY, clients)
+    one_round = jax.jit(make_round(algorithm, make_plan("map", devices=devices), K, cohort))
+    return state, *one_round(KEY, np.int32(number), state, clients)
+
+
+def traffic(algorithm, **options):
+    record = play(algorithm, **options)[2]
+    return float(record.down), float(record.up)
+
+
+@pytest.mark.parametrize(("num", "size"), [(40, 20), (40, 30)])
+def test_both_ways_to_draw_a_cohort_are_uniform(num, size):
+    assert (size**2 > 16 * num) == (size == 30)  # by Floyd's algorithm, and by a permutation
+    ids = np.asarray(jax.vmap(lambda key: draw_cohort(key, num, size).ids)(jax.random.split(jax.random.key(1), 3000)))
+    assert ids.min() == 0 and ids.max() == num - 1 and (np.diff(ids, axis=1) > 0).all()
+    counts, expected = np.bincount(ids.ravel(), minlength=num), 3000 * size / num
+    variance = expected * (1 - size / num)
+    assert ((counts - expected) ** 2 / variance).sum() < 75  # chi-square, 39 degrees: beyond the 99.9 % point
+    both = ((ids == 0).any(axis=1) & (ids == 39).any(axis=1)).mean()
+    assert abs(both - size * (size - 1) / (num * (num - 1))) < 0.04  # pairs, too: 4 standard errors
+
+
+def test_cohorts_are_uniform_without_replacement():
+    draw = jax.vmap(lambda key: draw_cohort(key, 7, 3))
+    cohorts = draw(jax.random.split(jax.random.key(0), 3000))
+    ids = np.asarray(cohorts.ids)
+    assert (np.diff(ids, axis=1) > 0).all()
+    counts = np.bincount(ids.ravel(), minlength=7)
+    expected = 3000 * 3 / 7
+    assert ((counts - expected) ** 2 / expected).sum() < 30  # chi-square, 6 degrees: far beyond the 99.9 % point
+    place = np.asarray(jax.vmap(lambda cohort: cohort.position(jnp.arange(7)))(cohorts))
+    assert ((place >= 0).sum(axis=1) == 3).all()
+    np.testing.assert_array_equal(np.take_along_axis(place, ids, axis=1), np.broadcast_to(np.arange(3), ids.shape))
+    assert draw_cohort(jax.random.key(0), 7, 7).position(jnp.array(5)) == 5
+
+
+def test_participations_count_the_uniform_cohorts():
+    draw = jax.jit(lambda number: cohort_of(KEY, number, 6, 2).ids)
+    cohorts = np.concatenate([draw(number) for number in range(5)])
+    found = jax.jit(lambda: participations(KEY, 6, 2, 5))()
+    np.testing.assert_array_equal(found, np.bincount(cohorts, minlength=6))
+
+
+def test_without_sampling_of_its_own_a_method_gets_the_uniform_cohort():
+    before, after, _ = play(make(step_to_mean), number=4)
+    taken = np.flatnonzero(np.asarray(after.clients != before.clients))
+    np.testing.assert_array_equal(taken, cohort_of(KEY, 4, K, 3).ids)
+
+
+@pytest.mark.parametrize("topology", ["shared", "own"])
+def test_a_method_chooses_the_cohort_by_its_state_and_data(topology):
+    """The clients with the most examples among those that have taken part least often."""
+
+    def sample(key, state, clients):
+        seen.append(state.round)
+        return jnp.argsort(10 * state.clients - clients.train.size)[:2]  # in no order
+
+    seen, clients = [], data_of(SIZES)
+    algorithm = make(step_to_mean, topology=topology, sample=sample)
+    one_round = jax.jit(make_round(algorithm, make_plan("map", devices=1), K, 2))
+    state, counts, models = algorithm.init(KEY, clients), [], []
+    for number in range(2):
+        state, _ = one_round(KEY, np.int32(number), state, clients)
+        counts.append(state.clients.tolist())
+        models.append(np.asarray(state.models["w"]))
+    assert counts == [[1, 0, 1, 0, 0], [1, 1, 1, 0, 1]]
+    assert len(seen) == 1
+    first = np.asarray(algorithm.init(KEY, clients).models["w"])
+    means = clients.train.x.sum(axis=1) / np.array(SIZES)[:, None]
+    half = lambda k, start: (start + means[k]) / 2
+    expected = first.copy()
+    if topology == "own":
+        expected[[0, 2]] = [half(k, first[k]) for k in (0, 2)]
+    else:
+        expected[0] = (half(0, first[0]) + half(2, first[0])) / 2
+    np.testing.assert_allclose(models[0], expected, rtol=1e-5)
+
+
+def test_a_chosen_cohort_may_be_all_clients():
+    everyone = make(step_to_mean, topology="own", sample=lambda key, state, clients: jnp.arange(K)[::-1])
+    chosen, uniform = play(everyone, cohort=K), play(make(step_to_mean, topology="own"), cohort=K)
+    jax.tree.map(np.testing.assert_array_equal, chosen[1], uniform[1])
+
+
+def test_a_chosen_cohort_has_the_size_and_a_key_of_its_own():
+    keys, clients = [], data_of(SIZES)
+
+    def sample(key, state, clients):
+        keys.append(tuple(jax.random.key_data(key).tolist()))
+        return jnp.arange(3)
+
+    algorithm = make(sample=sample)
+    state = algorithm.init(KEY, clients)
+    cohorts = [sample_cohort(algorithm, KEY, number, state, clients, 3) for number in (0, 1)]
+    assert cohorts[0].ids.tolist() == [0, 1, 2] and cohorts[0].ids.dtype == jnp.int32
+    fold = lambda purpose: jax.random.fold_in(jax.random.fold_in(KEY, purpose), 0)
+    assert len({*keys, *(tuple(jax.random.key_data(fold(purpose)).tolist()) for purpose in range(4))}) == 6
+    with pytest.raises(ValueError, match=r"sample: returned ids of shape \(3,\); accepted: \(2,\)"):
+        sample_cohort(algorithm, KEY, 0, state, clients, 2)
+
+
+def test_shared_models_travel_to_and_from_each_client_of_the_cohort():
+    assert traffic(make(step_to_mean, num_models=2)) == (3 * 2 * MODEL, 3 * 2 * MODEL)
+
+
+def test_own_models_never_travel():
+    assert traffic(make(step_to_mean, topology="own", via_server=True)) == (0, 0)
+
+
+def test_peers_models_travel_except_to_their_owners():
+    peers = make(step_to_mean, topology="peers", download=neighbors(2))
+    assert traffic(peers, cohort=4, devices=2) == (4 * 2 * MODEL, 4 * 2 * MODEL)
+
+    def train_own(context, models, row, data):
+        output = step_to_mean(context, models, row, data)
+        return output._replace(sent=jnp.arange(3) == 0)
+
+    assert traffic(dataclasses.replace(peers, client_update=train_own)) == (3 * 2 * MODEL, 0)
+    lifted = dataclasses.replace(peers, client_update=train_own, via_server=True)
+    assert traffic(lifted) == (3 * 2 * MODEL, 3 * MODEL)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_push_sends_one_upload_to_all_receivers(devices):
+    """Client k keeps half of its model and gives the other half to the next client."""
+
+    def push(context, models, row, data):
+        upload = jax.tree.map(lambda leaf: leaf[0], models)
+        return ClientOutput(row, upload, {"loss": jnp.zeros(())}, mixing_weights=jnp.full((2,), 0.5))
+
+    before, after, record = play(make(push, topology="push", download=neighbors(1)), cohort=K, devices=devices)
+    models = np.asarray(before.models["w"])
+    np.testing.assert_allclose(after.models["w"], (models + np.roll(models, 1, axis=0)) / 2, rtol=1e-6)
+    assert (float(record.down), float(record.up)) == (K * MODEL, K * MODEL)
+
+
+def ships_model(context, models, row, data):
+    output = step_to_mean(context, models, row, data)
+    return ClientOutput(row, (), output.report | {"model": output.upload, "examples": data.train.size})
+
+
+def reads_weights(context, models, row, data):
+    loss = context.server["weights"].sum() + context.server["rate"]
+    return ClientOutput(row, (), {"loss": loss})
+
+
+SERVER = {"weights": jnp.ones((K,)), "rate": jnp.ones(()), "gram": jnp.ones((K, 50))}
+
+
+def test_a_model_in_the_report_is_charged():
+    assert traffic(make(ships_model, topology="own")) == (0, 3 * MODEL)
+
+
+def test_what_clients_read_of_the_server_is_charged_but_for_scalars():
+    assert traffic(make(reads_weights, server=SERVER)) == (3 * (MODEL + 4 * K), 0)
+
+    def passed_on(context, models, row, data):
+        return ClientOutput(row, (), {"loss": jnp.zeros(()), "weights": context.server["weights"]})
+
+    assert traffic(make(passed_on, topology="own", server=SERVER)) == (3 * 4 * K, 3 * 4 * K)
+
+
+def test_what_no_client_reads_of_the_server_is_free():
+    assert traffic(make(server=SERVER)) == (3 * MODEL, 0)
+
+
+def test_a_method_may_send_fewer_bytes_than_the_engine_counts():
+    def both(context, models, row, data):
+        output = ships_model(context, models, row, data)
+        return output._replace(upload=models, report=output.report | {"loss": context.server["weights"].sum()})
+
+    halved = make(both, server=SERVER, traffic=lambda counted: type(counted)(*(part / 2 for part in counted)))
+    assert traffic(halved) == (3 * (MODEL + 4 * K) / 2, 3 * (MODEL + MODEL) / 2)
+    one_bit = make(both, server=SERVER, traffic=lambda counted: counted._replace(upload=counted.upload / 32))
+    assert traffic(one_bit) == (3 * (MODEL + 4 * K), 3 * (MODEL + MODEL / 32))
+
+
+def test_in_later_exchanges_only_those_that_send_are_charged():
+    """Each client sends in as many exchanges as it has examples, so 5, then 3, then 1 clients send."""
+
+    def work(context, models, row, data):
+        sent = jnp.broadcast_to(context.step < data.train.size, (1,))
+        report = ships_model(context, models, row, data).report
+        return ClientOutput(row, models, report | {"rate": context.server["weights"].sum()}, sent)
+
+    down, up = traffic(make(work, server=SERVER, exchanges=3), cohort=K)
+    assert (down, up) == ((5 + 3 + 1) * (MODEL + 4 * K), (5 + 3 + 1) * (MODEL + MODEL))
+
+
+def by_rows(algorithm, num=K):
+    return predicts_by_rows(lambda part: algorithm, *shapes(algorithm, num))
+
+
+def shapes(algorithm, num=K):
+    clients = data_of((2,) * num)
+    return jax.eval_shape(algorithm.init, KEY, clients), jax.eval_shape(lambda: jax.tree.map(jnp.asarray, clients))
+
+
+def test_predictors_of_clients_own_rows_are_by_rows():
+    for topology in ("own", "shared"):
+        algorithm = make(topology=topology)
+        for num in (1, 2, K):
+            assert by_rows(algorithm, num)
+
+    def mixture(key, state, clients):  # of two models to a client
+        num = clients.train.size.shape[0]
+        models = jax.tree.map(lambda leaf: jnp.repeat(leaf, 2, axis=0), state.models)
+        index = jnp.arange(2 * num, dtype=jnp.int32).reshape(num, 2)
+        return Predictor(models, index, jnp.full((num, 2), 0.5), "own")
+
+    algorithm = make(topology="own", predictor=mixture)
+    assert by_rows(algorithm)
+
+
+@pytest.mark.slow
+def test_every_registered_method_predicts_for_some_clients_alone():
+    federation = toys.make_federation([3] * 7)
+    problem = toys.make_problem(federation, hidden=(3,))
+    clients = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), federation.client_data)
+    for name in METHODS:
+        build = lambda part, name=name: toys.make_algorithm(name, problem._replace(part=part))
+        assert predicts_by_rows(build, jax.eval_shape(build(None).init, KEY, clients), clients), name
+
+
+def of_server(key, state, clients):
+    """All clients' models are the server's."""
+    return Predictor.own(state.server)
+
+
+def of_everyone(key, state, clients):
+    """An index made for K clients."""
+    return Predictor.one(state.models, K)
+
+
+def of_all_rows(key, state, clients):
+    """A product of the server's K x K matrix with all clients' models, which fails for fewer."""
+    return Predictor.own(jax.tree.map(lambda leaf: jnp.eye(K) @ leaf, state.models))
+
+
+def lacking_models(key, state, clients):
+    """One model where each client should have its own."""
+    own = Predictor.own(state.models)
+    return dataclasses.replace(own, models=jax.tree.map(lambda leaf: leaf[:1], state.models))
+
+
+@pytest.mark.parametrize(
+    ("predictor", "topology"),
+    [(of_server, "shared"), (of_everyone, "shared"), (of_all_rows, "own"), (lacking_models, "own")],
+)
+def test_predictors_that_need_all_clients_are_not_by_rows(predictor, topology):
+    server = {"w": jnp.zeros((K, PARAMETERS))}
+    algorithm = make(topology=topology, predictor=predictor, server=server)
+    assert not by_rows(algorithm)
+
+
+def test_a_collaboration_of_all_clients_is_not_by_rows():
+    of_rows = Report(collaboration=lambda state: {"weights": state.clients[:, None]})
+    of_all = Report(collaboration=lambda state: {"affinity": state.server})
+    for report, expected in ((of_rows, True), (of_all, False)):
+        algorithm = make(topology="own", server=jnp.eye(K), report=report)
+        assert by_rows(algorithm) == expected
+
+
+def test_a_predictor_that_fails_for_all_clients_says_so():
+    def mistaken(key, state, clients):
+        return Predictor.own(state.models["v"])
+
+    algorithm = make(predictor=mistaken)
+    with pytest.raises(KeyError, match="v"):
+        by_rows(algorithm)

@@ -1,0 +1,151 @@
+"""Robust aggregators against NumPy, and in rounds of methods that average."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.optimize
+import toys
+
+from pfljax.contract.errors import ArgumentError
+from pfljax.exchange.plan import make_plan
+from pfljax.stages import robust
+from pfljax.stages.server import Server
+
+SIZES = (2, 5, 1, 3, 4, 0, 6)
+
+
+def stacked(seed, num=7):
+    rng = np.random.default_rng(seed)
+    return {"a": rng.normal(size=(num, 3)), "b": rng.normal(size=(num, 2, 2))}
+
+
+def flat(models):
+    return np.concatenate([np.reshape(leaf, (len(leaf), -1)) for leaf in jax.tree.leaves(models)], axis=1)
+
+
+def by_numpy(rule, models, weight, share):
+    """The rule in float64, over the models that count."""
+    rows, weight = flat(models)[weight > 0], weight[weight > 0]
+    num, cut = len(rows), int(np.floor(share * len(rows) + 1e-9))
+    if rule == "median":
+        return np.median(rows, axis=0)
+    if rule == "trimmed_mean":
+        return np.sort(rows, axis=0)[cut : num - cut].mean(axis=0)
+    if rule == "krum":
+        distances = ((rows[:, None] - rows[None]) ** 2).sum(axis=2)
+        scores = [np.sort(np.delete(row, k))[: num - cut - 2].sum() for k, row in enumerate(distances)]
+        return rows[np.argmin(scores)]
+    total = lambda center: (weight * np.linalg.norm(rows - center, axis=1)).sum()
+    return scipy.optimize.minimize(total, rows.mean(axis=0), method="BFGS", tol=1e-10).x
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "krum", "geometric_median"])
+@pytest.mark.parametrize("absent", [(), (2,), (0, 5)])
+def test_rules_agree_with_numpy(rule, absent):
+    models, weight = stacked(seed=len(absent)), np.array(SIZES) + 1.0
+    weight[list(absent)] = 0
+    found = robust.combine(rule, jax.tree.map(jnp.float32, models), jnp.float32(weight), 0.3)
+    expected = by_numpy(rule, models, weight, 0.3)
+    found = flat(jax.tree.map(lambda leaf: leaf[None], found))[0]
+    np.testing.assert_allclose(found, expected, atol=2e-3 if rule == "geometric_median" else 1e-5)
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "krum", "geometric_median"])
+def test_what_two_of_nine_send_moves_no_rule_far(rule):
+    models, far = stacked(seed=3, num=9), 100.0  # from zero, which is no answer
+    spread = np.abs(flat(models)).max()
+    models = jax.tree.map(lambda leaf: jnp.float32(leaf + far), models)
+    for value in (1e6, -1e6, np.nan):
+        attacked = jax.tree.map(lambda leaf, v=value: leaf.at[jnp.array([1, 4])].set(v), models)
+        found = flat(jax.tree.map(lambda leaf: leaf[None], robust.combine(rule, attacked, jnp.ones(9), 0.25)))
+        assert np.isfinite(found).all() and np.abs(found - far).max() <= 1.5 * spread
+
+
+@pytest.mark.parametrize("value", [1e5, 1e20, np.inf, np.nan])
+def test_krum_chooses_among_honest_models_however_far_attackers_are(value):
+    """The same one, since an attacker is no honest model's neighbor."""
+    rows = np.random.default_rng(4).normal(size=(9, 50))
+    rows[[0, 4]] = 1e3
+    expected = by_numpy("krum", {"a": rows}, np.ones(9), 0.25)
+    rows[[0, 4]] = value
+    found = robust.combine("krum", {"a": jnp.float32(rows)}, jnp.ones(9), 0.25)["a"]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_the_geometric_median_leaves_out_models_that_are_not_finite(value):
+    models, weight = jax.tree.map(jnp.float32, stacked(seed=5)), jnp.arange(1.0, 8.0)
+    broken = models | {"a": models["a"].at[2, 0].set(value)}
+    found = robust.combine("geometric_median", broken, weight, 0.2)
+    toys.assert_trees_close(found, robust.combine("geometric_median", models, weight.at[2].set(0), 0.2), rtol=1e-6)
+
+
+def problem_of(plan=None, **options):
+    federation = toys.make_federation(SIZES, "regression")
+    return federation, toys.make_problem(federation, optax.sgd(0.1), plan=plan, **options)
+
+
+@pytest.mark.parametrize("plan", [("map", 0, 1), ("chunk", 2, 2)])
+def test_a_round_with_the_median_is_the_median_of_what_clients_send(plan):
+    federation, problem = problem_of(make_plan(*plan))
+    clients = federation.client_data
+    plain = toys.make_algorithm("fedavg", problem)
+    served = Server(aggregator="median").of(problem, lambda part: toys.make_algorithm("fedavg", problem))
+    one = toys.make_algorithm("local", problem)
+    states, records = toys.train(served, problem, clients, 1)
+    means, mean_records = toys.train(plain, problem, clients, 1)
+    # Local from the global model is what each client sends.
+    start = jax.tree.map(lambda leaf: np.repeat(leaf, len(SIZES), axis=0), jax.device_get(states[0].models))
+    own, _ = toys.train(
+        one, problem, clients, 1, state=jax.device_get(toys.start(one, problem, clients))._replace(models=start)
+    )
+    trained = jax.tree.map(lambda leaf: np.asarray(leaf)[np.array(SIZES) > 0], own[1].models)
+    expected = jax.tree.map(lambda leaf: np.median(leaf, axis=0, keepdims=True), trained)
+    toys.assert_trees_close(states[1].models, expected, rtol=1e-5, atol=1e-6)
+    assert not toys.same_trees(states[1].models, means[1].models)
+    assert records[0].up - mean_records[0].up == 4 * 4 + 4  # the client without examples sends its model, too
+    assert records[0].down == mean_records[0].down
+
+
+@toys.each_method(fast=("fedavgm", "ditto", "fedper", "fedem", "ifca"))
+def test_a_trimmed_mean_that_trims_nothing_is_the_uniform_mean(name):
+    """Of every method that says it averages, as far as all clients count alike."""
+    federation = toys.make_federation((3,) * 5)  # all alike, so that the mean by n_k is uniform
+    problem = toys.make_problem(federation, optax.sgd(0.1), hidden=(4,))
+    method = toys.make_algorithm(name, problem)
+    if not method.averages or name == "afl":  # which learns how much clients count
+        pytest.skip("its server does not average models by n_k")
+    served = Server(aggregator="trimmed_mean", trim=0.0).of(problem, lambda part: method)
+    for a, b in zip(
+        *(toys.train(each, problem, federation.client_data, 2)[0] for each in (method, served)), strict=True
+    ):
+        toys.assert_trees_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_only_methods_that_average_take_another_aggregator():
+    _, problem = problem_of()
+    build = lambda part: toys.make_algorithm("federico", problem)
+    with pytest.raises(ArgumentError, match="aggregator=median: accepted for this method: mean"):
+        Server(aggregator="median").of(problem, build)
+    assert Server().of(problem, build).topology == "peers"
+    for wrong in ({"sampler": "random"}, {"aggregator": "mode"}, {"trim": 0.5}):
+        with pytest.raises(ArgumentError, match="accepted: "):
+            Server(**wrong)
+
+
+def test_a_cohort_without_examples_leaves_the_model_as_it_is():
+    federation = toys.make_federation((2, 2, 2), "regression")
+    problem, clients = toys.make_problem(federation, optax.sgd(0.1)), federation.client_data
+    clients = clients._replace(train=clients.train._replace(size=np.zeros(3, np.int32)))
+    for rule in ("median", "trimmed_mean", "krum", "geometric_median"):
+        build = lambda part: toys.make_algorithm("fedavg", problem)
+        states, _ = toys.train(Server(aggregator=rule).of(problem, build), problem, clients, 1)
+        toys.assert_trees_close(states[1].models, states[0].models)
+
+
+def test_the_server_is_a_value():
+    assert Server() == Server() and dataclasses.replace(Server(), candidates=0) == Server("uniform")

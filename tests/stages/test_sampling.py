@@ -1,0 +1,106 @@
+"""Who is drawn: in proportion to examples, and by loss."""
+
+import itertools
+
+import jax
+import numpy as np
+import optax
+import pytest
+import toys
+
+from pfljax.contract.errors import ArgumentError
+from pfljax.exchange.rounds import cohort_of
+from pfljax.stages import sampling
+from pfljax.stages.server import Server
+
+SIZES = (1, 2, 4, 1, 0, 8)
+
+
+def test_clients_are_drawn_one_after_the_other_in_proportion_to_their_examples():
+    sizes = np.array(SIZES)
+    draw = jax.jit(jax.vmap(lambda key: sampling.by_size(key, sizes, 2)))
+    ids = np.asarray(draw(jax.random.split(jax.random.key(0), 20000)))
+    assert (np.diff(ids, axis=1) > 0).all() and not (ids == 4).any()
+    p = sizes / sizes.sum()
+    # First j and then k, or first k and then j.
+    expected = {(j, k): p[j] * p[k] / (1 - p[j]) + p[k] * p[j] / (1 - p[k]) for j in range(6) for k in range(j + 1, 6)}
+    for pair, probability in expected.items():
+        found = (ids == pair).all(axis=1).mean()
+        assert abs(found - probability) < 4 * np.sqrt(probability / 20000) + 1e-9, pair
+
+
+def test_clients_without_examples_come_last():
+    ids = sampling.by_size(jax.random.key(0), np.array([0, 3, 0, 2]), 3)
+    assert {1, 3} < set(np.asarray(ids).tolist())
+
+
+def losses_by_hand(federation, models):
+    layer = jax.tree.map(lambda leaf: np.float64(leaf), jax.device_get(models))["Dense_0"]
+    split, out = federation.train, []
+    for k, size in enumerate(split.size):
+        kernel, bias = (layer[name][min(k, len(layer[name]) - 1)] for name in ("kernel", "bias"))
+        out.append(
+            np.square(split.x[k, :size] @ kernel[:, 0] + bias[0] - split.y[k, :size]).mean() if size else -np.inf
+        )
+    return np.array(out)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "local", "federico"])
+def test_power_of_choice_takes_the_clients_of_largest_loss(name):
+    federation = toys.make_federation(SIZES, "regression")
+    problem = toys.make_problem(federation, optax.sgd(0.1), cohort=2)
+    knobs = {"neighbors": 1, "collaborators": 1} if name == "federico" else {}
+    build = lambda part: toys.make_algorithm(name, problem._replace(part=part), **knobs)
+    algorithm = Server("power_of_choice", candidates=6).of(problem, build)
+    state = toys.start(algorithm, problem, federation.client_data)
+    ids = jax.jit(algorithm.sample)(jax.random.key(3), state, federation.client_data)
+    worst = np.sort(np.argsort(losses_by_hand(federation, state.models))[-2:])
+    np.testing.assert_array_equal(ids, worst)
+
+
+def test_candidates_are_what_power_of_choice_chooses_among():
+    federation = toys.make_federation(SIZES, "regression")
+    problem = toys.make_problem(federation, optax.sgd(0.1), cohort=2)
+    build = lambda part: toys.make_algorithm("fedavg", problem._replace(part=part))
+    as_weighted = Server("power_of_choice", candidates=2).of(problem, build)  # all candidates are taken
+    state, clients = toys.start(as_weighted, problem, federation.client_data), federation.client_data
+    draw, keys = jax.jit(as_weighted.sample), jax.random.split(jax.random.key(0), 8)
+    found = [np.asarray(draw(key, state, clients)) for key in keys]
+    expected = [sampling.by_size(jax.random.split(key)[0], clients.train.size, 2) for key in keys]
+    np.testing.assert_array_equal(found, expected)
+    assert len({tuple(ids) for ids in found}) > 1
+    for wrong in (1, 7):
+        with pytest.raises(ArgumentError, match=r"^candidates=.*accepted: 0, or 2 .* to 6"):
+            Server("power_of_choice", candidates=wrong).of(problem, build)
+
+
+def test_epsilon_does_not_cover_the_losses_of_power_of_choice():
+    problem = toys.make_problem(toys.make_federation(SIZES), optax.sgd(0.1), cohort=2)
+    of = lambda name, sampler: (
+        Server(sampler).of(problem, lambda part: toys.make_algorithm(name, problem._replace(part=part))).ledger
+    )
+    assert "training losses" in of("fedavg", "power_of_choice").unaccounted
+    assert of("fedavg", "weighted") == of("fedavg", "uniform") and not of("fedavg", "uniform").unaccounted
+    assert of("fedem", "power_of_choice") == of("fedem", "uniform")  # which names them already
+
+
+def test_samplers_need_something_to_draw():
+    problem = toys.make_problem(toys.make_federation(SIZES), optax.sgd(0.1))
+    build = lambda part: toys.make_algorithm("local", problem._replace(part=part))
+    for sampler in ("weighted", "power_of_choice"):
+        with pytest.raises(ArgumentError, match=f"sampler={sampler}: every client is in every round"):
+            Server(sampler).of(problem, build)
+
+
+def test_rounds_are_played_by_the_cohort_that_was_drawn():
+    federation = toys.make_federation(SIZES)
+    problem = toys.make_problem(federation, optax.sgd(0.1), cohort=2)
+    build = lambda part: toys.make_algorithm("local", problem._replace(part=part))
+    for sampler in ("weighted", "power_of_choice"):
+        states, _ = toys.train(Server(sampler).of(problem, build), problem, federation.client_data, 6)
+        for before, after in itertools.pairwise(states):
+            kernels = [np.asarray(state.models["Dense_0"]["kernel"]) for state in (before, after)]
+            moved = np.any(kernels[0] != kernels[1], axis=(1, 2))
+            assert moved.sum() == 2 and not moved[4]
+    uniform = Server().of(problem, build)
+    assert uniform.sample is None and cohort_of(jax.random.key(0), 0, 6, 2).ids.shape == (2,)

@@ -1,0 +1,264 @@
+"""Clients' rows on disk: the figures of the host store, no row before a client takes part, and no checkpoint lost."""
+
+import dataclasses
+import os
+import shutil
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toys
+
+from pfljax.contract.errors import ArgumentError, OutOfMemory, RunError
+from pfljax.exchange.plan import make_plan
+from pfljax.folder import checkpoints, manifest
+from pfljax.stores import stacks
+from pfljax.training.loop import Schedule, Trainer
+
+SIZES, ROUNDS, COHORT = (5, 1, 3, 4, 2, 4, 0, 3), 6, 3
+OFTEN = Schedule(2, 2)
+
+
+def make_experiment(name, client_store="disk", **knobs):
+    knobs = {"neighbors": 1} | knobs if name == "federico" else knobs
+    federation = toys.make_federation(SIZES)
+    network = toys.NETWORKS.get(name, {})
+    problem = toys.make_problem(federation, optax.adam(0.05), batch_size=2, cohort=COHORT, **network)
+    return toys.make_experiment(name, problem, federation, knobs=knobs, client_store=client_store)
+
+
+def outcome_of(experiment, rounds=ROUNDS, **options):
+    """(the last row but its seconds, the state in memory) of a run."""
+    found = toys.run(experiment, rounds, schedule=OFTEN, **options)
+    last = {name: value for name, value in found.summary["last"].items() if name != "seconds"}
+    return last, jax.device_get(stacks.in_memory(found.state))
+
+
+@toys.each_method(fast=("local", "federico", "fedem", "mocha"), grouped=True)
+def test_figures_and_states_are_those_of_the_host_store(name, tmp_path):
+    on_host, on_disk = (outcome_of(make_experiment(name, store)) for store in ("host", "disk"))
+    scale = 10 if name in ("mocha", "fedfomo_average") else 1  # eigenvalues and small differences magnify rounding
+    assert on_disk[0] == pytest.approx(on_host[0], rel=scale * 1e-6)
+    # First rows are compiled in another way.
+    toys.assert_trees_close(on_disk[1], on_host[1], rtol=scale * 1e-5, atol=scale * 1e-6)
+
+
+@toys.each_method(["scaffold", "federico"], fast=["scaffold"])
+def test_a_run_killed_between_checkpoints_goes_on_as_if_never_killed(name, tmp_path):
+    """Killed in round 5, whose rows are on disk by then, the run goes on from round 4."""
+    whole = outcome_of(make_experiment(name), out=tmp_path / "whole")
+    trainer = Trainer([make_experiment(name)], outs=[tmp_path / "killed"])
+    save = checkpoints.save
+
+    def killed(directory, done, state):
+        if done == ROUNDS - 1:
+            raise KeyboardInterrupt
+        save(directory, done, state)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(checkpoints, "save", killed)
+        trainer.play(ROUNDS - 1, OFTEN._replace(checkpoint_every=4))
+    del trainer
+    folder = tmp_path / "killed" / "checkpoints"
+    assert [name for name in os.listdir(folder) if name.isdigit()] == ["4"]
+    again = outcome_of(make_experiment(name), out=tmp_path / "killed", resume=True)
+    assert again[0] == whole[0] and toys.same_trees(again[1], whole[1])
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_a_manifest_lists_only_checkpoints_that_are_there(runs, tmp_path, caplog):
+    """After each save, and after a resumed run has forgotten other rounds: no checkpoint counts as damaged."""
+    outs = [tmp_path / str(number) for number in range(runs)]
+    start = lambda resume: Trainer([make_experiment("ditto") for _ in outs], outs=outs, resume=resume)
+    start(False).play(4, OFTEN)
+    for rounds in (5, 6):
+        again = start(True)
+        again.play(rounds, OFTEN)
+        assert again.done == rounds
+        for out in outs:
+            assert manifest.read(out).checkpoints == checkpoints.history.checkpoints(out / "checkpoints") == [rounds]
+    assert not caplog.records
+
+
+def test_rows_of_a_checkpoint_are_never_overwritten_before_the_next(tmp_path):
+    """Any rounds may follow a checkpoint: thawed, it is the state that was saved."""
+    experiment = dataclasses.replace(make_experiment("ditto"), directory=tmp_path)
+    trainer = Trainer([experiment])
+    trainer.play(2, OFTEN)
+    saving, before = trainer.compiled.saving, jax.device_get(stacks.in_memory(trainer.state))
+    saved = jax.device_get(saving.freeze(trainer.state))
+    saving.saved(trainer.state)
+    for rounds in (3, 4, 5):
+        trainer.play(rounds, Schedule(1, 100))
+        state = jax.device_get(stacks.in_memory(trainer.state))
+        assert not toys.same_trees(state, before)
+        thawed = saving.thaw(0, trainer._key(0), saved)
+        assert toys.same_trees(jax.device_get(stacks.in_memory(thawed)), before)
+
+
+@pytest.mark.parametrize("epochs", [pytest.param(0, marks=pytest.mark.slow), 1])
+@toys.each_method(["fedavg", "federico", "ditto", "fedfomo"], fast=["fedavg"])
+def test_newcomers_are_scored_under_every_store(name, epochs):
+    unseen, found = toys.make_federation((3, 2), seed=1), []
+    for store in ("device", "host", "disk"):
+        experiment = dataclasses.replace(make_experiment(name, store), unseen=unseen, fine_tune_epochs=epochs)
+        found.append(toys.run(experiment, 2).summary["unseen"])
+    assert found[0]["loss"] > 0
+    for other in found[1:]:
+        assert {key: other[key] for key in ("loss", "accuracy")} == pytest.approx(
+            {key: found[0][key] for key in ("loss", "accuracy")}, rel=1e-4
+        )
+
+
+def table_of(directory, num=6, width=5, **kept):
+    shapes = {"a": jax.ShapeDtypeStruct((num, width), np.float32), "b": jax.ShapeDtypeStruct((num,), np.int32)}
+    first = lambda ids: [ids[:, None] + np.zeros(width, np.float32), -ids.astype(np.int32)]
+    return stacks.open_files(directory, shapes, stacks.Table(**(kept or stacks.no_rows(num)), initial=first))
+
+
+def test_rows_are_read_as_they_were_written_and_else_are_the_first_ones(tmp_path):
+    files = table_of(tmp_path)
+    rows = {"a": np.arange(10, dtype=np.float32).reshape(2, 5), "b": np.array([7, 8], np.int32)}
+    stacks.write(files, np.array([1, 4]), jax.device_put(rows))
+    found = stacks.read(files, np.array([4, 0, 1]))
+    np.testing.assert_array_equal(found["a"], [rows["a"][1], [0] * 5, rows["a"][0]])
+    np.testing.assert_array_equal(found["b"], [8, 0, 7])
+
+
+def test_a_client_changes_its_slot_once_between_checkpoints(tmp_path):
+    files, ids = table_of(tmp_path), np.array([2])
+    table, slots = files["a"].table, []
+    for number in range(6):
+        rows = {"a": np.full((1, 5), number, np.float32), "b": np.array([number], np.int32)}
+        stacks.write(files, ids, jax.device_put(rows))
+        slots.append(int(table.slots[2]))
+        if number in (1, 3):
+            stacks.flush(files, 6)
+            stacks.keep(files)
+    assert slots == [1, 1, 2, 2, 1, 1]
+    assert stacks.read(files, ids)["b"] == [5]
+    table.slots = table.saved
+    assert stacks.read(files, ids)["b"] == [3]
+
+
+def test_damaged_rows_are_noticed_when_they_are_first_read(tmp_path):
+    files, ids = table_of(tmp_path), np.array([1, 4])
+    rows = {"a": np.arange(10, dtype=np.float32).reshape(2, 5), "b": np.array([7, 8], np.int32)}
+    stacks.write(files, ids, jax.device_put(rows))
+    kept = stacks.flush(files, 6)
+    expected = [
+        zlib.crc32(a.tobytes(), 0) ^ zlib.crc32(b.tobytes(), 1) for a, b in zip(rows["a"], rows["b"], strict=True)
+    ]
+    np.testing.assert_array_equal(kept["sums"], [0, expected[0], 0, 0, expected[1], 0])
+    copy = lambda: {name: values.copy() for name, values in kept.items()}
+    assert stacks.read(table_of(tmp_path, **copy()), np.array([4, 0]))["b"].tolist() == [8, 0]
+
+    content = bytearray((tmp_path / "1.bin").read_bytes())
+    content[4 * 4] ^= 1  # of client 4, in the first slot
+    (tmp_path / "1.bin").write_bytes(bytes(content))
+    again = table_of(tmp_path, **copy())
+    assert stacks.read(again, np.array([1, 0]))["b"].tolist() == [7, 0]
+    with pytest.raises(RunError, match="the rows of client 4 on disk are not what the run wrote; resume from scratch"):
+        stacks.read(again, np.array([0, 4]))
+    stacks.write(again, np.array([4]), jax.device_put(jax.tree.map(lambda leaf: leaf[1:], rows)))
+    assert stacks.read(again, np.array([4]))["b"] == [8]  # what was written since is whole
+
+
+def test_files_take_the_space_of_the_clients_that_took_part(tmp_path):
+    shapes = [jax.ShapeDtypeStruct((100_000, 1024), np.float32)]  # of 390 MiB
+    table = stacks.Table(**stacks.no_rows(100_000), initial=lambda ids: [np.zeros((len(ids), 1024))])
+    files = stacks.open_files(tmp_path, shapes, table)
+    assert (tmp_path / "0.bin").stat().st_size == 2 * 100_000 * 4096
+    stacks.write(files, np.arange(0, 100_000, 1000), [jnp.ones((100, 1024))])
+    assert (tmp_path / "0.bin").stat().st_blocks * 512 <= 2 * 100 * 4096 + 65536
+
+
+def test_what_does_not_fit_the_disk_is_refused_before_it_starts(tmp_path, monkeypatch):
+    shapes = [jax.ShapeDtypeStruct((1000, 1024), np.float32), jax.ShapeDtypeStruct((1000, 3), np.float32)]
+    need = 2 * (10 * 4096 + 3 * 4096)  # the small leaf's file has three pages; a row of the large one fills one
+    assert stacks.check_disk([tmp_path], shapes, 10) == need
+    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(need, 0, need))
+    with pytest.raises(OutOfMemory, match=r"out of disk space: clients' rows may need 104.0 KiB in .* only 104.0 KiB"):
+        stacks.check_disk([tmp_path], shapes, 10)
+
+
+def test_a_full_disk_is_an_error_of_one_line(tmp_path, monkeypatch):
+    files = table_of(tmp_path)
+    rows = jax.device_put({"a": np.zeros((1, 5), np.float32), "b": np.array([1], np.int32)})
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    for write in (full, lambda file, row, at: 1):  # or a row is written in part
+        monkeypatch.setattr("os.pwrite", write)
+        with pytest.raises(RunError, match=r"^.*\.bin: No space left on device$"):
+            stacks.write(files, np.array([1]), rows)
+
+
+def test_a_run_goes_on_with_the_store_that_it_began_with(tmp_path):
+    for store in ("disk", "host"):
+        toys.run(make_experiment("local", store), 2, out=tmp_path / store)
+    for store, accepted in (("disk", "disk"), ("host", "device or host")):
+        other = make_experiment("local", {"disk": "host", "host": "disk"}[store])
+        with pytest.raises(
+            ArgumentError, match=f"^client_store=.*: .* was started with another one; accepted: {accepted}$"
+        ):
+            toys.run(other, 4, out=tmp_path / store, resume=True)
+
+
+def test_without_a_folder_rows_are_in_files_that_nothing_leaves_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert outcome_of(make_experiment("local"))[0] == outcome_of(make_experiment("local", "host"))[0]
+    assert not any(tmp_path.iterdir())  # gone while the files are in use, so that nothing can leave it behind
+
+
+@pytest.mark.parametrize("mistake", ["place", "mean"])
+def test_first_rows_by_what_others_are_in_the_cohort_are_refused(mistake):
+    """By their places in the cohort, whoever comes first would have the rows of client 0."""
+    experiment = make_experiment("local")
+    local = type(experiment.method)
+
+    class Mistaken(local):
+        def build(self, problem):
+            algorithm = local.build(self, problem)
+
+            def init(key, clients):
+                state = algorithm.init(key, clients)
+                if mistake == "mean":
+                    mean = clients.train.size.mean()
+                    return state._replace(clients=jax.tree.map(lambda leaf: leaf + mean, state.clients))
+                return state._replace(models=problem.init_models(key, clients.train.size.shape[0], common=False))
+
+            return dataclasses.replace(algorithm, init=init)
+
+    with pytest.raises(ArgumentError, match="initial client rows depend on other clients"):
+        toys.run(dataclasses.replace(experiment, method=Mistaken()), 1)
+
+
+def test_the_need_of_further_rounds_is_checked_too(monkeypatch):
+    trainer = Trainer([make_experiment("local")])
+    trainer.play(2, OFTEN)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 0))
+    with pytest.raises(OutOfMemory, match="out of disk space"):
+        trainer.play(4, OFTEN)
+
+
+def test_files_of_a_run_that_saved_nothing_bind_no_other_store(tmp_path):
+    (tmp_path / "clients").mkdir()
+    (tmp_path / "clients" / "0.bin").touch()
+    (tmp_path / "config.json").write_text('{"settings": {}}')
+    toys.run(make_experiment("local", "device"), 2, out=tmp_path, resume=True)
+    assert not (tmp_path / "clients").exists()
+    toys.run(make_experiment("local", "device"), 4, out=tmp_path, resume=True)
+
+
+def test_the_devices_and_the_host_hold_nothing_of_the_size_of_k():
+    """But for a byte or two and the data of each client."""
+    experiment = make_experiment("federico", candidates=3)
+    trainer = Trainer([dataclasses.replace(experiment, problem=experiment.problem._replace(plan=make_plan("map")))])
+    trainer.play(2, OFTEN)
+    rows = trainer.state.models, trainer.state.optimizer, trainer.state.clients
+    assert all(isinstance(leaf, stacks.RowFile) for leaf in jax.tree.leaves(rows))

@@ -1,0 +1,177 @@
+"""Several seeds in one kernel: what each leaves is what it leaves alone."""
+
+import dataclasses
+import shutil
+
+import numpy as np
+import optax
+import pytest
+import toys
+
+from pfljax import data
+from pfljax.algorithms import METHODS
+from pfljax.contract.errors import ArgumentError, RunError
+from pfljax.exchange.plan import make_plan
+from pfljax.folder import checkpoints, files
+from pfljax.training.loop import Schedule, Trainer
+
+ROUNDS = 4
+# Of each seed its own sizes, so that the padding differs.
+SIZES = ((4, 3, 5, 2), (7, 2, 0, 3), (3, 3, 3, 3))
+
+
+def federation_of(number):
+    return toys.make_federation(SIZES[number], seed=number, validation_size=3)
+
+
+def experiment_of(name, federation, seed, *, devices=1, n_max=7, store="device"):
+    problem = toys.make_problem(federation, optax.adam(0.05), batch_size=2, epochs=2, cohort=3)._replace(n_max=n_max)
+    knobs = {"neighbors": 2} if "neighbors" in METHODS[name].__dataclass_fields__ else {}
+    plan, config = make_plan("vmap", devices=devices), {"settings": {"algorithm": name, "seed": seed}}
+    fields = {"seed": seed, "config": config, "client_store": store}
+    return toys.make_experiment(name, problem, federation, knobs=knobs, plan=plan, **fields)
+
+
+def experiments_of(name, **options):
+    padded = data.pad_alike([federation_of(number) for number in range(3)])
+    return [experiment_of(name, federation, 10 + number, **options) for number, federation in enumerate(padded)]
+
+
+def train(experiments, outs, rounds=ROUNDS, **options):
+    return Trainer(experiments, outs=outs, **options).train(rounds, Schedule(eval_every=2))
+
+
+def check_same(found, wanted):
+    """The files of two runs, but for how long they took."""
+    for name in ("results.npz", "collaboration.npz"):
+        one, other = files.read_npz(found / name), files.read_npz(wanted / name)
+        assert one.keys() == other.keys()
+        for key, values in one.items():
+            if values.dtype.kind == "f":
+                np.testing.assert_allclose(values, other[key], rtol=2e-4, atol=2e-5, err_msg=key)
+            else:
+                np.testing.assert_array_equal(values, other[key], err_msg=key)
+    rows = zip(files.read_jsonl(found / "metrics.jsonl"), files.read_jsonl(wanted / "metrics.jsonl"), strict=True)
+    for one, other in rows:
+        one, other = ({k: v for k, v in row.items() if k != "seconds"} for row in (one, other))
+        assert one == pytest.approx(other, rel=2e-4, abs=2e-5)
+    assert files.read_json(found / "config.json") == files.read_json(wanted / "config.json")
+
+
+# Where draws are made for all clients' padded data at once (fedavg_data), other padding is another draw.
+EQUAL = [name for name in METHODS if name != "fedavg_data"]
+
+
+@toys.each_method(EQUAL, fast=["local"])
+def test_seeds_at_once_are_as_one_by_one(name, tmp_path):
+    outs = [tmp_path / f"seed-{number}" for number in range(3)]
+    together = train(experiments_of(name), outs)
+    number = 1  # the one without padding, whose clients are the most uneven
+    alone = train([experiment_of(name, federation_of(number), 10 + number)], [tmp_path / "alone"])[0]
+    check_same(outs[number], tmp_path / "alone")
+    assert together[number].summary["last"]["loss"] == pytest.approx(alone.summary["last"]["loss"], rel=2e-4)
+    scores = [result.summary["last"]["loss"] for result in together]
+    assert len(set(scores)) == 3
+
+
+@toys.each_method(["fedavg", "federico"], fast=[])
+def test_on_two_devices_too(name, tmp_path):
+    outs = [tmp_path / f"seed-{number}" for number in range(3)]
+    train(experiments_of(name, devices=2), outs)
+    number = 1
+    train([experiment_of(name, federation_of(number), 10 + number)], [tmp_path / "alone"])
+    check_same(outs[number], tmp_path / "alone")
+
+
+@pytest.mark.parametrize("store", ["host", "disk"])
+@toys.each_method(["ditto", "fedem", "federico", "fedfomo"], fast=["ditto"])
+def test_seeds_and_knobs_share_what_is_compiled_under_every_store(name, store, tmp_path):
+    outs = [tmp_path / f"seed-{number}" for number in range(3)]
+    knob = {"ditto": "strength", "fedem": None, "federico": "beta", "fedfomo": "epsilon"}[name]
+
+    def with_knob(experiment, number):
+        method = dataclasses.replace(experiment.method, **{knob: (0.1, 0.6, 0.9)[number]} if knob else {})
+        return dataclasses.replace(experiment, method=method)
+
+    together = [with_knob(each, number) for number, each in enumerate(experiments_of(name, store=store))]
+    trainer = Trainer(together, outs=outs)
+    trainer.train(ROUNDS, Schedule(eval_every=2))
+    number = 1
+    alone = with_knob(experiment_of(name, federation_of(number), 10 + number), number)
+    train([alone], [tmp_path / "alone"])
+    check_same(outs[number], tmp_path / "alone")
+
+
+@pytest.mark.parametrize("store", ["device", "host", "disk"])
+@pytest.mark.parametrize("name", ["scaffold"])
+@pytest.mark.slow
+def test_runs_killed_while_they_save_go_on_from_the_newest_that_all_have(name, store, tmp_path):
+    outs, whole = ([tmp_path / kind / f"{number}" for number in range(3)] for kind in ("parts", "whole"))
+    every = Schedule(1, 1)
+    Trainer(experiments_of(name, store=store), outs=whole).train(ROUNDS, every)
+    trainer = Trainer(experiments_of(name, store=store), outs=outs)
+    trainer.play(2, every)
+    save, saved = checkpoints.save, []
+
+    def killed(directory, *args, **options):
+        if len(saved) == 1:
+            raise KeyboardInterrupt
+        saved.append(directory)
+        save(directory, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.play(3, every)
+    del trainer
+    assert (outs[0] / "checkpoints" / "3").exists() and not (outs[1] / "checkpoints" / "3").exists()
+    # Killed once more, before anything is saved: nobody may go on from what one run alone has saved.
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(checkpoints, "save", killed)
+        Trainer(experiments_of(name, store=store), outs=outs, resume=True).play(3, every)
+    assert not (outs[0] / "checkpoints" / "3").exists()
+    said = []
+    Trainer(experiments_of(name, store=store), outs=outs, resume=True, say=said.append).train(ROUNDS, every)
+    assert any("resumed after round 2" in line for line in said)
+    for one, other in zip(outs, whole, strict=True):
+        check_same(one, other)
+
+
+@toys.each_method(["local", "federico"], fast=[])
+def test_stopped_and_resumed_is_as_never_stopped(name, tmp_path):
+    outs, whole = ([tmp_path / kind / f"{number}" for number in range(3)] for kind in ("parts", "whole"))
+    train(experiments_of(name), whole)
+    train(experiments_of(name), outs, rounds=2)
+    said = []
+    train(experiments_of(name), outs, resume=True, say=said.append)
+    assert any("resumed after round 2" in line for line in said)
+    for one, other in zip(outs, whole, strict=True):
+        check_same(one, other)
+    # Where one has lost its checkpoints, all start anew if they may.
+    shutil.rmtree(outs[1] / "checkpoints")
+    with pytest.raises(ArgumentError, match=r"parts/1 has no intact checkpoint left; resume from scratch"):
+        train(experiments_of(name), outs, resume=True)
+    train(experiments_of(name), outs, resume="if_possible", say=said.append)
+    assert any("starting over at round 0" in line for line in said)
+    for one, other in zip(outs, whole, strict=True):
+        check_same(one, other)
+
+
+def test_one_that_diverges_is_named(tmp_path):
+    experiments = experiments_of("local")
+    experiments[1].federation.train.x[3, 0] = np.nan
+    outs = [tmp_path / str(number) for number in range(3)]
+    with pytest.raises(RunError, match=f"the loss of client 3 is not finite.*{outs[1]}"):
+        train(experiments, outs)
+
+
+def test_padding_alike_keeps_the_examples_and_the_digest():
+    federations = [federation_of(number) for number in range(3)]
+    padded = data.pad_alike(federations)
+    assert {f.train.y.shape for f in padded} == {(4, 7)}
+    for before, after in zip(federations, padded, strict=True):
+        assert data.digest(before) == data.digest(after) and data.describe(before) == data.describe(after)
+        np.testing.assert_array_equal(after.train.x[:, : before.train.x.shape[1]], before.train.x)
+        assert not after.train.x[:, before.train.x.shape[1] :].any()
+    with pytest.raises(ArgumentError, match=r"\(4, 5\)"):
+        data.pad_alike([federations[0], toys.make_federation((2, 2, 2, 2, 2))])
