@@ -30,9 +30,11 @@ class FedClip:
     norm: float = pfl.knob(0.5, above=0, help="norm to which client updates are clipped")  # the flag --fedclip.norm
 
     def build(self, problem: pfl.Problem) -> pfl.Algorithm:
-        def init(key, clients):  # one global model, and the optimizer states that clients keep
-            models = problem.init_models(key, 1)
-            return pfl.State((), models, (), problem.optimizer_rows(models, tree.num_rows(clients)))
+        def start(key, clients):  # the server begins with one global model
+            return pfl.Start(models=problem.init_models(key, 1))
+
+        def first_row(key, client, start):  # what one client keeps: its optimizer state, if the run says so
+            return pfl.First(problem.kept_optimizers(start.models))
 
         def client_update(context, models, kept, data):  # one client, with the stack of models it received
             trained, kept, losses = problem.fit_models(context, models, kept, data.train)
@@ -48,11 +50,11 @@ class FedClip:
             return state._replace(models=models), {"clients_cut": aggregate.report["cut"].mean()}
 
         return pfl.Algorithm(
-            init=init,
+            start=start,
+            first_row=first_row,
             client_update=client_update,
             server_update=server_update,
-            predictor=lambda key, state, clients: pfl.Predictor.one(state.models, tree.num_rows(clients)),
-            topology="shared",
+            topology="shared",  # all clients receive the server's models, and predict with them
             ledger=pfl.Ledger(gradients=1),  # per mini-batch, for the accounting of differential privacy
         )
 

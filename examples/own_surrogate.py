@@ -43,7 +43,7 @@ class Moreau:
             init=tree.first,
             minimize=minimize,
             loss=lambda w, batch, theta: self.strength / 2 * solver.squared_distance(w, theta),
-            predictor=lambda even, v: pfl.Predictor.own(v),
+            predict=lambda theta: pfl.Prediction(tree.stack_one(theta)),
             scored="each client's theta",
         )
 

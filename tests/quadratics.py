@@ -31,7 +31,7 @@ def gradient(federation, k, theta):
 
 
 def play(name, rounds=2, sizes=SIZES, knobs=None, federation=None, **options):
-    """(federation, algorithm, states, records, predictor); the same rounds are played once, unless on given data."""
+    """(federation, algorithm, states, records, predictions); the same rounds are played once, unless on given data."""
     if federation is not None:
         return play_on(federation, name, rounds, knobs or {}, options)
     return play_once(name, rounds, sizes, tuple((knobs or {}).items()), tuple(options.items()))
@@ -46,8 +46,8 @@ def play_on(federation, name, rounds, knobs, options):
     problem = toys.make_problem(federation, optax.sgd(RATE), **options)
     algorithm = toys.make_algorithm(name, problem, **knobs)
     states, records = toys.train(algorithm, problem, federation.client_data, rounds)
-    predictor = jax.jit(algorithm.predictor)(jax.random.key(0), states[-1], federation.client_data)
-    return federation, algorithm, states, records, predictor
+    predictions = toys.predict(algorithm, problem, jax.random.key(0), states[-1], federation.client_data)
+    return federation, algorithm, states, records, predictions
 
 
 MINI = {"batch_size": 2, "epochs": 2, "rounds": 3}

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfljax.contract.types import Algorithm, ClientData, ClientOutput, Ledger, Predictor, Split, State
+from pfljax.contract.types import Algorithm, ClientData, ClientOutput, First, Ledger, Split, Start
 
 PARAMETERS = 3  # of a model
 
@@ -34,10 +34,13 @@ def step_to_mean(context, models, row, data):
 def make(client_update=idle, *, topology="shared", num_models=1, server=(), **fields):
     """A method whose clients keep a count, and whose server replaces models by the means of what came back."""
 
-    def init(key, clients):
-        num = clients.train.size.shape[0]
-        models = {"w": jax.random.normal(key, (num_models if topology == "shared" else num, PARAMETERS))}
-        return State(server, models, (), jnp.zeros((num,), jnp.int32))
+    def start(key, clients):
+        models = {"w": jax.random.normal(key, (num_models, PARAMETERS))} if topology == "shared" else ()
+        return Start(server, models)
+
+    def first_row(key, client, start):
+        own = {"w": jax.random.normal(jax.random.fold_in(key, client), (PARAMETERS,))}
+        return First(jnp.zeros((), jnp.int32), () if topology == "shared" else own)
 
     def server_update(key, state, aggregate):
         if not jax.tree.leaves(aggregate.upload):
@@ -47,20 +50,15 @@ def make(client_update=idle, *, topology="shared", num_models=1, server=(), **fi
         count = jnp.maximum(aggregate.count, 1)[:, None]
         return state._replace(models=jax.tree.map(lambda leaf: leaf / count, aggregate.upload)), {}
 
-    def predictor(key, state, clients):
-        if topology == "shared":
-            return Predictor.one(state.models, clients.train.size.shape[0])
-        return Predictor.own(state.models)
-
-    required = {"init": init, "client_update": client_update, "server_update": server_update, "predictor": predictor}
+    required = {"start": start, "first_row": first_row, "client_update": client_update, "server_update": server_update}
     return Algorithm(**required | {"topology": topology, "ledger": Ledger(1)} | fields)
 
 
 def neighbors(held):
     """A download of the client itself and the `held` next ones of the cohort."""
 
-    def download(key, state, cohort):
-        places = (jnp.arange(cohort.ids.shape[0])[:, None] + jnp.arange(held + 1)) % cohort.ids.shape[0]
+    def download(context, row, cohort):
+        places = (cohort.position(context.client) + jnp.arange(held + 1)) % cohort.ids.shape[0]
         return cohort.ids[places]
 
     return download

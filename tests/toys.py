@@ -16,12 +16,13 @@ from pfljax.algorithms import METHODS
 from pfljax.contract.types import Split
 from pfljax.data import Federation
 from pfljax.evaluation import metrics
+from pfljax.exchange import lifting
 from pfljax.exchange.plan import make_plan
 from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import make_round
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
-from pfljax.stores.compiled import state_shardings, tuned
+from pfljax.stores.compiled import state_shardings
 from pfljax.stores.experiment import Experiment
 from pfljax.training.loop import EVERY, Trainer
 
@@ -136,26 +137,57 @@ def run(experiment, rounds, *, out=None, schedule=EVERY, **options):
     return trainer.train(rounds, schedule)[0]
 
 
-def predictor(algorithm, key, state, clients):
-    """What is scored."""
-    return tuned(algorithm, key, algorithm.predictor(key, state, clients), clients)
+def init(algorithm, problem, key, clients):
+    """The initial state of all clients and the server."""
+    return lifting.init(algorithm, problem.plan, key, clients)
+
+
+def predict(algorithm, problem, key, state, clients):
+    """What every client predicts with, leaves (K, ...): its models (K, J, ...), weights (K, J) and inputs."""
+    return serve(algorithm, problem, lambda prediction, _: prediction, key, state, clients).found
+
+
+def serve(algorithm, problem, use, key, state, clients, inputs=()):
+    """What clients make of their predictions, and whom they use; compiled."""
+    ids = np.arange(problem.num_clients, dtype=np.int32)
+    run = jax.jit(functools.partial(lifting.serve, algorithm, problem.plan, use))
+    return run(key, state, ids, clients, inputs)
+
+
+def adapt(algorithm, problem, key, state, clients):
+    """What clients unseen in training predict with, as `predict`."""
+    use = lambda prediction, _: prediction
+    run = jax.jit(functools.partial(lifting.serve_newcomers, algorithm, problem.plan, use))
+    return run(key, state, clients, ())
+
+
+def used(algorithm, problem, key, state, clients):
+    """What a run records of whom clients use: "index" and "weights" (K, J), and others."""
+    return serve(algorithm, problem, lambda prediction, _: (), key, state, clients).used
+
+
+def evaluate(algorithm, problem, key, state, clients, split):
+    """Every client's scores on its part of a split."""
+    use = lambda prediction, own: metrics.evaluate(problem.plan, problem.model, algorithm, prediction, own)
+    return serve(algorithm, problem, use, key, state, clients, split).found
 
 
 def shardings(algorithm, problem, clients):
     """Where a run keeps the state."""
-    shape = jax.eval_shape(algorithm.init, jax.random.key(0), clients)
+    shape = jax.eval_shape(functools.partial(init, algorithm, problem), jax.random.key(0), clients)
     return state_shardings(algorithm, problem.plan, shape)
 
 
 def start(algorithm, problem, clients, seed=0):
     """The initial state, placed as a run places it."""
-    return jax.jit(algorithm.init, out_shardings=shardings(algorithm, problem, clients))(jax.random.key(seed), clients)
+    make = jax.jit(functools.partial(init, algorithm, problem), out_shardings=shardings(algorithm, problem, clients))
+    return make(jax.random.key(seed), clients)
 
 
 def trainer(algorithm, problem, clients, rounds, seed=0):
     """(clients, state=None) -> all states, the initial one first, and the rounds' records; compiles a round once."""
     shape = shardings(algorithm, problem, clients)
-    first = jax.jit(algorithm.init, out_shardings=shape)
+    first = jax.jit(functools.partial(init, algorithm, problem), out_shardings=shape)
     one_round = make_round(algorithm, problem.plan, problem.num_clients, problem.cohort_size)
     one_round = jax.jit(one_round, out_shardings=(shape, None))
 
@@ -176,20 +208,15 @@ def train(algorithm, problem, clients, rounds, *, seed=0, state=None):
     return trainer(algorithm, problem, clients, rounds, seed)(clients, state)
 
 
-def evaluate(plan, model, predictor, split):
-    """Every client's scores, compiled."""
-    return jax.jit(functools.partial(metrics.evaluate, plan, model))(predictor, split)
-
-
 def scripted(algorithm, script):
-    """The algorithm with its downloads given: script (R, K, J), client ids; reads FedeRiCo's count of rounds."""
+    """The algorithm with its downloads given: script (R, K, J), client ids."""
     script = jnp.asarray(script, jnp.int32)
-    download = lambda key, state, cohort: script[state.clients["rounds"][0]]
+    download = lambda context, row, cohort: script[context.round, context.client]
     return dataclasses.replace(algorithm, download=download)
 
 
 def assert_trees_close(a, b, rtol=0.0, atol=0.0):
-    """Leaf by leaf; exactly by default. Functions in the trees, as of a `Predictor`, need only have the same name."""
+    """Leaf by leaf; exactly by default. Functions in the trees need only have the same name."""
     structure = lambda tree: re.sub(r" at 0x\w+", "", str(jax.tree.structure(tree)))
     assert structure(a) == structure(b)
     for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):

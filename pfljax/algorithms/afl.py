@@ -35,19 +35,17 @@ class AFL:
     def build(self, problem: Problem) -> Algorithm:
         base = averaging(problem, ledger=Ledger(gradients=1, unaccounted=BY_LOSS))
 
-        def init(key, clients):
+        def start(key, clients):
             size = clients.train.size.astype(jnp.float32)
-            state = base.init(key, clients)
-            rows = {"id": problem.ids(clients), "optimizer": state.clients}
-            return state._replace(server=size / jnp.maximum(size.sum(), 1), clients=rows)
+            return base.start(key, clients)._replace(server=size / jnp.maximum(size.sum(), 1))
 
-        def client_update(context, models, row, data):
+        def client_update(context, models, kept, data):
             loss = loss_at_start(problem, models, data)
-            trained, kept, losses = problem.fit_models(context, models, row["optimizer"], data.train)
-            weight = jnp.where(data.train.size > 0, context.server[row["id"]], 0)
+            trained, kept, losses = problem.fit_models(context, models, kept, data.train)
+            weight = jnp.where(data.train.size > 0, context.server[context.client], 0)
             upload, sent = aggregation.weighted(trained, weight)
-            report = {"loss": losses[0], "start": jnp.where(data.train.size > 0, loss, 0), "client": row["id"]}
-            return ClientOutput(row | {"optimizer": kept}, upload, report, sent)
+            report = {"loss": losses[0], "start": jnp.where(data.train.size > 0, loss, 0), "client": context.client}
+            return ClientOutput(kept, upload, report, sent)
 
         def server_update(key, state, aggregate):
             ascent = jnp.zeros_like(state.server).at[aggregate.report["client"]].add(aggregate.report["start"])
@@ -58,5 +56,5 @@ class AFL:
 
         traffic = lambda counted: counted._replace(server=0)  # a client receives only its own entry of lambda, a scalar
         return dataclasses.replace(
-            base, init=init, client_update=client_update, server_update=server_update, traffic=traffic
+            base, start=start, client_update=client_update, server_update=server_update, traffic=traffic
         )

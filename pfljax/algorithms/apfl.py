@@ -15,6 +15,7 @@ through the mixture with the final w, at the initial alpha, for as many rounds a
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +24,20 @@ from pfljax.algorithms.common import beside
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Ledger, Predictor, Report
+from pfljax.contract.types import Algorithm, Array, Ledger, Prediction, Report
 from pfljax.local.problem import Problem
+
+
+class Row(NamedTuple):
+    """The client's models, side by side, and the weight () of its own in their mixture."""
+
+    models: beside.Row
+    alpha: Array
 
 
 def mixture(alpha, own, shared):
     """alpha own + (1 - alpha) shared."""
-    return jax.tree.map(lambda v, w: tree.per_row(alpha, v) * v + (1 - tree.per_row(alpha, v)) * w, own, shared)
+    return jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, own, shared)
 
 
 @method(keeps="its model, its mixing weight", travels="the global model, both ways")
@@ -51,36 +59,35 @@ class APFL:
 
         def step(models, memory, batch):
             alpha, number = memory
-            v, w = models["own"], models["global"]
+            w, v = models
             w_slope = of_batch(w, batch(0).of_model(0))[1]
             loss, slope = of_batch(mixture(alpha, v, w), batch(0).of_model(1))
             difference, of_parameters = problem.solver.trained(tree.subtract(v, w), slope)
             moved = alpha - self.rate * tree.inner(difference, of_parameters)  # Eq. 10
             memory = jnp.where(number == 0, jnp.clip(moved, 0, 1), alpha), number + 1
-            return loss, {"own": tree.scale(slope, alpha), "global": w_slope}, memory
+            return loss, beside.Pair(w_slope, tree.scale(slope, alpha)), memory
 
-        def rows(key, models, clients):
-            own = problem.init_models(key, problem.ids(clients))
-            alpha = jnp.full((tree.num_rows(clients),), self.alpha, jnp.float32)
-            return beside.rows(problem, own, models) | {"alpha": alpha}
+        def row(key, client, models):
+            pair = beside.Row(problem.own_model(key, client), problem.kept_optimizers(models))
+            return Row(pair, jnp.asarray(self.alpha, jnp.float32))
 
         def train(context, models, row, data):
-            memory = row["alpha"], jnp.zeros((), jnp.int32)
-            models, row, loss, (alpha, _) = beside.descend(problem, context, models, row, data.train, step, memory)
-            return models, row | {"alpha": alpha}, loss[None]
+            memory = row.alpha, jnp.zeros((), jnp.int32)
+            models, pair, loss, (alpha, _) = beside.descend(
+                problem, context, models, row.models, data.train, step, memory
+            )
+            return models, Row(pair, alpha), loss[None]
 
-        def predictor(key, state, clients):
-            return Predictor.own(mixture(state.clients["alpha"], state.clients["own"], state.models))
+        def predict(context, models, row, data):
+            return Prediction(tree.stack_one(mixture(row.alpha, row.models.own.model, tree.first(models))))
 
-        def adapt(key, state, clients):
-            mixed = lambda v, w: mixture(jnp.float32(self.alpha), v, w)
-            objective = lambda v, batch, w: problem.solver.mean_loss(mixed(v, w), batch)
-            rounds = problem.rounds
-            own = problem.train_alone(key, state.models, clients, own=False, rounds=rounds, objective=objective)
-            return Predictor.own(mixed(own, state.models))
+        def adapt(context, models, data):
+            w = tree.first(models)
+            mixed = lambda v: mixture(jnp.asarray(self.alpha, jnp.float32), v, w)
+            objective = lambda v, batch: problem.solver.mean_loss(mixed(v), batch)
+            v = problem.alone(context, w, data, rounds=problem.rounds, objective=objective)
+            return Prediction(tree.stack_one(mixed(v)))
 
         ledger = Ledger(gradients=2)
         report = Report(scored="each client's mixture of its own and the global parameters")
-        return averaging(
-            problem, train=train, rows=rows, predictor=predictor, adapt=adapt, ledger=ledger, report=report
-        )
+        return averaging(problem, train=train, row=row, predict=predict, adapt=adapt, ledger=ledger, report=report)

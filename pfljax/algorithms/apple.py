@@ -23,7 +23,7 @@ round. With plain SGD, cores move by about 1 / K of the learning rate, since p_k
 from __future__ import annotations
 
 import dataclasses
-import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +31,15 @@ import jax.numpy as jnp
 from pfljax.algorithms.common import parameters
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, ClientOutput, Ledger, Predictor, Report, State
+from pfljax.contract.types import Algorithm, Array, ClientOutput, First, Ledger, Prediction, PyTree, Report, Start
 from pfljax.local.problem import Problem
+
+
+class Row(NamedTuple):
+    """The optimizer of the client's core model, and p_k - p0 (K,)."""
+
+    optimizer: PyTree
+    moved: Array
 
 
 @method(keeps="its core model, its relation to all others", travels="other clients' core models down, its own up")
@@ -51,47 +58,53 @@ class APPLE:
         num = problem.num_clients
         num_others = min(self.neighbors or num - 1, num - 1)
 
-        def init(key, clients):
-            ids, cores = problem.ids(clients), problem.init_models(key, num)
+        def start(key, clients):
             shares = clients.train.size / jnp.maximum(clients.train.size.sum(), 1)
-            kept = {"optimizer": problem.own_rows(key, ids)["optimizer"], "moved": jnp.zeros((len(ids), num))}
-            return State({"shares": shares}, cores, (), kept)  # moved: p_k - p0
+            return Start(shares, problem.init_models(key, num))
 
-        def held(key, ids):
-            """(n, 1 + M): the clients whose cores each client uses, its own first."""
-            drawn = lambda own: jax.random.permutation(jax.random.fold_in(key, own), num - 1)[:num_others]
-            steps = problem.plan.over_rows(drawn, ids) if num_others < num - 1 else jnp.arange(num - 1)
-            others = (ids[:, None] + 1 + steps) % num
-            return jnp.concatenate([ids[:, None], others], axis=1).astype(jnp.int32)
+        def first_row(key, client, start):
+            return First(Row(problem.own_model(key, client).optimizer, jnp.zeros((num,))))
+
+        def held(key, own):
+            """(1 + M,): the clients whose cores a client uses, its own first."""
+            steps = jax.random.permutation(key, num - 1)[:num_others] if num_others < num - 1 else jnp.arange(num - 1)
+            return jnp.concatenate([own[None], (own + 1 + steps) % num]).astype(jnp.int32)
 
         def server_update(key, state, aggregate):
             return state._replace(models=tree.where(aggregate.count > 0, aggregate.upload, state.models)), {}
 
-        def relations(state):
-            return state.server["shares"] + state.clients["moved"]  # (K, K) p
+        def relation(context, row):
+            return context.server + row.moved  # (K,) p_k
 
-        def predictor(key, state, clients):
-            index = held(jax.random.fold_in(key, state.round), problem.ids(clients))
-            return parameters.of_some(state.models, index, relations(state))
+        def whom(context, row, size):
+            index = held(jax.random.fold_in(context.key, context.round), context.client)
+            return parameters.by_size(index, parameters.of_some(relation(context, row), index))
 
-        def whom(state):
-            return parameters.heaviest(relations(state))
+        def predict(context, models, row, data):
+            weights = parameters.of_some(relation(context, row), context.index)
+            others = jax.tree.map(lambda leaf: leaf[1:], models)
+            return Prediction(tree.stack_one(parameters.mixture(problem, weights, tree.first(models), others)))
 
-        def newcomers(key, state, clients):
-            mean = tree.stack_one(tree.mix(state.server["shares"], state.models))
-            return Predictor.own(problem.train_alone(key, mean, clients, own=False, rounds=problem.rounds))
+        def adapt(context, models, data):
+            mean = tree.mix(context.server, models)
+            return Prediction(tree.stack_one(problem.alone(context, mean, data, rounds=problem.rounds)))
 
         return Algorithm(
-            init=init,
-            download=lambda key, state, cohort: held(key, cohort.ids),
+            start=start,
+            first_row=first_row,
+            download=lambda context, row, cohort: held(context.key, context.client),
             client_update=self._client_update(problem),
             server_update=server_update,
-            predictor=predictor,
-            fine_tune=functools.partial(parameters.mixed, problem),
-            adapt=newcomers,
+            whom=whom,
+            predict=predict,
+            adapt=adapt,
             topology="shared",
             ledger=Ledger(gradients=1),
-            report=Report("each client's mixture of core models", (), whom, "peers"),
+            report=Report(
+                scored="each client's mixture of core models",
+                collaboration=lambda context, row: parameters.heaviest(relation(context, row)),
+                topology="peers",
+            ),
             traffic=lambda counted: counted._replace(
                 model=counted.model * num_others / (1 + num_others),  # a client does not download its own core
                 server=counted.server / problem.rounds_of_a_client,
@@ -104,10 +117,9 @@ class APPLE:
         of_batch = jax.value_and_grad(lambda params, batch: solver.mean_loss(params, batch))
 
         def client_update(context, models, row, data):
-            shares, index = context.server["shares"], context.index
-            away = (shares + row["moved"]).at[index].set(0).sum()
+            shares, index = context.server, context.index
+            away = (shares + row.moved).at[index].set(0).sum()
             pull = self.mu * schedule(context.round, self.pulled * problem.rounds)
-
             others = jax.tree.map(lambda leaf: leaf[1:], models)
             mixed = lambda core, p: parameters.mixture(problem, p.at[0].add(away), core, others)
 
@@ -117,11 +129,11 @@ class APPLE:
                 slope, relation = back(slope)
                 return loss, slope, p - self.rate * (relation + pull * (p - shares[index]))
 
-            p = shares[index] + row["moved"][index]
+            p = shares[index] + row.moved[index]
             core, optimizer, loss, p = solver.descend(
-                context.key, tree.first(models), row["optimizer"], data.train, step, p, round_number=context.round
+                context.key, tree.first(models), row.optimizer, data.train, step, p, round_number=context.round
             )
-            row = {"optimizer": optimizer, "moved": row["moved"].at[index].set(p - shares[index])}
+            row = Row(optimizer, row.moved.at[index].set(p - shares[index]))
             return ClientOutput(row, tree.stack_one(core), {"loss": loss})
 
         return client_update

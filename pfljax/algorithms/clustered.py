@@ -27,7 +27,7 @@ Departures from the paper:
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,10 +35,17 @@ import jax.numpy as jnp
 from pfljax.algorithms.common import by_loss
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, ClientOutput, Ledger, Predictor, Report, State
+from pfljax.contract.types import Algorithm, Array, ClientOutput, First, Ledger, Mixture, Report, Start
 from pfljax.local.problem import Problem
 
 LEAST_NOISE = 0.5  # the least estimate of gamma
+
+
+class Server(NamedTuple):
+    """Labels (K,) int32, and () the unit of eps1 and eps2 if they are relative."""
+
+    label: Array
+    unit: Array
 
 
 @method(name="clustered", keeps="nothing", travels="its cluster's model, both ways")
@@ -69,10 +76,9 @@ class ClusteredFL:
     def build(self, problem: Problem) -> Algorithm:
         num = problem.num_clients
 
-        def init(key, clients):  # one model per client, equal within a cluster
-            model = problem.init_models(key, 1)
-            server = {"label": jnp.zeros((num,), jnp.int32), "unit": jnp.zeros(())}
-            return State(server, tree.repeat(model, num), (), problem.optimizer_rows(model, len(problem.ids(clients))))
+        def start(key, clients):  # one model per client, equal within a cluster
+            server = Server(jnp.zeros((num,), jnp.int32), jnp.zeros(()))
+            return Start(server, tree.repeat(problem.init_models(key, 1), num))
 
         def client_update(context, models, kept, data):
             trained, kept, losses = problem.fit_models(context, models, kept, data.train)
@@ -81,32 +87,31 @@ class ClusteredFL:
             return ClientOutput(kept, upload, {"loss": losses[0]}, (size > 0)[None])
 
         def server_update(key, state, aggregate):
-            updates, size, label = aggregate.upload["update"], aggregate.upload["size"], state.server["label"]
-            products, unit = problem.plan.gram(*problem.solver.trained(updates)), state.server["unit"]
+            updates, size, (label, unit) = aggregate.upload["update"], aggregate.upload["size"], state.server
+            products = problem.plan.gram(*problem.solver.trained(updates))
             unit = jnp.where(unit > 0, unit, jnp.sqrt(jnp.diagonal(products).max()))  # by the first updates
             divide = lambda: split_clusters(label, products, size, self, unit if self.relative else 1.0)
             label = jax.lax.cond(state.round >= self.warmup, divide, lambda: label).astype(jnp.int32)
             total = lambda rows: jnp.zeros_like(rows).at[label].add(rows)[label]  # the sum over each client's cluster
             mean = tree.scale(jax.tree.map(total, tree.scale(updates, size)), 1 / jnp.maximum(total(size), 1))
-            models = tree.add(state.models, mean)
             metrics = {"clusters": (label == jnp.arange(num)).sum()}
-            return state._replace(server={"label": label, "unit": unit}, models=models), metrics
+            return state._replace(server=Server(label, unit), models=tree.add(state.models, mean)), metrics
 
-        def clusters(state):
-            label = problem.rows_of(state.server["label"])
-            return {"index": label[:, None], "weights": jnp.ones((len(label), 1)), "cluster": label}
+        def cluster(context, row):
+            label = context.server.label[context.client]
+            return {"index": label[None], "weights": jnp.ones((1,)), "cluster": label}
 
-        scored = "the model of each client's cluster"
         return Algorithm(
-            init=init,
+            start=start,
+            first_row=lambda key, client, start: First(problem.kept_optimizers(problem.init_models(key, 1))),
+            download=lambda context, row, cohort: context.client[None],
             client_update=client_update,
             server_update=server_update,
-            predictor=lambda key, state, clients: Predictor.own(problem.rows_of(state.models)),
-            adapt=lambda key, state, clients: by_loss.best_fit(problem, state.models, clients),
+            whom=lambda context, row, size: Mixture(context.client[None], jnp.ones((1,))),
+            adapt=lambda context, models, data: by_loss.best_fit(problem, models, data),
             topology="shared",
-            download=lambda key, state, cohort: cohort.ids[:, None],
             ledger=Ledger(gradients=1),
-            report=Report(scored, collaboration=clusters, topology="peers"),
+            report=Report("the model of each client's cluster", collaboration=cluster, topology="peers"),
         )
 
 

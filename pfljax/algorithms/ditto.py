@@ -13,12 +13,20 @@ Newcomers train a model from w, regularized toward it, for as many rounds as the
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Ledger, Predictor, Report
-from pfljax.local.problem import Problem
+from pfljax.contract.types import Algorithm, Ledger, Prediction, PyTree, Report
+from pfljax.local.problem import OwnModel, Problem
+
+
+class Row(NamedTuple):
+    """The client's own model, and its optimizer for the global one, if it is kept."""
+
+    own: OwnModel
+    optimizer: PyTree
 
 
 @method(keeps="its model", travels="the global model, both ways")
@@ -34,34 +42,26 @@ class Ditto:
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        def near(params, batch, w):
-            return problem.solver.proximal(w, self.strength)(params, batch.of_model(1))
+        def near(w):
+            return lambda params, batch: problem.solver.proximal(w, self.strength)(params, batch.of_model(1))
 
-        def rows(key, models, clients):
-            personal = problem.own_rows(key, problem.ids(clients))
-            return {"personal": personal, "optimizer": problem.optimizer_rows(models, tree.num_rows(clients))}
+        def row(key, client, models):
+            return Row(problem.own_model(key, client), problem.kept_optimizers(models))
 
         def train(context, models, row, data):
+            trained, optimizer, _ = problem.fit_models(context, models, row.optimizer, data.train)
+            own, loss = problem.fit_own(context, row.own, data.train, near(tree.first(models)))
+            return trained, Row(own, optimizer), loss[None]
+
+        def adapt(context, models, data):
             w = tree.first(models)
-            trained, optimizer, _ = problem.fit_models(context, models, row["optimizer"], data.train)
-            objective = lambda params, batch: near(params, batch, w)
-            personal, loss = problem.fit_own(context, row["personal"], data.train, objective)
-            return trained, {"personal": personal, "optimizer": optimizer}, loss[None]
-
-        def predictor(key, state, clients):
-            return Predictor.own(state.clients["personal"]["model"])
-
-        def adapt(key, state, clients):
-            rounds = problem.rounds
-            return Predictor.own(
-                problem.train_alone(key, state.models, clients, own=False, rounds=rounds, objective=near)
-            )
+            return Prediction(tree.stack_one(problem.alone(context, w, data, rounds=problem.rounds, objective=near(w))))
 
         return averaging(
             problem,
             train=train,
-            rows=rows,
-            predictor=predictor,
+            row=row,
+            predict=lambda context, models, row, data: Prediction(tree.stack_one(row.own.model)),
             adapt=adapt,
             ledger=Ledger(gradients=2),
             report=Report(scored="each client's own model"),

@@ -20,6 +20,7 @@ round as the most expensive one.
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,11 +31,20 @@ from pfljax.algorithms.common.projection import projected
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Ledger, Predictor, Report
+from pfljax.contract.types import Algorithm, Array, Ledger, Params, Prediction, PyTree, Report
 from pfljax.local.batches import random_share
 from pfljax.local.problem import Problem
 
 OF_WEIGHTS = 2  # folded into a client's key for a round: the examples and mini-batches for W
+
+
+class Row(NamedTuple):
+    """The client's model, its weights W_k, the number () of its rounds, and its optimizer, if it is kept."""
+
+    model: Params
+    weights: PyTree
+    rounds: Array
+    optimizer: PyTree
 
 
 @method(keeps="its model, weights of its last layers", travels="the global model, both ways")
@@ -72,34 +82,35 @@ class FedALA:
             """W_k after this round's steps; a client's first round has none."""
             key, share_key = jax.random.split(jax.random.fold_in(context.key, OF_WEIGHTS))
             part = random_share(share_key, split, self.share)
-            loss = lambda w, x, y, key=None: problem.solver.loss(start(w, row["model"], theta), x, y, key)
+            loss = lambda w, x, y, key=None: problem.solver.loss(start(w, row.model, theta), x, y, key)
             descent = projected(optax.sgd(self.rate), lambda moved: jax.tree.map(lambda w: jnp.clip(w, 0, 1), moved))
             solver = problem.solver._replace(loss=loss, optimizer=descent, epochs=self.first_passes, steps=0)
-            passes = jnp.where(row["rounds"] == 1, self.first_passes, jnp.minimum(row["rounds"], 1))
-            steps, weights = passes * -(-part.size // solver.batch(split.y.shape[0])), row["weights"]
+            passes = jnp.where(row.rounds == 1, self.first_passes, jnp.minimum(row.rounds, 1))
+            steps, weights = passes * -(-part.size // solver.batch(split.y.shape[0])), row.weights
             return solver.fit(key, weights, descent.init(weights), part, round_number=context.round, steps=steps)[0]
 
-        def rows(key, models, clients):
-            num = tree.num_rows(clients)
-            weights = jax.tree.map(jnp.ones_like, mixed(tree.repeat(models, num)))
-            kept = {"weights": weights, "rounds": jnp.zeros((num,), jnp.int32)}  # the number it took part in
-            return kept | {"model": tree.repeat(models, num), "optimizer": problem.optimizer_rows(models, num)}
+        def row(key, client, models):
+            model = tree.first(models)
+            weights = jax.tree.map(jnp.ones_like, mixed(model))
+            return Row(model, weights, jnp.zeros((), jnp.int32), problem.kept_optimizers(models))
 
         def train(context, models, row, data):
-            theta, returns = tree.first(models), row["rounds"] > 0
-            weights = learn(context, row, theta, data.train) if self.layers else row["weights"]
-            own = start(weights, row["model"], theta)
+            theta, returns = tree.first(models), row.rounds > 0
+            weights = learn(context, row, theta, data.train) if self.layers else row.weights
+            own = start(weights, row.model, theta)
             begin = jax.tree.map(lambda own, shared: jnp.where(returns, own, shared)[None], own, theta)
-            trained, optimizer, losses = problem.fit_models(context, begin, row["optimizer"], data.train)
-            row = {"weights": weights, "rounds": row["rounds"] + 1, "model": tree.first(trained)}
-            return trained, row | {"optimizer": optimizer}, losses
+            trained, optimizer, losses = problem.fit_models(context, begin, row.optimizer, data.train)
+            return trained, Row(tree.first(trained), weights, row.rounds + 1, optimizer), losses
+
+        def adapt(context, models, data):
+            return Prediction(tree.stack_one(problem.alone(context, tree.first(models), data)))
 
         return averaging(
             problem,
             train=train,
-            rows=rows,
-            predictor=lambda key, state, clients: Predictor.own(state.clients["model"]),
-            adapt=lambda key, state, clients: Predictor.own(problem.train_alone(key, state.models, clients, own=False)),
+            row=row,
+            predict=lambda context, models, row, data: Prediction(tree.stack_one(row.model)),
+            adapt=adapt,
             ledger=Ledger(gradients=1, passes=1 + problem.passes(self.first_passes if self.layers else 0)),
             report=Report(scored="each client's own model", facts=(("mixed layers", self.layers),)),
         )

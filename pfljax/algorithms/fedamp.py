@@ -16,16 +16,35 @@ Newcomers train from the mean of all models, regularized toward it, for as many 
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, ClientOutput, Ledger, Params, Predictor, Report, State
-from pfljax.local.problem import Problem
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientOutput,
+    First,
+    Ledger,
+    Mixture,
+    Params,
+    Prediction,
+    Report,
+    Start,
+)
+from pfljax.local.problem import OwnModel, Problem
 
 SHOWN = 16  # number of heaviest clients that a run records for each client
+
+
+class Server(NamedTuple):
+    """All clients' last models (K, ...) and xi (K, K)."""
+
+    models: Params
+    xi: Array
 
 
 @method(keeps="its model", travels="a mixture of all models down, its own up")
@@ -57,40 +76,40 @@ class FedAMP:
         num = problem.num_clients
         near = lambda cloud: problem.solver.proximal(cloud, self.strength)
 
-        def init(key, clients):
-            personal = problem.own_rows(key, problem.ids(clients))
-            server = {"models": personal["model"], "xi": jnp.eye(num)}
-            return State(server, personal["model"], (), {"optimizer": personal["optimizer"]})
+        def start(key, clients):
+            models = problem.init_models(key, num)
+            return Start(Server(models, jnp.eye(num)), models)
 
-        def client_update(context, models, row, data):
+        def client_update(context, models, optimizer, data):
             cloud = tree.first(models)
-            new, loss = problem.fit_own(context, row | {"model": cloud}, data.train, near(cloud))
-            return ClientOutput({"optimizer": new["optimizer"]}, tree.stack_one(new["model"]), {"loss": loss})
+            own, loss = problem.fit_own(context, OwnModel(cloud, optimizer), data.train, near(cloud))
+            return ClientOutput(own.optimizer, tree.stack_one(own.model), {"loss": loss})
 
         def server_update(key, state, aggregate):
-            models = tree.where(aggregate.count > 0, aggregate.upload, state.server["models"])
+            models = tree.where(aggregate.count > 0, aggregate.upload, state.server.models)
             xi = attention(problem.plan.gram(centered(problem.solver.trained(models)[0])), self)
             metrics = {"weight_of_others": 1 - jnp.diagonal(xi).mean()}
-            return state._replace(server={"models": models, "xi": xi}, models=problem.plan.mix(xi, models)), metrics
+            return state._replace(server=Server(models, xi), models=problem.plan.mix(xi, models)), metrics
 
-        def adapt(key, state, clients):
-            mean = tree.stack_one(jax.tree.map(lambda leaf: leaf.mean(axis=0), state.server["models"]))
-            held = lambda params, batch, start: near(start)(params, batch)
-            rounds = problem.rounds
-            return Predictor.own(problem.train_alone(key, mean, clients, own=False, rounds=rounds, objective=held))
+        def adapt(context, models, data):
+            mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), context.server.models)
+            trained = problem.alone(context, mean, data, rounds=problem.rounds, objective=near(mean))
+            return Prediction(tree.stack_one(trained))
 
-        def heaviest(state):
-            weights, index = jax.lax.top_k(problem.rows_of(state.server["xi"]), min(SHOWN, num))
-            return {"index": index.astype(jnp.int32), "weights": weights / weights.sum(axis=1, keepdims=True)}
+        def heaviest(context, row):
+            weights, index = jax.lax.top_k(context.server.xi[context.client], min(SHOWN, num))
+            return {"index": index.astype(jnp.int32), "weights": weights / weights.sum()}
 
         return Algorithm(
-            init=init,
+            start=start,
+            first_row=lambda key, client, start: First(problem.own_model(key, client).optimizer),
+            download=lambda context, row, cohort: context.client[None],
             client_update=client_update,
             server_update=server_update,
-            predictor=lambda key, state, clients: Predictor.own(problem.rows_of(state.server["models"])),
+            whom=lambda context, row, size: Mixture(context.client[None], jnp.ones((1,))),
+            predict=lambda context, models, row, data: Prediction(tree.take(context.server.models, context.index)),
             adapt=adapt,
             topology="shared",
-            download=lambda key, state, cohort: cohort.ids[:, None],
             ledger=Ledger(gradients=1),
             report=Report(scored="each client's own model", collaboration=heaviest, topology="peers"),
         )

@@ -18,8 +18,9 @@ from __future__ import annotations
 import dataclasses
 
 from pfljax.algorithms.common.averaging import averaging
+from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Ledger, Predictor, Report
+from pfljax.contract.types import Algorithm, Ledger, Prediction, Report
 from pfljax.local.problem import Problem
 
 
@@ -44,9 +45,9 @@ class FedAvgPlus:
     def build(self, problem: Problem) -> Algorithm:
         tuning = problem._replace(solver=problem.solver._replace(epochs=self.tune_epochs, steps=0))
 
-        def predictor(key, state, clients):
-            return Predictor.own(tuning.train_alone(key, state.models, clients, own=False))
+        def predict(context, models, row, data):
+            return Prediction(tree.stack_one(tuning.alone(context, tree.first(models), data)))
 
         ledger = Ledger(gradients=1, unaccounted="the tuning")
         report = Report(scored="the global model, tuned by each client on its training data")
-        return averaging(problem, predictor=predictor, ledger=ledger, report=report)
+        return averaging(problem, predict=predict, ledger=ledger, report=report)

@@ -54,9 +54,9 @@ class FedAvgData:
         ledger = Ledger(gradients=0, unaccounted="the examples shared with every client")
         algorithm = averaging(problem, train=train, ledger=ledger)
 
-        def init(key, clients):
+        def start(key, clients):
             key, draw_key = jax.random.split(key)
-            return algorithm.init(key, clients)._replace(server=draw(draw_key, clients.train))
+            return algorithm.start(key, clients)._replace(server=draw(draw_key, clients.train))
 
         def draw(key, train: Split) -> Split:
             """G, padded to its capacity."""
@@ -68,4 +68,4 @@ class FedAvgData:
             return Split(x, y, jnp.rint(self.share * train.size.sum()).astype(jnp.int32))
 
         traffic = lambda counted: counted._replace(server=counted.server / problem.rounds_of_a_client)
-        return dataclasses.replace(algorithm, init=init, traffic=traffic)
+        return dataclasses.replace(algorithm, start=start, traffic=traffic)

@@ -18,7 +18,7 @@ from typing import Literal
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Ledger, Predictor, Report, State
+from pfljax.contract.types import Algorithm, First, Ledger, Prediction, Report, Start
 from pfljax.local.problem import Problem
 
 
@@ -38,25 +38,29 @@ class FedBABU:
             return problem._replace(solver=problem.solver.part(part(problem.model.network.shapes)))
 
         training, tuning = of_part(body), {"all": problem, "head": of_part(head), "body": of_part(body)}[self.tuned]
-        tuning = tuning._replace(solver=tuning.solver._replace(epochs=self.tune_epochs, steps=0))
+        tuning = tuning._replace(solver=tuning.solver.for_epochs(self.tune_epochs))
 
-        def init(key, clients):
-            start = problem.init_models(key, 1)
-            theta, phi = tree.partition(start, body(start))
-            return State(phi, theta, (), training.optimizer_rows(start, tree.num_rows(clients)))
+        def start(key, clients):
+            models = problem.init_models(key, 1)
+            theta, phi = tree.partition(models, body(models))
+            return Start(server=phi, models=theta)
+
+        def first_row(key, client, start):
+            return First(training.kept_optimizers(tree.combine(start.models, start.server)))
 
         def train(context, theta, kept, data):
             models = tree.combine(theta, context.server)
             models, kept, losses = training.fit_models(context, models, kept, data.train)
             return tree.partition(models, body(models))[0], kept, losses
 
-        def predictor(key, state, clients):
-            start = tree.combine(state.models, state.server)
-            return Predictor.own(tuning.train_alone(key, start, clients, own=False))
+        def predict(context, theta, row, data):
+            received = tree.first(tree.combine(theta, context.server))
+            return Prediction(tree.stack_one(tuning.alone(context, received, data)))
 
         what = {"all": "tuned", "head": "the head tuned", "body": "the body tuned"}[self.tuned]
         report = Report(scored=f"the shared body under the common head, {what} by each client on its training data")
         ledger = Ledger(gradients=1, unaccounted="the tuning")
-        base = averaging(problem, train=train, predictor=predictor, ledger=ledger, report=report)
+        base = averaging(problem, train=train, predict=predict, ledger=ledger, report=report)
         # Clients read only the head from the server's state, and they have it from the start.
-        return dataclasses.replace(base, init=init, traffic=lambda counted: counted._replace(server=0.0))
+        traffic = lambda counted: counted._replace(server=0.0)
+        return dataclasses.replace(base, start=start, first_row=first_row, traffic=traffic)

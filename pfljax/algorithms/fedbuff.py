@@ -31,7 +31,7 @@ from pfljax.algorithms.common import aggregation, updates
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, ClientOutput, Predictor
+from pfljax.contract.types import Algorithm, ClientOutput
 from pfljax.local.problem import Problem
 
 
@@ -54,23 +54,19 @@ class FedBuff:
     def build(self, problem: Problem) -> Algorithm:
         solver = problem.solver
         newest = lambda stack: jax.tree.map(lambda leaf: leaf[:1], stack)
-        base = averaging(problem)
+        base = averaging(problem, row=lambda key, client, models: problem.kept_optimizers(newest(models)))
 
-        def predictor(key, state, clients):
-            return Predictor.one(newest(state.models), tree.num_rows(clients))
+        def start(key, clients):
+            first = base.start(key, clients)
+            return first._replace(models=tree.repeat(first.models, self.max_staleness + 1))
 
-        def init(key, clients):
-            state = base.init(key, clients)
-            return state._replace(models=tree.repeat(state.models, self.max_staleness + 1))
-
-        def download(key, state, cohort):
-            shape = cohort.ids.shape
+        def download(context, row, cohort):
             if self.delays == "uniform":
-                late = jax.random.randint(key, shape, 0, self.max_staleness + 1)
+                late = jax.random.randint(context.key, (1,), 0, self.max_staleness + 1)
             else:
                 scale = self.staleness * math.sqrt(math.pi / 2)
-                late = jnp.rint(scale * jnp.abs(jax.random.normal(key, shape))).astype(jnp.int32)
-            return jnp.minimum(late, jnp.minimum(self.max_staleness, state.round))[:, None]
+                late = jnp.rint(scale * jnp.abs(jax.random.normal(context.key, (1,)))).astype(jnp.int32)
+            return jnp.minimum(late, jnp.minimum(self.max_staleness, context.round))
 
         def client_update(context, models, kept, data):
             trained, kept, losses = problem.fit_models(context, models, kept, data.train)
@@ -89,11 +85,9 @@ class FedBuff:
 
         return dataclasses.replace(
             base,
-            init=init,
+            start=start,
             download=download,
             client_update=client_update,
             server_update=server_update,
-            predictor=predictor,
-            adapt=predictor,
             averages=None,
         )

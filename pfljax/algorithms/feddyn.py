@@ -18,7 +18,7 @@ Batch statistics are averaged.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +27,22 @@ from pfljax.algorithms.common import aggregation, updates
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, ClientOutput, State
+from pfljax.contract.types import Algorithm, Array, ClientOutput, Params, PyTree
 from pfljax.local.problem import Problem
+
+
+class Server(NamedTuple):
+    """h (1, ...), and the weight () of all clients together."""
+
+    h: Params
+    total: Array
+
+
+class Row(NamedTuple):
+    """The client's g_k, and its optimizer, if it is kept."""
+
+    gradient: Params
+    optimizer: PyTree
 
 
 @method(keeps="its local gradient", travels="the global model, both ways")
@@ -48,34 +62,36 @@ class FedDyn:
         solver = problem.solver
         parameters = lambda models: solver.trained(models)[0]
 
-        def init(key, clients):
-            models, num = problem.init_models(key, 1), tree.num_rows(clients)
-            zeros = jax.tree.map(jnp.zeros_like, parameters(models))
-            rows = {"gradient": tree.repeat(zeros, num), "optimizer": problem.optimizer_rows(models, num)}
+        zeros = lambda models: jax.tree.map(jnp.zeros_like, parameters(models))
+        row = lambda key, client, models: Row(tree.first(zeros(models)), problem.kept_optimizers(models))
+        base = averaging(problem, row=row)
+
+        def start(key, clients):
+            first = base.start(key, clients)
             total = jnp.maximum(aggregation.weight_of(clients.train.size, self.mean).sum(), 1)
-            return State({"h": zeros, "total": total}, models, (), rows)
+            return first._replace(server=Server(zeros(first.models), total))
 
         def objective(params, batch, received):  # Eq. 1
             theta, gradient = received
             return solver.proximal(theta, self.alpha)(params, batch) - tree.inner(gradient, parameters(params))
 
         def client_update(context, models, row, data):
-            received = models, tree.stack_one(row["gradient"])
+            received = models, tree.stack_one(row.gradient)
             trained, optimizer, losses = problem.fit_models(
-                context, models, row["optimizer"], data.train, objective, received
+                context, models, row.optimizer, data.train, objective, received
             )
             update = updates.added(solver, models, trained)
-            gradient = tree.subtract(row["gradient"], tree.scale(tree.first(parameters(update)), self.alpha))
+            gradient = tree.subtract(row.gradient, tree.scale(tree.first(parameters(update)), self.alpha))
             upload, sent = aggregation.weighted(update, aggregation.weight_of(data.train.size, self.mean))
-            return ClientOutput({"gradient": gradient, "optimizer": optimizer}, upload, {"loss": losses[0]}, sent)
+            return ClientOutput(Row(gradient, optimizer), upload, {"loss": losses[0]}, sent)
 
         def server_update(key, state, aggregate):
             weight, mean = aggregate.upload["weight"], aggregation.mean_update(aggregate)
             drift = parameters(mean)
-            h = tree.subtract(state.server["h"], tree.scale(drift, self.alpha * weight / state.server["total"]))
+            h = tree.subtract(state.server.h, tree.scale(drift, self.alpha * weight / state.server.total))
             update = tree.combine(tree.subtract(drift, tree.scale(h, 1 / self.alpha)), mean)
             models = updates.moved(solver, state.models, update, weight > 0)
-            return state._replace(server=state.server | {"h": h}, models=models), {}
+            return state._replace(server=state.server._replace(h=h), models=models), {}
 
-        changed = {"init": init, "client_update": client_update, "server_update": server_update}
-        return dataclasses.replace(averaging(problem), **changed, averages=None)
+        changed = {"start": start, "client_update": client_update, "server_update": server_update}
+        return dataclasses.replace(base, **changed, averages=None)

@@ -30,9 +30,10 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import surrogates
+from pfljax.algorithms.common.communication import CommunicationGraph
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm
+from pfljax.contract.types import Algorithm, Prediction
 from pfljax.local.problem import Problem
 
 
@@ -50,7 +51,7 @@ class FedEM:
 
 @method(keeps="M components, its mixture weights", travels="M components, to and from each neighbor in the graph")
 @dataclasses.dataclass(frozen=True)
-class DFedEM(surrogates.CommunicationGraph):
+class DFedEM(CommunicationGraph):
     """D-FedEM (Marfoq et al., 2021): FedEM without a server, over a communication graph."""
 
     components: int = knob(3, at_least=1, grid=(2, 3, 4, 5), help="M, number of shared components")
@@ -86,7 +87,7 @@ def mixture(problem: Problem, num: int, newcomer_steps: int) -> surrogates.Surro
         init=lambda models: jnp.full((num,), 1 / num, jnp.float32),
         minimize=minimize,
         loss=lambda params, batch, q: problem.solver.mean_loss(params, batch, q),  # l. 7
-        predictor=lambda even, pi: dataclasses.replace(even, weights=pi),  # Eq. 5
+        predict=lambda pi: Prediction(weights=pi),  # Eq. 5
         scored="each client's mixture of the components",
         newcomer_steps=newcomer_steps,
     )

@@ -34,7 +34,8 @@ Departures from the paper:
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+import functools
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,9 +44,28 @@ from pfljax.algorithms.common import by_loss, gradients, neighbors
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, ClientOutput, Ledger, Predictor, PyTree, Report, State
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    ClientOutput,
+    First,
+    Ledger,
+    Params,
+    Report,
+    Split,
+)
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
+
+
+class Row(NamedTuple):
+    """Tracked losses; weights w_ib (M + 1,) of the models held in the last round; () int32, number of rounds so far."""
+
+    table: neighbors.Candidates
+    held: Array
+    rounds: Array
 
 
 @method(keeps="its model, tracked losses of others' models", travels="M neighbors' models down, M gradients up")
@@ -77,51 +97,41 @@ class FedeRiCo:
 
     def build(self, problem: Problem) -> Algorithm:
         self._check(problem.cohort_size)
-        plan, num_candidates = problem.plan, self._candidates(problem)
-        gradient = self.update == "gradient"
+        num, num_candidates, gradient = problem.num_clients, self._candidates(problem), self.update == "gradient"
 
-        def init(key, clients):
-            num, ids = problem.num_clients, problem.ids(clients)
-            models = problem.init_models(key, ids, common=False)  # l. 1
-            table_key = jax.random.fold_in(key, num)
+        def first_row(key, client, start):
+            own = problem.own_model(key, client, common=False)  # l. 1
+            table_key = jax.random.fold_in(jax.random.fold_in(key, num), client)
+            unseen = 0.0 if self.faithful else jnp.inf  # l. 3
+            table = neighbors.candidates(table_key, client, num_candidates, num, unseen)
+            row = Row(table, jnp.zeros((self.neighbors + 1,)), jnp.zeros((), jnp.int32))
+            return First(row, own.model, own.optimizer if gradient else ())
 
-            def table(own):
-                start = 0.0 if self.faithful else jnp.inf  # l. 3
-                return neighbors.candidates(jax.random.fold_in(table_key, own), own, num_candidates, num, start)
+        def download(context, row, cohort):  # l. 7
+            own, table = context.client, row.table
+            others = neighbors.epsilon_greedy(context.key, table, own, cohort, self.neighbors, self.epsilon)
+            return jnp.concatenate([own[None], others])
 
-            rows = {
-                "table": plan.over_rows(table, ids),
-                "held": jnp.zeros((len(ids), self.neighbors + 1)),  # w_ib of the models held in this round
-                "rounds": jnp.zeros((len(ids),), jnp.int32),  # the number it took part in
-            }
-            return State((), models, problem.init_optimizers(models) if gradient else (), rows)
+        def server_update(key, state, aggregate):
+            sizes = aggregate.report["size"]
+            owed = jnp.where(sizes > 0, sizes, jnp.maximum(sizes.mean(), 1))  # for owners without examples, the mean
+            if gradient:  # l. 19-22
+                return gradients.apply(problem, state, aggregate, owed, "peers"), {}
+            return state._replace(models=tree.add(state.models, tree.scale(aggregate.upload, 1 / owed))), {}
 
-        def download(key, state, cohort):
-            def choose(own, table):
-                own_key = jax.random.fold_in(key, own)
-                return neighbors.epsilon_greedy(own_key, table, own, cohort, self.neighbors, self.epsilon)
+        def whom(context, row, size):
+            share = self._share(problem, row.rounds - 1, size)
+            return neighbors.heaviest(row.table, min(self.collaborators, num_candidates), share)
 
-            others = plan.over_rows(choose, cohort.ids, state.clients["table"])  # l. 7
-            return jnp.concatenate([cohort.ids[:, None], others], axis=1)
+        def adapt(context, models, data):  # one E-step over all trained models
+            return by_loss.posterior(problem, models, data, min(self.collaborators, num), self._examples(problem))
 
-        def predictor(key, state, clients):
-            def best(row, size):
-                share = self._share(problem, row["rounds"] - 1, size)
-                return neighbors.heaviest(row["table"], min(self.collaborators, num_candidates), share)
-
-            return Predictor(state.models, *plan.over_rows(best, state.clients, clients.train.size), topology="peers")
-
-        def adapt(key, state, clients):  # One E-step over all trained models.
-            num_mixed = min(self.collaborators, tree.num_rows(state.models))
-            return by_loss.posterior(problem, state.models, clients, num_mixed, self._examples(problem))
-
-        client_update, server_update = (self._gradient_round if gradient else self._delta_round)(problem)
         return Algorithm(
-            init=init,
+            first_row=first_row,
             download=download,
-            client_update=client_update,
+            client_update=functools.partial(self._client_update, problem),
             server_update=server_update,
-            predictor=predictor,
+            whom=whom,
             adapt=adapt,
             topology="peers",
             exchanges=problem.solver.max_steps(problem.n_max) if gradient else 1,
@@ -154,70 +164,50 @@ class FedeRiCo:
         tempered = jnp.minimum(self._examples(problem), size) / jnp.maximum(size, 1)
         return jnp.where(rounds < first_pass, 1.0, tempered)
 
-    def _e_step(self, problem: Problem, row: PyTree, index: Array, losses: Array, size: Array) -> PyTree:
+    def _e_step(self, problem: Problem, row: Row, index: Array, losses: Array, size: Array) -> Row:
         """Lines 10 to 15: a client's next row, given the losses (J,) of the held models, summed over its examples."""
-        table, slots = neighbors.remember(row["table"], index, losses)  # l. 10-13
+        table, slots = neighbors.remember(row.table, index, losses)  # l. 10-13
         unknown, held = jnp.isinf(table.tracked), jnp.zeros_like(table.ids, bool).at[slots].set(True)
         if self.tracking == "ema":
             old = jnp.where(unknown, table.last, table.tracked)
             first, tracked = table.last, (1 - self.beta) * old + self.beta * table.last  # l. 14
         else:
-            first, tracked = table.last * (row["rounds"] + 1), table.tracked + table.last  # Eq. 24
-        tracked = jnp.where(unknown, jnp.where(held, first, jnp.inf), tracked)
-        table = table._replace(tracked=tracked)
-        weights = jax.nn.softmax(neighbors.logits(table, self._share(problem, row["rounds"], size)))  # l. 15
-        return {"table": table, "held": weights[slots], "rounds": row["rounds"] + 1}
+            first, tracked = table.last * (row.rounds + 1), table.tracked + table.last  # Eq. 24
+        table = table._replace(tracked=jnp.where(unknown, jnp.where(held, first, jnp.inf), tracked))
+        weights = jax.nn.softmax(neighbors.logits(table, self._share(problem, row.rounds, size)))  # l. 15
+        return Row(table, weights[slots], row.rounds + 1)
 
-    def _gradient_round(self, problem: Problem):
-        """Sends a gradient for each mini-batch; the posterior is the one at the round's start."""
+    def _client_update(
+        self, problem: Problem, context: ClientContext, models: Params, row: Row, data: ClientData
+    ) -> ClientOutput:
+        """Sends back a gradient for each mini-batch, or the change from local training.
 
-        def client_update(context, models, row, data):
-            split = data.train
-            e_step = lambda totals: self._e_step(problem, row, context.index, totals, split.size)
-            held = lambda row: row["held"]
-            out = gradients.after_e_step(problem, context, models, split, row, e_step, held)
-            upload = tree.scale(out.grads, held(out.row) * split.size)  # l. 17
-            report = {"loss": mixed(held(out.row), out.losses), "size": split.size}
-            return ClientOutput(out.row, upload, report, gradients.takes_step(problem, context, split))
-
-        def server_update(key, state, aggregate):  # l. 19-22
-            return gradients.apply(problem, state, aggregate, owed(aggregate.report["size"]), "peers"), {}
-
-        return client_update, server_update
-
-    def _delta_round(self, problem: Problem):
-        """Sends the change from local training instead of a gradient."""
-        solver = problem.solver
-
-        def client_update(context, models, row, data):
-            split = data.train
-            totals = problem.plan.over_models(lambda params: solver.total_loss(params, split), models)
-            row = self._e_step(problem, row, context.index, totals, split.size)
-
-            def train(params):
-                start = solver.optimizer.init(params)
-                trained, _, loss = solver.fit(context.key, params, start, split, round_number=context.round)
-                return tree.subtract(trained, params), loss
-
-            stay = lambda params: (jax.tree.map(jnp.zeros_like, params), jnp.zeros(()))
-            weighed = lambda params, weight: gradients.if_weighed(weight, train, stay, params)
-            deltas, losses = problem.plan.over_models(weighed, models, row["held"])
-            upload = tree.scale(deltas, row["held"] * split.size)
-            report = {"loss": mixed(row["held"], losses), "size": split.size}
-            return ClientOutput(row, upload, report, gradients.takes_step(problem, context, split))
-
-        def server_update(key, state, aggregate):
-            change = tree.scale(aggregate.upload, 1 / owed(aggregate.report["size"]))
-            return state._replace(models=tree.add(state.models, change)), {}
-
-        return client_update, server_update
+        The posterior is the one at the round's start.
+        """
+        split = data.train
+        e_step = lambda totals: self._e_step(problem, row, context.index, totals, split.size)
+        if self.update == "gradient":
+            out = gradients.after_e_step(problem, context, models, split, row, e_step, lambda row: row.held)
+            after, losses, changes = out.row, out.losses, out.grads
+        else:
+            after = e_step(problem.plan.over_models(lambda params: problem.solver.total_loss(params, split), models))
+            losses, changes = local_changes(problem, context, models, after.held, split)
+        upload = tree.scale(changes, after.held * split.size)  # l. 17
+        loss = jnp.vdot(after.held, losses) / jnp.maximum(after.held.sum(), jnp.finfo(jnp.float32).tiny)
+        report = {"loss": loss, "size": split.size}
+        return ClientOutput(after, upload, report, gradients.takes_step(problem, context, split))
 
 
-def owed(sizes: Array) -> Array:
-    """(S,) divisors of the owners' sums: their n_i, or the mean of all n_i for owners without examples."""
-    return jnp.where(sizes > 0, sizes, jnp.maximum(sizes.mean(), 1))
+def local_changes(
+    problem: Problem, context: ClientContext, models: Params, weights: Array, split: Split
+) -> tuple[Array, Params]:
+    """Mean losses (J,) and changes (J, ...) of local training; 0 for models of negligible weight."""
 
+    def train(params):
+        start = problem.solver.optimizer.init(params)
+        trained, _, loss = problem.solver.fit(context.key, params, start, split, round_number=context.round)
+        return loss, tree.subtract(trained, params)
 
-def mixed(weights: Array, losses: Array) -> Array:
-    """The loss of the held models, averaged with the client's weights."""
-    return jnp.vdot(weights, losses) / jnp.maximum(weights.sum(), jnp.finfo(jnp.float32).tiny)
+    stay = lambda params: (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+    weighed = lambda params, weight: gradients.if_weighed(weight, train, stay, params)
+    return problem.plan.over_models(weighed, models, weights)

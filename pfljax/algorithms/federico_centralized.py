@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from pfljax.algorithms.common import by_loss, gradients
 from pfljax.contract import tree
 from pfljax.contract.method import method
-from pfljax.contract.types import Algorithm, ClientOutput, Ledger, Predictor, Report, State
+from pfljax.contract.types import Algorithm, ClientOutput, First, Ledger, Mixture, Report, Start
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
 
@@ -32,21 +32,21 @@ class FedeRiCoCentralized:
     """FedeRiCo with a server (Eq. 3-6): each client weighs all clients' models."""
 
     def build(self, problem: Problem) -> Algorithm:
-        def init(key, clients):
-            num, ids = problem.num_clients, problem.ids(clients)
-            models = problem.init_models(key, ids, common=False)
-            rows = {"log_prior": jnp.full((len(ids), num), -jnp.log(num), jnp.float32)}
-            return State((), models, problem.init_optimizers(models), rows)
+        num = problem.num_clients
 
-        def client_update(context, models, row, data):
-            split, prior = data.train, row["log_prior"]
-            e_step = lambda totals: {"log_prior": jax.nn.log_softmax(prior - totals)}  # Eq. 3
-            weights = lambda row: jnp.exp(row["log_prior"])
-            out = gradients.after_e_step(problem, context, models, split, row, e_step, weights)
-            upload = tree.scale(out.grads, weights(out.row) * split.size)  # n_i of Eq. 6; the server divides by n
+        def start(key, clients):
+            models = problem.init_models(key, num, common=False)
+            return Start((), models, problem.init_optimizers(models))
+
+        def client_update(context, models, prior, data):
+            split = data.train
+            e_step = lambda totals: jax.nn.log_softmax(prior - totals)  # Eq. 3
+            out = gradients.after_e_step(problem, context, models, split, prior, e_step, jnp.exp)
+            weights = jnp.exp(out.row)
+            upload = tree.scale(out.grads, weights * split.size)  # n_i of Eq. 6; the server divides by n
             log_likelihood = jax.nn.logsumexp(prior - out.totals)  # log p(D_i; Theta) of Eq. 1
             report = {
-                "loss": weights(out.row) @ out.losses,
+                "loss": weights @ out.losses,
                 "log_likelihood": jnp.where(context.step == 0, log_likelihood, 0.0),
                 "size": split.size,
             }
@@ -58,21 +58,15 @@ class FedeRiCoCentralized:
             metrics = {"negative_log_likelihood": -aggregate.report["log_likelihood"].sum() / total}  # -f of Eq. 1
             return gradients.apply(problem, state, aggregate, sizes, "shared"), metrics  # Eq. 6
 
-        def predictor(key, state, clients):
-            weights = jnp.exp(state.clients["log_prior"])
-            index = jnp.broadcast_to(jnp.arange(weights.shape[1], dtype=jnp.int32), weights.shape)
-            return Predictor(state.models, index, weights, "shared")
-
         return Algorithm(
-            init=init,
+            start=start,
+            first_row=lambda key, client, start: First(jnp.full((num,), -jnp.log(num), jnp.float32)),  # log Pi_i
             client_update=client_update,
             server_update=server_update,
-            predictor=predictor,
-            adapt=lambda key, state, clients: by_loss.posterior(
-                problem, state.models, clients, tree.num_rows(state.models)
-            ),
+            whom=lambda context, prior, size: Mixture(jnp.arange(num, dtype=jnp.int32), jnp.exp(prior)),
+            adapt=lambda context, models, data: by_loss.posterior(problem, models, data, num),
             topology="shared",
             exchanges=problem.solver.max_steps(problem.n_max),
-            ledger=Ledger(gradients=problem.num_clients, unaccounted=BY_LOSS),
+            ledger=Ledger(gradients=num, unaccounted=BY_LOSS),
             report=Report(scored="each client's mixture of all models"),
         )

@@ -23,7 +23,7 @@ from pfljax.algorithms.common import aggregation, updates
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, ClientOutput, Predictor, Report
+from pfljax.contract.types import Algorithm, ClientOutput, Prediction, Report
 from pfljax.local.problem import Problem
 
 
@@ -59,17 +59,16 @@ class FedExP:
             models = updates.moved(solver, state.models, updates.scaled(solver, update, rate), weight > 0)
             return state._replace(server=state.models, models=models), {"server_rate": rate}
 
-        def predictor(key, state, clients):
-            middle = jax.tree.map(lambda a, b: (a + b) / 2, state.models, state.server)
-            models = middle if self.predict == "mean" else state.models
-            return Predictor.one(models, tree.num_rows(clients))
+        def middle(context, models, row, data):
+            return Prediction(jax.tree.map(lambda a, b: (a + b) / 2, models, context.server))
 
-        scored = "the mean of the last two global models" if self.predict == "mean" else "the global model"
-        base = averaging(problem, predictor=predictor, report=Report(scored))
+        mean = self.predict == "mean"
+        report = Report("the mean of the last two global models" if mean else "the global model")
+        base = averaging(problem, predict=middle if mean else None, report=report)
 
-        def init(key, clients):
-            state = base.init(key, clients)
-            return state._replace(server=state.models)
+        def start(key, clients):
+            first = base.start(key, clients)
+            return first._replace(server=first.models)
 
-        changed = {"init": init, "client_update": client_update, "server_update": server_update}
+        changed = {"start": start, "client_update": client_update, "server_update": server_update}
         return dataclasses.replace(base, **changed, averages=None)

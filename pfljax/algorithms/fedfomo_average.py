@@ -49,7 +49,7 @@ class FedFomoAverage(first_order.Knobs):
             return jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf.mean(axis=0, keepdims=True)]), models)
 
         def served(ids):
-            return jnp.concatenate([ids[:, :1], jnp.full_like(ids[:, :1], num), ids[:, 1:]], axis=1)
+            return jnp.concatenate([ids[:1], jnp.full_like(ids[:1], num), ids[1:]])
 
         def weigh(models, start, split, index):
             places = jnp.array([0, *range(2, len(index))])

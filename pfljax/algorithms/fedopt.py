@@ -14,7 +14,7 @@ Departures from the papers: none. Any optax optimizer can run at the server: `av
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ import optax
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm
+from pfljax.contract.types import Algorithm, Params
 from pfljax.local.problem import Problem
 
 
@@ -43,6 +43,13 @@ class FedAvgM:
 
     def build(self, problem: Problem) -> Algorithm:
         return averaging(problem, server=optax.sgd(self.rate, self.momentum))
+
+
+class Moments(NamedTuple):
+    """The server's first and second moments of d."""
+
+    m: Params
+    v: Params
 
 
 @method(keeps="nothing", travels="the global model, both ways")
@@ -83,12 +90,12 @@ class FedAdam:
 
         def init(params):
             zeros = jax.tree.map(jnp.zeros_like, params)
-            return {"m": zeros, "v": jax.tree.map(lambda leaf: leaf + self.tau**2, zeros)}
+            return Moments(zeros, jax.tree.map(lambda leaf: leaf + self.tau**2, zeros))
 
         def update(updates, state, params=None):
-            m = jax.tree.map(lambda m, d: beta1 * m + (1 - beta1) * d, state["m"], updates)
-            v = jax.tree.map(second, state["v"], updates)
+            m = jax.tree.map(lambda m, d: beta1 * m + (1 - beta1) * d, state.m, updates)
+            v = jax.tree.map(second, state.v, updates)
             step = jax.tree.map(lambda m, v: -self.rate * m / (jnp.sqrt(v) + self.tau), m, v)
-            return step, {"m": m, "v": v}
+            return step, Moments(m, v)
 
         return optax.GradientTransformation(init, update)

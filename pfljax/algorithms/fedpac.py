@@ -24,22 +24,30 @@ none. Newcomers train their own head on the shared body, for as many rounds of `
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from optax.projections import projection_simplex
 
 from pfljax.algorithms.common import aggregation, classes
-from pfljax.algorithms.common.averaging import Phase, fit_phases, sharing_layers
+from pfljax.algorithms.common.averaging import PersonalPart, Phase, fit_phases, sharing_layers
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Aggregate, Algorithm, Array, ClientOutput, Params, PyTree, Report
+from pfljax.contract.types import Aggregate, Algorithm, Array, ClientOutput, Params, PyTree, Report, Start
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.local.problem import Problem
 
 STEPS = 200  # projected-gradient steps
 BY_CLASS = "per-class feature means, their variance and class counts, which are sent without noise"
+
+
+class Shared(NamedTuple):
+    """What clients receive: the body (1, ...), class centroids (1, C, F), and the examples behind each (1, C)."""
+
+    body: Params
+    centroids: Array
+    count: Array
 
 
 @method(
@@ -68,25 +76,26 @@ class FedPAC:
         phases = [Phase(lambda params: model.mask(params, 1), self.head_epochs), Phase(body, self.body_epochs)]
         report = Report(scored="each client's head on the shared body")
         base = sharing_layers(problem, body, phases=phases, report=report)
+        predict, adapt = base.predict, base.adapt
+        assert predict and adapt
         sums = lambda models, data: classes.feature_sums(model, tree.first(models), data.train, num_classes)
 
-        def init(key, clients):
-            state = base.init(key, clients)
+        def start(key, clients):
             centroids, count = jnp.zeros((1, num_classes, classes.num_features(model))), jnp.zeros((1, num_classes))
-            return state._replace(models={"body": state.models, "centroids": centroids, "count": count})
+            return Start(models=Shared(base.start(key, clients).models, centroids, count))
 
         def client_update(context, models, row, data):
-            start = tree.combine(models["body"], tree.stack_one(row["own"]))
+            start = tree.combine(models.body, tree.stack_one(row.own))
             training = aligned(problem, tree.first(models), self.alignment)
-            trained, optimizer, losses = fit_phases(training, phases, context, start, row["optimizer"], data.train)
+            trained, optimizer, losses = fit_phases(training, phases, context, start, row.optimizer, data.train)
             theta, phi = tree.partition(trained, body(trained))
-            row = {"own": tree.first(phi), "optimizer": optimizer}
+            row = PersonalPart(tree.first(phi), optimizer)
             upload, sent = aggregation.weighted(theta, data.train.size)
             after, report = sums(trained, data), {"loss": losses[0]}
             upload |= {"centroids": after["sums"][None], "count": after["counts"][None]}
             if combined:
                 means, variance = statistics(sums(start, data), data.train.size)
-                report |= {"head": row["own"], "means": means, "variance": variance, "several": data.train.size > 1}
+                report |= {"head": row.own, "means": means, "variance": variance, "several": data.train.size > 1}
             return ClientOutput(row, upload, report, sent)
 
         def server_update(key, state, aggregate):
@@ -95,47 +104,43 @@ class FedPAC:
                 return state, {}
             report, active = aggregate.report, aggregate.report["several"]
             weights = combination(problem.plan, report["means"], report["variance"], active)
-            own = tree.where(active, problem.plan.mix(weights, report["head"]), state.clients["own"])
+            own = tree.where(active, problem.plan.mix(weights, report["head"]), state.clients.own)
             of_others = jnp.where(active, 1 - jnp.diagonal(weights), 0).sum() / jnp.maximum(active.sum(), 1)
-            return state._replace(clients=state.clients | {"own": own}), {"weight_of_others": of_others}
+            return state._replace(clients=state.clients._replace(own=own)), {"weight_of_others": of_others}
 
-        bare = lambda state: state._replace(models=state.models["body"])
         # The server writes combined heads into the clients' rows, so the engine does not count them as downloads.
         heads = tree.partition(model.network.shapes, body(model.network.shapes))[1]
         down = tree.num_bytes(heads) * combined
         return dataclasses.replace(
             base,
-            init=init,
+            start=start,
             client_update=client_update,
             server_update=server_update,
-            predictor=lambda key, state, clients: base.predictor(key, bare(state), clients),
-            adapt=lambda key, state, clients: base.adapt(key, bare(state), clients),
+            predict=lambda context, models, row, data: predict(context, models.body, row, data),
+            adapt=lambda context, models, data: adapt(context, models.body, data),
             ledger=dataclasses.replace(base.ledger, unaccounted=BY_CLASS),
             traffic=lambda counted: counted._replace(server=counted.server + down),
-            averages=lambda models: models["body"],
+            averages=lambda models: models.body,
         )
 
 
-def aligned(problem: Problem, received: Params, strength: float) -> Problem:
+def aligned(problem: Problem, received: Shared, strength: float) -> Problem:
     """The problem with the pull toward the received centroids added to its loss; the head gets no gradient from it."""
     model, solver = problem.model, problem.solver
 
     def loss(params, x, y, key=None):
-        distance = jnp.square(model.features(params, x, key) - received["centroids"][y]).mean(axis=1)
-        return solver.loss(params, x, y, key) + strength * jnp.where(received["count"][y] > 0, distance, 0)
+        distance = jnp.square(model.features(params, x, key) - received.centroids[y]).mean(axis=1)
+        return solver.loss(params, x, y, key) + strength * jnp.where(received.count[y] > 0, distance, 0)
 
     return problem._replace(solver=solver._replace(loss=loss))
 
 
-def averages(models: Params, aggregate: Aggregate) -> Params:
+def averages(models: Shared, aggregate: Aggregate) -> Shared:
     """The next body and centroids; a class without new examples keeps its centroid."""
     count = aggregate.upload["count"]
-    means = classes.means(aggregate.upload["centroids"], count)
-    return {
-        "body": aggregation.average(models["body"], aggregate),
-        "centroids": tree.where(count > 0, means, models["centroids"]),
-        "count": jnp.where(count > 0, count, models["count"]),
-    }
+    new = classes.means(aggregate.upload["centroids"], count), count
+    kept = tree.where(count > 0, new, (models.centroids, models.count))
+    return Shared(aggregation.average(models.body, aggregate), *kept)
 
 
 def statistics(found: PyTree, size: Array) -> tuple[Array, Array]:

@@ -21,7 +21,7 @@ run has.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,11 +29,17 @@ import jax.numpy as jnp
 from pfljax.algorithms.common import classes
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, ClientOutput, Ledger, Params, Predictor, PyTree, Report, State
+from pfljax.contract.types import Algorithm, Array, ClientOutput, First, Ledger, Prediction, Report, Start
 from pfljax.local.problem import Problem
-from pfljax.models import Model
 
 UNKNOWN = -1e9  # score of a class without a prototype; finite, so that classes tie if there are no prototypes
+
+
+class Prototypes(NamedTuple):
+    """The mean features of each class (1, C, F), and the number of examples behind them (1, C)."""
+
+    mean: Array
+    count: Array
 
 
 @method(keeps="its model", travels="mean features per class, both ways")
@@ -57,59 +63,47 @@ class FedProto:
             """The loss of each example with the pull, so that private training clips the pull's gradient too."""
 
             def loss(params, x, y, *key):
-                target, known = received["mean"][y], received["count"][y] > 0
+                target, known = received.mean[y], received.count[y] > 0
                 distance = jnp.square(model.features(params, x, *key) - target).mean(axis=-1)
                 return solver.loss(params, x, y, *key) + self.strength * jnp.where(known, distance, 0)
 
             return problem._replace(solver=solver._replace(loss=loss))
 
-        def init(key, clients):
-            empty = {"mean": jnp.zeros((1, num_classes, width)), "count": jnp.zeros((1, num_classes))}
-            return State((), empty, (), problem.own_rows(key, problem.ids(clients)))
+        def start(key, clients):
+            return Start((), Prototypes(jnp.zeros((1, num_classes, width)), jnp.zeros((1, num_classes))))
 
         def client_update(context, models, row, data):
             row, loss = pulled(tree.first(models)).fit_own(context, row, data.train)
-            found = classes.feature_sums(model, row["model"], data.train, num_classes)
+            found = classes.feature_sums(model, row.model, data.train, num_classes)
             upload = tree.stack_one({"sum": found["sums"], "count": found["counts"]})
             return ClientOutput(row, upload, {"loss": loss}, (data.train.size > 0)[None])
 
         def server_update(key, state, aggregate):
             sums, counts = aggregate.upload["sum"], aggregate.upload["count"]
-            new = {"mean": classes.means(sums, counts), "count": counts}  # Eq. 6
-            choose = lambda a, b: jnp.where(tree.per_row(counts, a) > 0, a, b)
-            return state._replace(models=jax.tree.map(choose, new, state.models)), {}
+            new = Prototypes(classes.means(sums, counts), counts)  # Eq. 6
+            return state._replace(models=tree.where(counts > 0, new, state.models)), {}
 
-        def predictor_of(own, state):
-            if self.predict == "head":
-                return Predictor.own(own)
-            rows = tree.repeat(state.models, tree.num_rows(own))
-            return dataclasses.replace(Predictor.own(own), rows=rows, apply=Nearest(model))
+        def adapt(context, models, data):
+            received = tree.first(models)
+            return pulled(received).newcomer(context, models, data)._replace(inputs=received)
 
-        def adapt(key, state, clients):
-            return predictor_of(pulled(tree.first(state.models)).newcomers_alone(key, clients).models, state)
+        def apply(models, prototypes, x):
+            """Softmax of -|f - P_c|^2, without |f|^2, which all classes share."""
+            z = model.features(tree.first(models), x)
+            scores = 2 * z @ prototypes.mean.T - jnp.square(prototypes.mean).sum(axis=-1)
+            return jax.nn.softmax(jnp.where(prototypes.count > 0, scores, UNKNOWN))
 
-        by = "the nearest prototype" if self.predict == "nearest" else "its last layer"
+        nearest = self.predict == "nearest"
+        by = "the nearest prototype" if nearest else "its last layer"
         return Algorithm(
-            init=init,
+            start=start,
+            first_row=lambda key, client, start: First(problem.own_model(key, client)),
             client_update=client_update,
             server_update=server_update,
-            predictor=lambda key, state, clients: predictor_of(state.clients["model"], state),
+            predict=lambda context, models, row, data: Prediction(tree.stack_one(row.model), inputs=tree.first(models)),
+            apply=apply if nearest else None,
             adapt=adapt,
             topology="shared",
             ledger=Ledger(gradients=1, unaccounted="the per-class feature sums and counts, sent without noise"),
             report=Report(scored=f"each client's own model, by {by}"),
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class Nearest:
-    """Predictions (B, C) by the distance from a model's features to prototypes; instances for the same model are
-    equal."""
-
-    model: Model
-
-    def __call__(self, models: Params, row: PyTree, x: Array) -> Array:
-        z = self.model.features(tree.first(models), x)
-        # Softmax scores: -|f - P_c|^2 without |f|^2, which all classes share.
-        scores = 2 * z @ row["mean"].T - jnp.square(row["mean"]).sum(axis=-1)
-        return jax.nn.softmax(jnp.where(row["count"] > 0, scores, UNKNOWN))

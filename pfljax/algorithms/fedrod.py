@@ -26,8 +26,8 @@ from pfljax.algorithms.common import beside, classes
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Ledger, Predictor, Report
-from pfljax.local.problem import Problem
+from pfljax.contract.types import Algorithm, Ledger, Prediction, Report
+from pfljax.local.problem import OwnModel, Problem
 
 
 @method(keeps="its personal head", travels="the global model, both ways")
@@ -60,40 +60,35 @@ class FedRoD:
             balanced = solver._replace(loss=functools.partial(solver.loss, shift=shift))
 
             def gradient(params, memory, batch):
-                generic, own = params["global"], params["own"]
+                generic, own = params
                 slope = jax.grad(balanced.mean_loss)(generic, batch(0).of_model(0))
                 loss, of_own = jax.value_and_grad(empirical(generic).mean_loss)(own, batch(0).of_model(1))
-                return loss, {"global": slope, "own": of_own}, memory
+                return loss, beside.Pair(slope, of_own), memory
 
             models, row, loss, _ = beside.descend(problem, context, models, row, data.train, gradient)
             return models, row, loss[None]
 
-        def rows(key, models, clients):
-            return beside.rows(problem, head(problem.init_models(key, problem.ids(clients))), models)
+        def row(key, client, models):
+            own = head(problem.init_model(key, client))
+            return beside.Row(OwnModel(own, solver.optimizer.init(own)), problem.kept_optimizers(models))
 
         def apply(models, own, x):
             generic = tree.first(models)
             return jax.nn.softmax(model.apply(generic, x) + model.apply(under(own, generic), x))
 
-        def predicting(models, own):
-            return dataclasses.replace(Predictor.one(models, tree.num_rows(own)), rows=own, apply=apply)
+        def adapt(context, models, data):
+            init_key, train_key = jax.random.split(context.key)
+            objective, own = empirical(tree.first(models)).mean_loss, head(model.init(init_key))
+            context = context._replace(key=train_key)
+            return Prediction(inputs=problem.alone(context, own, data, rounds=problem.rounds, objective=objective))
 
-        def adapt(key, state, clients):
-            init_key, train_key = jax.random.split(key)
-            num, optimizer = tree.num_rows(clients), beside.apart(solver.optimizer)
-            own = head(problem.init_models(init_key, num))
-            start = {"global": tree.repeat(state.models, num), "own": own}
-            objective = lambda params, batch, start: empirical(start["global"]).mean_loss(params["own"], batch)
-            alone = problem._replace(solver=solver._replace(optimizer=optimizer))
-            options = {"own": True, "rounds": problem.rounds, "objective": objective}
-            return predicting(state.models, alone.train_alone(train_key, start, clients, **options)["own"])
-
-        return averaging(
+        algorithm = averaging(
             problem,
             train=train,
-            rows=rows,
-            predictor=lambda key, state, clients: predicting(state.models, state.clients["own"]),
+            row=row,
+            predict=lambda context, models, row, data: Prediction(inputs=row.own.model),
             adapt=adapt,
             ledger=Ledger(gradients=2, unaccounted="a client's class counts, which balance its loss"),
             report=Report(scored="the global model with each client's personal head"),
         )
+        return dataclasses.replace(algorithm, apply=apply)

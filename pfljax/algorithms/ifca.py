@@ -29,7 +29,7 @@ from pfljax.algorithms.common import aggregation, by_loss, gradients
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, ClientData, ClientOutput, Key, Ledger, Params, Report, State
+from pfljax.contract.types import Algorithm, ClientData, ClientOutput, First, Key, Ledger, Params, Report, Start
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
 
@@ -95,12 +95,6 @@ def initial_models(problem: Problem, key: Key, clients: ClientData, num: int, dr
     return apart.init_models(key, num) if draws == 1 else jax.lax.fori_loop(1, draws, better, scored(key))[0]
 
 
-def choice(problem: Problem, models: Params, data: ClientData) -> Array:
-    """() int32: index of the model that fits a client's training data best."""
-    losses = problem.plan.over_models(lambda params: problem.solver.total_loss(params, data.train), models)
-    return jnp.argmin(losses).astype(jnp.int32)
-
-
 def by_models(problem: Problem, num: int, num_shared: int = 0, draws: int = 1) -> Algorithm:
     """C = `num` models, each the mean of its clients' trained copies; the first layers may be shared."""
 
@@ -111,14 +105,15 @@ def by_models(problem: Problem, num: int, num_shared: int = 0, draws: int = 1) -
         mean = jax.tree.map(lambda leaf: jnp.broadcast_to(jnp.tensordot(part, leaf, axes=1), leaf.shape), models)
         return jax.tree.map(lambda m, leaf, all: leaf if m else all, own, models, mean) if num_shared else models
 
-    def init(key, clients):
-        models = share(initial_models(problem, key, clients, num, draws), jnp.eye(num)[0])
-        first = jax.tree.map(lambda leaf: leaf[:1], models)
-        return State((), models, (), problem.optimizer_rows(first, tree.num_rows(clients)))
+    def start(key, clients):
+        return Start((), share(initial_models(problem, key, clients, num, draws), jnp.eye(num)[0]))
+
+    def first_row(key, client, start):
+        return First(problem.kept_optimizers(jax.tree.map(lambda leaf: leaf[:1], start.models)))
 
     def client_update(context, models, kept, data):
-        chosen = choice(problem, models, data)
-        trained, kept, losses = problem.fit_models(context, tree.take(models, chosen[None]), kept, data.train)
+        chosen = by_loss.best_of(problem, models, data)
+        trained, kept, losses = problem.fit_models(context, tree.take(models, chosen), kept, data.train)
         size = jnp.where(jnp.arange(num) == chosen, data.train.size, 0)
         upload, sent = aggregation.weighted(tree.repeat(trained, num), size, num)
         return ClientOutput(kept, upload, {"loss": losses[0]}, sent)
@@ -130,10 +125,11 @@ def by_models(problem: Problem, num: int, num_shared: int = 0, draws: int = 1) -
         return state._replace(models=models), {"clusters_chosen": (weight > 0).sum()}
 
     return Algorithm(
-        init=init,
+        start=start,
+        first_row=first_row,
         client_update=client_update,
         server_update=server_update,
-        predictor=lambda key, state, clients: by_loss.best_fit(problem, state.models, clients),
+        predict=lambda context, models, row, data: by_loss.best_fit(problem, models, data),
         topology="shared",
         averages=lambda models: models,
         ledger=Ledger(gradients=1, unaccounted=BY_LOSS),
@@ -143,15 +139,15 @@ def by_models(problem: Problem, num: int, num_shared: int = 0, draws: int = 1) -
 
 def by_gradients(problem: Problem, num: int, draws: int) -> Algorithm:
     """C = `num` models that step along their clients' gradients (Option I)."""
-    base = by_models(problem, num)
 
-    def init(key, clients):
+    def start(key, clients):
         models = initial_models(problem, key, clients, num, draws)
-        return State((), models, problem.init_optimizers(models), jnp.zeros((tree.num_rows(clients),), jnp.int32))
+        return Start((), models, problem.init_optimizers(models))
 
     def client_update(context, models, chosen, data):
-        chosen = jax.lax.cond(context.step == 0, lambda: choice(problem, models, data), lambda: chosen)
-        losses, grads = gradients.of_batch(problem, context, tree.take(models, chosen[None]), data.train)
+        choose = lambda: by_loss.best_of(problem, models, data)
+        chosen = jax.lax.cond(context.step == 0, choose, lambda: chosen)
+        losses, grads = gradients.of_batch(problem, context, tree.take(models, chosen), data.train)
         mine = jnp.arange(num) == chosen
         upload = tree.scale(tree.repeat(grads, num), mine * data.train.size)
         report = {"loss": losses[0], "size": data.train.size}
@@ -163,8 +159,9 @@ def by_gradients(problem: Problem, num: int, draws: int) -> Algorithm:
         return gradients.apply(problem, state, aggregate, sizes, "shared"), metrics
 
     return dataclasses.replace(
-        base,
-        init=init,
+        by_models(problem, num),
+        start=start,
+        first_row=lambda key, client, start: First(jnp.zeros((1,), jnp.int32)),
         client_update=client_update,
         server_update=server_update,
         averages=None,

@@ -27,7 +27,7 @@ from pfljax.algorithms.common.averaging import averaging
 from pfljax.algorithms.common.nearest import ByNearest
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, ClientOutput, Ledger, Predictor, Report
+from pfljax.contract.types import Algorithm, Ledger, Prediction, Report
 from pfljax.local.problem import Problem
 
 
@@ -48,27 +48,26 @@ class KNNPer:
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        model = problem.model
-        apply = ByNearest(model, self.neighbors, classes.required(problem, "knn_per", places=False))
+        apply = ByNearest(problem.model, self.neighbors, classes.required(problem, "knn_per", places=False))
         grid = jnp.linspace(0, 1, self.grid_steps + 1) if self.grid_steps else None
 
-        def remember(models, _, data):
-            return ClientOutput((), (), apply.remember(tree.first(models), data, self.scale, self.mix, grid))
+        def remember(params, data):
+            return apply.remember(params, data, self.scale, self.mix, grid)
 
-        def predictor_of(models, clients, topology):
-            num = tree.num_rows(clients)
-            index = (jnp.arange(num) if topology == "own" else jnp.zeros((num,))).astype(jnp.int32)[:, None]
-            rows = problem.plan.exchange(remember, models, index, (), clients, topology=topology)[1].report
-            return Predictor(models, index, jnp.ones((num, 1)), topology, rows, apply)
+        def predict(context, models, row, data):
+            return Prediction(inputs=remember(tree.first(models), data))
 
         def fine_tuned(epochs):
-            alone = problem._replace(solver=problem.solver._replace(epochs=epochs, steps=0))
-            models = lambda key, state, clients: alone.train_alone(key, state.models, clients, own=False)
-            tuned = lambda key, state, clients: predictor_of(models(key, state, clients), clients, "own")
-            return dataclasses.replace(algorithm, predictor=tuned, adapt=tuned)
+            tuning = problem._replace(solver=problem.solver.for_epochs(epochs))
 
-        predictor = lambda key, state, clients: predictor_of(state.models, clients, "shared")
+            def predict(context, models, row, data):
+                tuned = tuning.alone(context, tree.first(models), data)
+                return Prediction(tree.stack_one(tuned), inputs=remember(tuned, data))
+
+            return dataclasses.replace(algorithm, predict=predict)
+
         ledger = Ledger(gradients=1, unaccounted="the stored examples that a client predicts with")
         report = Report(scored="the global model, interpolated with each client's nearest neighbors")
-        algorithm = averaging(problem, predictor=predictor, ledger=ledger, report=report)
-        return dataclasses.replace(algorithm, fine_tuned=fine_tuned)
+        algorithm = averaging(problem, predict=predict, ledger=ledger, report=report)
+        algorithm = dataclasses.replace(algorithm, apply=apply, fine_tuned=fine_tuned)
+        return algorithm

@@ -21,7 +21,7 @@ import jax
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Ledger, Predictor, Report
+from pfljax.contract.types import Algorithm, Ledger, Prediction, Report
 from pfljax.local.problem import Problem
 
 
@@ -39,21 +39,24 @@ class L2SGD:
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        def rows(key, models, clients):
-            return problem.own_rows(key, problem.ids(clients))
+        def row(key, client, models):
+            return problem.own_model(key, client)
 
         def train(context, models, row, data):
             toward = lambda x, mean: (1 - self.pull) * x + self.pull * mean[0]
-            start = jax.tree.map(toward, row["model"], models)
-            row, loss = problem.fit_own(context, row | {"model": start}, data.train)
-            return tree.stack_one(row["model"]), row, loss[None]
+            start = jax.tree.map(toward, row.model, models)
+            row, loss = problem.fit_own(context, row._replace(model=start), data.train)
+            return tree.stack_one(row.model), row, loss[None]
+
+        def adapt(context, models, data):
+            return Prediction(tree.stack_one(problem.alone(context, tree.first(models), data)))
 
         return averaging(
             problem,
             train=train,
-            rows=rows,
-            predictor=lambda key, state, clients: Predictor.own(state.clients["model"]),
-            adapt=lambda key, state, clients: Predictor.own(problem.train_alone(key, state.models, clients, own=False)),
+            row=row,
+            predict=lambda context, models, row, data: Prediction(tree.stack_one(row.model)),
+            adapt=adapt,
             ledger=Ledger(gradients=1),
             report=Report(scored="each client's own model"),
         )

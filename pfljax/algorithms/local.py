@@ -9,8 +9,8 @@ import dataclasses
 
 from pfljax.contract import tree
 from pfljax.contract.method import method
-from pfljax.contract.types import Algorithm, ClientOutput, Ledger, Predictor, State
-from pfljax.local.problem import Problem
+from pfljax.contract.types import Algorithm, ClientOutput, First, Ledger
+from pfljax.local.problem import OwnModel, Problem
 
 
 @method(keeps="its model", travels="nothing")
@@ -19,20 +19,19 @@ class Local:
     """Local training: every client trains its own model alone."""
 
     def build(self, problem: Problem) -> Algorithm:
-        def init(key, clients):
-            rows = problem.own_rows(key, problem.ids(clients), common=problem.model.fixed)
-            return State((), models=rows["model"], optimizer=(), clients=rows["optimizer"])
+        def first_row(key, client, start):
+            own = problem.own_model(key, client, common=problem.model.fixed)
+            return First(own.optimizer, own.model)
 
         def client_update(context, models, optimizer, data):
-            row, loss = problem.fit_own(context, {"model": tree.first(models), "optimizer": optimizer}, data.train)
-            return ClientOutput(row["optimizer"], tree.stack_one(row["model"]), {"loss": loss})
+            own, loss = problem.fit_own(context, OwnModel(tree.first(models), optimizer), data.train)
+            return ClientOutput(own.optimizer, tree.stack_one(own.model), {"loss": loss})
 
         return Algorithm(
-            init=init,
+            first_row=first_row,
             client_update=client_update,
             server_update=lambda key, state, aggregate: (state._replace(models=aggregate.upload), {}),
-            predictor=lambda key, state, clients: Predictor.own(state.models),
-            adapt=lambda key, state, clients: problem.newcomers_alone(key, clients),
+            adapt=problem.newcomer,
             topology="own",
             ledger=Ledger(gradients=1),
         )

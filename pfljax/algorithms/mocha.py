@@ -21,13 +21,39 @@ inverted. Newcomers train alone.
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, ClientOutput, Ledger, Predictor, Report, State
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientOutput,
+    First,
+    Ledger,
+    Mixture,
+    Params,
+    Prediction,
+    Report,
+    Start,
+)
 from pfljax.local.problem import Problem
+
+
+class Pull(NamedTuple):
+    """u_k and (Omega^-1)_kk, which client k receives."""
+
+    others: Params
+    own: Array
+
+
+class Server(NamedTuple):
+    """W, stacked (K, ...), and Omega (K, K)."""
+
+    weights: Params
+    omega: Array
 
 
 @method(keeps="its model", travels="a combination of others' last layers down, its own up")
@@ -46,42 +72,41 @@ class MOCHA:
         last_layer = lambda models: tree.partition(models, problem.model.mask(models, 1))[0]
 
         def pulls(weights, omega):
-            """u_k and (Omega^-1)_kk, which the clients receive."""
             identity = jnp.eye(len(omega))
             precision = jnp.linalg.inv(omega + self.ridge / len(omega) * identity)
-            others = precision * (1 - identity)
-            return {"others": problem.plan.mix(others, weights), "own": jnp.diagonal(precision)}
+            return Pull(problem.plan.mix(precision * (1 - identity), weights), jnp.diagonal(precision))
 
-        def init(key, clients):
-            ids = problem.ids(clients)
-            rows, omega = problem.own_rows(key, ids), jnp.eye(len(ids)) / len(ids)
-            weights = last_layer(rows["model"])
-            return State({"weights": weights, "omega": omega}, pulls(weights, omega), (), rows)
+        def start(key, clients):
+            num = problem.num_clients
+            weights, omega = last_layer(problem.init_models(key, num)), jnp.eye(num) / num
+            return Start(Server(weights, omega), pulls(weights, omega))
 
         def client_update(context, models, row, data):
             pull = tree.first(models)
 
             def objective(params, batch):
                 weights = last_layer(params)
-                penalty = pull["own"] * tree.inner(weights, weights) + 2 * tree.inner(weights, pull["others"])
+                penalty = pull.own * tree.inner(weights, weights) + 2 * tree.inner(weights, pull.others)
                 return problem.solver.mean_loss(params, batch) + self.strength / 2 * penalty
 
             row, loss = problem.fit_own(context, row, data.train, objective)
-            return ClientOutput(row, tree.stack_one(last_layer(row["model"])), {"loss": loss})
+            return ClientOutput(row, tree.stack_one(last_layer(row.model)), {"loss": loss})
 
         def server_update(key, state, aggregate):
-            weights = tree.where(aggregate.count > 0, aggregate.upload, state.server["weights"])
+            weights = tree.where(aggregate.count > 0, aggregate.upload, state.server.weights)
             omega = relationship(problem.plan.gram(weights))
-            return state._replace(server={"weights": weights, "omega": omega}, models=pulls(weights, omega)), {}
+            return state._replace(server=Server(weights, omega), models=pulls(weights, omega)), {}
 
         return Algorithm(
-            init=init,
+            start=start,
+            first_row=lambda key, client, start: First(problem.own_model(key, client)),
+            download=lambda context, row, cohort: context.client[None],
             client_update=client_update,
             server_update=server_update,
-            predictor=lambda key, state, clients: Predictor.own(state.clients["model"]),
-            adapt=lambda key, state, clients: problem.newcomers_alone(key, clients),
+            whom=lambda context, row, size: Mixture(context.client[None], jnp.ones((1,))),
+            predict=lambda context, models, row, data: Prediction(tree.stack_one(row.model)),
+            adapt=problem.newcomer,
             topology="shared",
-            download=lambda key, state, cohort: cohort.ids[:, None],
             ledger=Ledger(gradients=1),
             report=Report(scored="each client's own model"),
         )

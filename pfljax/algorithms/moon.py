@@ -16,6 +16,7 @@ over its positions.
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +24,19 @@ import jax.numpy as jnp
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, Ledger
+from pfljax.contract.types import Algorithm, Array, Ledger, Params, PyTree
 from pfljax.local.problem import Problem
 from pfljax.models import mean_over_places
 
 LEAST = 1e-8  # smallest feature norm in a cosine, so that zero features have a gradient
+
+
+class Row(NamedTuple):
+    """The client's last trained model, whether there is one, and its optimizer, if it is kept."""
+
+    previous: Params
+    trained: Array
+    optimizer: PyTree
 
 
 @method(keeps="its last model", travels="the global model, both ways")
@@ -52,22 +61,18 @@ class MOON:
 
             return loss
 
-        def rows(key, models, clients):
-            num = tree.num_rows(clients)
-            zeros = tree.repeat(jax.tree.map(jnp.zeros_like, models), num)
-            optimizer = problem.optimizer_rows(models, num)
-            return {"previous": zeros, "trained": jnp.zeros((num,), bool), "optimizer": optimizer}
+        def row(key, client, models):
+            zeros = jax.tree.map(jnp.zeros_like, tree.first(models))
+            return Row(zeros, jnp.zeros((), bool), problem.kept_optimizers(models))
 
         def train(context, models, row, data):
             received = tree.first(models)
-            choose = lambda a, b: jnp.where(row["trained"], a, b)
-            previous = jax.tree.map(choose, row["previous"], received)
+            previous = jax.tree.map(lambda a, b: jnp.where(row.trained, a, b), row.previous, received)
             contrast = problem._replace(solver=solver._replace(loss=contrasting(received, previous)))
-            models, optimizer, losses = contrast.fit_models(context, models, row["optimizer"], data.train)
-            trained = row["trained"] | (data.train.size > 0)
-            return models, {"previous": tree.first(models), "trained": trained, "optimizer": optimizer}, losses
+            models, optimizer, losses = contrast.fit_models(context, models, row.optimizer, data.train)
+            return models, Row(tree.first(models), row.trained | (data.train.size > 0), optimizer), losses
 
-        return averaging(problem, train=train, rows=rows, ledger=Ledger(gradients=1))
+        return averaging(problem, train=train, row=row, ledger=Ledger(gradients=1))
 
 
 def cosine(a: Array, b: Array) -> Array:

@@ -25,7 +25,7 @@ import jax
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Ledger, Predictor, Report
+from pfljax.contract.types import Algorithm, Ledger, Prediction, Report
 from pfljax.local.problem import Problem
 
 
@@ -64,14 +64,11 @@ class PerFedAvg:
         def train(context, models, kept, data):
             return problem.descend_model(context, models, kept, data.train, meta_gradient)[:3]
 
-        def predictor(key, state, clients):
-            def personal(_, params, data):
-                step = lambda _, params: moved(params, solver.loss_and_gradient(params, data.train)[1], self.alpha)
-                return jax.lax.fori_loop(0, self.adapt_steps, step, params)
-
-            return Predictor.own(problem.personalize(key, state.models, clients, personal))
+        def predict(context, models, row, data):
+            step = lambda _, params: moved(params, solver.loss_and_gradient(params, data.train)[1], self.alpha)
+            return Prediction(tree.stack_one(jax.lax.fori_loop(0, self.adapt_steps, step, tree.first(models))))
 
         # Each mini-batch serves as D', as D and, with hessian_free, twice as D''.
         ledger = Ledger(gradients=4 if hessian_free else 2)
         scored = f"the global model after {self.adapt_steps} steps at rate alpha on each client's training data"
-        return averaging(problem, train=train, predictor=predictor, ledger=ledger, report=Report(scored))
+        return averaging(problem, train=train, predict=predict, ledger=ledger, report=Report(scored))

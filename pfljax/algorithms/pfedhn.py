@@ -28,7 +28,7 @@ import optax
 from pfljax.algorithms.common import hypernetwork
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, ClientOutput, Ledger, Predictor, Report, State
+from pfljax.contract.types import Algorithm, ClientOutput, First, Ledger, Mixture, Prediction, Report, Start
 from pfljax.local.problem import Problem
 
 
@@ -50,16 +50,18 @@ class PFedHN:
         make = optax.adam if self.optimizer == "adam" else functools.partial(optax.sgd, momentum=self.momentum)
         descent = hypernetwork.beside_statistics(problem.model, make(self.rate))
         widths = (self.embedding or 1 + num // 4, *[self.hidden] * (1 + self.layers))
-        generate = lambda learned: hypernetwork.generate(learned["network"], learned["embeddings"])
+        generate = lambda learned: hypernetwork.generate(*learned)
 
-        def init(key, clients):
+        def start(key, clients):
             own_key, network_key = jax.random.split(jax.random.fold_in(key, num))
             bias = tree.first(problem.init_models(key, 1))
             network = hypernetwork.init(network_key, problem.model, bias, widths, self.spread)
-            embeddings = problem.draw(own_key, jnp.arange(num), lambda key: jax.random.normal(key, widths[:1]))
-            learned = {"network": network, "embeddings": embeddings}
-            kept = problem.optimizer_rows(tree.stack_one(bias), tree.num_rows(clients))
-            return State(learned, generate(learned), descent.init(learned), kept)
+            draw = lambda client: jax.random.normal(jax.random.fold_in(own_key, client), widths[:1])
+            learned = hypernetwork.Learned(network, problem.plan.over_rows(draw, jnp.arange(num)))
+            return Start(learned, generate(learned), descent.init(learned))
+
+        def first_row(key, client, start):
+            return First(problem.kept_optimizers(tree.stack_one(start.server.network.bias)))
 
         def client_update(context, models, kept, data):
             trained, kept, losses = problem.fit_models(context, models, kept, data.train)
@@ -74,18 +76,19 @@ class PFedHN:
             learned, optimizer = jax.tree.map(lambda a, b: jnp.where(came, a, b), new, (state.server, state.optimizer))
             return state._replace(server=learned, models=generate(learned), optimizer=optimizer), {}
 
-        def adapt(key, state, clients):
-            embed = functools.partial(hypernetwork.embedded, problem, make(self.rate))
-            return Predictor.own(problem.personalize(key, tree.stack_one(state.server), clients, embed))
+        def adapt(context, models, data):
+            return Prediction(tree.stack_one(hypernetwork.embedded(problem, make(self.rate), context, data)))
 
         return Algorithm(
-            init=init,
+            start=start,
+            first_row=first_row,
+            download=lambda context, row, cohort: context.client[None],
             client_update=client_update,
             server_update=server_update,
-            predictor=lambda key, state, clients: Predictor.own(problem.rows_of(state.models)),
+            whom=lambda context, row, size: Mixture(context.client[None], jnp.ones((1,))),
+            predict=lambda context, models, row, data: Prediction(models),
             adapt=adapt,
             topology="shared",
-            download=lambda key, state, cohort: cohort.ids[:, None],
             ledger=Ledger(gradients=1),
             report=Report(scored="each client's generated model"),
         )

@@ -19,7 +19,7 @@ rate is the same in all rounds. Newcomers learn alpha for as many rounds as the 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,10 +29,28 @@ from pfljax.algorithms.common import branches
 from pfljax.algorithms.common.projection import projected
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, ClientContext, ClientOutput, Ledger, Predictor, Report, State
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientOutput,
+    First,
+    Ledger,
+    Params,
+    Prediction,
+    PyTree,
+    Report,
+    Start,
+)
 from pfljax.local.problem import Problem
 
 OF_ALPHA = 1  # folded into a client's key for a round: the mini-batches for alpha
+
+
+class Row(NamedTuple):
+    """What alpha is computed from (L, B), and the optimizer of the branches, if it is kept."""
+
+    raw: Array
+    optimizer: PyTree
 
 
 @method(keeps="its branch weights", travels="B branches of every layer, both ways; its weights up")
@@ -51,15 +69,15 @@ class PFedMB:
         alpha_of, learn_alpha, raw_start = self._alpha(problem)
         client_step = self._client_step(problem)
 
-        def init(key, clients):
-            shared = tree.stack_one(problem._replace(common_init=False).init_models(key, num))
-            num_rows = tree.num_rows(clients)
-            kept = problem.optimizer_rows(shared, num_rows)
-            return State((), shared, (), {"raw": tree.repeat(raw_start[None], num_rows), "optimizer": kept})
+        def start(key, clients):
+            return Start((), tree.stack_one(problem._replace(common_init=False).init_models(key, num)))
+
+        def first_row(key, client, start):
+            return First(Row(raw_start, problem.kept_optimizers(start.models)))
 
         def client_update(context, models, row, data):
             trained, row, loss = client_step(context, models, row, data.train)
-            alpha, size = alpha_of(row["raw"]), data.train.size.astype(jnp.float32)
+            alpha, size = alpha_of(row.raw), data.train.size.astype(jnp.float32)
             weight = size * (alpha if self.averaging == "alpha" else jnp.ones_like(alpha))
             upload = {"model": branches.scale(model, weight, tree.first(trained)), "weight": weight}
             return ClientOutput(row, tree.stack_one(upload), {"loss": loss}, (size > 0)[None])
@@ -70,59 +88,52 @@ class PFedMB:
             kept = branches.scale(model, (weight <= 0).astype(jnp.float32), tree.first(state.models))
             return state._replace(models=tree.stack_one(tree.add(mean, kept))), {}
 
-        def mixed(raw, state):
-            return Predictor.own(branches.mix(model, alpha_of(raw), tree.first(state.models)))
+        def newcomer(context, models, data):
+            """The row of a client that learns alpha, with fixed branches."""
+            learn = lambda n, raw: learn_alpha(
+                jax.random.fold_in(context.key, n), raw, tree.first(models), data.train, n
+            )
+            return Row(jax.lax.fori_loop(0, problem.rounds, learn, raw_start), ())
 
-        def newcomers(key, state, clients):
-            """The alpha that newcomers learn, with fixed branches."""
-
-            def learn(key, shared, data):
-                step = lambda n, raw: learn_alpha(jax.random.fold_in(key, n), raw, shared, data.train, n)
-                return jax.lax.fori_loop(0, problem.rounds, step, raw_start)
-
-            return problem.personalize(key, state.models, clients, learn)
-
-        def weights_of_branches(state):
-            weights = alpha_of(state.clients["raw"])
-            index = jnp.broadcast_to(jnp.arange(num, dtype=jnp.int32), (weights.shape[0], num))
-            return {"index": index, "weights": weights.mean(axis=1), "alpha": weights}
+        def weights_of_branches(context, row):
+            alpha = alpha_of(row.raw)
+            return {"index": jnp.arange(num, dtype=jnp.int32), "weights": alpha.mean(axis=0), "alpha": alpha}
 
         scored = "each client's mixture of the branches"
         algorithm = Algorithm(
-            init=init,
+            start=start,
+            first_row=first_row,
             client_update=client_update,
             server_update=server_update,
-            predictor=lambda key, state, clients: mixed(state.clients["raw"], state),
-            adapt=lambda key, state, clients: mixed(newcomers(key, state, clients), state),
-            fine_tuned=lambda epochs: self._fine_tuned(problem, algorithm, newcomers, epochs),
+            predict=lambda context, models, row, data: self._mixed(problem, models, row),
+            adapt=lambda context, models, data: self._mixed(problem, models, newcomer(context, models, data)),
+            fine_tuned=lambda epochs: self._fine_tuned(problem, algorithm, newcomer, epochs),
             topology="shared",
             ledger=Ledger(gradients=1, passes=2),
             report=Report(scored=scored, collaboration=weights_of_branches, topology="shared"),
         )
         return algorithm
 
-    def _fine_tuned(self, problem: Problem, algorithm: Algorithm, newcomers, epochs: int) -> Algorithm:
-        """The algorithm whose clients train for `epochs` epochs before they predict."""
-        solver = problem.solver._replace(epochs=epochs, steps=0)
-        step = self._client_step(problem._replace(solver=solver, keep_optimizer=False))
+    def _mixed(self, problem: Problem, models: Params, row: Row) -> Prediction:
+        """The mixture of the branches in a stack (1, B, ...), with a client's alpha."""
         alpha_of, _, _ = self._alpha(problem)
+        return Prediction(tree.stack_one(branches.mix(problem.model, alpha_of(row.raw), tree.first(models))))
 
-        def tuned(key, state, clients, raw):
-            def personal(key, shared, data):
-                data, raw = data
-                zero, row = jnp.int32(0), {"raw": raw[...], "optimizer": ()}
-                context = ClientContext(key, zero, zero, zero[None])
-                trained, row, _ = step(context, tree.stack_one(shared), row, data.train)
-                return branches.mix(problem.model, alpha_of(row["raw"]), tree.first(trained))
+    def _fine_tuned(self, problem: Problem, algorithm: Algorithm, newcomer, epochs: int) -> Algorithm:
+        """The algorithm whose clients train for `epochs` epochs before they predict."""
+        solver = problem.solver.for_epochs(epochs)
+        step = self._client_step(problem._replace(solver=solver, keep_optimizer=False))
 
-            key = jax.random.fold_in(key, 1)
-            return Predictor.own(problem.personalize(key, state.models, (clients, raw), personal))
+        def tuned(context, models, row, data):
+            key = jax.random.fold_in(context.key, problem.rounds)  # a newcomer's rounds take the numbers below
+            context = context._replace(key=key, round=jnp.int32(0))
+            trained, row, _ = step(context, models, row._replace(optimizer=()), data.train)
+            return self._mixed(problem, trained, row)
 
-        return dataclasses.replace(
-            algorithm,
-            predictor=lambda key, state, clients: tuned(key, state, clients, state.clients["raw"]),
-            adapt=lambda key, state, clients: tuned(key, state, clients, newcomers(key, state, clients)),
-        )
+        def adapt(context, models, data):
+            return tuned(context, models, newcomer(context, models, data), data)
+
+        return dataclasses.replace(algorithm, predict=tuned, adapt=adapt)
 
     def _client_step(self, problem: Problem):
         """A client's local training, alpha and then its branches: (models (1, ...), row, loss)."""
@@ -130,12 +141,12 @@ class PFedMB:
 
         def step(context, models, row, split):
             key, shared = jax.random.fold_in(context.key, OF_ALPHA), tree.first(models)
-            raw = learn_alpha(key, row["raw"], shared, split, context.round)  # l. 19
+            raw = learn_alpha(key, row.raw, shared, split, context.round)  # l. 19
             mixed = lambda own: branches.mix(problem.model, alpha_of(raw), own)
             loss = lambda own, x, y, key=None: problem.solver.loss(mixed(own), x, y, key)
             trainer = problem._replace(solver=problem.solver._replace(loss=loss))
-            models, optimizer, losses = trainer.fit_models(context, models, row["optimizer"], split)  # l. 20
-            return models, {"raw": raw, "optimizer": optimizer}, losses[0]
+            models, optimizer, losses = trainer.fit_models(context, models, row.optimizer, split)  # l. 20
+            return models, Row(raw, optimizer), losses[0]
 
         return step
 

@@ -16,6 +16,7 @@ clients' w_k by mistake.
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +25,15 @@ import optax
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Ledger, Predictor, Report
+from pfljax.contract.types import Algorithm, Ledger, Params, Prediction, PyTree, Report
 from pfljax.local.problem import Problem
+
+
+class Row(NamedTuple):
+    """The client's last theta, and its optimizer for w, if it is kept."""
+
+    theta: Params
+    optimizer: PyTree
 
 
 @method(keeps="its model", travels="the global model, both ways")
@@ -65,25 +73,21 @@ class PFedMe:
             return loss, tree.scale(tree.subtract(w, theta), self.strength), theta  # Eq. 8
 
         def train(context, models, row, data):
-            models, kept, losses, theta = problem.descend_model(
-                context, models, row["kept"], data.train, local_step, row["theta"]
+            models, optimizer, losses, theta = problem.descend_model(
+                context, models, row.optimizer, data.train, local_step, row.theta
             )
-            return models, {"kept": kept, "theta": theta}, losses
+            return models, Row(theta, optimizer), losses
 
-        def rows(key, models, clients):
-            num = tree.num_rows(clients)
-            return {"kept": problem.optimizer_rows(models, num), "theta": tree.repeat(models, num)}
-
-        def adapt(key, state, clients):
-            personal = lambda _, w, data: moreau(w, lambda theta, _: solver.loss_and_gradient(theta, data.train))[0]
-            return Predictor.own(problem.personalize(key, state.models, clients, personal))
+        def adapt(context, models, data):
+            gradient = lambda theta, _: solver.loss_and_gradient(theta, data.train)
+            return Prediction(tree.stack_one(moreau(tree.first(models), gradient)[0]))
 
         return averaging(
             problem,
             train=train,
-            rows=rows,
+            row=lambda key, client, models: Row(tree.first(models), problem.kept_optimizers(models)),
             server=optax.sgd(self.beta),
-            predictor=lambda key, state, clients: Predictor.own(state.clients["theta"]),
+            predict=lambda context, models, row, data: Prediction(tree.stack_one(row.theta)),
             adapt=adapt,
             ledger=Ledger(gradients=self.steps),
             report=Report(scored="each client's theta"),

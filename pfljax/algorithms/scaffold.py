@@ -15,16 +15,31 @@ plain SGD and is defined for any optimizer.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import aggregation
+from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, ClientOutput, Ledger, Predictor, State
+from pfljax.contract.types import Algorithm, Array, ClientOutput, Ledger, Params, PyTree
 from pfljax.local.problem import Problem
+
+
+class Server(NamedTuple):
+    """c, and the weight () of all clients together."""
+
+    control: Params
+    total: Array
+
+
+class Row(NamedTuple):
+    """The client's c_k, and its optimizer, if it is kept."""
+
+    control: Params
+    optimizer: PyTree
 
 
 @method(keeps="its control variate", travels="the global model and control variate, both ways")
@@ -44,17 +59,22 @@ class Scaffold:
         weigh = lambda size: aggregation.weight_of(size, self.mean)
         of_batch = jax.value_and_grad(lambda params, batch: problem.solver.mean_loss(params, batch))
 
-        def init(key, clients):
-            x = problem.init_models(key, 1)
-            zeros = jax.tree.map(jnp.zeros_like, x)
-            num = tree.num_rows(clients)
-            rows = {"control": tree.repeat(zeros, num), "optimizer": problem.optimizer_rows(x, num)}
-            total = jnp.maximum(weigh(clients.train.size).sum(), 1)
-            return State(total, {"model": x, "control": zeros}, (), rows)
+        zeros = lambda models: jax.tree.map(jnp.zeros_like, tree.first(models))
+        ledger = Ledger(
+            gradients=1,
+            passes=1 + problem.passes(1) if first else 1,
+            unaccounted="the full-data gradients, which are sent without noise" if first else "",
+        )
+        row = lambda key, client, models: Row(zeros(models), problem.kept_optimizers(models))
+        base = averaging(problem, row=row, ledger=ledger)
+
+        def start(key, clients):
+            begun, total = base.start(key, clients), jnp.maximum(weigh(clients.train.size).sum(), 1)
+            return begun._replace(server=Server(zeros(begun.models), total))
 
         def client_update(context, models, row, data):
-            c = tree.first(models["control"])
-            correction = tree.scale(tree.subtract(c, row["control"]), self.correction)
+            c = context.server.control
+            correction = tree.scale(tree.subtract(c, row.control), self.correction)
 
             def corrected(y, memory, batch):
                 total, steps = memory
@@ -63,32 +83,20 @@ class Scaffold:
 
             memory = jax.tree.map(jnp.zeros_like, c), jnp.zeros(())
             y, optimizer, losses, (total, steps) = problem.descend_model(
-                context, models["model"], row["optimizer"], data.train, corrected, memory
+                context, models, row.optimizer, data.train, corrected, memory
             )
             new = tree.scale(total, 1 / jnp.maximum(steps, 1))
             if first:
-                _, new = problem.solver.loss_and_gradient(tree.first(models["model"]), data.train)
-            control = jax.tree.map(lambda new, old: jnp.where(steps > 0, new, old), new, row["control"])
+                _, new = problem.solver.loss_and_gradient(tree.first(models), data.train)
+            control = jax.tree.map(lambda new, old: jnp.where(steps > 0, new, old), new, row.control)
             upload, sent = aggregation.weighted(y, weigh(data.train.size))
-            upload["control"] = tree.scale(tree.stack_one(tree.subtract(control, row["control"])), upload["weight"])
-            return ClientOutput({"control": control, "optimizer": optimizer}, upload, {"loss": losses[0]}, sent)
+            upload["control"] = tree.scale(tree.stack_one(tree.subtract(control, row.control)), upload["weight"])
+            return ClientOutput(Row(control, optimizer), upload, {"loss": losses[0]}, sent)
 
         def server_update(key, state, aggregate):
-            x, c = state.models["model"], state.models["control"]
+            x, (c, total) = state.models, state.server
             step = tree.subtract(aggregation.average(x, aggregate), x)
-            c = tree.add(c, tree.scale(aggregate.upload["control"], 1 / state.server))
-            return state._replace(models={"model": tree.add(x, tree.scale(step, self.rate)), "control": c}), {}
+            c = tree.add(c, tree.scale(tree.first(aggregate.upload["control"]), 1 / total))
+            return state._replace(models=tree.add(x, tree.scale(step, self.rate)), server=Server(c, total)), {}
 
-        return Algorithm(
-            init=init,
-            client_update=client_update,
-            server_update=server_update,
-            predictor=lambda key, state, clients: Predictor.one(state.models["model"], tree.num_rows(clients)),
-            topology="shared",
-            averages=lambda models: models["model"],
-            ledger=Ledger(
-                gradients=1,
-                passes=1 + problem.passes(1) if first else 1,
-                unaccounted="the full-data gradients, which are sent without noise" if first else "",
-            ),
-        )
+        return dataclasses.replace(base, start=start, client_update=client_update, server_update=server_update)

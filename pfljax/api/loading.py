@@ -125,7 +125,7 @@ def check_same(config: dict, run: Run) -> None:
     if was != now:
         text = f"are not those of the run (digest {was}, now {now})"
         raise ArgumentError("clients", f"{text}; {recorded.hand_over('clients')}")
-    of_argument = {"model": [fingerprint.MODEL], "method": ["predictor", "collaboration"]}
+    of_argument = {"model": [fingerprint.MODEL], "method": list(fingerprint.PREDICTS)}
     for argument, parts in of_argument.items():
         try:
             now = fingerprint.program(run.experiment, parts)

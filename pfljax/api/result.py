@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pfljax import report
 from pfljax.api import frames
-from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import checked
-from pfljax.contract.types import Predictor, State
+from pfljax.contract.types import State
 from pfljax.evaluation import metrics
-from pfljax.exchange.views import view
 from pfljax.folder import files
 from pfljax.stores.experiment import Experiment
 from pfljax.training.loop import Outcome
@@ -150,11 +147,6 @@ class Result:
         """
         return self._outcome.whole_state()
 
-    @functools.cached_property
-    def predictor(self) -> Predictor:
-        """The predictor that was scored."""
-        return self._outcome.predictor()
-
     def predict(self, x: Any, client: int) -> np.ndarray:
         """Returns one client's predictions.
 
@@ -167,20 +159,16 @@ class Result:
         """
         self._check_client(client)
         x = self._checked(x)
-        plan, model, predictor = self._outcome.plan, self.experiment.problem.model, self.predictor
-
-        @jax.jit
-        def predict(predictor, x):
-            row = view(predictor.rows, jnp.int32(client))
-            models = tree.take(predictor.models, predictor.index[client])
-            return metrics.predict(plan, model, predictor, models, predictor.weights[client], row, x)
-
-        return np.asarray(predict(predictor, x))
+        return self._predictions(x, [client])[0]
 
     def predictions(self, x: Any) -> np.ndarray:
         """Returns all clients' predictions for the same x (B, *features): (K, B, C), or (K, B) for regression."""
-        x = self._checked(x)
-        return np.asarray(metrics.predictions(self._outcome.plan, self.experiment.problem.model, self.predictor, x))
+        return self._predictions(self._checked(x), range(self.experiment.federation.num_clients))
+
+    def _predictions(self, x: np.ndarray, clients: Sequence[int]) -> np.ndarray:
+        plan, model = self._outcome.plan, self.experiment.problem.model
+        use = lambda algorithm: lambda prediction, _: metrics.predict(plan, model, algorithm, prediction, x)
+        return self._outcome.serve(use, clients)
 
     def export(self, client: int) -> tuple[Any, Any]:
         """Returns the model that one client predicts with, as a Flax module and its variables.
@@ -195,14 +183,15 @@ class Result:
         Raises:
             ArgumentError: if the client predicts with several models, or with more than a model.
         """
-        predictor = self.predictor
         self._check_client(client)
-        weights, index = np.asarray(predictor.weights[client]), np.asarray(predictor.index[client])
-        used = np.unique(index[weights > ALONE])
-        if predictor.apply is not None or len(used) != 1:
-            what = "a mixture of several models" if predictor.apply is None else "more than the outputs of one model"
+        as_it_is = lambda algorithm: lambda prediction, _: prediction._replace(inputs=())
+        prediction = jax.tree.map(lambda leaf: leaf[0], self._outcome.serve(as_it_is, [client]))
+        used = np.flatnonzero(prediction.weights > ALONE)
+        applied = self.experiment.algorithm(self._outcome.plan).apply is not None
+        if applied or len(used) != 1:
+            what = "more than the outputs of one model" if applied else "a mixture of several models"
             raise ArgumentError("client", f"predicts with {what}, which is no Flax module; use result.predict", client)
-        params = jax.tree.map(lambda leaf: leaf[used[0]], predictor.models)
+        params = jax.tree.map(lambda leaf: leaf[used[0]], prediction.models)
         return self.experiment.problem.model.network.exported(params)
 
     @checked()

@@ -22,7 +22,7 @@ from pfljax.contract.errors import RunError
 from pfljax.contract.pooled import Pooled
 from pfljax.contract.types import Split
 from pfljax.data import Federation, sources
-from pfljax.exchange import pools
+from pfljax.exchange import lifting, pools
 from pfljax.exchange.plan import ExecutionPlan, Peers, make_plan
 from pfljax.stores import compiled, memory
 from pfljax.stores.experiment import Experiment
@@ -160,7 +160,7 @@ def check_state(experiment: Experiment) -> int:
     """
     plan, clients = experiment.problem.plan, experiment.federation.client_data
     algorithm = experiment.algorithm(plan)
-    state = jax.eval_shape(algorithm.init, jax.random.key(0), clients)
+    state = jax.eval_shape(functools.partial(lifting.init, algorithm, plan), jax.random.key(0), clients)
     copy = 5 * tree.num_bytes(clients) // 4  # includes the test examples that random_pixels generates
     if experiment.client_store == "disk":
         check_fit(copy, memory.host_free(), "clients' data on the host")

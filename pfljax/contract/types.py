@@ -82,8 +82,36 @@ class State(NamedTuple):
     round: Array = np.zeros((), np.int32)  # () int32: number of completed rounds; the engine counts
 
 
+class Start(NamedTuple):
+    """What the server begins with.
+
+    Attributes:
+        server: The server's own state, replicated.
+        models: The models that clients can download, leaves (N, ...); () where these are the clients' own.
+        optimizer: The models' optimizer state, leaves (N, ...).
+    """
+
+    server: PyTree = ()
+    models: Params = ()
+    optimizer: PyTree = ()
+
+
+class First(NamedTuple):
+    """What a client begins with.
+
+    Attributes:
+        row: What it keeps.
+        model: Its own model, which others may download; () under "shared".
+        optimizer: That model's optimizer state, where the model's owner takes the steps.
+    """
+
+    row: PyTree = ()
+    model: Params = ()
+    optimizer: PyTree = ()
+
+
 class ClientContext(NamedTuple):
-    """A client's view of the round, besides its models and data.
+    """A client's view of the round, besides its models, its row and its data.
 
     Attributes:
         key: The client's key for this round.
@@ -91,6 +119,7 @@ class ClientContext(NamedTuple):
         step: () int32, number of the exchange within the round (0 unless `Algorithm.exchanges` is more than 1).
         index: (J,) int32, indices of the models that the client received.
         server: `State.server`. Whatever a client reads from it counts as downloaded, except scalars.
+        client: () int32, the client's number.
     """
 
     key: Key
@@ -98,6 +127,35 @@ class ClientContext(NamedTuple):
     step: Array
     index: Array
     server: PyTree = ()
+    client: Array = np.zeros((), np.int32)
+
+
+class Mixture(NamedTuple):
+    """Whose models a client predicts with, and their weights.
+
+    Attributes:
+        index: (J,) int32: clients' numbers, or under "shared" indices into the N models.
+        weights: (J,), on the simplex.
+    """
+
+    index: Array
+    weights: Array
+
+
+class Prediction(NamedTuple):
+    """What a client predicts with: p(y | x) = sum_j weights[j] p(y | x, models[j]), or `Algorithm.apply`.
+
+    Attributes:
+        models: Models of its own, leaves (J, ...); (): the models that it received.
+        weights: (J,), on the simplex; None: those of `Algorithm.whom`, or equal weights for models of its own.
+        index: (J,) int32, places of the models that it uses among those received; None: all of them, in order.
+        inputs: Further inputs of `Algorithm.apply`.
+    """
+
+    models: Params = ()
+    weights: Array | None = None
+    index: Array | None = None
+    inputs: PyTree = ()
 
 
 class ClientOutput(NamedTuple):
@@ -131,41 +189,6 @@ class Aggregate(NamedTuple):
     report: PyTree  # leaves (S, ...)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Predictor:
-    """The clients' predictors: p_k(y | x) = sum_j weights[k, j] p(y | x, models[index[k, j]]).
-
-    Attributes:
-        models: Leaves (N, ...).
-        index: (K, J) int32 into models.
-        weights: (K, J), each row on the simplex.
-        topology: Relation of models and clients (see `Algorithm`); under "own" a client may have J models, N = K J,
-            starting at row k J for client k.
-        rows: Further inputs of each client's `apply`, leaves (K, ...).
-        apply: (received models (J, ...), the client's row, x (B, *features)) -> predictions (B, C), for predictions
-            that are not a mixture of the models' predictions; None: the mixture above.
-    """
-
-    models: Params
-    index: Array
-    weights: Array
-    topology: Topology = dataclasses.field(metadata={"static": True})
-    rows: PyTree = ()
-    apply: Callable[[Params, PyTree, Array], Array] | None = dataclasses.field(default=None, metadata={"static": True})
-
-    @classmethod
-    def own(cls, models: Params) -> Predictor:
-        """Client k predicts with model k of a stack of K models."""
-        num = jax.tree.leaves(models)[0].shape[0]
-        return cls(models, jnp.arange(num, dtype=jnp.int32)[:, None], jnp.ones((num, 1)), "own")
-
-    @classmethod
-    def one(cls, models: Params, num: int) -> Predictor:
-        """All `num` clients predict with the only model of a stack (1, ...)."""
-        return cls(models, jnp.zeros((num, 1), jnp.int32), jnp.ones((num, 1)), "shared")
-
-
 @dataclasses.dataclass(frozen=True)
 class Ledger:
     """What a round reveals about a client's examples, for differential-privacy accounting.
@@ -195,15 +218,15 @@ class Report:
     Attributes:
         scored: The model that the evaluation scores, in words; "": by topology.
         facts: Further entries, by name.
-        collaboration: State -> arrays for collaboration.npz: "index" and "weights" (K, J), instead of the predictor's,
-            if a client uses other clients' models outside its predictions; "affinity" (K, K); and any others that the
-            method defines. None: the predictor's index and weights.
-        topology: Topology of what `collaboration` returns; None: the predictor's.
+        collaboration: (context, row) -> a client's arrays for collaboration.npz: "index" and "weights" (J,), instead of
+            those of its prediction, if it uses other clients' models elsewhere; "affinity" (K,); and any others that
+            the method defines. None: the prediction's index and weights.
+        topology: Topology of what `collaboration` returns; None: the prediction's.
     """
 
     scored: str = ""
     facts: tuple[tuple[str, str | float], ...] = ()
-    collaboration: Callable[[State], Mapping[str, Array]] | None = None
+    collaboration: Callable[[ClientContext, PyTree], Mapping[str, Array]] | None = None
     topology: Topology | None = None
 
 
@@ -223,7 +246,6 @@ class Traffic(NamedTuple):
     server: float
 
 
-BY_DEFAULT: Any = None  # replaced by `Algorithm`
 SCORED = {
     "own": "each client's own model",
     "shared": "the global model",
@@ -234,28 +256,38 @@ SCORED = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """A method: pure functions that the engine composes into a round (download, exchange, update).
+    """A method: pure functions of one client or of the server. The engine maps them over clients.
 
     Attributes:
-        init: (key, clients) -> State, from the stacked ClientData of all K clients.
-        client_update: (context, models, row, data) -> ClientOutput, for one client: its J received models, its row and
-            its data. Arrays in the data are read by indexing (`x[...]` reads everything).
+        start: (key, clients) -> Start: what the server begins with. `clients` is the stacked ClientData of all K
+            clients, of which a server may know sizes; default: nothing.
+        first_row: (key, client, start) -> First: what a client begins with. It depends on nothing else, so that a row
+            is made when a client first takes part. `client` () int32 is its number, and the key is the same for all;
+            None: nothing.
+        download: (context, row, cohort) -> (J,) int32: the models that a client receives in a round; the first one is
+            its own if it has one. Client ids if N = K, otherwise indices into the N models. None: its own model
+            under "own", all N models under "shared"; required under "peers" and "push".
+        client_update: (context, models, row, data) -> ClientOutput: a client's work on its J received models. Arrays
+            in the data are read by indexing (`x[...]` reads everything).
         server_update: (key, state, aggregate) -> (State, Metrics): updates the owners and the server.
-        predictor: (key, state, clients) -> Predictor; may train locally but never changes the state.
+        whom: (context, row, size) -> Mixture: whose models a client predicts with; `size` is n_k. None: its own model,
+            or under "shared" all N models, equally.
+        predict: (context, models, row, data) -> Prediction: what a client makes of these models (J, ...) before it
+            predicts; may train, but never changes the row. None: it mixes their predictions with the weights of `whom`.
+        apply: (models (J, ...), inputs, x (B, *features)) -> predictions (B, C), for predictions that are no mixture of
+            the models' predictions, with the `inputs` of a Prediction; None: the mixture.
+        adapt: (context, models, data) -> Prediction of a client unseen in training. `models` are all N models, or ()
+            under "own"; an index refers to them. None: `whom` and `predict`, with an empty row.
         topology: "own": N = K, a model never leaves its client (J = 1); "shared": N models on a server, which all
             clients may receive; "peers": N = K, clients receive each other's models; "push": N = K, each client sends
             one upload to all clients in its index and receives only what others send.
         ledger: What local training reveals about a client's examples; required, since a private run's epsilon depends
             on it.
-        download: (key, state, cohort) -> (S, J) int32: the models that each client of the cohort receives; column 0 is
-            the client's own model if it has one. Client ids if N = K, otherwise indices into the N models. None: the
-            client's own model under "own", all N models under "shared"; required under "peers" and "push".
-        adapt: (key, state, clients) -> Predictor for clients unseen in training; None: `predictor`.
         sample: (key, state, clients) -> (S,) int32, the ids of the round's cohort, ascending and distinct; None:
             uniform without replacement.
-        fine_tune: (key, predictor, clients) -> Predictor: applied to the predictor before evaluation, once the models
-            in its index are available; None: nothing. The general fine-tuning follows it.
-        fine_tuned: Number of epochs, at least 1 -> the algorithm whose `predictor` and `adapt` fine-tune for that long
+        tune: (context, prediction, data) -> Prediction: applied to what `predict` or `adapt` returned, with its models
+            and weights filled in; None: nothing.
+        fine_tuned: Number of epochs, at least 1 -> the algorithm whose `predict` and `adapt` fine-tune for that long
             in a way specific to the method; None: the general fine-tuning, which trains whatever a client predicts
             with.
         exchanges: Number of times that a round repeats exchange and server update on the same download.
@@ -267,16 +299,19 @@ class Algorithm:
         traffic: Traffic counted by the engine -> traffic actually sent (compression); None: as counted.
     """
 
-    init: Callable[[Key, ClientData], State]
     client_update: Callable[[ClientContext, Params, PyTree, ClientData], ClientOutput]
     server_update: Callable[[Key, State, Aggregate], tuple[State, Metrics]]
-    predictor: Callable[[Key, State, ClientData], Predictor]
     topology: Topology
     ledger: Ledger
-    download: Callable[[Key, State, Cohort], Array] = BY_DEFAULT
-    adapt: Callable[[Key, State, ClientData], Predictor] = BY_DEFAULT
+    start: Callable[[Key, ClientData], Start] = lambda key, clients: Start()
+    first_row: Callable[[Key, Array, Start], First] = lambda key, client, start: First()
+    download: Callable[[ClientContext, PyTree, Cohort], Array] | None = None
+    whom: Callable[[ClientContext, PyTree, Array], Mixture] | None = None
+    predict: Callable[[ClientContext, Params, PyTree, ClientData], Prediction] | None = None
+    apply: Callable[[Params, PyTree, Array], Array] | None = None
+    adapt: Callable[[ClientContext, Params, ClientData], Prediction] | None = None
     sample: Callable[[Key, State, ClientData], Array] | None = None
-    fine_tune: Callable[[Key, Predictor, ClientData], Predictor] | None = None
+    tune: Callable[[ClientContext, Prediction, ClientData], Prediction] | None = None
     fine_tuned: Callable[[int], Algorithm] | None = None
     exchanges: int = 1
     report: Report = Report()
@@ -293,16 +328,6 @@ class Algorithm:
         if not isinstance(self.ledger, Ledger):
             text = "accepted: a Ledger, which says how many gradients are computed per mini-batch"
             raise ArgumentError("ledger", text, self.ledger)
-        defaults = {"download": self._download, "adapt": self.predictor}
-        for name, default in defaults.items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, default)
         if not self.report.scored:
             report = dataclasses.replace(self.report, scored=SCORED[self.topology])
             object.__setattr__(self, "report", report)
-
-    def _download(self, key: Key, state: State, cohort: Cohort) -> Array:
-        if self.topology == "own":
-            return cohort.ids[:, None]
-        num = jax.tree.leaves(state.models)[0].shape[0]
-        return jnp.broadcast_to(jnp.arange(num, dtype=jnp.int32), (cohort.ids.shape[0], num))

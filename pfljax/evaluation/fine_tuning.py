@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.contract import tree
-from pfljax.contract.types import Algorithm, Array, ClientData, ClientOutput, Key, Predictor, PyTree
+from pfljax.contract.types import Algorithm, ClientContext, ClientData, Prediction
 from pfljax.evaluation.metrics import losses, predict
 from pfljax.local.problem import Problem
 from pfljax.local.solver import Solver
@@ -26,8 +26,8 @@ MOST = 16
 def fine_tuned(problem: Problem, algorithm: Algorithm, epochs: int) -> Algorithm:
     """The algorithm evaluated after `epochs` epochs of local training; its state does not change.
 
-    A method's own fine-tuning replaces the general one. The general one runs after `Algorithm.fine_tune` and starts
-    with a fresh optimizer and the initial learning rate, whatever the schedule.
+    A method's own fine-tuning replaces the general one, which starts with a fresh optimizer and the initial learning
+    rate, whatever the schedule.
 
     Args:
         problem: The problem of the algorithm.
@@ -36,12 +36,7 @@ def fine_tuned(problem: Problem, algorithm: Algorithm, epochs: int) -> Algorithm
     """
     if not epochs:
         return algorithm
-    before, train = algorithm.fine_tune, in_general(problem, epochs)
-
-    def both(key, predictor, clients):
-        return train(key, before(key, predictor, clients) if before else predictor, clients)
-
-    general = dataclasses.replace(algorithm, fine_tune=both)
+    general = dataclasses.replace(algorithm, tune=in_general(problem, algorithm, epochs))
     tuned = algorithm.fine_tuned(epochs) if algorithm.fine_tuned else general
     scored = f"{algorithm.report.scored}, fine-tuned by each client on its training data"
     return dataclasses.replace(
@@ -51,55 +46,38 @@ def fine_tuned(problem: Problem, algorithm: Algorithm, epochs: int) -> Algorithm
     )
 
 
-def in_general(problem: Problem, epochs: int) -> Callable[[Key, Predictor, ClientData], Predictor]:
-    """The general fine-tuning: (key, predictor, clients) -> Predictor."""
+def in_general(
+    problem: Problem, algorithm: Algorithm, epochs: int
+) -> Callable[[ClientContext, Prediction, ClientData], Prediction]:
+    """The general fine-tuning, as `Algorithm.tune`."""
 
-    def fine_tune(key, predictor: Predictor, clients: ClientData) -> Predictor:
-        predictor = heaviest(predictor) if predictor.apply is None else predictor
-        num_clients, num = predictor.index.shape
-        single = num == 1 and predictor.apply is None
+    def tune(context: ClientContext, prediction: Prediction, data: ClientData) -> Prediction:
+        prediction = prediction if algorithm.apply else heaviest(prediction)
+        single = algorithm.apply is None and tree.num_rows(prediction.models) == 1
+        solver = problem.solver if single else solver_of(problem, algorithm, prediction)
+        solver = solver._replace(epochs=epochs, steps=0)
+        start = tree.first(prediction.models) if single else prediction.models
+        optimizer = solver.optimizer.init(start)
+        params, _, _ = solver.fit(context.key, start, optimizer, data.train, round_number=jnp.int32(0))
+        return prediction._replace(models=tree.stack_one(params) if single else params)
 
-        def client(models, _, data):
-            number, weights, row, own = data
-            solver = problem.solver if single else solver_of(problem, predictor, weights, row)
-            solver = solver._replace(epochs=epochs, steps=0)
-            start = tree.first(models) if single else models
-            optimizer = solver.optimizer.init(start)
-            client_key = jax.random.fold_in(key, number)
-            params, _, _ = solver.fit(client_key, start, optimizer, own.train, round_number=jnp.int32(0))
-            params = tree.stack_one(params) if single else params
-            return ClientOutput((), params, {}) if predictor.topology == "own" else ClientOutput((), (), params)
-
-        data = (problem.ids(clients), predictor.weights, predictor.rows, clients)
-        topology = predictor.topology
-        _, came = problem.plan.exchange(client, predictor.models, predictor.index, (), data, topology=topology)
-        by_client = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), came.report)
-        models = came.upload if topology == "own" else by_client
-        index = jnp.arange(num_clients * num, dtype=jnp.int32).reshape(num_clients, num)
-        return dataclasses.replace(predictor, models=models, index=index, topology="own")
-
-    return fine_tune
+    return tune
 
 
-def heaviest(predictor: Predictor) -> Predictor:
-    """The predictor with the at most `MOST` heaviest models per client, since fine-tuning copies each."""
-    if predictor.index.shape[1] <= MOST:
-        return predictor
-    weights, places = jax.lax.top_k(predictor.weights, MOST)
-    weights = weights / weights.sum(axis=1, keepdims=True)
-    models, index = predictor.models, jnp.take_along_axis(predictor.index, places, axis=1)
-    if predictor.topology == "own":  # adjacent, as in the index
-        models, index = (
-            tree.take(models, index.reshape(-1)),
-            jnp.arange(index.size, dtype=jnp.int32).reshape(index.shape),
-        )
-    return dataclasses.replace(predictor, models=models, index=index, weights=weights)
+def heaviest(prediction: Prediction) -> Prediction:
+    """The prediction with the at most `MOST` heaviest models, since fine-tuning copies each."""
+    assert prediction.weights is not None
+    if len(prediction.weights) <= MOST:
+        return prediction
+    weights, places = jax.lax.top_k(prediction.weights, MOST)
+    return prediction._replace(models=tree.take(prediction.models, places), weights=weights / weights.sum())
 
 
-def solver_of(problem: Problem, predictor: Predictor, weights: Array, row: PyTree) -> Solver:
-    """The solver for a client's predictor, with parameters (J, ...)."""
+def solver_of(problem: Problem, algorithm: Algorithm, prediction: Prediction) -> Solver:
+    """The solver for what a client predicts with, with parameters (J, ...)."""
 
     def loss(params, x, y, key=None):
-        return losses(problem.model, predict(problem.plan, problem.model, predictor, params, weights, row, x), y)
+        predicted = predict(problem.plan, problem.model, algorithm, prediction._replace(models=params), x)
+        return losses(problem.model, predicted, y)
 
     return problem.solver._replace(loss=loss)

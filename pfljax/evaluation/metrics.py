@@ -1,4 +1,4 @@
-"""Per-client metrics of a `Predictor`, and their summary over clients."""
+"""Metrics of a client's predictions, and their summary over clients."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfljax.contract.types import Array, ClientOutput, Metrics, Params, Predictor, PyTree, Split
+from pfljax.contract.types import Algorithm, Array, Metrics, Params, Prediction, Split
 from pfljax.exchange.plan import ExecutionPlan
-from pfljax.exchange.views import read
 from pfljax.local.batches import sum_over_examples
 from pfljax.models import Model, mean_over_places
 
@@ -22,23 +21,20 @@ def mixture(plan: ExecutionPlan, model: Model, models: Params, weights: Array, x
     return jnp.tensordot(weights, predictions, axes=1)
 
 
-def predict(
-    plan: ExecutionPlan, model: Model, predictor: Predictor, models: Params, weights: Array, row: PyTree, x: Array
-) -> Array:
-    """One client's predictions (B, C) for x (B, *features), by the predictor's `apply` or the mixture of its models.
+def predict(plan: ExecutionPlan, model: Model, algorithm: Algorithm, prediction: Prediction, x: Array) -> Array:
+    """One client's predictions (B, C) for x (B, *features), by `Algorithm.apply` or the mixture of its models.
 
     Args:
         plan: Maps over models.
         model: The clients' network.
-        predictor: The predictor.
-        models: The client's models, leaves (J, ...).
-        weights: The client's weights (J,).
-        row: The client's row of `Predictor.rows`.
+        algorithm: The method.
+        prediction: What the client predicts with, with its models and weights.
         x: The examples.
     """
-    if predictor.apply is None:
-        return mixture(plan, model, models, weights[...], x)
-    return predictor.apply(models, read(row), x)
+    if algorithm.apply is None:
+        assert prediction.weights is not None
+        return mixture(plan, model, prediction.models, prediction.weights, x)
+    return algorithm.apply(prediction.models, prediction.inputs, x)
 
 
 def losses(model: Model, predicted: Array, y: Array) -> Array:
@@ -49,49 +45,24 @@ def losses(model: Model, predicted: Array, y: Array) -> Array:
     return mean_over_places(-jnp.log(jnp.maximum(likelihood, jnp.finfo(jnp.float32).tiny)), y, predicted.shape[-1])
 
 
-def evaluate(plan: ExecutionPlan, model: Model, predictor: Predictor, split: Split) -> Metrics:
-    """Scores every client's predictions on its own examples.
+def evaluate(plan: ExecutionPlan, model: Model, algorithm: Algorithm, prediction: Prediction, split: Split) -> Metrics:
+    """Scores a client's predictions on its own examples.
 
     Returns:
-        "loss" (K,): mean negative log-likelihood in nats, or mean squared error; and, for classification, "accuracy"
-        (K,) in [0, 1]. NaN for a client without examples. A sequence counts with the mean over its positions.
+        "loss" (): mean negative log-likelihood in nats, or mean squared error; and, for classification, "accuracy" ()
+        in [0, 1]. NaN for a client without examples. A sequence counts with the mean over its positions.
     """
 
-    def client(models, _, data):
-        weights, row, split = data
+    def sums(x, y, mask):
+        predicted = predict(plan, model, algorithm, prediction, x)
+        total = {"loss": jnp.where(mask, losses(model, predicted, y), 0).sum()}
+        if model.task == "classification":
+            right = mean_over_places(predicted.argmax(axis=-1) == y, y, predicted.shape[-1])
+            total["accuracy"] = jnp.where(mask, right, 0).sum()
+        return total
 
-        def sums(x, y, mask):
-            predicted = predict(plan, model, predictor, models, weights, row, x)
-            total = {"loss": jnp.where(mask, losses(model, predicted, y), 0).sum()}
-            if model.task == "classification":
-                right = mean_over_places(predicted.argmax(axis=-1) == y, y, predicted.shape[-1])
-                total["accuracy"] = jnp.where(mask, right, 0).sum()
-            return total
-
-        totals = sum_over_examples(sums, split)
-        means = jax.tree.map(lambda t: jnp.where(split.size > 0, t / jnp.maximum(split.size, 1), jnp.nan), totals)
-        return ClientOutput(client=(), upload=(), report=means)
-
-    data = (predictor.weights, predictor.rows, split)
-    return plan.exchange(client, predictor.models, predictor.index, (), data, topology=predictor.topology)[1].report
-
-
-def predictions(plan: ExecutionPlan, model: Model, predictor: Predictor, x: Array) -> PyTree:
-    """All clients' predictions for the same x (B, *features): (K, B, C), or (K, B) for regression."""
-
-    def client(models, _, data):
-        weights, row = data
-        return ClientOutput(client=(), upload=(), report=predict(plan, model, predictor, models, weights, row, x))
-
-    data = (predictor.weights, predictor.rows)
-    return plan.exchange(client, predictor.models, predictor.index, (), data, topology=predictor.topology)[1].report
-
-
-def predict_one(plan: ExecutionPlan, model: Model, predictor: Predictor, client: int, x: Array) -> Array:
-    """One client's predictions for x (B, *features): (B, C), or (B,) for regression."""
-    models = jax.tree.map(lambda leaf: leaf[predictor.index[client]], predictor.models)
-    weights, row = jax.tree.map(lambda leaf: leaf[client], (predictor.weights, predictor.rows))
-    return predict(plan, model, predictor, models, weights, row, x)
+    totals = sum_over_examples(sums, split)
+    return jax.tree.map(lambda t: jnp.where(split.size > 0, t / jnp.maximum(split.size, 1), jnp.nan), totals)
 
 
 def summarize(values: dict[str, np.ndarray], sizes: Array) -> dict[str, float]:

@@ -28,7 +28,7 @@ from pfljax.exchange.exchange import Clients, Exchange, in_chunks, on_this_devic
 from pfljax.exchange.layout import lay_out, pad
 from pfljax.exchange.routes import AXIS, Gather, Own, OwnFirst, Push, Ring, Route, Server, is_dense
 
-Plan = Literal["auto", "vmap", "map", "chunk"]
+Plan = Literal["auto", "vmap", "map", "chunk", "python"]
 Peers = Literal["auto", "gather", "ring"]
 GATHERED = 32 << 20  # largest stack in bytes that each CPU device may copy; CPU devices share one memory
 MESSAGE_BYTES = 2 << 20  # bytes of models that travel around the ring at a time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from pfljax.contract.types import (
     State,
     Traffic,
 )
-from pfljax.exchange import traffic
+from pfljax.exchange import lifting, traffic
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.views import view
 
@@ -101,74 +101,6 @@ def participations(key: Key, num_clients: int, size: int, rounds: int) -> Array:
     return jax.lax.fori_loop(0, rounds, count, jnp.zeros((num_clients,), jnp.int32))
 
 
-def by_client(algorithm: Algorithm) -> State:
-    """A State of bools: which parts of a method's State are rows of clients."""
-    models = algorithm.topology != "shared"  # otherwise models and their optimizers belong to the server
-    parts: dict[str, Any] = {"server": False, "models": models, "optimizer": models, "clients": True, "round": False}
-    return State(**parts)
-
-
-def split_state(algorithm: Algorithm, state: State) -> tuple[State, State]:
-    """(the clients' rows, the rest): two States, each with () for the parts of the other."""
-
-    def pick(wanted: bool) -> State:
-        parts: list[Any] = [
-            part if rows == wanted else () for part, rows in zip(state, by_client(algorithm), strict=True)
-        ]
-        return State(*parts)
-
-    return pick(True), pick(False)
-
-
-def join_state(algorithm: Algorithm, rows: State, rest: State) -> State:
-    """Undoes `split_state`."""
-    parts: list[Any] = [a if of_client else b for a, b, of_client in zip(rows, rest, by_client(algorithm), strict=True)]
-    return State(*parts)
-
-
-def predicts_by_rows(build: Callable[[Array | None], Algorithm], state: State, clients: ClientData) -> bool:
-    """Whether a method's fine-tuned predictor can be computed for some clients from only their rows and data.
-
-    Traces the predictor for fewer clients: it must succeed and return rows for exactly these clients.
-
-    Args:
-        build: Builds the method for some clients (n,), or for all; see `Problem.part`.
-        state: Shapes of its state.
-        clients: Shapes of all K clients' data.
-    """
-    num_clients = tree.num_rows(clients)
-    _describe(build, state, clients, None)  # a failure for all clients is a bug in the method
-    algorithm = build(None)
-    rows, rest = split_state(algorithm, state)
-    for num in {1, num_clients - 1} - {0, num_clients}:
-        part, data = tree.shapes_of_rows((rows, clients), num)
-        ids = jax.ShapeDtypeStruct((num,), jnp.int32)
-        try:
-            predictor, collaboration = _describe(build, join_state(algorithm, part, rest), data, ids)
-        except Exception:  # of any kind: the method does not support fewer clients
-            return False
-        described = jax.tree.leaves((predictor.index, predictor.weights, predictor.rows, collaboration))
-        if any(leaf.shape[:1] != (num,) for leaf in described):
-            return False
-        own = predictor.topology == "own"
-        if own and any(leaf.shape[0] != predictor.index.size for leaf in jax.tree.leaves(predictor.models)):
-            return False
-    return True
-
-
-def _describe(build: Callable[[Array | None], Algorithm], state: State, clients: ClientData, part: Any) -> Any:
-    """Shapes of a method's predictor and of its collaboration report."""
-
-    def predict(key: Key, state: State, clients: ClientData, part: Array | None):
-        algorithm = build(part)
-        predictor, collaboration = algorithm.predictor(key, state, clients), algorithm.report.collaboration
-        if algorithm.fine_tune and predictor.topology != "peers":  # peers' models are fetched before tuning
-            predictor = algorithm.fine_tune(key, predictor, clients)
-        return predictor, collaboration(state) if collaboration else ()
-
-    return jax.eval_shape(predict, jax.random.key(0), state, clients, part)
-
-
 def make_round(
     algorithm: Algorithm, plan: ExecutionPlan, num_clients: int, cohort_size: int
 ) -> Callable[[Key, Array, State, ClientData], tuple[State, Record]]:
@@ -186,11 +118,11 @@ def make_round(
             # On every device. If they were spread, looking up the cohort would need independent collectives; together
             # with those that move rows, they can occupy all of a CPU's few threads and deadlock.
             cohort = Cohort(jax.lax.with_sharding_constraint(cohort.ids, plan.everywhere))
-        all_rows, rest = split_state(algorithm, state)
+        all_rows, rest = lifting.split_state(algorithm, state)
         rows, clients = plan.take_rows((all_rows, clients), cohort.ids)
-        state, record = work(key, number, cohort, join_state(algorithm, rows, rest), clients)
-        rows, rest = split_state(algorithm, state)
-        return join_state(algorithm, plan.put_rows(all_rows, cohort.ids, rows), rest), record
+        state, record = work(key, number, cohort, lifting.join_state(algorithm, rows, rest), clients)
+        rows, rest = lifting.split_state(algorithm, state)
+        return lifting.join_state(algorithm, plan.put_rows(all_rows, cohort.ids, rows), rest), record
 
     return one_round
 
@@ -201,9 +133,8 @@ def make_cohort_round(
     """Like `make_round`, but on the cohort's rows only: (key, round, cohort, state, clients) -> (state, record)."""
 
     def one_round(key: Key, number: Array, cohort: Cohort, state: State, clients: ClientData) -> tuple[State, Record]:
-        assert algorithm.download is not None  # `Algorithm` sets a default by topology
         state = state._replace(round=number)
-        index = algorithm.download(_key(key, DOWNLOAD, number), state, cohort)
+        index = lifting.download(algorithm, plan, _key(key, DOWNLOAD, number), state, cohort)
         position = index if algorithm.topology == "shared" else cohort.position(index)
         playing = _Round(_key(key, WORK, number), number, cohort, index, position, clients)
 
@@ -251,7 +182,7 @@ def _exchange(
     def client(models, row, data, server):
         number, index, client_data = data
         key = jax.random.fold_in(playing.key, number)
-        context = ClientContext(key, playing.number, step, index[...], server)
+        context = ClientContext(key, playing.number, step, index[...], server, number)
         return algorithm.client_update(context, models, row, client_data)
 
     data = (playing.cohort.ids, index, playing.clients)

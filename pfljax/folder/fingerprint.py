@@ -31,14 +31,17 @@ import numpy as np
 from jax.extend import core
 
 from pfljax.contract import tree
-from pfljax.contract.types import Algorithm, Array, Key, Params
+from pfljax.contract.types import Algorithm, Array, Key, Params, Prediction
+from pfljax.evaluation import metrics
+from pfljax.exchange import lifting
 from pfljax.exchange.plan import make_host_plan
 from pfljax.exchange.rounds import make_round
-from pfljax.stores.compiled import tuned
 from pfljax.stores.experiment import Experiment
 
 LIBRARIES = ("pfljax", "jax", "flax", "optax")
-FUNCTIONS = ("init", "download", "sample", "client_update", "server_update", "predictor", "adapt", "fine_tune")
+FUNCTIONS = ("start", "first_row", "download", "sample", "client_update", "server_update", "whom", "predict", "apply")
+FUNCTIONS += ("adapt", "tune")
+PREDICTS = ("whom", "predict", "apply", "tune", "collaboration")
 MODEL, OPTIMIZER, ENGINE = "model", "optimizer", "rounds and evaluation"
 ARRAYS, INPUTS = ": captured arrays", ": inputs"
 PART = re.compile(r"part:(\w+)")
@@ -125,30 +128,37 @@ def parts(experiment: Experiment, within: Sequence[str] = ()) -> Digests:
     optimizer = optimizer._replace(init=in_part(OPTIMIZER, optimizer.init), update=in_part(OPTIMIZER, optimizer.update))
     problem = problem._replace(rounds=1, plan=plan, solver=problem.solver._replace(optimizer=optimizer))
     algorithm = dataclasses.replace(experiment, problem=problem).algorithm(plan)
-    adapts = algorithm.adapt is not algorithm.predictor
-    algorithm = dataclasses.replace(algorithm, **{name: in_part(name, fn) for name, fn in functions(algorithm).items()})
+    report = algorithm.report
+    if report.collaboration:
+        report = dataclasses.replace(report, collaboration=in_part("collaboration", report.collaboration))
+    named = {name: in_part(name, fn) for name, fn in functions(algorithm).items()}
+    algorithm = dataclasses.replace(algorithm, **named, report=report)
     one_round = make_round(algorithm, plan, problem.num_clients, problem.cohort_size)
     key = jax.random.key(0)
     # All clients, of whom each process may have only some, and whose examples may be shared.
     clients = tree.shapes_of_rows(experiment.federation.client_data, problem.num_clients)
-    state = jax.eval_shape(algorithm.init, key, clients)
+    start = jax.eval_shape(algorithm.start, key, clients)
+    state = jax.eval_shape(functools.partial(lifting.init, algorithm, plan), key, clients)
+    ids = jax.ShapeDtypeStruct((problem.num_clients,), jnp.int32)
 
-    def evaluated(predict: Callable) -> Callable:
-        return lambda key, state, clients: tuned(algorithm, key, predict(key, state, clients), clients)
+    def predicted(prediction: Prediction, _: Any) -> Array:
+        return metrics.predict(plan, model, algorithm, prediction, jnp.zeros_like(model.example_input))
 
     def of_model(key: Key, params: Params, x: Array, y: Array) -> tuple:
         return model.init(key), model.predict(params, x), model.loss(params, x, y, key)
 
+    served = functools.partial(lifting.serve, algorithm, plan, predicted)
     labels = jnp.zeros(model.output_shape if model.task == "regression" else model.output_shape[:-1], jnp.int32)
     traced: dict[str, tuple] = {  # apart, so that no part depends on the values of another
-        "init": (algorithm.init, key, clients),
+        "start": (algorithm.start, key, clients),
+        "first_row": (algorithm.first_row, key, np.int32(0), start),
         ENGINE: (one_round, key, np.int32(0), state, clients),
-        "predictor": (evaluated(algorithm.predictor), key, state, clients),
-        "collaboration": (algorithm.report.collaboration or (lambda state: ()), state),
+        "predict": (served, key, state, ids, clients),
         MODEL: (of_model, key, model.network.shapes, model.example_input, labels),
     }
-    if adapts:
-        traced["adapt"] = (evaluated(algorithm.adapt), key, state, clients)
+    if algorithm.adapt:
+        newcomers = functools.partial(lifting.serve_newcomers, algorithm, plan, predicted)
+        traced["adapt"] = (newcomers, key, state, clients, ())
     streams: dict[str, Any] = defaultdict(hashlib.sha256)
     for part, (fn, *args) in traced.items():
         if within and part not in within:

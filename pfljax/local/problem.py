@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Array, ClientContext, ClientData, ClientOutput, Key, Params, Predictor, PyTree, Split
+from pfljax.contract.types import Array, ClientContext, ClientData, ClientOutput, Key, Params, Prediction, PyTree, Split
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.local.batches import Batch
 from pfljax.local.solver import Solver
 from pfljax.models import Model
 
 PHASE = 0xFA5E  # folded into a client's key for a round: the phases of its training
+
+
+class OwnModel(NamedTuple):
+    """A client's own model and its optimizer, which persist over the rounds."""
+
+    model: Params
+    optimizer: PyTree
 
 
 class Problem(NamedTuple):
@@ -36,7 +43,6 @@ class Problem(NamedTuple):
         num_distributions: Number of true distributions in the clients' data, if known; a default for the number of
             clusters or components.
         learning_rate: Initial learning rate of the clients' optimizer, if known; may be traced.
-        part: (n,) int32, the clients whose first rows or predictors are computed, if not for all at once; None: all K.
     """
 
     model: Model
@@ -51,75 +57,56 @@ class Problem(NamedTuple):
     n_min: int | None = None
     num_distributions: int | None = None
     learning_rate: float | None = None
-    part: Array | None = None
 
     @property
     def rounds_of_a_client(self) -> float:
         """Average number of rounds in which a client takes part in a run, at least 1."""
         return max(self.rounds * self.cohort_size / self.num_clients, 1)
 
-    def ids(self, clients: PyTree) -> Array:
-        """(n,) int32 numbers of the stacked clients: all K, or those in `part`.
-
-        A client's row from `Algorithm.init` may depend only on the client's data, its number and the key, so that rows
-        can be created when a client first takes part.
-        """
-        num = tree.num_rows(clients)
-        return jnp.arange(num, dtype=jnp.int32) if self.part is None else jnp.asarray(self.part)
-
-    def rows_of(self, stack: PyTree) -> PyTree:
-        """The rows of the clients in `part`, from a server's stack of all K."""
-        return stack if self.part is None else tree.take(stack, jnp.asarray(self.part))
-
-    def draw(self, key: Key, numbers: Array, fn: Callable[[Key], PyTree]) -> PyTree:
-        """Applies fn to a separate key for each of N numbers (N,), such as client numbers; results are stacked."""
-        return self.plan.over_rows(lambda n: fn(jax.random.fold_in(key, n)), numbers)
-
-    def init_models(self, key: Key, numbers: int | Array, *, common: bool = True) -> Params:
-        """N initial models, stacked.
+    def init_model(self, key: Key, number: Array, *, common: bool = True) -> Params:
+        """Initial model `number`, such as a client's own; depends only on the key and the number.
 
         Args:
-            key: Random key; if models differ, model n depends only on `key` and n.
-            numbers: Numbers of the models, (N,) int32, such as `ids` for clients' own models; an integer N: 0 to N - 1.
+            key: Random key, the same for all models.
+            number: () int32.
             common: Whether all models are equal, if `common_init` leaves it to the method.
 
         Raises:
             ArgumentError: if models must differ but the model is an NNX module, which is itself the initial model.
         """
         common = common if self.common_init is None else self.common_init
-        numbers = jnp.arange(numbers) if isinstance(numbers, int) else numbers
-        if self.model.fixed and not common and numbers.size > 1:
+        if self.model.fixed and not common and self.num_clients > 1:
             text = "is one NNX module, but initial models must differ; accepted: a function of rngs that creates it"
             raise ArgumentError("model", text)
-        numbers = jnp.zeros_like(numbers) if common else numbers
-        return self.plan.over_rows(lambda n: self.model.init(jax.random.fold_in(key, n)), numbers)
+        return self.model.init(jax.random.fold_in(key, jnp.zeros_like(number) if common else number))
+
+    def init_models(self, key: Key, num: int, *, common: bool = True) -> Params:
+        """`num` initial models, stacked, with the numbers 0 to `num` - 1; see `init_model`."""
+        if num == 1:
+            return tree.stack_one(self.model.init(jax.random.fold_in(key, 0)))
+        return self.plan.over_rows(lambda n: self.init_model(key, n, common=common), jnp.arange(num))
 
     def init_optimizers(self, models: Params) -> PyTree:
         """Optimizer state for each of N stacked models."""
         return self.plan.over_rows(self.solver.optimizer.init, models)
 
-    def own_rows(self, key: Key, ids: Array, *, common: bool = True) -> PyTree:
-        """Own models of n clients and their optimizer states, which persist: leaves (n, ...)."""
-        models = self.init_models(key, ids, common=common)
-        return {"model": models, "optimizer": self.init_optimizers(models)}
+    def own_model(self, key: Key, client: Array, *, common: bool = True) -> OwnModel:
+        """A client's own initial model and its optimizer state."""
+        model = self.init_model(key, client, common=common)
+        return OwnModel(model, self.solver.optimizer.init(model))
 
     def fit_own(
         self,
         context: ClientContext,
-        row: PyTree,
+        own: OwnModel,
         split: Split,
         objective: Callable[[Params, Batch], Array] | None = None,
-    ) -> tuple[PyTree, Array]:
-        """Trains a client's own model from `own_rows`; returns its next row and the mean loss."""
+    ) -> tuple[OwnModel, Array]:
+        """Trains a client's own model; returns it and the mean loss."""
         params, optimizer, loss = self.solver.fit(
-            context.key,
-            row["model"],
-            row["optimizer"],
-            split,
-            round_number=context.round,
-            objective=objective,
+            context.key, own.model, own.optimizer, split, round_number=context.round, objective=objective
         )
-        return {"model": params, "optimizer": optimizer}, loss
+        return OwnModel(params, optimizer), loss
 
     def fit_part(
         self,
@@ -158,12 +145,9 @@ class Problem(NamedTuple):
         """Mini-batches in `epochs` epochs as a multiple of the solver's steps, for the largest client."""
         return self.solver.for_epochs(epochs).max_steps(self.n_max) / self.solver.max_steps(self.n_max)
 
-    def optimizer_rows(self, models: Params, num_clients: int) -> PyTree:
-        """The clients' optimizer states for J shared models: leaves (K, J, ...), or () if they are not kept."""
-        if not self.keep_optimizer:
-            return ()
-        start = self.init_optimizers(models)
-        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), start)
+    def kept_optimizers(self, models: Params) -> PyTree:
+        """A client's optimizer states for J shared models (J, ...), before its first round; () if they are not kept."""
+        return self.init_optimizers(models) if self.keep_optimizer else ()
 
     def fit_models(
         self,
@@ -179,7 +163,7 @@ class Problem(NamedTuple):
         Args:
             context: The client's context; its key determines the mini-batches.
             models: Leaves (J, ...).
-            kept: The client's row of `optimizer_rows`.
+            kept: The client's `kept_optimizers`.
             split: The client's training data.
             objective: (params, mini-batch, row of aux) -> the value to minimize; None: the mean loss.
             aux: Further inputs of the objective, leaves (J, ...).
@@ -242,78 +226,34 @@ class Problem(NamedTuple):
         blocks = [block(jnp.arange(start, min(start + size, num_models))) for start in range(0, num_models, size)]
         return jnp.concatenate(blocks, axis=1)
 
-    def newcomers_alone(self, key: Key, clients: ClientData) -> Predictor:
-        """Clients unseen in training train alone, from initial models, for as many rounds as the run has."""
-        init_key, train_key = jax.random.split(key)
-        start = self.init_models(init_key, tree.num_rows(clients))
-        return Predictor.own(self.train_alone(train_key, start, clients, own=True, rounds=self.rounds))
-
-    def personalize(self, key: Key, start: Params, clients: PyTree, fn: Callable[[Key, Params, Any], PyTree]) -> PyTree:
-        """Every client computes fn(its key, model, data) from the only model of a stack (1, ...).
-
-        Args:
-            key: Client k uses fold_in(key, k).
-            start: The model.
-            clients: Stacked ClientData, or a tree with further rows of the clients; `data` is one row of it.
-            fn: The function, which may return a model.
-
-        Returns:
-            The clients' results, stacked (K, ...).
-        """
-        index = jnp.zeros((tree.num_rows(clients), 1), jnp.int32)
-
-        def client(models, _, data):
-            number, shard = data
-            return ClientOutput(
-                (), (), fn(jax.random.fold_in(key, number), jax.tree.map(lambda leaf: leaf[0], models), shard)
-            )
-
-        data = (self.ids(clients), clients)
-        return self.plan.exchange(client, start, index, (), data, topology="shared")[1].report
-
-    def train_alone(
+    def alone(
         self,
-        key: Key,
+        context: ClientContext,
         start: Params,
-        clients: ClientData,
+        data: ClientData,
         *,
-        own: bool,
         rounds: int = 1,
-        objective: Callable[[Params, Batch, Params], Array] | None = None,
+        objective: Callable[[Params, Batch], Array] | None = None,
     ) -> Params:
-        """Every client trains a model for `rounds` rounds on its own data, with a fresh optimizer; stacked (K, ...).
+        """A client trains a model for `rounds` rounds on its own data, with a fresh optimizer.
 
         Args:
-            key: Client k uses fold_in(key, k).
-            start: Initial models: one per client with `own`, otherwise a stack of one model for all clients.
-            clients: Data of K clients, stacked.
-            own: See `start`.
+            context: The client's context; its key determines the mini-batches.
+            start: The initial model.
+            data: The client's data.
             rounds: Number of rounds' worth of local epochs or steps.
-            objective: (params, mini-batch, the client's initial model) -> the value to minimize; None: the mean loss.
+            objective: (params, mini-batch) -> the value to minimize; None: the mean loss.
         """
-        num = tree.num_rows(clients)
 
-        def client(models, _, data):
-            number, shard = data
-            client_key = jax.random.fold_in(key, number)
-            params = first = jax.tree.map(lambda leaf: leaf[0], models)
-            goal = objective
-            descended = goal and (lambda params, batch: goal(params, batch, first))
+        def one_round(number, carry):
+            key = jax.random.fold_in(context.key, number)
+            return self.solver.fit(key, *carry, data.train, round_number=number, objective=objective)[:2]
 
-            def one_round(number, carry):
-                round_key = jax.random.fold_in(client_key, number)
-                params, state = carry
-                trained = self.solver.fit(
-                    round_key, params, state, shard.train, round_number=number, objective=descended
-                )
-                return trained[:2]
+        return jax.lax.fori_loop(0, rounds, one_round, (start, self.solver.optimizer.init(start)))[0]
 
-            carry = (params, self.solver.optimizer.init(params))
-            params, _ = jax.lax.fori_loop(0, rounds, one_round, carry)
-            return ClientOutput((), tree.stack_one(params), {}) if own else ClientOutput((), (), params)
-
-        index = (jnp.arange(num) if own else jnp.zeros((num,), jnp.int32))[:, None]
-        data = (self.ids(clients), clients)
-        topology = "own" if own else "shared"
-        _, returned = self.plan.exchange(client, start, index, (), data, topology=topology)
-        return returned.upload if own else returned.report
+    def newcomer(self, context: ClientContext, models: Params, data: ClientData) -> Prediction:
+        """As `Algorithm.adapt`: a client trains alone, from an initial model, for as many rounds as the run has."""
+        init_key, train_key = jax.random.split(context.key)
+        start = self.model.init(init_key)
+        trained = self.alone(context._replace(key=train_key), start, data, rounds=self.rounds)
+        return Prediction(tree.stack_one(trained))

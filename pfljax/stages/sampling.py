@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Algorithm, Array, ClientData, Key, Predictor, State
+from pfljax.contract.types import Algorithm, Array, ClientData, Key, State
 from pfljax.evaluation import metrics
-from pfljax.exchange.rounds import join_state, predicts_by_rows, split_state
+from pfljax.exchange.lifting import serve_some
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
 
 Sampler = Literal["uniform", "weighted", "power_of_choice"]
-Build = Callable[[Array | None], Algorithm]
 
 
-def with_sampler(problem: Problem, build: Build, sampler: Sampler, candidates: int = 0) -> Algorithm:
+def with_sampler(problem: Problem, algorithm: Algorithm, sampler: Sampler, candidates: int = 0) -> Algorithm:
     """The algorithm with another way to draw a round's cohort.
 
     "weighted" draws S clients without replacement in proportion to n_k. "power_of_choice" draws d candidates this way
@@ -34,14 +31,14 @@ def with_sampler(problem: Problem, build: Build, sampler: Sampler, candidates: i
 
     Args:
         problem: The problem of the algorithm.
-        build: Builds the algorithm for some clients (n,), or for all; see `Problem.part`.
+        algorithm: Any algorithm.
         sampler: The way to draw.
         candidates: d, from S to K; 0: twice S, at most K.
 
     Raises:
         ArgumentError: if d is out of range, or if there is nothing to draw, since every client is in every round.
     """
-    algorithm, num, size = build(None), problem.num_clients, problem.cohort_size
+    num, size = problem.num_clients, problem.cohort_size
     if sampler == "uniform":
         return algorithm
     if size == num:
@@ -56,7 +53,7 @@ def with_sampler(problem: Problem, build: Build, sampler: Sampler, candidates: i
         if sampler == "weighted":
             return by_size(draw_key, clients.train.size, size)
         ids = by_size(draw_key, clients.train.size, drawn)
-        losses = losses_of(problem, build, predict_key, state, clients, ids)
+        losses = losses_of(problem, algorithm, predict_key, state, clients, ids)
         worst = jax.lax.top_k(jnp.nan_to_num(losses, nan=-jnp.inf, posinf=jnp.inf), size)[1]
         return jnp.sort(ids[worst])
 
@@ -73,25 +70,8 @@ def by_size(key: Key, sizes: Array, num: int) -> Array:
     return jnp.sort(jax.lax.top_k(scores, num)[1]).astype(jnp.int32)
 
 
-def losses_of(problem: Problem, build: Build, key: Key, state: State, clients: ClientData, ids: Array) -> Array:
-    """(n,) mean training losses of clients `ids` with their own predictors; NaN without examples."""
-    algorithm, plan = build(None), problem.plan
-    rows, rest = split_state(algorithm, state)
-    part, data = plan.take_rows((rows, clients), ids)
-    if predicts_by_rows(build, state, clients):
-        predictor = build(ids).predictor(key, join_state(algorithm, part, rest), data)
-        if predictor.topology == "peers":  # its index refers to clients, and only some of their models are available
-            predictor = dataclasses.replace(predictor, models=state.models)
-    else:
-        predictor = rows_of(algorithm.predictor(key, state, clients), ids)
-    return metrics.evaluate(plan, problem.model, predictor, data.train)["loss"]
-
-
-def rows_of(predictor: Predictor, ids: Array) -> Predictor:
-    """The predictor of clients `ids`."""
-    index, weights, rows = tree.take((predictor.index, predictor.weights, predictor.rows), ids)
-    models, topology = predictor.models, predictor.topology
-    if topology == "own":  # J adjacent models per client
-        models = tree.take(models, index.reshape(-1))
-        index = jnp.arange(index.size, dtype=jnp.int32).reshape(index.shape)
-    return dataclasses.replace(predictor, models=models, index=index, weights=weights, rows=rows)
+def losses_of(problem: Problem, algorithm: Algorithm, key: Key, state: State, clients: ClientData, ids: Array) -> Array:
+    """(n,) mean training losses of what clients `ids` predict with; NaN without examples."""
+    plan = problem.plan
+    use = lambda prediction, train: metrics.evaluate(plan, problem.model, algorithm, prediction, train)["loss"]
+    return serve_some(algorithm, plan, use, key, state, ids, clients, clients.train).found

@@ -6,7 +6,7 @@ from pfljax.contract.fields import knob, settings
 from pfljax.contract.types import Algorithm
 from pfljax.local.problem import Problem
 from pfljax.stages.robust import Aggregator, with_aggregator
-from pfljax.stages.sampling import Build, Sampler, with_sampler
+from pfljax.stages.sampling import Sampler, with_sampler
 
 
 @settings
@@ -29,11 +29,11 @@ class Server:
         0.2, at_least=0, below=0.5, read_with={"aggregator": ("trimmed_mean", "krum")}, flag="aggregator_trim"
     )
 
-    def of(self, problem: Problem, build: Build) -> Algorithm:
-        """The algorithm from `build` (for some clients or for all) with these server options.
+    def of(self, problem: Problem, algorithm: Algorithm) -> Algorithm:
+        """The algorithm with these server options.
 
         Raises:
             ArgumentError: if the algorithm does not support them.
         """
-        served = lambda part: with_aggregator(problem, build(part), self.aggregator, self.trim)
-        return with_sampler(problem, served, self.sampler, self.candidates)
+        aggregated = with_aggregator(problem, algorithm, self.aggregator, self.trim)
+        return with_sampler(problem, aggregated, self.sampler, self.candidates)

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from pfljax.contract.types import Algorithm, ClientData, Key, Predictor, State
+from pfljax.contract.types import Algorithm, ClientData, Key, State
+from pfljax.exchange.lifting import by_client
 from pfljax.exchange.plan import ExecutionPlan
-from pfljax.exchange.rounds import by_client
 from pfljax.stores import memory
 
 
@@ -73,13 +73,3 @@ def shaped(stack: Any, shardings: Any) -> Any:
     """Returns the shapes and dtypes of a tree of arrays, with shardings."""
     make = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
     return jax.tree.map(make, stack, shardings)
-
-
-def tuned(algorithm: Algorithm, key: Key, predictor: Predictor, clients: ClientData) -> Predictor:
-    """Returns the predictor to evaluate: fine-tuned if the algorithm fine-tunes, otherwise unchanged."""
-    return algorithm.fine_tune(jax.random.fold_in(key, 1), predictor, clients) if algorithm.fine_tune else predictor
-
-
-def is_private_mixture(predictor: Predictor) -> bool:
-    """Whether clients mix several models of their own. Weights then refer to the models' positions, 0 to J - 1."""
-    return predictor.topology == "own" and predictor.index.shape[-1] > 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -13,16 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfljax.contract import tree
-from pfljax.contract.types import Algorithm, Array, ClientData, Key, Split, State
-from pfljax.evaluation import metrics as evaluation
+from pfljax.contract.types import Algorithm, Array, ClientData, Key, State
+from pfljax.exchange.in_python import PythonPlan, calling
+from pfljax.exchange.lifting import init as init_state
+from pfljax.exchange.lifting import serve, serve_some
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.pools import place
-from pfljax.exchange.rounds import Record, join_state, make_round, split_state
-from pfljax.models import Model
+from pfljax.exchange.rounds import Record, make_round
 from pfljax.stores import memory
-from pfljax.stores.compiled import Compiled, is_private_mixture, shaped, state_shardings, tuned
+from pfljax.stores.compiled import Compiled, shaped, state_shardings
 from pfljax.stores.experiment import Experiment
 from pfljax.stores.replicates import Replicates
+from pfljax.stores.serving import scores
 
 LARGE = 32 << 20  # bytes; with a model stack this large, a dispatch is one round
 
@@ -62,6 +63,8 @@ def compile_segment(
         length: Maximum number of rounds per dispatch.
         replicates: The runs.
     """
+    if isinstance(plan, PythonPlan):
+        return _in_python(experiment, clients, plan)
     begin = time.perf_counter()
     algorithm, problem = experiment.algorithm(plan), experiment.problem
 
@@ -70,7 +73,7 @@ def compile_segment(
 
     # Jitted, so that the trace for the record's shape is reused in the loop.
     one_round = jax.jit(replicates.lift(experiment, plan, one_round, (0, None, 0, 0)), inline=True)
-    init = replicates.lift(experiment, plan, lambda algorithm, *args: algorithm.init(*args), (0, 0))
+    init = replicates.lift(experiment, plan, lambda algorithm, *args: init_state(algorithm, plan, *args), (0, 0))
     key = jax.random.key(experiment.seed)
     keys = replicates.join([experiment.keys(key, key)] * replicates.num)
     key = replicates.join([key] * replicates.num)
@@ -100,6 +103,27 @@ def compile_segment(
     seconds = time.perf_counter() - begin
     needs = memory.of_compiled(compiled), memory.of_compiled(init)
     return Compiled(algorithm, plan, state, init, dispatch, needs[0], seconds, needs[1])
+
+
+def _in_python(experiment: Experiment, clients: ClientData, plan: PythonPlan) -> Compiled:
+    """Compiles nothing: rounds run in Python, on concrete arrays."""
+    algorithm, problem = experiment.algorithm(plan), experiment.problem
+    one_round = calling(make_round(algorithm, plan, problem.num_clients, problem.cohort_size))
+    init = functools.partial(init_state, algorithm, plan)
+    shape = jax.eval_shape(init, jax.random.key(0), clients)
+
+    def segment(key, start, stop, state, clients):
+        records: list[Record] = []
+        for number in range(int(start), int(stop)):
+            state, record = one_round(key, np.int32(number), state, clients)
+            records.append(record)
+            if record.diverged >= 0:
+                break
+        return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *records), len(records)
+
+    state = shaped(shape, state_shardings(algorithm, plan, shape))
+    nothing = memory.MemoryPlan(0, 0, 0, memory.device_limit())
+    return Compiled(algorithm, plan, state, calling(init), segment, nothing, 0.0)
 
 
 def _apart(state: State) -> tuple[State, Any]:
@@ -146,50 +170,16 @@ def make_evaluation(experiments: Sequence[Experiment], compiled: Compiled, repli
     """Returns a compiled function (key, state, clients, splits) -> (metrics by split and name, who uses whom)."""
     experiment = experiments[0]
     plan, model = compiled.plan, experiment.problem.model
-    if experiment.scored is not None:
-        ids = replicates.join([each.scored for each in experiments], np.stack)
-        part = functools.partial(_score_part, plan, model)
-        part = jax.jit(replicates.lift(experiment, plan, part, (0, 0, 0, 0, 0), part=0), out_shardings=plan.everywhere)
-        return functools.partial(part, ids)
 
-    def score(algorithm: Algorithm, key: Key, state: State, clients: ClientData, splits: dict[str, Split]):
-        predictor = algorithm.predictor(key, state, clients)
-        final = tuned(algorithm, key, predictor, clients)
-        metrics = {name: evaluation.evaluate(plan, model, final, split) for name, split in splits.items()}
-        if algorithm.report.collaboration:
-            return metrics, algorithm.report.collaboration(state)
-        index = predictor.index
-        if is_private_mixture(predictor):
-            index = jnp.broadcast_to(jnp.arange(index.shape[1], dtype=jnp.int32), index.shape)
-        return metrics, {"index": index, "weights": predictor.weights}
+    def score(algorithm: Algorithm, ids: Array | None, key: Key, state: State, clients: ClientData, splits: Any):
+        use = scores(plan, model, algorithm)
+        if ids is not None:
+            return serve_some(algorithm, plan, use, key, state, ids, clients, splits)
+        everyone = jnp.arange(experiment.problem.num_clients, dtype=jnp.int32)
+        return serve(algorithm, plan, use, key, state, everyone, clients, splits)
 
-    return jax.jit(replicates.lift(experiment, plan, score, (0, 0, 0, 0)), out_shardings=plan.everywhere)
-
-
-def _score_part(
-    plan: ExecutionPlan,
-    model: Model,
-    algorithm: Algorithm,
-    ids: Array,
-    key: Key,
-    state: State,
-    clients: ClientData,
-    splits: dict[str, Split],
-):
-    """Like `make_evaluation`'s function, but only for clients `ids` (n,), from their rows and data."""
-    rows, rest = split_state(algorithm, state)
-    rows, clients, splits = plan.take_rows((rows, clients, splits), ids)
-    part = join_state(algorithm, rows, rest)
-    predictor = algorithm.predictor(key, part, clients)
-    index, collaboration = predictor.index, algorithm.report.collaboration
-    if is_private_mixture(predictor):
-        index = jnp.broadcast_to(jnp.arange(index.shape[1], dtype=jnp.int32), index.shape)
-    elif predictor.topology == "own":
-        index = ids[:, None]
-    used = collaboration(part) if collaboration else {"index": index, "weights": predictor.weights}
-    if predictor.topology == "peers":  # each client's collaborators, stacked like models of its own
-        places = jnp.arange(predictor.index.size, dtype=jnp.int32).reshape(predictor.index.shape)
-        models = plan.take_rows(state.models, predictor.index.reshape(-1))
-        predictor = dataclasses.replace(predictor, models=models, index=places, topology="own")
-    final = tuned(algorithm, key, predictor, clients)
-    return {name: evaluation.evaluate(plan, model, final, split) for name, split in splits.items()}, used
+    ids = None if experiment.scored is None else replicates.join([each.scored for each in experiments], np.stack)
+    of_all = replicates.lift(experiment, plan, score, (None if ids is None else 0, 0, 0, 0, 0))
+    if isinstance(plan, PythonPlan):
+        return functools.partial(calling(of_all), ids)
+    return functools.partial(jax.jit(of_all, out_shardings=plan.everywhere), ids)

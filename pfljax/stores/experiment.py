@@ -11,12 +11,14 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob, settings
-from pfljax.contract.types import Algorithm, Array, Key
+from pfljax.contract.types import Algorithm, Key
 from pfljax.data import Federation
 from pfljax.data.sources.source import generator
 from pfljax.evaluation.fine_tuning import fine_tuned
 from pfljax.exchange import cores
+from pfljax.exchange.in_python import PythonPlan
 from pfljax.exchange.plan import ExecutionPlan, Peers, Plan, make_plan
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
@@ -30,7 +32,8 @@ class Execution:
 
     Attributes:
         plan: How a device processes its clients: one after the other ("map"), all at once ("vmap"), or `chunk` at a
-            time ("chunk"). "auto" means map on CPUs and vmap elsewhere.
+            time ("chunk"). "auto" means map on CPUs and vmap elsewhere. "python" compiles nothing and works in plain
+            loops, so that a method can be debugged with `print` and `breakpoint`.
         chunk: Number of clients at a time under "chunk".
         devices: Number of devices to use; 0: all (on a CPU, one per core).
         exchange: How clients' models reach other devices: copied to all devices ("gather"), or passed around the ring
@@ -48,6 +51,10 @@ class Execution:
     def make_plan(self) -> ExecutionPlan:
         """Returns the execution plan on the available devices."""
         cores.warn_once()
+        if self.plan == "python":
+            if self.client_store != "device":
+                raise ArgumentError("client_store", "accepted with plan=python: device", self.client_store)
+            return PythonPlan(make_plan("map", devices=1).mesh, 1)
         return make_plan(self.plan, self.chunk, self.devices, self.exchange)
 
 
@@ -135,13 +142,12 @@ class Experiment:
         fixed = {name: value for name, value in knobs.items() if name not in self.numbers.knobs}
         return type(self.method), fixed, self.server, self.attack
 
-    def algorithm(self, plan: ExecutionPlan, numbers: Numbers = OWN, part: Array | None = None) -> Algorithm:
+    def algorithm(self, plan: ExecutionPlan, numbers: Numbers = OWN) -> Algorithm:
         """Builds the method for this run under an execution plan.
 
         Args:
             plan: How clients are mapped to devices.
             numbers: Numbers that replace the run's own, if given.
-            part: See `Problem`.
         """
         problem, method = self.problem._replace(plan=plan), self.method
         if numbers.learning_rate is not None:
@@ -151,12 +157,8 @@ class Experiment:
         if numbers.knobs:
             method = dataclasses.replace(method, **numbers.knobs)
 
-        def build(part: Array | None) -> Algorithm:
-            of_part = problem._replace(part=part)
-            tuned = fine_tuned(of_part, method.build(of_part), self.fine_tune_epochs)
-            return self.attack.on(of_part, tuned)
-
-        return self.server.of(problem, lambda given: build(part if given is None else given))
+        tuned = fine_tuned(problem, method.build(problem), self.fine_tune_epochs)
+        return self.server.of(problem, self.attack.on(problem, tuned))
 
     def keys(self, key: Key, secret: Key) -> Key:
         """Returns the keys of the rounds: (2,) with private noise, where only the ledger's cohorts use `key`."""

@@ -23,16 +23,17 @@ import numpy as np
 
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Algorithm, ClientData, Cohort, Key, Predictor, Split, State
-from pfljax.evaluation import metrics as evaluation
-from pfljax.exchange import processes
+from pfljax.contract.types import Algorithm, ClientData, Cohort, Key, Start, State
+from pfljax.exchange import lifting, processes
+from pfljax.exchange.lifting import join_state, split_state
 from pfljax.exchange.plan import ExecutionPlan, make_host_plan
 from pfljax.exchange.pools import place
-from pfljax.exchange.rounds import cohort_of, join_state, make_cohort_round, predicts_by_rows, split_state
+from pfljax.exchange.rounds import cohort_of, make_cohort_round
 from pfljax.stores import memory, stacks
-from pfljax.stores.compiled import Compiled, Saving, is_private_mixture, shaped, state_shardings, tuned
-from pfljax.stores.experiment import OWN, Experiment, Numbers
+from pfljax.stores.compiled import Compiled, Saving, shaped, state_shardings
+from pfljax.stores.experiment import Experiment
 from pfljax.stores.replicates import Replicates
+from pfljax.stores.serving import Blocks, scores
 
 BLOCK_BYTES = 64 << 20  # minimum size of a block of clients that is evaluated at once
 
@@ -65,20 +66,9 @@ def restorable(compiled: Compiled, replicates: Replicates) -> State:
 
 def check(experiment: Experiment, algorithm: Algorithm) -> None:
     """Raises `ArgumentError` if this store does not support the run."""
-    clients = experiment.federation.client_data
-    state = jax.eval_shape(algorithm.init, jax.random.key(0), clients)
-    build = lambda part: experiment.algorithm(experiment.problem.plan, part=part)
-    refused = {
-        "methods that predict with all clients' states at once": not predicts_by_rows(build, state, clients),
-        "cohorts that are not drawn uniformly": algorithm.sample is not None,
-    }
-    for what, found in refused.items():
-        if found:
-            raise ArgumentError(
-                "client_store", f"does not support {what}; accepted here: device", experiment.client_store
-            )
-    if experiment.client_store == "disk":
-        check_first_rows(experiment, split_state(algorithm, state)[0], clients)
+    if algorithm.sample is not None:
+        text = "does not support cohorts that are not drawn uniformly; accepted here: device"
+        raise ArgumentError("client_store", text, experiment.client_store)
 
 
 def compile_segment(
@@ -92,8 +82,7 @@ def compile_segment(
     num_clients, size, data = problem.num_clients, problem.cohort_size, replicates.split(clients)
     clients = data[0]
     key = jax.random.key(experiment.seed)
-    shape = jax.eval_shape(algorithm.init, key, clients)
-    rows, rest = split_state(algorithm, shape)
+    rows, rest = split_state(algorithm, jax.eval_shape(_initial(experiment), key, clients))
     state = join_state(algorithm, tree.shapes_of_rows(rows, size), rest)
     shardings = state_shardings(algorithm, plan, state)
     state, cohort = shaped(state, shardings), tree.shapes_of_rows(clients, size)
@@ -151,11 +140,17 @@ def _segment_of_all(
     return replicates.side_by_side([state for state, _, _ in found]), records, count
 
 
+def _initial(experiment: Experiment) -> Callable[[Key, ClientData], State]:
+    """Returns the function that makes the initial state of all clients."""
+    plan = experiment.problem.plan
+    return functools.partial(lifting.init, experiment.algorithm(plan), plan)
+
+
 def _in_memory(experiment: Experiment, replicates: Replicates, rest_at: State) -> Callable[..., State]:
     """Returns (run, key, clients) -> initial state, made on the host, since not all rows may fit on the devices."""
     host = make_host_plan()
     algorithm = experiment.algorithm(host)
-    make = jax.jit(lambda numbers, *args: experiment.algorithm(host, numbers).init(*args))
+    make = jax.jit(lambda numbers, *args: lifting.init(experiment.algorithm(host, numbers), host, *args))
 
     def init(run: int, key: Key, clients: ClientData) -> State:
         with jax.default_device(host.mesh.devices.flat[0]):
@@ -187,7 +182,7 @@ def read_saved(experiment: Experiment, read: Callable[[Any], Any], clients: Clie
     """
     algorithm = experiment.algorithm(experiment.problem.plan)
     key = jax.random.fold_in(jax.random.key(experiment.seed), 0)
-    shape = jax.eval_shape(algorithm.init, key, clients)
+    shape = jax.eval_shape(_initial(experiment), key, clients)
     if experiment.client_store != "disk":
         return read(shape)
     rows, rest = split_state(algorithm, shape)
@@ -217,15 +212,24 @@ def _on_disk(
     host, directories = make_host_plan(), replicates.directories or (experiment.directory,)
     if jax.process_count() > 1 and None in directories:
         raise ArgumentError("client_store", "needs a run folder that all processes can access", "disk")
-    build = functools.partial(experiment.algorithm, host)
-    others = jax.jit(lambda numbers, *args: split_state(algorithm, build(numbers).init(*args))[1])
-    make = jax.jit(functools.partial(_first_rows, experiment))
+    build, device = functools.partial(experiment.algorithm, host), host.mesh.devices.flat[0]
+    begin = jax.jit(lambda numbers, *args: build(numbers).start(*args))
+    rows_of = jax.jit(lambda numbers, *args: jax.tree.leaves(lifting.first_rows(build(numbers), host, *args)))
 
-    def join(run: int, key: Key, clients: ClientData, kept: dict[str, np.ndarray], rest: State) -> State:
-        check_first_rows(experiment, shapes, clients)
-        of_run = functools.partial(make, replicates.numbers_of(run))
-        initial = FirstRows(of_run, key, clients, problem.cohort_size)
-        directory, table = directories[run], stacks.Table(np.array(kept["slots"]), np.array(kept["sums"]), initial)
+    def started(run: int, key: Key, clients: ClientData) -> Start:
+        with jax.default_device(device):
+            return jax.device_get(begin(replicates.numbers_of(run), key, clients))
+
+    def join(run: int, key: Key, start: Start, kept: dict[str, np.ndarray], rest: State) -> State:
+        def first_rows(ids: np.ndarray) -> list[np.ndarray]:
+            blocks, size = [], problem.cohort_size
+            for first in range(0, len(ids), size):  # one size, which compiles once
+                block = np.resize(ids[first : first + size], size).astype(np.int32)
+                with jax.default_device(device):
+                    blocks.append(jax.device_get(rows_of(replicates.numbers_of(run), key, start, block)))
+            return [np.concatenate(leaves)[: len(ids)] for leaves in zip(*blocks, strict=True)]
+
+        directory, table = directories[run], stacks.Table(np.array(kept["slots"]), np.array(kept["sums"]), first_rows)
         if directory is not None:
             files = stacks.open_files(directory, shapes, table, writable)
         else:
@@ -234,17 +238,17 @@ def _on_disk(
         return join_state(algorithm, files, rest)
 
     def init(run: int, key: Key, clients: ClientData) -> State:
-        with jax.default_device(host.mesh.devices.flat[0]):
-            made = jax.device_get(others(replicates.numbers_of(run), key, clients))
-        made = jax.tree.map(lambda leaf, like: _on_devices(leaf, like.sharding), made, rest)
-        return join(run, key, clients, stacks.no_rows(problem.num_clients), made)
+        start = started(run, key, clients)
+        made = State(start.server, start.models, start.optimizer, (), np.zeros((), np.int32))
+        made = jax.tree.map(lambda leaf, like: _on_devices(leaf, like.sharding), split_state(algorithm, made)[1], rest)
+        return join(run, key, start, stacks.no_rows(problem.num_clients), made)
 
     def freeze(state: State) -> dict:
         rows, others = split_state(algorithm, state)
         return {**stacks.flush(rows, problem.num_clients), "rest": others}
 
     def thaw(run: int, key: Key, saved: dict) -> State:
-        return join(run, key, data[run], saved, saved["rest"])
+        return join(run, key, started(run, key, data[run]), saved, saved["rest"])
 
     like = {**stacks.no_rows(problem.num_clients), "rest": rest}
     saved = lambda state: stacks.keep(split_state(algorithm, state)[0])
@@ -254,78 +258,6 @@ def _on_disk(
         return stacks.check_disk(directories, shapes, played)
 
     return init, Saving(like, freeze, thaw, saved, check)
-
-
-class FirstRows:
-    """Computes the rows of clients that have not taken part yet: ids (n,) -> list of arrays (n, ...)."""
-
-    def __init__(self, make: Callable[..., list[jax.Array]], key: Key, clients: ClientData, size: int):
-        """Tests the function on a few clients.
-
-        Args:
-            make: (key, ids (size,), their data) -> their rows.
-            key: Key of the initial state.
-            clients: All clients' data.
-            size: Number of clients whose rows are computed at a time.
-
-        Raises:
-            ArgumentError: if a client's row depends on more than its number, its data and the key.
-        """
-        self.make, self.key, self.clients, self.size = make, key, clients, size
-        self.device = make_host_plan().mesh.devices.flat[0]
-        # Client 0 must have the same row at every position, alone and among others; so must the last client.
-        last = tree.num_rows(clients) - 1
-        first, beside, others = (self(np.resize(ids, self.size)) for ids in ([0], [0, *[last] * self.size], [last]))
-        for a, b, c in zip(first, beside, others, strict=True):
-            expected = np.concatenate([a[:1], np.broadcast_to(c[:1], (self.size - 1, *c.shape[1:]))])
-            same_everywhere = np.array_equal(a, np.broadcast_to(a[:1], a.shape))
-            if not (same_everywhere and np.array_equal(b, expected)):
-                raise depends_on_others()
-
-    def __call__(self, ids: np.ndarray) -> list[np.ndarray]:
-        """Returns the rows, computed in blocks of one size."""
-        blocks = []
-        for start in range(0, len(ids), self.size):
-            block = np.resize(ids[start : start + self.size], self.size).astype(np.int32)
-            with jax.default_device(self.device):
-                blocks.append(jax.device_get(self.make(self.key, block, stacks.read(self.clients, block))))
-        joined = blocks[0] if len(blocks) == 1 else [np.concatenate(leaves) for leaves in zip(*blocks, strict=True)]
-        return [leaf[: len(ids)] for leaf in joined]
-
-
-def _first_rows(
-    experiment: Experiment, numbers: Numbers, key: Key, ids: jax.Array, clients: ClientData
-) -> list[jax.Array]:
-    """Returns the rows that `init` gives to clients `ids` (n,) with the given data: a list of leaves (n, ...)."""
-    algorithm = experiment.algorithm(make_host_plan(), numbers, part=ids)
-    return jax.tree.leaves(split_state(algorithm, algorithm.init(key, clients))[0])
-
-
-def check_first_rows(experiment: Experiment, shapes: State, clients: ClientData) -> None:
-    """Checks by tracing that `init` works for a subset of the clients.
-
-    Args:
-        experiment: The run.
-        shapes: Shapes of all clients' rows.
-        clients: All clients' data, or their shapes.
-
-    Raises:
-        ArgumentError: if it cannot.
-    """
-    size = experiment.problem.cohort_size
-    ids, data = jax.ShapeDtypeStruct((size,), jnp.int32), tree.shapes_of_rows(clients, size)
-    try:
-        made = jax.eval_shape(functools.partial(_first_rows, experiment, OWN), jax.random.key(0), ids, data)
-    except (TypeError, ValueError, IndexError) as error:  # the method does not support fewer clients
-        raise depends_on_others() from error
-    if [leaf.shape for leaf in made] != [(size, *leaf.shape[1:]) for leaf in jax.tree.leaves(shapes)]:
-        raise depends_on_others()
-
-
-def depends_on_others() -> ArgumentError:
-    """Returns the error for a method whose initial rows cannot be computed one by one."""
-    text = "does not support methods whose initial client rows depend on other clients; accepted here: device"
-    return ArgumentError("client_store", text, "disk")
 
 
 class Segment:
@@ -396,94 +328,30 @@ def _placeholder(leaf: Any) -> np.ndarray:
     return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
 
 
-class Evaluation:
-    """Like `device_store.make_evaluation`, but in blocks of clients.
-
-    A block needs no more memory than a cohort or `BLOCK_BYTES`, whichever is larger.
-    """
-
-    def __init__(self, experiment: Experiment, compiled: Compiled):
-        self.algorithm, self.plan = compiled.algorithm, compiled.plan
-        self.build = functools.partial(experiment.algorithm, compiled.plan)
-        self.model = experiment.problem.model
-        self.num_clients = experiment.problem.num_clients
-        self.size = self._block_size(experiment)
-        everywhere = compiled.plan.everywhere
-        self.predict = jax.jit(self._predict, out_shardings=(None, everywhere))
-        self.score = jax.jit(self._score, out_shardings=everywhere)
-
-    def _block_size(self, experiment: Experiment) -> int:
-        clients, devices = experiment.federation.client_data, self.plan.num_devices
-        state = jax.eval_shape(self.algorithm.init, jax.random.key(0), clients)
-        weighed = jax.eval_shape(self.algorithm.predictor, jax.random.key(0), state, clients)
-        of_cohort = each = tree.row_bytes((split_state(self.algorithm, state)[0], clients))
-        if weighed.topology == "peers":  # other clients' models are stored next to each client's
-            each += weighed.index.shape[1] * tree.row_bytes(state.models)
-        size = max(BLOCK_BYTES // each, experiment.problem.cohort_size * of_cohort // each, 1)
-        num_scored = self.num_clients if experiment.scored is None else len(experiment.scored)
-        return min(-(-size // devices) * devices, num_scored)
-
-    def _predict(self, numbers: Numbers, ids: jax.Array, key: Key, rows: State, rest: State, clients: ClientData):
-        algorithm = self.build(numbers, ids)
-        state = join_state(algorithm, rows, rest)
-        predictor = algorithm.predictor(key, state, clients)
-        collaboration = {"index": predictor.index, "weights": predictor.weights}
-        if algorithm.report.collaboration:
-            collaboration = algorithm.report.collaboration(state)
-        others = predictor.topology == "peers"  # models outside this block
-        predictor = dataclasses.replace(predictor, models=()) if others else predictor
-        return predictor, (collaboration, predictor.index)
-
-    def _score(
-        self,
-        numbers: Numbers,
-        ids: jax.Array,
-        key: Key,
-        predictor: Predictor,
-        clients: ClientData,
-        splits: dict[str, Split],
-    ):
-        final = tuned(self.build(numbers, ids), key, predictor, clients)
-        return {name: evaluation.evaluate(self.plan, self.model, final, split) for name, split in splits.items()}
-
-    def __call__(
-        self, numbers: Numbers, scored: np.ndarray | None, key: Key, state: State, clients: ClientData, splits: dict
-    ):
-        """Returns (metrics by split and name, who uses whom) for the scored clients; None: all."""
-        rows, rest = split_state(self.algorithm, state)
-        found, scored = [], np.arange(self.num_clients) if scored is None else scored
-        for start in range(0, len(scored), self.size):
-            ids = scored[np.minimum(np.arange(start, start + self.size), len(scored) - 1)]  # repeats the last client
-            parts = self._of_block(numbers, ids, key, (rows, rest), (clients, splits))
-            real = min(self.size, len(scored) - start)
-            found.append(jax.tree.map(lambda leaf, real=real: leaf[:real], parts))
-        return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
-
-    def _of_block(
-        self, numbers: Numbers, ids: np.ndarray, key: Key, state: tuple[State, State], data: tuple[ClientData, dict]
-    ):
-        there = lambda stack: place(self.plan, stacks.read(stack, ids), self.size)
-        (rows, rest), (clients, splits) = state, map(there, data)
-        predictor, noted = self.predict(numbers, ids, key, there(rows), rest, clients)
-        collaboration, index = jax.device_get(noted)
-        if predictor.topology == "peers":  # each client's collaborators, stacked like models of its own
-            models = place(self.plan, stacks.read(rows.models, index.reshape(-1)), index.size)
-            places = jnp.arange(index.size, dtype=jnp.int32).reshape(index.shape)
-            predictor = dataclasses.replace(predictor, models=models, index=places, topology="own")
-        elif predictor.topology == "own" and not self.algorithm.report.collaboration:
-            private = is_private_mixture(predictor)
-            models = np.arange(predictor.index.shape[1]) if private else ids[:, None]
-            collaboration["index"] = np.broadcast_to(np.int32(models), predictor.index.shape)
-        return jax.device_get(self.score(numbers, ids, key, predictor, clients, splits)), collaboration
+def block_size(experiment: Experiment, plan: ExecutionPlan) -> int:
+    """Number of clients to evaluate at a time: they need no more memory than a cohort, or than `BLOCK_BYTES`."""
+    problem, clients = experiment.problem, experiment.federation.client_data
+    algorithm, key = experiment.algorithm(plan), jax.random.key(0)
+    state = jax.eval_shape(_initial(experiment), key, clients)
+    of_cohort = each = tree.row_bytes((split_state(algorithm, state)[0], clients))
+    if algorithm.topology == "peers":  # other clients' models are stored next to each client's
+        each += len(lifting.shapes(algorithm, plan, key, state, clients)[0].index) * tree.row_bytes(state.models)
+    size = max(BLOCK_BYTES // each, problem.cohort_size * of_cohort // each, 1)
+    num_scored = problem.num_clients if experiment.scored is None else len(experiment.scored)
+    return min(-(-size // plan.num_devices) * plan.num_devices, num_scored)
 
 
 def make_evaluation(experiments: Sequence[Experiment], compiled: Compiled, replicates: Replicates) -> Callable:
     """Returns (key, state, clients, splits) -> (metrics by split and name, who uses whom), one run after the other."""
-    evaluate = Evaluation(experiments[0], compiled)
+    first, plan = experiments[0], compiled.plan
+    use = functools.partial(scores, plan, first.problem.model)
+    evaluate = Blocks(functools.partial(first.algorithm, plan), plan, use, block_size(first, plan))
+    everyone = np.arange(first.problem.num_clients, dtype=np.int32)
+    ids = [everyone if each.scored is None else each.scored for each in experiments]
 
     def of_all(*args):
-        parts = zip(experiments, *(replicates.split(arg) for arg in args), strict=True)
-        found = [evaluate(replicates.numbers_of(run), each.scored, *part) for run, (each, *part) in enumerate(parts)]
+        parts = zip(ids, *(replicates.split(arg) for arg in args), strict=True)
+        found = [evaluate(replicates.numbers_of(run), *part) for run, part in enumerate(parts)]
         return replicates.side_by_side(found)
 
     return of_all

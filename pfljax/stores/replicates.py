@@ -94,7 +94,6 @@ class Replicates:
         plan: ExecutionPlan,
         fn: Callable,
         in_axes: Sequence[int | None],
-        part: int | None = None,
     ) -> Callable:
         """Turns a function of a built method and one run's arrays into a function of all runs' arrays.
 
@@ -103,11 +102,10 @@ class Replicates:
             plan: How clients are mapped to devices.
             fn: (algorithm, *arrays) -> arrays.
             in_axes: For each array, 0 if it is stacked, None if all runs share it.
-            part: Position of the array with the ids (n,) of the stacked clients; see `Problem`. None: all clients.
         """
 
         def one(numbers, *args):
-            return fn(experiment.algorithm(plan, numbers, None if part is None else args[part]), *args)
+            return fn(experiment.algorithm(plan, numbers), *args)
 
         if self.num == 1:
             return functools.partial(one, OWN)

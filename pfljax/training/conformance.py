@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,18 +21,31 @@ from pfljax.contract.types import (
     Aggregate,
     Algorithm,
     Array,
-    ClientContext,
     ClientData,
     ClientOutput,
     Cohort,
+    First,
     Key,
-    Predictor,
+    Mixture,
+    Prediction,
     PyTree,
+    Start,
     State,
+)
+from pfljax.exchange.in_python import PythonPlan
+from pfljax.exchange.lifting import (
+    context_of,
+    download,
+    init,
+    join_state,
+    resolved,
+    serve_newcomers,
+    split_state,
+    whom,
 )
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.pools import place
-from pfljax.exchange.rounds import draw_cohort, join_state, split_state
+from pfljax.exchange.rounds import draw_cohort
 from pfljax.exchange.views import view
 from pfljax.stores import stacks
 from pfljax.stores.experiment import Experiment
@@ -50,7 +64,7 @@ def check(experiment: Experiment) -> None:
     Raises:
         ArgumentError: if one returns something that is not accepted, or raises an error.
     """
-    if not is_built_in(experiment.method):
+    if not is_built_in(experiment.method) and not isinstance(experiment.problem.plan, PythonPlan):
         Contract(experiment, experiment.problem.plan).check_shapes()
 
 
@@ -67,20 +81,26 @@ def check_start(experiment: Experiment, plan: ExecutionPlan, key: Key, state: St
     Raises:
         ArgumentError: if a value is not accepted.
     """
-    if is_built_in(experiment.method):
+    if is_built_in(experiment.method) or isinstance(plan, PythonPlan):  # which shows what is wrong by itself
         return
+    contract = Contract(experiment, plan)
     if experiment.client_store == "device":
-        return Contract(experiment, plan).check_values(key, state, clients)
+        return contract.check_values(key, state, clients)
     num = experiment.problem.cohort_size
     ids = np.linspace(0, experiment.problem.num_clients - 1, num).astype(np.int32)  # the first and the last one, too
-    contract = Contract(experiment, plan, ids)
     rows, rest = split_state(contract.algorithm, state)
     rows, clients = (place(plan, stacks.read(stack, ids), num) for stack in (rows, clients))
-    contract.check_values(key, join_state(contract.algorithm, rows, rest), clients)
+    contract.check_values(key, join_state(contract.algorithm, rows, rest), clients, ids)
 
 
-def check_weights(experiment: Experiment, weights: np.ndarray) -> None:
-    """Checks that the weights (K, J) of a user's method are on the simplex.
+def check_weights(experiment: Experiment, field: str, weights: np.ndarray, ids: np.ndarray | None = None) -> None:
+    """Checks that the weights of a user's method are on the simplex.
+
+    Args:
+        experiment: The run.
+        field: Where they come from.
+        weights: (n, J), of n clients.
+        ids: (n,), these clients' numbers; None: all clients.
 
     Raises:
         ArgumentError: if a client's are not.
@@ -88,9 +108,10 @@ def check_weights(experiment: Experiment, weights: np.ndarray) -> None:
     total, least = weights.sum(axis=1), weights.min(axis=1)
     wrong = ~((least >= 0) & (np.abs(total - 1) <= TOLERANCE))
     if not is_built_in(experiment.method) and wrong.any():
-        client = int(np.argmax(wrong))
-        text = f"the weights of client {client} sum to {total[client]:.4g}, and the smallest is {least[client]:.4g}"
-        raise ArgumentError("predictor", f"{text}; accepted: 0 or more, with sum 1", owner=experiment.name)
+        first = int(np.argmax(wrong))
+        client = first if ids is None else ids[first]
+        text = f"the weights of client {client} sum to {total[first]:.4g}, and the smallest is {least[first]:.4g}"
+        raise ArgumentError(field, f"{text}; accepted: 0 or more, with sum 1", owner=experiment.name)
 
 
 def is_built_in(method: Any) -> bool:
@@ -106,47 +127,56 @@ class Contract:
         algorithm: The built method.
     """
 
-    def __init__(self, experiment: Experiment, plan: ExecutionPlan, part: Array | None = None):
-        """Builds the method; `part` as in `Problem`."""
-        self.experiment, self.problem = experiment, experiment.problem._replace(plan=plan, part=part)
+    def __init__(self, experiment: Experiment, plan: ExecutionPlan):
+        """Builds the method."""
+        self.experiment, self.problem = experiment, experiment.problem._replace(plan=plan)
         self.algorithm: Algorithm = self._call("build", experiment.method.build, self.problem)
         self._instance("build", self.algorithm, Algorithm)
 
     def check_shapes(self) -> None:
         """Traces all functions with the shapes of the federation."""
-        algorithm, num, size = self.algorithm, self.problem.num_clients, self.problem.cohort_size
+        algorithm, problem, key = self.algorithm, self.problem, jax.random.key(0)
         if not isinstance(algorithm.exchanges, int) or algorithm.exchanges < 1:
             raise self._error("exchanges", f"is {algorithm.exchanges}; accepted: whole numbers, 1 or more")
-        clients, key = self.experiment.federation.client_data, jax.random.key(0)
-        state = self._traced("init", key, clients)
-        self._instance("init", state, State)
-        rows, rest = split_state(algorithm, state)
-        self._rows("init", "State", rows, num)
+        clients = self.experiment.federation.client_data
+        start = self._traced("start", key, clients)
+        self._instance("start", start, Start)
+        first = self._traced("first_row", key, jax.ShapeDtypeStruct((), jnp.int32), start)
+        self._instance("first_row", first, First)
+        self._check_owner("start", "Start.models", start.models, "the models that clients can download", "shared")
+        self._check_owner("first_row", "First.model", first.model, "the client's own model", "own", "peers", "push")
+        state = jax.eval_shape(lambda *args: init(algorithm, problem.plan, *args), key, clients)
         if algorithm.sample:
-            self._shape("sample", "the array", self._traced("sample", key, state, clients), (size,), "integer")
-        rows, data = tree.shapes_of_rows((rows, clients), size)
-        self._check_round(key, join_state(algorithm, rows, rest), data)
-        predictor = self._traced("predictor", key, state, clients)
-        self._check_predictor("predictor", predictor, clients)
-        if algorithm.fine_tune:
-            self._check_predictor("fine_tune", self._traced("fine_tune", key, predictor, clients), clients)
-        if self.experiment.unseen:
-            newcomers = self.experiment.unseen.client_data
-            self._check_predictor("adapt", self._traced("adapt", key, state, newcomers), newcomers)
-        if algorithm.report.collaboration:
-            self._check_collaboration(state)
+            found = self._traced("sample", key, state, clients)
+            self._shape("sample", "the array", found, (problem.cohort_size,), "integer")
+        self._check_round(key, state, clients)
+        self._check_predictions(key, state, clients)
 
-    def _check_round(self, key: Key, state: State, data: ClientData) -> None:
-        """Traces a round of a cohort's state and data."""
+    def _check_owner(self, field: str, what: str, models: PyTree, accepted: str, *topologies: str) -> None:
+        """Checks that models are given with these topologies, and with no other."""
+        topology, given = self.algorithm.topology, bool(jax.tree.leaves(models))
+        if given != (topology in topologies):
+            accepted = "()" if given else accepted
+            text = f"{what} is {'given' if given else 'empty'}; accepted with topology={topology!r}: {accepted}"
+            raise self._error(field, text)
+
+    def _check_round(self, key: Key, state: State, clients: ClientData) -> None:
+        """Traces a round."""
         algorithm, size = self.algorithm, self.problem.cohort_size
-        ids = jax.ShapeDtypeStruct((size,), jnp.int32)
-        cohort = Cohort(ids, everyone=size == self.problem.num_clients)  # pyright: ignore[reportArgumentType]
-        index = self._traced("download", key, state, cohort)
-        held = 1 if algorithm.topology == "own" else _width(index)
-        self._shape("download", "the index", index, (size, held), "integer")
+        rows, rest = split_state(algorithm, state)
+        rows, data = tree.shapes_of_rows((rows, clients), size)
+        state, held = join_state(algorithm, rows, rest), 1
+        if algorithm.topology == "shared":
+            held = tree.num_rows(state.models)
+        if algorithm.download and algorithm.topology != "own":
+            ids = jax.ShapeDtypeStruct((size,), jnp.int32)
+            cohort = Cohort(ids, everyone=size == self.problem.num_clients)  # pyright: ignore[reportArgumentType]
+            index = self._of_client("download", key, state, _with_rows((), state.clients), cohort)
+            held = _width(index)
+            self._shape("download", "the index", index, (held,), "integer")
         output = self._check_client(key, state, data, held)
-        aggregate = self._aggregate(state, index, data, output)
-        found = self._traced("server_update", key, state, aggregate)
+        index = jax.ShapeDtypeStruct((size, held), jnp.int32)
+        found = self._traced("server_update", key, state, self._aggregate(state, index, data, output))
         if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], State):
             raise self._error("server_update", f"returned {_kind(found)}; accepted: (State, dict of metrics)")
         self._same("server_update", "State", found[0], state)
@@ -157,21 +187,23 @@ class Contract:
                 raise self._error("server_update", text)
             self._shape("server_update", f"the metric {name}", value, (), "number")
 
+    def _of_client(self, field: str, key: Key, state: State, *args: Any, held: int = 0) -> Any:
+        """Shapes of what a function of (context, *args) returns for one client, which reads its part of the data."""
+        fn, zero = operator.attrgetter(field)(self.algorithm), jnp.zeros((), jnp.int32)
+
+        def one(key, state, args):
+            context = context_of(key, zero, state, jnp.zeros((held,), jnp.int32))
+            return fn(context, *(view(arg, zero) if isinstance(arg, ClientData) else arg for arg in args))
+
+        return self._evaluate(field, one, key, state, args)
+
     def _check_client(self, key: Key, state: State, data: ClientData, held: int) -> ClientOutput:
         """Traces one client's update. Returns the shapes of its output."""
         algorithm, push = self.algorithm, self.algorithm.topology == "push"
-        one = functools.partial(_with_rows, ())
-        received = _with_rows((1,) if push else (held,), state.models)
-        zero = jnp.zeros((), jnp.int32)
-
-        def update(key, models, row, data, index, server):
-            context = ClientContext(key, zero, zero, index, server)
-            return algorithm.client_update(context, models, row, view(data, zero))
-
-        index = jax.ShapeDtypeStruct((held,), jnp.int32)
-        found = self._evaluate("client_update", update, key, received, one(state.clients), data, index, state.server)
+        received, row = _with_rows((1,) if push else (held,), state.models), _with_rows((), state.clients)
+        found = self._of_client("client_update", key, state, received, row, data, held=held)
         self._instance("client_update", found, ClientOutput)
-        self._same("client_update", "client", found.client, one(state.clients))
+        self._same("client_update", "client", found.client, row)
         self._instance("client_update", found.report, Mapping, "report: ")
         self._shape("client_update", "report['loss']", found.report.get("loss"), (), "float")
         sent = held
@@ -195,88 +227,120 @@ class Contract:
         )
         return jax.eval_shape(exchange, state.models, index, state.clients, data)[1]
 
-    def _check_predictor(self, field: str, predictor: Predictor, clients: ClientData) -> None:
-        """Checks the shapes of a predictor of these clients."""
-        self._instance(field, predictor, Predictor)
-        if predictor.topology not in ("own", "shared", "peers"):
-            raise self._error(field, f"topology is {predictor.topology!r}; accepted: 'own', 'shared', 'peers'")
-        num, model = tree.num_rows(clients), self.problem.model
-        held = _width(predictor.weights)
-        self._shape(field, "weights", predictor.weights, (num, held), "float")
-        self._shape(field, "index", predictor.index, (num, held), "integer")
-        self._rows(field, "rows", predictor.rows, num)
-        leaves = jax.tree.leaves(predictor.models)
-        num_models = {"own": num * held, "peers": self.problem.num_clients}.get(predictor.topology)
-        if num_models is None:
-            num_models = (leaves[0].shape or (0,))[0] if leaves else 0
-        self._rows(field, "models", predictor.models, num_models)
+    def _check_predictions(self, key: Key, state: State, clients: ClientData) -> None:
+        """Traces what clients predict with, and what is recorded of it."""
+        algorithm, row = self.algorithm, _with_rows((), state.clients)
+        held = tree.num_rows(state.models) if algorithm.topology == "shared" else 1
+        if algorithm.whom:
+            mixture = self._of_client("whom", key, state, row, jax.ShapeDtypeStruct((), jnp.int32))
+            self._instance("whom", mixture, Mixture)
+            held = _width(mixture.index)
+            self._shape("whom", "index", mixture.index, (held,), "integer")
+            self._shape("whom", "weights", mixture.weights, (held,), "float")
+        received, prediction = _with_rows((held,), state.models), Prediction()
+        if algorithm.predict:
+            prediction = self._of_client("predict", key, state, received, row, clients, held=held)
+        prediction = self._check_prediction("predict", prediction, received, clients)
+        if algorithm.tune:
+            tuned = self._of_client("tune", key, state, prediction, clients, held=held)
+            self._check_prediction("tune", tuned, (), clients)
+        if self.experiment.unseen:
+            self._check_newcomers(key, state, self.experiment.unseen.client_data)
+        if algorithm.report.collaboration:
+            field = "report.collaboration"
+            used = self._of_client(field, key, state, row)
+            self._instance(field, used, Mapping)
+            if taken := ARRAYS & used.keys():
+                raise self._error(field, f"returned {', '.join(sorted(taken))}; accepted: other names of arrays")
+            held = _width(used.get("weights"))
+            self._shape(field, "weights", used.get("weights"), (held,), "float")
+            self._shape(field, "index", used.get("index"), (held,), "integer")
+
+    def _check_newcomers(self, key: Key, state: State, clients: ClientData) -> None:
+        """Traces what clients unseen in training predict with."""
+        algorithm, models = self.algorithm, () if self.algorithm.topology == "own" else state.models
+        if algorithm.adapt:
+            found = self._of_client("adapt", key, state, models, clients)
+        elif algorithm.topology != "shared":
+            text = f"required for unseen clients with topology={algorithm.topology!r}; it says what they predict with"
+            raise self._error("adapt", text)
+        else:  # `whom` and `predict`, with an empty row
+            serve = functools.partial(serve_newcomers, algorithm, self.problem.plan, lambda prediction, _: prediction)
+            found = _with_rows((), self._evaluate("adapt", serve, key, state, clients, ()))
+        self._check_prediction("adapt", found, models, clients)
+
+    def _check_prediction(
+        self, field: str, prediction: Prediction, received: PyTree, clients: ClientData
+    ) -> Prediction:
+        """Checks the shapes of what a client predicts with. Returns them with models and weights."""
+        model, apply = self.problem.model, self.algorithm.apply
+        self._instance(field, prediction, Prediction)
+        if prediction.index is not None:
+            self._shape(field, "index", prediction.index, (_width(prediction.index),), "integer")
+        full = self._evaluate(field, resolved, prediction, received)
+        held = (jax.tree.leaves(full.models) or [full.weights])[0].shape[0]
+        self._shape(field, "weights", full.weights, (held,), "float")
         params = jax.eval_shape(model.init, jax.random.key(0))
-        if predictor.apply is None:
-            expected = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_models, *leaf.shape), leaf.dtype), params)
-            return self._same(field, "models", predictor.models, expected)
+        if apply is None:
+            expected = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((held, *leaf.shape), leaf.dtype), params)
+            self._same(field, "models", full.models, expected)
+            return full
         x = tree.shapes_of_rows(clients.train.x, 1)
         x = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
         like = jax.eval_shape(model.predict, params, x)
-        received, row = _with_rows((held,), predictor.models), _with_rows((), predictor.rows)
-        found = self._evaluate(f"{field}.apply", predictor.apply, received, row, x)
-        self._shape(f"{field}.apply", "the predictions", found, like.shape, "float")
+        found = self._evaluate("apply", apply, full.models, full.inputs, x)
+        self._shape("apply", "the predictions", found, like.shape, "float")
+        return full
 
-    def _check_collaboration(self, state: State) -> None:
-        """Checks the shapes of the arrays for collaboration.npz."""
-        field, num = "report.collaboration", self.problem.num_clients
-        assert self.algorithm.report.collaboration
-        used = self._evaluate(field, self.algorithm.report.collaboration, state)
-        self._instance(field, used, Mapping)
-        if taken := ARRAYS & used.keys():
-            raise self._error(field, f"returned {', '.join(sorted(taken))}; accepted: other names of arrays")
-        held = _width(used.get("weights"))
-        self._shape(field, "weights", used.get("weights"), (num, held), "float")
-        self._shape(field, "index", used.get("index"), (num, held), "integer")
+    def check_values(self, key: Key, state: State, clients: ClientData, ids: Array | None = None) -> None:
+        """Checks cohort, index, weights and models of the initial state.
 
-    def check_values(self, key: Key, state: State, clients: ClientData) -> None:
-        """Checks cohort, index, weights and models of the initial state; rows and data are those of `Problem.part`."""
-        found = jax.jit(self._values, out_shardings=self.problem.plan.everywhere)(key, state, clients)
-        cohort, index, used, weights, num_models, finite = jax.device_get(found)
+        Args:
+            key: The run's key.
+            state: The initial state.
+            clients: The clients' data.
+            ids: The clients whose rows and data are given; None: all.
+        """
+        found = jax.jit(self._values, out_shardings=self.problem.plan.everywhere)(key, state, clients, ids)
+        cohort, index, mixture, num_models, finite = jax.device_get(found)
         if not finite:
-            raise self._error("init", "returned models with values that are not finite")
+            raise self._error("start and first_row", "returned models with values that are not finite")
         num, topology = self.problem.num_clients, self.algorithm.topology
-        ids, counts = np.unique(cohort, return_counts=True)
-        self._check_range("sample", ids, num)
+        found, counts = np.unique(cohort, return_counts=True)
+        self._check_range("sample", found, num)
         if counts.max() > 1:
-            raise self._error("sample", f"returned {ids[counts.argmax()]} more than once; accepted: distinct ids")
+            raise self._error("sample", f"returned {found[counts.argmax()]} more than once; accepted: distinct ids")
         if topology == "shared":
-            self._check_range("download", index, num_models[0])
+            self._check_range("download", index, num_models)
         elif topology != "own":
             others = np.setdiff1d(index, cohort)
             if others.size:
                 raise self._error("download", f"returned index {others[0]}; accepted: the ids of the cohort")
             if topology == "peers" and (index[:, 0] != cohort).any():
                 raise self._error("download", "column 0 of the index is not the client itself; accepted: its own id")
-        self._check_range("predictor", used, num_models[1])
-        check_weights(self.experiment, weights)
+        self._check_range("whom", mixture.index, num_models if topology == "shared" else num)
+        check_weights(self.experiment, "whom", mixture.weights, cohort)
 
-    def _values(self, key: Key, state: State, clients: ClientData):
+    def _values(self, key: Key, state: State, clients: ClientData, ids: Array | None):
         """What `check_values` checks."""
-        algorithm, problem = self.algorithm, self.problem
-        if problem.part is not None:
-            cohort = Cohort(jnp.asarray(problem.part), everyone=len(problem.part) == problem.num_clients)
+        algorithm, problem, plan = self.algorithm, self.problem, self.problem.plan
+        rows, rest = split_state(algorithm, state)
+        if ids is not None:
+            cohort = Cohort(ids, everyone=len(ids) == problem.num_clients)
         elif algorithm.sample:
             cohort = Cohort(jnp.sort(algorithm.sample(key, state, clients)).astype(jnp.int32))
         else:
             cohort = draw_cohort(key, problem.num_clients, problem.cohort_size)
-        rows, rest = split_state(algorithm, state)
-        if problem.part is None and not cohort.everyone:
-            cohort = Cohort(jax.lax.with_sharding_constraint(cohort.ids, problem.plan.everywhere))  # as in a round
-            rows = problem.plan.take_rows(rows, cohort.ids)
-        index = algorithm.download(key, join_state(algorithm, rows, rest), cohort)
-        predictor = algorithm.predictor(key, state, clients)
-        models = [state.models, predictor.models]
-        counts = [tree.num_rows(stack) if jax.tree.leaves(stack) else 1 for stack in models]
-        if predictor.topology == "peers":
-            counts[1] = problem.num_clients
+        if ids is None and not cohort.everyone:
+            cohort = Cohort(jax.lax.with_sharding_constraint(cohort.ids, plan.everywhere))  # as in a round
+            rows, clients = plan.take_rows((rows, clients), cohort.ids)
+        part = join_state(algorithm, rows, rest)
+        index = download(algorithm, plan, key, part, cohort)
+        mixture = whom(algorithm, plan, key, part, cohort.ids, clients.train.size)
+        num_models = tree.num_rows(state.models) if jax.tree.leaves(state.models) else 1
         floats = [leaf for leaf in jax.tree.leaves(state.models) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
         finite = jnp.array([jnp.isfinite(leaf).all() for leaf in floats]).all()
-        return cohort.ids, index, predictor.index, predictor.weights, counts, finite
+        return cohort.ids, index, mixture, num_models, finite
 
     def _check_range(self, field: str, index: np.ndarray, num: int) -> None:
         wrong = index[(index < 0) | (index >= num)]
@@ -340,16 +404,16 @@ def _with_rows(leading: tuple[int, ...], stack: PyTree) -> PyTree:
 
 
 def _width(index: Any) -> Any:
-    """J of an array (n, J), or "J" for anything else."""
-    return index.shape[1] if len(getattr(index, "shape", ())) == 2 else "J"
+    """J of an array (J,), or "J" for anything else."""
+    return index.shape[0] if len(getattr(index, "shape", ())) == 1 else "J"
 
 
 def _form(found: Any) -> str:
     """An array's type and shape, in words."""
-    if found is None:
-        return "missing"
-    return f"{found.dtype}{list(found.shape)}" if hasattr(found, "dtype") else _kind(found)
+    return "missing" if found is None else _kind(found)
 
 
 def _kind(found: Any) -> str:
+    if hasattr(found, "dtype"):
+        return f"{found.dtype}{list(found.shape)}"
     return "None" if found is None else type(found).__name__

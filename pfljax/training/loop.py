@@ -16,20 +16,22 @@ import numpy as np
 
 from pfljax.contract.errors import ArgumentError, OutOfMemory, RunError
 from pfljax.contract.fields import knob
-from pfljax.contract.types import ClientData, Key, Predictor, Split, State
+from pfljax.contract.types import Algorithm, ClientData, Key, Split, State
 from pfljax.evaluation import metrics as evaluation
-from pfljax.exchange import processes
+from pfljax.exchange import lifting, processes
+from pfljax.exchange.lifting import Use
 from pfljax.exchange.plan import ExecutionPlan
-from pfljax.exchange.rounds import Record, predicts_by_rows
+from pfljax.exchange.rounds import Record
 from pfljax.folder import endings, files
 from pfljax.folder.folders import CLIENTS, Folders, Resume
 from pfljax.folder.history import History
 from pfljax.folder.locks import locked
 from pfljax.local.privacy import secret_key
 from pfljax.stores import device_store, host_store, memory, stacks
-from pfljax.stores.compiled import Compiled, is_private_mixture, tuned
-from pfljax.stores.experiment import Experiment
+from pfljax.stores.compiled import Compiled
+from pfljax.stores.experiment import OWN, Experiment
 from pfljax.stores.replicates import ONE, Replicates
+from pfljax.stores.serving import Blocks
 from pfljax.training import conformance, scoring
 from pfljax.training.describe import plan_lines
 from pfljax.training.progress import progress, told
@@ -91,11 +93,19 @@ class Outcome:
             raise self.state
         return stacks.in_memory(self.state)
 
-    def predictor(self) -> Predictor:
-        """Returns the predictor that was scored last."""
-        algorithm = self.experiment.algorithm(self.plan)
-        one = lambda *args: tuned(algorithm, args[0], algorithm.predictor(*args), args[2])
-        return jax.jit(one, out_shardings=self.plan.everywhere)(self.key, self.whole_state(), self.clients)
+    def serve(self, use: Callable[[Algorithm], Use], clients: Sequence[int]) -> Any:
+        """Returns what `use` of the method makes of these clients' predictions that were scored last, stacked."""
+        if isinstance(self.state, OutOfMemory):
+            raise self.state
+        experiment, plan, ids = self.experiment, self.plan, np.asarray(clients, np.int32)
+        build = functools.partial(experiment.algorithm, plan)
+        if experiment.client_store != "device":
+            blocks = Blocks(build, plan, use, experiment.problem.cohort_size)
+            return blocks(OWN, ids, self.key, self.state, self.clients).found
+        algorithm = build()
+        some = functools.partial(lifting.serve_some, algorithm, plan, use(algorithm))
+        served = jax.jit(some, out_shardings=plan.everywhere)(self.key, self.state, ids, self.clients)
+        return jax.device_get(served.found)
 
     def detach(self) -> None:
         """Copies the state to host memory, since the next rounds overwrite it."""
@@ -276,9 +286,10 @@ class Trainer:
         of_first = lambda clients: self.replicates.split(clients)[0]
         apart = self.experiments[0].client_store != "device"
         clients = of_first(self.clients) if apart else jax.eval_shape(of_first, self.clients)
-        predict = lambda key, clients: algorithm.predictor(key, algorithm.init(key, clients), clients)
-        weighed = jax.eval_shape(predict, self.keys[0], clients)
-        return "shared" if is_private_mixture(weighed) else weighed.topology
+        plan, key = self.compiled.plan, self.keys[0]
+        state = jax.eval_shape(functools.partial(lifting.init, algorithm, plan), key, clients)
+        mixture, made = lifting.shapes(algorithm, plan, key, state, clients)
+        return lifting.recorded_topology(algorithm.topology, made, len(mixture.index))
 
     def _joined(self, states: Sequence[Any]) -> State:
         """Returns the state of all runs from the contents of their checkpoints."""
@@ -384,7 +395,8 @@ class Trainer:
                 if not self.keep_going:
                     continue
             elif not self.compiled.algorithm.report.collaboration:
-                conformance.check_weights(each, collaboration["weights"])
+                field = "whom and predict" if self.compiled.algorithm.predict else "whom"
+                conformance.check_weights(each, field, collaboration["weights"], each.scored)
             validated = means.get("validation", {})
             row |= {f"validation_{name}": validated[name] for name in ("loss", "accuracy") if name in validated}
             history.add(row, scores, collaboration)
@@ -454,15 +466,8 @@ def check(experiment: Experiment) -> None:
             that is not accepted, or a store that does not support the method.
     """
     conformance.check(experiment)
-    algorithm, clients = experiment.algorithm(experiment.problem.plan), experiment.federation.client_data
-    if experiment.scored is not None:
-        state = jax.eval_shape(algorithm.init, jax.random.key(0), clients)
-        build = lambda part: experiment.algorithm(experiment.problem.plan, part=part)
-        if not predicts_by_rows(build, state, clients):
-            text = "accepted for this method: 0, since it predicts with all clients' states at once"
-            raise ArgumentError("eval_clients", text, experiment.eval_clients)
     if experiment.client_store != "device":
-        host_store.check(experiment, algorithm)
+        host_store.check(experiment, experiment.algorithm(experiment.problem.plan))
 
 
 def compile_to_fit(experiment: Experiment, clients: ClientData, length: int, replicates: Replicates = ONE) -> Compiled:

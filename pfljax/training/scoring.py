@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
 
 import jax
 import numpy as np
 
 from pfljax import data
-from pfljax.contract.types import Algorithm, ClientData, Key, State
+from pfljax.contract.types import Algorithm, Key, State
 from pfljax.data import Federation
 from pfljax.evaluation import metrics as evaluation
+from pfljax.exchange import lifting
 from pfljax.exchange.pools import place
-from pfljax.exchange.rounds import join_state, participations, split_state
+from pfljax.exchange.rounds import participations
 from pfljax.folder.history import History
 from pfljax.local import privacy
 from pfljax.models import Model
-from pfljax.stores import memory, stacks
-from pfljax.stores.compiled import Compiled, tuned
+from pfljax.stores import memory, serving, stacks
+from pfljax.stores.compiled import Compiled
 from pfljax.stores.experiment import Experiment
 from pfljax.training.describe import mini_batches
 
@@ -53,28 +54,19 @@ def score_unseen(experiment: Experiment, compiled: Compiled, key: Key, state: St
     unseen, plan = experiment.unseen, compiled.plan
     if unseen is None:
         return None
-    algorithm = experiment.algorithm(plan)  # newcomers train for the run's current number of rounds
+    algorithm, model = experiment.algorithm(plan), experiment.problem.model  # for the run's current number of rounds
     there = lambda part: place(plan, part, unseen.num_clients)
-    predict = lambda *args: tuned(algorithm, args[0], algorithm.adapt(*args), args[2])
-    newcomers = there(unseen.client_data)
-    predictor = jax.jit(predict)(key, _read_by(predict, algorithm, key, state, newcomers), newcomers)
-    score = jax.jit(evaluation.evaluate, static_argnums=(0, 1), out_shardings=plan.everywhere)
-    splits = (("train", unseen.train), ("test", unseen.test))
-    model = experiment.problem.model
-    scores = jax.device_get({name: score(plan, model, predictor, there(split)) for name, split in splits})
+    serve = functools.partial(lifting.serve_newcomers, algorithm, plan, serving.scores(plan, model, algorithm))
+    rows, rest = lifting.split_state(algorithm, state)
+    rows = State((), stacks.in_memory(rows.models) if algorithm.topology in ("peers", "push") else (), (), ())
+    splits = {"train": there(unseen.train), "test": there(unseen.test)}
+    found = jax.jit(serve, out_shardings=plan.everywhere)(
+        key, lifting.join_state(algorithm, rows, rest), there(unseen.client_data), splits
+    )
+    scores = jax.device_get(found)
     out = evaluation.summarize(scores["test"], unseen.test.size)
     train = evaluation.summarize(scores["train"], unseen.train.size)
     return out | {f"train_{name}": value for name, value in train.items()} | {"per_client": per_client(unseen, scores)}
-
-
-def _read_by(predict: Callable, algorithm: Algorithm, key: Key, state: State, newcomers: ClientData) -> State:
-    """Returns the parts of a state that the newcomers' predictor reads: without clients' rows if it traces without."""
-    rest = join_state(algorithm, State((), (), (), ()), split_state(algorithm, state)[1])
-    try:
-        jax.eval_shape(predict, key, rest, newcomers)
-    except Exception:  # any error: the method reads rows that are missing
-        return stacks.in_memory(state)
-    return rest
 
 
 def spent(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -> dict | None:

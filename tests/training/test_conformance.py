@@ -22,13 +22,14 @@ K, COHORT = 5, 3
 def peers(problem):
     """A method of which every part can be broken: clients mix their models with their neighbors'."""
 
-    def init(key, clients):
-        num = clients.train.size.shape[0]
-        models = problem.init_models(key, problem.ids(clients), common=True)
-        return pfl.State({"total": jnp.zeros(())}, models, (), {"seen": jnp.zeros((num,), jnp.int32)})
+    def start(key, clients):
+        return pfl.Start({"total": jnp.zeros(())})
 
-    def download(key, state, cohort):
-        return jnp.stack([cohort.ids, jnp.roll(cohort.ids, 1)], axis=1)
+    def first_row(key, client, start):
+        return pfl.First({"seen": jnp.zeros((), jnp.int32)}, problem.init_model(key, client, common=True))
+
+    def download(context, row, cohort):
+        return jnp.stack([context.client, cohort.ids[cohort.position(context.client) - 1]])
 
     def client_update(context, models, row, data):
         mean = jax.tree.map(lambda leaf: (leaf / 2)[:2], models)
@@ -38,12 +39,11 @@ def peers(problem):
         models = jax.tree.map(lambda s: s / aggregate.count.reshape(-1, *[1] * (s.ndim - 1)) * 2, aggregate.upload)
         return state._replace(models=models), {"drift": jnp.ones(())}
 
-    def predictor(key, state, clients):
-        ids = problem.ids(clients)
-        index = jnp.stack([ids, (ids + 1) % problem.num_clients], axis=1)
-        return pfl.Predictor(state.models, index, jnp.full(index.shape, 0.5), "peers")
+    def whom(context, row, size):
+        index = jnp.stack([context.client, (context.client + 1) % problem.num_clients])
+        return pfl.Mixture(index, jnp.full((2,), 0.5))
 
-    functions = {f.__name__: f for f in (init, download, client_update, server_update, predictor)}
+    functions = {f.__name__: f for f in (start, first_row, download, client_update, server_update, whom)}
     return pfl.Algorithm(**functions, topology="peers", ledger=pfl.Ledger(1))
 
 
@@ -56,8 +56,7 @@ def changed(field, **parts):
 
         def new(*args):
             found = old(*args)
-            values = {name: make(getattr(found, name)) for name, make in parts.items()}
-            return found._replace(**values) if hasattr(found, "_replace") else dataclasses.replace(found, **values)
+            return found._replace(**{name: make(getattr(found, name)) for name, make in parts.items()})
 
         return dataclasses.replace(algorithm, **{field: new})
 
@@ -83,8 +82,44 @@ def given(**fields):
     return lambda problem: dataclasses.replace(peers(problem), **fields)
 
 
+def predicts(**parts):
+    """A break of what a client makes of the models that it received."""
+    make = lambda models: pfl.Prediction(**{name: make(models) for name, make in parts.items()})
+    return given(predict=lambda context, models, row, data: make(models))
+
+
+def weights_of(client, weights):
+    """A break: these are one client's weights."""
+
+    def build(problem):
+        algorithm = peers(problem)
+
+        def whom(context, row, size):
+            index, even = algorithm.whom(context, row, size)
+            return pfl.Mixture(index, jnp.where(context.client == client, jnp.array(weights), even))
+
+        return dataclasses.replace(algorithm, whom=whom)
+
+    return build
+
+
+def shared(**fields):
+    """A method with one global model that no client trains."""
+
+    def build(problem):
+        required = {
+            "start": lambda key, clients: pfl.Start((), problem.init_models(key, 1)),
+            "client_update": lambda context, models, row, data: pfl.ClientOutput(row, (), {"loss": jnp.zeros(())}),
+            "server_update": lambda key, state, aggregate: (state, {}),
+        }
+        return pfl.Algorithm(**required | fields, topology="shared", ledger=pfl.Ledger(1))
+
+    return build
+
+
 def without_ledger(problem):
-    return pfl.Algorithm(**{f.name: getattr(peers(problem), f.name) for f in dataclasses.fields(pfl.Algorithm)[:5]})
+    functions = ("client_update", "server_update", "topology", "download")
+    return pfl.Algorithm(**{name: getattr(peers(problem), name) for name in functions})
 
 
 def doubled(leaf):
@@ -98,26 +133,43 @@ def told(problem):
 NOTHING = jnp.zeros(())
 BROKEN = {
     # what is built
-    "build, no algorithm": (lambda problem: {"init": None}, "build: returned dict; accepted: Algorithm"),
+    "build, no algorithm": (lambda problem: {"start": None}, "build: returned dict; accepted: Algorithm"),
     "build, nothing": (lambda problem: None, "build: returned None; accepted: Algorithm"),
     "build, an error": (told, r"build: line \d+ of test_conformance.py raised KeyError: 'momentum'"),
     "no ledger": (without_ledger, "build: line .* missing .* 'ledger'"),
     "ledger": (given(ledger=1), "ledger=1: accepted: a Ledger"),
     "topology": (given(topology="ring"), "topology=ring: accepted: own, shared, peers, push"),
     "exchanges": (given(exchanges=0), "exchanges: is 0; accepted: whole numbers, 1 or more"),
-    # the state
-    "init, no State": (replaced("init", tuple), "init: returned tuple; accepted: State"),
-    "init, a row too few": (
-        changed("init", clients=lambda rows: {"seen": rows["seen"][1:]}),
-        r"init: State.clients\['seen'\] is int32\[4\]; accepted: an axis of length 5 first",
+    # the first state
+    "start, no Start": (replaced("start", tuple), "start: returned tuple; accepted: Start"),
+    "start, models under peers": (
+        changed("start", models=lambda _: jnp.zeros((K, 2))),
+        r"start: Start.models is given; accepted with topology='peers': \(\)",
     ),
-    "init, a model too many": (
-        changed("init", models=lambda models: jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), models)),
-        r"init: State.models.* is float32\[10, .*; accepted: an axis of length 5 first",
+    "start, no models under shared": (
+        shared(start=lambda key, clients: pfl.Start()),
+        "start: Start.models is empty; accepted with topology='shared': the models that clients can download",
     ),
-    "init, not finite": (
-        changed("init", models=lambda models: jax.tree.map(lambda leaf: leaf * jnp.nan, models)),
-        "init: returned models with values that are not finite",
+    "first_row, no First": (replaced("first_row", lambda first: first.row), "first_row: returned dict; .*: First"),
+    "first_row, an array": (
+        replaced("first_row", lambda first: NOTHING),
+        r"first_row: returned float32\[\]; .*: First",
+    ),
+    "first_row, no model": (
+        changed("first_row", model=lambda _: ()),
+        "first_row: First.model is empty; accepted with topology='peers': the client's own model",
+    ),
+    "first_row, a model under shared": (
+        shared(first_row=lambda key, client, start: pfl.First((), start.models)),
+        r"first_row: First.model is given; accepted with topology='shared': \(\)",
+    ),
+    "first_row, a model of other shapes": (
+        changed("first_row", model=lambda model: jax.tree.map(doubled, model)),
+        r"predict: models.* is float32\[2, .*\]; accepted: float32\[2, ",
+    ),
+    "first_row, not finite": (
+        changed("first_row", model=lambda model: jax.tree.map(lambda leaf: leaf * jnp.nan, model)),
+        "start and first_row: returned models with values that are not finite",
     ),
     # the cohort and its models
     "sample, too many": (
@@ -135,17 +187,17 @@ BROKEN = {
     ),
     "download, floats": (
         replaced("download", lambda index: index * 1.0),
-        r"download: the index is float32\[3, 2\]; accepted: integer\[3, 2\]",
+        r"download: the index is float32\[2\]; accepted: integer\[2\]",
     ),
-    "download, a vector": (
-        replaced("download", lambda index: index[:, 0]),
-        r"download: the index is int32\[3\]; accepted: integer\[3, J\]",
+    "download, a scalar": (
+        replaced("download", lambda index: index[0]),
+        r"download: the index is int32\[\]; accepted: integer\[J\]",
     ),
     "download, out of range": (
-        replaced("download", lambda index: index.at[0, 1].set(9)),
+        replaced("download", lambda index: index.at[1].set(9)),
         "download: returned index 9; accepted: the ids of the cohort",
     ),
-    "download, itself not first": (replaced("download", lambda index: index[:, ::-1]), "download: column 0 "),
+    "download, itself not first": (replaced("download", lambda index: index[::-1]), "download: column 0 "),
     # the client
     "client, no ClientOutput": (replaced("client_update", tuple), "client_update: returned tuple; .*ClientOutput"),
     "client, an error": (replaced("client_update", lambda out: out.row), r"client_update: .* AttributeError: .*'row'"),
@@ -218,54 +270,66 @@ BROKEN = {
         r"server_update: the metric drift is float32\[3\]; accepted: number\[\]",
     ),
     # predictions
-    "predictor, none": (replaced("predictor", lambda p: p.models), "predictor: returned dict; accepted: Predictor"),
-    "predictor, push": (
-        changed("predictor", topology=lambda _: "push"),
-        "predictor: topology is 'push'; accepted: 'own', ",
+    "whom, none": (replaced("whom", tuple), "whom: returned tuple; accepted: Mixture"),
+    "whom, an error": (replaced("whom", lambda found: found.models), "whom: .* AttributeError: .*'models'"),
+    "whom, weights of others": (
+        changed("whom", weights=lambda weights: weights[:1]),
+        r"whom: weights is float32\[1\]; accepted: float\[2\]",
     ),
-    "predictor, own": (
-        changed("predictor", topology=lambda _: "own"),
-        r"predictor: models.* is float32\[5, .*; accepted: an axis of length 10 first",
+    "whom, float index": (
+        changed("whom", index=lambda index: index * 1.0),
+        r"whom: index is float32\[2\]; accepted: integer\[2\]",
     ),
-    "predictor, half of the clients": (
-        changed("predictor", weights=lambda weights: weights[:2], index=lambda index: index[:2]),
-        r"predictor: weights is float32\[2, 2\]; accepted: float\[5, 2\]",
+    "whom, index out of range": (
+        changed("whom", index=lambda index: index + K),
+        r"whom: returned index [5-9]; accepted: 0 to 4",
     ),
-    "predictor, float index": (
-        changed("predictor", index=lambda index: index * 1.0),
-        r"predictor: index is float32\[5, 2\]; accepted: integer\[5, 2\]",
+    "whom, weights of sum 2": (
+        changed("whom", weights=lambda weights: 2 * weights),
+        r"whom: the weights of client \d sum to 2, and the smallest is 1; accepted: 0 or more, with sum 1",
     ),
-    "predictor, other models": (
-        changed("predictor", models=lambda models: jax.tree.map(doubled, models)),
-        r"predictor: models.* is float32\[5, .*\]; accepted: float32\[5, ",
+    "whom, negative weights": (
+        weights_of(2, [1.5, -0.5]),
+        "whom: the weights of client 2 sum to 1, and the smallest is -0.5; ",
     ),
-    "predictor, index out of range": (
-        changed("predictor", index=lambda index: index + 1),
-        "predictor: returned index 5; accepted: 0 to 4",
+    "whom, NaN": (weights_of(1, [jnp.nan, 1.0]), "whom: the weights of client 1 sum to nan, "),
+    "predict, none": (given(predict=lambda *_: ()), "predict: returned tuple; accepted: Prediction"),
+    "predict, an error": (given(predict=lambda *_: told(None)), "predict: .* KeyError: 'momentum'"),
+    "predict, other models": (
+        predicts(models=lambda models: jax.tree.map(doubled, models)),
+        r"predict: models.* is float32\[2, .*\]; accepted: float32\[2, ",
     ),
-    "predictor, weights of sum 2": (
-        changed("predictor", weights=lambda weights: 2 * weights),
-        "predictor: the weights of client 0 sum to 2, and the smallest is 1; accepted: 0 or more, with sum 1",
+    "predict, float index": (
+        predicts(index=lambda models: jnp.zeros(1)),
+        r"predict: index is float32\[1\]; accepted: integer\[1\]",
     ),
-    "predictor, negative weights": (
-        changed("predictor", weights=lambda weights: weights.at[2].set(jnp.array([1.5, -0.5]))),
-        r"predictor: the weights of client 2 sum to 1, and the smallest is -0.5; ",
+    "predict, weights of others": (
+        predicts(weights=lambda models: jnp.ones(3) / 3),
+        r"predict: weights is float32\[3\]; accepted: float\[2\]",
     ),
-    "predictor, NaN": (
-        changed("predictor", weights=lambda weights: weights.at[1].set(jnp.nan)),
-        "predictor: the weights of client 1 sum to nan, ",
+    "predict, weights of none of its models": (
+        predicts(models=lambda models: jax.tree.map(lambda leaf: leaf[:1], models), weights=lambda models: jnp.ones(2)),
+        r"predict: weights is float32\[2\]; accepted: float\[1\]",
     ),
-    "predictor, apply": (
-        changed("predictor", apply=lambda _: lambda models, row, x: jnp.zeros((7,))),
-        r"predictor.apply: the predictions is float32\[7\]; accepted: float\[\d, 3\]",
+    "predict, weights of sum 2": (
+        predicts(weights=lambda models: jnp.ones(2)),
+        "whom and predict: the weights of client 0 sum to 2, and the smallest is 1; accepted: 0 or more, with sum 1",
     ),
-    "fine_tune": (given(fine_tune=lambda key, predictor, clients: predictor.weights), "fine_tune: returned "),
+    "apply": (
+        given(apply=lambda models, inputs, x: jnp.zeros((7,))),
+        r"apply: the predictions is float32\[7\]; accepted: float\[\d, 3\]",
+    ),
+    "tune, none": (given(tune=lambda context, prediction, data: prediction.weights), r"tune: returned float32\[2\]; "),
+    "tune, other models": (
+        given(tune=lambda context, found, data: found._replace(models=jax.tree.map(doubled, found.models))),
+        r"tune: models.* is float32\[2, .*\]; accepted: float32\[2, ",
+    ),
     "report, no weights": (
-        given(report=Report(collaboration=lambda state: {"affinity": jnp.zeros((K, K))})),
-        r"report.collaboration: weights is missing; accepted: float\[5, J\]",
+        given(report=Report(collaboration=lambda context, row: {"affinity": jnp.zeros(K)})),
+        r"report.collaboration: weights is missing; accepted: float\[J\]",
     ),
     "report, a taken name": (
-        given(report=Report(collaboration=lambda state: {"round": jnp.zeros(K)})),
+        given(report=Report(collaboration=lambda context, row: {"round": NOTHING})),
         "report.collaboration: returned round; accepted: other names",
     ),
 }
@@ -321,41 +385,67 @@ def test_the_sound_method_runs_under_every_store(store, clients, tmp_path):
 @pytest.mark.parametrize("store", ["host", "disk"])
 @pytest.mark.parametrize(
     "how",
-    ["predictor, weights of sum 2", "predictor, index out of range", "download, out of range"],
+    ["whom, weights of sum 2", "whom, index out of range", "download, out of range", "predict, weights of sum 2"],
 )
 def test_values_are_checked_under_every_store(store, how, clients):
     assert re.match(BROKEN[how][1], refused(clients, how, store=store).removeprefix("odd."))
 
 
-def test_weights_are_checked_in_every_evaluation(clients, monkeypatch):
-    late = lambda weights, number: jnp.where(number < 2, weights, 2 * weights)
+@pytest.mark.parametrize("eval_clients", [0, 3])  # clients 0, 1 and 4
+def test_weights_are_checked_in_every_evaluation(eval_clients, clients, monkeypatch):
+    late = lambda weights, context: jnp.where((context.round < 2) | (context.client < 4), weights, 2 * weights)
 
     def build(problem):
         algorithm = peers(problem)
 
-        def predictor(key, state, clients):
-            found = algorithm.predictor(key, state, clients)
-            return dataclasses.replace(found, weights=late(found.weights, state.round))
+        def whom(context, row, size):
+            found = algorithm.whom(context, row, size)
+            return found._replace(weights=late(found.weights, context))
 
-        return dataclasses.replace(algorithm, predictor=predictor)
+        return dataclasses.replace(algorithm, whom=whom)
 
     monkeypatch.setitem(BROKEN, "late", (build, ""))
-    assert np.isfinite(train(Odd("late"), clients, rounds=1).loss)
-    assert refused(clients, "late", rounds=2).startswith("odd.predictor: the weights of client 0 sum to 2, ")
+    result = train(Odd("late"), clients, rounds=1, eval_clients=eval_clients)
+    assert np.isfinite(result.loss) and len(result.per_client_accuracy) == (eval_clients or K)
+    line = refused(clients, "late", rounds=2, eval_clients=eval_clients)
+    assert line.startswith("odd.whom: the weights of client 4 sum to 2, ")
 
 
-def test_newcomers_predictors_are_checked(clients, monkeypatch):
-    own = lambda key, state, clients: pfl.Predictor.own(state.models)
-    monkeypatch.setitem(BROKEN, "adapt", (given(adapt=own), ""))
+UNSEEN = {
+    "weights of none of the models": (
+        given(adapt=lambda context, models, data: pfl.Prediction(weights=jnp.ones(1))),
+        r"adapt: weights is float32\[1\]; accepted: float\[5\]",
+    ),
+    "no Prediction": (given(adapt=lambda context, models, data: models), "adapt: returned dict; accepted: Prediction"),
+    "nothing under peers": (peers, "adapt: required for unseen clients with topology='peers'; it says what "),
+    "a row that newcomers lack": (
+        shared(
+            first_row=lambda key, client, start: pfl.First({"own": NOTHING}),
+            predict=lambda context, models, row, data: pfl.Prediction(weights=row["own"][None]),
+        ),
+        r"adapt: line \d+ of test_conformance.py raised TypeError: tuple indices must be integers",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", UNSEEN)
+def test_what_newcomers_predict_with_is_checked(how, clients, monkeypatch):
+    monkeypatch.setitem(BROKEN, "adapt", UNSEEN[how])
     line = refused(clients, "adapt", unseen=toys.make_federation((3, 4), seed=8))
-    assert re.match(r"odd\.adapt: weights is float32\[5, 1\]; accepted: float\[2, 1\]", line)
+    assert re.match(rf"odd\.{UNSEEN[how][1]}", line), line
+
+
+def test_newcomers_predict_as_others_do_by_default(clients, monkeypatch):
+    monkeypatch.setitem(BROKEN, "shared", (shared(), ""))
+    result = train(Odd("shared"), clients, unseen=toys.make_federation((3, 4), seed=8))
+    assert np.isfinite(result.summary["unseen"]["loss"])
 
 
 @pytest.mark.parametrize("devices", [2, 4])
 def test_values_are_checked_on_several_devices(devices, clients):
     execution = pfl.Execution("vmap", devices=devices)
     assert np.isfinite(train(Odd(), clients, execution=execution).loss)
-    how = "predictor, negative weights"
+    how = "whom, negative weights"
     assert re.match(BROKEN[how][1], refused(clients, how, execution=execution).removeprefix("odd."))
 
 
@@ -382,5 +472,5 @@ def test_built_in_methods_conform(name, clients, monkeypatch):
     unseen = toys.make_federation((3, 4), seed=8)
     experiment = toys.make_experiment(name, problem, clients, unseen=unseen, plan=problem.plan)
     conformance.check(experiment)
-    state = jax.jit(experiment.algorithm(problem.plan).init)(jax.random.key(1), clients.client_data)
+    state = toys.start(experiment.algorithm(problem.plan), problem, clients.client_data, seed=1)
     conformance.check_start(experiment, problem.plan, jax.random.key(2), state, clients.client_data)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from pfljax.algorithms.common import aggregation
@@ -27,31 +28,32 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
-    Cohort,
+    First,
     Key,
     Ledger,
+    Mixture,
     Params,
-    Predictor,
+    Prediction,
     PyTree,
     Report,
     Split,
-    State,
+    Start,
 )
 from pfljax.local.problem import Problem
 from pfljax.local.training import beside_statistics
 
 Train = Callable[[ClientContext, Params, PyTree, ClientData], tuple[Params, PyTree, Array]]
-Predict = Callable[[Key, State, ClientData], Predictor]
+Predict = Callable[[ClientContext, Params, PyTree, ClientData], Prediction]
 
 
 def averaging(
     problem: Problem,
     *,
     train: Train | None = None,
-    rows: Callable[[Key, Params, ClientData], PyTree] | None = None,
+    row: Callable[[Key, Array, Params], PyTree] | None = None,
     server: optax.GradientTransformation | None = None,
-    predictor: Predict | None = None,
-    adapt: Predict | None = None,
+    predict: Predict | None = None,
+    adapt: Callable[[ClientContext, Params, ClientData], Prediction] | None = None,
     ledger: Ledger | None = None,
     report: Report | None = None,
 ) -> Algorithm:
@@ -60,20 +62,24 @@ def averaging(
     Args:
         problem: The problem to build the algorithm for.
         train: (context, models (1, ...), row, data) -> (models, row, losses (1,)); None: the solver's epochs or steps.
-        rows: (key, models (1, ...), clients) -> what clients keep, leaves (K, ...); None: optimizers, if they are kept.
+        row: (key, client, models (1, ...)) -> what a client keeps at first; None: its optimizer, if it is kept.
         server: The server's optimizer; None: the mean replaces the model.
-        predictor, adapt, report: As in `Algorithm`; the global model is scored by default.
+        predict, adapt, report: As in `Algorithm`; the global model is scored by default.
         ledger: As in `Algorithm`; required with a custom `train`. Plain training takes one gradient.
     """
     if ledger is None and train is not None:
         raise ValueError("ledger: required with train; it says how many gradients are computed per mini-batch")
+    # The only model; if no part of a model is shared, no leaf shows the number of models.
+    the_one = Mixture(np.zeros((1,), np.int32), np.ones((1,), np.float32))
     if server is not None and problem.solver.statistics is not None:
         server = beside_statistics(server, problem.solver.statistics)
 
-    def init(key, clients):
+    def start(key, clients):
         models = problem.init_models(key, 1)
-        kept = rows(key, models, clients) if rows else problem.optimizer_rows(models, tree.num_rows(clients))
-        return State((), models, server.init(models) if server else (), kept)
+        return Start((), models, server.init(models) if server else ())
+
+    def first_row(key, client, start):
+        return First(row(key, client, start.models) if row else problem.kept_optimizers(start.models))
 
     def client_update(context, models, row, data):
         models, row, losses = (train or plain)(context, models, row, data)
@@ -93,22 +99,19 @@ def averaging(
         return jax.tree.map(lambda new, old: jnp.where(came, new, old), moved, state), {}
 
     return Algorithm(
-        init=init,
-        download=the_one_model,
+        start=start,
+        first_row=first_row,
+        download=lambda context, row, cohort: the_one.index,
         client_update=client_update,
         server_update=server_update,
-        predictor=predictor or (lambda key, state, clients: Predictor.one(state.models, tree.num_rows(clients))),
-        adapt=adapt,  # pyright: ignore[reportArgumentType]  # None: the predictor
+        whom=lambda context, row, size: the_one,
+        predict=predict,
+        adapt=adapt,
         topology="shared",
         averages=lambda models: models,
         ledger=ledger or Ledger(gradients=1),
         report=report or Report(),
     )
-
-
-def the_one_model(key: Key, state: State, cohort: Cohort) -> Array:
-    """(S, 1) index of the only model; if no part of a model is shared, no leaf shows the number of models."""
-    return jnp.zeros((cohort.ids.shape[0], 1), jnp.int32)
 
 
 def loss_at_start(problem: Problem, models: Params, data: ClientData) -> Array:
@@ -126,6 +129,13 @@ class Phase(NamedTuple):
 
     part: Callable[[Params], PyTree]
     epochs: int | None = None
+
+
+class PersonalPart(NamedTuple):
+    """A client's row: its own part of the model (...), and its optimizer states, if they are kept."""
+
+    own: Params
+    optimizer: PyTree
 
 
 def sharing_layers(
@@ -150,39 +160,41 @@ def sharing_layers(
     def split(models):
         return tree.partition(models, shared(models))
 
-    def init(key, clients):
-        num, start = tree.num_rows(clients), problem.init_models(key, 1)
-        parts = [problem._replace(solver=problem.solver.part(phase.part(start))) for phase in phases]
-        optimizer = [part.optimizer_rows(start, num) for part in parts] or problem.optimizer_rows(start, num)
-        own = split(problem.init_models(key, problem.ids(clients)))[1]
-        return State((), split(start)[0], (), {"own": own, "optimizer": optimizer})
+    def start(key, clients):
+        return Start((), split(problem.init_models(key, 1))[0])
+
+    def first_row(key, client, start):
+        model = problem.init_models(key, 1)
+        parts = [problem._replace(solver=problem.solver.part(phase.part(model))) for phase in phases]
+        optimizer = [part.kept_optimizers(model) for part in parts] or problem.kept_optimizers(model)
+        return First(PersonalPart(split(problem.init_model(key, client))[1], optimizer))
 
     def train(context, models, row, data):
-        models = tree.combine(models, tree.stack_one(row["own"]))
+        models = tree.combine(models, tree.stack_one(row.own))
         fit = problem.fit_models if not phases else functools.partial(fit_phases, problem, phases)
-        models, optimizer, losses = fit(context, models, row["optimizer"], data.train)
+        models, optimizer, losses = fit(context, models, row.optimizer, data.train)
         theta, phi = split(models)
-        return theta, {"own": tree.first(phi), "optimizer": optimizer}, losses
+        return theta, PersonalPart(tree.first(phi), optimizer), losses
 
-    def predictor(key, state, clients):
-        return Predictor.own(tree.combine(tree.repeat(state.models, tree.num_rows(clients)), state.clients["own"]))
+    def predict(context, models, row, data):
+        return Prediction(tree.combine(models, tree.stack_one(row.own)))
 
-    def adapt(key, state, clients):
-        num = tree.num_rows(clients)
-        init_key, train_key = jax.random.split(key)
-        start = tree.combine(tree.repeat(state.models, num), split(problem.init_models(init_key, num))[1])
+    def adapt(context, models, data):
+        init_key, train_key = jax.random.split(context.key)
+        start = tree.combine(tree.first(models), split(problem.model.init(init_key))[1])
         solver = problem.solver.part(tree.complement(shared(start)))
         own = [phase.epochs for phase in phases if not tree.overlap(phase.part(start), shared(start))]
         known = [epochs for epochs in own if epochs is not None]
         alone = problem._replace(solver=solver.for_epochs(sum(known) if known else None))
-        return Predictor.own(alone.train_alone(train_key, start, clients, own=True, rounds=problem.rounds))
+        trained = alone.alone(context._replace(key=train_key), start, data, rounds=problem.rounds)
+        return Prediction(tree.stack_one(trained))
 
     ledger = Ledger(gradients=1, passes=sum(problem.passes(phase.epochs) for phase in phases or (Phase(shared),)))
     if phases:
         epochs = ", then ".join("as given" if phase.epochs is None else str(phase.epochs) for phase in phases)
         report = dataclasses.replace(report, facts=(*report.facts, ("local epochs, phase by phase", epochs)))
-    algorithm = averaging(problem, train=train, predictor=predictor, adapt=adapt, ledger=ledger, report=report)
-    return dataclasses.replace(algorithm, init=init)
+    algorithm = averaging(problem, train=train, predict=predict, adapt=adapt, ledger=ledger, report=report)
+    return dataclasses.replace(algorithm, start=start, first_row=first_row)
 
 
 def base_layers(problem: Problem, personal_layers: int) -> Callable[[Params], PyTree]:

@@ -3,64 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import optax
 
 from pfljax.contract import tree
 from pfljax.contract.types import Array, ClientContext, Params, PyTree, Split
-from pfljax.local.problem import Problem
+from pfljax.local.problem import OwnModel, Problem
 
 
-def rows(problem: Problem, own: Params, models: Params) -> PyTree:
-    """The clients' rows: their own models (K, ...), the optimizers of these, and of the global model if kept."""
-    kept = problem.optimizer_rows(models, tree.num_rows(own))
-    return {"own": own, "optimizer": problem.init_optimizers(own), "kept": kept}
+class Row(NamedTuple):
+    """The client's own model, and its optimizer for the global one, if it is kept."""
+
+    own: OwnModel
+    optimizer: PyTree
+
+
+class Pair(NamedTuple):
+    """The global model and the client's own, or their gradients or optimizer states."""
+
+    shared: PyTree
+    own: PyTree
 
 
 def descend(
     problem: Problem,
     context: ClientContext,
     models: Params,
-    row: PyTree,
+    row: Row,
     split: Split,
     gradient: Callable,
     memory: PyTree = (),
-) -> tuple[Params, PyTree, Array, PyTree]:
+) -> tuple[Params, Row, Array, PyTree]:
     """Like `Problem.descend_model`, for a stack of one model (1, ...) and the client's own model.
 
     Args:
         problem: The problem of the method.
         context: The client's context.
         models: The global model, leaves (1, ...).
-        row: The client's row, from `rows`.
+        row: The client's row.
         split: Its training data.
-        gradient: As in `Solver.descend`, with parameters {"global": ..., "own": ...}.
+        gradient: As in `Solver.descend`, with a `Pair` of parameters.
         memory: As in `Solver.descend`.
 
     Returns:
         The global model (1, ...) as trained by the client, its next row, the mean loss and the memory.
     """
-    solver = problem.solver._replace(optimizer=apart(problem.solver.optimizer))
-    start, keep = {"global": tree.first(models), "own": row["own"]}, problem.keep_optimizer
-    shared = tree.first(row["kept"]) if keep else problem.solver.optimizer.init(start["global"])
-    optimizer = {"global": shared, "own": row["optimizer"]}
-    trained, optimizer, loss, memory = solver.descend(
-        context.key, start, optimizer, split, gradient, memory, round_number=context.round
+    optimizer, keep = problem.solver.optimizer, problem.keep_optimizer
+    start = Pair(tree.first(models), row.own.model)
+    states = Pair(tree.first(row.optimizer) if keep else optimizer.init(start.shared), row.own.optimizer)
+    trained, states, loss, memory = problem.solver._replace(optimizer=apart(optimizer)).descend(
+        context.key, start, states, split, gradient, memory, round_number=context.round
     )
-    kept = tree.stack_one(optimizer["global"]) if keep else ()
-    row = {"own": trained["own"], "optimizer": optimizer["own"], "kept": kept}
-    return tree.stack_one(trained["global"]), row, loss, memory
+    row = Row(OwnModel(trained.own, states.own), tree.stack_one(states.shared) if keep else ())
+    return tree.stack_one(trained.shared), row, loss, memory
 
 
 def apart(optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
-    """The optimizer for a dict of parameter trees, with a separate state for each."""
+    """The optimizer for a `Pair`, with a separate state for each of its models."""
 
-    def update(updates, states, params, **extra):
-        done = {name: optimizer.update(updates[name], states[name], params[name], **extra) for name in updates}
-        return {name: moved for name, (moved, _) in done.items()}, {name: state for name, (_, state) in done.items()}
+    def init(params: Any) -> Any:
+        return Pair(*map(optimizer.init, params))
 
-    def init(params: Any) -> dict[str, optax.OptState]:
-        return {name: optimizer.init(part) for name, part in params.items()}
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        updates, state = zip(*map(lambda *one: optimizer.update(*one, **extra), updates, state, params), strict=True)
+        return Pair(*updates), Pair(*state)
 
-    return optax.GradientTransformationExtraArgs(init, cast(Any, update))
+    return optax.GradientTransformationExtraArgs(init, update)

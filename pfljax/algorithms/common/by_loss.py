@@ -1,32 +1,57 @@
-"""Predictors that choose among models by training loss."""
+"""Clients that choose among models by training loss."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
-from pfljax.contract.types import Array, ClientData, Params, Predictor
+from pfljax.contract import tree
+from pfljax.contract.types import Array, ClientData, Params, Prediction, Split
 from pfljax.local.problem import Problem
 
+BLOCK = 16  # most models that a client evaluates at a time
 
-def best_fit(problem: Problem, models: Params, clients: ClientData) -> Predictor:
-    """Each client predicts with whichever of the N models has the least training loss."""
-    best = problem.losses_of_all(models, clients.train).argmin(axis=1).astype(jnp.int32)
-    return Predictor(models, best[:, None], jnp.ones((best.shape[0], 1)), "shared")
+
+def losses_of(problem: Problem, models: Params, split: Split) -> Array:
+    """(N,) mean losses of N models on a client's examples, 0 for a client without any.
+
+    Processes models in blocks, so that a client needs memory for a few of them only.
+    """
+    num = tree.num_rows(models)
+    size = min(BLOCK, num)
+
+    def block(number, totals):
+        first = jnp.minimum(number * size, num - size)  # the last block overlaps the one before it
+        some = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, size), models)
+        found = problem.plan.over_models(lambda params: problem.solver.total_loss(params, split), some)
+        return jax.lax.dynamic_update_slice(totals, found, (first,))
+
+    totals = jax.lax.fori_loop(0, -(-num // size), block, jnp.zeros((num,)))
+    return totals / jnp.maximum(split.size, 1)
+
+
+def best_of(problem: Problem, models: Params, data: ClientData) -> Array:
+    """(1,) int32, index of the one of N models that has the least loss on a client's training data."""
+    return jnp.argmin(losses_of(problem, models, data.train), keepdims=True).astype(jnp.int32)
+
+
+def best_fit(problem: Problem, models: Params, data: ClientData) -> Prediction:
+    """A client predicts with the `best_of` N models."""
+    return Prediction(index=best_of(problem, models, data), weights=jnp.ones((1,)))
 
 
 def posterior(
-    problem: Problem, models: Params, clients: ClientData, num_mixed: int, examples: Array | float = jnp.inf
-) -> Predictor:
-    """Each client mixes the `num_mixed` models of highest posterior weight, the softmax of minus the training loss.
+    problem: Problem, models: Params, data: ClientData, num_mixed: int, examples: Array | float = jnp.inf
+) -> Prediction:
+    """A client mixes the `num_mixed` models of highest posterior weight, the softmax of minus the training loss.
 
     Args:
         problem: The problem of the method.
         models: N models with equal prior weights.
-        clients: Data of K clients, stacked.
+        data: The client's data.
         num_mixed: Number of models to mix, at most N.
-        examples: Number of examples that a client's likelihood counts as, at most n_k.
+        examples: Number of examples that the client's likelihood counts as, at most n_k.
     """
-    counted = jnp.minimum(examples, clients.train.size)[:, None]
-    logits, index = jax.lax.top_k(-problem.losses_of_all(models, clients.train) * counted, num_mixed)
-    return Predictor(models, index.astype(jnp.int32), jax.nn.softmax(logits), "peers")
+    counted = jnp.minimum(examples, data.train.size)
+    logits, index = jax.lax.top_k(-losses_of(problem, models, data.train) * counted, num_mixed)
+    return Prediction(index=index.astype(jnp.int32), weights=jax.nn.softmax(logits))

@@ -16,7 +16,6 @@ Further behavior of the authors' code is optional: it scales w in p_i (`scaled`)
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -24,6 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import neighbors
+from pfljax.algorithms.common.by_loss import losses_of
 from pfljax.algorithms.common.uploads import Uploads, first_epoch, with_cluster_means
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
@@ -31,20 +31,21 @@ from pfljax.contract.method import knob
 from pfljax.contract.types import (
     Algorithm,
     Array,
+    ClientContext,
     ClientData,
     ClientOutput,
-    Key,
+    First,
     Ledger,
+    Mixture,
     Params,
-    Predictor,
+    Prediction,
     PyTree,
     Report,
     Split,
-    State,
+    Start,
     Topology,
     Traffic,
 )
-from pfljax.exchange.views import read
 from pfljax.local.problem import Problem
 
 LARGEST_AFFINITY = 1000  # largest number of clients for which the K x K affinities are reported
@@ -70,6 +71,24 @@ class Knobs:
     scaled: bool = knob(False, help="increase affinities by w / |sum of w|, as in the authors' code, instead of w")
 
 
+class Row(NamedTuple):
+    """What client i keeps.
+
+    Attributes:
+        start: start_i.
+        affinity: (K,) p_i.
+        index: (M + 1,) int32, whose models it mixed last.
+        weights: (M + 1,) w*_n of these.
+        optimizer: Its optimizer, if it is kept.
+    """
+
+    start: Params
+    affinity: Array
+    index: Array
+    weights: Array
+    optimizer: PyTree
+
+
 Weigh = Callable[[Params, Params, Split, Array], tuple[Array, Params, Array, Params]]
 
 
@@ -81,7 +100,7 @@ class Form(NamedTuple):
         weigh: (received models, start, validation data, index) -> ids (J,), the client's own first, their models and
             weights (J,), and the model that the client moves from.
         stack: (K models, the server's state) -> models that can be downloaded, the K models first.
-        served: ids (S, M + 1), the client's own first -> indices to download for them.
+        served: ids (M + 1,), the client's own first -> indices to download for them.
         norm: Norm of the distances for newcomers.
         clusters: Number of clusters whose means can be downloaded in addition to clients' models.
         uploaded: Whether the last uploaders' models can be downloaded instead of the cohort's; before the first round
@@ -97,6 +116,11 @@ class Form(NamedTuple):
     clusters: int = 0
     uploaded: bool = False
     traffic: Callable[[Traffic], Traffic] | None = None
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the server keeps a record of `Uploads`."""
+        return bool(self.clusters or self.uploaded)
 
 
 def normalize(weights: Array) -> Array:
@@ -145,7 +169,7 @@ def on_server(problem: Problem, form: Form, num_others: int) -> Form:
         raise ArgumentError("available", text, "uploaded")
 
     def served(ids):
-        return jnp.concatenate([ids, jnp.broadcast_to(num + jnp.arange(means), (len(ids), means))], axis=1)
+        return jnp.concatenate([ids, num + jnp.arange(means, dtype=jnp.int32)])
 
     def stack(models, server):
         return with_cluster_means(models, server, form.clusters) if means else models
@@ -159,54 +183,48 @@ def on_server(problem: Problem, form: Form, num_others: int) -> Form:
 def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
     """An algorithm whose clients mix models with a `Form`'s weights."""
     num, num_others = problem.num_clients, min(knobs.neighbors, problem.cohort_size - 1)
-    remembers = bool(form.clusters or form.uploaded)
-    form = on_server(problem, form, num_others) if remembers else form
+    form = on_server(problem, form, num_others) if form.remembers else form
+    start, first_row = beginning(problem, form, num_others)
 
-    def init(key, clients):
-        if not clients.validation.y.shape[1]:
-            text = "FedFomo needs validation examples; accepted: above 0"
-            raise ArgumentError("validation_fraction", text, 0)
-        ids = problem.ids(clients)
-        models = problem.init_models(key, ids)
-        rows = first_rows(problem, models, ids, num_others)
-        if problem.part is not None:  # only rows are needed
-            return State((), models, (), rows)
-        models, last = (
-            first_epoch(problem, key, models, clients) if form.uploaded else (models, jnp.zeros(num, jnp.int32))
-        )
-        server = Uploads(last, clients.train.size, rows["affinity"]) if remembers else ()
-        return State(server, form.stack(models, server), (), rows)
-
-    def download(key, state, cohort):
-        epsilon = jnp.maximum(knobs.epsilon - knobs.decay * state.round, 0)
-        eligible = state.server.newest if form.uploaded else jnp.zeros(num, bool).at[cohort.ids].set(True)
-        return form.served(choose(problem, key, state, cohort.ids, eligible, num_others, epsilon))
+    def download(context, row, cohort):
+        epsilon = jnp.maximum(knobs.epsilon - knobs.decay * context.round, 0)
+        eligible = context.server.newest if form.uploaded else jnp.zeros(num, bool).at[cohort.ids].set(True)
+        return form.served(choose(context, row.affinity, eligible, num_others, epsilon))
 
     def client_update(context, models, row, data):
-        start, (index, final, weights) = personalize(form, context.index, models, row["start"], data.validation)
-        trained, optimizer, losses = problem.fit_models(context, tree.stack_one(start), row["optimizer"], data.train)
+        start, (index, final, weights) = personalize(form, context.index, models, row.start, data.validation)
+        trained, optimizer, losses = problem.fit_models(context, tree.stack_one(start), row.optimizer, data.train)
         gains = weights / jnp.maximum(jnp.abs(weights.sum()), 1e-9) if knobs.scaled else weights  # unclipped
-        affinity = row["affinity"].at[index].add(gains, mode="drop")  # an index of K or more is no client
-        kept = {"index": index[: num_others + 1], "weights": final[: num_others + 1], "optimizer": optimizer}
+        affinity = row.affinity.at[index].add(gains, mode="drop")  # an index of K or more is no client
         report = {"loss": losses[0], "kept": final.sum() == 0}
-        report |= {"index": index, "gains": gains} if remembers else {}
-        return ClientOutput({"start": start, "affinity": affinity, **kept}, trained, report)
+        report |= {"index": index, "gains": gains} if form.remembers else {}
+        row = Row(start, affinity, index[: num_others + 1], final[: num_others + 1], optimizer)
+        return ClientOutput(row, trained, report)
 
     def server_update(key, state, aggregate):
         models = tree.where(aggregate.count > 0, aggregate.upload, state.models)
-        server = state.server.noted(aggregate.report, state.round) if remembers else ()
+        server = state.server.noted(aggregate.report, state.round) if form.remembers else ()
         models = models if form.topology == "peers" else form.stack(leading(models, num), server)
         metrics = {"kept_previous_model": aggregate.report["kept"].mean()}
         return state._replace(server=server, models=models), metrics
 
+    def whom(context, row, size):
+        """What the client would download next from all clients' newest models, without exploring."""
+        index = form.served(choose(context, row.affinity, jnp.ones(num, bool), num_others, 0.0))
+        return Mixture(index, jnp.zeros(index.shape).at[0].set(1.0))
+
+    def predict(context, models, row, data):
+        return Prediction(tree.stack_one(personalize(form, context.index, models, row.start, data.validation)[0]))
+
     return Algorithm(
-        init=init,
+        start=start,
+        first_row=first_row,
         download=download,
         client_update=client_update,
         server_update=server_update,
-        predictor=functools.partial(downloaded, problem, form, num_others),
-        fine_tune=functools.partial(mixed, problem, form),
-        adapt=lambda key, state, clients: newcomers(problem, leading(state.models, num), clients, form.norm),
+        whom=whom,
+        predict=predict,
+        adapt=lambda context, models, data: newcomer(problem, leading(models, num), data, form.norm),
         topology=form.topology,
         ledger=Ledger(gradients=1, unaccounted="the validation examples, which determine the mixtures that are sent"),
         report=Report("each client's mixture of the newest models, before training", (), collaboration, "peers"),
@@ -215,44 +233,35 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
     )
 
 
-def first_rows(problem: Problem, models: Params, ids: Array, num_others: int) -> PyTree:
-    """Rows of clients `ids` (n,) before the first round, which starts from `models` (n, ...)."""
-    return {
-        "start": models,
-        "affinity": jax.nn.one_hot(ids, problem.num_clients),
-        "index": jnp.zeros((len(ids), num_others + 1), jnp.int32),
-        "weights": jnp.zeros((len(ids), num_others + 1)),
-        "optimizer": problem.optimizer_rows(leading(models, 1), len(ids)),
-    }
+def beginning(problem: Problem, form: Form, num_others: int) -> tuple[Callable, Callable]:
+    """`start` and `first_row` of an algorithm."""
+    num, width = problem.num_clients, num_others + 1
+
+    def start(key, clients):
+        if not clients.validation.y.shape[1]:
+            text = "FedFomo needs validation examples; accepted: above 0"
+            raise ArgumentError("validation_fraction", text, 0)
+        if form.topology == "peers":
+            return Start()
+        models, last = problem.init_models(key, num), jnp.zeros(num, jnp.int32)
+        if form.uploaded:
+            models, last = first_epoch(problem, key, models, clients)
+        server = Uploads(last, clients.train.size, jnp.eye(num)) if form.remembers else ()
+        return Start(server, form.stack(models, server))
+
+    def first_row(key, client, start):
+        model = problem.init_model(key, client)
+        optimizer = problem.kept_optimizers(tree.stack_one(model))
+        row = Row(model, jax.nn.one_hot(client, num), jnp.zeros(width, jnp.int32), jnp.zeros(width), optimizer)
+        return First(row, model if form.topology == "peers" else ())
+
+    return start, first_row
 
 
-def downloaded(problem: Problem, form: Form, num_others: int, key: Key, state: State, clients: ClientData) -> Predictor:
-    """What each client would download next from all clients' newest models without exploring, before mixing."""
-    ids, all_clients = problem.ids(clients), jnp.ones(problem.num_clients, bool)
-    index = form.served(choose(problem, key, state, ids, all_clients, num_others, 0.0))
-    weights = jnp.zeros(index.shape).at[:, 0].set(1.0)
-    return Predictor(state.models, index, weights, form.topology, rows=state.clients["start"])
-
-
-def mixed(problem: Problem, form: Form, key: Key, predictor: Predictor, clients: ClientData) -> Predictor:
-    """The start of each client's next round, given what it has `downloaded`."""
-    if not jax.tree.leaves(predictor.rows):  # newcomers have already mixed
-        return predictor
-
-    def client(models, _, data):
-        index, start, split = data
-        return ClientOutput((), (), personalize(form, index[...], models, read(start), split)[0])
-
-    data = (predictor.index, predictor.rows, clients.validation)
-    topology = predictor.topology
-    mixtures = problem.plan.exchange(client, predictor.models, predictor.index, (), data, topology=topology)[1].report
-    return Predictor.own(mixtures)
-
-
-def collaboration(state: State) -> dict[str, Array]:
-    """Whose models clients mixed, and their affinities unless there are too many clients."""
-    many = state.clients["affinity"].shape[1] > LARGEST_AFFINITY
-    return {name: state.clients[name] for name in ("index", "weights", *([] if many else ["affinity"]))}
+def collaboration(context: ClientContext, row: Row) -> dict[str, Array]:
+    """Whose models a client mixed, and its affinities unless there are too many clients."""
+    used = {"index": row.index, "weights": row.weights}
+    return used if row.affinity.shape[0] > LARGEST_AFFINITY else used | {"affinity": row.affinity}
 
 
 def leading(models: Params, num: int) -> Params:
@@ -260,24 +269,11 @@ def leading(models: Params, num: int) -> Params:
     return jax.tree.map(lambda leaf: leaf[:num], models)
 
 
-def choose(
-    problem: Problem,
-    key: Key,
-    state: State,
-    ids: Array,
-    eligible: Array,
-    num_others: int,
-    epsilon: Array | float,
-) -> Array:
-    """(n, M + 1) int32: each client of `ids` (n,), then those with the highest affinity among the eligible (K,)."""
-
-    def one(own, affinity):
-        scores = jnp.where(eligible & (jnp.arange(problem.num_clients) != own), affinity, -jnp.inf)
-        own_key = jax.random.fold_in(key, own)
-        return neighbors.best_candidates(own_key, scores, num_others, epsilon)[0].astype(jnp.int32)
-
-    others = problem.plan.over_rows(one, ids, state.clients["affinity"])
-    return jnp.concatenate([ids[:, None], others], axis=1)
+def choose(context: ClientContext, affinity: Array, eligible: Array, num_others: int, epsilon: Array | float) -> Array:
+    """(M + 1,) int32: the client, then those with the highest affinity (K,) among the eligible (K,)."""
+    scores = jnp.where(eligible & (jnp.arange(len(affinity)) != context.client), affinity, -jnp.inf)
+    others, _ = neighbors.best_candidates(context.key, scores, num_others, epsilon)
+    return jnp.concatenate([context.client[None], others.astype(jnp.int32)])
 
 
 def personalize(
@@ -291,14 +287,11 @@ def personalize(
     return moved(base, models, final), (index, final, weights)  # Eq. 5
 
 
-def newcomers(problem: Problem, models: Params, clients: ClientData, norm: str) -> Predictor:
+def newcomer(problem: Problem, models: Params, data: ClientData, norm: str) -> Prediction:
     """One step of Eq. 3 and 5 over all K models, from their mean."""
     start = jax.tree.map(lambda leaf: leaf.mean(axis=0), models)
-    split = clients.validation if clients.validation.y.shape[1] else clients.train
-    both = jax.tree.map(lambda leaf, origin: jnp.concatenate([leaf, origin[None]]), models, start)
-    losses = problem.losses_of_all(both, split)
+    split = data.validation if data.validation.y.shape[0] else data.train
+    baseline = problem.solver.total_loss(start, split) / jnp.maximum(split.size, 1)
     trained, origin = problem.solver.trained(models, start)
-    distance = distances(trained, origin, norm)
-    weights = normalize(first_order_weights(losses[:, :-1], losses[:, -1:], distance))
-    rest = 1 - weights.sum(axis=1, keepdims=True)
-    return Predictor.own(tree.mix(jnp.concatenate([weights, rest], axis=1), both))
+    weights = first_order_weights(losses_of(problem, models, split), baseline, distances(trained, origin, norm))
+    return Prediction(tree.stack_one(moved(start, models, normalize(weights))))

@@ -9,7 +9,7 @@ import networkx as nx
 import numpy as np
 import scipy.sparse as sp
 
-from pfljax.algorithms.common.surrogates import CommunicationGraph
+from pfljax.algorithms.common.communication import CommunicationGraph
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
 from pfljax.data.sources.reading import read_npy, read_text

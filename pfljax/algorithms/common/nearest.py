@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.contract import tree
-from pfljax.contract.types import Array, ClientData, Params, PyTree, Split
+from pfljax.contract.types import Array, ClientData, Params, Split
 from pfljax.local.batches import BLOCKS, masked, over_blocks, sum_over_examples
 from pfljax.models import Model
 
@@ -51,9 +52,27 @@ def votes(queries: Array, features: Array, size: Array, num: int, scale: Array |
     return places, jnp.where(inside, weights, 0)
 
 
+class Datastore(NamedTuple):
+    """What a client remembers of its training examples.
+
+    Attributes:
+        features: (n_max, F).
+        y: (n_max,) classes.
+        size: () int32, number of real examples.
+        scale: () as in `votes`.
+        mix: () weight of the neighbors in predictions.
+    """
+
+    features: Array
+    y: Array
+    size: Array
+    scale: Array
+    mix: Array
+
+
 @dataclasses.dataclass(frozen=True)
 class ByNearest:
-    """Mixes a model's predictions with those of the nearest examples: a `Predictor.apply` whose rows are datastores.
+    """Mixes a model's predictions with those of the nearest examples: an `Algorithm.apply` on a `Datastore`.
 
     Attributes:
         model: The clients' network.
@@ -65,20 +84,20 @@ class ByNearest:
     num: int
     classes: int
 
-    def __call__(self, models: Params, row: PyTree, x: Array) -> Array:
+    def __call__(self, models: Params, stored: Datastore, x: Array) -> Array:
         params = tree.first(models)
-        return row["mix"] * self.by_examples(params, row, x) + (1 - row["mix"]) * self.model.predict(params, x)
+        return stored.mix * self.by_examples(params, stored, x) + (1 - stored.mix) * self.model.predict(params, x)
 
-    def by_examples(self, params: Params, row: PyTree, x: Array) -> Array:
+    def by_examples(self, params: Params, stored: Datastore, x: Array) -> Array:
         """(B, C) p_knn; zeros for a client without examples."""
         queries = self.model.features(params, x)
-        places, weights = votes(queries, row["features"], row["size"], self.num, row["scale"])
-        return jnp.einsum("bk,bkc->bc", weights, jax.nn.one_hot(row["y"][places], self.classes))
+        places, weights = votes(queries, stored.features, stored.size, self.num, stored.scale)
+        return jnp.einsum("bk,bkc->bc", weights, jax.nn.one_hot(stored.y[places], self.classes))
 
     def remember(
         self, params: Params, data: ClientData, scale: Array | float, mix: Array | float, grid: Array | None
-    ) -> PyTree:
-        """Returns a client's row.
+    ) -> Datastore:
+        """Returns a client's datastore.
 
         Args:
             params: The model whose features are stored.
@@ -89,19 +108,18 @@ class ByNearest:
                 it has any; or None.
         """
         train, validation = data.train, data.validation
-        stored = features_of(self.model, params, train)
-        row = {"features": stored, "y": train.y[...], "size": train.size, "scale": jnp.asarray(scale, jnp.float32)}
-
+        features, scale = features_of(self.model, params, train), jnp.asarray(scale, jnp.float32)
+        stored = Datastore(features, train.y[...], train.size, scale, jnp.asarray(mix, jnp.float32))
         if grid is not None and validation.y.shape[0]:
-            best = jnp.argmin(sum_over_examples(self._losses(params, row, grid), validation))
+            best = jnp.argmin(sum_over_examples(self._losses(params, stored, grid), validation))
             mix = jnp.where(validation.size > 0, grid[best], mix)
-        return row | {"mix": jnp.where(train.size > 0, mix, 0.0)}
+        return stored._replace(mix=jnp.where(train.size > 0, mix, 0.0))
 
-    def _losses(self, params: Params, row: PyTree, grid: Array) -> Callable[[Array, Array, Array], Array]:
+    def _losses(self, params: Params, stored: Datastore, grid: Array) -> Callable[[Array, Array, Array], Array]:
         """Returns (x, y, mask) -> losses (G,) for the weights of a grid, summed over examples."""
 
         def losses(x, y, mask):
-            both = self.by_examples(params, row, x), self.model.predict(params, x)
+            both = self.by_examples(params, stored, x), self.model.predict(params, x)
             own, shared = (jnp.take_along_axis(p, y[:, None], axis=1) for p in both)
             likelihood = jnp.maximum(grid * own + (1 - grid) * shared, jnp.finfo(jnp.float32).tiny)
             return jnp.where(mask[:, None], -jnp.log(likelihood), 0).sum(axis=0)

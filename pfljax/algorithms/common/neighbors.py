@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfljax.contract.types import Array, Cohort, Key
+from pfljax.contract.types import Array, Cohort, Key, Mixture
 
 
 class Candidates(NamedTuple):
@@ -72,15 +72,15 @@ def logits(table: Candidates, share: Array | float = 1.0) -> Array:
     return jnp.where(jnp.isinf(table.tracked), -jnp.inf, -share * table.tracked)
 
 
-def heaviest(table: Candidates, num: int, share: Array | float = 1.0) -> tuple[Array, Array]:
-    """A client's candidates of highest weight, the softmax of `logits`: ids (num,) and normalized weights (num,).
+def heaviest(table: Candidates, num: int, share: Array | float = 1.0) -> Mixture:
+    """A client's `num` candidates of highest weight, the softmax of `logits`, which is normalized over them.
 
     Before its first round, a client has evaluated nothing, and its own model has all the weight.
     """
     nothing = jnp.isinf(table.tracked).all()
     scores = jnp.where(nothing & (jnp.arange(len(table.ids)) == 0), 0.0, logits(table, share))
     scores, slots = jax.lax.top_k(scores, num)
-    return table.ids[slots], jax.nn.softmax(scores)
+    return Mixture(table.ids[slots], jax.nn.softmax(scores))
 
 
 def sample_others(key: Key, own: Array, num: int, count: int) -> Array:

@@ -13,32 +13,32 @@ A method defines a `Surrogate` and gets an `Algorithm`; algorithms/fedem.py is t
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import aggregation
+from pfljax.algorithms.common.communication import CommunicationGraph
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.method import knob
 from pfljax.contract.types import (
     Algorithm,
     Array,
     ClientContext,
     ClientData,
     ClientOutput,
+    First,
     Key,
     Ledger,
     Metrics,
     Params,
-    Predictor,
+    Prediction,
     PyTree,
     Report,
     Split,
-    State,
+    Start,
 )
 from pfljax.local.batches import Batch
 from pfljax.local.privacy import BY_LOSS
@@ -46,7 +46,7 @@ from pfljax.local.problem import Problem
 
 
 class Surrogate(NamedTuple):
-    """A client's partial first-order surrogate g(u, v) near (u, v), and its predictor.
+    """A client's partial first-order surrogate g(u, v) near (u, v), and its prediction.
 
     Attributes:
         num_models: J, number of blocks of u, each a model.
@@ -54,7 +54,7 @@ class Surrogate(NamedTuple):
         minimize: (context, u, v, training data) -> (v, aux, metrics): the v that minimizes g(u, .); inputs of `loss`
             that depend on it, leaves (J, ...); and sums over the client's examples, which are logged as means.
         loss: (block of u, mini-batch, row of aux) -> (), the objective of local steps in u.
-        predictor: (predictor with equal weights on all blocks, v of all clients (K, ...)) -> Predictor.
+        predict: v -> Prediction: weights (J,) of the blocks of u, or models of the client's own.
         scored: Description of the model that is scored.
         newcomer_steps: Number of minimizations of v, with fixed u, for a client unseen in training.
     """
@@ -63,44 +63,9 @@ class Surrogate(NamedTuple):
     init: Callable[[Params], PyTree]
     minimize: Callable[[ClientContext, Params, PyTree, Split], tuple[PyTree, PyTree, Metrics]]
     loss: Callable[[Params, Batch, PyTree], Array]
-    predictor: Callable[[Predictor, PyTree], Predictor]
+    predict: Callable[[PyTree], Prediction]
     scored: str
     newcomer_steps: int = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class CommunicationGraph:
-    """Knobs of a decentralized method: its communication graph and mixing weights."""
-
-    graph: Literal["erdos_renyi", "ring", "torus", "random_regular", "complete", "file"] = knob(
-        "erdos_renyi", help="communication graph"
-    )
-    edge_probability: float = knob(
-        0.5,
-        at_least=1e-6,
-        at_most=1,
-        static=True,
-        read_with=("graph", "erdos_renyi"),
-        help="edge probability of erdos_renyi",
-    )
-    degree: int = knob(
-        4, at_least=1, read_with=("graph", "random_regular"), help="number of neighbors per client in random_regular"
-    )
-    edge_file: str = knob(
-        "", read_with=("graph", "file"), help='file for graph=file: one line "i j" per edge, clients numbered from 0'
-    )
-    graphs: int = knob(
-        1, at_least=1, at_most=10_000, help="T, number of random graphs, used in turn from round to round"
-    )
-    mixing: Literal["metropolis", "fastest", "file"] = knob(
-        "metropolis", help="mixing matrix W on the graph; fastest maximizes the spectral gap"
-    )
-    mixing_file: str = knob(
-        "",
-        read_with=("mixing", "file"),
-        help="file for mixing=file: K x K numbers (.npy or text), which also define the graph",
-    )
-    graph_seed: int = knob(0, at_least=0, help="seed of the random graphs")
 
 
 class ClientRow(NamedTuple):
@@ -109,20 +74,18 @@ class ClientRow(NamedTuple):
     Attributes:
         v: Its own part.
         optimizer: Leaves (J, ...), or () if it is reset in every round.
-        edges: A decentralized client's neighborhoods (T, J') and its weights in them; otherwise ().
+        neighbors: (T, J') int32, a decentralized client's neighborhoods, itself first; otherwise ().
+        weights: (T, J'), its weights in them; otherwise ().
     """
 
     v: PyTree
     optimizer: PyTree
-    edges: PyTree = ()
+    neighbors: PyTree = ()
+    weights: PyTree = ()
 
 
 def client_server(problem: Problem, surrogate: Surrogate) -> Algorithm:
     """Federated surrogate optimization with a server: the blocks of u are shared models."""
-
-    def init(key, clients):
-        u = initial_blocks(problem, surrogate, key)
-        return State((), u, (), initial_rows(problem, surrogate, u, tree.num_rows(clients), ()))
 
     def client_update(context, u, row, data):
         trained, row, report = local_step(problem, surrogate, context, u, row, data.train)
@@ -132,18 +95,13 @@ def client_server(problem: Problem, surrogate: Surrogate) -> Algorithm:
     def server_update(key, state, aggregate):
         return state._replace(models=aggregation.average(state.models, aggregate)), means(aggregate.report)
 
-    def predictor(key, state, clients):
-        return surrogate.predictor(evenly(surrogate, state.models, tree.num_rows(clients)), state.clients.v)
-
-    def adapt(key, state, clients):
-        return newcomers(problem, surrogate, key, state.models, state.round, clients)
-
     return Algorithm(
-        init=init,
+        start=lambda key, clients: Start((), initial_blocks(problem, surrogate, key)),
+        first_row=lambda key, client, start: First(initial_row(problem, surrogate, start.models)),
         client_update=client_update,
         server_update=server_update,
-        predictor=predictor,
-        adapt=adapt,
+        predict=lambda context, u, row, data: surrogate.predict(row.v),
+        adapt=lambda context, u, data: newcomer(surrogate, context, u, data),
         topology="shared",
         averages=lambda models: models,
         ledger=Ledger(surrogate.num_models, unaccounted=BY_LOSS),
@@ -166,19 +124,18 @@ def decentralized(problem: Problem, surrogate: Surrogate, graph: CommunicationGr
     if problem.cohort_size < problem.num_clients and not mixing.symmetric:
         raise ArgumentError("participation", "accepted below 1 only with a symmetric mixing matrix")
 
-    def init(key, clients):
-        u, num = initial_blocks(problem, surrogate, key), tree.num_rows(clients)
-        by_client = lambda leaf: jnp.swapaxes(leaf, 0, 1)[problem.ids(clients)]
-        edges = jax.tree.map(by_client, (mixing.neighbors, mixing.weights))
-        return State((), copies(u, num), (), initial_rows(problem, surrogate, u, num, edges))
+    def first_row(key, client, start):
+        u = initial_blocks(problem, surrogate, key)
+        neighbors, weights = (jnp.asarray(stack)[:, client] for stack in (mixing.neighbors, mixing.weights))
+        return First(initial_row(problem, surrogate, u)._replace(neighbors=neighbors, weights=weights), u)
 
-    def download(key, state, cohort):
-        neighbors = state.clients.edges[0][:, state.round % mixing.period]
-        return jnp.where(cohort.position(neighbors) >= 0, neighbors, cohort.ids[:, None])
+    def download(context, row, cohort):
+        neighbors = row.neighbors[context.round % mixing.period]
+        return jnp.where(cohort.position(neighbors) >= 0, neighbors, context.client)
 
     def client_update(context, models, row, data):
         trained, row, report = local_step(problem, surrogate, context, tree.first(models), row, data.train)
-        weights = row.edges[1][context.round % mixing.period]
+        weights = row.weights[context.round % mixing.period]
         away = context.index != context.index[0]
         weights = jnp.where(away, weights, 0).at[0].set(jnp.where(away, 0, weights).sum())
         return ClientOutput(row, trained, report, sent=away.at[0].set(True), mixing_weights=weights)
@@ -186,19 +143,16 @@ def decentralized(problem: Problem, surrogate: Surrogate, graph: CommunicationGr
     def server_update(key, state, aggregate):
         return state._replace(models=aggregate.upload), means(aggregate.report)
 
-    def predictor(key, state, clients):
-        return surrogate.predictor(evenly(surrogate, state.models, tree.num_rows(clients), own=True), state.clients.v)
-
-    def adapt(key, state, clients):
-        u = jax.tree.map(lambda leaf: leaf.mean(axis=0), state.models)
-        return newcomers(problem, surrogate, key, u, state.round, clients)
+    def adapt(context, models, data):
+        u = jax.tree.map(lambda leaf: leaf.mean(axis=0), models)
+        return with_blocks(newcomer(surrogate, context, u, data), u)
 
     return Algorithm(
-        init=init,
+        first_row=first_row,
         download=download,
         client_update=client_update,
         server_update=server_update,
-        predictor=predictor,
+        predict=lambda context, models, row, data: with_blocks(surrogate.predict(row.v), tree.first(models)),
         adapt=adapt,
         topology="push",
         ledger=Ledger(surrogate.num_models, unaccounted=BY_LOSS),
@@ -206,19 +160,14 @@ def decentralized(problem: Problem, surrogate: Surrogate, graph: CommunicationGr
     )
 
 
-def copies(leaves: PyTree, num: int) -> PyTree:
-    """Stacks `num` copies of a tree."""
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num, *leaf.shape)), leaves)
-
-
 def initial_blocks(problem: Problem, surrogate: Surrogate, key: Key) -> Params:
     """J different initial models."""
     return problem._replace(common_init=False).init_models(key, surrogate.num_models)
 
 
-def initial_rows(problem: Problem, surrogate: Surrogate, u: Params, num: int, edges: PyTree) -> ClientRow:
-    """Initial rows of K clients."""
-    return ClientRow(copies(surrogate.init(u), num), problem.optimizer_rows(u, num), edges)
+def initial_row(problem: Problem, surrogate: Surrogate, u: Params) -> ClientRow:
+    """A client's first row, without neighbors."""
+    return ClientRow(surrogate.init(u), problem.kept_optimizers(u))
 
 
 def local_step(
@@ -228,7 +177,7 @@ def local_step(
     v, aux, sums = surrogate.minimize(context, u, row.v, split)
     trained, optimizer, losses = problem.fit_models(context, u, row.optimizer, split, surrogate.loss, aux)
     report = {"loss": losses.sum(), "sums": sums, "size": split.size}
-    return trained, ClientRow(v, optimizer, row.edges), report
+    return trained, row._replace(v=v, optimizer=optimizer), report
 
 
 def means(report: Metrics) -> Metrics:
@@ -237,30 +186,12 @@ def means(report: Metrics) -> Metrics:
     return {name: values.sum() / total for name, values in report["sums"].items()}
 
 
-def evenly(surrogate: Surrogate, models: Params, num: int, *, own: bool = False) -> Predictor:
-    """Equal weights on all blocks for `num` clients: of u (J, ...), or of each client's u (K, J, ...) with `own`."""
-    width = surrogate.num_models
-    index = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (num, width))
-    if own:
-        models = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), models)
-        index = jnp.arange(num * width, dtype=jnp.int32).reshape(num, width)
-    return Predictor(models, index, jnp.full(index.shape, 1 / width), "own" if own else "shared")
+def newcomer(surrogate: Surrogate, context: ClientContext, u: Params, data: ClientData) -> Prediction:
+    """Prediction of a client unseen in training, which minimizes v from its initial value, with u fixed."""
+    step = lambda _, v: surrogate.minimize(context, u, v, data.train)[0]
+    return surrogate.predict(jax.lax.fori_loop(0, surrogate.newcomer_steps, step, surrogate.init(u)))
 
 
-def newcomers(
-    problem: Problem, surrogate: Surrogate, key: Key, u: Params, number: Array, clients: ClientData
-) -> Predictor:
-    """Predictor of clients unseen in training: they minimize v from its initial value, with u fixed."""
-    even = evenly(surrogate, u, tree.num_rows(clients))
-
-    def client(models, _, data):
-        client_number, data = data
-        own_key = jax.random.fold_in(key, client_number)
-        context = ClientContext(own_key, number, jnp.zeros((), jnp.int32), even.index[0])
-        step = lambda _, v: surrogate.minimize(context, models, v, data.train)[0]
-        v = jax.lax.fori_loop(0, surrogate.newcomer_steps, step, surrogate.init(models))
-        return ClientOutput((), (), {"v": v})
-
-    data = (jnp.arange(even.index.shape[0]), clients)
-    _, found = problem.plan.exchange(client, u, even.index, (), data, topology="shared")
-    return surrogate.predictor(even, found.report["v"])
+def with_blocks(prediction: Prediction, u: Params) -> Prediction:
+    """A prediction whose models are the blocks of u, unless it has models of its own."""
+    return prediction if jax.tree.leaves(prediction.models) else prediction._replace(models=u)

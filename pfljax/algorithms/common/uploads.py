@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.contract import tree
-from pfljax.contract.types import Array, ClientData, Key, Metrics, Params
+from pfljax.contract.types import Array, ClientContext, ClientData, ClientOutput, Key, Metrics, Params
 from pfljax.exchange.rounds import draw_cohort
 from pfljax.local.problem import Problem
 
@@ -47,10 +47,18 @@ class Uploads(NamedTuple):
 
 
 def first_epoch(problem: Problem, key: Key, models: Params, clients: ClientData) -> tuple[Params, Array]:
-    """All clients' models after one epoch, and `Uploads.last` for the first uploaders."""
+    """All clients' models (K, ...) after one epoch, and `Uploads.last` for the first uploaders."""
     train_key, cohort_key = jax.random.split(key)
-    once = problem._replace(solver=problem.solver._replace(epochs=1, steps=0))
-    trained = once.train_alone(train_key, models, clients, own=True)
+    once = problem._replace(solver=problem.solver.for_epochs(1))
+
+    def client(models, _, data):
+        number, own = data
+        now = jnp.zeros((), jnp.int32)
+        context = ClientContext(jax.random.fold_in(train_key, number), now, now, number[None], client=number)
+        return ClientOutput((), tree.stack_one(once.alone(context, tree.first(models), own)), {})
+
+    ids = jnp.arange(problem.num_clients, dtype=jnp.int32)
+    trained = problem.plan.exchange(client, models, ids[:, None], (), (ids, clients), topology="own")[1].upload
     first = draw_cohort(cohort_key, problem.num_clients, problem.cohort_size).ids
     return trained, jnp.full(problem.num_clients, -1, jnp.int32).at[first].set(0)
 

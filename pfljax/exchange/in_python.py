@@ -1,0 +1,83 @@
+"""The plan for debugging: clients in a plain Python loop, with concrete arrays in every function of a method."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.contract import tree
+from pfljax.contract.types import Aggregate, Array, ClientOutput, Params, PyTree, Topology
+from pfljax.exchange.plan import ExecutionPlan
+from pfljax.exchange.views import view
+
+
+@dataclasses.dataclass(frozen=True)
+class PythonPlan(ExecutionPlan):
+    """Works client by client on one device. Run it under `jax.disable_jit`, so that loops inside are Python's, too."""
+
+    def over_models(self, fn: Callable[..., PyTree], *stacks: PyTree) -> PyTree:
+        """Applies `fn` to each of J stacked models."""
+        rows = [fn(*tree.take(stacks, number)) for number in range(tree.num_rows(stacks))]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+
+    over_rows = over_models
+
+    def exchange(
+        self,
+        client_fn: Callable[..., ClientOutput],
+        models: Params,
+        index: Array,
+        rows: PyTree,
+        data: PyTree,
+        *,
+        topology: Topology,
+        own_first: bool = False,
+        common: PyTree = None,
+        sizes: Array | None = None,
+    ) -> tuple[PyTree, Aggregate]:
+        """As `ExecutionPlan.exchange`."""
+        held, arguments = index.shape[1], () if common is None else (common,)
+        adjacent = {"own": held, "push": 1}.get(topology, 0)
+        outputs, places = [], []
+        for client in range(len(index)):
+            place = client * adjacent + jnp.arange(adjacent) if adjacent else index[client]
+            row = tree.take(rows, client)
+            outputs.append(client_fn(tree.take(models, place), row, view(data, jnp.int32(client)), *arguments))
+            places.append(index[client] if topology == "push" else place)
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
+        uploads = jax.tree.leaves(stacked.upload)
+        num_sent = uploads[0].shape[1] if uploads and topology != "push" else held
+        sent = jnp.ones((len(index), num_sent), bool) if stacked.sent is None else stacked.sent
+        num_models = tree.num_rows(models) if jax.tree.leaves(models) else 0
+        receivers = jnp.where(sent, jnp.stack(places)[:, :num_sent], num_models)  # dropped where nothing is sent
+        count = jnp.zeros((num_models,), jnp.int32).at[receivers].add(1, mode="drop")
+
+        def total(leaf: Array, model: Array | None = None) -> Array:
+            if topology == "push":
+                assert stacked.mixing_weights is not None
+                leaf = tree.per_row(stacked.mixing_weights, leaf[:, None]) * leaf[:, None]
+            if topology == "own":
+                return jnp.asarray(model).at[receivers].set(leaf, mode="drop")
+            return jnp.zeros((num_models, *leaf.shape[2:]), leaf.dtype).at[receivers].add(leaf, mode="drop")
+
+        upload = models if topology == "own" else stacked.upload
+        if uploads:
+            of_models = (models,) if topology == "own" else ()
+            upload = jax.tree.map(total, stacked.upload, *of_models)
+        sent = jnp.pad(sent, ((0, 0), (0, held - num_sent)))
+        return stacked.client, Aggregate(upload, count, sent, stacked.report)
+
+
+def calling(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """In place of `jax.jit`: the function, called with all loops and conditions in Python."""
+
+    @functools.wraps(fn)
+    def called(*args: PyTree) -> PyTree:
+        with jax.disable_jit():
+            return fn(*args)
+
+    return called

@@ -1,0 +1,306 @@
+"""A method's functions of one client, mapped over clients: what they begin with, receive and predict with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.contract import tree
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    ClientOutput,
+    Cohort,
+    Key,
+    Mixture,
+    Params,
+    Prediction,
+    PyTree,
+    Start,
+    State,
+    Topology,
+)
+from pfljax.exchange.plan import ExecutionPlan
+from pfljax.exchange.views import read, view
+
+TUNE = 1  # folded into a prediction's key for fine-tuning
+
+Use = Callable[[Prediction, Any], PyTree]
+
+
+def by_client(algorithm: Algorithm) -> State:
+    """A State of bools: which parts of a method's State are rows of clients."""
+    models = algorithm.topology != "shared"  # otherwise models and their optimizers belong to the server
+    parts: dict[str, Any] = {"server": False, "models": models, "optimizer": models, "clients": True, "round": False}
+    return State(**parts)
+
+
+def split_state(algorithm: Algorithm, state: State) -> tuple[State, State]:
+    """(the clients' rows, the rest): two States, each with () for the parts of the other."""
+
+    def pick(wanted: bool) -> State:
+        parts: list[Any] = [
+            part if rows == wanted else () for part, rows in zip(state, by_client(algorithm), strict=True)
+        ]
+        return State(*parts)
+
+    return pick(True), pick(False)
+
+
+def join_state(algorithm: Algorithm, rows: State, rest: State) -> State:
+    """Undoes `split_state`."""
+    parts: list[Any] = [a if of_client else b for a, b, of_client in zip(rows, rest, by_client(algorithm), strict=True)]
+    return State(*parts)
+
+
+def init(algorithm: Algorithm, plan: ExecutionPlan, key: Key, clients: ClientData) -> State:
+    """The initial state of all K clients and the server."""
+    start = algorithm.start(key, clients)
+    rows = first_rows(algorithm, plan, key, start, jnp.arange(tree.num_rows(clients), dtype=jnp.int32))
+    return join_state(algorithm, rows, State(start.server, start.models, start.optimizer, ()))
+
+
+def first_rows(algorithm: Algorithm, plan: ExecutionPlan, key: Key, start: Start, ids: Array) -> State:
+    """What clients `ids` (n,) begin with, as the rows of a State."""
+    first = plan.over_rows(lambda client: algorithm.first_row(key, client, start), ids)
+    return split_state(algorithm, State((), first.model, first.optimizer, first.row))[0]
+
+
+def context_of(
+    key: Key, client: Array, state: State, index: Array | None = None, server: PyTree | None = None
+) -> ClientContext:
+    """A client's view outside of an exchange of the round."""
+    index = jnp.zeros((0,), jnp.int32) if index is None else index
+    server = state.server if server is None else server
+    client = jnp.asarray(client, jnp.int32)
+    return ClientContext(jax.random.fold_in(key, client), state.round, jnp.zeros((), jnp.int32), index, server, client)
+
+
+def download(algorithm: Algorithm, plan: ExecutionPlan, key: Key, state: State, cohort: Cohort) -> Array:
+    """(S, J) int32: the models that each client of the cohort receives; `state` has the cohort's rows."""
+    if algorithm.topology == "own":
+        return cohort.ids[:, None]
+    if algorithm.download is None:
+        num = tree.num_rows(state.models)
+        return jnp.broadcast_to(jnp.arange(num, dtype=jnp.int32), (cohort.ids.shape[0], num))
+    receives = algorithm.download
+    return plan.over_rows(
+        lambda client, row: receives(context_of(key, client, state), row, cohort), cohort.ids, state.clients
+    )
+
+
+def whom(algorithm: Algorithm, plan: ExecutionPlan, key: Key, state: State, ids: Array, sizes: Array) -> Mixture:
+    """Whose models clients `ids` (n,) predict with, leaves (n, J).
+
+    Args:
+        algorithm: The method.
+        plan: How clients are mapped.
+        key: Key of the predictions.
+        state: The state, with the rows of these clients.
+        ids: Their numbers.
+        sizes: (n,) n_k.
+    """
+    return plan.over_rows(
+        lambda client, row, size: _whom_of(algorithm, context_of(key, client, state), state.models, row, size),
+        ids,
+        state.clients,
+        sizes,
+    )
+
+
+def _whom_of(algorithm: Algorithm, context: ClientContext, models: Params, row: PyTree, size: Array) -> Mixture:
+    if algorithm.whom is not None:
+        return algorithm.whom(context, row, size)
+    if algorithm.topology != "shared":
+        return Mixture(context.client[None], jnp.ones((1,)))
+    num = tree.num_rows(models)
+    return Mixture(jnp.arange(num, dtype=jnp.int32), jnp.full((num,), 1 / num))
+
+
+class Served(NamedTuple):
+    """What clients did with their predictions.
+
+    Attributes:
+        found: What `use` returned for each client, stacked.
+        used: Arrays for collaboration.npz: "index" and "weights" (n, J), and those of `Report.collaboration`.
+    """
+
+    found: PyTree
+    used: dict[str, Array]
+
+
+def serve(
+    algorithm: Algorithm,
+    plan: ExecutionPlan,
+    use: Use,
+    key: Key,
+    state: State,
+    ids: Array,
+    clients: ClientData,
+    inputs: PyTree = (),
+    mixture: Mixture | None = None,
+) -> Served:
+    """Every client uses its prediction; no client's models outlive its turn.
+
+    Args:
+        algorithm: The method.
+        plan: How clients are mapped.
+        use: (prediction, a client's inputs) -> anything. The prediction has its models and weights.
+        key: Key of the predictions.
+        state: The state, with the rows of clients `ids`. Under "peers" it has all K clients' models, or, with a
+            `mixture`, those of its index, J for each client.
+        ids: (n,) int32 numbers of the clients.
+        clients: Their data, stacked.
+        inputs: Further inputs of `use`, stacked.
+        mixture: What `whom` returned, if the models in its index were fetched.
+    """
+    fetched = mixture is not None and algorithm.topology == "peers"
+    mixture = whom(algorithm, plan, key, state, ids, clients.train.size) if mixture is None else mixture
+    topology: Topology = "own" if algorithm.topology == "push" or fetched else algorithm.topology
+
+    def client(models, _, data, server):
+        number, row, own, mixture, inputs = data
+        row, mixture = read((row, mixture))
+        context = context_of(key, number, state, mixture.index, server)
+        made = algorithm.predict(context, models, row, own) if algorithm.predict else Prediction()
+        used = _recorded(context, made, mixture)
+        if algorithm.report.collaboration:
+            used = dict(algorithm.report.collaboration(context, row))
+        prediction = _tuned(algorithm, key, context, resolved(made, models, mixture.weights), own)
+        return ClientOutput((), (), (use(prediction, inputs), used))
+
+    data = (ids, state.clients, clients, mixture, inputs)
+    index = mixture.index
+    report = plan.exchange(client, state.models, index, (), data, topology=topology, common=state.server)[1].report
+    return Served(*report)
+
+
+def serve_some(
+    algorithm: Algorithm,
+    plan: ExecutionPlan,
+    use: Use,
+    key: Key,
+    state: State,
+    ids: Array,
+    clients: ClientData,
+    inputs: PyTree = (),
+) -> Served:
+    """Like `serve`, but for clients `ids` (n,) of the K whose rows, data and inputs are given."""
+    rows, rest = split_state(algorithm, state)
+    rows, clients, inputs = plan.take_rows((rows, clients, inputs), ids)
+    part = join_state(algorithm, rows, rest)
+    mixture = whom(algorithm, plan, key, part, ids, clients.train.size)
+    if algorithm.topology == "peers":
+        part = part._replace(models=plan.take_rows(state.models, mixture.index.reshape(-1)))
+    return serve(algorithm, plan, use, key, part, ids, clients, inputs, mixture)
+
+
+def serve_newcomers(
+    algorithm: Algorithm, plan: ExecutionPlan, use: Use, key: Key, state: State, clients: ClientData, inputs: PyTree
+) -> PyTree:
+    """What `use` returns for clients unseen in training; `state` needs no rows but peers' models."""
+    num = tree.num_rows(clients)
+
+    def client(_, __, data, common):
+        number, own, inputs = data
+        models, server = common
+        context = context_of(key, number, state, None, server)
+        if algorithm.adapt is not None:
+            prediction = resolved(algorithm.adapt(context, models, own), models)
+        else:
+            index, weights = _whom_of(algorithm, context, models, (), own.train.size)
+            received, context = tree.take(models, index), context._replace(index=index)
+            made = algorithm.predict(context, received, (), own) if algorithm.predict else Prediction()
+            prediction = resolved(made, received, weights)
+        return ClientOutput((), (), use(_tuned(algorithm, key, context, prediction, own), inputs))
+
+    common = (() if algorithm.topology == "own" else state.models, state.server)
+    data = (jnp.arange(num, dtype=jnp.int32), clients, inputs)
+    index = jnp.zeros((num, 1), jnp.int32)
+    return plan.exchange(client, (), index, (), data, topology="shared", common=common)[1].report
+
+
+def resolved(prediction: Prediction, received: Params, weights: Array | None = None) -> Prediction:
+    """A prediction with its models and weights, given the received models and their weights."""
+    if jax.tree.leaves(prediction.models):
+        received, weights = prediction.models, None
+    elif prediction.index is not None:
+        received = tree.take(received, prediction.index)
+        weights = None if weights is None else weights[prediction.index]
+    if prediction.weights is not None:
+        weights = prediction.weights
+    if weights is None:
+        num = tree.num_rows(received)
+        weights = jnp.full((num,), 1 / num)
+    return Prediction(received, weights, None, prediction.inputs)
+
+
+def _tuned(
+    algorithm: Algorithm, key: Key, context: ClientContext, prediction: Prediction, data: ClientData
+) -> Prediction:
+    if algorithm.tune is None:
+        return prediction
+    own_key = jax.random.fold_in(jax.random.fold_in(key, TUNE), context.client)
+    return algorithm.tune(context._replace(key=own_key), prediction, data)
+
+
+def _recorded(context: ClientContext, made: Prediction, mixture: Mixture) -> dict[str, Array]:
+    """Whose models a client uses: see `recorded_topology`."""
+    form = recorded_topology("peers", made, mixture.index.shape[0])
+    if form == "own":
+        return {"index": context.client[None], "weights": jnp.ones((1,))}
+    if form == "shared":  # places among its own models
+        weights = resolved(made, ()).weights
+        assert weights is not None
+        return {"index": jnp.arange(len(weights), dtype=jnp.int32), "weights": weights}
+    places = jnp.arange(mixture.index.shape[0]) if made.index is None else made.index
+    own = jax.tree.leaves(made.models)
+    weights = mixture.weights[places] if own or made.weights is None else made.weights
+    return {"index": mixture.index[places], "weights": weights}
+
+
+def recorded_topology(topology: Topology, made: Prediction, width: int) -> Topology:
+    """Topology of the models that a run records as used by its clients.
+
+    Args:
+        topology: The method's.
+        made: Shapes of what a client's `predict` returns.
+        width: J of its mixture.
+    """
+    own = jax.tree.leaves(made.models)
+    if own and own[0].shape[0] > 1:
+        return "shared"  # a mixture of models of its own, by their places
+    if own and width == 1:
+        return "own"
+    return "own" if topology == "push" else topology
+
+
+def shapes(algorithm: Algorithm, plan: ExecutionPlan, key: Key, state: State, clients: ClientData) -> tuple[Any, Any]:
+    """Shapes of a client's (Mixture, what `predict` returns), given those of all clients' state and data."""
+    ids = jax.ShapeDtypeStruct((tree.num_rows(clients),), jnp.int32)
+    mixture = jax.eval_shape(
+        lambda key, state, ids, sizes: whom(algorithm, plan, key, state, ids, sizes),
+        key,
+        state,
+        ids,
+        clients.train.size,
+    )
+    width = mixture.index.shape[1]
+    of_one = lambda stack, *leading: jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((*leading, *leaf.shape[1:]), leaf.dtype), stack
+    )
+    if algorithm.predict is None:
+        return of_one(mixture), Prediction()
+    predict = algorithm.predict
+
+    def one(key, state, mixture, models, row, data):
+        context = context_of(key, jnp.zeros((), jnp.int32), state, mixture.index)
+        return predict(context, models, row, view(data, jnp.zeros((), jnp.int32)))
+
+    args = (of_one(mixture), of_one(state.models, width), of_one(state.clients), clients)
+    return of_one(mixture), jax.eval_shape(one, key, state, *args)
