@@ -3,7 +3,7 @@
 pFedMB's tables use it for all methods (Section 5.1). A client that predicts with one model trains a copy of it on the
 mean loss. A client that predicts with several models trains copies of all of them on the loss of its predictions, with
 fixed mixture weights; in a mixture of more than 16 models, only the 16 of highest weight. A method may define its own
-fine-tuning (`Algorithm.fine_tuned`), which replaces all this.
+fine-tuning (`Algorithm.fine_tuned`), which replaces this.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def in_general(problem: Problem, epochs: int) -> Callable[[Key, Predictor, Clien
 
 
 def heaviest(predictor: Predictor) -> Predictor:
-    """The predictor with the at most `MOST` heaviest models per client, since fine-tuning copies each."""
+    """The predictor with at most the `MOST` heaviest models per client, because fine-tuning copies each."""
     if predictor.index.shape[1] <= MOST:
         return predictor
     weights, places = jax.lax.top_k(predictor.weights, MOST)
