@@ -43,7 +43,7 @@ class ArgumentError(ValueError):
 
 
 def warn(argument: str, text: str) -> None:
-    """Warns, in one line, of an argument that is accepted but likely to be a mistake."""
+    """Warns in one line about an argument that is accepted but probably a mistake."""
     warnings.warn(f"{argument}: {shown(text, LONGEST_TEXT)}", stacklevel=3)
 
 

@@ -120,7 +120,7 @@ class Field(NamedTuple):
 
     @property
     def conditions(self) -> Conditions:
-        """Under which it is read; empty: always."""
+        """Conditions under which it is read; empty: always."""
         return self.limits.get("read_with", {})
 
     def check(self, value: Any, owner: str = "") -> Any:

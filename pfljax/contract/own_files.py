@@ -23,7 +23,7 @@ FOLDERS: set[str] = set()  # that `load` has put on the path
 
 
 def _reach_neighbors(folder: Path) -> None:
-    """Lets a file import the modules beside it, and not those of the same name beside a file loaded before."""
+    """Lets a file import modules from its own folder, not those of the same name from another loaded file's folder."""
     for file in folder.glob("*.py"):
         module = sys.modules.get(file.stem)
         if module and os.path.dirname(getattr(module, "__file__", None) or "") in FOLDERS - {str(folder)}:

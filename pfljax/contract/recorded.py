@@ -1,4 +1,4 @@
-"""Objects as JSON, by the names of their classes, so that a later process can make them again. Nothing is pickled.
+"""Objects as JSON, by the names of their classes, so that a later process can recreate them. Nothing is pickled.
 
 A class or function is recorded as its module and name, with the module's file unless it is in a package. A dataclass,
 such as a method or a Flax module, is recorded as its class and fields. Closures and arrays cannot be recorded.
@@ -24,14 +24,14 @@ NOT_FIELDS = ("parent", "name")  # of a Flax module, which its parent sets
 
 
 class CannotRecord(ValueError):
-    """An object that cannot be made again from names and numbers."""
+    """An object that cannot be recreated from names and numbers."""
 
 
 def recorded(value: Any) -> Any:
     """Returns a value as JSON.
 
     Raises:
-        CannotRecord: if `found` could not make it again.
+        CannotRecord: if `found` could not recreate it.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -70,7 +70,7 @@ def recordable(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fields(value: Any) -> dict[str, Any]:
-    """Returns the arguments that make a dataclass or named tuple again, by name."""
+    """Returns the arguments that recreate a dataclass or named tuple, by name."""
     if hasattr(value, "_asdict"):
         return value._asdict()
     names = [field.name for field in dataclasses.fields(value) if field.init and field.name not in NOT_FIELDS]

@@ -206,7 +206,7 @@ class Ledger:
     unaccounted: str = ""
 
     def beside(self, text: str) -> Ledger:
-        """The ledger with one more thing that epsilon does not cover."""
+        """The ledger with one more entry in `unaccounted`."""
         known = self.unaccounted.split("; ") if self.unaccounted else []
         return self if text in known else dataclasses.replace(self, unaccounted="; ".join([*known, text]))
 

@@ -34,7 +34,7 @@ class Federation:
         validation: Stacked validation splits (n_max may be 0).
         test: Stacked test splits; only evaluation reads them.
         distribution: (K,) int32, the true distribution of each client; for colors and reports, never for training.
-            None: unknown. It is known if the source tells it, or the partition puts clients into groups.
+            None: unknown. It is known if the source provides it or the partition puts clients into groups.
         task: "classification" or "regression".
         num_classes: Number of classes C; 1 for regression.
         name: Data set and partition, for titles.
@@ -46,7 +46,7 @@ class Federation:
         client_names: (K,) the data set's own ids of the clients, strings or integers; None: their numbers.
         scaling: How x was standardized; None: it was not.
         official_test: Whether the clients' test examples are the data set's own; None: it has none of its own.
-        origin: The function of `pfljax.data` that made it and its arguments, as JSON; None: not known.
+        origin: The function of `pfljax.data` that made it and its arguments, as JSON; None: unknown.
     """
 
     train: Split
@@ -131,7 +131,7 @@ class Federation:
                 `test_fraction` of each client's examples.
             num_classes: Number of classes C, if y may not contain all of them.
             standardize: Whether to scale each feature (each channel of images) to mean 0 and standard deviation 1,
-                measured on the examples that are not for testing. `clients.scaling(x)` scales other examples alike.
+                measured on the examples that are not for testing. `clients.scaling(x)` applies it to other examples.
                 Integers other than uint8 may be tokens and are never scaled.
             name: Name for titles.
             splits: Splits of each client's examples.

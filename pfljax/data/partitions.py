@@ -71,7 +71,7 @@ class Partition:
 
 @settings
 class IID(Partition):
-    """Every client gets an equal share of everything."""
+    """Every client gets an equal share of all examples."""
 
     name = "iid"
     needs_classes = False
@@ -185,7 +185,7 @@ class Pachinko(Partition):
     """Two-level Pachinko allocation (Reddi et al., 2021): clients draw equally many examples, one by one.
 
     Each client has its own Dirichlet shares of coarse labels and of fine labels within each. It draws a coarse label,
-    then a fine label, then one of its examples not yet taken. Labels without examples left drop out.
+    then a fine label, then one of its examples not yet taken. Labels with no examples left drop out.
     """
 
     name = "pachinko"

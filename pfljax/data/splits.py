@@ -22,7 +22,7 @@ class Splits:
             share of every pool is set aside for testing for all clients; otherwise most of one client's test examples
             would be another's training examples.
         validation_fraction: Share of a client's training part for validation; a client with a single training example
-            has no validation examples. On the command line, 0.2 if a method needs them.
+            has no validation examples. On the command line, 0.2 if a method needs them, otherwise 0.25 while tuning.
         train_examples: Cap on a client's training part, validation included; 0: no cap.
         test_examples: Cap on a client's test part; 0: no cap (synthetic: 5,000).
         official_test: Whether the source's own test examples are the clients' test examples. True for an npz file with

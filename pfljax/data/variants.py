@@ -56,7 +56,7 @@ def match_classes(unseen: Federation | None, clients: Federation) -> Federation 
         clients: The training clients.
 
     Raises:
-        ArgumentError: if the clients have other data, or a class that training does not know.
+        ArgumentError: if the clients have other data, or a class unknown to training.
     """
     if unseen is None:
         return None

@@ -65,7 +65,7 @@ def sharing(
 def adjusted_rand_index(a: Int[np.ndarray, " n"], b: Int[np.ndarray, " n"]) -> float:
     """Adjusted Rand index of two partitions of n items, given each item's group (Hubert and Arabie, 1985, Eq. 5).
 
-    1 for equal partitions, 0 in the mean over random ones. scikit-learn's takes most of a second to import.
+    1 for equal partitions, 0 on average for random ones. Importing scikit-learn's takes most of a second.
     """
     pairs = lambda counts: (counts * (counts - 1) // 2).sum()
     (_, a), (_, b) = np.unique(a, return_inverse=True), np.unique(b, return_inverse=True)

@@ -3,7 +3,7 @@
 pFedMB's tables use it for all methods (Section 5.1). A client that predicts with one model trains a copy of it on the
 mean loss. A client that predicts with several models trains copies of all of them on the loss of its predictions, with
 fixed mixture weights; in a mixture of more than 16 models, only the 16 of highest weight. A method may define its own
-fine-tuning (`Algorithm.fine_tuned`), which replaces all this.
+fine-tuning (`Algorithm.fine_tuned`), which replaces this.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def in_general(
 
 
 def heaviest(prediction: Prediction) -> Prediction:
-    """The prediction with the at most `MOST` heaviest models, since fine-tuning copies each."""
+    """The prediction with at most the `MOST` heaviest models, because fine-tuning copies each."""
     assert prediction.weights is not None
     if len(prediction.weights) <= MOST:
         return prediction

@@ -1,4 +1,4 @@
-"""CPU devices, one for each core: JAX has a single one unless it is asked for more before it starts."""
+"""CPU devices, one per core: JAX has only one unless asked for more before it is initialized."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def chosen() -> bool:
 
 
 def use(devices: int = 0) -> None:
-    """Asks JAX for CPU devices, if it has not started.
+    """Asks JAX for CPU devices if it has not been initialized.
 
     Args:
-        devices: Number of CPU devices; 0: what the user has set (`JAX_NUM_CPU_DEVICES`), or else one for each core.
+        devices: Number of CPU devices; 0: what the user has set (`JAX_NUM_CPU_DEVICES`), otherwise one per core.
     """
     try:
         if devices or not chosen():
@@ -35,7 +35,7 @@ def use(devices: int = 0) -> None:
 
 @functools.cache
 def warn_once() -> None:
-    """Warns if clients run on one core where there are more, because JAX started before pfljax was imported."""
+    """Warns if clients run on one of several cores because JAX was initialized before pfljax was imported."""
     found = jax.local_devices()
     if found[0].platform == "cpu" and len(found) < num_cores() and not chosen():
         text = (

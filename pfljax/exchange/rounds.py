@@ -93,7 +93,7 @@ def sample_cohort(
 
 
 def participations(key: Key, num_clients: int, size: int, rounds: int) -> Array:
-    """(K,), for each client, number of the first `rounds` rounds with the client in the cohort.
+    """(K,), in how many of the first `rounds` rounds each client is in the cohort.
 
     Valid only for uniform sampling: with `Algorithm.sample`, cohorts depend on the training.
     """
