@@ -2,7 +2,7 @@
 
 from pfljax import algorithms, data, models
 from pfljax.algorithms import *  # noqa: F403
-from pfljax.api import Collaboration, Result, Run, Table, Tuning, compare, load, train_replicates, tune
+from pfljax.api import Collaboration, Result, Run, Simulation, Table, Tuning, compare, load, train_replicates, tune
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.contract.method import METHODS, knob, method
 from pfljax.contract.types import (
@@ -63,6 +63,7 @@ __all__ = [
     "Run",
     "RunError",
     "Server",
+    "Simulation",
     "Start",
     "State",
     "Table",

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.api.run import Clients, Run
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import checked
+from pfljax.contract.fields import checked, knob
 from pfljax.contract.types import Array, ClientData, Key, State
 from pfljax.exchange import lifting
 from pfljax.exchange.in_python import PythonPlan, calling
 from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import Record, make_round
 from pfljax.local.training import LocalTraining
+from pfljax.stages.attacks import Attack
+from pfljax.stages.server import Server
+from pfljax.stores.experiment import Execution
 from pfljax.stores.serving import scores
 from pfljax.training.loop import Rounds
 
@@ -46,25 +49,25 @@ class Simulation:
         local: LocalTraining | None = None,
         *,
         rounds: Rounds = 100,
-        **options: Any,
+        participation: Annotated[float, knob(above=0, at_most=1, flag="participation")] = 1.0,
+        server: Server | None = None,
+        attack: Attack | None = None,
+        execution: Execution | None = None,
     ):
         """Checks all arguments, and puts the clients' data on the devices.
 
         Args:
-            method, clients, model, local: As in `Run`.
+            method, clients, model, local, participation, server, attack: As in `Run`.
             rounds: Number of rounds that are planned, which some methods' schedules read.
-            **options: Further arguments of `Run`, except those for unseen clients and other stores.
+            execution: As in `Run`; clients are stored on the devices.
 
         Raises:
             ArgumentError: see `Run`.
         """
+        options = {"participation": participation, "server": server, "attack": attack, "execution": execution}
         self.experiment = Run(method, clients, model, local, **options).experiment.with_rounds(rounds)
-        for name, given in (
-            ("client_store", self.experiment.client_store != "device"),
-            ("unseen", "unseen" in options),
-        ):
-            if given:
-                raise ArgumentError(name, "is an option of Run, not of Simulation")
+        if self.experiment.client_store != "device":
+            raise ArgumentError("client_store", "accepted for a Simulation: device", self.experiment.client_store)
         problem, federation = self.experiment.problem, self.experiment.federation
         plan, num = problem.plan, problem.num_clients
         self._algorithm = algorithm = self.experiment.algorithm(plan)
