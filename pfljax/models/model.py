@@ -17,7 +17,7 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Key, Params, PyTree, Task
 from pfljax.models.linen import LinenNetwork
 from pfljax.models.rewriting import rewritten, slow_layers
-from pfljax.models.structure import Layers, Network, by_path, layers_of, paths_of
+from pfljax.models.structure import Network, by_path
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class Model:
         """Layers that XLA runs slowly on a platform ("cpu"), a line each."""
         run = lambda params, x: self.network.forward(params, x, None)[0]
         traced = jax.make_jaxpr(run)(self.network.shapes, self.example_input)
-        names = ["/".join(self.network.place(path)[:-1]) for path in paths_of(self.network.shapes)]
+        names = ["/".join(place[:-1]) for place in self.network.places.values()]
         return slow_layers(traced, [*names, ""], platform)
 
     def init(self, key: Key) -> Params:
@@ -128,21 +128,17 @@ class Model:
         outputs = self.apply(params, x)
         return outputs if self.task == "regression" else jax.nn.softmax(outputs)
 
-    @functools.cached_property
-    def _layers(self) -> Layers:
-        return layers_of(self.network)
-
     @property
     def layers(self) -> tuple[tuple[str, ...], ...]:
         """Names of the parameter tree's branches for each layer, in the order of computation.
 
         A normalization layer belongs to the layer before it.
         """
-        return tuple(tuple("/".join(path) for path in paths) for paths in self._layers.names)
+        return tuple(tuple(map("/".join, paths)) for paths in self.network.layers)
 
     def layer_numbers(self, params: Params) -> PyTree:
         """A tree of ints like `params`: the number of each leaf's layer."""
-        return by_path(lambda path: self._layers.number(self.network.place(path)), params)
+        return by_path(self.network.number, params)
 
     def mask(self, params: Params, num: int) -> PyTree:
         """A tree of bools like `params`: whether a leaf is in the last `num` layers (0 to all)."""
@@ -151,7 +147,7 @@ class Model:
 
     def normalization(self, params: Params) -> PyTree:
         """A tree of bools like `params`: whether a leaf belongs to a normalization layer."""
-        return by_path(lambda path: self._layers.normalizes(self.network.place(path)), params)
+        return by_path(self.network.normalizes, params)
 
     def statistics(self, params: Params) -> PyTree | None:
         """A tree of bools like `params`: whether forward passes write a leaf; None if they write no leaf."""
