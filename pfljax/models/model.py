@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -80,7 +79,7 @@ class Model:
 
     def features(self, params: Params, x: Num[Array, "B ..."], key: Key | None = None) -> Array:
         """Input of the last dense layer, (B, F); `key` as in `loss`."""
-        return self._dense(self._held(params), x, key)[-1][0]
+        return self._features(self._held(params), x, key)
 
     @functools.cached_property
     def output_shape(self) -> tuple[int, ...]:
@@ -89,8 +88,12 @@ class Model:
 
     def embedding(self, params: Params, x: Num[Array, "B ..."]) -> Array:
         """Output of the last hidden dense layer before its activation, (B, F); the features if there is none."""
-        *hidden, (features, _) = self._dense(self._held(params), x, None)
-        return hidden[-1][1] if hidden and hidden[-1][1].shape == features.shape else features
+
+        def run(params, x):
+            *hidden, (features, _) = self.network.dense(params, x, None)
+            return hidden[-1][1] if hidden and hidden[-1][1].shape == features.shape else features
+
+        return rewritten(run)(self._held(params), x)
 
     def loss(
         self,
@@ -153,17 +156,9 @@ class Model:
         """A tree of bools like `params`: whether forward passes write a leaf; None if they write no leaf."""
         return by_path(lambda path: path in self.network.statistics, params) if self.network.statistics else None
 
-    @functools.cached_property
-    def _start(self) -> Callable[[Key], Params]:
-        return rewritten(self.network.init)
-
-    @functools.cached_property
-    def _compute(self) -> Callable[..., tuple[Array, Params]]:
-        return rewritten(self.network.forward)
-
-    @functools.cached_property
-    def _dense(self) -> Callable[..., list[tuple[Array, Array]]]:
-        return rewritten(self.network.dense)
+    _start = functools.cached_property(lambda self: rewritten(self.network.init))
+    _compute = functools.cached_property(lambda self: rewritten(self.network.forward))
+    _features = functools.cached_property(lambda self: rewritten(lambda *args: self.network.dense(*args)[-1][0]))
 
     def _forward(self, params: Params, x: Array, key: Key | None) -> tuple[Array, Params]:
         outputs, written = self._compute(self._held(params), x, key)
