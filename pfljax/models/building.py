@@ -10,12 +10,12 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.extend import core
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Task
 from pfljax.models import networks, recurrent
 from pfljax.models.model import ACCEPTED, Model
+from pfljax.models.rewriting import equations
 
 # Name -> (widths of the mlp's hidden layers, channels of the cnn) -> the module.
 NAMES: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], nn.Module]] = {
@@ -77,33 +77,32 @@ def build(
         ArgumentError: if `model` is none of these, does not accept the data or has outputs of another shape.
     """
     outputs = 1 if task == "regression" else num_classes
-    name = str(name or getattr(model, "__name__", type(model).__name__))
-    if isinstance(model, Model):
-        made, name = model.module, type(model.module).__name__
-    else:
-        made = called(model, outputs)
-    if isinstance(made, nn.Module) and getattr(made, "outputs", outputs) is None:
-        made = made.clone(outputs=outputs)
-    check_inputs(made, tuple(input_shape), name)
-    integers = jnp.issubdtype(dtype, jnp.integer) or isinstance(made, recurrent.CharacterLSTM)
-    example = jax.ShapeDtypeStruct((1, *input_shape), jnp.int32 if integers else dtype)
-    built = (
-        dataclasses.replace(model, module=made, task=task) if isinstance(model, Model) else Model(made, example, task)
-    )
-    check_outputs(built, jax.ShapeDtypeStruct((2, *input_shape), example.dtype), outputs, name)
+    given = model.module if isinstance(model, Model) else model
+    name = str(name or getattr(given, "__name__", type(given).__name__))
+    module = given if isinstance(model, Model) else called(model, outputs)
+    if isinstance(module, nn.Module) and getattr(module, "outputs", outputs) is None:
+        module = module.clone(outputs=outputs)
+    check_inputs(module, tuple(input_shape), name)
+    integers = jnp.issubdtype(dtype, jnp.integer) or isinstance(module, recurrent.CharacterLSTM)
+    inputs = jax.ShapeDtypeStruct((2, *input_shape), jnp.int32 if integers else dtype)
+    if not isinstance(model, Model):
+        model = Model(module, inputs.update(shape=(1, *input_shape)))
+    built = dataclasses.replace(model, module=module, task=task)
+    check_outputs(built, inputs, outputs, name)
     return built
 
 
 def called(model: Any, outputs: int) -> Any:
     """Calls a function of the number of classes; returns its module or function of `rngs`."""
-    if not callable(model) or (hasattr(model, "init") and not inspect.isclass(model)) or is_nnx(model):
+    # NNX is slow to import, so its modules are known by the names of their bases.
+    is_module = any(base.__name__ == "Module" and base.__module__.startswith("flax.") for base in type(model).__mro__)
+    if not callable(model) or is_module:
         return model
     try:
         arguments = dict(inspect.signature(model.__init__ if inspect.isclass(model) else model).parameters)
     except (TypeError, ValueError) as error:
         raise ArgumentError("model", f"accepted: {ACCEPTED}", model) from error
-    if inspect.isclass(model):
-        arguments.pop("self", None)
+    arguments.pop("self", None)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     missing = [n for n, a in arguments.items() if a.kind in kinds and a.default is a.empty and n != "rngs"]
     named: dict[str, Any] = {"num_classes": outputs} if "num_classes" in arguments else {}
@@ -111,11 +110,6 @@ def called(model: Any, outputs: int) -> Any:
     if "rngs" not in arguments:
         return model(*given, **named)
     return lambda rngs: model(*given, **named | {"rngs": rngs})
-
-
-def is_nnx(model: Any) -> bool:
-    """Whether it is an NNX module; looks only at its class's bases, to avoid importing NNX."""
-    return any(base.__module__.startswith("flax.nnx") and base.__name__ == "Module" for base in type(model).__mro__)
 
 
 def check_inputs(module: Any, shape: tuple[int, ...], name: str) -> None:
@@ -133,42 +127,27 @@ def check_outputs(model: Model, inputs: jax.ShapeDtypeStruct, outputs: int, name
     try:
         params = model.network.shapes
         traced, found = jax.make_jaxpr(model.apply, return_shape=True)(params, inputs)
-        shape = found.shape
     except ArgumentError:
         raise
     except Exception as error:
         line = (str(error).splitlines() or [""])[0]
         raise ArgumentError("model", f"fails on inputs of shape {inputs.shape}: {line}", name) from error
-    floats = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(params))
-    if not floats:
+    if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(params)):
         raise ArgumentError("model", "has parameters or statistics that are not real numbers", name)
-    batch = inputs.shape[0]
-    places = (batch, *inputs.shape[1:]) if len(inputs.shape) == 2 else ()  # sequences may have logits everywhere
+    batch, *features = inputs.shape
+    places = features if len(features) == 1 else []  # sequences may have logits everywhere
     if model.task == "regression":
-        fits, accepted = shape == (batch,), "(batch,) or (batch, 1) values"
+        shapes, accepted = [(batch,)], "(batch,) or (batch, 1) values"
     else:
-        fits, accepted = shape in ((batch, outputs), (*places, outputs)), f"(batch, {outputs}) logits"
-    if not fits:
-        given = ", ".join(["batch", *map(str, shape[1:])])
+        shapes, accepted = [(batch, outputs), (batch, *places, outputs)], f"(batch, {outputs}) logits"
+    if found.shape not in shapes:
+        given = ", ".join(["batch", *map(str, found.shape[1:])])
         raise ArgumentError("model", f"returns outputs of shape ({given}); accepted: {accepted}", name)
-    if model.task == "classification" and ends_in_division(traced.jaxpr) and gives_probabilities(model, inputs):
+    # A softmax ends in a division; only a network that has one is worth evaluating.
+    divides = any(e.primitive.name == "div" and e.outvars[0].aval.size == found.size for e in equations(traced))
+    if model.task == "classification" and divides and gives_probabilities(model, inputs):
         text = "returns probabilities, which sum to 1; accepted: logits, so leave out the softmax at its end"
         raise ArgumentError("model", text, name)
-
-
-def ends_in_division(jaxpr: Any, output: int = 0) -> bool:
-    """Whether an output is a quotient, as that of a softmax is, up to changes of its shape and type."""
-    wanted = jaxpr.outvars[output]
-    for eqn in reversed(jaxpr.eqns):
-        if wanted not in eqn.outvars:
-            continue
-        inner = next(iter(core.jaxprs_in_params(eqn.params)), None)
-        if inner is not None:
-            return ends_in_division(inner, eqn.outvars.index(wanted))
-        if eqn.primitive.name not in ("reshape", "squeeze", "broadcast_in_dim", "convert_element_type"):
-            return eqn.primitive.name == "div"
-        wanted = eqn.invars[0]
-    return False
 
 
 def gives_probabilities(model: Model, inputs: jax.ShapeDtypeStruct) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -62,9 +61,10 @@ def slopes(
         return jnp.einsum("b...go,b...gp->gop", dy.reshape(*dy.shape[:-1], groups, -1), rows)
 
     if groups == x.shape[-1] == kernel.shape[-1]:
-        dkernel = _sum_over(depthwise, x.shape[0], x, dy)
+        dkernel = _in_blocks(depthwise, x.shape[0], x, dy, add=True)
     else:
-        dkernel = jnp.moveaxis(_sum_over(product, _num_blocks(x.shape, kernel, windows), x, dy), -1, 0)
+        blocks = _num_blocks(x.shape, kernel, windows)
+        dkernel = jnp.moveaxis(_in_blocks(product, blocks, x, dy, add=True), -1, 0)
     if any(stride > 1 for stride in windows.strides):
         dx = _spread(dy, kernel, windows, groups, x.shape)
     else:
@@ -123,23 +123,13 @@ def _num_blocks(shape: Sequence[int], kernel: Array, windows: Windows) -> int:
     return batch // max(d for d in range(1, batch + 1) if batch % d == 0 and d <= fitting)
 
 
-def _cut(x: Array, blocks: int) -> Array:
-    return x.reshape(blocks, -1, *x.shape[1:])
-
-
-def _in_blocks(fn: Callable[[Array], Array], blocks: int, x: Array) -> Array:
-    """fn(x), computed in blocks of the rows of x."""
-    if blocks == 1:
-        return fn(x)
-    y = jax.lax.scan(lambda _, block: (None, fn(block)), None, _cut(x, blocks))[1]
-    return y.reshape(-1, *y.shape[2:])
-
-
-def _sum_over(fn: Callable[[Any, Any], Array], blocks: int, *arrays: Array) -> Array:
-    """fn(*arrays), summed over blocks of their rows."""
+def _in_blocks(fn: Callable[..., Array], blocks: int, *arrays: Array, add: bool = False) -> Array:
+    """fn(*arrays), computed in blocks of their rows; `add`: whether it sums over the rows."""
     if blocks == 1:
         return fn(*arrays)
-    cut = [_cut(array, blocks) for array in arrays]
+    cut = [array.reshape(blocks, -1, *array.shape[1:]) for array in arrays]
+    if not add:
+        y = jax.lax.scan(lambda _, block: (None, fn(*block)), None, cut)[1]
+        return y.reshape(-1, *y.shape[2:])
     shape = jax.eval_shape(fn, *(array[0] for array in cut))
-    zeros = jnp.zeros(shape.shape, shape.dtype)
-    return jax.lax.scan(lambda total, block: (total + fn(*block), None), zeros, cut)[0]
+    return jax.lax.scan(lambda total, block: (total + fn(*block), None), jnp.zeros_like(shape), cut)[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -17,7 +16,7 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Key, Params, PyTree, Task
 from pfljax.models.linen import LinenNetwork
 from pfljax.models.rewriting import rewritten, slow_layers
-from pfljax.models.structure import Layers, Network, by_path, layers_of, paths_of
+from pfljax.models.structure import Network, by_path
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,7 +66,7 @@ class Model:
         """Layers that XLA runs slowly on a platform ("cpu"), a line each."""
         run = lambda params, x: self.network.forward(params, x, None)[0]
         traced = jax.make_jaxpr(run)(self.network.shapes, self.example_input)
-        names = ["/".join(self.network.place(path)[:-1]) for path in paths_of(self.network.shapes)]
+        names = ["/".join(place[:-1]) for place in self.network.places.values()]
         return slow_layers(traced, [*names, ""], platform)
 
     def init(self, key: Key) -> Params:
@@ -80,7 +79,7 @@ class Model:
 
     def features(self, params: Params, x: Num[Array, "B ..."], key: Key | None = None) -> Array:
         """Input of the last dense layer, (B, F); `key` as in `loss`."""
-        return self._dense(self._held(params), x, key)[-1][0]
+        return self._features(self._held(params), x, key)
 
     @functools.cached_property
     def output_shape(self) -> tuple[int, ...]:
@@ -89,8 +88,12 @@ class Model:
 
     def embedding(self, params: Params, x: Num[Array, "B ..."]) -> Array:
         """Output of the last hidden dense layer before its activation, (B, F); the features if there is none."""
-        *hidden, (features, _) = self._dense(self._held(params), x, None)
-        return hidden[-1][1] if hidden and hidden[-1][1].shape == features.shape else features
+
+        def run(params, x):
+            *hidden, (features, _) = self.network.dense(params, x, None)
+            return hidden[-1][1] if hidden and hidden[-1][1].shape == features.shape else features
+
+        return rewritten(run)(self._held(params), x)
 
     def loss(
         self,
@@ -128,21 +131,17 @@ class Model:
         outputs = self.apply(params, x)
         return outputs if self.task == "regression" else jax.nn.softmax(outputs)
 
-    @functools.cached_property
-    def _layers(self) -> Layers:
-        return layers_of(self.network)
-
     @property
     def layers(self) -> tuple[tuple[str, ...], ...]:
         """Names of the parameter tree's branches for each layer, in the order of computation.
 
         A normalization layer belongs to the layer before it.
         """
-        return tuple(tuple("/".join(path) for path in paths) for paths in self._layers.names)
+        return tuple(tuple(map("/".join, paths)) for paths in self.network.layers)
 
     def layer_numbers(self, params: Params) -> PyTree:
         """A tree of ints like `params`: the number of each leaf's layer."""
-        return by_path(lambda path: self._layers.number(self.network.place(path)), params)
+        return by_path(self.network.number, params)
 
     def mask(self, params: Params, num: int) -> PyTree:
         """A tree of bools like `params`: whether a leaf is in the last `num` layers (0 to all)."""
@@ -151,23 +150,15 @@ class Model:
 
     def normalization(self, params: Params) -> PyTree:
         """A tree of bools like `params`: whether a leaf belongs to a normalization layer."""
-        return by_path(lambda path: self._layers.normalizes(self.network.place(path)), params)
+        return by_path(self.network.normalizes, params)
 
     def statistics(self, params: Params) -> PyTree | None:
         """A tree of bools like `params`: whether forward passes write a leaf; None if they write no leaf."""
         return by_path(lambda path: path in self.network.statistics, params) if self.network.statistics else None
 
-    @functools.cached_property
-    def _start(self) -> Callable[[Key], Params]:
-        return rewritten(self.network.init)
-
-    @functools.cached_property
-    def _compute(self) -> Callable[..., tuple[Array, Params]]:
-        return rewritten(self.network.forward)
-
-    @functools.cached_property
-    def _dense(self) -> Callable[..., list[tuple[Array, Array]]]:
-        return rewritten(self.network.dense)
+    _start = functools.cached_property(lambda self: rewritten(self.network.init))
+    _compute = functools.cached_property(lambda self: rewritten(self.network.forward))
+    _features = functools.cached_property(lambda self: rewritten(lambda *args: self.network.dense(*args)[-1][0]))
 
     def _forward(self, params: Params, x: Array, key: Key | None) -> tuple[Array, Params]:
         outputs, written = self._compute(self._held(params), x, key)

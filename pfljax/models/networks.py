@@ -6,8 +6,7 @@ smallest height and width of images.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -17,14 +16,34 @@ from pfljax.contract.types import Array
 from pfljax.models.structure import UNSET
 
 
-def max_pool(x: Array) -> Array:
-    """2 x 2 max pooling with stride 2; drops an odd last row or column."""
-    return nn.max_pool(x, (2, 2), (2, 2))
+def normalized(x: Array, width: int, size: int = 3, stride: int = 1, groups: int = 1) -> Array:
+    """A convolution without bias and group norm; (size - 1) / 2 zeros on every side, whatever the stride."""
+    conv = nn.Conv(width, (size, size), stride, (size - 1) // 2, feature_group_count=groups, use_bias=False)
+    return nn.GroupNorm(num_groups=8)(conv(x))
 
 
-def convolution(width: int, size: int = 3, stride: int = 1, **options: Any) -> nn.Conv:
-    """A convolution with zeros around the images: (size - 1) / 2 on every side, whatever the stride."""
-    return nn.Conv(width, (size, size), stride, padding=(size - 1) // 2, **options)
+def stacked(
+    x: Array,
+    stages: Sequence[Sequence[int]],
+    hidden: Sequence[int],
+    outputs: int,
+    *,
+    size: int = 3,
+    padding: str = "SAME",
+    norm: Callable[[Array], Array] = lambda x: x,
+) -> Array:
+    """Stages of convolutions, given by their widths, and hidden dense layers, all with ReLU; then a dense layer.
+
+    A stage ends in 2 x 2 max pooling, which drops an odd last row or column.
+    """
+    for widths in stages:
+        for width in widths:
+            x = nn.relu(norm(nn.Conv(width, (size, size), padding=padding)(x)))
+        x = nn.max_pool(x, (2, 2), (2, 2))
+    x = x.reshape(x.shape[0], -1)
+    for width in hidden:
+        x = nn.relu(nn.Dense(width)(x))
+    return nn.Dense(outputs)(x)
 
 
 class MLP(nn.Module):
@@ -35,10 +54,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        x = x.reshape(x.shape[0], -1)
-        for width in self.hidden:
-            x = nn.relu(nn.Dense(width)(x))
-        return nn.Dense(self.outputs)(x)
+        return stacked(x, (), self.hidden, self.outputs)
 
 
 class Logistic(nn.Module):
@@ -72,9 +88,7 @@ class CNN(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        for width in self.channels:
-            x = max_pool(nn.relu(convolution(width)(x)))
-        return nn.Dense(self.outputs)(x.reshape(x.shape[0], -1))
+        return stacked(x, [(width,) for width in self.channels], (), self.outputs)
 
 
 class FemnistCNN(nn.Module):
@@ -88,10 +102,7 @@ class FemnistCNN(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        for width in (32, 64):
-            x = max_pool(nn.relu(nn.Conv(width, (5, 5), padding="VALID")(x)))
-        x = nn.relu(nn.Dense(2048)(x.reshape(x.shape[0], -1)))
-        return nn.Dense(self.outputs)(x)
+        return stacked(x, ((32,), (64,)), (2048,), self.outputs, size=5, padding="VALID")
 
 
 class LeNet(nn.Module):
@@ -105,12 +116,7 @@ class LeNet(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        for width in (6, 16):
-            x = max_pool(nn.relu(nn.Conv(width, (5, 5), padding="VALID")(x)))
-        x = x.reshape(x.shape[0], -1)
-        for width in (120, 84):
-            x = nn.relu(nn.Dense(width)(x))
-        return nn.Dense(self.outputs)(x)
+        return stacked(x, ((6,), (16,)), (120, 84), self.outputs, size=5, padding="VALID")
 
 
 class McMahanCNN(nn.Module):
@@ -125,10 +131,7 @@ class McMahanCNN(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        for width in (32, 64):
-            x = max_pool(nn.relu(convolution(width, 5)(x)))
-        x = nn.relu(nn.Dense(512)(x.reshape(x.shape[0], -1)))
-        return nn.Dense(self.outputs)(x)
+        return stacked(x, ((32,), (64,)), (512,), self.outputs, size=5)
 
 
 class PflResearchCNN(nn.Module):
@@ -143,10 +146,7 @@ class PflResearchCNN(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        x = nn.relu(nn.Conv(32, (3, 3), padding="VALID")(x))
-        x = max_pool(nn.relu(nn.Conv(64, (3, 3), padding="VALID")(x)))
-        x = nn.relu(nn.Dense(128)(x.reshape(x.shape[0], -1)))
-        return nn.Dense(self.outputs)(x)
+        return stacked(x, ((32, 64),), (128,), self.outputs, padding="VALID")
 
 
 class VGG11(nn.Module):
@@ -161,14 +161,7 @@ class VGG11(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        for widths in self.stages:
-            for width in widths:
-                x = nn.relu(nn.GroupNorm(num_groups=8)(convolution(width)(x)))
-            x = max_pool(x)
-        x = x.reshape(x.shape[0], -1)
-        for _ in range(2):
-            x = nn.relu(nn.Dense(4096)(x))
-        return nn.Dense(self.outputs)(x)
+        return stacked(x, self.stages, (4096, 4096), self.outputs, norm=lambda x: nn.GroupNorm(num_groups=8)(x))
 
 
 class MobileNetV2(nn.Module):
@@ -187,20 +180,14 @@ class MobileNetV2(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        norm = lambda x: nn.GroupNorm(num_groups=8)(x)
-        project = lambda x, width: norm(nn.Conv(width, (1, 1), use_bias=False)(x))
-        depthwise = lambda x, stride: convolution(
-            x.shape[-1], stride=stride, feature_group_count=x.shape[-1], use_bias=False
-        )(x)
-        x = nn.relu6(norm(convolution(32, stride=2, use_bias=False)(x)))
+        x = nn.relu6(normalized(x, 32, stride=2))
         for expansion, width, blocks, first in self.stages:
-            for number in range(blocks):
-                stride = first if number == 0 else 1
-                y = nn.relu6(project(x, expansion * x.shape[-1])) if expansion > 1 else x
-                y = nn.relu6(norm(depthwise(y, stride)))
-                y = project(y, width)
+            for stride in (first, *[1] * (blocks - 1)):
+                y = nn.relu6(normalized(x, expansion * x.shape[-1], 1)) if expansion > 1 else x
+                y = nn.relu6(normalized(y, y.shape[-1], 3, stride, groups=y.shape[-1]))
+                y = normalized(y, width, 1)
                 x = x + y if stride == 1 and x.shape[-1] == width else y
-        x = nn.relu6(project(x, 1280)).mean(axis=(1, 2))
+        x = nn.relu6(normalized(x, 1280, 1)).mean(axis=(1, 2))
         return nn.Dense(self.outputs)(x)
 
 
@@ -217,13 +204,11 @@ class ResNet18(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        norm = lambda x: nn.GroupNorm(num_groups=8)(x)
-        x = nn.relu(norm(convolution(self.widths[0], use_bias=False)(x)))
+        x = nn.relu(normalized(x, self.widths[0]))
         for stage, width in enumerate(self.widths):
             for stride in (2 if stage else 1, 1):
-                y = nn.relu(norm(convolution(width, stride=stride, use_bias=False)(x)))
-                y = norm(convolution(width, use_bias=False)(y))
+                y = normalized(nn.relu(normalized(x, width, 3, stride)), width)
                 if y.shape != x.shape:
-                    x = norm(nn.Conv(width, (1, 1), stride, padding="VALID", use_bias=False)(x))
+                    x = normalized(x, width, 1, stride)
                 x = nn.relu(x + y)
         return nn.Dense(self.outputs)(x.mean(axis=(1, 2)))

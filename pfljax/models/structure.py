@@ -1,126 +1,145 @@
-"""The structure of a parameter tree, found by tracing a forward pass: layers, normalizations and statistics.
+"""A Flax module as pure functions, and the structure of its parameter tree: layers, normalizations and statistics.
 
 A path is a tuple of names, from the tree's root to a leaf or a branch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
 
 import jax
 
+from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Key, Params, PyTree
 
 Path = tuple[str, ...]
 UNSET: Any = None  # number of outputs until the network is built for data
+TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
 
 
-@runtime_checkable
-class Network(Protocol):
+@dataclasses.dataclass
+class Call:
+    """A call of a module inside a network: the module's path and class, its arguments and what it returned."""
+
+    path: Path
+    kind: type
+    args: tuple[Any, ...]
+    returned: Any = None
+
+
+class Network:
     """A Flax module as pure functions.
 
     Attributes:
+        example: Shape and type of inputs (B, *features).
+        shapes: The parameters' shapes and types.
+        statistics: Paths of the leaves that a forward pass in training mode writes.
+        collections: Branches of the tree that hold other leaves of the modules whose parameters are beside them.
         fixed: Whether there is only one initial model, whatever the key.
         stochastic: Whether training draws random numbers (dropout).
-        statistics: Paths of the leaves that a forward pass in training mode writes.
-        called: Paths of the modules in the order of their first call, and whether they normalize.
-        shapes: The parameters' shapes and types.
+        dense_class: Flax's class of dense layers.
+        norm_classes: Flax's classes of normalizations.
     """
 
-    fixed: bool
-    stochastic: bool
-    statistics: frozenset[Path]
-    called: dict[Path, bool]
+    example: jax.ShapeDtypeStruct
     shapes: Params
+    statistics: frozenset[Path]
+    collections: tuple[str, ...] = ()
+    fixed = False
+    stochastic: bool
+    dense_class: type
+    norm_classes: tuple[type, ...]
 
     def init(self, key: Key) -> Params:
         """Initial parameters, with the statistics in them."""
-        ...
+        raise NotImplementedError
 
     def forward(self, params: Params, x: Array, key: Key | None) -> tuple[Array, Params]:
         """The outputs, and the parameters with the new statistics; in training mode if a key is given."""
-        ...
+        raise NotImplementedError
 
     def exported(self, params: Params) -> tuple[Any, Any]:
         """The module and its variables: Linen's collections; or the NNX module with these parameters, and its state."""
-        ...
+        raise NotImplementedError
+
+    def calls(self, params: Params, x: Array, key: Key | None) -> list[Call]:
+        """The calls of modules in a forward pass, in the order in which they begin."""
+        raise NotImplementedError
 
     def dense(self, params: Params, x: Array, key: Key | None) -> list[tuple[Array, Array]]:
-        """Inputs (B, F) and outputs (B, F') of each dense layer, at least one, in the order of their calls.
+        """Inputs (B, F) and outputs (B, F') of each dense layer, at least one; in training mode if a key is given."""
+        calls = [call for call in self.calls(params, x, key) if issubclass(call.kind, self.dense_class)]
+        if not calls:
+            raise ArgumentError("model", "has no dense layer, so it has no features")
+        return [(call.args[0], call.returned) for call in calls]
 
-        In training mode if a key is given.
+    @functools.cached_property
+    def places(self) -> dict[Path, Path]:
+        """Path of each leaf -> path of the module that it is a parameter of, followed by the leaf's name."""
+        paths = [path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(self.shapes)]
+        return {path: path[1:] if path[0] in self.collections else path for path in paths}
+
+    @functools.cached_property
+    def called(self) -> dict[Path, bool]:
+        """Paths of the modules in the order of their first calls, and whether they normalize."""
+        calls: list[Call] = []
+        jax.eval_shape(lambda params, x: calls.extend(self.calls(params, x, None)), self.shapes, self.example)
+        return {call.path: issubclass(call.kind, self.norm_classes) for call in calls}
+
+    @functools.cached_property
+    def layers(self) -> list[list[Path]]:
+        """The layers: the branches at the tree's first fork, in the order of computation.
+
+        A list of modules is not a layer, but each module in it is. A normalization belongs to the layer before it.
         """
-        ...
+        places, depth = self.places.values(), 0
+        owners = {place[:-1] for place in places}
 
-    def place(self, path: Path) -> Path:
-        """Path of the module that has the leaf at `path` as a parameter, followed by the leaf's name."""
-        ...
+        def branch(place: Path) -> Path:
+            modules = (place[:end] for end in range(depth + 1, len(place)) if place[:end] in self.called)
+            return next(modules, place[:-1])
 
-
-class Layers(NamedTuple):
-    """The layers of a network.
-
-    Attributes:
-        names: Paths of the branches, layer by layer; a normalization belongs to the layer before it.
-        norms: Paths of the modules that normalize.
-    """
-
-    names: tuple[tuple[Path, ...], ...]
-    norms: frozenset[Path]
+        while len(found := dict.fromkeys(map(branch, places))) == 1 and not owners & found.keys():
+            depth = len(*found)
+        layers: list[list[Path]] = []
+        for path in [*filter(found.__contains__, self.called), *(path for path in found if path not in self.called)]:
+            if layers and self.called.get(path):
+                layers[-1].append(path)
+            else:
+                layers.append([path])
+        return layers
 
     def number(self, path: Path) -> int:
         """The layer of the leaf at `path`."""
-        numbers = {branch: number for number, branches in enumerate(self.names) for branch in branches}
-        return next(numbers[path[:end]] for end in range(len(path), -1, -1) if path[:end] in numbers)
+        numbers = {branch: number for number, branches in enumerate(self.layers) for branch in branches}
+        return next(numbers[branch] for branch in above(self.places[path]) if branch in numbers)
 
     def normalizes(self, path: Path) -> bool:
         """Whether the leaf at `path` belongs to a normalization."""
-        return any(path[:end] in self.norms for end in range(len(path)))
+        written = {self.places[path][:-1] for path in self.statistics}
+        return any(branch in written or self.called.get(branch) for branch in above(self.places[path]))
 
 
-def layers_of(network: Network) -> Layers:
-    """The layers: the branches at the tree's first fork, in the order of computation.
-
-    A list of modules is not a layer, but each module in it is.
-    """
-    leaves, called = tuple(map(network.place, paths_of(network.shapes))), network.called
-    found = branches(leaves, called, ())
-    while len(found) == 1 and not any(len(leaf) == len(found[0]) + 1 for leaf in leaves if found[0]):
-        inner = branches(leaves, called, found[0])
-        if inner == found:
-            break
-        found = inner
-    order = {path: number for number, path in enumerate(called)}
-    names: list[tuple[Path, ...]] = []
-    for branch in sorted(found, key=lambda path: order.get(path, len(order))):
-        if names and called.get(branch, False):
-            names[-1] = (*names[-1], branch)
-        else:
-            names.append((branch,))
-    norms = {path for path, normalizes in called.items() if normalizes}
-    norms |= {network.place(path)[:-1] for path in network.statistics}
-    return Layers(tuple(names), frozenset(norms))
+def above(path: Path) -> list[Path]:
+    """The branches that `path` is in, from the innermost to the root."""
+    return [path[:end] for end in range(len(path) - 1, -1, -1)]
 
 
-def branches(leaves: Iterable[Path], called: Mapping[Path, bool], prefix: Path) -> list[Path]:
-    """The modules directly below `prefix`, and `prefix` itself if it has its own parameters."""
-    found: dict[Path, None] = {}
-    below = [leaf for leaf in leaves if leaf[: len(prefix)] == prefix]
-    for leaf in below:
-        child = leaf[: len(prefix) + 1]
-        if child == leaf:
-            found[prefix] = None
-        elif child in called:
-            found[child] = None
-        else:
-            found |= dict.fromkeys(branches([other for other in below if other[: len(child)] == child], called, child))
-    return list(found)
+def flags(module: Any, training: bool) -> dict[str, Any]:
+    """The arguments of a module's call that select training mode, or inference mode."""
+    names = inspect.signature(type(module).__call__).parameters
+    return {name: value == training for name, value in TRAINING.items() if name in names}
 
 
-def paths_of(params: Params) -> tuple[Path, ...]:
-    """Paths of all leaves."""
-    return tuple(path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
+def recorded(calls: list[Call], path: Path, kind: type, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Adds a call of a module to `calls`, and returns fn(*args, **kwargs)."""
+    calls.append(call := Call(path, kind, (*args, *kwargs.values())))
+    call.returned = fn(*args, **kwargs)
+    return call.returned
 
 
 def by_path(fn: Callable[[Path], Any], params: Params) -> PyTree:

@@ -332,6 +332,15 @@ def test_probabilities_in_place_of_logits_are_refused(end, refused):
         models.build(Ended(), (4,), "classification", 3)
 
 
+def test_a_recurrent_network_has_features():
+    """The dense layers inside its cell, which a scan traces, are not theirs."""
+    model = models.Model(nn.Sequential([nn.RNN(nn.LSTMCell(5)), lambda h: h[:, -1], nn.Dense(3)]), jnp.zeros((1, 4, 3)))
+    params, x = start(model, jax.random.key(0)), RNG.normal(size=(2, 4, 3)).astype(np.float32)
+    last = params["layers_2"]
+    outputs = model.features(params, x) @ last["kernel"] + last["bias"]
+    np.testing.assert_allclose(outputs, apply(model, params, x), rtol=1e-4, atol=1e-6)
+
+
 def test_nnx_is_imported_only_where_it_is_used():
     line = "import sys, pfljax.models; sys.exit('flax.nnx' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", line]).returncode == 0
