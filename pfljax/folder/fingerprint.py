@@ -42,6 +42,9 @@ FUNCTIONS = ("init", "download", "sample", "client_update", "server_update", "pr
 MODEL, OPTIMIZER, ENGINE = "model", "optimizer", "rounds and evaluation"
 ARRAYS, INPUTS = ": captured arrays", ": inputs"
 PART = re.compile(r"part:(\w+)")
+# Planned number of rounds in traces. Not the run's own, since a run that goes on for more rounds stays the same; and
+# more than a few, so that schedules and what is computed only in longer runs are traced.
+ROUNDS = 100
 # Parameters of operations that change no result: names, and where and how it is computed.
 IGNORED = {
     *("name", "debug_info", "callback", "fwd_jaxpr_thunk", "jvp_jaxpr_fun", "jvp_jaxpr_thunk", "bwd", "inline"),
@@ -123,7 +126,7 @@ def parts(experiment: Experiment, within: Sequence[str] = ()) -> Digests:
     plan, problem, model = make_host_plan(), experiment.problem, experiment.problem.model
     optimizer = problem.solver.optimizer
     optimizer = optimizer._replace(init=in_part(OPTIMIZER, optimizer.init), update=in_part(OPTIMIZER, optimizer.update))
-    problem = problem._replace(rounds=1, plan=plan, solver=problem.solver._replace(optimizer=optimizer))
+    problem = problem._replace(rounds=ROUNDS, plan=plan, solver=problem.solver._replace(optimizer=optimizer))
     algorithm = dataclasses.replace(experiment, problem=problem).algorithm(plan)
     adapts = algorithm.adapt is not algorithm.predictor
     algorithm = dataclasses.replace(algorithm, **{name: in_part(name, fn) for name, fn in functions(algorithm).items()})
