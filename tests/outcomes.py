@@ -30,7 +30,7 @@ def never_training():
     with contextlib.ExitStack() as patched:
         patched.enter_context(mock.patch.object(launch, "set_up_devices", lambda *_: None))
         for owner, name in (
-            *((api.Run, "train"), (api, "train_replicates"), (api, "search"), (measure, "check_state")),
+            *((api.Run, "train"), (api, "train_replicates"), (api.tuning, "search"), (measure, "check_state")),
         ):
             patched.enter_context(mock.patch.object(owner, name, stop))
         yield
