@@ -156,10 +156,11 @@ def search_in_turn(
     make: Callable[[Point, T], Run],
     rounds: int,
     *,
+    together: int = 1,
     folder: Path | None = None,
     **options: Any,
 ) -> Tuning:
-    """Tunes the rate and the first knob together, then each further knob at the best values so far.
+    """Tunes the rate and the first knobs together, then each further knob at the best values so far.
 
     Args:
         rates: Learning rates to try.
@@ -167,28 +168,29 @@ def search_in_turn(
         trials: See `search`.
         make: See `search`.
         rounds: Number of rounds.
-        folder: Folder for the files of `score_files`; None: none.
+        together: Number of knobs that are tuned together with the rate.
+        folder: Folder for the scores; see `score_files`. None: none.
         options: `rerun` and `say` of `search`.
 
     Returns:
         The search for the last knob; `before` has the others.
     """
     names = list(knobs)
-    paths: list[Path | None] = [*score_files(folder, names)] if folder else [None] * max(1, len(names))
-    found: list[Tuning] = []
-    for stage, path in enumerate(paths):
-        points = grid(rates, {name: knobs[name] for name in names[:1]})
+    further = names[together:]
+    paths = score_files(folder, further) if folder else [None] * (1 + len(further))
+    points, found = grid(rates, {name: knobs[name] for name in names[:together]}), []
+    for name, path in zip(["", *further], paths, strict=True):
         if found:
-            best, name = found[-1].best, names[stage]
+            best = found[-1].best
             points = [best._replace(knobs={**best.knobs, name: value}) for value in knobs[name]]
         tuning = search(points, trials, make, rounds, path=path, **options)
         found.append(dataclasses.replace(tuning, before=[*found]))
     return found[-1]
 
 
-def score_files(folder: Path, knobs: Sequence[str] = ()) -> list[Path]:
-    """The files with the scores of each stage of `search_in_turn`."""
-    return [folder / "tuning.json", *(folder / f"tuning-{name}.json" for name in knobs[1:])]
+def score_files(folder: Path, further: Sequence[str]) -> list[Path]:
+    """The files of the scores of `search_in_turn`: of its first search, and of those for further knobs."""
+    return [folder / "tuning.json", *(folder / f"tuning-{name}.json" for name in further)]
 
 
 def papers_knobs(method: Any) -> dict[str, Sequence[Any]]:
@@ -293,21 +295,16 @@ def tune(
     """
     check_method(method)
     knobs = papers_knobs(method) if isinstance(knobs, str) else checked_knobs(method, knobs or {}, in_turn)
-    of_seed = of_each_seed(clients, seeds)
+    of_seed, default = of_each_seed(clients, seeds), local or LocalTraining()
 
     def make(point: Point, seed: int) -> Run:
-        how = local or LocalTraining()
-        if point.learning_rate is not None:
-            how = dataclasses.replace(how, learning_rate=point.learning_rate)
-        tried = dataclasses.replace(method, **point.knobs)
+        rate = {} if point.learning_rate is None else {"learning_rate": point.learning_rate}
+        tried, how = dataclasses.replace(method, **point.knobs), dataclasses.replace(default, **rate)
         return Run(tried, of_seed[seed], model, how, seed=seed, **options)
 
-    folder = None if out is None else Path(out)
+    folder, quiet = None if out is None else Path(out), lambda line: None
     if folder:
         files.check_writable(folder)
-    trials, how = list(seeds), {"rerun": rerun, "say": say or (lambda line: None)}
-    with locks.locked([folder] if folder else [], lambda line: None):
-        if in_turn:
-            return search_in_turn(rates, knobs, trials, make, rounds, folder=folder, **how)
-        path = folder and score_files(folder)[0]
-        return search(grid(rates, knobs), trials, make, rounds, path=path, **how)
+    how = {"together": 1 if in_turn else len(knobs), "folder": folder, "rerun": rerun, "say": say or quiet}
+    with locks.locked([folder] if folder else [], quiet):
+        return search_in_turn(rates, knobs, list(seeds), make, rounds, **how)
