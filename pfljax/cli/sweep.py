@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from rich.table import Table
 
 from pfljax import api
 from pfljax.api import Point, comparison, tuning
-from pfljax.api.study import POLL_SECONDS, Cell, Study, taken
+from pfljax.api.study import Cell, Study, taken
 from pfljax.cli import build
 from pfljax.cli.build import Trial
 from pfljax.cli.settings import Settings
@@ -158,10 +157,8 @@ def cells_now(
             files_there = (path.exists() for path in tuning.score_files(out, [*tuned_knobs(settings, name)][1:]))
             if not own and not all(files_there):
                 return [None] * len(runs)
-            while not taken(held, out, say):
-                if not wait:
-                    return [None] * len(runs)
-                time.sleep(POLL_SECONDS)
+            if not taken(held, out, say, wait=wait):
+                return [None] * len(runs)
         settings = tuned(settings, name, runs, out)
     study = study_of(settings)
     made = {trial: make_run(settings, name, trial) for trial in runs}
