@@ -30,9 +30,11 @@ import numpy as np
 import optax
 from absl import flags
 
+from experiments import timing
 from experiments.federico import table1
 from pfljax import data, models
-from pfljax.cli import launch, timing
+from pfljax.api.measuring import dispatcher
+from pfljax.cli import launch
 from pfljax.cli.flags import RUNS, define_devices
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings, parse
@@ -185,7 +187,7 @@ def experiment(name: str, work: Work, num_clients: int, plan: str, settings: Set
     solver = LocalTraining(optax.sgd(0.1), batch_size=BATCH).bind(work.network())
     made = make_plan(plan, settings.chunk if plan == "chunk" else 0, settings.devices)
     federation = clients_of(work.shape, num_clients)
-    return timing.build(method.get(name)(), federation, work.network(), solver, made, num_clients)
+    return timing.build(method.get(name)(), federation, work.network(), solver, made)
 
 
 def time_round(built: Experiment, repeats: int, flops: float | None = None) -> dict:
@@ -194,7 +196,7 @@ def time_round(built: Experiment, repeats: int, flops: float | None = None) -> d
     federation = built.federation
     clients = place(built.problem.plan, federation.client_data, federation.num_clients)
     compiled = loop.compile_to_fit(built, clients, 1)
-    seconds = timing.median_seconds(timing.start(built, compiled, clients, 1), repeats)
+    seconds = timing.median_seconds(dispatcher(built, compiled, clients), repeats)
     return {
         "seconds_per_round": seconds,
         "compile_seconds": compiled.compile_seconds,

@@ -26,10 +26,10 @@ from absl import flags
 from rich.console import Console
 from rich.table import Table
 
-from experiments import roofline
+from experiments import roofline, timing
 from experiments.architectures import ARCHITECTURES, Architecture
 from pfljax import data, models, report
-from pfljax.cli import build, launch, timing
+from pfljax.cli import build, launch
 from pfljax.cli.flags import RUNS, define_devices
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
@@ -121,7 +121,7 @@ def time_ours(
     """Median seconds of a round of Local."""
     model = model_of(work)
     solver = LocalTraining(optax.sgd(RATE), batch_size=work.batch_size).bind(model)
-    experiment = timing.build(method.get("local")(), federation, model, solver, plan, work.num_clients)
+    experiment = timing.build(method.get("local")(), federation, model, solver, plan)
     return timing.median_seconds(timing.compile_rounds(experiment, trace=trace), repeats)
 
 
@@ -265,7 +265,7 @@ def fedem_rows(settings: Settings, torch) -> list[dict]:
     fedem, repeats = method.get("fedem")(), settings.repeats
 
     def ours(plan: ExecutionPlan, trace: Path | None = None) -> float:
-        experiment = timing.build(fedem, federation, model, solver, plan, 300, keep_optimizer=True)
+        experiment = timing.build(fedem, federation, model, solver, plan, keep_optimizer=True)
         return timing.median_seconds(timing.compile_rounds(experiment, trace=trace), repeats)
 
     def theirs(form: Callable) -> float:
@@ -297,7 +297,7 @@ def time_federico(settings: Settings) -> dict:
     solver, plan = LocalTraining(optax.adam(0.01)).bind(model), settings.make(Execution).make_plan()
     seconds = {}
     for name in ("local", "federico"):
-        experiment = timing.build(method.get(name)(), federation, model, solver, plan, 1000)
+        experiment = timing.build(method.get(name)(), federation, model, solver, plan)
         dispatch = timing.compile_rounds(experiment, trace=trace_folder(settings, name))
         seconds[name] = timing.median_seconds(dispatch, settings.repeats)
     held = method.get("federico")().neighbors + 1

@@ -6,7 +6,8 @@ import signal
 from unittest import mock
 
 from pfljax import api
-from pfljax.cli import launch, measure
+from pfljax.api import measuring, tuning
+from pfljax.cli import launch
 
 SECONDS = 120  # after which a command hangs; input is refused within some, on whatever machine
 
@@ -30,7 +31,7 @@ def never_training():
     with contextlib.ExitStack() as patched:
         patched.enter_context(mock.patch.object(launch, "set_up_devices", lambda *_: None))
         for owner, name in (
-            *((api.Run, "train"), (api, "train_replicates"), (api, "search"), (measure, "check_state")),
+            *((api.Run, "train"), (api, "train_replicates"), (tuning, "search"), (measuring, "check_state")),
         ):
             patched.enter_context(mock.patch.object(owner, name, stop))
         yield

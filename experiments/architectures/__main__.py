@@ -19,10 +19,10 @@ from absl import flags
 from rich.console import Console
 from rich.table import Table
 
-from experiments import benchmark
+from experiments import benchmark, timing
 from experiments.architectures import ARCHITECTURES, Architecture, linen
 from pfljax import data, models
-from pfljax.cli import launch, timing
+from pfljax.cli import launch
 from pfljax.cli.flags import RUNS, define_devices
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
@@ -57,7 +57,7 @@ def ours(work: Architecture, module: Any, federation: Federation, settings: Sett
         vars(model)["_compute"] = model.network.forward
     solver = LocalTraining(optax.sgd(benchmark.RATE), batch_size=work.batch_size).bind(model)
     plan = settings.make(Execution).make_plan()
-    experiment = timing.build(method.get("local")(), federation, model, solver, plan, work.num_clients)
+    experiment = timing.build(method.get("local")(), federation, model, solver, plan)
     dispatch = timing.compile_rounds(experiment)
     return lambda: dispatch()[0]
 

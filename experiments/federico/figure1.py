@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
-from pfljax.cli import build, curve, launch, sweep, train
+from experiments.federico import curve
+from pfljax.cli import build, launch, sweep, train
 from pfljax.cli.settings import Settings
 from pfljax.evaluation import collaboration
 from pfljax.folder import files

@@ -189,14 +189,18 @@ class Study:
             self.say(line)
 
 
-def taken(held: contextlib.ExitStack, folder: Path, say: Say) -> bool:
-    """Locks a folder until `held` ends. Returns False if another process has locked it."""
-    free = True
-    try:
-        held.enter_context(locks.locked([folder], say))
-    except locks.Locked:
-        free = False
-    return bool(processes.from_first(np.int32(free)))
+def taken(held: contextlib.ExitStack, folder: Path, say: Say, *, wait: bool = False) -> bool:
+    """Locks a folder until `held` ends. Unless it may `wait`, returns False if another process has locked it."""
+    while True:
+        free = True
+        try:
+            held.enter_context(locks.locked([folder], say))
+        except locks.Locked:
+            free = False
+        free = bool(processes.from_first(np.int32(free)))
+        if free or not wait:
+            return free
+        time.sleep(POLL_SECONDS)
 
 
 def share_programs(runs: Sequence[Run]) -> Sequence[Run]:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -48,11 +48,13 @@ class Tuning:
         scores: Validation accuracy after the last round, averaged over the runs of each point; for regression, the
             negative validation loss. NaN if a run diverged.
         losses: Validation losses; they break ties between equal scores.
+        before: The searches for other knobs before this one, whose best values it uses.
     """
 
     points: list[Point]
     scores: list[float]
     losses: list[float]
+    before: list[Tuning] = dataclasses.field(default_factory=list)
 
     @property
     def best(self) -> Point:
@@ -62,11 +64,12 @@ class Tuning:
 
     @property
     def at_edge(self) -> list[str]:
-        """Names of the best point's values that lie at the edge of the grid, if the grid has three or more of them."""
+        """Names of the best point's values that lie at the edge of their grid, if it has three or more of them."""
         rows = [{"learning_rate": point.learning_rate, **point.knobs} for point in self.points]
         best = {"learning_rate": self.best.learning_rate, **self.best.knobs}
         values = {name: sorted({row[name] for row in rows}) for name, value in best.items() if is_number(value)}
-        return [name for name, seen in values.items() if len(seen) > 2 and best[name] in (seen[0], seen[-1])]
+        own = [name for name, seen in values.items() if len(seen) > 2 and best[name] in (seen[0], seen[-1])]
+        return [*(self.before[-1].at_edge if self.before else ()), *own]
 
 
 def is_number(value: Any) -> bool:
@@ -103,21 +106,35 @@ def search(
         rounds: Number of rounds.
         path: A JSON file that keeps the scores; None: none.
         rerun: "changed" scores the points again if the file has scores of something else.
-        say: Called with a line if the file's scores are reused, or damaged.
+        say: Called with lines about the scores, or if the file's are reused or damaged.
 
     Raises:
         RunError: if a run diverges at every point.
         ArgumentError: if the file has scores of something else, and `rerun` is "never".
     """
     runs = [make(point, trial) for point in points for trial in trials]
-    about: dict = {}
+    name, about, known = runs[0].experiment.name, {}, None
     if path:
         first = [run.experiment for run in runs[: len(trials)]]
         about = {"settings": first[0].config["settings"], "data": [each.config["data"] for each in first]}
         about |= {"rounds": rounds, "trials": list(trials), "grid": [point._asdict() for point in points]}
         about = files.plain(about | {"program": first[0].program()})
-        if path.exists() and (known := kept(path, about, points, rerun, say)):
-            return known
+        known = kept(path, about, points, rerun, say) if path.exists() else None
+    if known is None:
+        say(f"{name}: tuning, {len(points)} points, {len(trials)} runs each")
+    found = known or Tuning(list(points), *scores_of(runs, len(trials), rounds))
+    if path and known is None:
+        number = lambda values: [None if np.isnan(value) else value for value in values]
+        scored = {"scores": number(found.scores), "losses": number(found.losses), "best": found.best._asdict()}
+        files.write_json(path, about | scored)
+    say(f"{name}: {found.best} of {'; '.join(map('{} ({:.4f})'.format, points, found.scores))}")
+    for value in found.at_edge:
+        say(f"{name}: {value} is at the edge of the grid; a wider grid may do better")
+    return found
+
+
+def scores_of(runs: Sequence[Run], trials: int, rounds: int) -> tuple[list[float], list[float]]:
+    """Trains the runs of each point in turn, `trials` of them. Returns the points' mean scores and losses."""
     scores = np.full((len(runs), 2), np.nan)
     groups: list[list[int]] = []
     for number, run in enumerate(runs):
@@ -126,15 +143,59 @@ def search(
         groups.append([number]) if group is None else group.append(number)
     for group in groups:
         scores[group] = final_scores([runs[number] for number in group], rounds)
-    means, losses = scores.reshape(len(points), len(trials), 2).mean(axis=1).T
+    means, losses = scores.reshape(-1, trials, 2).mean(axis=1).T
     if np.isnan(means).all():
         raise RunError(f"tuning: {runs[0].experiment.name} diverges at every point of the grid")
-    found = Tuning(list(points), means.tolist(), losses.tolist())
-    if path:
-        known = lambda values: [None if np.isnan(value) else value for value in values]
-        scored = {"scores": known(found.scores), "losses": known(found.losses), "best": found.best._asdict()}
-        files.write_json(path, about | scored)
-    return found
+    return means.tolist(), losses.tolist()
+
+
+def search_in_turn(
+    rates: Sequence[float],
+    knobs: Mapping[str, Sequence[Any]],
+    trials: Sequence[T],
+    make: Callable[[Point, T], Run],
+    rounds: int,
+    *,
+    together: int = 1,
+    folder: Path | None = None,
+    **options: Any,
+) -> Tuning:
+    """Tunes the rate and the first knobs together, then each further knob at the best values so far.
+
+    Args:
+        rates: Learning rates to try.
+        knobs: Values to try, by knob.
+        trials: See `search`.
+        make: See `search`.
+        rounds: Number of rounds.
+        together: Number of knobs that are tuned together with the rate.
+        folder: Folder for the scores; see `score_files`. None: none.
+        options: `rerun` and `say` of `search`.
+
+    Returns:
+        The search for the last knob; `before` has the others.
+    """
+    names = list(knobs)
+    further = names[together:]
+    paths = score_files(folder, further) if folder else [None] * (1 + len(further))
+    points, found = grid(rates, {name: knobs[name] for name in names[:together]}), []
+    for name, path in zip(["", *further], paths, strict=True):
+        if found:
+            best = found[-1].best
+            points = [best._replace(knobs={**best.knobs, name: value}) for value in knobs[name]]
+        tuning = search(points, trials, make, rounds, path=path, **options)
+        found.append(dataclasses.replace(tuning, before=[*found]))
+    return found[-1]
+
+
+def score_files(folder: Path, further: Sequence[str]) -> list[Path]:
+    """The files of the scores of `search_in_turn`: of its first search, and of those for further knobs."""
+    return [folder / "tuning.json", *(folder / f"tuning-{name}.json" for name in further)]
+
+
+def papers_knobs(method: Any) -> dict[str, Sequence[Any]]:
+    """The knobs of a method, or of its class, that its paper tunes, with their values."""
+    return {field.name: field.metadata["grid"] for field in dataclasses.fields(method) if field.metadata.get("grid")}
 
 
 def kept(path: Path, about: dict, points: Sequence[Point], rerun: Rerun, say: Say) -> Tuning | None:
@@ -176,6 +237,17 @@ def final_scores(runs: Sequence[Run], rounds: int) -> list[tuple[float, float]]:
     return [DIVERGED if number in trainer.diverged else score for number, score in enumerate(scores)]
 
 
+def checked_knobs(method: Any, knobs: Mapping[str, Sequence[Any]], one_by_one: bool) -> Mapping[str, Sequence[Any]]:
+    """Returns the values to try. Raises `ArgumentError` for a wrong name or value, before anything is trained."""
+    known = [field.name for field in dataclasses.fields(method)]
+    for name, values in knobs.items():
+        if name not in known or not isinstance(values, Sequence) or isinstance(values, str) or not values:
+            raise ArgumentError("knobs", f"accepted: values for the knobs {', '.join(known)}", name)
+        for value in values if one_by_one else ():  # combinations are checked when their runs are made
+            dataclasses.replace(method, **{name: value})
+    return knobs
+
+
 @checked(options=[Run], without=["seed"])
 def tune(
     method: Any,
@@ -185,10 +257,12 @@ def tune(
     *,
     rounds: Rounds,
     rates: Annotated[Sequence[float], knob(above=0, distinct=True)] = (),
-    knobs: Mapping[str, Sequence[Any]] | None = None,
+    knobs: Mapping[str, Sequence[Any]] | Literal["paper"] | None = None,
+    in_turn: bool = False,
     seeds: Seeds = (0,),
     out: Folder | None = None,
     rerun: Rerun = "never",
+    say: Say | None = None,
     **options: Any,
 ) -> Tuning:
     """Finds the learning rate and knobs with which a method scores best on the clients' validation examples.
@@ -202,10 +276,14 @@ def tune(
         local: See `Run`; with `rates`, its optimizer must be a function of the learning rate.
         rounds: Number of rounds.
         rates: Learning rates to try.
-        knobs: Values to try, by knob.
+        knobs: Values to try, by knob; "paper": the knobs and values that the method's paper tries.
+        in_turn: Whether to tune the rate and the first knob together and then each further knob at the best values so
+            far, instead of trying all combinations.
         seeds: See `compare`; scores are means over the seeds.
-        out: Folder for tuning.json, which keeps the scores; they are not computed again.
+        out: Folder for tuning.json, which keeps the scores; they are not computed again. With `in_turn`, each further
+            knob has a file tuning-KNOB.json.
         rerun: See `compare`.
+        say: Called with lines about the scores, such as `print`.
         options: Further arguments of `Run`.
 
     Returns:
@@ -216,21 +294,17 @@ def tune(
         RunError: if a run diverges at every point.
     """
     check_method(method)
-    known = [field.name for field in dataclasses.fields(method)]
-    for name, values in (knobs or {}).items():
-        if name not in known or not isinstance(values, Sequence) or isinstance(values, str) or not values:
-            raise ArgumentError("knobs", f"accepted: values for the knobs {', '.join(known)}", name)
-    of_seed = of_each_seed(clients, seeds)
+    knobs = papers_knobs(method) if isinstance(knobs, str) else checked_knobs(method, knobs or {}, in_turn)
+    of_seed, default = of_each_seed(clients, seeds), local or LocalTraining()
 
     def make(point: Point, seed: int) -> Run:
-        how = local or LocalTraining()
-        if point.learning_rate is not None:
-            how = dataclasses.replace(how, learning_rate=point.learning_rate)
-        tried = dataclasses.replace(method, **point.knobs)
+        rate = {} if point.learning_rate is None else {"learning_rate": point.learning_rate}
+        tried, how = dataclasses.replace(method, **point.knobs), dataclasses.replace(default, **rate)
         return Run(tried, of_seed[seed], model, how, seed=seed, **options)
 
-    if out is not None:
-        files.check_writable(Path(out))
-    path = None if out is None else Path(out) / "tuning.json"
-    with locks.locked([] if out is None else [Path(out)], lambda line: None):
-        return search(grid(rates, knobs), list(seeds), make, rounds, path=path, rerun=rerun)
+    folder, quiet = None if out is None else Path(out), lambda line: None
+    if folder:
+        files.check_writable(folder)
+    how = {"together": 1 if in_turn else len(knobs), "folder": folder, "rerun": rerun, "say": say or quiet}
+    with locks.locked([folder] if folder else [], quiet):
+        return search_in_turn(rates, knobs, list(seeds), make, rounds, **how)

@@ -8,35 +8,84 @@ round, client updates per second, bytes of the compiled round on a device, peak 
 a round.
 
 A cell that does not fit in memory is skipped before its data are generated, and the table says why. Each finished cell
-is saved at once, so the same command continues where it stopped.
+has a folder in OUT/cells, so the same command continues where it stopped, and several processes may share OUT.
 """
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import dataclasses
 import functools
+import io
 import itertools
+import math
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import jax
+import numpy as np
 from absl import flags
 from rich.console import Console
 from rich.table import Table
 
-from pfljax import report
+from pfljax import data, report
+from pfljax.api.measuring import MEASURES, check_fit, measure
+from pfljax.api.study import taken
 from pfljax.cli import build
-from pfljax.cli.flags import DATA, RUNS, WHAT, define_devices, define_training
+from pfljax.cli.flags import DATA, RUNS, WHAT, Sweep, define_devices, define_training
 from pfljax.cli.launch import Command
-from pfljax.cli.measure import Cell, described_data, row_of
 from pfljax.cli.parsing import Group
-from pfljax.cli.settings import PRESETS, FlagError, Settings
-from pfljax.cli.study import Study, total_bytes
+from pfljax.cli.settings import PRESETS, VALIDATION_FRACTION, FlagError, Settings
+from pfljax.contract import method, tree
+from pfljax.contract.errors import ArgumentError, RunError
+from pfljax.contract.pooled import Pooled
+from pfljax.contract.types import Split
+from pfljax.data import Federation, sources
+from pfljax.exchange import processes
+from pfljax.exchange.plan import make_plan
+from pfljax.folder import files, fingerprint
+from pfljax.local.problem import Problem
 from pfljax.stores import memory
+from pfljax.stores.experiment import Experiment
+from pfljax.training import describe
 from pfljax.training.progress import told
 
 MOST_CLIENTS = 10**12  # more than fit in memory: each such cell reports that
+DISTINCT = 10_000  # random images that clients share if data are not on the devices
 WORKLOADS = PRESETS / "scaling"
+CELL = "cell.json"
+# Flags that may differ between studies that share a folder: those that span the grid, and those that change no cell.
+FREE = (
+    *("algorithms", "num_clients", "cohort", "plan", "chunk", "devices", "out", "preset", "total_rounds", "rerun"),
+    *("participation", "fine_tune_epochs", "coordinator", "process_id", "profile"),
+)
 say = functools.partial(print, flush=True)
+
+
+class Cell(NamedTuple):
+    """A point of the grid. Its fields are the columns that identify a row."""
+
+    algorithm: str
+    num_clients: int
+    cohort: int  # 0: all
+    plan: str
+    devices: int
+
+    def __str__(self) -> str:
+        size = f"K={self.num_clients}, S={self.clients_per_round}"
+        return f"{self.algorithm}, {size}, {self.plan}, {self.devices} device(s)"
+
+    @property
+    def clients_per_round(self) -> int:
+        """S."""
+        return self.cohort or self.num_clients
+
+    def folder(self, out: Path) -> Path:
+        """Its folder in that of the study."""
+        return out / "cells" / "-".join(map(str, self))
 
 
 def define(registry: flags.FlagValues) -> None:
@@ -55,6 +104,7 @@ def define(registry: flags.FlagValues) -> None:
     add.whole("total_rounds", 0, "number of rounds to project the hours for; 0: no projection", least=0)
     known = sorted(path.stem for path in WORKLOADS.glob("*.flags"))
     add.choice("preset", None, known, "flags of a known workload")
+    add.declare(Sweep, "rerun")
     add.text("out", "runs/scaling", "folder for the table and the figure; finished cells in it are kept")
 
 
@@ -69,22 +119,28 @@ def run(settings: Settings) -> None:
         if settings.data_file:
             settings.refuse(flag, "--data_file determines it")
     settings.check_read()
-    cells, found = grid(settings), Study(settings)
+    cells, out = grid(settings), Path(settings.out)
+    if settings.client_store == "disk" and jax.process_count() > 1:
+        text = "its files are in a temporary folder; accepted with several processes: host"
+        raise settings.error("client_store", text)
+    if out.exists() and not (out / "cells").is_dir() and (not out.is_dir() or any(out.iterdir())):
+        raise settings.error("out", "contains something other than a scaling study; choose a new folder")
     note = "" if settings.data_file else ": time and memory are realistic, accuracy is not"
     say(f"on {described_data(settings)}{note}")
     try:
-        fill(found, cells)
+        rows = fill(settings, cells, out)
     except KeyboardInterrupt:
-        say(f"finished cells are in {found.out}; the same command continues from there")
+        say(f"finished cells are in {out}; the same command continues from there")
         raise
-    found.write()
-    lines: dict[str, Sequence[dict]] = dict(found.lines())
-    if not lines:
-        raise FlagError(f"--num_clients: no cell can be measured; see the reasons in {found.out}")
+    measured = [row for row in rows if row["status"] == "measured"]
+    if not processes.from_first(np.int32(len(measured))):  # only the first process needs to see the files
+        raise FlagError(f"--num_clients: no cell can be measured; see the reasons in {out}")
+    if not processes.is_first():
+        return
     memory_label = "MiB on a device" if settings.client_store == "device" else "MiB resident"
-    report.save(report.scaling_figure(lines, memory_label), found.out / "scaling.png")
-    show(settings, [row for own in lines.values() for row in own])
-    say(f"table: {found.out / 'scaling.csv'}, .json; figure: {found.out / 'scaling.png'}")
+    report.save(report.scaling_figure(lines(settings, measured), memory_label), out / "scaling.png")
+    show(settings, measured)
+    say(f"table: {out / 'scaling.csv'}, .json; figure: {out / 'scaling.png'}")
 
 
 def most_devices(settings: Settings) -> int:
@@ -107,7 +163,7 @@ def grid(settings: Settings) -> list[Cell]:
     for name, (num_clients, cohort), plan, number in itertools.product(names, list(sizes), plans, devices):
         cell = Cell(name, num_clients, cohort, plan, number)
         if cohort > num_clients:
-            say(f"{title(cell)}, S={cohort}: skipped, the cohort is larger than K")
+            say(f"{name}, K={num_clients}, S={cohort}: skipped, the cohort is larger than K")
         else:
             cells.append(cell)
     if not cells:
@@ -115,24 +171,224 @@ def grid(settings: Settings) -> list[Cell]:
     return list(dict.fromkeys(cells))
 
 
-def title(cell: Cell) -> str:
-    """Returns a cell's name for printing."""
-    return f"{cell.algorithm}, K={cell.num_clients}"
+def described_data(settings: Settings) -> str:
+    """Describes the training data."""
+    if settings.data_file:
+        shape = "x".join(map(str, load(settings.data_file).x.shape[1:]))
+        return f"{Path(settings.data_file).name}, examples of {shape}"
+    return f"random pixels {'x'.join(settings.shape)}"
 
 
-def fill(found: Study, cells: Sequence[Cell]) -> None:
-    """Measures the cells that are not finished."""
-    for number, cell in enumerate(cells, 1):
-        place = f"S={cell.clients_per_round}, {cell.plan}, {cell.devices} device(s)"
-        what = f"{number}/{len(cells)} {title(cell)}, {place}"
-        if found.finished(cell):
-            say(f"{what}: already finished, read from {found.out / 'scaling.json'}")
+@functools.lru_cache(maxsize=1)
+def load(path: str) -> sources.Source:
+    """Returns the file's examples."""
+    return sources.npz(path)
+
+
+def build_clients(settings: Settings, cell: Cell, num_clients: int) -> Federation:
+    """Returns `num_clients` of the cell's clients, with training and, if the method needs them, validation examples.
+
+    Raises:
+        RunError: if the file has too few examples.
+    """
+    train = settings.train_examples
+    validates = method.get(cell.algorithm).info.validates
+    size = train + (max(1, round(VALIDATION_FRACTION * train)) if validates else 0)
+    if settings.data_file is None:
+        shape = tuple(settings.numbers("shape", int))
+        distinct = 0 if settings.client_store == "device" else DISTINCT
+        need = 4 * min(num_clients, distinct or num_clients) * size * math.prod(shape)
+        check_fit(need, memory.host_free(), "data on the host")
+        made = data.random_pixels(num_clients, size, shape, settings.num_classes, 0, distinct=distinct)
+        x, y, task, num_classes = made.train.x, made.train.y, made.task, made.num_classes
+    else:
+        source = load(settings.data_file)
+        rows = np.arange(len(source.y)) if source.is_test is None else np.flatnonzero(~source.is_test)
+        if len(rows) < cell.num_clients * size:
+            raise RunError(f"the file has {len(rows)} training examples, but {cell.num_clients} x {size} are needed")
+        rows = np.random.default_rng(0).permutation(rows)[: num_clients * size].reshape(num_clients, size)
+        x, y, task, num_classes = source.x[rows], source.y[rows], source.task, source.num_classes
+
+    def part(start: int, stop: int) -> Split:
+        examples = dataclasses.replace(x, index=x.index[:, start:stop]) if isinstance(x, Pooled) else x[:, start:stop]
+        return Split(examples, y[:, start:stop], np.full(num_clients, stop - start, np.int32))
+
+    parts = part(0, train), part(train, size), part(0, 0)
+    return Federation(*parts, np.zeros(num_clients, np.int32), task, num_classes, described_data(settings))
+
+
+def build_experiment(settings: Settings, cell: Cell) -> Experiment:
+    """Builds the cell's run from the shapes of its clients on the devices, which are those of one client.
+
+    Raises:
+        RunError: see `build_clients`.
+    """
+    kind, _, chunk = cell.plan.partition("-")
+    plan, one = make_plan(kind, int(chunk or 0), cell.devices, settings.exchange), build_clients(settings, cell, 1)
+
+    def shape(leaf):
+        leaf = jax.ShapeDtypeStruct((cell.num_clients, *leaf.shape[1:]), leaf.dtype)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=plan.sharding(leaf, by_rows=True))
+
+    splits = {name: tree.map_rows(shape, getattr(one, name)) for name in ("train", "validation", "test")}
+    shapes = dataclasses.replace(one, **splits, distribution=np.zeros(0, np.int32))
+    model = build.build_model(settings, shapes)
+    local = build.build_local(settings.of_method(cell.algorithm), shapes)
+    problem = Problem(
+        model,
+        local.bind(model),
+        plan,
+        cell.num_clients,
+        cell.clients_per_round,
+        n_max=shapes.train.y.shape[1],
+        rounds=1,
+        common_init=settings.common_init,
+        keep_optimizer=settings.keep_optimizer,
+        n_min=settings.train_examples,
+        learning_rate=local.learning_rate,
+    )
+    found = build.build_method(settings, cell.algorithm)
+    return fingerprint.identified(Experiment(found, problem, shapes, client_store=settings.client_store))
+
+
+def common(settings: Settings) -> dict:
+    """Returns what the cells of a study have in common."""
+    same = {f"--{name}": value for name, value in settings.values.items() if name not in FREE}
+    return files.plain(same | {"jax": jax.__version__, "device": jax.local_devices()[0].device_kind})
+
+
+def read(folder: Path) -> dict:
+    """Returns the content of a cell's file; empty if there is none, or it is damaged."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        found = files.read_json(folder / CELL)
+        if {"status", *Cell._fields, *MEASURES} <= found["row"].keys() and found["settings"].keys():
+            return found
+    return {}
+
+
+def check(settings: Settings, cells: Sequence[Cell], out: Path) -> None:
+    """Checks that all cells in a study's folder have its settings, and that those asked for have its programs.
+
+    Raises:
+        ArgumentError: unless with --rerun=changed.
+    """
+    now = common(settings)
+    asked = {cell.folder(out): cell for cell in cells}
+    for folder in sorted(out.glob("cells/*")) if settings.rerun == "never" else ():
+        if not (kept := read(folder)):
             continue
-        with told(what, say):
-            found.rows[cell] = row = row_of(found.settings, cell)
-        found.write()
+        before = ((name, kept["settings"].get(name, value), value) for name, value in now.items())
+        different = [f"{name} was {old!r} and is {new!r}" for name, old, new in before if old != new]
+        text = f"with other settings: {'; '.join(different)}" if different else ""
+        if not text and folder in asked and (parts := changed(settings, asked[folder], kept)):
+            text = f"by another program; what differs: {', '.join(parts)}"
+        if text:
+            raise ArgumentError("rerun", f"{folder} was measured {text}; accepted: changed, to measure it again")
+
+
+def changed(settings: Settings, cell: Cell, kept: dict) -> list[str]:
+    """Returns the parts of the cell's program that have changed since it was measured."""
+    measured = kept["row"]["status"] == "measured"
+    return fingerprint.differences(kept["program"], build_experiment(settings, cell).program()) if measured else []
+
+
+def finished(settings: Settings, cell: Cell, out: Path) -> bool:
+    """Whether the cell was already measured, with these settings and this program."""
+    kept = read(cell.folder(out)) if processes.is_first() else {}
+    done = kept and kept["row"]["status"] == "measured" and kept["settings"] == common(settings)
+    return bool(processes.from_first(np.int32(bool(done and not changed(settings, cell, kept)))))
+
+
+def fill(settings: Settings, cells: Sequence[Cell], out: Path) -> list[dict]:
+    """Measures the cells that are neither finished nor being measured by another process.
+
+    Returns:
+        The rows of the study, which may have cells of earlier grids.
+    """
+    processes.first(functools.partial(check, settings, cells, out))
+    for number, cell in enumerate(cells, 1):
+        what, folder = f"{number}/{len(cells)} {cell}", cell.folder(out)
+        with contextlib.ExitStack() as held:
+            if not taken(held, folder, say):
+                say(f"{what}: another process is measuring it")
+                continue
+            if finished(settings, cell, out):
+                say(f"{what}: already finished, read from {folder}")
+                continue
+            with told(what, say):
+                row, program = row_of(settings, cell)
+            files.write_json(folder / CELL, {"row": row, "settings": common(settings), "program": program})
+        write(settings, cells, out)
         seconds, reason = row["seconds_per_round"], row["reason"]
         say(f"{what}: " + (f"skipped: {reason}" if reason else f"{seconds:.4g} s per round"))
+    return write(settings, cells, out)
+
+
+def row_of(settings: Settings, cell: Cell) -> tuple[dict, dict]:
+    """Returns the cell's row, with its measurements or the reason why it was skipped, and its program."""
+    row = {"status": "skipped", "reason": None, **cell._asdict(), **dict.fromkeys(MEASURES)}
+    row["clients_per_round"] = cell.clients_per_round
+    trace = Path(settings.profile) / "-".join(map(str, cell)) if settings.profile else None
+    try:
+        made, clients = build_experiment(settings, cell), lambda: build_clients(settings, cell, cell.num_clients)
+        measured = measure(made, lambda: clients().client_data, settings.rounds, trace)
+        return row | {"status": "measured"} | measured, made.program()
+    except (RunError, MemoryError) as error:
+        reason = str(error)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        reason = str(error).splitlines()[0]
+    return row | {"reason": reason}, {}
+
+
+def write(settings: Settings, cells: Sequence[Cell], out: Path) -> list[dict]:
+    """Writes scaling.json and scaling.csv from the cells' files. Returns their rows: first `cells`, then others."""
+    with contextlib.ExitStack() as held:
+        taken(held, out, say, wait=True)
+        kept = [read(path) for path in sorted(out.glob("cells/*"))]
+        rows = [each["row"] for each in kept if each and each["settings"] == common(settings)]
+        order = {cell: number for number, cell in enumerate(cells)}
+        rows.sort(key=lambda row: order.get(Cell(*(row[name] for name in Cell._fields)), len(cells)))
+        for row in rows:
+            hours = settings.total_rounds * (row["seconds_per_round"] or 0) / 3600
+            row["projected_hours"] = hours or None
+        fitted = {
+            name: {
+                what: report.slope([row["num_clients"] for row in own], [row[key] for row in own])
+                for what, key in (("time", "seconds_per_round"), ("memory", "memory_bytes"))
+            }
+            for name, own in lines(settings, rows).items()
+        }
+        flags = {"flags": dict(sorted(settings.values.items())), "command": build.command()}
+        content = {"config": flags | describe.environment(), "settings": common(settings)}
+        content |= {"data": described_data(settings), "slopes": fitted, "cells": rows}
+        files.write_json(out / "scaling.json", content)
+        text = io.StringIO()
+        columns = ["status", "reason", *Cell._fields, *MEASURES, "projected_hours"]
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        files.write_text(out / "scaling.csv", text.getvalue())
+    return rows
+
+
+def lines(settings: Settings, rows: Sequence[dict]) -> dict[str, list[dict]]:
+    """Groups the measured rows that differ only in K, by their method and what else differs, for the figure."""
+    rows = [row for row in rows if row["status"] == "measured"]
+    differ = [name for name in ("cohort", "plan", "devices") if len({row[name] for row in rows}) > 1]
+    words = {"cohort": lambda n: f"S={n or 'K'}", "plan": str, "devices": lambda n: f"{n} device(s)"}
+    found: dict[str, list[dict]] = {}
+    for row in rows:
+        name = ", ".join([row["algorithm"], *(words[name](row[name]) for name in differ)])
+        need = total_bytes(row) if settings.client_store == "device" else row["peak_resident_bytes"] or 0
+        found.setdefault(name, []).append(row | {"memory_bytes": need})
+    return found
+
+
+def total_bytes(row: dict) -> int:
+    """Returns the bytes that a round needs on a device."""
+    return row["argument_bytes"] + row["output_bytes"] + row["temporary_bytes"]
 
 
 def show(settings: Settings, rows: Sequence[dict]) -> None:

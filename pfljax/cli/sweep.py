@@ -6,19 +6,18 @@ Commands that compare methods use this module: `cells` runs a method on all tria
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from pfljax import api
-from pfljax.api import Point, comparison
-from pfljax.api.study import POLL_SECONDS, Cell, Study, taken
+from pfljax.api import Point, comparison, tuning
+from pfljax.api.study import Cell, Study, taken
 from pfljax.cli import build
 from pfljax.cli.build import Trial
 from pfljax.cli.settings import Settings
@@ -44,6 +43,11 @@ def named(runs: Sequence[Trial]) -> str:
     return word("seed", seeds) + (f" on {word('split', splits)}" if splits else "")
 
 
+def make_run(settings: Settings, name: str, trial: Trial) -> api.Run:
+    """Builds the run of a method on a trial."""
+    return build.build_run(settings, name, build.cached_clients(settings, trial.of_data), trial)
+
+
 def check(
     settings: Settings, asked: Sequence[tuple[Settings, str, Path]], runs: Sequence[Trial], *, classes: bool = False
 ) -> None:
@@ -62,7 +66,7 @@ def check(
     settings.check_read([each for each, _, _ in asked])
     for trial in runs:
         for each, name, out in asked:
-            run = build.build_run(each, name, build.cached_clients(each, trial.of_data), trial)
+            run = make_run(each, name, trial)
             if classes and run.clients.task == "regression":
                 raise settings.error("dataset", "has no classes; accepted: classification data sets")
             if not each.tune and not each.tune_knobs:  # otherwise the runs' settings are not known yet
@@ -74,7 +78,7 @@ def able(settings: Settings, names: Sequence[str], trial: Trial) -> list[str]:
     found = []
     for name in names:
         try:
-            build.build_run(settings, name, build.cached_clients(settings, trial.of_data), trial)
+            make_run(settings, name, trial)
         except ArgumentError as error:
             if settings.algorithms != ["all"] or error.argument != "algorithm":
                 raise
@@ -95,62 +99,44 @@ def study_of(settings: Settings) -> Study:
     return Study(settings.rounds, schedule, settings.replicate, settings.rerun, say, settings.profile)
 
 
-def tuned_knobs(settings: Settings, name: str) -> list[str]:
-    """Returns the knobs that --tune_knobs tunes: those with a grid, except any on the command line."""
-    if not settings.tune_knobs:
-        return []
-    knobs = [field.name for field in dataclasses.fields(method.get(name)) if field.metadata.get("grid")]
-    return [knob for knob in knobs if not settings.present(f"{name}.{knob}")]
+def tuned_knobs(settings: Settings, name: str) -> dict[str, Sequence[Any]]:
+    """Returns the knobs that --tune_knobs tunes, with their values: the paper's, except any on the command line."""
+    knobs = tuning.papers_knobs(method.get(name)) if settings.tune_knobs else {}
+    return {knob: values for knob, values in knobs.items() if not settings.present(f"{name}.{knob}")}
 
 
-def at_point(settings: Settings, name: str, point: Point) -> Settings:
-    """Returns the settings with a grid point's learning rate and knobs."""
-    rate = {} if point.learning_rate is None else {"learning_rate": point.learning_rate}
-    return settings.pinned(**rate, **{f"{name}.{knob}": value for knob, value in point.knobs.items()})
+def searches(settings: Settings, name: str) -> bool:
+    """Whether a method is tuned: a single rate is taken as it is."""
+    return bool(tuned_knobs(settings, name)) or len(settings.tune) > 1
 
 
-def tune(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> Point:
-    """Finds the learning rate and knobs with the best final validation accuracy (or loss), averaged over trials.
+def tuned(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> Settings:
+    """Returns the settings with the learning rate and knobs of best final validation accuracy (or loss) over trials.
 
-    Tunes the rate and the first knob together, then each further knob with the best values found so far. A quarter of
-    the training examples is used for validation unless --validation_fraction is given. Points where a run diverges are
-    discarded.
+    A quarter of the training examples is used for validation unless --validation_fraction is given.
 
     Raises:
         RunError: if a run diverges at every point.
         ArgumentError: if OUT has scores of something else.
     """
-    grids = {field.name: field.metadata.get("grid", ()) for field in dataclasses.fields(method.get(name))}
-    knobs = tuned_knobs(settings, name)
-    points = api.grid(settings.numbers("tune", float), {knob: grids[knob] for knob in knobs[:1]})
-    best = points[0] if len(points) == 1 else best_of(points, settings, name, runs, out / "tuning.json")
-    for knob in knobs[1:]:
-        points = [best._replace(knobs={**best.knobs, knob: value}) for value in grids[knob]]
-        best = best_of(points, settings, name, runs, out / f"tuning-{knob}.json")
-    return best
-
-
-def best_of(points: list[Point], settings: Settings, name: str, runs: Sequence[Trial], path: Path) -> Point:
-    """Returns the best of some points. Scores are saved to a file, and reused if nothing has changed."""
-    tried = settings.replace(validation_fraction=settings.validation_fraction or 0.25)
-    make = lambda point, trial: build.build_run(
-        at_point(tried, name, point), name, build.cached_clients(tried, trial.of_data), trial
+    rates = settings.numbers("tune", float)
+    at = lambda settings, point: settings.pinned(
+        **{} if point.learning_rate is None else {"learning_rate": point.learning_rate},
+        **{f"{name}.{knob}": value for knob, value in point.knobs.items()},
     )
-    print(f"  {name}: tuning, {len(points)} points on {named(runs)}")
-    tuning = api.search(points, runs, make, tried.rounds, path=path, rerun=settings.rerun, say=say)
-    scores = "; ".join(f"{point} ({score:.4f})" for point, score in zip(points, tuning.scores, strict=True))
-    print(f"  {name}: {tuning.best} of {scores}")
-    for number in tuning.at_edge:
-        print(f"  {name}: {number} is at the edge of the grid; a wider grid may do better")
-    return tuning.best
+    if not searches(settings, name):
+        return at(settings, Point(*rates))
+    tried = settings.replace(validation_fraction=settings.validation_fraction or 0.25)
+    make = lambda point, trial: make_run(at(tried, point), name, trial)
+    knobs, how = tuned_knobs(settings, name), {"rerun": settings.rerun, "say": say}
+    return at(settings, tuning.search_in_turn(rates, knobs, runs, make, settings.rounds, folder=out, **how).best)
 
 
-def tuned(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> tuple[Settings, Point]:
-    """Returns the tuned settings of a method and the chosen point; unchanged without --tune and --tune_knobs."""
-    if not settings.tune and not settings.tune_knobs:
-        return settings, Point()
-    point = tune(settings, name, runs, out)
-    return at_point(settings, name, point), point
+def chosen(settings: Settings, name: str, out: Path) -> Point:
+    """Returns the learning rate and knobs that tuning chose for a method's finished cells in a folder."""
+    flags = files.read_json(next(out.glob("*/config.json")))["flags"]
+    rate = flags["learning_rate"] if settings.tune else None
+    return Point(rate, {knob: flags[f"{name}.{knob}"] for knob in tuned_knobs(settings, name)})
 
 
 def cells(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> list[dict]:
@@ -167,37 +153,20 @@ def cells_now(
     A cell is None if another process trains it, unless `wait`, or if it is none of `own` and not finished.
     """
     with contextlib.ExitStack() as held:
-        if settings.tune or settings.tune_knobs:
-            if not own and not all(path.exists() for path in tuning_files(settings, name, out)):
+        if searches(settings, name):
+            files_there = (path.exists() for path in tuning.score_files(out, [*tuned_knobs(settings, name)][1:]))
+            if not own and not all(files_there):
                 return [None] * len(runs)
-            while not taken(held, out, say):
-                if not wait:
-                    return [None] * len(runs)
-                time.sleep(POLL_SECONDS)
-        settings, _ = tuned(settings, name, runs, out)
+            if not taken(held, out, say, wait=wait):
+                return [None] * len(runs)
+        settings = tuned(settings, name, runs, out)
     study = study_of(settings)
-    made = {
-        trial: build.build_run(settings, name, build.cached_clients(settings, trial.of_data), trial) for trial in runs
-    }
+    made = {trial: make_run(settings, name, trial) for trial in runs}
     outs = [out / trial.folder for trial in own]
     trackers = [build.build_tracker(settings, folder) for folder in outs]
     found = dict(zip(own, study.train([made[trial] for trial in own], outs, trackers, wait=wait), strict=True))
     others = {trial: study.read(made[trial], out / trial.folder)[0] for trial in runs if trial not in found}
     return [(found | others)[trial] for trial in runs]
-
-
-def tuning_files(settings: Settings, name: str, out: Path) -> list[Path]:
-    """Returns the files of a method's scores, in the order of the stages of tuning."""
-    knobs, rates = tuned_knobs(settings, name), settings.numbers("tune", float)
-    first = [out / "tuning.json"] if knobs or len(rates) > 1 else []  # one point needs no scores
-    return first + [out / f"tuning-{knob}.json" for knob in knobs[1:]]
-
-
-def chosen(settings: Settings, name: str, out: Path) -> Point:
-    """Returns the point that tuning chose for a method's cells; an empty point if nothing was tuned."""
-    stages = [Point(**files.read_json(path)["best"]) for path in tuning_files(settings, name, out) if path.exists()]
-    rates = settings.numbers("tune", float)
-    return stages[-1] if stages else Point(*rates[:1])  # the last one has all knobs
 
 
 def rate_of(out: Path) -> float:

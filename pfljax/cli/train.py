@@ -20,7 +20,7 @@ from rich.table import Table
 
 from pfljax import report
 from pfljax.api.comparison import epsilon_text
-from pfljax.cli import build, curve
+from pfljax.cli import build
 from pfljax.cli.flags import RUNS, WHAT, define_data, define_devices, define_evaluation, define_training
 from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
@@ -69,8 +69,6 @@ def run(settings: Settings) -> None:
         profile=settings.profile,
         tracker=build.build_tracker(settings, out),
     )
-    if settings.dataset == "sine":
-        curve.write(settings, clients, result, out)
     page = result.write_report()
     Console(width=110).print(table(result.summary))
     print(f"report: {page}")

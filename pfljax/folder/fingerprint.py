@@ -21,7 +21,7 @@ import sys
 import sysconfig
 import types
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,9 @@ PREDICTS = ("whom", "predict", "apply", "tune", "collaboration")
 MODEL, OPTIMIZER, ENGINE = "model", "optimizer", "rounds and evaluation"
 ARRAYS, INPUTS = ": captured arrays", ": inputs"
 PART = re.compile(r"part:(\w+)")
+# Planned number of rounds in traces. Not the run's own, since a run that goes on for more rounds stays the same; and
+# more than a few, so that schedules and what is computed only in longer runs are traced.
+ROUNDS = 100
 # Parameters of operations that change no result: names, and where and how it is computed.
 IGNORED = {
     *("name", "debug_info", "callback", "fwd_jaxpr_thunk", "jvp_jaxpr_fun", "jvp_jaxpr_thunk", "bwd", "inline"),
@@ -71,7 +74,8 @@ def program(experiment: Experiment, within: Sequence[str] = ()) -> dict[str, Any
     Returns:
         "method": name of its class.
         "parts": digest by part.
-        "sources": digest of each file of the user's that defines something, without its comments.
+        "sources": digest of each file of the user's that defines something, or that such a file imports from its
+            folder, without comments.
         "versions": version by library. Where versions differ, sources are compared, since parts cannot be.
     """
     found = [experiment.method, experiment.problem.model.module]
@@ -126,7 +130,7 @@ def parts(experiment: Experiment, within: Sequence[str] = ()) -> Digests:
     plan, problem, model = make_host_plan(), experiment.problem, experiment.problem.model
     optimizer = problem.solver.optimizer
     optimizer = optimizer._replace(init=in_part(OPTIMIZER, optimizer.init), update=in_part(OPTIMIZER, optimizer.update))
-    problem = problem._replace(rounds=1, plan=plan, solver=problem.solver._replace(optimizer=optimizer))
+    problem = problem._replace(rounds=ROUNDS, plan=plan, solver=problem.solver._replace(optimizer=optimizer))
     algorithm = dataclasses.replace(experiment, problem=problem).algorithm(plan)
     report = algorithm.report
     if report.collaboration:
@@ -295,21 +299,46 @@ def code(fn: Any, seen: tuple = ()) -> bytes:
 
 
 def source(found: Any) -> dict[str, str]:
-    """The digest of the file that defines a user's class or function, without its comments; by folder and file name.
+    """Digests of the file that defines a user's class or function and of the files below its folder that it imports.
 
-    Empty if it belongs to a library, or has no file.
+    Comments do not count. Files are named by their folder's name and their path within it. Empty if the object belongs
+    to a library, or has no file.
     """
     while isinstance(found, functools.partial):
         found = found.func
     made = inspect.unwrap(found if callable(found) and hasattr(found, "__module__") else type(found))
     module = sys.modules.get(getattr(made, "__module__", ""))
-    file = getattr(module, "__file__", None)
+    file = Path(getattr(module, "__file__", None) or "").absolute()
     libraries = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
-    if module is None or file is None or module.__name__.partition(".")[0] in LIBRARIES:
+    if module is None or not file.is_file() or module.__name__.partition(".")[0] in LIBRARIES:
         return {}
-    if any(Path(file).is_relative_to(folder) for folder in libraries):
+    if any(file.is_relative_to(folder) for folder in libraries):
         return {}
-    with contextlib.suppress(OSError, SyntaxError):
-        parsed = ast.dump(ast.parse(inspect.getsource(module)))
-        return {"/".join(Path(file).parts[-2:]): hashlib.sha256(parsed.encode()).hexdigest()[:16]}
-    return {}
+    root = file.parents[len((module.__package__ or "").split(".")) if module.__package__ else 0]
+    digests: dict[str, str] = {}
+    left, folder = [file], file.parent
+    while left:
+        file = left.pop()
+        name = file.relative_to(folder.parent).as_posix()
+        if name not in digests:
+            with contextlib.suppress(OSError, SyntaxError, ValueError):
+                parsed = ast.parse(file.read_bytes())
+                digests[name] = hashlib.sha256(ast.dump(parsed).encode()).hexdigest()[:16]
+                left += [each for each in imported(parsed, file, root) if each.is_relative_to(folder)]
+    return digests
+
+
+def imported(parsed: ast.AST, file: Path, root: Path) -> Iterator[Path]:
+    """The files that a file imports, as far as they are found from the folder `root` of its outermost package."""
+    for node in ast.walk(parsed):
+        if isinstance(node, ast.Import):
+            base, names = root, [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = file.parents[node.level - 1] if node.level else root
+            names = [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
+        else:
+            continue
+        for words in (name.split(".") for name in names):
+            above = [base.joinpath(*words[:end]) for end in range(len(words) + 1)]
+            candidates = [*(path / "__init__.py" for path in above), *(path.with_suffix(".py") for path in above[1:])]
+            yield from filter(Path.is_file, candidates)

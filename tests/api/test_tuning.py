@@ -7,7 +7,7 @@ import pytest
 
 import pfljax as pfl
 from pfljax.api import Point, grid, search
-from pfljax.api.tuning import final_scores
+from pfljax.api.tuning import final_scores, papers_knobs
 from pfljax.contract.errors import OutOfMemory
 from pfljax.training import loop
 
@@ -76,6 +76,34 @@ def test_what_is_no_number_gets_a_kernel_of_its_own(monkeypatch):
     monkeypatch.setattr(pfl.api.tuning, "start", start)
     tuning = pfl.tune(pfl.IFCA(), FEDERATIONS[0], MODEL, LOCAL, rounds=1, rates=[0.1, 0.2], knobs={"clusters": [1, 2]})
     assert sizes == [2, 2] and len(tuning.scores) == 4
+
+
+def test_each_further_knob_is_tried_at_the_best_values_so_far(tmp_path):
+    """A search over all combinations has the same scores at the points that both try."""
+    common = {"rounds": 2, "rates": [0.01, 0.3], "knobs": {"rate": [0.01, 0.1], "tau": [1e-3, 0.1, 1.0]}}
+    tuned = lambda **options: pfl.tune(pfl.FedAdam(), FEDERATIONS[0], MODEL, LOCAL, **common, **options)
+    tuning, whole, lines = tuned(in_turn=True, out=tmp_path), tuned(), []
+    (first,) = tuning.before
+    assert first.points == grid([0.01, 0.3], {"rate": [0.01, 0.1]})
+    assert tuning.points == [first.best._replace(knobs=first.best.knobs | {"tau": tau}) for tau in (1e-3, 0.1, 1.0)]
+    score = dict(zip(map(str, whole.points), whole.scores, strict=True))
+    assert tuning.scores == pytest.approx([score[str(point)] for point in tuning.points])
+    assert {path.name for path in tmp_path.glob("*.json")} == {"tuning.json", "tuning-tau.json"}
+    assert tuned(in_turn=True, out=tmp_path, say=lines.append) == tuning
+    assert sum("already tuned" in line for line in lines) == 2
+
+
+def test_a_wrong_value_of_a_later_knob_is_found_before_the_first_search(tmp_path):
+    knobs = {"rate": [0.01], "tau": [-1.0]}
+    with pytest.raises(pfl.ArgumentError, match=r"^fedadam.tau"):
+        pfl.tune(pfl.FedAdam(), FEDERATIONS[0], MODEL, rounds=1, knobs=knobs, in_turn=True, out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_papers_knobs_are_those_with_a_grid():
+    known = pfl.FedAdam.__dataclass_fields__
+    assert papers_knobs(pfl.FedAdam()) == {name: known[name].metadata["grid"] for name in ("rate", "tau")}
+    assert papers_knobs(pfl.FedAvg) == {}
 
 
 @pytest.mark.slow

@@ -62,6 +62,8 @@ class Mine:
 
     def build(self, problem):
         solver = problem.solver
+        half = problem.rounds // 2
+        late = 0.5 if problem.rounds > 1 else 1.0
 
         def init(key, clients):
             models = problem.init_models(key, 1)
@@ -90,6 +92,8 @@ class Mine:
         def server_update(key, state, aggregate):
             weight = jnp.maximum(aggregate.upload["weight"], 1e-6)
             mean = jax.tree.map(lambda leaf: leaf / weight[0], aggregate.upload["model"])
+            step = jnp.where(state.round < half, 1.0, late)
+            mean = jax.tree.map(lambda old, new: old + step * (new - old), state.models, mean)
             models = jax.tree.map(lambda old, new: BLEND[0] * old + BLEND[1] * new, state.models, mean)
             return state._replace(models=models, server=state.server + 1), {"spread": weight.sum()}
 
@@ -102,7 +106,8 @@ class Mine:
 
         def adapt(key, state, clients):
             moved = lambda leaf: jax.pure_callback(on_host, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), leaf)
-            return Predictor.one(jax.tree.map(moved, state.models), clients.train.size.shape[0])
+            start = jax.tree.map(lambda leaf: leaf * 0.99 ** (problem.rounds - 1), state.models)
+            return Predictor.one(jax.tree.map(moved, start), clients.train.size.shape[0])
 
         return Algorithm(
             init=init,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pfljax.contract.method import METHODS
-from pfljax.folder import files, folders
+from pfljax.folder import files, fingerprint, folders
 
 pytestmark = pytest.mark.campaign
 TEXT = (Path(__file__).parent / "own_study.py").read_text()
@@ -47,8 +47,8 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
     "who predicts": ("return Predictor.own(mixed)", "return Predictor.own(own)", "predictor of Mine"),
     "a knob's default": ("pfl.knob(0.25,", "pfl.knob(0.3,", "share"),
     "newcomers": (
-        "Predictor.one(jax.tree.map(moved, state.models)",
-        "Predictor.one(jax.tree.map(lambda x: 0.5 * x, state.models)",
+        "Predictor.one(jax.tree.map(moved, start)",
+        "Predictor.one(jax.tree.map(lambda x: 0.5 * x, start)",
         "adapt of Mine",
     ),
     "initial own models": (
@@ -123,6 +123,13 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
     "the seed": ("        seed=0,", "        seed=1,", "seed was 0 and is 1"),
     "the cohorts": ("participation=0.5", "participation=0.75", "participation"),
     "the sampler": ('aggregator="mean"', 'sampler="weighted"', "server"),
+    "when a schedule changes": ("problem.rounds // 2", "problem.rounds // 3", "server_update of Mine"),
+    "what only longer runs compute": (
+        "0.5 if problem.rounds > 1",
+        "0.25 if problem.rounds > 1",
+        "server_update of Mine",
+    ),
+    "a decay over the planned rounds": ("0.99 ** (problem", "0.98 ** (problem", "adapt of Mine"),
     "an attack": ('pfl.Attack("none")', 'pfl.Attack("sign_flip", 0.25)', "attack"),
 }
 
@@ -199,6 +206,11 @@ def test_an_edit_that_changes_what_is_computed_is_noticed(what, before, tmp_path
 @pytest.mark.parametrize("what", UNNOTICED)
 def test_an_edit_that_changes_nothing_is_not_noticed(what, before, tmp_path):
     assert changed(before, *UNNOTICED[what], tmp_path) == ""
+
+
+def test_a_run_that_goes_on_for_more_rounds_is_the_same(tmp_path):
+    experiment = run_of(TEXT, tmp_path).experiment
+    assert fingerprint.parts(experiment.with_rounds(3)) == fingerprint.parts(experiment.with_rounds(30))
 
 
 def test_the_campaign_is_large_enough():

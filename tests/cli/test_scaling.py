@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from pfljax.cli import scaling
+from pfljax.folder import locks
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--hidden=4", "--shape=4,4,1", "--train_examples=6", "--rounds=2"]
@@ -80,7 +82,7 @@ def test_a_second_run_measures_only_what_is_missing(finished, tmp_path):
     assert "K=4: 7 rounds, 28 client updates, would take" in printed
     rows = read(out)["cells"]
     assert rows[0] == before[0] | {"projected_hours": before[0]["seconds_per_round"] * 7 / 3600}
-    assert [(row["num_clients"], row["clients_per_round"]) for row in rows] == [(4, 4), (6, 6), (4, 2)]
+    assert [(row["num_clients"], row["clients_per_round"]) for row in rows] == [(4, 4), (4, 2), (6, 6)]
 
 
 @pytest.mark.slow
@@ -89,8 +91,65 @@ def test_other_settings_are_refused_and_named(finished):
     for flag, change in (("--train_examples=7", "--train_examples was 6 and is 7"), ("--local_epochs=2", "was 1")):
         error = call(finished, "--num_clients=4", flag, code=2)
         (line,) = error.strip().splitlines()
-        assert change in line and flag.split("=")[0] in line and f"--out={finished}" in line
+        assert line.startswith("error: --rerun: ") and "accepted: changed" in line
+        assert change in line and flag.split("=")[0] in line and str(finished) in line
     assert (finished / "scaling.json").read_text() == before
+
+
+METHOD = """
+import dataclasses
+import pfljax as pfl
+
+@pfl.method(keeps="its model", travels="nothing")
+@dataclasses.dataclass(frozen=True)
+class Alone:
+    \"\"\"Alone: clients train by themselves.\"\"\"
+
+    def build(self, problem):
+        built = pfl.Local().build(problem)
+
+        def client_update(context, models, row, data):
+            output = built.client_update(context, models, row, data)
+            return output._replace(report={"loss": SCALE * output.report["loss"]})
+
+        return dataclasses.replace(built, client_update=client_update)
+"""
+
+
+def test_an_edited_method_is_not_taken_for_the_measured_one(tmp_path):
+    path = tmp_path / "alone.py"
+    path.write_text(METHOD + "SCALE = 1.0")
+    out, flags = tmp_path / "out", [f"--algorithms={path}:Alone", "--num_clients=4", "--devices=1"]
+    call(out, *flags)
+    path.write_text(METHOD + "SCALE = 1.0  # as before")
+    assert "already finished, read from" in call(out, *flags)
+    path.write_text(METHOD + "SCALE = 2.0")
+    (line,) = call(out, *flags, code=2).strip().splitlines()
+    assert line.startswith("error: --rerun: ") and "client_update of Alone" in line and str(out) in line
+    assert "already finished" not in call(out, *flags, "--rerun=changed")
+    assert "already finished, read from" in call(out, *flags)
+
+
+def test_a_cell_that_another_process_measures_is_skipped(tmp_path):
+    flags = ["--algorithms=local", "--num_clients=4,5", "--devices=1"]
+    with locks.locked([tmp_path / "cells" / "local-5-0-auto-1"], print):
+        found = []
+        owner = threading.Thread(target=lambda: found.append(call(tmp_path, *flags)))
+        owner.start()
+        owner.join()
+    assert "local, K=5, S=5, auto, 1 device(s): another process is measuring it" in found[0]
+    assert [row["num_clients"] for row in read(tmp_path)["cells"]] == [4]
+    call(tmp_path, *flags)
+    assert [row["num_clients"] for row in read(tmp_path)["cells"]] == [4, 5]
+
+
+def test_a_damaged_cell_is_measured_again(tmp_path):
+    flags = ["--algorithms=local", "--num_clients=4", "--devices=1"]
+    call(tmp_path, *flags)
+    for torn in ("", "[1", "3", '{"row": {}}', '{"row": 3, "settings": {}}'):
+        (tmp_path / "cells" / "local-4-0-auto-1" / "cell.json").write_text(torn)
+        assert "already finished" not in call(tmp_path, *flags)
+    assert "already finished" in call(tmp_path, *flags)
 
 
 @pytest.mark.slow
@@ -185,11 +244,7 @@ def test_mistakes_are_one_line(tmp_path, flag, word):
 def test_another_s_folder_is_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     assert "contains something other than a scaling study" in call(tmp_path, code=2)
-    (tmp_path / "scaling.json").write_text("[]")
-    assert "from an earlier version" in call(tmp_path, code=2)
-    for torn in ("", "[1", '{"cells": [1], "settings": {}}', '{"cells": [{}], "settings": {}}', '{"settings": 3}'):
-        (tmp_path / "scaling.json").write_text(torn)
-        assert "damaged or from an earlier version; choose a new folder" in call(tmp_path, code=2)
+    assert not list(tmp_path.glob("scaling.*"))
 
 
 @pytest.mark.slow

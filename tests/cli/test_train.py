@@ -226,21 +226,6 @@ def test_a_diverging_run_stops_with_the_round_and_the_client(tmp_path):
     assert [row["round"] for row in rows] == list(range(stopped)) and rows
 
 
-@pytest.mark.slow
-def test_the_sine_curve_is_left_beside_fedavg_s(tmp_path):
-    flags = ["--dataset=sine", "--num_clients=4", "--rounds=6", "--federico.neighbors=1"]
-    printed = call(train.COMMAND, *flags, f"--out={tmp_path / 'run'}")
-    assert "mean squared error on test points: federico" in printed
-    found = files.read_npz(tmp_path / "run" / "curve.npz")
-    np.testing.assert_allclose(found["truth"], np.sin(found["grid"]), atol=1e-6)
-    assert found["prediction"].shape == (4, 400) and found["reference"].shape == (400,)
-    # Each client is drawn on its own quarter of the angles.
-    drawn = np.isfinite(found["prediction"])
-    np.testing.assert_array_equal(drawn.sum(axis=1), 100)
-    config = files.read_json(tmp_path / "run" / "fedavg-0.01" / "config.json")["flags"]
-    assert config["algorithm"] == "fedavg" and config["learning_rate"] == pytest.approx(0.01)
-
-
 MODEL = """
 import flax.linen as nn
 

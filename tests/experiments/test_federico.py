@@ -104,6 +104,14 @@ def test_figure1_compares_the_letter_with_ours_and_resumes(tmp_path):
     rows = rows_of(tmp_path)
     assert [row["run"] for row in rows] == ["paper", "federico"] and rows[0]["loss"] != rows[1]["loss"]
     assert (tmp_path / "paper" / "figures" / "curve.png").exists()
+    found = files.read_npz(tmp_path / "paper" / "curve.npz")
+    np.testing.assert_allclose(found["truth"], np.sin(found["grid"]), atol=1e-6)
+    num_clients = len(found["prediction"])
+    assert found["prediction"].shape[1:] == found["reference"].shape == (400,)
+    # Each client is drawn on its own share of the angles.
+    np.testing.assert_array_equal(np.isfinite(found["prediction"]).sum(axis=1), 400 // num_clients)
+    config = files.read_json(tmp_path / "paper" / "fedavg-0.01" / "config.json")["flags"]
+    assert config["algorithm"] == "fedavg" and config["learning_rate"] == pytest.approx(0.01)
     commands.call(figure1.COMMAND, *flags)
     assert rows_of(tmp_path) == rows
 

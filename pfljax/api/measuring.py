@@ -1,0 +1,186 @@
+"""Measuring the rounds of a run: compile time, seconds, memory and traffic. Nothing is scored."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from pfljax.contract import tree
+from pfljax.contract.errors import RunError
+from pfljax.contract.types import ClientData
+from pfljax.exchange import lifting, pools
+from pfljax.exchange.rounds import Record
+from pfljax.stores import compiled, memory
+from pfljax.stores.compiled import Compiled
+from pfljax.stores.experiment import Experiment
+from pfljax.training import loop, scoring
+
+Dispatch = Callable[[], tuple[float, Record]]  # runs the next round: (seconds, record)
+
+MEASURES = (
+    *("parameters", "clients_per_round", "chunk", "rounds", "compile_seconds"),
+    *("seconds_per_round", "fastest_round", "slowest_round", "seconds_again"),
+    *("client_updates_per_second", "argument_bytes", "output_bytes", "temporary_bytes", "peak_device_bytes"),
+    *("peak_resident_bytes", "disk_bytes", "bytes_down", "bytes_up"),
+)
+
+
+def dispatcher(
+    experiment: Experiment, rounds: Compiled, clients: ClientData, trace: Path | None = None, period: int | None = None
+) -> Dispatch:
+    """Initializes the state. Returns a function that runs the next round on it.
+
+    Args:
+        experiment: The run.
+        rounds: The compiled rounds of `loop.compile_to_fit`.
+        clients: The clients' data.
+        trace: Folder for a profiler trace of additional rounds.
+        period: Number of rounds after which round numbers, and so cohorts, repeat; None: never.
+    """
+    key = jax.random.key(0)
+    keys = experiment.keys(key, key)
+    if trace:
+        print(f"  {loop.profile(trace, rounds, lambda purpose: keys if purpose else key, clients)}", flush=True)
+    state, done = rounds.init(key, clients), 0
+
+    def dispatch() -> tuple[float, Record]:
+        nonlocal state, done
+        begin = time.perf_counter()
+        number = done % period if period else done
+        state, record, _ = rounds.segment(keys, number, number + 1, state, clients)
+        jax.block_until_ready(state)
+        done += 1
+        return time.perf_counter() - begin, record
+
+    return dispatch
+
+
+def on_a_device(stacked) -> int:
+    """Returns the bytes that shapes with shardings take on one device."""
+    local = lambda leaf: jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
+    return tree.num_bytes(jax.tree.map(local, stacked))
+
+
+def check_fit(need: int, limit: int, what: str) -> None:
+    """Raises `RunError` if `what` needs more bytes than a run may plan with."""
+    if need > memory.SHARE * limit:
+        has = f"{memory.readable(int(memory.SHARE * limit))} (of {memory.readable(limit)})"
+        raise RunError(f"out of memory: {what}: needs {memory.readable(need)}, but only {has} is available")
+
+
+def check_state(experiment: Experiment) -> int:
+    """Checks that state and data fit in memory, from their shapes. Returns the bytes of the copy on a CPU host.
+
+    Raises:
+        RunError: if they do not fit.
+    """
+    plan, clients = experiment.problem.plan, experiment.federation.client_data
+    algorithm = experiment.algorithm(plan)
+    state = jax.eval_shape(functools.partial(lifting.init, algorithm, plan), jax.random.key(0), clients)
+    copy = 5 * tree.num_bytes(clients) // 4  # includes the test examples that random_pixels generates
+    if experiment.client_store == "disk":
+        check_fit(copy, memory.host_free(), "clients' data on the host")
+        return 0
+    if experiment.client_store == "host":
+        largest = max(map(tree.num_bytes, jax.tree.leaves(state)))  # a second copy while it is moved
+        check_fit(copy + tree.num_bytes(state) + largest, memory.host_free(), "clients' state and data on the host")
+        return 0
+    state = compiled.shaped(state, compiled.state_shardings(algorithm, plan, state))
+    check_fit(copy, memory.host_free(), "data on the host")
+    copy = copy // len(jax.local_devices()) if jax.default_backend() == "cpu" else 0
+    check_fit(on_a_device((state, clients)) + copy, memory.device_limit(), "state and data on a device")
+    return copy
+
+
+def measure(
+    experiment: Experiment, data: Callable[[], ClientData], num_rounds: int, trace: Path | None = None
+) -> dict[str, int | float | None]:
+    """Measures a run: compiles it, times some rounds, and reads the memory analysis and the records.
+
+    Args:
+        experiment: The run. Its federation consists of shapes on the devices.
+        data: Returns the clients' data; called after it is known that they fit.
+        num_rounds: Number of timed rounds.
+        trace: Folder for a profiler trace of additional rounds.
+
+    Returns:
+        A value for each of `MEASURES`; None where it is not known.
+
+    Raises:
+        RunError: if it does not fit in memory.
+    """
+    jax.clear_caches()  # each run compiles everything it needs
+    jax.clear_caches()  # each run compiles everything it needs
+    copy = check_state(experiment)
+    resident, device = PeakResident(), memory.peak_bytes()
+    problem, on_devices = experiment.problem, experiment.client_store == "device"
+    with tempfile.TemporaryDirectory() as folder:
+        experiment = dataclasses.replace(experiment, directory=Path(folder))
+        rounds = loop.compile_to_fit(experiment, experiment.federation.client_data, 1)
+        clients = data()
+        if on_devices:
+            need = max(rounds.making.total if rounds.making else 0, rounds.memory.total) + copy
+            check_fit(need, memory.device_limit(), "initializing the state, or a round, on a device")
+            clients = pools.place(rounds.plan, clients, problem.num_clients)
+        dispatch = dispatcher(experiment, rounds, clients, trace, period=num_rounds)
+        dispatch()  # warm-up
+        seconds, records = zip(*[dispatch() for _ in range(num_rounds)], strict=True)
+        on_disk = experiment.client_store == "disk"
+        again = [dispatch()[0] for _ in range(num_rounds)] if on_disk else []  # now all clients have rows
+        per_round, peak = float(np.median(seconds)), memory.peak_bytes()
+        disk = sum(path.stat().st_blocks * 512 for path in Path(folder).iterdir())
+    return {
+        "parameters": scoring.num_parameters(problem.model),
+        "clients_per_round": problem.cohort_size,
+        "chunk": rounds.plan.chunk,
+        "rounds": num_rounds,
+        "compile_seconds": rounds.compile_seconds,
+        "seconds_per_round": per_round,
+        "fastest_round": min(seconds),
+        "slowest_round": max(seconds),
+        "seconds_again": float(np.median(again)) if again else None,
+        "client_updates_per_second": problem.cohort_size / per_round,
+        "argument_bytes": rounds.memory.arguments,
+        "output_bytes": rounds.memory.outputs,
+        "temporary_bytes": rounds.memory.temporaries,
+        # A device reports the peak of the whole process: it is this run's peak if it has risen.
+        "peak_device_bytes": peak if peak != device else None,
+        "peak_resident_bytes": resident.read(),
+        "disk_bytes": disk,
+        "bytes_down": float(np.mean([record.down for record in records])),
+        "bytes_up": float(np.mean([record.up for record in records])),
+    }
+
+
+class PeakResident:
+    """Peak resident memory of this process from now on, including what earlier runs left in memory."""
+
+    def __init__(self):
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak on Linux
+            self.before = 0
+        except OSError:
+            self.before = self._peak()
+
+    def read(self) -> int | None:
+        """Returns the peak in bytes; None if it is below the earlier peak."""
+        peak = self._peak()
+        return peak if peak > self.before else None
+
+    @staticmethod
+    def _peak() -> int:
+        try:
+            lines = Path("/proc/self/status").read_text().splitlines()
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+        except (OSError, StopIteration):
+            most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            return most if sys.platform == "darwin" else 1024 * most
