@@ -14,27 +14,25 @@ import numpy as np
 
 from pfljax.exchange import processes
 from pfljax.folder import files
-from pfljax.report.markup import Raw, choice, document, paragraph, plot, rounded, score, table, text
-from pfljax.report.page import NAME, read, write_page
+from pfljax.report.comparisons import method_curves, method_points
+from pfljax.report.markup import Raw, choice, controls, document, downloads, paragraph, plot, score, table, text
+from pfljax.report.page import NAME, write_page
+from pfljax.report.picture import Axis, plain
+from pfljax.report.pictures import axis_of
+from pfljax.report.plots import Plots
 
 TRIAL = re.compile(r"(split-\d+-)?seed-\d+$")  # names of the folders of one method's runs
 DEPTH = 3  # OUT/GROUP/METHOD/seed-N
 MAX_ROUNDS = 300  # per curve
 
-# Measures that methods are compared by, and horizontal axes of their curves.
-LOSSES = {"score": "test MSE", "megabytes": "MB per client and round", "seconds": "seconds per round"}
-MEASURES = {"score": "test accuracy", "decile": "bottom decile"} | {
-    name: LOSSES[name] for name in ("megabytes", "seconds")
-}
-AGAINST = {"rounds": "rounds", "traffic": "MB per client", "time": "seconds of training"}
-
+COSTS = {"megabytes": "MB per client and round", "seconds": "seconds per round"}
+AGAINST = {"rounds": "rounds", "megabytes": "MB received and sent per client", "seconds": "seconds of training"}
+POINTS = "One point per run, a line at the mean. Click a point for its page."
 BAND = (
     "Mean over runs; the band is one standard deviation if there are several runs. Click a method in the legend to "
     "hide it."
 )
-DOWNLOADS = (
-    '<button type="button" id="csv-runs">Runs (CSV)</button><button type="button" id="csv-curves">Curves (CSV)</button>'
-)
+DOWNLOADS = {"runs": "Runs (CSV)", "curves": "Curves (CSV)"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,31 +43,28 @@ class Found:
         folder: The run's folder.
         title: Title shared by the runs of one method: the folder above those of seeds and splits.
         name: The run's name within its title.
-        summary: Content of summary.json.
-        rows: Rows of metrics.jsonl.
+        run: The content of its files.
     """
 
     folder: Path
     title: str
     name: str
-    summary: Mapping[str, Any]
-    rows: Sequence[Mapping[str, Any]]
-
-    @property
-    def kind(self) -> str:
-        """The metric of its predictions, "accuracy" or "loss"."""
-        return "accuracy" if self.summary.get("task", "classification") == "classification" else "loss"
+    run: Plots
 
     @property
     def measures(self) -> dict[str, float | None]:
         """The measures of its last round."""
-        last = self.summary["last"]
+        last = self.run.summary["last"]
         return {
-            "score": last.get(self.kind),
+            "score": last.get(self.run.score.name),
             "decile": last.get("accuracy_bottom_decile"),
             "megabytes": (last["bytes_down"] + last["bytes_up"]) / max(last["round"], 1) / 1e6,
-            "seconds": self.summary.get("seconds_per_round"),
+            "seconds": self.run.summary.get("seconds_per_round"),
         }
+
+    def link(self, start: Path) -> str:
+        """The address of its page, seen from a folder."""
+        return quote(os.path.relpath(self.folder / NAME, start).replace(os.sep, "/"))
 
 
 def is_run(folder: Path) -> bool:
@@ -106,36 +101,26 @@ def write_comparison(page: Path, folders: Sequence[Path], title: str = "") -> Pa
     found = list(_read(folders))
     if not found or not processes.is_first():
         return page if found else None
-    for run in found:
-        own = run.folder / NAME
-        if not own.exists() or own.stat().st_mtime < (run.folder / "summary.json").stat().st_mtime:
-            write_page(run.folder)
-    kind, start = found[0].kind, page.parent.resolve()
-    methods = _by_method(found, best_first=-1 if kind == "accuracy" else 1)
-    names = MEASURES if kind == "accuracy" else LOSSES
-    data = {"score": kind, "names": names, "methods": [_method(name, runs, start) for name, runs in methods.items()]}
+    for each in found:
+        own = each.folder / NAME
+        if not own.exists() or own.stat().st_mtime < (each.folder / "summary.json").stat().st_mtime:
+            write_page(each.folder)
+    first, start, methods = found[0].run, page.parent.resolve(), _by_method(found)
+    names = {"score": first.score.label} | ({"decile": "bottom decile"} if first.score.percent else {}) | COSTS
+    data = {"panels": _panels(methods, names, start), "csv": _csv(methods, names)}
+    height = f"{max(14, 6 + 2 * len(methods))}rem"
     parts = {
-        "Methods": _table(methods, names, kind, start) + _warnings(found),
-        "Runs": _controls(choice("measure", "Compare by", names))
-        + plot("dots", "Each run of each method", "One point per run, a line at the mean. Click a point for its page."),
-        "Curves": _controls(choice("against", "Against", AGAINST)) + plot("over", "Each method over rounds", BAND),
-        "Download": _controls(DOWNLOADS),
+        "Methods": _table(methods, names, start) + _warnings(found),
+        "Runs": controls(choice("measure", "Compare by", names, "dots"))
+        + plot("dots", "Each run of each method", POINTS, height),
+        "Curves": controls(choice("against", "Against", AGAINST, "over"))
+        + plot("over", "Each method over rounds", BAND),
+        "Download": downloads(DOWNLOADS),
     }
     lead = f"{len(methods)} methods, {len(found)} runs"
-    heading = title or f"Comparison on {found[0].summary['dataset']}"
-    files.write_text(page, document(heading, lead, parts, files.plain(data), ["across.js"]))
+    heading = title or f"Comparison on {first.summary['dataset']}"
+    files.write_text(page, document(heading, lead, parts, files.plain(data)))
     return page
-
-
-def _controls(content: str) -> Raw:
-    return Raw(f'<div class="controls">{content}</div>')
-
-
-def _by_method(found: Sequence[Found], best_first: int) -> dict[str, list[Found]]:
-    """Groups the runs by title, the best mean score first."""
-    groups = {title: [run for run in found if run.title == title] for title in {run.title: None for run in found}}
-    mean = lambda runs: np.mean([np.nan if run.measures["score"] is None else run.measures["score"] for run in runs])
-    return dict(sorted(groups.items(), key=lambda entry: best_first * np.nan_to_num(mean(entry[1]))))
 
 
 def _read(folders: Iterable[Path]) -> Iterable[Found]:
@@ -144,53 +129,87 @@ def _read(folders: Iterable[Path]) -> Iterable[Found]:
     root = Path(os.path.commonpath([path.parent if len(paths) == 1 else path for path in paths] or ["/"]))
     for path in paths:
         parts = path.relative_to(root).parts
-        trial = bool(parts and TRIAL.match(parts[-1]))
-        plots = read(path)[0]
-        name = parts[-1] if trial else f"seed-{plots.summary.get('seed', 0)}"
-        title = "/".join(parts[:-1] if trial else parts) or str(plots.summary["algorithm"])
-        yield Found(path, title, name, plots.summary, plots.rows)
+        trial, run = bool(parts and TRIAL.match(parts[-1])), Plots.read(path)
+        name = parts[-1] if trial else f"seed-{run.summary.get('seed', 0)}"
+        title = "/".join(parts[:-1] if trial else parts) or str(run.summary["algorithm"])
+        yield Found(path, title, name, run)
 
 
-def _method(title: str, runs: Sequence[Found], start: Path) -> dict[str, Any]:
-    """Returns the data that the plots show for a method."""
-    rounds = sorted(set.intersection(*({row["round"] for row in run.rows} for run in runs)))
-    if len(rounds) > MAX_ROUNDS:
-        rounds = [rounds[place] for place in np.linspace(0, len(rounds) - 1, MAX_ROUNDS).round().astype(int)]
-    kept = [{row["round"]: row for row in run.rows} for run in runs]
-    series = lambda read: [rounded(np.array([read(rows[number]) for number in rounds], float), 5) for rows in kept]
-    none = float("nan")
+def _by_method(found: Sequence[Found]) -> dict[str, list[Found]]:
+    """Groups the runs by title, the best mean score first."""
+    groups = {title: [each for each in found if each.title == title] for title in {each.title: None for each in found}}
+    means = {title: np.mean([np.array(each.measures["score"], float) for each in own]) for title, own in groups.items()}
     return {
-        "title": title,
-        "runs": [run.name for run in runs],
-        "links": [_link(run, start) for run in runs],
-        "points": {name: [run.measures[name] for run in runs] for name in MEASURES},
-        "rounds": rounds,
-        "curves": series(lambda row: none if row.get(runs[0].kind) is None else row[runs[0].kind]),
-        "megabytes": np.mean(series(lambda row: (row.get("bytes_down", 0) + row.get("bytes_up", 0)) / 1e6), axis=0),
-        "time": np.mean(series(lambda row: row.get("seconds") or 0), axis=0),
+        title: groups[title]
+        for title in sorted(groups, key=lambda t: -found[0].run.score.sign * np.nan_to_num(means[t]))
     }
 
 
-def _link(run: Found, start: Path) -> str:
-    return quote(os.path.relpath(run.folder / NAME, start).replace(os.sep, "/"))
+def _panels(methods: Mapping[str, Sequence[Found]], names: Mapping[str, str], start: Path) -> dict[str, dict[str, Any]]:
+    """Returns the panels of points by measure, and of curves by horizontal axis."""
+    score = next(iter(methods.values()))[0].run.score
+    links = {title: [each.link(start) for each in own] for title, own in methods.items()}
+    dots, over = {}, {}
+    for name, label in names.items():
+        values = {title: [each.measures[name] for each in own] for title, own in methods.items()}
+        axis = Axis(label, percent=score.percent and name in ("score", "decile"))
+        dots[name] = plain(method_points(values, axis, links))
+    curves = {title: _curves(own) for title, own in methods.items()}
+    for name, label in AGAINST.items():
+        drawn = {
+            title: (own[name].mean(axis=0), own["score"].mean(axis=0), own["score"].std(axis=0))
+            for title, own in curves.items()
+        }
+        over[name] = plain(method_curves(drawn, Axis(label), axis_of(score)))
+    return {"dots": dots, "over": over}
 
 
-def _table(groups: dict[str, list[Found]], names: dict[str, str], kind: str, start: Path) -> Raw:
+def _curves(runs: Sequence[Found]) -> dict[str, np.ndarray]:
+    """Returns the rounds that all runs of a method evaluated, their scores and costs so far. Shape (runs, T)."""
+    rounds = sorted(set.intersection(*({row["round"] for row in each.run.rows} for each in runs)))
+    if len(rounds) > MAX_ROUNDS:
+        rounds = [rounds[place] for place in np.linspace(0, len(rounds) - 1, MAX_ROUNDS).round().astype(int)]
+    kept = [{row["round"]: row for row in each.run.rows} for each in runs]
+    series = lambda read: np.array([[read(rows[number]) for number in rounds] for rows in kept], float)
+    return {
+        "rounds": series(lambda row: row["round"]),
+        "score": series(lambda row: row.get(runs[0].run.score.name)),
+        "megabytes": series(lambda row: (row.get("bytes_down", 0) + row.get("bytes_up", 0)) / 1e6),
+        "seconds": series(lambda row: row.get("seconds") or 0),
+    }
+
+
+def _csv(methods: Mapping[str, Sequence[Found]], names: Mapping[str, str]) -> dict[str, list]:
+    """Returns the tables for downloading."""
+    runs = [["method", "run", *names.values()]]
+    curves = [["method", "run", "round", next(iter(methods.values()))[0].run.score.name]]
+    for title, own in methods.items():
+        runs += [[title, each.name, *(each.measures[name] for name in names)] for each in own]
+        kept = _curves(own)
+        for each, rounds, scores in zip(own, kept["rounds"].astype(int).tolist(), kept["score"].tolist(), strict=True):
+            curves += [[title, each.name, *point] for point in zip(rounds, scores, strict=True)]
+    return {"runs": runs, "curves": curves}
+
+
+def _table(methods: Mapping[str, Sequence[Found]], names: Mapping[str, str], start: Path) -> Raw:
     """Returns a table with one row per method: means over its runs, and deviations if there are several."""
     body = []
-    for title, runs in groups.items():
-        cells = [title, *(_mean(name, [run.measures[name] for run in runs], kind) for name in names)]
-        links = ", ".join(f'<a href="{text(_link(run, start))}">{text(run.name)}</a>' for run in runs)
+    for title, own in methods.items():
+        cells = [
+            title,
+            *(_mean(name, [each.measures[name] for each in own], own[0].run.score.percent) for name in names),
+        ]
+        links = ", ".join(f'<a href="{text(each.link(start))}">{text(each.name)}</a>' for each in own)
         body.append([*cells, Raw(links)])
     return table(["method", *names.values(), "runs"], body, "sortable", "Means over runs. Click a heading to sort.")
 
 
-def _mean(name: str, values: Sequence[float | None], kind: str) -> str:
+def _mean(name: str, values: Sequence[float | None], percent: bool) -> str:
     known = [value for value in values if value is not None]
     if not known:
         return "-"
     mean, spread = float(np.mean(known)), float(np.std(known))
-    if name in ("score", "decile") and kind == "accuracy":
+    if name in ("score", "decile") and percent:
         return f"{100 * mean:.1f}" + (f" ± {100 * spread:.1f}" if len(known) > 1 else "") + " %"
     if name == "score":
         return score("loss", mean) + (f" ± {spread:.4f}" if len(known) > 1 else "")
@@ -205,7 +224,7 @@ def _warnings(found: Sequence[Found]) -> str:
         ("the number of clients", lambda run: run.summary["num_clients"]),
         ("the last round", lambda run: run.summary["last"]["round"]),
     ):
-        values = list(dict.fromkeys(map(of, found)))
+        values = list(dict.fromkeys(of(each.run) for each in found))
         if len(values) > 1:
             said.append(f"The runs differ in {word}: {', '.join(map(str, values))}.")
     return paragraph(" ".join(said))

@@ -1,15 +1,17 @@
-"""The data for the plots of a run's page: thinned out, rounded, with clients grouped by shared models."""
+"""The data for a run's page: its panels, and what its script shows of a client and of a round, thinned out."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from pfljax.evaluation import collaboration
-from pfljax.report.markup import rounded
+from pfljax.report import pictures, plots
+from pfljax.report.picture import SYMBOLS, Panel, colors, plain, rounded
 from pfljax.report.plots import Plots
 
 MAX_CLIENTS = 1000  # clients with their own values on a page
@@ -18,7 +20,10 @@ MAX_POINTS = 100_000  # numbers in all clients' curves
 MAX_NUMBERS = 2_000_000  # numbers in all matrices
 LEAST = 1e-4  # smaller weights are left out
 MAX_MERGES = 50  # last merges of the clustering that are considered for the cut
-LEVELS = (0, 10, 25, 50, 75, 90, 100)  # percentiles over clients
+WORDS = {  # what a client's strongest links are, and what is said if it has none
+    "sharing": ("Shares models most with", "Shares models with no one"),
+    "weights": ("Uses most", "Uses nobody else's model"),
+}
 
 
 class Content(NamedTuple):
@@ -33,46 +38,85 @@ class Content(NamedTuple):
     notes: list[str]
 
 
-def collect(plots: Plots) -> Content:
+def collect(run: Plots) -> Content:
     """Returns the data of a run's page."""
-    shown, notes = _shown_clients(plots)
-    test = plots.test
-    times, told = _evenly(len(test), max(2, MAX_POINTS // max(len(shown), 1)), "of clients' curves")
+    shown, notes = _shown_clients(run)
+    times, told = _evenly(len(run.test), max(2, MAX_POINTS // max(len(shown), 1)), "of clients' curves")
     notes += told
-    rounds = np.asarray(plots.results["rounds"])
-    train = plots.results.get(f"{plots.score}_train")
-    ids = plots.ids[shown]
-    rows = plots.client_rows
-    group = plots.wanted[shown]
-    data = {
-        "score": plots.score,
-        "rounds": rounds[times],
-        "clients": ids,
-        "group": group,
-        "test": rounded(test[times][:, shown].T, 4),
-        "train": None if train is None else rounded(train[times][:, shown].T, 4),
-        "labels": None if "labels" not in plots.used else np.asarray(plots.used["labels"])[shown],
-        "rows": [rows[int(k)] for k in ids] if rows else None,
-        "spread": _spread(plots),
-        "history": list(plots.rows),
-        "measured": {name: np.array(values) for name, values in plots.measured.items()},
-        "bytes": plots.bytes_sent if plots.bytes_sent.any() else None,
-        "sharing": None,
-    }
-    if plots.chooses:
-        data["sharing"], told = _sharing(plots, shown)
+    score, groups, last = run.score, run.wanted[shown], run.test[-1][shown]
+    train, labels = run.results.get(f"{score.name}_train"), run.used.get("labels")
+    orders = {"group": np.argsort(groups, kind="stable"), "score": pictures.worst_first(last, score)}
+    panels = _panels(run, shown)
+    sharing = None
+    if run.chooses:
+        sharing, told = _sharing(run, shown)
         notes += told
-    return Content(data, notes)
+        orders["found"] = sharing.pop("order")
+        panels["matrix"] = _matrices(run, shown, orders, sharing)
+    data = {
+        "panels": {name: {choice: plain(panel) for choice, panel in of.items()} for name, of in panels.items()},
+        "orders": orders,
+        "score": {"name": score.name} | plain(pictures.axis_of(score)),
+        "rounds": run.rounds[times],
+        "test": rounded(run.test[times][:, shown].T, 4),
+        "train": None if train is None else rounded(train[times][:, shown].T, 4),
+        "median": rounded(pictures.over_clients(np.nanmedian, run.test)[times], 4),
+        "labels": None if labels is None else np.asarray(labels)[shown],
+        "all_labels": None if labels is None else np.sum(labels, axis=0),
+        "sharing": sharing,
+    }
+    found = [""] * len(shown) if sharing is None else sharing["found"].tolist()
+    return Content(data | _of_clients(run, shown, found), notes)
 
 
-def _shown_clients(plots: Plots) -> tuple[Int[np.ndarray, " n"], list[str]]:
+def _panels(run: Plots, shown: Int[np.ndarray, " n"]) -> dict[str, dict[str, Panel]]:
+    """Returns the panels that the page only draws, by plot and by choice."""
+    ranking = pictures.per_client(run.test[-1][shown], run.wanted[shown], run.ids[shown], run.score)
+    panels = {"spread": {score.name: plots.over_rounds(run, score) for score in run.scores}, "ranking": {"": ranking}}
+    panels |= {f"measure-{number}": {"": panel} for number, panel in enumerate(plots.of_measures(run))}
+    traffic = plots.against_traffic(run)
+    return panels if traffic is None else panels | {"traffic": {"": traffic}}
+
+
+def _of_clients(run: Plots, shown: Int[np.ndarray, " n"], found: Sequence[Any]) -> dict[str, Any]:
+    """Returns what the page says about each client, and its tables for downloading."""
+    ids, groups, score = run.ids[shown].tolist(), run.wanted[shown].tolist(), run.score
+    rows = [run.client_rows.get(k, {}) for k in ids]
+    texts = pictures.client_texts(run.ids[shown], run.test[-1][shown], run.wanted[shown], score)
+    named = [
+        f"{k} ({row['name']})" if row.get("name") is not None else str(k) for k, row in zip(ids, rows, strict=True)
+    ]
+    told = []
+    for name, group, cluster, row, value in zip(named, groups, found, rows, run.test[-1][shown].tolist(), strict=True):
+        parts = [f"Client {name}"] + [f"group {group}"] * run.has_groups + [f"found group {cluster}"] * (cluster != "")
+        if row:
+            parts.append(f"{row['n_train']} training and {row['n_test']} test examples")
+        told.append(f"{', '.join(parts)}, {score.label} {pictures.shown(score, value)} in the last round.")
+    heads = [name for name in (rows[0] if rows else {}) if name != "client"]
+    table = [["client", "group", "found_group", *heads]]
+    for client, group, cluster, row in zip(ids, groups, found, rows, strict=True):
+        table.append([client, group if run.has_groups else "", cluster, *(row.get(head) for head in heads)])
+    columns = list(dict.fromkeys(name for row in run.rows for name in row))
+    history = [columns, *([row.get(name) for name in columns] for row in run.rows)]
+    return {
+        "clients": ids,
+        "groups": [f" (group {group})" * run.has_groups for group in groups],
+        "named": named,
+        "colors": colors(run.wanted)[shown].tolist(),
+        "texts": texts,
+        "told": told,
+        "csv": {"rounds": history, "clients": table},
+    }
+
+
+def _shown_clients(run: Plots) -> tuple[Int[np.ndarray, " n"], list[str]]:
     """Returns the clients to show on the page: all, or evenly spaced from the worst to the best."""
-    num, limit = plots.test.shape[1], MAX_CLIENTS
-    if plots.chooses:  # leaves room for at least two rounds of models and weights
-        limit = min(limit, max(2, MAX_NUMBERS // (4 * plots.used["index"].shape[2])))
+    num, limit = run.test.shape[1], MAX_CLIENTS
+    if run.chooses:  # leaves room for at least two rounds of models and weights
+        limit = min(limit, max(2, MAX_NUMBERS // (4 * run.used["index"].shape[2])))
     if num <= limit:
         return np.arange(num), []
-    order = np.argsort(plots.test[-1], kind="stable")
+    order = np.argsort(run.test[-1], kind="stable")
     shown = np.sort(order[np.linspace(0, num - 1, limit).round().astype(int)])
     return shown, [f"The page shows {limit:,} of {num:,} clients, evenly spaced from the worst to the best."]
 
@@ -84,55 +128,71 @@ def _evenly(num: int, most: int, what: str) -> tuple[Int[np.ndarray, " n"], list
     return np.linspace(0, num - 1, most).round().astype(int), [f"{most} of {num} evaluated rounds {what} are shown."]
 
 
-def _spread(plots: Plots) -> dict[str, Any]:
-    """Returns the distribution of all clients' scores at every evaluated round."""
-    test = plots.test
-    scored = test[:, ~np.isnan(test).all(axis=0)]
-    levels = np.nanpercentile(scored, LEVELS, axis=1) if scored.size else np.full((len(LEVELS), len(test)), np.nan)
-    means = [row.get(plots.score) for row in plots.rows]
-    return {
-        "rounds": np.asarray(plots.results["rounds"]),
-        "levels": LEVELS,
-        "values": rounded(levels, 4),
-        "mean": means if len(means) == len(test) else None,
-    }
-
-
-def _sharing(plots: Plots, shown: Int[np.ndarray, " n"]) -> tuple[dict[str, Any], list[str]]:
+def _sharing(run: Plots, shown: Int[np.ndarray, " n"]) -> tuple[dict[str, Any], list[str]]:
     """Returns which models the clients use, by round, and the groups found from that."""
-    all_index, all_weights = plots.used["index"], plots.used["weights"]
+    all_index, all_weights, groups = run.used["index"], run.used["weights"], run.wanted[shown]
     num = len(all_index)
     kept = max(int((np.abs(all_weights[time]) >= LEAST).sum()) for time in (0, num // 2, -1))
     per_round = max(1, 2 * kept * len(shown) // all_weights.shape[1])
     times, notes = _evenly(num, int(np.clip(MAX_NUMBERS // per_round, 2, MAX_ROUNDS)), "of the matrix")
     digits = 3 if per_round * len(times) <= MAX_NUMBERS // 3 else 2
-    shared = plots.topology == "shared"
     order, found = found_groups(all_index[-1][shown], all_weights[-1][shown])
-    rows = [_rows(all_index[time][shown], all_weights[time][shown], digits) for time in times]
+    rounds = np.asarray(run.used["round"])[times]
+    weights = [rounded(all_weights[time][shown], digits) for time in times]
+    used = [collaboration.rows_of(all_index[t][shown], own, LEAST) for t, own in zip(times, weights, strict=True)]
+    means = [collaboration.sharing(all_index[time][shown], all_weights[time][shown], groups) for time in times]
     notes.append(f"The matrix leaves out weights below {LEAST:g} and rounds the others to {digits} digits.")
     return {
-        "rounds": np.asarray(plots.used["round"])[times],
-        "models": int(all_index.max()) + 1 if shared else None,
-        "used": rows,
-        "largest": float(np.max(all_weights[times][:, shown])),
+        "rounds": rounds,
+        "models": run.num_models,
+        "width": int(all_index.max()) + 1,
+        "rows": [_flat(rows) for rows in used],
+        "lengths": [rounded(rows.length, 5) for rows in used],
+        "largest": max(float(rows.weight.max(initial=0)) for rows in used),
+        "cosines": [_mean_cosines(*each) for each in zip(rounds.tolist(), means, strict=True)],
+        "words": WORDS,
+        "symbols": SYMBOLS,
+        "colors": colors(np.arange(run.num_models or 0)),
         "order": order,
         "found": found,
-        "agreement": _agreement(found, plots.wanted[shown]),
+        "agreement": collaboration.adjusted_rand_index(groups, found) if len(np.unique(groups)) > 1 else None,
     }, notes
 
 
-def _rows(index: Int[np.ndarray, "n J"], weights: Float[np.ndarray, "n J"], digits: int) -> list[list]:
-    """Returns for each client the models that it uses, each followed by its weight. Repeated indices add up."""
-    client = np.repeat(np.arange(len(index)), index.shape[1])
-    width = int(index.max()) + 1
-    pairs, place = np.unique(client * width + index.ravel(), return_inverse=True)
-    totals = np.bincount(place.ravel(), weights.ravel())
-    pairs, totals = pairs[np.abs(totals) >= LEAST], totals[np.abs(totals) >= LEAST]
-    totals = rounded(totals, digits)
-    owner, model = np.divmod(pairs, width)
-    cuts = np.searchsorted(owner, np.arange(len(index) + 1))
-    flat = [value for pair in zip(model.tolist(), totals.tolist(), strict=True) for value in pair]
+def _mean_cosines(number: int, means: collaboration.Sharing) -> str:
+    """Returns a sentence on the mean cosines of a round; "" if there is one group."""
+    if np.isnan(means.across):
+        return ""
+    within = "" if np.isnan(means.within) else f"{means.within:.2f} within true groups, "
+    return f"Round {number}: mean cosine {within}{means.across:.2f} between different groups."
+
+
+def _flat(rows: collaboration.Rows) -> list[list]:
+    """Returns each client's row as a list: the models that it uses, each followed by its weight."""
+    cuts = np.searchsorted(rows.client, np.arange(len(rows.length) + 1))
+    pairs = zip(rows.model.tolist(), rows.weight.tolist(), strict=True)
+    flat = [value for pair in pairs for value in pair]
     return [flat[2 * a : 2 * b] for a, b in itertools.pairwise(cuts)]
+
+
+def _matrices(
+    run: Plots, shown: Int[np.ndarray, " n"], orders: dict[str, np.ndarray], sharing: dict[str, Any]
+) -> dict[str, Panel]:
+    """Returns the panels of the matrix, without values, by what is shown and by the order of clients."""
+    blocks = {"group": run.wanted[shown], "found": sharing["found"]}
+    return {
+        f"{kind} {by}": pictures.matrix(
+            kind,
+            order,
+            colors(run.wanted)[shown],
+            run.ids[shown],
+            run.num_models,
+            limit=max(sharing["largest"], 1e-9),
+            blocks=blocks.get(by),
+        )
+        for kind in pictures.RELATIONS
+        for by, order in orders.items()
+    }
 
 
 def found_groups(
@@ -161,8 +221,3 @@ def found_groups(
     label = hierarchy.fcluster(tree, height, "distance")
     first = {group: number for number, group in enumerate(dict.fromkeys(label[order].tolist()))}
     return order, np.array([first[group] for group in label.tolist()])
-
-
-def _agreement(found: np.ndarray, true: np.ndarray) -> float | None:
-    """Returns the adjusted Rand index of found and true groups; None if there is only one true group."""
-    return collaboration.adjusted_rand_index(true, found) if len(np.unique(true)) > 1 else None
