@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from pfljax.evaluation import collaboration
-from pfljax.report import pictures, plots
-from pfljax.report.picture import SYMBOLS, Panel, colors, plain, rounded
-from pfljax.report.plots import Plots
+from pfljax.report import pictures
+from pfljax.report.markup import cells
+from pfljax.report.picture import SYMBOLS, colors, plain, rounded
+from pfljax.report.run_data import RunData, over_clients
 
 MAX_CLIENTS = 1000  # clients with their own values on a page
 MAX_ROUNDS = 40  # rounds with a matrix
@@ -20,10 +20,6 @@ MAX_POINTS = 100_000  # numbers in all clients' curves
 MAX_NUMBERS = 2_000_000  # numbers in all matrices
 LEAST = 1e-4  # smaller weights are left out
 MAX_MERGES = 50  # last merges of the clustering that are considered for the cut
-WORDS = {  # what a client's strongest links are, and what is said if it has none
-    "sharing": ("Shares models most with", "Shares models with no one"),
-    "weights": ("Uses most", "Uses nobody else's model"),
-}
 
 
 class Content(NamedTuple):
@@ -38,125 +34,125 @@ class Content(NamedTuple):
     notes: list[str]
 
 
-def collect(run: Plots) -> Content:
+def collect(run: RunData) -> Content:
     """Returns the data of a run's page."""
-    shown, notes = _shown_clients(run)
-    times, told = _evenly(len(run.test), max(2, MAX_POINTS // max(len(shown), 1)), "of clients' curves")
-    notes += told
-    score, groups, last = run.score, run.wanted[shown], run.test[-1][shown]
-    train, labels = run.results.get(f"{score.name}_train"), run.used.get("labels")
-    orders = {"group": np.argsort(groups, kind="stable"), "score": pictures.worst_first(last, score)}
-    panels = _panels(run, shown)
-    sharing = None
-    if run.chooses:
-        sharing, told = _sharing(run, shown)
-        notes += told
-        orders["found"] = sharing.pop("order")
-        panels["matrix"] = _matrices(run, shown, orders, sharing)
+    notes, num, score = [], run.test.shape[1], run.score
+    shown = _shown_clients(run)
+    if len(shown) < num:
+        notes.append(f"The page shows {len(shown):,} of {num:,} clients, evenly spaced from the worst to the best.")
+    times = _times(len(run.test), MAX_POINTS // max(len(shown), 1), "of clients' curves", notes)
+    sharing = _sharing(run, shown, notes) if run.chooses else None
+    of_split = {split: run.results.get(f"{score.name}_{split}") for split in ("test", "train")}
     data = {
-        "panels": {name: {choice: plain(panel) for choice, panel in of.items()} for name, of in panels.items()},
-        "orders": orders,
+        name: None if values is None else rounded(values[times][:, shown].T, 4) for name, values in of_split.items()
+    }
+    labels = run.used.get("labels")
+    data |= {
+        "panels": _panels(run, shown, sharing),
+        "orders": _orders(run, shown, sharing),
         "score": {"name": score.name} | plain(pictures.axis_of(score)),
         "rounds": run.rounds[times],
-        "test": rounded(run.test[times][:, shown].T, 4),
-        "train": None if train is None else rounded(train[times][:, shown].T, 4),
-        "median": rounded(pictures.over_clients(np.nanmedian, run.test)[times], 4),
+        "median": rounded(over_clients(np.nanmedian, run.test)[times], 4),
         "labels": None if labels is None else np.asarray(labels)[shown],
         "all_labels": None if labels is None else np.sum(labels, axis=0),
         "sharing": sharing,
     }
-    found = [""] * len(shown) if sharing is None else sharing["found"].tolist()
-    return Content(data | _of_clients(run, shown, found), notes)
+    return Content(data | _of_clients(run, shown, sharing), notes)
 
 
-def _panels(run: Plots, shown: Int[np.ndarray, " n"]) -> dict[str, dict[str, Panel]]:
-    """Returns the panels that the page only draws, by plot and by choice."""
-    ranking = pictures.per_client(run.test[-1][shown], run.wanted[shown], run.ids[shown], run.score)
-    panels = {"spread": {score.name: plots.over_rounds(run, score) for score in run.scores}, "ranking": {"": ranking}}
-    panels |= {f"measure-{number}": {"": panel} for number, panel in enumerate(plots.of_measures(run))}
-    traffic = plots.against_traffic(run)
-    return panels if traffic is None else panels | {"traffic": {"": traffic}}
-
-
-def _of_clients(run: Plots, shown: Int[np.ndarray, " n"], found: Sequence[Any]) -> dict[str, Any]:
-    """Returns what the page says about each client, and its tables for downloading."""
-    ids, groups, score = run.ids[shown].tolist(), run.wanted[shown].tolist(), run.score
-    rows = [run.client_rows.get(k, {}) for k in ids]
-    texts = pictures.client_texts(run.ids[shown], run.test[-1][shown], run.wanted[shown], score)
-    named = [
-        f"{k} ({row['name']})" if row.get("name") is not None else str(k) for k, row in zip(ids, rows, strict=True)
-    ]
-    told = []
-    for name, group, cluster, row, value in zip(named, groups, found, rows, run.test[-1][shown].tolist(), strict=True):
-        parts = [f"Client {name}"] + [f"group {group}"] * run.has_groups + [f"found group {cluster}"] * (cluster != "")
-        if row:
-            parts.append(f"{row['n_train']} training and {row['n_test']} test examples")
-        told.append(f"{', '.join(parts)}, {score.label} {pictures.shown(score, value)} in the last round.")
-    heads = [name for name in (rows[0] if rows else {}) if name != "client"]
-    table = [["client", "group", "found_group", *heads]]
-    for client, group, cluster, row in zip(ids, groups, found, rows, strict=True):
-        table.append([client, group if run.has_groups else "", cluster, *(row.get(head) for head in heads)])
-    columns = list(dict.fromkeys(name for row in run.rows for name in row))
-    history = [columns, *([row.get(name) for name in columns] for row in run.rows)]
-    return {
-        "clients": ids,
-        "groups": [f" (group {group})" * run.has_groups for group in groups],
-        "named": named,
-        "colors": colors(run.wanted)[shown].tolist(),
-        "texts": texts,
-        "told": told,
-        "csv": {"rounds": history, "clients": table},
-    }
-
-
-def _shown_clients(run: Plots) -> tuple[Int[np.ndarray, " n"], list[str]]:
+def _shown_clients(run: RunData) -> Int[np.ndarray, " n"]:
     """Returns the clients to show on the page: all, or evenly spaced from the worst to the best."""
     num, limit = run.test.shape[1], MAX_CLIENTS
     if run.chooses:  # leaves room for at least two rounds of models and weights
         limit = min(limit, max(2, MAX_NUMBERS // (4 * run.used["index"].shape[2])))
-    if num <= limit:
-        return np.arange(num), []
-    order = np.argsort(run.test[-1], kind="stable")
-    shown = np.sort(order[np.linspace(0, num - 1, limit).round().astype(int)])
-    return shown, [f"The page shows {limit:,} of {num:,} clients, evenly spaced from the worst to the best."]
+    return np.sort(pictures.worst_first(run, np.arange(num))[pictures.evenly(num, limit)])
 
 
-def _evenly(num: int, most: int, what: str) -> tuple[Int[np.ndarray, " n"], list[str]]:
-    """Selects at most `most` of `num` entries, including the first and last. Returns a note if some are left out."""
-    if num <= most:
-        return np.arange(num), []
-    return np.linspace(0, num - 1, most).round().astype(int), [f"{most} of {num} evaluated rounds {what} are shown."]
+def _times(num: int, most: int, what: str, notes: list[str]) -> Int[np.ndarray, " t"]:
+    """Selects two or more of `num` evaluated rounds, at most `most`, and adds a note if some are left out."""
+    times = pictures.evenly(num, max(2, most))
+    if len(times) < num:
+        notes.append(f"{len(times)} of {num} evaluated rounds {what} are shown.")
+    return times
 
 
-def _sharing(run: Plots, shown: Int[np.ndarray, " n"]) -> tuple[dict[str, Any], list[str]]:
+def _orders(run: RunData, shown: Int[np.ndarray, " n"], sharing: dict[str, Any] | None) -> dict[str, np.ndarray]:
+    """Returns the orders of the clients on the page."""
+    orders = {"group": np.argsort(run.groups[shown], kind="stable"), "score": pictures.worst_first(run, shown)}
+    return orders if sharing is None else orders | {"found": sharing["order"]}
+
+
+def _panels(run: RunData, shown: Int[np.ndarray, " n"], sharing: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """Returns the descriptions of the panels by plot and by choice, those of the matrix without its values."""
+    panels = {"spread": {name: pictures.scores(run, score) for name, score in run.scores.items()}}
+    panels["ranking"] = {"": pictures.ranking(run, shown)}
+    panels |= {f"measure-{number}": {"": panel} for number, panel in enumerate(pictures.measures(run))}
+    traffic = pictures.traffic(run)
+    if traffic is not None:
+        panels["traffic"] = {"": traffic}
+    if sharing is not None:
+        of = colors(run.groups)[shown], run.ids[shown], run.num_models
+        blocks = {"group": run.groups[shown], "found": sharing["found"]}
+        panels["matrix"] = {
+            f"{kind} {by}": pictures.matrix(kind, order, *of, largest=sharing["largest"], blocks=blocks.get(by))
+            for kind in pictures.RELATIONS
+            for by, order in _orders(run, shown, sharing).items()
+        }
+    return {name: {choice: plain(panel) for choice, panel in choices.items()} for name, choices in panels.items()}
+
+
+def _of_clients(run: RunData, shown: Int[np.ndarray, " n"], sharing: dict[str, Any] | None) -> dict[str, Any]:
+    """Returns what the page says about each client, and its tables for downloading."""
+    about, named, told, table = np.array(pictures.about_clients(run))[shown].tolist(), [], [], []
+    for place, (k, group) in enumerate(zip(run.ids[shown].tolist(), run.groups[shown].tolist(), strict=True)):
+        row, groups = run.client_rows.get(k, {}), [f"group {group}"] * run.has_groups
+        found = "" if sharing is None else int(sharing["found"][place])
+        named.append(f"{k} ({row['name']})" if row.get("name") is not None else str(k))
+        groups += [] if sharing is None else [f"found group {found}"]
+        sizes = [f"{row['n_train']} training and {row['n_test']} test examples"] if row else []
+        score = f"{run.score.label} {about[place].split(': ')[1]} in the last round."
+        told.append(", ".join([f"Client {named[-1]}", *groups, *sizes, score]))
+        table.append({"client": k, "group": group if run.has_groups else "", "found_group": found} | dict(row))
+    return {
+        "clients": run.ids[shown],
+        "groups": [f" (group {group})" * run.has_groups for group in run.groups[shown]],
+        "colors": colors(run.groups)[shown],
+        "named": named,
+        "texts": about,
+        "told": told,
+        "csv": {"rounds": cells(run.rows), "clients": cells(table)},
+    }
+
+
+def _sharing(run: RunData, shown: Int[np.ndarray, " n"], notes: list[str]) -> dict[str, Any]:
     """Returns which models the clients use, by round, and the groups found from that."""
-    all_index, all_weights, groups = run.used["index"], run.used["weights"], run.wanted[shown]
+    all_index, all_weights, groups = run.used["index"], run.used["weights"], run.groups[shown]
     num = len(all_index)
     kept = max(int((np.abs(all_weights[time]) >= LEAST).sum()) for time in (0, num // 2, -1))
     per_round = max(1, 2 * kept * len(shown) // all_weights.shape[1])
-    times, notes = _evenly(num, int(np.clip(MAX_NUMBERS // per_round, 2, MAX_ROUNDS)), "of the matrix")
+    times = _times(num, min(MAX_NUMBERS // per_round, MAX_ROUNDS), "of the matrix", notes)
     digits = 3 if per_round * len(times) <= MAX_NUMBERS // 3 else 2
-    order, found = found_groups(all_index[-1][shown], all_weights[-1][shown])
-    rounds = np.asarray(run.used["round"])[times]
-    weights = [rounded(all_weights[time][shown], digits) for time in times]
-    used = [collaboration.rows_of(all_index[t][shown], own, LEAST) for t, own in zip(times, weights, strict=True)]
-    means = [collaboration.sharing(all_index[time][shown], all_weights[time][shown], groups) for time in times]
     notes.append(f"The matrix leaves out weights below {LEAST:g} and rounds the others to {digits} digits.")
+    rounds, used = np.asarray(run.used["round"])[times], [(all_index[t][shown], all_weights[t][shown]) for t in times]
+    rows = [collaboration.rows_of(index, rounded(weights, digits), LEAST) for index, weights in used]
+    order, found = found_groups(all_index[-1][shown], all_weights[-1][shown])
     return {
         "rounds": rounds,
         "models": run.num_models,
         "width": int(all_index.max()) + 1,
-        "rows": [_flat(rows) for rows in used],
-        "lengths": [rounded(rows.length, 5) for rows in used],
-        "largest": max(float(rows.weight.max(initial=0)) for rows in used),
-        "cosines": [_mean_cosines(*each) for each in zip(rounds.tolist(), means, strict=True)],
-        "words": WORDS,
+        "rows": [_flat(each) for each in rows],
+        "lengths": [rounded(each.length, 5) for each in rows],
+        "largest": max(float(each.weight.max(initial=0)) for each in rows),
+        "cosines": [
+            _mean_cosines(number, collaboration.sharing(*each, groups))
+            for number, each in zip(rounds.tolist(), used, strict=True)
+        ],
         "symbols": SYMBOLS,
         "colors": colors(np.arange(run.num_models or 0)),
         "order": order,
         "found": found,
         "agreement": collaboration.adjusted_rand_index(groups, found) if len(np.unique(groups)) > 1 else None,
-    }, notes
+    }
 
 
 def _mean_cosines(number: int, means: collaboration.Sharing) -> str:
@@ -173,26 +169,6 @@ def _flat(rows: collaboration.Rows) -> list[list]:
     pairs = zip(rows.model.tolist(), rows.weight.tolist(), strict=True)
     flat = [value for pair in pairs for value in pair]
     return [flat[2 * a : 2 * b] for a, b in itertools.pairwise(cuts)]
-
-
-def _matrices(
-    run: Plots, shown: Int[np.ndarray, " n"], orders: dict[str, np.ndarray], sharing: dict[str, Any]
-) -> dict[str, Panel]:
-    """Returns the panels of the matrix, without values, by what is shown and by the order of clients."""
-    blocks = {"group": run.wanted[shown], "found": sharing["found"]}
-    return {
-        f"{kind} {by}": pictures.matrix(
-            kind,
-            order,
-            colors(run.wanted)[shown],
-            run.ids[shown],
-            run.num_models,
-            limit=max(sharing["largest"], 1e-9),
-            blocks=blocks.get(by),
-        )
-        for kind in pictures.RELATIONS
-        for by, order in orders.items()
-    }
 
 
 def found_groups(

@@ -91,6 +91,12 @@ def choice(name: str, label: str, options: Mapping[str, str], plot: str = "") ->
     return Raw(f'<label for="{name}">{text(label)} <select id="{name}"{of}>{entries}</select></label>')
 
 
+def cells(rows: Sequence[Mapping[str, Any]]) -> list[list]:
+    """Returns the cells of a table with a row per entry, headings first."""
+    heads = list(dict.fromkeys(name for row in rows for name in row))
+    return [heads, *([row.get(name) for name in heads] for row in rows)]
+
+
 def controls(*content: str) -> Raw:
     """Returns controls in a row."""
     return Raw(f'<div class="controls">{"".join(content)}</div>')

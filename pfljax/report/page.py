@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from pfljax.evaluation import collaboration
 from pfljax.exchange import processes
 from pfljax.folder import files
-from pfljax.report import content, draw, plots, sections
+from pfljax.report import content, draw, sections
 from pfljax.report.markup import Raw, choice, controls, document, downloads, paragraph, plot, text
 from pfljax.report.plots import Plots
 
@@ -36,7 +36,7 @@ def write(directory: Path) -> Path:
     """
     directory = Path(directory)
     if processes.is_first():
-        for name, figure in plots.figures(Plots.read(directory)).items():
+        for name, figure in Plots.read(directory).figures().items():
             draw.save(figure, directory / "figures" / f"{name}.png")
     return write_page(directory)
 
@@ -61,7 +61,7 @@ def write_page(directory: Path) -> Path:
         "One client": _client(data),
         "All clients": _clients(run, data),
         "Scores over rounds": _scores(run),
-        "More figures": "".join(_picture(run, *extra) for extra in plots.extras(run).items()),
+        "More figures": "".join(_picture(run, *extra) for extra in run.extras().items()),
         "Clients held out of training": sections.unseen(summary.get("unseen") or {}),
         "Traffic": sections.traffic(run.rows) + (TRAFFIC if "traffic" in data["panels"] else ""),
         "Privacy": sections.privacy(summary.get("privacy")),
@@ -121,12 +121,12 @@ def _client(data: Mapping[str, Any]) -> str:
 def _clients(run: Plots, data: Mapping[str, Any]) -> str:
     more: dict[str, dict[int, Any]] = {}
     if data["sharing"] is not None:
-        more["found group"] = dict(zip(data["clients"], data["sharing"]["found"].tolist(), strict=True))
+        more["found group"] = dict(zip(data["clients"].tolist(), data["sharing"]["found"].tolist(), strict=True))
     ledger = run.summary.get("privacy")
     if ledger:
         own = ledger["epsilon_per_client"]
-        more["epsilon"] = {k: sections.bound(own[k]) for k in data["clients"] if k < len(own)}
-    rows = [run.client_rows[k] for k in data["clients"] if k in run.client_rows]
+        more["epsilon"] = {k: sections.bound(own[k]) for k in data["clients"].tolist() if k < len(own)}
+    rows = [run.client_rows[k] for k in data["clients"].tolist() if k in run.client_rows]
     table = sections.clients(rows, more, pickable=True)
     ask = "Are the worst clients in the same group?" if run.has_groups else "Which clients are the worst?"
     ranking = plot("ranking", "Every client's score in the last round", ask)
@@ -134,7 +134,7 @@ def _clients(run: Plots, data: Mapping[str, Any]) -> str:
 
 
 def _scores(run: Plots) -> str:
-    out = controls(choice("score", "Show", {score.name: score.label for score in run.scores}, "spread"))
+    out = controls(choice("score", "Show", {score.name: score.label for score in run.scores.values()}, "spread"))
     about = "Does the worst tenth keep up with the mean?"
     out += plot("spread", "Distribution of the clients' scores over rounds", about)
     for number, name in enumerate(run.measured):
@@ -156,7 +156,7 @@ def _affinity(run: Plots) -> str:
     caption = "How much each client has gained from other clients' models so far."
     if not run.has_groups:
         return caption
-    share = collaboration.top_affinities(run.used["affinity"][-1], run.distribution, run.wanted)
+    share = collaboration.top_affinities(run.used["affinity"][-1], run.distribution, run.groups)
     other = " (or the block of each client's target distribution)" if "target" in run.used else ""
     caption += f" Clients are ordered by distribution. The blocks on the diagonal{other} should turn blue."
     if not math.isnan(share):

@@ -230,7 +230,10 @@ page.hooks.show = (d) => {
     if (sharing) {
       const row = rowOf(state.at, i),
         near = strongest(i, row, 3).map((j) => `${nameOf(j)} (${row[j].toFixed(2)})`);
-      const [lead, none] = sharing.words[state.kind];
+      const [lead, none] =
+        state.kind === "sharing"
+          ? ["Shares models most with", "Shares models with no one"]
+          : ["Uses most", "Uses nobody else's model"];
       told += ` ${near.length ? `${lead} ${near.join(", ")}` : none} in round ${sharing.rounds[state.at]}.`;
     }
     byId("client-told").textContent = told;
