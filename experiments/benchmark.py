@@ -42,7 +42,7 @@ from pfljax.folder import files
 from pfljax.local.training import LocalTraining
 from pfljax.models.networks import MobileNetV2
 from pfljax.report.draw import draw
-from pfljax.report.picture import GRAY, Axis, Panel, Picture, Series
+from pfljax.report.picture import GRAY, Axis, Panel, Series
 from pfljax.stores.experiment import Execution
 from pfljax.training import describe
 
@@ -330,7 +330,7 @@ def benchmark_figure(rows: Sequence[dict]) -> Figure:
     points = Series(ratios, places, kind="points", symbol="circle", size=8)
     names = [(place, f"{row['workload']}, {row['ratio']:.1f} x") for place, row in zip(places, rows, strict=True)]
     axis = Axis("speedup over a PyTorch loop over clients")
-    return draw(Picture([Panel(axis, Axis(ticks=names, limits=limits), [equal, points])], (8, 0.6 * len(rows) + 1.2)))
+    return draw([Panel(axis, Axis(ticks=names, limits=limits), [equal, points])], (8, 0.6 * len(rows) + 1.2))
 
 
 def run(settings: Settings) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from pfljax.report.draw import draw
-from pfljax.report.picture import GRAY, SYMBOLS, Axis, Panel, Picture, Series, colors
+from pfljax.report.picture import GRAY, SYMBOLS, Axis, Panel, Series, colors
 
 ACCURACY = Axis("test accuracy", percent=True)
 
@@ -55,7 +55,7 @@ def sweep_figure(points: Sequence[dict], panels: dict[str, str], paper: str = "t
         if series:
             found.append(Panel(Axis(label, ticks), ACCURACY, series, legend="below" if len(methods) > 5 else "best"))
     height = 4.2 + 0.1 * max(len(methods) - 5, 0)
-    return draw(Picture(found, (5.5 * len(found), height)))
+    return draw(found, (5.5 * len(found), height))
 
 
 def curves_panel(lines: Sequence[dict], over: str, title: str = "") -> Panel:
@@ -75,4 +75,4 @@ def curves_panel(lines: Sequence[dict], over: str, title: str = "") -> Panel:
 def knob_curves(panels: Mapping[str, Sequence[dict]], over: str = "rounds") -> Figure:
     """Plots accuracy over rounds or local epochs: one panel per knob, whose lines are as in `curves_panel`."""
     found = [curves_panel(lines, over, knob) for knob, lines in panels.items()]
-    return draw(Picture(found, (5.2 * len(found), 4)))
+    return draw(found, (5.2 * len(found), 4))

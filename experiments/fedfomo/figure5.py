@@ -25,7 +25,7 @@ from pfljax.cli.settings import Settings
 from pfljax.folder import files
 from pfljax.report import pictures
 from pfljax.report.draw import draw
-from pfljax.report.picture import GRAY, Axis, Panel, Picture, colors
+from pfljax.report.picture import GRAY, Axis, Panel, colors
 
 
 def define(registry: flags.FlagValues) -> None:
@@ -55,7 +55,7 @@ def privacy_figure(affinities: Mapping[str, tuple[np.ndarray, np.ndarray]], poin
         series.append(crosses([np.nan], [np.nan], GRAY, "the paper, CIFAR-10"))
     ticks = {point["sigma"]: f"{point['sigma']:g}\n{point['epsilon_text']}" for point in reversed(points)}
     panels.append(Panel(Axis("noise multiplier sigma, and epsilon", list(ticks.items())), ACCURACY, series))
-    return draw(Picture(panels, (3.4 * len(panels), 3.6)))
+    return draw(panels, (3.4 * len(panels), 3.6))
 
 
 def run(settings: Settings) -> None:

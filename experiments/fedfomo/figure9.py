@@ -23,7 +23,7 @@ from pfljax.cli.flags import RUNS
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
 from pfljax.report.draw import draw
-from pfljax.report.picture import PALETTE, Axis, Panel, Picture
+from pfljax.report.picture import PALETTE, Axis, Panel
 
 
 def define(registry: flags.FlagValues) -> None:
@@ -50,7 +50,7 @@ def curves_and_last(lines: Sequence[dict], label: str) -> Figure:
     last = with_band(values, mean, std, "", {"color": PALETTE[0], "symbol": "circle"})
     ticks = [(value, f"{value:g}") for value in values]
     right = Panel(Axis(label, ticks), Axis("test accuracy, last round", percent=True), last)
-    return draw(Picture([curves_panel(lines, "epochs"), right], (10.4, 4)))
+    return draw([curves_panel(lines, "epochs"), right], (10.4, 4))
 
 
 def run(settings: Settings) -> None:

@@ -23,7 +23,7 @@ from pfljax.cli.settings import Settings
 from pfljax.folder import files
 from pfljax.report import pictures
 from pfljax.report.draw import draw
-from pfljax.report.picture import Axis, Picture, colors
+from pfljax.report.picture import Axis, colors
 
 VARIANTS = {"alpha": "average by alpha (Eq. 5)", "plain": "plain average (Eq. 6)"}
 ALIKE = 0.95  # two alphas with at least this cosine are nearly the same
@@ -51,7 +51,7 @@ def branch_weights(panels: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]],
             found.append(dataclasses.replace(panel, x=Axis("branch"), title=f"{title}, round {rounds[t]}"))
         height = max(height, 0.8 + 0.18 * len(order))
     columns = len(found) // len(panels)
-    return draw(Picture(found, (3.2 * columns, height * len(panels)), columns))
+    return draw(found, (3.2 * columns, height * len(panels)), columns)
 
 
 def run(settings: Settings) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from pfljax.report.draw import draw
-from pfljax.report.picture import PALETTE, SYMBOLS, Axis, Panel, Picture, Series, colors
+from pfljax.report.picture import PALETTE, SYMBOLS, Axis, Panel, Series, colors
 
 
 def method_points(
@@ -70,7 +70,7 @@ def comparison_figure(table: Sequence[Mapping]) -> Figure:
         method_points(last, of(f"test {score}, last round")),
         method_curves(over, Axis("round"), of(f"test {score}")),
     ]
-    return draw(Picture(panels, (12, max(4.2, 0.6 + 0.26 * len(table)))))
+    return draw(panels, (12, max(4.2, 0.6 + 0.26 * len(table))))
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float | None:
@@ -100,4 +100,4 @@ def scaling_figure(lines: Mapping[str, Sequence[dict]], memory: str = "MiB on a 
         low, high = np.floor(np.log10(every.min())), np.ceil(np.log10(every.max()))
         limits = 10.0**low, 10.0 ** max(high, low + 1)  # whole decades, so that slow growth looks slow
         panels.append(Panel(Axis("clients K", log=True), Axis(label, log=True, limits=limits), series, legend="below"))
-    return draw(Picture(panels, (11, 4.2 + 0.12 * max(len(lines) - 6, 0))))
+    return draw(panels, (11, 4.2 + 0.12 * max(len(lines) - 6, 0)))

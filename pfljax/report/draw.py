@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from pfljax.folder import files
-from pfljax.report.picture import SYMBOLS, Axis, Heat, Panel, Picture, Series
+from pfljax.report.picture import SYMBOLS, Axis, Heat, Panel, Series
 
 MARKERS = dict(zip(SYMBOLS, "osDPX^v*", strict=True)) | {"": ""}
 DASHES = {"solid": "-", "dash": "--", "dot": ":"}
@@ -43,24 +44,31 @@ def save(figure: Figure, path: Path) -> None:
     files.write_atomically(path, lambda file: file.write(to_png(figure)))
 
 
-def draw(picture: Picture) -> Figure:
-    """Draws a picture."""
-    (width, height), columns = picture.size, picture.columns or len(picture.panels)
-    rows = -(-len(picture.panels) // columns)
-    figure = Shown(figsize=picture.size, layout=None if picture.alike else "constrained")
-    for place, panel in enumerate(picture.panels, 1):
+def draw(
+    panels: Sequence[Panel], size: tuple[float, float] = (6.4, 4.0), columns: int = 0, alike: bool = False
+) -> Figure:
+    """Draws panels side by side.
+
+    Args:
+        panels: The panels.
+        size: Width and height of the figure in inches.
+        columns: Number of columns; 0: all panels are in one row.
+        alike: Whether all panels have the same axes, which are labeled at the figure's left and lower edge only.
+    """
+    (width, height), columns = size, columns or len(panels)
+    rows = -(-len(panels) // columns)
+    figure = Shown(figsize=size, layout=None if alike else "constrained")
+    for place, panel in enumerate(panels, 1):
         axes = figure.add_subplot(rows, columns, place)
         draw_panel(axes, panel, width / columns)
-        if picture.alike:
-            axes.tick_params(
-                labelsize=8, labelbottom=place + columns > len(picture.panels), labelleft=place % columns == 1
-            )
+        if alike:
+            axes.tick_params(labelsize=8, labelbottom=place + columns > len(panels), labelleft=place % columns == 1)
             axes.set(xlabel="", ylabel="")
-    if picture.alike:  # labels need not be measured
+    if alike:  # labels need not be measured
         margins = {"left": 0.6 / width, "right": 1 - 0.15 / width, "bottom": 0.6 / height, "top": 1 - 0.35 / height}
         figure.subplots_adjust(**margins, wspace=0.12, hspace=0.25)
-        figure.supxlabel(picture.panels[0].x.label, fontsize=10)
-        figure.supylabel(picture.panels[0].y.label, fontsize=10, x=0.1 / width)
+        figure.supxlabel(panels[0].x.label, fontsize=10)
+        figure.supylabel(panels[0].y.label, fontsize=10, x=0.1 / width)
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Descriptions of pictures: `draw` makes matplotlib figures of them, and assets/page.js Plotly plots."""
+"""Descriptions of pictures as panels: `draw` makes matplotlib figures of them, and assets/page.js Plotly plots."""
 
 from __future__ import annotations
 
@@ -116,23 +116,6 @@ class Panel:
     heat: Heat | None = None
     title: str = ""
     legend: Literal["best", "below", "none"] = "best"
-
-
-@dataclasses.dataclass(frozen=True)
-class Picture:
-    """Panels side by side, for a figure.
-
-    Attributes:
-        panels: The panels.
-        size: Width and height in inches.
-        columns: Number of columns; 0: all panels are in one row.
-        alike: Whether all panels have the same axes, with labels at the figure's left and lower edge only.
-    """
-
-    panels: Sequence[Panel]
-    size: tuple[float, float] = (6.4, 4.0)
-    columns: int = 0
-    alike: bool = False
 
 
 def colors(groups: Int[np.ndarray, " n"]) -> np.ndarray:

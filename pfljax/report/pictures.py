@@ -62,7 +62,7 @@ def measures(run: RunData) -> list[Panel]:
 
 
 def worst_first(run: RunData, shown: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """Returns the places of some clients from the worst in the last round to the best, then of those without a score."""
+    """Returns the places of some clients, the worst in the last round first, those without a score last."""
     last = run.test[-1][shown]
     return np.argsort(np.where(np.isnan(last), np.inf, run.score.sign * last), kind="stable")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from pfljax.report import pictures
 from pfljax.report.draw import draw
-from pfljax.report.picture import Picture
 from pfljax.report.run_data import RunData
 
 MATRIX = (6.0, 5.2)  # inches
@@ -23,23 +23,21 @@ class Plots(RunData):
         """
         if metric and metric not in self.scores:
             raise ValueError(f"metric: the run has no {metric}; accepted: {', '.join(self.scores)}")
-        return draw(Picture([pictures.scores(self, self.scores[metric or self.score.name])]))
+        return draw([pictures.scores(self, self.scores[metric or self.score.name])])
 
     def per_client(self) -> Figure:
         """Plots each client's score in the last round."""
-        return draw(
-            Picture([pictures.ranking(self, pictures.evenly(self.test.shape[1], self.test.shape[1]))], (7.2, 4.0))
-        )
+        return draw([pictures.ranking(self, np.arange(len(self.ids)))], (7.2, 4.0))
 
     def collaboration(self, evaluation: int = -1) -> Figure:
         """Plots which models each client used at one evaluated round, by default the last."""
         self._check("index")
-        return draw(Picture([pictures.weight_matrix(self, evaluation)], MATRIX))
+        return draw([pictures.weight_matrix(self, evaluation)], MATRIX)
 
     def sharing(self, evaluation: int = -1) -> Figure:
         """Plots which clients share models at one evaluated round, by default the last."""
         self._check("index")
-        return draw(Picture([pictures.sharing_matrix(self, evaluation)], MATRIX))
+        return draw([pictures.sharing_matrix(self, evaluation)], MATRIX)
 
     def weights(self) -> Figure:
         """Plots each client's weights over rounds."""
@@ -47,27 +45,27 @@ class Plots(RunData):
         panels = pictures.weights(self)
         columns = min(4, len(panels))
         size = 2.6 * columns + 0.4, 2.3 * -(-len(panels) // columns) + 0.3
-        return draw(Picture(panels, size, columns, alike=True))
+        return draw(panels, size, columns, alike=True)
 
     def affinity(self) -> Figure:
         """Plots how much each client has gained from others' models, at up to four rounds."""
         self._check("affinity")
         panels = pictures.affinities(self)
-        return draw(Picture(panels, (3.1 * len(panels) + 0.8, 3.3)))
+        return draw(panels, (3.1 * len(panels) + 0.8, 3.3))
 
     def traffic(self) -> Figure:
         """Plots the score against the megabytes received and sent per client."""
         panel = pictures.traffic(self)
         if panel is None:
             raise ValueError("no model was sent or received")
-        return draw(Picture([panel]))
+        return draw([panel])
 
     def measures(self) -> Figure:
         """Plots the method's own metrics over rounds, one panel per metric."""
         panels = pictures.measures(self)
         if not panels:
             raise ValueError("the method has no metrics of its own")
-        return draw(Picture(panels, (4.6 * len(panels), 3.4)))
+        return draw(panels, (4.6 * len(panels), 3.4))
 
     def _check(self, name: str) -> None:
         if name not in self.used:
@@ -77,7 +75,7 @@ class Plots(RunData):
 
     def extras(self) -> dict[str, Figure]:
         """Draws the figures that only some runs have, by file name. The page shows them as images."""
-        out = {"curve": draw(Picture([pictures.curve(self)], (7.2, 4.2)))} if self.curve else {}
+        out = {"curve": draw([pictures.curve(self)], (7.2, 4.2))} if self.curve else {}
         return out | ({"affinity_over_rounds": self.affinity()} if "affinity" in self.used and self.all_scored else {})
 
     def figures(self) -> dict[str, Figure]:

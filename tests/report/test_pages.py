@@ -34,6 +34,13 @@ def packed(page):
     return json.loads(gzip.decompress(base64.b64decode(letters)))
 
 
+def plots_of(index, weights, group, topology="peers"):
+    """The plots of a run in which clients used these models in all of its rounds, and scored 1."""
+    used = {"round": np.arange(len(index)), "index": index, "weights": weights, "topology": topology}
+    scores = {"rounds": np.arange(len(index)), "accuracy_test": np.ones(index.shape[:2])}
+    return report.Plots({}, [], scores, used | {"distribution": np.array(group)})
+
+
 @pytest.fixture
 def undrawn(monkeypatch):
     """Spares tests of a page's text the drawing."""
@@ -126,7 +133,7 @@ def test_sharing_is_the_cosine_of_rows_within_and_across_distributions():
     assert collaboration.sharing(everyone[:, None], np.ones((200_000, 1)), everyone % 4) == (0, 0)
     assert collaboration.sharing(everyone[:, None] // 2, np.ones((200_000, 1)), everyone // 2) == (1, 0)
     index = np.array([[0, 1], [1, 0], [2, 0]])
-    heat = pictures.sharing_matrix(index, weights, np.array([1, 0, 1])).heat
+    heat = pictures.sharing_matrix(plots_of(index[None], weights[None], [1, 0, 1]), 0).heat
     np.testing.assert_allclose(heat.values, np.array(alike)[np.ix_([1, 0, 2], [1, 0, 2])], atol=1e-12)
     assert heat.rows == heat.columns == ["1", "0", "2"]
 
@@ -149,16 +156,17 @@ def test_weights_are_put_where_they_belong_and_add_up():
 
 def test_the_matrix_is_ordered_by_true_distribution():
     index, weights = np.array([[0], [1], [2]]), np.array([[1.0], [0.6], [0.2]])
-    heat = pictures.weight_matrix(index, weights, np.array([1, 0, 1]), None).heat
+    plots = plots_of(index[None], weights[None], [1, 0, 1])
+    heat = pictures.weight_matrix(plots, 0).heat
     np.testing.assert_allclose(heat.values, np.diag([0.6, 1.0, 0.2]))  # client 1 first
     assert heat.rows == heat.columns == ["1", "0", "2"] and heat.edges == [0.5]
     assert [(start, stop) for start, stop, _ in heat.strip] == [(0, 1), (1, 3)]
-    axes = draw.draw(picture.Picture([pictures.weight_matrix(index, weights, np.array([1, 0, 1]), None)])).axes[0]
+    axes = plots.collaboration().axes[0]
     np.testing.assert_allclose(axes.images[0].get_array(), heat.values)
     assert [tick.get_text() for tick in axes.get_yticklabels()] == heat.rows
-    shared = pictures.weight_matrix(index, weights, np.array([1, 0, 1]), 4)
-    np.testing.assert_allclose(shared.heat.values, [[0, 0.6, 0, 0], [1, 0, 0, 0], [0, 0, 0.2, 0]])
-    assert shared.heat.columns == list("0123") and shared.x.label == "model" and not shared.heat.crossed
+    shared = pictures.weight_matrix(plots_of(index[None], weights[None], [1, 0, 1], "shared"), 0)
+    np.testing.assert_allclose(shared.heat.values, [[0, 0.6, 0], [1, 0, 0], [0, 0, 0.2]])
+    assert shared.heat.columns == list("012") and shared.x.label == "model" and not shared.heat.crossed
 
 
 @pytest.mark.parametrize("exponent", [-0.5, 0, 1, 2.25])
@@ -213,7 +221,7 @@ def test_many_clients_share_the_rows_of_a_matrix(monkeypatch):
     monkeypatch.setattr(pictures, "MAX_ROWS", 3)
     index = np.array([[0, 1], [1, 4], [2, 0], [3, 2], [4, 0]])
     weights = np.array([[0.5, 0.5], [0.25, 0.75], [1.0, 0.0], [0.5, 0.5], [0.5, 0.5]])
-    panel = pictures.weight_matrix(index, weights, np.zeros(5, int), None)
+    panel = pictures.weight_matrix(plots_of(index[None], weights[None], [0] * 5), 0)
     np.testing.assert_allclose(panel.heat.values, [[0.625, 0, 0.375], [0, 1, 0], [0.5, 0, 0.5]])
     assert "rows of 2" in panel.y.label
 
@@ -315,13 +323,10 @@ def test_groups_are_told_only_if_they_are_known(undrawn, tmp_path, known):
 
 
 def test_figures_do_not_name_a_single_group():
-    index, weights, rounds = np.zeros((2, 3, 1), int), np.ones((2, 3, 1)), np.array([1, 2])
-    for distribution in map(np.array, ([0, 0, 0], [0, 1, 1])):
-        found = pictures.weights_over_rounds(rounds, index, weights, distribution, distribution, None)
-        accuracy = pictures.score_named("accuracy", "classification")
-        ranking = pictures.per_client(np.ones(3), distribution, np.arange(3), accuracy)
-        several = len(set(distribution)) > 1
-        assert ("distribution" in found[0].title) == several == any(series.name for series in ranking.series)
+    for distribution in ([0, 0, 0], [0, 1, 1]):
+        plots, several = plots_of(np.zeros((2, 3, 1), int), np.ones((2, 3, 1)), distribution), distribution[1] > 0
+        named = any(series.name for series in pictures.ranking(plots, np.arange(3)).series)
+        assert ("distribution" in pictures.weights(plots)[0].title) == several == named
 
 
 def test_of_many_clients_the_page_shows_some_and_says_so(undrawn, tmp_path, monkeypatch):
