@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import optax
 from absl import flags
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
@@ -40,6 +41,8 @@ from pfljax.exchange.plan import ExecutionPlan
 from pfljax.folder import files
 from pfljax.local.training import LocalTraining
 from pfljax.models.networks import MobileNetV2
+from pfljax.report.draw import draw
+from pfljax.report.picture import GRAY, Axis, Panel, Series
 from pfljax.stores.experiment import Execution
 from pfljax.training import describe
 
@@ -319,6 +322,17 @@ def require_torch() -> Any:
     return torch
 
 
+def benchmark_figure(rows: Sequence[dict]) -> Figure:
+    """Plots the speedup of a round over the PyTorch loop, one point per workload."""
+    ratios, places = [row["ratio"] for row in rows], [float(place) for place in range(len(rows))]
+    limits = len(rows) - 0.4, -0.6
+    equal = Series((1.0, 1.0), limits, color=GRAY)
+    points = Series(ratios, places, kind="points", symbol="circle", size=8)
+    names = [(place, f"{row['workload']}, {row['ratio']:.1f} x") for place, row in zip(places, rows, strict=True)]
+    axis = Axis("speedup over a PyTorch loop over clients")
+    return draw([Panel(axis, Axis(ticks=names, limits=limits), [equal, points])], (8, 0.6 * len(rows) + 1.2))
+
+
 def run(settings: Settings) -> None:
     """The command."""
     settings.refuse("client_store", "all clients are in every round")
@@ -329,7 +343,7 @@ def run(settings: Settings) -> None:
     federico = time_federico(settings)
     config = {"flags": dict(sorted(settings.values.items())), "command": build.command()} | describe.environment()
     files.write_json(out / "benchmark.json", {**config, "local_sgd": rows, "federico": federico})
-    report.save(report.benchmark_figure(rows), out / "benchmark.png")
+    report.save(benchmark_figure(rows), out / "benchmark.png")
     show(rows, settings.make(Execution).make_plan().num_devices)
     if settings.roofline:
         show_rooflines(rows)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import flags
 
+from experiments.figures import sweep_figure
 from pfljax import report
 from pfljax.api.study import over_rounds
 from pfljax.cli import build, sweep
@@ -250,7 +251,7 @@ class Study:
             body.append([knob, row.title, f"{value:g}", self.shown(cell)])
             print(f"{row.title}, {knob}={value:g} done")
         labels = {knob: label for knob, (label, _) in panels.items()}
-        report.save(report.sweep_figure(points, labels), self.out / name)
+        report.save(sweep_figure(points, labels), self.out / name)
         title = title or f"{settings.dataset}, {settings.num_distributions} distributions"
         title += ", test accuracy after the last round"
         sweep.write_table(title, ["knob", "method", "value", "test accuracy, %"], body, points, self.out, name)

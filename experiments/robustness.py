@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import flags
 
+from experiments.figures import sweep_figure
 from experiments.papers import percent
 from pfljax import report
 from pfljax.cli import build, launch, sweep
@@ -136,7 +137,7 @@ def run(settings: Settings) -> None:
             body.append([line.title, attack, *[shown(cell) for cell in found]])
         print(f"{number} of {len(lines)} lines done: {line.title}")
     axes = {attack: f"share of attackers, {attack}" for attack in settings.attacks}
-    report.save(report.sweep_figure(points, axes), out / "robustness.png")
+    report.save(sweep_figure(points, axes), out / "robustness.png")
     clients = f"{settings.dataset}, {settings.partition} partition"
     title = f"{clients}: accuracy of the honest clients after {settings.rounds} rounds, %, by share of attackers"
     title += f"; {sweep.named(sweep.trials(settings))}; in brackets the weight that honest clients give to attackers"

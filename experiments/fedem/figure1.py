@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from experiments.fedem.paper import PAPER, SEEDS, TABLE2, data_and_model, published, start
+from experiments.figures import sweep_figure
 from experiments.papers import Study
 from pfljax import report
 from pfljax.cli import launch, sweep
@@ -68,7 +69,7 @@ def write_points(study: Study, points: Sequence[dict], name: str) -> None:
         ]
         for point in points
     ]
-    report.save(report.sweep_figure(points, PANELS), study.out / name)
+    report.save(sweep_figure(points, PANELS, "the paper's Table 2"), study.out / name)
     title = f"{data_and_model(study, points[0]['parameters'])}, test accuracy after the last round"
     sweep.write_table(f"{title}, {sweep.named(study.trials)}", heads, body, points, study.out, name)
 

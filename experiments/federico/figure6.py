@@ -12,6 +12,7 @@ from __future__ import annotations
 from absl import flags
 
 from experiments.federico import paper
+from experiments.figures import knob_curves
 from experiments.papers import Row, Study
 from pfljax import report
 from pfljax.api.study import over_rounds
@@ -57,7 +58,7 @@ def run(settings: Settings) -> None:
             panels[knob].append(curve(study, Row(f"{knob}={value:g}", "federico", {f"federico.{knob}": value})))
             body.append([knob, f"{value:g}", study.shown(panels[knob][-1])])
             print(f"{knob}={value:g} done")
-    report.save(report.knob_curves(panels), study.out / "figure6.png")
+    report.save(knob_curves(panels), study.out / "figure6.png")
     rows = [line | {"panel": knob, "paper": None} for knob, lines in panels.items() for line in lines]
     title = f"{study.data}, {study.settings.num_distributions} distributions, after {study.settings.rounds} rounds"
     sweep.write_table(title, ["knob", "value", "test accuracy, %"], body, rows, study.out, "figure6.png")

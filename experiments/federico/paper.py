@@ -152,10 +152,8 @@ def write_weights(study: Study, name: str, lines: Sequence[Line], about: str) ->
     for line in lines:
         out = study.out / line.title
         cell = accuracies(study, row_of(line), out)
-        for trial, kept in zip(study.trials, used(study, out), strict=True):
-            figure = report.weights_over_rounds(
-                *(kept[key] for key in ("round", "index", "weights", "distribution")), topology=str(kept["topology"])
-            )
+        for trial in study.trials:
+            figure = report.Plots.read(out / trial.folder).weights()
             report.save(figure, study.out / f"{name}-{line.title}-{trial.folder}.png")
         found = sharing(study, out)
         rows.append({"line": line.title, **cell, **found._asdict(), "paper": None})

@@ -12,6 +12,7 @@ from __future__ import annotations
 from absl import flags
 
 from experiments.fedfomo import paper
+from experiments.figures import knob_curves
 from experiments.papers import Row, Study
 from pfljax import report
 from pfljax.cli import launch, sweep
@@ -51,7 +52,7 @@ def run(settings: Settings) -> None:
             print(f"{knob} {value:g} done")
     titles = {"epsilon": "epsilon in the first round", "models": "models weighed, the client's own included"}
     named = {titles[knob]: lines for knob, lines in panels.items()}
-    report.save(report.knob_curves(named, "epochs"), study.out / "figure3.png")
+    report.save(knob_curves(named, "epochs"), study.out / "figure3.png")
     lines = [line for lines in panels.values() for line in lines]
     heads = ["knob", "value", "test accuracy, %"]
     sweep.write_table(paper.last_round(study), heads, body, lines, study.out, "figure3.png")

@@ -10,16 +10,22 @@ left panel shows the affinities of the first run.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from absl import flags
+from matplotlib.figure import Figure
 
 from experiments.fedfomo import table4
+from experiments.figures import ACCURACY, crosses, with_band
 from pfljax import report
 from pfljax.cli import launch
 from pfljax.cli.settings import Settings
 from pfljax.folder import files
+from pfljax.report import pictures
+from pfljax.report.draw import draw
+from pfljax.report.picture import GRAY, Axis, Panel, colors
 
 
 def define(registry: flags.FlagValues) -> None:
@@ -27,6 +33,29 @@ def define(registry: flags.FlagValues) -> None:
     table4.define(registry)
     for name, value in {"algorithms": ["fedavg", "fedfomo"], "out": "runs/fedfomo-figure5"}.items():
         registry.set_default(name, value)
+
+
+def privacy_figure(affinities: Mapping[str, tuple[np.ndarray, np.ndarray]], points: Sequence[dict]) -> Figure:
+    """Plots affinities under noise, and accuracy against the noise and its epsilon.
+
+    Args:
+        affinities: By title: affinities (K, K) after the last round, and distributions (K,).
+        points: For each point "algorithm", "sigma", "epsilon_text", "accuracy_mean", "accuracy_std", and "paper":
+            (epsilon, accuracy in percent), drawn as a cross, or None.
+    """
+    panels = [pictures.affinity(values, groups, title) for title, (values, groups) in affinities.items()]
+    methods, series = list(dict.fromkeys(point["algorithm"] for point in points)), []
+    for method, shade in zip(methods, colors(np.arange(len(methods))).tolist(), strict=True):
+        own = [point for point in points if point["algorithm"] == method]
+        sigmas, mean, std = ([point[name] for point in own] for name in ("sigma", "accuracy_mean", "accuracy_std"))
+        series += with_band(sigmas, mean, std, method, {"color": shade, "symbol": "circle"})
+        known = [point for point in own if point["paper"]]
+        series.append(crosses([p["sigma"] for p in known], [p["paper"][1] / 100 for p in known], shade))
+    if any(point["paper"] for point in points):
+        series.append(crosses([np.nan], [np.nan], GRAY, "the paper, CIFAR-10"))
+    ticks = {point["sigma"]: f"{point['sigma']:g}\n{point['epsilon_text']}" for point in reversed(points)}
+    panels.append(Panel(Axis("noise multiplier sigma, and epsilon", list(ticks.items())), ACCURACY, series))
+    return draw(panels, (3.4 * len(panels), 3.6))
 
 
 def run(settings: Settings) -> None:
@@ -41,7 +70,7 @@ def run(settings: Settings) -> None:
             title = f"sigma {entry['sigma']:g}, epsilon {entry['epsilon_text']}"
             affinity = used["affinity"][-1]
             affinities[title] = affinity, used.get("distribution", np.zeros(len(affinity), int))
-    report.save(report.privacy_figure(affinities, entries), study.out / "figure5.png")
+    report.save(privacy_figure(affinities, entries), study.out / "figure5.png")
     table4.write(study, entries, "figure5.png")
 
 

@@ -9,15 +9,21 @@ runs on CIFAR-10, without numbers. Its first share, 0.01, is less than one examp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from absl import flags
+from matplotlib.figure import Figure
 
 from experiments.fedfomo import paper
+from experiments.figures import curves_panel, with_band
 from experiments.papers import Row, Study
 from pfljax import report
 from pfljax.cli import launch, sweep
 from pfljax.cli.flags import RUNS
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
+from pfljax.report.draw import draw
+from pfljax.report.picture import PALETTE, Axis, Panel
 
 
 def define(registry: flags.FlagValues) -> None:
@@ -33,6 +39,20 @@ def define(registry: flags.FlagValues) -> None:
     )
 
 
+def curves_and_last(lines: Sequence[dict], label: str) -> Figure:
+    """Plots accuracy over local epochs for each value of a knob, and final accuracy against it.
+
+    Args:
+        lines: For each line "title", "value", "epochs", "curve", and the final "accuracy_mean" and "accuracy_std".
+        label: Name of the knob.
+    """
+    values, mean, std = ([line[name] for line in lines] for name in ("value", "accuracy_mean", "accuracy_std"))
+    last = with_band(values, mean, std, "", {"color": PALETTE[0], "symbol": "circle"})
+    ticks = [(value, f"{value:g}") for value in values]
+    right = Panel(Axis(label, ticks), Axis("test accuracy, last round", percent=True), last)
+    return draw([curves_panel(lines, "epochs"), right], (10.4, 4))
+
+
 def run(settings: Settings) -> None:
     """The command."""
     paper.refuse_others(settings)
@@ -44,7 +64,7 @@ def run(settings: Settings) -> None:
         line = study.curve(row, study.out / f"validation-{share:g}")
         lines.append(line | {"panel": "validation_fraction", "value": share, "paper": None})
         print(f"share {share:g} done")
-    report.save(report.curves_and_last(lines, "share of the examples for validation"), study.out / "figure9.png")
+    report.save(curves_and_last(lines, "share of the examples for validation"), study.out / "figure9.png")
     body = [[f"{line['value']:g}", study.shown(line)] for line in lines]
     heads = ["validation share", "test accuracy, %"]
     sweep.write_table(paper.last_round(study), heads, body, lines, study.out, "figure9.png")

@@ -9,7 +9,11 @@ heaviest branch.
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 from absl import flags
+from matplotlib.figure import Figure
 
 from experiments.papers import Row, Study
 from experiments.pfedmb import paper
@@ -17,6 +21,9 @@ from pfljax import report
 from pfljax.cli import launch, sweep
 from pfljax.cli.settings import Settings
 from pfljax.folder import files
+from pfljax.report import pictures
+from pfljax.report.draw import draw
+from pfljax.report.picture import Axis, colors
 
 VARIANTS = {"alpha": "average by alpha (Eq. 5)", "plain": "plain average (Eq. 6)"}
 ALIKE = 0.95  # two alphas with at least this cosine are nearly the same
@@ -26,6 +33,25 @@ def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     paper.define(registry, ["pfedmb"], ["0", "1", "2"], "runs/pfedmb-figure3")
     registry.set_default("pfedmb.per_layer", False)
+
+
+def branch_weights(panels: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]], shown: int = 5) -> Figure:
+    """Plots clients' weights of shared branches over rounds: one row per title, clients ordered by distribution.
+
+    Args:
+        panels: By title: rounds (T,), weights (T, K, B), distribution (K,).
+        shown: Number of rounds to show, including the first and the last.
+    """
+    found, height = [], 0.0
+    for title, (rounds, weights, distribution) in panels.items():
+        order, groups = np.argsort(distribution, kind="stable"), colors(distribution)
+        for t in np.unique(np.linspace(0, len(rounds) - 1, shown).round().astype(int)):
+            rows = {"values": weights[t][order], "blocks": distribution}
+            panel = pictures.matrix("weights", order, groups, np.arange(len(order)), weights.shape[2], **rows)
+            found.append(dataclasses.replace(panel, x=Axis("branch"), title=f"{title}, round {rounds[t]}"))
+        height = max(height, 0.8 + 0.18 * len(order))
+    columns = len(found) // len(panels)
+    return draw(found, (3.2 * columns, height * len(panels)), columns)
 
 
 def run(settings: Settings) -> None:
@@ -50,7 +76,7 @@ def run(settings: Settings) -> None:
             body.append(
                 [title, trial.folder.removeprefix("seed-"), alike, f"{len(set(branches))}", f"{100 * accuracy:.1f}"]
             )
-    report.save(report.branch_weights(panels), study.out / "figure3.png")
+    report.save(branch_weights(panels), study.out / "figure3.png")
     heads = [
         *("averaging", "seed", f"pairs with a cosine over {ALIKE}", "different branches of most weight"),
         "accuracy, %",

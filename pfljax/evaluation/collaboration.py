@@ -29,12 +29,46 @@ def dense(
     return out
 
 
+class Rows(NamedTuple):
+    """Clients' rows of weights, one entry per client and model that it uses. No array has the size clients x models.
+
+    Attributes:
+        client: The clients, in ascending order. Shape (E,).
+        model: The models. Shape (E,).
+        weight: The weights. Shape (E,).
+        length: The lengths of the rows, 1 for a client without weights: the cosine between two clients' weights is the
+            scalar product of their rows, divided by both lengths. Shape (K,).
+    """
+
+    client: np.ndarray
+    model: np.ndarray
+    weight: np.ndarray
+    length: np.ndarray
+
+    @property
+    def unit(self) -> np.ndarray:
+        """The entries of the rows at unit length. Shape (E,)."""
+        return self.weight / self.length[self.client]
+
+
+def rows_of(index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"], least: float = 0.0) -> Rows:
+    """Returns clients' rows of weights; repeated indices add up. Leaves out weights smaller than `least`."""
+    width = int(index.max(initial=0)) + 1
+    pairs, place = np.unique(np.arange(len(index))[:, None] * width + index, return_inverse=True)
+    used = np.bincount(place.ravel(), weights.ravel(), len(pairs))
+    client, model = np.divmod(pairs[np.abs(used) >= least], width)
+    used = used[np.abs(used) >= least]
+    length = np.sqrt(np.bincount(client, used**2, len(index)))
+    return Rows(client, model, used, np.where(length > 0, length, 1.0))
+
+
 def cosines(index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"]) -> Float[np.ndarray, "K K"]:
     """Similarity of clients' weights: the cosines between their rows, 0 for a client without weights."""
-    models, columns = np.unique(index, return_inverse=True)
-    rows = dense(columns.reshape(index.shape), weights, len(models))
-    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(float).tiny)
-    return rows @ rows.T
+    rows = rows_of(index, weights)
+    models, columns = np.unique(rows.model, return_inverse=True)
+    dense = np.zeros((len(index), len(models)))
+    dense[rows.client, columns] = rows.unit
+    return dense @ dense.T
 
 
 def sharing(
@@ -45,21 +79,28 @@ def sharing(
     Uses sums of unit rows instead of a matrix of all pairs: within a group, the cosines of all pairs, each client with
     itself included, add up to |sum of the group's unit rows|^2.
     """
-    models, columns = np.unique(index, return_inverse=True)
-    group = np.unique(distribution, return_inverse=True)[1]
-    # Pairs of a client and a model that it uses; repeated indices add up. No array has the size clients x models.
-    pairs, place = np.unique(
-        np.arange(len(index))[:, None] * len(models) + columns.reshape(index.shape), return_inverse=True
-    )
-    used = np.bincount(place.ravel(), weights.ravel())
-    client, model = np.divmod(pairs, len(models))
-    unit = used / np.maximum(np.sqrt(np.bincount(client, used**2)), np.finfo(float).tiny)[client]
-    place = np.unique(group[client] * len(models) + model, return_inverse=True)[1]
-    inside, everywhere = (np.square(np.bincount(by, unit)).sum() for by in (place, model))
+    rows, group = rows_of(index, weights), np.unique(distribution, return_inverse=True)[1]
+    place = np.unique(group[rows.client] * (rows.model.max() + 1) + rows.model, return_inverse=True)[1]
+    inside, everywhere = (np.square(np.bincount(by, rows.unit)).sum() for by in (place, rows.model))
     sizes = np.bincount(group).astype(float)
     alike, different = (sizes * (sizes - 1)).sum(), sizes.sum() ** 2 - np.square(sizes).sum()  # numbers of pairs
     ratio = lambda total, number: float(total / number) if number else float("nan")
-    return Sharing(ratio(inside - np.square(unit).sum(), alike), ratio(everywhere - inside, different))
+    return Sharing(ratio(inside - np.square(rows.unit).sum(), alike), ratio(everywhere - inside, different))
+
+
+def top_affinities(
+    affinity: Float[np.ndarray, "K K"], distribution: Int[np.ndarray, " K"], target: Int[np.ndarray, " K"]
+) -> float:
+    """Returns the fraction of clients whose two highest affinities to others are to clients of their target.
+
+    Counts only clients with at least two others of their target; NaN if there are none.
+    """
+    own = np.eye(len(affinity), dtype=bool)
+    wanted = np.equal(distribution[None, :], target[:, None]) & ~own
+    top = np.argsort(-np.where(own, -np.inf, affinity), axis=1, kind="stable")[:, :2]
+    able = wanted.sum(axis=1) >= 2
+    found = np.take_along_axis(wanted, top, axis=1).sum(axis=1) == 2
+    return float(np.mean(found, where=able)) if able.any() else float("nan")
 
 
 def adjusted_rand_index(a: Int[np.ndarray, " n"], b: Int[np.ndarray, " n"]) -> float:

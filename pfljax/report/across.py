@@ -2,74 +2,57 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
 
 from pfljax.exchange import processes
 from pfljax.folder import files
-from pfljax.report.markup import Raw, choice, document, paragraph, plot, rounded, score, table, text
-from pfljax.report.page import NAME, read, write_page
+from pfljax.report.comparisons import method_curves, method_points
+from pfljax.report.markup import Raw, cells, choice, controls, document, downloads, paragraph, plot, table, text
+from pfljax.report.page import NAME, write_page
+from pfljax.report.picture import Axis, plain
+from pfljax.report.pictures import axis_of, evenly
+from pfljax.report.run_data import RunData, Score
 
 TRIAL = re.compile(r"(split-\d+-)?seed-\d+$")  # names of the folders of one method's runs
 DEPTH = 3  # OUT/GROUP/METHOD/seed-N
 MAX_ROUNDS = 300  # per curve
 
-# Measures that methods are compared by, and horizontal axes of their curves.
-LOSSES = {"score": "test MSE", "megabytes": "MB per client and round", "seconds": "seconds per round"}
-MEASURES = {"score": "test accuracy", "decile": "bottom decile"} | {
-    name: LOSSES[name] for name in ("megabytes", "seconds")
-}
-AGAINST = {"rounds": "rounds", "traffic": "MB per client", "time": "seconds of training"}
-
+SCORES = ("score", "decile")  # measures of clients' scores
+COSTS = {"megabytes": "MB per client and round", "seconds": "seconds per round"}
+AGAINST = {"rounds": "rounds", "megabytes": "MB received and sent per client", "seconds": "seconds of training"}
+POINTS = "One point per run, a line at the mean. Click a point for its page."
 BAND = (
     "Mean over runs; the band is one standard deviation if there are several runs. Click a method in the legend to "
     "hide it."
 )
-DOWNLOADS = (
-    '<button type="button" id="csv-runs">Runs (CSV)</button><button type="button" id="csv-curves">Curves (CSV)</button>'
-)
+DOWNLOADS = {"runs": "Runs (CSV)", "curves": "Curves (CSV)"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """A finished run.
+class Method(NamedTuple):
+    """The finished runs of one method.
 
     Attributes:
-        folder: The run's folder.
-        title: Title shared by the runs of one method: the folder above those of seeds and splits.
-        name: The run's name within its title.
-        summary: Content of summary.json.
-        rows: Rows of metrics.jsonl.
+        title: The folder above those of seeds and splits.
+        runs: The runs.
+        names: Their names within the title.
+        links: Addresses of their pages.
+        measures: Measures of their last rounds, by name; NaN if unknown. Shape (runs,).
+        curves: Rounds that all of them evaluated, and score, megabytes and seconds up to them. Shape (runs, T).
     """
 
-    folder: Path
     title: str
-    name: str
-    summary: Mapping[str, Any]
-    rows: Sequence[Mapping[str, Any]]
-
-    @property
-    def kind(self) -> str:
-        """The metric of its predictions, "accuracy" or "loss"."""
-        return "accuracy" if self.summary.get("task", "classification") == "classification" else "loss"
-
-    @property
-    def measures(self) -> dict[str, float | None]:
-        """The measures of its last round."""
-        last = self.summary["last"]
-        return {
-            "score": last.get(self.kind),
-            "decile": last.get("accuracy_bottom_decile"),
-            "megabytes": (last["bytes_down"] + last["bytes_up"]) / max(last["round"], 1) / 1e6,
-            "seconds": self.summary.get("seconds_per_round"),
-        }
+    runs: Sequence[RunData]
+    names: Sequence[str]
+    links: Sequence[str]
+    measures: Mapping[str, np.ndarray]
+    curves: Mapping[str, np.ndarray]
 
 
 def is_run(folder: Path) -> bool:
@@ -106,98 +89,120 @@ def write_comparison(page: Path, folders: Sequence[Path], title: str = "") -> Pa
     found = list(_read(folders))
     if not found or not processes.is_first():
         return page if found else None
-    for run in found:
-        own = run.folder / NAME
-        if not own.exists() or own.stat().st_mtime < (run.folder / "summary.json").stat().st_mtime:
-            write_page(run.folder)
-    kind, start = found[0].kind, page.parent.resolve()
-    methods = _by_method(found, best_first=-1 if kind == "accuracy" else 1)
-    names = MEASURES if kind == "accuracy" else LOSSES
-    data = {"score": kind, "names": names, "methods": [_method(name, runs, start) for name, runs in methods.items()]}
+    for folder, *_ in found:
+        own = folder / NAME
+        if not own.exists() or own.stat().st_mtime < (folder / "summary.json").stat().st_mtime:
+            write_page(folder)
+    methods, runs = _methods(found, page.parent.resolve()), [run for *_, run in found]
+    score, dataset = runs[0].score, runs[0].summary["dataset"]
+    names = {"score": score.label} | ({"decile": "bottom decile"} if score.percent else {}) | COSTS
+    data = {"panels": _panels(methods, names, score), "csv": _csv(methods, names, score)}
+    points = plot("dots", "Each run of each method", POINTS, f"{max(14, 6 + 2 * len(methods))}rem")
+    curves = plot("over", "Each method over rounds", BAND)
     parts = {
-        "Methods": _table(methods, names, kind, start) + _warnings(found),
-        "Runs": _controls(choice("measure", "Compare by", names))
-        + plot("dots", "Each run of each method", "One point per run, a line at the mean. Click a point for its page."),
-        "Curves": _controls(choice("against", "Against", AGAINST)) + plot("over", "Each method over rounds", BAND),
-        "Download": _controls(DOWNLOADS),
+        "Methods": _table(methods, names, score) + _warnings(runs),
+        "Runs": controls(choice("measure", "Compare by", names, "dots")) + points,
+        "Curves": controls(choice("against", "Against", AGAINST, "over")) + curves,
+        "Download": downloads(DOWNLOADS),
     }
     lead = f"{len(methods)} methods, {len(found)} runs"
-    heading = title or f"Comparison on {found[0].summary['dataset']}"
-    files.write_text(page, document(heading, lead, parts, files.plain(data), ["across.js"]))
+    files.write_text(page, document(title or f"Comparison on {dataset}", lead, parts, files.plain(data)))
     return page
 
 
-def _controls(content: str) -> Raw:
-    return Raw(f'<div class="controls">{content}</div>')
-
-
-def _by_method(found: Sequence[Found], best_first: int) -> dict[str, list[Found]]:
-    """Groups the runs by title, the best mean score first."""
-    groups = {title: [run for run in found if run.title == title] for title in {run.title: None for run in found}}
-    mean = lambda runs: np.mean([np.nan if run.measures["score"] is None else run.measures["score"] for run in runs])
-    return dict(sorted(groups.items(), key=lambda entry: best_first * np.nan_to_num(mean(entry[1]))))
-
-
-def _read(folders: Iterable[Path]) -> Iterable[Found]:
-    """Reads the runs. Titles are the parts of their paths that differ."""
+def _read(folders: Iterable[Path]) -> Iterable[tuple[Path, str, str, RunData]]:
+    """Reads the runs: folder, title, name, content. Titles are the parts of their paths that differ."""
     paths = list(dict.fromkeys(path.resolve() for folder in folders for path in runs_below(Path(folder))))
     root = Path(os.path.commonpath([path.parent if len(paths) == 1 else path for path in paths] or ["/"]))
     for path in paths:
         parts = path.relative_to(root).parts
-        trial = bool(parts and TRIAL.match(parts[-1]))
-        plots = read(path)[0]
-        name = parts[-1] if trial else f"seed-{plots.summary.get('seed', 0)}"
-        title = "/".join(parts[:-1] if trial else parts) or str(plots.summary["algorithm"])
-        yield Found(path, title, name, plots.summary, plots.rows)
+        trial, run = bool(parts and TRIAL.match(parts[-1])), RunData.read(path)
+        name = parts[-1] if trial else f"seed-{run.summary.get('seed', 0)}"
+        yield path, "/".join(parts[:-1] if trial else parts) or str(run.summary["algorithm"]), name, run
 
 
-def _method(title: str, runs: Sequence[Found], start: Path) -> dict[str, Any]:
-    """Returns the data that the plots show for a method."""
+def _methods(found: Sequence[tuple[Path, str, str, RunData]], start: Path) -> list[Method]:
+    """Groups the runs by title, the best mean score first. Links lead from the folder `start`."""
+    link = lambda folder: quote(os.path.relpath(folder / NAME, start).replace(os.sep, "/"))
+    methods = []
+    for title in dict.fromkeys(title for _, title, *_ in found):
+        paths, _, names, runs = zip(*(entry for entry in found if entry[1] == title), strict=True)
+        methods.append(Method(title, runs, names, list(map(link, paths)), _measures(runs), _curves(runs)))
+    return sorted(methods, key=lambda m: -m.runs[0].score.sign * np.nan_to_num(np.mean(m.measures["score"])))
+
+
+def _measures(runs: Sequence[RunData]) -> dict[str, np.ndarray]:
+    last = [run.summary["last"] for run in runs]
+    megabytes = [(row["bytes_down"] + row["bytes_up"]) / max(row["round"], 1) / 1e6 for row in last]
+    measures = {
+        "score": [row.get(runs[0].score.name) for row in last],
+        "decile": [row.get("accuracy_bottom_decile") for row in last],
+        "megabytes": megabytes,
+        "seconds": [run.summary.get("seconds_per_round") for run in runs],
+    }
+    return {name: np.array(values, float) for name, values in measures.items()}
+
+
+def _curves(runs: Sequence[RunData]) -> dict[str, np.ndarray]:
     rounds = sorted(set.intersection(*({row["round"] for row in run.rows} for run in runs)))
-    if len(rounds) > MAX_ROUNDS:
-        rounds = [rounds[place] for place in np.linspace(0, len(rounds) - 1, MAX_ROUNDS).round().astype(int)]
+    rounds = [rounds[place] for place in evenly(len(rounds), MAX_ROUNDS)]
     kept = [{row["round"]: row for row in run.rows} for run in runs]
-    series = lambda read: [rounded(np.array([read(rows[number]) for number in rounds], float), 5) for rows in kept]
-    none = float("nan")
+    series = lambda read: np.array([[read(rows[number]) for number in rounds] for rows in kept], float)
     return {
-        "title": title,
-        "runs": [run.name for run in runs],
-        "links": [_link(run, start) for run in runs],
-        "points": {name: [run.measures[name] for run in runs] for name in MEASURES},
-        "rounds": rounds,
-        "curves": series(lambda row: none if row.get(runs[0].kind) is None else row[runs[0].kind]),
-        "megabytes": np.mean(series(lambda row: (row.get("bytes_down", 0) + row.get("bytes_up", 0)) / 1e6), axis=0),
-        "time": np.mean(series(lambda row: row.get("seconds") or 0), axis=0),
+        "rounds": series(lambda row: row["round"]),
+        "score": series(lambda row: row.get(runs[0].score.name)),
+        "megabytes": series(lambda row: (row.get("bytes_down", 0) + row.get("bytes_up", 0)) / 1e6),
+        "seconds": series(lambda row: row.get("seconds") or 0),
     }
 
 
-def _link(run: Found, start: Path) -> str:
-    return quote(os.path.relpath(run.folder / NAME, start).replace(os.sep, "/"))
+def _panels(methods: Sequence[Method], names: Mapping[str, str], score: Score) -> dict[str, dict[str, Any]]:
+    """Returns the panels of points by measure, and of curves by horizontal axis."""
+    links, dots, over = {method.title: method.links for method in methods}, {}, {}
+    for name, label in names.items():
+        axis = Axis(label, percent=score.percent and name in SCORES)
+        dots[name] = plain(method_points({method.title: method.measures[name] for method in methods}, axis, links))
+    for name, label in AGAINST.items():
+        mean = {m.title: (m.curves[name].mean(axis=0), m.curves["score"]) for m in methods}
+        curves = {title: (x, values.mean(axis=0), values.std(axis=0)) for title, (x, values) in mean.items()}
+        over[name] = plain(method_curves(curves, Axis(label), axis_of(score)))
+    return {"dots": dots, "over": over}
 
 
-def _table(groups: dict[str, list[Found]], names: dict[str, str], kind: str, start: Path) -> Raw:
+def _csv(methods: Sequence[Method], names: Mapping[str, str], score: Score) -> dict[str, list]:
+    """Returns the tables for downloading."""
+    runs, curves = [], []
+    for method in methods:
+        for number, name in enumerate(method.names):
+            run = {"method": method.title, "run": name}
+            runs.append(run | {label: method.measures[key][number] for key, label in names.items()})
+            points = zip(method.curves["rounds"][number].astype(int), method.curves["score"][number], strict=True)
+            curves += [run | {"round": at, score.name: value} for at, value in points]
+    return {"runs": cells(runs), "curves": cells(curves)}
+
+
+def _table(methods: Sequence[Method], names: Mapping[str, str], score: Score) -> Raw:
     """Returns a table with one row per method: means over its runs, and deviations if there are several."""
     body = []
-    for title, runs in groups.items():
-        cells = [title, *(_mean(name, [run.measures[name] for run in runs], kind) for name in names)]
-        links = ", ".join(f'<a href="{text(_link(run, start))}">{text(run.name)}</a>' for run in runs)
-        body.append([*cells, Raw(links)])
+    for method in methods:
+        links = zip(method.links, method.names, strict=True)
+        addresses = ", ".join(f'<a href="{text(link)}">{text(name)}</a>' for link, name in links)
+        body.append([method.title, *(_mean(name, method.measures[name], score) for name in names), Raw(addresses)])
     return table(["method", *names.values(), "runs"], body, "sortable", "Means over runs. Click a heading to sort.")
 
 
-def _mean(name: str, values: Sequence[float | None], kind: str) -> str:
-    known = [value for value in values if value is not None]
-    if not known:
+def _mean(name: str, values: np.ndarray, score: Score) -> str:
+    known = values[np.isfinite(values)]
+    if not len(known):
         return "-"
-    mean, spread = float(np.mean(known)), float(np.std(known))
-    if name in ("score", "decile") and kind == "accuracy":
-        return f"{100 * mean:.1f}" + (f" ± {100 * spread:.1f}" if len(known) > 1 else "") + " %"
-    if name == "score":
-        return score("loss", mean) + (f" ± {spread:.4f}" if len(known) > 1 else "")
-    return f"{mean:.3g}"
+    mean, spread = known.mean(), known.std()
+    if name not in SCORES:
+        return f"{mean:.3g}"
+    scale, digits, unit = (100, 1, " %") if score.percent else (1, 4, "")
+    return f"{scale * mean:.{digits}f}" + f" ± {scale * spread:.{digits}f}" * (len(known) > 1) + unit
 
 
-def _warnings(found: Sequence[Found]) -> str:
+def _warnings(runs: Sequence[RunData]) -> str:
     """Returns a paragraph on differences that make the runs not directly comparable."""
     said = []
     for word, of in (
@@ -205,7 +210,7 @@ def _warnings(found: Sequence[Found]) -> str:
         ("the number of clients", lambda run: run.summary["num_clients"]),
         ("the last round", lambda run: run.summary["last"]["round"]),
     ):
-        values = list(dict.fromkeys(map(of, found)))
+        values = list(dict.fromkeys(map(of, runs)))
         if len(values) > 1:
             said.append(f"The runs differ in {word}: {', '.join(map(str, values))}.")
     return paragraph(" ".join(said))

@@ -1,4 +1,4 @@
-"""The data for the plots of a run's page: thinned out, rounded, with clients grouped by shared models."""
+"""The data for a run's page: its panels, and what its script shows of a client and of a round, thinned out."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from pfljax.evaluation import collaboration
-from pfljax.report.markup import rounded
-from pfljax.report.plots import Plots
+from pfljax.report import pictures
+from pfljax.report.markup import cells
+from pfljax.report.picture import SYMBOLS, colors, plain, rounded
+from pfljax.report.run_data import RunData, over_clients
 
 MAX_CLIENTS = 1000  # clients with their own values on a page
 MAX_ROUNDS = 40  # rounds with a matrix
@@ -18,7 +20,6 @@ MAX_POINTS = 100_000  # numbers in all clients' curves
 MAX_NUMBERS = 2_000_000  # numbers in all matrices
 LEAST = 1e-4  # smaller weights are left out
 MAX_MERGES = 50  # last merges of the clustering that are considered for the cut
-LEVELS = (0, 10, 25, 50, 75, 90, 100)  # percentiles over clients
 
 
 class Content(NamedTuple):
@@ -33,105 +34,140 @@ class Content(NamedTuple):
     notes: list[str]
 
 
-def collect(plots: Plots) -> Content:
+def collect(run: RunData) -> Content:
     """Returns the data of a run's page."""
-    shown, notes = _shown_clients(plots)
-    test = plots.test
-    times, told = _evenly(len(test), max(2, MAX_POINTS // max(len(shown), 1)), "of clients' curves")
-    notes += told
-    rounds = np.asarray(plots.results["rounds"])
-    train = plots.results.get(f"{plots.score}_train")
-    ids = plots.ids[shown]
-    rows = plots.client_rows
-    group = plots.wanted[shown]
+    notes, num, score = [], run.test.shape[1], run.score
+    shown = _shown_clients(run)
+    if len(shown) < num:
+        notes.append(f"The page shows {len(shown):,} of {num:,} clients, evenly spaced from the worst to the best.")
+    times = _times(len(run.test), MAX_POINTS // max(len(shown), 1), "of clients' curves", notes)
+    sharing = _sharing(run, shown, notes) if run.chooses else None
+    of_split = {split: run.results.get(f"{score.name}_{split}") for split in ("test", "train")}
     data = {
-        "score": plots.score,
-        "rounds": rounds[times],
-        "clients": ids,
-        "group": group,
-        "test": rounded(test[times][:, shown].T, 4),
-        "train": None if train is None else rounded(train[times][:, shown].T, 4),
-        "labels": None if "labels" not in plots.used else np.asarray(plots.used["labels"])[shown],
-        "rows": [rows[int(k)] for k in ids] if rows else None,
-        "spread": _spread(plots),
-        "history": list(plots.rows),
-        "measured": {name: np.array(values) for name, values in plots.measured.items()},
-        "bytes": plots.bytes_sent if plots.bytes_sent.any() else None,
-        "sharing": None,
+        name: None if values is None else rounded(values[times][:, shown].T, 4) for name, values in of_split.items()
     }
-    if plots.chooses:
-        data["sharing"], told = _sharing(plots, shown)
-        notes += told
-    return Content(data, notes)
+    labels = run.used.get("labels")
+    data |= {
+        "panels": _panels(run, shown, sharing),
+        "orders": _orders(run, shown, sharing),
+        "score": {"name": score.name} | plain(pictures.axis_of(score)),
+        "rounds": run.rounds[times],
+        "median": rounded(over_clients(np.nanmedian, run.test)[times], 4),
+        "labels": None if labels is None else np.asarray(labels)[shown],
+        "all_labels": None if labels is None else np.sum(labels, axis=0),
+        "sharing": sharing,
+    }
+    return Content(data | _of_clients(run, shown, sharing), notes)
 
 
-def _shown_clients(plots: Plots) -> tuple[Int[np.ndarray, " n"], list[str]]:
+def _shown_clients(run: RunData) -> Int[np.ndarray, " n"]:
     """Returns the clients to show on the page: all, or evenly spaced from the worst to the best."""
-    num, limit = plots.test.shape[1], MAX_CLIENTS
-    if plots.chooses:  # leaves room for at least two rounds of models and weights
-        limit = min(limit, max(2, MAX_NUMBERS // (4 * plots.used["index"].shape[2])))
-    if num <= limit:
-        return np.arange(num), []
-    order = np.argsort(plots.test[-1], kind="stable")
-    shown = np.sort(order[np.linspace(0, num - 1, limit).round().astype(int)])
-    return shown, [f"The page shows {limit:,} of {num:,} clients, evenly spaced from the worst to the best."]
+    num, limit = run.test.shape[1], MAX_CLIENTS
+    if run.chooses:  # leaves room for at least two rounds of models and weights
+        limit = min(limit, max(2, MAX_NUMBERS // (4 * run.used["index"].shape[2])))
+    return np.sort(pictures.worst_first(run, np.arange(num))[pictures.evenly(num, limit)])
 
 
-def _evenly(num: int, most: int, what: str) -> tuple[Int[np.ndarray, " n"], list[str]]:
-    """Selects at most `most` of `num` entries, including the first and last. Returns a note if some are left out."""
-    if num <= most:
-        return np.arange(num), []
-    return np.linspace(0, num - 1, most).round().astype(int), [f"{most} of {num} evaluated rounds {what} are shown."]
+def _times(num: int, most: int, what: str, notes: list[str]) -> Int[np.ndarray, " t"]:
+    """Selects two or more of `num` evaluated rounds, at most `most`, and adds a note if some are left out."""
+    times = pictures.evenly(num, max(2, most))
+    if len(times) < num:
+        notes.append(f"{len(times)} of {num} evaluated rounds {what} are shown.")
+    return times
 
 
-def _spread(plots: Plots) -> dict[str, Any]:
-    """Returns the distribution of all clients' scores at every evaluated round."""
-    test = plots.test
-    scored = test[:, ~np.isnan(test).all(axis=0)]
-    levels = np.nanpercentile(scored, LEVELS, axis=1) if scored.size else np.full((len(LEVELS), len(test)), np.nan)
-    means = [row.get(plots.score) for row in plots.rows]
+def _orders(run: RunData, shown: Int[np.ndarray, " n"], sharing: dict[str, Any] | None) -> dict[str, np.ndarray]:
+    """Returns the orders of the clients on the page."""
+    orders = {"group": np.argsort(run.groups[shown], kind="stable"), "score": pictures.worst_first(run, shown)}
+    return orders if sharing is None else orders | {"found": sharing["order"]}
+
+
+def _panels(run: RunData, shown: Int[np.ndarray, " n"], sharing: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """Returns the descriptions of the panels by plot and by choice, those of the matrix without its values."""
+    panels = {"spread": {name: pictures.scores(run, score) for name, score in run.scores.items()}}
+    panels["ranking"] = {"": pictures.ranking(run, shown)}
+    panels |= {f"measure-{number}": {"": panel} for number, panel in enumerate(pictures.measures(run))}
+    traffic = pictures.traffic(run)
+    if traffic is not None:
+        panels["traffic"] = {"": traffic}
+    if sharing is not None:
+        of = colors(run.groups)[shown], run.ids[shown], run.num_models
+        blocks = {"group": run.groups[shown], "found": sharing["found"]}
+        panels["matrix"] = {
+            f"{kind} {by}": pictures.matrix(kind, order, *of, largest=sharing["largest"], blocks=blocks.get(by))
+            for kind in pictures.RELATIONS
+            for by, order in _orders(run, shown, sharing).items()
+        }
+    return {name: {choice: plain(panel) for choice, panel in choices.items()} for name, choices in panels.items()}
+
+
+def _of_clients(run: RunData, shown: Int[np.ndarray, " n"], sharing: dict[str, Any] | None) -> dict[str, Any]:
+    """Returns what the page says about each client, and its tables for downloading."""
+    about, named, told, table = np.array(pictures.about_clients(run))[shown].tolist(), [], [], []
+    for place, (k, group) in enumerate(zip(run.ids[shown].tolist(), run.groups[shown].tolist(), strict=True)):
+        row, groups = run.client_rows.get(k, {}), [f"group {group}"] * run.has_groups
+        found = "" if sharing is None else int(sharing["found"][place])
+        named.append(f"{k} ({row['name']})" if row.get("name") is not None else str(k))
+        groups += [] if sharing is None else [f"found group {found}"]
+        sizes = [f"{row['n_train']} training and {row['n_test']} test examples"] if row else []
+        score = f"{run.score.label} {about[place].split(': ')[1]} in the last round."
+        told.append(", ".join([f"Client {named[-1]}", *groups, *sizes, score]))
+        table.append({"client": k, "group": group if run.has_groups else "", "found_group": found} | dict(row))
     return {
-        "rounds": np.asarray(plots.results["rounds"]),
-        "levels": LEVELS,
-        "values": rounded(levels, 4),
-        "mean": means if len(means) == len(test) else None,
+        "clients": run.ids[shown],
+        "groups": [f" (group {group})" * run.has_groups for group in run.groups[shown]],
+        "colors": colors(run.groups)[shown],
+        "named": named,
+        "texts": about,
+        "told": told,
+        "csv": {"rounds": cells(run.rows), "clients": cells(table)},
     }
 
 
-def _sharing(plots: Plots, shown: Int[np.ndarray, " n"]) -> tuple[dict[str, Any], list[str]]:
+def _sharing(run: RunData, shown: Int[np.ndarray, " n"], notes: list[str]) -> dict[str, Any]:
     """Returns which models the clients use, by round, and the groups found from that."""
-    all_index, all_weights = plots.used["index"], plots.used["weights"]
+    all_index, all_weights, groups = run.used["index"], run.used["weights"], run.groups[shown]
     num = len(all_index)
     kept = max(int((np.abs(all_weights[time]) >= LEAST).sum()) for time in (0, num // 2, -1))
     per_round = max(1, 2 * kept * len(shown) // all_weights.shape[1])
-    times, notes = _evenly(num, int(np.clip(MAX_NUMBERS // per_round, 2, MAX_ROUNDS)), "of the matrix")
+    times = _times(num, min(MAX_NUMBERS // per_round, MAX_ROUNDS), "of the matrix", notes)
     digits = 3 if per_round * len(times) <= MAX_NUMBERS // 3 else 2
-    shared = plots.topology == "shared"
-    order, found = found_groups(all_index[-1][shown], all_weights[-1][shown])
-    rows = [_rows(all_index[time][shown], all_weights[time][shown], digits) for time in times]
     notes.append(f"The matrix leaves out weights below {LEAST:g} and rounds the others to {digits} digits.")
+    rounds, used = np.asarray(run.used["round"])[times], [(all_index[t][shown], all_weights[t][shown]) for t in times]
+    rows = [collaboration.rows_of(index, rounded(weights, digits), LEAST) for index, weights in used]
+    order, found = found_groups(all_index[-1][shown], all_weights[-1][shown])
     return {
-        "rounds": np.asarray(plots.used["round"])[times],
-        "models": int(all_index.max()) + 1 if shared else None,
-        "used": rows,
-        "largest": float(np.max(all_weights[times][:, shown])),
+        "rounds": rounds,
+        "models": run.num_models,
+        "width": int(all_index.max()) + 1,
+        "rows": [_flat(each) for each in rows],
+        "lengths": [rounded(each.length, 5) for each in rows],
+        "largest": max(float(each.weight.max(initial=0)) for each in rows),
+        "cosines": [
+            _mean_cosines(number, collaboration.sharing(*each, groups))
+            for number, each in zip(rounds.tolist(), used, strict=True)
+        ],
+        "symbols": SYMBOLS,
+        "colors": colors(np.arange(run.num_models or 0)),
         "order": order,
         "found": found,
-        "agreement": _agreement(found, plots.wanted[shown]),
-    }, notes
+        "agreement": collaboration.adjusted_rand_index(groups, found) if len(np.unique(groups)) > 1 else None,
+    }
 
 
-def _rows(index: Int[np.ndarray, "n J"], weights: Float[np.ndarray, "n J"], digits: int) -> list[list]:
-    """Returns for each client the models that it uses, each followed by its weight. Repeated indices add up."""
-    client = np.repeat(np.arange(len(index)), index.shape[1])
-    width = int(index.max()) + 1
-    pairs, place = np.unique(client * width + index.ravel(), return_inverse=True)
-    totals = np.bincount(place.ravel(), weights.ravel())
-    pairs, totals = pairs[np.abs(totals) >= LEAST], totals[np.abs(totals) >= LEAST]
-    totals = rounded(totals, digits)
-    owner, model = np.divmod(pairs, width)
-    cuts = np.searchsorted(owner, np.arange(len(index) + 1))
-    flat = [value for pair in zip(model.tolist(), totals.tolist(), strict=True) for value in pair]
+def _mean_cosines(number: int, means: collaboration.Sharing) -> str:
+    """Returns a sentence on the mean cosines of a round; "" if there is one group."""
+    if np.isnan(means.across):
+        return ""
+    within = "" if np.isnan(means.within) else f"{means.within:.2f} within true groups, "
+    return f"Round {number}: mean cosine {within}{means.across:.2f} between different groups."
+
+
+def _flat(rows: collaboration.Rows) -> list[list]:
+    """Returns each client's row as a list: the models that it uses, each followed by its weight."""
+    cuts = np.searchsorted(rows.client, np.arange(len(rows.length) + 1))
+    pairs = zip(rows.model.tolist(), rows.weight.tolist(), strict=True)
+    flat = [value for pair in pairs for value in pair]
     return [flat[2 * a : 2 * b] for a, b in itertools.pairwise(cuts)]
 
 
@@ -161,8 +197,3 @@ def found_groups(
     label = hierarchy.fcluster(tree, height, "distance")
     first = {group: number for number, group in enumerate(dict.fromkeys(label[order].tolist()))}
     return order, np.array([first[group] for group in label.tolist()])
-
-
-def _agreement(found: np.ndarray, true: np.ndarray) -> float | None:
-    """Returns the adjusted Rand index of found and true groups; None if there is only one true group."""
-    return collaboration.adjusted_rand_index(true, found) if len(np.unique(true)) > 1 else None

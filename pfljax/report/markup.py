@@ -12,10 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pfljax.folder import files
-from pfljax.report.canvas import byte_unit
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -47,12 +44,6 @@ def score(name: str, value: Any) -> str:
     return f"{100 * value:.1f} %" if name.startswith("accuracy") else f"{value:.4f}"
 
 
-def num_bytes(value: float) -> str:
-    """Formats a number of bytes in a suitable unit."""
-    scale, unit = byte_unit(value)
-    return f"{value / scale:.0f} B" if unit == "B" else f"{value / scale:.1f} {unit}"
-
-
 def table(heads: Sequence[str], body: Iterable[Sequence[Any]], kind: str = "", title: str = "") -> Raw:
     """Returns a table. Tables of the kind "sortable" are sorted by clicking a heading.
 
@@ -79,35 +70,53 @@ def paragraph(content: str) -> Raw:
     return Raw(f"<p>{text(content)}</p>" if content else "")
 
 
-def plot(name: str, label: str, caption: str = "") -> Raw:
+def plot(name: str, label: str, caption: str = "", height: str = "22rem") -> Raw:
     """Returns the placeholder of an interactive plot, which a script fills.
 
     Args:
-        name: Element id.
+        name: Element id, by which `document`'s data name the plot.
         label: Description for screen readers.
         caption: Caption below the plot.
+        height: Height in CSS.
     """
     told = f"<figcaption>{text(caption)}</figcaption>" if caption else ""
-    return Raw(
-        f'<figure><div class="plot" id="{text(name)}" role="img" aria-label="{text(label)}"></div>{told}</figure>'
-    )
+    attributes = f'class="plot" id="{text(name)}" style="height: {height}" role="img" aria-label="{text(label)}"'
+    return Raw(f"<figure><div {attributes}></div>{told}</figure>")
 
 
-def choice(name: str, label: str, options: Mapping[str, str]) -> Raw:
-    """Returns a labeled drop-down list; `options` are labels by value."""
+def choice(name: str, label: str, options: Mapping[str, str], plot: str = "") -> Raw:
+    """Returns a labeled drop-down list; `options` are labels by value. It chooses the panel of a `plot`, if named."""
     entries = "".join(f'<option value="{text(value)}">{text(word)}</option>' for value, word in options.items())
-    return Raw(f'<label for="{name}">{text(label)} <select id="{name}">{entries}</select></label>')
+    of = f' data-plot="{plot}"' if plot else ""
+    return Raw(f'<label for="{name}">{text(label)} <select id="{name}"{of}>{entries}</select></label>')
 
 
-def document(title: str, lead: str, sections: Mapping[str, str], data: Any, scripts: Sequence[str]) -> str:
+def cells(rows: Sequence[Mapping[str, Any]]) -> list[list]:
+    """Returns the cells of a table with a row per entry, headings first."""
+    heads = list(dict.fromkeys(name for row in rows for name in row))
+    return [heads, *([row.get(name) for name in heads] for row in rows)]
+
+
+def controls(*content: str) -> Raw:
+    """Returns controls in a row."""
+    return Raw(f'<div class="controls">{"".join(content)}</div>')
+
+
+def downloads(names: Mapping[str, str]) -> Raw:
+    """Returns buttons that download the tables of these names in a page's data; their texts by name."""
+    return controls(*(f'<button type="button" id="csv-{name}">{text(label)}</button>' for name, label in names.items()))
+
+
+def document(title: str, lead: str, sections: Mapping[str, str], data: Any, scripts: Sequence[str] = ()) -> str:
     """Returns a page.
 
     Args:
         title: Heading.
         lead: Line below the heading.
         sections: HTML by heading; empty sections are left out.
-        data: Data for the scripts, converted to JSON; NaN in arrays becomes null.
-        scripts: Files in assets/ that draw the plots.
+        data: Data for the scripts, converted to JSON; NaN in arrays becomes null. "panels" are those of each plot by
+            choice, and "csv" the tables for downloading.
+        scripts: Files in assets/ that the page needs besides page.js.
     """
     kept = {name: content for name, content in sections.items() if content}
     ids = {name: f"section-{number}" for number, name in enumerate(kept)}
@@ -131,14 +140,6 @@ def document(title: str, lead: str, sections: Mapping[str, str], data: Any, scri
         f'<script type="text/plain" id="data">{packed}</script>\n'
         f"<script>{code}</script>\n</body>\n</html>\n"
     )
-
-
-def rounded(values: np.ndarray, digits: int) -> np.ndarray:
-    """Rounds numbers to a few significant digits, to keep the page small."""
-    values = np.asarray(values, float)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        scale = 10.0 ** (digits - 1 - np.floor(np.log10(np.abs(values))))
-        return np.where(np.isfinite(scale), np.round(values * scale) / scale, values)
 
 
 def _packed(content: str) -> str:

@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import base64
-import zipfile
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pfljax.contract.errors import RunError
+from matplotlib.figure import Figure
+
+from pfljax.evaluation import collaboration
 from pfljax.exchange import processes
 from pfljax.folder import files
-from pfljax.report import canvas, captions, content, sections
-from pfljax.report.markup import Raw, choice, document, paragraph, plot, text
+from pfljax.report import content, draw, sections
+from pfljax.report.markup import Raw, choice, controls, document, downloads, paragraph, plot, text
 from pfljax.report.plots import Plots
 
 NAME = "report.html"
 
 KINDS = {"sharing": "who shares models", "weights": "weights"}
-ORDERS = {"group": "true group", "found": "found group", "accuracy": "accuracy"}
+ORDERS = {"group": "true group", "found": "found group", "score": "score"}
 
 
-def read(directory: Path) -> tuple[Plots, dict[str, Any]]:
-    """Reads the run in a folder and its config.json.
-
-    Raises:
-        RunError: if the files are damaged or do not belong to a run.
-    """
-    try:
-        plots, config = Plots.read(directory), files.read_json(directory / "config.json")
-        _ = plots.summary["algorithm"], plots.summary["last"]["round"], plots.test
-    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise RunError(f"{directory}: the run's files are damaged, or this is not a run's folder: {error}") from error
-    return plots, config
+SQUARE = "min(35rem, 115vw)"  # height of the matrix and the graph
 
 
 def write(directory: Path) -> Path:
@@ -45,15 +36,9 @@ def write(directory: Path) -> Path:
     """
     directory = Path(directory)
     if processes.is_first():
-        for name, figure in captions.draw(read(directory)[0], read_curve(directory)).items():
-            canvas.save(figure, directory / "figures" / f"{name}.png")
+        for name, figure in Plots.read(directory).figures().items():
+            draw.save(figure, directory / "figures" / f"{name}.png")
     return write_page(directory)
-
-
-def read_curve(directory: Path) -> dict[str, Any]:
-    """Reads the arrays of curve.npz; empty if the file does not exist."""
-    path = directory / "curve.npz"
-    return files.read_npz(path) if path.exists() else {}
 
 
 def write_page(directory: Path) -> Path:
@@ -62,145 +47,138 @@ def write_page(directory: Path) -> Path:
     Returns:
         Path of the page.
     """
-    directory = Path(directory)
-    page = directory / NAME
+    page = Path(directory) / NAME
     if not processes.is_first():
         return page
-    plots, config = read(directory)
-    summary, found = plots.summary, content.collect(plots)
+    run = Plots.read(page.parent)
+    summary, (data, notes) = run.summary, content.collect(run)
     title = f"{summary['algorithm']} on {summary['dataset']}"
     facts = {"num_clients": "{:,} clients", "rounds": "{:,} rounds", "seed": "seed {}"}
     lead = ", ".join(text.format(summary[key]) for key, text in facts.items() if key in summary)
     parts = {
-        "Result": sections.result(summary) + paragraph(" ".join(found.notes)),
-        "Who shares models": _sharing(plots, found.data),
-        "One client": _client(found.data),
-        "All clients": _clients(plots, found.data),
-        "Scores over rounds": _scores(plots),
-        "More figures": "".join(map(_picture, captions.extras(plots, read_curve(directory)).items())),
+        "Result": sections.result(summary) + paragraph(" ".join(notes)),
+        "Who shares models": _sharing(run, data["sharing"]),
+        "One client": _client(data),
+        "All clients": _clients(run, data),
+        "Scores over rounds": _scores(run),
+        "More figures": "".join(_picture(run, *extra) for extra in run.extras().items()),
         "Clients held out of training": sections.unseen(summary.get("unseen") or {}),
-        "Traffic": _traffic(plots),
+        "Traffic": sections.traffic(run.rows) + (TRAFFIC if "traffic" in data["panels"] else ""),
         "Privacy": sections.privacy(summary.get("privacy")),
         "Memory and execution": sections.plan(summary),
-        "Configuration": sections.config(config, summary["algorithm"]),
-        "Download": DOWNLOADS,
+        "Configuration": sections.config(run.config, summary["algorithm"]),
+        "Download": downloads(DOWNLOADS) + LEFT_OUT,
     }
-    files.write_text(page, document(title, lead, parts, found.data, ["ring.js", "sharing.js", "run.js"]))
+    files.write_text(page, document(title, lead, parts, data, ["run.js"]))
     return page
 
 
-def _sharing(plots: Plots, data: Mapping[str, Any]) -> str:
+def _sharing(run: Plots, sharing: Mapping[str, Any] | None) -> str:
     """Returns the matrix and the graph, with their controls."""
-    sharing = data["sharing"]
     if sharing is None:
         return ""
-    orders = {name: order for name, order in ORDERS.items() if name != "group" or plots.has_groups}
-    bar = " The bar on the left shows the true groups." if plots.has_groups else ""
+    orders = {name: order for name, order in ORDERS.items() if name != "group" or run.has_groups}
+    bar = " The bar on the left shows the true groups." if run.has_groups else ""
     found = len(set(sharing["found"].tolist()))
     said = f"Clustering finds {found} group{'s' * (found > 1)} of clients"
     if sharing["agreement"] is not None:
         said += f"; the adjusted Rand index with the true groups is {sharing['agreement']:.2f} (1: identical)"
-    elif not plots.knows_groups:
+    elif not run.knows_groups:
         said += "; their true groups are unknown"
     columns = "models" if sharing["models"] else "clients' models"
+    about = (
+        "Two clients share models if they weight them alike: the plots show the cosine between their rows of the "
+        f"weight matrix W, as in W Wᵀ. W itself shows which {columns} each client uses. Who uses a model can "
+        "change during training: a model belongs to the clients that use it, not to its first owner."
+    )
+    row = f"One row per client; click a row to select its client.{bar}"
+    ring = (
+        "Clients in the order of the matrix, each connected to its three strongest links. Lines of the selected client "
+        "are thick."
+    )
     return (
-        paragraph(
-            "Two clients share models if they weight them alike: the plots show the cosine between their rows of the "
-            f"weight matrix W, as in W Wᵀ. W itself shows which {columns} each client uses. Who uses a model can "
-            "change during training: a model belongs to the clients that use it, not to its first owner."
-        )
-        + '<div class="controls"><label class="range" for="round">Round '
-        '<input type="range" id="round" min="0" value="0" step="1">'
-        '<output id="round-shown" for="round"></output></label>'
-        '<button type="button" id="play">Play</button>'
-        + choice("kind", "Show", KINDS)
-        + choice("order", "Order by", orders)
-        + '</div><p class="note" id="cosines" aria-live="polite"></p><div class="pair">'
-        + _square(
-            plot(
-                "matrix",
-                "Matrix of the clients",
-                f"One row per client; click a row to select its client.{bar}",
-            )
-        )
-        + _square(
-            plot(
-                "graph",
-                "Graph of the clients",
-                "Clients in the order of the matrix, each connected to its three "
-                "strongest links. Lines of the selected client are thick.",
-            )
-        )
+        paragraph(about)
+        + controls(SLIDER, choice("kind", "Show", KINDS), choice("by", "Order by", orders))
+        + '<p class="note" id="cosines" aria-live="polite"></p><div class="pair">'
+        + plot("matrix", "Matrix of the clients", row, SQUARE)
+        + plot("graph", "Graph of the clients", ring, SQUARE)
         + "</div>"
         + paragraph(f"{said}. It uses average linkage on the last round's cosines, cut in the widest gap.")
     )
 
 
-def _square(figure: str) -> str:
-    return figure.replace('class="plot"', 'class="plot square"')
-
-
 def _client(data: Mapping[str, Any]) -> str:
-    out = (
-        '<div class="controls"><label for="client">Client <select id="client"></select></label>'
-        '<button type="button" id="previous">Previous</button><button type="button" id="next">Next</button></div>'
-        '<p id="client-told" aria-live="polite"></p><div class="pair">'
-        + plot("curves", "Scores of the client over rounds", "The client's scores and the median client's.")
-    )
+    out = controls(PICKER) + '<p id="client-told" aria-live="polite"></p><div class="pair">'
+    out += plot("curves", "Scores of the client over rounds", "The client's scores and the median client's.")
     if data["labels"] is not None:
         out += plot("labels", "Classes of the client's training examples", "Classes of the client's training examples.")
     if data["sharing"] is not None:
-        out += plot(
-            "neighbors", "Neighbors of the client over rounds", "Whom it shares models with, or whose models it uses."
-        )
+        about = "Whom it shares models with, or whose models it uses."
+        out += plot("neighbors", "Neighbors of the client over rounds", about)
     return out + "</div>"
 
 
-def _clients(plots: Plots, data: Mapping[str, Any]) -> str:
+def _clients(run: Plots, data: Mapping[str, Any]) -> str:
     more: dict[str, dict[int, Any]] = {}
-    ids = data["clients"].tolist()
     if data["sharing"] is not None:
-        more["found group"] = dict(zip(ids, data["sharing"]["found"].tolist(), strict=True))
-    ledger = plots.summary.get("privacy")
+        more["found group"] = dict(zip(data["clients"].tolist(), data["sharing"]["found"].tolist(), strict=True))
+    ledger = run.summary.get("privacy")
     if ledger:
         own = ledger["epsilon_per_client"]
-        more["epsilon"] = {k: sections.bound(own[k]) for k in ids if k < len(own)}
-    table = sections.clients(data["rows"] or [], more, pickable=True)
-    ask = "Are the worst clients in the same group?" if plots.has_groups else "Which clients are the worst?"
-    return plot("ranking", "Every client's score in the last round", ask) + (
-        f'<div id="clients-table">{table}</div>' if table else ""
-    )
+        more["epsilon"] = {k: sections.bound(own[k]) for k in data["clients"].tolist() if k < len(own)}
+    rows = [run.client_rows[k] for k in data["clients"].tolist() if k in run.client_rows]
+    table = sections.clients(rows, more, pickable=True)
+    ask = "Are the worst clients in the same group?" if run.has_groups else "Which clients are the worst?"
+    ranking = plot("ranking", "Every client's score in the last round", ask)
+    return ranking + (f'<div id="clients-table">{table}</div>' if table else "")
 
 
-def _scores(plots: Plots) -> str:
-    out = plot(
-        "spread", "Distribution of the clients' scores over rounds", "Does the worst tenth keep up with the mean?"
-    )
-    for number, name in enumerate(plots.measured):
+def _scores(run: Plots) -> str:
+    out = controls(choice("score", "Show", {score.name: score.label for score in run.scores.values()}, "spread"))
+    about = "Does the worst tenth keep up with the mean?"
+    out += plot("spread", "Distribution of the clients' scores over rounds", about)
+    for number, name in enumerate(run.measured):
         out += plot(f"measure-{number}", f"{name} over rounds", f"{name.replace('_', ' ')}, measured by the method.")
     return out
 
 
-def _traffic(plots: Plots) -> str:
-    shown = len(plots.bytes_sent) == len(plots.test) and plots.bytes_sent.any()
-    drawn = plot("traffic", "Score against traffic", "When does more traffic stop paying off?") if shown else ""
-    return sections.traffic(plots.rows) + drawn
-
-
-def _picture(entry: tuple[str, captions.Captioned]) -> str:
+def _picture(run: Plots, name: str, figure: Figure) -> str:
     """Returns a figure with its caption; the image is embedded in the page."""
-    name, (figure, caption) = entry
-    image = base64.b64encode(canvas.to_png(figure)).decode()
-    width = round(figure.get_figwidth() * 96)
+    image, width = base64.b64encode(draw.to_png(figure)).decode(), round(figure.get_figwidth() * 96)
+    caption = CURVE if name == "curve" else _affinity(run)
     return Raw(
         f'<figure><img src="data:image/png;base64,{image}" width="{width}" alt="{text(name.replace("_", " "))}">'
         f"<figcaption>{text(caption)}</figcaption></figure>"
     )
 
 
-DOWNLOADS = (
-    '<div class="controls"><button type="button" id="csv-rounds">Rounds (CSV)</button>'
-    '<button type="button" id="csv-clients">Clients (CSV)</button>'
-    '<button type="button" id="csv-scores">Scores by client and round (CSV)</button></div>'
-    '<p class="note">Only clients on this page; scores have four digits. results.npz has everything.</p>'
+def _affinity(run: Plots) -> str:
+    caption = "How much each client has gained from other clients' models so far."
+    if not run.has_groups:
+        return caption
+    share = collaboration.top_affinities(run.used["affinity"][-1], run.distribution, run.groups)
+    other = " (or the block of each client's target distribution)" if "target" in run.used else ""
+    caption += f" Clients are ordered by distribution. The blocks on the diagonal{other} should turn blue."
+    if not math.isnan(share):
+        caption += (
+            f" For {share:.0%} of the clients with two others in their target distribution, the two highest affinities "
+            "are to such clients."
+        )
+    return caption
+
+
+SLIDER = (
+    '<label class="range" for="round">Round <input type="range" id="round" min="0" value="0" step="1">'
+    '<output id="round-shown" for="round"></output></label><button type="button" id="play">Play</button>'
 )
+PICKER = (
+    '<label for="client">Client <select id="client"></select></label>'
+    '<button type="button" id="previous">Previous</button><button type="button" id="next">Next</button>'
+)
+TRAFFIC = plot("traffic", "Score against traffic", "When does more traffic stop paying off?")
+CURVE = (
+    "Noisy training points, and each client's personal model on its own interval. Personal models should follow the "
+    "curve where a single model cannot."
+)
+DOWNLOADS = {"rounds": "Rounds (CSV)", "clients": "Clients (CSV)", "scores": "Scores by client and round (CSV)"}
+LEFT_OUT = Raw('<p class="note">Only clients on this page; scores have four digits. results.npz has everything.</p>')

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from pfljax.contract.host import readable
 from pfljax.contract.method import METHODS
-from pfljax.report.markup import Raw, num_bytes, paragraph, score, table, text
+from pfljax.report.markup import Raw, paragraph, score, table, text
 
 # Columns of a table of scores, in this order, if the run has them.
 SCORES = {
@@ -105,9 +106,7 @@ def traffic(rows: Sequence[Mapping[str, Any]]) -> str:
     if not down + up:
         return paragraph("No model was sent or received.")
     each = (("down", down), ("up", up), ("both", down + up))
-    return table(
-        ["per client", "total", "per round"], [(name, num_bytes(n), num_bytes(n / rounds)) for name, n in each]
-    )
+    return table(["per client", "total", "per round"], [(name, readable(n), readable(n / rounds)) for name, n in each])
 
 
 def privacy(ledger: Mapping[str, Any] | None) -> str:
@@ -136,9 +135,9 @@ def bound(epsilon: float | None) -> str:
 
 def plan(summary: Mapping[str, Any]) -> str:
     """Returns the table of memory and execution."""
-    lines = [(name, num_bytes(v) if isinstance(v, int) else v) for name, v in summary.get("plan") or []]
+    lines = [(name, readable(v) if isinstance(v, int) else v) for name, v in summary.get("plan") or []]
     if summary.get("peak_memory_bytes") is not None:
-        lines.append(("peak memory, measured", num_bytes(summary["peak_memory_bytes"])))
+        lines.append(("peak memory, measured", readable(summary["peak_memory_bytes"])))
     for name, key in (("compile time", "compile_seconds"), ("time per round", "seconds_per_round")):
         if summary.get(key) is not None:
             lines.append((name, f"{summary[key]:.3g} s"))

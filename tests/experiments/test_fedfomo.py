@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from experiments.fedfomo import figure1, figure3, figure5, figure9, paper, table1, table2, table3, table4
+from experiments.figures import knob_curves
 from experiments.papers import Study
-from pfljax import report
 from pfljax.cli import build, compare, sweep
 from pfljax.cli.settings import parse
 from pfljax.contract.method import METHODS
 from pfljax.data import embedding
 from pfljax.data.sources import Source
+from pfljax.evaluation import collaboration
 from pfljax.folder import files
-from pfljax.report import captions
 
 SMALL = ["--rounds=2", "--train_examples=20", "--hidden=4", "--devices=1", "--seeds=0"]
 
@@ -163,7 +163,7 @@ def test_curves_are_drawn_over_epochs_and_the_last_points_beside_them():
         {"title": "a", "value": 0.2, "epochs": [5, 10], "curve": [0.1, 0.4], "accuracy_mean": 0.4, "accuracy_std": 0.1},
         {"title": "b", "value": 0.8, "epochs": [5, 10], "curve": [0.2, 0.3], "accuracy_mean": 0.3, "accuracy_std": 0},
     ]
-    for figure in (report.knob_curves({"knob": lines}, "epochs"), report.curves_and_last(lines, "share")):
+    for figure in (knob_curves({"knob": lines}, "epochs"), figure9.curves_and_last(lines, "share")):
         drawn = [line.get_xydata().tolist() for line in figure.axes[0].lines]
         assert drawn == [[[5, 0.1], [10, 0.4]], [[5, 0.2], [10, 0.3]]]
         assert figure.axes[0].get_xlabel() == "local epochs so far"
@@ -177,7 +177,7 @@ def test_the_figure_of_privacy_has_the_paper_s_values_as_crosses():
         common | {"sigma": 1.0, "epsilon_text": "8.1", "accuracy_mean": 0.7, "paper": None},
     ]
     affinity = np.array([[1.0, 3.0, -2.0], [0.5, 1.0, 0.0], [0.0, -1.0, 1.0]])
-    figure = report.privacy_figure({"sigma 0": (affinity, np.array([1, 0, 1]))}, points)
+    figure = figure5.privacy_figure({"sigma 0": (affinity, np.array([1, 0, 1]))}, points)
     matrix, *_, right = figure.axes
     shown = np.ma.filled(matrix.images[0].get_array(), np.nan)  # clients by distribution: 1, 0, 2; their own left out
     np.testing.assert_array_equal(shown, [[np.nan, 0.5, 0.0], [3.0, np.nan, -2.0], [-1.0, 0.0, np.nan]])
@@ -268,7 +268,7 @@ def test_on_digits_it_does_what_it_is_for(tmp_path):
     assert scores["fedfomo"] > max(scores["fedavg"], scores["fedprox"]) + 0.1
     assert scores["fedfomo"] >= scores["local"]
     found = np.load(tmp_path / "fedfomo" / "seed-0" / "collaboration.npz")
-    assert captions.top_affinities(found["affinity"][-1], found["distribution"], found["distribution"]) >= 0.8
+    assert collaboration.top_affinities(found["affinity"][-1], found["distribution"], found["distribution"]) >= 0.8
 
 
 @pytest.mark.slow

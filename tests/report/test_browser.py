@@ -111,7 +111,7 @@ def test_the_slider_moves_the_matrix_and_a_client_opens(driver, run_page, width)
     assert "round 10" in page.text("round-shown") and "0.00 within" in page.text("cosines")
     page.set("round", 2)
     page.set("kind", "weights")  # clients 1, 3 and 5, of group 0, use model 0; the others model 1
-    page.set("order", "accuracy")
+    page.set("by", "score")
     worst_first = np.argsort(np.load(run_page.parent / "results.npz")["accuracy_test"][-1], kind="stable")
     used = np.eye(6)[[1, 0, 1, 0, 1, 0]]
     np.testing.assert_allclose(page.matrix(), used[np.ix_(worst_first, worst_first)])
@@ -203,13 +203,16 @@ def test_the_page_of_a_comparison_shows_each_run_and_leads_to_its_page(driver, t
         make_run(folder, level=level, optional=False)
     page = Page(driver, report.write_comparison(tmp_path / "report.html", [tmp_path]), width)
     page.see("dots")
-    assert page.ask("document.getElementById('dots').data.map((each) => each.x)") == [[0.9], [0.5, 0.7]]
+    points = lambda: page.ask(
+        "document.getElementById('dots').data.filter((each) => each.mode === 'markers').map((each) => each.x)"
+    )
+    assert points() == [[0.9], [0.5, 0.7]]
     page.set("measure", "megabytes")
-    np.testing.assert_allclose(page.ask("document.getElementById('dots').data[1].x"), [0.1, 0.1])
+    np.testing.assert_allclose(points()[1], [0.1, 0.1])
     page.see("over")
     means = page.ask("document.getElementById('over').data.filter((each) => each.name).map((each) => each.y)")
     np.testing.assert_allclose(means, [[0.9] * 3, [0.6] * 3])
-    page.set("against", "traffic")
+    page.set("against", "megabytes")
     np.testing.assert_allclose(page.ask("document.getElementById('over').data[0].x"), [3, 3, 3])
     page.check()
     page.ask("document.querySelector('table a').click()")

@@ -20,7 +20,7 @@ from run_folders import K, T, make_run
 
 from pfljax import report
 from pfljax.evaluation import collaboration
-from pfljax.report import canvas, captions, content, figures, markup
+from pfljax.report import content, draw, picture, pictures
 
 
 def readable(page):
@@ -34,10 +34,17 @@ def packed(page):
     return json.loads(gzip.decompress(base64.b64decode(letters)))
 
 
+def plots_of(index, weights, group, topology="peers"):
+    """The plots of a run in which clients used these models in all of its rounds, and scored 1."""
+    used = {"round": np.arange(len(index)), "index": index, "weights": weights, "topology": topology}
+    scores = {"rounds": np.arange(len(index)), "accuracy_test": np.ones(index.shape[:2])}
+    return report.Plots({}, [], scores, used | {"distribution": np.array(group)})
+
+
 @pytest.fixture
 def undrawn(monkeypatch):
     """Spares tests of a page's text the drawing."""
-    monkeypatch.setattr(canvas, "to_png", lambda figure: b"PNG")
+    monkeypatch.setattr(draw, "to_png", lambda figure: b"PNG")
 
 
 @pytest.mark.parametrize(
@@ -79,10 +86,10 @@ def test_top_affinities_by_hand():
     affinity = np.array([[9.0, 2, 1, 0], [0, 9, 3, 4], [5, 1, 9, 2], [1, 2, 3, 9]])
     distribution = np.array([0, 0, 0, 1])
     # Client 0's two highest are 1 and 2 (right), client 1's 3 and 2, client 2's 0 and 3; client 3 is alone in its own.
-    assert captions.top_affinities(affinity, distribution, distribution) == pytest.approx(1 / 3)
+    assert collaboration.top_affinities(affinity, distribution, distribution) == pytest.approx(1 / 3)
     # Where client 3 wants distribution 0, its two highest, 2 and 1, are right.
-    assert captions.top_affinities(affinity, distribution, np.array([0, 0, 0, 0])) == pytest.approx(2 / 4)
-    assert np.isnan(captions.top_affinities(affinity[:2, :2], distribution[:2], distribution[:2]))
+    assert collaboration.top_affinities(affinity, distribution, np.array([0, 0, 0, 0])) == pytest.approx(2 / 4)
+    assert np.isnan(collaboration.top_affinities(affinity[:2, :2], distribution[:2], distribution[:2]))
 
 
 def test_where_nobody_has_two_to_find_nothing_is_counted(undrawn, tmp_path):
@@ -126,9 +133,9 @@ def test_sharing_is_the_cosine_of_rows_within_and_across_distributions():
     assert collaboration.sharing(everyone[:, None], np.ones((200_000, 1)), everyone % 4) == (0, 0)
     assert collaboration.sharing(everyone[:, None] // 2, np.ones((200_000, 1)), everyone // 2) == (1, 0)
     index = np.array([[0, 1], [1, 0], [2, 0]])
-    figure = figures.sharing_matrix(index, weights, np.array([1, 0, 1]))
-    shown = np.asarray(figure.axes[0].images[0].get_array())
-    np.testing.assert_allclose(shown, np.array(alike)[np.ix_([1, 0, 2], [1, 0, 2])], atol=1e-12)
+    heat = pictures.sharing_matrix(plots_of(index[None], weights[None], [1, 0, 1]), 0).heat
+    np.testing.assert_allclose(heat.values, np.array(alike)[np.ix_([1, 0, 2], [1, 0, 2])], atol=1e-12)
+    assert heat.rows == heat.columns == ["1", "0", "2"]
 
 
 @pytest.mark.parametrize(("epsilon", "shown"), [(2.345, "2.345"), (None, "no bound")])
@@ -149,9 +156,17 @@ def test_weights_are_put_where_they_belong_and_add_up():
 
 def test_the_matrix_is_ordered_by_true_distribution():
     index, weights = np.array([[0], [1], [2]]), np.array([[1.0], [0.6], [0.2]])
-    figure = figures.collaboration_matrix(index, weights, np.array([1, 0, 1]), topology="peers")
-    shown = figure.axes[0].images[0].get_array()
-    np.testing.assert_allclose(shown, np.diag([0.6, 1.0, 0.2]))  # client 1 first
+    plots = plots_of(index[None], weights[None], [1, 0, 1])
+    heat = pictures.weight_matrix(plots, 0).heat
+    np.testing.assert_allclose(heat.values, np.diag([0.6, 1.0, 0.2]))  # client 1 first
+    assert heat.rows == heat.columns == ["1", "0", "2"] and heat.edges == [0.5]
+    assert [(start, stop) for start, stop, _ in heat.strip] == [(0, 1), (1, 3)]
+    axes = plots.collaboration().axes[0]
+    np.testing.assert_allclose(axes.images[0].get_array(), heat.values)
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == heat.rows
+    shared = pictures.weight_matrix(plots_of(index[None], weights[None], [1, 0, 1], "shared"), 0)
+    np.testing.assert_allclose(shared.heat.values, [[0, 0.6, 0], [1, 0, 0], [0, 0, 0.2]])
+    assert shared.heat.columns == list("012") and shared.x.label == "model" and not shared.heat.crossed
 
 
 @pytest.mark.parametrize("exponent", [-0.5, 0, 1, 2.25])
@@ -163,15 +178,15 @@ def test_slopes_of_powers_are_their_exponents(exponent):
     assert report.slope([5], [3.0]) is None and report.slope([5, 5], [3.0, 4.0]) is None
 
 
-def test_comparison_scaling_and_benchmark_are_drawn(tmp_path):
-    row = {"algorithm": "a", "accuracy_mean": 0.9, "accuracy_std": 0.1, "bottom_decile_mean": 0.8, "seeds": [{}, {}]}
+def test_comparison_and_scaling_are_drawn(tmp_path):
+    row = {"algorithm": "a", "accuracy_mean": 0.9, "accuracy_std": 0.1, "bottom_decile_mean": 0.8}
+    row |= {"seeds": [{"accuracy": 0.8}, {"accuracy": 1.0}]}
     row |= {"rounds": [1, 2], "curve_mean": [0.5, 0.9], "curve_std": [0.1, 0.1]}
     cells = [{"num_clients": k, "seconds_per_round": k**2, "memory_bytes": 3 * k} for k in (10, 100)]
     scaling = report.scaling_figure({"a": cells, "b": cells[:1]})
     texts = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in scaling.axes]
     assert texts == [["a, slope 2.00", "b"], ["a, slope 1.00", "b"]]
-    bars = report.benchmark_figure([{"workload": "w", "ratio": 5.0}])
-    for number, figure in enumerate((report.comparison_figure([row, row | {"algorithm": "b"}]), scaling, bars)):
+    for number, figure in enumerate((report.comparison_figure([row, row | {"algorithm": "b"}]), scaling)):
         path = tmp_path / f"{number}.png"
         report.save(figure, path)
         assert min(matplotlib.image.imread(path).shape[:2]) > 100
@@ -182,26 +197,33 @@ def test_measures_of_a_method_are_missing_for_the_initial_models(tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     rows[1:] = [row | {"drift": 0.5} for row in rows[1:]]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert packed(report.write(tmp_path))["measured"] == {"drift": [None, 0.5, 0.5]}
+    drawn = packed(report.write(tmp_path))["panels"]["measure-0"][""]
+    assert drawn["y"]["label"] == "drift" and drawn["series"][0]["y"] == [None, 0.5, 0.5]
     assert (tmp_path / "figures" / "measures.png").stat().st_size > 1000
 
 
-def test_bars_show_a_deviation_only_over_several_seeds():
-    row = {"algorithm": "a", "accuracy_mean": 0.9, "accuracy_std": 0.0, "seeds": [{}]}
-    row |= {"rounds": [1, 2], "curve_mean": [0.5, 0.9], "curve_std": [0.0, 0.0]}
-    lines = lambda *rows: len(report.comparison_figure(rows).axes[0].lines)
-    assert lines(row) == 0 and lines(row, row | {"seeds": [{}, {}], "accuracy_std": 0.1}) == 2  # two caps
+def test_a_mean_and_a_band_are_drawn_only_over_several_seeds():
+    row = {"algorithm": "a", "seeds": [{"accuracy": 0.9}], "rounds": [1, 2]}
+    row |= {"curve_mean": [0.5, 0.9], "curve_std": [0.0, 0.0]}
+    points, curves = report.comparison_figure([row]).axes
+    assert [line.get_xdata().tolist() for line in points.lines] == [[0.9]] and not curves.collections
+    several = {"algorithm": "b", "seeds": [{"accuracy": 0.8}, {"accuracy": 1.0}], "curve_std": [0.1, 0.1]}
+    points, curves = report.comparison_figure([row, row | several]).axes
+    drawn = [line.get_xydata().tolist() for line in points.lines]
+    np.testing.assert_allclose(drawn[1], [[0.8, 1], [1, 1]])
+    np.testing.assert_allclose(drawn[2], [[0.9, 0.68], [0.9, 1.32]])  # the mean
+    band = curves.collections[0].get_paths()[0].vertices
+    assert len(curves.collections) == 1 and (band[:, 1].min(), band[:, 1].max()) == pytest.approx((0.4, 1.0))
 
 
 def test_many_clients_share_the_rows_of_a_matrix(monkeypatch):
     """Five clients in rows of two: the mean over a row's clients of their weights for each column's models."""
-    monkeypatch.setattr(figures, "MAX_ROWS", 3)
+    monkeypatch.setattr(pictures, "MAX_ROWS", 3)
     index = np.array([[0, 1], [1, 4], [2, 0], [3, 2], [4, 0]])
     weights = np.array([[0.5, 0.5], [0.25, 0.75], [1.0, 0.0], [0.5, 0.5], [0.5, 0.5]])
-    figure = figures.collaboration_matrix(index, weights, np.zeros(5, int), topology="peers")
-    shown = figure.axes[0].images[0].get_array()
-    np.testing.assert_allclose(shown, [[0.625, 0, 0.375], [0, 1, 0], [0.5, 0, 0.5]])
-    assert "rows of 2" in figure.axes[0].get_ylabel()
+    panel = pictures.weight_matrix(plots_of(index[None], weights[None], [0] * 5), 0)
+    np.testing.assert_allclose(panel.heat.values, [[0.625, 0, 0.375], [0, 1, 0], [0.5, 0, 0.5]])
+    assert "rows of 2" in panel.y.label
 
 
 def test_figures_show_inline_in_a_notebook(tmp_path):
@@ -210,10 +232,10 @@ def test_figures_show_inline_in_a_notebook(tmp_path):
     shown, metadata = DisplayFormatter().format(plots.collaboration(), include={"image/png"})
     assert shown["image/png"].startswith(b"\x89PNG") and not metadata
     drawn = [plots.accuracy(), plots.per_client(), plots.weights(), plots.traffic()]
-    assert [figure.axes[0].get_xlabel() for figure in drawn[:2]] == ["round", "client (id), sorted"]
+    assert [figure.axes[0].get_xlabel() for figure in drawn[:2]] == ["round", "client, worst first"]
     assert len(drawn[2].axes) == K
     bytes_sent = drawn[3].axes[0].lines[0].get_xdata()
-    np.testing.assert_allclose(bytes_sent, [3e6 / 2**20] * T)
+    np.testing.assert_allclose(bytes_sent, [3.0] * T)
 
 
 def test_what_a_run_has_not_kept_is_named(tmp_path):
@@ -259,7 +281,7 @@ def test_what_a_run_says_cannot_leave_its_place_on_the_page(undrawn, tmp_path):
     page = report.write_page(tmp_path)
     text = page.read_text()
     assert "alert(1)" in text and bad not in text and text.count("<script") == text.count("</script") == 3
-    assert bad in packed(page)["measured"]
+    assert bad.replace("_", " ") in packed(page)["panels"]["measure-0"][""]["y"]["label"]
 
 
 def test_weights_on_the_page_are_those_of_the_run(undrawn, tmp_path):
@@ -269,12 +291,17 @@ def test_weights_on_the_page_are_those_of_the_run(undrawn, tmp_path):
     kept = dict(np.load(tmp_path / "collaboration.npz")) | {"round": np.array([10, 30]), "index": index}
     np.savez(tmp_path / "collaboration.npz", **kept | {"weights": weights, "labels": np.arange(2 * K).reshape(K, 2)})
     found = packed(report.write_page(tmp_path))
-    assert found["sharing"]["rounds"] == [10, 30] and found["sharing"]["used"][0] == [[0, 0.877, 2, 0.123]] * K
-    assert found["sharing"]["used"][1] == [[1, 0.75]] * K  # a repeated index adds
-    assert found["labels"][2] == [4, 5] and found["group"] == [1, 0, 1, 0, 1, 0]
+    assert found["sharing"]["rounds"] == [10, 30] and found["sharing"]["rows"][0] == [[0, 0.877, 2, 0.123]] * K
+    assert found["sharing"]["rows"][1] == [[1, 0.75]] * K  # a repeated index adds
+    np.testing.assert_allclose(found["sharing"]["lengths"], [[np.hypot(0.877, 0.123)] * K, [0.75] * K], rtol=1e-4)
+    assert found["labels"][2] == [4, 5] and found["orders"]["group"] == [1, 3, 5, 0, 2, 4]
     scores = np.load(tmp_path / "results.npz")["accuracy_test"]
     np.testing.assert_allclose(found["test"], scores.T, rtol=5e-4)
-    np.testing.assert_allclose(found["spread"]["values"][3], np.median(scores, axis=1), rtol=5e-4)
+    np.testing.assert_allclose(found["median"], np.median(scores, axis=1), rtol=5e-4)
+    bands = {series["name"]: series for series in found["panels"]["spread"]["accuracy"]["series"]}
+    np.testing.assert_allclose(bands["10 to 90 %"]["low"], np.percentile(scores, 10, axis=1), rtol=5e-5)
+    np.testing.assert_allclose(bands["10 to 90 %"]["y"], np.percentile(scores, 90, axis=1), rtol=5e-5)
+    assert bands["mean over clients"]["y"] == [0.88] * T
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -296,12 +323,10 @@ def test_groups_are_told_only_if_they_are_known(undrawn, tmp_path, known):
 
 
 def test_figures_do_not_name_a_single_group():
-    index, weights, rounds = np.zeros((2, 3, 1), int), np.ones((2, 3, 1)), np.array([1, 2])
     for distribution in ([0, 0, 0], [0, 1, 1]):
-        found = figures.weights_over_rounds(rounds, index, weights, np.array(distribution), topology="peers")
-        legend = figures.per_client(np.ones(3), np.array(distribution)).axes[0].get_legend()
-        several = len(set(distribution)) > 1
-        assert ("distribution" in found.axes[0].get_title()) == several == (legend is not None)
+        plots, several = plots_of(np.zeros((2, 3, 1), int), np.ones((2, 3, 1)), distribution), distribution[1] > 0
+        named = any(series.name for series in pictures.ranking(plots, np.arange(3)).series)
+        assert ("distribution" in pictures.weights(plots)[0].title) == several == named
 
 
 def test_of_many_clients_the_page_shows_some_and_says_so(undrawn, tmp_path, monkeypatch):
@@ -313,8 +338,9 @@ def test_of_many_clients_the_page_shows_some_and_says_so(undrawn, tmp_path, monk
     found, order = packed(page), np.argsort(scores)
     assert {order[0], order[-1]} < set(found["clients"]) and len(found["clients"]) == 3
     assert "The page shows 3 of 6 clients" in readable(page) and "2 of 3 evaluated rounds" in readable(page)
-    assert found["rounds"] == [10, 30] and found["spread"]["rounds"] == [10, 20, 30]
-    assert len(found["sharing"]["used"][0]) == len(found["test"]) == len(found["rows"]) == 3
+    assert found["rounds"] == [10, 30]
+    assert found["panels"]["spread"]["accuracy"]["series"][0]["x"] == [10, 20, 30]
+    assert len(found["sharing"]["rows"][0]) == len(found["test"]) == len(found["told"]) == 3
 
 
 def test_found_groups_are_blocks_of_clients_who_share_models():
@@ -330,7 +356,7 @@ def test_found_groups_are_blocks_of_clients_who_share_models():
 
 
 def test_rounded_numbers_keep_their_first_digits():
-    shown = markup.rounded(np.array([0.0012345, -98765.4, 0, np.nan, 1]), 3)
+    shown = picture.rounded(np.array([0.0012345, -98765.4, 0, np.nan, 1]), 3)
     np.testing.assert_allclose(shown, [0.00123, -98800, 0, np.nan, 1], rtol=1e-12)
 
 
@@ -350,8 +376,11 @@ def test_a_comparison_has_a_line_for_each_method_and_leads_to_its_runs(tmp_path)
     links = [urllib.parse.unquote(html.unescape(link)) for link in re.findall(r'href="([^"#]*/[^"]*)"', text)]
     assert links == ["best/seed-0/report.html", "a<b/seed-0/report.html", "a<b/seed-1/report.html"]
     assert all((tmp_path / "out" / link).exists() for link in links) and "<i>" not in text
-    method = packed(page)["methods"][1]
-    assert method["rounds"] == [10, 20, 30] and method["curves"] == [[0.5] * 3, [0.7] * 3]
+    drawn = packed(page)
+    band, mean = drawn["panels"]["over"]["rounds"]["series"][1:]  # after the line of the method of one run
+    assert mean["x"] == [10, 20, 30] and mean["name"] == "a<b" and band["color"] == mean["color"]
+    np.testing.assert_allclose([band["low"], mean["y"], band["y"]], [[0.5] * 3, [0.6] * 3, [0.7] * 3])
+    assert drawn["csv"]["curves"][4:6] == [["a<b", "seed-0", 10, 0.5], ["a<b", "seed-0", 20, 0.5]]
 
 
 def test_a_comparison_writes_pages_of_runs_that_lack_one_and_says_where_runs_differ(tmp_path):

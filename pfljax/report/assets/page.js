@@ -1,83 +1,163 @@
-// Shared by all pages: unpacks the library and the data; sets the theme; draws plots once they are in view; sorts
-// tables; downloads files.
+// Shared by all pages: unpacks the library and the data; sets the theme; draws the panels that picture.py describes,
+// once they are in view; sorts tables; downloads files.
 "use strict";
 
 const page = (() => {
-  const PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442"]; // Okabe and Ito
-  const SYMBOLS = ["circle", "square", "diamond", "cross", "x", "triangle-up", "triangle-down", "star"];
   const prefersDark = window.matchMedia("(prefers-color-scheme: dark)");
+  const touch = window.matchMedia("(pointer: coarse)").matches;
   const byId = (id) => document.getElementById(id);
-  const plots = new Map(); // id -> {make, seen}
+  const plots = new Map(); // id -> {make, seen, click}
+  // A page's script sets `show(data)`, which is called before anything is drawn, and `select(key)`, which is called if a
+  // point is clicked; `selected` is the key of the points to highlight.
+  const hooks = { show: () => {}, select: () => {}, selected: null };
 
   const isDark = () =>
     (document.documentElement.dataset.theme || (prefersDark.matches ? "dark" : "light")) === "dark";
+  const pick = () => (isDark() ? "#ff8fd0" : "#b0006d"); // color of the selected client, distinct from the groups' colors
+  const ink = () => getComputedStyle(document.body).color;
 
   async function unpack(id) {
-    const letters = atob(byId(id).textContent),
-      packed = new Uint8Array(letters.length);
-    for (let i = 0; i < packed.length; i++) packed[i] = letters.charCodeAt(i);
+    const packed = Uint8Array.from(atob(byId(id).textContent), (letter) => letter.charCodeAt(0));
     const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
     return new Response(stream).text();
   }
 
+  // --- From a panel's description to Plotly's -----------------------------------------------------------------------
+
   // Plotly interprets some HTML in its texts, so names of methods and data sets are escaped.
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
-  function color(group, num) {
-    if (num <= PALETTE.length) return PALETTE[group % PALETTE.length];
-    const share = num > 1 ? group / (num - 1) : 0; // many groups: from light to dark, within the colors of viridis
-    const stops = [
-      [68, 1, 84],
-      [59, 82, 139],
-      [33, 145, 140],
-      [94, 201, 98],
-      [253, 231, 37],
-    ];
-    const low = Math.min(3, Math.floor(share * 4));
-    const mixed = stops[low].map((a, i) => Math.round(a + (stops[low + 1][i] - a) * (share * 4 - low)));
-    return `rgb(${mixed})`;
+  function band({ x, y, low, color }) {
+    const known = x.map((_, k) => k).filter((k) => y[k] !== null && low[k] !== null),
+      back = [...known].reverse();
+    return {
+      x: [...known, ...back].map((k) => x[k]),
+      y: [...known.map((k) => y[k]), ...back.map((k) => low[k])],
+      mode: "lines",
+      line: { width: 0 },
+      fill: "toself",
+      fillcolor: `${color}40`,
+      hoverinfo: "skip",
+    };
   }
 
-  const touch = window.matchMedia("(pointer: coarse)").matches;
+  function markers({ kind, x, y, color, dash, width, symbol, size, keys, texts }) {
+    const chosen = (keys || []).map((key) => key === hooks.selected);
+    const grown = chosen.some(Boolean) ? chosen.map((is) => (is ? 17 : 1.4 * size)) : 1.4 * size;
+    return {
+      x,
+      y,
+      mode: kind === "points" ? "markers" : symbol ? "lines+markers" : "lines",
+      line: { color, dash, width },
+      marker: { color, symbol, size: grown, opacity: 1, line: { color: pick(), width: chosen.map((is) => (is ? 3 : 0)) } },
+      customdata: keys || undefined,
+      hovertext: texts ? texts.map(plain) : undefined,
+      hoverinfo: texts ? "text" : undefined,
+    };
+  }
 
-  const pick = () => (isDark() ? "#ff8fd0" : "#b0006d"); // color of the selected client, distinct from the groups' colors
+  function traces(series) {
+    // A band without a name belongs to the line of its color.
+    const linked = new Set(series.filter((s) => s.kind === "band" && !s.name).map((s) => s.color));
+    return series.map((s) => ({
+      type: "scatter",
+      name: plain(s.name || ""),
+      showlegend: Boolean(s.name),
+      legendgroup: linked.has(s.color) ? s.color : undefined,
+      ...(s.kind === "band" ? band(s) : markers(s)),
+    }));
+  }
 
-  // From low to high, by lightness alone.
-  const scale = () =>
-    isDark()
-      ? [
-          [0, "#14191d"],
-          [0.5, "#2a788e"],
-          [1, "#fde725"],
-        ]
-      : [
-          [0, "#ffffff"],
-          [0.5, "#5aa5d0"],
-          [1, "#08264a"],
-        ];
+  const axis = ({ label, ticks, percent, log, limits }) => ({
+    title: { text: plain(label), standoff: 8 },
+    gridcolor: "rgba(128,128,128,0.28)",
+    zeroline: false,
+    automargin: true,
+    ...(percent ? { tickformat: "~%" } : {}),
+    ...(log ? { type: "log" } : {}),
+    ...(limits ? { range: limits } : {}),
+    ...(ticks ? { tickmode: "array", tickvals: ticks.map(([at]) => at), ticktext: ticks.map(([, text]) => plain(text)) } : {}),
+  });
+
+  const drawn = (panel) => ({
+    data: traces(panel.series),
+    layout: { xaxis: axis(panel.x), yaxis: axis(panel.y), showlegend: panel.series.some((s) => s.name) },
+  });
+
+  function heat({ x, y, heat: { rows, columns, label, limits, edges, crossed, strip } }, z, chosen) {
+    // From low to high, by lightness alone.
+    const shades = isDark() ? ["#14191d", "#2a788e", "#fde725"] : ["#ffffff", "#5aa5d0", "#08264a"];
+    const [right, bottom] = [columns.length - 0.5, rows.length - 0.5];
+    const box = (x0, x1, y0, y1, more) => ({ type: "rect", x0, x1, y0, y1, line: { width: 0 }, ...more });
+    const thin = { line: { color: "#999", width: 1 } };
+    const names = (list) => ({
+      type: "category",
+      showgrid: false,
+      ticks: "",
+      showticklabels: list.length <= 40,
+      tickmode: list.length <= 10 || (list.length <= 40 && window.innerWidth > 600) ? "linear" : "auto",
+      tickangle: 0,
+      tickfont: { size: list.length > 20 ? 9 : 12 },
+      ...(crossed ? { constrain: "domain" } : {}),
+    });
+    return {
+      data: [
+        {
+          type: "heatmap",
+          z,
+          zmin: limits[0],
+          zmax: limits[1],
+          colorscale: shades.map((shade, k) => [k / 2, shade]),
+          x: columns,
+          y: rows,
+          hovertemplate: `client %{y}, ${x.label} %{x}: ${label} %{z:.2f}<extra></extra>`,
+          colorbar: {
+            orientation: "h",
+            thickness: 10,
+            len: 0.6,
+            ypad: 0,
+            y: -0.12,
+            yanchor: "top",
+            title: { text: label, side: "top" },
+          },
+        },
+      ],
+      layout: {
+        margin: { l: 48, r: 8, t: 8, b: 96 },
+        shapes: [
+          ...strip.map(([start, stop, fillcolor]) =>
+            box(-0.03, -0.008, start - 0.5, stop - 0.5, { xref: "x domain", fillcolor }),
+          ),
+          ...edges.map((k) => box(-0.5, right, k, k, thin)),
+          ...(crossed ? edges.map((k) => box(k, k, -0.5, bottom, thin)) : []),
+          box(-0.5, right, chosen - 0.5, chosen + 0.5, { line: { color: pick(), width: 2 } }),
+        ],
+        xaxis: { ...axis(x), ...names(columns) },
+        yaxis: {
+          ...axis(y),
+          ...names(rows),
+          autorange: "reversed",
+          ticklabelstandoff: 14,
+          title: { text: y.label, standoff: rows.length <= 40 ? 8 : 24 },
+          ...(crossed ? { scaleanchor: "x" } : {}),
+        },
+      },
+    };
+  }
+
+  // --- Plots on the page --------------------------------------------------------------------------------------------
 
   function layout(changes) {
-    const grid = "rgba(128,128,128,0.28)",
-      ink = getComputedStyle(document.body).color;
-    const axis = (given) => ({
-      gridcolor: grid,
-      zeroline: false,
-      automargin: true,
-      ...given,
-      title: { standoff: 8, ...(given || {}).title },
-    });
     return {
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
-      font: { color: ink, size: 13 },
+      font: { color: ink(), size: 13 },
       margin: { l: 50, r: 12, t: 12, b: 44 },
       hovermode: "closest",
-      modebar: { bgcolor: "rgba(0,0,0,0)", color: ink },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: ink() },
       dragmode: touch ? false : "zoom",
       legend: { orientation: "h", y: -0.22, yanchor: "top" },
       ...changes,
-      xaxis: axis(changes.xaxis),
-      yaxis: axis(changes.yaxis),
     };
   }
 
@@ -92,10 +172,13 @@ const page = (() => {
       modeBarButtons: [["toImage", "resetScale2d"]],
       displayModeBar: touch || window.matchMedia("(hover: none)").matches ? false : "hover",
     });
-    if (made.click && !entry.clicks) {
-      entry.clicks = true;
-      target.on("plotly_click", (event) => made.click(event.points[0]));
-    }
+    if (entry.clicks) return;
+    entry.clicks = true;
+    target.on("plotly_click", ({ points: [point] }) => {
+      const key = made.key ? made.key(point) : point.customdata;
+      if (typeof key === "string") window.location.href = key;
+      else if (key !== undefined) hooks.select(key);
+    });
   }
 
   const watcher = new IntersectionObserver(
@@ -112,10 +195,19 @@ const page = (() => {
   );
 
   function plot(id, make) {
-    // make() -> {data, layout, click(point)}
+    // make() -> {data, layout, key(point)}; the key of a clicked point is by default its custom data
     if (!byId(id)) return;
     plots.set(id, { make, seen: false, clicks: false });
     watcher.observe(byId(id));
+  }
+
+  function startPanels(panels) {
+    // panels: by plot and by choice; a plot with one panel has the choice ""
+    for (const [id, choices] of Object.entries(panels)) {
+      const list = document.querySelector(`select[data-plot="${id}"]`);
+      if (!plots.has(id)) plot(id, () => drawn(choices[list ? list.value : ""]));
+      if (list) list.addEventListener("change", () => draw(id));
+    }
   }
 
   function setTheme(name) {
@@ -187,15 +279,21 @@ const page = (() => {
     setTimeout(() => URL.revokeObjectURL(url), 1000);
   }
 
-  async function start(show) {
+  async function start() {
     try {
       startTheme();
       document.querySelectorAll("table.sortable").forEach(makeSortable);
-      const [library, data] = await Promise.all([unpack("library"), unpack("data")]);
+      const [library, content] = await Promise.all([unpack("library"), unpack("data")]);
       const script = document.createElement("script");
       script.textContent = library;
       document.head.append(script);
-      show(JSON.parse(data));
+      const data = JSON.parse(content);
+      hooks.show(data);
+      startPanels(data.panels);
+      for (const [name, lines] of Object.entries(data.csv))
+        byId(`csv-${name}`).addEventListener("click", () =>
+          download(`${name}.csv`, typeof lines === "function" ? lines() : lines),
+        );
       document.documentElement.dataset.ready = "yes";
     } catch (error) {
       byId("problem").textContent =
@@ -205,5 +303,6 @@ const page = (() => {
     }
   }
 
-  return { PALETTE, SYMBOLS, byId, color, download, draw, isDark, pick, plain, plot, scale, start };
+  window.addEventListener("DOMContentLoaded", start);
+  return { axis, byId, draw, drawn, heat, hooks, ink, isDark, pick, plain, plot };
 })();

@@ -1,286 +1,278 @@
-// The page of a run: one client, all clients, scores, traffic. sharing.js shows who shares models.
+// The page of a run: what is shown of the selected client and round. content.py makes the data.
 "use strict";
 
-page.start((d) => {
-  const { byId, color, draw, plot } = page;
-  const n = d.clients.length,
-    ids = d.clients,
-    sharing = d.sharing,
-    percent = d.score === "accuracy";
+page.hooks.show = (d) => {
+  const { byId, draw, drawn, pick, plain, plot, hooks } = page;
+  const { clients, sharing } = d,
+    n = clients.length;
   const range = (num) => Array.from({ length: num }, (_, i) => i);
-  const shown = (value) =>
-    value === null || value === undefined || Number.isNaN(value)
-      ? "not scored"
-      : percent
-        ? `${(100 * value).toFixed(1)} %`
-        : value.toPrecision(4);
-  const last = (series) => series[series.length - 1];
-  const scores = d.test.map(last);
-  const word = percent ? "test accuracy" : "test MSE";
-  const scoreAxis = { title: { text: word }, ...(percent ? { tickformat: ".0%" } : {}) };
-  const groups = [...new Set(d.group)].sort((a, b) => a - b);
-  const tint = (i) => color(groups.indexOf(d.group[i]), groups.length);
-  const groupOf = (i) => (groups.length > 1 ? `group ${d.group[i]}` : ""); // empty if there is one, or none is known
-  const state = { at: sharing ? sharing.rounds.length - 1 : 0, kind: "sharing", by: "group", client: 0 };
-  const place = new Map(ids.map((id, i) => [id, i]));
+  const place = new Map(clients.map((id, i) => [id, i]));
+  const state = { client: d.orders.score[0], at: sharing ? sharing.rounds.length - 1 : 0, kind: "sharing", by: "group" };
 
-  const rank = scores.map((score) => (score === null ? Infinity : percent ? score : -score)); // unscored clients last
-  const sorted = {
-    group: range(n).sort((a, b) => d.group[a] - d.group[b] || a - b),
-    found: sharing ? sharing.order : range(n),
-    accuracy: range(n).sort((a, b) => (rank[a] === rank[b] ? a - b : rank[a] - rank[b])),
-  };
-  const common = { n, ids, place, range, last, state, groups, groupOf, tint, shown, scores, sorted, select, tellClient };
-  const links = sharing ? makeSharing(d, common) : null;
+  // --- The matrix of a round: rows of weights, or their cosines -----------------------------------------------------
 
-  // --- A client ----------------------------------------------------------------------------------------------------
+  const ownModels = sharing && sharing.models === null;
+  const column = (model) => (ownModels ? place.get(model) : model);
+  const ofClients = () => state.kind === "sharing" || ownModels;
+  const nameOf = (j) => (ofClients() ? `client ${clients[j]}` : `model ${j}`);
+  const own = sharing ? new Float32Array(sharing.width) : null; // zero between calls
 
-  function curves() {
-    const i = state.client,
-      line = (y, name, settings) => ({ type: "scatter", mode: "lines+markers", x: d.rounds, y, name, ...settings });
-    const data = [line(d.test[i], `client ${ids[i]}, test`, { line: { color: page.pick(), width: 3 } })];
-    if (d.train) data.push(line(d.train[i], "training examples", { line: { color: page.pick(), dash: "dot" } }));
-    const middle = d.spread.levels.indexOf(50);
-    data.push({
-      type: "scatter",
-      mode: "lines",
-      x: d.spread.rounds,
-      y: d.spread.values[middle],
-      name: "median client",
-      line: { color: page.isDark() ? "#56B4E9" : "#0072B2", dash: "dash" },
-    });
-    return { data, layout: { xaxis: { title: { text: "round" } }, yaxis: scoreAxis } };
+  function each(flat, visit) {
+    // flat: models, each followed by its weight
+    for (let a = 0; a < flat.length; a += 2) visit(flat[a], flat[a + 1]);
   }
 
-  function labels() {
+  function weightsOf(at, i) {
+    const row = new Float32Array(ownModels ? n : sharing.models);
+    each(sharing.rows[at][i], (model, weight) => {
+      if (column(model) !== undefined) row[column(model)] = weight;
+    });
+    return row;
+  }
+
+  function cosinesOf(at, i) {
+    const rows = sharing.rows[at],
+      lengths = sharing.lengths[at];
+    each(rows[i], (model, weight) => (own[model] = weight));
+    const out = Float32Array.from(rows, (flat, j) => {
+      let sum = 0;
+      for (let a = 0; a < flat.length; a += 2) sum += own[flat[a]] * flat[a + 1];
+      return sum / (lengths[i] * lengths[j]);
+    });
+    each(rows[i], (model) => (own[model] = 0));
+    return out;
+  }
+
+  const rowOf = (at, i) => (state.kind === "sharing" ? cosinesOf(at, i) : weightsOf(at, i));
+  const kept = { key: "", rows: [] };
+  function matrix() {
+    const key = `${state.kind} ${state.at}`;
+    if (kept.key !== key) Object.assign(kept, { key, rows: range(n).map((i) => rowOf(state.at, i)) });
+    return kept.rows;
+  }
+  const panel = () => d.panels.matrix[`${state.kind} ${state.by}`];
+
+  function drawMatrix() {
+    const all = matrix(),
+      rows = d.orders[state.by],
+      columns = ofClients() ? rows : range(sharing.models);
+    const z = rows.map((i) => Float32Array.from(columns, (j) => all[i][j]));
+    return { ...page.heat(panel(), z, rows.indexOf(state.client)), key: (point) => place.get(Number(point.y)) };
+  }
+
+  // The strongest links of client i in a row of the matrix.
+  const strongest = (i, row, most) =>
+    range(row.length)
+      .filter((j) => row[j] > 0.01 && !(ofClients() && j === i))
+      .sort((a, b) => row[b] - row[a])
+      .slice(0, most);
+
+  // --- The graph of a round: clients on a ring, in the order of the matrix. Curves connect each client to its strongest
+  // links. Models that all clients share are squares inside the ring.
+
+  function drawGraph() {
+    const ring = d.orders[state.by],
+      all = matrix(),
+      largest = panel().heat.limits[1],
+      models = ofClients() ? 0 : sharing.models,
+      many = n > 150,
+      ink = page.isDark() ? "#b8c7cf" : "#44545d";
+    const circle = (num, radius) =>
+      range(num).map((k) => [radius * Math.sin((2 * Math.PI * k) / num), radius * Math.cos((2 * Math.PI * k) / num)]);
+    const outer = new Map(circle(n, 1).map((at, k) => [ring[k], at])),
+      inner = circle(models, models > 1 ? 0.4 : 0),
+      bend = models ? 0.7 : 0.35;
+    const curves = (color, width, pairs) => {
+      const line = { x: [], y: [], color, width, kind: "line" };
+      for (const [i, j] of pairs) {
+        const [from, to] = [outer.get(i), models ? inner[j] : outer.get(j)];
+        for (const t of [0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1])
+          ["x", "y"].forEach((name, axis) =>
+            line[name].push(
+              (1 - t) ** 2 * from[axis] + t * (1 - t) * bend * (from[axis] + to[axis]) + t ** 2 * to[axis],
+            ),
+          );
+        line.x.push(null);
+        line.y.push(null);
+      }
+      return line;
+    };
+    const links = range(n).flatMap((i) => strongest(i, all[i], 3).map((j) => [i, j])),
+      level = ([i, j]) => Math.min(4, Math.ceil(4 * (all[i][j] / largest - 1e-6))),
+      fade = (share) => Math.round(255 * share * (many ? 0.35 : 0.8)).toString(16).padStart(2, "0");
+    const nodes = { kind: "points", symbol: "circle", size: many ? 4 : 8, keys: ring, texts: ring.map((i) => d.texts[i]) };
+    const [x, y] = [0, 1].map((axis) => ring.map((i) => outer.get(i)[axis]));
+    const side = (value, low, middle, high) => (value > 0.4 ? high : value < -0.4 ? low : middle);
+    const hidden = { label: "" };
+    const made = drawn({
+      x: hidden,
+      y: hidden,
+      series: [
+        ...[1, 2, 3, 4].map((k) =>
+          curves(ink + fade(k / 4), 0.6 + 0.4 * k, links.filter((pair) => pair[0] !== state.client && level(pair) === k)),
+        ),
+        curves(pick(), 3, links.filter((pair) => pair[0] === state.client)),
+        { kind: "points", x: inner.map((at) => at[0]), y: inner.map((at) => at[1]), symbol: "square", size: 9, color: ink },
+        { ...nodes, x, y, color: ring.map((i) => d.colors[i]) },
+      ],
+    });
+    const [squares, ringed] = made.data.slice(-2);
+    Object.assign(squares, { mode: "markers+text", text: range(models).map((j) => `model ${j}`), textposition: "top center" });
+    if (n <= 40)
+      Object.assign(ringed, {
+        mode: "markers+text",
+        text: ring.map((i) => `${clients[i]}`),
+        textposition: x.map((_, k) => `${side(y[k], "bottom", "middle", "top")} ${side(x[k], "left", "center", "right")}`),
+      });
+    const bare = { visible: false, range: [-1.25, 1.25] };
+    Object.assign(made.layout, { margin: { l: 4, r: 4, t: 4, b: 4 }, xaxis: bare, yaxis: { ...bare, scaleanchor: "x" } });
+    return made;
+  }
+
+  // --- A round ------------------------------------------------------------------------------------------------------
+
+  function moveTo(at) {
+    state.at = at;
+    byId("round").value = at;
+    const round = `round ${sharing.rounds[at]}`;
+    byId("round-shown").textContent = round;
+    byId("round").setAttribute("aria-valuetext", round);
+    byId("cosines").textContent = state.kind === "sharing" ? sharing.cosines[at] : "";
+    ["matrix", "graph"].forEach(draw);
+    tellClient();
+  }
+
+  function startRounds() {
+    const last = sharing.rounds.length - 1,
+      play = byId("play");
+    byId("round").max = last;
+    byId("round").addEventListener("input", () => moveTo(Number(byId("round").value)));
+    let timer = 0;
+    const stop = () => {
+      clearInterval(timer);
+      timer = 0;
+      play.textContent = "Play";
+    };
+    play.addEventListener("click", () => {
+      if (timer) return stop();
+      play.textContent = "Stop";
+      if (state.at === last) moveTo(0);
+      timer = setInterval(() => (state.at < last ? moveTo(state.at + 1) : stop()), 700);
+    });
+    for (const name of ["kind", "by"]) {
+      state[name] = byId(name).value;
+      byId(name).addEventListener("change", () => {
+        state[name] = byId(name).value;
+        moveTo(state.at);
+        draw("neighbors");
+      });
+    }
+    plot("matrix", drawMatrix);
+    plot("graph", drawGraph);
+    plot("neighbors", drawNeighbors);
+  }
+
+  // --- A client -----------------------------------------------------------------------------------------------------
+
+  function drawCurves() {
+    const i = state.client,
+      line = (x, y, name, more) => ({ kind: "line", x, y, name, color: pick(), symbol: "circle", size: 5, ...more });
+    const series = [line(d.rounds, d.test[i], `client ${clients[i]}, test`, { width: 3 })];
+    if (d.train) series.push(line(d.rounds, d.train[i], "training examples", { dash: "dot", width: 2 }));
+    series.push({ ...line(d.rounds, d.median, "median client", { dash: "dash", width: 2 }), color: "#56B4E9", symbol: "" });
+    return drawn({ x: { label: "round" }, y: d.score, series });
+  }
+
+  function drawLabels() {
     const own = d.labels[state.client],
       classes = range(own.length).map(String);
-    const share = (counts) => {
-      const total = counts.reduce((a, b) => a + b, 0) || 1;
-      return counts.map((c) => c / total);
-    };
-    const all = classes.map((_, c) => d.labels.reduce((sum, row) => sum + row[c], 0));
-    return {
-      data: [
-        {
-          type: "bar",
-          x: classes,
-          y: share(own),
-          name: `client ${ids[state.client]}`,
-          marker: { color: page.pick() },
-          customdata: own,
-          hovertemplate: "class %{x}: %{customdata} examples<extra></extra>",
-        },
-        { type: "bar", x: classes, y: share(all), name: "all clients", marker: { color: "#56B4E9" } },
-      ],
-      layout: {
-        xaxis: { title: { text: "class" }, type: "category" },
-        yaxis: { title: { text: "share of training examples" }, tickformat: ".0%" },
-      },
-    };
+    const share = (counts) => counts.map((count) => count / (counts.reduce((a, b) => a + b, 0) || 1));
+    const bar = (counts, name, color) => ({
+      type: "bar",
+      x: classes,
+      y: share(counts),
+      name,
+      marker: { color },
+      customdata: counts,
+      hovertemplate: "class %{x}: %{customdata} examples<extra></extra>",
+    });
+    const made = drawn({ x: { label: "class" }, y: { label: "share of training examples", percent: true }, series: [] });
+    made.data = [bar(own, `client ${clients[state.client]}`, pick()), bar(d.all_labels, "all clients", "#56B4E9")];
+    made.key = () => undefined;
+    Object.assign(made.layout, { showlegend: true, xaxis: { ...made.layout.xaxis, type: "category" } });
+    return made;
   }
 
-  // The client's number, and its name in the data set if that differs.
-  const named = (i) => (d.rows && d.rows[i].name !== undefined ? `${ids[i]} (${d.rows[i].name})` : `${ids[i]}`);
+  function drawNeighbors() {
+    const i = state.client,
+      rows = range(sharing.rounds.length).map((at) => rowOf(at, i)),
+      last = rows[rows.length - 1];
+    // The strongest links of the last round count as much as those of all rounds.
+    const most = last.map((value, j) => value + rows.reduce((sum, row) => sum + row[j], 0) / rows.length);
+    const series = strongest(i, most, 6).map((j, k) => ({
+      kind: "line",
+      x: sharing.rounds,
+      y: rows.map((row) => row[j]),
+      name: nameOf(j) + (ofClients() ? d.groups[j] : ""),
+      symbol: sharing.symbols[k],
+      size: 6,
+      width: 2,
+      color: ofClients() ? d.colors[j] : sharing.colors[j],
+    }));
+    const made = drawn({ x: { label: "round" }, y: { label: panel().heat.label }, series });
+    made.layout.yaxis.rangemode = "tozero";
+    return made;
+  }
 
   function tellClient() {
-    const i = state.client,
-      row = d.rows && d.rows[i],
-      parts = [`Client ${named(i)}`, groupOf(i)].filter(Boolean);
-    if (sharing) parts.push(`found group ${sharing.found[i]}`);
-    if (row) parts.push(`${row.n_train} training and ${row.n_test} test examples`);
-    parts.push(`${word} ${shown(scores[i])} in the last round`);
-    let text = `${parts.join(", ")}. `;
+    const i = state.client;
+    let told = d.told[i];
     if (sharing) {
-      const own = links.rowAt(state.at, i);
-      const near = links.strongest(i, own, 3).map((j) => `${links.named(j)} (${own[j].toFixed(2)})`);
-      const lead = state.kind === "sharing" ? "Shares models most with" : "Uses most";
-      const none = state.kind === "sharing" ? "Shares models with no one" : "Uses nobody else's model";
-      text += `${near.length ? `${lead} ${near.join(", ")}` : none} in round ${sharing.rounds[state.at]}.`;
+      const row = rowOf(state.at, i),
+        near = strongest(i, row, 3).map((j) => `${nameOf(j)} (${row[j].toFixed(2)})`);
+      const [lead, none] =
+        state.kind === "sharing"
+          ? ["Shares models most with", "Shares models with no one"]
+          : ["Uses most", "Uses nobody else's model"];
+      told += ` ${near.length ? `${lead} ${near.join(", ")}` : none} in round ${sharing.rounds[state.at]}.`;
     }
-    byId("client-told").textContent = text;
+    byId("client-told").textContent = told;
   }
 
-  function select(i) {
-    if (i === undefined || Number.isNaN(i)) return;
-    state.client = i;
+  hooks.select = (i) => {
+    state.client = hooks.selected = i;
     byId("client").value = String(i);
     document.querySelectorAll("tr.picked").forEach((row) => row.classList.remove("picked"));
-    const button = document.querySelector(`#clients-table button[data-client="${ids[i]}"]`);
+    const button = document.querySelector(`#clients-table button[data-client="${clients[i]}"]`);
     if (button) button.closest("tr").classList.add("picked");
     tellClient();
     ["curves", "labels", "neighbors", "matrix", "graph", "ranking"].forEach(draw);
-  }
+  };
 
   function startClient() {
-    const list = byId("client");
-    ids.forEach((_, i) => list.append(new Option(named(i), i)));
-    list.addEventListener("change", () => select(Number(list.value)));
-    byId("previous").addEventListener("click", () => select((state.client + n - 1) % n));
-    byId("next").addEventListener("click", () => select((state.client + 1) % n));
-    const table = byId("clients-table");
+    const list = byId("client"),
+      table = byId("clients-table");
+    d.named.forEach((name, i) => list.append(new Option(name, i)));
+    list.addEventListener("change", () => hooks.select(Number(list.value)));
+    byId("previous").addEventListener("click", () => hooks.select((state.client + n - 1) % n));
+    byId("next").addEventListener("click", () => hooks.select((state.client + 1) % n));
     if (table)
       table.addEventListener("click", (event) => {
         const button = event.target.closest("button[data-client]");
         if (!button) return;
-        select(place.get(Number(button.dataset.client)));
+        hooks.select(place.get(Number(button.dataset.client)));
         byId("client-told").scrollIntoView({ block: "center" });
       });
-    plot("curves", curves);
-    if (d.labels) plot("labels", labels);
-    if (sharing) plot("neighbors", links.neighbors);
-    select(sorted.accuracy[0]); // the worst client: lowest accuracy or largest loss
+    plot("curves", drawCurves);
+    if (d.labels) plot("labels", drawLabels);
   }
 
-  // --- All clients -------------------------------------------------------------------------------------------------
-
-  function ranking() {
-    const ranked = sorted.accuracy.filter((i) => scores[i] !== null),
-      position = new Map(ranked.map((i, k) => [i, k + 1]));
-    const data = groups.map((group, g) => {
-      const members = ranked.filter((i) => d.group[i] === group);
-      return {
-        type: "scatter",
-        mode: "markers",
-        name: `group ${group}`,
-        x: members.map((i) => position.get(i)),
-        showlegend: groups.length > 1 && groups.length <= 8,
-        y: members.map((i) => scores[i]),
-        customdata: members,
-        hovertext: members.map((i) => `client ${ids[i]}: ${shown(scores[i])}`),
-        hoverinfo: "text",
-        marker: {
-          color: color(g, groups.length),
-          symbol: page.SYMBOLS[g % 8],
-          size: members.map((i) => (i === state.client ? 16 : n > 150 ? 6 : 10)),
-          opacity: 1,
-          line: { color: page.pick(), width: members.map((i) => (i === state.client ? 3 : 0)) },
-        },
-      };
-    });
-    return {
-      data,
-      layout: { xaxis: { title: { text: "client, worst first" } }, yaxis: scoreAxis },
-      click: (point) => select(point.customdata),
-    };
-  }
-
-  function spread() {
-    const { levels, values: rows, rounds, mean } = d.spread,
-      row = (level) => rows[levels.indexOf(level)];
-    const band = (low, high, opacity, name) => [
-      {
-        type: "scatter",
-        mode: "lines",
-        x: rounds,
-        y: row(low),
-        line: { width: 0 },
-        hoverinfo: "skip",
-        showlegend: false,
-      },
-      {
-        type: "scatter",
-        mode: "lines",
-        x: rounds,
-        y: row(high),
-        line: { width: 0 },
-        fill: "tonexty",
-        name,
-        hoverinfo: "skip",
-        fillcolor: `rgba(86,180,233,${opacity})`,
-      },
-    ];
-    const line = (y, name, settings) => ({
-      type: "scatter",
-      mode: "lines+markers",
-      x: rounds,
-      y,
-      name,
-      line: settings,
-    });
-    const data = [
-      ...band(0, 100, 0.16, "all clients"),
-      ...band(10, 90, 0.25, "10 to 90 %"),
-      ...band(25, 75, 0.4, "25 to 75 %"),
-      line(row(percent ? 10 : 90), "edge of the worst tenth", { color: "#D55E00", dash: "dash" }),
-      line(mean || row(50), mean ? "mean, weighted by examples" : "median", {
-        color: page.isDark() ? "#9fd8ff" : "#0072B2",
-        width: 3,
-      }),
-    ];
-    return { data, layout: { xaxis: { title: { text: "round" } }, yaxis: scoreAxis } };
-  }
-
-  function traffic() {
-    const unit = [
-      [2 ** 30, "GiB"],
-      [2 ** 20, "MiB"],
-      [2 ** 10, "KiB"],
-      [1, "B"],
-    ].find(([size]) => last(d.bytes) >= size);
-    const x = d.bytes.map((value) => value / unit[0]),
-      middle = d.spread.values[d.spread.levels.indexOf(50)];
-    const tail = d.spread.values[d.spread.levels.indexOf(percent ? 10 : 90)];
-    const line = (y, name, color, dash) => ({
-      type: "scatter",
-      mode: "lines+markers",
-      x,
-      y,
-      name,
-      line: { color, dash },
-    });
-    return {
-      data: [
-        line(d.spread.mean || middle, "mean", page.isDark() ? "#56B4E9" : "#0072B2"),
-        line(tail, "edge of the worst tenth", "#D55E00", "dash"),
-      ],
-      layout: { xaxis: { title: { text: `${unit[1]} received and sent per client` } }, yaxis: scoreAxis },
-    };
-  }
-
-  const measure = (name) => () => ({
-    data: [
-      {
-        type: "scatter",
-        mode: "lines+markers",
-        x: d.spread.rounds,
-        y: d.measured[name],
-        line: { color: page.isDark() ? "#56B4E9" : "#0072B2" },
-      },
-    ],
-    layout: { xaxis: { title: { text: "round" } }, yaxis: { title: { text: name.replace(/_/g, " ") } } },
-  });
-
-  function startDownloads() {
-    const names = [...new Set(d.history.flatMap((row) => Object.keys(row)))];
-    byId("csv-rounds").addEventListener("click", () =>
-      page.download("rounds.csv", [names, ...d.history.map((row) => names.map((name) => row[name]))]),
-    );
-    byId("csv-scores").addEventListener("click", () =>
-      page.download("scores.csv", [
-        ["client", "round", d.score],
-        ...ids.flatMap((id, i) => d.rounds.map((round, t) => [id, round, d.test[i][t]])),
-      ]),
-    );
-    byId("csv-clients").addEventListener("click", () => {
-      const keys = d.rows ? Object.keys(d.rows[0]) : [];
-      page.download("clients.csv", [
-        ["client", "group", "found_group", ...keys.filter((key) => key !== "client")],
-        ...ids.map((id, i) => [
-          id,
-          groups.length > 1 ? d.group[i] : "",
-          sharing ? sharing.found[i] : "",
-          ...keys.filter((key) => key !== "client").map((key) => d.rows[i][key]),
-        ]),
-      ]);
-    });
-  }
-
-  if (sharing) links.start();
-  plot("ranking", ranking);
+  d.csv.scores = () => [
+    ["client", "round", d.score.name],
+    ...clients.flatMap((id, i) => d.rounds.map((round, t) => [id, round, d.test[i][t]])),
+  ];
+  if (sharing) startRounds();
   startClient();
-  plot("spread", spread);
-  if (d.bytes && d.bytes.length === d.spread.rounds.length) plot("traffic", traffic);
-  Object.keys(d.measured).forEach((name, k) => plot(`measure-${k}`, measure(name)));
-  startDownloads();
-});
+  hooks.select(state.client); // the worst one
+  if (sharing) moveTo(state.at);
+};

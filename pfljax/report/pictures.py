@@ -1,0 +1,234 @@
+"""What each picture of a run shows."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from pfljax.evaluation import collaboration
+from pfljax.report import markup
+from pfljax.report.picture import GRAY, PALETTE, SYMBOLS, Axis, Heat, Panel, Series, colors
+from pfljax.report.run_data import RunData, Score, over_clients
+
+MAX_PANELS = 16
+MAX_ROWS = 500  # rows of a figure's matrix; with more clients, several share a row
+MAX_RUNS = 300  # runs of clients of one group for which a matrix has colors at its side
+BANDS = {"all clients": (0, 100, "#A9D8F4"), "10 to 90 %": (10, 90, "#56B4E9"), "25 to 75 %": (25, 75, "#0072B2")}
+RELATIONS = {"sharing": "cosine of weights", "weights": "weight"}
+
+
+def axis_of(score: Score) -> Axis:
+    """Returns the axis of a score."""
+    return Axis(score.label, percent=score.percent)
+
+
+def scores(run: RunData, score: Score) -> Panel:
+    """Describes a score over rounds: bands of clients, the mean, and the edge of the worst tenth."""
+    test, train = (run.results.get(f"{score.name}_{split}") for split in ("test", "train"))
+    level = lambda percent: over_clients(np.nanpercentile, test, percent)
+    bands = [(name, level(low), level(high), color) for name, (low, high, color) in BANDS.items()]
+    series = [Series(run.rounds, high, name, "band", low, color) for name, low, high, color in bands]
+    if train is not None:
+        mean = over_clients(np.nanmean, train)
+        series.append(Series(run.rounds, mean, "training examples, mean", color=GRAY, dash="dot"))
+    return Panel(Axis("round"), axis_of(score), [*series, *_mean_and_tail(run, score, run.rounds)], legend="below")
+
+
+def traffic(run: RunData) -> Panel | None:
+    """Describes the score against the megabytes received and sent per client so far; None if there are none."""
+    if run.megabytes is None:
+        return None
+    return Panel(
+        Axis("MB received and sent per client"), axis_of(run.score), _mean_and_tail(run, run.score, run.megabytes)
+    )
+
+
+def _mean_and_tail(run: RunData, score: Score, x: np.ndarray) -> list[Series]:
+    tail = over_clients(np.nanpercentile, run.results[f"{score.name}_test"], 50 - 40 * score.sign)
+    return [
+        Series(x, run.mean(score), "mean over clients", width=2.5, symbol="circle"),
+        Series(x, tail, "edge of the worst tenth", color=PALETTE[1], dash="dash", symbol="circle"),
+    ]
+
+
+def measures(run: RunData) -> list[Panel]:
+    """Describes the method's own metrics over rounds."""
+    drawn = {
+        name.replace("_", " "): Series(run.rounds, values, symbol="circle") for name, values in run.measured.items()
+    }
+    return [Panel(Axis("round"), Axis(label), [series]) for label, series in drawn.items()]
+
+
+def worst_first(run: RunData, shown: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+    """Returns the places of some clients, the worst in the last round first, those without a score last."""
+    last = run.test[-1][shown]
+    return np.argsort(np.where(np.isnan(last), np.inf, run.score.sign * last), kind="stable")
+
+
+def about_clients(run: RunData) -> list[str]:
+    """Returns each client's number, its group if there are several, and its score in the last round."""
+    several = run.has_groups
+    value = lambda score: "not scored" if np.isnan(score) else markup.score(run.score.name, score)
+    entries = zip(run.ids.tolist(), run.groups.tolist(), run.test[-1].tolist(), strict=True)
+    return [f"client {k}{f', group {group}' * several}: {value(score)}" for k, group, score in entries]
+
+
+def ranking(run: RunData, shown: Int[np.ndarray, " n"]) -> Panel:
+    """Describes the scores of some clients in the last round, worst first, colored by their true groups."""
+    last, groups, texts = run.test[-1][shown], run.groups[shown], np.array(about_clients(run))[shown]
+    ranked = worst_first(run, shown)[: np.isfinite(last).sum()]
+    values, size, series = np.unique(run.groups), 4.0 if len(shown) > 150 else 7.0, []
+    for number, (group, color) in enumerate(zip(values, colors(values).tolist(), strict=True)):
+        at = np.nonzero(groups[ranked] == group)[0]
+        members, name = ranked[at], f"group {group}" if 1 < len(values) <= len(PALETTE) else ""
+        style = {"color": color, "symbol": SYMBOLS[number % len(SYMBOLS)], "size": size}
+        series.append(
+            Series(at + 1, last[members], name, "points", keys=members, texts=texts[members].tolist(), **style)
+        )
+    ticks = [(place, str(k)) for place, k in enumerate(run.ids[shown][ranked].tolist(), 1)]
+    return Panel(Axis("client, worst first", ticks if len(ticks) <= 40 else None), axis_of(run.score), series)
+
+
+def matrix(
+    kind: str,
+    order: Int[np.ndarray, " n"],
+    shades: np.ndarray,
+    names: np.ndarray,
+    num_models: int | None,
+    *,
+    values: Float[np.ndarray, "n m"] | None = None,
+    largest: float = 1.0,
+    blocks: Int[np.ndarray, " K"] | None = None,
+    each: str = "client",
+) -> Panel:
+    """Describes the matrix of who shares models, or of who uses which model.
+
+    Args:
+        kind: A key of `RELATIONS`.
+        order: The clients in the order of rows.
+        shades: The color of each client's true group.
+        names: The clients' names.
+        num_models: Number of shared models; None if models are the clients' own, whose columns are ordered like rows.
+        values: The matrix; None: the page fills it in.
+        largest: The largest weight.
+        blocks: Lines separate clients who differ in these; None: there are no lines.
+        each: What a row is.
+    """
+    of_clients, rows = kind == "sharing" or num_models is None, names[order].astype(str).tolist()
+    edges = [] if blocks is None else (np.nonzero(np.diff(blocks[order]))[0] + 0.5).tolist()
+    strip = _runs(shades[order])
+    heat = Heat(
+        values,
+        rows,
+        rows if of_clients else [str(j) for j in range(num_models or 0)],
+        label=RELATIONS[kind],
+        limits=(0.0, 1.0 if kind == "sharing" else max(largest, 1e-9)),
+        edges=edges if len(edges) < len(rows) / 2 else [],
+        crossed=of_clients,
+        strip=strip if len(set(shades)) > 1 and len(strip) <= MAX_RUNS else [],
+    )
+    columns = each if kind == "sharing" else f"model of {each}" if of_clients else "model"
+    return Panel(Axis(columns), Axis(each), heat=heat)
+
+
+def _runs(values: np.ndarray) -> list[tuple[int, int, str]]:
+    """Returns the runs of equal values: (start, stop, value)."""
+    starts = [0, *(np.nonzero(values[1:] != values[:-1])[0] + 1).tolist(), len(values)]
+    return [(a, b, str(values[a])) for a, b in itertools.pairwise(starts)]
+
+
+def sharing_matrix(run: RunData, evaluation: int) -> Panel:
+    """Describes which clients share models. With more than `MAX_ROWS` clients, some of each group are shown."""
+    index, weights, rows = run.used["index"][evaluation], run.used["weights"][evaluation], spread(run.groups, MAX_ROWS)
+    cosines = collaboration.cosines(index[rows], weights[rows])
+    return matrix("sharing", rows, colors(run.groups), run.ids, None, values=cosines, blocks=run.groups)
+
+
+def weight_matrix(run: RunData, evaluation: int) -> Panel:
+    """Describes which client uses which model.
+
+    With more than `MAX_ROWS` clients, several share a row: the row is their mean, and a column sums over their models.
+    """
+    index, weights, groups = run.used["index"][evaluation], run.used["weights"][evaluation], run.groups
+    order = np.argsort(groups, kind="stable")
+    step = -(-len(order) // MAX_ROWS)  # clients per row
+    place = np.empty(len(order), int)
+    place[order] = np.arange(len(order)) // step
+    values = np.zeros((place.max() + 1, run.num_models or place.max() + 1))
+    columns = place[index] if run.num_models is None else index
+    np.add.at(values, (place[:, None], columns), weights / np.bincount(place)[place][:, None])
+    shown = {"values": values, "largest": float(values.max()), "blocks": groups}
+    shown["each"] = "client" if step == 1 else f"client (rows of {step})"
+    return matrix("weights", order[::step], colors(groups), run.ids, run.num_models, **shown)
+
+
+def spread(groups: Int[np.ndarray, " K"], most: int) -> Int[np.ndarray, " n"]:
+    """Returns up to `most` clients, ordered by group and spread over all groups."""
+    by_group = np.argsort(groups, kind="stable")
+    return by_group[evenly(len(by_group), most)]
+
+
+def evenly(num: int, most: int) -> Int[np.ndarray, " n"]:
+    """Returns at most `most` of `num` places, evenly spaced, with the first and the last."""
+    return np.unique(np.linspace(0, num - 1, min(num, most)).round().astype(int))
+
+
+def weights(run: RunData) -> list[Panel]:
+    """Describes the weights of up to `MAX_PANELS` clients over rounds: one panel per client, one line per model.
+
+    A line has the color of the owner's true distribution; shared models have colors of their own.
+    """
+    rounds, index, used = (run.used[name] for name in ("round", "index", "weights"))
+    num_clients, own_models = len(run.distribution), run.num_models is None
+    shades = colors(np.concatenate([run.distribution, run.groups]))
+    several, of_target = len(set(shades)) > 1, shades[num_clients:]
+    of_model = shades if own_models else colors(np.arange(run.num_models))
+    limits, panels = (float(rounds[0]) - 0.5, float(rounds[-1]) + 0.5), []
+    for client in spread(run.distribution, MAX_PANELS).tolist():
+        dense = collaboration.dense(index[:, client], used[:, client], run.num_models or num_clients)  # (T, N)
+        # A bar has the color of the target distribution; text in a light color would be hard to read.
+        series = [Series(limits, (1.03, 1.03), color=of_target[client], width=5)]
+        for model in np.nonzero(dense.max(axis=0) > 0.01)[0]:
+            style = {"width": 2.6} if own_models and model == client else {"width": 1.3, "dash": "dash"}
+            series.append(Series(rounds, dense[:, model], color=of_model[model], **style))
+        has, wants = run.distribution[client], run.groups[client]
+        of = f" (distribution {wants})" if wants == has else f" (has {has}, wants {wants})"
+        y = Axis("weight", [(0.0, "0"), (0.5, "0.5"), (1.0, "1")], limits=(-0.03, 1.05))
+        panels.append(Panel(Axis("round", limits=limits), y, series, title=f"client {client}{of * several}"))
+    return panels
+
+
+def affinities(run: RunData) -> list[Panel]:
+    """Describes how much each client has gained from others' models, at up to four rounds."""
+    values, rounds = run.used["affinity"], run.used["round"]
+    return [affinity(values[t], run.distribution, f"after round {rounds[t]}") for t in evenly(len(rounds), 4)]
+
+
+def affinity(values: Float[np.ndarray, "K K"], groups: Int[np.ndarray, " K"], title: str) -> Panel:
+    """Describes an affinity matrix, clients ordered by group."""
+    order = np.argsort(groups, kind="stable")
+    own = np.eye(len(order), dtype=bool)  # a client's affinity to itself starts at 1 and would dominate
+    limit = max(float(np.abs(values[~own]).max(initial=0)), 1e-9)
+    names, edges = order.astype(str).tolist(), (np.nonzero(np.diff(groups[order]))[0] + 0.5).tolist()
+    shown = np.where(own, np.nan, values[np.ix_(order, order)])
+    heat = Heat(shown, names, names, limits=(-limit, limit), diverging=True, edges=edges)
+    return Panel(Axis("model of client"), Axis("client"), heat=heat, title=title)
+
+
+def curve(run: RunData) -> Panel:
+    """Describes a curve, its noisy points, personal models, where they are not NaN, and perhaps one global model."""
+    x, y, client, grid, truth, models = (
+        run.curve[name] for name in ("x", "y", "client", "grid", "truth", "prediction")
+    )
+    shades = list(enumerate(colors(np.arange(len(models))).tolist()))
+    of = lambda k: (x[client == k], y[client == k])
+    series = [Series(*of(k), kind="points", color=shade, symbol="circle", size=3) for k, shade in shades]
+    series.append(Series(grid, truth, "true curve", color=GRAY))
+    for k, shade in shades:
+        series.append(Series(grid, models[k], "" if k else "personal models", color=shade, dash="dash", width=2.2))
+    if "reference" in run.curve:
+        name = str(run.curve.get("reference_name", ""))
+        series.append(Series(grid, run.curve["reference"], name, color="#000000", dash="dot", width=2))
+    return Panel(Axis("x"), Axis("y"), series)

@@ -1,0 +1,167 @@
+"""What the files of a run hold, as its pictures and its page need it."""
+
+from __future__ import annotations
+
+import dataclasses
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from pfljax.contract.errors import RunError
+from pfljax.folder import files
+
+# Columns of metrics.jsonl that every method has, besides clients' scores.
+COMMON = ("round", "seconds", "train_loss", "bytes_down", "bytes_up", "validation_")
+
+
+class Score(NamedTuple):
+    """A score that each client has: its name in the run's files, what it is called, whether it is in percent.
+
+    Its sign is 1 if high values are good, and -1 if low ones are.
+    """
+
+    name: str
+    label: str
+    percent: bool
+    sign: int
+
+
+def over_clients(reduce: Callable[..., np.ndarray], values: Float[np.ndarray, "T K"], *args: Any) -> np.ndarray:
+    """Reduces scores over the clients that have any, such as by `np.nanmean`; NaN if there are none. Shape (T,)."""
+    scored = values[:, ~np.isnan(values).all(axis=0)]
+    return reduce(scored, *args, axis=1) if scored.size else np.full(len(values), np.nan)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunData:
+    """Data of a run.
+
+    Attributes:
+        summary: Content of summary.json.
+        rows: Rows of metrics.jsonl, one dict per evaluated round.
+        results: Content of results.npz: "rounds" (T,) and scores by split, such as "accuracy_test" (T, K).
+        used: Content of collaboration.npz: "round" (T,), "index" and "weights" (T, K, J), "topology" and, if
+            available, "distribution" (K,), "target" (K,), "labels" (K, C) and "affinity" (T, K, K).
+        curve: Content of curve.npz, if the data are a curve.
+        config: Content of config.json.
+    """
+
+    summary: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+    results: Mapping[str, np.ndarray]
+    used: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    curve: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def read(cls, directory: Path):  # returns the class's own type
+        """Reads the run in a folder.
+
+        Raises:
+            RunError: if the files are damaged or do not belong to a run.
+        """
+        names = "results.npz", "collaboration.npz", "curve.npz"
+        try:
+            arrays = [files.read_npz(directory / name) if (directory / name).exists() else {} for name in names]
+            summary, config = (files.read_json(directory / name) for name in ("summary.json", "config.json"))
+            run = cls(summary, files.read_jsonl(directory / "metrics.jsonl"), *arrays, config)
+            _ = run.summary["algorithm"], run.summary["last"]["round"], run.test
+        except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            message = f"{directory}: the run's files are damaged, or this is not a run's folder: {error}"
+            raise RunError(message) from error
+        return run
+
+    @property
+    def score(self) -> Score:
+        """The score that clients are ranked by: accuracy, or the loss for regression."""
+        return self._score("accuracy" if self.summary.get("task", "classification") == "classification" else "loss")
+
+    @property
+    def scores(self) -> dict[str, Score]:
+        """All scores that clients have, by name, `score` first."""
+        names = sorted(name.removesuffix("_test") for name in self.results if name.endswith("_test"))
+        return {name: self._score(name) for name in dict.fromkeys([self.score.name, *names])}
+
+    def _score(self, name: str) -> Score:
+        squared = name == "loss" and self.summary.get("task") == "regression"
+        label, low = "MSE" if squared else name.replace("_", " "), name.endswith(("loss", "error"))
+        return Score(name, f"test {label}", name.endswith("accuracy"), -1 if low else 1)
+
+    @property
+    def rounds(self) -> Int[np.ndarray, " T"]:
+        """The evaluated rounds."""
+        return np.asarray(self.results["rounds"])
+
+    @property
+    def test(self) -> Float[np.ndarray, "T K"]:
+        """Each client's score on its test examples, by evaluated round."""
+        return self.results[f"{self.score.name}_test"]
+
+    def mean(self, score: Score) -> Float[np.ndarray, " T"]:
+        """The mean of a score over clients, weighted by numbers of examples, by evaluated round."""
+        if len(self.rows) == len(self.test):
+            return np.array([row.get(score.name, np.nan) for row in self.rows], float)
+        return over_clients(np.nanmean, self.results[f"{score.name}_test"])
+
+    @property
+    def client_rows(self) -> dict[int, Mapping[str, Any]]:
+        """The per-client rows of summary.json, by client."""
+        return {row["client"]: row for row in self.summary.get("per_client") or []}
+
+    @property
+    def distribution(self) -> Int[np.ndarray, " K"]:
+        """Each client's true distribution; all zero if unknown."""
+        known = [self.client_rows.get(k, {}).get("distribution", 0) for k in self.ids.tolist()]
+        return np.asarray(self.used.get("distribution", known))
+
+    @property
+    def groups(self) -> Int[np.ndarray, " K"]:
+        """The distribution that each client's models should fit: that of its test data."""
+        return np.asarray(self.used.get("target", self.distribution))
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether the clients are known to have several true distributions."""
+        return len(np.unique(self.groups)) > 1
+
+    @property
+    def knows_groups(self) -> bool:
+        """Whether the clients' true distributions are known."""
+        return "distribution" in self.used or any("distribution" in row for row in self.client_rows.values())
+
+    @property
+    def num_models(self) -> int | None:
+        """Number of shared models that clients use; None if models are the clients' own."""
+        return int(np.max(self.used["index"])) + 1 if str(self.used["topology"]) == "shared" else None
+
+    @property
+    def chooses(self) -> bool:
+        """Whether clients choose among models. With only own models, or one model for all, there is nothing to plot."""
+        return "weights" in self.used and str(self.used["topology"]) != "own" and int(np.max(self.used["index"])) > 0
+
+    @property
+    def all_scored(self) -> bool:
+        """Whether all clients were scored, and not only a sample of them."""
+        return "clients" not in self.used
+
+    @property
+    def ids(self) -> Int[np.ndarray, " K"]:
+        """The scored clients: all, or a sample."""
+        return np.asarray(self.used.get("clients", self.results.get("clients", np.arange(self.test.shape[1]))))
+
+    @property
+    def megabytes(self) -> Float[np.ndarray, " T"] | None:
+        """Megabytes received and sent per client up to each evaluated round; None if nothing was sent or counted."""
+        sent = np.array([row.get("bytes_down", 0) + row.get("bytes_up", 0) for row in self.rows], float) / 1e6
+        return sent if len(sent) == len(self.test) and sent.any() else None
+
+    @property
+    def measured(self) -> dict[str, Float[np.ndarray, " T"]]:
+        """The method's own metrics over the evaluated rounds, by name; NaN for the initial models."""
+        last = self.rows[-1] if len(self.rows) == len(self.test) else {}
+        own = [name for name in last if not name.startswith((*COMMON, *self.scores))]
+        return {name: np.array([row.get(name, np.nan) for row in self.rows], float) for name in own}
