@@ -175,6 +175,13 @@ def build_local(settings: Settings, federation: Federation) -> LocalTraining:
     )
 
 
+def build_metrics(settings: Settings) -> dict[str, Any]:
+    """Returns the metrics of --metrics by name; those of the user's files have their function's name."""
+    given = settings.metrics if "metrics" in settings else []
+    own = own_files.is_file_and_name
+    return {text.rpartition(":")[2]: own_files.load("metrics", text) if own(text) else text for text in given}
+
+
 def build_class_weights(settings: Settings, federation: Federation) -> tuple[float, ...] | None:
     """Returns the class weights of the training loss."""
     if settings.class_weights == "none":
@@ -203,6 +210,7 @@ def build_run(
         unseen=unseen,
         server=settings.make(Server),
         attack=settings.make(Attack),
+        metrics=build_metrics(settings),
         execution=settings.make(Execution),
         config=config(settings, name, trial),
     )

@@ -98,12 +98,13 @@ def summarize(values: dict[str, np.ndarray], sizes: Array) -> dict[str, float]:
     """Fairness summary over clients; clients without examples are left out.
 
     Args:
-        values: "loss" (K,) and, for classification, "accuracy" (K,).
+        values: "loss" (K,); for classification, "accuracy" (K,); and any other metrics (K,).
         sizes: (K,), numbers of test examples n_k.
 
     Returns:
         "loss" (weighted by n_k) and "accuracy" (weighted by n_k), "accuracy_mean" (plain), "accuracy_std",
-        "accuracy_bottom_decile" (the 10th percentile over clients), "accuracy_min".
+        "accuracy_bottom_decile" (the 10th percentile over clients), "accuracy_min". Of any other metric, the plain mean
+        over clients and the 10th percentile, NAME_bottom_decile; clients where it is NaN are left out.
     """
     real = sizes > 0
     out = {"loss": float(np.average(values["loss"][real], weights=sizes[real]))}
@@ -116,4 +117,8 @@ def summarize(values: dict[str, np.ndarray], sizes: Array) -> dict[str, float]:
             "accuracy_bottom_decile": float(np.percentile(accuracy, 10)),
             "accuracy_min": float(accuracy.min()),
         }
+    for name in [name for name in values if name not in ("loss", "accuracy")]:
+        found = values[name][real & ~np.isnan(values[name])].astype(np.float64)
+        out[name] = float(found.mean()) if found.size else float("nan")
+        out[f"{name}_bottom_decile"] = float(np.percentile(found, 10)) if found.size else float("nan")
     return out

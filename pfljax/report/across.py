@@ -69,6 +69,7 @@ class Found:
             "decile": last.get("accuracy_bottom_decile"),
             "megabytes": (last["bytes_down"] + last["bytes_up"]) / max(last["round"], 1) / 1e6,
             "seconds": self.summary.get("seconds_per_round"),
+            **{name: last.get(name) for name in self.summary.get("metrics", ())},
         }
 
 
@@ -112,8 +113,10 @@ def write_comparison(page: Path, folders: Sequence[Path], title: str = "") -> Pa
             write_page(run.folder)
     kind, start = found[0].kind, page.parent.resolve()
     methods = _by_method(found, best_first=-1 if kind == "accuracy" else 1)
-    names = MEASURES if kind == "accuracy" else LOSSES
-    data = {"score": kind, "names": names, "methods": [_method(name, runs, start) for name, runs in methods.items()]}
+    own = {name: name.replace("_", " ") for run in found for name in run.summary.get("metrics", ())}
+    names = (MEASURES if kind == "accuracy" else LOSSES) | own
+    table = [_method(name, runs, start, names) for name, runs in methods.items()]
+    data = {"score": kind, "names": names, "methods": table}
     parts = {
         "Methods": _table(methods, names, kind, start) + _warnings(found),
         "Runs": _controls(choice("measure", "Compare by", names))
@@ -151,7 +154,7 @@ def _read(folders: Iterable[Path]) -> Iterable[Found]:
         yield Found(path, title, name, plots.summary, plots.rows)
 
 
-def _method(title: str, runs: Sequence[Found], start: Path) -> dict[str, Any]:
+def _method(title: str, runs: Sequence[Found], start: Path, names: Iterable[str]) -> dict[str, Any]:
     """Returns the data that the plots show for a method."""
     rounds = sorted(set.intersection(*({row["round"] for row in run.rows} for run in runs)))
     if len(rounds) > MAX_ROUNDS:
@@ -163,7 +166,7 @@ def _method(title: str, runs: Sequence[Found], start: Path) -> dict[str, Any]:
         "title": title,
         "runs": [run.name for run in runs],
         "links": [_link(run, start) for run in runs],
-        "points": {name: [run.measures[name] for run in runs] for name in MEASURES},
+        "points": {name: [run.measures.get(name) for run in runs] for name in names},
         "rounds": rounds,
         "curves": series(lambda row: none if row.get(runs[0].kind) is None else row[runs[0].kind]),
         "megabytes": np.mean(series(lambda row: (row.get("bytes_down", 0) + row.get("bytes_up", 0)) / 1e6), axis=0),
@@ -179,7 +182,7 @@ def _table(groups: dict[str, list[Found]], names: dict[str, str], kind: str, sta
     """Returns a table with one row per method: means over its runs, and deviations if there are several."""
     body = []
     for title, runs in groups.items():
-        cells = [title, *(_mean(name, [run.measures[name] for run in runs], kind) for name in names)]
+        cells = [title, *(_mean(name, [run.measures.get(name) for run in runs], kind) for name in names)]
         links = ", ".join(f'<a href="{text(_link(run, start))}">{text(run.name)}</a>' for run in runs)
         body.append([*cells, Raw(links)])
     return table(["method", *names.values(), "runs"], body, "sortable", "Means over runs. Click a heading to sort.")

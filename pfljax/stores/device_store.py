@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfljax.contract import tree
-from pfljax.contract.types import Algorithm, Array, ClientData, Key, Split, State
+from pfljax.contract.types import Algorithm, Array, ClientData, Key, Predictor, Split, State
+from pfljax.evaluation import measures
 from pfljax.evaluation import metrics as evaluation
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.pools import place
@@ -143,27 +144,64 @@ def _several_rounds(one_round: Callable, logged: Record, length: int) -> Callabl
 
 
 def make_evaluation(experiments: Sequence[Experiment], compiled: Compiled, replicates: Replicates) -> Callable:
-    """Returns a compiled function (key, state, clients, splits) -> (metrics by split and name, who uses whom)."""
+    """Returns a function (key, state, clients, splits) -> (metrics by split and name, who uses whom)."""
     experiment = experiments[0]
     plan, model = compiled.plan, experiment.problem.model
+    out_shardings = (plan.everywhere, plan.everywhere, None)
     if experiment.scored is not None:
         ids = replicates.join([each.scored for each in experiments], np.stack)
         part = functools.partial(_score_part, plan, model)
-        part = jax.jit(replicates.lift(experiment, plan, part, (0, 0, 0, 0, 0), part=0), out_shardings=plan.everywhere)
-        return functools.partial(part, ids)
+        part = jax.jit(replicates.lift(experiment, plan, part, (0, 0, 0, 0, 0), part=0), out_shardings=out_shardings)
+        return _with_measures(experiment, compiled, replicates, functools.partial(part, ids), ids)
 
     def score(algorithm: Algorithm, key: Key, state: State, clients: ClientData, splits: dict[str, Split]):
         predictor = algorithm.predictor(key, state, clients)
         final = tuned(algorithm, key, predictor, clients)
         metrics = {name: evaluation.evaluate(plan, model, final, split) for name, split in splits.items()}
         if algorithm.report.collaboration:
-            return metrics, algorithm.report.collaboration(state)
+            return metrics, algorithm.report.collaboration(state), final
         index = predictor.index
         if is_private_mixture(predictor):
             index = jnp.broadcast_to(jnp.arange(index.shape[1], dtype=jnp.int32), index.shape)
-        return metrics, {"index": index, "weights": predictor.weights}
+        return metrics, {"index": index, "weights": predictor.weights}, final
 
-    return jax.jit(replicates.lift(experiment, plan, score, (0, 0, 0, 0)), out_shardings=plan.everywhere)
+    score = jax.jit(replicates.lift(experiment, plan, score, (0, 0, 0, 0)), out_shardings=out_shardings)
+    ids = replicates.join([np.arange(experiment.problem.num_clients, dtype=np.int32)] * replicates.num, np.stack)
+    return _with_measures(experiment, compiled, replicates, score, ids)
+
+
+def _with_measures(
+    experiment: Experiment, compiled: Compiled, replicates: Replicates, score: Callable, ids: np.ndarray
+) -> Callable:
+    """Adds the run's own metrics to a compiled evaluation.
+
+    Args:
+        experiment: One of the runs.
+        compiled: Their compiled functions.
+        replicates: The runs.
+        score: Returns metrics, who uses whom, and the predictor, whose clients are `ids`.
+        ids: The scored clients (n,) of each run.
+    """
+    plan, model, metrics = compiled.plan, experiment.problem.model, experiment.metrics
+    one = lambda algorithm, *args: measures.outputs_of_block(plan, model, *args)
+    outputs = jax.jit(replicates.lift(experiment, plan, one, (None, 0, 0, 0)), out_shardings=plan.everywhere)
+
+    def of_split(predictor: Predictor, split: Split, num_examples: int) -> dict[str, np.ndarray]:
+        parts = []
+        for places, real in measures.blocks(ids.shape[-1], measures.row_bytes(model, num_examples)):
+            found = jax.device_get(outputs(places, ids[..., places], predictor, split))
+            of_runs = [measures.measured(metrics, each) for each in replicates.split(found)]
+            parts.append(jax.tree.map(lambda leaf, real=real: leaf[..., :real], replicates.join(of_runs, np.stack)))
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=-1), *parts)
+
+    def evaluate(*args):
+        found, used, predictor = score(*args)
+        if metrics:
+            sizes = {name: getattr(experiment.federation, name).y.shape[1] for name in found}
+            found = {name: scores | of_split(predictor, args[-1][name], sizes[name]) for name, scores in found.items()}
+        return found, used
+
+    return evaluate
 
 
 def _score_part(
@@ -192,4 +230,4 @@ def _score_part(
         models = plan.take_rows(state.models, predictor.index.reshape(-1))
         predictor = dataclasses.replace(predictor, models=models, index=places, topology="own")
     final = tuned(algorithm, key, predictor, clients)
-    return {name: evaluation.evaluate(plan, model, final, split) for name, split in splits.items()}, used
+    return {name: evaluation.evaluate(plan, model, final, split) for name, split in splits.items()}, used, final

@@ -24,6 +24,7 @@ import numpy as np
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Algorithm, ClientData, Cohort, Key, Predictor, Split, State
+from pfljax.evaluation import measures
 from pfljax.evaluation import metrics as evaluation
 from pfljax.exchange import processes
 from pfljax.exchange.plan import ExecutionPlan, make_host_plan
@@ -405,7 +406,7 @@ class Evaluation:
     def __init__(self, experiment: Experiment, compiled: Compiled):
         self.algorithm, self.plan = compiled.algorithm, compiled.plan
         self.build = functools.partial(experiment.algorithm, compiled.plan)
-        self.model = experiment.problem.model
+        self.model, self.metrics = experiment.problem.model, experiment.metrics
         self.num_clients = experiment.problem.num_clients
         self.size = self._block_size(experiment)
         everywhere = compiled.plan.everywhere
@@ -417,6 +418,9 @@ class Evaluation:
         state = jax.eval_shape(self.algorithm.init, jax.random.key(0), clients)
         weighed = jax.eval_shape(self.algorithm.predictor, jax.random.key(0), state, clients)
         of_cohort = each = tree.row_bytes((split_state(self.algorithm, state)[0], clients))
+        if self.metrics:
+            sizes = (getattr(experiment.federation, part).y.shape[1] for part in ("train", "validation", "test"))
+            each += sum(measures.row_bytes(self.model, size) for size in sizes)
         if weighed.topology == "peers":  # other clients' models are stored next to each client's
             each += weighed.index.shape[1] * tree.row_bytes(state.models)
         size = max(BLOCK_BYTES // each, experiment.problem.cohort_size * of_cohort // each, 1)
@@ -444,7 +448,9 @@ class Evaluation:
         splits: dict[str, Split],
     ):
         final = tuned(self.build(numbers, ids), key, predictor, clients)
-        return {name: evaluation.evaluate(self.plan, self.model, final, split) for name, split in splits.items()}
+        scores = {name: evaluation.evaluate(self.plan, self.model, final, split) for name, split in splits.items()}
+        own = splits.items() if self.metrics else ()
+        return scores, {name: measures.outputs_of(self.plan, self.model, final, split) for name, split in own}
 
     def __call__(
         self, numbers: Numbers, scored: np.ndarray | None, key: Key, state: State, clients: ClientData, splits: dict
@@ -474,7 +480,10 @@ class Evaluation:
             private = is_private_mixture(predictor)
             models = np.arange(predictor.index.shape[1]) if private else ids[:, None]
             collaboration["index"] = np.broadcast_to(np.int32(models), predictor.index.shape)
-        return jax.device_get(self.score(numbers, ids, key, predictor, clients, splits)), collaboration
+        scores, outputs = jax.device_get(self.score(numbers, ids, key, predictor, clients, splits))
+        for name, found in outputs.items():
+            scores[name] |= measures.measured(self.metrics, found)
+        return scores, collaboration
 
 
 def make_evaluation(experiments: Sequence[Experiment], compiled: Compiled, replicates: Replicates) -> Callable:

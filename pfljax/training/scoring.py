@@ -11,6 +11,7 @@ import numpy as np
 from pfljax import data
 from pfljax.contract.types import Algorithm, ClientData, Key, State
 from pfljax.data import Federation
+from pfljax.evaluation import measures
 from pfljax.evaluation import metrics as evaluation
 from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import join_state, participations, split_state
@@ -42,7 +43,7 @@ def per_client(
             "n_test": int(federation.test.size[k]),
             **{name: int(group[k]) for name, group in groups.items() if group is not None},
             "accuracy": float(test["accuracy"][number]) if "accuracy" in test else None,
-            "loss": float(test["loss"][number]),
+            **{name: float(values[number]) for name, values in test.items() if name != "accuracy"},
         }
         for number, k in enumerate((np.arange(federation.num_clients) if scored is None else scored).tolist())
     ]
@@ -62,6 +63,10 @@ def score_unseen(experiment: Experiment, compiled: Compiled, key: Key, state: St
     splits = (("train", unseen.train), ("test", unseen.test))
     model = experiment.problem.model
     scores = jax.device_get({name: score(plan, model, predictor, there(split)) for name, split in splits})
+    outputs = jax.jit(measures.outputs_of, static_argnums=(0, 1), out_shardings=plan.everywhere)
+    for name, split in splits if experiment.metrics else ():
+        found = jax.device_get(outputs(plan, model, predictor, there(split)))
+        scores[name] |= measures.measured(experiment.metrics, found)
     out = evaluation.summarize(scores["test"], unseen.test.size)
     train = evaluation.summarize(scores["train"], unseen.train.size)
     return out | {f"train_{name}": value for name, value in train.items()} | {"per_client": per_client(unseen, scores)}
@@ -127,6 +132,7 @@ def summarize(experiment: Experiment, compiled: Compiled, history: History, line
         "parameters": num_parameters(experiment.problem.model),
         "rounds": experiment.problem.rounds,
         "seed": experiment.seed,
+        "metrics": list(experiment.metrics),
         "scored": algorithm.report.scored,
         "scored_clients": None if experiment.scored is None else len(experiment.scored),
         "last": rows[-1],
