@@ -85,10 +85,7 @@ class Run:
             unseen: Clients held out of training, to which trained models are adapted. Named classes match by name.
             fine_tune_epochs: Number of epochs that each client fine-tunes on its own data before evaluation.
             eval_clients: Number of clients to score, sampled uniformly; 0: all.
-            metrics: Further metrics of each client's predictions: functions (outputs, y) -> number by name, such as
-                {"spread": lambda outputs, y: outputs.std()}, or a list of "f1", "balanced_accuracy", "auroc" and
-                "calibration_error". outputs are class probabilities (n, C) or values, y the targets, of one client's
-                examples, in NumPy. Metrics do not change training: a run may go on with others.
+            metrics: Further metrics of each client's predictions, by name: see `evaluation.measures`.
             server: How the server samples cohorts and aggregates models. Default: uniformly, and by the mean.
             attack: What the attacking clients do. Default: no attack.
             execution: Where clients' state and data are stored, and how clients are mapped to devices.
@@ -100,22 +97,19 @@ class Run:
         local, execution, attack = local or LocalTraining(), execution or Execution(), attack or Attack()
         check_arguments(method, clients, eval_clients)
         problem = make_problem(clients, model, local, participation, execution)
-        options = {"seed": seed, "participation": participation, "fine_tune_epochs": fine_tune_epochs}
-        options |= {"eval_clients": eval_clients, "server": (server := server or Server()), "attack": attack}
-        config = config or describe.config(method, clients, model, local, options)
+        options: dict[str, Any] = {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
+        options |= {"server": server or Server(), "attack": attack}
+        named = options | {"participation": participation}
+        config = config or describe.config(method, clients, model, local, named)
         self.clients = clients.with_attackers(attack.attackers, seed) if attack.active else clients
         self.experiment = Experiment(
             method,
             problem,
             self.clients,
             local,
-            seed=seed,
+            **options,
             unseen=(unseen := data.match_classes(unseen, clients)),
-            fine_tune_epochs=fine_tune_epochs,
             client_store=execution.client_store,
-            eval_clients=eval_clients,
-            server=server,
-            attack=attack,
             metrics=measures.named(metrics, RESERVED, clients.task),
             config=config | {"data": data.describe(clients, unseen)},
         )

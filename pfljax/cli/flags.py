@@ -193,7 +193,6 @@ def define_evaluation(registry: flags.FlagValues) -> None:
         f"further metrics of each client's predictions: {', '.join(METRICS)}, or FILE.py:NAME, a function of your own"
     )
     add.several("metrics", [], text, empty=True)
-    registry["metrics"].arguments.add("metrics")
     text = "log every evaluation to TensorBoard, in tensorboard/ in the run's folder"
     add.switch("tensorboard", False, f"{text}; needs pip install 'pfljax[tensorboard]'")
 

@@ -24,6 +24,9 @@ from pfljax.models import Model
 
 BLOCK_BYTES = 64 << 20  # predictions of a block of clients that are fetched at once
 BINS = 15  # of `calibration_error`
+# Other entries of clients' rows, and beginnings of others' names.
+TAKEN = {"client", "name", "n_train", "n_test", "distribution", "target", "split", "group", "size", "rounds", "clients"}
+BEGINNINGS = ("validation_", "train_")
 Metric = Callable[[np.ndarray, np.ndarray], Any]
 
 
@@ -32,7 +35,8 @@ def f1(outputs: np.ndarray, y: np.ndarray) -> float:
     from sklearn.metrics import f1_score  # heavy
 
     outputs, y = of_classes(outputs, y)
-    return float(f1_score(y, outputs.argmax(axis=-1), average="macro", zero_division=0)) if y.size else np.nan
+    none: Any = 0  # of classes that occur but are not predicted
+    return float(f1_score(y, outputs.argmax(axis=-1), average="macro", zero_division=none)) if y.size else np.nan
 
 
 def balanced_accuracy(outputs: np.ndarray, y: np.ndarray) -> float:
@@ -81,7 +85,7 @@ def named(metrics: Mapping[str, Metric] | Sequence[str] | None, reserved: set[st
 
     Args:
         metrics: Functions by name, or names in `METRICS`.
-        reserved: Names that are refused, and beginnings of names if they end in "_".
+        reserved: Names that are refused, besides those of other columns.
         task: The clients' task.
 
     Raises:
@@ -98,10 +102,9 @@ def named(metrics: Mapping[str, Metric] | Sequence[str] | None, reserved: set[st
             metric = METRICS[metric]
         if not callable(metric):
             raise ArgumentError("metrics", "accepted: functions (outputs, y) -> number, by name", name)
-        taken = any(str(name) == each or (each[-1] == "_" and str(name).startswith(each)) for each in reserved)
-        if taken or not str(name).isidentifier():
-            text = f"accepted: names such as my_metric, other than {', '.join(sorted(reserved))}"
-            raise ArgumentError("metrics", text, name)
+        if name in reserved | TAKEN or not str(name).isidentifier() or str(name).startswith(BEGINNINGS):
+            others = ", ".join([*sorted(reserved | TAKEN), *(f"{each}..." for each in BEGINNINGS)])
+            raise ArgumentError("metrics", f"accepted: names such as my_metric, other than {others}", name)
         found[name] = metric
     return found
 

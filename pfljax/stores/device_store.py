@@ -19,7 +19,6 @@ from pfljax.evaluation import metrics as evaluation
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import Record, join_state, make_round, split_state
-from pfljax.models import Model
 from pfljax.stores import memory
 from pfljax.stores.compiled import Compiled, is_private_mixture, shaped, state_shardings, tuned
 from pfljax.stores.experiment import Experiment
@@ -147,10 +146,10 @@ def make_evaluation(experiments: Sequence[Experiment], compiled: Compiled, repli
     """Returns a function (key, state, clients, splits) -> (metrics by split and name, who uses whom)."""
     experiment = experiments[0]
     plan, model = compiled.plan, experiment.problem.model
-    out_shardings = (plan.everywhere, plan.everywhere, None)
+    out_shardings: tuple = (plan.everywhere, plan.everywhere, *[None] * bool(experiment.metrics))
     if experiment.scored is not None:
         ids = replicates.join([each.scored for each in experiments], np.stack)
-        part = functools.partial(_score_part, plan, model)
+        part = functools.partial(_score_part, plan, experiment)
         part = jax.jit(replicates.lift(experiment, plan, part, (0, 0, 0, 0, 0), part=0), out_shardings=out_shardings)
         return _with_measures(experiment, compiled, replicates, functools.partial(part, ids), ids)
 
@@ -159,11 +158,11 @@ def make_evaluation(experiments: Sequence[Experiment], compiled: Compiled, repli
         final = tuned(algorithm, key, predictor, clients)
         metrics = {name: evaluation.evaluate(plan, model, final, split) for name, split in splits.items()}
         if algorithm.report.collaboration:
-            return metrics, algorithm.report.collaboration(state), final
+            return metrics, algorithm.report.collaboration(state), *[final] * bool(experiment.metrics)
         index = predictor.index
         if is_private_mixture(predictor):
             index = jnp.broadcast_to(jnp.arange(index.shape[1], dtype=jnp.int32), index.shape)
-        return metrics, {"index": index, "weights": predictor.weights}, final
+        return metrics, {"index": index, "weights": predictor.weights}, *[final] * bool(experiment.metrics)
 
     score = jax.jit(replicates.lift(experiment, plan, score, (0, 0, 0, 0)), out_shardings=out_shardings)
     ids = replicates.join([np.arange(experiment.problem.num_clients, dtype=np.int32)] * replicates.num, np.stack)
@@ -179,7 +178,7 @@ def _with_measures(
         experiment: One of the runs.
         compiled: Their compiled functions.
         replicates: The runs.
-        score: Returns metrics, who uses whom, and the predictor, whose clients are `ids`.
+        score: Returns metrics, who uses whom and, if there are own metrics, the predictor, whose clients are `ids`.
         ids: The scored clients (n,) of each run.
     """
     plan, model, metrics = compiled.plan, experiment.problem.model, experiment.metrics
@@ -196,17 +195,16 @@ def _with_measures(
 
     def evaluate(*args):
         found, used, predictor = score(*args)
-        if metrics:
-            sizes = {name: getattr(experiment.federation, name).y.shape[1] for name in found}
-            found = {name: scores | of_split(predictor, args[-1][name], sizes[name]) for name, scores in found.items()}
-        return found, used
+        sizes = {name: getattr(experiment.federation, name).y.shape[1] for name in found}
+        own = {name: of_split(predictor, args[-1][name], size) for name, size in sizes.items()}
+        return {name: scores | own[name] for name, scores in found.items()}, used
 
-    return evaluate
+    return evaluate if metrics else score
 
 
 def _score_part(
     plan: ExecutionPlan,
-    model: Model,
+    experiment: Experiment,
     algorithm: Algorithm,
     ids: Array,
     key: Key,
@@ -230,4 +228,6 @@ def _score_part(
         models = plan.take_rows(state.models, predictor.index.reshape(-1))
         predictor = dataclasses.replace(predictor, models=models, index=places, topology="own")
     final = tuned(algorithm, key, predictor, clients)
-    return {name: evaluation.evaluate(plan, model, final, split) for name, split in splits.items()}, used, final
+    model = experiment.problem.model
+    metrics = {name: evaluation.evaluate(plan, model, final, split) for name, split in splits.items()}
+    return metrics, used, *[final] * bool(experiment.metrics)
