@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from pfljax.contract import tree
 from pfljax.contract.types import Algorithm, Array, ClientData, ClientOutput, Key, Predictor, PyTree
-from pfljax.evaluation.metrics import losses, predict
+from pfljax.evaluation.metrics import predict
 from pfljax.local.problem import Problem
 from pfljax.local.solver import Solver
 
@@ -100,6 +100,6 @@ def solver_of(problem: Problem, predictor: Predictor, weights: Array, row: PyTre
     """The solver for a client's predictor, with parameters (J, ...)."""
 
     def loss(params, x, y, key=None):
-        return losses(problem.model, predict(problem.plan, problem.model, predictor, params, weights, row, x), y)
+        return problem.model.losses_of(predict(problem.plan, problem.model, predictor, params, weights, row, x), y)
 
     return problem.solver._replace(loss=loss)

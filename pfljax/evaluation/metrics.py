@@ -41,19 +41,11 @@ def predict(
     return predictor.apply(models, read(row), x)
 
 
-def losses(model: Model, predicted: Array, y: Array) -> Array:
-    """(B,) negative log-likelihoods in nats, or squared errors, of predictions from `predict`."""
-    if model.task == "regression":
-        return jnp.square(predicted - y)
-    likelihood = jnp.take_along_axis(predicted, y[..., None].astype(jnp.int32), axis=-1, mode="clip")[..., 0]
-    return mean_over_places(-jnp.log(jnp.maximum(likelihood, jnp.finfo(jnp.float32).tiny)), y, predicted.shape[-1])
-
-
 def evaluate(plan: ExecutionPlan, model: Model, predictor: Predictor, split: Split) -> Metrics:
     """Scores every client's predictions on its own examples.
 
     Returns:
-        "loss" (K,): mean negative log-likelihood in nats, or mean squared error; and, for classification, "accuracy"
+        "loss" (K,): the mean loss (see `Model.losses_of`); and, for classification, "accuracy"
         (K,) in [0, 1]. NaN for a client without examples. A sequence counts with the mean over its positions.
     """
 
@@ -62,7 +54,7 @@ def evaluate(plan: ExecutionPlan, model: Model, predictor: Predictor, split: Spl
 
         def sums(x, y, mask):
             predicted = predict(plan, model, predictor, models, weights, row, x)
-            total = {"loss": jnp.where(mask, losses(model, predicted, y), 0).sum()}
+            total = {"loss": jnp.where(mask, model.losses_of(predicted, y), 0).sum()}
             if model.task == "classification":
                 right = mean_over_places(predicted.argmax(axis=-1) == y, y, predicted.shape[-1])
                 total["accuracy"] = jnp.where(mask, right, 0).sum()

@@ -39,7 +39,7 @@ from pfljax.stores.experiment import Experiment
 
 LIBRARIES = ("pfljax", "jax", "flax", "optax")
 FUNCTIONS = ("init", "download", "sample", "client_update", "server_update", "predictor", "adapt", "fine_tune")
-MODEL, OPTIMIZER, ENGINE = "model", "optimizer", "rounds and evaluation"
+MODEL, LOSS, OPTIMIZER, ENGINE = "model", "loss", "optimizer", "rounds and evaluation"
 ARRAYS, INPUTS = ": captured arrays", ": inputs"
 PART = re.compile(r"part:(\w+)")
 # Parameters of operations that change no result: names, and where and how it is computed.
@@ -73,7 +73,7 @@ def program(experiment: Experiment, within: Sequence[str] = ()) -> dict[str, Any
     """
     found = [experiment.method, experiment.problem.model.module]
     if experiment.local is not None:
-        found += [experiment.local.optimizer, experiment.local.schedule]
+        found += [experiment.local.optimizer, experiment.local.schedule, experiment.local.loss]
     return {
         "method": type(experiment.method).__name__,
         "parts": parts(experiment, within),
@@ -99,7 +99,9 @@ def differences(before: dict[str, Any], now: dict[str, Any], within: Sequence[st
     changed = own or changed  # what a part is given changes with the parts before it
     if within and known == "parts":
         changed = [name for name in changed if name.partition(":")[0] in within]
-    upstream = [name for name in changed if name.partition(":")[0] in (MODEL, OPTIMIZER)]  # others depend on these
+    upstream = [
+        name for name in changed if name.partition(":")[0] in (MODEL, LOSS, OPTIMIZER)
+    ]  # others depend on these
     named = lambda part: f"{part} of {now['method']}" if part in (*FUNCTIONS, "collaboration", "ledger") else part
     split = (part.partition(":") for part in upstream or changed)
     return [named(part) + colon + rest for part, colon, rest in split]
@@ -121,6 +123,9 @@ def version(name: str) -> str:
 def parts(experiment: Experiment, within: Sequence[str] = ()) -> Digests:
     """Digest of each part of a run's program; its execution plan and its number of rounds do not matter."""
     plan, problem, model = make_host_plan(), experiment.problem, experiment.problem.model
+    if model.criterion is not None and experiment.local is not None:
+        model = dataclasses.replace(model, criterion=in_part(LOSS, model.criterion))
+        problem = problem._replace(model=model, solver=experiment.local.bind(model))
     optimizer = problem.solver.optimizer
     optimizer = optimizer._replace(init=in_part(OPTIMIZER, optimizer.init), update=in_part(OPTIMIZER, optimizer.update))
     problem = problem._replace(rounds=1, plan=plan, solver=problem.solver._replace(optimizer=optimizer))
@@ -139,7 +144,7 @@ def parts(experiment: Experiment, within: Sequence[str] = ()) -> Digests:
     def of_model(key: Key, params: Params, x: Array, y: Array) -> tuple:
         return model.init(key), model.predict(params, x), model.loss(params, x, y, key)
 
-    labels = jnp.zeros(model.output_shape if model.task == "regression" else model.output_shape[:-1], jnp.int32)
+    labels = jnp.zeros(model.targets.shape, model.targets.dtype)
     traced: dict[str, tuple] = {  # apart, so that no part depends on the values of another
         "init": (algorithm.init, key, clients),
         ENGINE: (one_round, key, np.int32(0), state, clients),
