@@ -42,6 +42,7 @@ def method_row(title: str, cells: Sequence[Cell]) -> dict:
         "seeds": [{"seed": cell.summary["seed"], **cell.summary["last"]} for cell in cells],
         "best_mean": mean(cell.summary["best"][score] for cell in cells),
         "bottom_decile_mean": mean(row.get("accuracy_bottom_decile", np.nan) for row in last),
+        "metrics": {name: of_seeds([row.get(name) for row in last]) for name in cells[0].summary.get("metrics", [])},
         "unseen_mean": mean((cell.summary["unseen"] or {}).get(score, np.nan) for cell in cells),
         "mini_batches_per_round": cells[0].summary["mini_batches_per_round"],
         "megabytes_per_round": mean((row["bytes_down"] + row["bytes_up"]) / row["round"] / 1e6 for row in last),
@@ -52,6 +53,12 @@ def method_row(title: str, cells: Sequence[Cell]) -> dict:
         "curve_mean": curves.mean(axis=0).tolist(),
         "curve_std": curves.std(axis=0).tolist(),
     }
+
+
+def of_seeds(values: Sequence[float | None]) -> dict[str, float]:
+    """Returns mean and standard deviation over seeds of a metric, without seeds where it is NaN."""
+    found = np.array([value for value in values if value is not None and not np.isnan(value)])
+    return {"mean": float(found.mean()), "std": float(found.std())} if found.size else {"mean": np.nan, "std": np.nan}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,15 +82,20 @@ class Table:
         unseen = any(np.isfinite(row["unseen_mean"]) for row in self.rows)
         private = any(row["epsilon"] for row in self.rows)
         heads = ["method", *(("test accuracy, %", "best round, %") if classification else ("test MSE", "best round"))]
-        heads += ["bottom decile, %"] * classification + ["unseen clients"] * unseen + ["epsilon"] * private
+        own = list(dict.fromkeys(name for row in self.rows for name in row["metrics"]))
+        heads += ["bottom decile, %"] * classification + [name.replace("_", " ") for name in own]
+        heads += ["unseen clients"] * unseen + ["epsilon"] * private
         uneven = len({row["mini_batches_per_round"] for row in self.rows}) > 1  # some methods train for longer
         tuned = any(row.get("tuned") for row in self.rows)
         heads += ["tuned"] * tuned + ["mini-batches per round"] * uneven + ["MB per client and round", "s per round"]
         body = []
         for row in self.rows:
-            spread = f" ± {number(row['accuracy_std'])}" if len(row["seeds"]) > 1 else ""
-            cells = [row["algorithm"], number(row["accuracy_mean"]) + spread]
+            many = len(row["seeds"]) > 1
+            spread = lambda mean, std, number, many=many: number(mean) + (f" ± {number(std)}" if many else "")
+            cells = [row["algorithm"], spread(row["accuracy_mean"], row["accuracy_std"], number)]
             cells += [number(row["best_mean"])] + [number(row["bottom_decile_mean"])] * classification
+            found = [row["metrics"].get(name, {"mean": np.nan, "std": np.nan}) for name in own]
+            cells += [spread(each["mean"], each["std"], "{:.3f}".format) for each in found]
             cells += [number(row["unseen_mean"])] * unseen
             cells += [epsilon_text(row["epsilon"] or [0.0]) + "*" * bool(row["unaccounted"])] * private
             cells += [row.get("tuned", "") or "-"] * tuned

@@ -20,7 +20,8 @@ def of_results(results: Mapping[str, np.ndarray], federation: Federation) -> Any
     clients = results.get("clients", np.arange(federation.num_clients))
     index = pd.MultiIndex.from_product([rounds, clients, found], names=["round", "client", "split"])
     stacked = lambda metric: np.stack([results[f"{metric}_{split}"] for split in found], axis=-1).ravel()
-    metrics = [metric for metric in ("loss", "accuracy") if f"{metric}_{found[0]}" in results]
+    names = [name.removesuffix(f"_{found[0]}") for name in results if name.endswith(f"_{found[0]}")]
+    metrics = sorted(names, key=lambda name: ("loss", "accuracy", name).index(name))
     sizes = np.stack([getattr(federation, split).size[clients] for split in found], axis=-1)
     of_clients = lambda values: np.tile(np.repeat(values[clients], len(found)), len(rounds))
     columns = {} if federation.distribution is None else {"group": of_clients(federation.distribution)}

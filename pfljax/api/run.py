@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ from pfljax.api.result import Result
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seed, checked, knob
 from pfljax.data import Federation
+from pfljax.evaluation import measures
 from pfljax.exchange import processes
 from pfljax.folder import files, fingerprint
 from pfljax.folder.folders import Resume
@@ -24,6 +25,7 @@ from pfljax.stages.attacks import Attack
 from pfljax.stages.server import Server
 from pfljax.stores.experiment import Execution, Experiment
 from pfljax.training import describe
+from pfljax.training.conformance import RESERVED
 from pfljax.training.loop import EVERY, CheckpointEvery, EvalEvery, Rounds, Schedule, Trainer, check
 from pfljax.training.tracking import Tracker
 
@@ -32,6 +34,12 @@ Folder = str | Path
 Clients = Annotated[Federation, knob(accepted="a Federation, such as Federation.from_arrays(x, y, client=ids)")]
 ClientsOfSeed = Annotated[
     Federation | Callable[[int], Federation], knob(accepted="a Federation, or a function seed -> Federation")
+]
+
+
+Metrics = Annotated[
+    Mapping[str, Callable] | Sequence[str],
+    knob(accepted="functions (outputs, y) -> number, by name, or a list of names"),
 ]
 
 
@@ -59,6 +67,7 @@ class Run:
         unseen: Federation | None = None,
         fine_tune_epochs: Annotated[int, knob(at_least=0, flag="fine_tune_epochs")] = 0,
         eval_clients: Annotated[int, knob(at_least=0, flag="eval_clients")] = 0,
+        metrics: Metrics | None = None,
         server: Server | None = None,
         attack: Attack | None = None,
         execution: Execution | None = None,
@@ -76,6 +85,7 @@ class Run:
             unseen: Clients held out of training, to which trained models are adapted. Named classes match by name.
             fine_tune_epochs: Number of epochs that each client fine-tunes on its own data before evaluation.
             eval_clients: Number of clients to score, sampled uniformly; 0: all.
+            metrics: Further metrics of each client's predictions, by name: see `evaluation.measures`.
             server: How the server samples cohorts and aggregates models. Default: uniformly, and by the mean.
             attack: What the attacking clients do. Default: no attack.
             execution: Where clients' state and data are stored, and how clients are mapped to devices.
@@ -87,22 +97,20 @@ class Run:
         local, execution, attack = local or LocalTraining(), execution or Execution(), attack or Attack()
         check_arguments(method, clients, eval_clients)
         problem = make_problem(clients, model, local, participation, execution)
-        options = {"seed": seed, "participation": participation, "fine_tune_epochs": fine_tune_epochs}
-        options |= {"eval_clients": eval_clients, "server": (server := server or Server()), "attack": attack}
-        config = config or describe.config(method, clients, model, local, options)
+        options: dict[str, Any] = {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
+        options |= {"server": server or Server(), "attack": attack}
+        named = options | {"participation": participation}
+        config = config or describe.config(method, clients, model, local, named)
         self.clients = clients.with_attackers(attack.attackers, seed) if attack.active else clients
         self.experiment = Experiment(
             method,
             problem,
             self.clients,
             local,
-            seed=seed,
+            **options,
             unseen=(unseen := data.match_classes(unseen, clients)),
-            fine_tune_epochs=fine_tune_epochs,
             client_store=execution.client_store,
-            eval_clients=eval_clients,
-            server=server,
-            attack=attack,
+            metrics=measures.named(metrics, RESERVED, clients.task),
             config=config | {"data": data.describe(clients, unseen)},
         )
         self.experiment = fingerprint.identified(self.experiment)
@@ -183,8 +191,9 @@ def make_problem(
     clients: Federation, model: Any, local: LocalTraining, participation: float, execution: Execution
 ) -> Problem:
     """Returns the problem that a method is built for. Training sets `rounds` when it starts."""
-    x = clients.train.x
-    built = models.build(model, x.shape[2:], clients.task, clients.num_classes, dtype=x.dtype)
+    x, target_shape = clients.train.x, clients.train.y.shape[2:]
+    options = {"dtype": x.dtype, "target_shape": target_shape, "loss": local.loss}
+    built = models.build(model, x.shape[2:], clients.task, clients.num_classes, **options)
     return Problem(
         built,
         local.bind(built),

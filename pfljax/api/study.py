@@ -94,8 +94,10 @@ class Study:
         wrong, done = "", False
         if processes.is_first():  # other processes may see the files later
             wrong = damage(folder)
-            there = not wrong and (folder / SUMMARY).exists()
-            done = there and Cell.read(folder).summary["last"]["round"] == self.rounds
+            last = Cell.read(folder).summary["last"] if not wrong and (folder / SUMMARY).exists() else {}
+            lacking = [name for name in run.experiment.metrics if last and name not in last]
+            wrong = wrong or (f"it lacks the metrics {', '.join(lacking)}" if lacking else "")
+            done = last.get("round") == self.rounds and not lacking
         return (Cell.read(folder) if processes.from_first(np.int32(done)) else None), wrong
 
     def train(

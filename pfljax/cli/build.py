@@ -150,29 +150,38 @@ def widths(settings: Settings) -> dict[str, tuple[int, ...]]:
 def build_model(settings: Settings, federation: Federation) -> models.Model:
     """Returns the clients' network."""
     name, task = settings.model, federation.task
-    shape = federation.train.x.shape[2:]
+    shape, target_shape = federation.train.x.shape[2:], federation.train.y.shape[2:]
     if own_files.is_file_and_name(name):
-        return models.build(own_files.load("model", name), shape, task, federation.num_classes)
-    sequences = federation.train.y.ndim > 2
+        found = own_files.load("model", name)
+        return models.build(found, shape, task, federation.num_classes, target_shape=target_shape)
+    sequences = task == "classification" and len(target_shape) == 1
     if name == "auto":
         name = "lstm" if sequences else "linear" if task == "regression" else "mlp"
         if name != "mlp" and settings.partition != "latent":
             settings.refuse("hidden", f"the model is {name}")
     if name in models.NAMES and sequences != (name == "lstm"):
         raise FlagError.of("model", f"accepted for {federation.name}: {'lstm' if sequences else 'all but lstm'}", name)
-    return models.make(name, shape, task, federation.num_classes, **widths(settings))
+    return models.make(name, shape, task, federation.num_classes, target_shape=target_shape, **widths(settings))
 
 
 def build_local(settings: Settings, federation: Federation) -> LocalTraining:
     """Returns the settings of local training."""
-    how = settings.make(Optimizer)
+    how, loss = settings.make(Optimizer), settings.loss
     return settings.make(
         LocalTraining,
+        loss=own_files.load("loss", loss) if own_files.is_file_and_name(loss) else loss,
         optimizer=how.make,
         schedule=how.schedule(settings.rounds),
         class_weights=build_class_weights(settings, federation),
         privacy=settings.make(Privacy),
     )
+
+
+def build_metrics(settings: Settings) -> dict[str, Any]:
+    """Returns the metrics of --metrics by name; those of the user's files have their function's name."""
+    given = settings.metrics if "metrics" in settings else []
+    own = own_files.is_file_and_name
+    return {text.rpartition(":")[2]: own_files.load("metrics", text) if own(text) else text for text in given}
 
 
 def build_class_weights(settings: Settings, federation: Federation) -> tuple[float, ...] | None:
@@ -203,6 +212,7 @@ def build_run(
         unseen=unseen,
         server=settings.make(Server),
         attack=settings.make(Attack),
+        metrics=build_metrics(settings),
         execution=settings.make(Execution),
         config=config(settings, name, trial),
     )

@@ -16,6 +16,7 @@ from pfljax.cli.parsing import Group, Rates
 from pfljax.contract.fields import Seeds, knob, settings
 from pfljax.contract.method import METHODS
 from pfljax.data import Splits, partitions, sources, split_unseen
+from pfljax.evaluation.measures import METRICS
 from pfljax.local.privacy import Privacy
 from pfljax.local.training import LEARNING_RATE, LocalTraining
 from pfljax.stages.attacks import Attack
@@ -188,6 +189,10 @@ def define_evaluation(registry: flags.FlagValues) -> None:
     """Registers how often a run is evaluated and saved."""
     add = Group(HOW, registry)
     add.declare(TRAIN, "eval_every", "checkpoint_every")
+    text = (
+        f"further metrics of each client's predictions: {', '.join(METRICS)}, or FILE.py:NAME, a function of your own"
+    )
+    add.several("metrics", [], text, empty=True)
     text = "log every evaluation to TensorBoard, in tensorboard/ in the run's folder"
     add.switch("tensorboard", False, f"{text}; needs pip install 'pfljax[tensorboard]'")
 

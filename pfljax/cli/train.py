@@ -88,16 +88,18 @@ def table(summary: dict) -> Table:
     classification = summary["task"] == "classification"
     out = Table(title=f"{summary['algorithm']} on {summary['dataset']}: {summary['scored']}", title_justify="left")
     names = ["accuracy", "accuracy_bottom_decile", "accuracy_min"] if classification else []
+    own = summary["metrics"]
     private = [f"epsilon at delta {summary['privacy']['delta']:g}"] if summary["privacy"] else []
     scores = [name.replace("accuracy_", "").replace("_", " ") for name in names]
-    for heading in ("", "round", *scores, "test loss", *private):
+    for heading in ("", "round", *scores, "test loss", *(name.replace("_", " ") for name in own), *private):
         out.add_column(heading, justify="left" if not heading else "right")
     for which in ("last", "best"):
         row = summary[which]
         label = which if which == "last" else f"best by {row['selected_by'].replace('_', ' ')}"
         percent = [f"{100 * row[name]:.1f} %" for name in names]
+        measured = [f"{row.get(name, np.nan):.3f}" for name in own]
         spent = [epsilon_text([summary["privacy"]["epsilon"]]) if which == "last" else ""] if private else []
-        out.add_row(label, str(row["round"]), *percent, f"{row['loss']:.4f}", *spent)
+        out.add_row(label, str(row["round"]), *percent, f"{row['loss']:.4f}", *measured, *spent)
     return out
 
 

@@ -24,7 +24,7 @@ Examples = Any  # an array, `Pooled` examples or a view of either; read by index
 PyTree = Any
 Metrics = dict[str, Any]
 Topology = Literal["own", "shared", "peers", "push"]
-Task = Literal["classification", "regression"]
+Task = Literal["classification", "regression", "multilabel"]
 
 
 class Split(NamedTuple):

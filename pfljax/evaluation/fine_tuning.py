@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from pfljax.contract import tree
 from pfljax.contract.types import Algorithm, ClientContext, ClientData, Prediction
-from pfljax.evaluation.metrics import losses, predict
+from pfljax.evaluation.metrics import predict
 from pfljax.local.problem import Problem
 from pfljax.local.solver import Solver
 
@@ -78,6 +78,6 @@ def solver_of(problem: Problem, algorithm: Algorithm, prediction: Prediction) ->
 
     def loss(params, x, y, key=None):
         predicted = predict(problem.plan, problem.model, algorithm, prediction._replace(models=params), x)
-        return losses(problem.model, predicted, y)
+        return problem.model.losses_of(predicted, y)
 
     return problem.solver._replace(loss=loss)

@@ -37,25 +37,17 @@ def predict(plan: ExecutionPlan, model: Model, algorithm: Algorithm, prediction:
     return algorithm.apply(prediction.models, prediction.inputs, x)
 
 
-def losses(model: Model, predicted: Array, y: Array) -> Array:
-    """(B,) negative log-likelihoods in nats, or squared errors, of predictions from `predict`."""
-    if model.task == "regression":
-        return jnp.square(predicted - y)
-    likelihood = jnp.take_along_axis(predicted, y[..., None].astype(jnp.int32), axis=-1, mode="clip")[..., 0]
-    return mean_over_places(-jnp.log(jnp.maximum(likelihood, jnp.finfo(jnp.float32).tiny)), y, predicted.shape[-1])
-
-
 def evaluate(plan: ExecutionPlan, model: Model, algorithm: Algorithm, prediction: Prediction, split: Split) -> Metrics:
     """Scores a client's predictions on its own examples.
 
     Returns:
-        "loss" (): mean negative log-likelihood in nats, or mean squared error; and, for classification, "accuracy" ()
-        in [0, 1]. NaN for a client without examples. A sequence counts with the mean over its positions.
+        "loss" (): the mean loss (see `Model.losses_of`); and, for classification, "accuracy" () in [0, 1]. NaN for a
+        client without examples. A sequence counts with the mean over its positions.
     """
 
     def sums(x, y, mask):
         predicted = predict(plan, model, algorithm, prediction, x)
-        total = {"loss": jnp.where(mask, losses(model, predicted, y), 0).sum()}
+        total = {"loss": jnp.where(mask, model.losses_of(predicted, y), 0).sum()}
         if model.task == "classification":
             right = mean_over_places(predicted.argmax(axis=-1) == y, y, predicted.shape[-1])
             total["accuracy"] = jnp.where(mask, right, 0).sum()
@@ -69,12 +61,13 @@ def summarize(values: dict[str, np.ndarray], sizes: Array) -> dict[str, float]:
     """Fairness summary over clients; clients without examples are left out.
 
     Args:
-        values: "loss" (K,) and, for classification, "accuracy" (K,).
+        values: "loss" (K,); for classification, "accuracy" (K,); and any other metrics (K,).
         sizes: (K,), numbers of test examples n_k.
 
     Returns:
         "loss" (weighted by n_k) and "accuracy" (weighted by n_k), "accuracy_mean" (plain), "accuracy_std",
-        "accuracy_bottom_decile" (the 10th percentile over clients), "accuracy_min".
+        "accuracy_bottom_decile" (the 10th percentile over clients), "accuracy_min". Of any other metric, the plain mean
+        over clients and the 10th percentile, NAME_bottom_decile; clients where it is NaN are left out.
     """
     real = sizes > 0
     out = {"loss": float(np.average(values["loss"][real], weights=sizes[real]))}
@@ -87,4 +80,8 @@ def summarize(values: dict[str, np.ndarray], sizes: Array) -> dict[str, float]:
             "accuracy_bottom_decile": float(np.percentile(accuracy, 10)),
             "accuracy_min": float(accuracy.min()),
         }
+    for name in [name for name in values if name not in ("loss", "accuracy")]:
+        found = values[name][real & ~np.isnan(values[name])].astype(np.float64)
+        out[name] = float(found.mean()) if found.size else float("nan")
+        out[f"{name}_bottom_decile"] = float(np.percentile(found, 10)) if found.size else float("nan")
     return out

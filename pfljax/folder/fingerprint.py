@@ -42,7 +42,7 @@ LIBRARIES = ("pfljax", "jax", "flax", "optax")
 FUNCTIONS = ("start", "first_row", "download", "sample", "client_update", "server_update", "whom", "predict", "apply")
 FUNCTIONS += ("adapt", "tune")
 PREDICTS = ("whom", "predict", "apply", "tune", "collaboration")
-MODEL, OPTIMIZER, ENGINE = "model", "optimizer", "rounds and evaluation"
+MODEL, LOSS, OPTIMIZER, ENGINE = "model", "loss", "optimizer", "rounds and evaluation"
 ARRAYS, INPUTS = ": captured arrays", ": inputs"
 PART = re.compile(r"part:(\w+)")
 # Planned number of rounds in traces. Not the run's own, since a run that goes on for more rounds stays the same; and
@@ -80,7 +80,7 @@ def program(experiment: Experiment, within: Sequence[str] = ()) -> dict[str, Any
     """
     found = [experiment.method, experiment.problem.model.module]
     if experiment.local is not None:
-        found += [experiment.local.optimizer, experiment.local.schedule]
+        found += [experiment.local.optimizer, experiment.local.schedule, experiment.local.loss]
     return {
         "method": type(experiment.method).__name__,
         "parts": parts(experiment, within),
@@ -106,7 +106,9 @@ def differences(before: dict[str, Any], now: dict[str, Any], within: Sequence[st
     changed = own or changed  # what a part is given changes with the parts before it
     if within and known == "parts":
         changed = [name for name in changed if name.partition(":")[0] in within]
-    upstream = [name for name in changed if name.partition(":")[0] in (MODEL, OPTIMIZER)]  # others depend on these
+    upstream = [
+        name for name in changed if name.partition(":")[0] in (MODEL, LOSS, OPTIMIZER)
+    ]  # others depend on these
     named = lambda part: f"{part} of {now['method']}" if part in (*FUNCTIONS, "collaboration", "ledger") else part
     split = (part.partition(":") for part in upstream or changed)
     return [named(part) + colon + rest for part, colon, rest in split]
@@ -128,6 +130,9 @@ def version(name: str) -> str:
 def parts(experiment: Experiment, within: Sequence[str] = ()) -> Digests:
     """Digest of each part of a run's program; its execution plan and its number of rounds do not matter."""
     plan, problem, model = make_host_plan(), experiment.problem, experiment.problem.model
+    if model.criterion is not None and experiment.local is not None:
+        model = dataclasses.replace(model, criterion=in_part(LOSS, model.criterion))
+        problem = problem._replace(model=model, solver=experiment.local.bind(model))
     optimizer = problem.solver.optimizer
     optimizer = optimizer._replace(init=in_part(OPTIMIZER, optimizer.init), update=in_part(OPTIMIZER, optimizer.update))
     problem = problem._replace(rounds=ROUNDS, plan=plan, solver=problem.solver._replace(optimizer=optimizer))
@@ -152,7 +157,7 @@ def parts(experiment: Experiment, within: Sequence[str] = ()) -> Digests:
         return model.init(key), model.predict(params, x), model.loss(params, x, y, key)
 
     served = functools.partial(lifting.serve, algorithm, plan, predicted)
-    labels = jnp.zeros(model.output_shape if model.task == "regression" else model.output_shape[:-1], jnp.int32)
+    labels = jnp.zeros(model.targets.shape, model.targets.dtype)
     traced: dict[str, tuple] = {  # apart, so that no part depends on the values of another
         "start": (algorithm.start, key, clients),
         "first_row": (algorithm.first_row, key, np.int32(0), start),

@@ -268,8 +268,10 @@ def changed(before: dict[str, dict], experiment: Experiment) -> str:
     was, now = before["settings"], files.plain(experiment.config.get("settings", {}))
     different = {name for name in now.keys() & was.keys() if was[name] != now[name]}
     parts = fingerprint.differences(before["program"], experiment.program())
-    if not parts:  # the same method or model under another name
-        different -= {name for name in different if name.removeprefix("--") in ("algorithm", "model")}
+    if not parts:  # the same method, model or loss under another name
+        different -= {
+            name for name in different if name.removeprefix("--") in ("algorithm", "model", "loss", "local.loss")
+        }
     if different:
         told = (f"{name} was {was[name]!r} and is {now[name]!r}" for name in now if name in different)
         return f"with other settings: {'; '.join(told)}"

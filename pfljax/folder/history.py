@@ -53,11 +53,20 @@ class History:
     def add(self, row: dict, metrics: dict[str, dict[str, np.ndarray]], collaboration: dict[str, np.ndarray]) -> None:
         """Adds one evaluation: metrics (K,) by split and name, and which models clients used."""
         self.rows.append(row)
-        for split, values in metrics.items():
-            for name, value in values.items():
-                self.results.setdefault(f"{name}_{split}", []).append(value)
+        found = {f"{name}_{split}": value for split, values in metrics.items() for name, value in values.items()}
+        for name in self.results | found:  # a metric may have been added or dropped since the last evaluation
+            past = self.results.setdefault(name, [np.full_like(found.get(name), np.nan)] * (len(self.rows) - 1))
+            past.append(found[name] if name in found else np.full_like(past[-1], np.nan))
         for name, value in ({"round": row["round"]} | collaboration).items():
             self.collaboration.setdefault(name, []).append(np.asarray(value))
+
+    def take_back(self, num_rounds: int) -> dict:
+        """Removes the last evaluation if it is that after `num_rounds` rounds, and returns its row; otherwise {}."""
+        if self.last.get("round") != num_rounds:
+            return {}
+        for values in (*self.results.values(), *self.collaboration.values()):
+            values.pop()
+        return self.rows.pop()
 
     def write_rows(self) -> None:
         """Writes metrics.jsonl."""

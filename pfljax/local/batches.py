@@ -95,3 +95,25 @@ def sum_over_examples(fn: Callable[[Array, Array, Array], PyTree], split: Split)
     shape = jax.eval_shape(lambda: fn(split.x[first], split.y[first], first < 1))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
     return over_blocks(split.size, n_max, add, zeros)
+
+
+def of_examples(fn: Callable[[Array, Array], PyTree], split: Split) -> PyTree:
+    """The rows of fn(x (B, ...), y (B, ...)) -> leaves (B, ...) for a client's examples: (n_max, ...), 0 for padding.
+
+    Processes examples in blocks.
+    """
+    n_max = split.y.shape[0]
+    room = n_max + BLOCKS[-1]  # for the last block
+
+    def rows(positions):
+        index, inside = jnp.minimum(positions, n_max - 1), positions < split.size
+        found = fn(*masked(split.x[index], split.y[index], inside))
+        return tree.where(inside, found, jax.tree.map(jnp.zeros_like, found))
+
+    def note(positions, found):
+        put = lambda all, some: jax.lax.dynamic_update_slice_in_dim(all, some, positions[0], 0)
+        return jax.tree.map(put, found, rows(positions))
+
+    shape = jax.eval_shape(rows, jax.ShapeDtypeStruct((1,), jnp.int32))
+    found = jax.tree.map(lambda leaf: jnp.zeros((room, *leaf.shape[1:]), leaf.dtype), shape)
+    return jax.tree.map(lambda leaf: leaf[:n_max], over_blocks(split.size, n_max, note, found))

@@ -11,8 +11,7 @@ import optax
 
 from pfljax.contract import tree
 from pfljax.contract.types import Array, Key, Params, PyTree, Split
-from pfljax.local import batches
-from pfljax.local.batches import AUGMENTATION, DROPOUT, NOISE, Batch, masked, over_blocks, shuffle, sum_over_examples
+from pfljax.local.batches import AUGMENTATION, DROPOUT, NOISE, Batch, masked, of_examples, shuffle, sum_over_examples
 from pfljax.local.privacy import Privacy, private_mean
 
 
@@ -217,15 +216,7 @@ class Solver(NamedTuple):
 
     def losses_of_examples(self, params: Params, split: Split) -> Array:
         """Loss of each of a client's examples: (n_max,), 0 for padding."""
-        n_max = split.y.shape[0]
-
-        def note(positions, found):
-            index, inside = jnp.minimum(positions, n_max - 1), positions < split.size
-            losses = self.loss(params, *masked(split.x[index], split.y[index], inside))
-            return jax.lax.dynamic_update_slice(found, jnp.where(inside, losses, 0), (positions[0],))
-
-        found = jnp.zeros((n_max + batches.BLOCKS[-1],))  # room for the last block
-        return over_blocks(split.size, n_max, note, found)[:n_max]
+        return of_examples(lambda x, y: self.loss(params, x, y), split)
 
     def take_batch(self, key: Key, orders: Array | None, split: Split, step: Array) -> Batch:
         """The mini-batch of step `step` of a round; an epoch's last batch may be smaller.

@@ -17,7 +17,7 @@ from pfljax.contract.types import Params, PyTree
 from pfljax.local import augmentation
 from pfljax.local.privacy import Privacy
 from pfljax.local.solver import Solver
-from pfljax.models import Model
+from pfljax.models import Model, losses
 
 LEARNING_RATE = 0.01  # the default of optimizers that are functions of it
 
@@ -38,6 +38,10 @@ class LocalTraining:
         common_init: Whether clients' own models all start from the same parameters; None: the method decides (no for
             FedeRiCo and Local, yes for the others).
         privacy: Clipping and noise for the gradients of mean losses.
+        loss: auto (by the targets: cross_entropy for classes, mse for numbers, bce for several labels), cross_entropy,
+            mse, huber, bce, or a function (outputs (B, ...), y (B, ...)) -> losses (B,); see `pfljax.models.losses`.
+            Evaluation uses it, too.
+        label_smoothing: Share of the target of the training cross entropy that is spread evenly over the classes.
         class_weights: (C,) per-class factors of the training cross entropy; None: 1. They also apply to the losses that
             methods use to weight models, as in the code of FedEM's authors, but not to evaluation.
         augment: Augmentation of mini-batch images: "crop_flip", random crops with a margin of 4 pixels and random
@@ -56,6 +60,12 @@ class LocalTraining:
     keep_optimizer: bool = knob(False, flag="keep_optimizer")
     common_init: bool | None = knob(None, flag="common_init")
     privacy: Privacy = knob(Privacy(), accepted="a pfljax.Privacy")
+    loss: str | Callable[[Any, Any], Any] = knob(
+        "auto", accepted=f"auto, {', '.join(losses.LOSSES)}, or a function", flag="loss"
+    )
+    label_smoothing: float = knob(
+        0.0, at_least=0, below=1, read_with={"loss": ("auto", "cross_entropy")}, flag="label_smoothing"
+    )
     class_weights: Sequence[float] | None = knob(None, accepted="positive numbers, one per class")
     augment: augmentation.Augment = knob("none", flag="augment")
 
@@ -65,6 +75,8 @@ class LocalTraining:
             raise ArgumentError("learning_rate", "accepted only if `optimizer` is a function of it", self.learning_rate)
         if not made and self.learning_rate is None:
             object.__setattr__(self, "learning_rate", LEARNING_RATE)
+        if isinstance(self.loss, str):
+            losses.check_name(self.loss)
 
     def bind(self, model: Model) -> Solver:
         """Returns the solver for a model."""
@@ -83,6 +95,9 @@ class LocalTraining:
         loss = model.loss
         if self.class_weights is not None:
             loss = functools.partial(loss, class_weights=checked_weights(self.class_weights, model))
+        if self.label_smoothing:
+            check_cross_entropy("label_smoothing", self.label_smoothing, model)
+            loss = functools.partial(loss, label_smoothing=self.label_smoothing)
         how = (self.batch_size, self.epochs, self.steps, self.privacy)
         return Solver(
             loss,
@@ -100,13 +115,18 @@ def checked_weights(weights: Sequence[float], model: Model) -> np.ndarray:
     Raises:
         ArgumentError: if they are not positive numbers, one per class.
     """
-    if model.task != "classification":
-        raise ArgumentError("class_weights", "accepted only for classification", weights)
+    check_cross_entropy("class_weights", weights, model)
     found = np.asarray(weights, np.float32)
     classes = model.output_shape[-1]
     if found.shape != (classes,) or not (np.isfinite(found) & (found > 0)).all():
         raise ArgumentError("class_weights", f"accepted: {classes} positive numbers, one per class", weights)
     return found
+
+
+def check_cross_entropy(argument: str, value: Any, model: Model) -> None:
+    """Raises `ArgumentError` for an argument of the cross entropy if a model has another loss."""
+    if model.task != "classification" or model.criterion is not None:
+        raise ArgumentError(argument, "accepted only for classification with loss=cross_entropy", value)
 
 
 def beside_statistics(

@@ -1,7 +1,8 @@
 """Networks as pure functions: `Model`, for any Flax module, and networks available by name."""
 
 from pfljax.models.building import NAMES, build, make
-from pfljax.models.model import Model, mean_over_places
+from pfljax.models.losses import mean_over_places
+from pfljax.models.model import Model
 from pfljax.models.networks import (
     CNN,
     MLP,

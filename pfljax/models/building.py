@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Task
-from pfljax.models import networks, recurrent
+from pfljax.models import losses, networks, recurrent
+from pfljax.models.losses import Loss
 from pfljax.models.model import ACCEPTED, Model
 from pfljax.models.rewriting import equations
 
@@ -42,6 +43,7 @@ def make(
     *,
     hidden: Sequence[int] = (64,),
     channels: Sequence[int] = (128, 128, 128),
+    target_shape: tuple[int, ...] | None = None,
 ) -> Model:
     """Builds a model by name for inputs of `input_shape` (without the batch axis).
 
@@ -50,7 +52,8 @@ def make(
     """
     if name not in NAMES:
         raise ArgumentError("model", f"unknown model; accepted: {', '.join(NAMES)}", name)
-    return build(NAMES[name](tuple(hidden), tuple(channels)), input_shape, task, num_classes, name=name)
+    module = NAMES[name](tuple(hidden), tuple(channels))
+    return build(module, input_shape, task, num_classes, name=name, target_shape=target_shape)
 
 
 def build(
@@ -61,6 +64,8 @@ def build(
     *,
     dtype: Any = jnp.float32,
     name: str | None = None,
+    target_shape: tuple[int, ...] | None = None,
+    loss: str | Loss = "auto",
 ) -> Model:
     """Builds a model for given data.
 
@@ -68,15 +73,20 @@ def build(
         model: A Flax module (Linen or NNX); if a Linen module's field `outputs` is None, it is filled in. Or a `Model`.
             Or a function of `num_classes`, `rngs` or both; `num_classes` may also be its first positional argument.
         input_shape: Shape of an example, without the batch axis.
-        task: "classification" or "regression".
+        task: "classification", "regression" or "multilabel".
         num_classes: C; 1 for regression.
         dtype: Dtype of the inputs.
         name: Name of the model in messages; by default its class name.
+        target_shape: See `Model`.
+        loss: Name of a loss, or a function; see `pfljax.models.losses`.
 
     Raises:
-        ArgumentError: if `model` is none of these, does not accept the data or has outputs of another shape.
+        ArgumentError: if `model` is none of these, does not accept the data or has outputs of another shape, or the
+            loss does not fit.
     """
-    outputs = 1 if task == "regression" else num_classes
+    outputs = num_classes
+    if task == "regression":
+        outputs = target_shape[0] if target_shape is not None and len(target_shape) == 1 else 1
     given = model.module if isinstance(model, Model) else model
     name = str(name or getattr(given, "__name__", type(given).__name__))
     module = given if isinstance(model, Model) else called(model, outputs)
@@ -87,8 +97,12 @@ def build(
     inputs = jax.ShapeDtypeStruct((2, *input_shape), jnp.int32 if integers else dtype)
     if not isinstance(model, Model):
         model = Model(module, inputs.update(shape=(1, *input_shape)))
-    built = dataclasses.replace(model, module=module, task=task)
+    criterion = losses.named(loss, task)
+    built = dataclasses.replace(model, module=module, task=task, criterion=criterion, target_shape=target_shape)
     check_outputs(built, inputs, outputs, name)
+    if criterion is not None:
+        found = jax.ShapeDtypeStruct((2, *built.output_shape[1:]), jnp.float32)
+        losses.check(criterion, found, jax.ShapeDtypeStruct((2, *built.targets.shape[1:]), built.targets.dtype))
     return built
 
 
@@ -136,7 +150,10 @@ def check_outputs(model: Model, inputs: jax.ShapeDtypeStruct, outputs: int, name
         raise ArgumentError("model", "has parameters or statistics that are not real numbers", name)
     batch, *features = inputs.shape
     places = features if len(features) == 1 else []  # sequences may have logits everywhere
-    if model.task == "regression":
+    if model.target_shape is not None and (model.target_shape or model.task == "multilabel"):
+        wanted = (*model.target_shape, *[outputs] * (model.task == "classification"))
+        shapes, accepted = [(batch, *wanted)], f"(batch, {', '.join(map(str, wanted))}), as the targets have them"
+    elif model.task == "regression":
         shapes, accepted = [(batch,)], "(batch,) or (batch, 1) values"
     else:
         shapes, accepted = [(batch, outputs), (batch, *places, outputs)], f"(batch, {outputs}) logits"

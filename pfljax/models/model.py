@@ -9,12 +9,12 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
-from jaxtyping import Float, Num, Shaped
+from jaxtyping import Float, Num
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Key, Params, PyTree, Task
 from pfljax.models.linen import LinenNetwork
+from pfljax.models.losses import DEFAULTS, Loss, cross_entropy, mean_over_places
 from pfljax.models.rewriting import rewritten, slow_layers
 from pfljax.models.structure import Network, by_path
 
@@ -32,12 +32,16 @@ class Model:
             NNX module. Training mode is passed to its call if that has an argument `train`, `training`, `is_training`,
             `deterministic` or `use_running_average`.
         example_input: (B, *features); only its shape and dtype are read.
-        task: "classification" or "regression"; set from the data when a run is created.
+        task: "classification", "regression" or "multilabel"; set from the data when a run is created.
+        criterion: (outputs (B, ...), y (B, ...)) -> losses (B,), the loss per example; None: the task's default.
+        target_shape: Shape of an example's target; None: unknown, a class or number per example or per position.
     """
 
     module: Any
     example_input: Array | jax.ShapeDtypeStruct
     task: Task = "classification"
+    criterion: Loss | None = None
+    target_shape: tuple[int, ...] | None = None
 
     @functools.cached_property
     def network(self) -> Network:
@@ -86,6 +90,15 @@ class Model:
         """Shape of the outputs for the example input: (B, C), (B, T, C) or (B,)."""
         return jax.eval_shape(self.apply, self.network.shapes, self.example_input).shape
 
+    @property
+    def targets(self) -> jax.ShapeDtypeStruct:
+        """Shape (B, ...) and dtype of the targets of the example input."""
+        dtype = jnp.float32 if self.task == "regression" else jnp.int32
+        shape = self.target_shape
+        if shape is None:
+            shape = self.output_shape[1:] if self.task == "regression" else self.output_shape[1:-1]
+        return jax.ShapeDtypeStruct((self.output_shape[0], *shape), dtype)
+
     def embedding(self, params: Params, x: Num[Array, "B ..."]) -> Array:
         """Output of the last hidden dense layer before its activation, (B, F); the features if there is none."""
 
@@ -103,8 +116,9 @@ class Model:
         key: Key | None = None,
         class_weights: Float[Array, " C"] | None = None,
         shift: Float[Array, ...] | None = None,
+        label_smoothing: float = 0.0,
     ) -> Float[Array, " B"]:
-        """Per-example loss (B,): cross entropy in nats (for sequences, the mean over positions), or squared error.
+        """Per-example loss (B,): `criterion` or the task's default, see `pfljax.models.losses`.
 
         Args:
             params: One model.
@@ -112,24 +126,38 @@ class Model:
             y: Classes or targets.
             key: Key for dropout, which selects training mode; None: inference mode.
             class_weights: Per-class factors of the cross entropy; None: 1.
-            shift: Added to the logits with broadcasting, for classification only; None: 0.
+            shift: Added to the outputs with broadcasting; None: 0.
+            label_smoothing: Of the cross entropy.
         """
         outputs, written = self._forward(params, x, key)
-        if self.task == "regression":
-            losses = jnp.square(outputs - y)
+        outputs = outputs if shift is None else outputs + shift
+        if self.criterion is None and self.task == "classification":
+            losses = cross_entropy(outputs, y, class_weights, label_smoothing)
         else:
-            outputs = outputs if shift is None else outputs + shift
-            # One-hot labels: on a CPU, the gradient of a gather is a slow scatter.
-            labels = jax.nn.one_hot(y, outputs.shape[-1])
-            losses = optax.softmax_cross_entropy(outputs, labels if class_weights is None else labels * class_weights)
-            losses = mean_over_places(losses, y, outputs.shape[-1])
+            losses = (self.criterion or DEFAULTS[self.task])(outputs, y)
         moved = self.statistics(params)
         return losses if key is None or moved is None else losses + change(moved, params, written)
 
     def predict(self, params: Params, x: Num[Array, "B ..."]) -> Float[Array, "B ..."]:
-        """Predictions that mixtures average: class probabilities (B, C) or (B, T, C), or regression outputs (B,)."""
+        """Predictions that mixtures average: probabilities (B, ..., C) of classes or labels, or values (B, ...)."""
         outputs = self.apply(params, x)
+        if self.task == "multilabel":
+            return jax.nn.sigmoid(outputs)
         return outputs if self.task == "regression" else jax.nn.softmax(outputs)
+
+    def losses_of(self, predicted: Float[Array, "B ..."], y: Num[Array, "B ..."]) -> Float[Array, " B"]:
+        """Per-example loss (B,) of predictions, which mixtures average, in place of outputs.
+
+        A criterion gets the outputs of a single model with these predictions: values, or log probabilities of classes.
+        """
+        tiny = jnp.finfo(jnp.float32).tiny
+        if self.criterion is None and self.task == "classification":
+            likelihood = jnp.take_along_axis(predicted, y[..., None].astype(jnp.int32), axis=-1, mode="clip")[..., 0]
+            return mean_over_places(-jnp.log(jnp.maximum(likelihood, tiny)), y, predicted.shape[-1])
+        outputs = predicted if self.task == "regression" else jnp.log(jnp.maximum(predicted, tiny))
+        if self.task == "multilabel":
+            outputs = outputs - jnp.log(jnp.maximum(1 - predicted, tiny))
+        return (self.criterion or DEFAULTS[self.task])(outputs, y)
 
     @property
     def layers(self) -> tuple[tuple[str, ...], ...]:
@@ -162,7 +190,8 @@ class Model:
 
     def _forward(self, params: Params, x: Array, key: Key | None) -> tuple[Array, Params]:
         outputs, written = self._compute(self._held(params), x, key)
-        if self.task == "regression" and outputs.ndim > 1 and outputs.shape[-1] == 1:
+        single = self.task == "regression" and outputs.ndim > 1 and outputs.shape[-1] == 1
+        if single and self.target_shape in (None, outputs.shape[1:-1]):
             outputs = outputs[..., 0]
         return outputs, written
 
@@ -184,11 +213,3 @@ def change(statistics: PyTree, params: Params, written: Params) -> Array:
     fixed = jax.lax.stop_gradient
     term = lambda s, old, new: jnp.vdot(old - fixed(old), fixed(old - new)) if s else 0.0
     return jnp.asarray(sum(jax.tree.leaves(jax.tree.map(term, statistics, params, written))))
-
-
-def mean_over_places(values: Shaped[Array, "B ..."], y: Num[Array, "B ..."], num_classes: int) -> Float[Array, " B"]:
-    """One value per example: values (B,) unchanged, values (B, T) averaged over the positions where y is a class."""
-    if y.ndim == 1:
-        return values.astype(jnp.float32)
-    real, places = y < num_classes, tuple(range(1, y.ndim))
-    return jnp.where(real, values, 0).sum(places) / jnp.maximum(real.sum(places), 1)

@@ -95,7 +95,8 @@ def write_comparison(page: Path, folders: Sequence[Path], title: str = "") -> Pa
             write_page(folder)
     methods, runs = _methods(found, page.parent.resolve()), [run for *_, run in found]
     score, dataset = runs[0].score, runs[0].summary["dataset"]
-    names = {"score": score.label} | ({"decile": "bottom decile"} if score.percent else {}) | COSTS
+    own = {name: name.replace("_", " ") for run in runs for name in run.summary.get("metrics", ())}
+    names = {"score": score.label} | ({"decile": "bottom decile"} if score.percent else {}) | own | COSTS
     data = {"panels": _panels(methods, names, score), "csv": _csv(methods, names, score)}
     points = plot("dots", "Each run of each method", POINTS, f"{max(14, 6 + 2 * len(methods))}rem")
     curves = plot("over", "Each method over rounds", BAND)
@@ -139,7 +140,7 @@ def _measures(runs: Sequence[RunData]) -> dict[str, np.ndarray]:
         "decile": [row.get("accuracy_bottom_decile") for row in last],
         "megabytes": megabytes,
         "seconds": [run.summary.get("seconds_per_round") for run in runs],
-    }
+    } | {name: [row.get(name) for row in last] for run in runs for name in run.summary.get("metrics", ())}
     return {name: np.array(values, float) for name, values in measures.items()}
 
 

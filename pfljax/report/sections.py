@@ -36,7 +36,8 @@ CLIENT_HEADS = {
 def result(summary: Mapping[str, Any]) -> str:
     """Returns the scores of the last and best round, and what was scored."""
     last, best = summary["last"], summary.get("best")
-    names = [name for name in SCORES if name in last]
+    heads = SCORES | {name: name.replace("_", " ") for name in summary.get("metrics", ())}
+    names = [name for name in heads if name in last]
     line = lambda label, row: [label, row.get("round"), *(score(name, row.get(name)) for name in names)]
     body = [line("last", last)]
     if best:
@@ -50,7 +51,7 @@ def result(summary: Mapping[str, Any]) -> str:
         said += "Accuracy and loss are computed on clients' test examples; means are weighted by number of examples."
     else:
         said += "The loss is the mean squared error on clients' test examples, weighted by number of examples."
-    return table(["", "round", *(SCORES[name] for name in names)], body) + paragraph(said)
+    return table(["", "round", *(heads[name] for name in names)], body) + paragraph(said)
 
 
 def unseen(scores: Mapping[str, Any]) -> str:
@@ -79,9 +80,12 @@ def clients(
     if not rows:
         return ""
     more = more or {}
-    heads = {name: head for name, head in CLIENT_HEADS.items() if any(row.get(name) is not None for row in rows)}
+    own = {name: name.replace("_", " ") for name in rows[0] if name not in ("client", *CLIENT_HEADS)}
+    heads = {
+        name: head for name, head in {**CLIENT_HEADS, **own}.items() if any(row.get(name) is not None for row in rows)
+    }
     number = lambda k: Raw(f'<button type="button" data-client="{int(k)}">{int(k)}</button>') if pickable else int(k)
-    cell = lambda name, value: score(name, value) if name in ("accuracy", "loss") else value
+    cell = lambda name, value: score(name, value) if name in ("accuracy", "loss", *own) else value
     body = [
         [
             number(row["client"]),

@@ -13,6 +13,7 @@ import numpy as np
 
 from pfljax.contract import tree
 from pfljax.contract.types import Algorithm, Array, ClientData, Key, State
+from pfljax.evaluation import measures
 from pfljax.exchange.in_python import PythonPlan, calling
 from pfljax.exchange.lifting import init as init_state
 from pfljax.exchange.lifting import serve, serve_some
@@ -23,7 +24,7 @@ from pfljax.stores import memory
 from pfljax.stores.compiled import Compiled, shaped, state_shardings
 from pfljax.stores.experiment import Experiment
 from pfljax.stores.replicates import Replicates
-from pfljax.stores.serving import scores
+from pfljax.stores.serving import measured, scores
 
 LARGE = 32 << 20  # bytes; with a model stack this large, a dispatch is one round
 
@@ -167,19 +168,36 @@ def _several_rounds(one_round: Callable, logged: Record, length: int) -> Callabl
 
 
 def make_evaluation(experiments: Sequence[Experiment], compiled: Compiled, replicates: Replicates) -> Callable:
-    """Returns a compiled function (key, state, clients, splits) -> (metrics by split and name, who uses whom)."""
+    """Returns a function (key, state, clients, splits) -> (metrics by split and name, who uses whom)."""
     experiment = experiments[0]
     plan, model = compiled.plan, experiment.problem.model
 
+    metrics, num = experiment.metrics, experiment.problem.num_clients
+    parts = experiment.scored is not None or bool(metrics)  # otherwise all clients at once
+
     def score(algorithm: Algorithm, ids: Array | None, key: Key, state: State, clients: ClientData, splits: Any):
-        use = scores(plan, model, algorithm)
+        use = scores(plan, model, algorithm, bool(metrics))
         if ids is not None:
             return serve_some(algorithm, plan, use, key, state, ids, clients, splits)
-        everyone = jnp.arange(experiment.problem.num_clients, dtype=jnp.int32)
-        return serve(algorithm, plan, use, key, state, everyone, clients, splits)
+        return serve(algorithm, plan, use, key, state, jnp.arange(num, dtype=jnp.int32), clients, splits)
 
-    ids = None if experiment.scored is None else replicates.join([each.scored for each in experiments], np.stack)
-    of_all = replicates.lift(experiment, plan, score, (None if ids is None else 0, 0, 0, 0, 0))
-    if isinstance(plan, PythonPlan):
-        return functools.partial(calling(of_all), ids)
-    return functools.partial(jax.jit(of_all, out_shardings=plan.everywhere), ids)
+    of_all = replicates.lift(experiment, plan, score, (0 if parts else None, 0, 0, 0, 0))
+    run = calling(of_all) if isinstance(plan, PythonPlan) else jax.jit(of_all, out_shardings=plan.everywhere)
+    if not parts:
+        return functools.partial(run, None)
+    everyone = np.arange(num, dtype=np.int32)
+    ids = replicates.join([everyone if each.scored is None else each.scored for each in experiments], np.stack)
+    if not metrics:
+        return functools.partial(run, ids)
+    examples = max(getattr(experiment.federation, part).y.shape[1] for part in ("train", "validation", "test"))
+
+    def in_blocks(*args):
+        found = []
+        for places, real in measures.blocks(ids.shape[-1], measures.row_bytes(model, examples)):
+            of_runs = replicates.split(jax.device_get(run(ids[..., places], *args)))
+            of_runs = [served._replace(found=measured(metrics, served.found)) for served in of_runs]
+            found.append([jax.tree.map(lambda leaf, real=real: leaf[:real], served) for served in of_runs])
+        joined = [jax.tree.map(lambda *leaves: np.concatenate(leaves), *of_run) for of_run in zip(*found, strict=True)]
+        return replicates.join(joined, np.stack)
+
+    return in_blocks

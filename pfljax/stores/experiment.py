@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +17,7 @@ from pfljax.contract.types import Algorithm, Key
 from pfljax.data import Federation
 from pfljax.data.sources.source import generator
 from pfljax.evaluation.fine_tuning import fine_tuned
+from pfljax.evaluation.measures import Metric
 from pfljax.exchange import cores
 from pfljax.exchange.in_python import PythonPlan
 from pfljax.exchange.plan import ExecutionPlan, Peers, Plan, make_plan
@@ -90,6 +91,7 @@ class Experiment:
         eval_clients: Number of clients to score, the same ones in every evaluation; 0: all.
         server: How the server samples cohorts and aggregates models.
         attack: What the attacking clients do. The federation determines which clients attack.
+        metrics: Further metrics of clients' predictions, by name; see `evaluation.measures`.
         config: Content of config.json. Its "settings" must agree when a run is resumed.
         program: Describes what the run computes; see `fingerprint.program`. Traced when it is first called.
     """
@@ -106,6 +108,7 @@ class Experiment:
     eval_clients: int = 0
     server: Server = dataclasses.field(default_factory=Server)
     attack: Attack = dataclasses.field(default_factory=Attack)
+    metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
     config: dict = dataclasses.field(default_factory=dict)
     program: Callable[[], dict] = dict
 
@@ -140,7 +143,7 @@ class Experiment:
         """What must agree for runs to share a kernel: the method, its other knobs, and the settings around it."""
         knobs = dataclasses.asdict(self.method)
         fixed = {name: value for name, value in knobs.items() if name not in self.numbers.knobs}
-        return type(self.method), fixed, self.server, self.attack
+        return type(self.method), fixed, self.server, self.attack, dict(self.metrics)
 
     def algorithm(self, plan: ExecutionPlan, numbers: Numbers = OWN) -> Algorithm:
         """Builds the method for this run under an execution plan.

@@ -24,6 +24,7 @@ import numpy as np
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Algorithm, ClientData, Cohort, Key, Start, State
+from pfljax.evaluation import measures
 from pfljax.exchange import lifting, processes
 from pfljax.exchange.lifting import join_state, split_state
 from pfljax.exchange.plan import ExecutionPlan, make_host_plan
@@ -33,7 +34,7 @@ from pfljax.stores import memory, stacks
 from pfljax.stores.compiled import Compiled, Saving, shaped, state_shardings
 from pfljax.stores.experiment import Experiment
 from pfljax.stores.replicates import Replicates
-from pfljax.stores.serving import Blocks, scores
+from pfljax.stores.serving import Blocks, measured, scores
 
 BLOCK_BYTES = 64 << 20  # minimum size of a block of clients that is evaluated at once
 
@@ -334,6 +335,9 @@ def block_size(experiment: Experiment, plan: ExecutionPlan) -> int:
     algorithm, key = experiment.algorithm(plan), jax.random.key(0)
     state = jax.eval_shape(_initial(experiment), key, clients)
     of_cohort = each = tree.row_bytes((split_state(algorithm, state)[0], clients))
+    if experiment.metrics:
+        sizes = (getattr(experiment.federation, part).y.shape[1] for part in ("train", "validation", "test"))
+        each += sum(measures.row_bytes(problem.model, size) for size in sizes)
     if algorithm.topology == "peers":  # other clients' models are stored next to each client's
         each += len(lifting.shapes(algorithm, plan, key, state, clients)[0].index) * tree.row_bytes(state.models)
     size = max(BLOCK_BYTES // each, problem.cohort_size * of_cohort // each, 1)
@@ -344,8 +348,9 @@ def block_size(experiment: Experiment, plan: ExecutionPlan) -> int:
 def make_evaluation(experiments: Sequence[Experiment], compiled: Compiled, replicates: Replicates) -> Callable:
     """Returns (key, state, clients, splits) -> (metrics by split and name, who uses whom), one run after the other."""
     first, plan = experiments[0], compiled.plan
-    use = functools.partial(scores, plan, first.problem.model)
-    evaluate = Blocks(functools.partial(first.algorithm, plan), plan, use, block_size(first, plan))
+    use = functools.partial(scores, plan, first.problem.model, outputs=bool(first.metrics))
+    finish = functools.partial(measured, first.metrics)
+    evaluate = Blocks(functools.partial(first.algorithm, plan), plan, use, block_size(first, plan), finish)
     everyone = np.arange(first.problem.num_clients, dtype=np.int32)
     ids = [everyone if each.scored is None else each.scored for each in experiments]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
 
 from pfljax.contract.types import Algorithm, Array, ClientData, Key, Mixture, Prediction, PyTree, Split, State
-from pfljax.evaluation import metrics
+from pfljax.evaluation import measures, metrics
 from pfljax.exchange.lifting import Served, Use, join_state, serve, split_state, whom
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.pools import place
@@ -17,13 +18,26 @@ from pfljax.stores import stacks
 from pfljax.stores.experiment import OWN, Numbers
 
 
-def scores(plan: ExecutionPlan, model: Model, algorithm: Algorithm) -> Use:
-    """Returns (prediction, a client's splits by name) -> its metrics by split and name."""
+def scores(plan: ExecutionPlan, model: Model, algorithm: Algorithm, outputs: bool = False) -> Use:
+    """Returns (prediction, a client's splits by name) -> its scores by split and name.
 
-    def use(prediction: Prediction, splits: dict[str, Split]) -> dict[str, dict[str, Array]]:
-        return {name: metrics.evaluate(plan, model, algorithm, prediction, part) for name, part in splits.items()}
+    With `outputs`, the predictions come along, for `measured`.
+    """
 
-    return use
+    def of_split(prediction: Prediction, split: Split) -> dict[str, Array]:
+        found = metrics.evaluate(plan, model, algorithm, prediction, split)
+        return found | measures.outputs_of(plan, model, algorithm, prediction, split) if outputs else found
+
+    return lambda prediction, splits: {name: of_split(prediction, part) for name, part in splits.items()}
+
+
+def measured(own: Mapping[str, measures.Metric], found: dict[str, dict]) -> dict[str, dict]:
+    """Replaces the predictions in what `scores` found, as NumPy arrays, by a run's own metrics."""
+    if not own:
+        return found
+    names = measures.OUTPUTS
+    kept = {part: {name: values for name, values in of.items() if name not in names} for part, of in found.items()}
+    return {part: kept[part] | measures.measured(own, of) for part, of in found.items()}
 
 
 class Blocks:
@@ -35,6 +49,7 @@ class Blocks:
         plan: ExecutionPlan,
         use: Callable[[Algorithm], Use],
         size: int,
+        finish: Callable[[Any], Any] = lambda found: found,
     ):
         """Compiles nothing yet.
 
@@ -43,8 +58,9 @@ class Blocks:
             plan: How clients are mapped to devices.
             use: The built method -> what clients do with their predictions.
             size: Number of clients at a time.
+            finish: Turns what a block of clients found, NumPy arrays, into what is kept.
         """
-        self.build, self.plan, self.use, self.size = build, plan, use, size
+        self.build, self.plan, self.use, self.size, self.finish = build, plan, use, size, finish
         self.algorithm = build(OWN)
         self.choose = jax.jit(self._choose, out_shardings=plan.everywhere)
         self.serve = jax.jit(self._serve, out_shardings=plan.everywhere)
@@ -92,4 +108,5 @@ class Blocks:
             mixture = self.choose(numbers, ids, key, rows, rest, clients.train.size)
             index = np.asarray(mixture.index).reshape(-1)
             rows = rows._replace(models=place(self.plan, stacks.read(stack, index), len(index)))
-        return jax.device_get(self.serve(numbers, ids, key, rows, rest, clients, inputs, mixture))
+        served = jax.device_get(self.serve(numbers, ids, key, rows, rest, clients, inputs, mixture))
+        return served._replace(found=self.finish(served.found))

@@ -34,6 +34,8 @@ def settings(method: Any, clients: Federation, model: Any, local: LocalTraining,
     """Returns the settings that must agree when a run is resumed, except functions (optimizer and schedule)."""
     named = [field.name for field in dataclasses.fields(local) if field.name not in ("optimizer", "schedule")]
     comparable = {f"local.{name}": files.plain(getattr(local, name)) for name in named}
+    if not isinstance(local.loss, str):
+        comparable["local.loss"] = getattr(local.loss, "__name__", type(local.loss).__name__)
     knobs = {f"{method.info.name}.{name}": value for name, value in dataclasses.asdict(method).items()}
     text = repr(model) if dataclasses.is_dataclass(model) else getattr(model, "__name__", type(model).__name__)
     found = {"algorithm": method.info.name, **knobs, "model": text, **comparable, **options}

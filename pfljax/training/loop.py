@@ -272,6 +272,9 @@ class Trainer:
             History(out, self.done, topology, each.scored) for out, each in zip(outs, self.experiments, strict=True)
         ]
         self.seconds = self.histories[0].seconds
+        if restored and not first.metrics.keys() <= self.histories[0].last.keys():
+            with told("evaluating the models", self.say):
+                self._evaluate()
         for each, history in zip(self.experiments, self.histories, strict=True) if restored else ():
             history.write(algorithm.report.scored, each.federation)  # files may be missing, or contain later rounds
         if not restored:
@@ -377,7 +380,8 @@ class Trainer:
             scored = slice(None) if each.scored is None else each.scored
             sizes = {part: np.asarray(getattr(each.federation, part).size)[scored] for part in scores}
             means = {part: evaluation.summarize(values, sizes[part]) for part, values in scores.items()}
-            row = {
+            earlier = history.take_back(self.done)  # of a run that goes on with other metrics
+            row = earlier or {
                 "round": self.done,
                 "seconds": self.seconds,
                 "train_loss": float(record.train_loss[-1]) if record else means["train"]["loss"],
@@ -385,6 +389,9 @@ class Trainer:
                 "bytes_down": history.down,
                 "bytes_up": history.up,
                 **{name: float(values[-1]) for name, values in (record.metrics.items() if record else ())},
+            }
+            row |= {
+                name: means["test"][name] for metric in each.metrics for name in (metric, f"{metric}_bottom_decile")
             }
             lost = np.flatnonzero(~np.isfinite(scores["test"]["loss"]) & (sizes["test"] > 0))
             if len(lost):  # after the last update, whose loss no round has recorded, or from the start
@@ -398,7 +405,11 @@ class Trainer:
                 field = "whom and predict" if self.compiled.algorithm.predict else "whom"
                 conformance.check_weights(each, field, collaboration["weights"], each.scored)
             validated = means.get("validation", {})
-            row |= {f"validation_{name}": validated[name] for name in ("loss", "accuracy") if name in validated}
+            row |= {
+                f"validation_{name}": validated[name]
+                for name in ("loss", "accuracy", *each.metrics)
+                if name in validated
+            }
             history.add(row, scores, collaboration)
             history.write_rows()
             tracker = self.trackers[number] if processes.is_first() else None

@@ -43,7 +43,7 @@ def per_client(
             "n_test": int(federation.test.size[k]),
             **{name: int(group[k]) for name, group in groups.items() if group is not None},
             "accuracy": float(test["accuracy"][number]) if "accuracy" in test else None,
-            "loss": float(test["loss"][number]),
+            **{name: float(values[number]) for name, values in test.items() if name != "accuracy"},
         }
         for number, k in enumerate((np.arange(federation.num_clients) if scored is None else scored).tolist())
     ]
@@ -56,14 +56,15 @@ def score_unseen(experiment: Experiment, compiled: Compiled, key: Key, state: St
         return None
     algorithm, model = experiment.algorithm(plan), experiment.problem.model  # for the run's current number of rounds
     there = lambda part: place(plan, part, unseen.num_clients)
-    serve = functools.partial(lifting.serve_newcomers, algorithm, plan, serving.scores(plan, model, algorithm))
+    use = serving.scores(plan, model, algorithm, outputs=bool(experiment.metrics))
+    serve = functools.partial(lifting.serve_newcomers, algorithm, plan, use)
     rows, rest = lifting.split_state(algorithm, state)
     rows = State((), stacks.in_memory(rows.models) if algorithm.topology in ("peers", "push") else (), (), ())
     splits = {"train": there(unseen.train), "test": there(unseen.test)}
     found = jax.jit(serve, out_shardings=plan.everywhere)(
         key, lifting.join_state(algorithm, rows, rest), there(unseen.client_data), splits
     )
-    scores = jax.device_get(found)
+    scores = serving.measured(experiment.metrics, jax.device_get(found))
     out = evaluation.summarize(scores["test"], unseen.test.size)
     train = evaluation.summarize(scores["train"], unseen.train.size)
     return out | {f"train_{name}": value for name, value in train.items()} | {"per_client": per_client(unseen, scores)}
@@ -119,6 +120,7 @@ def summarize(experiment: Experiment, compiled: Compiled, history: History, line
         "parameters": num_parameters(experiment.problem.model),
         "rounds": experiment.problem.rounds,
         "seed": experiment.seed,
+        "metrics": list(experiment.metrics),
         "scored": algorithm.report.scored,
         "scored_clients": None if experiment.scored is None else len(experiment.scored),
         "last": rows[-1],

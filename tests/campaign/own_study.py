@@ -128,6 +128,13 @@ def schedule(number):
     return 0.9**number
 
 
+FACTORS = jnp.array([1.0, 1.0, 2.0])
+
+
+def weighted(outputs, y):
+    return FACTORS[y] * optax.softmax_cross_entropy_with_integer_labels(1.5 * outputs, y)
+
+
 def clients(seed=0):
     rng = np.random.default_rng(seed)
     x = (rng.normal(size=(48, 8)) * PRIOR).astype(np.float32)

@@ -112,6 +112,8 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
     "the mini-batches": ("batch_size=4", "batch_size=3", "batch_size"),
     "the epochs": ("epochs=1", "epochs=2", "epochs"),
     "the class weights": ("(1.0, 1.0, 2.0)", "(1.0, 1.0, 3.0)", "class_weights"),
+    "smoothed labels": ("batch_size=4,", "batch_size=4, label_smoothing=0.1,", "label_smoothing"),
+    "another loss": ("class_weights=(1.0, 1.0, 2.0)", "loss=weighted", "loss"),
     "private gradients": ("batch_size=4,", "batch_size=4, privacy=pfl.Privacy(1.0, 1.0),", "privacy"),
     "the examples": ("default_rng(seed)", "default_rng(seed + 1)", "partition"),
     "the features' scale": ("linspace(0.5, 1.5", "linspace(0.5, 1.4", "data"),
@@ -211,6 +213,22 @@ def test_an_edit_that_changes_nothing_is_not_noticed(what, before, tmp_path):
 def test_a_run_that_goes_on_for_more_rounds_is_the_same(tmp_path):
     experiment = run_of(TEXT, tmp_path).experiment
     assert fingerprint.parts(experiment.with_rounds(3)) == fingerprint.parts(experiment.with_rounds(30))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("1.5 * outputs", "1.6 * outputs", "loss"),
+        ("FACTORS = jnp.array([1.0, 1.0, 2.0])", "FACTORS = jnp.array([1.0, 1.0, 3.0])", "loss: captured arrays"),
+        ("FACTORS", "WEIGHTS", ""),
+    ],
+)
+def test_an_edit_of_one_s_own_loss(old, new, named, tmp_path):
+    text = TEXT.replace("class_weights=(1.0, 1.0, 2.0)", "loss=weighted")
+    found = folders.changed(
+        run_of(text, tmp_path).experiment.described, run_of(text.replace(old, new), tmp_path).experiment
+    )
+    assert (named in found) if named else not found
 
 
 def test_the_campaign_is_large_enough():

@@ -1,0 +1,157 @@
+"""Metrics of a client's predictions other than accuracy and loss: functions of the user, and some by name.
+
+A metric is a function (outputs, y) -> number of one client's examples, in NumPy arrays on the host: class probabilities
+(n, C) and classes (n,), predicted values and targets for regression, with further axes where targets have them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import nearest
+from pfljax.contract.types import Algorithm, Prediction, PyTree, Split
+from pfljax.evaluation.metrics import predict
+from pfljax.exchange.plan import ExecutionPlan
+from pfljax.local.batches import of_examples
+from pfljax.models import Model
+
+BLOCK_BYTES = 64 << 20  # predictions of a block of clients that are fetched at once
+BINS = 15  # of `calibration_error`
+# Other entries of clients' rows, and beginnings of others' names.
+TAKEN = {"client", "name", "n_train", "n_test", "distribution", "target", "split", "group", "size", "rounds", "clients"}
+BEGINNINGS = ("validation_", "train_")
+Metric = Callable[[np.ndarray, np.ndarray], Any]
+
+
+def f1(outputs: np.ndarray, y: np.ndarray) -> float:
+    """Macro F1: the mean F1 of the classes that occur or are predicted."""
+    from sklearn.metrics import f1_score  # heavy
+
+    outputs, y = of_classes(outputs, y)
+    none: Any = 0  # of classes that occur but are not predicted
+    return float(f1_score(y, outputs.argmax(axis=-1), average="macro", zero_division=none)) if y.size else np.nan
+
+
+def balanced_accuracy(outputs: np.ndarray, y: np.ndarray) -> float:
+    """The mean recall of the classes that occur."""
+    outputs, y = of_classes(outputs, y)
+    right = outputs.argmax(axis=-1) == y
+    return float(np.mean([right[y == each].mean() for each in np.unique(y)])) if y.size else np.nan
+
+
+def auroc(outputs: np.ndarray, y: np.ndarray) -> float:
+    """The area under the ROC curve of each class that occurs against the rest, averaged; NaN with a single class."""
+    from sklearn.metrics import roc_auc_score  # heavy
+
+    outputs, y = of_classes(outputs, y)
+    classes = np.unique(y)
+    if len(classes) < 2:
+        return np.nan
+    return float(np.mean([roc_auc_score(y == each, outputs[:, each]) for each in classes]))
+
+
+def calibration_error(outputs: np.ndarray, y: np.ndarray) -> float:
+    """The expected calibration error: |accuracy - confidence| in 15 equal bins of confidence, weighted by size."""
+    outputs, y = of_classes(outputs, y)
+    surplus = outputs.max(axis=-1) - (outputs.argmax(axis=-1) == y)
+    bins = np.minimum((outputs.max(axis=-1) * BINS).astype(int), BINS - 1)
+    return float(np.abs(np.bincount(bins, surplus, BINS)).sum() / len(y)) if y.size else np.nan
+
+
+def of_classes(outputs: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities (m, C) and classes (m,) of all places of sequences and images that have a class to predict."""
+    outputs, y = outputs.reshape(-1, outputs.shape[-1]), y.reshape(-1).astype(np.int64)
+    real = (y >= 0) & (y < outputs.shape[-1])
+    return outputs[real], y[real]
+
+
+METRICS: dict[str, Metric] = {
+    "f1": f1,
+    "balanced_accuracy": balanced_accuracy,
+    "auroc": auroc,
+    "calibration_error": calibration_error,
+}
+
+
+def named(metrics: Mapping[str, Metric] | Sequence[str] | None, reserved: set[str], task: str) -> dict[str, Metric]:
+    """Returns the metrics by name.
+
+    Args:
+        metrics: Functions by name, or names in `METRICS`.
+        reserved: Names that are refused, besides those of other columns.
+        task: The clients' task.
+
+    Raises:
+        ArgumentError: for a name or function that is not accepted.
+    """
+    given = metrics if isinstance(metrics, Mapping) else {name: name for name in metrics or ()}
+    found: dict[str, Metric] = {}
+    for name, metric in given.items():
+        if isinstance(metric, str):
+            if metric not in METRICS:
+                raise ArgumentError("metrics", f"unknown; {nearest(metric, METRICS)}, or a function", metric)
+            if task != "classification":
+                raise ArgumentError("metrics", "accepted for classification; for other targets, a function", metric)
+            metric = METRICS[metric]
+        if not callable(metric):
+            raise ArgumentError("metrics", "accepted: functions (outputs, y) -> number, by name", name)
+        if name in reserved | TAKEN or not str(name).isidentifier() or str(name).startswith(BEGINNINGS):
+            others = ", ".join([*sorted(reserved | TAKEN), *(f"{each}..." for each in BEGINNINGS)])
+            raise ArgumentError("metrics", f"accepted: names such as my_metric, other than {others}", name)
+        found[name] = metric
+    return found
+
+
+OUTPUTS = ("outputs", "y", "size")
+
+
+def outputs_of(
+    plan: ExecutionPlan, model: Model, algorithm: Algorithm, prediction: Prediction, split: Split
+) -> dict[str, PyTree]:
+    """A client's predictions for its own examples (`OUTPUTS`): outputs (n_max, ...), y (n_max, ...) and size ()."""
+    of = lambda x, y: {"outputs": predict(plan, model, algorithm, prediction, x), "y": y}
+    return of_examples(of, split) | {"size": split.size}
+
+
+def row_bytes(model: Model, num_examples: int) -> int:
+    """Bytes of a client's predictions."""
+    return 4 * num_examples * math.prod(model.output_shape[1:])
+
+
+def blocks(num: int, each: int) -> Iterator[tuple[np.ndarray, int]]:
+    """Divides n clients, of `each` bytes, into blocks of one size: (places, how many of them are not repeated)."""
+    size = min(max(BLOCK_BYTES // max(each, 1), 1), num)
+    for start in range(0, num, size):
+        yield np.minimum(np.arange(start, start + size, dtype=np.int32), num - 1), min(size, num - start)
+
+
+def measured(metrics: Mapping[str, Metric], found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Computes metrics of clients' predictions.
+
+    Args:
+        metrics: Functions by name.
+        found: What `outputs_of` returns, in NumPy arrays.
+
+    Returns:
+        One value for each client, float32, by name; NaN for clients without examples.
+
+    Raises:
+        ArgumentError: if a function raises an error, or returns anything but a number.
+    """
+    values = {name: np.full(len(found["size"]), np.nan, np.float32) for name in metrics}
+    for client in np.flatnonzero(found["size"]):
+        size = found["size"][client]
+        outputs, y = found["outputs"][client, :size], found["y"][client, :size]
+        for name, metric in metrics.items():
+            try:
+                values[name][client] = np.asarray(metric(outputs, y)).item()
+            except Exception as error:  # a user's function
+                line = (str(error).splitlines() or [""])[0]
+                text = f"for outputs {outputs.shape} and y {y.shape}, raised {type(error).__name__}: {line}"
+                raise ArgumentError("metrics", f"{text}; accepted: functions that return a number", name) from error
+    return values

@@ -1,0 +1,163 @@
+"""Metrics of one client's predictions: by hand, under every store, and when a run goes on with others."""
+
+import dataclasses
+
+import numpy as np
+import optax
+import pytest
+
+import pfljax as pfl
+from pfljax.evaluation import measures
+from pfljax.folder import files
+
+# Two examples of class 0 (one of them taken for 1), one of class 1, one of class 2 that is taken for 0.
+OUTPUTS = np.array([[0.6, 0.3, 0.1], [0.3, 0.5, 0.2], [0.1, 0.8, 0.1], [0.5, 0.2, 0.3]], np.float32)
+Y = np.array([0, 0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        # class 0: precision 1/2, recall 1/2; class 1: 1/2 and 1, F1 2/3; class 2: 0
+        ("f1", (1 / 2 + 2 / 3 + 0) / 3),
+        ("balanced_accuracy", (1 / 2 + 1 + 0) / 3),
+        # class 0: of 4 pairs (0.6, 0.3) x (0.1, 0.5), 3 are in order; class 1: all 3; class 2: all 3
+        ("auroc", (3 / 4 + 1 + 1) / 3),
+        # confidences 0.6 (right), 0.5 and 0.5 (wrong, one bin), 0.8 (right)
+        ("calibration_error", (0.4 + 1.0 + 0.2) / 4),
+    ],
+)
+def test_metrics_by_hand(name, value):
+    metric = measures.METRICS[name]
+    assert metric(OUTPUTS, Y) == pytest.approx(value, abs=1e-6)
+    # the same places in a sequence, with one that has no class to predict
+    outputs, y = np.stack([OUTPUTS, OUTPUTS[::-1]]), np.stack([Y, np.array([255, 255, -1, 0])])
+    assert metric(outputs, y) == pytest.approx(metric(np.concatenate([OUTPUTS, OUTPUTS[:1]]), np.append(Y, 0)))
+    assert np.isnan(metric(OUTPUTS[:0], Y[:0]))
+
+
+def test_one_class_has_no_roc_curve():
+    assert np.isnan(measures.METRICS["auroc"](OUTPUTS, 0 * Y))
+
+
+def uneven(unseen=0):
+    """Clients of 6 to 60 examples, one of them without test examples."""
+    rng = np.random.default_rng(0)
+    client = np.repeat(np.arange(5), [6, 20, 60, 31, 12])
+    x, y = rng.normal(size=(len(client), 4)), rng.integers(3, size=len(client))
+    clients = pfl.Federation.from_arrays(x, y, client, validation_fraction=0.2)
+    size = clients.test.size.copy()
+    size[3] = 0
+    return dataclasses.replace(clients, test=clients.test._replace(size=size))
+
+
+def right(outputs, y):
+    return (outputs.argmax(axis=-1) == y).mean()
+
+
+def number(outputs, y):
+    assert outputs.shape == (len(y), 3)
+    return len(y)
+
+
+@pytest.mark.parametrize("store", ["device", "host", "disk"])
+@pytest.mark.parametrize("method", [pfl.FedAvg(), pfl.Local(), pfl.FedeRiCo(neighbors=2)], ids=lambda m: m.info.name)
+def test_a_metric_gets_a_client_s_real_examples(store, method, monkeypatch):
+    """Accuracy as a metric of one's own is the accuracy, in blocks of one client, too."""
+    monkeypatch.setattr(measures, "BLOCK_BYTES", 100)
+    clients, execution = uneven(), pfl.Execution(client_store=store)
+    run = pfl.Run(
+        method, clients, pfl.models.MLP(hidden=()), metrics={"right": right, "n": number}, execution=execution
+    )
+    result = run.train(1, progress=False)
+    for part in ("train", "validation", "test"):
+        sizes = getattr(clients, part).size
+        np.testing.assert_allclose(result.results[f"right_{part}"], result.results[f"accuracy_{part}"], rtol=1e-6)
+        np.testing.assert_array_equal(result.results[f"n_{part}"][-1], np.where(sizes, sizes, np.nan))
+    last = result.history[-1]
+    assert last["right"] == pytest.approx(last["accuracy_mean"])
+    assert last["right_bottom_decile"] == pytest.approx(last["accuracy_bottom_decile"])
+    assert last["validation_n"] == pytest.approx(clients.validation.size.mean())
+    assert result.summary["per_client"][0]["n"] == clients.test.size[0]
+
+
+def test_replicates_and_samples_of_clients_have_metrics():
+    clients = pfl.data.digits(num_clients=6, train_examples=8)
+    make = lambda seed: pfl.Run(
+        pfl.FedeRiCo(neighbors=2), clients, pfl.models.MLP(hidden=()), seed=seed, eval_clients=3, metrics={"own": right}
+    )
+    for result in pfl.train_replicates([make(0), make(1)], 1):
+        np.testing.assert_allclose(result.results["own_test"], result.results["accuracy_test"], rtol=1e-6)
+
+
+def test_newcomers_have_metrics():
+    clients, unseen = pfl.data.split_unseen(uneven(), 0.4, seed=0)
+    run = pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP(hidden=()), unseen=unseen, metrics={"own": right})
+    scores = run.train(1, progress=False).summary["unseen"]
+    assert scores["own"] == pytest.approx(scores["accuracy_mean"]) and "train_own" in scores
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        (["f2"], "metrics=f2: unknown; accepted: f1, .*or a function"),
+        ({"accuracy": right}, "metrics=accuracy: accepted: names such as my_metric, other than accuracy"),
+        ({"validation_own": right}, "metrics=validation_own: accepted: names"),
+        ({"a b": right}, "metrics=a b: accepted: names"),
+        ({"own": 3}, "metrics=own: accepted: functions"),
+        (right, "metrics=function: accepted: functions"),
+    ],
+)
+def test_metrics_that_are_refused(metrics, message):
+    with pytest.raises(pfl.ArgumentError, match=message):
+        pfl.Run(pfl.FedAvg(), uneven(), pfl.models.MLP(hidden=()), metrics=metrics)
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (
+            lambda outputs, y: outputs,
+            r"metrics=own: for outputs \(\d+, 3\) and y \(\d+,\), raised ValueError: .*a number",
+        ),
+        (lambda outputs, y: 1 // 0, "metrics=own: .*raised ZeroDivisionError"),
+    ],
+)
+def test_a_metric_that_fails_is_one_line(metric, message):
+    with pytest.raises(pfl.ArgumentError, match=message):
+        pfl.Run(pfl.FedAvg(), uneven(), pfl.models.MLP(hidden=()), metrics={"own": metric}).train(1, progress=False)
+
+
+def test_a_run_goes_on_with_other_metrics(tmp_path):
+    """Rounds before a metric was asked for have NaN; the models of the last checkpoint are scored by it."""
+    clients = uneven()
+    start = lambda **options: pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP(hidden=()), **options)
+    start(metrics={"old": right}).train(2, out=tmp_path / "run", eval_every=1, progress=False)
+    result = start(metrics={"own": right}).train(3, out=tmp_path / "run", eval_every=1, resume=True, progress=False)
+    own, old, accuracy = (result.results[f"{name}_test"] for name in ("own", "old", "accuracy"))
+    assert np.isnan(own[:2]).all() and np.isnan(old[3]).all()
+    np.testing.assert_allclose(own[2:], accuracy[2:], rtol=1e-6)
+    np.testing.assert_allclose(old[:2], accuracy[:2], rtol=1e-6)
+    assert [row.get("own") is None for row in result.history] == [True, True, False, False]
+
+
+def test_a_cell_without_a_metric_is_scored_again(tmp_path):
+    """A finished cell of a comparison gets a new metric without training; tables have the mean over seeds."""
+    clients, said = uneven(), []
+    model, local = pfl.models.MLP(hidden=()), pfl.LocalTraining(optax.sgd(0.1))
+    options = {"seeds": (0, 1), "rounds": 2, "out": tmp_path}
+    before = pfl.compare([pfl.FedAvg()], clients, model, local, **options)
+    table = pfl.compare([pfl.FedAvg()], clients, model, local, metrics={"own": right}, say=said.append, **options)
+    assert any("it lacks the metrics own" in line for line in said)
+    cells = [files.read_json(tmp_path / "fedavg" / f"seed-{seed}" / "summary.json")["last"] for seed in (0, 1)]
+    scores = [cell["own"] for cell in cells]
+    assert scores == pytest.approx([cell["accuracy_mean"] for cell in cells])
+    assert table.rows[0]["metrics"]["own"] == pytest.approx({"mean": np.mean(scores), "std": np.std(scores)})
+    assert table.rows[0]["seconds_per_round"] == before.rows[0]["seconds_per_round"]  # nothing was trained
+    text = f"{np.mean(scores):.3f} ± {np.std(scores):.3f}"
+    for name in ("table.md", "table.csv"):
+        assert text in (tmp_path / name).read_text()
+    assert files.read_json(tmp_path / "table.json")[0]["metrics"]["own"]["mean"] == pytest.approx(np.mean(scores))
+    assert "own" in (tmp_path / "report.html").read_text()
+    again = pfl.compare([pfl.FedAvg()], clients, model, local, metrics={"own": right}, say=said.append, **options)
+    assert str(again) == str(table) and "already finished" in said[-2] + said[-3]
