@@ -31,9 +31,13 @@ class Score(NamedTuple):
 
 
 def over_clients(reduce: Callable[..., np.ndarray], values: Float[np.ndarray, "T K"], *args: Any) -> np.ndarray:
-    """Reduces scores over the clients that have any, such as by `np.nanmean`; NaN if there are none. Shape (T,)."""
-    scored = values[:, ~np.isnan(values).all(axis=0)]
-    return reduce(scored, *args, axis=1) if scored.size else np.full(len(values), np.nan)
+    """Reduces scores over the clients that have any, such as by `np.nanmean`. Shape (T,); NaN for rounds without."""
+    some = ~np.isnan(values).all(axis=1)  # a metric may be newer than the first rounds
+    scored = values[some][:, ~np.isnan(values[some]).all(axis=0)]
+    reduced = np.full(len(values), np.nan)
+    if scored.size:
+        reduced[some] = reduce(scored, *args, axis=1)
+    return reduced
 
 
 @dataclasses.dataclass(frozen=True)
