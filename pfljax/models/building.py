@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from pfljax.contract.types import Task
 from pfljax.models import networks, recurrent
 from pfljax.models.model import ACCEPTED, Model
 from pfljax.models.rewriting import equations
+from pfljax.models.structure import is_flax
 
 # Name -> (widths of the mlp's hidden layers, channels of the cnn) -> the module.
 NAMES: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], nn.Module]] = {
@@ -94,22 +96,18 @@ def build(
 
 def called(model: Any, outputs: int) -> Any:
     """Calls a function of the number of classes; returns its module or function of `rngs`."""
-    # NNX is slow to import, so its modules are known by the names of their bases.
-    is_module = any(base.__name__ == "Module" and base.__module__.startswith("flax.") for base in type(model).__mro__)
-    if not callable(model) or is_module:
+    if not callable(model) or is_flax(type(model), {"Module"}):
         return model
     try:
         arguments = dict(inspect.signature(model.__init__ if inspect.isclass(model) else model).parameters)
     except (TypeError, ValueError) as error:
         raise ArgumentError("model", f"accepted: {ACCEPTED}", model) from error
     arguments.pop("self", None)
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    missing = [n for n, a in arguments.items() if a.kind in kinds and a.default is a.empty and n != "rngs"]
-    named: dict[str, Any] = {"num_classes": outputs} if "num_classes" in arguments else {}
-    given = (outputs,) if missing and not named else ()
-    if "rngs" not in arguments:
-        return model(*given, **named)
-    return lambda rngs: model(*given, **named | {"rngs": rngs})
+    if "num_classes" in arguments:
+        model = functools.partial(model, num_classes=outputs)
+    elif any(a.kind <= a.POSITIONAL_OR_KEYWORD and a.default is a.empty and n != "rngs" for n, a in arguments.items()):
+        model = functools.partial(model, outputs)
+    return model if "rngs" in arguments else model()
 
 
 def check_inputs(module: Any, shape: tuple[int, ...], name: str) -> None:

@@ -16,15 +16,12 @@ from pfljax.models.structure import Call, Network, flags, recorded
 class LinenNetwork(Network):
     """A Linen module."""
 
-    dense_class = nn.Dense
-    norm_classes = (nn.BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm, nn.RMSNorm)
-
     def __init__(self, module: nn.Module, example: jax.ShapeDtypeStruct):
         self.module, self.example = module, example
         variables = jax.eval_shape(self._variables, jax.random.key(0))
         self.collections = tuple(name for name in variables if name != "params")
         self.shapes = self._tree(variables)
-        self.statistics = frozenset(path for path in self.places if path[0] in self.collections)
+        self.statistics = frozenset(path for path in self.above if path[0] in self.collections)
         self.stochastic = bool(flags(module, True)) and self._draws()
 
     def init(self, key: Key) -> Params:

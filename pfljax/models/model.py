@@ -66,8 +66,8 @@ class Model:
         """Layers that XLA runs slowly on a platform ("cpu"), a line each."""
         run = lambda params, x: self.network.forward(params, x, None)[0]
         traced = jax.make_jaxpr(run)(self.network.shapes, self.example_input)
-        names = ["/".join(place[:-1]) for place in self.network.places.values()]
-        return slow_layers(traced, [*names, ""], platform)
+        names = ["/".join(above[0]) for above in self.network.above.values()]
+        return list(dict.fromkeys(slow_layers(traced.jaxpr, [*names, ""], platform)))
 
     def init(self, key: Key) -> Params:
         """Initial parameters."""

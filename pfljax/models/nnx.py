@@ -22,9 +22,6 @@ RECORDS: ContextVar[dict[int, Callable[..., Any]]] = ContextVar("records")
 class NNXNetwork(Network):
     """An NNX module, or a function of `rngs` that creates one."""
 
-    dense_class = nnx.Linear
-    norm_classes = (nnx.BatchNorm, nnx.LayerNorm, nnx.GroupNorm, nnx.InstanceNorm, nnx.RMSNorm)
-
     def __init__(self, module: nnx.Module | Callable[..., Any], example: jax.ShapeDtypeStruct):
         self.module, self.example = module, example
         self.fixed = isinstance(module, nnx.Module)

@@ -70,10 +70,8 @@ def operation_of(eqn: Any) -> Operation:
     if not (forms := forms_of(eqn)):
         return own
     forms["default"] = own, derivative(own)
-    apply, slopes = (
-        functools.partial(jax.lax.platform_dependent, **dict(zip(forms, each, strict=True)))
-        for each in zip(*forms.values(), strict=True)
-    )
+    on = lambda n: functools.partial(jax.lax.platform_dependent, **{name: form[n] for name, form in forms.items()})
+    apply, slopes = on(0), on(1)
     if not is_real(*eqn.outvars):  # random bits, whose key has no derivative
         return apply
     operation = jax.custom_vjp(apply)
@@ -181,29 +179,27 @@ def forms_of(eqn: Any) -> dict[str, Form]:
 SLOWDOWNS = {"cpu": {"conv_general_dilated": 5, "reduce_window_min": 3, "reduce_window": 3}}
 
 
-def slow_layers(traced: Any, names: Sequence[str], platform: str) -> list[str]:
+def slow_layers(jaxpr: Any, names: Sequence[str], platform: str) -> Iterator[str]:
     """The layers that keep a slow form on a platform, and how slow it is: "Conv_3: 31 x 31, native: about 9 x".
 
     Args:
-        traced: A network.
+        jaxpr: A network.
         names: Layer of each of its inputs, "" for what belongs to no layer.
         platform: Where it will run.
     """
-    jaxpr, found = getattr(traced, "jaxpr", traced), []
-    layers = {var: name for var, name in zip(jaxpr.invars, names, strict=True) if name}
+    layers = dict(zip(jaxpr.invars, names, strict=True))
     for eqn in jaxpr.eqns:
         given = [layers.get(v, "") if isinstance(v, core.Var) else "" for v in eqn.invars]
-        if len(given) == 1 and given[0]:  # a kernel that is cast or laid out anew
+        if len(given) == 1:  # a kernel that is cast or laid out anew
             layers |= dict.fromkeys(eqn.outvars, given[0])
         times = SLOWDOWNS.get(platform, {}).get(eqn.primitive.name)
         if times and platform not in forms_of(eqn):
             size = eqn.params.get("window_dimensions", eqn.invars[-1].aval.shape)
             layer = next(filter(None, given), str(eqn.source_info.name_stack) or eqn.primitive.name)
-            found.append(f"{layer}: {' x '.join(map(str, size))}, native: about {times} x")
+            yield f"{layer}: {' x '.join(map(str, size))}, native: about {times} x"
         for inner in core.jaxprs_in_params(eqn.params) if eqn.primitive in NESTED else ():
-            shift = len(given) - len(inner.invars)  # of a branch, the choice comes first
-            found += slow_layers(inner, given[shift:] if shift >= 0 else [""] * len(inner.invars), platform)
-    return list(dict.fromkeys(found))
+            # Of a branch, the choice comes first.
+            yield from slow_layers(inner, given[len(given) - len(inner.invars) :], platform)
 
 
 # Operations whose insides are rewritten. Derivatives that functions define themselves stay as they are.
