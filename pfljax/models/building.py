@@ -84,7 +84,6 @@ def build(
     module = given if isinstance(model, Model) else called(model, outputs)
     if isinstance(module, nn.Module) and getattr(module, "outputs", outputs) is None:
         module = module.clone(outputs=outputs)
-    check_inputs(module, tuple(input_shape), name)
     integers = jnp.issubdtype(dtype, jnp.integer) or isinstance(module, recurrent.CharacterLSTM)
     inputs = jax.ShapeDtypeStruct((2, *input_shape), jnp.int32 if integers else dtype)
     if not isinstance(model, Model):
@@ -110,23 +109,13 @@ def called(model: Any, outputs: int) -> Any:
     return model if "rngs" in arguments else model()
 
 
-def check_inputs(module: Any, shape: tuple[int, ...], name: str) -> None:
-    """Raises `ArgumentError` for examples that one of our networks does not accept."""
-    least = getattr(module, "least_side", None)
-    if isinstance(least, int) and (len(shape) != 3 or min(shape[:2]) < least):
-        text = f"needs images (height, width, channels) of at least {least} x {least}; this data's examples have shape"
-        raise ArgumentError("model", f"{text} {shape}: try mlp", name)
-    if isinstance(module, recurrent.CharacterLSTM) and len(shape) != 1:
-        raise ArgumentError("model", f"needs sequences of tokens; this data's examples have shape {shape}", name)
-
-
 def check_outputs(model: Model, inputs: jax.ShapeDtypeStruct, outputs: int, name: str) -> None:
     """Raises `ArgumentError` if the model fails on inputs (2, *features), or returns anything but logits or values."""
     try:
         params = model.network.shapes
         traced, found = jax.make_jaxpr(model.apply, return_shape=True)(params, inputs)
-    except ArgumentError:
-        raise
+    except ArgumentError as error:
+        raise ArgumentError(error.argument, error.text, error.value or name) from None
     except Exception as error:
         line = (str(error).splitlines() or [""])[0]
         raise ArgumentError("model", f"fails on inputs of shape {inputs.shape}: {line}", name) from error

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
@@ -36,7 +36,7 @@ class Call:
     returned: Any = None
 
 
-class Network(Protocol):
+class Network:
     """A Flax module as pure functions.
 
     Attributes:
@@ -57,19 +57,19 @@ class Network(Protocol):
 
     def init(self, key: Key) -> Params:
         """Initial parameters, with the statistics in them."""
-        ...
+        raise NotImplementedError
 
     def forward(self, params: Params, x: Array, key: Key | None) -> tuple[Array, Params]:
         """The outputs, and the parameters with the new statistics; in training mode if a key is given."""
-        ...
+        raise NotImplementedError
 
     def exported(self, params: Params) -> tuple[Any, Any]:
         """The module and its variables: Linen's collections; or the NNX module with these parameters, and its state."""
-        ...
+        raise NotImplementedError
 
     def calls(self, params: Params, x: Array, key: Key | None) -> list[Call]:
         """The calls of modules in a forward pass, in the order in which they begin."""
-        ...
+        raise NotImplementedError
 
     def dense(self, params: Params, x: Array, key: Key | None) -> list[tuple[Array, Array]]:
         """Inputs (B, F) and outputs (B, F') of each dense layer, at least one; in training mode if a key is given."""
