@@ -141,7 +141,9 @@ class Model:
 
     def layer_numbers(self, params: Params) -> PyTree:
         """A tree of ints like `params`: the number of each leaf's layer."""
-        return by_path(self.network.number, params)
+        numbers = {branch: number for number, paths in enumerate(self.network.layers) for branch in paths}
+        number = lambda path: next(numbers[branch] for branch in self.network.above[path] if branch in numbers)
+        return by_path(number, params)
 
     def mask(self, params: Params, num: int) -> PyTree:
         """A tree of bools like `params`: whether a leaf is in the last `num` layers (0 to all)."""
@@ -150,7 +152,9 @@ class Model:
 
     def normalization(self, params: Params) -> PyTree:
         """A tree of bools like `params`: whether a leaf belongs to a normalization layer."""
-        return by_path(self.network.normalizes, params)
+        above, called = self.network.above, self.network.called
+        norms = {path for path in called if called[path]} | {above[path][0] for path in self.network.statistics}
+        return by_path(lambda path: not norms.isdisjoint(above[path]), params)
 
     def statistics(self, params: Params) -> PyTree | None:
         """A tree of bools like `params`: whether forward passes write a leaf; None if they write no leaf."""

@@ -95,8 +95,7 @@ class CNN(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        stages = [(width,) for width in self.channels]
-        return stacked(x, stages, (), self.outputs, least=2 ** len(stages))
+        return stacked(x, [(width,) for width in self.channels], (), self.outputs, least=2 ** len(self.channels))
 
 
 class FemnistCNN(nn.Module):

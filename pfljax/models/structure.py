@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
+from jax.interpreters import partial_eval
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Key, Params, PyTree
@@ -45,7 +46,6 @@ class Network:
         statistics: Paths of the leaves that a forward pass in training mode writes.
         collections: Branches of the tree that hold other leaves of the modules whose parameters are beside them.
         fixed: Whether there is only one initial model, whatever the key.
-        stochastic: Whether training draws random numbers (dropout).
     """
 
     example: jax.ShapeDtypeStruct
@@ -53,7 +53,6 @@ class Network:
     statistics: frozenset[Path]
     collections: tuple[str, ...] = ()
     fixed: bool = False
-    stochastic: bool
 
     def init(self, key: Key) -> Params:
         """Initial parameters, with the statistics in them."""
@@ -79,6 +78,12 @@ class Network:
         return [(call.args[0], call.returned) for call in calls]
 
     @functools.cached_property
+    def stochastic(self) -> bool:
+        """Whether training draws random numbers (dropout)."""
+        traced = jax.make_jaxpr(self.forward)(self.shapes, self.example, jax.random.key(0))
+        return partial_eval.dce_jaxpr(traced.jaxpr, True)[1][-1]  # whether any output depends on the key
+
+    @functools.cached_property
     def above(self) -> dict[Path, list[Path]]:
         """Path of each leaf -> paths of the modules that it is in, from its own module to the root."""
         found = {}
@@ -102,10 +107,7 @@ class Network:
         A list of modules is not a layer, but each module in it is. A normalization belongs to the layer before it.
         """
         depth, own = 0, {above[0] for above in self.above.values()}
-
-        def branch(above: list[Path]) -> Path:
-            return next((path for path in above[::-1] if len(path) > depth and path in self.called), above[0])
-
+        branch = lambda above: next((p for p in above[::-1] if len(p) > depth and p in self.called), above[0])
         while len(found := dict.fromkeys(map(branch, self.above.values()))) == 1 and not own & found.keys():
             depth = len(*found)
         layers: list[list[Path]] = []
@@ -114,16 +116,6 @@ class Network:
                 layers.append([])
             layers[-1].append(path)
         return layers
-
-    def number(self, path: Path) -> int:
-        """The layer of the leaf at `path`."""
-        numbers = {branch: number for number, branches in enumerate(self.layers) for branch in branches}
-        return next(numbers[branch] for branch in self.above[path] if branch in numbers)
-
-    def normalizes(self, path: Path) -> bool:
-        """Whether the leaf at `path` belongs to a normalization."""
-        written = {self.above[path][0] for path in self.statistics}
-        return any(branch in written or self.called.get(branch) for branch in self.above[path])
 
 
 def is_flax(kind: type, names: Collection[str]) -> bool:
