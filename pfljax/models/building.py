@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from pfljax.models import losses, networks, recurrent
 from pfljax.models.losses import Loss
 from pfljax.models.model import ACCEPTED, Model
 from pfljax.models.rewriting import equations
+from pfljax.models.structure import is_flax
 
 # Name -> (widths of the mlp's hidden layers, channels of the cnn) -> the module.
 NAMES: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], nn.Module]] = {
@@ -92,7 +94,6 @@ def build(
     module = given if isinstance(model, Model) else called(model, outputs)
     if isinstance(module, nn.Module) and getattr(module, "outputs", outputs) is None:
         module = module.clone(outputs=outputs)
-    check_inputs(module, tuple(input_shape), name)
     integers = jnp.issubdtype(dtype, jnp.integer) or isinstance(module, recurrent.CharacterLSTM)
     inputs = jax.ShapeDtypeStruct((2, *input_shape), jnp.int32 if integers else dtype)
     if not isinstance(model, Model):
@@ -108,32 +109,18 @@ def build(
 
 def called(model: Any, outputs: int) -> Any:
     """Calls a function of the number of classes; returns its module or function of `rngs`."""
-    # NNX is slow to import, so its modules are known by the names of their bases.
-    is_module = any(base.__name__ == "Module" and base.__module__.startswith("flax.") for base in type(model).__mro__)
-    if not callable(model) or is_module:
+    if not callable(model) or is_flax(type(model), {"Module"}):
         return model
     try:
         arguments = dict(inspect.signature(model.__init__ if inspect.isclass(model) else model).parameters)
     except (TypeError, ValueError) as error:
         raise ArgumentError("model", f"accepted: {ACCEPTED}", model) from error
     arguments.pop("self", None)
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    missing = [n for n, a in arguments.items() if a.kind in kinds and a.default is a.empty and n != "rngs"]
-    named: dict[str, Any] = {"num_classes": outputs} if "num_classes" in arguments else {}
-    given = (outputs,) if missing and not named else ()
-    if "rngs" not in arguments:
-        return model(*given, **named)
-    return lambda rngs: model(*given, **named | {"rngs": rngs})
-
-
-def check_inputs(module: Any, shape: tuple[int, ...], name: str) -> None:
-    """Raises `ArgumentError` for examples that one of our networks does not accept."""
-    least = getattr(module, "least_side", None)
-    if isinstance(least, int) and (len(shape) != 3 or min(shape[:2]) < least):
-        text = f"needs images (height, width, channels) of at least {least} x {least}; this data's examples have shape"
-        raise ArgumentError("model", f"{text} {shape}: try mlp", name)
-    if isinstance(module, recurrent.CharacterLSTM) and len(shape) != 1:
-        raise ArgumentError("model", f"needs sequences of tokens; this data's examples have shape {shape}", name)
+    if "num_classes" in arguments:
+        model = functools.partial(model, num_classes=outputs)
+    elif any(a.kind <= a.POSITIONAL_OR_KEYWORD and a.default is a.empty and n != "rngs" for n, a in arguments.items()):
+        model = functools.partial(model, outputs)
+    return model if "rngs" in arguments else model()
 
 
 def check_outputs(model: Model, inputs: jax.ShapeDtypeStruct, outputs: int, name: str) -> None:
@@ -141,8 +128,8 @@ def check_outputs(model: Model, inputs: jax.ShapeDtypeStruct, outputs: int, name
     try:
         params = model.network.shapes
         traced, found = jax.make_jaxpr(model.apply, return_shape=True)(params, inputs)
-    except ArgumentError:
-        raise
+    except ArgumentError as error:
+        raise ArgumentError(error.argument, error.text, error.value or name) from None
     except Exception as error:
         line = (str(error).splitlines() or [""])[0]
         raise ArgumentError("model", f"fails on inputs of shape {inputs.shape}: {line}", name) from error
@@ -162,14 +149,9 @@ def check_outputs(model: Model, inputs: jax.ShapeDtypeStruct, outputs: int, name
         raise ArgumentError("model", f"returns outputs of shape ({given}); accepted: {accepted}", name)
     # A softmax ends in a division; only a network that has one is worth evaluating.
     divides = any(e.primitive.name == "div" and e.outvars[0].aval.size == found.size for e in equations(traced))
-    if model.task == "classification" and divides and gives_probabilities(model, inputs):
-        text = "returns probabilities, which sum to 1; accepted: logits, so leave out the softmax at its end"
-        raise ArgumentError("model", text, name)
-
-
-def gives_probabilities(model: Model, inputs: jax.ShapeDtypeStruct) -> bool:
-    """Whether a new model's outputs for an example are not negative and sum to 1."""
-    key = jax.random.key(0)
-    x = jax.random.normal(key, inputs.shape).astype(inputs.dtype)
-    outputs = model.apply(model.init(key), x)
-    return bool((outputs >= 0).all() and jnp.allclose(outputs.sum(axis=-1), 1, atol=1e-3))
+    if model.task == "classification" and divides:
+        key = jax.random.key(0)
+        y = model.apply(model.init(key), jax.random.normal(key, inputs.shape).astype(inputs.dtype))
+        if (y >= 0).all() and jnp.allclose(y.sum(axis=-1), 1, atol=1e-3):
+            text = "returns probabilities, which sum to 1; accepted: logits, so leave out the softmax at its end"
+            raise ArgumentError("model", text, name)

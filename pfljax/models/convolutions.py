@@ -1,61 +1,155 @@
-"""Convolutions as patches times a matrix, and depthwise ones as sums of shifted images; see `windows`.
+"""Convolutions and pooling over shifted views of images, which are (B, *S, C) with any number of axes S.
 
 XLA runs a CPU's convolutions slowly inside loops, and those of stacked clients as grouped convolutions. Patches times a
-matrix are one product of matrices, stacked or not. The gradients are of the same form: differentiating the patches
-would scatter. Here kernels are (*W, C / G, O), for G groups of channels.
+matrix are one product of matrices, stacked or not; depthwise convolutions are sums of shifted images. The gradients are
+of the same form: differentiating the patches would scatter. Here kernels are (*W, C / G, O), for G groups of channels.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.contract.types import Array
-from pfljax.models.windows import Pairs, Windows, patches, tiles, unview, views
 
 CACHE_BYTES = 3 << 18  # patches of this size stay in a core's cache (docs/results/speed.md)
 
 
-def convolve(x: Array, kernel: Array, windows: Windows, dilation: Sequence[int], groups: int = 1) -> Array:
-    """Convolution (B, *S, C) -> (B, *S', O) without bias; see `jax.lax.conv_general_dilated`.
+class Windows(NamedTuple):
+    """How windows lie over an image; each field but `groups` has an entry for each spatial axis.
 
-    `dilation` is the distance of the input's rows, 1 but in transposed convolutions, whose dilated input has `windows`.
+    Attributes:
+        size: Places in a window.
+        strides: Places from one window to the next.
+        dilation: Places from one entry of a window to the next.
+        padding: Places added before and after; negative: cut off.
+        spread: Distance of the image's rows before it is padded: 1 but in transposed convolutions.
+        groups: Groups of channels.
     """
-    if any(d > 1 for d in dilation):
-        return _transposed(x, kernel, windows, dilation, groups)
-    if _is_product(x, windows, groups):
+
+    size: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: Sequence[tuple[int, int]]
+    spread: tuple[int, ...]
+    groups: int = 1
+
+    def outputs(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Number of windows along each spatial axis of `shape`."""
+        rows = zip(shape, *self[:5], strict=True)
+        return tuple(max(0, ((m - 1) * w + sum(pad) - d * (n - 1)) // s + 1) for m, n, s, d, pad, w in rows)
+
+    def tile(self, shape: Sequence[int]) -> bool:
+        """Whether the windows cover `shape` without overlap, all channels at once."""
+        rows = zip(shape, *self[:5], strict=True)
+        tiled = all(n == s and m % n == 0 and d == w == 1 and not any(pad) for m, n, s, d, pad, w in rows)
+        return tiled and self.groups == 1
+
+
+def pad(x: Array, padding: Sequence[tuple[int, int]], value: float = 0, interior: Sequence[int] = ()) -> Array:
+    """Pads the spatial axes of x, with `interior` places between two rows too; negative padding cuts."""
+    between = interior or [0] * len(padding)
+    config = [(0, 0, 0), *((*pair, n) for pair, n in zip(padding, between, strict=True)), (0, 0, 0)]
+    return jax.lax.pad(x, jnp.asarray(value, x.dtype), config) if any(map(any, config)) else x
+
+
+def views(x: Array, windows: Windows, value: float = 0) -> list[Array]:
+    """An array (B, *S', C) for each place in a window, in reading order; `value` is in the padding."""
+    outputs, x = windows.outputs(x.shape[1:-1]), pad(x, windows.padding, value)
+    found = []
+    for place in itertools.product(*map(range, windows.size)):
+        start = [p * d for p, d in zip(place, windows.dilation, strict=True)]
+        stop = [a + (n - 1) * s + 1 for a, n, s in zip(start, outputs, windows.strides, strict=True)]
+        limits = (0, *start, 0), (x.shape[0], *stop, x.shape[-1])
+        found.append(jax.lax.slice(x, *limits, (1, *windows.strides, 1)))
+    return found
+
+
+def unview(grads: Sequence[Array], windows: Windows, shape: Sequence[int]) -> Array:
+    """Sums gradients of the `views` of an array of `shape`: their transpose."""
+    total, interior = None, [stride - 1 for stride in windows.strides]
+    for place, grad in zip(itertools.product(*map(range, windows.size)), grads, strict=True):
+        rows = zip(place, *windows[1:4], grad.shape[1:-1], shape[1:-1], strict=True)
+        margins = [(p * d - low, m - (p * d - low) - (n - 1) * s - 1) for p, s, d, (low, _), n, m in rows]
+        grad = pad(grad, margins, interior=interior)
+        total = grad if total is None else total + grad
+    return jnp.asarray(total)
+
+
+def tiles(x: Array, windows: Windows) -> Array:
+    """Windows that tile x: (B, *S, C) -> (B, *S', places, C)."""
+    axes, split = len(windows.size), zip(windows.outputs(x.shape[1:-1]), windows.size, strict=True)
+    x = x.reshape(x.shape[0], *itertools.chain.from_iterable(split), x.shape[-1])
+    x = x.transpose(0, *range(1, 2 * axes, 2), *range(2, 2 * axes + 1, 2), 2 * axes + 1)
+    return x.reshape(*x.shape[: axes + 1], -1, x.shape[-1])
+
+
+def patches(x: Array, windows: Windows) -> Array:
+    """The views side by side, (B, *S', places C); or (B, *S', G, places C / G) for G > 1 groups of channels."""
+    found = views(x, windows)
+    if windows.groups > 1:
+        found = [view.reshape(*view.shape[:-1], windows.groups, -1) for view in found]
+    return jnp.concatenate(found, axis=-1)
+
+
+def max_pool(x: Array, windows: Windows) -> Array:
+    """The largest value in each window, (B, *S, C) -> (B, *S', C)."""
+    return functools.reduce(jnp.maximum, views(x, windows, -math.inf))
+
+
+def max_pool_slope(dy: Array, x: Array, windows: Windows) -> tuple[Array]:
+    """The gradient of `max_pool` with respect to x, given that of its result. In a tie, the first place has it."""
+    y, taken, grads = max_pool(x, windows), False, []
+    for view in views(x, windows, -math.inf):
+        chosen = (view == y) & ~jnp.asarray(taken)
+        taken = taken | chosen
+        grads.append(jnp.where(chosen, dy, 0))
+    return (unview(grads, windows, x.shape),)
+
+
+def sum_pool(x: Array, windows: Windows) -> Array:
+    """The sum of each window, (B, *S, C) -> (B, *S', C)."""
+    return tiles(x, windows).sum(-2) if windows.tile(x.shape[1:-1]) else jnp.asarray(sum(views(x, windows)))
+
+
+def convolve(x: Array, kernel: Array, windows: Windows) -> Array:
+    """Convolution (B, *S, C) -> (B, *S', O) without bias; see `jax.lax.conv_general_dilated`."""
+    groups, outputs = windows.groups, kernel.shape[-1]
+    if set(windows.spread) != {1}:
+        return _transposed(x, kernel, windows)
+    if _is_product(x, windows):
         rows = views(x, windows)[0] if math.prod(windows.size) == 1 else tiles(x, windows)
-        return rows.reshape(x.shape[0], *windows.outputs(x.shape[1:-1]), -1) @ kernel.reshape(-1, kernel.shape[-1])
-    if groups == x.shape[-1] == kernel.shape[-1]:
+        return rows.reshape(x.shape[0], *windows.outputs(x.shape[1:-1]), -1) @ kernel.reshape(-1, outputs)
+    if groups == x.shape[-1] == outputs:
         rows = kernel.reshape(-1, groups)
         return jnp.asarray(sum(view * row for view, row in zip(views(x, windows), rows, strict=True)))
 
-    outputs = kernel.shape[-1] // groups
-
     def product(x):
         if groups == 1:
-            return patches(x, windows) @ kernel.reshape(-1, kernel.shape[-1])
-        y = jnp.einsum("b...gp,pgo->b...go", patches(x, windows, groups), kernel.reshape(-1, groups, outputs))
+            return patches(x, windows) @ kernel.reshape(-1, outputs)
+        y = jnp.einsum("b...gp,pgo->b...go", patches(x, windows), kernel.reshape(-1, groups, outputs // groups))
         return y.reshape(*y.shape[:-2], -1)
 
     return _in_blocks(product, _num_blocks(x.shape, kernel, windows), x)
 
 
-def slopes(
-    dy: Array, x: Array, kernel: Array, windows: Windows, dilation: Sequence[int], groups: int = 1
-) -> tuple[Array, Array]:
+def slopes(dy: Array, x: Array, kernel: Array, windows: Windows) -> tuple[Array, Array]:
     """The gradients of `convolve` with respect to x and the kernel, given that of its result."""
-    if any(d > 1 for d in dilation) or _is_product(x, windows, groups):
-        return jax.vjp(lambda x, kernel: convolve(x, kernel, windows, dilation, groups), x, kernel)[1](dy)
+    groups = windows.groups
+    if set(windows.spread) != {1} or _is_product(x, windows):
+        return jax.vjp(lambda x, kernel: convolve(x, kernel, windows), x, kernel)[1](dy)
 
     def depthwise(x, dy):  # image by image, so that each is read into cache once instead of once per window
         return jnp.stack([(view * dy).sum(tuple(range(dy.ndim - 1))) for view in views(x, windows)])
 
     def product(x, dy):  # (O, P) or (G, O / G, P): on a CPU, this order is faster
-        rows = patches(x, windows, groups)
+        rows = patches(x, windows)
         if groups == 1:
             return dy.reshape(-1, dy.shape[-1]).T @ rows.reshape(-1, rows.shape[-1])
         return jnp.einsum("b...go,b...gp->gop", dy.reshape(*dy.shape[:-1], groups, -1), rows)
@@ -66,30 +160,36 @@ def slopes(
         blocks = _num_blocks(x.shape, kernel, windows)
         dkernel = jnp.moveaxis(_in_blocks(product, blocks, x, dy, add=True), -1, 0)
     if any(stride > 1 for stride in windows.strides):
-        dx = _spread(dy, kernel, windows, groups, x.shape)
+        dx = _spread(dy, kernel, windows, x.shape)
     else:
-        back = windows._replace(padding=_other_padding(windows, x.shape[1:-1], dy.shape[1:-1]))
-        dx = convolve(dy, _turned(kernel, groups), back, windows.strides, groups)
+        dx = convolve(dy, _turned(kernel, groups), _back(windows, x.shape[1:-1], dy.shape[1:-1]))
     return dx, dkernel.reshape(kernel.shape)
 
 
-def _is_product(x: Array, windows: Windows, groups: int) -> bool:
+def _is_product(x: Array, windows: Windows) -> bool:
     """Whether each value of x is in at most one window, so that patches need no copies."""
-    return groups == 1 and (math.prod(windows.size) == 1 or windows.tile(x.shape[1:-1]))
+    return windows.tile(x.shape[1:-1]) or (windows.groups == 1 and math.prod(windows.size) == 1)
 
 
-def _transposed(x: Array, kernel: Array, windows: Windows, dilation: Sequence[int], groups: int) -> Array:
-    """A convolution of a dilated input: the transpose of one with strides, without zeros between rows."""
-    plain = windows._replace(strides=(1,) * len(dilation))
-    wide = plain.outputs([(n - 1) * d + 1 for n, d in zip(x.shape[1:-1], dilation, strict=True)])
-    forth = windows._replace(strides=tuple(dilation), padding=_other_padding(plain, x.shape[1:-1], wide))
-    y = _spread(x, _turned(kernel, groups), forth, groups, (x.shape[0], *wide, kernel.shape[-1]))
+def _transposed(x: Array, kernel: Array, windows: Windows) -> Array:
+    """A convolution of a spread input: the transpose of one with strides, without zeros between rows."""
+    plain = windows._replace(strides=(1,) * len(windows.size))
+    wide = plain.outputs(x.shape[1:-1])
+    forth = _back(plain, x.shape[1:-1], wide)
+    y = _spread(x, _turned(kernel, windows.groups), forth, (x.shape[0], *wide, kernel.shape[-1]))
     return y[(slice(None), *(slice(None, None, stride) for stride in windows.strides))]
 
 
-def _spread(y: Array, kernel: Array, windows: Windows, groups: int, shape: tuple[int, ...]) -> Array:
+def _back(windows: Windows, wide: Sequence[int], narrow: Sequence[int]) -> Windows:
+    """The windows of a convolution's transpose, from `narrow` to `wide`: strides and spread change places."""
+    rows = zip(*windows[:4], wide, narrow, strict=True)
+    padding = tuple((d * (n - 1) - low, w - (m - 1) * s - 1 + low) for n, s, d, (low, _), w, m in rows)
+    return windows._replace(strides=windows.spread, padding=padding, spread=windows.strides)
+
+
+def _spread(y: Array, kernel: Array, windows: Windows, shape: tuple[int, ...]) -> Array:
     """The transpose of a convolution of images of `shape`: each entry of y adds the kernel to its window."""
-    *size, inputs, outputs = kernel.shape
+    (*size, inputs, outputs), groups = kernel.shape, windows.groups
     if inputs == 1 and outputs == groups:
         return unview([y * row for row in kernel.reshape(-1, outputs)], windows, shape)
 
@@ -107,12 +207,6 @@ def _turned(kernel: Array, groups: int) -> Array:
     *size, inputs, outputs = kernel.shape
     flipped = jnp.flip(kernel, range(len(size))).reshape(*size, inputs, groups, outputs // groups)
     return jnp.swapaxes(flipped, -3, -1).reshape(*size, outputs // groups, groups * inputs)
-
-
-def _other_padding(windows: Windows, wide: Sequence[int], narrow: Sequence[int]) -> Pairs:
-    """The padding of a convolution's transpose, from `narrow` to `wide`, whose input is dilated by the strides."""
-    rows = zip(*windows, wide, narrow, strict=True)
-    return tuple((d * (n - 1) - low, w - (m - 1) * s - 1 + low) for n, s, d, (low, _), w, m in rows)
 
 
 def _num_blocks(shape: Sequence[int], kernel: Array, windows: Windows) -> int:

@@ -7,7 +7,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.errors import InvalidRngError
 
 from pfljax.contract.types import Array, Key, Params
 from pfljax.models.structure import Call, Network, flags, recorded
@@ -16,25 +15,23 @@ from pfljax.models.structure import Call, Network, flags, recorded
 class LinenNetwork(Network):
     """A Linen module."""
 
-    dense_class = nn.Dense
-    norm_classes = (nn.BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm, nn.RMSNorm)
-
     def __init__(self, module: nn.Module, example: jax.ShapeDtypeStruct):
         self.module, self.example = module, example
         variables = jax.eval_shape(self._variables, jax.random.key(0))
         self.collections = tuple(name for name in variables if name != "params")
         self.shapes = self._tree(variables)
-        self.statistics = frozenset(path for path in self.places if path[0] in self.collections)
-        self.stochastic = bool(flags(module, True)) and self._draws()
+        self.statistics = frozenset(path for path in self.above if path[0] in self.collections)
 
     def init(self, key: Key) -> Params:
         return self._tree(self._variables(key))
 
-    def forward(self, params: Params, x: Array, key: Key | None) -> tuple[Array, Params]:
+    def forward(self, params: Params, x: Array, key: Key | None) -> tuple[Any, Params]:
+        module, variables = self.exported(params)
+        options = flags(module, key is not None)
         if key is None:
-            return self._apply(params, x, False), params
-        # "params" is the fallback stream
-        outputs, written = self._apply(params, x, True, {"dropout": key, "params": jax.random.fold_in(key, 1)})
+            return module.apply(variables, x, **options), params
+        rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)}  # "params" is the fallback stream
+        outputs, written = module.apply(variables, x, **options, rngs=rngs, mutable=list(self.collections))
         return outputs, params | {name: written[name] for name in self.collections}
 
     def exported(self, params: Params) -> tuple[nn.Module, dict[str, Params]]:
@@ -53,20 +50,8 @@ class LinenNetwork(Network):
             self.forward(params, x, key)
         return calls
 
-    def _apply(self, params: Params, x: Array, training: bool, rngs: dict[str, Key] | None = None) -> Any:
-        module, variables = self.exported(params)
-        mutable = list(self.collections) if training else False
-        return module.apply(variables, x, **flags(module, training), rngs=rngs, mutable=mutable)
-
     def _variables(self, key: Key) -> Any:
         return self.module.init(key, jnp.zeros(self.example.shape, self.example.dtype), **flags(self.module, False))
 
     def _tree(self, variables: dict[str, Params]) -> Params:
         return {**variables.get("params", {}), **{name: variables[name] for name in self.collections}}
-
-    def _draws(self) -> bool:
-        try:
-            jax.eval_shape(lambda params, x: self._apply(params, x, True), self.shapes, self.example)
-        except InvalidRngError:
-            return True
-        return False

@@ -70,8 +70,8 @@ class Model:
         """Layers that XLA runs slowly on a platform ("cpu"), a line each."""
         run = lambda params, x: self.network.forward(params, x, None)[0]
         traced = jax.make_jaxpr(run)(self.network.shapes, self.example_input)
-        names = ["/".join(place[:-1]) for place in self.network.places.values()]
-        return slow_layers(traced, [*names, ""], platform)
+        names = ["/".join(above[0]) for above in self.network.above.values()]
+        return list(dict.fromkeys(slow_layers(traced.jaxpr, [*names, ""], platform)))
 
     def init(self, key: Key) -> Params:
         """Initial parameters."""
@@ -169,7 +169,9 @@ class Model:
 
     def layer_numbers(self, params: Params) -> PyTree:
         """A tree of ints like `params`: the number of each leaf's layer."""
-        return by_path(self.network.number, params)
+        numbers = {branch: number for number, paths in enumerate(self.network.layers) for branch in paths}
+        number = lambda path: next(numbers[branch] for branch in self.network.above[path] if branch in numbers)
+        return by_path(number, params)
 
     def mask(self, params: Params, num: int) -> PyTree:
         """A tree of bools like `params`: whether a leaf is in the last `num` layers (0 to all)."""
@@ -178,7 +180,9 @@ class Model:
 
     def normalization(self, params: Params) -> PyTree:
         """A tree of bools like `params`: whether a leaf belongs to a normalization layer."""
-        return by_path(self.network.normalizes, params)
+        above, called = self.network.above, self.network.called
+        norms = {path for path in called if called[path]} | {above[path][0] for path in self.network.statistics}
+        return by_path(lambda path: not norms.isdisjoint(above[path]), params)
 
     def statistics(self, params: Params) -> PyTree | None:
         """A tree of bools like `params`: whether forward passes write a leaf; None if they write no leaf."""

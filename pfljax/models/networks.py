@@ -1,12 +1,11 @@
 """Networks as Flax Linen modules.
 
-`outputs` is the number of classes (1 for regression); None: set when the model is built for data. `least_side` is the
-smallest height and width of images.
+`outputs` is the number of classes (1 for regression); None: set when the model is built for data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -14,6 +13,13 @@ import jax.numpy as jnp
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array
 from pfljax.models.structure import UNSET
+
+
+def check_images(x: Array, least: int) -> None:
+    """Raises `ArgumentError` unless x is a batch of images that have `least` rows and columns."""
+    if x.ndim != 4 or min(x.shape[1:3]) < least:
+        text = f"needs images (height, width, channels) of at least {least} x {least}; this data's examples have shape"
+        raise ArgumentError("model", f"{text} {x.shape[1:]}: try mlp")
 
 
 def normalized(x: Array, width: int, size: int = 3, stride: int = 1, groups: int = 1) -> Array:
@@ -28,17 +34,22 @@ def stacked(
     hidden: Sequence[int],
     outputs: int,
     *,
+    least: int = 0,
     size: int = 3,
     padding: str = "SAME",
-    norm: Callable[[Array], Array] = lambda x: x,
+    normalize: bool = False,
 ) -> Array:
     """Stages of convolutions, given by their widths, and hidden dense layers, all with ReLU; then a dense layer.
 
-    A stage ends in 2 x 2 max pooling, which drops an odd last row or column.
+    A stage ends in 2 x 2 max pooling, which drops an odd last row or column. `least` is the smallest height and width
+    of images; `normalize` puts group norm after the convolutions.
     """
+    if stages:
+        check_images(x, least)
     for widths in stages:
         for width in widths:
-            x = nn.relu(norm(nn.Conv(width, (size, size), padding=padding)(x)))
+            x = nn.Conv(width, (size, size), padding=padding)(x)
+            x = nn.relu(nn.GroupNorm(num_groups=8)(x) if normalize else x)
         x = nn.max_pool(x, (2, 2), (2, 2))
     x = x.reshape(x.shape[0], -1)
     for width in hidden:
@@ -82,13 +93,9 @@ class CNN(nn.Module):
     channels: Sequence[int] = (128, 128, 128)
     outputs: int = UNSET
 
-    @property
-    def least_side(self) -> int:
-        return 2 ** len(self.channels)
-
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        return stacked(x, [(width,) for width in self.channels], (), self.outputs)
+        return stacked(x, [(width,) for width in self.channels], (), self.outputs, least=2 ** len(self.channels))
 
 
 class FemnistCNN(nn.Module):
@@ -97,12 +104,11 @@ class FemnistCNN(nn.Module):
     2,278,334 parameters for 28 x 28 gray images and 62 classes.
     """
 
-    least_side = 16
     outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        return stacked(x, ((32,), (64,)), (2048,), self.outputs, size=5, padding="VALID")
+        return stacked(x, ((32,), (64,)), (2048,), self.outputs, least=16, size=5, padding="VALID")
 
 
 class LeNet(nn.Module):
@@ -111,12 +117,11 @@ class LeNet(nn.Module):
     62,006 parameters for 32 x 32 color images and 10 classes.
     """
 
-    least_side = 16
     outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        return stacked(x, ((6,), (16,)), (120, 84), self.outputs, size=5, padding="VALID")
+        return stacked(x, ((6,), (16,)), (120, 84), self.outputs, least=16, size=5, padding="VALID")
 
 
 class McMahanCNN(nn.Module):
@@ -126,12 +131,11 @@ class McMahanCNN(nn.Module):
     sets; its code has three 3 x 3 convolutions and 122,570 parameters.
     """
 
-    least_side = 4
     outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        return stacked(x, ((32,), (64,)), (512,), self.outputs, size=5)
+        return stacked(x, ((32,), (64,)), (512,), self.outputs, least=4, size=5)
 
 
 class PflResearchCNN(nn.Module):
@@ -141,12 +145,11 @@ class PflResearchCNN(nn.Module):
     color images and 10 classes.
     """
 
-    least_side = 6
     outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        return stacked(x, ((32, 64),), (128,), self.outputs, padding="VALID")
+        return stacked(x, ((32, 64),), (128,), self.outputs, least=6, padding="VALID")
 
 
 class VGG11(nn.Module):
@@ -155,13 +158,12 @@ class VGG11(nn.Module):
     Uses group norm instead of the batch norm that is common today, as in MobileNetV2.
     """
 
-    least_side = 32
     stages: Sequence[Sequence[int]] = ((64,), (128,), (256, 256), (512, 512), (512, 512))
     outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        return stacked(x, self.stages, (4096, 4096), self.outputs, norm=lambda x: nn.GroupNorm(num_groups=8)(x))
+        return stacked(x, self.stages, (4096, 4096), self.outputs, least=32, normalize=True)
 
 
 class MobileNetV2(nn.Module):
@@ -170,7 +172,6 @@ class MobileNetV2(nn.Module):
     Group norm has no running statistics, which clients with different data would have to share or keep separate.
     """
 
-    least_side = 8
     # Expansion, channels, blocks and stride of the first block, per stage.
     stages: Sequence[tuple[int, int, int, int]] = (
         *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
@@ -180,6 +181,7 @@ class MobileNetV2(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
+        check_images(x, 8)
         x = nn.relu6(normalized(x, 32, stride=2))
         for expansion, width, blocks, first in self.stages:
             for stride in (first, *[1] * (blocks - 1)):
@@ -198,12 +200,12 @@ class ResNet18(nn.Module):
     norm, as in MobileNetV2, with the same number of parameters: 11,173,962 for color images and 10 classes.
     """
 
-    least_side = 8
     widths: Sequence[int] = (64, 128, 256, 512)  # of the stages; all but the first halve height and width
     outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
+        check_images(x, 8)
         x = nn.relu(normalized(x, self.widths[0]))
         for stage, width in enumerate(self.widths):
             for stride in (2 if stage else 1, 1):

@@ -22,9 +22,6 @@ RECORDS: ContextVar[dict[int, Callable[..., Any]]] = ContextVar("records")
 class NNXNetwork(Network):
     """An NNX module, or a function of `rngs` that creates one."""
 
-    dense_class = nnx.Linear
-    norm_classes = (nnx.BatchNorm, nnx.LayerNorm, nnx.GroupNorm, nnx.InstanceNorm, nnx.RMSNorm)
-
     def __init__(self, module: nnx.Module | Callable[..., Any], example: jax.ShapeDtypeStruct):
         self.module, self.example = module, example
         self.fixed = isinstance(module, nnx.Module)
@@ -38,14 +35,13 @@ class NNXNetwork(Network):
         leaves = {names: variable.get_value() for names, (_, variable) in self.variables.items()}
         self.shapes = traverse_util.unflatten_dict(leaves)
         self.statistics = frozenset(p for p, (_, v) in self.variables.items() if not isinstance(v, nnx.Param))
-        self.stochastic = bool(len(self.random))
 
     def init(self, key: Key) -> Params:
         return self._tree(self._new(key))
 
     def forward(self, params: Params, x: Array, key: Key | None) -> tuple[Array, Params]:
         module = self._merged(params, key)
-        outputs = self._call(module, x, key)
+        outputs = module(x, **flags(module, key is not None))
         return outputs, params if key is None else self._tree(module)
 
     def exported(self, params: Params) -> tuple[nnx.Module, nnx.State]:
@@ -60,7 +56,7 @@ class NNXNetwork(Network):
                 object.__setattr__(inner, "__class__", watched(type(inner)))
         token = RECORDS.set(records)
         try:
-            self._call(module, x, key)
+            module(x, **flags(module, key is not None))
         finally:
             RECORDS.reset(token)
         return calls
@@ -71,9 +67,6 @@ class NNXNetwork(Network):
             text = f"accepted: a function of rngs that returns an nnx.Module, not {type(new).__name__}"
             raise ArgumentError("model", text)
         return new
-
-    def _call(self, module: nnx.Module, x: Array, key: Key | None) -> Array:
-        return module(x, **flags(module, key is not None))
 
     def _merged(self, params: Params, key: Key | None) -> nnx.Module:
         leaves = traverse_util.flatten_dict(params)

@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array
 from pfljax.models.structure import UNSET
 
@@ -100,6 +101,10 @@ class CharacterLSTM(nn.Module):
 
     @nn.compact
     def __call__(self, tokens: Array) -> Array:
+        if tokens.ndim != 2:
+            raise ArgumentError(
+                "model", f"needs sequences of tokens; this data's examples have shape {tokens.shape[1:]}"
+            )
         # A product with one-hot rows: on a CPU, the gradient of a gather is a slow scatter.
         x = nn.Dense(self.embedding, use_bias=False, name="embedding")(jax.nn.one_hot(tokens.T, self.outputs))
         for width in self.hidden:

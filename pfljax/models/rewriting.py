@@ -14,8 +14,7 @@ from jax.extend.core import primitives
 from jax.interpreters import partial_eval
 
 from pfljax.contract.types import PyTree
-from pfljax.models.convolutions import convolve, slopes
-from pfljax.models.windows import Windows, max_pool, max_pool_slope, sum_pool
+from pfljax.models.convolutions import Windows, convolve, max_pool, max_pool_slope, slopes, sum_pool
 
 MOST_PLACES = 128  # in a window; each is a view, which takes time to compile
 
@@ -70,10 +69,8 @@ def operation_of(eqn: Any) -> Operation:
     if not (forms := forms_of(eqn)):
         return own
     forms["default"] = own, derivative(own)
-    apply, slopes = (
-        functools.partial(jax.lax.platform_dependent, **dict(zip(forms, each, strict=True)))
-        for each in zip(*forms.values(), strict=True)
-    )
+    on = lambda n: functools.partial(jax.lax.platform_dependent, **{name: form[n] for name, form in forms.items()})
+    apply, slopes = on(0), on(1)
     if not is_real(*eqn.outvars):  # random bits, whose key has no derivative
         return apply
     operation = jax.custom_vjp(apply)
@@ -97,25 +94,23 @@ def rewritten_trace(value: Any) -> Any:
 
 def convolution(eqn: Any) -> Form | None:
     """A convolution as patches times a matrix; None if it has no spatial axes, or too large windows."""
-    x, kernel = (v.aval for v in eqn.invars)
-    params, numbers = eqn.params, eqn.params["dimension_numbers"]
+    (x, kernel), params, numbers = [v.aval for v in eqn.invars], eqn.params, eqn.params["dimension_numbers"]
     size = tuple(kernel.shape[axis] for axis in numbers.rhs_spec[2:])
-    windows = Windows(size, params["window_strides"], params["rhs_dilation"], params["padding"])
-    tiled = params["feature_group_count"] == 1 and windows.tile([x.shape[axis] for axis in numbers.lhs_spec[2:]])
+    names = ("window_strides", "rhs_dilation", "padding", "lhs_dilation", "feature_group_count")
+    windows = Windows(size, *(params[name] for name in names))
     known = params["batch_group_count"] == 1 and params["preferred_element_type"] in (None, x.dtype)
-    if not (known and has_views(eqn, windows, tiled)):
+    if not (known and has_views(eqn, windows, windows.tile([x.shape[axis] for axis in numbers.lhs_spec[2:]]))):
         return None
     # Axes in the order that `convolve` expects: (B, *S, C) and (*W, C, O).
     of_x, of_y = ((spec[0], *spec[2:], spec[1]) for spec in (numbers.lhs_spec, numbers.out_spec))
     of_kernel = (*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0])
     back = lambda array, order: array.transpose([order.index(axis) for axis in range(array.ndim)])
-    options = windows, params["lhs_dilation"], params["feature_group_count"]
 
     def apply(x, kernel):
-        return back(convolve(x.transpose(of_x), kernel.transpose(of_kernel), *options), of_y)
+        return back(convolve(x.transpose(of_x), kernel.transpose(of_kernel), windows), of_y)
 
     def pull(dy, x, kernel):
-        dx, dkernel = slopes(dy.transpose(of_y), x.transpose(of_x), kernel.transpose(of_kernel), *options)
+        dx, dkernel = slopes(dy.transpose(of_y), x.transpose(of_x), kernel.transpose(of_kernel), windows)
         return back(dx, of_x), back(dkernel, of_kernel)
 
     return apply, pull
@@ -123,11 +118,12 @@ def convolution(eqn: Any) -> Form | None:
 
 def pooling(pool: Operation, slope: Operation | None, eqn: Any) -> Form | None:
     """Pooling over views; None if windows span examples or channels, are too large, or overlap where XLA is faster."""
-    fields = [eqn.params[name] for name in ("window_dimensions", "window_strides", "window_dilation", "padding")]
-    windows = Windows(*(tuple(field[1:-1]) for field in fields))
-    within = [(field[0], field[-1]) for field in fields] == [(1, 1)] * 3 + [((0, 0), (0, 0))]
+    names = ("window_dimensions", "window_strides", "window_dilation", "padding", "base_dilation")
+    fields = [eqn.params[name] for name in names]
+    windows = Windows(*[field[1:-1] for field in fields])
+    within = [(field[0], field[-1]) for field in fields] == [(1, 1)] * 3 + [((0, 0), (0, 0)), (1, 1)]
     tiled = slope is None and windows.tile(eqn.invars[0].aval.shape[1:-1])
-    faster = set(eqn.params["base_dilation"]) == {1} and (slope is None or set(windows.strides) != {1})
+    faster = set(windows.spread) == {1} and (slope is None or set(windows.strides) != {1})
     if not (within and faster and has_views(eqn, windows, tiled)):
         return None
     apply = lambda x: pool(x, windows)
@@ -181,29 +177,27 @@ def forms_of(eqn: Any) -> dict[str, Form]:
 SLOWDOWNS = {"cpu": {"conv_general_dilated": 5, "reduce_window_min": 3, "reduce_window": 3}}
 
 
-def slow_layers(traced: Any, names: Sequence[str], platform: str) -> list[str]:
+def slow_layers(jaxpr: Any, names: Sequence[str], platform: str) -> Iterator[str]:
     """The layers that keep a slow form on a platform, and how slow it is: "Conv_3: 31 x 31, native: about 9 x".
 
     Args:
-        traced: A network.
+        jaxpr: A network.
         names: Layer of each of its inputs, "" for what belongs to no layer.
         platform: Where it will run.
     """
-    jaxpr, found = getattr(traced, "jaxpr", traced), []
-    layers = {var: name for var, name in zip(jaxpr.invars, names, strict=True) if name}
+    layers = dict(zip(jaxpr.invars, names, strict=True))
     for eqn in jaxpr.eqns:
         given = [layers.get(v, "") if isinstance(v, core.Var) else "" for v in eqn.invars]
-        if len(given) == 1 and given[0]:  # a kernel that is cast or laid out anew
+        if len(given) == 1:  # a kernel that is cast or laid out anew
             layers |= dict.fromkeys(eqn.outvars, given[0])
         times = SLOWDOWNS.get(platform, {}).get(eqn.primitive.name)
         if times and platform not in forms_of(eqn):
             size = eqn.params.get("window_dimensions", eqn.invars[-1].aval.shape)
             layer = next(filter(None, given), str(eqn.source_info.name_stack) or eqn.primitive.name)
-            found.append(f"{layer}: {' x '.join(map(str, size))}, native: about {times} x")
+            yield f"{layer}: {' x '.join(map(str, size))}, native: about {times} x"
         for inner in core.jaxprs_in_params(eqn.params) if eqn.primitive in NESTED else ():
-            shift = len(given) - len(inner.invars)  # of a branch, the choice comes first
-            found += slow_layers(inner, given[shift:] if shift >= 0 else [""] * len(inner.invars), platform)
-    return list(dict.fromkeys(found))
+            # Of a branch, the choice comes first.
+            yield from slow_layers(inner, given[len(given) - len(inner.invars) :], platform)
 
 
 # Operations whose insides are rewritten. Derivatives that functions define themselves stay as they are.

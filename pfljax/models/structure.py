@@ -8,10 +8,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
+from jax.interpreters import partial_eval
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Key, Params, PyTree
@@ -19,6 +20,11 @@ from pfljax.contract.types import Array, Key, Params, PyTree
 Path = tuple[str, ...]
 UNSET: Any = None  # number of outputs until the network is built for data
 TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
+
+
+# Names of Flax's classes, in Linen and NNX.
+DENSE = {"Dense", "Linear"}
+NORMS = {"BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm"}
 
 
 @dataclasses.dataclass
@@ -40,19 +46,13 @@ class Network:
         statistics: Paths of the leaves that a forward pass in training mode writes.
         collections: Branches of the tree that hold other leaves of the modules whose parameters are beside them.
         fixed: Whether there is only one initial model, whatever the key.
-        stochastic: Whether training draws random numbers (dropout).
-        dense_class: Flax's class of dense layers.
-        norm_classes: Flax's classes of normalizations.
     """
 
     example: jax.ShapeDtypeStruct
     shapes: Params
     statistics: frozenset[Path]
     collections: tuple[str, ...] = ()
-    fixed = False
-    stochastic: bool
-    dense_class: type
-    norm_classes: tuple[type, ...]
+    fixed: bool = False
 
     def init(self, key: Key) -> Params:
         """Initial parameters, with the statistics in them."""
@@ -72,23 +72,33 @@ class Network:
 
     def dense(self, params: Params, x: Array, key: Key | None) -> list[tuple[Array, Array]]:
         """Inputs (B, F) and outputs (B, F') of each dense layer, at least one; in training mode if a key is given."""
-        calls = [call for call in self.calls(params, x, key) if issubclass(call.kind, self.dense_class)]
+        calls = [call for call in self.calls(params, x, key) if is_flax(call.kind, DENSE)]
         if not calls:
             raise ArgumentError("model", "has no dense layer, so it has no features")
         return [(call.args[0], call.returned) for call in calls]
 
     @functools.cached_property
-    def places(self) -> dict[Path, Path]:
-        """Path of each leaf -> path of the module that it is a parameter of, followed by the leaf's name."""
-        paths = [path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(self.shapes)]
-        return {path: path[1:] if path[0] in self.collections else path for path in paths}
+    def stochastic(self) -> bool:
+        """Whether training draws random numbers (dropout)."""
+        traced = jax.make_jaxpr(self.forward)(self.shapes, self.example, jax.random.key(0))
+        return partial_eval.dce_jaxpr(traced.jaxpr, True)[1][-1]  # whether any output depends on the key
+
+    @functools.cached_property
+    def above(self) -> dict[Path, list[Path]]:
+        """Path of each leaf -> paths of the modules that it is in, from its own module to the root."""
+        found = {}
+        for entries, _ in jax.tree_util.tree_leaves_with_path(self.shapes):
+            path = path_of(entries)
+            start = int(path[0] in self.collections)
+            found[path] = [path[start:end] for end in range(len(path) - 1, start - 1, -1)]
+        return found
 
     @functools.cached_property
     def called(self) -> dict[Path, bool]:
         """Paths of the modules in the order of their first calls, and whether they normalize."""
         calls: list[Call] = []
         jax.eval_shape(lambda params, x: calls.extend(self.calls(params, x, None)), self.shapes, self.example)
-        return {call.path: issubclass(call.kind, self.norm_classes) for call in calls}
+        return {call.path: is_flax(call.kind, NORMS) for call in calls}
 
     @functools.cached_property
     def layers(self) -> list[list[Path]]:
@@ -96,37 +106,21 @@ class Network:
 
         A list of modules is not a layer, but each module in it is. A normalization belongs to the layer before it.
         """
-        places, depth = self.places.values(), 0
-        owners = {place[:-1] for place in places}
-
-        def branch(place: Path) -> Path:
-            modules = (place[:end] for end in range(depth + 1, len(place)) if place[:end] in self.called)
-            return next(modules, place[:-1])
-
-        while len(found := dict.fromkeys(map(branch, places))) == 1 and not owners & found.keys():
+        depth, own = 0, {above[0] for above in self.above.values()}
+        branch = lambda above: next((p for p in above[::-1] if len(p) > depth and p in self.called), above[0])
+        while len(found := dict.fromkeys(map(branch, self.above.values()))) == 1 and not own & found.keys():
             depth = len(*found)
         layers: list[list[Path]] = []
         for path in [*filter(found.__contains__, self.called), *(path for path in found if path not in self.called)]:
-            if layers and self.called.get(path):
-                layers[-1].append(path)
-            else:
-                layers.append([path])
+            if not layers or not self.called.get(path):
+                layers.append([])
+            layers[-1].append(path)
         return layers
 
-    def number(self, path: Path) -> int:
-        """The layer of the leaf at `path`."""
-        numbers = {branch: number for number, branches in enumerate(self.layers) for branch in branches}
-        return next(numbers[branch] for branch in above(self.places[path]) if branch in numbers)
 
-    def normalizes(self, path: Path) -> bool:
-        """Whether the leaf at `path` belongs to a normalization."""
-        written = {self.places[path][:-1] for path in self.statistics}
-        return any(branch in written or self.called.get(branch) for branch in above(self.places[path]))
-
-
-def above(path: Path) -> list[Path]:
-    """The branches that `path` is in, from the innermost to the root."""
-    return [path[:end] for end in range(len(path) - 1, -1, -1)]
+def is_flax(kind: type, names: Collection[str]) -> bool:
+    """Whether a class is one of Flax's of these names, or a subclass; NNX, which is slow to import, is not needed."""
+    return any(base.__name__ in names and base.__module__.startswith("flax.") for base in kind.__mro__)
 
 
 def flags(module: Any, training: bool) -> dict[str, Any]:
