@@ -20,7 +20,6 @@ import functools
 import io
 import itertools
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -28,13 +27,11 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from absl import flags
-from rich.console import Console
-from rich.table import Table
 
 from pfljax import data, report
 from pfljax.api.measuring import MEASURES, check_fit, measure
 from pfljax.api.study import taken
-from pfljax.cli import build
+from pfljax.cli import build, sweep
 from pfljax.cli.flags import DATA, RUNS, WHAT, Sweep, define_devices, define_training
 from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
@@ -393,37 +390,25 @@ def total_bytes(row: dict) -> int:
 
 def show(settings: Settings, rows: Sequence[dict]) -> None:
     """Prints the measured rows."""
-    text = {"method": "algorithm", "plan": "plan"}
-    counts = {"K": "num_clients", "S": "clients_per_round", "devices": "devices"}
     model = f"{settings.model} ({rows[0]['parameters']:,} parameters)"
-    table = Table(title=f"{model} on {described_data(settings)}, {settings.train_examples} examples per client")
-    for head in (
-        *text,
-        *counts,
-        "compile s",
-        "s per round",
-        "(range)",
-        "again",
-        "updates/s",
-        "memory",
-        "RSS",
-        "disk",
-        "down, up",
-    ):
-        table.add_column(head, justify="left" if head in text else "right")
+    title = f"{model} on {described_data(settings)}, {settings.train_examples} examples per client"
+    heads = ["method", "plan", "K", "S", "devices", "compile s", "s per round", "(range)", "again", "updates/s"]
+    heads += ["memory", "RSS", "disk", "down, up"]
     size = lambda number: memory.readable(number) if number is not None else "?"
-    for row in rows:
-        table.add_row(
-            *(row[name] for name in text.values()),
-            *(f"{row[name]:,}" for name in counts.values()),
+    body = [
+        [
+            *(row["algorithm"], row["plan"]),
+            *(f"{row[name]:,}" for name in ("num_clients", "clients_per_round", "devices")),
             *(f"{row['compile_seconds']:.1f}", f"{row['seconds_per_round']:.4g}"),
             f"{row['fastest_round']:.3g}-{row['slowest_round']:.3g}",
             "" if row["seconds_again"] is None else f"{row['seconds_again']:.4g}",
             f"{row['client_updates_per_second']:,.0f}",
             *(size(total_bytes(row)), size(row["peak_resident_bytes"]), size(row["disk_bytes"])),
             f"{size(row['bytes_down'])}, {size(row['bytes_up'])}",
-        )
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+        ]
+        for row in rows
+    ]
+    sweep.print_table(title, heads, body, text=2)
     total = settings.total_rounds
     for row in rows if total else ():
         updates = total * row["clients_per_round"]
