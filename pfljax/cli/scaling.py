@@ -258,42 +258,34 @@ def read(folder: Path) -> dict:
     """Returns the content of a cell's file; empty if there is none, or it is damaged."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
         found = files.read_json(folder / CELL)
-        if {"status", *Cell._fields, *MEASURES} <= found["row"].keys() and found["settings"].keys():
+        if {"status", *Cell._fields, *MEASURES} <= found["row"].keys() and found["settings"].keys() | found["program"]:
             return found
     return {}
 
 
-def check(settings: Settings, cells: Sequence[Cell], out: Path) -> None:
-    """Checks that all cells in a study's folder have its settings, and that those asked for have its programs.
+def finished(settings: Settings, cells: Sequence[Cell], out: Path) -> np.ndarray:
+    """Returns whether each cell was already measured, with these settings and the same program.
 
     Raises:
-        ArgumentError: unless with --rerun=changed.
+        ArgumentError: if a cell in the folder has other settings, or one of `cells` another program; with
+            --rerun=changed, they are not finished.
     """
-    now = common(settings)
-    asked = {cell.folder(out): cell for cell in cells}
-    for folder in sorted(out.glob("cells/*")) if settings.rerun == "never" else ():
-        if not (kept := read(folder)):
-            continue
-        before = ((name, kept["settings"].get(name, value), value) for name, value in now.items())
-        different = [f"{name} was {old!r} and is {new!r}" for name, old, new in before if old != new]
-        text = f"with other settings: {'; '.join(different)}" if different else ""
-        if not text and folder in asked and (parts := changed(settings, asked[folder], kept)):
-            text = f"by another program; what differs: {', '.join(parts)}"
-        if text:
-            raise ArgumentError("rerun", f"{folder} was measured {text}; accepted: changed, to measure it again")
+    done, now, asked = set[Cell](), common(settings), {cell.folder(out): cell for cell in cells}
 
+    def check() -> None:
+        for folder, kept in ((folder, read(folder)) for folder in sorted(out.glob("cells/*"))):
+            before = ((name, kept["settings"].get(name, value), value) for name, value in now.items() if kept)
+            different = [f"{name} was {old!r} and is {new!r}" for name, old, new in before if old != new]
+            text = f"with other settings: {'; '.join(different)}" if different else ""
+            cell = asked.get(folder) if kept and kept["row"]["status"] == "measured" and not different else None
+            if cell and (parts := fingerprint.differences(kept["program"], build_experiment(settings, cell).program())):
+                text = f"by another program; what differs: {', '.join(parts)}"
+            if text and settings.rerun == "never":
+                raise ArgumentError("rerun", f"{folder} was measured {text}; accepted: changed, to measure it again")
+            done.update([cell] if cell and not text else [])
 
-def changed(settings: Settings, cell: Cell, kept: dict) -> list[str]:
-    """Returns the parts of the cell's program that have changed since it was measured."""
-    measured = kept["row"]["status"] == "measured"
-    return fingerprint.differences(kept["program"], build_experiment(settings, cell).program()) if measured else []
-
-
-def finished(settings: Settings, cell: Cell, out: Path) -> bool:
-    """Whether the cell was already measured, with these settings and this program."""
-    kept = read(cell.folder(out)) if processes.is_first() else {}
-    done = kept and kept["row"]["status"] == "measured" and kept["settings"] == common(settings)
-    return bool(processes.from_first(np.int32(bool(done and not changed(settings, cell, kept)))))
+    processes.first(check)
+    return processes.from_first(np.array([cell in done for cell in cells], np.int32))
 
 
 def fill(settings: Settings, cells: Sequence[Cell], out: Path) -> list[dict]:
@@ -302,14 +294,14 @@ def fill(settings: Settings, cells: Sequence[Cell], out: Path) -> list[dict]:
     Returns:
         The rows of the study, which may have cells of earlier grids.
     """
-    processes.first(functools.partial(check, settings, cells, out))
-    for number, cell in enumerate(cells, 1):
-        what, folder = f"{number}/{len(cells)} {cell}", cell.folder(out)
+    done = finished(settings, cells, out)
+    for number, cell in enumerate(cells):
+        what, folder = f"{number + 1}/{len(cells)} {cell}", cell.folder(out)
         with contextlib.ExitStack() as held:
-            if not taken(held, folder, say):
+            if not done[number] and not taken(held, folder, say):
                 say(f"{what}: another process is measuring it")
                 continue
-            if finished(settings, cell, out):
+            if done[number] or finished(settings, [cell], out)[0]:  # another process may just have finished it
                 say(f"{what}: already finished, read from {folder}")
                 continue
             with told(what, say):

@@ -133,6 +133,8 @@ def tuned(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> Se
 
 def chosen(settings: Settings, name: str, out: Path) -> Point:
     """Returns the learning rate and knobs that tuning chose for a method's finished cells in a folder."""
+    if not searches(settings, name):
+        return Point(*settings.numbers("tune", float))
     flags = files.read_json(next(out.glob("*/config.json")))["flags"]
     rate = flags["learning_rate"] if settings.tune else None
     return Point(rate, {knob: flags[f"{name}.{knob}"] for knob in tuned_knobs(settings, name)})
