@@ -258,7 +258,8 @@ def read(folder: Path) -> dict:
     """Returns the content of a cell's file; empty if there is none, or it is damaged."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
         found = files.read_json(folder / CELL)
-        if {"status", *Cell._fields, *MEASURES} <= found["row"].keys() and found["settings"].keys() | found["program"]:
+        whole = {"status", *Cell._fields, *MEASURES} <= found["row"].keys()
+        if whole and all(isinstance(found[name], dict) for name in ("settings", "program")):
             return found
     return {}
 
