@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,16 @@ from pfljax.cli.settings import FlagError, Settings
 from pfljax.folder import files
 
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "features": "Office-Home"}
+
+
+def rate_of(out: Path) -> float:
+    """Returns the learning rate of a finished cell."""
+    return files.read_json(out / "config.json")["flags"]["learning_rate"]
+
+
+def mean_over(summaries: Sequence[dict], read: Callable[[dict], float]) -> float:
+    """Returns the mean of a number over runs."""
+    return float(np.mean([read(summary) for summary in summaries]))
 
 
 class Row(NamedTuple):
@@ -180,7 +190,7 @@ class Study:
             "weighted": [summary["last"]["accuracy"] for summary in summaries],
             "std_over_clients": float(np.mean([summary["last"]["accuracy_std"] for summary in summaries])),
             "earth_movers_distance": summaries[0]["earth_movers_distance"],
-            "learning_rate": sweep.rate_of(out / self.trials[0].folder),
+            "learning_rate": rate_of(out / self.trials[0].folder),
             "tuned": str(sweep.chosen(settings, row.method, out)),
             "parameters": summaries[0]["parameters"],
             "epsilon": [ledger.get("epsilon") for ledger in privacy],

@@ -14,7 +14,7 @@ from absl import flags
 
 from experiments.fedem.paper import PAPER, SEEDS, TABLE2, data_and_model, published, start
 from experiments.figures import sweep_figure
-from experiments.papers import Study
+from experiments.papers import Study, mean_over
 from pfljax import report
 from pfljax.cli import launch, sweep
 from pfljax.cli.flags import RUNS
@@ -50,7 +50,7 @@ def point(study: Study, method: str, panel: str, value: float) -> dict:
         "panel": panel,
         "algorithm": method,
         "value": value,
-        "accuracy": sweep.mean_over(summaries, lambda summary: summary["last"]["accuracy"]),
+        "accuracy": mean_over(summaries, lambda summary: summary["last"]["accuracy"]),
         "parameters": summaries[0]["parameters"],
         "paper": paper[0] / 100 if paper else None,
     }

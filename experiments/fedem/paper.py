@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.papers import Paper, Study
+from experiments.papers import Paper, Study, mean_over, rate_of
 from pfljax import report
 from pfljax.api.study import over_rounds
 from pfljax.cli import sweep
@@ -94,11 +94,11 @@ def row_of(study: Study, method: str, *, title: str = "", rounds: int = 0) -> di
         "bottom_decile_mean": float(np.mean(read("accuracy_bottom_decile"))),
         "paper": published(TABLE2, study, title),
         "parameters": summaries[0]["parameters"],
-        "learning_rate": sweep.rate_of(out / study.trials[0].folder),
+        "learning_rate": rate_of(out / study.trials[0].folder),
         "rounds": rounds,
         "curve_mean": curves.mean(axis=0).tolist(),
         "curve_std": curves.std(axis=0).tolist(),
-        "seconds_per_round": sweep.mean_over(summaries, lambda summary: summary["seconds_per_round"]),
+        "seconds_per_round": mean_over(summaries, lambda summary: summary["seconds_per_round"]),
     }
 
 

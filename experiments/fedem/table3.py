@@ -15,7 +15,7 @@ import numpy as np
 from absl import flags
 
 from experiments.fedem.paper import PAPER, SEEDS, TABLE3, beside, data_and_model, published, start
-from experiments.papers import Study
+from experiments.papers import Study, mean_over, rate_of
 from pfljax.cli import launch, sweep
 from pfljax.cli.settings import Settings
 from pfljax.folder import files
@@ -38,14 +38,14 @@ def row_of(study: Study, method: str, out: Path) -> dict:
     ]
     return {
         "algorithm": method,
-        "unseen_test": sweep.mean_over(summaries, lambda s: s["unseen"]["accuracy"]),
-        "unseen_train": sweep.mean_over(summaries, lambda s: s["unseen"]["train_accuracy"]),
-        "unseen_bottom_decile": sweep.mean_over(summaries, lambda s: s["unseen"]["accuracy_bottom_decile"]),
-        "seen_test": sweep.mean_over(summaries, lambda s: s["last"]["accuracy"]),
+        "unseen_test": mean_over(summaries, lambda s: s["unseen"]["accuracy"]),
+        "unseen_train": mean_over(summaries, lambda s: s["unseen"]["train_accuracy"]),
+        "unseen_bottom_decile": mean_over(summaries, lambda s: s["unseen"]["accuracy_bottom_decile"]),
+        "seen_test": mean_over(summaries, lambda s: s["last"]["accuracy"]),
         "seen_train": float(np.mean(seen)),
         "paper": published(TABLE3, study, method),
         "parameters": summaries[0]["parameters"],
-        "learning_rate": sweep.rate_of(out / study.trials[0].folder),
+        "learning_rate": rate_of(out / study.trials[0].folder),
     }
 
 

@@ -8,7 +8,7 @@ import functools
 import io
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -246,37 +246,43 @@ def compare(
     for title in found:  # find mistakes before training anything
         for run, folder in zip(share_programs(runs[title]), folders[title], strict=bool(out)):
             study.check(run, folder)
-    cells = _trained(study, runs, folders, tracker)
-    rows = [method_row(title, [cell for cell in cells[title] if cell]) for title in found]
-    scored = runs[title][0].experiment.scored
-    first = of_seed[seeds[0]]
-    title = titled_by(first.name, None if scored is None else len(scored), first.num_clients, rounds)
+
+    def train(title: str, wait: bool) -> list[Cell | None]:
+        trackers = [tracking.named(tracker, f"{title}/seed-{run.experiment.seed}") for run in runs[title]]
+        return study.train(runs[title], folders[title], trackers, wait=wait)
+
     trials = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-    table = Table(f"{title}, {over(trials, len(seeds))}", rows, first.task)
+    table = table_of(trained(list(found), train, say or (lambda line: None)), trials)
     if out:
         table.write(Path(out))
     return table
 
 
-def _trained(
-    study: Study, runs: dict[str, list[Run]], folders: dict[str, list[Path]], tracker: Tracker | None
-) -> dict[str, list[Cell | None]]:
-    """All methods' cells; trains first what no other process is training, then waits for the rest."""
+def trained(titles: Sequence[str], train: Callable[[str, bool], list[Cell | None]], say: Say) -> dict[str, list]:
+    """All methods' cells; trains first what no other process is training, then waits for the rest.
+
+    Args:
+        titles: The methods.
+        train: (title, whether to wait) -> the method's cells. A cell is None if another process trains it.
+        say: Called with a line whenever a method is done.
+    """
     cells: dict[str, list[Cell | None]] = {}
-    for wait, title in itertools.product((False, True), runs):
+    for wait, title in itertools.product((False, True), titles):
         if None in cells.get(title, [None]):
-            trackers = [tracking.named(tracker, f"{title}/seed-{run.experiment.seed}") for run in runs[title]]
-            cells[title] = study.train(runs[title], folders[title], trackers, wait=wait)
-            done = sum(None not in each for each in cells.values())
-            if study.say and None not in cells[title]:
-                study.say(f"{done} of {len(runs)} methods done: {title}")
+            cells[title] = train(title, wait)
+            if None not in cells[title]:
+                say(f"{sum(None not in each for each in cells.values())} of {len(titles)} methods done: {title}")
     return cells
 
 
-def titled_by(dataset: str, scored: int | None, num_clients: int, rounds: int) -> str:
-    """Returns the first part of a table's title, with the number of scored clients unless all were scored."""
+def table_of(cells: Mapping[str, Sequence[Cell]], trials: str) -> Table:
+    """Returns the table of methods' cells; `trials` names the seeds that its means and deviations are taken over."""
+    own = next(iter(cells.values()))
+    about = own[0].summary
+    scored, num_clients = about.get("scored_clients"), about["num_clients"]
     sample = "" if scored is None else f"a sample of {scored:,} of {num_clients:,} clients, "
-    return f"{dataset}, {sample}last of {rounds} rounds"
+    title = f"{about['dataset']}, {sample}last of {about['rounds']} rounds, {over(trials, len(own))}"
+    return Table(title, [method_row(title, each) for title, each in cells.items()], about["task"])
 
 
 def over(trials: str, number: int) -> str:

@@ -171,15 +171,11 @@ class Study:
         """Trains runs in one kernel; in several if they do not fit."""
         runs = [run for run, _, _ in group]
         outs, trackers = [out for _, out, _ in group], [tracker for _, _, tracker in group]
-        written: dict[str, Any] = {"resume": "if_possible"} if outs[0] else {}
         told = lambda line: self._tell(line.strip()) if "profile: " in line or folders.LOST in line else None
+        options = {"schedule": self.schedule, "say": told, "profile": self.profile, "trackers": trackers}
+        options |= {"outs": outs, "resume": "if_possible"} if outs[0] else {}
         try:
-            if len(runs) > 1:
-                written |= {"outs": outs} if outs[0] else {}
-                options = {"schedule": self.schedule, "say": told, "profile": self.profile, "trackers": trackers}
-                return train_replicates(runs, self.rounds, **options, **written)
-            options = {"progress": False, "say": told, "profile": self.profile, "tracker": trackers[0], "out": outs[0]}
-            return [runs[0].train(self.rounds, **options, **self.schedule._asdict(), **written)]
+            return train_replicates(runs, self.rounds, **options)
         except OutOfMemory:
             if len(runs) == 1:
                 raise

@@ -20,7 +20,6 @@ import functools
 import io
 import itertools
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -28,13 +27,11 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from absl import flags
-from rich.console import Console
-from rich.table import Table
 
 from pfljax import data, report
 from pfljax.api.measuring import MEASURES, check_fit, measure
 from pfljax.api.study import taken
-from pfljax.cli import build
+from pfljax.cli import build, sweep
 from pfljax.cli.flags import DATA, RUNS, WHAT, Sweep, define_devices, define_training
 from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
@@ -261,42 +258,35 @@ def read(folder: Path) -> dict:
     """Returns the content of a cell's file; empty if there is none, or it is damaged."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
         found = files.read_json(folder / CELL)
-        if {"status", *Cell._fields, *MEASURES} <= found["row"].keys() and found["settings"].keys():
+        whole = {"status", *Cell._fields, *MEASURES} <= found["row"].keys()
+        if whole and all(isinstance(found[name], dict) for name in ("settings", "program")):
             return found
     return {}
 
 
-def check(settings: Settings, cells: Sequence[Cell], out: Path) -> None:
-    """Checks that all cells in a study's folder have its settings, and that those asked for have its programs.
+def finished(settings: Settings, cells: Sequence[Cell], out: Path) -> np.ndarray:
+    """Returns whether each cell was already measured, with these settings and the same program.
 
     Raises:
-        ArgumentError: unless with --rerun=changed.
+        ArgumentError: if a cell in the folder has other settings, or one of `cells` another program; with
+            --rerun=changed, they are not finished.
     """
-    now = common(settings)
-    asked = {cell.folder(out): cell for cell in cells}
-    for folder in sorted(out.glob("cells/*")) if settings.rerun == "never" else ():
-        if not (kept := read(folder)):
-            continue
-        before = ((name, kept["settings"].get(name, value), value) for name, value in now.items())
-        different = [f"{name} was {old!r} and is {new!r}" for name, old, new in before if old != new]
-        text = f"with other settings: {'; '.join(different)}" if different else ""
-        if not text and folder in asked and (parts := changed(settings, asked[folder], kept)):
-            text = f"by another program; what differs: {', '.join(parts)}"
-        if text:
-            raise ArgumentError("rerun", f"{folder} was measured {text}; accepted: changed, to measure it again")
+    done, now, asked = set[Cell](), common(settings), {cell.folder(out): cell for cell in cells}
 
+    def check() -> None:
+        for folder, kept in ((folder, read(folder)) for folder in sorted(out.glob("cells/*"))):
+            before = ((name, kept["settings"].get(name, value), value) for name, value in now.items() if kept)
+            different = [f"{name} was {old!r} and is {new!r}" for name, old, new in before if old != new]
+            text = f"with other settings: {'; '.join(different)}" if different else ""
+            cell = asked.get(folder) if kept and kept["row"]["status"] == "measured" and not different else None
+            if cell and (parts := fingerprint.differences(kept["program"], build_experiment(settings, cell).program())):
+                text = f"by another program; what differs: {', '.join(parts)}"
+            if text and settings.rerun == "never":
+                raise ArgumentError("rerun", f"{folder} was measured {text}; accepted: changed, to measure it again")
+            done.update([cell] if cell and not text else [])
 
-def changed(settings: Settings, cell: Cell, kept: dict) -> list[str]:
-    """Returns the parts of the cell's program that have changed since it was measured."""
-    measured = kept["row"]["status"] == "measured"
-    return fingerprint.differences(kept["program"], build_experiment(settings, cell).program()) if measured else []
-
-
-def finished(settings: Settings, cell: Cell, out: Path) -> bool:
-    """Whether the cell was already measured, with these settings and this program."""
-    kept = read(cell.folder(out)) if processes.is_first() else {}
-    done = kept and kept["row"]["status"] == "measured" and kept["settings"] == common(settings)
-    return bool(processes.from_first(np.int32(bool(done and not changed(settings, cell, kept)))))
+    processes.first(check)
+    return processes.from_first(np.array([cell in done for cell in cells], np.int32))
 
 
 def fill(settings: Settings, cells: Sequence[Cell], out: Path) -> list[dict]:
@@ -305,14 +295,14 @@ def fill(settings: Settings, cells: Sequence[Cell], out: Path) -> list[dict]:
     Returns:
         The rows of the study, which may have cells of earlier grids.
     """
-    processes.first(functools.partial(check, settings, cells, out))
-    for number, cell in enumerate(cells, 1):
-        what, folder = f"{number}/{len(cells)} {cell}", cell.folder(out)
+    done = finished(settings, cells, out)
+    for number, cell in enumerate(cells):
+        what, folder = f"{number + 1}/{len(cells)} {cell}", cell.folder(out)
         with contextlib.ExitStack() as held:
-            if not taken(held, folder, say):
+            if not done[number] and not taken(held, folder, say):
                 say(f"{what}: another process is measuring it")
                 continue
-            if finished(settings, cell, out):
+            if done[number] or finished(settings, [cell], out)[0]:  # another process may just have finished it
                 say(f"{what}: already finished, read from {folder}")
                 continue
             with told(what, say):
@@ -393,37 +383,25 @@ def total_bytes(row: dict) -> int:
 
 def show(settings: Settings, rows: Sequence[dict]) -> None:
     """Prints the measured rows."""
-    text = {"method": "algorithm", "plan": "plan"}
-    counts = {"K": "num_clients", "S": "clients_per_round", "devices": "devices"}
     model = f"{settings.model} ({rows[0]['parameters']:,} parameters)"
-    table = Table(title=f"{model} on {described_data(settings)}, {settings.train_examples} examples per client")
-    for head in (
-        *text,
-        *counts,
-        "compile s",
-        "s per round",
-        "(range)",
-        "again",
-        "updates/s",
-        "memory",
-        "RSS",
-        "disk",
-        "down, up",
-    ):
-        table.add_column(head, justify="left" if head in text else "right")
+    title = f"{model} on {described_data(settings)}, {settings.train_examples} examples per client"
+    heads = ["method", "plan", "K", "S", "devices", "compile s", "s per round", "(range)", "again", "updates/s"]
+    heads += ["memory", "RSS", "disk", "down, up"]
     size = lambda number: memory.readable(number) if number is not None else "?"
-    for row in rows:
-        table.add_row(
-            *(row[name] for name in text.values()),
-            *(f"{row[name]:,}" for name in counts.values()),
+    body = [
+        [
+            *(row["algorithm"], row["plan"]),
+            *(f"{row[name]:,}" for name in ("num_clients", "clients_per_round", "devices")),
             *(f"{row['compile_seconds']:.1f}", f"{row['seconds_per_round']:.4g}"),
             f"{row['fastest_round']:.3g}-{row['slowest_round']:.3g}",
             "" if row["seconds_again"] is None else f"{row['seconds_again']:.4g}",
             f"{row['client_updates_per_second']:,.0f}",
             *(size(total_bytes(row)), size(row["peak_resident_bytes"]), size(row["disk_bytes"])),
             f"{size(row['bytes_down'])}, {size(row['bytes_up'])}",
-        )
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+        ]
+        for row in rows
+    ]
+    sweep.print_table(title, heads, body, text=2)
     total = settings.total_rounds
     for row in rows if total else ():
         updates = total * row["clients_per_round"]

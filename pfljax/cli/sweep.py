@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -134,6 +133,8 @@ def tuned(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> Se
 
 def chosen(settings: Settings, name: str, out: Path) -> Point:
     """Returns the learning rate and knobs that tuning chose for a method's finished cells in a folder."""
+    if not searches(settings, name):
+        return Point(*settings.numbers("tune", float))
     flags = files.read_json(next(out.glob("*/config.json")))["flags"]
     rate = flags["learning_rate"] if settings.tune else None
     return Point(rate, {knob: flags[f"{name}.{knob}"] for knob in tuned_knobs(settings, name)})
@@ -169,27 +170,22 @@ def cells_now(
     return [(found | others)[trial] for trial in runs]
 
 
-def rate_of(out: Path) -> float:
-    """Returns the learning rate of a finished cell."""
-    return files.read_json(out / "config.json")["flags"]["learning_rate"]
-
-
-def mean_over(summaries: Sequence[dict], read: Callable[[dict], float]) -> float:
-    """Returns the mean of a number over runs."""
-    return float(np.mean([read(summary) for summary in summaries]))
-
-
 def write_table(
     title: str, heads: Sequence[str], body: Sequence[Sequence[str]], rows: Sequence[dict], out: Path, figure: str = ""
 ) -> None:
     """Writes the table and a page of all runs; see `comparison.write_table`. Prints table and paths."""
     page = comparison.write_table(title, heads, body, rows, out)
-    table = Table(title=title)
-    for head in heads:
-        table.add_column(head, justify="left" if head == heads[0] else "right")
-    for line in body:
-        table.add_row(*line)
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    print_table(title, heads, body)
     print(f"table: {out / 'table.md'}, .csv, .json, .tex" + (f"; figure: {out / figure}" if figure else ""))
     if page:
         print(f"report: {page}")
+
+
+def print_table(title: str, heads: Sequence[str], body: Sequence[Sequence[str]], text: int = 1) -> None:
+    """Prints a table whose first `text` columns are words; the others are aligned as numbers."""
+    table = Table(title=title)
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="left" if number < text else "right")
+    for line in body:
+        table.add_row(*line)
+    Console(width=None if sys.stdout.isatty() else 200).print(table)

@@ -15,12 +15,10 @@ from typing import Literal
 
 import numpy as np
 from absl import flags
-from rich.console import Console
-from rich.table import Table
 
 from pfljax import report
 from pfljax.api.comparison import epsilon_text
-from pfljax.cli import build
+from pfljax.cli import build, sweep
 from pfljax.cli.flags import RUNS, WHAT, define_data, define_devices, define_evaluation, define_training
 from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
@@ -70,7 +68,7 @@ def run(settings: Settings) -> None:
         tracker=build.build_tracker(settings, out),
     )
     page = result.write_report()
-    Console(width=110).print(table(result.summary))
+    show(result.summary)
     print(f"report: {page}")
 
 
@@ -83,24 +81,25 @@ def folder(settings: Settings) -> Path:
     return Path(f"runs/{settings.algorithm}-{settings.dataset.replace(':', '-')}-{when}")
 
 
-def table(summary: dict) -> Table:
-    """Returns a short table of the result."""
-    classification = summary["task"] == "classification"
-    out = Table(title=f"{summary['algorithm']} on {summary['dataset']}: {summary['scored']}", title_justify="left")
+def show(summary: dict) -> None:
+    """Prints a short table of the result."""
+    classification, privacy = summary["task"] == "classification", summary["privacy"]
     names = ["accuracy", "accuracy_bottom_decile", "accuracy_min"] if classification else []
     own = summary["metrics"]
-    private = [f"epsilon at delta {summary['privacy']['delta']:g}"] if summary["privacy"] else []
-    scores = [name.replace("accuracy_", "").replace("_", " ") for name in names]
-    for heading in ("", "round", *scores, "test loss", *(name.replace("_", " ") for name in own), *private):
-        out.add_column(heading, justify="left" if not heading else "right")
-    for which in ("last", "best"):
-        row = summary[which]
-        label = which if which == "last" else f"best by {row['selected_by'].replace('_', ' ')}"
-        percent = [f"{100 * row[name]:.1f} %" for name in names]
-        measured = [f"{row.get(name, np.nan):.3f}" for name in own]
-        spent = [epsilon_text([summary["privacy"]["epsilon"]]) if which == "last" else ""] if private else []
-        out.add_row(label, str(row["round"]), *percent, f"{row['loss']:.4f}", *measured, *spent)
-    return out
+    heads = ["", "round", *(name.replace("accuracy_", "").replace("_", " ") for name in names), "test loss"]
+    heads += [name.replace("_", " ") for name in own]
+    last, best = summary["last"], summary["best"]
+    body = [
+        [
+            *(label, str(row["round"]), *(f"{100 * row[name]:.1f} %" for name in names), f"{row['loss']:.4f}"),
+            *(f"{row.get(name, np.nan):.3f}" for name in own),
+        ]
+        for label, row in (("last", last), (f"best by {best['selected_by'].replace('_', ' ')}", best))
+    ]
+    if privacy:
+        heads.append(f"epsilon at delta {privacy['delta']:g}")
+        body = [[*body[0], epsilon_text([privacy["epsilon"]])], [*body[1], ""]]
+    sweep.print_table(f"{summary['algorithm']} on {summary['dataset']}: {summary['scored']}", heads, body)
 
 
 COMMAND = Command(__doc__ or "", define, run)
