@@ -35,7 +35,7 @@ def sweep_figure(points: Sequence[dict], panels: dict[str, str], paper: str = "t
         paper: What the crosses are.
     """
     methods = list(dict.fromkeys(point["algorithm"] for point in points))
-    shades, found = dict(zip(methods, colors(np.arange(len(methods))).tolist(), strict=True)), []
+    shades, found = dict(zip(methods, colors(np.arange(len(methods))), strict=True)), []
     for name, label in panels.items():
         series = []
         for number, method in enumerate(methods):
@@ -67,7 +67,7 @@ def curves_panel(lines: Sequence[dict], over: str, title: str = "") -> Panel:
         title: Title of the panel.
     """
     label = {"rounds": "round", "epochs": "local epochs so far"}[over]
-    shades = colors(np.arange(len(lines))).tolist()
+    shades = colors(np.arange(len(lines)))
     drawn = [Series(line[over], line["curve"], line["title"], color=c) for line, c in zip(lines, shades, strict=True)]
     return Panel(Axis(label), ACCURACY, drawn, title=title)
 

@@ -45,7 +45,7 @@ def privacy_figure(affinities: Mapping[str, tuple[np.ndarray, np.ndarray]], poin
     """
     panels = [pictures.affinity(values, groups, title) for title, (values, groups) in affinities.items()]
     methods, series = list(dict.fromkeys(point["algorithm"] for point in points)), []
-    for method, shade in zip(methods, colors(np.arange(len(methods))).tolist(), strict=True):
+    for method, shade in zip(methods, colors(np.arange(len(methods))), strict=True):
         own = [point for point in points if point["algorithm"] == method]
         sigmas, mean, std = ([point[name] for point in own] for name in ("sigma", "accuracy_mean", "accuracy_std"))
         series += with_band(sigmas, mean, std, method, {"color": shade, "symbol": "circle"})

@@ -46,8 +46,15 @@ def branch_weights(panels: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]],
     for title, (rounds, weights, distribution) in panels.items():
         order, groups = np.argsort(distribution, kind="stable"), colors(distribution)
         for t in np.unique(np.linspace(0, len(rounds) - 1, shown).round().astype(int)):
-            rows = {"values": weights[t][order], "blocks": distribution}
-            panel = pictures.matrix("weights", order, groups, np.arange(len(order)), weights.shape[2], **rows)
+            panel = pictures.matrix(
+                "weights",
+                order,
+                groups,
+                np.arange(len(order)),
+                weights.shape[2],
+                values=weights[t][order],
+                blocks=distribution,
+            )
             found.append(dataclasses.replace(panel, x=Axis("branch"), title=f"{title}, round {rounds[t]}"))
         height = max(height, 0.8 + 0.18 * len(order))
     columns = len(found) // len(panels)

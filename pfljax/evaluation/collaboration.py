@@ -36,14 +36,22 @@ class Rows(NamedTuple):
         client: The clients, in ascending order. Shape (E,).
         model: The models. Shape (E,).
         weight: The weights. Shape (E,).
-        length: The lengths of the rows, 1 for a client without weights: the cosine between two clients' weights is the
-            scalar product of their rows, divided by both lengths. Shape (K,).
+        num_clients: K.
     """
 
     client: np.ndarray
     model: np.ndarray
     weight: np.ndarray
-    length: np.ndarray
+    num_clients: int
+
+    @property
+    def length(self) -> np.ndarray:
+        """The lengths of the rows, 1 for a client without weights. Shape (K,).
+
+        The cosine between two clients' weights is the scalar product of their rows, divided by both lengths.
+        """
+        length = np.sqrt(np.bincount(self.client, self.weight**2, self.num_clients))
+        return np.where(length > 0, length, 1.0)
 
     @property
     def unit(self) -> np.ndarray:
@@ -57,9 +65,7 @@ def rows_of(index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"], le
     pairs, place = np.unique(np.arange(len(index))[:, None] * width + index, return_inverse=True)
     used = np.bincount(place.ravel(), weights.ravel(), len(pairs))
     client, model = np.divmod(pairs[np.abs(used) >= least], width)
-    used = used[np.abs(used) >= least]
-    length = np.sqrt(np.bincount(client, used**2, len(index)))
-    return Rows(client, model, used, np.where(length > 0, length, 1.0))
+    return Rows(client, model, used[np.abs(used) >= least], len(index))
 
 
 def cosines(index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"]) -> Float[np.ndarray, "K K"]:

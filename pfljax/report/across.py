@@ -97,7 +97,8 @@ def write_comparison(page: Path, folders: Sequence[Path], title: str = "") -> Pa
     score, dataset = runs[0].score, runs[0].summary["dataset"]
     own = {name: name.replace("_", " ") for run in runs for name in run.summary.get("metrics", ())}
     names = {"score": score.label} | ({"decile": "bottom decile"} if score.percent else {}) | own | COSTS
-    data = {"panels": _panels(methods, names, score), "csv": _csv(methods, names, score)}
+    texts = {link: f"{m.title}, {name}" for m in methods for link, name in zip(m.links, m.names, strict=True)}
+    data = {"panels": _panels(methods, names, score), "texts": texts, "csv": _csv(methods, names, score)}
     points = plot("dots", "Each run of each method", POINTS, f"{max(14, 6 + 2 * len(methods))}rem")
     curves = plot("over", "Each method over rounds", BAND)
     parts = {

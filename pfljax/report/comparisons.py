@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -12,9 +13,7 @@ from pfljax.report.draw import draw
 from pfljax.report.picture import PALETTE, SYMBOLS, Axis, Panel, Series, colors
 
 
-def method_points(
-    values: Mapping[str, Sequence[float | None]], axis: Axis, keys: Mapping[str, Sequence[str]] | None = None
-) -> Panel:
+def method_points(values: Mapping[str, Any], axis: Axis, keys: Mapping[str, Sequence[str]] | None = None) -> Panel:
     """Describes each run of each method as a point, and the mean over a method's runs as a line.
 
     Args:
@@ -22,16 +21,14 @@ def method_points(
         axis: The axis of the values.
         keys: For each run, what a click on its point leads to.
     """
-    series, shades = [], colors(np.arange(len(values)))
-    for place, (method, own) in enumerate(values.items()):
-        drawn = np.array(own, float)
-        known, style = np.isfinite(drawn), {"color": str(shades[place]), "symbol": SYMBOLS[place % len(SYMBOLS)]}
-        links = [key for key, is_known in zip(keys[method], known, strict=True) if is_known] if keys else None
-        heights = np.full(known.sum(), float(place))
-        series.append(Series(drawn[known], heights, kind="points", size=8, keys=links, **style))
-        if known.sum() > 1:
-            mean = float(drawn[known].mean())
-            series.append(Series((mean, mean), (place - 0.32, place + 0.32), color=style["color"], width=3))
+    series = []
+    for place, (method, shade) in enumerate(zip(values, colors(np.arange(len(values))), strict=True)):
+        own, symbol, keys_of = np.array(values[method], float), SYMBOLS[place % len(SYMBOLS)], keys and keys[method]
+        heights = np.full(len(own), float(place))
+        series.append(Series(own, heights, "", "points", color=shade, symbol=symbol, size=8, keys=keys_of))
+        if np.isfinite(own).sum() > 1:
+            mean = float(np.nanmean(own))
+            series.append(Series((mean, mean), (place - 0.32, place + 0.32), color=shade, width=3))
     names = [(float(place), name if len(name) <= 24 else f"…{name[-23:]}") for place, name in enumerate(values)]
     return Panel(axis, Axis(ticks=names, limits=(len(names) - 0.4, -0.6)), series)
 
@@ -54,9 +51,9 @@ def method_curves(
     for place, (method, shade) in enumerate(zip(curves, colors(np.arange(len(curves))), strict=True)):
         at, mean, spread = (np.asarray(values, float) for values in curves[method])
         if np.nanmax(spread, initial=0) > 0:
-            series.append(Series(at, mean + spread, "", "band", mean - spread, str(shade)))
+            series.append(Series(at, mean + spread, "", "band", mean - spread, shade))
         symbol = SYMBOLS[place % len(SYMBOLS)] if symbols and len(at) <= 60 else ""
-        series.append(Series(at, mean, method, color=str(shade), width=2, symbol=symbol))
+        series.append(Series(at, mean, method, color=shade, width=2, symbol=symbol))
     return Panel(x, y, series, legend="best" if len(curves) <= len(PALETTE) else "none")
 
 
@@ -96,7 +93,7 @@ def scaling_figure(lines: Mapping[str, Sequence[dict]], memory: str = "MiB on a 
             clients, values = ([cell[what] for cell in cells] for what in ("num_clients", key))
             fitted = slope(clients, values)
             text = name if fitted is None else f"{name}, slope {round(fitted, 2) + 0.0:.2f}"  # not -0.00
-            series.append(Series(clients, np.array(values) / unit, text, color=str(shade), symbol=symbol))
+            series.append(Series(clients, np.array(values) / unit, text, color=shade, symbol=symbol))
         low, high = np.floor(np.log10(every.min())), np.ceil(np.log10(every.max()))
         limits = 10.0**low, 10.0 ** max(high, low + 1)  # whole decades, so that slow growth looks slow
         panels.append(Panel(Axis("clients K", log=True), Axis(label, log=True, limits=limits), series, legend="below"))

@@ -9,8 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from pfljax.evaluation import collaboration
-from pfljax.report import pictures
-from pfljax.report.markup import cells
+from pfljax.report import markup, pictures
 from pfljax.report.picture import SYMBOLS, colors, plain, rounded
 from pfljax.report.run_data import RunData, over_clients
 
@@ -91,7 +90,7 @@ def _panels(run: RunData, shown: Int[np.ndarray, " n"], sharing: dict[str, Any] 
     if traffic is not None:
         panels["traffic"] = {"": traffic}
     if sharing is not None:
-        of = colors(run.groups)[shown], run.ids[shown], run.num_models
+        of = np.array(colors(run.groups))[shown].tolist(), run.ids[shown], run.num_models
         blocks = {"group": run.groups[shown], "found": sharing["found"]}
         panels["matrix"] = {
             f"{kind} {by}": pictures.matrix(kind, order, *of, largest=sharing["largest"], blocks=blocks.get(by))
@@ -103,24 +102,27 @@ def _panels(run: RunData, shown: Int[np.ndarray, " n"], sharing: dict[str, Any] 
 
 def _of_clients(run: RunData, shown: Int[np.ndarray, " n"], sharing: dict[str, Any] | None) -> dict[str, Any]:
     """Returns what the page says about each client, and its tables for downloading."""
-    about, named, told, table = np.array(pictures.about_clients(run))[shown].tolist(), [], [], []
-    for place, (k, group) in enumerate(zip(run.ids[shown].tolist(), run.groups[shown].tolist(), strict=True)):
-        row, groups = run.client_rows.get(k, {}), [f"group {group}"] * run.has_groups
-        found = "" if sharing is None else int(sharing["found"][place])
-        named.append(f"{k} ({row['name']})" if row.get("name") is not None else str(k))
-        groups += [] if sharing is None else [f"found group {found}"]
+    told, texts, named, table = [], [], [], []
+    entries = zip(run.ids[shown].tolist(), run.groups[shown].tolist(), run.test[-1][shown].tolist(), strict=True)
+    for place, (k, group, value) in enumerate(entries):
+        row, of_group = run.client_rows.get(k, {}), [f"group {group}"] * run.has_groups
+        found = [] if sharing is None else [int(sharing["found"][place])]
         sizes = [f"{row['n_train']} training and {row['n_test']} test examples"] if row else []
-        score = f"{run.score.label} {about[place].split(': ')[1]} in the last round."
-        told.append(", ".join([f"Client {named[-1]}", *groups, *sizes, score]))
-        table.append({"client": k, "group": group if run.has_groups else "", "found_group": found} | dict(row))
+        score = "not scored" if np.isnan(value) else markup.score(run.score.name, value)
+        named.append(f"{k} ({row['name']})" if row.get("name") is not None else str(k))
+        texts.append(", ".join([f"client {k}", *of_group, score]))
+        parts = [f"Client {named[-1]}", *of_group, *(f"found group {number}" for number in found), *sizes]
+        told.append(f"{', '.join(parts)}, {run.score.label} {score} in the last round.")
+        groups = {"group": group if run.has_groups else "", "found_group": found[0] if found else ""}
+        table.append({"client": k} | groups | dict(row))
     return {
         "clients": run.ids[shown],
         "groups": [f" (group {group})" * run.has_groups for group in run.groups[shown]],
-        "colors": colors(run.groups)[shown],
+        "colors": np.array(colors(run.groups))[shown],
         "named": named,
-        "texts": about,
+        "texts": texts,
         "told": told,
-        "csv": {"rounds": cells(run.rows), "clients": cells(table)},
+        "csv": {"rounds": markup.cells(run.rows), "clients": markup.cells(table)},
     }
 
 
@@ -134,7 +136,8 @@ def _sharing(run: RunData, shown: Int[np.ndarray, " n"], notes: list[str]) -> di
     digits = 3 if per_round * len(times) <= MAX_NUMBERS // 3 else 2
     notes.append(f"The matrix leaves out weights below {LEAST:g} and rounds the others to {digits} digits.")
     rounds, used = np.asarray(run.used["round"])[times], [(all_index[t][shown], all_weights[t][shown]) for t in times]
-    rows = [collaboration.rows_of(index, rounded(weights, digits), LEAST) for index, weights in used]
+    rows = [collaboration.rows_of(*each, LEAST) for each in used]
+    rows = [each._replace(weight=rounded(each.weight, digits)) for each in rows]
     order, found = found_groups(all_index[-1][shown], all_weights[-1][shown])
     return {
         "rounds": rounds,
@@ -165,7 +168,7 @@ def _mean_cosines(number: int, means: collaboration.Sharing) -> str:
 
 def _flat(rows: collaboration.Rows) -> list[list]:
     """Returns each client's row as a list: the models that it uses, each followed by its weight."""
-    cuts = np.searchsorted(rows.client, np.arange(len(rows.length) + 1))
+    cuts = np.searchsorted(rows.client, np.arange(rows.num_clients + 1))
     pairs = zip(rows.model.tolist(), rows.weight.tolist(), strict=True)
     flat = [value for pair in pairs for value in pair]
     return [flat[2 * a : 2 * b] for a, b in itertools.pairwise(cuts)]

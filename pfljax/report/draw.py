@@ -132,18 +132,18 @@ def _heat(axes: Axes, heat: Heat, width: float) -> None:
         cmap="RdBu" if heat.diverging else "Blues",
         vmin=low,
         vmax=high,
-        aspect="equal" if heat.crossed else "auto",
+        aspect="auto" if heat.columns else "equal",
         interpolation="nearest",
     )
     axes.figure.colorbar(image, ax=axes, label=heat.label, shrink=0.8)
     for edge in heat.edges:
         axes.axhline(edge, color="0.35", linewidth=0.8)
-        if heat.crossed:
+        if not heat.columns:
             axes.axvline(edge, color="0.35", linewidth=0.8)
-    for axis, names in ((axes.xaxis, heat.columns), (axes.yaxis, heat.rows)):
+    for axis, names in ((axes.xaxis, heat.columns or heat.rows), (axes.yaxis, heat.rows)):
         size = min(9.0, 45 * width / len(names))  # in points, so that they stand side by side
         axis.set_ticks(np.arange(len(names)), names, fontsize=size) if size > 5 else axis.set_ticks([])
-    axes.tick_params("x", labelrotation=90 if len(heat.columns) > 20 else 0)
+    axes.tick_params("x", labelrotation=90 if len(heat.columns or heat.rows) > 20 else 0)
     axes.tick_params("y", pad=12 if heat.strip else 3, length=0 if heat.strip else 3)
     for start, stop, color in heat.strip:
         place = axes.get_yaxis_transform()

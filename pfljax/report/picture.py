@@ -52,8 +52,8 @@ class Series:
         width: Width of the line, in points.
         symbol: Symbol at each position, one of `SYMBOLS`; "" for none.
         size: Diameter of the symbols, in points.
-        keys: What each point stands for: a client's place on the page, or a link. Clicking the point selects it.
-        texts: Descriptions of the points, shown under the pointer.
+        keys: What each point stands for on a page: a client's place, or a link. Clicking the point selects it, and the
+            page's data say by key what the pointer shows.
     """
 
     x: Any
@@ -67,7 +67,6 @@ class Series:
     symbol: str = ""
     size: float = 5.0
     keys: Any = None
-    texts: Sequence[str] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,23 +76,21 @@ class Heat:
     Attributes:
         values: The matrix. Shape (n, m). None: the page fills it in. NaN is not drawn.
         rows: Names of the rows.
-        columns: Names of the columns.
+        columns: Names of the columns; (): the matrix is square, and columns are ordered like rows.
         label: Title of the color bar.
         limits: Lowest and highest value.
         diverging: Whether the colors have a middle.
-        edges: Positions of lines between groups of rows.
-        crossed: Whether the lines cross the columns, too: the matrix is square, and columns are ordered like rows.
+        edges: Positions of lines between groups of rows, and of columns if these are ordered like rows.
         strip: Group colors left of the rows, by runs of rows: (start, stop, color).
     """
 
     values: Any
     rows: Sequence[str]
-    columns: Sequence[str]
+    columns: Sequence[str] = ()
     label: str = ""
     limits: tuple[float, float] = (0.0, 1.0)
     diverging: bool = False
     edges: Sequence[float] = ()
-    crossed: bool = True
     strip: Sequence[tuple[int, int, str]] = ()
 
 
@@ -118,13 +115,13 @@ class Panel:
     legend: Literal["best", "below", "none"] = "best"
 
 
-def colors(groups: Int[np.ndarray, " n"]) -> np.ndarray:
+def colors(groups: Int[np.ndarray, " n"]) -> list[str]:
     """Returns a color for each entry of `groups`: from the palette for few groups, from a color map for many."""
     values, place = np.unique(groups, return_inverse=True)
     shades = PALETTE
     if len(values) > len(PALETTE):
         shades = [to_hex(shade) for shade in matplotlib.colormaps["viridis"](np.linspace(0, 0.95, len(values)))]
-    return np.array(shades)[place]
+    return [shades[k] for k in place]
 
 
 def plain(description: Any) -> Any:

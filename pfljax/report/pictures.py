@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from pfljax.evaluation import collaboration
-from pfljax.report import markup
 from pfljax.report.picture import GRAY, PALETTE, SYMBOLS, Axis, Heat, Panel, Series, colors
 from pfljax.report.run_data import RunData, Score, over_clients
 
@@ -26,7 +26,7 @@ def axis_of(score: Score) -> Axis:
 
 def scores(run: RunData, score: Score) -> Panel:
     """Describes a score over rounds: bands of clients, the mean, and the edge of the worst tenth."""
-    test, train = (run.results.get(f"{score.name}_{split}") for split in ("test", "train"))
+    test, train = run.results[f"{score.name}_test"], run.results.get(f"{score.name}_train")
     level = lambda percent: over_clients(np.nanpercentile, test, percent)
     bands = [(name, level(low), level(high), color) for name, (low, high, color) in BANDS.items()]
     series = [Series(run.rounds, high, name, "band", low, color) for name, low, high, color in bands]
@@ -67,26 +67,16 @@ def worst_first(run: RunData, shown: Int[np.ndarray, " n"]) -> Int[np.ndarray, "
     return np.argsort(np.where(np.isnan(last), np.inf, run.score.sign * last), kind="stable")
 
 
-def about_clients(run: RunData) -> list[str]:
-    """Returns each client's number, its group if there are several, and its score in the last round."""
-    several = run.has_groups
-    value = lambda score: "not scored" if np.isnan(score) else markup.score(run.score.name, score)
-    entries = zip(run.ids.tolist(), run.groups.tolist(), run.test[-1].tolist(), strict=True)
-    return [f"client {k}{f', group {group}' * several}: {value(score)}" for k, group, score in entries]
-
-
 def ranking(run: RunData, shown: Int[np.ndarray, " n"]) -> Panel:
     """Describes the scores of some clients in the last round, worst first, colored by their true groups."""
-    last, groups, texts = run.test[-1][shown], run.groups[shown], np.array(about_clients(run))[shown]
+    last, groups = run.test[-1][shown], run.groups[shown]
     ranked = worst_first(run, shown)[: np.isfinite(last).sum()]
     values, size, series = np.unique(run.groups), 4.0 if len(shown) > 150 else 7.0, []
-    for number, (group, color) in enumerate(zip(values, colors(values).tolist(), strict=True)):
+    for number, (group, color) in enumerate(zip(values, colors(values), strict=True)):
         at = np.nonzero(groups[ranked] == group)[0]
         members, name = ranked[at], f"group {group}" if 1 < len(values) <= len(PALETTE) else ""
         style = {"color": color, "symbol": SYMBOLS[number % len(SYMBOLS)], "size": size}
-        series.append(
-            Series(at + 1, last[members], name, "points", keys=members, texts=texts[members].tolist(), **style)
-        )
+        series.append(Series(at + 1, last[members], name, "points", keys=members, **style))
     ticks = [(place, str(k)) for place, k in enumerate(run.ids[shown][ranked].tolist(), 1)]
     return Panel(Axis("client, worst first", ticks if len(ticks) <= 40 else None), axis_of(run.score), series)
 
@@ -94,7 +84,7 @@ def ranking(run: RunData, shown: Int[np.ndarray, " n"]) -> Panel:
 def matrix(
     kind: str,
     order: Int[np.ndarray, " n"],
-    shades: np.ndarray,
+    shades: Sequence[str],
     names: np.ndarray,
     num_models: int | None,
     *,
@@ -118,15 +108,14 @@ def matrix(
     """
     of_clients, rows = kind == "sharing" or num_models is None, names[order].astype(str).tolist()
     edges = [] if blocks is None else (np.nonzero(np.diff(blocks[order]))[0] + 0.5).tolist()
-    strip = _runs(shades[order])
+    strip = _runs(np.array(shades)[order])
     heat = Heat(
         values,
         rows,
-        rows if of_clients else [str(j) for j in range(num_models or 0)],
+        [] if of_clients else [str(j) for j in range(num_models or 0)],
         label=RELATIONS[kind],
         limits=(0.0, 1.0 if kind == "sharing" else max(largest, 1e-9)),
         edges=edges if len(edges) < len(rows) / 2 else [],
-        crossed=of_clients,
         strip=strip if len(set(shades)) > 1 and len(strip) <= MAX_RUNS else [],
     )
     columns = each if kind == "sharing" else f"model of {each}" if of_clients else "model"
@@ -184,15 +173,15 @@ def weights(run: RunData) -> list[Panel]:
     num_clients, own_models = len(run.distribution), run.num_models is None
     shades = colors(np.concatenate([run.distribution, run.groups]))
     several, of_target = len(set(shades)) > 1, shades[num_clients:]
-    of_model = shades if own_models else colors(np.arange(run.num_models))
+    of_model = shades if own_models else colors(np.arange(run.num_models or 0))
     limits, panels = (float(rounds[0]) - 0.5, float(rounds[-1]) + 0.5), []
     for client in spread(run.distribution, MAX_PANELS).tolist():
         dense = collaboration.dense(index[:, client], used[:, client], run.num_models or num_clients)  # (T, N)
         # A bar has the color of the target distribution; text in a light color would be hard to read.
         series = [Series(limits, (1.03, 1.03), color=of_target[client], width=5)]
         for model in np.nonzero(dense.max(axis=0) > 0.01)[0]:
-            style = {"width": 2.6} if own_models and model == client else {"width": 1.3, "dash": "dash"}
-            series.append(Series(rounds, dense[:, model], color=of_model[model], **style))
+            width, dash = (2.6, "solid") if own_models and model == client else (1.3, "dash")
+            series.append(Series(rounds, dense[:, model], color=of_model[model], width=width, dash=dash))
         has, wants = run.distribution[client], run.groups[client]
         of = f" (distribution {wants})" if wants == has else f" (has {has}, wants {wants})"
         y = Axis("weight", [(0.0, "0"), (0.5, "0.5"), (1.0, "1")], limits=(-0.03, 1.05))
@@ -213,7 +202,7 @@ def affinity(values: Float[np.ndarray, "K K"], groups: Int[np.ndarray, " K"], ti
     limit = max(float(np.abs(values[~own]).max(initial=0)), 1e-9)
     names, edges = order.astype(str).tolist(), (np.nonzero(np.diff(groups[order]))[0] + 0.5).tolist()
     shown = np.where(own, np.nan, values[np.ix_(order, order)])
-    heat = Heat(shown, names, names, limits=(-limit, limit), diverging=True, edges=edges)
+    heat = Heat(shown, names, limits=(-limit, limit), diverging=True, edges=edges)
     return Panel(Axis("model of client"), Axis("client"), heat=heat, title=title)
 
 
@@ -222,7 +211,7 @@ def curve(run: RunData) -> Panel:
     x, y, client, grid, truth, models = (
         run.curve[name] for name in ("x", "y", "client", "grid", "truth", "prediction")
     )
-    shades = list(enumerate(colors(np.arange(len(models))).tolist()))
+    shades = list(enumerate(colors(np.arange(len(models)))))
     of = lambda k: (x[client == k], y[client == k])
     series = [Series(*of(k), kind="points", color=shade, symbol="circle", size=3) for k, shade in shades]
     series.append(Series(grid, truth, "true curve", color=GRAY))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -68,11 +69,11 @@ class RunData:
         Raises:
             RunError: if the files are damaged or do not belong to a run.
         """
-        names = "results.npz", "collaboration.npz", "curve.npz"
+        arrays = lambda name: files.read_npz(directory / name) if (directory / name).exists() else {}
         try:
-            arrays = [files.read_npz(directory / name) if (directory / name).exists() else {} for name in names]
             summary, config = (files.read_json(directory / name) for name in ("summary.json", "config.json"))
-            run = cls(summary, files.read_jsonl(directory / "metrics.jsonl"), *arrays, config)
+            results, used, curve = map(arrays, ("results.npz", "collaboration.npz", "curve.npz"))
+            run = cls(summary, files.read_jsonl(directory / "metrics.jsonl"), results, used, curve, config)
             _ = run.summary["algorithm"], run.summary["last"]["round"], run.test
         except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
             message = f"{directory}: the run's files are damaged, or this is not a run's folder: {error}"
@@ -84,7 +85,7 @@ class RunData:
         """The score that clients are ranked by: accuracy, or the loss for regression."""
         return self._score("accuracy" if self.summary.get("task", "classification") == "classification" else "loss")
 
-    @property
+    @functools.cached_property
     def scores(self) -> dict[str, Score]:
         """All scores that clients have, by name, `score` first."""
         names = sorted(name.removesuffix("_test") for name in self.results if name.endswith("_test"))
@@ -111,23 +112,24 @@ class RunData:
             return np.array([row.get(score.name, np.nan) for row in self.rows], float)
         return over_clients(np.nanmean, self.results[f"{score.name}_test"])
 
-    @property
+    @functools.cached_property
     def client_rows(self) -> dict[int, Mapping[str, Any]]:
         """The per-client rows of summary.json, by client."""
         return {row["client"]: row for row in self.summary.get("per_client") or []}
 
-    @property
+    @functools.cached_property
     def distribution(self) -> Int[np.ndarray, " K"]:
         """Each client's true distribution; all zero if unknown."""
-        known = [self.client_rows.get(k, {}).get("distribution", 0) for k in self.ids.tolist()]
-        return np.asarray(self.used.get("distribution", known))
+        if "distribution" in self.used:
+            return np.asarray(self.used["distribution"])
+        return np.array([self.client_rows.get(k, {}).get("distribution", 0) for k in self.ids.tolist()])
 
-    @property
+    @functools.cached_property
     def groups(self) -> Int[np.ndarray, " K"]:
         """The distribution that each client's models should fit: that of its test data."""
         return np.asarray(self.used.get("target", self.distribution))
 
-    @property
+    @functools.cached_property
     def has_groups(self) -> bool:
         """Whether the clients are known to have several true distributions."""
         return len(np.unique(self.groups)) > 1

@@ -8,8 +8,8 @@ const page = (() => {
   const byId = (id) => document.getElementById(id);
   const plots = new Map(); // id -> {make, seen, click}
   // A page's script sets `show(data)`, which is called before anything is drawn, and `select(key)`, which is called if a
-  // point is clicked; `selected` is the key of the points to highlight.
-  const hooks = { show: () => {}, select: () => {}, selected: null };
+  // point is clicked; `selected` is the key of the points to highlight, and `texts` is what is said of each key.
+  const hooks = { show: () => {}, select: () => {}, selected: null, texts: {} };
 
   const isDark = () =>
     (document.documentElement.dataset.theme || (prefersDark.matches ? "dark" : "light")) === "dark";
@@ -41,7 +41,7 @@ const page = (() => {
     };
   }
 
-  function markers({ kind, x, y, color, dash, width, symbol, size, keys, texts }) {
+  function markers({ kind, x, y, color, dash, width, symbol, size, keys }) {
     const chosen = (keys || []).map((key) => key === hooks.selected);
     const grown = chosen.some(Boolean) ? chosen.map((is) => (is ? 17 : 1.4 * size)) : 1.4 * size;
     return {
@@ -51,8 +51,8 @@ const page = (() => {
       line: { color, dash, width },
       marker: { color, symbol, size: grown, opacity: 1, line: { color: pick(), width: chosen.map((is) => (is ? 3 : 0)) } },
       customdata: keys || undefined,
-      hovertext: texts ? texts.map(plain) : undefined,
-      hoverinfo: texts ? "text" : undefined,
+      hovertext: keys ? keys.map((key) => plain(hooks.texts[key])) : undefined,
+      hoverinfo: keys ? "text" : undefined,
     };
   }
 
@@ -84,7 +84,9 @@ const page = (() => {
     layout: { xaxis: axis(panel.x), yaxis: axis(panel.y), showlegend: panel.series.some((s) => s.name) },
   });
 
-  function heat({ x, y, heat: { rows, columns, label, limits, edges, crossed, strip } }, z, chosen) {
+  function heat({ x, y, heat: { rows, label, limits, edges, strip, ...given } }, z, chosen) {
+    const crossed = !given.columns.length, // columns are ordered like rows
+      columns = crossed ? rows : given.columns;
     // From low to high, by lightness alone.
     const shades = isDark() ? ["#14191d", "#2a788e", "#fde725"] : ["#ffffff", "#5aa5d0", "#08264a"];
     const [right, bottom] = [columns.length - 0.5, rows.length - 0.5];
@@ -288,6 +290,7 @@ const page = (() => {
       script.textContent = library;
       document.head.append(script);
       const data = JSON.parse(content);
+      hooks.texts = data.texts;
       hooks.show(data);
       startPanels(data.panels);
       for (const [name, lines] of Object.entries(data.csv))

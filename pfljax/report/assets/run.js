@@ -100,7 +100,7 @@ page.hooks.show = (d) => {
     const links = range(n).flatMap((i) => strongest(i, all[i], 3).map((j) => [i, j])),
       level = ([i, j]) => Math.min(4, Math.ceil(4 * (all[i][j] / largest - 1e-6))),
       fade = (share) => Math.round(255 * share * (many ? 0.35 : 0.8)).toString(16).padStart(2, "0");
-    const nodes = { kind: "points", symbol: "circle", size: many ? 4 : 8, keys: ring, texts: ring.map((i) => d.texts[i]) };
+    const nodes = { kind: "points", symbol: "circle", size: many ? 4 : 8, keys: ring };
     const [x, y] = [0, 1].map((axis) => ring.map((i) => outer.get(i)[axis]));
     const side = (value, low, middle, high) => (value > 0.4 ? high : value < -0.4 ? low : middle);
     const hidden = { label: "" };
