@@ -22,7 +22,7 @@ DEPTH = 3  # OUT/GROUP/METHOD/seed-N
 MAX_ROUNDS = 300  # per curve
 
 # Measures that methods are compared by, and horizontal axes of their curves.
-LOSSES = {"score": "test MSE", "megabytes": "MB per client and round", "seconds": "seconds per round"}
+LOSSES = {"score": "test loss", "megabytes": "MB per client and round", "seconds": "seconds per round"}
 MEASURES = {"score": "test accuracy", "decile": "bottom decile"} | {
     name: LOSSES[name] for name in ("megabytes", "seconds")
 }

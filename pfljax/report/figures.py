@@ -19,7 +19,7 @@ MAX_TICKS = 40  # up to this many clients, each has its own tick
 
 
 def _name(task: str) -> str:
-    return "test accuracy" if task == "classification" else "test mean squared error"
+    return "test accuracy" if task == "classification" else "test loss"
 
 
 def _mean(scores: Float[np.ndarray, "T K"], sizes: Real[np.ndarray, " K"] | None) -> np.ndarray:

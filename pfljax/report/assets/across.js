@@ -113,7 +113,7 @@ page.start((d) => {
         xaxis: { title: { text: label } },
         showlegend: true,
         margin: { l: 50, r: 12, t: 12, b: 44 },
-        yaxis: { title: { text: percent ? "test accuracy" : "test MSE" }, ...(percent ? { tickformat: ".0%" } : {}) },
+        yaxis: { title: { text: percent ? "test accuracy" : "test loss" }, ...(percent ? { tickformat: ".0%" } : {}) },
       },
     };
   }

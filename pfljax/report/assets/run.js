@@ -16,7 +16,7 @@ page.start((d) => {
         : value.toPrecision(4);
   const last = (series) => series[series.length - 1];
   const scores = d.test.map(last);
-  const word = percent ? "test accuracy" : "test MSE";
+  const word = percent ? "test accuracy" : "test loss";
   const scoreAxis = { title: { text: word }, ...(percent ? { tickformat: ".0%" } : {}) };
   const groups = [...new Set(d.group)].sort((a, b) => a - b);
   const tint = (i) => color(groups.indexOf(d.group[i]), groups.length);
