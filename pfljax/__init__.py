@@ -30,6 +30,7 @@ from pfljax.models import Model
 from pfljax.stages.attacks import Attack
 from pfljax.stages.server import Server
 from pfljax.stores.experiment import Execution
+from pfljax.training.stopping import patience
 from pfljax.training.tracking import Evaluation, TensorBoard
 
 __version__ = "0.2.0"
@@ -77,6 +78,7 @@ __all__ = [
     "method",
     "models",
     "partitions",
+    "patience",
     "train_replicates",
     "tune",
 ]

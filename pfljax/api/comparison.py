@@ -81,7 +81,7 @@ class Table:
         number = (lambda value: f"{100 * value:.1f}") if classification else (lambda value: f"{value:.4f}")
         unseen = any(np.isfinite(row["unseen_mean"]) for row in self.rows)
         private = any(row["epsilon"] for row in self.rows)
-        heads = ["method", *(("test accuracy, %", "best round, %") if classification else ("test MSE", "best round"))]
+        heads = ["method", *(("test accuracy, %", "best round, %") if classification else ("test loss", "best round"))]
         own = list(dict.fromkeys(name for row in self.rows for name in row["metrics"]))
         heads += ["bottom decile, %"] * classification + [name.replace("_", " ") for name in own]
         heads += ["unseen clients"] * unseen + ["epsilon"] * private

@@ -27,6 +27,7 @@ from pfljax.stores.experiment import Execution, Experiment
 from pfljax.training import describe
 from pfljax.training.conformance import RESERVED
 from pfljax.training.loop import EVERY, CheckpointEvery, EvalEvery, Rounds, Schedule, Trainer, check
+from pfljax.training.stopping import Stop
 from pfljax.training.tracking import Tracker
 
 Say = Callable[[str], None]
@@ -68,6 +69,7 @@ class Run:
         fine_tune_epochs: Annotated[int, knob(at_least=0, flag="fine_tune_epochs")] = 0,
         eval_clients: Annotated[int, knob(at_least=0, flag="eval_clients")] = 0,
         metrics: Metrics | None = None,
+        stop: Annotated[Stop | None, knob(accepted="a function of the history, such as pfljax.patience(20)")] = None,
         server: Server | None = None,
         attack: Attack | None = None,
         execution: Execution | None = None,
@@ -86,6 +88,7 @@ class Run:
             fine_tune_epochs: Number of epochs that each client fine-tunes on its own data before evaluation.
             eval_clients: Number of clients to score, sampled uniformly; 0: all.
             metrics: Further metrics of each client's predictions, by name: see `evaluation.measures`.
+            stop: Rows of `Result.history` -> whether to stop, or why, after an evaluation; None: train all rounds.
             server: How the server samples cohorts and aggregates models. Default: uniformly, and by the mean.
             attack: What the attacking clients do. Default: no attack.
             execution: Where clients' state and data are stored, and how clients are mapped to devices.
@@ -98,22 +101,19 @@ class Run:
         check_arguments(method, clients, eval_clients)
         problem = make_problem(clients, model, local, participation, execution)
         options: dict[str, Any] = {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
-        options |= {"server": server or Server(), "attack": attack}
-        named = options | {"participation": participation}
-        config = config or describe.config(method, clients, model, local, named)
+        options |= {"server": server or Server(), "attack": attack, "stop": stop}
+        config = config or describe.config(method, clients, model, local, options | {"participation": participation})
         self.clients = clients.with_attackers(attack.attackers, seed) if attack.active else clients
-        self.experiment = Experiment(
-            method,
-            problem,
-            self.clients,
-            local,
+        parts = (method, problem, self.clients, local)
+        found = Experiment(
+            *parts,
             **options,
             unseen=(unseen := data.match_classes(unseen, clients)),
             client_store=execution.client_store,
             metrics=measures.named(metrics, RESERVED, clients.task),
             config=config | {"data": data.describe(clients, unseen)},
         )
-        self.experiment = fingerprint.identified(self.experiment)
+        self.experiment = fingerprint.identified(found)
         check(self.experiment)
 
     @checked()
@@ -272,6 +272,8 @@ def train_replicates(
     Returns:
         The result of each run.
     """
+    if len(runs) > 1 and any(run.experiment.stop for run in runs):
+        raise ArgumentError("runs", "accepted in one kernel: runs without a stop rule, since all train to the end")
     for name, given in (("outs", outs), ("trackers", trackers)):
         if given and len(given) != len(runs):
             raise ArgumentError(name, f"accepted: one for each of the {len(runs)} runs", len(given))

@@ -94,10 +94,11 @@ class Study:
         wrong, done = "", False
         if processes.is_first():  # other processes may see the files later
             wrong = damage(folder)
-            last = Cell.read(folder).summary["last"] if not wrong and (folder / SUMMARY).exists() else {}
+            summary = Cell.read(folder).summary if not wrong and (folder / SUMMARY).exists() else {}
+            last = summary.get("last", {})
             lacking = [name for name in run.experiment.metrics if last and name not in last]
             wrong = wrong or (f"it lacks the metrics {', '.join(lacking)}" if lacking else "")
-            done = last.get("round") == self.rounds and not lacking
+            done = (last.get("round") == self.rounds or bool(summary.get("stopped"))) and not lacking
         return (Cell.read(folder) if processes.from_first(np.int32(done)) else None), wrong
 
     def train(
@@ -163,7 +164,8 @@ class Study:
         for number in numbers:
             shares = runs[number].experiment.client_store == "device" and in_turn(runs[number])
             shape = "" if self.replicate == "vmap" else str(shapes(runs[number].clients))
-            alone = self.replicate == "no" or (self.replicate == "auto" and not shares)
+            alone = runs[number].experiment.stop is not None  # at its own round
+            alone = alone or self.replicate == "no" or (self.replicate == "auto" and not shares)
             groups.setdefault(number if alone else shape, []).append(number)
         return list(groups.values())
 

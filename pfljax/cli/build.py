@@ -26,6 +26,7 @@ from pfljax.stages.attacks import Attack
 from pfljax.stages.server import Server
 from pfljax.stores.experiment import Execution
 from pfljax.training.progress import told
+from pfljax.training.stopping import Patience
 from pfljax.training.tracking import TensorBoard
 
 DEFAULT_CLIENTS = 16  # for sources that generate their clients, and partitions that divide examples
@@ -213,6 +214,7 @@ def build_run(
         server=settings.make(Server),
         attack=settings.make(Attack),
         metrics=build_metrics(settings),
+        stop=settings.make(Patience) if settings.patience else None,
         execution=settings.make(Execution),
         config=config(settings, name, trial),
     )

@@ -22,6 +22,7 @@ from pfljax.local.training import LEARNING_RATE, LocalTraining
 from pfljax.stages.attacks import Attack
 from pfljax.stages.server import Server
 from pfljax.stores.experiment import Execution
+from pfljax.training.stopping import Patience
 
 WHAT, DATA, HOW, RUNS = "Training", "Data", "Execution", "Runs and output"
 PARTITIONS = ("auto", *partitions.PARTITIONS)
@@ -171,6 +172,7 @@ def define_training(registry: flags.FlagValues, rounds: int = 150) -> None:
     add.declare(LocalTraining, learning_rate=LEARNING_RATE)
     rates = "METHOD:RATE pairs that override the default rate; ignored if --learning_rate is given"
     add.listed("learning_rates", [], rates, Rates())
+    add.declare(Patience, rounds=None)
     for declaring in (Optimizer, Run, Privacy, Server, Attack):
         add.declare(declaring)
     for name, method in METHODS.items():

@@ -33,9 +33,9 @@ class Split(NamedTuple):
     Rows at and beyond `size` are padding (zeros) and must not influence any result.
     """
 
-    x: Examples  # (n_max, *features) float32, or (n_max, T) uint8 tokens of sequences; stacked (K, n_max, *features)
-    # (n_max,) int32 classes, or float32 regression targets; (n_max, T) uint8 for sequences, 255 at positions with
-    # nothing to predict; stacked (K, n_max, ...).
+    x: Examples  # (n_max, *features) float32, or integers such as tokens; stacked (K, n_max, *features)
+    # (n_max, ...) classes, where integers outside of 0..C-1, such as 255, have nothing to predict; float32 regression
+    # targets; (n_max, C) labels 0 or 1; stacked (K, n_max, ...).
     y: Examples
     size: Array  # () int32: number of real examples; stacked (K,)
 

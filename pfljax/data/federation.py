@@ -17,7 +17,7 @@ from pfljax.contract.pooled import Pooled
 from pfljax.contract.types import ClientData, Split, Task
 from pfljax.data import partitions
 from pfljax.data.dealing import Assignment
-from pfljax.data.sources.arrays import make_source
+from pfljax.data.sources.arrays import TaskName, make_source
 from pfljax.data.sources.source import Scaling, Source, generator
 from pfljax.data.splits import Splits, make_splits, split_within_clients
 
@@ -35,8 +35,8 @@ class Federation:
         test: Stacked test splits; only evaluation reads them.
         distribution: (K,) int32, the true distribution of each client; for colors and reports, never for training.
             None: unknown. It is known if the source provides it or the partition puts clients into groups.
-        task: "classification" or "regression".
-        num_classes: Number of classes C; 1 for regression.
+        task: "classification", "regression" or "multilabel".
+        num_classes: Number of classes or labels C; 1 for regression.
         name: Data set and partition, for titles.
         target: (K,) int32, the distribution of each client's validation and test data; None: as `distribution`.
         own: The clients whose x and y are in this process; None: all. Everything else covers all clients.
@@ -87,7 +87,8 @@ class Federation:
         return dataclasses.replace(self, attacker=attacker, **honest)
 
     def __repr__(self) -> str:
-        kind = "regression" if self.task == "regression" else f"{self.num_classes} classes"
+        what = "labels" if self.task == "multilabel" else "classes"
+        kind = "regression" if self.task == "regression" else f"{self.num_classes} {what}"
         counts = ((int(getattr(self, part).size.sum()), part) for part in PARTS)
         told = ", ".join(f"{count:,} {part}" for count, part in counts if count)
         tests = {None: "", True: " (the data set's own)", False: " (drawn; the data set's own are not used)"}
@@ -107,6 +108,8 @@ class Federation:
         seed: Seed = 0,
         is_test: AnyArray | None = None,
         num_classes: Annotated[int, knob(at_least=1)] | None = None,
+        task: TaskName = "auto",
+        ignored_index: int | None = None,
         standardize: bool = True,
         name: str = "arrays",
         splits: Splits | None = None,
@@ -114,12 +117,14 @@ class Federation:
     ) -> Federation:
         """Creates a federation from your own examples, in NumPy or JAX arrays.
 
-        x is cast to float32; a model that embeds integer tokens casts them back.
+        Integers in x, such as tokens, stay integers; pixels (uint8) and all other numbers become float32.
 
         Args:
             x: (n, *features) numbers.
             y: (n,) targets: integers are classes 0..C-1; strings are classes in sorted order, with their names in
                 `class_names` (predictions stay numbers); floats are regression targets (unless `num_classes` is given).
+                Or (n, ...): a class for each place of a sequence or image, where negative ones are ignored; several
+                numbers to predict; or booleans (n, C), whether each of C labels applies.
             client: (n,) the client of each example, integers or strings. Clients are numbered in sorted order, and
                 `client_names` has their ids.
             num_clients: K; None: all clients in `client`, or 16 without it. If `client` has more, K of them are drawn
@@ -130,6 +135,8 @@ class Federation:
             is_test: (n,) bool, whether each example is for testing (ignored with `official_test=False`); None:
                 `test_fraction` of each client's examples.
             num_classes: Number of classes C, if y may not contain all of them.
+            task: "classification", "regression", "multilabel" (y is 0 or 1), or "auto": as y says.
+            ignored_index: Class of places of sequences and images that are ignored, too, such as that of padding.
             standardize: Whether to scale each feature (each channel of images) to mean 0 and standard deviation 1,
                 measured on the examples that are not for testing. `clients.scaling(x)` applies it to other examples.
                 Integers other than uint8 may be tokens and are never scaled.
@@ -146,7 +153,8 @@ class Federation:
         given = {"x": x, "y": y, "client": client, "is_test": is_test}
         source = make_source(
             {key: np.asarray(array) for key, array in given.items() if array is not None},
-            task="auto" if num_classes is None else "classification",
+            task="classification" if num_classes is not None and task == "auto" else task,
+            ignored_index=ignored_index,
             num_classes=num_classes,
             images=False,
             standardize=standardize,

@@ -292,8 +292,9 @@ def assign(
     splits = splits or Splits()
     if splits.official_test and source.is_test is None:
         raise ArgumentError("official_test", f"{source.name} has no official test examples")
-    if partition.needs_classes and source.task == "regression":
-        raise ArgumentError("partition", "needs classes; accepted for regression: iid, natural", partition.name)
+    if partition.needs_classes and source.task != "classification":
+        text = f"needs classes; accepted for {source.task}: iid, natural"
+        raise ArgumentError("partition", text, partition.name)
     if partition.needs_classes and source.y.ndim > 1:
         text = "needs one class per example; accepted for sequences: iid, natural"
         raise ArgumentError("partition", text, partition.name)

@@ -96,7 +96,8 @@ def inverse_frequency_weights(federation: Federation) -> tuple[float, ...]:
     classes, split = federation.num_classes, federation.train
     sizes = split.size[federation.own or slice(None)]
     labels = [np.ravel(y[:size]) for y, size in zip(split.y, sizes, strict=True)]
-    counts = [np.bincount(own[own < classes], minlength=classes) for own in labels]  # padding is not a class
+    labels = [own[(own >= 0) & (own < classes)] for own in labels]  # padding is not a class
+    counts = [np.bincount(own, minlength=classes) for own in labels]
     share = _of_all(federation, np.array(counts, np.int32)).sum(axis=0)
     share = share / max(share.sum(), 1)
     weights = 1 / np.maximum(classes * share, 1)

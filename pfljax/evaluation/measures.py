@@ -70,6 +70,25 @@ def of_classes(outputs: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return outputs[real], y[real]
 
 
+def f1_of_labels(outputs: np.ndarray, y: np.ndarray) -> float:
+    """Macro F1 of several labels: the mean over labels, which are predicted from probability 0.5 on."""
+    from sklearn.metrics import f1_score  # heavy
+
+    none: Any = 0
+    return float(f1_score(y, outputs >= 0.5, average="macro", zero_division=none)) if y.size else np.nan
+
+
+def over_labels(metric: Metric) -> Metric:
+    """The mean over labels of a metric of two classes; labels where it is NaN are left out."""
+
+    def mean(outputs: np.ndarray, y: np.ndarray) -> float:
+        both = np.stack([1 - outputs, outputs], axis=-1)
+        values = np.array([metric(both[:, label], y[:, label]) for label in range(y.shape[1])])
+        return float(values[~np.isnan(values)].mean()) if not np.isnan(values).all() else np.nan
+
+    return mean
+
+
 METRICS: dict[str, Metric] = {
     "f1": f1,
     "balanced_accuracy": balanced_accuracy,
@@ -95,9 +114,11 @@ def named(metrics: Mapping[str, Metric] | Sequence[str] | None, reserved: set[st
         if isinstance(metric, str):
             if metric not in METRICS:
                 raise ArgumentError("metrics", f"unknown; {nearest(metric, METRICS)}, or a function", metric)
-            if task != "classification":
-                raise ArgumentError("metrics", "accepted for classification; for other targets, a function", metric)
-            metric = METRICS[metric]
+            if task == "regression":
+                raise ArgumentError("metrics", "needs classes; accepted for regression: a function", metric)
+            known = METRICS[metric]
+            labels = f1_of_labels if known is f1 else over_labels(known)
+            metric = labels if task == "multilabel" else known
         if not callable(metric):
             raise ArgumentError("metrics", "accepted: functions (outputs, y) -> number, by name", name)
         if name in reserved | TAKEN or not str(name).isidentifier() or str(name).startswith(BEGINNINGS):

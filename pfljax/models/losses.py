@@ -62,7 +62,7 @@ def mean_of_values(values: Shaped[Array, "B ..."]) -> Float[Array, " B"]:
 
 def mean_over_places(values: Shaped[Array, "B ..."], y: Num[Array, "B ..."], num_classes: int) -> Float[Array, " B"]:
     """One value per example: values (B,) unchanged, values (B, T) averaged over the positions where y is a class."""
-    if y.ndim == 1:
+    if values.ndim == 1:
         return values.astype(jnp.float32)
     real, places = (y >= 0) & (y < num_classes), tuple(range(1, y.ndim))
     return jnp.where(real, values, 0).sum(places) / jnp.maximum(real.sum(places), 1)

@@ -92,8 +92,7 @@ class RunData:
         return {name: self._score(name) for name in dict.fromkeys([self.score.name, *names])}
 
     def _score(self, name: str) -> Score:
-        squared = name == "loss" and self.summary.get("task") == "regression"
-        label, low = "MSE" if squared else name.replace("_", " "), name.endswith(("loss", "error"))
+        label, low = name.replace("_", " "), name.endswith(("loss", "error"))
         return Score(name, f"test {label}", name.endswith("accuracy"), -1 if low else 1)
 
     @property

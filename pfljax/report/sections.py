@@ -50,7 +50,7 @@ def result(summary: Mapping[str, Any]) -> str:
     if "accuracy" in last:
         said += "Accuracy and loss are computed on clients' test examples; means are weighted by number of examples."
     else:
-        said += "The loss is the mean squared error on clients' test examples, weighted by number of examples."
+        said += "Losses are means over clients' test examples, weighted by number of examples."
     return table(["", "round", *(heads[name] for name in names)], body) + paragraph(said)
 
 

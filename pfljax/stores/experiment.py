@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -92,6 +92,7 @@ class Experiment:
         server: How the server samples cohorts and aggregates models.
         attack: What the attacking clients do. The federation determines which clients attack.
         metrics: Further metrics of clients' predictions, by name; see `evaluation.measures`.
+        stop: (rows of the history) -> whether the run stops, or why; None: it does not.
         config: Content of config.json. Its "settings" must agree when a run is resumed.
         program: Describes what the run computes; see `fingerprint.program`. Traced when it is first called.
     """
@@ -109,6 +110,7 @@ class Experiment:
     server: Server = dataclasses.field(default_factory=Server)
     attack: Attack = dataclasses.field(default_factory=Attack)
     metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
+    stop: Callable[[Sequence[dict]], bool | str] | None = None
     config: dict = dataclasses.field(default_factory=dict)
     program: Callable[[], dict] = dict
 

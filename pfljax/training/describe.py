@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib.metadata
 import math
 import platform
@@ -16,7 +17,7 @@ from pfljax.contract import recorded, tree
 from pfljax.contract.pooled import is_pooled
 from pfljax.contract.types import Algorithm, Examples
 from pfljax.data import Federation
-from pfljax.folder import files
+from pfljax.folder import files, fingerprint
 from pfljax.local.training import LocalTraining
 from pfljax.models import Model
 from pfljax.stores import memory
@@ -49,6 +50,9 @@ def config(method: Any, clients: Federation, model: Any, local: LocalTraining, o
     parts = recorded.recordable({"method": method, "model": module, **of_local, **options})
     parts |= {"clients": clients.origin} if clients.origin else {}
     texts = {name: repr(value) for name, value in options.items() if dataclasses.is_dataclass(value)}
+    if (stop := options.get("stop")) is not None and "stop" not in texts:
+        digest = hashlib.sha256(fingerprint.code(stop)).hexdigest()[:8]
+        texts["stop"] = f"{getattr(stop, '__name__', type(stop).__name__)} ({digest})"
     return {"settings": settings(method, clients, model, local, options | texts), "parts": parts}
 
 

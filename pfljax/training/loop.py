@@ -167,6 +167,7 @@ class Trainer:
         ]
         self.outcomes: weakref.WeakSet[Outcome] = weakref.WeakSet()  # they share the state until further rounds
         self.done = self.saved = 0
+        self.stopped = ""  # why the run stopped before its last round
         self.seconds = 0.0
         self.state: State | None = None
         self.length = 0
@@ -308,7 +309,7 @@ class Trainer:
         while self.outcomes:
             self.outcomes.pop().detach()
         with progress(rounds, self.done, self.say, self.bar) as advance, endings.noted() as signaled:
-            while self.done < rounds:
+            while self.done < rounds and not self._stops():
                 stop = min(self.done + pace, (self.done // self.length + 1) * self.length, rounds)
                 begin = time.perf_counter()
                 self.state, records, count = self.compiled.segment(
@@ -329,6 +330,23 @@ class Trainer:
                         self._save()
                 if number := signaled():  # also after the last round: more runs may follow
                     self._interrupt(number)
+            if self.saved != self.done:
+                self._save()
+
+    def _stops(self) -> bool:
+        """Whether a run, which is trained alone, stops after the newest evaluation. A stopped run stays so."""
+        rule, rows = self.experiments[0].stop, self.histories[0].rows
+        if rule is None or self.replicates.num > 1 or rows[-1]["round"] != self.done:
+            return False
+        try:
+            why = rule(rows)
+        except Exception as error:  # a user's function
+            line = f"raised {type(error).__name__}: {error}".split("\n")[0]
+            raise ArgumentError("stop", f"{line}, for the rows of the history") from error
+        if processes.from_first(np.int32(bool(why))):
+            self.stopped = f"after round {self.done}: {why if isinstance(why, str) and why else 'its stop rule holds'}"
+            self._tell(f"  stopped {self.stopped}")
+        return bool(self.stopped)
 
     def _interrupt(self, number: int) -> NoReturn:
         """Saves the run and raises `Interrupted`."""
@@ -433,6 +451,7 @@ class Trainer:
         experiment, compiled, history = self.experiments[number], self.compiled, self.histories[number]
         state = of_run(self.state)
         summary = scoring.summarize(experiment, compiled, history, self.lines, of_run(self._key(1)))
+        summary["stopped"] = self.stopped or None
         summary["unseen"] = scoring.score_unseen(experiment, compiled, of_run(self._key(3)), state)
         self.folders.finish(number, summary, self.done)
         key, clients = of_run(self._key(2)), of_run(self.clients)

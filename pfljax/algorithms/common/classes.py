@@ -25,8 +25,9 @@ def required(problem: Problem, name: str, *, places: bool = True) -> int:
         ArgumentError: if there are no classes, or more than one class per example.
     """
     model, num_classes = problem.model, problem.model.output_shape[-1]
-    if model.task == "regression":
-        raise ArgumentError("algorithm", "needs classes; choose another method for a regression", name)
+    if model.task != "classification":
+        what = "a regression" if model.task == "regression" else "several labels"
+        raise ArgumentError("algorithm", f"needs classes; choose another method for {what}", name)
     if not places and len(model.output_shape) > 2:
         text = "needs one class per example; choose another method for sequences"
         raise ArgumentError("algorithm", text, name)

@@ -8,12 +8,14 @@ from typing import Literal
 import numpy as np
 
 from pfljax.contract.errors import ArgumentError, warn
+from pfljax.contract.fields import MOST
 from pfljax.contract.types import Task
 from pfljax.data.sources.source import Scaling, Source
 
 BLOCK = 1024  # rows that are in float64 at a time
 LARGEST = np.finfo(np.float32).max
-TaskName = Literal["auto", "classification", "regression"]
+TaskName = Literal["auto", "classification", "regression", "multilabel"]
+IGNORED = -1  # target of a place of a sequence or image without a class
 
 
 def make_source(
@@ -22,6 +24,7 @@ def make_source(
     *,
     num_classes: int | None = None,
     task: str = "auto",
+    ignored_index: int | None = None,
     images: bool = True,
     standardize: bool = False,
     name: str,
@@ -29,12 +32,13 @@ def make_source(
     """Checks arrays and makes a `Source` from them.
 
     Args:
-        arrays: x (n, *features) numbers and y (n,) numbers or strings; optionally client (n,) integers or strings,
-            coarse (n,) integers and is_test (n,) booleans.
+        arrays: x (n, *features) numbers and y (n, ...) numbers, or (n,) strings; optionally client (n,) integers or
+            strings, coarse (n,) integers and is_test (n,) booleans.
         rows: Rows to keep. The classes are determined from all rows.
         num_classes: Number of classes C; None: inferred from y.
-        task: "classification", "regression" or "auto", which means regression if y contains floats. Strings in y are
-            classes, numbered in sorted order.
+        task: "classification", "regression", "multilabel" for labels 0 or 1 in y (n, C), or "auto": regression if y
+            contains floats, multilabel if it is boolean (n, C). Strings in y are classes, numbered in sorted order.
+        ignored_index: Class of places of sequences and images that are ignored, besides negative ones.
         images: Whether uint8 values in x are pixels, which are divided by 255, and x (n, height, width) or (n,) gets a
             last axis with one channel.
         standardize: Whether to give each channel of images, or each feature, mean 0 and standard deviation 1, computed
@@ -46,7 +50,9 @@ def make_source(
     """
     _check_shapes(arrays)
     y, names = _numbered(_plain("y", arrays["y"]))
-    y, num_classes, task = targets(y, "classification" if names and task == "auto" else task, num_classes)
+    y, num_classes, task = targets(
+        y, "classification" if names and task == "auto" else task, num_classes, ignored_index
+    )
     is_test = arrays.get("is_test")
     if is_test is not None:
         if is_test.dtype.kind not in "biu" or not np.isin(is_test, (0, 1)).all():
@@ -85,31 +91,42 @@ def _plain(name: str, values: np.ndarray) -> np.ndarray:
 
 def _numbered(y: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     """Numbers strings (n,) as classes 0..C-1 in sorted order, and returns their names. Keeps numbers unchanged."""
-    if y.dtype.kind != "U":
+    if y.dtype.kind != "U" or y.ndim > 1:
         return y, ()
     names, numbers = np.unique(y, return_inverse=True)
     return numbers, tuple(names.tolist())
 
 
-def targets(y: np.ndarray, task: str = "auto", num_classes: int | None = None) -> tuple[np.ndarray, int, Task]:
-    """Checks the targets (n,). Returns them as int32 classes or float32 values, with C and the task."""
+def targets(
+    y: np.ndarray, task: str = "auto", num_classes: int | None = None, ignored_index: int | None = None
+) -> tuple[np.ndarray, int, Task]:
+    """Checks the targets (n, ...). Returns int32 classes, uint8 labels or float32 values, with C and the task."""
     if y.dtype.kind not in "biuf":
         hint = "; y.astype(str) converts it to strings" if y.dtype.kind == "S" else ""
         raise ArgumentError("y", f"is {y.dtype}; accepted: integers or strings (classes), floats (regression){hint}")
     if task == "auto":
         task = "regression" if y.dtype.kind == "f" else "classification"
+        task = "multilabel" if y.dtype.kind == "b" and y.ndim == 2 else task
     _check_finite("y", y, np.arange(len(y)))
     if task == "regression":
         return y.astype(np.float32), 1, "regression"
-    wrong = np.flatnonzero((y < 0) | (y != np.floor(y)))
+    if task == "multilabel":
+        if y.ndim != 2 or not np.isin(y, (0, 1)).all():
+            raise ArgumentError("y", f"has shape {y.shape}; accepted for multilabel: labels 0 or 1 of shape (n, C)")
+        return y.astype(np.uint8), y.shape[1], "multilabel"
+    if y.ndim > 1:
+        y = np.where((y < 0) | (y == ignored_index), IGNORED, y)
+    wrong = np.argwhere(((y < 0) & (y.ndim == 1)) | (y != np.floor(y)))
     if wrong.size:
-        raise ArgumentError("y", f"is {y[wrong[0]]} in row {wrong[0]}; classes are integers 0..C-1")
+        raise ArgumentError("y", f"is {y[tuple(wrong[0])]} in row {wrong[0][0]}; classes are integers 0..C-1")
     found = int(y.max()) + 1
-    if num_classes is None and found > max(len(y), 1000):  # hardly classes: each has an output
+    if not found:
+        raise ArgumentError("y", "has no class: all places are ignored")
+    if num_classes is None and found > max(y.size, 1000):  # hardly classes: each has an output
         raise ArgumentError("y", f"reaches {y.max()} in {len(y)} rows; classes are 0..C-1, regression needs floats")
     if num_classes is not None and found > num_classes:
         raise ArgumentError("num_classes", f"y reaches {y.max()}; accepted: {found} or more", num_classes)
-    if num_classes is None and y.min() > 0:
+    if num_classes is None and y.ndim == 1 and y.min() > 0:
         text = f"has labels from {y.min()}: classes are counted from 0, so that C is {found} and no example has class 0"
         warn("y", f"{text}; subtract {y.min()}, or set num_classes={found}")
     return y.astype(np.int32), num_classes or found, "classification"
@@ -120,6 +137,8 @@ def _check_shapes(arrays: Mapping[str, np.ndarray]) -> None:
     if not shape or not arrays["x"].size:
         raise ArgumentError("x", f"is empty, with shape {shape}; accepted: (n, *features)")
     for key, array in arrays.items():
+        if key == "y" and array.ndim > 1 and len(array) == shape[0] and array.size:
+            continue
         if key != "x" and array.shape != shape[:1]:
             raise ArgumentError(key, f"has shape {array.shape}, but x has {shape}; accepted: one value per row of x")
 
@@ -150,7 +169,10 @@ def _coarse_labels(coarse: np.ndarray) -> np.ndarray:
 def _features(
     x: np.ndarray, rows: np.ndarray, is_test: np.ndarray | None, images: bool, standardize: bool
 ) -> tuple[np.ndarray, Scaling | None]:
-    """Converts the examples x (n, *features), rows (n,) of their data set, to float32, scaled as in `make_source`."""
+    """Converts the examples x (n, *features), rows (n,) of their data set, scaled as in `make_source`.
+
+    Integers of 32 bits stay integers, but for pixels; all else becomes float32.
+    """
     if x.dtype.kind not in "biuf":
         raise ArgumentError("x", f"is {x.dtype}; accepted: numbers")
     if x.ndim == 1 and not images:
@@ -162,8 +184,11 @@ def _features(
         values = np.empty(x.shape, np.float32)
         for start in range(0, len(x), BLOCK):
             values[start : start + BLOCK] = scaling(x[start : start + BLOCK])
+    elif images and pixels:
+        values = np.divide(x, 255, dtype=np.float32)
     else:
-        values = np.divide(x, 255, dtype=np.float32) if images and pixels else x.astype(np.float32)
+        tokens = not pixels and x.dtype.kind in "iu" and -MOST <= int(x.min()) <= int(x.max()) <= MOST
+        values = x.astype(np.int32 if tokens else np.float32)
     if scaling is None and (x.dtype.kind == "f" or (pixels and x.ndim > 2)):
         some = values[:BLOCK]
         if some.min() >= 0 and 127 < some.max() <= 255 and np.array_equal(some, np.floor(some)):

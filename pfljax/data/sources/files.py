@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Annotated
+from typing import Annotated, Any
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seed, checked, knob
@@ -23,18 +23,21 @@ def npz(
     fraction: Fraction = 1.0,
     standardize: Standardize = True,
     task: TaskName = "auto",
+    ignored_index: int | None = None,
 ) -> Source:
     """Reads the examples of an npz file.
 
     Args:
-        file: Path of the file. It contains x (n, *features) and y (n,), numbers or strings (classes in sorted order);
-            optionally client or writer (n,) integers or strings, coarse (n,) integers, and is_test (n,) booleans.
-            uint8 values in x are read as pixels (divided by 255).
+        file: Path of the file. It contains x (n, *features) numbers, and y (n, ...) numbers or (n,) strings (classes in
+            sorted order); optionally client or writer (n,) integers or strings, coarse (n,) integers, and is_test (n,)
+            booleans. uint8 values in x are read as pixels (divided by 255).
         seed: Seed for the subsample.
         fraction: Fraction of the examples to keep, sampled uniformly.
         standardize: Whether to give x mean 0 and standard deviation 1, per channel for images and per feature
             otherwise, computed on the non-test examples.
-        task: "classification", "regression", or "auto", which means regression if y contains floats.
+        task: "classification", "regression", "multilabel" for labels 0 or 1 in y (n, C), or "auto": regression if y
+            contains floats, multilabel if it is boolean (n, C).
+        ignored_index: Class of places of sequences and images, y (n, ...), that are ignored; negative ones are, too.
 
     Raises:
         ArgumentError: if file, fraction or task is not accepted.
@@ -46,7 +49,8 @@ def npz(
         arrays["client"] = arrays.pop(clients)
     rows = subsample(generator(seed, "load"), arrays["x"].shape[0] if arrays["x"].ndim else 0, fraction)
     try:
-        return make_source(arrays, rows, task=task, standardize=standardize, name=pathlib.Path(file).stem)
+        tasks: Any = {"task": task, "ignored_index": ignored_index}
+        return make_source(arrays, rows, **tasks, standardize=standardize, name=pathlib.Path(file).stem)
     except ArgumentError as error:
         if error.argument not in ARRAYS:
             raise
