@@ -183,9 +183,8 @@ def sharing_layers(
         init_key, train_key = jax.random.split(context.key)
         start = tree.combine(tree.first(models), split(problem.model.init(init_key))[1])
         solver = problem.solver.part(tree.complement(shared(start)))
-        own = [phase.epochs for phase in phases if not tree.overlap(phase.part(start), shared(start))]
-        known = [epochs for epochs in own if epochs is not None]
-        alone = problem._replace(solver=solver.for_epochs(sum(known) if known else None))
+        own = [each.epochs for each in phases if each.epochs and not tree.overlap(each.part(start), shared(start))]
+        alone = problem._replace(solver=solver.for_epochs(sum(own) if own else None))
         trained = alone.alone(context._replace(key=train_key), start, data, rounds=problem.rounds)
         return Prediction(tree.stack_one(trained))
 
