@@ -241,9 +241,7 @@ def _on_disk(
         rows, others = split_state(algorithm, state)
         return {**stacks.flush(rows, problem.num_clients), "rest": others}
 
-    def thaw(run: int, key: Key, saved: dict) -> State:
-        return join(run, key, started(run, key, data[run]), saved, saved["rest"])
-
+    thaw = lambda run, key, saved: join(run, key, started(run, key, data[run]), saved, saved["rest"])
     like = {**stacks.no_rows(problem.num_clients), "rest": rest}
     saved = lambda state: stacks.keep(split_state(algorithm, state)[0])
 
