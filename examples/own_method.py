@@ -36,13 +36,13 @@ class FedClip:
         def first_row(key, client, start):  # what one client keeps: its optimizer state, if the run says so
             return pfl.First(problem.kept_optimizers(start.models))
 
-        def client_update(context, models, kept, data):  # one client, with the stack of models it received
-            trained, kept, losses = problem.fit_models(context, models, kept, data.train)
+        def client_update(context, models, row, data):  # one client, with the stack of models it received
+            trained, row, losses = problem.fit_models(context, models, row, data.train)
             update = tree.subtract(trained, models)
             length = jnp.sqrt(tree.inner(update, update))
             update = tree.scale(update, jnp.minimum(1, self.norm / jnp.maximum(length, 1e-12)))
             upload, sent = aggregation.weighted(update, data.train.size)  # n_k d_k and n_k; the engine sums them
-            return pfl.ClientOutput(kept, upload, {"loss": losses[0], "cut": length > self.norm}, sent)
+            return pfl.ClientOutput(row, upload, {"loss": losses[0], "cut": length > self.norm}, sent)
 
         def server_update(key, state, aggregate):
             zeros = jax.tree.map(jnp.zeros_like, state.models)

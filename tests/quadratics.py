@@ -12,9 +12,9 @@ RATE = 0.1
 
 
 def vectors(models):
-    """(N, d) float64; the intercept is the last parameter."""
+    """(..., d) float64; the intercept is the last parameter."""
     layer = models["Dense_0"]
-    return np.append(np.float64(layer["kernel"])[..., 0], np.float64(layer["bias"]), axis=1)
+    return np.append(np.float64(layer["kernel"])[..., 0], np.float64(layer["bias"]), axis=-1)
 
 
 def quadratic(federation, k):

@@ -40,12 +40,8 @@ from pfljax.local.problem import Problem
 class FedBuff:
     """FedBuff (Nguyen et al., 2022): an asynchronous server that applies buffers of stale updates."""
 
-    max_staleness: int = knob(
-        5, at_least=0, at_most=10_000, help="most steps that a client may be late; 0 with server_rate 1 is FedAvg"
-    )
-    delays: Literal["half_normal", "uniform"] = knob(
-        "half_normal", help="distribution of delays: half-normal, or uniform from 0 to max_staleness"
-    )
+    max_staleness: int = knob(5, at_least=0, at_most=10_000, help="most steps late; 0 with server_rate 1 is FedAvg")
+    delays: Literal["half_normal", "uniform"] = knob("half_normal", help="how delays are drawn, up to max_staleness")
     staleness: float = knob(2.0, at_least=0, help="mean of the half-normal before rounding and clipping; 0: no delays")
     discount: float = knob(0.5, at_least=0, help="an update s steps late counts (1 + s)^-discount; 0: no discount")
     server_rate: float = knob(1.0, above=0, help="learning rate of the server")
@@ -77,17 +73,11 @@ class FedBuff:
 
         def server_update(key, state, aggregate):
             buffer = jax.tree.map(lambda leaf: leaf.sum(axis=0, keepdims=True), aggregate.upload)
-            aggregate = aggregate._replace(upload=buffer)
-            update = updates.scaled(solver, aggregation.mean_update(aggregate), self.server_rate)
+            mean = aggregation.mean_update(aggregate._replace(upload=buffer))
+            update = updates.scaled(solver, mean, self.server_rate)
             new = updates.moved(solver, newest(state.models), update, buffer["weight"] > 0)
             models = jax.tree.map(lambda new, old: jnp.concatenate([new, old[:-1]]), new, state.models)
             return state._replace(models=models), {"staleness": aggregate.report["late"].astype(jnp.float32).mean()}
 
-        return dataclasses.replace(
-            base,
-            start=start,
-            download=download,
-            client_update=client_update,
-            server_update=server_update,
-            averages=None,
-        )
+        changed = {"start": start, "download": download, "client_update": client_update, "server_update": server_update}
+        return dataclasses.replace(base, **changed, averages=None)

@@ -62,9 +62,9 @@ class FedExP:
         def middle(context, models, row, data):
             return Prediction(jax.tree.map(lambda a, b: (a + b) / 2, models, context.server))
 
-        mean = self.predict == "mean"
-        report = Report("the mean of the last two global models" if mean else "the global model")
-        base = averaging(problem, predict=middle if mean else None, report=report)
+        last = self.predict == "last"
+        report = Report("the global model" if last else "the mean of the last two global models")
+        base = averaging(problem, predict=None if last else middle, report=report)
 
         def start(key, clients):
             first = base.start(key, clients)

@@ -113,7 +113,7 @@ def by_models(problem: Problem, num: int, num_shared: int = 0, draws: int = 1) -
 
     def client_update(context, models, kept, data):
         chosen = by_loss.best_of(problem, models, data)
-        trained, kept, losses = problem.fit_models(context, tree.take(models, chosen), kept, data.train)
+        trained, kept, losses = problem.fit_models(context, tree.take(models, chosen[None]), kept, data.train)
         size = jnp.where(jnp.arange(num) == chosen, data.train.size, 0)
         upload, sent = aggregation.weighted(tree.repeat(trained, num), size, num)
         return ClientOutput(kept, upload, {"loss": losses[0]}, sent)
@@ -147,7 +147,7 @@ def by_gradients(problem: Problem, num: int, draws: int) -> Algorithm:
     def client_update(context, models, chosen, data):
         choose = lambda: by_loss.best_of(problem, models, data)
         chosen = jax.lax.cond(context.step == 0, choose, lambda: chosen)
-        losses, grads = gradients.of_batch(problem, context, tree.take(models, chosen), data.train)
+        losses, grads = gradients.of_batch(problem, context, tree.take(models, chosen[None]), data.train)
         mine = jnp.arange(num) == chosen
         upload = tree.scale(tree.repeat(grads, num), mine * data.train.size)
         report = {"loss": losses[0], "size": data.train.size}
@@ -161,7 +161,7 @@ def by_gradients(problem: Problem, num: int, draws: int) -> Algorithm:
     return dataclasses.replace(
         by_models(problem, num),
         start=start,
-        first_row=lambda key, client, start: First(jnp.zeros((1,), jnp.int32)),
+        first_row=lambda key, client, start: First(jnp.zeros((), jnp.int32)),
         client_update=client_update,
         server_update=server_update,
         averages=None,

@@ -16,10 +16,12 @@ over its positions.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract import tree
@@ -28,7 +30,7 @@ from pfljax.contract.types import Algorithm, Array, Ledger, Params, PyTree
 from pfljax.local.problem import Problem
 from pfljax.models import mean_over_places
 
-LEAST = 1e-8  # smallest feature norm in a cosine, so that zero features have a gradient
+cosine = functools.partial(optax.losses.cosine_similarity, epsilon=1e-16)  # zero features have a gradient
 
 
 class Row(NamedTuple):
@@ -73,9 +75,3 @@ class MOON:
             return models, Row(tree.first(models), row.trained | (data.train.size > 0), optimizer), losses
 
         return averaging(problem, train=train, row=row, ledger=Ledger(gradients=1))
-
-
-def cosine(a: Array, b: Array) -> Array:
-    """Cosine similarity (...) of vectors (..., F)."""
-    length = lambda v: jnp.sqrt(jnp.maximum(jnp.square(v).sum(axis=-1), LEAST**2))
-    return (a * b).sum(axis=-1) / (length(a) * length(b))

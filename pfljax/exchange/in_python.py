@@ -78,6 +78,6 @@ def calling(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
     @functools.wraps(fn)
     def called(*args: PyTree) -> PyTree:
         with jax.disable_jit():
-            return fn(*args)
+            return fn(*jax.tree.map(jnp.asarray, args))
 
     return called

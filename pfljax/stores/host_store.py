@@ -222,14 +222,8 @@ def _on_disk(
             return jax.device_get(begin(replicates.numbers_of(run), key, clients))
 
     def join(run: int, key: Key, start: Start, kept: dict[str, np.ndarray], rest: State) -> State:
-        def first_rows(ids: np.ndarray) -> list[np.ndarray]:
-            blocks, size = [], problem.cohort_size
-            for first in range(0, len(ids), size):  # one size, which compiles once
-                block = np.resize(ids[first : first + size], size).astype(np.int32)
-                with jax.default_device(device):
-                    blocks.append(jax.device_get(rows_of(replicates.numbers_of(run), key, start, block)))
-            return [np.concatenate(leaves)[: len(ids)] for leaves in zip(*blocks, strict=True)]
-
+        of_run = functools.partial(rows_of, replicates.numbers_of(run), key, start)
+        first_rows = functools.partial(_in_blocks, of_run, problem.cohort_size, device)
         directory, table = directories[run], stacks.Table(np.array(kept["slots"]), np.array(kept["sums"]), first_rows)
         if directory is not None:
             files = stacks.open_files(directory, shapes, table, writable)
@@ -248,9 +242,7 @@ def _on_disk(
         rows, others = split_state(algorithm, state)
         return {**stacks.flush(rows, problem.num_clients), "rest": others}
 
-    def thaw(run: int, key: Key, saved: dict) -> State:
-        return join(run, key, started(run, key, data[run]), saved, saved["rest"])
-
+    thaw = lambda run, key, saved: join(run, key, started(run, key, data[run]), saved, saved["rest"])
     like = {**stacks.no_rows(problem.num_clients), "rest": rest}
     saved = lambda state: stacks.keep(split_state(algorithm, state)[0])
 
@@ -259,6 +251,18 @@ def _on_disk(
         return stacks.check_disk(directories, shapes, played)
 
     return init, Saving(like, freeze, thaw, saved, check)
+
+
+def _in_blocks(
+    rows_of: Callable[[np.ndarray], list[jax.Array]], size: int, device: jax.Device, ids: np.ndarray
+) -> list[np.ndarray]:
+    """Computes rows of clients `ids` in blocks of one size, which compile once."""
+    blocks = []
+    for first in range(0, len(ids), size):
+        block = np.resize(ids[first : first + size], size).astype(np.int32)
+        with jax.default_device(device):
+            blocks.append(jax.device_get(rows_of(block)))
+    return [np.concatenate(leaves)[: len(ids)] for leaves in zip(*blocks, strict=True)]
 
 
 class Segment:

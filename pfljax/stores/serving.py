@@ -100,13 +100,15 @@ class Blocks:
     ) -> Served:
         peers = self.algorithm.topology == "peers"
         there = lambda stack: place(self.plan, stacks.read(stack, ids), len(ids))
-        rows, rest = split_state(self.algorithm, state)
-        stack, mixture = rows.models, None
-        rows = there(rows._replace(models=()) if peers else rows)
+        stack, rest = split_state(self.algorithm, state)
+        if peers:
+            stacks.verify(stack, ids)
+        rows, mixture = there(stack._replace(models=()) if peers else stack), None
         clients, inputs = there(clients), there(inputs)
         if peers:  # each client's collaborators become models of its own, adjacent
             mixture = self.choose(numbers, ids, key, rows, rest, clients.train.size)
             index = np.asarray(mixture.index).reshape(-1)
-            rows = rows._replace(models=place(self.plan, stacks.read(stack, index), len(index)))
+            stacks.verify(stack, index)
+            rows = rows._replace(models=place(self.plan, stacks.read(stack.models, index), len(index)))
         served = jax.device_get(self.serve(numbers, ids, key, rows, rest, clients, inputs, mixture))
         return served._replace(found=self.finish(served.found))

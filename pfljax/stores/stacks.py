@@ -192,7 +192,10 @@ def open_files(directory: Path, shapes: PyTree, table: Table, writable: bool = T
 
 
 def read(stack: PyTree, ids: np.ndarray) -> PyTree:
-    """Returns rows (n, ...), which must not be written to; for pooled examples, the examples of these clients."""
+    """Returns rows (n, ...), which must not be written to; for pooled examples, the examples of these clients.
+
+    The first read of a row in a checkpoint must be of all its files, whose checksums are compared; see `verify`.
+    """
     files = _files(stack)
     slots = files[0].table.slots[ids] if files else ids
     fresh = slots == 0 if files else np.zeros(len(ids), bool)
@@ -221,6 +224,18 @@ def read(stack: PyTree, ids: np.ndarray) -> PyTree:
     if unread:
         files[0].table.check(ids[~fresh], sums)
     return found
+
+
+def verify(stack: PyTree, ids: np.ndarray) -> None:
+    """Compares the checksums of rows that were not read before, so that a part of them can be read.
+
+    Raises:
+        RunError: if a client's row is damaged.
+    """
+    files = _files(stack)
+    unread = np.unique(ids[files[0].table.unread[ids]]) if files else ids[:0]
+    for start in range(0, len(unread), BLOCK):
+        read(files, unread[start : start + BLOCK])
 
 
 def write(stack: PyTree, ids: np.ndarray, rows: PyTree) -> None:

@@ -218,7 +218,7 @@ class Contract:
             self._shape("client_update", "sent", found.sent, (sent,), "bool")
         return found
 
-    def _aggregate(self, state: State, index: Array, data: ClientData, output: ClientOutput) -> Aggregate:
+    def _aggregate(self, state: State, index: Any, data: ClientData, output: ClientOutput) -> Aggregate:
         """Shapes of what the server gets back if all clients return outputs of these shapes."""
         topology = self.algorithm.topology
         zeros = lambda *args: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), output)

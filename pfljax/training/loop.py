@@ -496,8 +496,9 @@ def check(experiment: Experiment) -> None:
             that is not accepted, or a store that does not support the method.
     """
     conformance.check(experiment)
+    algorithm = experiment.algorithm(experiment.problem.plan)
     if experiment.client_store != "device":
-        host_store.check(experiment, experiment.algorithm(experiment.problem.plan))
+        host_store.check(experiment, algorithm)
 
 
 def compile_to_fit(experiment: Experiment, clients: ClientData, length: int, replicates: Replicates = ONE) -> Compiled:

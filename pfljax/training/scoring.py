@@ -59,7 +59,11 @@ def score_unseen(experiment: Experiment, compiled: Compiled, key: Key, state: St
     use = serving.scores(plan, model, algorithm, outputs=bool(experiment.metrics))
     serve = functools.partial(lifting.serve_newcomers, algorithm, plan, use)
     rows, rest = lifting.split_state(algorithm, state)
-    rows = State((), stacks.in_memory(rows.models) if algorithm.topology in ("peers", "push") else (), (), ())
+    if algorithm.topology in ("peers", "push"):
+        stacks.verify(rows, np.arange(experiment.federation.num_clients))
+        rows = State((), stacks.in_memory(rows.models), (), ())
+    else:
+        rows = State((), (), (), ())
     splits = {"train": there(unseen.train), "test": there(unseen.test)}
     found = jax.jit(serve, out_shardings=plan.everywhere)(
         key, lifting.join_state(algorithm, rows, rest), there(unseen.client_data), splits

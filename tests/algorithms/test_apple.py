@@ -1,6 +1,5 @@
 """APPLE: rounds by hand on quadratics, models that are not downloaded, and its limits."""
 
-import functools
 import itertools
 
 import flax.linen as nn
@@ -16,15 +15,15 @@ from pfljax.algorithms.apple import schedule
 from pfljax.algorithms.common.parameters import mixture
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Cohort
+from pfljax.contract.types import Cohort, State
+from pfljax.exchange import lifting
 
 SHARES = np.array(SIZES) / sum(SIZES)
 
 
-def scored(algorithm, state, federation):
+def scored(algorithm, problem, state, federation):
     """The models that the clients predict with, (K, d)."""
-    tuned = jax.jit(functools.partial(toys.predictor, algorithm))
-    return vectors(tuned(jax.random.key(0), state, federation.client_data).models)
+    return vectors(toys.predict(algorithm, problem, jax.random.key(0), state, federation.client_data).models)[:, 0]
 
 
 def round_by_hand(federation, cores, p, held, strength, rate, steps=2):
@@ -43,17 +42,18 @@ def round_by_hand(federation, cores, p, held, strength, rate, steps=2):
 
 def test_rounds_by_hand():
     knobs = {"rate": 0.05, "mu": 2.0, "pulled": 0.75}
-    federation, algorithm, states, records, _ = play("apple", rounds=4, epochs=2, knobs=knobs)
+    federation, algorithm, states, records, predictions = play("apple", rounds=4, epochs=2, knobs=knobs)
     cores, p = vectors(states[0].models), np.tile(SHARES, (4, 1))
     for number in range(4):  # of R = 2 rounds in the toy problem: L = 1.5
         strength = 2.0 * (1 + np.cos(np.pi * number / 1.5)) / 2 if number < 1.5 else 0
         cores, p = round_by_hand(federation, cores, p, np.ones((4, 4), bool), strength, 0.05)
         after = states[number + 1]
         np.testing.assert_allclose(vectors(after.models), cores, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(SHARES + np.float64(after.clients["moved"]), p, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(SHARES + np.float64(after.clients.moved), p, rtol=1e-4, atol=1e-5)
     assert np.abs(p - SHARES).max() > 0.1 and (p < 0).any()
-    np.testing.assert_allclose(scored(algorithm, states[-1], federation), p @ cores, rtol=1e-4, atol=1e-5)
-    shown = algorithm.report.collaboration(states[-1])
+    np.testing.assert_allclose(vectors(predictions.models)[:, 0], p @ cores, rtol=1e-4, atol=1e-5)
+    problem = toys.make_problem(federation)
+    shown = toys.used(algorithm, problem, jax.random.key(0), states[-1], federation.client_data)
     for k in range(4):
         np.testing.assert_allclose(shown["signed"][k], p[k, shown["index"][k]], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(shown["weights"], np.abs(shown["signed"]) / np.abs(p).sum(axis=1)[:, None], rtol=1e-4)
@@ -68,13 +68,13 @@ def test_a_core_that_is_not_downloaded_counts_as_the_own_by_hand():
     states, records = toys.train(algorithm, problem, federation.client_data, 3)
     cores, p, met = vectors(states[0].models), np.tile(SHARES, (4, 1)), set()
     for number, (before, after) in enumerate(itertools.pairwise(states)):
-        held = np.eye(4, dtype=bool) | (np.asarray(before.clients["moved"]) != np.asarray(after.clients["moved"]))
+        held = np.eye(4, dtype=bool) | (np.asarray(before.clients.moved) != np.asarray(after.clients.moved))
         assert (held.sum(axis=1) == 2).all()
         met |= {tuple(row) for row in held.tolist()}
         strength = (1 + np.cos(np.pi * number / 2)) / 2 if number < 2 else 0
         cores, p = round_by_hand(federation, cores, p, held, strength, 0.05)
         np.testing.assert_allclose(vectors(after.models), cores, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(SHARES + np.float64(after.clients["moved"]), p, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(SHARES + np.float64(after.clients.moved), p, rtol=1e-4, atol=1e-5)
     assert len(met) > 4  # not always the same
     assert records[0].down == 4 * (4 * 4 + 4 * 4 / 2)
 
@@ -93,9 +93,9 @@ def test_absent_clients_cores_are_mixed_as_they_are_by_hand():
         assert there.sum() == 2
         present |= {*np.flatnonzero(there)}
         np.testing.assert_allclose(vectors(after.models), cores, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(SHARES + np.float64(after.clients["moved"]), p, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(SHARES + np.float64(after.clients.moved), p, rtol=1e-4, atol=1e-5)
     assert len(present) > 2
-    np.testing.assert_allclose(scored(algorithm, states[-1], federation), p @ cores, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(scored(algorithm, problem, states[-1], federation), p @ cores, rtol=1e-4, atol=1e-5)
 
 
 def test_with_few_neighbors_the_score_is_of_a_mixture_that_a_client_can_make():
@@ -103,8 +103,8 @@ def test_with_few_neighbors_the_score_is_of_a_mixture_that_a_client_can_make():
     problem = toys.make_problem(federation, optax.sgd(RATE), epochs=2)
     algorithm = toys.make_algorithm("apple", problem, neighbors=2, rate=0.05)
     state = toys.train(algorithm, problem, federation.client_data, 3)[0][-1]
-    found, cores = scored(algorithm, state, federation), vectors(state.models)
-    p = SHARES + np.float64(state.clients["moved"])
+    found, cores = scored(algorithm, problem, state, federation), vectors(state.models)
+    p = SHARES + np.float64(state.clients.moved)
     for k in range(4):
         possible = []
         for absent in set(range(4)) - {k}:  # two of the three others
@@ -119,7 +119,8 @@ def test_others_are_drawn_uniformly():
     problem = toys.make_problem(toys.make_federation([3] * 5), cohort=3)
     algorithm = toys.make_algorithm("apple", problem, neighbors=2)
     cohort = Cohort(jnp.array([0, 2, 3], jnp.int32))
-    draw = jax.jit(lambda key: algorithm.download(key, None, cohort))
+    state = State((), (), (), jnp.zeros(3))  # which it does not read
+    draw = jax.jit(lambda key: lifting.download(algorithm, problem.plan, key, state, cohort))
     drawn = np.stack([np.asarray(draw(jax.random.key(seed))) for seed in range(300)])
     np.testing.assert_array_equal(drawn[:, :, 0], np.broadcast_to(cohort.ids, (300, 3)))
     assert (drawn[:, :, 1:] != drawn[:, :, :1]).all() and (drawn[:, :, 1] != drawn[:, :, 2]).all()
@@ -135,7 +136,7 @@ def test_with_p_fixed_and_one_step_it_is_fedavg_of_k_times_the_rate():
         problem = toys.make_problem(federation, optax.sgd(rate))._replace(common_init=True)
         algorithm = toys.make_algorithm(name, problem, **knobs)
         states, _ = toys.train(algorithm, problem, federation.client_data, 3)
-        models = scored(algorithm, states[-1], federation)
+        models = scored(algorithm, problem, states[-1], federation)
         found[name, knobs.get("rate")] = np.broadcast_to(models, (3, 4))
     np.testing.assert_allclose(found["apple", 0.0], found["fedavg", None], rtol=1e-5, atol=1e-6)
     assert np.abs(found["apple", 0.1] - found["fedavg", None]).max() > 1e-3
@@ -159,7 +160,7 @@ def test_the_pull_falls_by_a_cosine(number, length, wanted):
 
 def test_a_stronger_pull_keeps_p_nearer_to_the_shares():
     found = [
-        np.abs(play("apple", epochs=5, knobs={"rate": 0.05, "mu": mu, "pulled": 1.0})[2][-1].clients["moved"]).sum()
+        np.abs(play("apple", epochs=5, knobs={"rate": 0.05, "mu": mu, "pulled": 1.0})[2][-1].clients.moved).sum()
         for mu in (0.0, 1.0, 10.0)
     ]
     assert found[0] > found[1] > found[2] > 0

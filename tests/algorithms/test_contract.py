@@ -15,12 +15,13 @@ import toys
 
 from pfljax import algorithms
 from pfljax.algorithms import METHODS
-from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import out_of_range, value_type
-from pfljax.contract.types import Algorithm, ClientData, Split, State
+from pfljax.contract.types import Algorithm, ClientData, Prediction, Split, State
 from pfljax.evaluation import metrics as evaluation
-from pfljax.exchange.plan import make_plan
+from pfljax.exchange import lifting
+from pfljax.exchange.in_python import PythonPlan, calling
+from pfljax.exchange.plan import ExecutionPlan, make_plan
 from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import cohort_of, draw_cohort, make_round
 from pfljax.local.problem import Problem
@@ -49,6 +50,9 @@ def copy(state):
     return jax.tree.map(lambda leaf: np.array(leaf, copy=True), state)
 
 
+ONE_BY_ONE = make_plan("map", devices=1)
+
+
 class Run:
     """A method's rounds; everything is compiled once, and the state is donated from round to round.
 
@@ -58,28 +62,37 @@ class Run:
         traces: Number of times that the loss was traced, after each round.
     """
 
-    def __init__(self, name, *, plan=("map", 0, 1), cohort=COHORT, knobs=None, problem_type=Problem, **options):
+    def __init__(self, name, *, plan: ExecutionPlan = ONE_BY_ONE, cohort=COHORT, knobs=None, **options):
         self.federation = federation_of()
         usual = {"optimizer": optax.adam(0.05), "batch_size": 2} | toys.NETWORKS.get(name, {})
-        problem = toys.make_problem(self.federation, plan=make_plan(*plan), cohort=cohort, **usual | options)
+        problem = toys.make_problem(self.federation, plan=plan, cohort=cohort, **usual | options)
         self.tracing, self.traces = 0, []
 
         def counted(params, x, y, key=None, **options):
             self.tracing += 1
             return problem.model.loss(params, x, y, key, **options)
 
-        self.problem = problem_type(*problem._replace(solver=problem.solver._replace(loss=counted)))
+        self.problem = problem._replace(solver=problem.solver._replace(loss=counted))
         self.algorithm: Algorithm = toys.make_algorithm(name, self.problem, **FASTER.get(name, {}) | (knobs or {}))
-        clients = self.federation.client_data
-        shardings = toys.shardings(self.algorithm, self.problem, clients)
-        self.init = jax.jit(self.algorithm.init, out_shardings=shardings)
-        one_round = make_round(self.algorithm, self.problem.plan, K, cohort)
-        self.one_round = jax.jit(one_round, donate_argnums=2, out_shardings=(shardings, None))
-        self.scored = jax.jit(self._score)
+        one_round = make_round(self.algorithm, plan, K, cohort)
+        if isinstance(plan, PythonPlan):
+            compiled, placed = calling, [{}, {}]
+        else:
+            shardings = toys.shardings(self.algorithm, self.problem, self.federation.client_data)
+            placed = [{"out_shardings": shardings}, {"out_shardings": (shardings, None), "donate_argnums": 2}]
+            compiled = jax.jit
+        self.init = compiled(functools.partial(toys.init, self.algorithm, self.problem), **placed[0])
+        self.one_round = compiled(one_round, **placed[1])
+        self.serve = compiled(functools.partial(lifting.serve, self.algorithm, plan, self.use))
 
-    def _score(self, state, clients, split):
-        predictor = toys.predictor(self.algorithm, jax.random.key(5), state, clients)
-        return predictor, evaluation.evaluate(self.problem.plan, self.problem.model, predictor, split)["loss"]
+    def use(self, prediction: Prediction, split: Split):
+        """What a client predicts with, and its loss on its part of a split."""
+        scores = evaluation.evaluate(self.problem.plan, self.problem.model, self.algorithm, prediction, split)
+        return prediction, scores["loss"]
+
+    def serves(self, state, clients: ClientData, split: Split):
+        """`use` of all clients, and whom they use."""
+        return self.serve(jax.random.key(5), state, np.arange(K, dtype=np.int32), clients, split)
 
     def play(self, clients: ClientData, rounds=ROUNDS, init=None):
         """All states on the host, the initial one first, and the rounds' records."""
@@ -95,7 +108,7 @@ class Run:
 
     def losses(self, state, clients: ClientData, split: Split):
         """Every client's loss (K,) on its part of a split."""
-        return np.asarray(self.scored(state, self.place(clients), self.place(split))[1])
+        return np.asarray(self.serves(state, self.place(clients), self.place(split)).found[1])
 
     def place(self, stacked):
         return place(self.problem.plan, stacked, K)
@@ -122,21 +135,22 @@ def form(state) -> Any:
     return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state)
 
 
-def check_predictor(predictor, num_clients):
-    num_models = tree.num_rows(predictor.models)
-    index, weights = np.asarray(predictor.index), np.asarray(predictor.weights)
-    assert index.shape == weights.shape and index.shape[0] == num_clients and index.dtype == np.int32
-    assert (index >= 0).all() and (index < num_models).all()
-    assert (weights >= 0).all()
+def check_simplex(weights):
+    assert weights.ndim == 2 and (np.asarray(weights) >= 0).all()
     np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-5)
-    for leaf in jax.tree.leaves(predictor.models):
-        assert np.isfinite(leaf).all()
+
+
+def check_prediction(prediction: Prediction):
+    check_simplex(prediction.weights)
+    leaves = jax.tree.leaves(prediction.models)
+    assert leaves and all(leaf.shape[:2] == prediction.weights.shape for leaf in leaves)
+    assert all(np.isfinite(leaf).all() for leaf in leaves)
 
 
 @every_method
 def test_the_initial_state_is_made_of_arrays_known_by_shape(name):
     run, clients, _, states, _ = reference(name)
-    shape = jax.eval_shape(run.algorithm.init, jax.random.key(0), clients)
+    shape = jax.eval_shape(functools.partial(toys.init, run.algorithm, run.problem), jax.random.key(0), clients)
     assert isinstance(shape, State)
     assert form(shape) == form(states[0])
     assert all(leaf.shape[0] == K for leaf in jax.tree.leaves(shape.clients))
@@ -173,27 +187,61 @@ def test_training_lowers_the_training_loss(name):
 
 
 @every_method
-def test_predictors_mix_models_on_the_simplex(name):
+def test_predictions_mix_models_on_the_simplex(name):
     run, clients, test, states, _ = reference(name)
     for state in (states[0], states[-1]):
-        predictor, losses = run.scored(state, clients, test)
-        check_predictor(predictor, K)
+        (prediction, losses), used = run.serves(state, clients, test)
+        check_prediction(prediction)
         assert np.isfinite(losses).all()
+        assert used["index"].shape == used["weights"].shape and used["index"].dtype == np.int32
+        assert (used["index"] >= 0).all() and (used["index"] < max(K, prediction.weights.shape[1])).all()
 
 
 @every_method
-def test_newcomers_get_a_predictor(name):
+def test_newcomers_get_a_prediction(name):
     run, _, _, states, _ = reference(name)
     newcomers = federation_of((3, 5, 1), seed=9)
+    serve = jax.jit(functools.partial(lifting.serve_newcomers, run.algorithm, run.problem.plan, run.use))
+    prediction, losses = serve(jax.random.key(1), states[-1], newcomers.client_data, newcomers.test)
+    check_prediction(prediction)
+    assert prediction.weights.shape[0] == 3 and np.isfinite(losses).all()
+
+
+SOME = np.array([1, 4, 6], np.int32)
+
+
+@every_method
+def test_some_clients_begin_as_they_do_among_all(name):
+    run, clients, _, states, _ = reference(name)
+    algorithm = run.algorithm
 
     @jax.jit
-    def adapted(state):
-        predictor = run.algorithm.adapt(jax.random.key(1), state, newcomers.client_data)
-        return predictor, evaluation.evaluate(run.problem.plan, run.problem.model, predictor, newcomers.test)
+    def begin(key, clients):
+        return lifting.first_rows(algorithm, run.problem.plan, key, algorithm.start(key, clients), SOME)
 
-    predictor, scores = adapted(states[-1])
-    check_predictor(predictor, 3)
-    assert np.isfinite(scores["loss"]).all()
+    rows, _ = lifting.split_state(algorithm, states[0])
+    toys.assert_trees_close(begin(jax.random.key(0), clients), jax.tree.map(lambda leaf: leaf[SOME], rows))
+
+
+@every_method
+def test_some_clients_predict_as_they_do_among_all(name):
+    run, clients, test, states, _ = reference(name)
+    some = jax.jit(functools.partial(lifting.serve_some, run.algorithm, run.problem.plan, run.use))
+    found = some(jax.random.key(5), states[-1], SOME, clients, test)
+    wanted = jax.tree.map(lambda leaf: leaf[SOME], run.serves(states[-1], clients, test))
+    toys.assert_trees_close(found, wanted)
+
+
+# Steps in Python take long.
+@toys.each_method(fast=("local", "scaffold", "dfedem"), grouped=True)
+def test_a_plain_loop_over_clients_gives_the_same_numbers(name):
+    run, clients, test, states, records = reference(name)
+    in_python = Run(name, plan=PythonPlan(ONE_BY_ONE.mesh, 1))
+    plain_states, plain_records = in_python.play(clients, 2)
+    close = functools.partial(toys.assert_trees_close, rtol=1e-5, atol=1e-6)
+    close(plain_states, states[:3])
+    close(plain_records, records[:2])
+    close(in_python.serves(states[2], clients, test), run.serves(states[2], clients, test))
 
 
 # Models of peers; the others, and more plans, take minutes.
@@ -220,7 +268,7 @@ def test_every_plan_gives_the_same_numbers(name, cohort, plan):
     run, clients, test, states, records = reference(name, cohort)
     if "ring" in plan and cohort != K and run.algorithm.topology != "peers":
         pytest.skip("its models do not travel between clients")
-    other = Run(name, plan=plan, cohort=cohort)
+    other = Run(name, plan=make_plan(*plan), cohort=cohort)
     other_states, other_records = other.play(clients)
     toys.assert_trees_close(other_states[0], states[0], rtol=1e-6, atol=1e-7)
     toys.assert_trees_close(other_states[-1], states[-1], rtol=2e-4, atol=2e-5)
@@ -244,14 +292,12 @@ WITHOUT_CHANCE = {
 class Renumbered(Problem):
     """A problem whose client n starts from the model of client ORDER[n]."""
 
-    def init_models(self, key, numbers, **options):
-        if isinstance(numbers, int) and numbers == K:  # one model for each client, all of them at the server
-            numbers = jnp.arange(K)
-        numbers = numbers if isinstance(numbers, int) else jnp.asarray(ORDER)[numbers]
-        return Problem.init_models(self, key, numbers, **options)
+    def init_model(self, key, number, *, common=True):
+        return Problem.init_model(self, key, jnp.asarray(ORDER)[number], common=common)
 
-    def draw(self, key, numbers, fn):
-        return Problem.draw(self, key, jnp.asarray(ORDER)[numbers], fn)
+    def init_models(self, key, num, *, common=True):
+        problem = self if num == K else Problem(*self)  # otherwise they are no client's
+        return Problem.init_models(problem, key, num, common=common)
 
 
 ORDER = np.array([3, 0, 6, 1, 5, 7, 2, 4])
@@ -261,9 +307,10 @@ ORDER = np.array([3, 0, 6, 1, 5, 7, 2, 4])
 def test_renumbering_the_clients_renumbers_the_results(name):
     knobs = WITHOUT_CHANCE.get(name, {})
     run = Run(name, cohort=K, knobs=knobs, optimizer=optax.sgd(0.2), batch_size=0)
-    renumbered = toys.make_algorithm(name, Renumbered(*run.problem), **FASTER.get(name, {}) | knobs)
+    problem = Renumbered(*run.problem)
+    renumbered = toys.make_algorithm(name, problem, **FASTER.get(name, {}) | knobs)
     federation, found = run.federation, []
-    for order, init in ((np.arange(K), run.init), (ORDER, jax.jit(renumbered.init))):
+    for order, init in ((np.arange(K), run.init), (ORDER, jax.jit(functools.partial(toys.init, renumbered, problem)))):
         train, validation, test = (
             Split(*(leaf[order] for leaf in split))
             for split in (federation.train, federation.validation, federation.test)

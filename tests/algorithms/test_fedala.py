@@ -26,7 +26,7 @@ def learned(slope, weights, own, theta, rate, passes):
 def test_rounds_by_hand(rate):
     """Clients mix from their second round on; with the higher rate, weights reach the ends of [0, 1]."""
     knobs = {"rate": rate, "share": 1.0, "first_passes": 4}
-    federation, _, states, _, predictor = play("fedala", rounds=4, epochs=2, knobs=knobs)
+    federation, _, states, _, predictions = play("fedala", rounds=4, epochs=2, knobs=knobs)
     theta = vectors(states[0].models)[0]
     own, weights, seen = np.tile(theta, (4, 1)), np.ones((4, 4)), []
     for number in range(4):
@@ -41,13 +41,13 @@ def test_rounds_by_hand(rate):
             own[k] = start
         theta = np.average(own, axis=0, weights=SIZES)
         after = states[number + 1]
-        np.testing.assert_allclose(vectors(after.clients["weights"]), weights, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(vectors(after.clients["model"]), own, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(vectors(after.clients.weights), weights, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(vectors(after.clients.model), own, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(vectors(after.models)[0], theta, rtol=1e-4, atol=1e-5)
         seen.append(weights.copy())
     np.testing.assert_array_equal(seen[0], 1)
     assert (seen[-1] < 0.999).any() and ((seen[-1] == 0).any() == (rate == 30.0))
-    np.testing.assert_allclose(vectors(predictor.models), own, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(vectors(predictions.models)[:, 0], own, rtol=1e-4, atol=1e-5)
 
 
 def test_a_random_share_of_the_examples_teaches_the_weights():
@@ -58,8 +58,8 @@ def test_a_random_share_of_the_examples_teaches_the_weights():
     taken = set()
     for seed in range(4):
         states, _ = toys.train(algorithm, problem, federation.client_data, 2, seed=seed)
-        own, theta = vectors(states[1].clients["model"])[1], vectors(states[1].models)[0]
-        found = vectors(states[2].clients["weights"])[1]
+        own, theta = vectors(states[1].clients.model)[1], vectors(states[1].models)[0]
+        found = vectors(states[2].clients.weights)[1]
         subsets = list(itertools.combinations(range(5), 2))
         for subset in subsets:
             x = np.append(np.float64(federation.train.x[1, list(subset)]), np.ones((2, 1)), axis=1)
@@ -74,10 +74,10 @@ def test_a_random_share_of_the_examples_teaches_the_weights():
 def test_with_its_knob_off_it_is_fedavg(off):
     """Its global model is FedAvg's, and clients are scored on their trained copies."""
     wanted = play("fedavg", **MINI)[2]
-    _, _, states, _, predictor = play("fedala", knobs=off, **MINI)
+    _, _, states, _, predictions = play("fedala", knobs=off, **MINI)
     for found, expected in zip(states, wanted, strict=True):
         np.testing.assert_allclose(vectors(found.models), vectors(expected.models), rtol=1e-6, atol=1e-6)
-    mean = np.average(vectors(predictor.models), axis=0, weights=SIZES)
+    mean = np.average(vectors(predictions.models)[:, 0], axis=0, weights=SIZES)
     np.testing.assert_allclose(mean, vectors(wanted[-1].models)[0], rtol=1e-5, atol=1e-6)
     assert np.abs(vectors(play("fedala", **MINI)[2][-1].models) - vectors(wanted[-1].models)).max() > 1e-3
 
@@ -93,16 +93,17 @@ def test_lower_layers_are_the_global_model_s_and_the_others_are_mixed():
     problem = toys.make_problem(federation, optax.sgd(0.0), hidden=(3,))
     algorithm = toys.make_algorithm("fedala", problem, layers=1, rate=0.0)
     state = toys.start(algorithm, problem, federation.client_data)
-    assert set(jax.tree.leaves(state.clients["weights"]["Dense_0"])) == set()
+    assert set(jax.tree.leaves(state.clients.weights["Dense_0"])) == set()
     draw = lambda seed, leaves: jax.tree.map(lambda x: jax.random.uniform(jax.random.key(seed), x.shape), leaves)
-    row = state.clients | {"model": draw(1, state.clients["model"]), "weights": draw(2, state.clients["weights"])}
-    state = state._replace(clients=row | {"rounds": jnp.array([0, 5], jnp.int32)})
-    after = toys.train(algorithm, problem, federation.client_data, 1, state=state)[0][1].clients["model"]
+    models, parts = draw(1, state.clients.model), draw(2, state.clients.weights)
+    row = state.clients._replace(model=models, weights=parts, rounds=jnp.array([0, 5], jnp.int32))
+    state = state._replace(clients=row)
+    after = toys.train(algorithm, problem, federation.client_data, 1, state=state)[0][1].clients.model
     theta = jax.tree.map(lambda leaf: np.asarray(leaf[0]), state.models)
     toys.assert_trees_close(jax.tree.map(lambda leaf: leaf[0], after), theta)
     toys.assert_trees_close(jax.tree.map(lambda leaf: leaf[1], after["Dense_0"]), theta["Dense_0"])
     for name in ("kernel", "bias"):
-        own, weights = (np.float64(row[part]["Dense_1"][name][1]) for part in ("model", "weights"))
+        own, weights = (np.float64(part["Dense_1"][name][1]) for part in (row.model, row.weights))
         mixed = own + (theta["Dense_1"][name] - own) * weights
         np.testing.assert_allclose(after["Dense_1"][name][1], mixed, rtol=1e-6)
         assert np.abs(mixed - theta["Dense_1"][name]).max() > 0.01
@@ -111,8 +112,8 @@ def test_lower_layers_are_the_global_model_s_and_the_others_are_mixed():
 def test_learned_weights_lower_the_loss_of_the_start():
     """On the examples that the weights learn from, the start is better than FedAvg's, which is theta."""
     federation, _, states, _, _ = play("fedala", rounds=2, epochs=5, knobs={"share": 1.0, "rate": 0.3})
-    before, weights = states[1], vectors(states[2].clients["weights"])
-    own, theta = vectors(before.clients["model"]), vectors(before.models)[0]
+    before, weights = states[1], vectors(states[2].clients.weights)
+    own, theta = vectors(before.clients.model), vectors(before.models)[0]
     for k in range(4):
         a, b = quadratic(federation, k)
         loss = lambda w, a=a, b=b: w @ a @ w - 2 * b @ w
@@ -140,10 +141,10 @@ def test_batch_statistics_have_no_weights_and_are_the_global_model_s():
     problem = toys.make_problem(federation, optax.sgd(RATE), model=Normalized())
     algorithm = toys.make_algorithm("fedala", problem, layers=len(problem.model.layers))
     states, _ = toys.train(algorithm, problem, federation.client_data, 3)
-    assert set(jax.tree.leaves(states[-1].clients["weights"]["batch_stats"])) == set()
-    assert np.ptp(states[-1].clients["weights"]["Dense_0"]["kernel"]) > 0
+    assert set(jax.tree.leaves(states[-1].clients.weights["batch_stats"])) == set()
+    assert np.ptp(states[-1].clients.weights["Dense_0"]["kernel"]) > 0
     before = np.asarray(states[2].models["batch_stats"]["BatchNorm_0"]["mean"][0])
     for k in range(2):  # of a round of one full batch
         wanted = 0.7 * before + 0.3 * federation.train.x[k].mean(axis=0)
-        found = states[3].clients["model"]["batch_stats"]["BatchNorm_0"]["mean"][k]
+        found = states[3].clients.model["batch_stats"]["BatchNorm_0"]["mean"][k]
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)

@@ -30,16 +30,17 @@ def vector(models, row=0):
 
 
 def play(name, sizes=SIZES, rounds=2, **options):
+    """(federation, problem, algorithm, states, records)."""
     knobs = options.pop("knobs", {})
     federation = toys.make_federation(sizes, "regression")
     problem = toys.make_problem(federation, optax.sgd(RATE), **options)
     algorithm = toys.make_algorithm(name, problem, **knobs)
-    return federation, algorithm, *toys.train(algorithm, problem, federation.client_data, rounds)
+    return federation, problem, algorithm, *toys.train(algorithm, problem, federation.client_data, rounds)
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_the_mean_is_weighted_by_examples(epochs):
-    federation, _, states, records = play("fedavg", epochs=epochs)
+    federation, _, _, states, records = play("fedavg", epochs=epochs)
     theta = vector(states[0].models)
     for number in range(2):
         trained = [client_steps(theta, federation.train, k, epochs) for k in range(4)]
@@ -49,14 +50,14 @@ def test_the_mean_is_weighted_by_examples(epochs):
 
 
 def test_only_the_cohort_is_averaged():
-    federation, algorithm, states, _ = play("fedavg", rounds=0)
+    federation, _, algorithm, _, _ = play("fedavg", rounds=0)
     problem = toys.make_problem(federation, optax.sgd(RATE), cohort=2)
     seen = []
     init_download = algorithm.download
 
-    def download(key, state, cohort):
+    def download(context, row, cohort):
         jax.debug.callback(lambda ids: seen.append(np.asarray(ids)), cohort.ids)
-        return init_download(key, state, cohort)
+        return init_download(context, row, cohort)
 
     states, _ = toys.train(dataclasses.replace(algorithm, download=download), problem, federation.client_data, 1)
     jax.effects_barrier()
@@ -68,23 +69,23 @@ def test_only_the_cohort_is_averaged():
 
 def test_with_one_client_it_is_local_training():
     options = {"sizes": (5,), "rounds": 3, "batch_size": 2, "epochs": 2}
-    average, local = play("fedavg", **options)[2], play("local", **options)[2]
+    average, local = play("fedavg", **options)[3], play("local", **options)[3]
     toys.assert_trees_close(average[-1].models, local[-1].models, rtol=1e-5, atol=1e-6)
-    average, local = play("fedavg", batch_size=2)[2], play("local", batch_size=2)[2]
+    average, local = play("fedavg", batch_size=2)[3], play("local", batch_size=2)[3]
     assert np.abs(vector(average[-1].models) - vector(local[-1].models)).max() > 0.01
 
 
 @pytest.mark.parametrize("tune_epochs", [0, 2])
 def test_tuning_starts_from_the_global_model(tune_epochs):
-    federation, algorithm, states, _ = play("fedavg_plus", knobs={"tune_epochs": tune_epochs})
-    toys.assert_trees_close(states, play("fedavg")[2])
+    federation, problem, algorithm, states, _ = play("fedavg_plus", knobs={"tune_epochs": tune_epochs})
+    toys.assert_trees_close(states, play("fedavg")[3])
     theta = vector(states[-1].models)
-    for give in (algorithm.predictor, algorithm.adapt):
-        predictor = give(jax.random.key(0), states[-1], federation.client_data)
-        np.testing.assert_array_equal(np.asarray(predictor.index)[:, 0], np.arange(4))
+    for give in (toys.predict, toys.adapt):
+        found = give(algorithm, problem, jax.random.key(0), states[-1], federation.client_data)
+        assert found.weights.shape == (4, 1)
         for k in range(4):
             tuned = client_steps(theta, federation.train, k, tune_epochs)
-            np.testing.assert_allclose(vector(predictor.models, k), tuned, rtol=2e-4, atol=1e-6)
+            np.testing.assert_allclose(vector(jax.tree.map(lambda leaf: leaf[:, 0], found.models), k), tuned, rtol=2e-4, atol=1e-6)
 
 
 def test_negative_tuning_is_refused():

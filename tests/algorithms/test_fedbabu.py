@@ -20,8 +20,11 @@ def play(name="fedbabu", knobs=None, part=None, common_init=False, **options):
     algorithm = toys.make_algorithm(name, problem, **knobs or {})
     states, records = toys.train(algorithm, problem, FEDERATION.client_data, 2)
     newcomers = toys.make_federation((3, 4), seed=5)
-    found = algorithm.predictor(KEY, states[-1], FEDERATION.client_data).models
-    return states, records, found, algorithm.adapt(KEY, states[-1], newcomers.client_data).models
+    found = [
+        jax.tree.map(lambda leaf: leaf[:, 0], made(algorithm, problem, KEY, states[-1], clients.client_data).models)
+        for made, clients in ((toys.predict, FEDERATION), (toys.adapt, newcomers))
+    ]
+    return states, records, *found
 
 
 @pytest.mark.parametrize(("tuned", "layers"), [("all", [BODY, HEAD]), ("head", [HEAD]), ("body", [BODY])])

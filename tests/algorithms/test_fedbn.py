@@ -33,13 +33,13 @@ class Scaled(nn.Module):
 
 @functools.cache
 def play(name, kind, rounds=3):
-    """(algorithm, states, records, the models that clients predict with)."""
+    """(problem, algorithm, states, records, the models that clients predict with)."""
     options = {"model": Scaled(kind)} if kind else {"batch_size": 2}
     problem = toys.make_problem(FEDERATION, optax.sgd(RATE), epochs=EPOCHS, **options)
     algorithm = toys.make_algorithm(name, problem)
     states, records = toys.train(algorithm, problem, FEDERATION.client_data, rounds)
-    found = algorithm.predictor(jax.random.key(0), states[-1], FEDERATION.client_data)
-    return algorithm, states, records, tree.take(found.models, found.index[:, 0])
+    found = toys.predict(algorithm, problem, jax.random.key(0), states[-1], FEDERATION.client_data)
+    return problem, algorithm, states, records, jax.tree.map(lambda leaf: leaf[:, 0], found.models)
 
 
 def train(kind, dense, norm, statistics, x, y):
@@ -67,7 +67,7 @@ def train(kind, dense, norm, statistics, x, y):
 
 @pytest.mark.parametrize("kind", ["batch", "group"])
 def test_rounds_by_hand(kind):
-    _, states, _, predicting = play("fedbn", kind)
+    _, _, states, _, predicting = play("fedbn", kind)
     dense = row(states[0].models["dense"], 0)
     norms = [{"scale": np.ones(3), "bias": np.zeros(3)}] * 4
     statistics = [{"mean": np.zeros(3), "var": np.ones(3)} if kind == "batch" else {}] * 4
@@ -84,12 +84,12 @@ def test_rounds_by_hand(kind):
 
 @pytest.mark.parametrize("kind", ["batch", "group"])
 def test_normalization_does_not_travel_as_it_does_in_fedavg(kind):
-    algorithm, _, records, predicting = play("fedbn", kind)
+    _, algorithm, _, records, predicting = play("fedbn", kind)
     count, whole = (4, 4 * 4 * 3) if kind == "batch" else (2, 2 * 4 * 3)
     assert algorithm.report.facts == (("arrays of normalization layers kept by clients", count),)
     for record in records:
         assert record.down == 4 * SHARED and record.up == 4 * (SHARED + 4)  # and n_k
-    _, _, others, averaged = play("fedavg", kind)
+    _, _, _, others, averaged = play("fedavg", kind)
     assert others[0].down == 4 * (SHARED + whole)
     np.testing.assert_array_equal(averaged["norm"]["scale"], np.repeat(averaged["norm"]["scale"][:1], 4, axis=0))
     assert (np.ptp(predicting["norm"]["scale"], axis=0) > 1e-2).all()
@@ -97,7 +97,7 @@ def test_normalization_does_not_travel_as_it_does_in_fedavg(kind):
 
 
 def test_without_normalization_it_is_fedavg_and_says_so():
-    (algorithm, states, records, found), (_, others, wanted, _) = play("fedbn", ""), play("fedavg", "")
+    (_, algorithm, states, records, found), (_, _, others, wanted, _) = play("fedbn", ""), play("fedavg", "")
     toys.assert_trees_close(states[-1].models, others[-1].models, rtol=1e-6)
     assert tree.num_rows(found) == 4 and records == wanted
     assert "no normalization" in algorithm.report.scored
@@ -105,9 +105,10 @@ def test_without_normalization_it_is_fedavg_and_says_so():
 
 
 def test_newcomers_train_a_normalization_of_their_own():
-    algorithm, states, _, _ = play("fedbn", "batch")
+    problem, algorithm, states, _, _ = play("fedbn", "batch")
     newcomers = toys.make_federation((3, 4), seed=5)
-    found = algorithm.adapt(jax.random.key(0), states[-1], newcomers.client_data).models
+    found = toys.adapt(algorithm, problem, jax.random.key(0), states[-1], newcomers.client_data).models
+    found = jax.tree.map(lambda leaf: leaf[:, 0], found)
     for k in range(2):
         toys.assert_trees_close(row(found["dense"], k), row(states[-1].models["dense"], 0))
         x, _ = examples(newcomers, k)

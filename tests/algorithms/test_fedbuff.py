@@ -1,6 +1,5 @@
 """FedBuff by hand on quadratics with given delays, the distribution of delays, and FedAvg as its limit."""
 
-import dataclasses
 import math
 
 import flax.linen as nn
@@ -14,6 +13,7 @@ from quadratics import MINI, RATE, SIZES, gradient, play, vectors
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Cohort, State
+from pfljax.exchange import lifting
 
 EMPTY = (2, 0, 5, 1, 3)
 LATE = np.array([[0, 0, 0, 0, 0], [1, 1, 0, 1, 0], [2, 0, 1, 0, 2], [2, 2, 2, 1, 0], [0, 1, 2, 2, 2]])
@@ -21,7 +21,7 @@ LATE = np.array([[0, 0, 0, 0, 0], [1, 1, 0, 1, 0], [2, 0, 1, 0, 2], [2, 2, 2, 1,
 
 def delayed(algorithm):
     """The algorithm with its delays given, round by round."""
-    return dataclasses.replace(algorithm, download=lambda key, state, cohort: jnp.asarray(LATE)[state.round][:, None])
+    return toys.scripted(algorithm, LATE[..., None])
 
 
 @pytest.mark.parametrize("mean", ["weighted", "uniform"])
@@ -47,9 +47,9 @@ def test_by_hand(mean, discount, server_rate):
         assert records[number].metrics["staleness"] == pytest.approx(late.mean())
         # One model each, whatever its age; the client without examples sends nothing.
         assert records[number].down == 5 * 4 * 4 and records[number].up == 4 * (4 + 1) * 4
-    for predictor in (algorithm.predictor, algorithm.adapt):
-        found = predictor(jax.random.key(0), states[-1], federation.client_data)
-        np.testing.assert_allclose(vectors(found.models), models[-1][None], rtol=1e-4, atol=1e-5)
+    for give in (toys.predict, toys.adapt):
+        found = give(algorithm, problem, jax.random.key(0), states[-1], federation.client_data)
+        np.testing.assert_allclose(vectors(found.models), np.tile(models[-1], (5, 1, 1)), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("knobs", [{"max_staleness": 0}, {"staleness": 0.0}, {"max_staleness": 0, "delays": "uniform"}])
@@ -69,9 +69,10 @@ def test_by_default_clients_are_late(knobs):
 
 def drawn(played=100, **knobs):
     """Delays (rounds, S) of many rounds."""
-    algorithm = toys.make_algorithm("fedbuff", toys.make_problem(toys.make_federation(SIZES, "regression")), **knobs)
-    state = State((), (), (), (), np.int32(played))
-    one = lambda key: algorithm.download(key, state, Cohort(jnp.arange(20, dtype=jnp.int32)))
+    problem = toys.make_problem(toys.make_federation(SIZES, "regression"))
+    algorithm = toys.make_algorithm("fedbuff", problem, **knobs)
+    state, cohort = State((), (), (), (), np.int32(played)), Cohort(jnp.arange(20, dtype=jnp.int32))
+    one = lambda key: lifting.download(algorithm, problem.plan, key, state, cohort)
     return np.asarray(jax.vmap(one)(jax.random.split(jax.random.key(3), 500)))[..., 0]
 
 
@@ -107,10 +108,7 @@ def test_batch_statistics_are_means_of_the_buffer():
     problem = toys.make_problem(federation, optax.sgd(RATE), model=Normalized(), epochs=2)
     algorithm = toys.make_algorithm("fedbuff", problem, max_staleness=2, server_rate=0.5)
     late = np.array([[0] * 4, [0] * 4, [2, 1, 0, 2]])
-    algorithm = dataclasses.replace(
-        algorithm, download=lambda key, state, cohort: jnp.asarray(late)[state.round][:, None]
-    )
-    states, _ = toys.train(algorithm, problem, federation.client_data, 3)
+    states, _ = toys.train(toys.scripted(algorithm, late[..., None]), problem, federation.client_data, 3)
     expected = np.zeros((2, 3))
     for k, size in enumerate(SIZES):
         x = np.float64(federation.train.x[k, np.arange(5) % size])  # what fills the batch are its first, once more

@@ -44,8 +44,8 @@ def test_by_hand(mean):
         theta = weights @ trained / weights.sum() - h / alpha
         state = states[number + 1]
         np.testing.assert_allclose(vectors(state.models)[0], theta, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(vectors(state.clients["gradient"]), slopes, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(vectors(state.server["h"])[0], h, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(vectors(state.clients.gradient), slopes, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(vectors(state.server.h)[0], h, rtol=1e-4, atol=1e-5)
     # h stays at the server, and g_k with its client; the one without examples sends nothing.
     assert records[0].down == 5 * 4 * 4 and records[0].up == 4 * 4 * (4 + 1)
 
@@ -54,10 +54,10 @@ def test_by_hand(mean):
 def test_of_a_part_of_the_clients_h_takes_its_share(cohort):
     """h is the mean of all g_k, whoever took part."""
     states = play("feddyn", rounds=4, epochs=2, cohort=cohort, knobs={"alpha": 0.5})[2]
-    mean = np.average(vectors(states[-1].clients["gradient"]), axis=0, weights=SIZES)
-    np.testing.assert_allclose(vectors(states[-1].server["h"])[0], mean, rtol=1e-3, atol=1e-6)
+    mean = np.average(vectors(states[-1].clients.gradient), axis=0, weights=SIZES)
+    np.testing.assert_allclose(vectors(states[-1].server.h)[0], mean, rtol=1e-3, atol=1e-6)
     assert np.abs(mean).max() > 1e-2
-    moved = np.abs(vectors(states[1].clients["gradient"])).max(axis=1) > 0
+    moved = np.abs(vectors(states[1].clients.gradient)).max(axis=1) > 0
     assert moved.sum() == cohort
 
 
@@ -71,8 +71,8 @@ def test_it_converges_to_the_minimizer_of_the_sum_where_fedavg_does_not(mean):
     assert off < 1e-3 and np.abs(fedavg - best).max() > 20 * np.abs(found - best).max()
     # There every g_k is the gradient of its client's loss, and h is zero.
     slopes = np.array([gradient(federation, k, best) for k in range(4)])
-    np.testing.assert_allclose(vectors(states[-1].clients["gradient"]), slopes, atol=2e-2)
-    np.testing.assert_allclose(vectors(states[-1].server["h"])[0], 0, atol=1e-2)
+    np.testing.assert_allclose(vectors(states[-1].clients.gradient), slopes, atol=2e-2)
+    np.testing.assert_allclose(vectors(states[-1].server.h)[0], 0, atol=1e-2)
 
 
 def test_its_first_local_steps_are_fedprox_s():
@@ -103,7 +103,7 @@ def test_batch_statistics_are_averaged():
     for name in ("fedavg", "feddyn"):
         states, _ = toys.train(toys.make_algorithm(name, problem), problem, federation.client_data, 1)
         last[name] = states[-1]
-    assert not jax.tree.leaves(last["feddyn"].clients["gradient"]["batch_stats"])
+    assert not jax.tree.leaves(last["feddyn"].clients.gradient["batch_stats"])
     toys.assert_trees_close(
         last["feddyn"].models["batch_stats"], last["fedavg"].models["batch_stats"], rtol=1e-5, atol=1e-6
     )

@@ -12,7 +12,7 @@ import toys
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Split
-from pfljax.evaluation import metrics as evaluation
+from pfljax.evaluation import metrics
 
 RATE = 0.1
 
@@ -179,7 +179,7 @@ def test_decentralized_mixing_is_the_matrix(knobs):
     start = toys.start(algorithm, problem, federation.client_data)
     models = jax.tree.map(lambda leaf: leaf + jnp.arange(6.0).reshape(6, *[1] * (leaf.ndim - 1)), start.models)
     states, _ = toys.train(algorithm, problem, federation.client_data, 5, state=start._replace(models=models))
-    neighbors, weights = (np.asarray(leaf) for leaf in start.clients.edges)  # (K, T, J)
+    neighbors, weights = np.asarray(start.clients.neighbors), np.asarray(start.clients.weights)  # (K, T, J)
     expected = np.float64(models["Dense_0"]["bias"])
     for number, state in enumerate(states[1:]):
         matrix = np.zeros((6, 6))
@@ -210,18 +210,18 @@ def tree_mean(models):
     return jax.tree.map(lambda leaf: leaf.mean(axis=0), models)
 
 
-def test_the_predictor_mixes_probabilities():
+def test_predictions_mix_probabilities():
     federation = toys.make_federation((4, 3))
     problem = toys.make_problem(federation)
     algorithm = toys.make_algorithm("fedem", problem, components=2)
     states, _ = toys.train(algorithm, problem, federation.client_data, 3)
-    predictor = algorithm.predictor(jax.random.key(0), states[-1], federation.client_data)
     x = federation.test.x[0]
+    use = lambda prediction, _: metrics.predict(problem.plan, problem.model, algorithm, prediction, x)
+    found = toys.serve(algorithm, problem, use, jax.random.key(0), states[-1], federation.client_data).found
     params = jax.tree.map(np.float64, states[-1].models)["Dense_0"]
     logits = np.einsum("bf,mfc->mbc", x, params["kernel"]) + params["bias"][:, None]
     each = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
     expected = np.einsum("km,mbc->kbc", np.float64(states[-1].clients.v), each)  # Eq. 5
-    found = evaluation.predictions(problem.plan, problem.model, predictor, x)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
@@ -232,7 +232,7 @@ def test_newcomers_take_e_steps_from_equal_weights(name, steps):
     algorithm = toys.make_algorithm(name, problem, components=2, **default)
     states, _ = toys.train(algorithm, problem, federation.client_data, 3)
     newcomers = toys.make_federation((3, 6), "regression", features=2, seed=7)
-    predictor = algorithm.adapt(jax.random.key(0), states[-1], newcomers.client_data)
+    found = toys.adapt(algorithm, problem, jax.random.key(0), states[-1], newcomers.client_data)
     models = states[-1].models if name == "fedem" else tree_mean(states[-1].models)
     w, b = arrays(models)
     expected = []
@@ -241,8 +241,10 @@ def test_newcomers_take_e_steps_from_equal_weights(name, steps):
         for _ in range(steps):
             pi = e_step(pi, losses_by_hand(w, b, x, y))[1]
         expected.append(pi)
-    np.testing.assert_allclose(predictor.weights, expected, rtol=1e-4)
-    toys.assert_trees_close(predictor.models, models)
+    np.testing.assert_allclose(found.weights, expected, rtol=1e-4)
+    for k in range(2):
+        own = jax.tree.map(lambda leaf, k=k: leaf[k], found.models)
+        toys.assert_trees_close(own, models, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.slow
@@ -254,9 +256,9 @@ def test_many_steps_are_a_newcomer_s_best_weights():
     for steps in (1, 300):
         algorithm = toys.make_algorithm("fedem", problem, components=2, newcomer_steps=steps)
         states, _ = toys.train(algorithm, problem, federation.client_data, 3)
-        predictor = algorithm.adapt(jax.random.key(0), states[-1], clients.client_data)
+        found = toys.adapt(algorithm, problem, jax.random.key(0), states[-1], clients.client_data)
         f = lambda pi, states=states: f_by_hand(*arrays(states[-1].models), pi, data_of(clients))
-        values[steps] = f(np.float64(predictor.weights))
+        values[steps] = f(np.float64(found.weights))
     grid = np.linspace(0, 1, 201)
     best = min(f(np.stack([[p, 1 - p], [q, 1 - q]])) for p in grid for q in grid)
     assert values[300] < best + 1e-4 < values[1]
@@ -278,8 +280,8 @@ def test_it_finds_the_mixture_that_one_model_cannot(name):
     for method, knobs in ((name, {"components": 2}), ("fedavg", {})):
         algorithm = toys.make_algorithm(method, problem, **knobs)
         states, _ = toys.train(algorithm, problem, federation.client_data, 80)
-        predictor = algorithm.predictor(jax.random.key(0), states[-1], federation.client_data)
-        accuracy[method] = evaluation.evaluate(problem.plan, problem.model, predictor, test)["accuracy"].mean()
+        key, clients = jax.random.key(0), federation.client_data
+        accuracy[method] = toys.evaluate(algorithm, problem, key, states[-1], clients, test)["accuracy"].mean()
     assert accuracy[name] > accuracy["fedavg"] + 0.15
 
 

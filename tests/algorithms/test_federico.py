@@ -1,6 +1,8 @@
 """FedeRiCo when clients hold only some models: partial downloads, mini-batches, limits, tables, and learning."""
 
 import dataclasses
+import functools
+import itertools
 
 import flax.linen as nn
 import jax
@@ -13,7 +15,7 @@ import toys
 from pfljax import data
 from pfljax.algorithms import FedeRiCo, FedeRiCoCentralized, Local
 from pfljax.contract.types import Cohort
-from pfljax.evaluation import metrics as evaluation
+from pfljax.exchange import lifting
 from pfljax.exchange.plan import make_plan
 from pfljax.exchange.rounds import make_round
 
@@ -37,6 +39,20 @@ def loss_and_gradient(theta, split, k):
 def softmax(scores):
     exp = np.exp(scores - scores.max())
     return exp / exp.sum()
+
+
+def collaboration(algorithm, problem, federation):
+    """(state) -> the weights (K, K) that clients give all models; compiled."""
+    whom = jax.jit(functools.partial(lifting.whom, algorithm, problem.plan))
+    num = problem.num_clients
+
+    def dense(state):
+        mixture = whom(jax.random.key(0), state, np.arange(num, dtype=np.int32), federation.train.size)
+        weights = np.zeros((num, num))
+        np.add.at(weights, (np.arange(num)[:, None], np.asarray(mixture.index)), np.asarray(mixture.weights))
+        return weights
+
+    return dense
 
 
 def by_id(table, name):
@@ -73,6 +89,7 @@ def test_the_losses_of_models_not_held_are_kept(tracking, faithful):
     knobs = {"neighbors": 1, "beta": BETA, "tracking": tracking, "faithful": faithful}
     algorithm = toys.scripted(toys.make_algorithm("federico", problem, **knobs), SCRIPT)
     states, _ = toys.train(algorithm, problem, federation.client_data, len(SCRIPT))
+    weights_of = collaboration(algorithm, problem, federation)
 
     theta = parameters(states[0])
     evaluated = np.full((K, K), faithful)
@@ -98,16 +115,13 @@ def test_the_losses_of_models_not_held_are_kept(tracking, faithful):
         theta = theta - RATE * gradient / SIZES[:, None]
         state = states[number + 1]
         np.testing.assert_allclose(parameters(state), theta, rtol=2e-4, atol=2e-6)
-        table = state.clients["table"]
+        table = state.clients.table
         for name, expected in (("last", last), ("tracked", tracked)):
             found = by_id(table, name)
             np.testing.assert_allclose(found[evaluated], expected[evaluated], rtol=2e-4)
         assert not np.isfinite(found[~evaluated]).any()  # the last is what is tracked
-        predictor = algorithm.predictor(jax.random.key(0), state, federation.client_data)
-        for i in range(K):
-            dense = np.zeros(K)
-            np.add.at(dense, np.asarray(predictor.index)[i], np.asarray(predictor.weights)[i])
-            np.testing.assert_allclose(dense, softmax(np.where(evaluated[i], -tracked[i], -np.inf)), atol=1e-4)
+        scores = np.where(evaluated, -tracked, -np.inf)
+        np.testing.assert_allclose(weights_of(state), [softmax(row) for row in scores], atol=1e-4)
     assert moderate  # some weights were neither 0 nor 1
 
 
@@ -134,7 +148,7 @@ def test_mini_batches_are_exchanges_with_one_e_step_a_round():
                     gradient[b] += weight * loss_and_gradient(theta[b], split, i)[1]
         theta = theta - RATE * gradient / split.size[:, None]
     np.testing.assert_allclose(parameters(states[1]), theta, rtol=2e-4, atol=2e-6)
-    last = by_id(states[1].clients["table"], "last")
+    last = by_id(states[1].clients.table, "last")
     np.testing.assert_allclose(np.take_along_axis(last, SCRIPT[0], axis=1), totals, rtol=2e-4)
     model_bytes = 4 * 4  # three weights and an intercept
     assert records[0].up == sent * model_bytes  # a neighbor's gradient from every client with a batch left
@@ -214,14 +228,15 @@ def test_epsilon_decides_who_is_downloaded():
     found = {}
     for epsilon in (0.0, 1.0):
         algorithm = toys.make_algorithm("federico", problem, neighbors=2, epsilon=epsilon)
-        state = algorithm.init(jax.random.key(0), federation.client_data)
+        state = toys.init(algorithm, problem, jax.random.key(0), federation.client_data)
         ids = (np.arange(7) + np.arange(7)[:, None]) % 7
-        table = state.clients["table"]._replace(
+        table = state.clients.table._replace(
             ids=jnp.asarray(ids, jnp.int32), tracked=jnp.asarray(np.take_along_axis(tracked, ids, axis=1))
         )
-        state = state._replace(clients=state.clients | {"table": table})
+        state = state._replace(clients=state.clients._replace(table=table))
         keys = jax.random.split(jax.random.key(1), 200)
-        found[epsilon] = np.asarray(jax.vmap(lambda key: algorithm.download(key, state, cohort))(keys))  # noqa: B023
+        download = functools.partial(lifting.download, algorithm, problem.plan, state=state, cohort=cohort)
+        found[epsilon] = np.asarray(jax.jit(jax.vmap(lambda key: download(key=key)))(keys))  # noqa: B023
         assert (found[epsilon][:, :, 0] == np.arange(7)).all()
     for k in range(7):
         others = np.setdiff1d(np.arange(7), [k])
@@ -234,32 +249,35 @@ def test_a_small_table_keeps_the_own_model_and_the_newest():
     federation = toys.make_federation((2,) * 7)
     problem = toys.make_problem(federation)
     algorithm = toys.make_algorithm("federico", problem, neighbors=2, epsilon=1.0, candidates=4, collaborators=3)
-    state, held = toys.start(algorithm, problem, federation.client_data), []
+    state, held = toys.start(algorithm, problem, federation.client_data), {}
 
-    def download(key, state, cohort):
-        index = algorithm.download(key, state, cohort)
-        jax.debug.callback(lambda index: held.append(np.asarray(index)), index)
+    def note(number, client, index):
+        held[int(number), int(client)] = set(index.tolist())
+
+    def download(context, row, cohort):
+        index = algorithm.download(context, row, cohort)
+        jax.debug.callback(note, context.round, context.client, index)
         return index
 
     noting = dataclasses.replace(algorithm, download=download)
     states, _ = toys.train(noting, problem, federation.client_data, 6, state=state)
     jax.effects_barrier()
-    for before, state, index in zip(states, states[1:], held, strict=False):
-        ids = np.asarray(state.clients["table"].ids)
-        old = before.clients["table"]
+    for number, (before, state) in enumerate(itertools.pairwise(states)):
+        ids = np.asarray(state.clients.table.ids)
+        old = before.clients.table
         assert ids.shape == (7, 4)
         for k in range(7):
             known = ids[k].tolist()
             assert ids[k, 0] == k and len(set(known)) == 4
-            assert set(index[k].tolist()) <= set(known)
+            assert held[number, k] <= set(known)
             left = [(t, i) for i, t in zip(old.ids[k].tolist(), old.tracked[k].tolist(), strict=True)]
             gone = [pair for pair in left if pair[1] not in known]
-            stayed = [pair for pair in left if pair[1] in known and pair[1] not in index[k]]
+            stayed = [pair for pair in left if pair[1] in known and pair[1] not in held[number, k]]
             assert all(worse[0] >= better[0] for worse in gone for better in stayed)
-    predictor = algorithm.predictor(jax.random.key(0), states[-1], federation.client_data)
-    assert predictor.index.shape == (7, 3)
+    weights = collaboration(algorithm, problem, federation)(states[-1])
     for k in range(7):
-        assert set(predictor.index[k].tolist()) <= set(np.asarray(states[-1].clients["table"].ids)[k].tolist())
+        used = np.flatnonzero(weights[k])
+        assert 0 < len(used) <= 3 and np.isin(used, states[-1].clients.table.ids[k]).all()
 
 
 def test_newcomers_weigh_all_models_in_blocks():
@@ -268,7 +286,7 @@ def test_newcomers_weigh_all_models_in_blocks():
     algorithm = toys.make_algorithm("federico", problem, collaborators=19)
     state = toys.start(algorithm, problem, federation.client_data)
     newcomers = toys.make_federation((3, 2), seed=5)
-    predictor = jax.jit(algorithm.adapt)(jax.random.key(0), state, newcomers.client_data)
+    prediction = toys.adapt(algorithm, problem, jax.random.key(0), state, newcomers.client_data)
     for k in range(2):
         size = newcomers.train.size[k]
         x, y = newcomers.train.x[k, :size], newcomers.train.y[k, :size]
@@ -276,10 +294,11 @@ def test_newcomers_weigh_all_models_in_blocks():
         for j in range(19):
             params = jax.tree.map(lambda leaf, j=j: leaf[j], state.models)
             losses.append(float(problem.model.loss(params, x, y).sum()))
-        dense = np.zeros(19)
-        np.add.at(dense, np.asarray(predictor.index)[k], np.asarray(predictor.weights)[k])
-        counted = -np.array(losses) * 2 / size  # a likelihood of two examples
-        np.testing.assert_allclose(dense, softmax(counted), rtol=1e-3, atol=1e-6)
+        order = np.argsort(losses)  # the heaviest first
+        weights = softmax(-np.array(losses) * 2 / size)[order]  # a likelihood of two examples
+        np.testing.assert_allclose(prediction.weights[k], weights, rtol=1e-3, atol=1e-6)
+        mixed = jax.tree.map(lambda leaf, k=k: leaf[k], prediction.models)
+        toys.assert_trees_close(mixed, jax.tree.map(lambda leaf, order=order: leaf[order], state.models))
 
 
 class Dropout(nn.Module):
@@ -298,7 +317,7 @@ def test_models_are_weighed_as_they_predict_not_as_they_train():
     algorithm = toys.make_algorithm("federico", problem, neighbors=0)
     states, records = toys.train(algorithm, problem, federation.client_data, 1)
     layer = states[0].models["Dense_0"]
-    last, split = by_id(states[1].clients["table"], "last"), federation.train
+    last, split = by_id(states[1].clients.table, "last"), federation.train
     for k, size in enumerate(SIZES):
         logits = np.float64(split.x[k, :size]) @ np.float64(layer["kernel"][k]) + np.float64(layer["bias"][k])
         losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(size), split.y[k, :size]]
@@ -319,9 +338,8 @@ def accuracies(method, seeds, rounds=120):
     @jax.jit
     def run(key, clients, test):
         step = lambda state, number: (one_round(key, number, state, clients)[0], None)
-        state, _ = jax.lax.scan(step, algorithm.init(key, clients), jnp.arange(rounds))
-        predictor = algorithm.predictor(key, state, clients)
-        return evaluation.evaluate(problem.plan, problem.model, predictor, test)["accuracy"].mean()
+        state, _ = jax.lax.scan(step, toys.init(algorithm, problem, key, clients), jnp.arange(rounds))
+        return toys.evaluate(algorithm, problem, key, state, clients, test)["accuracy"].mean()
 
     return np.array(
         [run(jax.random.key(seed), f.client_data, f.test) for seed, f in zip(seeds, federations, strict=True)]
@@ -346,36 +364,34 @@ def opposite_groups(size=40):
     return data.Federation.from_arrays(x, y, client=client, test_fraction=0.5)
 
 
-def shared_weights(algorithm, state, federation):
+def shared_weights(dense):
     """The mean cosine of the clients' rows of weights within a group, and across."""
-    predictor = algorithm.predictor(jax.random.key(0), state, federation.client_data)
-    dense = np.zeros((len(GROUP), len(GROUP)))
-    np.add.at(dense, (np.arange(len(GROUP))[:, None], np.asarray(predictor.index)), np.asarray(predictor.weights))
     rows = dense / np.linalg.norm(dense, axis=1, keepdims=True)
     same = GROUP[:, None] == GROUP
     return (rows @ rows.T)[same & ~np.eye(len(GROUP), dtype=bool)].mean(), (rows @ rows.T)[~same].mean()
 
 
 def train_on_opposites(method, change=lambda state: state, rounds=60, **problem_fields):
-    """A method's last state on the opposite groups, its accuracy, and its problem."""
+    """A method's last state on the opposite groups, its accuracy, and whom its clients use."""
     federation = opposite_groups()
     problem = toys.make_problem(federation, optax.adam(0.05), batch_size=10)._replace(**problem_fields)
     algorithm = method.build(problem)
     state = change(toys.start(algorithm, problem, federation.client_data))
     states, _ = toys.train(algorithm, problem, federation.client_data, rounds, state=state)
-    predictor = algorithm.predictor(jax.random.key(0), states[-1], federation.client_data)
-    scores = evaluation.evaluate(problem.plan, problem.model, predictor, federation.test)
-    return states[-1], float(np.mean(scores["accuracy"])), algorithm, federation
+    key, clients = jax.random.key(0), federation.client_data
+    scores = toys.evaluate(algorithm, problem, key, states[-1], clients, federation.test)
+    weights = collaboration(algorithm, problem, federation)(states[-1])
+    return states[-1], float(np.mean(scores["accuracy"])), weights
 
 
 @pytest.mark.parametrize("method", [FedeRiCo(neighbors=5), FedeRiCoCentralized()])
 @pytest.mark.slow
 def test_with_all_others_as_neighbors_there_is_not_one_global_model(method):
     kernel = lambda state: np.asarray(state.models["Dense_0"]["kernel"])
-    state, accuracy, *_ = train_on_opposites(method, common_init=True)
+    state, accuracy, _ = train_on_opposites(method, common_init=True)
     assert np.ptp(kernel(state), axis=0).max() < 1e-5 and accuracy < 0.7  # the trap: all models stay equal
-    state, accuracy, algorithm, federation = train_on_opposites(method, common_init=None)
-    within, across = shared_weights(algorithm, state, federation)
+    state, accuracy, weights = train_on_opposites(method, common_init=None)
+    within, across = shared_weights(weights)
     assert accuracy > 0.9 and across < 0.2
     if isinstance(method, FedeRiCo):
         assert within > 0.8
@@ -394,6 +410,6 @@ def test_groups_that_start_on_the_same_best_model_come_apart():
     state = one_is_best(toys.start(method.build(problem), problem, federation.client_data))
     losses = problem.losses_of_all(state.models, federation.train)
     assert (np.asarray(losses).argmin(axis=1) == 2).all()
-    state, accuracy, algorithm, federation = train_on_opposites(method, one_is_best)
-    within, across = shared_weights(algorithm, state, federation)
+    _, accuracy, weights = train_on_opposites(method, one_is_best)
+    within, across = shared_weights(weights)
     assert within > 0.8 and across < 0.2 and accuracy > 0.9

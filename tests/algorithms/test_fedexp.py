@@ -1,7 +1,5 @@
 """FedExP by hand on quadratics, and cases in which its server's rate is 1."""
 
-import dataclasses
-
 import flax.linen as nn
 import jax
 import numpy as np
@@ -18,7 +16,7 @@ EMPTY = (2, 0, 5, 1, 3)
 @pytest.mark.parametrize("mean", ["weighted", "uniform"])
 def test_by_hand(mean):
     eps = 0.01
-    federation, algorithm, states, records, predictor = play(
+    federation, algorithm, states, records, predictions = play(
         "fedexp", rounds=4, epochs=8, sizes=EMPTY, knobs={"eps": eps, "mean": mean}
     )
     share = np.float64(EMPTY) if mean == "weighted" else np.float64(np.array(EMPTY) > 0)
@@ -38,12 +36,13 @@ def test_by_hand(mean):
         np.testing.assert_allclose(vectors(states[number + 1].models)[0], models[-1], rtol=1e-4, atol=2e-5)
     assert rates[0] == 1 < 1.5 < max(rates)
     expected = (models[-1] + models[-2]) / 2
-    np.testing.assert_allclose(vectors(predictor.models)[0], expected, rtol=1e-4, atol=2e-5)
-    last = toys.make_algorithm("fedexp", toys.make_problem(federation), predict="last")
-    found = last.predictor(jax.random.key(0), states[-1], federation.client_data)
-    toys.assert_trees_close(found.models, states[-1].models)
-    newcomers = algorithm.adapt(jax.random.key(0), states[-1], federation.client_data)
-    toys.assert_trees_close(newcomers.models, predictor.models, rtol=1e-6)
+    expected = np.tile(expected, (5, 1, 1))
+    np.testing.assert_allclose(vectors(predictions.models), expected, rtol=1e-4, atol=2e-5)
+    problem, key, clients = toys.make_problem(federation), jax.random.key(0), federation.client_data
+    last = toys.predict(toys.make_algorithm("fedexp", problem, predict="last"), problem, key, states[-1], clients)
+    np.testing.assert_array_equal(vectors(last.models)[:, 0], np.tile(vectors(states[-1].models), (5, 1)))
+    newcomers = toys.adapt(algorithm, problem, key, states[-1], clients)
+    toys.assert_trees_close(newcomers.models, predictions.models, rtol=1e-6)
     # The norm of an update is a scalar, and the second-to-last model stays at the server.
     assert records[0].down == 5 * 4 * 4 and records[0].up == 4 * (4 + 1) * 4
 
@@ -79,9 +78,8 @@ def test_batch_statistics_are_averaged_and_have_no_part_in_lengths():
     states, records = toys.train(toys.make_algorithm("fedexp", problem, eps=1e-6), problem, federation.client_data, 4)
     assert records[-1].metrics["server_rate"] > 1.1
     before, after = (jax.device_get(state) for state in states[-2:])
-    fedavg = toys.make_algorithm("fedavg", problem)
-    start = dataclasses.replace(fedavg, init=lambda key, clients: before._replace(server=(), round=np.int32(0)))
-    alone, _ = toys.train(start, problem, federation.client_data, 1)
+    fedavg, start = toys.make_algorithm("fedavg", problem), before._replace(server=(), round=np.int32(0))
+    alone, _ = toys.train(fedavg, problem, federation.client_data, 1, state=start)
     toys.assert_trees_close(after.models["batch_stats"], alone[1].models["batch_stats"], rtol=1e-5, atol=1e-6)
     moved = [
         jax.tree.map(lambda a, b: a - b, models["Dense_0"], before.models["Dense_0"])

@@ -6,25 +6,20 @@ import numpy as np
 import optax
 import pytest
 import toys
+from quadratics import RATE, vectors
 from sklearn.cluster import SpectralClustering
 from sklearn.metrics import adjusted_rand_score
 
 from pfljax.algorithms.common import first_order, neighbors, uploads
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Cohort
+from pfljax.contract.types import Cohort, State
+from pfljax.exchange import lifting
 from pfljax.exchange.plan import make_plan
 from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import cohort_of, make_round
 from pfljax.local.privacy import Privacy
 
 SIZES = (2, 5, 3)
-RATE = 0.1
-
-
-def vectors(models):
-    """(K, d) float64; the intercept is the last parameter."""
-    layer = models["Dense_0"]
-    return np.append(np.float64(layer["kernel"])[..., 0], np.float64(layer["bias"]), axis=1)
 
 
 def examples(split, k):
@@ -48,7 +43,7 @@ def play(name="fedfomo", rounds=3, sizes=SIZES, seed=0, epochs=2, knobs=None, **
     federation = toys.make_federation(sizes, "regression", seed=seed)
     problem = toys.make_problem(federation, optax.sgd(RATE), epochs=epochs, **options)
     algorithm = toys.make_algorithm(name, problem, **({"epsilon": 0.0, "neighbors": len(sizes) - 1} | (knobs or {})))
-    return federation, algorithm, *toys.train(algorithm, problem, federation.client_data, rounds)
+    return federation, problem, algorithm, *toys.train(algorithm, problem, federation.client_data, rounds)
 
 
 @pytest.mark.parametrize(
@@ -61,9 +56,9 @@ def play(name="fedfomo", rounds=3, sizes=SIZES, seed=0, epochs=2, knobs=None, **
     ],
 )
 def test_rounds_by_hand(name, knobs):
-    federation, algorithm, states, records = play(name, knobs=knobs)
+    federation, problem, algorithm, states, records = play(name, knobs=knobs)
     num, means = len(SIZES), knobs.get("clusters", 0)
-    start = vectors(states[0].clients["start"])
+    start = vectors(states[0].clients.start)
     theta, affinity = start.copy(), np.eye(num)
     np.testing.assert_allclose(vectors(states[0].models)[:num], theta, rtol=1e-6)
     kept = []
@@ -94,11 +89,11 @@ def test_rounds_by_hand(name, knobs):
         kept.append((total == 0).mean())
         theta = np.stack([trained(start[i], federation.train, i, 2) for i in range(num)])
         state = states[number + 1]
-        np.testing.assert_allclose(vectors(state.clients["start"]), start, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(vectors(state.clients.start), start, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(vectors(state.models)[:num], theta, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(state.clients["affinity"], affinity, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(state.clients.affinity, affinity, rtol=1e-3, atol=1e-4)
         dense = np.zeros((num, num))
-        np.put_along_axis(dense, np.asarray(state.clients["index"]), np.asarray(state.clients["weights"]), axis=1)
+        np.put_along_axis(dense, np.asarray(state.clients.index), np.asarray(state.clients.weights), axis=1)
         np.testing.assert_allclose(dense, final[:, :num], rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(records[number].metrics["kept_previous_model"], kept[-1])
         if name == "fedfomo_average":
@@ -108,8 +103,8 @@ def test_rounds_by_hand(name, knobs):
             np.testing.assert_allclose(vectors(state.models)[num], mean, rtol=1e-4, atol=1e-5)
             np.testing.assert_allclose(state.server.affinity, affinity, rtol=1e-3, atol=1e-4)
     assert (affinity < -0.01).any()  # uncut weights went into it
-    scored = toys.predictor(algorithm, jax.random.key(0), states[-1], federation.client_data)
-    np.testing.assert_allclose(vectors(scored.models), start, rtol=1e-4, atol=1e-5)
+    scored = toys.predict(algorithm, problem, jax.random.key(0), states[-1], federation.client_data)
+    np.testing.assert_allclose(vectors(scored.models)[:, 0], start, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("num", "kinds", "noise"), [(6, 2, 0.0), (15, 5, 1.0), (15, 4, 1.5), (40, 3, 2.0)])
@@ -151,15 +146,15 @@ def test_clients_of_two_kinds_get_the_means_of_their_kinds():
 
 def test_under_sampling_those_who_uploaded_last_can_be_downloaded():
     sizes, knobs = (2, 5, 3, 4), {"available": "uploaded", "neighbors": 1}
-    federation, _, states, records = play(sizes=sizes, rounds=4, cohort=2, knobs=knobs)
-    start = vectors(states[0].clients["start"])
+    federation, _, _, states, records = play(sizes=sizes, rounds=4, cohort=2, knobs=knobs)
+    start = vectors(states[0].clients.start)
     theta = np.stack([trained(start[i], federation.train, i, 1) for i in range(4)])  # everyone, one epoch
     np.testing.assert_allclose(vectors(states[0].models), theta, rtol=1e-5)
     available = set(np.flatnonzero(states[0].server.last == 0))
     assert len(available) == 2
     for number in range(4):
         cohort = np.asarray(cohort_of(jax.random.key(0), number, 4, 2).ids)
-        index, uploaded = np.asarray(states[number + 1].clients["index"]), theta.copy()
+        index, uploaded = np.asarray(states[number + 1].clients.index), theta.copy()
         for i in cohort:
             assert index[i, 0] == i and index[i, 1] in available - {i}
             gaps = uploaded[index[i]] - start[i]
@@ -170,7 +165,7 @@ def test_under_sampling_those_who_uploaded_last_can_be_downloaded():
             start[i] = start[i] + weights @ gaps / max(weights.sum(), 1e-30)
             theta[i] = trained(start[i], federation.train, i, 2)
         np.testing.assert_allclose(vectors(states[number + 1].models), theta, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(vectors(states[number + 1].clients["start"]), start, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(vectors(states[number + 1].clients.start), start, rtol=1e-4, atol=1e-5)
         available = set(cohort)
         assert records[number].down == 2 * 4 * 4  # one model of four floats for each of two clients
 
@@ -180,7 +175,7 @@ def test_under_sampling_those_who_uploaded_last_can_be_downloaded():
 def test_plans_agree_on_what_the_server_makes(devices):
     knobs = {"available": "uploaded", "clusters": 2, "neighbors": 1, "epsilon": 0.5}
     runs = [
-        play(sizes=(2, 5, 3, 4), cohort=2, knobs=knobs, plan=make_plan(kind, devices=number))[2]
+        play(sizes=(2, 5, 3, 4), cohort=2, knobs=knobs, plan=make_plan(kind, devices=number))[3]
         for kind, number in (("map", 1), ("vmap", devices))
     ]
     for expected, found in zip(*runs, strict=True):
@@ -189,7 +184,7 @@ def test_plans_agree_on_what_the_server_makes(devices):
 
 def test_where_all_clients_take_part_all_models_are_available():
     for sizes in (SIZES, (2, 3, 4, 5)):
-        found, expected = (play(sizes=sizes, knobs=knobs)[2][-1] for knobs in ({"available": "uploaded"}, {}))
+        found, expected = (play(sizes=sizes, knobs=knobs)[3][-1] for knobs in ({"available": "uploaded"}, {}))
         toys.assert_trees_close(found, expected)
 
 
@@ -203,12 +198,13 @@ def test_where_no_average_gains_clients_fall_back(fallback):
 
     problem = toys.make_problem(federation, loss=highest_at_zero)
     algorithm = toys.make_algorithm("fedfomo_average", problem, fallback=fallback)
-    state = algorithm.init(jax.random.key(0), federation.client_data)
+    state = toys.init(algorithm, problem, jax.random.key(0), federation.client_data)
     one = jax.tree.map(lambda leaf: leaf[:1] + 1, state.models)
     opposite = jax.tree.map(lambda leaf: jnp.concatenate([leaf, -leaf, 0 * leaf]), one)
-    scored = toys.predictor(algorithm, jax.random.key(0), state._replace(models=opposite), federation.client_data)
-    expected = np.zeros((2, 4)) if fallback == "mean" else vectors(state.clients["start"])
-    np.testing.assert_allclose(vectors(scored.models), expected, atol=1e-6)
+    state = state._replace(models=opposite)
+    scored = toys.predict(algorithm, problem, jax.random.key(0), state, federation.client_data)
+    expected = np.zeros((2, 4)) if fallback == "mean" else vectors(state.clients.start)
+    np.testing.assert_allclose(vectors(scored.models)[:, 0], expected, atol=1e-6)
 
 
 def test_weights_are_cut_and_normalized():
@@ -228,7 +224,7 @@ def test_where_nothing_helps_the_client_keeps_the_model_of_the_round_before():
     problem = toys.make_problem(federation, optax.sgd(RATE), epochs=3)
     algorithm = toys.make_algorithm("fedfomo", problem)
     states, records = toys.train(algorithm, problem, federation.client_data, 3)
-    toys.assert_trees_close(states[-1].clients["start"], states[0].clients["start"])
+    toys.assert_trees_close(states[-1].clients.start, states[0].clients.start)
     assert not toys.same_trees(states[-1].models, states[0].models)
     assert records[-1].metrics["kept_previous_model"] == 1
 
@@ -243,16 +239,16 @@ def test_a_client_without_validation_examples_goes_on_from_its_own_model():
 
 
 def test_without_neighbors_only_its_own_training_counts():
-    federation, _, states, records = play(knobs={"neighbors": 0}, rounds=4)
+    federation, _, _, states, records = play(knobs={"neighbors": 0}, rounds=4)
     assert records[-1].down == 0 and records[-1].up == 3 * 4 * 4  # three models of four floats go up all the same
-    start = vectors(states[0].clients["start"])
+    start = vectors(states[0].clients.start)
     theta = start.copy()
     for _ in range(4):  # own model if it is better on validation data, else back ("early stopping")
         for i in range(3):
             better = loss(theta[i], federation.validation, i) < loss(start[i], federation.validation, i)
             start[i] = theta[i] if better else start[i]
             theta[i] = trained(start[i], federation.train, i, 2)
-    np.testing.assert_allclose(vectors(states[-1].clients["start"]), start, rtol=1e-4)
+    np.testing.assert_allclose(vectors(states[-1].clients.start), start, rtol=1e-4)
 
 
 def choices(affinity, *, cohort, epsilon, decay=0.05, rounds=(0,), neighbors=2, draws=200):
@@ -261,12 +257,13 @@ def choices(affinity, *, cohort, epsilon, decay=0.05, rounds=(0,), neighbors=2, 
     federation = toys.make_federation((2,) * num, "regression")
     problem = toys.make_problem(federation, cohort=len(cohort))
     algorithm = toys.make_algorithm("fedfomo", problem, neighbors=neighbors, epsilon=epsilon, decay=decay)
-    state = algorithm.init(jax.random.key(0), federation.client_data)
-    rows = {"affinity": jnp.asarray(affinity, jnp.float32)[np.array(cohort)]}  # all that it reads
-    state = state._replace(clients=rows)
-    download = jax.jit(
-        lambda key, number: algorithm.download(key, state._replace(round=number), Cohort(jnp.array(cohort)))
-    )
+    rows = first_order.Row((), jnp.asarray(affinity, jnp.float32)[np.array(cohort)], (), (), ())  # all that it reads
+
+    @jax.jit
+    def download(key, number):
+        state = State((), (), (), rows, number)
+        return lifting.download(algorithm, problem.plan, key, state, Cohort(jnp.array(cohort)))
+
     keys = jax.random.split(jax.random.key(1), draws)
     return np.stack([np.asarray(download(key, number))[0] for number in rounds for key in keys])
 
@@ -312,21 +309,21 @@ def test_exploring_is_uniform_where_scores_tie():
 
 def test_what_travels_is_m_models_down_and_one_up():
     for name, down in (("fedfomo", 2), ("fedfomo_average", 2 + 2)):
-        _, _, _, records = play(name, sizes=(2, 3, 4, 5), knobs={"neighbors": 2})
+        *_, records = play(name, sizes=(2, 3, 4, 5), knobs={"neighbors": 2})
         assert records[0].down == 4 * down * 4 * 4 and records[0].up == 4 * 4 * 4, name
 
 
 def test_newcomers_step_from_the_mean_of_all_models():
-    _, algorithm, states, _ = play()
+    _, problem, algorithm, states, _ = play()
     newcomers = toys.make_federation((3, 4), "regression", seed=5)
-    predictor = algorithm.adapt(jax.random.key(0), states[-1], newcomers.client_data)
+    found = toys.adapt(algorithm, problem, jax.random.key(0), states[-1], newcomers.client_data)
     theta = vectors(states[-1].models)
     mean = theta.mean(axis=0)
     for k in range(2):
         gains = [loss(mean, newcomers.validation, k) - loss(model, newcomers.validation, k) for model in theta]
         weights = np.maximum(np.array(gains) / np.sqrt(((theta - mean) ** 2).sum(axis=1)), 0)
         expected = mean + (weights / max(weights.sum(), 1e-30)) @ (theta - mean)
-        np.testing.assert_allclose(vectors(predictor.models)[k], expected, rtol=1e-4)
+        np.testing.assert_allclose(vectors(found.models)[k], [expected], rtol=1e-4)
 
 
 def two_kinds():
@@ -348,13 +345,13 @@ def test_it_helps_where_clients_come_in_two_kinds():
     federation, problem = two_kinds()
     algorithm = toys.make_algorithm("fedfomo", problem, neighbors=3)
     states, _ = toys.train(algorithm, problem, federation.client_data, 20)
-    affinity = np.array(states[-1].clients["affinity"])
+    affinity = np.array(states[-1].clients.affinity)
     np.fill_diagonal(affinity, -np.inf)
     best = affinity.argmax(axis=1)
     assert (best % 2 == np.arange(6) % 2).all()
     local, _ = toys.train(toys.make_algorithm("local", problem), problem, federation.client_data, 20)
     error = lambda models: np.mean([loss(theta, federation.test, k) for k, theta in enumerate(vectors(models))])
-    assert error(states[-1].clients["start"]) < error(local[-1].models)
+    assert error(states[-1].clients.start) < error(local[-1].models)
 
 
 def test_bad_knobs_and_missing_validation_are_refused():
@@ -368,7 +365,7 @@ def test_bad_knobs_and_missing_validation_are_refused():
     federation = toys.make_federation(SIZES, "regression", validation_size=0)
     problem = toys.make_problem(federation)
     with pytest.raises(ArgumentError, match=r"^validation_fraction=0: "):
-        toys.make_algorithm("fedfomo", problem).init(jax.random.key(0), federation.client_data)
+        toys.make_algorithm("fedfomo", problem).start(jax.random.key(0), federation.client_data)
 
 
 @pytest.mark.slow

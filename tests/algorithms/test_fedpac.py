@@ -24,10 +24,10 @@ PLAN = make_plan("map", devices=1)
 
 @functools.cache
 def play(name="fedpac", rounds=3, knobs=(), cohort=0, **options):
-    """(algorithm, states, records)."""
+    """(problem, algorithm, states, records)."""
     problem = toys.make_problem(FEDERATION, optax.sgd(RATE), hidden=(3,), cohort=cohort, **options)
     algorithm = toys.make_algorithm(name, problem, **dict(knobs))
-    return algorithm, *toys.train(algorithm, problem, FEDERATION.client_data, rounds)
+    return problem, algorithm, *toys.train(algorithm, problem, FEDERATION.client_data, rounds)
 
 
 class Sequences(nn.Module):
@@ -71,10 +71,10 @@ def train_body(params, x, y, centroids, seen):
 
 def test_rounds_by_hand():
     knobs = (("alignment", STRENGTH), ("head_epochs", 2), ("body_epochs", EPOCHS))
-    algorithm, states, records = play(knobs=knobs)
+    problem, algorithm, states, records = play(knobs=knobs)
     assert algorithm.ledger.gradients == 1 and algorithm.ledger.passes == 2 + EPOCHS
-    theta = row(states[0].models["body"][BODY], 0)
-    heads = [row(states[0].clients["own"][HEAD], k) for k in range(4)]
+    theta = row(states[0].models.body[BODY], 0)
+    heads = [row(states[0].clients.own[HEAD], k) for k in range(4)]
     centroids, seen = np.zeros((3, 3)), np.zeros(3)
     for state, record in zip(states[1:], records, strict=True):
         bodies, trained, before, after = [], [], [], []
@@ -97,13 +97,13 @@ def test_rounds_by_hand():
         for k, share in zip(several, shares, strict=True):
             heads[k] = mean([trained[j] for j in several], share)
         np.testing.assert_allclose(record.metrics["weight_of_others"], 1 - np.mean(np.diagonal(shares)), atol=1e-3)
-        toys.assert_trees_close(row(state.models["body"][BODY], 0), theta, rtol=1e-3, atol=1e-4)
-        np.testing.assert_allclose(state.models["centroids"][0], centroids, rtol=1e-3, atol=1e-4)
+        toys.assert_trees_close(row(state.models.body[BODY], 0), theta, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(state.models.centroids[0], centroids, rtol=1e-3, atol=1e-4)
         for k in range(4):
-            toys.assert_trees_close(row(state.clients["own"][HEAD], k), heads[k], rtol=2e-3, atol=1e-3)
-    predictor = algorithm.predictor(jax.random.key(0), states[-1], FEDERATION.client_data)
+            toys.assert_trees_close(row(state.clients.own[HEAD], k), heads[k], rtol=2e-3, atol=1e-3)
+    found = toys.predict(algorithm, problem, jax.random.key(0), states[-1], FEDERATION.client_data).models
     for k in range(4):
-        toys.assert_trees_close(row(predictor.models, k), {BODY: theta, HEAD: heads[k]}, rtol=2e-3, atol=1e-3)
+        toys.assert_trees_close(row(row(found, k), 0), {BODY: theta, HEAD: heads[k]}, rtol=2e-3, atol=1e-3)
     assert 0.05 < 1 - np.mean(np.diagonal(shares)) < 0.95
 
 
@@ -133,27 +133,27 @@ def test_weights_solve_the_quadratic(num, noise):
 def test_without_alignment_and_combination_it_is_fedrep():
     """With mini-batches."""
     epochs = (("head_epochs", 1), ("body_epochs", 2))
-    _, wanted, others = play("fedrep", knobs=epochs, batch_size=2)
+    _, _, wanted, others = play("fedrep", knobs=epochs, batch_size=2)
     off = (("alignment", 0.0), ("heads", "own"))
-    _, found, records = play(knobs=(*off, *epochs), batch_size=2)
-    toys.assert_trees_close(found[-1].models["body"], wanted[-1].models, rtol=1e-5, atol=1e-6)
-    toys.assert_trees_close(found[-1].clients["own"], wanted[-1].clients["own"], rtol=1e-5, atol=1e-6)
+    _, _, found, records = play(knobs=(*off, *epochs), batch_size=2)
+    toys.assert_trees_close(found[-1].models.body, wanted[-1].models, rtol=1e-5, atol=1e-6)
+    toys.assert_trees_close(found[-1].clients.own, wanted[-1].clients.own, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(records[0].train_loss, others[0].train_loss, rtol=1e-5)
     for on, part in ((off[1:], "body"), (off[:1], "own")):
-        state = play(knobs=(*on, *epochs), batch_size=2)[1][-1]
-        differs = (state.models["body"][BODY], wanted[-1].models[BODY])
-        differs = differs if part == "body" else (state.clients["own"][HEAD], wanted[-1].clients["own"][HEAD])
+        state = play(knobs=(*on, *epochs), batch_size=2)[2][-1]
+        differs = (state.models.body[BODY], wanted[-1].models[BODY])
+        differs = differs if part == "body" else (state.clients.own[HEAD], wanted[-1].clients.own[HEAD])
         assert np.abs(differs[0]["kernel"] - differs[1]["kernel"]).max() > 1e-2
 
 
 def test_clients_out_of_the_cohort_keep_head_and_classes_their_centroids():
-    _, states, _ = play(rounds=5, cohort=1)
+    _, _, states, _ = play(rounds=5, cohort=1)
     changed = []
     for before, after in itertools.pairwise(states):
-        old, new = (np.asarray(state.clients["own"][HEAD]["bias"]) for state in (before, after))
+        old, new = (np.asarray(state.clients.own[HEAD]["bias"]) for state in (before, after))
         (k,) = np.flatnonzero((old != new).any(axis=1))
         classes = np.bincount(FEDERATION.train.y[k, : SIZES[k]], minlength=3) > 0
-        moved = (np.asarray(before.models["centroids"]) != np.asarray(after.models["centroids"]))[0].any(axis=1)
+        moved = (np.asarray(before.models.centroids) != np.asarray(after.models.centroids))[0].any(axis=1)
         assert not moved[~classes].any() and moved.any()
         changed.append(k)
     assert len(set(changed)) > 1
@@ -161,23 +161,23 @@ def test_clients_out_of_the_cohort_keep_head_and_classes_their_centroids():
 
 def test_newcomers_train_a_head_on_the_body_as_it_is():
     newcomers, key = toys.make_federation((3, 4), seed=5), jax.random.key(0)
-    algorithm, states, _ = play(knobs=(("head_epochs", 4),))
-    found = algorithm.adapt(key, states[-1], newcomers.client_data).models
-    start = toys.make_problem(FEDERATION, hidden=(3,)).init_models(jax.random.split(key)[0], 2)
+    problem, algorithm, states, _ = play(knobs=(("head_epochs", 4),))
+    found = toys.adapt(algorithm, problem, key, states[-1], newcomers.client_data).models
     for k in range(2):
-        params = {BODY: row(states[-1].models["body"][BODY], 0), HEAD: row(start[HEAD], k)}
+        start = problem.model.init(jax.random.split(jax.random.fold_in(key, k))[0])
+        params = {BODY: row(states[-1].models.body[BODY], 0), HEAD: start[HEAD]}
         expected = descend(params, *examples(newcomers, k), RATE, 2 * 4, [HEAD])
-        toys.assert_trees_close(row(found, k), expected, rtol=1e-4, atol=1e-5)
+        toys.assert_trees_close(row(row(found, k), 0), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_what_travels():
     """F = 3 features of C = 3 classes; scalars of a report are free."""
-    _, _, records = play()
+    *_, records = play()
     body, head, centroids, counts = 4 * (3 * 3 + 3), 4 * (3 * 3 + 3), 4 * 3 * 3, 4 * 3
     for record in records:
         assert record.down == 4 * (body + head + centroids + counts)
         assert record.up == 4 * (body + 4 + centroids + counts + head + centroids)  # n_k; the means h
-    (record,) = play(rounds=1, knobs=(("heads", "own"),))[2]
+    (record,) = play(rounds=1, knobs=(("heads", "own"),))[3]
     assert record.down == 4 * (body + centroids + counts)
     assert record.up == 4 * (body + 4 + centroids + counts)
 

@@ -7,6 +7,7 @@ import pytest
 import toys
 
 from pfljax import models
+from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.exchange.rounds import cohort_of
 
@@ -34,7 +35,7 @@ def test_by_hand(cohort):
     strength = 2.0
     options = {"knobs": {"strength": strength}, "epochs": 3, "cohort": cohort}
     federation, problem, algorithm, states, records = perceptrons.play("fedproto", 4, SIZES, **options)
-    own = [perceptrons.weights_of(states[0].clients["model"], k) for k in range(5)]
+    own = [perceptrons.weights_of(states[0].clients.model, k) for k in range(5)]
     mean, known = np.zeros((CLASSES, WIDTH)), np.zeros(CLASSES, bool)
     for number in range(4):
         sums, counts = np.zeros((CLASSES, WIDTH)), np.zeros(CLASSES)
@@ -47,10 +48,10 @@ def test_by_hand(cohort):
         for c in np.flatnonzero(counts):
             mean[c], known[c] = sums[c] / counts[c], True
         found = states[number + 1]
-        np.testing.assert_allclose(found.models["mean"][0], mean, rtol=1e-3, atol=2e-5)
-        np.testing.assert_array_equal(found.models["count"][0] > 0, known)
+        np.testing.assert_allclose(found.models.mean[0], mean, rtol=1e-3, atol=2e-5)
+        np.testing.assert_array_equal(found.models.count[0] > 0, known)
         for k in range(5):
-            perceptrons.assert_weights_close(found.clients["model"], own[k], k)
+            perceptrons.assert_weights_close(found.clients.model, own[k], k)
     assert known.all()
     # Only prototypes and counts travel; the client without examples sends none.
     size = CLASSES * (WIDTH + 1) * 4
@@ -60,8 +61,8 @@ def test_by_hand(cohort):
     assert [record.down for record in records] == [cohort * size] * 4
     assert [record.up for record in records] == [count * size for count in with_examples]
     # Clients predict with the prototypes and their own features.
-    predictor = algorithm.predictor(jax.random.key(1), states[-1], federation.client_data)
-    scores = toys.evaluate(problem.plan, problem.model, predictor, federation.test)
+    clients, test = federation.client_data, federation.test
+    scores = toys.evaluate(algorithm, problem, jax.random.key(1), states[-1], clients, test)
     for k in range(5):
         predicted = nearest(own[k], np.float64(federation.test.x[k]), mean, known)
         y = federation.test.y[k]
@@ -80,30 +81,30 @@ def test_classes_that_nobody_sends_keep_their_prototypes():
     present = [k == cohorts[1] for k in cohorts]
     assert not all(present[2:])
     for before, after, there in zip(states, states[1:], present, strict=False):
-        kept = np.array_equal(before.models["mean"][0, 2], after.models["mean"][0, 2])
-        assert kept != there and not np.array_equal(before.models["mean"][0, 0], after.models["mean"][0, 0])
-        assert (before.models["count"][0, 2] == after.models["count"][0, 2]) or there
+        kept = np.array_equal(before.models.mean[0, 2], after.models.mean[0, 2])
+        assert kept != there and not np.array_equal(before.models.mean[0, 0], after.models.mean[0, 0])
+        assert (before.models.count[0, 2] == after.models.count[0, 2]) or there
 
 
 def test_without_its_pull_and_with_its_own_head_it_is_local():
     play = lambda name, **knobs: perceptrons.play(name, **MINI, knobs=knobs)
-    federation, _, local, states, _ = play("local")
-    expected = local.predictor(jax.random.key(0), states[-1], federation.client_data)
+    predict = lambda federation, problem, algorithm, states, _: toys.predict(
+        algorithm, problem, jax.random.key(0), states[-1], federation.client_data
+    )
+    expected = predict(*play("local"))
     gaps = {}
     for strength in (0.0, 1.0):
-        _, _, algorithm, states, _ = play("fedproto", strength=strength, predict="head")
-        found = algorithm.predictor(jax.random.key(0), states[-1], federation.client_data)
-        assert found.apply is None and found.topology == expected.topology
-        gaps[strength] = max(
-            np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (found.models, expected.models)), strict=True)
-        )
+        run = play("fedproto", strength=strength, predict="head")
+        assert run[2].apply is None
+        pairs = zip(*map(jax.tree.leaves, (predict(*run).models, expected.models)), strict=True)
+        gaps[strength] = max(np.abs(a - b).max() for a, b in pairs)
     assert gaps[0.0] < 1e-6 and gaps[1.0] > 1e-3
 
 
 def test_without_prototypes_all_classes_are_alike():
     federation, problem, algorithm, states, _ = perceptrons.play("fedproto", 1, SIZES)
-    predictor = algorithm.predictor(jax.random.key(0), states[0], federation.client_data)
-    scores = toys.evaluate(problem.plan, problem.model, predictor, federation.test)
+    clients, test = federation.client_data, federation.test
+    scores = toys.evaluate(algorithm, problem, jax.random.key(0), states[0], clients, test)
     np.testing.assert_allclose(scores["loss"], np.log(CLASSES), rtol=1e-6)
 
 
@@ -111,15 +112,15 @@ def test_newcomers_train_alone_with_the_prototypes():
     options = {"epochs": 2, "knobs": {"strength": 3.0}}
     _, problem, algorithm, states, _ = perceptrons.play("fedproto", 3, SIZES, **options)
     newcomers, key = toys.make_federation((3, 4), seed=5), jax.random.key(4)
-    adapted = jax.jit(algorithm.adapt)(key, states[-1], newcomers.client_data)
-    start = problem.init_models(jax.random.split(key)[0], 2)
-    mean, known = np.float64(states[-1].models["mean"][0]), np.asarray(states[-1].models["count"][0]) > 0
+    adapted = toys.adapt(algorithm, problem, key, states[-1], newcomers.client_data)
+    mean, known = np.float64(states[-1].models.mean[0]), np.asarray(states[-1].models.count[0]) > 0
     for k in range(2):
         x, y = perceptrons.examples(newcomers, k)
         steps = problem.rounds * 2
-        own = trained_by_hand(perceptrons.weights_of(start, k), x, y, mean, known, 3.0, steps)
-        perceptrons.assert_weights_close(adapted.models, own, k)
-    toys.assert_trees_close(adapted.rows["mean"][1], states[-1].models["mean"][0])
+        start = tree.stack_one(problem.model.init(jax.random.split(jax.random.fold_in(key, k))[0]))
+        own = trained_by_hand(perceptrons.weights_of(start), x, y, mean, known, 3.0, steps)
+        perceptrons.assert_weights_close(jax.tree.map(lambda leaf: leaf[:, 0], adapted.models), own, k)
+    toys.assert_trees_close(adapted.inputs.mean[1], states[-1].models.mean[0])
 
 
 def test_regressions_and_sequences_are_refused():

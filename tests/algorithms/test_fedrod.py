@@ -41,7 +41,7 @@ def predict(generic, own, x):
 def test_rounds_by_hand(balance):
     problem, algorithm, states, records = play(knobs={"balance": balance}, epochs=EPOCHS)
     theta = row(states[0].models, 0)
-    heads = [row(states[0].clients["own"][HEAD], k) for k in range(4)]
+    heads = [row(states[0].clients.own.model[HEAD], k) for k in range(4)]
     for state, record in zip(states[1:], records, strict=True):
         trained, losses = [], []
         for k in range(4):
@@ -56,13 +56,14 @@ def test_rounds_by_hand(balance):
                 )
             trained.append(generic)
             losses.append(np.mean(of_steps))
-            toys.assert_trees_close(row(state.clients["own"][HEAD], k), heads[k], rtol=1e-4, atol=1e-5)
+            toys.assert_trees_close(row(state.clients.own.model[HEAD], k), heads[k], rtol=1e-4, atol=1e-5)
         theta = mean(trained, SIZES)
         toys.assert_trees_close(row(state.models, 0), theta, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(record.train_loss, np.average(losses, weights=SIZES), rtol=1e-4)
-    predictor = algorithm.predictor(jax.random.key(0), states[-1], FEDERATION.client_data)
     x = FEDERATION.test.x[0]
-    found = metrics.predictions(problem.plan, problem.model, predictor, x)
+    use = lambda prediction, x: metrics.predict(problem.plan, problem.model, algorithm, prediction, x)
+    inputs = np.repeat(x[None], 4, axis=0)
+    found = toys.serve(algorithm, problem, use, jax.random.key(0), states[-1], FEDERATION.client_data, inputs).found
     for k in range(4):
         np.testing.assert_allclose(found[k], predict(theta, heads[k], x), rtol=1e-4, atol=1e-5)
     assert (features(theta, np.float64(x)) > 0).any() and np.ptp(found, axis=0).max() > 0.1
@@ -72,14 +73,15 @@ def test_newcomers_train_a_head_beside_the_global_model():
     """For R = 2 rounds."""
     newcomers, key = toys.make_federation((3, 4), seed=5), jax.random.key(0)
     problem, algorithm, states, _ = play(epochs=EPOCHS)
-    predictor = algorithm.adapt(key, states[-1], newcomers.client_data)
-    toys.assert_trees_close(predictor.models, states[-1].models)
-    theta, start = row(states[-1].models, 0), problem.init_models(jax.random.split(key)[0], 2)
+    found = toys.adapt(algorithm, problem, key, states[-1], newcomers.client_data)
+    theta = row(states[-1].models, 0)
     for k in range(2):
-        own = row(start[HEAD], k)
+        toys.assert_trees_close(row(row(found.models, k), 0), theta)
+        start = problem.model.init(jax.random.split(jax.random.fold_in(key, k))[0])
+        own = jax.tree.map(np.float64, start[HEAD])
         for _ in range(2 * EPOCHS):
             own = train_head(theta, own, *examples(newcomers, k))
-        toys.assert_trees_close(row(predictor.rows[HEAD], k), own, rtol=1e-4, atol=1e-5)
+        toys.assert_trees_close(row(found.inputs[HEAD], k), own, rtol=1e-4, atol=1e-5)
 
 
 class Dropped(nn.Module):
@@ -108,7 +110,7 @@ def test_without_balance_the_generic_model_is_fedavg_s(model):
 
 def test_only_the_generic_model_travels():
     _, _, states, records = play(batch_size=2)
-    assert set(jax.tree.leaves(states[-1].clients["own"][BODY])) == set()
+    assert set(jax.tree.leaves(states[-1].clients.own.model[BODY])) == set()
     model = 4 * (3 * 3 + 3 + 3 * 3 + 3)
     for record in records:
         assert record.down == 4 * model and record.up == 4 * (model + 4)  # and n_k
@@ -123,7 +125,7 @@ def test_private_gradients_are_clipped_part_by_part():
         rounds=1, knobs={"balance": 0.0}, privacy=Privacy(clip_norm=norm), federation=federation
     )
     assert algorithm.ledger == Ledger(2, 1, "a client's class counts, which balance its loss")
-    moved = jax.tree.map(jnp.subtract, states[1].clients["own"], states[0].clients["own"])
+    moved = jax.tree.map(jnp.subtract, states[1].clients.own.model, states[0].clients.own.model)
     for k in range(2):
         size = np.sqrt(sum(np.square(leaf[k]).sum() for leaf in jax.tree.leaves(moved)))
         assert size == pytest.approx(RATE * norm, rel=1e-3)

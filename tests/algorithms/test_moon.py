@@ -53,8 +53,8 @@ def test_by_hand(cohort):
         state = states[number + 1]
         perceptrons.assert_weights_close(state.models, theta)
         for k, own in previous.items():
-            perceptrons.assert_weights_close(state.clients["previous"], own, k)
-        assert set(np.flatnonzero(state.clients["trained"])) == set(previous)
+            perceptrons.assert_weights_close(state.clients.previous, own, k)
+        assert set(np.flatnonzero(state.clients.trained)) == set(previous)
     size = 3 * 6 + 6 + 6 * 3 + 3
     assert records[0].down == cohort * size * 4  # what a client trained before stays with it
 

@@ -52,7 +52,7 @@ def test_rounds_by_hand(simplex, averaging):
     """A linear model: one layer, so that alpha (B,) mixes B vectors."""
     rate, epochs = 0.3, 2
     knobs = {"branches": B, "alpha_rate": rate, "simplex": simplex, "averaging": averaging}
-    federation, algorithm, states, records, predictor = play("pfedmb", epochs=epochs, rounds=3, knobs=knobs)
+    federation, algorithm, states, records, predictions = play("pfedmb", epochs=epochs, rounds=3, knobs=knobs)
     own = lambda state: vectors(jax.tree.map(lambda leaf: leaf[0], state.models))
     shared, raw = own(states[0]), np.full((4, B), 0.0 if simplex == "softmax" else 1 / B)
     assert np.abs(np.diff(shared, axis=0)).max() > 0.1  # branches start apart
@@ -65,45 +65,47 @@ def test_rounds_by_hand(simplex, averaging):
         mean = (weight[..., None] * trained).sum(axis=0) / np.where(total > 0, total, 1)[:, None]
         shared = np.where(total[:, None] > 0, mean, shared)
         np.testing.assert_allclose(own(states[number + 1]), shared, rtol=2e-3, atol=2e-4)
-    np.testing.assert_allclose(vectors(predictor.models), alphas @ shared, rtol=2e-3, atol=2e-4)
+    np.testing.assert_allclose(vectors(predictions.models)[:, 0], alphas @ shared, rtol=2e-3, atol=2e-4)
     assert records[0].down == 4 * 4 * B * 4 and records[0].up == 4 * (4 * B + B) * 4
 
     problem = toys.make_problem(federation, optax.sgd(RATE), epochs=epochs)
     tuned = fine_tuned(problem, algorithm, 3)
-    after = jax.jit(tuned.predictor)(jax.random.key(1), states[-1], federation.client_data)
+    after = toys.predict(tuned, problem, jax.random.key(1), states[-1], federation.client_data)
     for k in range(4):  # a client's step of 3 epochs, from where it stands
         _, alpha, mine = client_step(federation, k, shared, raw[k], simplex, rate, 3)
-        np.testing.assert_allclose(vectors(after.models)[k], alpha @ mine, rtol=2e-3, atol=2e-4)
+        np.testing.assert_allclose(vectors(after.models)[k, 0], alpha @ mine, rtol=2e-3, atol=2e-4)
 
 
 def test_newcomers_are_fine_tuned_alike():
     """A newcomer with a client's data learns alpha for R rounds, then takes the client's step."""
     federation, algorithm, states, _, _ = play("pfedmb", rounds=2, knobs={"branches": B, "alpha_rate": 0.3})
     problem, clients = toys.make_problem(federation, optax.sgd(RATE)), federation.client_data
-    after = jax.jit(fine_tuned(problem, algorithm, 2).adapt)(jax.random.key(1), states[-1], clients)
+    after = toys.adapt(fine_tuned(problem, algorithm, 2), problem, jax.random.key(1), states[-1], clients)
     shared = vectors(jax.tree.map(lambda leaf: leaf[0], states[-1].models))
     for k in range(4):
         raw = np.full(B, 1 / B)
         for _ in range(problem.rounds):
             raw = client_step(federation, k, shared, raw, "projection", 0.3, 1)[0]
         _, alpha, mine = client_step(federation, k, shared, raw, "projection", 0.3, 2)
-        np.testing.assert_allclose(vectors(after.models)[k], alpha @ mine, rtol=2e-3, atol=2e-4)
+        np.testing.assert_allclose(vectors(after.models)[k, 0], alpha @ mine, rtol=2e-3, atol=2e-4)
 
 
 def test_with_one_branch_its_fine_tuning_is_the_general_one():
-    federation, algorithm, states, _, before = play("pfedmb", knobs={"branches": 1})
+    federation, algorithm, states, _, _ = play("pfedmb", knobs={"branches": 1})
     problem, clients, key = toys.make_problem(federation, optax.sgd(RATE)), federation.client_data, jax.random.key(1)
     own = fine_tuned(problem, algorithm, 3)
     general = fine_tuned(problem, dataclasses.replace(algorithm, fine_tuned=None), 3)
-    assert own.fine_tune is None and own.report.scored == general.report.scored != algorithm.report.scored
-    after = jax.jit(own.predictor)(key, states[-1], clients), jax.jit(general.fine_tune)(key, before, clients)
-    toys.assert_trees_close(after[0].models, after[1].models, rtol=1e-4, atol=1e-5)
+    assert own.tune is None and own.report.scored == general.report.scored != algorithm.report.scored
+    models = [toys.predict(tuned, problem, key, states[-1], clients).models for tuned in (own, general)]
+    toys.assert_trees_close(*models, rtol=1e-4, atol=1e-5)
 
 
 def test_a_branch_without_weight_stays():
     knobs = {"branches": 2, "alpha_rate": 1e4, "simplex": "projection"}
-    _, algorithm, states, _, _ = play("pfedmb", rounds=1, sizes=(3, 3), knobs=knobs)
-    alpha = np.asarray(algorithm.report.collaboration(states[1])["alpha"])[:, 0]
+    federation, algorithm, states, _, _ = play("pfedmb", rounds=1, sizes=(3, 3), knobs=knobs)
+    problem = toys.make_problem(federation)
+    used = toys.used(algorithm, problem, jax.random.key(0), states[1], federation.client_data)
+    alpha = np.asarray(used["alpha"])[:, 0]
     assert set(alpha.ravel().tolist()) == {0.0, 1.0}
     unused = np.flatnonzero(alpha.sum(axis=0) == 0)
     for branch in range(2):
@@ -145,19 +147,23 @@ def test_alpha_is_one_vector_a_layer_or_one_for_all(per_layer):
     problem = toys.make_problem(federation, optax.sgd(RATE), hidden=(4,), epochs=2)
     algorithm = toys.make_algorithm("pfedmb", problem, branches=B, per_layer=per_layer, alpha_rate=5.0)
     states, _ = toys.train(algorithm, problem, federation.client_data, 3)
-    told = algorithm.report.collaboration(states[-1])
+    start, told = (
+        toys.used(algorithm, problem, jax.random.key(0), state, federation.client_data)
+        for state in (states[0], states[-1])
+    )
     assert told["alpha"].shape == (4, 2 if per_layer else 1, B)
     np.testing.assert_allclose(told["alpha"].sum(axis=-1), 1, rtol=1e-5)
     np.testing.assert_allclose(told["weights"], told["alpha"].mean(axis=1), rtol=1e-6)
     if per_layer:
         assert np.abs(told["alpha"][:, 0] - told["alpha"][:, 1]).max() > 0.01
-    np.testing.assert_allclose(algorithm.report.collaboration(states[0])["alpha"], 1 / B, rtol=1e-6)
+    np.testing.assert_allclose(start["alpha"], 1 / B, rtol=1e-6)
 
 
 def test_newcomers_learn_alpha_and_leave_the_branches():
-    _, algorithm, states, _, _ = play("pfedmb", rounds=4, knobs={"branches": B, "alpha_rate": 0.5})
-    newcomers = toys.make_federation((4, 3), "regression", seed=7)
-    found = vectors(algorithm.adapt(jax.random.key(0), states[-1], newcomers.client_data).models)
+    federation, algorithm, states, _, _ = play("pfedmb", rounds=4, knobs={"branches": B, "alpha_rate": 0.5})
+    newcomers, problem = toys.make_federation((4, 3), "regression", seed=7), toys.make_problem(federation)
+    adapted = toys.adapt(algorithm, problem, jax.random.key(0), states[-1], newcomers.client_data)
+    found = vectors(adapted.models)[:, 0]
     assert np.abs(found[0] - found[1]).max() > 1e-3
     shared = vectors(jax.tree.map(lambda leaf: leaf[0], states[-1].models))
     for k in range(2):

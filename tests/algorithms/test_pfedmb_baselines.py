@@ -28,8 +28,7 @@ def loss_of(federation, k, theta):
 
 def predictions(name, **options):
     """The models that the clients predict with, (K, d)."""
-    predictor = play(name, **MINI, **options)[4]
-    return vectors(tree.take(predictor.models, predictor.index[:, 0]))
+    return vectors(play(name, **MINI, **options)[4].models)[:, 0]
 
 
 @functools.cache
@@ -110,7 +109,7 @@ def test_fedper_by_hand_shares_the_base_only():
     for k in range(4):
         start = tree.combine(
             jax.tree.map(lambda leaf: leaf[0], states[0].models),
-            jax.tree.map(lambda leaf, k=k: leaf[k], states[0].clients["own"]),
+            jax.tree.map(lambda leaf, k=k: leaf[k], states[0].clients.own),
         )
         split = jax.tree.map(
             lambda leaf, k=k: jnp.asarray(leaf)[k, : SIZES[k]],
@@ -120,7 +119,7 @@ def test_fedper_by_hand_shares_the_base_only():
         for _ in range(2):
             start = jax.tree.map(lambda p, g: p - RATE * g, start, jax.grad(mean)(start))
         trained.append(start)
-        own = jax.tree.map(lambda leaf, k=k: leaf[k], states[1].clients["own"])["Dense_1"]
+        own = jax.tree.map(lambda leaf, k=k: leaf[k], states[1].clients.own)["Dense_1"]
         toys.assert_trees_close(own, start["Dense_1"], rtol=1e-4, atol=1e-6)
     average = jax.tree.map(lambda *leaves: np.average(leaves, axis=0, weights=SIZES), *[t["Dense_0"] for t in trained])
     toys.assert_trees_close(
@@ -145,7 +144,7 @@ def test_scaffold_by_hand(option, mean):
     knobs = {"rate": 0.5, "option": option, "mean": mean}
     federation, _, states, records, _ = play("scaffold", rounds=3, epochs=2, knobs=knobs)
     shares = SIZES if mean == "weighted" else np.ones(4)
-    x, c, own = vectors(states[0].models["model"])[0], np.zeros(4), np.zeros((4, 4))
+    x, c, own = vectors(states[0].models)[0], np.zeros(4), np.zeros((4, 4))
     for number in range(3):
         pairs = [trained_by_hand(federation, k, x, 2, c - own[k]) for k in range(4)]
         if option == "I":
@@ -155,9 +154,9 @@ def test_scaffold_by_hand(option, mean):
         x = x + 0.5 * (np.average([y for y, _ in pairs], axis=0, weights=shares) - x)
         c, own = c + np.average(new - own, axis=0, weights=shares), new
         after = states[number + 1]
-        np.testing.assert_allclose(vectors(after.models["model"])[0], x, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(vectors(after.models["control"])[0], c, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(vectors(after.clients["control"]), own, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(vectors(after.models)[0], x, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(vectors(after.server.control), c, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(vectors(after.clients.control), own, rtol=1e-4, atol=1e-5)
     assert records[0].down == 4 * 2 * 4 * 4 and records[0].up == 4 * (2 * 4 + 1) * 4
 
 
@@ -166,8 +165,8 @@ def test_scaffold_s_variates_sum_to_the_server_s_under_sampling():
     problem = toys.make_problem(federation, optax.sgd(RATE), cohort=2, epochs=2)
     states, _ = toys.train(toys.make_algorithm("scaffold", problem), problem, federation.client_data, 4)
     np.testing.assert_allclose(
-        np.average(vectors(states[-1].clients["control"]), axis=0, weights=SIZES),
-        vectors(states[-1].models["control"])[0],
+        np.average(vectors(states[-1].clients.control), axis=0, weights=SIZES),
+        vectors(states[-1].server.control),
         atol=1e-5,
     )
 
@@ -179,7 +178,7 @@ def test_scaffold_ends_where_the_weighted_objective_is_least():
     federation, _, states, _, _ = play("scaffold", **knobs)
     parts = [quadratic(federation, k) for k in range(4)]
     best = np.linalg.solve(*(np.average([part[i] for part in parts], axis=0, weights=sizes) for i in range(2)))
-    np.testing.assert_allclose(vectors(states[-1].models["model"])[0], best, atol=1e-4)
+    np.testing.assert_allclose(vectors(states[-1].models)[0], best, atol=1e-4)
     assert np.abs(vectors(play("fedavg", **knobs)[2][-1].models)[0] - best).max() > 0.01
 
 
@@ -314,22 +313,22 @@ def test_afl_by_hand():
 
 
 def test_ditto_by_hand():
-    federation, _, states, _, predictor = play("ditto", epochs=3, knobs={"strength": 2.0})
-    w, own = vectors(states[0].models)[0], vectors(states[0].clients["personal"]["model"])
+    federation, _, states, _, predictions = play("ditto", epochs=3, knobs={"strength": 2.0})
+    w, own = vectors(states[0].models)[0], vectors(states[0].clients.own.model)
     for _ in range(2):
         for k in range(4):
             for _ in range(3):
                 own[k] = own[k] - RATE * (gradient(federation, k, own[k]) + 2.0 * (own[k] - w))
         w = np.average([trained_by_hand(federation, k, w, 3)[0] for k in range(4)], axis=0, weights=SIZES)
-    np.testing.assert_allclose(vectors(predictor.models), own, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(vectors(predictions.models)[:, 0], own, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(vectors(states[-1].models)[0], w, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.05, 10.0])
 def test_apfl_by_hand(rate):
     knobs = {"alpha": 0.3, "rate": rate}
-    federation, _, states, _, predictor = play("apfl", epochs=2, knobs=knobs)
-    w, v, alpha = vectors(states[0].models)[0], vectors(states[0].clients["own"]), np.full(4, 0.3)
+    federation, _, states, _, predictions = play("apfl", epochs=2, knobs=knobs)
+    w, v, alpha = vectors(states[0].models)[0], vectors(states[0].clients.models.own.model), np.full(4, 0.3)
     for number in range(2):
         trained = []
         for k in range(4):
@@ -341,20 +340,20 @@ def test_apfl_by_hand(rate):
                 alpha[k] = np.clip(moved, 0, 1) if step == 0 else alpha[k]
             trained.append(own)
         w = np.average(trained, axis=0, weights=SIZES)
-        np.testing.assert_allclose(states[number + 1].clients["alpha"], alpha, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(states[number + 1].clients.alpha, alpha, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(
-        vectors(predictor.models), alpha[:, None] * v + (1 - alpha)[:, None] * w, rtol=1e-3, atol=1e-4
+        vectors(predictions.models)[:, 0], alpha[:, None] * v + (1 - alpha)[:, None] * w, rtol=1e-3, atol=1e-4
     )
     assert rate < 10 or set(np.round(alpha, 3)) & {0.0, 1.0}  # cut to [0, 1]
 
 
 def test_l2sgd_by_hand():
-    federation, _, states, _, predictor = play("l2sgd", epochs=2, knobs={"pull": 0.3})
-    mean, own = vectors(states[0].models)[0], vectors(states[0].clients["model"])
+    federation, _, states, _, predictions = play("l2sgd", epochs=2, knobs={"pull": 0.3})
+    mean, own = vectors(states[0].models)[0], vectors(states[0].clients.model)
     for _ in range(2):
         own = np.array([trained_by_hand(federation, k, 0.7 * own[k] + 0.3 * mean, 2)[0] for k in range(4)])
         mean = np.average(own, axis=0, weights=SIZES)
-    np.testing.assert_allclose(vectors(predictor.models), own, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(vectors(predictions.models)[:, 0], own, rtol=1e-4, atol=1e-5)
 
 
 def attention(points, config):
@@ -390,8 +389,8 @@ def test_near_models_are_told_apart():
 
 def test_fedamp_by_hand():
     knobs = {"attention": 0.6, "sigma": 0.7, "strength": 1.5}
-    federation, _, states, records, predictor = play("fedamp", epochs=2, knobs=knobs)
-    own = vectors(states[0].server["models"])
+    federation, _, states, records, predictions = play("fedamp", epochs=2, knobs=knobs)
+    own = vectors(states[0].server.models)
     cloud = own.copy()
     for number in range(2):
         for k in range(4):
@@ -403,14 +402,15 @@ def test_fedamp_by_hand():
         xi += np.diag(1 - xi.sum(axis=1))
         cloud = xi @ own
         np.testing.assert_allclose(vectors(states[number + 1].models), cloud, rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(vectors(predictor.models), own, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(vectors(predictions.models)[:, 0], own, rtol=1e-3, atol=1e-4)
     assert records[0].down == records[0].up == 4 * 4 * 4
 
 
 @pytest.mark.parametrize("name", ["ifca", "hypcluster"])
 def test_clients_choose_and_train_the_model_of_least_loss(name):
-    federation, _, states, records, predictor = play(name, epochs=2, knobs={"clusters": 3}, sizes=(2, 5, 1, 3, 4, 2))
-    sizes, models = (2, 5, 1, 3, 4, 2), vectors(states[0].models)
+    sizes = (2, 5, 1, 3, 4, 2)
+    federation, algorithm, states, records, _ = play(name, epochs=2, knobs={"clusters": 3}, sizes=sizes)
+    models = vectors(states[0].models)
     for number in range(2):
         losses = np.array([[loss_of(federation, k, theta) for theta in models] for k in range(6)])
         chosen = losses.argmin(axis=1)
@@ -424,7 +424,9 @@ def test_clients_choose_and_train_the_model_of_least_loss(name):
         assert records[number].metrics["clusters_chosen"] == len(set(chosen))
     assert records[0].down == 6 * 3 * 4 * 4 and records[0].up == 6 * (4 + 1) * 4
     best = np.array([[loss_of(federation, k, theta) for theta in models] for k in range(6)]).argmin(axis=1)
-    np.testing.assert_array_equal(predictor.index[:, 0], best)
+    problem = toys.make_problem(federation)
+    used = toys.used(algorithm, problem, jax.random.key(0), states[-1], federation.client_data)
+    np.testing.assert_array_equal(used["index"][:, 0], best)
 
 
 @pytest.mark.parametrize("name", ["ifca", "hypcluster"])
@@ -432,7 +434,7 @@ def test_clients_choose_and_train_the_model_of_least_loss(name):
 def test_by_default_there_are_as_many_clusters_as_distributions_that_clients_share(name, known, clusters):
     problem = toys.make_problem(toys.make_federation((3,) * 6))._replace(num_distributions=known)
     clients = toys.make_federation((3,) * 6).client_data
-    shape = jax.eval_shape(toys.make_algorithm(name, problem).init, jax.random.key(0), clients)
+    shape = jax.eval_shape(toys.make_algorithm(name, problem).start, jax.random.key(0), clients)
     assert tree.num_rows(shape.models) == clusters
 
 
@@ -441,7 +443,7 @@ def test_of_several_starts_ifca_keeps_the_one_that_spreads_clients_most_evenly()
     sizes = (2, 5, 1, 3, 4, 2)
     federation = toys.make_federation(sizes, "regression")
     problem, key = toys.make_problem(federation, optax.sgd(RATE)), jax.random.key(3)
-    init = lambda draws: toys.make_algorithm("ifca", problem, clusters=3, draws=draws).init(key, federation.client_data)
+    algorithm = lambda draws: toys.make_algorithm("ifca", problem, clusters=3, draws=draws)
 
     def entropy(models):
         losses = np.array([[loss_of(federation, k, theta) for theta in vectors(models)] for k in range(6)])
@@ -449,7 +451,7 @@ def test_of_several_starts_ifca_keeps_the_one_that_spreads_clients_most_evenly()
         return -sum(p * np.log(p) for p in share if p)
 
     # The same starts one by one: a further draw is kept only if it is better.
-    kept = [init(draws).models for draws in range(1, 7)]
+    kept = [algorithm(draws).start(key, federation.client_data).models for draws in range(1, 7)]
     scores = [entropy(models) for models in kept]
     assert np.all(np.diff(scores) >= 0) and scores[-1] > scores[0]
     for before, after in itertools.pairwise(kept):

@@ -24,7 +24,7 @@ def numbers_of(name):
 
 
 def rounds_of(name):
-    """Knobs -> (the state after two rounds, the clients' predictor, the newcomers' predictor)."""
+    """Knobs -> (the state after two rounds, what clients predict with, what newcomers predict with)."""
     federation = toys.make_federation((3, 5, 2, 4))
     problem = toys.make_problem(federation, optax.sgd(0.1), hidden=(3,), batch_size=2)
     clients, key = federation.client_data, jax.random.key(0)
@@ -32,10 +32,10 @@ def rounds_of(name):
     def play(knobs, learning_rate=0.1):
         algorithm = toys.make_algorithm(name, problem._replace(learning_rate=learning_rate), **knobs)
         one_round = make_round(algorithm, problem.plan, problem.num_clients, problem.cohort_size)
-        state = algorithm.init(key, clients)
+        state = toys.init(algorithm, problem, key, clients)
         for number in range(2):
             state, _ = one_round(key, jnp.int32(number), state, clients)
-        return state, toys.predictor(algorithm, key, state, clients), algorithm.adapt(key, state, clients)
+        return state, *(serve(algorithm, problem, key, state, clients) for serve in (toys.predict, toys.adapt))
 
     return play
 

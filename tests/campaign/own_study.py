@@ -9,12 +9,12 @@ import numpy as np
 import optax
 
 import pfljax as pfl
-from pfljax import Algorithm, ClientOutput, Ledger, Predictor, State
+from pfljax import Algorithm, ClientOutput, First, Ledger, Prediction, Start
 
 TEMPERATURE = 2.0
 BLEND = jnp.array([0.25, 0.75])
 PRIOR = np.linspace(0.5, 1.5, 8, dtype=np.float32)
-USED = {"index": jnp.zeros((4, 1), jnp.int32), "weights": jnp.ones((4, 1))}
+USED = {"index": jnp.zeros(1, jnp.int32), "weights": jnp.ones(1)}
 FROZEN = np.random.default_rng(7).normal(size=(8, 8)).astype(np.float32)
 
 
@@ -65,12 +65,12 @@ class Mine:
         half = problem.rounds // 2
         late = 0.5 if problem.rounds > 1 else 1.0
 
-        def init(key, clients):
-            models = problem.init_models(key, 1)
-            num = clients.train.size.shape[0]
-            own = problem.init_models(jax.random.fold_in(key, 1), problem.ids(clients), common=False)
-            rows = {"own": own, "seen": jnp.zeros(num, jnp.int32)}
-            return State(jnp.zeros(()), models, (), rows)
+        def start(key, clients):
+            return Start(jnp.zeros(()), problem.init_models(key, 1))
+
+        def first_row(key, client, start):
+            own = problem.init_model(jax.random.fold_in(key, 1), client, common=False)
+            return First({"own": own, "seen": jnp.zeros((), jnp.int32)})
 
         def objective(params, batch, w):
             distance = sum(jnp.square(a - b).sum() for a, b in zip(*map(jax.tree.leaves, (params, w)), strict=True))
@@ -97,23 +97,24 @@ class Mine:
             models = jax.tree.map(lambda old, new: BLEND[0] * old + BLEND[1] * new, state.models, mean)
             return state._replace(models=models, server=state.server + 1), {"spread": weight.sum()}
 
-        def predictor(key, state, clients):
-            num = clients.train.size.shape[0]
-            own = state.clients["own"]
-            mixed = jax.tree.map(lambda a, b: self.share * a + (1 - self.share) * b, state.models, own)
-            del num
-            return Predictor.own(mixed)
+        def predict(context, models, row, data):
+            size = data.train.size
+            own = jax.tree.map(lambda leaf: leaf[None], row["own"])
+            mixed = jax.tree.map(lambda a, b: self.share * a + (1 - self.share) * b, models, own)
+            del size
+            return Prediction(mixed)
 
-        def adapt(key, state, clients):
+        def adapt(context, models, data):
             moved = lambda leaf: jax.pure_callback(on_host, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), leaf)
-            start = jax.tree.map(lambda leaf: leaf * 0.99 ** (problem.rounds - 1), state.models)
-            return Predictor.one(jax.tree.map(moved, start), clients.train.size.shape[0])
+            start = jax.tree.map(lambda leaf: leaf * 0.99 ** (problem.rounds - 1), models)
+            return Prediction(jax.tree.map(moved, start))
 
         return Algorithm(
-            init=init,
+            start=start,
+            first_row=first_row,
             client_update=client_update,
             server_update=server_update,
-            predictor=predictor,
+            predict=predict,
             adapt=adapt,
             topology="shared",
             ledger=Ledger(gradients=2),

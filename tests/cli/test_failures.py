@@ -56,7 +56,7 @@ def test_arguments_are_told_by_their_flags():
         (ArgumentError("epsilon", "accepted: 0 to 1", 2, owner="federico"), "--federico.epsilon=2: accepted: 0 to 1"),
         (ArgumentError("components", "accepted: 1", owner="fedem"), "--fedem.components: accepted: 1"),
         (ArgumentError("num_clients", "accepted: 1", 0), "--num_clients=0: accepted: 1"),
-        (ArgumentError("predictor", "accepted: one"), "predictor: accepted: one"),
+        (ArgumentError("predict", "accepted: one"), "predict: accepted: one"),
     ):
         assert line(error, train.define) == text
     unknown = ArgumentError("algorithm", "unknown", "x")

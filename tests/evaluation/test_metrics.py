@@ -1,11 +1,13 @@
 """Mixtures and summaries worked by hand."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from toy_methods import make, neighbors
 
-from pfljax.contract.types import Predictor, Split
+from pfljax.contract.types import Mixture, Split, State
 from pfljax.evaluation import metrics as evaluation
 from pfljax.exchange.plan import make_plan
 
@@ -19,17 +21,24 @@ def bias_models(biases, features=3):
     return {"Dense_0": {"bias": biases, "kernel": jnp.zeros((num, features, outputs))}}
 
 
+def mixing(biases, index, weights, topology="shared"):
+    """(a method whose clients mix these models, its state)."""
+    index, weights = jnp.asarray(index, jnp.int32), jnp.asarray(weights, jnp.float32)
+    whom = lambda context, row, size: Mixture(index[context.client], weights[context.client])
+    algorithm = make(topology=topology, whom=whom, download=neighbors(0))
+    return algorithm, State((), bias_models(biases), (), jnp.zeros(len(index), jnp.int32))
+
+
 @pytest.mark.parametrize("plan", [("map", 0, 1), ("vmap", 0, 1), ("chunk", 2, 2)])
 def test_probabilities_are_mixed_and_not_logits(plan):
-    plan = make_plan(*plan)
-    federation = toys.make_federation((2, 2, 2))
-    model = toys.make_problem(federation).model
+    federation, key = toys.make_federation((2, 2, 2)), jax.random.key(0)
+    problem = toys.make_problem(federation, plan=make_plan(*plan))
     y = np.array([[0, 1, 2, 0], [1, 1, 0, 0], [0, 0, 0, 0]], np.int32)
     split = Split(federation.test.x, y, np.array([3, 4, 0], np.int32))
     weights = np.array([[0.75, 0.25], [0.4, 0.6], [1.0, 0.0]], np.float32)
     index = np.array([[0, 1], [1, 0], [0, 1]], np.int32)
-    predictor = Predictor(bias_models(LOGITS), jnp.asarray(index), jnp.asarray(weights), "shared")
-    scores = toys.evaluate(plan, model, predictor, split)
+    algorithm, state = mixing(LOGITS, index, weights)
+    scores = toys.evaluate(algorithm, problem, key, state, federation.client_data, split)
 
     probabilities = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
     mixed = np.einsum("kj,kjc->kc", weights, probabilities[index])
@@ -41,17 +50,17 @@ def test_probabilities_are_mixed_and_not_logits(plan):
     mixed_logits = np.einsum("kj,kjc->kc", weights, LOGITS[index])
     assert not np.allclose(mixed, np.exp(mixed_logits) / np.exp(mixed_logits).sum(axis=1, keepdims=True), atol=0.02)
 
-    found = evaluation.predictions(plan, model, predictor, federation.test.x[0])
+    x = federation.test.x[0]
+    use = lambda prediction, _: evaluation.predict(problem.plan, problem.model, algorithm, prediction, x)
+    found = toys.serve(algorithm, problem, use, key, state, federation.client_data).found
     np.testing.assert_allclose(found, np.broadcast_to(mixed[:, None], found.shape), rtol=1e-5)
 
 
 def test_outputs_are_mixed_in_a_regression():
     federation = toys.make_federation((2, 2), "regression")
-    model = toys.make_problem(federation).model
-    predictor = Predictor(
-        bias_models([[1.0], [3.0]]), jnp.array([[0, 1], [1, 0]]), jnp.array([[0.5, 0.5], [1, 0]]), "peers"
-    )
-    scores = toys.evaluate(make_plan("map", devices=1), model, predictor, federation.test)
+    algorithm, state = mixing([[1.0], [3.0]], [[0, 1], [1, 0]], [[0.5, 0.5], [1, 0]], "peers")
+    problem = toys.make_problem(federation)
+    scores = toys.evaluate(algorithm, problem, jax.random.key(0), state, federation.client_data, federation.test)
     expected = [np.mean((federation.test.y[0] - 2) ** 2), np.mean((federation.test.y[1] - 3) ** 2)]
     np.testing.assert_allclose(scores["loss"], expected, rtol=1e-5)
     assert set(scores) == {"loss"}
@@ -59,10 +68,10 @@ def test_outputs_are_mixed_in_a_regression():
 
 def test_a_hopeless_prediction_has_a_finite_loss_and_long_tests_are_summed_in_blocks():
     federation = toys.make_federation((2,), test_size=1100)
-    model = toys.make_problem(federation).model
-    predictor = Predictor(bias_models([[200.0, 0, 0]]), jnp.array([[0]]), jnp.ones((1, 1)), "own")
+    algorithm, state = make(topology="own"), State((), bias_models([[200.0, 0, 0]]), (), jnp.zeros(1, jnp.int32))
     split = federation.test._replace(size=np.array([1030], np.int32))
-    scores = toys.evaluate(make_plan("map", devices=1), model, predictor, split)
+    problem = toys.make_problem(federation)
+    scores = toys.evaluate(algorithm, problem, jax.random.key(0), state, federation.client_data, split)
     right = (split.y[0, :1030] == 0).mean()
     np.testing.assert_allclose(scores["accuracy"], [right], rtol=1e-5)
     np.testing.assert_allclose(scores["loss"], [(1 - right) * -np.log(np.finfo(np.float32).tiny)], rtol=1e-4)

@@ -1,5 +1,6 @@
 """Communication between devices in the compiled round."""
 
+import functools
 import re
 
 import jax
@@ -8,8 +9,9 @@ import pytest
 from toy_methods import PARAMETERS, data_of, make, neighbors, step_to_mean
 
 from pfljax.contract.types import ClientOutput, State
+from pfljax.exchange import lifting
 from pfljax.exchange.plan import make_plan
-from pfljax.exchange.rounds import by_client, make_round
+from pfljax.exchange.rounds import make_round
 
 CLIENTS = 64  # so that a gathered stack, (64, ...), is like nothing else
 
@@ -19,9 +21,9 @@ def push(context, models, row, data):
     return ClientOutput(row, upload, {"loss": jnp.zeros(())}, mixing_weights=jnp.full((4,), 0.25))
 
 
-def look_up(key, state, cohort):
+def look_up(context, row, cohort):
     absent = cohort.position(jnp.arange(CLIENTS)) < 0
-    return jnp.where(absent.sum() < CLIENTS, neighbors(3)(key, state, cohort), 0)
+    return jnp.where(absent.sum() < CLIENTS, neighbors(3)(context, row, cohort), 0)
 
 
 METHODS = {
@@ -40,8 +42,8 @@ def collectives(name, peers, cohort, kind=("map", 0)):
     def spread(leaf, rows):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=plan.sharding(leaf, by_rows=rows))
 
-    shape = jax.eval_shape(algorithm.init, jax.random.key(0), clients)
-    parts = zip(shape, by_client(algorithm), strict=True)
+    shape = jax.eval_shape(functools.partial(lifting.init, algorithm, plan), jax.random.key(0), clients)
+    parts = zip(shape, lifting.by_client(algorithm), strict=True)
     state = State(*(jax.tree.map(lambda leaf, rows=rows: spread(leaf, rows), part) for part, rows in parts))
     one_round = make_round(algorithm, plan, CLIENTS, cohort or CLIENTS)
     lowered = jax.jit(one_round, out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, state), None)).lower(

@@ -1,5 +1,6 @@
 """Copies in memory in the compiled round."""
 
+import functools
 import re
 
 import jax
@@ -48,7 +49,7 @@ def compiled(name, optimizer):
     problem = toys.make_problem(federation, optimizer, plan=plan, hidden=(16,), batch_size=2)
     algorithm = toys.make_algorithm(name, problem)
     clients = jax.tree.map(jnp.asarray, federation.client_data)
-    state = jax.eval_shape(algorithm.init, jax.random.key(0), clients)
+    state = jax.eval_shape(functools.partial(toys.init, algorithm, problem), jax.random.key(0), clients)
     one_round = jax.jit(make_round(algorithm, plan, CLIENTS, CLIENTS), donate_argnums=2)
     return one_round.lower(jax.random.key(0), jnp.int32(0), state, clients).compile().as_text()
 

@@ -6,20 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toys
 from toy_methods import PARAMETERS, data_of, make, neighbors, step_to_mean
 
-from pfljax.algorithms import METHODS
-from pfljax.contract.types import ClientOutput, Predictor, Report
+from pfljax.contract.types import ClientOutput
+from pfljax.exchange.lifting import init
 from pfljax.exchange.plan import make_plan
-from pfljax.exchange.rounds import (
-    cohort_of,
-    draw_cohort,
-    make_round,
-    participations,
-    predicts_by_rows,
-    sample_cohort,
-)
+from pfljax.exchange.rounds import cohort_of, draw_cohort, make_round, participations, sample_cohort
 
 SIZES = (2, 1, 3, 1, 2)
 K, MODEL = len(SIZES), 4 * PARAMETERS  # bytes of a model
@@ -28,9 +20,9 @@ KEY = jax.random.key(3)
 
 def play(algorithm, cohort=3, *, number=0, devices=1):
     """(state before a round, state after it, its record)."""
-    clients = data_of(SIZES)
-    state = algorithm.init(KEY, clients)
-    one_round = jax.jit(make_round(algorithm, make_plan("map", devices=devices), K, cohort))
+    clients, plan = data_of(SIZES), make_plan("map", devices=devices)
+    state = init(algorithm, plan, KEY, clients)
+    one_round = jax.jit(make_round(algorithm, plan, K, cohort))
     return state, *one_round(KEY, np.int32(number), state, clients)
 
 
@@ -86,17 +78,17 @@ def test_a_method_chooses_the_cohort_by_its_state_and_data(topology):
         seen.append(state.round)
         return jnp.argsort(10 * state.clients - clients.train.size)[:2]  # in no order
 
-    seen, clients = [], data_of(SIZES)
+    seen, clients, plan = [], data_of(SIZES), make_plan("map", devices=1)
     algorithm = make(step_to_mean, topology=topology, sample=sample)
-    one_round = jax.jit(make_round(algorithm, make_plan("map", devices=1), K, 2))
-    state, counts, models = algorithm.init(KEY, clients), [], []
+    one_round = jax.jit(make_round(algorithm, plan, K, 2))
+    state, counts, models = init(algorithm, plan, KEY, clients), [], []
     for number in range(2):
         state, _ = one_round(KEY, np.int32(number), state, clients)
         counts.append(state.clients.tolist())
         models.append(np.asarray(state.models["w"]))
     assert counts == [[1, 0, 1, 0, 0], [1, 1, 1, 0, 1]]
     assert len(seen) == 1
-    first = np.asarray(algorithm.init(KEY, clients).models["w"])
+    first = np.asarray(init(algorithm, plan, KEY, clients).models["w"])
     means = clients.train.x.sum(axis=1) / np.array(SIZES)[:, None]
     half = lambda k, start: (start + means[k]) / 2
     expected = first.copy()
@@ -121,7 +113,7 @@ def test_a_chosen_cohort_has_the_size_and_a_key_of_its_own():
         return jnp.arange(3)
 
     algorithm = make(sample=sample)
-    state = algorithm.init(KEY, clients)
+    state = init(algorithm, make_plan("map", devices=1), KEY, clients)
     cohorts = [sample_cohort(algorithm, KEY, number, state, clients, 3) for number in (0, 1)]
     assert cohorts[0].ids.tolist() == [0, 1, 2] and cohorts[0].ids.dtype == jnp.int32
     fold = lambda purpose: jax.random.fold_in(jax.random.fold_in(KEY, purpose), 0)
@@ -216,86 +208,3 @@ def test_in_later_exchanges_only_those_that_send_are_charged():
 
     down, up = traffic(make(work, server=SERVER, exchanges=3), cohort=K)
     assert (down, up) == ((5 + 3 + 1) * (MODEL + 4 * K), (5 + 3 + 1) * (MODEL + MODEL))
-
-
-def by_rows(algorithm, num=K):
-    return predicts_by_rows(lambda part: algorithm, *shapes(algorithm, num))
-
-
-def shapes(algorithm, num=K):
-    clients = data_of((2,) * num)
-    return jax.eval_shape(algorithm.init, KEY, clients), jax.eval_shape(lambda: jax.tree.map(jnp.asarray, clients))
-
-
-def test_predictors_of_clients_own_rows_are_by_rows():
-    for topology in ("own", "shared"):
-        algorithm = make(topology=topology)
-        for num in (1, 2, K):
-            assert by_rows(algorithm, num)
-
-    def mixture(key, state, clients):  # of two models to a client
-        num = clients.train.size.shape[0]
-        models = jax.tree.map(lambda leaf: jnp.repeat(leaf, 2, axis=0), state.models)
-        index = jnp.arange(2 * num, dtype=jnp.int32).reshape(num, 2)
-        return Predictor(models, index, jnp.full((num, 2), 0.5), "own")
-
-    algorithm = make(topology="own", predictor=mixture)
-    assert by_rows(algorithm)
-
-
-@pytest.mark.slow
-def test_every_registered_method_predicts_for_some_clients_alone():
-    federation = toys.make_federation([3] * 7)
-    problem = toys.make_problem(federation, hidden=(3,))
-    clients = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), federation.client_data)
-    for name in METHODS:
-        build = lambda part, name=name: toys.make_algorithm(name, problem._replace(part=part))
-        assert predicts_by_rows(build, jax.eval_shape(build(None).init, KEY, clients), clients), name
-
-
-def of_server(key, state, clients):
-    """All clients' models are the server's."""
-    return Predictor.own(state.server)
-
-
-def of_everyone(key, state, clients):
-    """An index made for K clients."""
-    return Predictor.one(state.models, K)
-
-
-def of_all_rows(key, state, clients):
-    """A product of the server's K x K matrix with all clients' models, which fails for fewer."""
-    return Predictor.own(jax.tree.map(lambda leaf: jnp.eye(K) @ leaf, state.models))
-
-
-def lacking_models(key, state, clients):
-    """One model where each client should have its own."""
-    own = Predictor.own(state.models)
-    return dataclasses.replace(own, models=jax.tree.map(lambda leaf: leaf[:1], state.models))
-
-
-@pytest.mark.parametrize(
-    ("predictor", "topology"),
-    [(of_server, "shared"), (of_everyone, "shared"), (of_all_rows, "own"), (lacking_models, "own")],
-)
-def test_predictors_that_need_all_clients_are_not_by_rows(predictor, topology):
-    server = {"w": jnp.zeros((K, PARAMETERS))}
-    algorithm = make(topology=topology, predictor=predictor, server=server)
-    assert not by_rows(algorithm)
-
-
-def test_a_collaboration_of_all_clients_is_not_by_rows():
-    of_rows = Report(collaboration=lambda state: {"weights": state.clients[:, None]})
-    of_all = Report(collaboration=lambda state: {"affinity": state.server})
-    for report, expected in ((of_rows, True), (of_all, False)):
-        algorithm = make(topology="own", server=jnp.eye(K), report=report)
-        assert by_rows(algorithm) == expected
-
-
-def test_a_predictor_that_fails_for_all_clients_says_so():
-    def mistaken(key, state, clients):
-        return Predictor.own(state.models["v"])
-
-    algorithm = make(predictor=mistaken)
-    with pytest.raises(KeyError, match="v"):
-        by_rows(algorithm)

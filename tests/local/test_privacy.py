@@ -1,6 +1,7 @@
 """Private local training: clipping and noise by hand, the ledger against the accountant, no noise in common."""
 
 import dataclasses
+import functools
 import math
 import shutil
 
@@ -16,6 +17,7 @@ from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Ledger
 from pfljax.data.sources.source import Scaling
+from pfljax.exchange import lifting
 from pfljax.exchange.plan import make_plan
 from pfljax.exchange.rounds import cohort_of, make_round
 from pfljax.local import solver as solvers
@@ -228,9 +230,9 @@ def test_a_run_s_ledger_is_of_its_own_cohorts_steps_and_sizes(tmp_path):
     algorithm = toys.make_algorithm("fedavg", problem)
     seen = []
 
-    def download(key, state, cohort):
-        jax.debug.callback(lambda ids: seen.append(np.asarray(ids).tolist()), cohort.ids)
-        return algorithm.download(key, state, cohort)
+    def download(context, row, cohort):
+        jax.debug.callback(lambda client: seen.append(int(client)), context.client)
+        return algorithm.download(context, row, cohort)
 
     watched = dataclasses.replace(algorithm, download=download)
     one_round = jax.jit(make_round(watched, problem.plan, 6, size))
@@ -238,7 +240,7 @@ def test_a_run_s_ledger_is_of_its_own_cohorts_steps_and_sizes(tmp_path):
     for number in range(rounds):
         state, _ = one_round(key, np.int32(number), state, federation.client_data)
     jax.effects_barrier()
-    counts = np.bincount(np.concatenate(seen), minlength=6)
+    counts = np.bincount(seen, minlength=6)
     assert counts.sum() == rounds * size and len(set(counts.tolist())) > 1
     steps = counts * np.array([epochs * math.ceil(n / 3) for n in sizes])
     experiment = toys.make_experiment("fedavg", problem, federation)
@@ -384,7 +386,7 @@ def test_the_secret_is_an_argument_of_the_program():
     for _ in range(2):
         trainer = Trainer([experiment_of()])
         algorithm = trainer.experiments[0].algorithm(plan)
-        state = jax.eval_shape(algorithm.init, trainer._key(0), CLIENTS.client_data)
+        state = jax.eval_shape(functools.partial(lifting.init, algorithm, plan), trainer._key(0), CLIENTS.client_data)
         rounds = jax.jit(make_round(algorithm, plan, 4, 2))
         texts.add(rounds.lower(trainer._key(1), np.int32(0), state, CLIENTS.client_data).as_text())
     assert len(texts) == 1

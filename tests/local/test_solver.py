@@ -1,5 +1,7 @@
 """Local training against loops in NumPy."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,8 @@ import optax
 import pytest
 import toys
 
-from pfljax.contract.types import Split
+from pfljax.contract import tree
+from pfljax.contract.types import ClientContext, Split
 from pfljax.local import batches as blocks_of
 from pfljax.local.batches import shuffle, sum_over_examples
 from pfljax.local.training import scheduled
@@ -197,9 +200,16 @@ def test_models_depend_on_their_number_and_newcomers_train_alone():
     assert not np.allclose(kernels[0], kernels[1])
     common = problem._replace(common_init=True).init_models(jax.random.key(0), 3)
     toys.assert_trees_close(common, jax.tree.map(lambda leaf: jnp.stack([leaf[0]] * 3), models))
-    alone = problem.train_alone(jax.random.key(1), models, federation.client_data, own=True, rounds=2)
+    zero = jnp.zeros((), jnp.int32)
     for k in range(3):
-        params = jax.tree.map(lambda leaf, k=k: leaf[k], models)
-        split = Split(*(leaf[k] for leaf in federation.train))
-        w, _, _ = sgd_by_hand(params, split, [np.arange(split.size)] * 2)
-        np.testing.assert_allclose(alone["Dense_0"]["kernel"][k, :, 0], w, rtol=1e-4, atol=1e-6)
+        params, data = jax.tree.map(lambda leaf, k=k: leaf[k], (models, federation.client_data))
+        context = ClientContext(jax.random.key(k), zero, zero, zero[None])
+        steps = [np.arange(data.train.size)] * 2
+        alone = jax.jit(functools.partial(problem.alone, rounds=2))(context, params, data)
+        newcomer = jax.jit(problem.newcomer)(context, (), data)
+        assert newcomer.weights is None and problem.rounds == 2
+        first = problem.model.init(jax.random.split(context.key)[0])
+        for start, found in ((params, alone), (first, tree.first(newcomer.models))):
+            w, b, _ = sgd_by_hand(start, data.train, steps)
+            np.testing.assert_allclose(found["Dense_0"]["kernel"][:, 0], w, rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(found["Dense_0"]["bias"], [b], rtol=1e-4, atol=1e-6)

@@ -112,8 +112,13 @@ def test_updates_and_sums_are_turned_around_but_no_counts(name):
     play_all = lambda attack: play(name, attack, attacker=np.ones(4, bool), hidden=(3,))[2]
     (start, honest), (_, attacked) = play_all(Attack()), play_all(Attack("sign_flip", strength=3.0))
     turned = {"scaffold": ("model", "control"), "fedpac": ("body", "centroids"), "fedproto": ("mean",)}[name]
-    for part in honest.models:
-        was, would, found = (jax.device_get(state.models[part]) for state in (start, honest, attacked))
+
+    def summed(state):
+        of_scaffold = lambda: {"model": state.models, "control": state.server.control}
+        return jax.device_get(of_scaffold() if name == "scaffold" else state.models._asdict())
+
+    for part in summed(honest):
+        was, would, found = (summed(state)[part] for state in (start, honest, attacked))
         move = lambda new, old, factor: jax.tree.map(lambda a, b: b + factor * (a - b), new, old)
         expected = move(would, was, -3.0 if part in turned else 1.0)
         toys.assert_trees_close(found, expected, rtol=1e-4, atol=1e-5)

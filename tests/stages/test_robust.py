@@ -94,7 +94,7 @@ def test_a_round_with_the_median_is_the_median_of_what_clients_send(plan):
     federation, problem = problem_of(make_plan(*plan))
     clients = federation.client_data
     plain = toys.make_algorithm("fedavg", problem)
-    served = Server(aggregator="median").of(problem, lambda part: toys.make_algorithm("fedavg", problem))
+    served = Server(aggregator="median").of(problem, plain)
     one = toys.make_algorithm("local", problem)
     states, records = toys.train(served, problem, clients, 1)
     means, mean_records = toys.train(plain, problem, clients, 1)
@@ -119,7 +119,7 @@ def test_a_trimmed_mean_that_trims_nothing_is_the_uniform_mean(name):
     method = toys.make_algorithm(name, problem)
     if not method.averages or name == "afl":  # which learns how much clients count
         pytest.skip("its server does not average models by n_k")
-    served = Server(aggregator="trimmed_mean", trim=0.0).of(problem, lambda part: method)
+    served = Server(aggregator="trimmed_mean", trim=0.0).of(problem, method)
     for a, b in zip(
         *(toys.train(each, problem, federation.client_data, 2)[0] for each in (method, served)), strict=True
     ):
@@ -128,10 +128,10 @@ def test_a_trimmed_mean_that_trims_nothing_is_the_uniform_mean(name):
 
 def test_only_methods_that_average_take_another_aggregator():
     _, problem = problem_of()
-    build = lambda part: toys.make_algorithm("federico", problem)
+    method = toys.make_algorithm("federico", problem)
     with pytest.raises(ArgumentError, match="aggregator=median: accepted for this method: mean"):
-        Server(aggregator="median").of(problem, build)
-    assert Server().of(problem, build).topology == "peers"
+        Server(aggregator="median").of(problem, method)
+    assert Server().of(problem, method) is method
     for wrong in ({"sampler": "random"}, {"aggregator": "mode"}, {"trim": 0.5}):
         with pytest.raises(ArgumentError, match="accepted: "):
             Server(**wrong)
@@ -142,8 +142,8 @@ def test_a_cohort_without_examples_leaves_the_model_as_it_is():
     problem, clients = toys.make_problem(federation, optax.sgd(0.1)), federation.client_data
     clients = clients._replace(train=clients.train._replace(size=np.zeros(3, np.int32)))
     for rule in ("median", "trimmed_mean", "krum", "geometric_median"):
-        build = lambda part: toys.make_algorithm("fedavg", problem)
-        states, _ = toys.train(Server(aggregator=rule).of(problem, build), problem, clients, 1)
+        served = Server(aggregator=rule).of(problem, toys.make_algorithm("fedavg", problem))
+        states, _ = toys.train(served, problem, clients, 1)
         toys.assert_trees_close(states[1].models, states[0].models)
 
 

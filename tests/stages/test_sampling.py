@@ -50,8 +50,7 @@ def test_power_of_choice_takes_the_clients_of_largest_loss(name):
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, optax.sgd(0.1), cohort=2)
     knobs = {"neighbors": 1, "collaborators": 1} if name == "federico" else {}
-    build = lambda part: toys.make_algorithm(name, problem._replace(part=part), **knobs)
-    algorithm = Server("power_of_choice", candidates=6).of(problem, build)
+    algorithm = Server("power_of_choice", candidates=6).of(problem, toys.make_algorithm(name, problem, **knobs))
     state = toys.start(algorithm, problem, federation.client_data)
     ids = jax.jit(algorithm.sample)(jax.random.key(3), state, federation.client_data)
     worst = np.sort(np.argsort(losses_by_hand(federation, state.models))[-2:])
@@ -61,8 +60,8 @@ def test_power_of_choice_takes_the_clients_of_largest_loss(name):
 def test_candidates_are_what_power_of_choice_chooses_among():
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, optax.sgd(0.1), cohort=2)
-    build = lambda part: toys.make_algorithm("fedavg", problem._replace(part=part))
-    as_weighted = Server("power_of_choice", candidates=2).of(problem, build)  # all candidates are taken
+    method = toys.make_algorithm("fedavg", problem)
+    as_weighted = Server("power_of_choice", candidates=2).of(problem, method)  # all candidates are taken
     state, clients = toys.start(as_weighted, problem, federation.client_data), federation.client_data
     draw, keys = jax.jit(as_weighted.sample), jax.random.split(jax.random.key(0), 8)
     found = [np.asarray(draw(key, state, clients)) for key in keys]
@@ -71,14 +70,12 @@ def test_candidates_are_what_power_of_choice_chooses_among():
     assert len({tuple(ids) for ids in found}) > 1
     for wrong in (1, 7):
         with pytest.raises(ArgumentError, match=r"^candidates=.*accepted: 0, or 2 .* to 6"):
-            Server("power_of_choice", candidates=wrong).of(problem, build)
+            Server("power_of_choice", candidates=wrong).of(problem, method)
 
 
 def test_epsilon_does_not_cover_the_losses_of_power_of_choice():
     problem = toys.make_problem(toys.make_federation(SIZES), optax.sgd(0.1), cohort=2)
-    of = lambda name, sampler: (
-        Server(sampler).of(problem, lambda part: toys.make_algorithm(name, problem._replace(part=part))).ledger
-    )
+    of = lambda name, sampler: Server(sampler).of(problem, toys.make_algorithm(name, problem)).ledger
     assert "training losses" in of("fedavg", "power_of_choice").unaccounted
     assert of("fedavg", "weighted") == of("fedavg", "uniform") and not of("fedavg", "uniform").unaccounted
     assert of("fedem", "power_of_choice") == of("fedem", "uniform")  # which names them already
@@ -86,21 +83,21 @@ def test_epsilon_does_not_cover_the_losses_of_power_of_choice():
 
 def test_samplers_need_something_to_draw():
     problem = toys.make_problem(toys.make_federation(SIZES), optax.sgd(0.1))
-    build = lambda part: toys.make_algorithm("local", problem._replace(part=part))
+    method = toys.make_algorithm("local", problem)
     for sampler in ("weighted", "power_of_choice"):
         with pytest.raises(ArgumentError, match=f"sampler={sampler}: every client is in every round"):
-            Server(sampler).of(problem, build)
+            Server(sampler).of(problem, method)
 
 
 def test_rounds_are_played_by_the_cohort_that_was_drawn():
     federation = toys.make_federation(SIZES)
     problem = toys.make_problem(federation, optax.sgd(0.1), cohort=2)
-    build = lambda part: toys.make_algorithm("local", problem._replace(part=part))
+    method = toys.make_algorithm("local", problem)
     for sampler in ("weighted", "power_of_choice"):
-        states, _ = toys.train(Server(sampler).of(problem, build), problem, federation.client_data, 6)
+        states, _ = toys.train(Server(sampler).of(problem, method), problem, federation.client_data, 6)
         for before, after in itertools.pairwise(states):
             kernels = [np.asarray(state.models["Dense_0"]["kernel"]) for state in (before, after)]
             moved = np.any(kernels[0] != kernels[1], axis=(1, 2))
             assert moved.sum() == 2 and not moved[4]
-    uniform = Server().of(problem, build)
+    uniform = Server().of(problem, method)
     assert uniform.sample is None and cohort_of(jax.random.key(0), 0, 6, 2).ids.shape == (2,)

@@ -163,8 +163,29 @@ def test_damaged_rows_are_noticed_when_they_are_first_read(tmp_path):
     assert stacks.read(again, np.array([1, 0]))["b"].tolist() == [7, 0]
     with pytest.raises(RunError, match="the rows of client 4 on disk are not what the run wrote; resume from scratch"):
         stacks.read(again, np.array([0, 4]))
+    with pytest.raises(RunError, match="the rows of client 4 on disk"):
+        stacks.verify(again, np.array([1, 4]))
     stacks.write(again, np.array([4]), jax.device_put(jax.tree.map(lambda leaf: leaf[1:], rows)))
     assert stacks.read(again, np.array([4]))["b"] == [8]  # what was written since is whole
+
+
+def test_a_part_of_a_row_is_read_once_the_whole_is_verified(tmp_path):
+    files, ids = table_of(tmp_path), np.array([1, 4])
+    rows = {"a": np.arange(10, dtype=np.float32).reshape(2, 5), "b": np.array([7, 8], np.int32)}
+    stacks.write(files, ids, jax.device_put(rows))
+    again = table_of(tmp_path, **stacks.flush(files, 6))
+    stacks.verify(again, np.array([4, 0, 4]))
+    np.testing.assert_array_equal(stacks.read(again["a"], np.array([4, 0])), [rows["a"][1], [0] * 5])
+    assert again["a"].table.unread.tolist() == [False, True, False, False, False, False]
+
+
+def test_a_finished_run_whose_peers_were_not_scored_resumes_to_itself(tmp_path):
+    """Scores of the unseen clients are by models that no evaluation has read from disk."""
+    experiment = dataclasses.replace(
+        make_experiment("federico"), unseen=toys.make_federation((3, 2), seed=1), eval_clients=2
+    )
+    first, again = (toys.run(experiment, 2, out=tmp_path, resume=resume) for resume in (False, True))
+    assert again.summary["unseen"] == first.summary["unseen"] and first.summary["unseen"]["loss"] > 0
 
 
 def test_files_take_the_space_of_the_clients_that_took_part(tmp_path):
@@ -213,29 +234,6 @@ def test_without_a_folder_rows_are_in_files_that_nothing_leaves_behind(tmp_path,
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert outcome_of(make_experiment("local"))[0] == outcome_of(make_experiment("local", "host"))[0]
     assert not any(tmp_path.iterdir())  # gone while the files are in use, so that nothing can leave it behind
-
-
-@pytest.mark.parametrize("mistake", ["place", "mean"])
-def test_first_rows_by_what_others_are_in_the_cohort_are_refused(mistake):
-    """By their places in the cohort, whoever comes first would have the rows of client 0."""
-    experiment = make_experiment("local")
-    local = type(experiment.method)
-
-    class Mistaken(local):
-        def build(self, problem):
-            algorithm = local.build(self, problem)
-
-            def init(key, clients):
-                state = algorithm.init(key, clients)
-                if mistake == "mean":
-                    mean = clients.train.size.mean()
-                    return state._replace(clients=jax.tree.map(lambda leaf: leaf + mean, state.clients))
-                return state._replace(models=problem.init_models(key, clients.train.size.shape[0], common=False))
-
-            return dataclasses.replace(algorithm, init=init)
-
-    with pytest.raises(ArgumentError, match="initial client rows depend on other clients"):
-        toys.run(dataclasses.replace(experiment, method=Mistaken()), 1)
 
 
 def test_the_need_of_further_rounds_is_checked_too(monkeypatch):

@@ -8,7 +8,7 @@ import toys
 
 from pfljax.contract import tree
 from pfljax.folder import checkpoints
-from pfljax.stores import device_store, host_store
+from pfljax.stores import device_store, host_store, serving
 from pfljax.stores.compiled import Compiled
 from pfljax.stores.replicates import ONE
 from pfljax.training.loop import Schedule
@@ -69,13 +69,14 @@ def test_evaluation_in_blocks_is_that_of_all_at_once(name, monkeypatch):
 def test_the_devices_need_nothing_of_the_size_of_k(monkeypatch):
     """Neither what is compiled nor what a run or an evaluation leaves or places on them."""
     monkeypatch.setattr(host_store, "BLOCK_BYTES", 0)
-    put, needs = host_store.place, []
+    put, needs = serving.place, []
 
     def noting(plan, stacked, num, axis=0):
         placed.append(tree.num_bytes(stacked))
         return put(plan, stacked, num, axis)
 
-    monkeypatch.setattr(host_store, "place", noting)
+    for module in (host_store, serving):
+        monkeypatch.setattr(module, "place", noting)
     for num_clients in (8, 80):
         placed, before = [], sum(leaf.nbytes for leaf in jax.live_arrays())
         experiment = make_experiment("federico", (3,) * num_clients, candidates=6)

@@ -1,7 +1,5 @@
 """A sample of the clients is scored: with the figures that these clients have when all are scored."""
 
-import dataclasses
-
 import numpy as np
 import optax
 import pytest
@@ -10,7 +8,6 @@ import toys
 import pfljax as pfl
 from pfljax.api import Run
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Predictor
 from pfljax.exchange.plan import make_plan
 from pfljax.training.loop import Schedule, Trainer
 
@@ -86,20 +83,7 @@ def test_replicates_score_clients_of_their_own():
             np.testing.assert_allclose(found.history.results[key][-1], values[-1], rtol=1e-5)
 
 
-class OfEveryone(pfl.FedAvg):
-    """Its predictor is always of all clients."""
-
-    def build(self, problem):
-        algorithm = super().build(problem)
-        predictor = lambda key, state, clients: Predictor.one(state.models, problem.num_clients)
-        return dataclasses.replace(algorithm, predictor=predictor)
-
-
 def test_what_is_not_accepted_says_so():
     federation = toys.make_federation(SIZES)
     with pytest.raises(ArgumentError, match=r"^eval_clients=9: accepted: 0 to 8"):
         Run(pfl.FedAvg(), federation, pfl.models.MLP((3,)), eval_clients=9)
-    with pytest.raises(ArgumentError, match=r"^eval_clients=3: accepted for this method: 0"):
-        Run(OfEveryone(), federation, pfl.models.MLP((3,)), eval_clients=3)
-    with pytest.raises(ArgumentError, match=r"^client_store=host: .* accepted here: device"):
-        Run(OfEveryone(), federation, pfl.models.MLP((3,)), execution=pfl.Execution(client_store="host"))

@@ -16,7 +16,7 @@ from runs import (
     EVERY_ROUND,
     ROUNDS,
     SIZES,
-    assert_same_predictors,
+    assert_same_predictions,
     assert_same_runs,
     figures,
     make_experiment,
@@ -58,7 +58,7 @@ def test_stopped_and_resumed_is_as_never_stopped(name, whole, tmp_path, monkeypa
     assert any("resumed after round 2" in line for line in lines)
     out, expected = whole(name)
     assert_same_runs(out, tmp_path)
-    assert_same_predictors(result.predictor(), expected.predictor())
+    assert_same_predictions(result, expected)
 
 
 @pytest.mark.slow
@@ -170,9 +170,9 @@ def test_the_history_begins_with_the_initial_models(monkeypatch):
     trainer, federation = loop.Trainer([experiment]), experiment.federation
     history = trainer.train(2, EVERY_ROUND)[0].history
     first = history.rows[0]
-    assert [row["round"] for row in history.rows] == [0, 1, 2] and trainer.evaluate._cache_size() == 1
+    assert [row["round"] for row in history.rows] == [0, 1, 2] and trainer.evaluate.func._cache_size() == 1
     assert first["seconds"] == first["bytes_down"] == first["bytes_up"] == 0
-    state = trainer.compiled.algorithm.init(trainer._key(0), federation.client_data)
+    state = toys.init(trainer.compiled.algorithm, experiment.problem, trainer._key(0), federation.client_data)
     kernel, bias = sorted(jax.tree.leaves(jax.device_get(state.models)), key=lambda leaf: -leaf.size)
     losses = {}
     for part in ("train", "test"):
@@ -225,7 +225,7 @@ def test_test_labels_reach_nothing_that_is_trained(name, whole, tmp_path):
     relabeled = dataclasses.replace(experiment.federation, test=test._replace(y=(test.y + 1) % 3))
     result = train(dataclasses.replace(experiment, federation=relabeled), tmp_path)
     out, expected = whole(name)
-    assert_same_predictors(result.predictor(), expected.predictor())
+    assert_same_predictions(result, expected)
     for file in ("results.npz", "collaboration.npz"):
         a, b = files.read_npz(tmp_path / file), files.read_npz(out / file)
         for key in a:
@@ -240,7 +240,7 @@ def test_unseen_clients_are_adapted_to_without_their_test_labels(compile_once):
     experiment = make_experiment("fedavg_plus")
     plan = experiment.problem.plan
     algorithm = experiment.algorithm(plan)
-    state = algorithm.init(jax.random.key(0), experiment.federation.client_data)
+    state = toys.init(algorithm, experiment.problem, jax.random.key(0), experiment.federation.client_data)
     compiled = Compiled(algorithm, plan, *[None] * 4, 0.0)
     score = lambda unseen: compile_once(
         dataclasses.replace(experiment, unseen=unseen), compiled, jax.random.key(1), state

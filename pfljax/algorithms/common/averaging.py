@@ -43,6 +43,8 @@ from pfljax.local.problem import Problem
 from pfljax.local.training import beside_statistics
 
 Train = Callable[[ClientContext, Params, PyTree, ClientData], tuple[Params, PyTree, Array]]
+# The only model; if no part of a model is shared, no leaf shows the number of models.
+THE_ONE = Mixture(np.zeros((1,), np.int32), np.ones((1,), np.float32))
 Predict = Callable[[ClientContext, Params, PyTree, ClientData], Prediction]
 
 
@@ -69,25 +71,21 @@ def averaging(
     """
     if ledger is None and train is not None:
         raise ValueError("ledger: required with train; it says how many gradients are computed per mini-batch")
-    # The only model; if no part of a model is shared, no leaf shows the number of models.
-    the_one = Mixture(np.zeros((1,), np.int32), np.ones((1,), np.float32))
     if server is not None and problem.solver.statistics is not None:
         server = beside_statistics(server, problem.solver.statistics)
+
+    plain: Train = lambda context, models, kept, data: problem.fit_models(context, models, kept, data.train)
 
     def start(key, clients):
         models = problem.init_models(key, 1)
         return Start((), models, server.init(models) if server else ())
 
-    def first_row(key, client, start):
-        return First(row(key, client, start.models) if row else problem.kept_optimizers(start.models))
+    kept = row or (lambda key, client, models: problem.kept_optimizers(models))
 
     def client_update(context, models, row, data):
         models, row, losses = (train or plain)(context, models, row, data)
         upload, sent = aggregation.weighted(models, data.train.size)
         return ClientOutput(row, upload, {"loss": losses[0]}, sent)
-
-    def plain(context, models, kept, data):
-        return problem.fit_models(context, models, kept, data.train)
 
     def server_update(key, state, aggregate):
         mean = aggregation.average(state.models, aggregate)
@@ -100,11 +98,11 @@ def averaging(
 
     return Algorithm(
         start=start,
-        first_row=first_row,
-        download=lambda context, row, cohort: the_one.index,
+        first_row=lambda key, client, start: First(kept(key, client, start.models)),
+        download=lambda context, row, cohort: THE_ONE.index,
         client_update=client_update,
         server_update=server_update,
-        whom=lambda context, row, size: the_one,
+        whom=lambda context, row, size: THE_ONE,
         predict=predict,
         adapt=adapt,
         topology="shared",
@@ -183,9 +181,8 @@ def sharing_layers(
         init_key, train_key = jax.random.split(context.key)
         start = tree.combine(tree.first(models), split(problem.model.init(init_key))[1])
         solver = problem.solver.part(tree.complement(shared(start)))
-        own = [phase.epochs for phase in phases if not tree.overlap(phase.part(start), shared(start))]
-        known = [epochs for epochs in own if epochs is not None]
-        alone = problem._replace(solver=solver.for_epochs(sum(known) if known else None))
+        own = [each.epochs for each in phases if each.epochs and not tree.overlap(each.part(start), shared(start))]
+        alone = problem._replace(solver=solver.for_epochs(sum(own) if own else None))
         trained = alone.alone(context._replace(key=train_key), start, data, rounds=problem.rounds)
         return Prediction(tree.stack_one(trained))
 

@@ -31,13 +31,13 @@ def losses_of(problem: Problem, models: Params, split: Split) -> Array:
 
 
 def best_of(problem: Problem, models: Params, data: ClientData) -> Array:
-    """(1,) int32, index of the one of N models that has the least loss on a client's training data."""
-    return jnp.argmin(losses_of(problem, models, data.train), keepdims=True).astype(jnp.int32)
+    """() int32, index of the one of N models that has the least loss on a client's training data."""
+    return jnp.argmin(losses_of(problem, models, data.train)).astype(jnp.int32)
 
 
 def best_fit(problem: Problem, models: Params, data: ClientData) -> Prediction:
     """A client predicts with the `best_of` N models."""
-    return Prediction(index=best_of(problem, models, data), weights=jnp.ones((1,)))
+    return Prediction(index=best_of(problem, models, data)[None], weights=jnp.ones((1,)))
 
 
 def posterior(

@@ -1,0 +1,263 @@
+"""A method's functions of one client, mapped over clients: what each begins with, receives and predicts with."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toy_methods import PARAMETERS, data_of, make, neighbors
+
+from pfljax.contract.types import Cohort, Mixture, Prediction, Report, State
+from pfljax.exchange import lifting
+from pfljax.exchange.plan import make_plan
+
+SIZES = (2, 1, 3, 1, 2, 4, 5, 1)
+K = len(SIZES)
+KEY, ROUND = jax.random.key(7), 6
+PLANS = pytest.mark.parametrize("plan", [("map", 0, 1), ("vmap", 0, 2), ("chunk", 3, 4)])
+KEYS = np.array([jax.random.key_data(jax.random.fold_in(KEY, k)) for k in range(K)])
+
+
+def state_of(topology, num_models=3):
+    """A state whose models and rows are numbered: entry 0 of model n is n, and row k is 10 k."""
+    num = num_models if topology == "shared" else K
+    models = {"w": jnp.arange(num)[:, None] + jnp.zeros((num, PARAMETERS))}
+    return State(jnp.float32(0.5), models, (), 10 * jnp.arange(K, dtype=jnp.int32), np.int32(ROUND))
+
+
+def seen(prediction, inputs):
+    return prediction, inputs
+
+
+def pairs(context, row, size):
+    """Each client's own model, if it has one, and the next, with weights by its row and n_k."""
+    number = context.client
+    return Mixture(jnp.stack([number, number + 1]) % K, jnp.stack([row / 100, 1 - row / 100]) + 0 * size)
+
+
+def in_threes(context, row, size):
+    return pairs(context, row, size)._replace(index=jnp.stack([context.client, context.client + 1]) % 3)
+
+
+def noting(context, models, row, data):
+    """Models as they came, and all else that a client sees."""
+    server = context.server + jnp.zeros(())
+    found = {"key": jax.random.key_data(context.key), "round": context.round, "index": context.index}
+    found |= {"client": context.client, "server": server, "row": row, "x": data.train.x[...], "models": models["w"]}
+    return Prediction(inputs=found)
+
+
+def serve(algorithm, plan, ids=None, topology=None):
+    """Of clients `ids`, or all."""
+    plan, clients, state = make_plan(*plan), data_of(SIZES), state_of(topology or algorithm.topology)
+    inputs = np.arange(K) ** 2
+    if ids is None:
+        run = functools.partial(lifting.serve, algorithm, plan, seen)
+        return jax.jit(run)(KEY, state, np.arange(K, dtype=np.int32), clients, inputs)
+    run = functools.partial(lifting.serve_some, algorithm, plan, seen)
+    return jax.jit(run)(KEY, state, ids, clients, inputs)
+
+
+@PLANS
+def test_first_rows_are_made_client_by_client(plan):
+    algorithm, clients, plan = make(topology="own"), data_of(SIZES), make_plan(*plan)
+    start = algorithm.start(KEY, clients)
+    state = jax.jit(functools.partial(lifting.init, algorithm, plan))(KEY, clients)
+    for k in range(K):
+        np.testing.assert_array_equal(state.models["w"][k], algorithm.first_row(KEY, jnp.int32(k), start).model["w"])
+    ids = jnp.array([5, 1], jnp.int32)
+    rows = jax.jit(functools.partial(lifting.first_rows, algorithm, plan))(KEY, start, ids)
+    np.testing.assert_array_equal(rows.models["w"], state.models["w"][ids])
+    assert int(state.round) == 0 and rows.server == ()
+
+
+def test_the_server_s_models_are_no_rows():
+    algorithm = make(num_models=2, server=jnp.ones(4))
+    state = lifting.init(algorithm, make_plan("map", devices=1), KEY, data_of(SIZES))
+    rows, rest = lifting.split_state(algorithm, state)
+    assert state.models["w"].shape == (2, PARAMETERS) and state.clients.shape == (K,)
+    assert rows.models == () and rest.clients == () and rest.server.shape == (4,)
+    assert lifting.join_state(algorithm, rows, rest) is not state
+    jax.tree.map(np.testing.assert_array_equal, lifting.join_state(algorithm, rows, rest), state)
+
+
+RECEIVES = [("shared", [[0, 1, 2]] * 3), ("own", [[1], [4], [6]]), ("peers", [[1, 4], [4, 6], [6, 1]])]
+
+
+@pytest.mark.parametrize(("topology", "expected"), RECEIVES)
+def test_what_clients_of_a_cohort_receive(topology, expected):
+    algorithm, plan = make(topology=topology, download=neighbors(1) if topology == "peers" else None), make_plan("map")
+    cohort = Cohort(jnp.array([1, 4, 6], jnp.int32))
+    part = state_of(topology)._replace(clients=jnp.zeros(3, jnp.int32))
+    np.testing.assert_array_equal(lifting.download(algorithm, plan, KEY, part, cohort), expected)
+
+
+def test_a_download_is_by_the_client_s_own_context_and_row():
+    def download(context, row, cohort):
+        return jnp.stack([context.client, row + context.round, *jax.random.key_data(context.key).astype(jnp.int32)])
+
+    algorithm, cohort = make(topology="peers", download=download), Cohort(jnp.array([1, 4, 6], jnp.int32))
+    part = state_of("peers")._replace(clients=jnp.array([7, 8, 9], jnp.int32))
+    found = lifting.download(algorithm, make_plan("map"), KEY, part, cohort)
+    np.testing.assert_array_equal(found[:, :2], [[1, 7 + ROUND], [4, 8 + ROUND], [6, 9 + ROUND]])
+    np.testing.assert_array_equal(np.uint32(found[:, 2:]), KEYS[[1, 4, 6]])
+
+
+WHOM = {"shared": in_threes, "peers": pairs, "own": None, "push": None}
+
+
+@PLANS
+@pytest.mark.parametrize("topology", WHOM)
+def test_a_client_predicts_with_the_models_row_and_data_that_are_its_own(topology, plan):
+    download = neighbors(0) if topology in ("peers", "push") else None
+    algorithm = make(topology=topology, whom=WHOM[topology], predict=noting, download=download)
+    (prediction, inputs), used = serve(algorithm, plan)
+    own, following = np.arange(K), np.arange(1, K + 1)
+    index = np.stack([own, following], axis=1) % (3 if topology == "shared" else K)
+    weights = np.stack([own / 10, 1 - own / 10], axis=1)
+    if WHOM[topology] is None:
+        index, weights = own[:, None], np.ones((K, 1))
+    found = prediction.inputs
+    np.testing.assert_array_equal(found["client"], own)
+    np.testing.assert_array_equal(found["index"], index)
+    np.testing.assert_array_equal(found["models"][..., 0], index)
+    np.testing.assert_array_equal(prediction.models["w"], found["models"])
+    np.testing.assert_array_equal(found["row"], 10 * own)
+    np.testing.assert_array_equal(found["x"], data_of(SIZES).train.x)
+    np.testing.assert_array_equal(found["key"], KEYS)
+    assert (found["round"] == ROUND).all() and (found["server"] == 0.5).all()
+    np.testing.assert_array_equal(inputs, own**2)
+    for weight in (prediction.weights, used["weights"]):
+        np.testing.assert_allclose(weight, weights, rtol=1e-6, atol=1e-7)
+    np.testing.assert_array_equal(used["index"], index)
+
+
+@PLANS
+@pytest.mark.parametrize("topology", WHOM)
+def test_some_clients_are_served_as_among_all(topology, plan):
+    download = neighbors(0) if topology in ("peers", "push") else None
+    algorithm = make(topology=topology, whom=WHOM[topology], predict=noting, download=download)
+    ids = np.array([1, 4, 6, 7], np.int32)
+    expected = jax.tree.map(lambda leaf: leaf[ids], serve(algorithm, plan))
+    jax.tree.map(np.testing.assert_array_equal, serve(algorithm, plan, ids), expected)
+
+
+def test_by_default_all_of_the_server_s_models_are_mixed_equally():
+    (prediction, _), used = serve(make(num_models=3), ("map", 0, 1), topology="shared")
+    np.testing.assert_array_equal(prediction.models["w"][:, :, 0], [[0, 1, 2]] * K)
+    np.testing.assert_allclose(prediction.weights, np.full((K, 3), 1 / 3), rtol=1e-6)
+    np.testing.assert_array_equal(used["index"], [[0, 1, 2]] * K)
+
+
+RECEIVED = {"w": jnp.arange(4.0)[:, None]}
+OWN = {"w": jnp.array([[8.0], [9.0]])}
+MADE = {  # what a client makes of four models with weights 1/8, 3/8, 4/8 and 0 -> the models, the weights
+    "nothing": (Prediction(), [0, 1, 2, 3], [0.125, 0.375, 0.5, 0]),
+    "other weights": (Prediction(weights=jnp.array([0.25] * 4)), [0, 1, 2, 3], [0.25] * 4),
+    "a choice": (Prediction(index=jnp.array([2, 1])), [2, 1], [0.5, 0.375]),
+    "a choice with weights": (Prediction((), jnp.array([0.8, 0.2]), jnp.array([2, 0])), [2, 0], [0.8, 0.2]),
+    "models of its own": (Prediction(OWN), [8, 9], [0.5, 0.5]),
+    "models of its own with weights": (Prediction(OWN, jnp.array([0.9, 0.1])), [8, 9], [0.9, 0.1]),
+}
+
+
+@pytest.mark.parametrize("how", MADE)
+def test_a_prediction_is_completed_by_what_was_received(how):
+    made, models, weights = MADE[how]
+    found = lifting.resolved(made._replace(inputs="kept"), RECEIVED, jnp.array([0.125, 0.375, 0.5, 0]))
+    np.testing.assert_array_equal(found.models["w"][:, 0], models)
+    np.testing.assert_allclose(found.weights, weights)
+    assert found.inputs == "kept" and found.index is None
+
+
+USED = {  # what `predict` returns -> topology, index and weights that are recorded, of client 2
+    "nothing": (Prediction(), "peers", [2, 3], [0.2, 0.8]),
+    "a choice": (Prediction(index=jnp.array([1]), weights=jnp.ones(1)), "peers", [3], [1]),
+    "other weights": (Prediction(weights=jnp.array([0.5, 0.5])), "peers", [2, 3], [0.5, 0.5]),
+    "a model made of them": (Prediction({"w": jnp.ones((1, 3))}), "peers", [2, 3], [0.2, 0.8]),
+    "a mixture of its own": (Prediction({"w": jnp.ones((3, 3))}), "shared", [0, 1, 2], [1 / 3] * 3),
+}
+
+
+@pytest.mark.parametrize("how", USED)
+def test_whose_models_are_used_is_recorded(how):
+    made, topology, index, weights = USED[how]
+    predict = lambda context, models, row, data: made
+    algorithm, clients = make(topology="peers", whom=pairs, predict=predict, download=neighbors(0)), data_of(SIZES)
+    used = serve(algorithm, ("map", 0, 1)).used
+    np.testing.assert_array_equal(used["index"][2], index)
+    np.testing.assert_allclose(used["weights"][2], weights, rtol=1e-6)
+    mixture, shape = lifting.shapes(algorithm, make_plan("map", devices=1), KEY, state_of("peers"), clients)
+    assert lifting.recorded_topology("peers", shape, len(mixture.index)) == topology
+
+
+def test_a_model_made_of_one_s_own_is_recorded_as_one_s_own():
+    predict = lambda context, models, row, data: Prediction(jax.tree.map(jnp.ones_like, models))
+    for topology, num_models in (("own", 0), ("shared", 1)):
+        algorithm = make(topology=topology, num_models=num_models, predict=predict)
+        state = state_of(topology, num_models)
+        run = functools.partial(lifting.serve, algorithm, make_plan("map", devices=1), seen)
+        used = jax.jit(run)(KEY, state, np.arange(K, dtype=np.int32), data_of(SIZES), np.zeros(K)).used
+        np.testing.assert_array_equal(used["index"], np.arange(K)[:, None])
+        np.testing.assert_array_equal(used["weights"], np.ones((K, 1)))
+
+
+def test_a_report_of_collaboration_replaces_what_is_recorded():
+    report = Report(collaboration=lambda context, row: {"affinity": row + jnp.arange(K), "round": context.round})
+    used = serve(make(topology="own", report=report), ("map", 0, 1)).used
+    assert used.keys() == {"affinity", "round"}
+    np.testing.assert_array_equal(used["affinity"], 10 * np.arange(K)[:, None] + np.arange(K))
+
+
+def test_tuning_comes_last_with_a_key_of_its_own():
+    def tune(context, prediction, data):
+        return prediction._replace(inputs=(jax.random.key_data(context.key), prediction.weights, data.train.size))
+
+    (prediction, _), _ = serve(make(topology="peers", whom=pairs, download=neighbors(0), tune=tune), ("map", 0, 1))
+    keys, weights, sizes = prediction.inputs
+    np.testing.assert_allclose(weights[3], [0.3, 0.7], rtol=1e-6)
+    np.testing.assert_array_equal(sizes, SIZES)
+    assert len({tuple(key) for key in np.concatenate([keys, KEYS]).tolist()}) == 2 * K
+
+
+@PLANS
+def test_newcomers_predict_as_adapt_says(plan):
+    """With all models, or as others do, but with an empty row."""
+
+    def adapt(context, models, data):
+        noted = noting(context._replace(index=jnp.zeros(1)), models, jnp.int32(0), data)
+        return noted._replace(index=jnp.stack([context.client, context.client + 1]))
+
+    newcomers = data_of((3, 1, 2), seed=5)
+    run = lambda algorithm: jax.jit(functools.partial(lifting.serve_newcomers, algorithm, make_plan(*plan), seen))
+    algorithm = make(topology="peers", adapt=adapt, download=neighbors(0))
+    found, inputs = run(algorithm)(KEY, state_of("peers")._replace(clients=()), newcomers, np.arange(3))
+    np.testing.assert_array_equal(found.models["w"][..., 0], [[0, 1], [1, 2], [2, 3]])
+    np.testing.assert_array_equal(found.weights, np.full((3, 2), 0.5))
+    np.testing.assert_array_equal(found.inputs["models"][..., 0], [np.arange(K)] * 3)
+    np.testing.assert_array_equal(found.inputs["x"], newcomers.train.x)
+    np.testing.assert_array_equal(found.inputs["key"], KEYS[:3])
+    np.testing.assert_array_equal(inputs, np.arange(3))
+
+    def predict(context, models, row, data):
+        assert row == ()
+        return noting(context, models, jnp.int32(0), data)
+
+    default = make(num_models=3, predict=predict, whom=lambda context, row, size: Mixture(size[None] - 1, jnp.ones(1)))
+    found, _ = run(default)(KEY, state_of("shared")._replace(clients=()), newcomers, np.arange(3))
+    np.testing.assert_array_equal(found.models["w"][..., 0], [[2], [0], [1]])
+    np.testing.assert_array_equal(found.inputs["index"], [[2], [0], [1]])
+
+
+def test_what_is_fetched_for_some_is_what_the_index_says():
+    """As the host store serves a block: each client's collaborators become adjacent models of its own."""
+    algorithm, plan = make(topology="peers", whom=pairs, download=neighbors(0)), make_plan("map", devices=1)
+    ids, state, clients = np.array([2, 7], np.int32), state_of("peers"), data_of(SIZES)
+    part = state._replace(clients=state.clients[ids])
+    some = jax.tree.map(lambda leaf: leaf[ids], clients)
+    mixture = lifting.whom(algorithm, plan, KEY, part, ids, some.train.size)
+    fetched = part._replace(models={"w": state.models["w"][np.asarray(mixture.index).reshape(-1)]})
+    found = lifting.serve(algorithm, plan, seen, KEY, fetched, ids, some, np.zeros(2), mixture)
+    np.testing.assert_array_equal(found.found[0].models["w"][..., 0], [[2, 3], [7, 0]])
+    np.testing.assert_array_equal(found.used["index"], [[2, 3], [7, 0]])
