@@ -73,14 +73,12 @@ def averaging(
         raise ValueError("ledger: required with train; it says how many gradients are computed per mini-batch")
     if server is not None and problem.solver.statistics is not None:
         server = beside_statistics(server, problem.solver.statistics)
-
     plain: Train = lambda context, models, kept, data: problem.fit_models(context, models, kept, data.train)
+    kept = row or (lambda key, client, models: problem.kept_optimizers(models))
 
     def start(key, clients):
         models = problem.init_models(key, 1)
         return Start((), models, server.init(models) if server else ())
-
-    kept = row or (lambda key, client, models: problem.kept_optimizers(models))
 
     def client_update(context, models, row, data):
         models, row, losses = (train or plain)(context, models, row, data)
