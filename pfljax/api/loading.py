@@ -95,7 +95,7 @@ def run_again(config: dict, client_store: Any, given: Parts) -> Run:
         return datasets.made_again(parts[name]) if name == "clients" else recorded.found(parts[name], name)
 
     if given.local is None and "local.loss" in config.get("settings", {}) and "local.loss" not in parts:
-        raise ArgumentError("local", f"its loss cannot be made again from config.json; {recorded.hand_over('local')}")
+        raise ArgumentError("local.loss", f"cannot be made again from config.json; {recorded.hand_over('local.loss')}")
     options = {name: recorded.found(parts[name], name) for name in OPTIONS if name in parts}
     execution = Execution(client_store=client_store)
     found = given.local or local_again(parts, client_store)
