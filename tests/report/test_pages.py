@@ -202,6 +202,26 @@ def test_measures_of_a_method_are_missing_for_the_initial_models(tmp_path):
     assert (tmp_path / "figures" / "measures.png").stat().st_size > 1000
 
 
+def test_every_score_of_clients_is_drawn(tmp_path):
+    """A score of one's own, which results.npz and metrics.jsonl hold, has a figure, and the page offers it."""
+    make_run(tmp_path)
+    results = dict(np.load(tmp_path / "results.npz"))
+    own = np.linspace(0, 1, T * K).reshape(T, K)
+    np.savez(tmp_path / "results.npz", **results, own_error_test=own)
+    rows = [json.loads(line) | {"own_error": 0.25} for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = report.write(tmp_path)
+    drawn = packed(page)["panels"]
+    assert list(drawn["spread"]) == ["accuracy", "loss", "own_error"] and "measure-0" not in drawn
+    assert '<option value="own_error">test own error</option>' in readable(page)
+    series = {each["name"]: each["y"] for each in drawn["spread"]["own_error"]["series"]}
+    assert series["mean over clients"] == [0.25] * T
+    np.testing.assert_allclose(series["edge of the worst tenth"], np.percentile(own, 90, axis=1), rtol=5e-5)
+    assert (tmp_path / "figures" / "own_error_over_rounds.png").stat().st_size > 1000
+    with pytest.raises(ValueError, match="metric: the run has no f1; accepted: accuracy, loss, own_error"):
+        report.Plots.read(tmp_path).accuracy("f1")
+
+
 def test_a_mean_and_a_band_are_drawn_only_over_several_seeds():
     row = {"algorithm": "a", "seeds": [{"accuracy": 0.9}], "rounds": [1, 2]}
     row |= {"curve_mean": [0.5, 0.9], "curve_std": [0.0, 0.0]}
