@@ -49,7 +49,7 @@ def method_curves(
     """
     series = []
     for place, (method, shade) in enumerate(zip(curves, colors(np.arange(len(curves))), strict=True)):
-        at, mean, spread = (np.asarray(values, float) for values in curves[method])
+        at, (mean, spread) = np.asarray(curves[method][0]), np.asarray(curves[method][1:], float)
         if np.nanmax(spread, initial=0) > 0:
             series.append(Series(at, mean + spread, "", "band", mean - spread, shade))
         symbol = SYMBOLS[place % len(SYMBOLS)] if symbols and len(at) <= 60 else ""

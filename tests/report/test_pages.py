@@ -135,7 +135,7 @@ def test_sharing_is_the_cosine_of_rows_within_and_across_distributions():
     index = np.array([[0, 1], [1, 0], [2, 0]])
     heat = pictures.sharing_matrix(plots_of(index[None], weights[None], [1, 0, 1]), 0).heat
     np.testing.assert_allclose(heat.values, np.array(alike)[np.ix_([1, 0, 2], [1, 0, 2])], atol=1e-12)
-    assert heat.rows == heat.columns == ["1", "0", "2"]
+    assert heat.rows == ["1", "0", "2"] and not heat.columns
 
 
 @pytest.mark.parametrize(("epsilon", "shown"), [(2.345, "2.345"), (None, "no bound")])
@@ -159,14 +159,14 @@ def test_the_matrix_is_ordered_by_true_distribution():
     plots = plots_of(index[None], weights[None], [1, 0, 1])
     heat = pictures.weight_matrix(plots, 0).heat
     np.testing.assert_allclose(heat.values, np.diag([0.6, 1.0, 0.2]))  # client 1 first
-    assert heat.rows == heat.columns == ["1", "0", "2"] and heat.edges == [0.5]
+    assert heat.rows == ["1", "0", "2"] and not heat.columns and heat.edges == [0.5]
     assert [(start, stop) for start, stop, _ in heat.strip] == [(0, 1), (1, 3)]
     axes = plots.collaboration().axes[0]
     np.testing.assert_allclose(axes.images[0].get_array(), heat.values)
     assert [tick.get_text() for tick in axes.get_yticklabels()] == heat.rows
     shared = pictures.weight_matrix(plots_of(index[None], weights[None], [1, 0, 1], "shared"), 0)
     np.testing.assert_allclose(shared.heat.values, [[0, 0.6, 0], [1, 0, 0], [0, 0, 0.2]])
-    assert shared.heat.columns == list("012") and shared.x.label == "model" and not shared.heat.crossed
+    assert shared.heat.columns == list("012") and shared.x.label == "model"
 
 
 @pytest.mark.parametrize("exponent", [-0.5, 0, 1, 2.25])
@@ -200,6 +200,26 @@ def test_measures_of_a_method_are_missing_for_the_initial_models(tmp_path):
     drawn = packed(report.write(tmp_path))["panels"]["measure-0"][""]
     assert drawn["y"]["label"] == "drift" and drawn["series"][0]["y"] == [None, 0.5, 0.5]
     assert (tmp_path / "figures" / "measures.png").stat().st_size > 1000
+
+
+def test_every_score_of_clients_is_drawn(tmp_path):
+    """A score of one's own, which results.npz and metrics.jsonl hold, has a figure, and the page offers it."""
+    make_run(tmp_path)
+    results = dict(np.load(tmp_path / "results.npz"))
+    own = np.linspace(0, 1, T * K).reshape(T, K)
+    np.savez(tmp_path / "results.npz", **results, own_error_test=own)
+    rows = [json.loads(line) | {"own_error": 0.25} for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = report.write(tmp_path)
+    drawn = packed(page)["panels"]
+    assert list(drawn["spread"]) == ["accuracy", "loss", "own_error"] and "measure-0" not in drawn
+    assert '<option value="own_error">test own error</option>' in readable(page)
+    series = {each["name"]: each["y"] for each in drawn["spread"]["own_error"]["series"]}
+    assert series["mean over clients"] == [0.25] * T
+    np.testing.assert_allclose(series["edge of the worst tenth"], np.percentile(own, 90, axis=1), rtol=5e-5)
+    assert (tmp_path / "figures" / "own_error_over_rounds.png").stat().st_size > 1000
+    with pytest.raises(ValueError, match="metric: the run has no f1; accepted: accuracy, loss, own_error"):
+        report.Plots.read(tmp_path).accuracy("f1")
 
 
 def test_a_mean_and_a_band_are_drawn_only_over_several_seeds():
