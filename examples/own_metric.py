@@ -2,6 +2,8 @@
 
     python examples/own_metric.py
     pfljax compare --algorithms=local,fedavg --metrics=f1,examples/own_metric.py:worst_recall --patience=20
+
+A metric is computed for each client, from its own examples; tables have the mean over the clients.
 """
 
 from __future__ import annotations
