@@ -147,6 +147,7 @@ def npz(
     fraction: Fraction = 1.0,
     standardize: bool = True,
     task: TaskName = "auto",
+    ignored_index: int | None = None,
     seed: Seed = 0,
     splits: Splits | None = None,
     **options: Any,
@@ -163,12 +164,14 @@ def npz(
             groups (random for regression).
         fraction: Share of the examples to use.
         standardize: Whether to scale each feature (each channel of images) to mean 0 and standard deviation 1.
-        task: "classification", "regression", or "auto", which treats float targets as regression.
+        task: See `Federation.from_arrays`.
+        ignored_index: See `Federation.from_arrays`.
         seed: Random seed.
         splits: Splits of each client's examples.
         **options: Fields of `Splits` that override those of `splits`.
     """
-    source = sources.npz(file, seed=seed, fraction=fraction, standardize=standardize, task=task)
+    tasks: Any = {"task": task, "ignored_index": ignored_index}
+    source = sources.npz(file, seed=seed, fraction=fraction, standardize=standardize, **tasks)
     official = source.is_test is not None and "test_fraction" not in options
     splits = make_splits(splits, options, official_test=official)
     return load(source, partition, splits, num_clients=num_clients, seed=seed)

@@ -22,8 +22,8 @@ def npz(
     seed: Seed = 0,
     fraction: Fraction = 1.0,
     standardize: Standardize = True,
-    task: TaskName = "auto",
-    ignored_index: int | None = None,
+    task: Annotated[TaskName, knob(flag="task")] = "auto",
+    ignored_index: Annotated[int | None, knob(flag="ignored_index")] = None,
 ) -> Source:
     """Reads the examples of an npz file.
 
