@@ -61,9 +61,8 @@ def test_rounds_by_hand(balance):
         toys.assert_trees_close(row(state.models, 0), theta, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(record.train_loss, np.average(losses, weights=SIZES), rtol=1e-4)
     x = FEDERATION.test.x[0]
-    use = lambda prediction, x: metrics.predict(problem.plan, problem.model, algorithm, prediction, x)
-    inputs = np.repeat(x[None], 4, axis=0)
-    found = toys.serve(algorithm, problem, use, jax.random.key(0), states[-1], FEDERATION.client_data, inputs).found
+    use = lambda prediction, _: metrics.predict(problem.plan, problem.model, algorithm, prediction, x)
+    found = toys.serve(algorithm, problem, use, jax.random.key(0), states[-1], FEDERATION.client_data).found
     for k in range(4):
         np.testing.assert_allclose(found[k], predict(theta, heads[k], x), rtol=1e-4, atol=1e-5)
     assert (features(theta, np.float64(x)) > 0).any() and np.ptp(found, axis=0).max() > 0.1

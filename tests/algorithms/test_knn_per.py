@@ -17,7 +17,7 @@ from pfljax.contract.types import Split
 from pfljax.evaluation import metrics
 from pfljax.evaluation.fine_tuning import fine_tuned
 
-SIZES = (6, 1, 0, 3)
+SIZES, KEY = (6, 1, 0, 3), jax.random.key(0)
 
 
 @functools.cache
@@ -30,9 +30,10 @@ def trained(name, **knobs):
     return federation, problem, algorithm, states[-1], records
 
 
-def predicted(problem, predictor, x):
+def predicted(algorithm, problem, state, clients, x, key=KEY):
     """Every client's predictions (K, B, C)."""
-    return np.asarray(jax.jit(functools.partial(metrics.predictions, problem.plan, problem.model))(predictor, x))
+    use = lambda prediction, _: metrics.predict(problem.plan, problem.model, algorithm, prediction, x)
+    return np.asarray(toys.serve(algorithm, problem, use, key, state, clients).found)
 
 
 def network(params, x):
@@ -63,10 +64,10 @@ def own(federation, k):
 @pytest.mark.parametrize("num", [1, 2, 10])
 def test_predictions_by_hand(num):
     federation, problem, algorithm, state, _ = trained("knn_per", neighbors=num, scale=0.2, mix=0.7, grid_steps=0)
-    predictor = jax.jit(algorithm.predictor)(jax.random.key(0), state, federation.client_data)
     queries = federation.test.x[0]
     params = jax.tree.map(lambda leaf: leaf[0], state.models)
-    shared, found = network(params, queries)[1], predicted(problem, predictor, queries)
+    shared = network(params, queries)[1]
+    found = predicted(algorithm, problem, state, federation.client_data, queries)
     for k in range(4):
         expected = shared  # of a client without examples
         if SIZES[k]:
@@ -77,11 +78,11 @@ def test_predictions_by_hand(num):
 
 def test_lambda_is_the_one_of_the_grid_that_fits_the_validation_examples_best():
     """Client 0 validates on examples in its datastore, the others on random labels."""
-    federation, _, algorithm, state, _ = trained("knn_per", neighbors=2, scale=0.1, grid_steps=4)
+    federation, problem, algorithm, state, _ = trained("knn_per", neighbors=2, scale=0.1, grid_steps=4)
     split = jax.tree.map(np.copy, federation.validation)
     split.x[0], split.y[0] = federation.train.x[0, :4], federation.train.y[0, :4]
     clients = federation.client_data._replace(validation=split)
-    found = jax.jit(algorithm.predictor)(jax.random.key(0), state, clients).rows["mix"]
+    found = toys.predict(algorithm, problem, KEY, state, clients).inputs.mix
     params = jax.tree.map(lambda leaf: leaf[0], state.models)
     for k in (0, 1, 3):
         x, y = split.x[k], split.y[k]
@@ -94,10 +95,10 @@ def test_lambda_is_the_one_of_the_grid_that_fits_the_validation_examples_best():
 
 
 def test_clients_without_validation_examples_have_the_lambda_that_is_given():
-    federation, _, algorithm, state, _ = trained("knn_per", mix=0.3)
+    federation, problem, algorithm, state, _ = trained("knn_per", mix=0.3)
     for validation in (federation.validation._replace(size=np.zeros(4, np.int32)), no_validation(federation)):
         clients = federation.client_data._replace(validation=validation)
-        found = jax.jit(algorithm.predictor)(jax.random.key(0), state, clients).rows["mix"]
+        found = toys.predict(algorithm, problem, KEY, state, clients).inputs.mix
         np.testing.assert_allclose(found, [0.3, 0.3, 0, 0.3])
 
 
@@ -110,9 +111,10 @@ def test_without_the_neighbors_share_it_is_fedavg():
     federation, problem, algorithm, state, _ = trained("knn_per", mix=0.0, grid_steps=0)
     wanted = trained("fedavg")
     assert toys.same_trees(state.models, wanted[3].models)
-    predictors = (jax.jit(each.predictor) for each in (algorithm, wanted[2], trained("knn_per")[2]))
-    found = [predict(jax.random.key(0), state, federation.client_data) for predict in predictors]
-    losses = [toys.evaluate(problem.plan, problem.model, each, federation.test)["loss"] for each in found]
+    losses = [
+        toys.evaluate(each, problem, KEY, state, federation.client_data, federation.test)["loss"]
+        for each in (algorithm, wanted[2], trained("knn_per")[2])
+    ]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
     assert np.abs(losses[2] - losses[1])[[0, 3]].max() > 0.01
 
@@ -125,24 +127,24 @@ def test_its_traffic_is_fedavg_s():
 def test_newcomers_remember_their_own_examples():
     _, problem, algorithm, state, _ = trained("knn_per", mix=1.0, grid_steps=0, neighbors=1)
     newcomers = toys.make_federation((5, 2), seed=3)
-    predictor = jax.jit(algorithm.adapt)(jax.random.key(0), state, newcomers.client_data)
+    stored = toys.adapt(algorithm, problem, KEY, state, newcomers.client_data)
     for k in range(2):
         queries = newcomers.train.x[k, : newcomers.train.size[k]]
-        found = predicted(problem, predictor, queries)[k].argmax(axis=1)
+        own_part = jax.tree.map(lambda leaf, k=k: leaf[k], stored)
+        found = metrics.predict(problem.plan, problem.model, algorithm, own_part, queries).argmax(axis=1)
         np.testing.assert_array_equal(found, newcomers.train.y[k, : len(queries)])  # each is nearest to itself
 
 
 def test_after_fine_tuning_the_datastore_is_of_the_tuned_model():
     federation, problem, algorithm, state, _ = trained("knn_per", neighbors=2, scale=0.2, mix=0.7, grid_steps=0)
     tuned = fine_tuned(problem, algorithm, 3)
-    predictor = jax.jit(tuned.predictor)(jax.random.key(1), state, federation.client_data)
-    alone = problem._replace(solver=problem.solver._replace(epochs=3))
-    expected = alone.train_alone(jax.random.key(1), state.models, federation.client_data, own=False)
-    toys.assert_trees_close(predictor.models, expected, rtol=1e-5, atol=1e-6)
-    queries = federation.test.x[0]
-    found = predicted(problem, predictor, queries)
+    key, clients, queries = jax.random.key(1), federation.client_data, federation.test.x[0]
+    models = toys.predict(tuned, problem, key, state, clients).models
+    by_fedavg = fine_tuned(problem, trained("fedavg")[2], 3)  # the same global model, trained on the mean loss
+    assert toys.same_trees(state.models, trained("fedavg")[3].models)
+    found = predicted(tuned, problem, state, clients, queries, key)
     for k in (0, 1, 3):
-        params = jax.tree.map(lambda leaf, k=k: leaf[k], predictor.models)
+        params = jax.tree.map(lambda leaf, k=k: leaf[k, 0], models)
         hand = 0.7 * by_hand(params, *own(federation, k), queries, 2, 0.2) + 0.3 * network(params, queries)[1]
         np.testing.assert_allclose(found[k], hand, rtol=1e-4, atol=1e-6)
 

@@ -45,7 +45,7 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
     "the server's step": ("leaf / weight[0]", "leaf / (1 + weight[0])", "server_update of Mine"),
     "whose models are mixed": (
         'topology="shared",\n',
-        'topology="shared", whom=lambda context, row, size: pfl.Mixture(jnp.array([0]), jnp.array([1.0])),\n',
+        'topology="shared", whom=lambda context, row, size: pfl.Mixture(0 * size[None], jnp.ones(1)),\n',
         "whom of Mine",
     ),
     "the mixture": (
@@ -110,7 +110,7 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
     "the inputs' scale": ("x.reshape(x.shape[0], -1) @", "2 * x.reshape(x.shape[0], -1) @", "model"),
     "what clients have used": (
         'topology="shared",\n',
-        'topology="shared", report=pfl.Report(collaboration=lambda context, row: USED),\n',
+        'topology="shared", report=pfl.Report(collaboration=lambda context, row: used(row)),\n',
         "collaboration of Mine",
     ),
     "sgd to adam": ("optax.sgd(rate, momentum=0.9)", "optax.adam(rate)", "optimizer"),
