@@ -151,15 +151,10 @@ class Federation:
             raise ArgumentError("test_fraction", "is_test says which examples are for testing; name one of the two")
         splits = make_splits(splits, options, official_test=is_test is not None)
         given = {"x": x, "y": y, "client": client, "is_test": is_test}
-        source = make_source(
-            {key: np.asarray(array) for key, array in given.items() if array is not None},
-            task="classification" if num_classes is not None and task == "auto" else task,
-            ignored_index=ignored_index,
-            num_classes=num_classes,
-            images=False,
-            standardize=standardize,
-            name=name,
-        )
+        given = {key: np.asarray(array) for key, array in given.items() if array is not None}
+        task = "classification" if num_classes is not None and task == "auto" else task
+        options = {"ignored_index": ignored_index, "num_classes": num_classes, "standardize": standardize, "name": name}
+        source = make_source(given, task=task, images=False, **options)
         return load(source, partition, splits, num_clients=num_clients, seed=seed)
 
 

@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
+from jax.interpreters import partial_eval as pe
 
 from pfljax.contract import tree
 from pfljax.contract.types import Algorithm, Array, Key, Params, Prediction
@@ -53,7 +54,7 @@ IGNORED = {
     *("name", "debug_info", "callback", "fwd_jaxpr_thunk", "jvp_jaxpr_fun", "jvp_jaxpr_thunk", "bwd", "inline"),
     *("sharding", "in_shardings", "out_shardings", "out_sharding", "in_layouts", "out_layouts", "mesh", "ctx_mesh"),
     *("devices", "srcs", "platforms", "donated_invars", "keep_unused", "compiler_options_kvs", "unroll"),
-    "_split_transpose",
+    *("_split_transpose", "ft_in", "ft_out"),
 }
 
 Digests = dict[str, str]
@@ -172,10 +173,21 @@ def parts(experiment: Experiment, within: Sequence[str] = ()) -> Digests:
     for part, (fn, *args) in traced.items():
         if within and part not in within:
             continue
-        for (name, suffix), digest in digests(jax.make_jaxpr(fn)(*args), part).items():
+        for (name, suffix), digest in digests(traced_with(fn, *args), part).items():
             streams[name + suffix].update(digest)
     streams["ledger"].update(repr(algorithm.ledger).encode())
     return {name: stream.hexdigest()[:16] for name, stream in streams.items()}
+
+
+def traced_with(fn: Callable, *args: Any) -> Any:
+    """The jaxpr of a function and the arrays that it captured, without what no result depends on.
+
+    So what a client predicts with does not depend on an optimizer in its row, which `pfljax.load` may not know.
+    """
+    traced = jax.make_jaxpr(fn)(*args)
+    jaxpr, used, _ = pe.dce_jaxpr_consts(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
+    consts = [array for array, kept in zip(traced.consts, used, strict=True) if kept]
+    return types.SimpleNamespace(jaxpr=jaxpr, consts=consts)
 
 
 def functions(algorithm: Algorithm) -> dict[str, Callable]:

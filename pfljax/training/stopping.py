@@ -15,15 +15,15 @@ class Patience:
     """Stops a run that no longer improves.
 
     Attributes:
-        rounds: Stop after this many rounds without a better validation score, or training loss without validation.
+        patience: Stop after this many rounds without a better validation score, or training loss without validation.
     """
 
-    rounds: int = knob(at_least=1, flag="patience")
+    patience: int = knob(at_least=1, flag="patience")
 
     def __call__(self, rows: Sequence[dict]) -> str:
         """Returns why to stop after the last row; "" to go on."""
         best = best_row(list(rows))
-        if rows[-1]["round"] - best["round"] < self.rounds:
+        if rows[-1]["round"] - best["round"] < self.patience:
             return ""
         return f"no better {best['selected_by'].replace('_', ' ')} than in round {best['round']}"
 

@@ -85,7 +85,9 @@ def test_tuning_starts_from_the_global_model(tune_epochs):
         assert found.weights.shape == (4, 1)
         for k in range(4):
             tuned = client_steps(theta, federation.train, k, tune_epochs)
-            np.testing.assert_allclose(vector(jax.tree.map(lambda leaf: leaf[:, 0], found.models), k), tuned, rtol=2e-4, atol=1e-6)
+            np.testing.assert_allclose(
+                vector(jax.tree.map(lambda leaf: leaf[:, 0], found.models), k), tuned, rtol=2e-4, atol=1e-6
+            )
 
 
 def test_negative_tuning_is_refused():

@@ -167,7 +167,7 @@ HOLE = np.array([[1.0, 1], [1, np.nan], [1, 1], [np.inf, 1]])
         ({"x": X}, "lacks y.*found x"),
         ({"images": X, "labels": Y}, "lacks x and y.*found images, labels"),
         ({"x": X, "y": Y[:3]}, r"y has shape \(3,\), but x has \(4, 2\); accepted: one value"),
-        ({"x": X, "y": np.ones((4, 1))}, r"y has shape \(4, 1\), but x has"),
+        ({"x": X, "y": np.ones((3, 1))}, r"y has shape \(3, 1\), but x has"),
         ({"x": X, "y": Y, "client": Y[:2]}, r"client has shape \(2,\)"),
         ({"x": X[:0], "y": Y[:0]}, "x is empty"),
         ({"x": np.array(1.0), "y": np.array(1)}, "x is empty"),
@@ -256,7 +256,7 @@ def test_wrong_arguments_are_refused_by_name(load, arguments, message):
 
 
 def test_an_unknown_task_is_refused(npz):
-    with pytest.raises(ArgumentError, match=r"^task=classes: accepted: auto, classification, regression$"):
+    with pytest.raises(ArgumentError, match=r"^task=classes: accepted: auto, classification, regression, multilabel$"):
         npz({"task": "classes"}, x=X, y=Y)
 
 

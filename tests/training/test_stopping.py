@@ -73,7 +73,7 @@ def test_cells_stop_by_themselves_and_are_finished(clients, tmp_path):
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
-        (lambda c: pfl.patience(0), "rounds=0: accepted: 1 or more"),
+        (lambda c: pfl.patience(0), "patience=0: accepted: 1 or more"),
         (lambda c: pfl.Run(pfl.FedAvg(), c, MODEL, stop=5), r"stop=5: accepted: a function .* pfljax.patience\(20\)"),
         (
             lambda c: pfl.Run(pfl.FedAvg(), c, MODEL, stop=lambda rows: rows[0]["f1"]).train(1, progress=False),
