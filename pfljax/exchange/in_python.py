@@ -21,7 +21,7 @@ class PythonPlan(ExecutionPlan):
 
     def over_models(self, fn: Callable[..., PyTree], *stacks: PyTree) -> PyTree:
         """Applies `fn` to each of J stacked models."""
-        rows = [fn(*tree.take(stacks, number)) for number in range(tree.num_rows(stacks))]
+        rows = [fn(*tree.take(stacks, jnp.int32(number))) for number in range(tree.num_rows(stacks))]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
 
     over_rows = over_models
@@ -45,7 +45,7 @@ class PythonPlan(ExecutionPlan):
         outputs, places = [], []
         for client in range(len(index)):
             place = client * adjacent + jnp.arange(adjacent) if adjacent else index[client]
-            row = tree.take(rows, client)
+            row = tree.take(rows, jnp.int32(client))
             outputs.append(client_fn(tree.take(models, place), row, view(data, jnp.int32(client)), *arguments))
             places.append(index[client] if topology == "push" else place)
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)

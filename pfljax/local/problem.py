@@ -247,7 +247,8 @@ class Problem(NamedTuple):
 
         def one_round(number, carry):
             key = jax.random.fold_in(context.key, number)
-            return self.solver.fit(key, *carry, data.train, round_number=number, objective=objective)[:2]
+            params, state = carry
+            return self.solver.fit(key, params, state, data.train, round_number=number, objective=objective)[:2]
 
         return jax.lax.fori_loop(0, rounds, one_round, (start, self.solver.optimizer.init(start)))[0]
 

@@ -254,7 +254,7 @@ def _on_disk(
 
 
 def _in_blocks(
-    rows_of: Callable[[np.ndarray], list[jax.Array]], size: int, device: jax.Device, ids: np.ndarray
+    rows_of: Callable[[np.ndarray], list[jax.Array]], size: int, device: Any, ids: np.ndarray
 ) -> list[np.ndarray]:
     """Computes rows of clients `ids` in blocks of one size, which compile once."""
     blocks = []
