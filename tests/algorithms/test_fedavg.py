@@ -83,11 +83,10 @@ def test_tuning_starts_from_the_global_model(tune_epochs):
     for give in (toys.predict, toys.adapt):
         found = give(algorithm, problem, jax.random.key(0), states[-1], federation.client_data)
         assert found.weights.shape == (4, 1)
+        models = jax.tree.map(lambda leaf: leaf[:, 0], found.models)
         for k in range(4):
             tuned = client_steps(theta, federation.train, k, tune_epochs)
-            np.testing.assert_allclose(
-                vector(jax.tree.map(lambda leaf: leaf[:, 0], found.models), k), tuned, rtol=2e-4, atol=1e-6
-            )
+            np.testing.assert_allclose(vector(models, k), tuned, rtol=2e-4, atol=1e-6)
 
 
 def test_negative_tuning_is_refused():
