@@ -121,8 +121,12 @@ def sum_pool(x: Array, windows: Windows) -> Array:
 def convolve(x: Array, kernel: Array, windows: Windows) -> Array:
     """Convolution (B, *S, C) -> (B, *S', O) without bias; see `jax.lax.conv_general_dilated`."""
     groups, outputs = windows.groups, kernel.shape[-1]
-    if set(windows.spread) != {1}:
-        return _transposed(x, kernel, windows)
+    if set(windows.spread) != {1}:  # the transpose of a convolution with strides, without zeros between rows
+        plain = windows._replace(strides=(1,) * len(windows.size))
+        wide = plain.outputs(x.shape[1:-1])
+        forth = _back(plain, x.shape[1:-1], wide)
+        y = _spread(x, _turned(kernel, groups), forth, (x.shape[0], *wide, outputs))
+        return y[(slice(None), *(slice(None, None, stride) for stride in windows.strides))]
     if _is_product(x, windows):
         rows = views(x, windows)[0] if math.prod(windows.size) == 1 else tiles(x, windows)
         return rows.reshape(x.shape[0], *windows.outputs(x.shape[1:-1]), -1) @ kernel.reshape(-1, outputs)
@@ -169,15 +173,6 @@ def slopes(dy: Array, x: Array, kernel: Array, windows: Windows) -> tuple[Array,
 def _is_product(x: Array, windows: Windows) -> bool:
     """Whether each value of x is in at most one window, so that patches need no copies."""
     return windows.tile(x.shape[1:-1]) or (windows.groups == 1 and math.prod(windows.size) == 1)
-
-
-def _transposed(x: Array, kernel: Array, windows: Windows) -> Array:
-    """A convolution of a spread input: the transpose of one with strides, without zeros between rows."""
-    plain = windows._replace(strides=(1,) * len(windows.size))
-    wide = plain.outputs(x.shape[1:-1])
-    forth = _back(plain, x.shape[1:-1], wide)
-    y = _spread(x, _turned(kernel, windows.groups), forth, (x.shape[0], *wide, kernel.shape[-1]))
-    return y[(slice(None), *(slice(None, None, stride) for stride in windows.strides))]
 
 
 def _back(windows: Windows, wide: Sequence[int], narrow: Sequence[int]) -> Windows:

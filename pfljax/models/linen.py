@@ -17,13 +17,13 @@ class LinenNetwork(Network):
 
     def __init__(self, module: nn.Module, example: jax.ShapeDtypeStruct):
         self.module, self.example = module, example
-        variables = jax.eval_shape(self._variables, jax.random.key(0))
-        self.collections = tuple(name for name in variables if name != "params")
-        self.shapes = self._tree(variables)
+        params, rest = jax.eval_shape(self._variables, jax.random.key(0))
+        self.collections, self.shapes = tuple(rest), {**params, **rest}
         self.statistics = frozenset(path for path in self.above if path[0] in self.collections)
 
     def init(self, key: Key) -> Params:
-        return self._tree(self._variables(key))
+        params, rest = self._variables(key)
+        return {**params, **rest}
 
     def forward(self, params: Params, x: Array, key: Key | None) -> tuple[Any, Params]:
         module, variables = self.exported(params)
@@ -50,8 +50,7 @@ class LinenNetwork(Network):
             self.forward(params, x, key)
         return calls
 
-    def _variables(self, key: Key) -> Any:
-        return self.module.init(key, jnp.zeros(self.example.shape, self.example.dtype), **flags(self.module, False))
-
-    def _tree(self, variables: dict[str, Params]) -> Params:
-        return {**variables.get("params", {}), **{name: variables[name] for name in self.collections}}
+    def _variables(self, key: Key) -> tuple[Params, dict[str, Params]]:
+        x = jnp.zeros(self.example.shape, self.example.dtype)
+        variables: dict[str, Any] = dict(self.module.init(key, x, **flags(self.module, False)))
+        return variables.pop("params", {}), variables

@@ -46,8 +46,7 @@ class Model:
     @functools.cached_property
     def network(self) -> Network:
         """The module as pure functions."""
-        dtype = jax.dtypes.canonicalize_dtype(self.example_input.dtype)
-        example = jax.ShapeDtypeStruct(self.example_input.shape, dtype)
+        example = jax.eval_shape(lambda x: x, self.example_input)  # with a type that JAX computes in
         if isinstance(self.module, nn.Module):
             return LinenNetwork(self.module, example)
         if not callable(self.module):
@@ -207,9 +206,7 @@ class Model:
         return jax.tree.map(lambda s, leaf: jax.lax.stop_gradient(leaf) if s else leaf, statistics, params)
 
 
-ACCEPTED = (
-    "a Flax module (Linen or NNX), a pfljax.Model, or a function of num_classes, rngs or both that returns a module"
-)
+ACCEPTED = "a Flax module (Linen or NNX), a Model, or a function of num_classes, rngs or both that returns a module"
 
 
 def change(statistics: PyTree, params: Params, written: Params) -> Array:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from pfljax.contract.types import Array, Key, Params
 from pfljax.models.structure import Call, Network, flags, recorded
 
 # id of a module -> records a call of it; modules that NNX creates for the inside of a transformation are not in it.
-RECORDS: ContextVar[dict[int, Callable[..., Any]]] = ContextVar("records")
+RECORDS: contextvars.ContextVar[dict[int, Callable[..., Any]]] = contextvars.ContextVar("records")
 
 
 class NNXNetwork(Network):
@@ -32,8 +32,7 @@ class NNXNetwork(Network):
             self.definitions[training], random, rest = nnx.split(new, nnx.RngState, ...)
         self.random, variables = nnx.to_flat_state(random), nnx.to_flat_state(rest)
         self.variables = {tuple(map(str, path)): (path, variable) for path, variable in variables}
-        leaves = {names: variable.get_value() for names, (_, variable) in self.variables.items()}
-        self.shapes = traverse_util.unflatten_dict(leaves)
+        self.shapes = traverse_util.unflatten_dict({names: v.get_value() for names, (_, v) in self.variables.items()})
         self.statistics = frozenset(p for p, (_, v) in self.variables.items() if not isinstance(v, nnx.Param))
 
     def init(self, key: Key) -> Params:
@@ -54,11 +53,9 @@ class NNXNetwork(Network):
             if callable(inner):
                 records[id(inner)] = functools.partial(recorded, calls, tuple(map(str, path)), type(inner))
                 object.__setattr__(inner, "__class__", watched(type(inner)))
-        token = RECORDS.set(records)
-        try:
-            module(x, **flags(module, key is not None))
-        finally:
-            RECORDS.reset(token)
+        context = contextvars.copy_context()
+        context.run(RECORDS.set, records)
+        context.run(module, x, **flags(module, key is not None))
         return calls
 
     def _new(self, key: Key) -> nnx.Module:

@@ -100,13 +100,11 @@ class CharacterLSTM(nn.Module):
     outputs: int = UNSET
 
     @nn.compact
-    def __call__(self, tokens: Array) -> Array:
-        if tokens.ndim != 2:
-            raise ArgumentError(
-                "model", f"needs sequences of tokens; this data's examples have shape {tokens.shape[1:]}"
-            )
+    def __call__(self, x: Array) -> Array:
+        if x.ndim != 2:
+            raise ArgumentError("model", f"needs sequences of tokens; this data's examples have shape {x.shape[1:]}")
         # A product with one-hot rows: on a CPU, the gradient of a gather is a slow scatter.
-        x = nn.Dense(self.embedding, use_bias=False, name="embedding")(jax.nn.one_hot(tokens.T, self.outputs))
+        x = nn.Dense(self.embedding, use_bias=False, name="embedding")(jax.nn.one_hot(x.T, self.outputs))
         for width in self.hidden:
             x = LSTMLayer(width)(x)
         return jnp.swapaxes(nn.Dense(self.outputs)(x), 0, 1)

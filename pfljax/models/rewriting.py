@@ -71,8 +71,6 @@ def operation_of(eqn: Any) -> Operation:
     forms["default"] = own, derivative(own)
     on = lambda n: functools.partial(jax.lax.platform_dependent, **{name: form[n] for name, form in forms.items()})
     apply, slopes = on(0), on(1)
-    if not is_real(*eqn.outvars):  # random bits, whose key has no derivative
-        return apply
     operation = jax.custom_vjp(apply)
     operation.defvjp(lambda *args: (apply(*args), args), lambda args, slope: slopes(slope, *args))
     return operation
@@ -143,16 +141,12 @@ def in_a_row(eqn: Any) -> Form | None:
     return (draw, derivative(draw)) if len(shape) > 1 else None
 
 
-def is_real(*variables: Any) -> bool:
-    """Whether they are arrays of floating point numbers, all of the same type."""
-    kind, *others = {v.aval.dtype for v in variables}
-    return not others and jnp.issubdtype(kind, jnp.floating)
-
-
 def has_views(eqn: Any, windows: Windows, tiled: bool) -> bool:
     """Whether an operation's windows are few views of real numbers, which compile fast, or tiles."""
+    kind, *others = {v.aval.dtype for v in eqn.invars}
     few = tiled or math.prod(windows.size) <= MOST_PLACES
-    return bool(few and windows.size and eqn.outvars[0].aval.size and is_real(*eqn.invars))
+    real = not others and jnp.issubdtype(kind, jnp.floating)
+    return bool(few and real and windows.size and eqn.outvars[0].aval.size)
 
 
 # Platform -> operation -> the form of an equation there, or None. Where a platform has none, XLA's own is used.
@@ -169,8 +163,7 @@ FORMS: dict[str, dict[Any, Callable[[Any], Form | None]]] = {
 
 def forms_of(eqn: Any) -> dict[str, Form]:
     """Platform -> the other form that an equation has there."""
-    found = {platform: forms[eqn.primitive](eqn) for platform, forms in FORMS.items() if eqn.primitive in forms}
-    return {platform: form for platform, form in found.items() if form}
+    return {name: form for name, forms in FORMS.items() if (form := forms.get(eqn.primitive, lambda _: None)(eqn))}
 
 
 # Platform -> times that XLA's own forms take longer there than ours, forward and backward (docs/results/speed.md).

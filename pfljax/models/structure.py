@@ -86,12 +86,10 @@ class Network:
     @functools.cached_property
     def above(self) -> dict[Path, list[Path]]:
         """Path of each leaf -> paths of the modules that it is in, from its own module to the root."""
-        found = {}
-        for entries, _ in jax.tree_util.tree_leaves_with_path(self.shapes):
-            path = path_of(entries)
-            start = int(path[0] in self.collections)
-            found[path] = [path[start:end] for end in range(len(path) - 1, start - 1, -1)]
-        return found
+        paths: list[Path] = []
+        by_path(paths.append, self.shapes)
+        start = lambda path: int(path[0] in self.collections)
+        return {path: [path[start(path) : end] for end in range(len(path) - 1, start(path) - 1, -1)] for path in paths}
 
     @functools.cached_property
     def called(self) -> dict[Path, bool]:
@@ -138,9 +136,4 @@ def recorded(calls: list[Call], path: Path, kind: type, fn: Callable[..., Any], 
 
 def by_path(fn: Callable[[Path], Any], params: Params) -> PyTree:
     """Replaces every leaf with fn(path)."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: fn(path_of(path)), params)
-
-
-def path_of(path: Any) -> Path:
-    """Converts JAX's path of a leaf in nested dicts to names."""
-    return tuple(str(entry.key) for entry in path)
+    return jax.tree_util.tree_map_with_path(lambda path, _: fn(tuple(str(entry.key) for entry in path)), params)
