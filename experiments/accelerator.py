@@ -82,13 +82,13 @@ def define(registry: flags.FlagValues) -> None:
     add.several("parts", PARTS, "parts to measure", PARTS)
     add.several("models", list(WORK), "models for the part rounds", list(WORK))
     add.several("num_clients", ["100", "1000", "10000"], "numbers of clients K for the part rounds", int)
-    add.whole("matmul_size", 8192, "width of the square matrices for the part matmul", least=8)
-    add.whole("repeats", 3, "number of timed rounds per measurement", least=1)
-    add.real("seconds", 420, "time after which no further measurement starts")
-    add.text("data_file", None, "npz of CIFAR-10 for the part table1, which is skipped without it")
-    add.whole("table_rounds", 150, "number of rounds for the part table1", least=1)
+    add.add("matmul_size", int, 8192, "width of the square matrices for the part matmul", at_least=8)
+    add.add("repeats", int, 3, "number of timed rounds per measurement", at_least=1)
+    add.add("seconds", float, 420, "time after which no further measurement starts")
+    add.add("data_file", str, None, "npz of CIFAR-10 for the part table1, which is skipped without it")
+    add.add("table_rounds", int, 150, "number of rounds for the part table1", at_least=1)
     add.several("table_splits", ["0", "1", "2", "3", "4"], "splits for the part table1", int, at_least=0)
-    add.text("out", "runs/accelerator", "folder of accelerator.json and accelerator.md; existing results are kept")
+    add.add("out", str, "runs/accelerator", "folder of accelerator.json and accelerator.md; existing results are kept")
 
 
 class Book:

@@ -53,10 +53,11 @@ def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     define_devices(registry)
     add = Group(RUNS, registry)
-    add.whole("repeats", 15, "number of timed rounds per measurement", least=3)
-    add.choice("loop", "fastest", list(LOOPS), "dataloader also times a loop of client objects with data loaders")
-    add.switch("roofline", False, "also measure a lower bound for each round of local SGD on this machine")
-    add.text("out", "runs/benchmark", "folder of benchmark.json and the figure")
+    add.add("repeats", int, 15, "number of timed rounds per measurement", at_least=3)
+    said = "dataloader also times a loop of client objects with data loaders"
+    add.add("loop", str, "fastest", said, choices=list(LOOPS))
+    add.add("roofline", bool, False, "also measure a lower bound for each round of local SGD on this machine")
+    add.add("out", str, "runs/benchmark", "folder of benchmark.json and the figure")
 
 
 class Workload(NamedTuple):

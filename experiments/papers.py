@@ -99,7 +99,7 @@ class Paper(NamedTuple):
         define_devices(registry)
         define_evaluation(registry)
         known = f"settings for one of the paper's data sets: {', '.join(self.names)}; by --dataset if not given"
-        Group(RUNS, registry).text("preset", None, known)
+        Group(RUNS, registry).add("preset", str, None, known)
         for name, value in defaults.items():
             registry.set_default(name, value)
 

@@ -38,10 +38,10 @@ def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     define_devices(registry)
     add = Group(RUNS, registry)
-    add.whole("repeats", 9, "number of timed rounds of each side", least=3)
-    add.text("networks", ",".join(ARCHITECTURES), f"accepted: {', '.join(ARCHITECTURES)}")
-    add.switch("native", False, "also time XLA's own convolutions and pooling")
-    add.text("out", "runs/architectures", "folder of architectures.json")
+    add.add("repeats", int, 9, "number of timed rounds of each side", at_least=3)
+    add.add("networks", str, ",".join(ARCHITECTURES), f"accepted: {', '.join(ARCHITECTURES)}")
+    add.add("native", bool, False, "also time XLA's own convolutions and pooling")
+    add.add("out", str, "runs/architectures", "folder of architectures.json")
 
 
 def clients_of(work: Architecture) -> Federation:

@@ -93,7 +93,7 @@ def define(registry: flags.FlagValues, methods: Sequence[str], out: str, **defau
     """Registers the flags of these experiments, with the paper's defaults."""
     PAPER.define(registry, methods, ["0"], out, rounds=150, **defaults)
     said = "; ".join(f"{name}: {text}" for name, text in SIZES.items())
-    Group(RUNS, registry).choice("size", "small", list(SIZES), said)
+    Group(RUNS, registry).add("size", str, "small", said, choices=list(SIZES))
 
 
 def refuse_methods(settings: Settings, method: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,11 @@ import jax
 import numpy as np
 
 from pfljax import report
-from pfljax.api import frames
+from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import checked
 from pfljax.contract.types import State
+from pfljax.data import Federation
 from pfljax.evaluation import metrics
 from pfljax.folder import files
 from pfljax.stores.experiment import Experiment
@@ -112,7 +113,7 @@ class Result:
         Raises:
             ArgumentError: if pandas is not installed.
         """
-        return frames.of_results(self._results, self.experiment.federation)
+        return frame_of(self._results, self.experiment.federation)
 
     @property
     def accuracy(self) -> float:
@@ -244,3 +245,22 @@ class Result:
         if self.out is None:
             raise ArgumentError("out", "the run was trained without a folder; pass `out` to `train`")
         return report.write(self.out)
+
+
+def frame_of(results: Mapping[str, np.ndarray], federation: Federation) -> Any:
+    """Converts the content of results.npz to a DataFrame with one row per evaluated round, client and split."""
+    pd, rounds = optional.load("pandas", "to_pandas"), results["rounds"]
+    found = [split for split in ("train", "validation", "test") if f"loss_{split}" in results]
+    clients = results.get("clients", np.arange(federation.num_clients))
+    index = pd.MultiIndex.from_product([rounds, clients, found], names=["round", "client", "split"])
+    stacked = lambda metric: np.stack([results[f"{metric}_{split}"] for split in found], axis=-1).ravel()
+    names = [name.removesuffix(f"_{found[0]}") for name in results if name.endswith(f"_{found[0]}")]
+    metrics = sorted(names, key=lambda name: ("loss", "accuracy", name).index(name))
+    sizes = np.stack([getattr(federation, split).size[clients] for split in found], axis=-1)
+    of_clients = lambda values: np.tile(np.repeat(values[clients], len(found)), len(rounds))
+    columns = {} if federation.distribution is None else {"group": of_clients(federation.distribution)}
+    columns["size"] = np.tile(sizes.ravel(), len(rounds))
+    if federation.client_names is not None:
+        columns["name"] = of_clients(federation.client_names)
+    columns |= {metric: stacked(metric) for metric in metrics}
+    return pd.DataFrame(columns, index=index).reset_index()

@@ -196,7 +196,7 @@ def define_evaluation(registry: flags.FlagValues) -> None:
     )
     add.several("metrics", [], text, empty=True)
     text = "log every evaluation to TensorBoard, in tensorboard/ in the run's folder"
-    add.switch("tensorboard", False, f"{text}; needs pip install 'pfljax[tensorboard]'")
+    add.add("tensorboard", bool, False, f"{text}; needs pip install 'pfljax[tensorboard]'")
 
 
 def define_sweep(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequence[str], out: str) -> None:

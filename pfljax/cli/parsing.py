@@ -201,26 +201,6 @@ class Group(NamedTuple):
         """A flag that no declaration has; `limits` are those of a `knob`."""
         self._define(Field(name, hint, default, knob(**limits).metadata, help))
 
-    def text(self, name: str, default: str | None, help: str) -> None:
-        """A string; None if not given."""
-        self.add(name, str, default, help)
-
-    def whole(self, name: str, default: int | None, help: str, least: int | None = None) -> None:
-        """A whole number."""
-        self.add(name, int, default, help, at_least=least)
-
-    def real(self, name: str, default: float | None, help: str, **limits: Any) -> None:
-        """A number; None if not given. `limits` are those of a knob."""
-        self.add(name, float, default, help, **limits)
-
-    def switch(self, name: str, default: bool | None, help: str) -> None:
-        """true or false; None if not given."""
-        self.add(name, bool, default, help)
-
-    def choice(self, name: str, default: Any, accepted: Sequence[str], help: str) -> None:
-        """One of several words."""
-        self.add(name, str, default, help, choices=accepted)
-
     def several(
         self,
         name: str,

@@ -26,9 +26,8 @@ def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     add = Group(RUNS, registry)
     add.repeated("folder", "folder of a run, or a folder that contains runs; the flag's name can be omitted")
-    add.text(
-        "out", None, "page of the comparison; default: report.html in the folder, or in the current one for several"
-    )
+    text = "page of the comparison; default: report.html in the folder, or in the current one for several"
+    add.add("out", str, None, text)
 
 
 def run(settings: Settings) -> None:

@@ -92,17 +92,17 @@ def define(registry: flags.FlagValues) -> None:
     add = Group(DATA, registry)
     add.several("num_clients", ["10", "100", "1000"], "numbers of clients K", int, at_most=MOST_CLIENTS)
     add.several("cohort", ["0"], "numbers of clients per round S; 0: all", int, at_least=0, at_most=MOST_CLIENTS)
-    add.whole("train_examples", 20, "training examples per client", least=1)
+    add.add("train_examples", int, 20, "training examples per client", at_least=1)
     add.several("shape", ["28", "28", "1"], "shape of an example", int, distinct=False)
-    add.whole("num_classes", 10, "number of classes C", least=2)
-    add.text("data_file", None, "npz with x, y and optionally is_test, divided evenly; default: random pixels")
+    add.add("num_classes", int, 10, "number of classes C", at_least=2)
+    add.add("data_file", str, None, "npz with x, y and optionally is_test, divided evenly; default: random pixels")
     define_devices(registry, lists=True)
     add = Group(RUNS, registry)
-    add.whole("total_rounds", 0, "number of rounds to project the hours for; 0: no projection", least=0)
+    add.add("total_rounds", int, 0, "number of rounds to project the hours for; 0: no projection", at_least=0)
     known = sorted(path.stem for path in WORKLOADS.glob("*.flags"))
-    add.choice("preset", None, known, "flags of a known workload")
+    add.add("preset", str, None, "flags of a known workload", choices=known)
     add.declare(Sweep, "rerun")
-    add.text("out", "runs/scaling", "folder for the table and the figure; finished cells in it are kept")
+    add.add("out", str, "runs/scaling", "folder for the table and the figure; finished cells in it are kept")
 
 
 def run(settings: Settings) -> None:

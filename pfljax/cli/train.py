@@ -30,15 +30,15 @@ from pfljax.exchange import processes
 def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     names = f"{', '.join(METHODS)}, or FILE.py:NAME, a method of your own"
-    Group(WHAT, registry).text("algorithm", "federico", names)
+    Group(WHAT, registry).add("algorithm", str, "federico", names)
     define_training(registry)
     define_data(registry)
     define_devices(registry)
     define_evaluation(registry)
     add = Group(RUNS, registry)
-    add.whole("seed", 0, "seed for splits, initial models, cohorts, batches and sampling", least=0)
-    add.whole("split", None, "seed for the split of the data, instead of --seed", least=0)
-    add.text("out", None, "folder for the run; default: runs/ALGORITHM-DATASET-TIME")
+    add.add("seed", int, 0, "seed for splits, initial models, cohorts, batches and sampling", at_least=0)
+    add.add("split", int, None, "seed for the split of the data, instead of --seed", at_least=0)
+    add.add("out", str, None, "folder for the run; default: runs/ALGORITHM-DATASET-TIME")
     text = "continue from the newest intact checkpoint in --out; from_scratch: start over in that folder"
     add.add("resume", bool | Literal["from_scratch"], False, text)
 

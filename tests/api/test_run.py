@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import pfljax as pfl
-from pfljax.api import frames
+from pfljax.api.result import frame_of
 from pfljax.api.study import over_rounds
 from pfljax.folder import files
 
@@ -110,7 +110,7 @@ def test_unseen_clients_are_scored_by_the_names_of_their_classes():
 def test_a_frame_names_the_clients_of_a_sample(clients):
     """Of two evaluations of clients 1 and 3; groups and sizes are theirs."""
     scores = {f"loss_{split}": np.arange(4.0).reshape(2, 2) + 10 * (split == "test") for split in ("train", "test")}
-    frame = frames.of_results({"rounds": np.array([3, 6]), "clients": np.array([1, 3]), **scores}, clients)
+    frame = frame_of({"rounds": np.array([3, 6]), "clients": np.array([1, 3]), **scores}, clients)
     row = lambda at, k, split, loss: [at, k, split, clients.distribution[k], getattr(clients, split).size[k], loss]
     first = [row(3, 1, "train", 0), row(3, 1, "test", 10), row(3, 3, "train", 1), row(3, 3, "test", 11)]
     last = [row(6, 1, "train", 2), row(6, 1, "test", 12), row(6, 3, "train", 3), row(6, 3, "test", 13)]
@@ -120,7 +120,7 @@ def test_a_frame_names_the_clients_of_a_sample(clients):
 def test_a_frame_has_the_data_s_names_of_clients(clients):
     named = dataclasses.replace(clients, client_names=np.array(list("uvwxyz")))
     scores = {"loss_test": np.arange(4.0).reshape(2, 2), "rounds": np.array([3, 6]), "clients": np.array([1, 3])}
-    frame = frames.of_results(scores, named)
+    frame = frame_of(scores, named)
     assert frame[["client", "name"]].values.tolist() == [[1, "v"], [3, "x"]] * 2
 
 
