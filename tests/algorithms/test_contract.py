@@ -208,6 +208,8 @@ def test_newcomers_get_a_prediction(name):
 
 
 SOME = np.array([1, 4, 6], np.int32)
+# Their server begins with the clients' models, too: XLA draws them for both at once, with other rounding.
+DRAWN_TWICE = ("mocha", "fedfomo_average")
 
 
 @every_method
@@ -220,7 +222,9 @@ def test_some_clients_begin_as_they_do_among_all(name):
         return lifting.first_rows(algorithm, run.problem.plan, key, algorithm.start(key, clients), SOME)
 
     rows, _ = lifting.split_state(algorithm, states[0])
-    toys.assert_trees_close(begin(jax.random.key(0), clients), jax.tree.map(lambda leaf: leaf[SOME], rows))
+    wanted = jax.tree.map(lambda leaf: leaf[SOME], rows)
+    rounding = {"rtol": 1e-6, "atol": 3e-7} if name in DRAWN_TWICE else {}
+    toys.assert_trees_close(begin(jax.random.key(0), clients), wanted, **rounding)
 
 
 @every_method
@@ -238,7 +242,7 @@ def test_a_plain_loop_over_clients_gives_the_same_numbers(name):
     run, clients, test, states, records = reference(name)
     in_python = Run(name, plan=PythonPlan(ONE_BY_ONE.mesh, 1))
     plain_states, plain_records = in_python.play(clients, 2)
-    close = functools.partial(toys.assert_trees_close, rtol=1e-5, atol=1e-6)
+    close = functools.partial(toys.assert_trees_close, rtol=1e-5, atol=1e-5)
     close(plain_states, states[:3])
     close(plain_records, records[:2])
     close(in_python.serves(states[2], clients, test), run.serves(states[2], clients, test))
@@ -303,14 +307,25 @@ class Renumbered(Problem):
 ORDER = np.array([3, 0, 6, 1, 5, 7, 2, 4])
 
 
+def begin_renumbered(name, algorithm, problem, key, clients):
+    """The initial state of a `Renumbered` problem."""
+    state = toys.init(algorithm, problem, key, clients)
+    if name != "pfedhn":
+        return state
+    # Its clients differ by their embeddings, which the server draws.
+    server = state.server._replace(embeddings=state.server.embeddings[ORDER])
+    return state._replace(server=server, models=jax.tree.map(lambda leaf: leaf[ORDER], state.models))
+
+
 @toys.each_method(fast=("scaffold", "fedem", "dfedem", "federico"), grouped=True)
 def test_renumbering_the_clients_renumbers_the_results(name):
     knobs = WITHOUT_CHANCE.get(name, {})
     run = Run(name, cohort=K, knobs=knobs, optimizer=optax.sgd(0.2), batch_size=0)
     problem = Renumbered(*run.problem)
     renumbered = toys.make_algorithm(name, problem, **FASTER.get(name, {}) | knobs)
+    begin = jax.jit(functools.partial(begin_renumbered, name, renumbered, problem))
     federation, found = run.federation, []
-    for order, init in ((np.arange(K), run.init), (ORDER, jax.jit(functools.partial(toys.init, renumbered, problem)))):
+    for order, init in ((np.arange(K), run.init), (ORDER, begin)):
         train, validation, test = (
             Split(*(leaf[order] for leaf in split))
             for split in (federation.train, federation.validation, federation.test)
