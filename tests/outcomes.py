@@ -6,7 +6,7 @@ import signal
 from unittest import mock
 
 from pfljax import api
-from pfljax.api import measuring, tuning
+from pfljax.api import measuring, study, tuning
 from pfljax.cli import launch
 
 SECONDS = 120  # after which a command hangs; input is refused within some, on whatever machine
@@ -31,7 +31,7 @@ def never_training():
     with contextlib.ExitStack() as patched:
         patched.enter_context(mock.patch.object(launch, "set_up_devices", lambda *_: None))
         for owner, name in (
-            *((api.Run, "train"), (api, "train_replicates"), (tuning, "search"), (measuring, "check_state")),
+            *((api.Run, "train"), (study, "train_replicates"), (tuning, "search"), (measuring, "check_state")),
         ):
             patched.enter_context(mock.patch.object(owner, name, stop))
         yield

@@ -237,7 +237,7 @@ def test_some_clients_predict_as_they_do_among_all(name):
 
 
 # Steps in Python take long.
-@toys.each_method(fast=("local", "scaffold", "dfedem"), grouped=True)
+@toys.each_method(fast=("local",), grouped=True)
 def test_a_plain_loop_over_clients_gives_the_same_numbers(name):
     run, clients, test, states, records = reference(name)
     in_python = Run(name, plan=PythonPlan(ONE_BY_ONE.mesh, 1))
