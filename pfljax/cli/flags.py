@@ -163,8 +163,8 @@ def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
     add.declare(split_unseen, share=0.0)
 
 
-def define_training(registry: flags.FlagValues, rounds: int = 150) -> None:
-    """Registers the training flags and every method's knobs; `rounds` is the default of --rounds."""
+def define_training(registry: flags.FlagValues, rounds: int = 150, scored: bool = True) -> None:
+    """Registers flags of training and every method's knobs; those that read scores or attack only for `scored` runs."""
     add = Group(WHAT, registry)
     add.declare(Network)
     registry["model"].help = f"{', '.join(models.NAMES)}, {registry['model'].help.removeprefix('Name of a network, ')}"
@@ -172,8 +172,7 @@ def define_training(registry: flags.FlagValues, rounds: int = 150) -> None:
     add.declare(LocalTraining, learning_rate=LEARNING_RATE)
     rates = "METHOD:RATE pairs that override the default rate; ignored if --learning_rate is given"
     add.listed("learning_rates", [], rates, Rates())
-    add.declare(Patience, rounds=None)
-    for declaring in (Optimizer, Run, Privacy, Server, Attack):
+    for declaring in (Optimizer, Run, Privacy, *([Server, Attack, Patience] if scored else [])):
         add.declare(declaring)
     for name, method in METHODS.items():
         Group(name, registry).declare(method, prefix=f"{name}.")

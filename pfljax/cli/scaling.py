@@ -88,7 +88,7 @@ class Cell(NamedTuple):
 def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     Group(WHAT, registry).several("algorithms", ["federico"], "methods, or all; also FILE.py:NAME")
-    define_training(registry, rounds=5)
+    define_training(registry, rounds=5, scored=False)
     add = Group(DATA, registry)
     add.several("num_clients", ["10", "100", "1000"], "numbers of clients K", int, at_most=MOST_CLIENTS)
     add.several("cohort", ["0"], "numbers of clients per round S; 0: all", int, at_least=0, at_most=MOST_CLIENTS)
