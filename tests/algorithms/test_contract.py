@@ -236,8 +236,8 @@ def test_some_clients_predict_as_they_do_among_all(name):
     toys.assert_trees_close(found, wanted)
 
 
-# Steps in Python take long.
-@toys.each_method(fast=("local",), grouped=True)
+# Steps in Python take long: one method of each kind.
+@toys.each_method(toys.KINDS, fast=("local",), grouped=True)
 def test_a_plain_loop_over_clients_gives_the_same_numbers(name):
     run, clients, test, states, records = reference(name)
     in_python = Run(name, plan=PythonPlan(ONE_BY_ONE.mesh, 1))

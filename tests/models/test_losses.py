@@ -58,11 +58,17 @@ def own(outputs, y):
     ("method", "model", "options"),
     [
         pytest.param(pfl.FedAvg(), pfl.models.MLP(hidden=()), {"batch_size": 4}, id="fedavg"),
-        pytest.param(pfl.FedAvg(), pfl.models.MLP(hidden=()), {"privacy": pfl.Privacy(0, 0.5)}, id="private"),
-        pytest.param(pfl.FedAvg(), Normalized(), {}, id="batch statistics"),
-        pytest.param(pfl.FedEM(components=2), pfl.models.MLP(hidden=()), {}, id="fedem"),
+        pytest.param(
+            pfl.FedAvg(),
+            pfl.models.MLP(hidden=()),
+            {"privacy": pfl.Privacy(0, 0.5)},
+            id="private",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(pfl.FedAvg(), Normalized(), {}, id="batch statistics", marks=pytest.mark.slow),
+        pytest.param(pfl.FedEM(components=2), pfl.models.MLP(hidden=()), {}, id="fedem", marks=pytest.mark.slow),
         pytest.param(pfl.FedeRiCo(neighbors=2), pfl.models.MLP(hidden=()), {}, id="federico"),
-        pytest.param(pfl.FedRoD(), pfl.models.MLP(hidden=(4,)), {}, id="fedrod"),
+        pytest.param(pfl.FedRoD(), pfl.models.MLP(hidden=(4,)), {}, id="fedrod", marks=pytest.mark.slow),
     ],
 )
 def test_the_cross_entropy_as_one_s_own_loss_gives_the_same_figures(method, model, options, clients):
