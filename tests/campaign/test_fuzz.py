@@ -81,7 +81,7 @@ def test_a_damaged_npz_gives_the_same_data_or_none(budget, compressed, tmp_path)
 NUMERIC = st.text("0123456789.,-+eEnaif_x² ", max_size=12)
 WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 NEAR = st.sampled_from(["mlp", "cnn", "text", "npz", "tfds:x", "a.py:b", "all", "ring", "file", "0,1", "1,", "auto"])
-LEFT_OUT = {"coordinator", "num_processes", "process_id", "out", "profile"}
+LEFT_OUT = {"workers", "coordinator", "num_processes", "process_id", "out", "profile"}
 
 
 @functools.cache

@@ -23,7 +23,7 @@ def npz(
     fraction: Fraction = 1.0,
     standardize: Standardize = True,
     task: Annotated[TaskName, knob(flag="task")] = "auto",
-    ignored_index: Annotated[int | None, knob(flag="ignored_index")] = None,
+    ignored_index: Annotated[int | None, knob(at_least=-(2**31), at_most=2**31 - 1, flag="ignored_index")] = None,
 ) -> Source:
     """Reads the examples of an npz file.
 
