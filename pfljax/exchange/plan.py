@@ -273,7 +273,12 @@ def make_plan(kind: str = "auto", chunk: int = 0, devices: int = 0, peers: Peers
         chunk: Number of clients at a time for "chunk".
         devices: Number of devices to use in each process; 0: all.
         peers: As in `ExecutionPlan`.
+
+    Raises:
+        ArgumentError: for "python", which `Execution` makes, and for more devices than there are.
     """
+    if kind == "python":
+        raise ArgumentError("plan", "compiles nothing; accepted here: auto, vmap, map, chunk", kind)
     found = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     check_devices(devices)
     if devices:
