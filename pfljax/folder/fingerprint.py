@@ -173,21 +173,26 @@ def parts(experiment: Experiment, within: Sequence[str] = ()) -> Digests:
     for part, (fn, *args) in traced.items():
         if within and part not in within:
             continue
-        for (name, suffix), digest in digests(traced_with(fn, *args), part).items():
+        trace = needed if part == "predict" else jax.make_jaxpr
+        for (name, suffix), digest in digests(trace(fn)(*args), part).items():
             streams[name + suffix].update(digest)
     streams["ledger"].update(repr(algorithm.ledger).encode())
     return {name: stream.hexdigest()[:16] for name, stream in streams.items()}
 
 
-def traced_with(fn: Callable, *args: Any) -> Any:
-    """The jaxpr of a function and the arrays that it captured, without what no result depends on.
+def needed(fn: Callable) -> Callable[..., Any]:
+    """Like `jax.make_jaxpr`, without what no result depends on.
 
     So what a client predicts with does not depend on an optimizer in its row, which `pfljax.load` may not know.
     """
-    traced = jax.make_jaxpr(fn)(*args)
-    jaxpr, used, _ = pe.dce_jaxpr_consts(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
-    consts = [array for array, kept in zip(traced.consts, used, strict=True) if kept]
-    return types.SimpleNamespace(jaxpr=jaxpr, consts=consts)
+
+    def trace(*args: Any) -> Any:
+        traced = jax.make_jaxpr(fn)(*args)
+        jaxpr, used, _ = pe.dce_jaxpr_consts(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
+        consts = [array for array, kept in zip(traced.consts, used, strict=True) if kept]
+        return types.SimpleNamespace(jaxpr=jaxpr, consts=consts)
+
+    return trace
 
 
 def functions(algorithm: Algorithm) -> dict[str, Callable]:
