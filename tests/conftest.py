@@ -66,6 +66,8 @@ jaxtyping.install_import_hook(modules_with_shapes(), "typechecking.check")
 
 from runs import compile_once, whole  # noqa: E402, F401  (fixtures; after JAX has its devices)
 
+from pfljax.contract.method import METHODS  # noqa: E402
+
 
 @pytest.fixture(autouse=True, scope="session")
 def cache(tmp_path_factory):
@@ -73,3 +75,12 @@ def cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PFLJAX_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def registry():
+    """Methods that a test registers are no methods of the tests after it."""
+    before = dict(METHODS)
+    yield
+    METHODS.clear()
+    METHODS.update(before)

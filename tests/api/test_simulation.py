@@ -10,7 +10,6 @@ import toys
 
 import pfljax as pfl
 from pfljax.algorithms.common import averaging
-from pfljax.contract.method import METHODS
 
 MODEL, LOCAL = pfl.models.MLP(hidden=()), pfl.LocalTraining(optax.sgd(0.1), batch_size=3)
 
@@ -57,13 +56,10 @@ def test_the_debugging_plan_shows_values_and_gives_the_same_figures(clients, cap
 
             return averaging(problem, train=train, ledger=pfl.Ledger(gradients=1))
 
-    try:
-        plans = {name: pfl.Execution(plan=name) for name in ("python", "map")}
-        shown = pfl.Run(Shown(), clients, MODEL, LOCAL, execution=plans["python"])
-        result = shown.train(rounds=2, eval_every=1, progress=False)
-        lines = capsys.readouterr().out.splitlines()
-    finally:
-        METHODS.pop("shown")
+    plans = {name: pfl.Execution(plan=name) for name in ("python", "map")}
+    shown = pfl.Run(Shown(), clients, MODEL, LOCAL, execution=plans["python"])
+    result = shown.train(rounds=2, eval_every=1, progress=False)
+    lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == [f"client {k} of round {r}" for r in range(2) for k in range(4)]
     losses = np.array([float(line.split(": ")[1]) for line in lines]).reshape(2, 4)
     expected = pfl.Run(pfl.FedAvg(), clients, MODEL, LOCAL, execution=plans["map"])

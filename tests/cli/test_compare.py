@@ -219,10 +219,7 @@ def test_a_method_of_one_s_own_is_compared_from_its_file(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "mine.py").write_text(METHOD)
     flags = ["--seeds=0", "--rounds=1", "--hidden=4", "--mine.strength=2", f"--out={tmp_path / 'out'}"]
-    try:
-        call(compare.COMMAND, f"--algorithms=fedavg,{tmp_path / 'mine.py'}:Mine", *flags)
-    finally:
-        METHODS.pop("mine", None)
+    call(compare.COMMAND, f"--algorithms=fedavg,{tmp_path / 'mine.py'}:Mine", *flags)
     fedavg, mine = rows_of(tmp_path / "out")
     assert mine["algorithm"] == "mine" and flags_of(tmp_path / "out" / "mine")["mine.strength"] == 2.0
     assert mine["accuracy_mean"] == fedavg["accuracy_mean"]

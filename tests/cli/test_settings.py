@@ -255,8 +255,7 @@ def own(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", list(__import__("sys").path))
     (tmp_path / "neighbor.py").write_text("DEFAULT = 0.5")
     (tmp_path / "mine.py").write_text(METHOD.format(number=1))
-    yield tmp_path / "mine.py"
-    METHODS.pop("own1", None)
+    return tmp_path / "mine.py"
 
 
 def test_a_method_of_one_s_own_comes_from_its_file_with_its_knobs(own):
@@ -270,15 +269,12 @@ def test_files_of_one_name_in_two_folders_are_two_files(own, tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "mine.py").write_text(METHOD.format(number=2))
     (tmp_path / "b" / "neighbor.py").write_text("DEFAULT = 0.25")
-    try:
-        settings = of("--algorithms", f"{own}:Own1,{tmp_path}/b/mine.py:Own2,local", define=compare.define)
-        assert settings.algorithms == ["own1", "own2", "local"]
-        files = [sys.modules[METHODS[name].__module__].__file__ for name in ("own1", "own2")]
-        assert files == [str(own), str(tmp_path / "b" / "mine.py")]
-        # Each has its own neighbor, and its type hints come from its own module.
-        assert (METHODS["own1"]().power, METHODS["own2"]().power) == (0.5, 0.25)
-    finally:
-        METHODS.pop("own2", None)
+    settings = of("--algorithms", f"{own}:Own1,{tmp_path}/b/mine.py:Own2,local", define=compare.define)
+    assert settings.algorithms == ["own1", "own2", "local"]
+    files = [sys.modules[METHODS[name].__module__].__file__ for name in ("own1", "own2")]
+    assert files == [str(own), str(tmp_path / "b" / "mine.py")]
+    # Each has its own neighbor, and its type hints come from its own module.
+    assert (METHODS["own1"]().power, METHODS["own2"]().power) == (0.5, 0.25)
 
 
 def test_a_class_that_has_another_one_s_name_is_refused(own, tmp_path):

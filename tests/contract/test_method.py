@@ -28,8 +28,7 @@ def Toy():
         def build(self, problem):
             raise ArgumentError(problem, "accepted: something else", 7)
 
-    yield Toy
-    del METHODS["toy"]
+    return Toy
 
 
 def test_a_method_is_registered_with_its_title(Toy):
@@ -65,12 +64,9 @@ def test_a_name_that_another_class_has_is_refused(Toy, name, options, taken):
 @pytest.mark.parametrize("module", ["__main__", "no_file_of_this_name"])
 def test_a_class_can_be_defined_again_where_it_was_defined(module):
     first, again = declare("Again", module), declare("Again", module)
-    try:
-        assert get("again") is again is not first
-        with pytest.raises(ArgumentError, match=r"^name=again"):
-            declare("Again", "another_module")
-    finally:
-        del METHODS["again"]
+    assert get("again") is again is not first
+    with pytest.raises(ArgumentError, match=r"^name=again"):
+        declare("Again", "another_module")
 
 
 @pytest.mark.parametrize(
@@ -137,14 +133,11 @@ def test_a_knob_that_another_leaves_unread_stays_at_its_default():
 
         def build(self, problem): ...
 
-    try:
-        assert (Unread().rate, Unread("a", 0.5).rate, Unread("b", 2.0).rate) == (0.5, 0.5, 2.0)
-        with pytest.raises(ArgumentError, match=r"^unread.rate=2.0: applies only with kind=b$"):
-            Unread("a", 2.0)
-        with pytest.raises(ArgumentError, match=r"^unread.rate=-1.0: accepted: above 0$"):
-            Unread("a", -1.0)
-    finally:
-        METHODS.pop("unread")
+    assert (Unread().rate, Unread("a", 0.5).rate, Unread("b", 2.0).rate) == (0.5, 0.5, 2.0)
+    with pytest.raises(ArgumentError, match=r"^unread.rate=2.0: applies only with kind=b$"):
+        Unread("a", 2.0)
+    with pytest.raises(ArgumentError, match=r"^unread.rate=-1.0: accepted: above 0$"):
+        Unread("a", -1.0)
 
 
 def test_a_message_is_a_line_that_can_be_printed():

@@ -68,10 +68,7 @@ def folder(tmp_path, monkeypatch):
     """A folder with the files that commands name, as in a checkout."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    registered = set(METHODS)
-    yield tmp_path
-    for name in set(METHODS) - registered:
-        METHODS.pop(name)  # no method of the tests after this one
+    return tmp_path
 
 
 WITH_CODE = [page for page in PAGES if any(language in SHORTER for language, _ in blocks(page))]
