@@ -168,7 +168,7 @@ class ClientOutput(NamedTuple):
             upload for all receivers. () if nothing comes back. In a dict, "weight" and "count" hold the weights of its
             other entries.
         report: What the server sees of this client, by name; "loss" () is required. Scalars are free; everything else
-            counts as uploaded.
+            counts as uploaded. "square" is the update's squared norm. Attackers change it, and arrays of floats.
         sent: (J,) or (J',) bool: which contributions are sent; None: all.
         mixing_weights: (J,), under "push": the weight that each receiver gives the upload.
     """

@@ -2,7 +2,8 @@
 
 An attacker plays its round but sends something other than its result. If the upload is a weighted model theta_k that
 was trained from theta, the attack replaces the update d = theta_k - theta; otherwise it replaces the upload itself,
-without its weights and counts. With strength s:
+without its weights and counts. The report's arrays of floats, such as FedPAC's heads, are replaced like an upload; its
+scalars stay honest. A squared norm of the update, named "square", is that of the update that is sent. With strength s:
 
 - "label_flip": it trains honestly on labels C - 1 - y.
 - "sign_flip": it sends -s d.
@@ -74,10 +75,13 @@ class Attack:
             out = algorithm.client_update(context, models, row, data)
             if not sends:
                 return out
+            key = jax.random.fold_in(context.key, ATTACK)
             start = algorithm.averages and algorithm.averages(models)
-            attacked = self._attacked(jax.random.fold_in(context.key, ATTACK), start, out.upload)
-            upload = jax.tree.map(lambda new, old: jnp.where(data.attacker, new, old), attacked, out.upload)
-            return out._replace(upload=upload)
+            honest = out.upload, out.report
+            attacked = self._attacked(key, start, out.upload), self._of_update(key, out.report, axes=0)
+            lie = lambda new, old: jnp.where(data.attacker, new, old)
+            upload, report = jax.tree.map(lie, attacked, honest)
+            return out._replace(upload=upload, report=report)
 
         report = dataclasses.replace(algorithm.report, scored=f"{algorithm.report.scored}, of honest clients")
         return dataclasses.replace(algorithm, client_update=client_update, report=report)
@@ -90,27 +94,31 @@ class Attack:
         sent = self._of_update(key, upload | {"model": tree.subtract(upload["model"], start)})
         return sent | {"model": tree.add(start, sent["model"])}
 
-    def _of_update(self, key: Key, update: PyTree) -> PyTree:
-        """The update, leaves (J, ...), that an attacker sends instead of its own.
+    def _of_update(self, key: Key, update: PyTree, axes: int = 1) -> PyTree:
+        """The update or report that an attacker sends instead of its own.
 
-        Weights, counts and leaves (J,) next to other leaves stay as they are.
+        Weights, counts, numbers that are no floats, and leaves with only the leading `axes` next to other leaves stay
+        as they are.
         """
         found, form = jax.tree.flatten_with_path(update)
         leaves = [leaf for _, leaf in found]
-        # Only entries of the upload itself: a model's parameters may have these names, too.
-        counts = [len(path) == 1 and getattr(path[0], "key", None) in ("weight", "count") for path, _ in found]
+        # Only entries of the update itself: a model's parameters may have these names, too.
+        names = [getattr(path[0], "key", None) if len(path) == 1 else None for path, _ in found]
         attacked = [
-            not count and (leaf.ndim > 1 or len(leaves) == 1) for leaf, count in zip(leaves, counts, strict=True)
+            name not in ("weight", "count") and jnp.isdtype(leaf.dtype, "real floating") and leaf.ndim > axes
+            for name, leaf in zip(names, leaves, strict=True)
         ]
+        attacked = attacked if axes == 0 or len(leaves) > 1 else [True] * len(leaves)
         sent = leaves
-        if self.kind == "noise":
-            keys = jax.random.split(key, max(len(leaves), 1))
+        if self.kind == "noise" and any(attacked):
+            keys = jax.random.split(key, len(leaves))
             sent = [jax.random.normal(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)]
             norm = lambda parts: jnp.sqrt(sum(jnp.square(p).sum() for p, a in zip(parts, attacked, strict=True) if a))
             unit = norm(leaves) / norm(sent)
             sent = [unit * leaf for leaf in sent]
         factor = -self.strength if self.kind == "sign_flip" else self.strength
-        found = [factor * new if hit else old for new, old, hit in zip(sent, leaves, attacked, strict=True)]
+        kept = [factor**2 * leaf if name == "square" else leaf for name, leaf in zip(names, leaves, strict=True)]
+        found = [factor * new if hit else old for new, old, hit in zip(sent, kept, attacked, strict=True)]
         return jax.tree.unflatten(form, found)
 
 

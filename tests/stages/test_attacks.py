@@ -1,5 +1,7 @@
 """What attackers send, in rounds of methods that average models and of those that send gradients."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -123,6 +125,42 @@ def test_updates_and_sums_are_turned_around_but_no_counts(name):
         expected = move(would, was, -3.0 if part in turned else 1.0)
         toys.assert_trees_close(found, expected, rtol=1e-4, atol=1e-5)
         assert not toys.same_trees(was, would)
+
+
+def test_fedexp_is_told_the_norm_of_what_attackers_send():
+    """If all attack with strength 3, norms and mean are 3 times as long, so that the server's rate stays the same."""
+    knobs = {"eps": 1e-12, "predict": "last"}
+    play_all = lambda attack: play("fedexp", attack, attacker=np.ones(4, bool), knobs=knobs)[2:]
+    (states, honest), (lies, lied) = play_all(Attack()), play_all(Attack("sign_flip", strength=3.0))
+    rates = [float(records[0].metrics["server_rate"]) for records in (honest, lied)]
+    assert rates[0] > 1
+    np.testing.assert_allclose(rates[1], rates[0], rtol=1e-4)
+    turned = jax.tree.map(lambda a, b: b - 3 * (np.asarray(a) - b), states[1].models, jax.device_get(states[0].models))
+    toys.assert_trees_close(lies[1].models, turned, rtol=1e-4, atol=1e-5)
+
+
+def test_heads_and_statistics_in_a_report_are_turned_around_but_no_scalars():
+    """FedPAC's heads and means; the server sees what each client sends."""
+    federation = toys.make_federation(SIZES)
+    problem = toys.make_problem(federation, optax.sgd(0.1), hidden=(3,))
+    honest = toys.make_algorithm("fedpac", problem)
+
+    def reports(algorithm):
+        def server_update(key, state, aggregate):
+            return state, {"report": aggregate.report}
+
+        spied = dataclasses.replace(algorithm, server_update=server_update)
+        clients = ClientData(classes(federation), federation.validation, ATTACKER)
+        return jax.device_get(toys.train(spied, problem, clients, 1)[1][0].metrics["report"])
+
+    before, after = reports(honest), reports(Attack("sign_flip", strength=3.0).on(problem, honest))
+    turned = lambda leaf: np.where(ATTACKER, -3.0, 1.0).reshape(-1, *[1] * (leaf.ndim - 1)) * leaf
+    for name in ("head", "means"):
+        expected = jax.tree.map(turned, before[name])
+        toys.assert_trees_close(after[name], expected, rtol=1e-4, atol=1e-6)
+        assert any(np.abs(leaf[1]).max() > 1e-3 for leaf in jax.tree.leaves(before[name]))
+    for name in ("loss", "variance", "several"):
+        np.testing.assert_allclose(after[name], before[name], rtol=1e-5)
 
 
 def test_without_attackers_nothing_changes():
