@@ -43,8 +43,13 @@ def __getattr__(name: str) -> Any:
 
 
 def preload() -> threading.Thread:
-    """Imports in a thread what drawing and the page need, while JAX compiles and computes. Returns the thread."""
-    modules = f"{__name__}.page", "scipy.cluster.hierarchy"
-    thread = threading.Thread(target=lambda: [importlib.import_module(module) for module in modules])
+    """Prepares in a thread what a run's end needs, while JAX compiles and computes. Returns the thread."""
+
+    def prepare() -> None:
+        for module in ("pfljax.folder.checkpoints", f"{__name__}.page", "scipy.cluster.hierarchy"):
+            importlib.import_module(module)
+        importlib.import_module(f"{__name__}.markup").library()
+
+    thread = threading.Thread(target=prepare)
     thread.start()
     return thread

@@ -33,7 +33,7 @@ def to_png(figure: Figure) -> bytes:
     if layout:  # savefig would compute the layout twice and draw twice
         layout.execute(figure)
         figure.set_layout_engine("none")
-    figure.savefig(buffer, format="png", dpi=130)
+    figure.savefig(buffer, format="png", dpi=130, pil_kwargs={"compress_level": 1})  # half the time, a fifth larger
     if layout:
         figure.set_layout_engine(layout)
     return buffer.getvalue()

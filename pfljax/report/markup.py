@@ -136,7 +136,7 @@ def document(title: str, lead: str, sections: Mapping[str, str], data: Any, scri
         "<noscript><p>The plots need JavaScript; the tables do not.</p></noscript>\n"
         '<p id="problem" role="alert" hidden></p>\n'
         f"<main>\n{body}\n</main>\n"
-        f'<script type="text/plain" id="library">{_library()}</script>\n'
+        f'<script type="text/plain" id="library">{library()}</script>\n'
         f'<script type="text/plain" id="data">{packed}</script>\n'
         f"<script>{code}</script>\n</body>\n</html>\n"
     )
@@ -148,7 +148,8 @@ def _packed(content: str) -> str:
 
 
 @functools.cache
-def _library() -> str:
+def library() -> str:
+    """Returns the packed code of the plots' library, which is the same on every page."""
     from plotly.offline import get_plotlyjs  # heavy
 
     return _packed(get_plotlyjs())
