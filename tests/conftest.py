@@ -10,8 +10,10 @@ from pathlib import Path
 import jax
 import jaxtyping
 import pytest
+from jax._src import lru_cache
 
 PACKAGE = Path(__file__).parents[1] / "pfljax"
+COMPILED = "PFLJAX_TESTS_COMPILED"  # names the folder of the compiled programs of all workers
 
 # Code is split and emitted in ways that cost more time to compile than small programs take to run.
 FASTER_TO_COMPILE = (
@@ -46,6 +48,13 @@ def modules_with_shapes() -> list[str]:
     return [".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts) for file in files]
 
 
+def put_whole(cache: lru_cache.LRUCache, key: str, value: bytes) -> None:
+    """Writes a compiled program in one step, so that no other worker reads a part; JAX itself writes in place."""
+    part = cache.path / f"{key}.{os.getpid()}"
+    part.write_bytes(value)
+    part.replace(cache.path / f"{key}-cache")
+
+
 gc.freeze()  # modules stay; visiting them in every collection takes a part of the suite's time
 gc.set_threshold(50_000)
 jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS") or "cpu")
@@ -55,8 +64,11 @@ jax.config.update("jax_cpu_enable_async_dispatch", False)
 # Most of the suite's time is compiling, often of what another test has compiled before.
 jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_traceback_in_locations_limit", 0)  # no lines of Python in compiled code
-COMPILED = tempfile.TemporaryDirectory()  # of this process alone: no other one reads a file that is being written
-jax.config.update("jax_compilation_cache_dir", COMPILED.name)
+if COMPILED not in os.environ:  # the first process; its workers start with its environment and share the folder
+    compiled = tempfile.TemporaryDirectory()
+    os.environ[COMPILED] = compiled.name
+jax.config.update("jax_compilation_cache_dir", os.environ[COMPILED])
+lru_cache.LRUCache.put = put_whole
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 start_jax()
