@@ -62,11 +62,19 @@ def strings(path):
     ]
 
 
+def functions(node, within=""):
+    """(qualified name, node) of all functions; those of one name are told apart by where they stand."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield f"{within}{child.name}", child
+        named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        yield from functions(child, f"{within}{child.name}." if named else within)
+
+
 def long_functions(path):
-    """Names and lines of functions that are longer than allowed, docstrings included."""
-    functions = [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)]
-    lines = {node.name: node.end_lineno - node.lineno + 1 for node in functions}
-    return {name: number for name, number in lines.items() if number > MAX_LINES}
+    """Qualified names and lines of functions that are longer than allowed, docstrings included."""
+    lines = [(name, node.end_lineno - node.lineno + 1) for name, node in functions(tree(path))]
+    return [(name, number) for name, number in lines if number > MAX_LINES]
 
 
 @pytest.mark.parametrize("path", FILES, ids=relative)
@@ -139,5 +147,6 @@ def test_the_rules_see_what_they_forbid(tmp_path):
     assert {"jax.lax.map", "vmap"} <= names(bad)
     assert FLAG.search(*strings(bad)) and FLAG.search("use --rounds=3") and not FLAG.search("a -- b, well--known")
     long = tmp_path / "long.py"
-    long.write_text("def f():\n" + MAX_LINES * "    x = 1\n" + "def g():\n" + (MAX_LINES - 1) * "    x = 1\n")
-    assert long_functions(long) == {"f": MAX_LINES + 1}
+    body = lambda lines, indent: lines * f"{indent}x = 1\n"
+    long.write_text(f"class A:\n    def f():\n{body(MAX_LINES, ' ' * 8)}def f():\n{body(MAX_LINES - 1, ' ' * 4)}")
+    assert long_functions(long) == [("A.f", MAX_LINES + 1)]  # the short one of the same name hides nothing
