@@ -30,6 +30,19 @@ def gradient(federation, k, theta):
     return 2 * (a @ theta - b)
 
 
+def loss_of(federation, k, theta):
+    """Client k's mean squared error."""
+    (a, b), size = quadratic(federation, k), federation.train.size[k]
+    return theta @ a @ theta - 2 * b @ theta + np.mean(np.float64(federation.train.y[k, :size]) ** 2)
+
+
+def descend(federation, k, theta, steps, correction=0.0):
+    """Theta after full-batch steps along client k's gradient and a further term."""
+    for _ in range(steps):
+        theta = theta - RATE * (gradient(federation, k, theta) + correction)
+    return theta
+
+
 def play(name, rounds=2, sizes=SIZES, knobs=None, federation=None, **options):
     """(federation, algorithm, states, records, predictions); the same rounds are played once, unless on given data."""
     if federation is not None:
