@@ -145,18 +145,9 @@ def test_beta_one_keeps_the_newest_loss_only(federation):
 
 @pytest.mark.parametrize(
     "knobs",
-    [
-        {"neighbors": 3},
-        {"neighbors": -1},
-        {"epsilon": 1.5},
-        {"beta": 0.0},
-        {"collaborators": 0},
-        {"candidates": 2, "neighbors": 2},
-        {"effective_examples": 3.0, "faithful": True},
-        {"effective_examples": -1.0},
-    ],
+    [{"neighbors": 3}, {"candidates": 2, "neighbors": 2}, {"effective_examples": 3.0, "faithful": True}],
 )
-def test_knobs_out_of_range(federation, knobs):
+def test_knobs_that_do_not_fit_are_refused(federation, knobs):
     with pytest.raises(ArgumentError, match=rf"^federico\.{next(iter(knobs))}="):
         FedeRiCo(**{"neighbors": 2} | knobs).build(toys.make_problem(federation))
 

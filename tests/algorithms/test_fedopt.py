@@ -24,7 +24,6 @@ def test_fedavgm_by_hand():
     [
         ("adam", {}, (0.9, 0.99)),
         ("adam", {"beta1": 0.5, "beta2": 0.7}, (0.5, 0.7)),
-        ("yogi", {}, (0.9, 0.99)),
         ("yogi", {"beta2": 0.7}, (0.9, 0.7)),
         ("adagrad", {}, (0.0, None)),
         ("adagrad", {"beta1": 0.5}, (0.5, None)),

@@ -8,14 +8,18 @@ from quadratics import MINI, RATE, SIZES, play, vectors
 
 pytestmark = pytest.mark.xdist_group("limits")
 SIX, EQUAL = (2, 5, 1, 3, 4, 2), (3, 3, 3, 3)
-ON_OTHER_MODELS = ("fedala", "fedexp")  # than those whose mean is FedAvg's, clients are scored
+SCORED_ON_OTHERS = ("fedala", "fedexp")  # clients' own copies, and a mean over two rounds
 slow = lambda *values: pytest.param(*values, marks=pytest.mark.slow)
 
 
 def models_of(name, sizes=SIZES, knobs=None):
-    """(the models of the state, those that clients predict with), vectors, after some rounds in mini-batches."""
-    _, _, states, _, predictions = play(name, sizes=sizes, knobs=knobs, **MINI)
-    return vectors(states[-1].models), vectors(predictions.models)[:, 0]
+    """The state's models after some rounds in mini-batches."""
+    return vectors(play(name, sizes=sizes, knobs=knobs, **MINI)[2][-1].models)
+
+
+def scored_of(name, sizes=SIZES, knobs=None):
+    """The models that the clients predict with then, (K, d)."""
+    return vectors(play(name, sizes=sizes, knobs=knobs, **MINI)[4].models)[:, 0]
 
 
 @pytest.mark.parametrize(
@@ -43,17 +47,16 @@ def models_of(name, sizes=SIZES, knobs=None):
     ],
 )
 def test_with_its_knob_off_it_is_fedavg(name, off, on, sizes):
-    mean = models_of("fedavg", sizes)[0]
-    models, scored = models_of(name, sizes, off)
+    mean, models = models_of("fedavg", sizes)[0], models_of(name, sizes, off)
     if name == "pfedmb":
         models = models[:, 0]  # of its one branch
     np.testing.assert_allclose(models, np.broadcast_to(mean, models.shape), rtol=1e-5, atol=1e-6)
-    if name not in ON_OTHER_MODELS:
+    if name not in SCORED_ON_OTHERS:
+        scored = scored_of(name, sizes, off)
         np.testing.assert_allclose(scored, np.broadcast_to(mean, scored.shape), rtol=1e-5, atol=1e-6)
     if on is not None:
-        models, scored = models_of(name, sizes, on)
-        differs = scored if name in ("fedper", "apfl") else models  # which keep a part that is shared elsewhere
-        assert np.abs(differs - mean).max() > 1e-3
+        found = scored_of if name in ("fedper", "apfl") else models_of  # which change what clients keep
+        assert np.abs(found(name, sizes, on) - mean).max() > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -68,9 +71,9 @@ def test_with_its_knob_off_it_is_fedavg(name, off, on, sizes):
     ],
 )
 def test_with_its_knob_off_it_is_local(name, off, on):
-    alone = models_of("local")[1]
-    np.testing.assert_allclose(models_of(name, knobs=off)[1], alone, rtol=1e-5, atol=1e-6)
-    assert np.abs(models_of(name, knobs=on)[1] - alone).max() > 1e-3
+    alone = scored_of("local")
+    np.testing.assert_allclose(scored_of(name, knobs=off), alone, rtol=1e-5, atol=1e-6)
+    assert np.abs(scored_of(name, knobs=on) - alone).max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["feddyn", "fednova"])

@@ -322,7 +322,7 @@ def flat(models):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(models)])
 
 
-@pytest.mark.parametrize("store", ["device", "host"])
+@pytest.mark.parametrize("store", ["device", pytest.param("host", marks=pytest.mark.slow)])
 def test_the_noise_does_not_follow_from_the_seed(store):
     """Otherwise 2 model(sigma) - model(2 sigma) is the model without noise: each holds the same draws."""
     trained = lambda *noise: models_of(privacy=Privacy(*noise), store=store)

@@ -1,9 +1,9 @@
 """Sums and counts of features by class against a loop in NumPy."""
 
 import jax
+import networks
 import numpy as np
 import optax
-import perceptrons
 import pytest
 import toys
 
@@ -23,7 +23,7 @@ def test_sums_and_counts_are_those_of_a_loop(size):
     summed = jax.jit(lambda split: classes.feature_sums(problem.model, params, split, 4))
     found = summed(Split(x, y, np.int32(size)))
     sums, counts = found["sums"], found["counts"]
-    z = perceptrons.features(perceptrons.weights_of(models), np.float64(x[:size]))
+    z = networks.features(networks.row(models, 0), np.float64(x[:size]))
     expected = np.array([z[y[:size] == c].sum(axis=0) for c in range(4)])
     np.testing.assert_allclose(sums, expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(counts, np.bincount(y[:size], minlength=4))
