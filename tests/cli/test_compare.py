@@ -142,17 +142,31 @@ def finished(tmp_path_factory):
     return out, flags
 
 
+FILES = ("summary.json", "metrics.jsonl", "results.npz", "collaboration.npz", "config.json")
+
+
+def harmed(out, name, harm):
+    """What is wrong with a cell after harm to a file."""
+    path = out / "fedavg" / "seed-0" / name
+    content = path.read_bytes()
+    path.unlink() if harm == "gone" else path.write_bytes(content[: len(content) // 2] if harm == "cut" else b"")
+    return f"{name} is missing" if harm == "gone" else f"{name} is not what the run wrote"
+
+
 @pytest.mark.parametrize("harm", ["cut", "empty", "gone"])
-@pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl", "results.npz", "collaboration.npz", "config.json"])
+@pytest.mark.parametrize("name", FILES)
+def test_damage_to_any_file_of_a_cell_is_found(finished, tmp_path, name, harm):
+    shutil.copytree(finished[0], tmp_path / "out")
+    assert harmed(tmp_path / "out", name, harm) == study.damage(tmp_path / "out" / "fedavg" / "seed-0")
+
+
+@pytest.mark.parametrize(("name", "harm"), zip(FILES, ["cut", "gone", "empty", "gone", "cut"], strict=True))
 def test_a_damaged_cell_is_run_again_and_said_so(finished, tmp_path, name, harm):
     out, flags = finished
     shutil.copytree(out, tmp_path / "out")
-    path = tmp_path / "out" / "fedavg" / "seed-0" / name
-    content = path.read_bytes()
-    path.unlink() if harm == "gone" else path.write_bytes(content[: len(content) // 2] if harm == "cut" else b"")
+    what = harmed(tmp_path / "out", name, harm)
     printed = call(compare.COMMAND, *flags, "--rounds=4", f"--out={tmp_path / 'out'}")
-    what = "is missing" if harm == "gone" else "is not what the run wrote"
-    assert f"3 clients, 4 rounds, running again: {name} {what}" in printed
+    assert f"3 clients, 4 rounds, running again: {what}" in printed
     assert "finished before" not in printed
     scores = lambda folder: [(row["accuracy_mean"], row["best_mean"], row["curve_mean"]) for row in rows_of(folder)]
     assert str(scores(tmp_path / "out")) == str(scores(out))

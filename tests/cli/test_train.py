@@ -104,11 +104,10 @@ def test_a_missing_package_is_told_before_anything_is_done(monkeypatch):
     [
         ([], True, "the data set's own"),
         (["--test_fraction=0.5"], False, "drawn from each client's examples; the data set's own are not used"),
-        (["--noofficial_test"], False, "drawn from each client's examples; the data set's own are not used"),
     ],
 )
 def test_a_file_says_which_examples_are_for_testing(npz, tmp_path, flags, own, said):
-    """Classes have names here; of each client's ten examples three are for testing, or half, or a fifth."""
+    """Classes have names here; of each client's ten examples three are for testing, or half."""
     x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
     y, is_test = np.array(["dog", "cat"])[np.arange(40) % 2], np.arange(40) % 10 >= 7
     path = npz("tests", x=x, y=y, client=np.arange(40) // 10, is_test=is_test)
@@ -124,7 +123,7 @@ def test_a_file_says_which_examples_are_for_testing(npz, tmp_path, flags, own, s
     (line,) = [line for line in printed.splitlines() if line.startswith("  test examples ")]
     assert line.split(maxsplit=2)[2] == said
     sizes = [row["n_test"] for row in files.read_json(tmp_path / "r" / "summary.json")["per_client"]]
-    assert sizes == [3 if own else 5 if "--test_fraction=0.5" in flags else 2] * 4
+    assert sizes == [3 if own else 5] * 4
     config = files.read_json(tmp_path / "r" / "config.json")
     assert config["flags"]["official_test"] is own and config["data"]["class_names"] == ["cat", "dog"]
 
