@@ -18,7 +18,7 @@ from pfljax.training import loop
 from pfljax.training.loop import Schedule, Trainer
 
 TESTS = Path(__file__).parents[1]
-pytestmark = pytest.mark.usefixtures("compile_once")
+pytestmark = [pytest.mark.usefixtures("compile_once"), pytest.mark.xdist_group("runs")]
 
 
 @pytest.fixture

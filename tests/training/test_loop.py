@@ -31,7 +31,7 @@ from pfljax.stores.compiled import Compiled
 from pfljax.training import loop
 
 TESTS = Path(__file__).parents[1]
-pytestmark = pytest.mark.usefixtures("compile_once")
+pytestmark = [pytest.mark.usefixtures("compile_once"), pytest.mark.xdist_group("runs")]
 
 
 class Killed(Exception):
