@@ -17,9 +17,9 @@ def vectors(models):
     return np.append(np.float64(layer["kernel"])[..., 0], np.float64(layer["bias"]), axis=-1)
 
 
-def quadratic(federation, k):
+def quadratic(federation, k, part="train"):
     """Client k's mean squared error is theta' A theta - 2 b' theta + const: (A, b)."""
-    split = federation.train
+    split = getattr(federation, part)
     size = split.size[k]
     x = np.append(np.float64(split.x[k, :size]), np.ones((size, 1)), axis=1)
     return x.T @ x / size, x.T @ np.float64(split.y[k, :size]) / size
@@ -30,10 +30,10 @@ def gradient(federation, k, theta):
     return 2 * (a @ theta - b)
 
 
-def loss_of(federation, k, theta):
-    """Client k's mean squared error."""
-    (a, b), size = quadratic(federation, k), federation.train.size[k]
-    return theta @ a @ theta - 2 * b @ theta + np.mean(np.float64(federation.train.y[k, :size]) ** 2)
+def loss_of(federation, k, theta, part="train"):
+    """Client k's mean squared error on a part of its examples."""
+    (a, b), split = quadratic(federation, k, part), getattr(federation, part)
+    return theta @ a @ theta - 2 * b @ theta + np.mean(np.float64(split.y[k, : split.size[k]]) ** 2)
 
 
 def descend(federation, k, theta, steps, correction=0.0):

@@ -1,7 +1,5 @@
 """FedAvg and FedAvg+ by hand, and their limits."""
 
-import dataclasses
-
 import jax
 import numpy as np
 import optax
@@ -24,16 +22,13 @@ def test_the_mean_is_weighted_by_examples(epochs):
 def test_only_the_cohort_is_averaged():
     federation, algorithm, _, _, _ = play("fedavg", rounds=0)
     problem = toys.make_problem(federation, optax.sgd(RATE), cohort=2)
-    seen = []
-
-    def download(context, row, cohort):
-        jax.debug.callback(lambda ids: seen.append(np.asarray(ids)), cohort.ids)
-        return algorithm.download(context, row, cohort)
-
-    states, _ = toys.train(dataclasses.replace(algorithm, download=download), problem, federation.client_data, 1)
+    seen = set()
+    watched = toys.watched(algorithm, lambda number, client, ids: seen.add(int(client)))
+    states, _ = toys.train(watched, problem, federation.client_data, 1)
     jax.effects_barrier()
-    trained = [descend(federation, k, vectors(states[0].models)[0], 1) for k in seen[0]]
-    expected = np.average(trained, axis=0, weights=np.array(SIZES)[seen[0]])
+    assert len(seen) == 2
+    trained = [descend(federation, k, vectors(states[0].models)[0], 1) for k in seen]
+    expected = np.average(trained, axis=0, weights=[SIZES[k] for k in seen])
     np.testing.assert_allclose(vectors(states[1].models)[0], expected, rtol=2e-4, atol=1e-6)
 
 

@@ -230,11 +230,7 @@ def test_a_run_s_ledger_is_of_its_own_cohorts_steps_and_sizes(tmp_path):
     algorithm = toys.make_algorithm("fedavg", problem)
     seen = []
 
-    def download(context, row, cohort):
-        jax.debug.callback(lambda client: seen.append(int(client)), context.client)
-        return algorithm.download(context, row, cohort)
-
-    watched = dataclasses.replace(algorithm, download=download)
+    watched = toys.watched(algorithm, lambda number, client, ids: seen.append(int(client)))
     one_round = jax.jit(make_round(watched, problem.plan, 6, size))
     state = toys.start(algorithm, problem, federation.client_data)
     for number in range(rounds):
