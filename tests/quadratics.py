@@ -50,6 +50,16 @@ def play(name, rounds=2, sizes=SIZES, knobs=None, federation=None, **options):
     return play_once(name, rounds, sizes, tuple((knobs or {}).items()), tuple(options.items()))
 
 
+class Lazily:
+    """What a function returns, asked for its attributes; it is called, and compiled, with the first of them."""
+
+    def __init__(self, make):
+        self._make = functools.cache(make)
+
+    def __getattr__(self, name):
+        return getattr(self._make(), name)
+
+
 @functools.cache
 def play_once(name, rounds, sizes, knobs, options):
     return play_on(toys.make_federation(sizes, "regression"), name, rounds, dict(knobs), dict(options))
@@ -59,8 +69,8 @@ def play_on(federation, name, rounds, knobs, options):
     problem = toys.make_problem(federation, optax.sgd(RATE), **options)
     algorithm = toys.make_algorithm(name, problem, **knobs)
     states, records = toys.train(algorithm, problem, federation.client_data, rounds)
-    predictions = toys.predict(algorithm, problem, jax.random.key(0), states[-1], federation.client_data)
-    return federation, algorithm, states, records, predictions
+    predict = lambda: toys.predict(algorithm, problem, jax.random.key(0), states[-1], federation.client_data)
+    return federation, algorithm, states, records, Lazily(predict)
 
 
 MINI = {"batch_size": 2, "epochs": 2, "rounds": 3}

@@ -30,7 +30,7 @@ SIZES = (5, 1, 3, 4, 2, 4, 0, 3)  # uneven, and a client without examples
 K, COHORT, ROUNDS = 8, 4, 6
 # One worker plays all tests of a method, so that its rounds are compiled once. By default one method of each kind and
 # the ones that others build on; all others are slow.
-FAST = {*toys.KINDS, "fedavg", "per_fedavg", "pfedmb", "clustered", "federico_centralized"}
+FAST = {*toys.KINDS, "pfedmb", "clustered", "federico_centralized"}
 every_method = toys.each_method(fast=FAST, grouped=True)
 # Servers that move each coordinate by at most their rate per round, or with momentum, need more rounds.
 FASTER = {"fedadam": {"rate": 0.1}, "fedavgm": {"rate": 0.5}}

@@ -127,7 +127,6 @@ def test_an_edited_method_is_not_taken_for_the_measured_one(tmp_path):
     (line,) = call(out, *flags, code=2).strip().splitlines()
     assert line.startswith("error: --rerun: ") and "client_update of Alone" in line and str(out) in line
     assert "already finished" not in call(out, *flags, "--rerun=changed")
-    assert "already finished, read from" in call(out, *flags)
 
 
 def test_a_cell_that_another_process_measures_is_skipped(tmp_path):
