@@ -1,4 +1,4 @@
-"""Limits: with its knob off, a method is a simpler one; one worker plays them, which compiles the simpler ones once."""
+"""Limits: with its knob off, a method is a simpler one."""
 
 import numpy as np
 import optax
@@ -6,7 +6,6 @@ import pytest
 import toys
 from quadratics import MINI, RATE, SIZES, play, vectors
 
-pytestmark = pytest.mark.xdist_group("limits")
 SIX, EQUAL = (2, 5, 1, 3, 4, 2), (3, 3, 3, 3)
 SCORED_ON_OTHERS = ("fedala", "fedexp")  # clients' own copies, and a mean over two rounds
 slow = lambda *values: pytest.param(*values, marks=pytest.mark.slow)

@@ -15,7 +15,6 @@ from pfljax.api.result import frame_of
 from pfljax.api.study import over_rounds
 from pfljax.folder import files
 
-pytestmark = pytest.mark.xdist_group("api_run")  # whose tests read one run
 ROOT = Path(__file__).parents[2]
 LOCAL = pfl.LocalTraining(optax.adam(1e-2))
 MODEL = pfl.models.MLP(hidden=())

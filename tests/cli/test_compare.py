@@ -15,8 +15,6 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import METHODS
 from pfljax.folder import files
 
-pytestmark = pytest.mark.xdist_group("compare")  # whose tests read one run
-
 
 @pytest.mark.slow
 def test_seeds_in_one_kernel_are_kept_one_by_one(tmp_path):
