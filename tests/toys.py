@@ -42,9 +42,20 @@ class Normalized(nn.Module):
     num_classes: int
 
     @nn.compact
-    def __call__(self, x, train: bool):
+    def __call__(self, x, train: bool = False):
+        x = x.reshape(x.shape[0], -1)
         x = nn.BatchNorm(use_running_average=not train, momentum=0.7, epsilon=0.1, use_bias=False)(x)
         return nn.Dense(self.num_classes)(x)
+
+
+class Dropped(nn.Module):
+    """A linear model behind dropout."""
+
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return nn.Dense(self.num_classes)(nn.Dropout(0.5, deterministic=not train)(x))
 
 
 # What a method is tested with where a linear model would not do.

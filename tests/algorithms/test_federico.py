@@ -3,7 +3,6 @@
 import functools
 import itertools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -361,19 +360,9 @@ def test_newcomers_weigh_all_models_in_blocks():
         toys.assert_trees_close(mixed, jax.tree.map(lambda leaf, order=order: leaf[order], state.models))
 
 
-class Dropout(nn.Module):
-    """A linear model on inputs with dropout."""
-
-    num_classes: int
-
-    @nn.compact
-    def __call__(self, x, train: bool):
-        return nn.Dense(self.num_classes)(nn.Dropout(0.5, deterministic=not train)(x))
-
-
 def test_models_are_weighed_as_they_predict_not_as_they_train():
     federation = toys.make_federation(SIZES)
-    problem = toys.make_problem(federation, model=Dropout)
+    problem = toys.make_problem(federation, model=toys.Dropped)
     algorithm = toys.make_algorithm("federico", problem, neighbors=0)
     states, records = toys.train(algorithm, problem, federation.client_data, 1)
     layer = states[0].models["Dense_0"]

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+import toys
 from commands import call
 from flax import nnx
 
@@ -20,15 +21,6 @@ from pfljax.folder import files
 
 MODEL = pfl.models.MLP(hidden=(4,))
 OFTEN = {"rounds": 4, "eval_every": 2}
-
-
-class Normalized(nn.Module):
-    num_classes: int
-
-    @nn.compact
-    def __call__(self, x, train: bool = False):
-        x = nn.BatchNorm(use_running_average=not train)(x.reshape(x.shape[0], -1))
-        return nn.Dense(self.num_classes)(x)
 
 
 class OfNNX(nnx.Module):
@@ -208,7 +200,7 @@ def test_a_state_that_does_not_fit_twice_is_one_line(clients, monkeypatch, x):
         first.predict(x, 0)
 
 
-@pytest.mark.parametrize(("method", "model"), [(pfl.Ditto(), Normalized), (pfl.FedAvg(), MODEL)])
+@pytest.mark.parametrize(("method", "model"), [(pfl.Ditto(), toys.Normalized), (pfl.FedAvg(), MODEL)])
 def test_an_exported_model_gives_the_logits_of_its_client(method, model, clients, x, tmp_path):
     """Saved, read by plain Orbax and applied by plain Flax."""
     result = trained(method, clients, model)

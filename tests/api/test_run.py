@@ -2,7 +2,6 @@
 
 import dataclasses
 import sys
-from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -15,7 +14,6 @@ from pfljax.api.result import frame_of
 from pfljax.api.study import over_rounds
 from pfljax.folder import files
 
-ROOT = Path(__file__).parents[2]
 LOCAL = pfl.LocalTraining(optax.adam(1e-2))
 MODEL = pfl.models.MLP(hidden=())
 
