@@ -232,7 +232,7 @@ def run_with(store="device", **options):
     clients = pfl.data.digits(num_clients=8, train_examples=6)
     execution = pfl.Execution("map", devices=1, client_store=store)
     local = pfl.LocalTraining(optax.sgd(0.1))
-    run = pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP(hidden=(4,)), local, execution=execution, **options)
+    run = pfl.Run(pfl.FedAvg(), clients, MODEL, local, execution=execution, **options)
     return run.train(2, eval_every=2, progress=False)
 
 
