@@ -11,9 +11,8 @@ import pytest
 import quadratics
 import toys
 
-from pfljax import data
+from pfljax import ArgumentError, data
 from pfljax.algorithms import FedeRiCo, FedeRiCoCentralized, Local
-from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Cohort
 from pfljax.exchange import lifting
 from pfljax.exchange.plan import make_plan
