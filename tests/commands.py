@@ -5,6 +5,7 @@ import io
 from unittest import mock
 
 from pfljax.cli import launch
+from pfljax.folder import files
 
 
 def call(command, *words, code=0):
@@ -25,3 +26,20 @@ def one_line(error):
     (line,) = error.strip().splitlines()
     assert line.startswith("error: ")
     return line.removeprefix("error: ")
+
+
+def refused(command, out, *words):
+    """The one line with which a command refuses its flags; it names the last of them, and nothing is begun in `out`."""
+    line = one_line(call(command, *words, f"--out={out}", code=2))
+    assert words[-1].split("=")[0].strip("-") in line and not out.exists()
+    return line
+
+
+def rows_of(folder):
+    """The rows of a command's table."""
+    return files.read_json(folder / "table.json")
+
+
+def flags_of(folder, seed=0):
+    """The flags of a cell's run."""
+    return files.read_json(folder / f"seed-{seed}" / "config.json")["flags"]

@@ -81,6 +81,14 @@ from runs import compile_once, whole  # noqa: E402, F401  (fixtures; after JAX h
 from pfljax.contract.method import METHODS  # noqa: E402
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items):
+    """One worker plays a file, whose tests compile and train the same; long tests are spread."""
+    for item in items:
+        if not any(map(item.get_closest_marker, ("xdist_group", "slow", "campaign"))):
+            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(PACKAGE.parent).as_posix()))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def cache(tmp_path_factory):
     """A folder for what commands keep, one for all tests."""

@@ -2,8 +2,10 @@
 
 import jax
 import numpy as np
+import optax
+import toys
 
-BODY, HEAD = "Dense_0", "Dense_1"
+BODY, HEAD, RATE = "Dense_0", "Dense_1", 0.2
 
 
 def row(params, k):
@@ -56,3 +58,15 @@ def examples(federation, k):
     """Client k's training examples."""
     size = federation.train.size[k]
     return np.float64(federation.train.x[k, :size]), federation.train.y[k, :size]
+
+
+def play(name, rounds, sizes, knobs=None, hidden=(6,), **options):
+    """(federation, problem, algorithm, states, records)."""
+    federation = toys.make_federation(sizes)
+    problem = toys.make_problem(federation, optax.sgd(RATE), hidden=hidden, **options)
+    algorithm = toys.make_algorithm(name, problem, **knobs or {})
+    return federation, problem, algorithm, *toys.train(algorithm, problem, federation.client_data, rounds)
+
+
+def assert_row_close(models, expected, k=0):
+    toys.assert_trees_close(row(models, k), expected, rtol=2e-4, atol=2e-5)

@@ -17,9 +17,9 @@ def vectors(models):
     return np.append(np.float64(layer["kernel"])[..., 0], np.float64(layer["bias"]), axis=-1)
 
 
-def quadratic(federation, k):
+def quadratic(federation, k, part="train"):
     """Client k's mean squared error is theta' A theta - 2 b' theta + const: (A, b)."""
-    split = federation.train
+    split = getattr(federation, part)
     size = split.size[k]
     x = np.append(np.float64(split.x[k, :size]), np.ones((size, 1)), axis=1)
     return x.T @ x / size, x.T @ np.float64(split.y[k, :size]) / size
@@ -30,11 +30,34 @@ def gradient(federation, k, theta):
     return 2 * (a @ theta - b)
 
 
+def loss_of(federation, k, theta, part="train"):
+    """Client k's mean squared error on a part of its examples."""
+    (a, b), split = quadratic(federation, k, part), getattr(federation, part)
+    return theta @ a @ theta - 2 * b @ theta + np.mean(np.float64(split.y[k, : split.size[k]]) ** 2)
+
+
+def descend(federation, k, theta, steps, correction=0.0):
+    """Theta after full-batch steps along client k's gradient and a further term."""
+    for _ in range(steps):
+        theta = theta - RATE * (gradient(federation, k, theta) + correction)
+    return theta
+
+
 def play(name, rounds=2, sizes=SIZES, knobs=None, federation=None, **options):
     """(federation, algorithm, states, records, predictions); the same rounds are played once, unless on given data."""
     if federation is not None:
         return play_on(federation, name, rounds, knobs or {}, options)
     return play_once(name, rounds, sizes, tuple((knobs or {}).items()), tuple(options.items()))
+
+
+class Lazily:
+    """What a function returns, asked for its attributes; it is called, and compiled, with the first of them."""
+
+    def __init__(self, make):
+        self._make = functools.cache(make)
+
+    def __getattr__(self, name):
+        return getattr(self._make(), name)
 
 
 @functools.cache
@@ -46,8 +69,8 @@ def play_on(federation, name, rounds, knobs, options):
     problem = toys.make_problem(federation, optax.sgd(RATE), **options)
     algorithm = toys.make_algorithm(name, problem, **knobs)
     states, records = toys.train(algorithm, problem, federation.client_data, rounds)
-    predictions = toys.predict(algorithm, problem, jax.random.key(0), states[-1], federation.client_data)
-    return federation, algorithm, states, records, predictions
+    predict = lambda: toys.predict(algorithm, problem, jax.random.key(0), states[-1], federation.client_data)
+    return federation, algorithm, states, records, Lazily(predict)
 
 
 MINI = {"batch_size": 2, "epochs": 2, "rounds": 3}

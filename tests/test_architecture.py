@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from pfljax.algorithms import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -62,35 +60,53 @@ def strings(path):
     ]
 
 
+def functions(node, within=""):
+    """(qualified name, node) of all functions; those of one name are told apart by where they stand."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield f"{within}{child.name}", child
+        named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        yield from functions(child, f"{within}{child.name}." if named else within)
+
+
 def long_functions(path):
-    """Names and lines of functions that are longer than allowed, docstrings included."""
-    functions = [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)]
-    lines = {node.name: node.end_lineno - node.lineno + 1 for node in functions}
-    return {name: number for name, number in lines.items() if number > MAX_LINES}
+    """Qualified names and lines of functions that are longer than allowed, docstrings included."""
+    lines = [(name, node.end_lineno - node.lineno + 1) for name, node in functions(tree(path))]
+    return [(name, number) for name, number in lines if number > MAX_LINES]
 
 
-@pytest.mark.parametrize("path", FILES, ids=relative)
-def test_imports_go_down_only(path):
-    own = room(path)
-    assert own in ROOMS or path == PACKAGE / "__init__.py", f"{own} is no room"
+def found(rule, files=FILES):
+    """What a rule finds against files, by file."""
+    return {relative(path): wrong for path in files if (wrong := rule(path))}
+
+
+def climbs(path, own):
+    """Imports of rooms above `own`, of what is in no room, of experiments, and of absl outside of the command line."""
+    wrong = []
     for name in imports(path):
         top, *rest = name.split(".")
-        assert top != "experiments", name
-        assert top != "absl" or own == "cli", name
         if top == "pfljax" and own:
-            assert rest[0] in ROOMS, f"{name} is in no room"
-            assert ROOMS.index(rest[0]) <= ROOMS.index(own), f"{name} is above"
+            bad = rest[0] not in ROOMS or ROOMS.index(rest[0]) > ROOMS.index(own)
+        else:
+            bad = top == "experiments" or (top == "absl" and own != "cli")
+        wrong += [name] * bad
+    return wrong
+
+
+def test_imports_go_down_only():
+    assert {room(path) for path in FILES} == {*ROOMS, None}  # the package's own names are in none
+    assert found(lambda path: climbs(path, room(path))) == {}
 
 
 def test_the_public_names_are_those_of_the_api():
     assert not [name for name in imports(PACKAGE / "__init__.py") if name.startswith("pfljax.cli")]
 
 
-@pytest.mark.parametrize("path", METHOD_FILES, ids=relative)
-def test_methods_do_not_import_each_other(path):
-    others = [name for name in imports(path) if name.startswith("pfljax.algorithms")]
-    assert not [name for name in others if not name.startswith("pfljax.algorithms.common.")]
-    assert ast.get_docstring(tree(path))
+def test_methods_do_not_import_each_other():
+    others = lambda path: [name for name in imports(path) if name.startswith("pfljax.algorithms")]
+    outside = lambda path: [name for name in others(path) if not name.startswith("pfljax.algorithms.common.")]
+    assert found(outside, METHOD_FILES) == {}
+    assert found(lambda path: not ast.get_docstring(tree(path)), METHOD_FILES) == {}
 
 
 def test_methods_are_short():
@@ -98,22 +114,18 @@ def test_methods_are_short():
     assert lines[0] <= 40 and statistics.median(lines) <= 80, lines
 
 
-@pytest.mark.parametrize("path", FILES, ids=relative)
-def test_only_the_engine_says_how_clients_are_laid_out(path):
+def test_only_the_engine_says_how_clients_are_laid_out():
     mapped = {"jax.vmap", "jax.lax.map", "lax.map", "jax.shard_map", "jax.pmap", "shard_map", "vmap", "pmap"}
-    used = names(path) & mapped
-    assert not used or room(path) == "exchange", used
-    assert not [name for name in imports(path) if name.split(".")[-1] in ("vmap", "pmap", "shard_map")]
+    assert found(lambda path: room(path) != "exchange" and names(path) & mapped) == {}
+    assert found(lambda path: [n for n in imports(path) if n.split(".")[-1] in ("vmap", "pmap", "shard_map")]) == {}
 
 
-@pytest.mark.parametrize("path", FILES, ids=relative)
-def test_only_the_command_line_speaks_of_flags(path):
-    assert room(path) == "cli" or not [text for text in strings(path) if FLAG.search(text)]
+def test_only_the_command_line_speaks_of_flags():
+    assert found(lambda path: room(path) != "cli" and [text for text in strings(path) if FLAG.search(text)]) == {}
 
 
-@pytest.mark.parametrize("path", FILES, ids=relative)
-def test_functions_are_short(path):
-    assert not long_functions(path)
+def test_functions_are_short():
+    assert found(long_functions) == {}
 
 
 def test_no_method_is_known_by_name_outside_its_file():
@@ -134,10 +146,13 @@ def test_importing_the_package_is_light():
 
 def test_the_rules_see_what_they_forbid(tmp_path):
     bad = tmp_path / "bad.py"
-    bad.write_text("import jax\nfrom absl import flags\nfrom jax import vmap\ny = jax.lax.map(vmap, '--rounds')\n")
+    lines = ["import jax", "from absl import flags", "from pfljax import api, models", "from jax import vmap"]
+    bad.write_text("\n".join([*lines, "y = jax.lax.map(vmap, '--rounds')"]))
     assert "absl.flags" in imports(bad) and "jax.vmap" in imports(bad)
     assert {"jax.lax.map", "vmap"} <= names(bad)
+    assert climbs(bad, "data") == ["absl.flags", "pfljax.api"] and climbs(bad, "cli") == []
     assert FLAG.search(*strings(bad)) and FLAG.search("use --rounds=3") and not FLAG.search("a -- b, well--known")
     long = tmp_path / "long.py"
-    long.write_text("def f():\n" + MAX_LINES * "    x = 1\n" + "def g():\n" + (MAX_LINES - 1) * "    x = 1\n")
-    assert long_functions(long) == {"f": MAX_LINES + 1}
+    body = lambda lines, indent: lines * f"{indent}x = 1\n"
+    long.write_text(f"class A:\n    def f():\n{body(MAX_LINES, ' ' * 8)}def f():\n{body(MAX_LINES - 1, ' ' * 4)}")
+    assert long_functions(long) == [("A.f", MAX_LINES + 1)]  # the short one of the same name hides nothing

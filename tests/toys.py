@@ -2,7 +2,10 @@
 
 import dataclasses
 import functools
+import importlib.util
 import re
+import sys
+from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -39,9 +42,20 @@ class Normalized(nn.Module):
     num_classes: int
 
     @nn.compact
-    def __call__(self, x, train: bool):
+    def __call__(self, x, train: bool = False):
+        x = x.reshape(x.shape[0], -1)
         x = nn.BatchNorm(use_running_average=not train, momentum=0.7, epsilon=0.1, use_bias=False)(x)
         return nn.Dense(self.num_classes)(x)
+
+
+class Dropped(nn.Module):
+    """A linear model behind dropout."""
+
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return nn.Dense(self.num_classes)(nn.Dropout(0.5, deterministic=not train)(x))
 
 
 # What a method is tested with where a linear model would not do.
@@ -212,6 +226,26 @@ def scripted(algorithm, script):
     """The algorithm with its downloads given: script (R, K, J), client ids."""
     script = jnp.asarray(script, jnp.int32)
     download = lambda context, row, cohort: script[context.round, context.client]
+    return dataclasses.replace(algorithm, download=download)
+
+
+def load_example(name):
+    """The module of a file in examples/."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "examples" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where a dataclass looks its types up
+    spec.loader.exec_module(module)
+    return module
+
+
+def watched(algorithm, note):
+    """The algorithm, which tells `note` of every download: (round, client, ids)."""
+
+    def download(context, row, cohort):
+        index = algorithm.download(context, row, cohort)
+        jax.debug.callback(lambda *found: note(*map(np.asarray, found)), context.round, context.client, index)
+        return index
+
     return dataclasses.replace(algorithm, download=download)
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +13,6 @@ from quadratics import RATE, SIZES, gradient, play, vectors
 from pfljax.algorithms.apple import schedule
 from pfljax.algorithms.common.parameters import mixture
 from pfljax.contract import tree
-from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Cohort, State
 from pfljax.exchange import lifting
 
@@ -166,17 +164,8 @@ def test_a_stronger_pull_keeps_p_nearer_to_the_shares():
     assert found[0] > found[1] > found[2] > 0
 
 
-class Normalized(nn.Module):
-    """A linear model of normalized inputs."""
-
-    @nn.compact
-    def __call__(self, x, train: bool):
-        x = nn.BatchNorm(use_running_average=not train)(x)
-        return nn.Dense(3)(x)
-
-
 def test_batch_statistics_are_not_mixed():
-    problem = toys.make_problem(toys.make_federation((3, 3)), model=Normalized())
+    problem = toys.make_problem(toys.make_federation((3, 3)), model=toys.Normalized)
     own, one, two = (tree.first(problem.init_models(jax.random.key(n), 1)) for n in range(3))
     own["batch_stats"]["BatchNorm_0"]["var"] += 5.0
     others = jax.tree.map(lambda *leaves: jnp.stack(leaves), one, two)
@@ -185,8 +174,3 @@ def test_batch_statistics_are_not_mixed():
     kernels = [np.float64(model["Dense_0"]["kernel"]) for model in (own, one, two)]
     wanted = 0.5 * kernels[0] + 2 * kernels[1] - kernels[2]
     np.testing.assert_allclose(found["Dense_0"]["kernel"], wanted, rtol=1e-5, atol=1e-6)
-
-
-def test_mistakes_are_one_line():
-    with pytest.raises(ArgumentError, match=r"^apple\.pulled=1\.5: accepted: 0 to 1$"):
-        play("apple", knobs={"pulled": 1.5})

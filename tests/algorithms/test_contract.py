@@ -16,21 +16,21 @@ import toys
 from pfljax import algorithms
 from pfljax.algorithms import METHODS
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import out_of_range, value_type
+from pfljax.contract.fields import choices_of, out_of_range, value_type
 from pfljax.contract.types import Algorithm, ClientData, Prediction, Split, State
 from pfljax.evaluation import metrics as evaluation
 from pfljax.exchange import lifting
 from pfljax.exchange.in_python import PythonPlan, calling
 from pfljax.exchange.plan import ExecutionPlan, make_plan
 from pfljax.exchange.pools import place
-from pfljax.exchange.rounds import cohort_of, draw_cohort, make_round
+from pfljax.exchange.rounds import cohort_of, make_round
 from pfljax.local.problem import Problem
 
 SIZES = (5, 1, 3, 4, 2, 4, 0, 3)  # uneven, and a client without examples
 K, COHORT, ROUNDS = 8, 4, 6
 # One worker plays all tests of a method, so that its rounds are compiled once. By default one method of each kind and
 # the ones that others build on; all others are slow.
-FAST = {*toys.KINDS, "fedavg", "per_fedavg", "pfedmb", "clustered", "federico_centralized"}
+FAST = {*toys.KINDS, "pfedmb", "clustered", "federico_centralized"}
 every_method = toys.each_method(fast=FAST, grouped=True)
 # Servers that move each coordinate by at most their rate per round, or with momentum, need more rounds.
 FASTER = {"fedadam": {"rate": 0.1}, "fedavgm": {"rate": 0.5}}
@@ -236,8 +236,8 @@ def test_some_clients_predict_as_they_do_among_all(name):
     toys.assert_trees_close(found, wanted)
 
 
-# Steps in Python take long: one method of each kind.
-@toys.each_method(toys.KINDS, fast=("local",), grouped=True)
+# Steps in Python take long: one method of each kind, slow; tests/api/test_simulation.py has FedAvg's by default.
+@toys.each_method(toys.KINDS, fast=(), grouped=True)
 def test_a_plain_loop_over_clients_gives_the_same_numbers(name):
     run, clients, test, states, records = reference(name)
     in_python = Run(name, plan=PythonPlan(ONE_BY_ONE.mesh, 1))
@@ -387,33 +387,7 @@ def test_clients_out_of_the_cohort_stay_as_they_are(name):
                 assert not toys.same_trees(*rows)
 
 
-@pytest.mark.parametrize(("num", "size"), [(40, 20), (40, 30)])
-def test_both_ways_to_draw_a_cohort_are_uniform(num, size):
-    assert (size**2 > 16 * num) == (size == 30)  # by Floyd's algorithm, and by a permutation
-    ids = np.asarray(jax.vmap(lambda key: draw_cohort(key, num, size).ids)(jax.random.split(jax.random.key(1), 3000)))
-    assert ids.min() == 0 and ids.max() == num - 1 and (np.diff(ids, axis=1) > 0).all()
-    counts, expected = np.bincount(ids.ravel(), minlength=num), 3000 * size / num
-    variance = expected * (1 - size / num)
-    assert ((counts - expected) ** 2 / variance).sum() < 75  # chi-square, 39 degrees: beyond the 99.9 % point
-    both = ((ids == 0).any(axis=1) & (ids == 39).any(axis=1)).mean()
-    assert abs(both - size * (size - 1) / (num * (num - 1))) < 0.04  # pairs, too: 4 standard errors
-
-
-def test_cohorts_are_uniform_without_replacement():
-    draw = jax.vmap(lambda key: draw_cohort(key, 7, 3))
-    cohorts = draw(jax.random.split(jax.random.key(0), 3000))
-    ids = np.asarray(cohorts.ids)
-    assert (np.diff(ids, axis=1) > 0).all()
-    counts = np.bincount(ids.ravel(), minlength=7)
-    expected = 3000 * 3 / 7
-    assert ((counts - expected) ** 2 / expected).sum() < 30  # chi-square, 6 degrees: far beyond the 99.9 % point
-    position = np.asarray(jax.vmap(lambda cohort: cohort.position(jnp.arange(7)))(cohorts))
-    assert ((position >= 0).sum(axis=1) == 3).all()
-    np.testing.assert_array_equal(np.take_along_axis(position, ids, axis=1), np.broadcast_to(np.arange(3), ids.shape))
-    assert draw_cohort(jax.random.key(0), 7, 7).position(jnp.array(5)) == 5
-
-
-@every_method
+@pytest.mark.parametrize("name", METHODS)
 def test_a_method_says_what_it_is_and_every_knob_what_it_does(name):
     method = METHODS[name]
     assert method.__dataclass_params__.frozen and getattr(algorithms, method.__name__) is method
@@ -431,3 +405,6 @@ def test_a_method_says_what_it_is_and_every_knob_what_it_does(name):
                 assert out_of_range(limit + step, field.metadata)
                 with pytest.raises(ArgumentError, match=rf"^{name}\.{field.name}=.*: accepted: "):
                     method(**{field.name: value_type(hints[field.name])(limit + step)})
+        if words := choices_of(hints[field.name], field.metadata):
+            with pytest.raises(ArgumentError, match=rf"^{name}\.{field.name}=neither: accepted: {', '.join(words)}"):
+                method(**{field.name: "neither"})

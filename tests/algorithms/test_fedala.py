@@ -2,7 +2,6 @@
 
 import itertools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,16 +69,10 @@ def test_a_random_share_of_the_examples_teaches_the_weights():
     assert len(taken) == 4 and len({subset for _, subset in taken}) > 1
 
 
-@pytest.mark.parametrize("off", [{"layers": 0}, {"rate": 0.0}])
-def test_with_its_knob_off_it_is_fedavg(off):
-    """Its global model is FedAvg's, and clients are scored on their trained copies."""
-    wanted = play("fedavg", **MINI)[2]
-    _, _, states, _, predictions = play("fedala", knobs=off, **MINI)
-    for found, expected in zip(states, wanted, strict=True):
-        np.testing.assert_allclose(vectors(found.models), vectors(expected.models), rtol=1e-6, atol=1e-6)
+def test_with_its_knob_off_clients_are_scored_on_the_copies_whose_mean_is_the_global_model():
+    _, _, states, _, predictions = play("fedala", knobs={"layers": 0}, **MINI)
     mean = np.average(vectors(predictions.models)[:, 0], axis=0, weights=SIZES)
-    np.testing.assert_allclose(mean, vectors(wanted[-1].models)[0], rtol=1e-5, atol=1e-6)
-    assert np.abs(vectors(play("fedala", **MINI)[2][-1].models) - vectors(wanted[-1].models)).max() > 1e-3
+    np.testing.assert_allclose(mean, vectors(states[-1].models)[0], rtol=1e-5, atol=1e-6)
 
 
 def test_its_traffic_is_fedavg_s():
@@ -120,25 +113,14 @@ def test_learned_weights_lower_the_loss_of_the_start():
         assert loss(own[k] + (theta - own[k]) * weights[k]) < loss(theta) - 1e-4
 
 
-def test_mistakes_are_one_line():
+def test_there_are_no_more_mixed_layers_than_layers():
     with pytest.raises(ArgumentError, match=r"^fedala\.layers=2: accepted: 0 to 1, the number of layers$"):
         play("fedala", knobs={"layers": 2})
-    with pytest.raises(ArgumentError, match=r"^fedala\.share=0\.0: accepted: above 0, at most 1$"):
-        play("fedala", knobs={"share": 0.0})
-
-
-class Normalized(nn.Module):
-    """A linear model of normalized inputs."""
-
-    @nn.compact
-    def __call__(self, x, train: bool):
-        x = nn.BatchNorm(use_running_average=not train, momentum=0.7)(x)
-        return nn.Dense(3)(x)
 
 
 def test_batch_statistics_have_no_weights_and_are_the_global_model_s():
     federation = toys.make_federation((4, 4))
-    problem = toys.make_problem(federation, optax.sgd(RATE), model=Normalized())
+    problem = toys.make_problem(federation, optax.sgd(RATE), model=toys.Normalized)
     algorithm = toys.make_algorithm("fedala", problem, layers=len(problem.model.layers))
     states, _ = toys.train(algorithm, problem, federation.client_data, 3)
     assert set(jax.tree.leaves(states[-1].clients.weights["batch_stats"])) == set()

@@ -1,14 +1,8 @@
 """FedDyn by hand on quadratics, its fixed point, and what clients send and keep."""
 
-import flax.linen as nn
-import jax
 import numpy as np
-import optax
 import pytest
-import toys
 from quadratics import MINI, RATE, SIZES, gradient, play, quadratic, vectors
-
-from pfljax.contract.errors import ArgumentError
 
 EMPTY = (2, 0, 5, 1, 3)
 
@@ -88,29 +82,3 @@ def test_its_first_local_steps_are_fedprox_s():
     assert (
         np.abs(vectors(again.models) - vectors(play("fedprox", knobs={"mu": alpha}, **MINI)[2][-1].models)).max() > 0.01
     )
-
-
-class Normalized(nn.Module):
-    @nn.compact
-    def __call__(self, x, train: bool):
-        return nn.Dense(1)(nn.BatchNorm(use_running_average=not train, momentum=0.7)(x))
-
-
-def test_batch_statistics_are_averaged():
-    federation = toys.make_federation(SIZES, "regression")
-    problem = toys.make_problem(federation, optax.sgd(RATE), model=Normalized(), batch_size=2, epochs=2)
-    last = {}
-    for name in ("fedavg", "feddyn"):
-        states, _ = toys.train(toys.make_algorithm(name, problem), problem, federation.client_data, 1)
-        last[name] = states[-1]
-    assert not jax.tree.leaves(last["feddyn"].clients.gradient["batch_stats"])
-    toys.assert_trees_close(
-        last["feddyn"].models["batch_stats"], last["fedavg"].models["batch_stats"], rtol=1e-5, atol=1e-6
-    )
-    kernels = [state.models["Dense_0"]["kernel"] for state in last.values()]
-    assert np.abs(kernels[0] - kernels[1]).max() > 1e-3
-
-
-def test_bad_knobs_are_refused():
-    with pytest.raises(ArgumentError, match=r"^feddyn\.alpha=0.0: accepted: "):
-        play("feddyn", knobs={"alpha": 0.0})

@@ -1,18 +1,17 @@
 """FedeRiCo when clients hold only some models: partial downloads, mini-batches, limits, tables, and learning."""
 
-import dataclasses
 import functools
 import itertools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import quadratics
 import toys
 
-from pfljax import data
+from pfljax import ArgumentError, data
 from pfljax.algorithms import FedeRiCo, FedeRiCoCentralized, Local
 from pfljax.contract.types import Cohort
 from pfljax.exchange import lifting
@@ -155,6 +154,74 @@ def test_mini_batches_are_exchanges_with_one_e_step_a_round():
     assert records[0].down == sent * model_bytes  # who has no batch left downloads no more
 
 
+@pytest.mark.parametrize(("epsilon", "examples"), [(0.0, 1.5), (0.3, 0.0)])
+def test_rounds_with_the_draws_given(epsilon, examples):
+    """Six rounds of Algorithm 1 in NumPy for five uneven clients, M = 2, with the neighbors that were drawn."""
+    num, sizes, drawn = 5, np.array([2, 4, 3, 6, 1]), np.zeros((6, 5, 3), int)
+    federation = toys.make_federation(sizes, "regression", features=2, seed=3)
+    problem = toys.make_problem(federation, optax.sgd(RATE))
+    method = FedeRiCo(neighbors=2, epsilon=epsilon, beta=BETA, effective_examples=examples)
+
+    def note(number, client, ids):
+        drawn[number, client] = ids
+
+    noting = toys.watched(method.build(problem), note)
+    states, _ = toys.train(noting, problem, federation.client_data, 6)
+    jax.effects_barrier()
+    theta, explored = parameters(states[0]), 0
+    last, tracked, known = np.zeros((num, num)), np.zeros((num, num)), np.zeros((num, num), bool)
+    for number, held in enumerate(drawn):
+        gradient = np.zeros_like(theta)
+        for i, n in enumerate(sizes):
+            others = np.setdiff1d(np.arange(num), [i])
+            rank = np.where(known[i, others], tracked[i, others], -np.inf)  # models never evaluated come first
+            greedy = np.sort(rank)[:2].tolist() == np.sort([rank[others == b][0] for b in held[i, 1:]]).tolist()
+            explored += not greedy
+            evaluated = {b: loss_and_gradient(theta[b], federation.train, i) for b in held[i]}
+            for b, (loss, _) in evaluated.items():
+                last[i, b] = loss
+            fresh = ~known[i] & np.isin(np.arange(num), held[i])
+            known[i] |= fresh
+            tracked[i] = np.where(fresh, last[i], (1 - BETA) * tracked[i] + BETA * last[i]) * known[i]
+            # The first ceil(4 / 2) rounds count all examples.
+            share = 1 if number < 2 or not examples else min(examples, n) / n
+            weights = softmax(-share * np.where(known[i], tracked[i], np.inf))
+            for b, (_, slope) in evaluated.items():
+                gradient[b] += weights[b] * slope / sizes[b]  # summed over n_i examples; the owner divides by n_b
+        theta = theta - RATE * gradient
+        np.testing.assert_allclose(parameters(states[number + 1]), theta, rtol=1e-3, atol=1e-5)
+    assert known.all() and (explored > 0) == (epsilon > 0)
+
+
+def test_beta_one_keeps_the_newest_loss_only():
+    states = quadratics.play("federico", knobs={"neighbors": 1, "beta": 1.0, "epsilon": 1.0})[2]
+    table = states[2].clients.table
+    tracked, last = np.asarray(table.tracked), np.asarray(table.last)
+    assert np.isfinite(tracked).sum() >= 2 * K and not np.isnan(tracked).any()
+    np.testing.assert_array_equal(tracked[np.isfinite(tracked)], last[np.isfinite(tracked)])
+
+
+def test_newcomers_weigh_by_one_e_step():
+    federation, algorithm, states, _, _ = quadratics.play("federico", knobs={"neighbors": 2})
+    problem = toys.make_problem(federation)
+    found = toys.adapt(algorithm, problem, jax.random.key(0), states[2], federation.client_data)
+    theta = parameters(states[2])
+    losses = np.array([[loss_and_gradient(model, federation.train, k)[0] for model in theta] for k in range(4)])
+    order = np.argsort(losses, axis=1)  # the heaviest first
+    weights = [softmax(-row[first]) for row, first in zip(losses, order, strict=True)]
+    np.testing.assert_allclose(found.weights, weights, atol=1e-5)
+    toys.assert_trees_close(found.models, jax.tree.map(lambda leaf: leaf[order], states[2].models))
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [{"neighbors": 4}, {"candidates": 2, "neighbors": 2}, {"effective_examples": 3.0, "faithful": True}],
+)
+def test_knobs_that_do_not_fit_are_refused(knobs):
+    with pytest.raises(ArgumentError, match=rf"^federico\.{next(iter(knobs))}="):
+        FedeRiCo(**{"neighbors": 2} | knobs).build(toys.make_problem(toys.make_federation(SIZES)))
+
+
 def test_delta_returns_the_weighted_change_of_local_epochs():
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, optax.sgd(RATE), epochs=3)
@@ -250,16 +317,7 @@ def test_a_small_table_keeps_the_own_model_and_the_newest():
     problem = toys.make_problem(federation)
     algorithm = toys.make_algorithm("federico", problem, neighbors=2, epsilon=1.0, candidates=4, collaborators=3)
     state, held = toys.start(algorithm, problem, federation.client_data), {}
-
-    def note(number, client, index):
-        held[int(number), int(client)] = set(index.tolist())
-
-    def download(context, row, cohort):
-        index = algorithm.download(context, row, cohort)
-        jax.debug.callback(note, context.round, context.client, index)
-        return index
-
-    noting = dataclasses.replace(algorithm, download=download)
+    noting = toys.watched(algorithm, lambda number, client, ids: held.update({(int(number), int(client)): {*ids}}))
     states, _ = toys.train(noting, problem, federation.client_data, 6, state=state)
     jax.effects_barrier()
     for number, (before, state) in enumerate(itertools.pairwise(states)):
@@ -301,19 +359,9 @@ def test_newcomers_weigh_all_models_in_blocks():
         toys.assert_trees_close(mixed, jax.tree.map(lambda leaf, order=order: leaf[order], state.models))
 
 
-class Dropout(nn.Module):
-    """A linear model on inputs with dropout."""
-
-    num_classes: int
-
-    @nn.compact
-    def __call__(self, x, train: bool):
-        return nn.Dense(self.num_classes)(nn.Dropout(0.5, deterministic=not train)(x))
-
-
 def test_models_are_weighed_as_they_predict_not_as_they_train():
     federation = toys.make_federation(SIZES)
-    problem = toys.make_problem(federation, model=Dropout)
+    problem = toys.make_problem(federation, model=toys.Dropped)
     algorithm = toys.make_algorithm("federico", problem, neighbors=0)
     states, records = toys.train(algorithm, problem, federation.client_data, 1)
     layer = states[0].models["Dense_0"]

@@ -1,6 +1,5 @@
 """FedRoD: rounds by hand, its limit, batch statistics, dropout and private gradients, and what is refused."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,16 +82,7 @@ def test_newcomers_train_a_head_beside_the_global_model():
         toys.assert_trees_close(row(found.inputs[HEAD], k), own, rtol=1e-4, atol=1e-5)
 
 
-class Dropped(nn.Module):
-    """A network with dropout."""
-
-    @nn.compact
-    def __call__(self, x, train: bool):
-        x = nn.Dropout(0.5, deterministic=not train)(nn.relu(nn.Dense(6)(x)))
-        return nn.Dense(3)(x)
-
-
-@pytest.mark.parametrize("model", [None, Dropped(), toys.Normalized])
+@pytest.mark.parametrize("model", [None, toys.Dropped, toys.Normalized])
 def test_without_balance_the_generic_model_is_fedavg_s(model):
     """With mini-batches, dropout and batch statistics."""
     options = {"model": model, "batch_size": 2, "epochs": 2}

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 import toys
+from networks import features, logits, softmax
 
 from pfljax.algorithms.common.nearest import features_of, votes
 from pfljax.contract.errors import ArgumentError
@@ -38,11 +39,8 @@ def predicted(algorithm, problem, state, clients, x, key=KEY):
 
 def network(params, x):
     """(features (B, 4), probabilities (B, C)) of the MLP with one hidden layer, in float64."""
-    layers = [{name: np.float64(leaf) for name, leaf in params[f"Dense_{n}"].items()} for n in range(2)]
-    features = np.maximum(np.float64(x) @ layers[0]["kernel"] + layers[0]["bias"], 0)
-    logits = features @ layers[1]["kernel"] + layers[1]["bias"]
-    exponents = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return features, exponents / exponents.sum(axis=1, keepdims=True)
+    params, x = jax.tree.map(np.float64, params), np.float64(x)
+    return features(params, x), softmax(logits(params, x))
 
 
 def by_hand(params, x, y, queries, num, scale):
@@ -163,8 +161,8 @@ def test_features_of_many_examples_are_found_in_blocks():
 
 
 def test_padding_gets_no_vote():
-    features = jnp.array([[5.0], [0.0], [0.0]])
-    places, weights = votes(jnp.zeros((1, 1)), features, jnp.int32(1), 2, 1.0)
+    stored = jnp.array([[5.0], [0.0], [0.0]])
+    places, weights = votes(jnp.zeros((1, 1)), stored, jnp.int32(1), 2, 1.0)
     assert places[0, 0] == 0
     np.testing.assert_array_equal(weights, [[1.0, 0.0]])
 

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+import toys
 from commands import call
 from flax import nnx
 
@@ -20,15 +21,6 @@ from pfljax.folder import files
 
 MODEL = pfl.models.MLP(hidden=(4,))
 OFTEN = {"rounds": 4, "eval_every": 2}
-
-
-class Normalized(nn.Module):
-    num_classes: int
-
-    @nn.compact
-    def __call__(self, x, train: bool = False):
-        x = nn.BatchNorm(use_running_average=not train)(x.reshape(x.shape[0], -1))
-        return nn.Dense(self.num_classes)(x)
 
 
 class OfNNX(nnx.Module):
@@ -67,12 +59,20 @@ def assert_same_results(loaded, result, x):
     assert loaded.plot.accuracy().axes and loaded.summary == files.read_json(result.out / "summary.json")
 
 
-@pytest.mark.parametrize("store", ["device", "host", "disk"])
+METHODS = {"federico": pfl.FedeRiCo(neighbors=2), "fedavg_plus": pfl.FedAvgPlus(), "ditto": pfl.Ditto()}
+BY_DEFAULT = [("federico", "device"), ("fedavg_plus", "host"), ("ditto", "disk")]
+
+
 @pytest.mark.parametrize(
-    "method", [pfl.FedeRiCo(neighbors=2), pfl.FedAvgPlus(), pfl.Ditto()], ids=lambda m: m.info.name
+    ("name", "store"),
+    [
+        pytest.param(name, store, marks=[pytest.mark.slow] * ((name, store) not in BY_DEFAULT))
+        for name in METHODS
+        for store in ("device", "host", "disk")
+    ],
 )
-def test_a_loaded_run_predicts_as_it_did(method, store, clients, x, tmp_path):
-    result = trained(method, clients, out=tmp_path / "run", execution=pfl.Execution(client_store=store))
+def test_a_loaded_run_predicts_as_it_did(name, store, clients, x, tmp_path):
+    result = trained(METHODS[name], clients, out=tmp_path / "run", execution=pfl.Execution(client_store=store))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert_same_results(pfl.load(tmp_path / "run"), result, x)
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}  # it only reads
@@ -200,8 +200,7 @@ def test_a_state_that_does_not_fit_twice_is_one_line(clients, monkeypatch, x):
         first.predict(x, 0)
 
 
-@pytest.mark.parametrize("model", [MODEL, Normalized])
-@pytest.mark.parametrize("method", [pfl.Ditto(), pfl.FedAvg()], ids=lambda m: m.info.name)
+@pytest.mark.parametrize(("method", "model"), [(pfl.Ditto(), toys.Normalized), (pfl.FedAvg(), MODEL)])
 def test_an_exported_model_gives_the_logits_of_its_client(method, model, clients, x, tmp_path):
     """Saved, read by plain Orbax and applied by plain Flax."""
     result = trained(method, clients, model)

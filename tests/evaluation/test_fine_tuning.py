@@ -117,6 +117,26 @@ def test_every_method_is_tuned_alike_on_every_plan(name):
     np.testing.assert_allclose(*found, rtol=1e-3)
 
 
+def test_a_method_s_own_fine_tuning_wins_and_is_told_the_epochs():
+    """This fine-tuning adds the number of epochs to the global model."""
+    federation = toys.make_federation((2, 3))
+    problem, clients = toys.make_problem(federation), federation.client_data
+
+    def own(epochs):
+        moved = lambda models: jax.tree.map(lambda leaf: leaf + epochs, models)
+        return dataclasses.replace(base, predict=lambda context, models, row, data: Prediction(moved(models)))
+
+    base = toys.make_algorithm("fedavg", problem)
+    algorithm = dataclasses.replace(base, fine_tuned=own)
+    state = toys.init(algorithm, problem, KEY, clients)
+    after = fine_tuned(problem, algorithm, 3)
+    assert after.tune is None and "tuned by each client" in after.report.scored
+    assert "fine-tuning" in after.ledger.unaccounted
+    found = toys.predict(after, problem, KEY, state, clients).models
+    toys.assert_trees_close(found, jax.tree.map(lambda leaf: jnp.stack([leaf + 3] * 2), state.models))
+    assert fine_tuned(problem, algorithm, 0) is algorithm
+
+
 def test_no_epochs_leave_a_method_as_it_is():
     federation = toys.make_federation(SIZES)
     problem = toys.make_problem(federation)

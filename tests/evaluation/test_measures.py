@@ -60,15 +60,24 @@ def number(outputs, y):
     return len(y)
 
 
-@pytest.mark.parametrize("store", ["device", "host", "disk"])
-@pytest.mark.parametrize("method", [pfl.FedAvg(), pfl.Local(), pfl.FedeRiCo(neighbors=2)], ids=lambda m: m.info.name)
-def test_a_metric_gets_a_client_s_real_examples(store, method, monkeypatch):
+METHODS = {"fedavg": pfl.FedAvg(), "local": pfl.Local(), "federico": pfl.FedeRiCo(neighbors=2)}
+BY_DEFAULT = [("fedavg", "device"), ("local", "disk"), ("federico", "host")]
+
+
+@pytest.mark.parametrize(
+    ("name", "store"),
+    [
+        pytest.param(name, store, marks=[pytest.mark.slow] * ((name, store) not in BY_DEFAULT))
+        for name in METHODS
+        for store in ("device", "host", "disk")
+    ],
+)
+def test_a_metric_gets_a_client_s_real_examples(name, store, monkeypatch):
     """Accuracy as a metric of one's own is the accuracy, in blocks of one client, too."""
     monkeypatch.setattr(measures, "BLOCK_BYTES", 100)
     clients, execution = uneven(), pfl.Execution(client_store=store)
-    run = pfl.Run(
-        method, clients, pfl.models.MLP(hidden=()), metrics={"right": right, "n": number}, execution=execution
-    )
+    metrics = {"right": right, "n": number}
+    run = pfl.Run(METHODS[name], clients, pfl.models.MLP(hidden=()), metrics=metrics, execution=execution)
     result = run.train(1, progress=False)
     for part in ("train", "validation", "test"):
         sizes = getattr(clients, part).size

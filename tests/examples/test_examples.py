@@ -1,20 +1,7 @@
 """The examples run, and reach what a user would expect of them."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where a dataclass looks its types up
-    spec.loader.exec_module(module)
-    return module
+from toys import load_example as load
 
 
 @pytest.mark.parametrize(

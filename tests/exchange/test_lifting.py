@@ -105,10 +105,17 @@ def test_a_download_is_by_the_client_s_own_context_and_row():
 
 
 WHOM = {"shared": in_threes, "peers": pairs, "own": None, "push": None}
+TOPOLOGIES = pytest.mark.parametrize(  # on other plans, those with models of others
+    ("topology", "plan"),
+    [
+        pytest.param(topology, plan, marks=[pytest.mark.slow] * (topology != "peers" and plan[0] != "map"))
+        for topology in WHOM
+        for plan in (("map", 0, 1), ("vmap", 0, 2), ("chunk", 3, 4))
+    ],
+)
 
 
-@PLANS
-@pytest.mark.parametrize("topology", WHOM)
+@TOPOLOGIES
 def test_a_client_predicts_with_the_models_row_and_data_that_are_its_own(topology, plan):
     download = neighbors(0) if topology in ("peers", "push") else None
     algorithm = make(topology=topology, whom=WHOM[topology], predict=noting, download=download)
@@ -133,8 +140,7 @@ def test_a_client_predicts_with_the_models_row_and_data_that_are_its_own(topolog
     np.testing.assert_array_equal(used["index"], index)
 
 
-@PLANS
-@pytest.mark.parametrize("topology", WHOM)
+@TOPOLOGIES
 def test_some_clients_are_served_as_among_all(topology, plan):
     download = neighbors(0) if topology in ("peers", "push") else None
     algorithm = make(topology=topology, whom=WHOM[topology], predict=noting, download=download)

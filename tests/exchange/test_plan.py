@@ -264,7 +264,7 @@ def test_clients_of_log_normal_sizes_hardly_wait(num_clients, kind):
     assert make_plan("map", devices=1).waiting(steps, num_clients) == 0
 
 
-@pytest.mark.parametrize(("num_clients", "size"), [(100, 10), (300, 30), (1000, 100), (1000, 1000)])
+@pytest.mark.parametrize(("num_clients", "size"), [(100, 10), (1000, 100), (1000, 1000)])
 @pytest.mark.parametrize("kind", [("vmap", 0), ("chunk", 64)])
 def test_clients_of_random_cohorts_hardly_wait(num_clients, size, kind):
     """Averaged over cohorts other than those that the plan was made for, on two devices."""

@@ -5,6 +5,7 @@ import json
 import commands
 import numpy as np
 import pytest
+from commands import refused, rows_of
 
 from experiments.fedem import appendix_j1, appendix_j6, figure1, paper, table2, table3, table7
 from experiments.fedem.paper import PAPER
@@ -24,7 +25,7 @@ def test_table2_tunes_and_stands_beside_the_paper(tmp_path):
     flags = ["--algorithms=fedavg,fedem", "--tune=0.01,0.3", "--seeds=0", f"--out={tmp_path}"]
     printed = call(table2, *flags)
     assert "68.2 / 58.9" in printed and "74.7 / 66.7" in printed  # the paper's Table 2
-    rows = json.loads((tmp_path / "table.json").read_text())
+    rows = rows_of(tmp_path)
     assert [row["algorithm"] for row in rows] == ["fedavg", "fedem"]
     for row in rows:
         tuning = json.loads((tmp_path / row["algorithm"] / "tuning.json").read_text())
@@ -57,7 +58,7 @@ def test_table2_has_a_row_for_every_column_of_the_paper_s():
 @pytest.mark.slow
 def test_table7_has_fedem_in_a_share_of_the_rounds_too(tmp_path):
     call(table7, "--algorithms=fedavg,fedem", "--fedem.components=2", "--rounds=5", "--seeds=0", f"--out={tmp_path}")
-    rows = json.loads((tmp_path / "table.json").read_text())
+    rows = rows_of(tmp_path)
     assert [row["algorithm"] for row in rows] == ["fedavg", "fedem", "fedem, 2 rounds"]
     assert [row["rounds"][-1] for row in rows] == [5, 5, 2] and [row["paper"] is None for row in rows] == [0, 0, 1]
     config = json.loads((tmp_path / "fedem-2-rounds" / "seed-0" / "config.json").read_text())["flags"]
@@ -67,7 +68,7 @@ def test_table7_has_fedem_in_a_share_of_the_rounds_too(tmp_path):
 @pytest.mark.slow
 def test_appendix_j1_runs_d_fedem_with_fedem_s_settings(tmp_path):
     call(appendix_j1, "--dfedem.graph=complete", "--seeds=0", f"--out={tmp_path}")
-    rows = {row["algorithm"]: row for row in json.loads((tmp_path / "table.json").read_text())}
+    rows = {row["algorithm"]: row for row in rows_of(tmp_path)}
     assert list(rows) == ["fedavg", "fedem", "dfedem"] and rows["dfedem"]["paper"] is None
     assert rows["dfedem"]["learning_rate"] == rows["fedem"]["learning_rate"] != rows["fedavg"]["learning_rate"]
     config = json.loads((tmp_path / "dfedem" / "seed-0" / "config.json").read_text())["flags"]
@@ -77,7 +78,7 @@ def test_appendix_j1_runs_d_fedem_with_fedem_s_settings(tmp_path):
 @pytest.mark.slow
 def test_appendix_j6_samples_clients_of_apfl_too(tmp_path):
     call(appendix_j6, "--participations=0.5,1", "--seeds=0", f"--out={tmp_path}")
-    points = json.loads((tmp_path / "table.json").read_text())
+    points = rows_of(tmp_path)
     found = [(point["algorithm"], point["value"], point["paper"] and round(point["paper"], 3)) for point in points]
     own = {"fedem": 0.747, "fedavg_plus": 0.689, "apfl": None}
     assert found == [(name, value, own[name] if value == 1 else None) for name in own for value in (0.5, 1)]
@@ -91,7 +92,7 @@ def test_appendix_j6_samples_clients_of_apfl_too(tmp_path):
 def test_table3_scores_clients_that_were_kept_out(tmp_path):
     printed = call(table3, "--algorithms=fedem", "--seeds=0", "--tune=0.1,0.2", f"--out={tmp_path}")
     assert "73.0 (74.1)" in printed  # the paper's Table 3
-    (row,) = json.loads((tmp_path / "table.json").read_text())
+    (row,) = rows_of(tmp_path)
     unseen = json.loads((tmp_path / "fedem" / "seed-0" / "summary.json").read_text())["unseen"]
     assert len(unseen["per_client"]) == 2
     assert len(json.loads((tmp_path / "fedem" / "tuning.json").read_text())["scores"]) == 2
@@ -104,7 +105,7 @@ def test_table3_scores_clients_that_were_kept_out(tmp_path):
 def test_figure1_sweeps_sampling_and_components(tmp_path):
     flags = ["--algorithms=fedem", "--participations=0.5,1", "--components=1,2", "--seeds=0", f"--out={tmp_path}"]
     call(figure1, *flags)
-    points = json.loads((tmp_path / "table.json").read_text())
+    points = rows_of(tmp_path)
     found = [(point["panel"], point["value"], point["paper"]) for point in points]
     assert found == [
         ("participation", 0.5, None),
@@ -130,10 +131,8 @@ def test_figure1_sweeps_sampling_and_components(tmp_path):
     ],
 )
 def test_mistakes_are_one_line(tmp_path, module, flag, word):
-    error = call(module, flag, f"--out={tmp_path / 'out'}", code=2)
-    (line,) = error.strip().splitlines()
-    assert line.startswith(f"error: {flag}") and word in line
-    assert not (tmp_path / "out").exists()
+    line = refused(module.COMMAND, tmp_path / "out", *SMALL, flag)
+    assert line.startswith(flag) and word in line
 
 
 @pytest.mark.parametrize("name", PAPER.names)

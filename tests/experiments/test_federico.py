@@ -1,10 +1,9 @@
 """The experiments of FedeRiCo's paper, small."""
 
-import json
-
 import commands
 import numpy as np
 import pytest
+from commands import rows_of
 
 from experiments.federico import (
     figure1,
@@ -27,10 +26,6 @@ from pfljax.folder import files
 from pfljax.training import scoring
 
 SMALL = ["--rounds=2", "--eval_every=1", "--hidden=4", "--devices=1", "--splits=0", "--seeds=0"]
-
-
-def rows_of(folder):
-    return json.loads((folder / "table.json").read_text())
 
 
 def test_the_paper_s_tables_show_federico_above_all_others():

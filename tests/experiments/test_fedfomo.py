@@ -1,10 +1,9 @@
 """The experiments of FedFomo's paper, small."""
 
-import json
-
 import commands
 import numpy as np
 import pytest
+from commands import flags_of, rows_of
 
 from experiments.fedfomo import figure1, figure3, figure5, figure9, paper, table1, table2, table3, table4
 from experiments.figures import knob_curves
@@ -23,14 +22,6 @@ SMALL = ["--rounds=2", "--train_examples=20", "--hidden=4", "--devices=1", "--se
 def call(module, *flags, code=0):
     """Runs a command, small; what it printed."""
     return commands.call(module.COMMAND, *SMALL, *flags, code=code)
-
-
-def rows_of(folder):
-    return json.loads((folder / "table.json").read_text())
-
-
-def flags_of(folder):
-    return files.read_json(folder / "seed-0" / "config.json")["flags"]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 import pytest
 
 from pfljax.contract.errors import ArgumentError
@@ -10,8 +11,8 @@ from pfljax.folder import files
 
 def test_a_file_is_there_whole_or_as_before(tmp_path):
     path = tmp_path / "new" / "summary.json"
-    files.write_json(path, {"loss": float("nan"), "round": 3})
-    assert files.read_json(path) == {"loss": None, "round": 3}
+    files.write_json(path, {"loss": float("nan"), "round": np.int64(3), "all": [np.float32(1.5), np.arange(2)]})
+    assert files.read_json(path) == {"loss": None, "round": 3, "all": [1.5, [0, 1]]}
 
     def fail(file):
         file.write(b"half")

@@ -18,7 +18,7 @@ from pfljax.training import loop
 from pfljax.training.loop import Schedule, Trainer
 
 TESTS = Path(__file__).parents[1]
-pytestmark = pytest.mark.usefixtures("compile_once")
+pytestmark = [pytest.mark.usefixtures("compile_once"), pytest.mark.xdist_group("runs")]
 
 
 @pytest.fixture
@@ -260,34 +260,39 @@ SIGNALED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 import conftest, pathlib, runs
-from pfljax.folder import endings
 from pfljax.training import loop
 note = loop.Trainer._note
 def signaled(self, *args):
     if self.done == 3:
-        for _ in range(int(sys.argv[4])):
-            os.kill(os.getpid(), int(sys.argv[3]))
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
     return note(self, *args)
 loop.Trainer._note = signaled
 runs.train(runs.make_experiment("local", unseen=False), pathlib.Path(sys.argv[2]))
 """
 
 
-@pytest.mark.parametrize(
-    ("number", "times"),
-    [(signal.SIGINT, 1), pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow), (signal.SIGTERM, 2)],
-)
-def test_the_first_signal_saves_and_the_second_ends_at_once(number, times, tmp_path):
-    words = [str(TESTS), str(tmp_path / "run"), str(int(number)), str(times)]
-    done = subprocess.run([sys.executable, "-c", SIGNALED, *words], capture_output=True, text=True, check=False)
-    assert f"{number.name}: finishing the current rounds" in done.stderr
-    kept = manifest.read(tmp_path / "run")
-    if times == 1:
-        assert "Interrupted: interrupted after round 3, which is saved in" in done.stderr
-        assert kept.rounds == 3
-    else:
-        assert done.returncode == -number
-        assert kept.rounds == 2
+def test_the_second_signal_ends_at_once(tmp_path):
+    words = [sys.executable, "-c", SIGNALED, str(TESTS), str(tmp_path / "run")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "SIGTERM: finishing the current rounds" in done.stderr
+    assert done.returncode == -signal.SIGTERM and manifest.read(tmp_path / "run").rounds == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_saves(number, tmp_path, monkeypatch, capfd, interrupts):
+    note = Trainer._note
+
+    def signaled(self, *args):
+        if self.done == 3:
+            signal.raise_signal(number)
+        return note(self, *args)
+
+    monkeypatch.setattr(Trainer, "_note", signaled)
+    with pytest.raises(endings.Interrupted, match="interrupted after round 3, which is saved in") as stop:
+        train(make_experiment("local"), tmp_path / "run")
+    assert stop.value.number == number and manifest.read(tmp_path / "run").rounds == 3
+    assert f"{number.name}: finishing the current rounds" in capfd.readouterr().err
 
 
 @pytest.fixture

@@ -230,11 +230,7 @@ def test_a_run_s_ledger_is_of_its_own_cohorts_steps_and_sizes(tmp_path):
     algorithm = toys.make_algorithm("fedavg", problem)
     seen = []
 
-    def download(context, row, cohort):
-        jax.debug.callback(lambda client: seen.append(int(client)), context.client)
-        return algorithm.download(context, row, cohort)
-
-    watched = dataclasses.replace(algorithm, download=download)
+    watched = toys.watched(algorithm, lambda number, client, ids: seen.append(int(client)))
     one_round = jax.jit(make_round(watched, problem.plan, 6, size))
     state = toys.start(algorithm, problem, federation.client_data)
     for number in range(rounds):
@@ -322,7 +318,7 @@ def flat(models):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(models)])
 
 
-@pytest.mark.parametrize("store", ["device", "host"])
+@pytest.mark.parametrize("store", ["device", pytest.param("host", marks=pytest.mark.slow)])
 def test_the_noise_does_not_follow_from_the_seed(store):
     """Otherwise 2 model(sigma) - model(2 sigma) is the model without noise: each holds the same draws."""
     trained = lambda *noise: models_of(privacy=Privacy(*noise), store=store)
@@ -331,12 +327,11 @@ def test_the_noise_does_not_follow_from_the_seed(store):
     assert np.abs(once - trained(1.0, 1.0)).max() > 1e-3
     known = [trained(sigma, 1.0, 1e-5, 3) for sigma in (1.0, 2.0)]
     np.testing.assert_allclose(2 * known[0] - known[1], plain, atol=1e-6)  # which the noise seed allows
-    np.testing.assert_array_equal(known[0], trained(1.0, 1.0, 1e-5, 3))
 
 
 def test_without_noise_the_seed_says_all():
-    for privacy in (Privacy(), Privacy(0.0, 1.0)):
-        np.testing.assert_array_equal(models_of(privacy=privacy), models_of(privacy=privacy))
+    clipped_only = Privacy(0.0, 1.0)
+    np.testing.assert_array_equal(models_of(privacy=clipped_only), models_of(privacy=clipped_only))
 
 
 def test_cohorts_and_first_models_follow_from_the_seed():

@@ -50,39 +50,39 @@ def check(found, expected):
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-4)
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 7])
-def test_epochs_of_mini_batches_are_a_plain_loop(size):
-    how, params = solver(batch_size=3, epochs=2)
-    split, key = client(size), jax.random.key(8)
-    orders = np.asarray(how.draw_orders(key, size, 7))[:, :size]
-    for order in orders:
-        np.testing.assert_array_equal(np.sort(order), np.arange(size))
-    batches = [order[at : at + 3] for order in orders for at in range(0, size, 3)]
-    assert len(batches) == int(how.num_steps(size, 7)) == 2 * -(-size // 3)
-    found = jax.jit(lambda p, s: how.fit(key, p, how.optimizer.init(p), s, round_number=0))(params, split)
-    check(found, sgd_by_hand(params, split, batches))
+def fit(how, key):
+    """(parameters, client) -> its local training, compiled once for clients of all sizes."""
+    return jax.jit(lambda p, s: how.fit(key, p, how.optimizer.init(p), s, round_number=0))
 
 
-@pytest.mark.parametrize("size", [2, 7])
-def test_a_number_of_steps_takes_as_many_batches(size):
-    how, params = solver(batch_size=3, steps=4)
-    split, key = client(size), jax.random.key(8)
-    orders = np.asarray(how.draw_orders(key, size, 7))[:, :size]
+def test_epochs_of_mini_batches_are_a_plain_loop():
+    (how, params), key = solver(batch_size=3, epochs=2), jax.random.key(8)
+    train = fit(how, key)
+    for size in (1, 2, 5, 7):
+        orders = np.asarray(how.draw_orders(key, size, 7))[:, :size]
+        for order in orders:
+            np.testing.assert_array_equal(np.sort(order), np.arange(size))
+        batches = [order[at : at + 3] for order in orders for at in range(0, size, 3)]
+        assert len(batches) == int(how.num_steps(size, 7)) == 2 * -(-size // 3)
+        check(train(params, client(size)), sgd_by_hand(params, client(size), batches))
+
+
+def test_a_number_of_steps_takes_as_many_batches():
+    (how, params), key = solver(batch_size=3, steps=4), jax.random.key(8)
+    assert how.num_steps(2, 7) == how.num_steps(7, 7) == how.max_steps(7) == 4
+    train, orders = fit(how, key), np.asarray(how.draw_orders(key, 7, 7))
     # Seven examples are three batches an epoch, so the fourth step begins the second epoch; two are always one batch.
-    batches = [orders[0][0:3], orders[0][3:6], orders[0][6:7], orders[1][0:3]] if size == 7 else [np.arange(2)] * 4
-    assert how.num_steps(size, 7) == how.max_steps(7) == 4
-    found = jax.jit(lambda p, s: how.fit(key, p, how.optimizer.init(p), s, round_number=0))(params, split)
-    check(found, sgd_by_hand(params, split, batches))
+    batches = {2: [np.arange(2)] * 4, 7: [orders[0][0:3], orders[0][3:6], orders[0][6:7], orders[1][0:3]]}
+    for size, taken in batches.items():
+        check(train(params, client(size)), sgd_by_hand(params, client(size), taken))
 
 
-@pytest.mark.parametrize("size", [1, 4, 7])
-def test_a_batch_of_everything_is_gradient_descent(size):
+def test_a_batch_of_everything_is_gradient_descent():
     how, params = solver(epochs=3)
-    split = client(size)
-    assert how.num_steps(size, 7) == how.max_steps(7) == 3
-    run = lambda p, s: how.fit(jax.random.key(0), p, how.optimizer.init(p), s, round_number=0)
-    found = jax.jit(run)(params, split)
-    check(found, sgd_by_hand(params, split, [np.arange(size)] * 3))
+    train = fit(how, jax.random.key(0))
+    for size in (1, 4, 7):
+        assert how.num_steps(size, 7) == how.max_steps(7) == 3
+        check(train(params, client(size)), sgd_by_hand(params, client(size), [np.arange(size)] * 3))
 
 
 def test_padding_and_the_way_of_sorting_leave_the_order_as_it_is():
@@ -178,17 +178,18 @@ def test_rates_follow_the_schedule_over_rounds():
     np.testing.assert_allclose(steps, [whole, whole, whole / 10, whole / 10], rtol=1e-4)
 
 
-@pytest.mark.parametrize("size", [0, 1, 5, 8, 11])
 @pytest.mark.parametrize("blocks", [(4, 2), (8, 3), (512, 32), (64, 5)])
-def test_sums_and_losses_in_blocks_are_sums_and_losses(monkeypatch, size, blocks):
+def test_sums_and_losses_in_blocks_are_sums_and_losses(monkeypatch, blocks):
     monkeypatch.setattr(blocks_of, "BLOCKS", blocks)
     how, params = solver()
-    split = jax.tree.map(jnp.asarray, client(size, n_max=11))
-    found = sum_over_examples(lambda x, y, m: jnp.where(m, x[:, 0] * y, 0).sum(), split)
-    np.testing.assert_allclose(found, np.float64(split.x[:size, 0] * split.y[:size]).sum(), rtol=1e-4, atol=1e-6)
-    every = np.asarray(how.loss(params, split.x, split.y))
-    found = how.losses_of_examples(params, split)
-    np.testing.assert_allclose(found, np.where(np.arange(11) < size, every, 0), rtol=1e-6)
+    summed = jax.jit(functools.partial(sum_over_examples, lambda x, y, m: jnp.where(m, x[:, 0] * y, 0).sum()))
+    losses = jax.jit(how.losses_of_examples)
+    for size in (0, 1, 5, 8, 11):
+        split = client(size, n_max=11)
+        expected = np.float64(split.x[:size, 0] * split.y[:size]).sum()
+        np.testing.assert_allclose(summed(split), expected, rtol=1e-4, atol=1e-6)
+        every = np.asarray(how.loss(params, split.x, split.y))
+        np.testing.assert_allclose(losses(params, split), np.where(np.arange(11) < size, every, 0), rtol=1e-6)
 
 
 def test_models_depend_on_their_number_and_newcomers_train_alone():

@@ -1,6 +1,5 @@
 """Local training as users specify it: arguments, parts of a model, phases, different numbers of steps."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -145,31 +144,24 @@ def test_phases_have_mini_batches_and_epochs_of_their_own():
     assert problem_of(batch_size=3, steps=2).passes(2) == 2 * 3 / 2
 
 
-@pytest.mark.parametrize("k", [0, 1, 2])
-def test_a_number_of_steps_at_run_time_is_that_number(k):
+def test_a_number_of_steps_at_run_time_is_that_number():
     """Three and two mini-batches an epoch; the client without examples takes no step."""
     problem = problem_of(batch_size=3)
     solver, params = problem.solver, start(problem)
-    state = solver.optimizer.init(params)
-    run = lambda steps: solver.fit(jax.random.key(0), params, state, client(k), round_number=0, steps=steps)
+    run = lambda split, **steps: solver.fit(
+        jax.random.key(0), params, solver.optimizer.init(params), split, round_number=0, **steps
+    )
     count = jax.jit(run)
-    toys.assert_trees_close(count((3, 2, 5)[k]), fit(solver, params, k))
-    for steps in (0, 1, 6):
-        trained, after, _ = count(steps)
-        assert after[0].count == (steps if k < 2 else 0)
-        assert toys.same_trees(trained, params) == (after[0].count == 0)
-
-
-class Dropped(nn.Module):
-    """A linear model behind dropout."""
-
-    @nn.compact
-    def __call__(self, x, train: bool):
-        return nn.Dense(3)(nn.Dropout(0.5, deterministic=not train)(x))
+    for k, epoch in enumerate((3, 2, 5)):
+        toys.assert_trees_close(count(client(k), steps=epoch), count(client(k)))
+        for steps in (0, 1, 6):
+            trained, after, _ = count(client(k), steps=steps)
+            assert after[0].count == (steps if k < 2 else 0)
+            assert toys.same_trees(trained, params) == (after[0].count == 0)
 
 
 def test_dropout_differs_between_steps_rounds_and_clients():
-    problem = toys.make_problem(FEDERATION, optax.sgd(0.1), model=Dropped())
+    problem = toys.make_problem(FEDERATION, optax.sgd(0.1), model=toys.Dropped)
     params = start(problem)
     assert problem.solver.keyed
     one, again, other = (fit(problem.solver, params, key=number)[0] for number in (0, 0, 1))
@@ -184,15 +176,12 @@ def test_dropout_differs_between_steps_rounds_and_clients():
 
 
 def test_with_private_gradients_every_example_has_its_own_dropout():
-    problem = toys.make_problem(FEDERATION, model=Dropped(), privacy=Privacy(0.0, 1e6))
+    problem = toys.make_problem(FEDERATION, model=toys.Dropped, privacy=Privacy(0.0, 1e6))
     draw = lambda key: jax.random.uniform(key)
     solver = problem.solver._replace(loss=lambda params, x, y, key=None: params["w"] * draw(key) * jnp.ones(x.shape[0]))
     batch = solver.take_batch(jax.random.key(0), None, client(1), 0)
-    drawn = []
-    for keep in range(4):
-        weights = jnp.zeros(7).at[keep].set(4.0)
-        grad = jax.grad(lambda p, w=weights: solver.mean_loss(p, batch, w))({"w": jnp.float32(1.0)})["w"]
-        drawn.append(float(grad))
+    gradient = jax.jit(jax.grad(lambda params, weights: solver.mean_loss(params, batch, weights)))
+    drawn = [float(gradient({"w": jnp.float32(1.0)}, 4 * jnp.eye(7)[keep])["w"]) for keep in range(4)]
     assert len(set(drawn)) == 4 and 0 < min(drawn) < max(drawn) < 1
 
 

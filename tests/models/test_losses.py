@@ -1,11 +1,11 @@
 """Losses per example: the known ones in NumPy, and one's own in every method, with privacy and batch statistics."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import toys
 
 import pfljax as pfl
 from pfljax.models import losses
@@ -36,14 +36,6 @@ def test_losses_of_values_and_labels_are_means_over_them():
     np.testing.assert_allclose(losses.bce(outputs, labels), expected, rtol=1e-5)
 
 
-class Normalized(nn.Module):
-    """A linear model of batch-normalized inputs."""
-
-    @nn.compact
-    def __call__(self, x, train=False):
-        return nn.Dense(10)(nn.BatchNorm(use_running_average=not train)(x.reshape(x.shape[0], -1)))
-
-
 @pytest.fixture(scope="module")
 def clients():
     return pfl.data.digits(num_clients=4, train_examples=8)
@@ -65,9 +57,9 @@ def own(outputs, y):
             id="private",
             marks=pytest.mark.slow,
         ),
-        pytest.param(pfl.FedAvg(), Normalized(), {}, id="batch statistics", marks=pytest.mark.slow),
+        pytest.param(pfl.FedAvg(), toys.Normalized, {}, id="batch statistics", marks=pytest.mark.slow),
         pytest.param(pfl.FedEM(components=2), pfl.models.MLP(hidden=()), {}, id="fedem", marks=pytest.mark.slow),
-        pytest.param(pfl.FedeRiCo(neighbors=2), pfl.models.MLP(hidden=()), {}, id="federico"),
+        pytest.param(pfl.FedeRiCo(neighbors=2), pfl.models.MLP(hidden=()), {}, id="federico", marks=pytest.mark.slow),
         pytest.param(pfl.FedRoD(), pfl.models.MLP(hidden=(4,)), {}, id="fedrod", marks=pytest.mark.slow),
     ],
 )

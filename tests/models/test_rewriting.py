@@ -76,7 +76,7 @@ def check_convolution(case):
     check(fn, *arrays)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(convolution_cases())
 def test_a_convolution_is_jax_s_in_value_and_gradients(case):
     check_convolution(case)
@@ -89,7 +89,7 @@ def test_many_convolutions_are_jax_s_in_value_and_gradients(case):
     check_convolution(case)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(st.data())
 def test_pooling_is_jax_s_in_value_and_gradients(data):
     axes = data.draw(st.sampled_from([1, 2, 2, 3]))

@@ -49,7 +49,7 @@ def test_rounds_are_those_of_the_devices(name):
     toys.assert_trees_close(records, expected, rtol=1e-4, atol=1e-5)
 
 
-@toys.each_method(fast=(*FAST, "fedfomo", "clustered"), grouped=True)
+@toys.each_method(fast=("scaffold", "fedfomo", "clustered"), grouped=True)
 def test_evaluation_in_blocks_is_that_of_all_at_once(name, monkeypatch):
     monkeypatch.setattr(host_store, "BLOCK_BYTES", 0)  # so that there are several
     experiment = make_experiment(name)

@@ -83,7 +83,7 @@ def test_on_two_devices_too(name, tmp_path):
     check_same(outs[number], tmp_path / "alone")
 
 
-@pytest.mark.parametrize("store", ["host", "disk"])
+@pytest.mark.parametrize("store", [pytest.param("host", marks=pytest.mark.slow), "disk"])
 @toys.each_method(["ditto", "fedem", "federico", "fedfomo"], fast=["ditto"])
 def test_seeds_and_knobs_share_what_is_compiled_under_every_store(name, store, tmp_path):
     outs = [tmp_path / f"seed-{number}" for number in range(3)]

@@ -441,7 +441,7 @@ def test_newcomers_predict_as_others_do_by_default(clients, monkeypatch):
     assert np.isfinite(result.summary["unseen"]["loss"])
 
 
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_values_are_checked_on_several_devices(devices, clients):
     execution = pfl.Execution("vmap", devices=devices)
     assert np.isfinite(train(Odd(), clients, execution=execution).loss)
@@ -464,13 +464,23 @@ def test_built_in_methods_are_not_traced_for_it(clients, monkeypatch):
         train(Odd(), clients)
 
 
-@toys.each_method(fast=METHODS)
+def built_in(name, clients):
+    """A run of a registered method, with newcomers."""
+    problem = toys.make_problem(clients, cohort=4, **{"batch_size": 2} | toys.NETWORKS.get(name, {}))
+    unseen = toys.make_federation((3, 4), seed=8)
+    return toys.make_experiment(name, problem, clients, unseen=unseen, plan=problem.plan)
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_built_in_methods_conform(name, clients, monkeypatch):
     monkeypatch.setattr(conformance, "is_built_in", lambda method: False)
-    options = {"batch_size": 2} | toys.NETWORKS.get(name, {})
-    problem = toys.make_problem(clients, cohort=4, **options)
-    unseen = toys.make_federation((3, 4), seed=8)
-    experiment = toys.make_experiment(name, problem, clients, unseen=unseen, plan=problem.plan)
-    conformance.check(experiment)
+    conformance.check(built_in(name, clients))
+
+
+@toys.each_method()
+def test_built_in_methods_begin_with_sound_values(name, clients, monkeypatch):
+    monkeypatch.setattr(conformance, "is_built_in", lambda method: False)
+    experiment = built_in(name, clients)
+    problem = experiment.problem
     state = toys.start(experiment.algorithm(problem.plan), problem, clients.client_data, seed=1)
     conformance.check_start(experiment, problem.plan, jax.random.key(2), state, clients.client_data)

@@ -31,7 +31,7 @@ from pfljax.stores.compiled import Compiled
 from pfljax.training import loop
 
 TESTS = Path(__file__).parents[1]
-pytestmark = pytest.mark.usefixtures("compile_once")
+pytestmark = [pytest.mark.usefixtures("compile_once"), pytest.mark.xdist_group("runs")]
 
 
 class Killed(Exception):
@@ -59,34 +59,6 @@ def test_stopped_and_resumed_is_as_never_stopped(name, whole, tmp_path, monkeypa
     out, expected = whole(name)
     assert_same_runs(out, tmp_path)
     assert_same_predictions(result, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", ["truncate", "remove"])
-def test_a_torn_checkpoint_is_skipped_for_the_one_before(damage, whole, tmp_path, monkeypatch):
-    train(make_experiment(), tmp_path)
-    newest = tmp_path / "checkpoints" / "6"
-    assert sorted(path.name for path in newest.parent.iterdir() if path.is_dir()) == ["4", "6"]
-    parts = [path for path in newest.rglob("*") if path.is_file()]
-    for path in parts:
-        if damage == "truncate":
-            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-        else:
-            path.unlink()
-    (tmp_path / "summary.json").unlink()
-    lines = []
-    train(make_experiment(), tmp_path, resume=True, say=lines.append)
-    assert any("resumed after round 4" in line for line in lines)
-    assert_same_runs(whole("federico")[0], tmp_path)
-
-
-@pytest.mark.slow
-def test_a_finished_run_resumes_to_itself(whole, tmp_path):
-    train(make_experiment(), tmp_path)
-    before = files.read_jsonl(tmp_path / "metrics.jsonl")
-    train(make_experiment(), tmp_path, resume=True)
-    assert files.read_jsonl(tmp_path / "metrics.jsonl") == before
-    assert_same_runs(whole("federico")[0], tmp_path)
 
 
 KILL = """
@@ -281,20 +253,6 @@ def test_a_folder_with_something_in_it_is_not_overwritten(whole, tmp_path):
     with pytest.raises(ArgumentError, match="other than a run"):
         train(make_experiment("local"), tmp_path)
     assert (out / "metrics.jsonl").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
-
-
-def test_files_are_written_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "results.json"
-    files.write_json(path, {"a": np.float32(1.5), "b": [float("nan"), np.arange(2)]})
-    assert files.read_json(path) == {"a": 1.5, "b": [None, [0, 1]]}
-
-    def breaks(file):
-        file.write(b"half of")
-        raise Killed
-
-    with pytest.raises(Killed):
-        files.write_atomically(path, breaks)
-    assert files.read_json(path)["a"] == 1.5 and [p.name for p in tmp_path.iterdir()] == ["results.json"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.training import loop
 from pfljax.training.tracking import Evaluation, TensorBoard, make_evaluation, named
 
-pytestmark = pytest.mark.usefixtures("compile_once")
+pytestmark = [pytest.mark.usefixtures("compile_once"), pytest.mark.xdist_group("runs")]
 
 
 def events(folder):

@@ -1,11 +1,11 @@
 """Averaging a part of the model: phases of local training with their own optimizers, by hand."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 import toys
+from networks import BODY, HEAD, examples, gradient, mean, row, step
 from quadratics import RATE, SIZES
 
 from pfljax.algorithms.common.averaging import Phase, sharing_layers
@@ -24,24 +24,22 @@ def test_phases_train_a_part_after_the_other(keep):
     algorithm = sharing_layers(problem, body, phases=(Phase(head, 2), Phase(body, 1)), report=Report())
     assert algorithm.ledger == Ledger(gradients=1, passes=3)
     states, _ = toys.train(algorithm, problem, federation.client_data, 2)
-    assert jax.tree.leaves(states[-1].models["Dense_1"]) == []
-    theta = jax.tree.map(lambda leaf: leaf[0], states[0].models["Dense_0"])
-    heads = [jax.tree.map(lambda leaf, k=k: leaf[k], states[0].clients.own["Dense_1"]) for k in range(4)]
+    assert jax.tree.leaves(states[-1].models[HEAD]) == []
+    theta = row(states[0].models[BODY], 0)
+    heads = [row(states[0].clients.own[HEAD], k) for k in range(4)]
     velocity = [{} for _ in range(4)]
     for state in states[1:]:
         bodies = []
         for k in range(4):
-            params = {"Dense_0": theta, "Dense_1": heads[k]}
-            x, y = federation.train.x[k, : SIZES[k]], federation.train.y[k, : SIZES[k]]
-            slope = jax.jit(jax.grad(lambda params, x=x, y=y: problem.model.loss(params, x, y).mean()))
+            params, (x, y) = {BODY: theta, HEAD: heads[k]}, examples(federation, k)
             speeds = velocity[k] if keep else {}
-            for layer in ("Dense_1", "Dense_1", "Dense_0"):
-                speeds.setdefault(layer, jax.tree.map(jnp.zeros_like, params[layer]))
-                speeds[layer] = jax.tree.map(lambda v, g: momentum * v + g, speeds[layer], slope(params)[layer])
-                params[layer] = jax.tree.map(lambda p, v: p - RATE * v, params[layer], speeds[layer])
-            heads[k] = params["Dense_1"]
-            bodies.append(params["Dense_0"])
-            own = jax.tree.map(lambda leaf, k=k: leaf[k], state.clients.own["Dense_1"])
-            toys.assert_trees_close(own, heads[k], rtol=1e-4, atol=1e-6)
-        theta = jax.tree.map(lambda *leaves: np.average(leaves, axis=0, weights=SIZES), *bodies)
-        toys.assert_trees_close(tree.first(state.models["Dense_0"]), theta, rtol=1e-4, atol=1e-6)
+            for layer in (HEAD, HEAD, BODY):
+                speeds.setdefault(layer, jax.tree.map(np.zeros_like, params[layer]))
+                slope = gradient(params, x, y)[layer]
+                speeds[layer] = jax.tree.map(lambda v, g: momentum * v + g, speeds[layer], slope)
+                params = step(params, speeds, RATE, [layer])
+            heads[k] = params[HEAD]
+            bodies.append(params[BODY])
+            toys.assert_trees_close(row(state.clients.own[HEAD], k), heads[k], rtol=1e-4, atol=1e-6)
+        theta = mean(bodies, SIZES)
+        toys.assert_trees_close(row(state.models[BODY], 0), theta, rtol=1e-4, atol=1e-6)

@@ -1,9 +1,5 @@
 """The general form, with a surrogate that a user would write."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import jax
 import numpy as np
 import optax
@@ -13,16 +9,10 @@ import toys
 from pfljax.algorithms import METHODS
 from pfljax.algorithms.common import surrogates
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "own_surrogate.py"
-
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("own_surrogate", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["own_surrogate"] = module  # where a dataclass looks its types up
-    spec.loader.exec_module(module)
-    yield module
+    yield toys.load_example("own_surrogate")
     METHODS.pop("moreau")  # no method of the tests after these
 
 

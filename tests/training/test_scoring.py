@@ -58,11 +58,11 @@ def test_files_say_which_clients_were_scored(tmp_path):
 
 
 def test_a_resumed_run_scores_the_same_clients(tmp_path):
-    whole = outcome("ditto", 3)
-    outcome("ditto", 3, out=tmp_path)
+    whole = outcome("local", 3)
+    outcome("local", 3, out=tmp_path)
     federation = toys.make_federation(SIZES)
     problem = toys.make_problem(federation, optax.sgd(0.1), batch_size=2, cohort=COHORT)
-    experiment = toys.make_experiment("ditto", problem, federation, eval_clients=3, plan=make_plan("map", devices=1))
+    experiment = toys.make_experiment("local", problem, federation, eval_clients=3, plan=make_plan("map", devices=1))
     again = toys.run(experiment, 5, out=tmp_path, resume=True)
     assert [len(each) for each in again.history.results["accuracy_test"]] == [3, 3, 3]
     for found, wanted in zip(*(each.history.results["accuracy_test"][:2] for each in (again, whole)), strict=True):

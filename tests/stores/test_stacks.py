@@ -72,7 +72,7 @@ def test_a_run_killed_between_checkpoints_goes_on_as_if_never_killed(name, tmp_p
 def test_a_manifest_lists_only_checkpoints_that_are_there(runs, tmp_path, caplog):
     """After each save, and after a resumed run has forgotten other rounds: no checkpoint counts as damaged."""
     outs = [tmp_path / str(number) for number in range(runs)]
-    start = lambda resume: Trainer([make_experiment("ditto") for _ in outs], outs=outs, resume=resume)
+    start = lambda resume: Trainer([make_experiment("local") for _ in outs], outs=outs, resume=resume)
     start(False).play(4, OFTEN)
     for rounds in (5, 6):
         again = start(True)
@@ -85,7 +85,7 @@ def test_a_manifest_lists_only_checkpoints_that_are_there(runs, tmp_path, caplog
 
 def test_rows_of_a_checkpoint_are_never_overwritten_before_the_next(tmp_path):
     """Any rounds may follow a checkpoint: thawed, it is the state that was saved."""
-    experiment = dataclasses.replace(make_experiment("ditto"), directory=tmp_path)
+    experiment = dataclasses.replace(make_experiment("local"), directory=tmp_path)
     trainer = Trainer([experiment])
     trainer.play(2, OFTEN)
     saving, before = trainer.compiled.saving, jax.device_get(stacks.in_memory(trainer.state))

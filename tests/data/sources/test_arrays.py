@@ -1,0 +1,191 @@
+"""Arrays of a file: types, scaling, targets, clients, and rejected input."""
+
+import re
+
+import numpy as np
+import pytest
+
+from pfljax.contract.errors import ArgumentError
+from pfljax.data import sources
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture
+def npz(tmp_path):
+    """Writes arrays to a file and loads it: npz(x=..., y=..., load={...})."""
+
+    def load(load=None, **arrays):
+        np.savez(tmp_path / "own.npz", **arrays)
+        return sources.npz(str(tmp_path / "own.npz"), **(load or {}))
+
+    return load
+
+
+def test_strings_are_classes_in_sorted_order(npz):
+    """Also those of a subsample, whose classes are those of all; NumPy sorts by code points, capitals first."""
+    y = np.array(["dog", "cat", "Zebra", "cat", "ox", "dog"])
+    source = npz(x=np.arange(6.0)[:, None], y=y)
+    assert source.class_names == ("Zebra", "cat", "dog", "ox") and source.num_classes == 4
+    assert source.y.dtype == np.int32 and source.y.tolist() == [2, 1, 0, 1, 3, 2] and source.task == "classification"
+    part = npz(x=np.arange(6.0)[:, None], y=y, load={"fraction": 0.5, "standardize": False})
+    assert part.class_names == source.class_names
+    np.testing.assert_array_equal(part.y, source.y[part.x[:, 0].astype(int)])
+
+
+def test_standardization_is_measured_on_training_rows_only(npz):
+    x = RNG.normal(5, 3, size=(3000, 4)).astype(np.float32)
+    x[:, 3] = 0.1  # constant: the guard keeps it from 0 / 0
+    is_test = np.arange(3000) % 3 == 0
+    x[is_test, :3] += 100
+    source = npz(x=x, y=np.arange(3000) % 2, is_test=is_test)
+    train = source.x[~is_test]
+    np.testing.assert_allclose(train[:, :3].mean(axis=0), 0, atol=1e-5)
+    np.testing.assert_allclose(train[:, :3].std(axis=0), 1, atol=1e-5)
+    np.testing.assert_array_equal(source.x[:, 3], 0)
+    assert source.x[is_test, :3].min() > 10
+    np.testing.assert_array_equal(source.is_test, is_test)
+    np.testing.assert_array_equal(npz({"standardize": False}, x=x, y=np.arange(3000)).x, x)
+
+
+def test_statistics_are_those_of_the_numbers_as_given(npz):
+    """In float32, numbers of 1e9 are multiples of 64, so that most of their noise would be gone."""
+    x = 1e9 + 10 * RNG.normal(size=(3000, 2))
+    source = npz(x=x, y=np.arange(3000) % 2)
+    np.testing.assert_allclose(source.x, (x - x.mean(axis=0)) / x.std(axis=0), atol=1e-5)
+    np.testing.assert_allclose(source.scaling(x[:9]), source.x[:9], rtol=1e-6)
+
+
+def test_a_constant_that_is_no_sum_of_powers_of_2_becomes_0(npz):
+    x = np.full((3000, 2), [0.1, 1e9 + 0.1])  # 3000 times 0.1, divided by 3000, is not 0.1
+    np.testing.assert_array_equal(npz(x=x, y=np.arange(3000) % 2).x, 0)
+
+
+def test_likely_mistakes_are_told(npz):
+    """Not those of a standardized x, of uint8 pixels (divided by 255), or of numbers that are not whole."""
+    y, pixels = np.arange(50) % 3, RNG.integers(0, 256, size=(50, 4, 4)).astype(float)
+    raw = {"standardize": False}
+    with pytest.warns(UserWarning, match="^x: looks like pixels from 0 to 255 that are not standardized"):
+        npz(raw, x=pixels, y=y)
+    (
+        npz(x=pixels, y=y),
+        npz(raw, x=pixels.astype(np.uint8), y=y),
+        npz(raw, x=pixels + 0.5, y=y),
+        npz(raw, x=-pixels, y=y),
+    )
+    text = (
+        "^y: has labels from 1: classes are counted from 0, so that C is 4 and no example has class 0; subtract 1, or"
+    )
+    with pytest.warns(UserWarning, match=text):
+        assert npz(x=pixels, y=y + 1).num_classes == 4
+
+
+def test_images_are_standardized_per_channel(npz):
+    x = RNG.integers(0, 256, size=(50, 4, 5, 3), dtype=np.uint8)
+    x[..., 1] //= 4
+    y = np.arange(50) % 2
+    np.testing.assert_array_equal(npz({"standardize": False}, x=x, y=y).x, x.astype(np.float32) / 255)
+    expected = (x - x.mean(axis=(0, 1, 2))) / x.std(axis=(0, 1, 2))
+    np.testing.assert_allclose(npz(x=x, y=y).x, expected, atol=1e-5)
+    assert npz(x=x[..., 0], y=y).x.shape == (50, 4, 5, 1)
+    assert npz(x=RNG.normal(size=50), y=y).x.shape == (50, 1)
+
+
+def test_targets_decide_the_task(npz):
+    x = np.ones((4, 2))
+    classes = npz(x=x, y=np.array([0, 5, 2, 2], np.uint8))
+    assert (classes.task, classes.num_classes, classes.y.dtype) == ("classification", 6, np.int32)
+    regression = npz(x=x, y=np.array([0.0, 1, 2, 3]))
+    assert (regression.task, regression.num_classes, regression.y.dtype) == ("regression", 1, np.float32)
+    assert npz({"task": "classification"}, x=x, y=np.array([0.0, 1, 2, 3])).num_classes == 4
+    assert npz({"task": "regression"}, x=x, y=np.array([0, 1, 2, 3])).task == "regression"
+
+
+def test_a_subsample_knows_all_classes(npz):
+    source = npz({"fraction": 0.1}, x=np.ones((100, 2)), y=np.arange(100))
+    assert len(source.y) == 10 and source.num_classes == 100
+
+
+@pytest.mark.parametrize("client", [[30, -7, 30, 9], ["m", "a", "m", "b"]])
+def test_clients_are_numbered_in_sorted_order(npz, client):
+    np.testing.assert_array_equal(npz(x=np.ones((4, 2)), y=np.arange(4), client=client).client, [2, 0, 2, 1])
+
+
+def test_writers_are_clients_and_coarse_labels_are_kept(npz):
+    arrays = {"x": np.ones((40, 2)), "y": np.arange(40), "coarse": np.arange(40, dtype=np.uint8) // 4}
+    source = npz({"fraction": 0.5}, **arrays, writer=np.arange(40) // 20)
+    assert source.coarse.dtype == np.int32 and source.client.dtype == np.int64
+    np.testing.assert_array_equal(source.coarse, source.y // 4)
+    np.testing.assert_array_equal(source.client, source.y // 20)
+    both = npz(**arrays, writer=np.zeros(40, int), client=np.arange(40) % 3)
+    np.testing.assert_array_equal(both.client, np.arange(40) % 3)
+    assert npz(x=arrays["x"], y=arrays["y"]).coarse is None
+
+
+X = np.ones((4, 2))
+Y = np.arange(4)
+HOLE = np.array([[1.0, 1], [1, np.nan], [1, 1], [np.inf, 1]])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": X}, "lacks y.*found x"),
+        ({"images": X, "labels": Y}, "lacks x and y.*found images, labels"),
+        ({"x": X, "y": Y[:3]}, r"y has shape \(3,\), but x has \(4, 2\); accepted: one value"),
+        ({"x": X, "y": np.ones((3, 1))}, r"y has shape \(3, 1\), but x has"),
+        ({"x": X, "y": Y, "client": Y[:2]}, r"client has shape \(2,\)"),
+        ({"x": X[:0], "y": Y[:0]}, "x is empty"),
+        ({"x": np.array(1.0), "y": np.array(1)}, "x is empty"),
+        ({"x": HOLE, "y": Y}, "x is NaN or infinite in 2 rows; the first is row 1"),
+        ({"x": X * 1e300, "y": Y}, "x is NaN or infinite in 4 rows"),
+        ({"x": X, "y": HOLE[:, 1]}, "y is NaN or infinite in 1 rows; the first is row 1"),
+        ({"x": X, "y": Y - 2}, "y is -2 in row 0; classes are integers 0..C-1"),
+        ({"x": X, "y": Y * 10**6}, "y reaches 3000000 in 4 rows"),
+        ({"x": X, "y": Y.astype(bytes)}, r"y is \|S.*accepted: integers or strings.*y\.astype\(str\) converts it"),
+        ({"x": X.astype(str), "y": Y}, "x is <U.*accepted: numbers"),
+        ({"x": X.astype(object), "y": Y}, "no object arrays"),
+        ({"x": X, "y": Y, "client": X[:, 0]}, "client is float64; accepted: integers or strings"),
+        ({"x": X, "y": Y, "writer": X[:, 0]}, "writer is float64; accepted: integers or strings"),
+        ({"x": X, "y": Y, "writer": Y[:2]}, r"writer has shape \(2,\)"),
+        ({"x": X, "y": Y, "coarse": X[:, 0]}, "coarse is float64; accepted: integers"),
+        ({"x": X, "y": Y, "coarse": Y[:2]}, r"coarse has shape \(2,\)"),
+        ({"x": X, "y": Y, "is_test": Y}, "is_test is not boolean"),
+        ({"x": X, "y": Y, "clients": Y}, "has an unknown array clients; did you mean client. accepted: x, y, client, "),
+        ({"x": X, "y": Y, "istest": Y > 1}, "has an unknown array istest; did you mean is_test. accepted: .*is_test$"),
+        ({"x": X, "y": Y, "zzz": Y}, "has an unknown array zzz; accepted: x, y, client, writer, coarse, is_test$"),
+        ({"x": X, "y": Y, "is_test": Y >= 0}, "is_test is true for every example"),
+    ],
+)
+def test_malformed_files_are_refused_in_one_line(npz, arrays, message):
+    with pytest.raises(ArgumentError, match=message) as error:
+        npz(**arrays)
+    assert re.match(r"file=.*own\.npz: ", str(error.value)) and "\n" not in str(error.value)
+
+
+def test_fractional_classes_are_refused(npz):
+    with pytest.raises(ArgumentError, match=r"y is 0\.5 in row 1"):
+        npz({"task": "classification"}, x=X, y=np.array([0, 0.5, 1, 2]))
+
+
+@pytest.mark.parametrize("content", [b"", b"x,y\n1,2\n", b"PK\x03\x04 torn", b"\x80\x04N."])
+def test_files_that_are_no_npz_are_refused(tmp_path, content):
+    (tmp_path / "f.npz").write_bytes(content)
+    with pytest.raises(ArgumentError, match=r"file=.*is not an npz"):
+        sources.npz(str(tmp_path / "f.npz"))
+
+
+def test_a_torn_npz_and_a_lone_array_are_refused(tmp_path):
+    np.savez_compressed(tmp_path / "f.npz", x=RNG.normal(size=(50, 9)), y=np.arange(50))
+    whole = (tmp_path / "f.npz").read_bytes()
+    (tmp_path / "f.npz").write_bytes(whole[:500] + bytes(100) + whole[600:])
+    with pytest.raises(ArgumentError, match="is not an npz"):
+        sources.npz(str(tmp_path / "f.npz"))
+    np.save(tmp_path / "f.npy", X)
+    with pytest.raises(ArgumentError, match="contains a single array"):
+        sources.npz(str(tmp_path / "f.npy"))
+
+
+def test_an_unknown_task_is_refused(npz):
+    with pytest.raises(ArgumentError, match=r"^task=classes: accepted: auto, classification, regression, multilabel$"):
+        npz({"task": "classes"}, x=X, y=Y)
