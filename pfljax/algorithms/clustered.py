@@ -81,7 +81,7 @@ class ClusteredFL:
             return Start(server, tree.repeat(problem.init_models(key, 1), num))
 
         def client_update(context, models, kept, data):
-            trained, kept, losses = problem.fit_models(context, models, kept, data.train)
+            trained, kept, losses = problem.fit(context, models, kept, data.train)
             size = data.train.size.astype(jnp.float32)
             upload = {"update": tree.subtract(trained, models), "size": size[None]}
             return ClientOutput(kept, upload, {"loss": losses[0]}, (size > 0)[None])

@@ -49,8 +49,8 @@ class Ditto:
             return Row(problem.own_model(key, client), problem.kept_optimizers(models))
 
         def train(context, models, row, data):
-            trained, optimizer, _ = problem.fit_models(context, models, row.optimizer, data.train)
-            own, loss = problem.fit_own(context, row.own, data.train, near(tree.first(models)))
+            trained, optimizer, _ = problem.fit(context, models, row.optimizer, data.train)
+            own, loss = row.own.fit(problem, context, data.train, near(tree.first(models)))
             return trained, Row(own, optimizer), loss[None]
 
         def adapt(context, models, data):

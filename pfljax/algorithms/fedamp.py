@@ -82,7 +82,7 @@ class FedAMP:
 
         def client_update(context, models, optimizer, data):
             cloud = tree.first(models)
-            own, loss = problem.fit_own(context, OwnModel(cloud, optimizer), data.train, near(cloud))
+            own, loss = OwnModel(cloud, optimizer).fit(problem, context, data.train, near(cloud))
             return ClientOutput(own.optimizer, tree.stack_one(own.model), {"loss": loss})
 
         def server_update(key, state, aggregate):

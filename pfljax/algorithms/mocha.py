@@ -89,7 +89,7 @@ class MOCHA:
                 penalty = pull.own * tree.inner(weights, weights) + 2 * tree.inner(weights, pull.others)
                 return problem.solver.mean_loss(params, batch) + self.strength / 2 * penalty
 
-            row, loss = problem.fit_own(context, row, data.train, objective)
+            row, loss = row.fit(problem, context, data.train, objective)
             return ClientOutput(row, tree.stack_one(last_layer(row.model)), {"loss": loss})
 
         def server_update(key, state, aggregate):

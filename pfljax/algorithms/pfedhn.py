@@ -64,7 +64,7 @@ class PFedHN:
             return First(problem.kept_optimizers(tree.stack_one(start.server.network.bias)))
 
         def client_update(context, models, kept, data):
-            trained, kept, losses = problem.fit_models(context, models, kept, data.train)
+            trained, kept, losses = problem.fit(context, models, kept, data.train)
             return ClientOutput(kept, tree.subtract(trained, models), {"loss": losses[0]}, (data.train.size > 0)[None])
 
         def server_update(key, state, aggregate):

@@ -44,7 +44,7 @@ def median(problem, traffic=None):
         return Start({"shift": jnp.zeros(5), "rate": jnp.ones(())}, problem.init_models(key, 1))
 
     def client_update(context, models, row, data):
-        trained, _, losses = problem.fit_models(context, models, (), data.train)
+        trained, _, losses = problem.fit(context, models, (), data.train)
         loss = losses[0] * context.server["rate"] + context.server["shift"].sum()
         return ClientOutput((), (), {"loss": loss, "model": tree.first(trained)})
 

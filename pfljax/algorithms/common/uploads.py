@@ -49,7 +49,7 @@ class Uploads(NamedTuple):
 def first_epoch(problem: Problem, key: Key, models: Params, clients: ClientData) -> tuple[Params, Array]:
     """All clients' models (K, ...) after one epoch, and `Uploads.last` for the first uploaders."""
     train_key, cohort_key = jax.random.split(key)
-    once = problem._replace(solver=problem.solver.for_epochs(1))
+    once = problem.with_epochs(1)
 
     def client(models, _, data):
         number, own = data
