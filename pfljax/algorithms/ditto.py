@@ -13,20 +13,13 @@ Newcomers train a model from w, regularized toward it, for as many rounds as the
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.beside import Row
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Ledger, Prediction, PyTree, Report
-from pfljax.local.problem import OwnModel, Problem
-
-
-class Row(NamedTuple):
-    """The client's own model, and its optimizer for the global one, if it is kept."""
-
-    own: OwnModel
-    optimizer: PyTree
+from pfljax.contract.types import Algorithm, Ledger, Prediction, Report
+from pfljax.local.problem import Problem
 
 
 @method(keeps="its model", travels="the global model, both ways")

@@ -10,6 +10,7 @@ that average only a part of the model.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from pfljax.algorithms.common import aggregation
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import (
+    Aggregate,
     Algorithm,
     Array,
     ClientContext,
@@ -30,6 +32,7 @@ from pfljax.contract.types import (
     First,
     Key,
     Ledger,
+    Metrics,
     Mixture,
     Params,
     Prediction,
@@ -37,6 +40,7 @@ from pfljax.contract.types import (
     Report,
     Split,
     Start,
+    State,
 )
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Problem
@@ -91,21 +95,12 @@ def averaging(
         upload, sent = aggregation.weighted(models, data.train.size)
         return ClientOutput(row, upload, {"loss": losses[0]}, sent)
 
-    def server_update(key, state, aggregate):
-        mean = aggregation.average(state.models, aggregate)
-        if server is None:
-            return state._replace(models=mean), {}
-        updates, optimizer = server.update(tree.subtract(state.models, mean), state.optimizer, state.models)
-        moved = state._replace(models=optax.apply_updates(state.models, updates), optimizer=optimizer)
-        came = aggregate.upload["weight"].sum() > 0  # otherwise take no step, not even with a zero gradient
-        return jax.tree.map(lambda new, old: jnp.where(came, new, old), moved, state), {}
-
     return Algorithm(
         start=start,
         first_row=lambda key, client, start: First(kept(key, client, start.models)),
         download=lambda context, row, cohort: THE_ONE.index,
         client_update=client_update,
-        server_update=server_update,
+        server_update=functools.partial(server_update, server),
         whom=lambda context, row, size: THE_ONE,
         predict=predict,
         adapt=adapt,
@@ -114,6 +109,19 @@ def averaging(
         ledger=ledger or Ledger(gradients=1),
         report=report or Report(),
     )
+
+
+def server_update(
+    server: optax.GradientTransformation | None, key: Key, state: State, aggregate: Aggregate
+) -> tuple[State, Metrics]:
+    """The clients' mean replaces the model; with an optimizer, the model minus this mean is a gradient for its step."""
+    mean = aggregation.average(state.models, aggregate)
+    if server is None:
+        return state._replace(models=mean), {}
+    updates, optimizer = server.update(tree.subtract(state.models, mean), state.optimizer, state.models)
+    moved = state._replace(models=optax.apply_updates(state.models, updates), optimizer=optimizer)
+    came = aggregate.upload["weight"].sum() > 0  # otherwise take no step, not even with a zero gradient
+    return jax.tree.map(lambda new, old: jnp.where(came, new, old), moved, state), {}
 
 
 def loss_at_start(problem: Problem, models: Params, data: ClientData) -> Array:
