@@ -19,7 +19,6 @@ import optax
 
 import pfljax as pfl
 from pfljax.algorithms.common import aggregation
-from pfljax.contract import tree
 
 
 @pfl.method(keeps="nothing", travels="the global model, both ways")
@@ -37,16 +36,16 @@ class FedClip:
             return pfl.First(problem.kept_optimizers(start.models))
 
         def client_update(context, models, row, data):  # one client, with the stack of models it received
-            trained, row, losses = problem.fit_models(context, models, row, data.train)
-            update = tree.subtract(trained, models)
-            length = jnp.sqrt(tree.inner(update, update))
-            update = tree.scale(update, jnp.minimum(1, self.norm / jnp.maximum(length, 1e-12)))
+            trained, row, losses = problem.fit(context, models, row, data.train)
+            update = pfl.tree.subtract(trained, models)
+            length = jnp.sqrt(pfl.tree.inner(update, update))
+            update = pfl.tree.scale(update, jnp.minimum(1, self.norm / jnp.maximum(length, 1e-12)))
             upload, sent = aggregation.weighted(update, data.train.size)  # n_k d_k and n_k; the engine sums them
             return pfl.ClientOutput(row, upload, {"loss": losses[0], "cut": length > self.norm}, sent)
 
         def server_update(key, state, aggregate):
             zeros = jax.tree.map(jnp.zeros_like, state.models)
-            models = tree.add(state.models, aggregation.average(zeros, aggregate))
+            models = pfl.tree.add(state.models, aggregation.average(zeros, aggregate))
             return state._replace(models=models), {"clients_cut": aggregate.report["cut"].mean()}
 
         return pfl.Algorithm(

@@ -17,7 +17,6 @@ import optax
 
 import pfljax as pfl
 from pfljax.algorithms.common import Phase, sharing_layers
-from pfljax.contract import tree
 
 
 @pfl.method(keeps="its head", travels="the body, both ways")
@@ -30,7 +29,7 @@ class BodyFirst:
 
     def build(self, problem: pfl.Problem) -> pfl.Algorithm:
         head = lambda params: problem.model.mask(params, 1)  # the last layer
-        body = lambda params: tree.complement(head(params))
+        body = lambda params: pfl.tree.complement(head(params))
         phases = [Phase(body, self.body_epochs), Phase(head, self.head_epochs)]
         report = pfl.Report(scored="each client's own head on the shared body")
         return sharing_layers(problem, body, phases=phases, report=report)

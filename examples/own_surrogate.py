@@ -16,7 +16,6 @@ import optax
 
 import pfljax as pfl
 from pfljax.algorithms.common import surrogates
-from pfljax.contract import tree
 
 
 @pfl.method(keeps="its model", travels="the global model, both ways")
@@ -33,17 +32,17 @@ class Moreau:
         solver = problem.solver
 
         def minimize(context, u, v, split):
-            w = tree.first(u)
+            w = pfl.tree.first(u)
             near, start = solver.proximal(w, self.strength), solver.optimizer.init(w)
             theta, _, _ = solver.fit(context.key, w, start, split, round_number=context.round, objective=near)
-            return theta, tree.stack_one(theta), {}
+            return theta, pfl.tree.stack_one(theta), {}
 
         return surrogates.Surrogate(
             num_models=1,
-            init=tree.first,
+            init=pfl.tree.first,
             minimize=minimize,
             loss=lambda w, batch, theta: self.strength / 2 * solver.squared_distance(w, theta),
-            predict=lambda theta: pfl.Prediction(tree.stack_one(theta)),
+            predict=lambda theta: pfl.Prediction(pfl.tree.stack_one(theta)),
             scored="each client's theta",
         )
 

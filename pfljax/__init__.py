@@ -3,6 +3,7 @@
 from pfljax import algorithms, data, models
 from pfljax.algorithms import *  # noqa: F403
 from pfljax.api import Collaboration, Result, Run, Simulation, Table, Tuning, compare, load, train_replicates, tune
+from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.contract.method import METHODS, knob, method
 from pfljax.contract.types import (
@@ -24,7 +25,8 @@ from pfljax.contract.types import (
 from pfljax.data import Federation, partitions
 from pfljax.exchange import cores
 from pfljax.local.privacy import Privacy
-from pfljax.local.problem import Problem
+from pfljax.local.problem import OwnModel, Problem
+from pfljax.local.solver import Solver
 from pfljax.local.training import LocalTraining
 from pfljax.models import Model
 from pfljax.stages.attacks import Attack
@@ -56,6 +58,7 @@ __all__ = [
     "LocalTraining",
     "Mixture",
     "Model",
+    "OwnModel",
     "Prediction",
     "Privacy",
     "Problem",
@@ -65,6 +68,7 @@ __all__ = [
     "RunError",
     "Server",
     "Simulation",
+    "Solver",
     "Start",
     "State",
     "Table",
@@ -80,6 +84,7 @@ __all__ = [
     "partitions",
     "patience",
     "train_replicates",
+    "tree",
     "tune",
 ]
 __all__ += algorithms.__all__

@@ -126,7 +126,7 @@ def make_problem(
     shape = federation.train.x.shape[2:]
     model = models.build(model or models.MLP(hidden=tuple(hidden)), shape, federation.task, federation.num_classes)
     solver = LocalTraining(optimizer or optax.sgd(0.1), **training).bind(model)
-    solver = solver._replace(loss=loss) if loss else solver
+    solver = solver.with_loss(loss) if loss else solver
     num, n_max = federation.train.y.shape[:2]
     plan = plan or make_plan("map", devices=1)
     return Problem(model, solver, plan, num, cohort or num, n_max, rounds, common_init=False, learning_rate=0.1)

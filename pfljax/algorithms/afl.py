@@ -41,7 +41,7 @@ class AFL:
 
         def client_update(context, models, kept, data):
             loss = loss_at_start(problem, models, data)
-            trained, kept, losses = problem.fit_models(context, models, kept, data.train)
+            trained, kept, losses = problem.fit(context, models, kept, data.train)
             weight = jnp.where(data.train.size > 0, context.server[context.client], 0)
             upload, sent = aggregation.weighted(trained, weight)
             report = {"loss": losses[0], "start": jnp.where(data.train.size > 0, loss, 0), "client": context.client}

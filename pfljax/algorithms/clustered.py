@@ -33,9 +33,11 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import by_loss
+from pfljax.algorithms.common.clusters import bipartition
+from pfljax.algorithms.common.one_each import one_for_each
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, ClientOutput, First, Ledger, Mixture, Report, Start
+from pfljax.contract.types import Algorithm, Array, ClientOutput, First, Report, Start
 from pfljax.local.problem import Problem
 
 LEAST_NOISE = 0.5  # the least estimate of gamma
@@ -81,7 +83,7 @@ class ClusteredFL:
             return Start(server, tree.repeat(problem.init_models(key, 1), num))
 
         def client_update(context, models, kept, data):
-            trained, kept, losses = problem.fit_models(context, models, kept, data.train)
+            trained, kept, losses = problem.fit(context, models, kept, data.train)
             size = data.train.size.astype(jnp.float32)
             upload = {"update": tree.subtract(trained, models), "size": size[None]}
             return ClientOutput(kept, upload, {"loss": losses[0]}, (size > 0)[None])
@@ -101,46 +103,14 @@ class ClusteredFL:
             label = context.server.label[context.client]
             return {"index": label[None], "weights": jnp.ones((1,)), "cluster": label}
 
-        return Algorithm(
+        return one_for_each(
             start=start,
             first_row=lambda key, client, start: First(problem.kept_optimizers(problem.init_models(key, 1))),
-            download=lambda context, row, cohort: context.client[None],
             client_update=client_update,
             server_update=server_update,
-            whom=lambda context, row, size: Mixture(context.client[None], jnp.ones((1,))),
             adapt=lambda context, models, data: by_loss.best_fit(problem, models, data),
-            topology="shared",
-            ledger=Ledger(gradients=1),
             report=Report("the model of each client's cluster", collaboration=cluster, topology="peers"),
         )
-
-
-def bipartition(similarity: Array, member: Array, linkage: str = "single") -> Array:
-    """(K,) bool: which members leave for a new cluster; the first member stays.
-
-    Agglomerative clustering: merges the two most similar parts until two are left.
-
-    Args:
-        similarity: (K, K), symmetric.
-        member: (K,) bool, at least two of them true.
-        linkage: See `ClusteredFL`.
-    """
-    num = member.shape[0]
-    both = member[:, None] & member[None, :] & ~jnp.eye(num, dtype=bool)
-    alike = jnp.where(both, similarity, -jnp.inf)
-    combine = jnp.maximum if linkage == "single" else jnp.minimum
-
-    def merge(carry):
-        alike, part, left = carry
-        i, j = jnp.divmod(jnp.argmax(alike), num)
-        i, j = jnp.minimum(i, j), jnp.maximum(i, j)
-        row = combine(alike[i], alike[j]).at[jnp.array([i, j])].set(-jnp.inf)
-        alike = alike.at[i].set(row).at[:, i].set(row).at[j].set(-jnp.inf).at[:, j].set(-jnp.inf)
-        return alike, jnp.where(part == j, i, part), left - 1
-
-    carry = (alike, jnp.arange(num), member.sum())
-    _, part, _ = jax.lax.while_loop(lambda carry: carry[2] > 2, merge, carry)
-    return member & (part != part[jnp.argmax(member)])
 
 
 def noise(cosine: Array, member: Array) -> Array:

@@ -13,20 +13,13 @@ Newcomers train a model from w, regularized toward it, for as many rounds as the
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.beside import Row
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Ledger, Prediction, PyTree, Report
-from pfljax.local.problem import OwnModel, Problem
-
-
-class Row(NamedTuple):
-    """The client's own model, and its optimizer for the global one, if it is kept."""
-
-    own: OwnModel
-    optimizer: PyTree
+from pfljax.contract.types import Algorithm, Ledger, Prediction, Report
+from pfljax.local.problem import Problem
 
 
 @method(keeps="its model", travels="the global model, both ways")
@@ -49,8 +42,8 @@ class Ditto:
             return Row(problem.own_model(key, client), problem.kept_optimizers(models))
 
         def train(context, models, row, data):
-            trained, optimizer, _ = problem.fit_models(context, models, row.optimizer, data.train)
-            own, loss = problem.fit_own(context, row.own, data.train, near(tree.first(models)))
+            trained, optimizer, _ = problem.fit(context, models, row.optimizer, data.train)
+            own, loss = row.own.fit(problem, context, data.train, near(tree.first(models)))
             return trained, Row(own, optimizer), loss[None]
 
         def adapt(context, models, data):

@@ -84,7 +84,7 @@ class FedALA:
             part = random_share(share_key, split, self.share)
             loss = lambda w, x, y, key=None: problem.solver.loss(start(w, row.model, theta), x, y, key)
             descent = projected(optax.sgd(self.rate), lambda moved: jax.tree.map(lambda w: jnp.clip(w, 0, 1), moved))
-            solver = problem.solver._replace(loss=loss, optimizer=descent, epochs=self.first_passes, steps=0)
+            solver = problem.solver.with_loss(loss).with_epochs(self.first_passes)._replace(optimizer=descent)
             passes = jnp.where(row.rounds == 1, self.first_passes, jnp.minimum(row.rounds, 1))
             steps, weights = passes * -(-part.size // solver.batch(split.y.shape[0])), row.weights
             return solver.fit(key, weights, descent.init(weights), part, round_number=context.round, steps=steps)[0]
@@ -99,7 +99,7 @@ class FedALA:
             weights = learn(context, row, theta, data.train) if self.layers else row.weights
             own = start(weights, row.model, theta)
             begin = jax.tree.map(lambda own, shared: jnp.where(returns, own, shared)[None], own, theta)
-            trained, optimizer, losses = problem.fit_models(context, begin, row.optimizer, data.train)
+            trained, optimizer, losses = problem.fit(context, begin, row.optimizer, data.train)
             return trained, Row(tree.first(trained), weights, row.rounds + 1, optimizer), losses
 
         def adapt(context, models, data):

@@ -21,20 +21,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pfljax.algorithms.common.one_each import one_for_each
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import (
-    Algorithm,
-    Array,
-    ClientOutput,
-    First,
-    Ledger,
-    Mixture,
-    Params,
-    Prediction,
-    Report,
-    Start,
-)
+from pfljax.contract.types import Algorithm, Array, ClientOutput, First, Params, Prediction, Report, Start
 from pfljax.local.problem import OwnModel, Problem
 
 SHOWN = 16  # number of heaviest clients that a run records for each client
@@ -82,7 +72,7 @@ class FedAMP:
 
         def client_update(context, models, optimizer, data):
             cloud = tree.first(models)
-            own, loss = problem.fit_own(context, OwnModel(cloud, optimizer), data.train, near(cloud))
+            own, loss = OwnModel(cloud, optimizer).fit(problem, context, data.train, near(cloud))
             return ClientOutput(own.optimizer, tree.stack_one(own.model), {"loss": loss})
 
         def server_update(key, state, aggregate):
@@ -100,17 +90,13 @@ class FedAMP:
             weights, index = jax.lax.top_k(context.server.xi[context.client], min(SHOWN, num))
             return {"index": index.astype(jnp.int32), "weights": weights / weights.sum()}
 
-        return Algorithm(
+        return one_for_each(
             start=start,
             first_row=lambda key, client, start: First(problem.own_model(key, client).optimizer),
-            download=lambda context, row, cohort: context.client[None],
             client_update=client_update,
             server_update=server_update,
-            whom=lambda context, row, size: Mixture(context.client[None], jnp.ones((1,))),
             predict=lambda context, models, row, data: Prediction(tree.take(context.server.models, context.index)),
             adapt=adapt,
-            topology="shared",
-            ledger=Ledger(gradients=1),
             report=Report(scored="each client's own model", collaboration=heaviest, topology="peers"),
         )
 

@@ -43,7 +43,7 @@ class FedAvgPlus:
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        tuning = problem._replace(solver=problem.solver._replace(epochs=self.tune_epochs, steps=0))
+        tuning = problem.with_epochs(self.tune_epochs)
 
         def predict(context, models, row, data):
             return Prediction(tree.stack_one(tuning.alone(context, tree.first(models), data)))

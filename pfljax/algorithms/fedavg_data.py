@@ -49,7 +49,7 @@ class FedAvgData:
         def train(context, models, kept, data):
             own, shared = data.train, context.server
             x, y = (Joined(mine, own.size, theirs) for mine, theirs in ((own.x, shared.x), (own.y, shared.y)))
-            return problem.fit_models(context, models, kept, Split(x, y, own.size + shared.size))
+            return problem.fit(context, models, kept, Split(x, y, own.size + shared.size))
 
         ledger = Ledger(gradients=0, unaccounted="the examples shared with every client")
         algorithm = averaging(problem, train=train, ledger=ledger)

@@ -34,11 +34,9 @@ class FedBABU:
         head = lambda params: problem.model.mask(params, 1)
         body = lambda params: tree.complement(head(params))
 
-        def of_part(part):
-            return problem._replace(solver=problem.solver.part(part(problem.model.network.shapes)))
-
+        of_part = lambda part: problem.part(part(problem.model.network.shapes))
         training, tuning = of_part(body), {"all": problem, "head": of_part(head), "body": of_part(body)}[self.tuned]
-        tuning = tuning._replace(solver=tuning.solver.for_epochs(self.tune_epochs))
+        tuning = tuning.with_epochs(self.tune_epochs)
 
         def start(key, clients):
             models = problem.init_models(key, 1)
@@ -50,7 +48,7 @@ class FedBABU:
 
         def train(context, theta, kept, data):
             models = tree.combine(theta, context.server)
-            models, kept, losses = training.fit_models(context, models, kept, data.train)
+            models, kept, losses = training.fit(context, models, kept, data.train)
             return tree.partition(models, body(models))[0], kept, losses
 
         def predict(context, theta, row, data):

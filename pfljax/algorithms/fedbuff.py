@@ -65,7 +65,7 @@ class FedBuff:
             return jnp.minimum(late, jnp.minimum(self.max_staleness, context.round))
 
         def client_update(context, models, kept, data):
-            trained, kept, losses = problem.fit_models(context, models, kept, data.train)
+            trained, kept, losses = problem.fit(context, models, kept, data.train)
             counts = (1.0 + context.index) ** -self.discount
             update = updates.scaled(solver, updates.added(solver, models, trained), counts)
             upload, sent = aggregation.weighted(update, aggregation.weight_of(data.train.size, self.mean))

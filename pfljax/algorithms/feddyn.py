@@ -77,9 +77,7 @@ class FedDyn:
 
         def client_update(context, models, row, data):
             received = models, tree.stack_one(row.gradient)
-            trained, optimizer, losses = problem.fit_models(
-                context, models, row.optimizer, data.train, objective, received
-            )
+            trained, optimizer, losses = problem.fit(context, models, row.optimizer, data.train, objective, received)
             update = updates.added(solver, models, trained)
             gradient = tree.subtract(row.gradient, tree.scale(tree.first(parameters(update)), self.alpha))
             upload, sent = aggregation.weighted(update, aggregation.weight_of(data.train.size, self.mean))

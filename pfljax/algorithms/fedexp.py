@@ -46,7 +46,7 @@ class FedExP:
         square = lambda update: tree.inner(*solver.trained(update, update))
 
         def client_update(context, models, kept, data):
-            trained, kept, losses = problem.fit_models(context, models, kept, data.train)
+            trained, kept, losses = problem.fit(context, models, kept, data.train)
             update = updates.added(solver, models, trained)
             upload, sent = aggregation.weighted(update, aggregation.weight_of(data.train.size, self.mean))
             report = {"loss": losses[0], "square": upload["weight"][0] * square(update)}

@@ -53,7 +53,7 @@ class FedNova:
             if self.most_epochs < self.least_epochs:
                 text = f"accepted: 1 to {self.most_epochs} (most_epochs)"
                 raise ArgumentError("least_epochs", text, self.least_epochs)
-            problem = problem._replace(solver=problem.solver._replace(epochs=self.most_epochs, steps=0))
+            problem = problem.with_epochs(self.most_epochs)
         solver, n_max = problem.solver, problem.n_max
 
         def steps_of(context: ClientContext, size: Array) -> Array:
@@ -62,7 +62,7 @@ class FedNova:
                 return solver.num_steps(size, n_max)
             key = jax.random.fold_in(context.key, EPOCHS)
             epochs = jax.random.randint(key, (), self.least_epochs, self.most_epochs + 1)
-            return solver._replace(epochs=1).num_steps(size, n_max) * epochs
+            return solver.with_epochs(1).num_steps(size, n_max) * epochs
 
         def way(context: ClientContext, steps: Array) -> Array:
             """a_k: how far a parameter moves from 0 under a gradient of -1 and the proximal term toward 0."""
@@ -79,7 +79,7 @@ class FedNova:
             steps, theta = steps_of(context, data.train.size), tree.first(models)
             of_batch = jax.value_and_grad(solver.proximal(theta, self.mu))
             gradient = lambda params, memory, batch: (*of_batch(params, batch(0).of_model(0)), memory)
-            trained, kept, losses, _ = problem.descend_model(context, models, kept, data.train, gradient, steps=steps)
+            trained, kept, losses, _ = problem.descend(context, models, kept, data.train, gradient, steps=steps)
             length = way(context, steps)
             update = updates.added(solver, models, trained)
             update = updates.scaled(solver, update, 1 / jnp.where(length > 0, length, 1))  # -d_k

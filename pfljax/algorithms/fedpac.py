@@ -132,7 +132,7 @@ def aligned(problem: Problem, received: Shared, strength: float) -> Problem:
         distance = jnp.square(model.features(params, x, key) - received.centroids[y]).mean(axis=1)
         return solver.loss(params, x, y, key) + strength * jnp.where(received.count[y] > 0, distance, 0)
 
-    return problem._replace(solver=solver._replace(loss=loss))
+    return problem.with_loss(loss)
 
 
 def averages(models: Shared, aggregate: Aggregate) -> Shared:

@@ -67,13 +67,13 @@ class FedProto:
                 distance = jnp.square(model.features(params, x, *key) - target).mean(axis=-1)
                 return solver.loss(params, x, y, *key) + self.strength * jnp.where(known, distance, 0)
 
-            return problem._replace(solver=solver._replace(loss=loss))
+            return problem.with_loss(loss)
 
         def start(key, clients):
             return Start((), Prototypes(jnp.zeros((1, num_classes, width)), jnp.zeros((1, num_classes))))
 
         def client_update(context, models, row, data):
-            row, loss = pulled(tree.first(models)).fit_own(context, row, data.train)
+            row, loss = row.fit(pulled(tree.first(models)), context, data.train)
             found = classes.feature_sums(model, row.model, data.train, num_classes)
             upload = tree.stack_one({"sum": found["sums"], "count": found["counts"]})
             return ClientOutput(row, upload, {"loss": loss}, (data.train.size > 0)[None])

@@ -29,6 +29,6 @@ class FedProx:
     def build(self, problem: Problem) -> Algorithm:
         def train(context, models, kept, data):
             objective = lambda params, batch, anchor: problem.solver.proximal(anchor, self.mu)(params, batch)  # Eq. 2
-            return problem.fit_models(context, models, kept, data.train, objective, aux=models)
+            return problem.fit(context, models, kept, data.train, objective, aux=models)
 
         return averaging(problem, train=train, ledger=Ledger(gradients=1))

@@ -52,12 +52,12 @@ class FedRoD:
             def loss(own, x, y, key=None):
                 return solver.loss(under(own, generic), x, y, key, shift=model.apply(generic, x, key))
 
-            return solver._replace(loss=loss)
+            return solver.with_loss(loss)
 
         def train(context, models, row, data):
             count = classes.counts(data.train, num_classes)
             shift = self.balance * jnp.log(jnp.maximum(count, jnp.finfo(jnp.float32).tiny))
-            balanced = solver._replace(loss=functools.partial(solver.loss, shift=shift))
+            balanced = solver.with_loss(functools.partial(solver.loss, shift=shift))
 
             def gradient(params, memory, batch):
                 generic, own = params

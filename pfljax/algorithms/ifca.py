@@ -113,7 +113,7 @@ def by_models(problem: Problem, num: int, num_shared: int = 0, draws: int = 1) -
 
     def client_update(context, models, kept, data):
         chosen = by_loss.best_of(problem, models, data)
-        trained, kept, losses = problem.fit_models(context, tree.take(models, chosen[None]), kept, data.train)
+        trained, kept, losses = problem.fit(context, tree.take(models, chosen[None]), kept, data.train)
         size = jnp.where(jnp.arange(num) == chosen, data.train.size, 0)
         upload, sent = aggregation.weighted(tree.repeat(trained, num), size, num)
         return ClientOutput(kept, upload, {"loss": losses[0]}, sent)

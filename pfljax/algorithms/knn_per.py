@@ -58,7 +58,7 @@ class KNNPer:
             return Prediction(inputs=remember(tree.first(models), data))
 
         def fine_tuned(epochs):
-            tuning = problem._replace(solver=problem.solver.for_epochs(epochs))
+            tuning = problem.with_epochs(epochs)
 
             def predict(context, models, row, data):
                 tuned = tuning.alone(context, tree.first(models), data)

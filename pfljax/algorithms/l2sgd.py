@@ -45,7 +45,7 @@ class L2SGD:
         def train(context, models, row, data):
             toward = lambda x, mean: (1 - self.pull) * x + self.pull * mean[0]
             start = jax.tree.map(toward, row.model, models)
-            row, loss = problem.fit_own(context, row._replace(model=start), data.train)
+            row, loss = row._replace(model=start).fit(problem, context, data.train)
             return tree.stack_one(row.model), row, loss[None]
 
         def adapt(context, models, data):

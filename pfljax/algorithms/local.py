@@ -24,7 +24,7 @@ class Local:
             return First(own.optimizer, own.model)
 
         def client_update(context, models, optimizer, data):
-            own, loss = problem.fit_own(context, OwnModel(tree.first(models), optimizer), data.train)
+            own, loss = OwnModel(tree.first(models), optimizer).fit(problem, context, data.train)
             return ClientOutput(own.optimizer, tree.stack_one(own.model), {"loss": loss})
 
         return Algorithm(

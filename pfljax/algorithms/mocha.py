@@ -25,20 +25,10 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from pfljax.algorithms.common.one_each import one_for_each
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import (
-    Algorithm,
-    Array,
-    ClientOutput,
-    First,
-    Ledger,
-    Mixture,
-    Params,
-    Prediction,
-    Report,
-    Start,
-)
+from pfljax.contract.types import Algorithm, Array, ClientOutput, First, Params, Prediction, Report, Start
 from pfljax.local.problem import Problem
 
 
@@ -89,7 +79,7 @@ class MOCHA:
                 penalty = pull.own * tree.inner(weights, weights) + 2 * tree.inner(weights, pull.others)
                 return problem.solver.mean_loss(params, batch) + self.strength / 2 * penalty
 
-            row, loss = problem.fit_own(context, row, data.train, objective)
+            row, loss = row.fit(problem, context, data.train, objective)
             return ClientOutput(row, tree.stack_one(last_layer(row.model)), {"loss": loss})
 
         def server_update(key, state, aggregate):
@@ -97,17 +87,13 @@ class MOCHA:
             omega = relationship(problem.plan.gram(weights))
             return state._replace(server=Server(weights, omega), models=pulls(weights, omega)), {}
 
-        return Algorithm(
+        return one_for_each(
             start=start,
             first_row=lambda key, client, start: First(problem.own_model(key, client)),
-            download=lambda context, row, cohort: context.client[None],
             client_update=client_update,
             server_update=server_update,
-            whom=lambda context, row, size: Mixture(context.client[None], jnp.ones((1,))),
             predict=lambda context, models, row, data: Prediction(tree.stack_one(row.model)),
             adapt=problem.newcomer,
-            topology="shared",
-            ledger=Ledger(gradients=1),
             report=Report(scored="each client's own model"),
         )
 

@@ -53,7 +53,7 @@ class MOON:
         model, solver = problem.model, problem.solver
 
         def contrasting(received, previous):
-            """The loss of each example with the contrast, so that private training clips its gradient too."""
+            """Adds the contrast to the loss of each example, so that private training clips its gradient too."""
 
             def loss(params, x, y, *key):
                 z, z_glob, z_prev = (model.features(params, x) for params in (params, received, previous))
@@ -61,7 +61,7 @@ class MOON:
                 contrast = mean_over_places(jax.nn.softplus(-closer), y, model.output_shape[-1])  # Eq. 3
                 return solver.loss(params, x, y, *key) + self.mu * contrast
 
-            return loss
+            return problem.with_loss(loss)
 
         def row(key, client, models):
             zeros = jax.tree.map(jnp.zeros_like, tree.first(models))
@@ -70,8 +70,8 @@ class MOON:
         def train(context, models, row, data):
             received = tree.first(models)
             previous = jax.tree.map(lambda a, b: jnp.where(row.trained, a, b), row.previous, received)
-            contrast = problem._replace(solver=solver._replace(loss=contrasting(received, previous)))
-            models, optimizer, losses = contrast.fit_models(context, models, row.optimizer, data.train)
+            contrast = contrasting(received, previous)
+            models, optimizer, losses = contrast.fit(context, models, row.optimizer, data.train)
             return models, Row(tree.first(models), row.trained | (data.train.size > 0), optimizer), losses
 
         return averaging(problem, train=train, row=row, ledger=Ledger(gradients=1))

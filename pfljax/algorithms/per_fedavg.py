@@ -62,7 +62,7 @@ class PerFedAvg:
             return loss, outer, memory
 
         def train(context, models, kept, data):
-            return problem.descend_model(context, models, kept, data.train, meta_gradient)[:3]
+            return problem.descend(context, models, kept, data.train, meta_gradient)[:3]
 
         def predict(context, models, row, data):
             step = lambda _, params: moved(params, solver.loss_and_gradient(params, data.train)[1], self.alpha)

@@ -26,9 +26,10 @@ import jax.numpy as jnp
 import optax
 
 from pfljax.algorithms.common import hypernetwork
+from pfljax.algorithms.common.one_each import one_for_each
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, ClientOutput, First, Ledger, Mixture, Prediction, Report, Start
+from pfljax.contract.types import Algorithm, ClientOutput, First, Prediction, Report, Start
 from pfljax.local.problem import Problem
 
 
@@ -64,7 +65,7 @@ class PFedHN:
             return First(problem.kept_optimizers(tree.stack_one(start.server.network.bias)))
 
         def client_update(context, models, kept, data):
-            trained, kept, losses = problem.fit_models(context, models, kept, data.train)
+            trained, kept, losses = problem.fit(context, models, kept, data.train)
             return ClientOutput(kept, tree.subtract(trained, models), {"loss": losses[0]}, (data.train.size > 0)[None])
 
         def server_update(key, state, aggregate):
@@ -79,16 +80,12 @@ class PFedHN:
         def adapt(context, models, data):
             return Prediction(tree.stack_one(hypernetwork.embedded(problem, make(self.rate), context, data)))
 
-        return Algorithm(
+        return one_for_each(
             start=start,
             first_row=first_row,
-            download=lambda context, row, cohort: context.client[None],
             client_update=client_update,
             server_update=server_update,
-            whom=lambda context, row, size: Mixture(context.client[None], jnp.ones((1,))),
             predict=lambda context, models, row, data: Prediction(models),
             adapt=adapt,
-            topology="shared",
-            ledger=Ledger(gradients=1),
             report=Report(scored="each client's generated model"),
         )

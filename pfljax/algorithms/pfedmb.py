@@ -121,8 +121,7 @@ class PFedMB:
 
     def _fine_tuned(self, problem: Problem, algorithm: Algorithm, newcomer, epochs: int) -> Algorithm:
         """The algorithm whose clients train for `epochs` epochs before they predict."""
-        solver = problem.solver.for_epochs(epochs)
-        step = self._client_step(problem._replace(solver=solver, keep_optimizer=False))
+        step = self._client_step(problem.with_epochs(epochs)._replace(keep_optimizer=False))
 
         def tuned(context, models, row, data):
             key = jax.random.fold_in(context.key, problem.rounds)  # a newcomer's rounds take the numbers below
@@ -144,8 +143,8 @@ class PFedMB:
             raw = learn_alpha(key, row.raw, shared, split, context.round)  # l. 19
             mixed = lambda own: branches.mix(problem.model, alpha_of(raw), own)
             loss = lambda own, x, y, key=None: problem.solver.loss(mixed(own), x, y, key)
-            trainer = problem._replace(solver=problem.solver._replace(loss=loss))
-            models, optimizer, losses = trainer.fit_models(context, models, row.optimizer, split)  # l. 20
+            trainer = problem.with_loss(loss)
+            models, optimizer, losses = trainer.fit(context, models, row.optimizer, split)  # l. 20
             return models, Row(raw, optimizer), losses[0]
 
         return step
@@ -163,7 +162,7 @@ class PFedMB:
         def learn(key, raw: Array, shared, split, number) -> Array:
             mixed = lambda raw: branches.mix(model, alpha_of(raw), shared)
             loss = lambda raw, x, y, key=None: solver.loss(mixed(raw), x, y, key)
-            own = solver._replace(loss=loss, optimizer=descent)
+            own = solver.with_loss(loss)._replace(optimizer=descent)
             return own.fit(key, raw, descent.init(raw), split, round_number=number)[0]
 
         return alpha_of, learn, start

@@ -73,7 +73,7 @@ class PFedMe:
             return loss, tree.scale(tree.subtract(w, theta), self.strength), theta  # Eq. 8
 
         def train(context, models, row, data):
-            models, optimizer, losses, theta = problem.descend_model(
+            models, optimizer, losses, theta = problem.descend(
                 context, models, row.optimizer, data.train, local_step, row.theta
             )
             return models, Row(theta, optimizer), losses

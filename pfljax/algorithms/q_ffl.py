@@ -46,7 +46,7 @@ class QFFL:
 
         def client_update(context, models, kept, data):
             loss = loss_at_start(problem, models, data) + LEAST
-            trained, kept, losses = problem.fit_models(context, models, kept, data.train)
+            trained, kept, losses = problem.fit(context, models, kept, data.train)
             moved = tree.scale(tree.subtract(models, trained), lipschitz)
             counts = loss**self.q
             step = self.q * loss ** (self.q - 1) * tree.inner(moved, moved) + lipschitz * counts

@@ -82,7 +82,7 @@ class Scaffold:
                 return loss, tree.add(slope, correction), (tree.add(total, slope), steps + 1)
 
             memory = jax.tree.map(jnp.zeros_like, c), jnp.zeros(())
-            y, optimizer, losses, (total, steps) = problem.descend_model(
+            y, optimizer, losses, (total, steps) = problem.descend(
                 context, models, row.optimizer, data.train, corrected, memory
             )
             new = tree.scale(total, 1 / jnp.maximum(steps, 1))

@@ -55,7 +55,7 @@ def in_general(
         prediction = prediction if algorithm.apply else heaviest(prediction)
         single = algorithm.apply is None and tree.num_rows(prediction.models) == 1
         solver = problem.solver if single else solver_of(problem, algorithm, prediction)
-        solver = solver._replace(epochs=epochs, steps=0)
+        solver = solver.with_epochs(epochs)
         start = tree.first(prediction.models) if single else prediction.models
         optimizer = solver.optimizer.init(start)
         params, _, _ = solver.fit(context.key, start, optimizer, data.train, round_number=jnp.int32(0))
@@ -80,4 +80,4 @@ def solver_of(problem: Problem, algorithm: Algorithm, prediction: Prediction) ->
         predicted = predict(problem.plan, problem.model, algorithm, prediction._replace(models=params), x)
         return problem.model.losses_of(predicted, y)
 
-    return problem.solver._replace(loss=loss)
+    return problem.solver.with_loss(loss)

@@ -16,14 +16,25 @@ from pfljax.local.batches import Batch
 from pfljax.local.solver import Solver
 from pfljax.models import Model
 
-PHASE = 0xFA5E  # folded into a client's key for a round: the phases of its training
-
 
 class OwnModel(NamedTuple):
     """A client's own model and its optimizer, which persist over the rounds."""
 
     model: Params
     optimizer: PyTree
+
+    def fit(
+        self,
+        problem: Problem,
+        context: ClientContext,
+        split: Split,
+        objective: Callable[[Params, Batch], Array] | None = None,
+    ) -> tuple[OwnModel, Array]:
+        """Trains the model for a round, as `Solver.fit`; returns it with its optimizer, and the mean loss."""
+        *own, loss = problem.solver.fit(
+            context.key, self.model, self.optimizer, split, round_number=context.round, objective=objective
+        )
+        return OwnModel(*own), loss
 
 
 class Problem(NamedTuple):
@@ -95,61 +106,27 @@ class Problem(NamedTuple):
         model = self.init_model(key, client, common=common)
         return OwnModel(model, self.solver.optimizer.init(model))
 
-    def fit_own(
-        self,
-        context: ClientContext,
-        own: OwnModel,
-        split: Split,
-        objective: Callable[[Params, Batch], Array] | None = None,
-    ) -> tuple[OwnModel, Array]:
-        """Trains a client's own model; returns it and the mean loss."""
-        params, optimizer, loss = self.solver.fit(
-            context.key, own.model, own.optimizer, split, round_number=context.round, objective=objective
-        )
-        return OwnModel(params, optimizer), loss
+    def with_loss(self, loss: Callable[..., Array]) -> Problem:
+        """The problem whose local training minimizes another loss; see `Solver.with_loss`."""
+        return self._replace(solver=self.solver.with_loss(loss))
 
-    def fit_part(
-        self,
-        context: ClientContext,
-        params: Params,
-        opt_state: PyTree | None,
-        split: Split,
-        mask: PyTree,
-        *,
-        phase: int,
-        epochs: int | None,
-    ) -> tuple[Params, PyTree, Array]:
-        """A phase of a client's local training: several epochs that train a part of a model.
+    def with_epochs(self, epochs: int | None) -> Problem:
+        """The problem with `epochs` local epochs per round; None: with the solver's own epochs or steps."""
+        return self._replace(solver=self.solver.with_epochs(epochs))
 
-        A method with several phases computes one gradient per mini-batch in each: its ledger has gradients=1 and, as
-        passes, the sum of `self.passes(epochs)` over phases.
-
-        Args:
-            context: The client's context; its key and the phase's number determine the mini-batches.
-            params: One model.
-            opt_state: The phase's optimizer state, from `solver.part(mask)`; None: a fresh one.
-            split: The client's training data.
-            mask: A tree of bools like `params`: which leaves are trained; the others do not change.
-            phase: Number of the phase within the round.
-            epochs: Passes over the client's data; None: the solver's epochs or steps.
-
-        Returns:
-            The trained parameters, the optimizer state, and the mean loss over the steps.
-        """
-        solver = self.solver.part(mask).for_epochs(epochs)
-        opt_state = solver.optimizer.init(params) if opt_state is None else opt_state
-        key = jax.random.fold_in(jax.random.fold_in(context.key, PHASE), phase)
-        return solver.fit(key, params, opt_state, split, round_number=context.round)
+    def part(self, mask: PyTree) -> Problem:
+        """The problem whose local training changes only a part of the model; see `Solver.part`."""
+        return self._replace(solver=self.solver.part(mask))
 
     def passes(self, epochs: int | None) -> float:
         """Mini-batches in `epochs` epochs as a multiple of the solver's steps, for the largest client."""
-        return self.solver.for_epochs(epochs).max_steps(self.n_max) / self.solver.max_steps(self.n_max)
+        return self.with_epochs(epochs).solver.max_steps(self.n_max) / self.solver.max_steps(self.n_max)
 
     def kept_optimizers(self, models: Params) -> PyTree:
         """A client's optimizer states for J shared models (J, ...), before its first round; () if they are not kept."""
         return self.init_optimizers(models) if self.keep_optimizer else ()
 
-    def fit_models(
+    def fit(
         self,
         context: ClientContext,
         models: Params,
@@ -186,7 +163,7 @@ class Problem(NamedTuple):
         models, opt_states, losses = self.plan.over_models(one, numbers, models, opt_states, aux)
         return models, opt_states if self.keep_optimizer else (), losses
 
-    def descend_model(
+    def descend(
         self,
         context: ClientContext,
         models: Params,
@@ -196,11 +173,20 @@ class Problem(NamedTuple):
         memory: PyTree = (),
         steps: Array | None = None,
     ) -> tuple[Params, PyTree, Array, PyTree]:
-        """Like `fit_models` for a stack of one model (1, ...), but with the gradient, memory and steps of `descend`."""
-        params = jax.tree.map(lambda leaf: leaf[0], models)
-        opt_state = (
-            jax.tree.map(lambda leaf: leaf[0], kept) if self.keep_optimizer else self.solver.optimizer.init(params)
-        )
+        """Trains the only model that a client received along a direction that the method defines.
+
+        Args:
+            context: The client's context; its key determines the mini-batches.
+            models: Leaves (1, ...).
+            kept: The client's `kept_optimizers`.
+            split: The client's training data.
+            gradient, memory, steps: As in `Solver.descend`.
+
+        Returns:
+            The trained model (1, ...), the optimizer state to keep, the mean loss (1,), and the memory.
+        """
+        params = tree.first(models)
+        opt_state = tree.first(kept) if self.keep_optimizer else self.solver.optimizer.init(params)
         params, opt_state, loss, memory = self.solver.descend(
             context.key, params, opt_state, split, gradient, memory, round_number=context.round, steps=steps
         )

@@ -41,6 +41,10 @@ class Solver(NamedTuple):
     statistics: Callable[[Params], PyTree | None] | None = None
     augment: Callable[[Key, Array], Array] | None = None
 
+    def with_loss(self, loss: Callable[..., Array]) -> Solver:
+        """The solver that minimizes another loss; its arguments are those of `loss` in `Solver`."""
+        return self._replace(loss=loss)
+
     def part(self, mask: PyTree) -> Solver:
         """The solver that trains only the leaves where `mask`, a tree of bools like the parameters, is True.
 
@@ -53,9 +57,9 @@ class Solver(NamedTuple):
 
         optimizers: dict[Hashable, optax.GradientTransformation] = {"part": self.optimizer, "rest": optax.set_to_zero()}
         labels = jax.tree.map(lambda chosen: "part" if chosen else "rest", mask)
-        return self._replace(loss=loss, optimizer=optax.partition(optimizers, labels))
+        return self.with_loss(loss)._replace(optimizer=optax.partition(optimizers, labels))
 
-    def for_epochs(self, epochs: int | None) -> Solver:
+    def with_epochs(self, epochs: int | None) -> Solver:
         """The solver with `epochs` epochs per round; None: with its own epochs or steps."""
         return self if epochs is None else self._replace(epochs=epochs, steps=0)
 

@@ -9,6 +9,7 @@ import toys
 from quadratics import RATE, gradient, play, vectors
 
 from pfljax.algorithms import clustered
+from pfljax.algorithms.common import clusters
 from pfljax.contract import tree
 from pfljax.contract.types import Aggregate
 
@@ -16,7 +17,7 @@ from pfljax.contract.types import Aggregate
 def parts(similarity, linkage="single", member=None):
     similarity = jnp.asarray(similarity, jnp.float32)
     member = np.ones(len(similarity), bool) if member is None else np.asarray(member)
-    return np.asarray(jax.jit(clustered.bipartition, static_argnums=2)(similarity, jnp.asarray(member), linkage))
+    return np.asarray(jax.jit(clusters.bipartition, static_argnums=2)(similarity, jnp.asarray(member), linkage))
 
 
 def test_a_bipartition_of_three_updates():

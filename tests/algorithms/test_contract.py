@@ -72,7 +72,7 @@ class Run:
             self.tracing += 1
             return problem.model.loss(params, x, y, key, **options)
 
-        self.problem = problem._replace(solver=problem.solver._replace(loss=counted))
+        self.problem = problem.with_loss(counted)
         self.algorithm: Algorithm = toys.make_algorithm(name, self.problem, **FASTER.get(name, {}) | (knobs or {}))
         one_round = make_round(self.algorithm, plan, K, cohort)
         if isinstance(plan, PythonPlan):

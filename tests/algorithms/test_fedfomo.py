@@ -10,7 +10,7 @@ from quadratics import RATE, descend, loss_of, vectors
 from sklearn.cluster import SpectralClustering
 from sklearn.metrics import adjusted_rand_score
 
-from pfljax.algorithms.common import first_order, neighbors, uploads
+from pfljax.algorithms.common import clusters, first_order, neighbors, uploads
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Cohort, State
 from pfljax.exchange import lifting
@@ -96,7 +96,7 @@ def test_spectral_clusters_are_those_of_scikit_learn(num, kinds, noise):
     kind = rng.permutation(np.arange(num) % kinds)
     affinity = 2.0 * (kind[:, None] == kind) + noise * rng.random((num, num))
     affinity = affinity + affinity.T + 0.1
-    found = np.asarray(uploads.spectral_clusters(jnp.float32(affinity), kinds))
+    found = np.asarray(clusters.spectral_clusters(jnp.float32(affinity), kinds))
     expected = SpectralClustering(kinds, affinity="precomputed", assign_labels="discretize", random_state=0)
     assert adjusted_rand_score(expected.fit_predict(affinity), found) == adjusted_rand_score(kind, found) == 1
 

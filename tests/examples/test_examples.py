@@ -32,6 +32,7 @@ def test_metrics_of_one_s_own_are_in_the_table():
     [
         ("own_method", "fedavg", "fedclip"),
         pytest.param("own_phases", "fedrep", "bodyfirst", marks=pytest.mark.slow),
+        pytest.param("own_personal_head", "fedrep", "personalhead", marks=pytest.mark.slow),
     ],
 )
 def test_a_method_of_one_s_own_is_compared(name, other, own):

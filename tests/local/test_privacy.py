@@ -150,7 +150,7 @@ def test_a_client_s_noise_is_its_own():
 
     start = {"w": jnp.zeros((3, 2))}
     batch = Batch(jnp.zeros((1, 2)), jnp.zeros(1), jnp.ones(1), jnp.arange(1), jax.random.key(0))
-    solver = private.solver._replace(loss=lambda params, x, y: x @ params["w"] - y)
+    solver = private.solver.with_loss(lambda params, x, y: x @ params["w"] - y)
     gradient = lambda p, n: jax.grad(lambda p: solver.mean_loss(p, batch.of_model(n)))(p)
     noise = private.plan.over_rows(gradient, start, jnp.arange(3))["w"]
     assert len({float(value) for value in noise[:, 0]}) == 3

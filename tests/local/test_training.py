@@ -8,8 +8,9 @@ import pytest
 import toys
 
 from pfljax import models
+from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import ClientContext, Split
+from pfljax.contract.types import Split
 from pfljax.local.privacy import Privacy
 from pfljax.local.training import LocalTraining
 
@@ -123,25 +124,29 @@ def test_a_part_is_trained_and_the_rest_stays_bit_for_bit(batch_size):
 
     # As if the head were the whole model.
     loss = lambda head, x, y, key=None: problem.solver.loss(params | {"Dense_1": head}, x, y)
-    alone, _, _ = fit(problem.solver._replace(loss=loss), params["Dense_1"])
+    alone, _, _ = fit(problem.solver.with_loss(loss), params["Dense_1"])
     toys.assert_trees_close(trained["Dense_1"], alone, rtol=1e-5, atol=1e-7)
     every = problem.solver.part(problem.model.mask(params, 2))
     toys.assert_trees_close(fit(every, params)[0], fit(problem.solver, params)[0], rtol=1e-6)
 
 
-def test_phases_have_mini_batches_and_epochs_of_their_own():
-    problem = problem_of(optimizer=optax.sgd(0.1), batch_size=3, epochs=5)
-    params = start(problem)
-    context = ClientContext(jax.random.key(4), jnp.int32(0), jnp.int32(0), jnp.zeros(1, jnp.int32))
-    mask = problem.model.mask(params, 2)
-    phase = lambda phase, epochs: problem.fit_part(context, params, None, client(0), mask, phase=phase, epochs=epochs)
-    run = jax.jit(phase, static_argnums=(0, 1))
-    first, again, second, longer = run(0, 1)[0], run(0, 1)[0], run(1, 1)[0], run(0, 2)[0]
-    toys.assert_trees_close(first, again)
-    assert not toys.same_trees(first, second) and not toys.same_trees(first, longer)
-    # An epoch of ceil(7 / 3) mini-batches in each of two phases, out of five epochs a round.
-    assert problem.passes(2) == 2 / 5
+def test_passes_are_a_multiple_of_the_rounds_mini_batches():
+    """An epoch has ceil(7 / 3) mini-batches, out of five epochs a round, or of two steps."""
+    assert problem_of(batch_size=3, epochs=5).passes(2) == 2 / 5
     assert problem_of(batch_size=3, steps=2).passes(2) == 2 * 3 / 2
+
+
+def test_a_problem_with_another_loss_number_of_epochs_or_part():
+    problem = problem_of(batch_size=3, steps=2)
+    loss = lambda params, x, y, key=None: x
+    assert problem.with_loss(loss).solver == problem.solver._replace(loss=loss)
+    assert problem.with_epochs(4).solver == problem.solver._replace(epochs=4, steps=0)
+    assert problem.with_epochs(None) == problem
+    params = start(problem)
+    mask = problem.model.mask(params, 1)
+    state = problem._replace(keep_optimizer=True).part(mask).kept_optimizers(tree.stack_one(params))
+    sizes = lambda of: sum(leaf.size for leaf in jax.tree.leaves(of))
+    assert sizes(state) == sizes(problem.solver.optimizer.init(params["Dense_1"]))
 
 
 def test_a_number_of_steps_at_run_time_is_that_number():

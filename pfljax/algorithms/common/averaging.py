@@ -23,6 +23,7 @@ from pfljax.algorithms.common import aggregation
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import (
+    Aggregate,
     Algorithm,
     Array,
     ClientContext,
@@ -31,6 +32,7 @@ from pfljax.contract.types import (
     First,
     Key,
     Ledger,
+    Metrics,
     Mixture,
     Params,
     Prediction,
@@ -38,10 +40,14 @@ from pfljax.contract.types import (
     Report,
     Split,
     Start,
+    State,
 )
+from pfljax.local.batches import Batch
 from pfljax.local.problem import Problem
+from pfljax.local.solver import Solver
 from pfljax.local.training import beside_statistics
 
+PHASE = 0xFA5E  # folded into a client's key for a round: the phases of its training
 Train = Callable[[ClientContext, Params, PyTree, ClientData], tuple[Params, PyTree, Array]]
 # The only model; if no part of a model is shared, no leaf shows the number of models.
 THE_ONE = Mixture(np.zeros((1,), np.int32), np.ones((1,), np.float32))
@@ -51,6 +57,7 @@ Predict = Callable[[ClientContext, Params, PyTree, ClientData], Prediction]
 def averaging(
     problem: Problem,
     *,
+    shared: Callable[[Params], PyTree] | None = None,
     train: Train | None = None,
     row: Callable[[Key, Array, Params], PyTree] | None = None,
     server: optax.GradientTransformation | None = None,
@@ -63,6 +70,8 @@ def averaging(
 
     Args:
         problem: The problem to build the algorithm for.
+        shared: A model's parameters -> a tree of bools: which leaves are averaged and travel; the others become None
+            in `models`. None: all.
         train: (context, models (1, ...), row, data) -> (models, row, losses (1,)); None: the solver's epochs or steps.
         row: (key, client, models (1, ...)) -> what a client keeps at first; None: its optimizer, if it is kept.
         server: The server's optimizer; None: the mean replaces the model.
@@ -73,11 +82,12 @@ def averaging(
         raise ValueError("ledger: required with train; it says how many gradients are computed per mini-batch")
     if server is not None and problem.solver.statistics is not None:
         server = beside_statistics(server, problem.solver.statistics)
-    plain: Train = lambda context, models, kept, data: problem.fit_models(context, models, kept, data.train)
+    plain: Train = lambda context, models, kept, data: problem.fit(context, models, kept, data.train)
     kept = row or (lambda key, client, models: problem.kept_optimizers(models))
 
     def start(key, clients):
         models = problem.init_models(key, 1)
+        models = models if shared is None else tree.partition(models, shared(models))[0]
         return Start((), models, server.init(models) if server else ())
 
     def client_update(context, models, row, data):
@@ -85,21 +95,12 @@ def averaging(
         upload, sent = aggregation.weighted(models, data.train.size)
         return ClientOutput(row, upload, {"loss": losses[0]}, sent)
 
-    def server_update(key, state, aggregate):
-        mean = aggregation.average(state.models, aggregate)
-        if server is None:
-            return state._replace(models=mean), {}
-        updates, optimizer = server.update(tree.subtract(state.models, mean), state.optimizer, state.models)
-        moved = state._replace(models=optax.apply_updates(state.models, updates), optimizer=optimizer)
-        came = aggregate.upload["weight"].sum() > 0  # otherwise take no step, not even with a zero gradient
-        return jax.tree.map(lambda new, old: jnp.where(came, new, old), moved, state), {}
-
     return Algorithm(
         start=start,
         first_row=lambda key, client, start: First(kept(key, client, start.models)),
         download=lambda context, row, cohort: THE_ONE.index,
         client_update=client_update,
-        server_update=server_update,
+        server_update=functools.partial(server_update, server),
         whom=lambda context, row, size: THE_ONE,
         predict=predict,
         adapt=adapt,
@@ -110,21 +111,38 @@ def averaging(
     )
 
 
+def server_update(
+    server: optax.GradientTransformation | None, key: Key, state: State, aggregate: Aggregate
+) -> tuple[State, Metrics]:
+    """The clients' mean replaces the model; with an optimizer, the model minus this mean is a gradient for its step."""
+    mean = aggregation.average(state.models, aggregate)
+    if server is None:
+        return state._replace(models=mean), {}
+    updates, optimizer = server.update(tree.subtract(state.models, mean), state.optimizer, state.models)
+    moved = state._replace(models=optax.apply_updates(state.models, updates), optimizer=optimizer)
+    came = aggregate.upload["weight"].sum() > 0  # otherwise take no step, not even with a zero gradient
+    return jax.tree.map(lambda new, old: jnp.where(came, new, old), moved, state), {}
+
+
 def loss_at_start(problem: Problem, models: Params, data: ClientData) -> Array:
     """() mean loss of the received model (1, ...) on a client's training data."""
     return problem.solver.total_loss(tree.first(models), data.train) / jnp.maximum(data.train.size, 1)
 
 
 class Phase(NamedTuple):
-    """A phase of local training.
+    """A phase of local training, with mini-batches and an optimizer of its own.
 
     Attributes:
         part: Parameters of a model or of a stack of models -> a tree of bools: which leaves are trained.
-        epochs: Passes over the client's data, with the phase's own mini-batches; None: the solver's epochs or steps.
+        epochs: Passes over the client's data; None: the solver's epochs or steps.
+        objective: (solver, start) -> the value to minimize, a function of (params, mini-batch); None: the mean loss.
+            `solver` trains the part, and `start` is the client's model before the round's first phase. For example,
+            `lambda solver, start: solver.proximal(start, 0.1)` keeps the part near its start.
     """
 
     part: Callable[[Params], PyTree]
     epochs: int | None = None
+    objective: Callable[[Solver, Params], Callable[[Params, Batch], Array]] | None = None
 
 
 class PersonalPart(NamedTuple):
@@ -135,40 +153,40 @@ class PersonalPart(NamedTuple):
 
 
 def sharing_layers(
-    problem: Problem, shared: Callable[[Params], PyTree], *, phases: Sequence[Phase] = (), report: Report
+    problem: Problem,
+    shared: Callable[[Params], PyTree],
+    *,
+    phases: Sequence[Phase] = (),
+    server: optax.GradientTransformation | None = None,
+    report: Report,
 ) -> Algorithm:
     """An algorithm that averages a part theta of the model; each client keeps the rest, phi_k, and trains both parts.
 
         A round: client k receives theta, trains (theta, phi_k) on D_k; phi_k stays;
         theta <- sum_k n_k theta_k / sum_k n_k.
 
-    Newcomers train their own phi with theta fixed, for as many rounds as the run has; with phases, for the epochs of
-    the phases that do not train theta.
+    Newcomers minimize the mean loss over their own phi, with theta fixed, for as many rounds as the run has; with
+    phases, for the epochs of the phases that do not train theta.
 
     Args:
         problem: The problem to build the algorithm for.
         shared: A model's parameters -> a tree of bools: which leaves are averaged.
-        phases: Parts that are trained in turn, each with its own optimizer; (): all at once, for the solver's epochs or
-            steps.
+        phases: Parts that are trained in turn; (): all at once, for the solver's epochs or steps.
+        server: As in `averaging`: the server's optimizer for theta.
         report: As in `Algorithm`.
     """
 
     def split(models):
         return tree.partition(models, shared(models))
 
-    def start(key, clients):
-        return Start((), split(problem.init_models(key, 1))[0])
-
-    def first_row(key, client, start):
-        model = problem.init_models(key, 1)
-        parts = [problem._replace(solver=problem.solver.part(phase.part(model))) for phase in phases]
-        optimizer = [part.kept_optimizers(model) for part in parts] or problem.kept_optimizers(model)
-        return First(PersonalPart(split(problem.init_model(key, client))[1], optimizer))
+    def row(key, client, theta):
+        models = problem.init_models(key, 1)
+        kept = [problem.part(phase.part(models)).kept_optimizers(models) for phase in phases]
+        return PersonalPart(split(problem.init_model(key, client))[1], kept or problem.kept_optimizers(models))
 
     def train(context, models, row, data):
         models = tree.combine(models, tree.stack_one(row.own))
-        fit = problem.fit_models if not phases else functools.partial(fit_phases, problem, phases)
-        models, optimizer, losses = fit(context, models, row.optimizer, data.train)
+        models, optimizer, losses = fit_phases(problem, phases, context, models, row.optimizer, data.train)
         theta, phi = split(models)
         return theta, PersonalPart(tree.first(phi), optimizer), losses
 
@@ -178,18 +196,17 @@ def sharing_layers(
     def adapt(context, models, data):
         init_key, train_key = jax.random.split(context.key)
         start = tree.combine(tree.first(models), split(problem.model.init(init_key))[1])
-        solver = problem.solver.part(tree.complement(shared(start)))
         own = [each.epochs for each in phases if each.epochs and not tree.overlap(each.part(start), shared(start))]
-        alone = problem._replace(solver=solver.for_epochs(sum(own) if own else None))
-        trained = alone.alone(context._replace(key=train_key), start, data, rounds=problem.rounds)
+        own_part = problem.part(tree.complement(shared(start))).with_epochs(sum(own) if own else None)
+        trained = own_part.alone(context._replace(key=train_key), start, data, rounds=problem.rounds)
         return Prediction(tree.stack_one(trained))
 
     ledger = Ledger(gradients=1, passes=sum(problem.passes(phase.epochs) for phase in phases or (Phase(shared),)))
     if phases:
         epochs = ", then ".join("as given" if phase.epochs is None else str(phase.epochs) for phase in phases)
         report = dataclasses.replace(report, facts=(*report.facts, ("local epochs, phase by phase", epochs)))
-    algorithm = averaging(problem, train=train, predict=predict, adapt=adapt, ledger=ledger, report=report)
-    return dataclasses.replace(algorithm, start=start, first_row=first_row)
+    functions = {"row": row, "train": train, "predict": predict, "adapt": adapt}
+    return averaging(problem, shared=shared, server=server, **functions, ledger=ledger, report=report)
 
 
 def base_layers(problem: Problem, personal_layers: int) -> Callable[[Params], PyTree]:
@@ -208,13 +225,18 @@ def base_layers(problem: Problem, personal_layers: int) -> Callable[[Params], Py
 def fit_phases(
     problem: Problem, phases: Sequence[Phase], context: ClientContext, models: Params, kept: list, split: Split
 ) -> tuple[Params, list, Array]:
-    """Like `Problem.fit_models` for a stack of one model (1, ...), training its parts in turn."""
-    params, optimizers, losses = tree.first(models), [], []
+    """Like `Problem.fit` for a stack of one model (1, ...), training its parts in turn; without phases, all at once."""
+    if not phases:
+        return problem.fit(context, models, kept, split)
+    start = params = tree.first(models)
+    optimizers, losses = [], []
     for number, phase in enumerate(phases):
-        start = tree.first(kept[number]) if problem.keep_optimizer else None
-        mask = phase.part(params)
-        params, optimizer, loss = problem.fit_part(
-            context, params, start, split, mask, phase=number, epochs=phase.epochs
+        solver = problem.solver.part(phase.part(params)).with_epochs(phase.epochs)
+        optimizer = tree.first(kept[number]) if problem.keep_optimizer else solver.optimizer.init(params)
+        key = jax.random.fold_in(jax.random.fold_in(context.key, PHASE), number)
+        objective = phase.objective(solver, start) if phase.objective else None
+        params, optimizer, loss = solver.fit(
+            key, params, optimizer, split, round_number=context.round, objective=objective
         )
         optimizers.append(tree.stack_one(optimizer) if problem.keep_optimizer else ())
         losses.append(loss)

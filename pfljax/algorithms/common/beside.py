@@ -35,7 +35,7 @@ def descend(
     gradient: Callable,
     memory: PyTree = (),
 ) -> tuple[Params, Row, Array, PyTree]:
-    """Like `Problem.descend_model`, for a stack of one model (1, ...) and the client's own model.
+    """Like `Problem.descend`, for a stack of one model (1, ...) and the client's own model.
 
     Args:
         problem: The problem of the method.

@@ -193,7 +193,7 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
 
     def client_update(context, models, row, data):
         start, (index, final, weights) = personalize(form, context.index, models, row.start, data.validation)
-        trained, optimizer, losses = problem.fit_models(context, tree.stack_one(start), row.optimizer, data.train)
+        trained, optimizer, losses = problem.fit(context, tree.stack_one(start), row.optimizer, data.train)
         gains = weights / jnp.maximum(jnp.abs(weights.sum()), 1e-9) if knobs.scaled else weights  # unclipped
         affinity = row.affinity.at[index].add(gains, mode="drop")  # an index of K or more is no client
         report = {"loss": losses[0], "kept": final.sum() == 0}

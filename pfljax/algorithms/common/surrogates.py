@@ -175,7 +175,7 @@ def local_step(
 ) -> tuple[Params, ClientRow, Metrics]:
     """Minimizes v, then trains u: (trained u, next row, report)."""
     v, aux, sums = surrogate.minimize(context, u, row.v, split)
-    trained, optimizer, losses = problem.fit_models(context, u, row.optimizer, split, surrogate.loss, aux)
+    trained, optimizer, losses = problem.fit(context, u, row.optimizer, split, surrogate.loss, aux)
     report = {"loss": losses.sum(), "sums": sums, "size": split.size}
     return trained, row._replace(v=v, optimizer=optimizer), report
 

@@ -1,22 +1,20 @@
 """A server's record of clients' uploads, and means of models over clusters of clients.
 
-FedFomo's code (Zhang et al., 2021) uses such means. Its clusters come from scikit-learn's SpectralClustering, with
-labels by the rotation of Yu and Shi, "Multiclass spectral clustering" (ICCV 2003).
+FedFomo's code (Zhang et al., 2021) uses such means. Its clusters come from spectral clustering.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from pfljax.algorithms.common.clusters import spectral_clusters
 from pfljax.contract import tree
 from pfljax.contract.types import Array, ClientContext, ClientData, ClientOutput, Key, Metrics, Params
 from pfljax.exchange.rounds import draw_cohort
 from pfljax.local.problem import Problem
-
-ROTATIONS = 20  # alternations between labels and rotation; a few are enough
 
 
 class Uploads(NamedTuple):
@@ -49,7 +47,7 @@ class Uploads(NamedTuple):
 def first_epoch(problem: Problem, key: Key, models: Params, clients: ClientData) -> tuple[Params, Array]:
     """All clients' models (K, ...) after one epoch, and `Uploads.last` for the first uploaders."""
     train_key, cohort_key = jax.random.split(key)
-    once = problem._replace(solver=problem.solver.for_epochs(1))
+    once = problem.with_epochs(1)
 
     def client(models, _, data):
         number, own = data
@@ -78,31 +76,3 @@ def with_cluster_means(models: Params, uploads: Uploads, num: int) -> Params:
     weight = weight / weight.sum(axis=1, keepdims=True)
     weight = weight if num == 1 else jnp.concatenate([weight, weight.mean(axis=0, keepdims=True)])
     return jax.tree.map(lambda leaf, mean: jnp.concatenate([leaf, mean]), models, tree.mix(weight, models))
-
-
-def spectral_clusters(affinity: Array, num: int) -> Array:
-    """(K,) labels below `num`, from symmetric, positive affinities (K, K); the diagonal does not count.
-
-    Normalized cuts: takes the eigenvectors of D^-1/2 A D^-1/2 with the largest eigenvalues, normalizes their rows, and
-    rotates them as close to cluster indicators as possible. Computes all eigenvectors, O(K^3) per round.
-    """
-    affinity = affinity * (1 - jnp.eye(len(affinity)))
-    scale = 1 / jnp.sqrt(jnp.maximum(affinity.sum(axis=1), 1e-12))
-    _, vectors = jnp.linalg.eigh(affinity * scale[:, None] * scale[None, :])
-    rows = vectors[:, -num:]
-    rows = rows / jnp.maximum(jnp.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
-
-    def add_axis(number, carry):
-        axes, near = carry
-        near = near + jnp.abs(rows @ axes[number - 1])
-        return axes.at[number].set(rows[jnp.argmin(near)]), near
-
-    def turn(_, axes):
-        chosen = jax.nn.one_hot(jnp.argmax(rows @ axes.T, axis=1), num)
-        left, _, right = jnp.linalg.svd(chosen.T @ rows)
-        return left @ right
-
-    start: Any = (jnp.zeros((num, num)).at[0].set(rows[0]), jnp.zeros(len(rows)))
-    axes, _ = jax.lax.fori_loop(1, num, add_axis, start)
-    axes = jax.lax.fori_loop(0, ROTATIONS, turn, axes)
-    return jnp.argmax(rows @ axes.T, axis=1)

@@ -1,0 +1,54 @@
+"""A method of two known parts: FedAvg with server momentum, and a personal head that changes slowly.
+
+python examples/own_personal_head.py
+pfljax compare --algorithms=fedrep,examples/own_personal_head.py:PersonalHead --seeds=0,1
+
+A round: client k receives the body theta and trains its head phi_k, theta fixed, on
+    l_k(theta, phi_k) + strength / 2 |phi_k - start|^2, where start is phi_k before the round;
+then theta to theta_k, phi_k fixed; phi_k stays;
+v <- momentum v + theta - sum_k n_k theta_k / sum_k n_k;  theta <- theta - v.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import optax
+
+import pfljax as pfl
+from pfljax.algorithms.common import Phase, sharing_layers
+
+
+@pfl.method(keeps="its head", travels="the body, both ways")
+@dataclasses.dataclass(frozen=True)
+class PersonalHead:
+    """Personal head: a body averaged with server momentum, and proximal personal heads."""
+
+    strength: float = pfl.knob(0.1, at_least=0, help="pull of a head toward its start in each round; 0: none")
+    momentum: float = pfl.knob(0.5, at_least=0, below=1, help="momentum of the server")
+
+    def build(self, problem: pfl.Problem) -> pfl.Algorithm:
+        head = lambda params: problem.model.mask(params, 1)  # the last layer
+        body = lambda params: pfl.tree.complement(head(params))
+        near = lambda solver, start: solver.proximal(start, self.strength)
+        return sharing_layers(
+            problem,
+            shared=body,
+            phases=[Phase(head, objective=near), Phase(body)],
+            server=optax.sgd(1.0, self.momentum),
+            report=pfl.Report(scored="each client's own head on the shared body"),
+        )
+
+
+def main() -> pfl.Table:
+    """Compares it with FedRep on digits with five label groups."""
+    clients = pfl.data.digits(num_clients=10, partition=pfl.partitions.LabelGroups(groups=5), train_examples=20)
+    local = pfl.LocalTraining(optax.sgd(0.1), batch_size=10)
+    methods = [pfl.FedRep(head_epochs=1), PersonalHead()]
+    table = pfl.compare(methods, clients, pfl.models.MLP(hidden=(64,)), local, rounds=20)
+    print(table)
+    return table
+
+
+if __name__ == "__main__":
+    main()
