@@ -109,6 +109,16 @@ def test_methods_do_not_import_each_other():
     assert found(lambda path: not ast.get_docstring(tree(path)), METHOD_FILES) == {}
 
 
+def test_fedavg_is_read_in_a_few_minutes():
+    """Its file and what that imports from algorithms/."""
+    left, read = [PACKAGE / "algorithms" / "fedavg.py"], set()
+    while left:
+        read.add(left[-1])
+        names = [name for name in imports(left.pop()) if name.startswith("pfljax.algorithms.")]
+        left += {PACKAGE.parent / f"{name.rpartition('.')[0].replace('.', '/')}.py" for name in names} - read
+    assert len(read) > 2 and sum(len(path.read_text().splitlines()) for path in read) <= 180, read
+
+
 def test_methods_are_short():
     lines = sorted(len(path.read_text().splitlines()) for path in METHOD_FILES)
     assert lines[0] <= 40 and statistics.median(lines) <= 80, lines

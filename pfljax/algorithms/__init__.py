@@ -2,7 +2,8 @@
 
 # isort: off
 from pfljax.algorithms.local import Local
-from pfljax.algorithms.fedavg import FedAvg, FedAvgPlus
+from pfljax.algorithms.fedavg import FedAvg
+from pfljax.algorithms.fedavg_plus import FedAvgPlus
 from pfljax.algorithms.fedavg_data import FedAvgData
 from pfljax.algorithms.fedprox import FedProx
 from pfljax.algorithms.lg_fedavg import LGFedAvg

@@ -18,7 +18,8 @@ import dataclasses
 
 import jax
 
-from pfljax.algorithms.common.averaging import averaging, sharing_layers
+from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.layers import sharing_layers
 from pfljax.contract import tree
 from pfljax.contract.method import method
 from pfljax.contract.types import Algorithm, Report

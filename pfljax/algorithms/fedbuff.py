@@ -68,12 +68,12 @@ class FedBuff:
             trained, kept, losses = problem.fit(context, models, kept, data.train)
             counts = (1.0 + context.index) ** -self.discount
             update = updates.scaled(solver, updates.added(solver, models, trained), counts)
-            upload, sent = aggregation.weighted(update, aggregation.weight_of(data.train.size, self.mean))
+            upload, sent = aggregation.weighted(update, updates.weight_of(data.train.size, self.mean))
             return ClientOutput(kept, upload, {"loss": losses[0], "late": context.index[0]}, sent)
 
         def server_update(key, state, aggregate):
             buffer = jax.tree.map(lambda leaf: leaf.sum(axis=0, keepdims=True), aggregate.upload)
-            mean = aggregation.mean_update(aggregate._replace(upload=buffer))
+            mean = updates.mean_update(aggregate._replace(upload=buffer))
             update = updates.scaled(solver, mean, self.server_rate)
             new = updates.moved(solver, newest(state.models), update, buffer["weight"] > 0)
             models = jax.tree.map(lambda new, old: jnp.concatenate([new, old[:-1]]), new, state.models)

@@ -68,7 +68,7 @@ class FedDyn:
 
         def start(key, clients):
             first = base.start(key, clients)
-            total = jnp.maximum(aggregation.weight_of(clients.train.size, self.mean).sum(), 1)
+            total = jnp.maximum(updates.weight_of(clients.train.size, self.mean).sum(), 1)
             return first._replace(server=Server(zeros(first.models), total))
 
         def objective(params, batch, received):  # Eq. 1
@@ -80,11 +80,11 @@ class FedDyn:
             trained, optimizer, losses = problem.fit(context, models, row.optimizer, data.train, objective, received)
             update = updates.added(solver, models, trained)
             gradient = tree.subtract(row.gradient, tree.scale(tree.first(parameters(update)), self.alpha))
-            upload, sent = aggregation.weighted(update, aggregation.weight_of(data.train.size, self.mean))
+            upload, sent = aggregation.weighted(update, updates.weight_of(data.train.size, self.mean))
             return ClientOutput(Row(gradient, optimizer), upload, {"loss": losses[0]}, sent)
 
         def server_update(key, state, aggregate):
-            weight, mean = aggregate.upload["weight"], aggregation.mean_update(aggregate)
+            weight, mean = aggregate.upload["weight"], updates.mean_update(aggregate)
             drift = parameters(mean)
             h = tree.subtract(state.server.h, tree.scale(drift, self.alpha * weight / state.server.total))
             update = tree.combine(tree.subtract(drift, tree.scale(h, 1 / self.alpha)), mean)

@@ -48,12 +48,12 @@ class FedExP:
         def client_update(context, models, kept, data):
             trained, kept, losses = problem.fit(context, models, kept, data.train)
             update = updates.added(solver, models, trained)
-            upload, sent = aggregation.weighted(update, aggregation.weight_of(data.train.size, self.mean))
+            upload, sent = aggregation.weighted(update, updates.weight_of(data.train.size, self.mean))
             report = {"loss": losses[0], "square": upload["weight"][0] * square(update)}
             return ClientOutput(kept, upload, report, sent)
 
         def server_update(key, state, aggregate):
-            weight, update = aggregate.upload["weight"], aggregation.mean_update(aggregate)
+            weight, update = aggregate.upload["weight"], updates.mean_update(aggregate)
             mean_square = aggregate.report["square"].sum() / jnp.maximum(weight.sum(), 1)
             rate = jnp.maximum(1, mean_square / (2 * (square(update) + self.eps)))
             models = updates.moved(solver, state.models, updates.scaled(solver, update, rate), weight > 0)

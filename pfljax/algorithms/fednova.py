@@ -90,7 +90,7 @@ class FedNova:
         def server_update(key, state, aggregate):
             weight = aggregate.upload["weight"]
             length = aggregate.upload["way"] / jnp.where(weight > 0, weight, 1)  # sum_k p_k a_k
-            update = updates.scaled(solver, aggregation.mean_update(aggregate), length)
+            update = updates.scaled(solver, updates.mean_update(aggregate), length)
             return state._replace(models=updates.moved(solver, state.models, update, weight > 0)), {}
 
         base = averaging(problem, ledger=ledger)

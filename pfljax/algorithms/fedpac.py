@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from optax.projections import projection_simplex
 
 from pfljax.algorithms.common import aggregation, classes
-from pfljax.algorithms.common.averaging import PersonalPart, Phase, fit_phases, sharing_layers
+from pfljax.algorithms.common.layers import PersonalPart, Phase, fit_phases, sharing_layers
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import Aggregate, Algorithm, Array, ClientOutput, Params, PyTree, Report, Start

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from pfljax.algorithms.common.averaging import base_layers, sharing_layers
+from pfljax.algorithms.common.layers import base_layers, sharing_layers
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, Report
 from pfljax.local.problem import Problem

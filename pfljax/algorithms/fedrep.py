@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from pfljax.algorithms.common.averaging import Phase, base_layers, sharing_layers
+from pfljax.algorithms.common.layers import Phase, base_layers, sharing_layers
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, Report

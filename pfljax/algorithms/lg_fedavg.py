@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from pfljax.algorithms.common.averaging import sharing_layers
+from pfljax.algorithms.common.layers import sharing_layers
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, Report

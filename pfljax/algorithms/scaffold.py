@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfljax.algorithms.common import aggregation
+from pfljax.algorithms.common import aggregation, updates
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
@@ -56,7 +56,7 @@ class Scaffold:
 
     def build(self, problem: Problem) -> Algorithm:
         first = self.option == "I"
-        weigh = lambda size: aggregation.weight_of(size, self.mean)
+        weigh = lambda size: updates.weight_of(size, self.mean)
         of_batch = jax.value_and_grad(lambda params, batch: problem.solver.mean_loss(params, batch))
 
         zeros = lambda models: jax.tree.map(jnp.zeros_like, tree.first(models))

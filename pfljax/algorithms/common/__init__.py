@@ -5,6 +5,7 @@ models that minimize a surrogate. `gradients`: rounds that send gradients.
 """
 
 from pfljax.algorithms.common.aggregation import average, weighted
-from pfljax.algorithms.common.averaging import Phase, averaging, sharing_layers
+from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.layers import Phase, sharing_layers
 
 __all__ = ["Phase", "average", "averaging", "sharing_layers", "weighted"]

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-import jax
 import jax.numpy as jnp
 
 from pfljax.contract import tree
 from pfljax.contract.types import Aggregate, Array, Params, PyTree
-
-Mean = Literal["weighted", "uniform"]  # over clients: by number of examples, or equally
-
-
-def weight_of(size: Array, mean: Mean) -> Array:
-    """Weights of clients with these numbers of examples; 0 for clients without examples."""
-    return (size if mean == "weighted" else size > 0).astype(jnp.float32)
 
 
 def weighted(models: Params, size: Array, num: int = 1) -> tuple[PyTree, Array]:
@@ -38,8 +28,3 @@ def average(models: Params, aggregate: Aggregate) -> Params:
     weight = aggregate.upload["weight"]
     mean = tree.scale(aggregate.upload["model"], 1 / jnp.where(weight > 0, weight, 1))
     return tree.where(weight > 0, mean, models)
-
-
-def mean_update(aggregate: Aggregate) -> PyTree:
-    """sum_k n_k u_k / sum_k n_k over the updates sent back for each of N models; zeros if there are none."""
-    return average(jax.tree.map(jnp.zeros_like, aggregate.upload["model"]), aggregate)

@@ -3,25 +3,21 @@
     A round: every client of the cohort receives theta and trains it to theta_k (`train`);
     theta <- sum_k n_k theta_k / sum_k n_k, or a server optimizer's step with theta minus that mean as the gradient.
 
-A method defines how a client trains, what it keeps (its row) and what it predicts with. `sharing_layers` is for methods
-that average only a part of the model.
+A method defines how a client trains, what it keeps (its row) and what it predicts with.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from pfljax.algorithms.common import aggregation
+from pfljax.algorithms.common.aggregation import average, weighted
 from pfljax.contract import tree
-from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -38,16 +34,12 @@ from pfljax.contract.types import (
     Prediction,
     PyTree,
     Report,
-    Split,
     Start,
     State,
 )
-from pfljax.local.batches import Batch
 from pfljax.local.problem import Problem
-from pfljax.local.solver import Solver
 from pfljax.local.training import beside_statistics
 
-PHASE = 0xFA5E  # folded into a client's key for a round: the phases of its training
 Train = Callable[[ClientContext, Params, PyTree, ClientData], tuple[Params, PyTree, Array]]
 # The only model; if no part of a model is shared, no leaf shows the number of models.
 THE_ONE = Mixture(np.zeros((1,), np.int32), np.ones((1,), np.float32))
@@ -92,7 +84,7 @@ def averaging(
 
     def client_update(context, models, row, data):
         models, row, losses = (train or plain)(context, models, row, data)
-        upload, sent = aggregation.weighted(models, data.train.size)
+        upload, sent = weighted(models, data.train.size)
         return ClientOutput(row, upload, {"loss": losses[0]}, sent)
 
     return Algorithm(
@@ -115,7 +107,7 @@ def server_update(
     server: optax.GradientTransformation | None, key: Key, state: State, aggregate: Aggregate
 ) -> tuple[State, Metrics]:
     """The clients' mean replaces the model; with an optimizer, the model minus this mean is a gradient for its step."""
-    mean = aggregation.average(state.models, aggregate)
+    mean = average(state.models, aggregate)
     if server is None:
         return state._replace(models=mean), {}
     updates, optimizer = server.update(tree.subtract(state.models, mean), state.optimizer, state.models)
@@ -127,117 +119,3 @@ def server_update(
 def loss_at_start(problem: Problem, models: Params, data: ClientData) -> Array:
     """() mean loss of the received model (1, ...) on a client's training data."""
     return problem.solver.total_loss(tree.first(models), data.train) / jnp.maximum(data.train.size, 1)
-
-
-class Phase(NamedTuple):
-    """A phase of local training, with mini-batches and an optimizer of its own.
-
-    Attributes:
-        part: Parameters of a model or of a stack of models -> a tree of bools: which leaves are trained.
-        epochs: Passes over the client's data; None: the solver's epochs or steps.
-        objective: (solver, start) -> the value to minimize, a function of (params, mini-batch); None: the mean loss.
-            `solver` trains the part, and `start` is the client's model before the round's first phase. For example,
-            `lambda solver, start: solver.proximal(start, 0.1)` keeps the part near its start.
-    """
-
-    part: Callable[[Params], PyTree]
-    epochs: int | None = None
-    objective: Callable[[Solver, Params], Callable[[Params, Batch], Array]] | None = None
-
-
-class PersonalPart(NamedTuple):
-    """A client's row: its own part of the model (...), and its optimizer states, if they are kept."""
-
-    own: Params
-    optimizer: PyTree
-
-
-def sharing_layers(
-    problem: Problem,
-    shared: Callable[[Params], PyTree],
-    *,
-    phases: Sequence[Phase] = (),
-    server: optax.GradientTransformation | None = None,
-    report: Report,
-) -> Algorithm:
-    """An algorithm that averages a part theta of the model; each client keeps the rest, phi_k, and trains both parts.
-
-        A round: client k receives theta, trains (theta, phi_k) on D_k; phi_k stays;
-        theta <- sum_k n_k theta_k / sum_k n_k.
-
-    Newcomers minimize the mean loss over their own phi, with theta fixed, for as many rounds as the run has; with
-    phases, for the epochs of the phases that do not train theta.
-
-    Args:
-        problem: The problem to build the algorithm for.
-        shared: A model's parameters -> a tree of bools: which leaves are averaged.
-        phases: Parts that are trained in turn; (): all at once, for the solver's epochs or steps.
-        server: As in `averaging`: the server's optimizer for theta.
-        report: As in `Algorithm`.
-    """
-
-    def split(models):
-        return tree.partition(models, shared(models))
-
-    def row(key, client, theta):
-        models = problem.init_models(key, 1)
-        kept = [problem.part(phase.part(models)).kept_optimizers(models) for phase in phases]
-        return PersonalPart(split(problem.init_model(key, client))[1], kept or problem.kept_optimizers(models))
-
-    def train(context, models, row, data):
-        models = tree.combine(models, tree.stack_one(row.own))
-        models, optimizer, losses = fit_phases(problem, phases, context, models, row.optimizer, data.train)
-        theta, phi = split(models)
-        return theta, PersonalPart(tree.first(phi), optimizer), losses
-
-    def predict(context, models, row, data):
-        return Prediction(tree.combine(models, tree.stack_one(row.own)))
-
-    def adapt(context, models, data):
-        init_key, train_key = jax.random.split(context.key)
-        start = tree.combine(tree.first(models), split(problem.model.init(init_key))[1])
-        own = [each.epochs for each in phases if each.epochs and not tree.overlap(each.part(start), shared(start))]
-        own_part = problem.part(tree.complement(shared(start))).with_epochs(sum(own) if own else None)
-        trained = own_part.alone(context._replace(key=train_key), start, data, rounds=problem.rounds)
-        return Prediction(tree.stack_one(trained))
-
-    ledger = Ledger(gradients=1, passes=sum(problem.passes(phase.epochs) for phase in phases or (Phase(shared),)))
-    if phases:
-        epochs = ", then ".join("as given" if phase.epochs is None else str(phase.epochs) for phase in phases)
-        report = dataclasses.replace(report, facts=(*report.facts, ("local epochs, phase by phase", epochs)))
-    functions = {"row": row, "train": train, "predict": predict, "adapt": adapt}
-    return averaging(problem, shared=shared, server=server, **functions, ledger=ledger, report=report)
-
-
-def base_layers(problem: Problem, personal_layers: int) -> Callable[[Params], PyTree]:
-    """The `shared` argument of `sharing_layers` for a number `personal_layers` of personal last layers.
-
-    Raises:
-        ArgumentError: if the model has fewer layers.
-    """
-    num_layers = len(problem.model.layers)
-    if personal_layers > num_layers:
-        accepted = f"accepted: 0 to {num_layers}, the number of layers"
-        raise ArgumentError("personal_layers", accepted, personal_layers)
-    return lambda params: tree.complement(problem.model.mask(params, personal_layers))
-
-
-def fit_phases(
-    problem: Problem, phases: Sequence[Phase], context: ClientContext, models: Params, kept: list, split: Split
-) -> tuple[Params, list, Array]:
-    """Like `Problem.fit` for a stack of one model (1, ...), training its parts in turn; without phases, all at once."""
-    if not phases:
-        return problem.fit(context, models, kept, split)
-    start = params = tree.first(models)
-    optimizers, losses = [], []
-    for number, phase in enumerate(phases):
-        solver = problem.solver.part(phase.part(params)).with_epochs(phase.epochs)
-        optimizer = tree.first(kept[number]) if problem.keep_optimizer else solver.optimizer.init(params)
-        key = jax.random.fold_in(jax.random.fold_in(context.key, PHASE), number)
-        objective = phase.objective(solver, start) if phase.objective else None
-        params, optimizer, loss = solver.fit(
-            key, params, optimizer, split, round_number=context.round, objective=objective
-        )
-        optimizers.append(tree.stack_one(optimizer) if problem.keep_optimizer else ())
-        losses.append(loss)
-    return tree.stack_one(params), optimizers, jnp.stack(losses).mean()[None]

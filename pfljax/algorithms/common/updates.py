@@ -6,9 +6,22 @@ negative.
 
 from __future__ import annotations
 
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.algorithms.common import aggregation
 from pfljax.contract import tree
-from pfljax.contract.types import Array, Params, PyTree
+from pfljax.contract.types import Aggregate, Array, Params, PyTree
 from pfljax.local.solver import Solver
+
+Mean = Literal["weighted", "uniform"]  # over clients: by number of examples, or equally
+
+
+def weight_of(size: Array, mean: Mean) -> Array:
+    """Weights of clients with these numbers of examples; 0 for clients without examples."""
+    return (size if mean == "weighted" else size > 0).astype(jnp.float32)
 
 
 def added(solver: Solver, start: Params, trained: Params) -> PyTree:
@@ -24,3 +37,8 @@ def scaled(solver: Solver, update: PyTree, rows: Array | float) -> PyTree:
 def moved(solver: Solver, models: Params, update: PyTree, arrived: Array) -> Params:
     """theta + update, with the update's batch statistics, for those of N models that got an update (N,)."""
     return tree.where(arrived, tree.combine(tree.add(*solver.trained(models, update)), update), models)
+
+
+def mean_update(aggregate: Aggregate) -> PyTree:
+    """sum_k n_k u_k / sum_k n_k over the updates sent back for each of N models; zeros if there are none."""
+    return aggregation.average(jax.tree.map(jnp.zeros_like, aggregate.upload["model"]), aggregate)

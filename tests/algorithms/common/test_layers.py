@@ -9,7 +9,7 @@ import toys
 from networks import BODY, HEAD, examples, gradient, mean, row, step
 from quadratics import RATE, SIZES
 
-from pfljax.algorithms.common.averaging import Phase, fit_phases, sharing_layers
+from pfljax.algorithms.common.layers import Phase, fit_phases, sharing_layers
 from pfljax.contract import tree
 from pfljax.contract.types import ClientContext, Ledger, Report, Split
 
