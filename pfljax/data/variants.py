@@ -101,7 +101,7 @@ def pad_alike(federations: Sequence[Federation]) -> list[Federation]:
     for part in PARTS:
         splits = [getattr(federation, part) for federation in federations]
         pad = lambda split, all=splits: jax.tree.map(_padded, split[:2], *(s[:2] for s in all), is_leaf=is_pooled)
-        parts[part] = [Split(*pad(split), split.size) for split in splits]
+        parts[part] = [Split._make((*pad(split), split.size)) for split in splits]
     return [
         dataclasses.replace(federation, **{part: splits[number] for part, splits in parts.items()})
         for number, federation in enumerate(federations)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,11 @@ class Batch(NamedTuple):
 NOISE = 0x0D9  # folded into a client's key for a round: privacy noise
 AUGMENTATION = 0xA6  # folded into a mini-batch's key: random crops and flips
 DROPOUT = 0xD0  # folded into a mini-batch's key: the loss in training mode
+
+
+def examples(split: Split, index: Any) -> tuple[PyTree, Array]:
+    """x (B, ...) and y (B, ...) of the examples at `index` (B,) of one client's data; `...`: of all."""
+    return read(split[:2], index)
 
 
 def masked(x: PyTree, y: Array, inside: Array) -> tuple[PyTree, Array]:
@@ -59,7 +64,8 @@ def random_share(key: Key, split: Split, share: Array | float) -> Split:
     """A random subset of a client's examples, with at least one example if there are any."""
     order = shuffle(key, split.size, split.y.shape[0], 1)[0]
     size = jnp.clip(jnp.rint(share * split.size), 1, split.size).astype(jnp.int32)
-    return Split(*each(lambda leaf: Chosen(leaf, order), split[:2]), size)
+    x, y = each(lambda leaf: Chosen(leaf, order), split[:2])
+    return Split(x, y, size)
 
 
 BLOCKS = (512, 32)  # examples at a time: large blocks, then small ones for the rest, so that padding costs little
@@ -89,10 +95,10 @@ def sum_over_examples(fn: Callable[[PyTree, Array, Array], PyTree], split: Split
 
     def add(positions, total):
         index = jnp.minimum(positions, n_max - 1)
-        return jax.tree.map(jnp.add, total, fn(*read(split[:2], index), positions < split.size))
+        return jax.tree.map(jnp.add, total, fn(*examples(split, index), positions < split.size))
 
     first = jnp.arange(min(n_max, BLOCKS[-1]))
-    shape = jax.eval_shape(lambda: fn(*read(split[:2], first), first < 1))
+    shape = jax.eval_shape(lambda: fn(*examples(split, first), first < 1))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
     return over_blocks(split.size, n_max, add, zeros)
 
@@ -107,7 +113,7 @@ def of_examples(fn: Callable[[PyTree, Array], PyTree], split: Split) -> PyTree:
 
     def rows(positions):
         index, inside = jnp.minimum(positions, n_max - 1), positions < split.size
-        found = fn(*masked(*read(split[:2], index), inside))
+        found = fn(*masked(*examples(split, index), inside))
         return tree.where(inside, found, jax.tree.map(jnp.zeros_like, found))
 
     def note(positions, found):

@@ -243,7 +243,8 @@ class Solver(NamedTuple):
             epoch = step // per_epoch % orders.shape[0]
             index = jnp.asarray(orders).at[epoch, jnp.minimum(places, n_max - 1)].get(mode="promise_in_bounds")
         taken = ... if orders is None and self.statistics is None else index
-        x, y = masked(*read(split[:2], taken), inside)
+        x, y = read(split[:2], taken)
+        x, y = masked(x, y, inside)
         if self.augment is not None:
             x = self.augment(jax.random.fold_in(key, AUGMENTATION), x)
         return Batch(x, y, mask, index, key)

@@ -44,7 +44,7 @@ def federation(x, **options):
     )
 
 
-def train(x, method=None, *, store="device", out=None, unseen=None, rounds=3, **training) -> Any:
+def train(x, method=None, *, store: Any = "device", out=None, unseen=None, rounds=3, **training) -> Any:
     """A result on two clients of four a round, in mini-batches whose last is not full."""
     local = dataclasses.replace(LOCAL, **training)
     execution = pfl.Execution("map", devices=1, client_store=store)
@@ -174,6 +174,7 @@ def test_each_array_is_scaled_on_its_own():
         clients = federation(make(tokens, 3 * META + 1), standardize=True)
         a, b = clients.train.x
         assert a.dtype == np.int32 and type(clients.train.x) is type(make(1, 2))
+        assert clients.scaling
         kept, scaled = clients.scaling(make(tokens, 3 * META + 1))
         np.testing.assert_array_equal(kept, tokens)
         np.testing.assert_allclose(scaled.mean(axis=0), 0, atol=1e-5)
