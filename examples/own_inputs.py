@@ -45,10 +45,8 @@ def main() -> pfl.Result:
     local = pfl.LocalTraining(optax.adam(1e-2))
     result = pfl.Run(pfl.FedPer(), clients, TwoInputs(num_classes=10), local).train(rounds=60)
     print(result)
-    print(
-        "the first digits, by client 0's model:",
-        result.predict({name: leaf[:5] for name, leaf in x.items()}, client=0).argmax(1),
-    )
+    first = {name: array[:5] for name, array in x.items()}
+    print("the first digits, by client 0's model:", result.predict(first, client=0).argmax(axis=1))
     return result
 
 

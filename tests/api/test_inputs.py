@@ -14,7 +14,8 @@ import pfljax as pfl
 from pfljax import data
 from pfljax.contract.errors import ArgumentError
 from pfljax.data.statistics import digest
-from pfljax.data.variants import pad_alike, split_unseen
+from pfljax.data.variants import match_classes, pad_alike, split_unseen
+from pfljax.training import describe
 
 RNG = np.random.default_rng(0)
 NUM, CLASSES = 60, 3
@@ -44,10 +45,10 @@ def federation(x, **options):
     )
 
 
-def train(x, method=None, *, store: Any = "device", out=None, unseen=None, rounds=3, **training) -> Any:
+def train(x, method=None, *, store: Any = "device", devices=1, out=None, unseen=None, rounds=3, **training) -> Any:
     """A result on two clients of four a round, in mini-batches whose last is not full."""
     local = dataclasses.replace(LOCAL, **training)
-    execution = pfl.Execution("map", devices=1, client_store=store)
+    execution = pfl.Execution("map", devices=devices, client_store=store)
     options = {"execution": execution, "unseen": unseen, "participation": 0.5}
     clients = x if isinstance(x, pfl.Federation) else federation(x)
     return pfl.Run(method or pfl.FedAvg(), clients, Linear(CLASSES), local, **options).train(rounds, out=out)
@@ -112,6 +113,21 @@ def test_a_tree_trains_as_its_arrays_concatenated(method):
     np.testing.assert_allclose(tree.per_client_accuracy, flat.per_client_accuracy)
     assert tree.loss == pytest.approx(flat.loss, rel=1e-5)
     np.testing.assert_allclose(tree.predictions(TREE), flat.predictions(FLAT), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_pools_of_every_array_are_spread_over_devices(devices, monkeypatch):
+    alone = train(TREE)
+    monkeypatch.setattr("pfljax.exchange.pools.GAIN", 0.0)  # examples stay pooled
+    spread = train(TREE, devices=devices)
+    np.testing.assert_allclose(spread.predictions(TREE), alone.predictions(TREE), rtol=1e-5)
+
+
+def test_runs_of_several_seeds_share_a_kernel():
+    runs = lambda: [pfl.Run(pfl.FedAvg(), federation(TREE), Linear(CLASSES), LOCAL, seed=seed) for seed in (0, 1)]
+    together, apart = pfl.train_replicates(runs(), rounds=2), [run.train(rounds=2) for run in runs()]
+    for one, other in zip(together, apart, strict=True):
+        np.testing.assert_allclose(one.predictions(TREE), other.predictions(TREE), rtol=1e-4)
 
 
 def test_predictions_are_those_of_numpy():
@@ -180,6 +196,14 @@ def test_each_array_is_scaled_on_its_own():
         np.testing.assert_allclose(scaled.mean(axis=0), 0, atol=1e-5)
         np.testing.assert_allclose(scaled.std(axis=0), 1, rtol=1e-5)
         assert {row.tobytes() for row in b.pool} == {row.tobytes() for row in scaled}
+
+
+def test_the_scaling_of_a_tree_is_told_and_compared():
+    clients = federation(TREE, standardize=True)
+    assert describe.inputs(clients) == "standardized: mean 0 and standard deviation 1 per channel or feature"
+    assert match_classes(clients, clients) is clients
+    with pytest.warns(UserWarning, match="^unseen: was standardized with its own means"):
+        match_classes(federation({"image": IMAGE, "meta": 2 * META}, standardize=True), clients)
 
 
 def test_a_tuple_of_examples_is_an_array():
