@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, Ledger, Split
-from pfljax.exchange.views import Joined
+from pfljax.exchange.views import Joined, each, read
 from pfljax.local.problem import Problem
 
 
@@ -48,7 +48,7 @@ class FedAvgData:
 
         def train(context, models, kept, data):
             own, shared = data.train, context.server
-            x, y = (Joined(mine, own.size, theirs) for mine, theirs in ((own.x, shared.x), (own.y, shared.y)))
+            x, y = each(lambda mine, theirs: Joined(mine, own.size, theirs), own[:2], shared[:2])
             return problem.fit(context, models, kept, Split(x, y, own.size + shared.size))
 
         ledger = Ledger(gradients=0, unaccounted="the examples shared with every client")
@@ -64,7 +64,7 @@ class FedAvgData:
             real = (jnp.arange(n_max) < train.size[:, None]).reshape(-1)
             lots = jnp.where(real, jax.random.uniform(key, real.shape), -1.0)
             places = jax.lax.top_k(lots, capacity)[1]
-            x, y = (leaf[places // n_max, places % n_max] for leaf in (train.x, train.y))
+            x, y = read(train[:2], (places // n_max, places % n_max))
             return Split(x, y, jnp.rint(self.share * train.size.sum()).astype(jnp.int32))
 
         traffic = lambda counted: counted._replace(server=counted.server / problem.rounds_of_a_client)

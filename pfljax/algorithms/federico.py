@@ -14,7 +14,7 @@ Departures from the paper:
 - A client always holds its own model, at no cost, in addition to the M neighbors: M = 0 is exactly Local training.
 - The sum of gradients is divided by the owner's n_i, so that a learning rate means the same as in Local. With
   mini-batches, a step sums over the clients that still have a batch; in `delta` rounds, changes are weighted like
-  gradients.
+  gradients, and each held model is trained with privacy noise and dropout of its own.
 - The listing starts from losses of zero (l. 3), so that clients try every model before they choose by weight, but
   unseen models look perfect. Here the posterior runs over the models that a client has evaluated, the tracked loss of a
   model starts at its first loss, and the greedy choice takes unevaluated models first.
@@ -203,11 +203,11 @@ def local_changes(
 ) -> tuple[Array, Params]:
     """Mean losses (J,) and changes (J, ...) of local training; 0 for models of negligible weight."""
 
-    def train(params):
-        start = problem.solver.optimizer.init(params)
-        trained, _, loss = problem.solver.fit(context.key, params, start, split, round_number=context.round)
+    def train(params, number):
+        objective = lambda params, batch: problem.solver.mean_loss(params, batch.of_model(number))
+        fit = functools.partial(problem.solver.fit, round_number=context.round, objective=objective)
+        trained, _, loss = fit(context.key, params, problem.solver.optimizer.init(params), split)
         return loss, tree.subtract(trained, params)
 
-    stay = lambda params: (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-    weighed = lambda params, weight: gradients.if_weighed(weight, train, stay, params)
-    return problem.plan.over_models(weighed, models, weights)
+    one = lambda params, number, weight: gradients.if_weighed(weight, train, params, number)
+    return problem.plan.over_models(one, models, jnp.arange(weights.shape[0]), weights)

@@ -14,7 +14,7 @@ from pfljax import report
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import checked
-from pfljax.contract.types import State
+from pfljax.contract.types import PyTree, State
 from pfljax.data import Federation
 from pfljax.evaluation import metrics
 from pfljax.folder import files
@@ -152,7 +152,7 @@ class Result:
         """Returns one client's predictions.
 
         Args:
-            x: Examples, scaled like the training data. Shape (B, *features).
+            x: Examples, scaled like the training data. Shape (B, *features), or a tree of arrays as in training.
             client: Index of the client, 0 to K - 1.
 
         Returns:
@@ -166,7 +166,7 @@ class Result:
         """Returns all clients' predictions for the same x (B, *features): (K, B, C), or (K, B) for regression."""
         return self._predictions(self._checked(x), range(self.experiment.federation.num_clients))
 
-    def _predictions(self, x: np.ndarray, clients: Sequence[int]) -> np.ndarray:
+    def _predictions(self, x: PyTree, clients: Sequence[int]) -> np.ndarray:
         plan, model = self._outcome.plan, self.experiment.problem.model
         use = lambda algorithm: lambda prediction, _: metrics.predict(plan, model, algorithm, prediction, x)
         return self._outcome.serve(use, clients)
@@ -224,11 +224,16 @@ class Result:
         if not isinstance(client, int | np.integer) or isinstance(client, bool) or not 0 <= client < num:
             raise ArgumentError("client", f"accepted: 0 to {num - 1}", client)
 
-    def _checked(self, x: Any) -> np.ndarray:
-        train = self.experiment.federation.train.x
-        x = np.asarray(x, train.dtype)
-        if x.shape[1:] != train.shape[2:]:
-            raise ArgumentError("x", f"has shape {x.shape}; accepted: (B, {', '.join(map(str, train.shape[2:]))})")
+    def _checked(self, x: Any) -> PyTree:
+        inputs = self.experiment.federation.inputs
+        wanted = jax.tree.map(lambda leaf: f"(B, {', '.join(map(str, leaf.shape))})", inputs)
+        try:
+            x = jax.tree.map(lambda leaf, x: np.asarray(x, leaf.dtype), inputs, x)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError("x", f"is no array, or not as many arrays; accepted: {wanted}") from error
+        shapes, num = jax.tree.map(np.shape, x), len(np.atleast_1d(jax.tree.leaves(x)[0]))
+        if shapes != jax.tree.map(lambda leaf: (num, *leaf.shape), inputs):
+            raise ArgumentError("x", f"has shape {shapes}; accepted: {wanted}")
         return x
 
     @property

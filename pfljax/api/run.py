@@ -191,9 +191,8 @@ def make_problem(
     clients: Federation, model: Any, local: LocalTraining, participation: float, execution: Execution
 ) -> Problem:
     """Returns the problem that a method is built for. Training sets `rounds` when it starts."""
-    x, target_shape = clients.train.x, clients.train.y.shape[2:]
-    options = {"dtype": x.dtype, "target_shape": target_shape, "loss": local.loss}
-    built = models.build(model, x.shape[2:], clients.task, clients.num_classes, **options)
+    options = {"target_shape": clients.train.y.shape[2:], "loss": local.loss}
+    built = models.build(model, clients.inputs, clients.task, clients.num_classes, **options)
     return Problem(
         built,
         local.bind(built),

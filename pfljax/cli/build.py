@@ -154,8 +154,7 @@ def build_model(settings: Settings, federation: Federation) -> models.Model:
     shape, target_shape = federation.train.x.shape[2:], federation.train.y.shape[2:]
     if own_files.is_file_and_name(name):
         found = own_files.load("model", name)
-        options = {"dtype": federation.train.x.dtype, "target_shape": target_shape}
-        return models.build(found, shape, task, federation.num_classes, **options)
+        return models.build(found, federation.inputs, task, federation.num_classes, target_shape=target_shape)
     sequences = task == "classification" and len(target_shape) == 1
     if name == "auto":
         name = "lstm" if sequences else "linear" if task == "regression" else "mlp"

@@ -20,7 +20,7 @@ from pfljax.contract.errors import ArgumentError
 Array = jax.Array | np.ndarray
 Key = jax.Array
 Params = Any
-Examples = Any  # an array, `Pooled` examples or a view of either; read by indexing
+Examples = Any  # an array, `Pooled` examples or a view of either, read by indexing; or for x a tree of them
 PyTree = Any
 Metrics = dict[str, Any]
 Topology = Literal["own", "shared", "peers", "push"]
@@ -33,7 +33,9 @@ class Split(NamedTuple):
     Rows at and beyond `size` are padding (zeros) and must not influence any result.
     """
 
-    x: Examples  # (n_max, *features) float32, or integers such as tokens; stacked (K, n_max, *features)
+    # (n_max, *features) float32, or integers such as tokens and pixels, or a tree of such arrays; stacked
+    # (K, n_max, *features).
+    x: Examples
     # (n_max, ...) classes, where integers outside of 0..C-1, such as 255, have nothing to predict; float32 regression
     # targets; (n_max, C) labels 0 or 1; stacked (K, n_max, ...).
     y: Examples
@@ -268,7 +270,7 @@ class Algorithm:
             its own if it has one. Client ids if N = K, otherwise indices into the N models. None: its own model
             under "own", all N models under "shared"; required under "peers" and "push".
         client_update: (context, models, row, data) -> ClientOutput: a client's work on its J received models. Arrays
-            in the data are read by indexing (`x[...]` reads everything).
+            in the data are read by indexing (`y[...]` reads everything); x may be a tree, see `views.read`.
         server_update: (key, state, aggregate) -> (State, Metrics): updates the owners and the server.
         whom: (context, row, size) -> Mixture: whose models a client predicts with; `size` is n_k. None: its own model,
             or under "shared" all N models, equally.

@@ -8,16 +8,18 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Any
 
+import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
+from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import NumClients, Seed, checked, knob
-from pfljax.contract.pooled import Pooled
-from pfljax.contract.types import ClientData, Split, Task
+from pfljax.contract.pooled import Pooled, is_pooled
+from pfljax.contract.types import ClientData, PyTree, Split, Task
 from pfljax.data import partitions
 from pfljax.data.dealing import Assignment
-from pfljax.data.sources.arrays import TaskName, make_source
+from pfljax.data.sources.arrays import TaskName, as_arrays, make_source
 from pfljax.data.sources.source import Scaling, Source, generator
 from pfljax.data.splits import Splits, make_splits, split_within_clients
 
@@ -46,6 +48,7 @@ class Federation:
         client_names: (K,) the data set's own ids of the clients, strings or integers; None: their numbers.
         scaling: How x was standardized; None: it was not.
         official_test: Whether the clients' test examples are the data set's own; None: it has none of its own.
+        tokens: Whether uint8 in x are tokens; otherwise they are numbers, such as pixels.
         origin: The function of `pfljax.data` that made it and its arguments, as JSON; None: unknown.
     """
 
@@ -64,11 +67,19 @@ class Federation:
     client_names: np.ndarray | None = None
     scaling: Scaling | None = None
     official_test: bool | None = None
+    tokens: bool = False
     origin: dict[str, dict[str, Any]] | None = None
 
     @property
     def num_clients(self) -> int:
         return int(self.train.size.shape[0])
+
+    @property
+    def inputs(self) -> PyTree:
+        """Shape and dtype of an example's x, or of each array in it, for a model: float32 in place of uint8 numbers."""
+        floats = lambda leaf: leaf.dtype == np.uint8 and not self.tokens
+        one = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], np.float32 if floats(leaf) else leaf.dtype)
+        return jax.tree.map(one, self.train.x, is_leaf=is_pooled)
 
     @property
     def client_data(self) -> ClientData:
@@ -93,13 +104,14 @@ class Federation:
         told = ", ".join(f"{count:,} {part}" for count, part in counts if count)
         tests = {None: "", True: " (the data set's own)", False: " (drawn; the data set's own are not used)"}
         told += tests[self.official_test]
-        return f"<{self.name}: {self.num_clients:,} clients, {kind}, x {self.train.x.shape[2:]}; {told}>"
+        shapes = jax.tree.map(lambda leaf: leaf.shape, self.inputs)
+        return f"<{self.name}: {self.num_clients:,} clients, {kind}, x {shapes}; {told}>"
 
     @classmethod
     @checked(options=[Splits])
     def from_arrays(
         cls,
-        x: AnyArray,
+        x: Annotated[Any, knob(accepted="an array, or a dict or tuple of arrays")],
         y: AnyArray,
         client: AnyArray | None = None,
         *,
@@ -117,10 +129,11 @@ class Federation:
     ) -> Federation:
         """Creates a federation from your own examples, in NumPy or JAX arrays.
 
-        Integers in x, such as tokens, stay integers; pixels (uint8) and all other numbers become float32.
+        Integers in x, such as tokens, stay integers. Pixels (uint8) that are not standardized stay uint8 in memory, and
+        each mini-batch is converted to float32. All other numbers become float32.
 
         Args:
-            x: (n, *features) numbers.
+            x: (n, *features) numbers; or a dict, tuple or named tuple of such arrays, which the model receives as well.
             y: (n,) targets: integers are classes 0..C-1; strings are classes in sorted order, with their names in
                 `class_names` (predictions stay numbers); floats are regression targets (unless `num_classes` is given).
                 Or (n, ...): a class for each place of a sequence or image, where negative ones are ignored; several
@@ -150,8 +163,7 @@ class Federation:
         if is_test is not None and "test_fraction" in options and not {"official_test", "replacement"} & options.keys():
             raise ArgumentError("test_fraction", "is_test says which examples are for testing; name one of the two")
         splits = make_splits(splits, options, official_test=is_test is not None)
-        given = {"x": x, "y": y, "client": client, "is_test": is_test}
-        given = {key: np.asarray(array) for key, array in given.items() if array is not None}
+        given = as_arrays(x, y=y, client=client, is_test=is_test)
         task = "classification" if num_classes is not None and task == "auto" else task
         options = {"ignored_index": ignored_index, "num_classes": num_classes, "standardize": standardize, "name": name}
         source = make_source(given, task=task, images=False, **options)
@@ -241,7 +253,7 @@ def pack(
         rank = np.arange(len(ids)) - (np.cumsum(count) - count)[owner]
         places = np.full((num_clients, count.max()), -1, np.int32)
         places[owner, rank] = place_of[ids]
-        x, y = (_stacked(pool, places[here]) for pool in pools)
+        x, y = jax.tree.map(lambda pool: _stacked(pool, places[here]), pools)
         return Split(x, y, count.astype(np.int32))
 
     return Federation(
@@ -254,12 +266,13 @@ def pack(
         name=source.name,
         client_names=assignment.names,
         scaling=source.scaling,
+        tokens=source.tokens,
         own=here if own else None,
         index_digest=index.hexdigest()[:12],
     )
 
 
-def _pools(source: Source, ids: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+def _pools(source: Source, ids: np.ndarray) -> tuple[tuple[PyTree, np.ndarray], np.ndarray]:
     """Pools of x and y for examples `ids`, and the position of each example in them.
 
     These are the source's own arrays, unless less than half of the source is used.
@@ -267,7 +280,7 @@ def _pools(source: Source, ids: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarra
     used = np.bincount(ids, minlength=len(source.y)) > 0
     if 2 * used.sum() >= len(used):
         return (source.x, source.y), np.arange(len(used))
-    return (source.x[used], source.y[used]), np.cumsum(used) - 1
+    return jax.tree.map(lambda leaf: leaf[used], (source.x, source.y)), np.cumsum(used) - 1
 
 
 def _stacked(pool: np.ndarray, index: np.ndarray) -> Pooled | np.ndarray:
@@ -279,7 +292,8 @@ def _stacked(pool: np.ndarray, index: np.ndarray) -> Pooled | np.ndarray:
 def keep_own(federation: Federation, own: slice) -> Federation:
     """The federation with only this process's examples, those of clients `own`."""
     splits = {part: getattr(federation, part) for part in PARTS}
-    kept = {part: split._replace(x=split.x[own], y=split.y[own]) for part, split in splits.items()}
+    of_own = lambda examples: tree.map_rows(lambda leaf: leaf[own], examples)
+    kept = {part: split._replace(x=of_own(split.x), y=of_own(split.y)) for part, split in splits.items()}
     return dataclasses.replace(federation, own=own, **kept)
 
 
@@ -289,7 +303,8 @@ def shuffle_targets(federation: Federation, seed: int) -> Federation:
     By chance, a client may keep its own pair or get one from its own distribution.
     """
     order = generator(seed, "targets").permutation(federation.num_clients)
-    dealt = {part: Split(*(leaf[order] for leaf in getattr(federation, part))) for part in ("validation", "test")}
+    deal = lambda split: tree.map_rows(lambda leaf: leaf[order], split)
+    dealt = {part: deal(getattr(federation, part)) for part in ("validation", "test")}
     target = None if federation.distribution is None else federation.distribution[order]
     name = f"{federation.name}, shuffled targets"
     return dataclasses.replace(dataclasses.replace(federation, **dealt), target=target, name=name)

@@ -35,8 +35,11 @@ def clusters(source: Source, embed: Embed | None, number: int, seed: int, cache:
         (n,) the cluster of each example, from 0.
 
     Raises:
-        ArgumentError: for more clusters than examples.
+        ArgumentError: for more clusters than examples, or a tree of arrays without an own `embed`.
     """
+    if not isinstance(source.x, np.ndarray) and (embed is None or hasattr(embed, "key")):
+        text = "latent needs x to be one array; accepted for several: another partition, or embedding=function"
+        raise ArgumentError("partition", text)
     if not 1 <= number <= len(source.y):
         raise ArgumentError("clusters", f"accepted: 1 to {len(source.y)}, the number of examples", number)
 

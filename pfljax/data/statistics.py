@@ -6,6 +6,7 @@ import hashlib
 import weakref
 from typing import Any
 
+import jax
 import numpy as np
 
 from pfljax.contract.errors import ArgumentError
@@ -33,7 +34,7 @@ def _digest(federation: Federation) -> str:
         size, code = np.asarray(split.size[here], np.uint64), np.zeros(len(split.y), np.uint64)
         for place in range(split.y.shape[1]):  # excludes padding
             real = place < size
-            for examples in (split.x, split.y):
+            for examples in jax.tree.leaves((split.x, split.y), is_leaf=is_pooled):
                 code[real] = _mixed(code[real] ^ _codes(examples, real, place, tables))
         rows += [size, code]
     found = np.stack(rows, axis=1).view(np.uint8)

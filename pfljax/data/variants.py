@@ -6,8 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+import jax
 import numpy as np
 
+from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError, warn
 from pfljax.contract.fields import NumClients, Seed, checked, knob
 from pfljax.contract.pooled import Pooled, is_pooled
@@ -40,7 +42,7 @@ def split_unseen(
     order = generator(seed, "unseen").permutation(num_clients)
 
     def take(clients: np.ndarray) -> Federation:
-        parts = {part: Split(*(leaf[clients] for leaf in getattr(federation, part))) for part in PARTS}
+        parts = {part: tree.map_rows(lambda leaf: leaf[clients], getattr(federation, part)) for part in PARTS}
         rows: dict[str, Any] = {name: getattr(federation, name) for name in ("distribution", "target", "client_names")}
         rows = {name: None if row is None else row[clients] for name, row in rows.items()}
         return dataclasses.replace(federation, **parts, **rows)
@@ -62,11 +64,13 @@ def match_classes(unseen: Federation | None, clients: Federation) -> Federation 
         return None
     if not isinstance(unseen, Federation):
         raise ArgumentError("unseen", "accepted: a Federation, such as Federation.from_arrays(x, y, client=ids)")
-    kind = lambda each: (each.task, each.train.x.shape[2:], each.train.y.shape[2:], bool(each.class_names))
+    shapes = lambda each: jax.tree.map(lambda leaf: leaf.shape, each.inputs)
+    kind = lambda each: (each.task, shapes(each), each.train.y.shape[2:], bool(each.class_names))
     if kind(unseen) != kind(clients):
         told = lambda each: f"{each!r}, classes with {'names' if each.class_names else 'numbers'}"
         raise ArgumentError("unseen", f"is {told(unseen)}; accepted: data like that of {told(clients)}")
-    if unseen.scaling and clients.scaling and not np.array_equal(unseen.scaling.mean, clients.scaling.mean):
+    own, known = ([values.tolist() for values in jax.tree.leaves(each.scaling)] for each in (unseen, clients))
+    if own and known and own != known:
         text = "was standardized with its own means and deviations, not those of training; pass standardize=False with"
         warn("unseen", f"{text} clients.scaling(x), which scales x as in training")
     names = unseen.class_names or range(unseen.num_classes)
@@ -96,21 +100,21 @@ def pad_alike(federations: Sequence[Federation]) -> list[Federation]:
     parts = {}
     for part in PARTS:
         splits = [getattr(federation, part) for federation in federations]
-        padded = zip(*(_pad_alike([split[axis] for split in splits]) for axis in (0, 1)), strict=True)
-        parts[part] = [Split(x, y, split.size) for (x, y), split in zip(padded, splits, strict=True)]
+        pad = lambda split, all=splits: jax.tree.map(_padded, split[:2], *(s[:2] for s in all), is_leaf=is_pooled)
+        parts[part] = [Split._make((*pad(split), split.size)) for split in splits]
     return [
         dataclasses.replace(federation, **{part: splits[number] for part, splits in parts.items()})
         for number, federation in enumerate(federations)
     ]
 
 
-def _pad_alike(stacks: Sequence[Examples]) -> list[Examples]:
-    """Pads stacked examples of several federations to the same shapes."""
+def _padded(stack: Examples, *stacks: Examples) -> Examples:
+    """Pads the stacked examples of one of several federations to the largest shapes of all."""
     wide = max(stack.shape[1] for stack in stacks)
     if not all(is_pooled(stack) for stack in stacks):
-        return [_widen(np.asarray(stack), wide, 1, 0) for stack in stacks]
+        return _widen(np.asarray(stack), wide, 1, 0)
     rows = max(len(stack.pool) for stack in stacks)
-    return [Pooled(_widen(stack.pool, rows, 0, 0), _widen(stack.index, wide, 1, -1)) for stack in stacks]
+    return Pooled(_widen(stack.pool, rows, 0, 0), _widen(stack.index, wide, 1, -1))
 
 
 def _widen(array: np.ndarray, size: int, axis: int, value: int) -> np.ndarray:

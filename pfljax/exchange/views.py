@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -64,9 +66,14 @@ class Chosen:
         return self.own[self.order[index]]
 
 
-def read(view: PyTree) -> PyTree:
-    """Reads a view's arrays in full, such as parameters."""
-    return jax.tree.map(lambda leaf: leaf[...], view, is_leaf=lambda node: isinstance(node, RowView))
+def each(fn: Callable[..., Any], *trees: PyTree) -> PyTree:
+    """`jax.tree.map` over arrays, views and pooled examples."""
+    return jax.tree.map(fn, *trees, is_leaf=lambda node: isinstance(node, RowView | Pooled))
+
+
+def read(view: PyTree, index: Any = ...) -> PyTree:
+    """Reads leaf[index] of a view's arrays, such as some of a client's examples; in full by default."""
+    return each(lambda leaf: leaf[index], view)
 
 
 def view(data: PyTree, position: Array) -> PyTree:

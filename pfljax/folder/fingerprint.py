@@ -32,7 +32,7 @@ from jax.extend import core
 from jax.interpreters import partial_eval as pe
 
 from pfljax.contract import tree
-from pfljax.contract.types import Algorithm, Array, Key, Params, Prediction
+from pfljax.contract.types import Algorithm, Array, Key, Params, Prediction, PyTree
 from pfljax.evaluation import metrics
 from pfljax.exchange import lifting
 from pfljax.exchange.plan import make_host_plan
@@ -152,9 +152,10 @@ def parts(experiment: Experiment, within: Sequence[str] = ()) -> Digests:
     ids = jax.ShapeDtypeStruct((problem.num_clients,), jnp.int32)
 
     def predicted(prediction: Prediction, _: Any) -> Array:
-        return metrics.predict(plan, model, algorithm, prediction, jnp.zeros_like(model.example_input))
+        x = jax.tree.map(jnp.zeros_like, model.example_input)
+        return metrics.predict(plan, model, algorithm, prediction, x)
 
-    def of_model(key: Key, params: Params, x: Array, y: Array) -> tuple:
+    def of_model(key: Key, params: Params, x: PyTree, y: Array) -> tuple:
         return model.init(key), model.predict(params, x), model.loss(params, x, y, key)
 
     served = functools.partial(lifting.serve, algorithm, plan, predicted)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Array, Key
+from pfljax.contract.types import Array, Key, PyTree
 
 Augment = Literal["none", "crop_flip"]
 MARGIN = 4  # largest shift of a crop in pixels, on every side
@@ -43,19 +43,20 @@ def move_and_flip(x: Array, moves: Array, flips: Array) -> Array:
     return jnp.where(inside[..., None], found, 0)
 
 
-def augmentation(name: str, shape: tuple[int, ...]) -> Callable[[Key, Array], Array] | None:
+def augmentation(name: str, inputs: PyTree) -> Callable[[Key, Array], Array] | None:
     """Returns the function that augments a mini-batch's inputs (B, *features); None for "none".
 
     Args:
         name: One of `Augment`.
-        shape: (B, *features).
+        inputs: The inputs' shape (B, *features), or a tree of shapes.
 
     Raises:
         ArgumentError: if the inputs are not images.
     """
     if name == "none":
         return None
-    if len(shape) != 4:
-        text = f"needs images (height, width, channels); accepted for inputs of shape {shape[1:]}: none"
+    if getattr(inputs, "ndim", None) != 4:
+        shapes = jax.tree.map(lambda leaf: leaf.shape[1:], inputs)
+        text = f"needs images (height, width, channels); accepted for inputs of shape {shapes}: none"
         raise ArgumentError("augment", text, name)
     return crop_flip

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.contract import tree
 from pfljax.contract.types import Array, Key, PyTree, Split
-from pfljax.exchange.views import Chosen
+from pfljax.exchange.views import Chosen, each, read
 
 
 class Batch(NamedTuple):
     """A mini-batch of B examples of one client."""
 
-    x: Array  # (B, *features)
+    x: PyTree  # (B, *features), or a tree of such arrays
     y: Array  # (B, ...)
     mask: Array  # (B,) float32, 0.0 past the end of the client's data
     index: Array  # (B,) int32, indices of the client's examples
@@ -32,9 +32,14 @@ AUGMENTATION = 0xA6  # folded into a mini-batch's key: random crops and flips
 DROPOUT = 0xD0  # folded into a mini-batch's key: the loss in training mode
 
 
-def masked(x: Array, y: Array, inside: Array) -> tuple[Array, Array]:
+def examples(split: Split, index: Any) -> tuple[PyTree, Array]:
+    """x (B, ...) and y (B, ...) of the examples at `index` (B,) of one client's data; `...`: of all."""
+    return read(split[:2], index)
+
+
+def masked(x: PyTree, y: Array, inside: Array) -> tuple[PyTree, Array]:
     """Zeros padding: if padding held NaN, even a loss of weight 0 would have a NaN gradient."""
-    return tree.where(inside, (x, y), (jnp.zeros_like(x), jnp.zeros_like(y)))
+    return tree.where(inside, (x, y), jax.tree.map(jnp.zeros_like, (x, y)))
 
 
 PLACE_BITS = 12  # bits for an example's position in a 32-bit sort key; the rest is random
@@ -59,7 +64,8 @@ def random_share(key: Key, split: Split, share: Array | float) -> Split:
     """A random subset of a client's examples, with at least one example if there are any."""
     order = shuffle(key, split.size, split.y.shape[0], 1)[0]
     size = jnp.clip(jnp.rint(share * split.size), 1, split.size).astype(jnp.int32)
-    return Split(Chosen(split.x, order), Chosen(split.y, order), size)
+    x, y = each(lambda leaf: Chosen(leaf, order), split[:2])
+    return Split(x, y, size)
 
 
 BLOCKS = (512, 32)  # examples at a time: large blocks, then small ones for the rest, so that padding costs little
@@ -80,7 +86,7 @@ def over_blocks(size: Array, n_max: int, body: Callable[[Array, PyTree], PyTree]
     return carry
 
 
-def sum_over_examples(fn: Callable[[Array, Array, Array], PyTree], split: Split) -> PyTree:
+def sum_over_examples(fn: Callable[[PyTree, Array, Array], PyTree], split: Split) -> PyTree:
     """Sums fn(x (B, ...), y (B,), mask (B,) bool) over a client's examples, block by block.
 
     `fn` returns sums over the examples where `mask` is True.
@@ -89,15 +95,15 @@ def sum_over_examples(fn: Callable[[Array, Array, Array], PyTree], split: Split)
 
     def add(positions, total):
         index = jnp.minimum(positions, n_max - 1)
-        return jax.tree.map(jnp.add, total, fn(split.x[index], split.y[index], positions < split.size))
+        return jax.tree.map(jnp.add, total, fn(*examples(split, index), positions < split.size))
 
     first = jnp.arange(min(n_max, BLOCKS[-1]))
-    shape = jax.eval_shape(lambda: fn(split.x[first], split.y[first], first < 1))
+    shape = jax.eval_shape(lambda: fn(*examples(split, first), first < 1))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
     return over_blocks(split.size, n_max, add, zeros)
 
 
-def of_examples(fn: Callable[[Array, Array], PyTree], split: Split) -> PyTree:
+def of_examples(fn: Callable[[PyTree, Array], PyTree], split: Split) -> PyTree:
     """The rows of fn(x (B, ...), y (B, ...)) -> leaves (B, ...) for a client's examples: (n_max, ...), 0 for padding.
 
     Processes examples in blocks.
@@ -107,7 +113,7 @@ def of_examples(fn: Callable[[Array, Array], PyTree], split: Split) -> PyTree:
 
     def rows(positions):
         index, inside = jnp.minimum(positions, n_max - 1), positions < split.size
-        found = fn(*masked(split.x[index], split.y[index], inside))
+        found = fn(*masked(*examples(split, index), inside))
         return tree.where(inside, found, jax.tree.map(jnp.zeros_like, found))
 
     def note(positions, found):

@@ -11,6 +11,7 @@ import optax
 
 from pfljax.contract import tree
 from pfljax.contract.types import Array, Key, Params, PyTree, Split
+from pfljax.exchange.views import read
 from pfljax.local.batches import AUGMENTATION, DROPOUT, NOISE, Batch, masked, of_examples, shuffle, sum_over_examples
 from pfljax.local.privacy import Privacy, private_mean
 
@@ -246,7 +247,8 @@ class Solver(NamedTuple):
             epoch = step // per_epoch % orders.shape[0]
             index = jnp.asarray(orders).at[epoch, jnp.minimum(places, n_max - 1)].get(mode="promise_in_bounds")
         taken = ... if orders is None and self.statistics is None else index
-        x, y = masked(split.x[taken], split.y[taken], inside)
+        x, y = read(split[:2], taken)
+        x, y = masked(x, y, inside)
         if self.augment is not None:
             x = self.augment(jax.random.fold_in(key, AUGMENTATION), x)
         return Batch(x, y, mask, index, key)

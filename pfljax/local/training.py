@@ -105,7 +105,7 @@ class LocalTraining:
             *how,
             keyed=model.stochastic or statistics is not None,
             statistics=statistics,
-            augment=augmentation.augmentation(self.augment, model.example_input.shape),
+            augment=augmentation.augmentation(self.augment, model.example_input),
         )
 
 

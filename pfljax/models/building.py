@@ -11,9 +11,10 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Task
+from pfljax.contract.types import PyTree, Task
 from pfljax.models import losses, networks, recurrent
 from pfljax.models.losses import Loss
 from pfljax.models.model import ACCEPTED, Model
@@ -60,7 +61,7 @@ def make(
 
 def build(
     model: Any,
-    input_shape: Sequence[int],
+    input_shape: Sequence[int] | PyTree,
     task: Task,
     num_classes: int,
     *,
@@ -74,10 +75,10 @@ def build(
     Args:
         model: A Flax module (Linen or NNX); if a Linen module's field `outputs` is None, it is filled in. Or a `Model`.
             Or a function of `num_classes`, `rngs` or both; `num_classes` may also be its first positional argument.
-        input_shape: Shape of an example, without the batch axis.
+        input_shape: Shape of an example, without the batch axis; or a tree of `jax.ShapeDtypeStruct`.
         task: "classification", "regression" or "multilabel".
         num_classes: C; 1 for regression.
-        dtype: Dtype of the inputs.
+        dtype: Dtype of the inputs, if these are a shape.
         name: Name of the model in messages; by default its class name.
         target_shape: See `Model`.
         loss: Name of a loss, or a function; see `pfljax.models.losses`.
@@ -94,10 +95,13 @@ def build(
     module = given if isinstance(model, Model) else called(model, outputs)
     if isinstance(module, nn.Module) and getattr(module, "outputs", outputs) is None:
         module = module.clone(outputs=outputs)
-    integers = jnp.issubdtype(dtype, jnp.integer) or isinstance(module, recurrent.CharacterLSTM)
-    inputs = jax.ShapeDtypeStruct((2, *input_shape), jnp.int32 if integers else dtype)
+    if all(isinstance(leaf, int | np.integer) for leaf in jax.tree.leaves(input_shape)):
+        input_shape = jax.ShapeDtypeStruct(tuple(input_shape), dtype)
+    integer = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.integer) or isinstance(module, recurrent.CharacterLSTM)
+    batch_of = lambda num, leaf: leaf.update(shape=(num, *leaf.shape), dtype=jnp.int32 if integer(leaf) else leaf.dtype)
+    inputs = jax.tree.map(functools.partial(batch_of, 2), input_shape)
     if not isinstance(model, Model):
-        model = Model(module, inputs.update(shape=(1, *input_shape)))
+        model = Model(module, jax.tree.map(functools.partial(batch_of, 1), input_shape))
     criterion = losses.named(loss, task)
     built = dataclasses.replace(model, module=module, task=task, criterion=criterion, target_shape=target_shape)
     check_outputs(built, inputs, outputs, name)
@@ -123,8 +127,9 @@ def called(model: Any, outputs: int) -> Any:
     return model if "rngs" in arguments else model()
 
 
-def check_outputs(model: Model, inputs: jax.ShapeDtypeStruct, outputs: int, name: str) -> None:
+def check_outputs(model: Model, inputs: PyTree, outputs: int, name: str) -> None:
     """Raises `ArgumentError` if the model fails on inputs (2, *features), or returns anything but logits or values."""
+    told = jax.tree.map(lambda leaf: leaf.shape, inputs)
     try:
         params = model.network.shapes
         traced, found = jax.make_jaxpr(model.apply, return_shape=True)(params, inputs)
@@ -132,10 +137,10 @@ def check_outputs(model: Model, inputs: jax.ShapeDtypeStruct, outputs: int, name
         raise ArgumentError(error.argument, error.text, error.value or name) from None
     except Exception as error:
         line = (str(error).splitlines() or [""])[0]
-        raise ArgumentError("model", f"fails on inputs of shape {inputs.shape}: {line}", name) from error
+        raise ArgumentError("model", f"fails on inputs of shape {told}: {line}", name) from error
     if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(params)):
         raise ArgumentError("model", "has parameters or statistics that are not real numbers", name)
-    batch, *features = inputs.shape
+    batch, *features = getattr(inputs, "shape", (2,))
     places = features if len(features) == 1 else []  # sequences may have logits everywhere
     if model.target_shape is not None and (model.target_shape or model.task == "multilabel"):
         wanted = (*model.target_shape, *[outputs] * (model.task == "classification"))
@@ -151,7 +156,8 @@ def check_outputs(model: Model, inputs: jax.ShapeDtypeStruct, outputs: int, name
     divides = any(e.primitive.name == "div" and e.outvars[0].aval.size == found.size for e in equations(traced))
     if model.task == "classification" and divides:
         key = jax.random.key(0)
-        y = model.apply(model.init(key), jax.random.normal(key, inputs.shape).astype(inputs.dtype))
+        x = jax.tree.map(lambda leaf: jax.random.normal(key, leaf.shape).astype(leaf.dtype), inputs)
+        y = model.apply(model.init(key), x)
         if (y >= 0).all() and jnp.allclose(y.sum(axis=-1), 1, atol=1e-3):
             text = "returns probabilities, which sum to 1; accepted: logits, so leave out the softmax at its end"
             raise ArgumentError("model", text, name)

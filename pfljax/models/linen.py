@@ -8,14 +8,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from pfljax.contract.types import Array, Key, Params
+from pfljax.contract.types import Key, Params, PyTree
 from pfljax.models.structure import Call, Network, flags, recorded
 
 
 class LinenNetwork(Network):
     """A Linen module."""
 
-    def __init__(self, module: nn.Module, example: jax.ShapeDtypeStruct):
+    def __init__(self, module: nn.Module, example: PyTree):
         self.module, self.example = module, example
         params, rest = jax.eval_shape(self._variables, jax.random.key(0))
         self.collections, self.shapes = tuple(rest), {**params, **rest}
@@ -25,7 +25,7 @@ class LinenNetwork(Network):
         params, rest = self._variables(key)
         return {**params, **rest}
 
-    def forward(self, params: Params, x: Array, key: Key | None) -> tuple[Any, Params]:
+    def forward(self, params: Params, x: PyTree, key: Key | None) -> tuple[Any, Params]:
         module, variables = self.exported(params)
         options = flags(module, key is not None)
         if key is None:
@@ -38,7 +38,7 @@ class LinenNetwork(Network):
         split = {name: params[name] for name in self.collections}
         return self.module, {"params": {name: leaf for name, leaf in params.items() if name not in split}} | split
 
-    def calls(self, params: Params, x: Array, key: Key | None) -> list[Call]:
+    def calls(self, params: Params, x: PyTree, key: Key | None) -> list[Call]:
         calls = []
 
         def note(call, args, kwargs, context):
@@ -51,6 +51,6 @@ class LinenNetwork(Network):
         return calls
 
     def _variables(self, key: Key) -> tuple[Params, dict[str, Params]]:
-        x = jnp.zeros(self.example.shape, self.example.dtype)
+        x = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.example)
         variables: dict[str, Any] = dict(self.module.init(key, x, **flags(self.module, False)))
         return variables.pop("params", {}), variables

@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Num
+from jaxtyping import PyTree as Tree
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Key, Params, PyTree, Task
@@ -17,6 +18,8 @@ from pfljax.models.linen import LinenNetwork
 from pfljax.models.losses import DEFAULTS, Loss, cross_entropy, mean_over_places
 from pfljax.models.rewriting import rewritten, slow_layers
 from pfljax.models.structure import Network, by_path
+
+Inputs = Tree[Num[Array, "B ..."]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,14 +34,15 @@ class Model:
         module: A Linen module; an NNX module, which is then the initial model; or a function of `rngs` that returns an
             NNX module. Training mode is passed to its call if that has an argument `train`, `training`, `is_training`,
             `deterministic` or `use_running_average`.
-        example_input: (B, *features); only its shape and dtype are read.
+        example_input: (B, *features), or a tree of such arrays; only shapes and dtypes are read. Where these are floats
+            and the data integers, such as pixels, each mini-batch is converted.
         task: "classification", "regression" or "multilabel"; set from the data when a run is created.
         criterion: (outputs (B, ...), y (B, ...)) -> losses (B,), the loss per example; None: the task's default.
         target_shape: Shape of an example's target; None: unknown, a class or number per example or per position.
     """
 
     module: Any
-    example_input: Array | jax.ShapeDtypeStruct
+    example_input: PyTree
     task: Task = "classification"
     criterion: Loss | None = None
     target_shape: tuple[int, ...] | None = None
@@ -70,19 +74,20 @@ class Model:
         run = lambda params, x: self.network.forward(params, x, None)[0]
         traced = jax.make_jaxpr(run)(self.network.shapes, self.example_input)
         names = ["/".join(above[0]) for above in self.network.above.values()]
-        return list(dict.fromkeys(slow_layers(traced.jaxpr, [*names, ""], platform)))
+        names += [""] * len(jax.tree.leaves(self.example_input))
+        return list(dict.fromkeys(slow_layers(traced.jaxpr, names, platform)))
 
     def init(self, key: Key) -> Params:
         """Initial parameters."""
         return self._start(key)
 
-    def apply(self, params: Params, x: Num[Array, "B ..."], key: Key | None = None) -> Float[Array, "B ..."]:
+    def apply(self, params: Params, x: Inputs, key: Key | None = None) -> Float[Array, "B ..."]:
         """The outputs: (B, C) or (B, T, C) logits, or (B,) regression values; `key` as in `loss`."""
         return self._forward(params, x, key)[0]
 
-    def features(self, params: Params, x: Num[Array, "B ..."], key: Key | None = None) -> Array:
+    def features(self, params: Params, x: Inputs, key: Key | None = None) -> Array:
         """Input of the last dense layer, (B, F); `key` as in `loss`."""
-        return self._features(self._held(params), x, key)
+        return self._features(self._held(params), self._converted(x), key)
 
     @functools.cached_property
     def output_shape(self) -> tuple[int, ...]:
@@ -98,19 +103,19 @@ class Model:
             shape = self.output_shape[1:] if self.task == "regression" else self.output_shape[1:-1]
         return jax.ShapeDtypeStruct((self.output_shape[0], *shape), dtype)
 
-    def embedding(self, params: Params, x: Num[Array, "B ..."]) -> Array:
+    def embedding(self, params: Params, x: Inputs) -> Array:
         """Output of the last hidden dense layer before its activation, (B, F); the features if there is none."""
 
         def run(params, x):
             *hidden, (features, _) = self.network.dense(params, x, None)
             return hidden[-1][1] if hidden and hidden[-1][1].shape == features.shape else features
 
-        return rewritten(run)(self._held(params), x)
+        return rewritten(run)(self._held(params), self._converted(x))
 
     def loss(
         self,
         params: Params,
-        x: Num[Array, "B ..."],
+        x: Inputs,
         y: Num[Array, "B ..."],
         key: Key | None = None,
         class_weights: Float[Array, " C"] | None = None,
@@ -137,7 +142,7 @@ class Model:
         moved = self.statistics(params)
         return losses if key is None or moved is None else losses + change(moved, params, written)
 
-    def predict(self, params: Params, x: Num[Array, "B ..."]) -> Float[Array, "B ..."]:
+    def predict(self, params: Params, x: Inputs) -> Float[Array, "B ..."]:
         """Predictions that mixtures average: probabilities (B, ..., C) of classes or labels, or values (B, ...)."""
         outputs = self.apply(params, x)
         if self.task == "multilabel":
@@ -191,12 +196,17 @@ class Model:
     _compute = functools.cached_property(lambda self: rewritten(self.network.forward))
     _features = functools.cached_property(lambda self: rewritten(lambda *args: self.network.dense(*args)[-1][0]))
 
-    def _forward(self, params: Params, x: Array, key: Key | None) -> tuple[Array, Params]:
-        outputs, written = self._compute(self._held(params), x, key)
+    def _forward(self, params: Params, x: PyTree, key: Key | None) -> tuple[Array, Params]:
+        outputs, written = self._compute(self._held(params), self._converted(x), key)
         single = self.task == "regression" and outputs.ndim > 1 and outputs.shape[-1] == 1
         if single and self.target_shape in (None, outputs.shape[1:-1]):
             outputs = outputs[..., 0]
         return outputs, written
+
+    def _converted(self, x: PyTree) -> PyTree:
+        """The inputs, with floats in place of integers where the network takes floats."""
+        floats = lambda like, leaf: jnp.issubdtype(like.dtype, jnp.floating) and jnp.issubdtype(leaf.dtype, jnp.integer)
+        return jax.tree.map(lambda n, x: x.astype(n.dtype) if floats(n, x) else x, self.example_input, x)
 
     def _held(self, params: Params) -> Params:
         """The parameters with gradients to the statistics stopped, since `change` provides those."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx, traverse_util
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Array, Key, Params
+from pfljax.contract.types import Array, Key, Params, PyTree
 from pfljax.models.structure import Call, Network, flags, recorded
 
 # id of a module -> records a call of it; modules that NNX creates for the inside of a transformation are not in it.
@@ -22,7 +22,7 @@ RECORDS: contextvars.ContextVar[dict[int, Callable[..., Any]]] = contextvars.Con
 class NNXNetwork(Network):
     """An NNX module, or a function of `rngs` that creates one."""
 
-    def __init__(self, module: nnx.Module | Callable[..., Any], example: jax.ShapeDtypeStruct):
+    def __init__(self, module: nnx.Module | Callable[..., Any], example: PyTree):
         self.module, self.example = module, example
         self.fixed = isinstance(module, nnx.Module)
         new = nnx.eval_shape(self._new, jax.random.key(0))
@@ -38,7 +38,7 @@ class NNXNetwork(Network):
     def init(self, key: Key) -> Params:
         return self._tree(self._new(key))
 
-    def forward(self, params: Params, x: Array, key: Key | None) -> tuple[Array, Params]:
+    def forward(self, params: Params, x: PyTree, key: Key | None) -> tuple[Array, Params]:
         module = self._merged(params, key)
         outputs = module(x, **flags(module, key is not None))
         return outputs, params if key is None else self._tree(module)
@@ -47,7 +47,7 @@ class NNXNetwork(Network):
         module = self._merged(params, None)
         return module, nnx.state(module, nnx.Not(nnx.RngState))
 
-    def calls(self, params: Params, x: Array, key: Key | None) -> list[Call]:
+    def calls(self, params: Params, x: PyTree, key: Key | None) -> list[Call]:
         module, calls, records = self._merged(params, key), [], {}
         for path, inner in nnx.iter_modules(module):
             if callable(inner):

@@ -41,14 +41,14 @@ class Network:
     """A Flax module as pure functions.
 
     Attributes:
-        example: Shape and type of inputs (B, *features).
+        example: Shape and type of inputs (B, *features), or a tree of them.
         shapes: The parameters' shapes and types.
         statistics: Paths of the leaves that a forward pass in training mode writes.
         collections: Branches of the tree that hold other leaves of the modules whose parameters are beside them.
         fixed: Whether there is only one initial model, whatever the key.
     """
 
-    example: jax.ShapeDtypeStruct
+    example: PyTree
     shapes: Params
     statistics: frozenset[Path]
     collections: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Network:
         """Initial parameters, with the statistics in them."""
         raise NotImplementedError
 
-    def forward(self, params: Params, x: Array, key: Key | None) -> tuple[Array, Params]:
+    def forward(self, params: Params, x: PyTree, key: Key | None) -> tuple[Array, Params]:
         """The outputs, and the parameters with the new statistics; in training mode if a key is given."""
         raise NotImplementedError
 
@@ -66,11 +66,11 @@ class Network:
         """The module and its variables: Linen's collections; or the NNX module with these parameters, and its state."""
         raise NotImplementedError
 
-    def calls(self, params: Params, x: Array, key: Key | None) -> list[Call]:
+    def calls(self, params: Params, x: PyTree, key: Key | None) -> list[Call]:
         """The calls of modules in a forward pass, in the order in which they begin."""
         raise NotImplementedError
 
-    def dense(self, params: Params, x: Array, key: Key | None) -> list[tuple[Array, Array]]:
+    def dense(self, params: Params, x: PyTree, key: Key | None) -> list[tuple[Array, Array]]:
         """Inputs (B, F) and outputs (B, F') of each dense layer, at least one; in training mode if a key is given."""
         calls = [call for call in self.calls(params, x, key) if is_flax(call.kind, DENSE)]
         if not calls:

@@ -285,8 +285,8 @@ class Contract:
             expected = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((held, *leaf.shape), leaf.dtype), params)
             self._same(field, "models", full.models, expected)
             return full
-        x = tree.shapes_of_rows(clients.train.x, 1)
-        x = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+        rows = tree.shapes_of_rows(clients.train.x, 1)
+        x = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rows)
         like = jax.eval_shape(model.predict, params, x)
         found = self._evaluate("apply", apply, full.models, full.inputs, x)
         self._shape("apply", "the predictions", found, like.shape, "float")

@@ -82,12 +82,17 @@ def inputs(federation: Federation) -> str:
     """Describes the scale of the examples."""
     if federation.scaling is None:
         return "as the data set gives them"
-    per = "channel" if federation.train.x.ndim == 5 or federation.scaling.mean.ndim == 0 else "feature"
-    return f"standardized: mean 0 and standard deviation 1 per {per}"
+    kind = lambda mean, x: "" if mean is None else "channel" if len(x.shape) == 3 or mean.ndim == 0 else "feature"
+    kinds = jax.tree.map(kind, federation.scaling.mean, federation.inputs, is_leaf=lambda leaf: leaf is None)
+    per = sorted(set(jax.tree.leaves(kinds)) - {""})
+    return f"standardized: mean 0 and standard deviation 1 per {' or '.join(per)}"
 
 
 def examples(x: Examples) -> str:
     """Describes how the examples of a split are stored."""
+    if not hasattr(x, "shape"):
+        leaves, _ = jax.tree.flatten_with_path(x, is_leaf=is_pooled)
+        return told_once({jax.tree_util.keystr(path): examples(leaf) for path, leaf in leaves})
     if not is_pooled(x):
         return "one copy per client, no larger than an index"
     copies = memory.readable(x.dtype.itemsize * math.prod(x.shape))

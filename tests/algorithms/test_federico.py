@@ -13,10 +13,13 @@ import toys
 
 from pfljax import ArgumentError, data
 from pfljax.algorithms import FedeRiCo, FedeRiCoCentralized, Local
-from pfljax.contract.types import Cohort
+from pfljax.algorithms.federico import local_changes
+from pfljax.contract import tree
+from pfljax.contract.types import ClientContext, Cohort
 from pfljax.exchange import lifting
 from pfljax.exchange.plan import make_plan
 from pfljax.exchange.rounds import make_round
+from pfljax.local.privacy import Privacy
 
 SIZES = np.array([2, 4, 3, 1])
 K, RATE, BETA = 4, 0.05, 0.6
@@ -238,6 +241,22 @@ def test_delta_returns_the_weighted_change_of_local_epochs():
                 copy = copy - RATE * loss_and_gradient(copy, federation.train, i)[1] / SIZES[i]
             expected[b] += weight * SIZES[i] / SIZES[b] * (copy - theta[b])
     np.testing.assert_allclose(parameters(states[1]), expected, rtol=2e-4, atol=2e-6)
+
+
+def test_delta_trains_each_held_model_with_noise_of_its_own():
+    federation = toys.make_federation(SIZES, "regression")
+    problem = toys.make_problem(federation, optax.sgd(RATE), privacy=Privacy(1.0, 1.0))
+    solver, params = problem.solver, problem.init_model(jax.random.key(1), jnp.int32(0))
+    split = jax.tree.map(lambda leaf: leaf[1], federation.train)
+    context = ClientContext(jax.random.key(2), jnp.int32(0), jnp.int32(0), jnp.arange(2))
+    _, changes = local_changes(problem, context, tree.repeat(tree.stack_one(params), 2), jnp.ones(2), split)
+    batch = solver.take_batch(context.key, None, split, jnp.int32(0))
+    for number in range(2):
+        grads = jax.grad(solver.mean_loss)(params, batch.of_model(number))
+        own = jax.tree.map(lambda leaf, n=number: leaf[n], changes)
+        toys.assert_trees_close(own, tree.scale(grads, -RATE), rtol=1e-4, atol=1e-6)
+    kernel = changes["Dense_0"]["kernel"]
+    assert np.abs(kernel[0] - kernel[1]).max() > 1e-3  # equal models on equal examples
 
 
 def play(name, rounds=3, optimizer=None, sizes=(5, 1, 3, 4, 2), batch_size=0, plan=None, **knobs):

@@ -40,7 +40,7 @@ def test_ones_own_arrays_are_divided_by_a_partition():
     with pytest.warns(UserWarning, match="^x: looks like pixels"):
         federation = Federation.from_arrays(pixels, np.arange(40) % 4, num_clients=4, seed=1, standardize=False)
     assert federation.name == "arrays, label_groups" and federation.num_clients == 4
-    assert federation.train.x.dtype == np.float32 and federation.train.x.shape[2:] == (2, 2)
+    assert federation.train.x.dtype == np.uint8 and federation.train.x.shape[2:] == (2, 2)
     assert max(federation.train.x[...].max(), federation.test.x[...].max()) == 159  # as it is, not divided by 255
     iid = Federation.from_arrays(X, Y, OWNER, partition=partitions.IID(), num_clients=5, name="mine")
     assert iid.name == "mine, iid" and iid.num_clients == 5

@@ -6,11 +6,12 @@ from toys import load_example as load
 
 @pytest.mark.parametrize(
     ("name", "least"),
-    [  # chance is 0.5, 0.1, 0.1, 0.1
+    [  # chance is 0.5 or 0.1
         pytest.param("own_data", 0.85, marks=pytest.mark.slow),
         pytest.param("own_linen_model", 0.75, marks=pytest.mark.slow),
         pytest.param("own_nnx_model", 0.75, marks=pytest.mark.slow),
         ("own_loss", 0.6),
+        ("own_inputs", 0.8),
         ("own_target", 0.8),  # 0.75 of the pixels are outside of the square
     ],
 )

@@ -80,15 +80,16 @@ def of_batch(
         compute = jax.value_and_grad(lambda params: solver.mean_loss(params, batch.of_model(number)))
         if weights is None:
             return compute(params)
-        return if_weighed(weight, compute, lambda params: (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)), params)
+        return if_weighed(weight, compute, params)
 
     num = tree.num_rows(models)
     return problem.plan.over_models(one, models, jnp.arange(num), jnp.ones(num) if weights is None else weights)
 
 
-def if_weighed(weight: Array, compute: Callable[..., PyTree], skip: Callable[..., PyTree], *args: PyTree) -> PyTree:
-    """compute(*args), or skip(*args) where the weight is negligible."""
-    return jax.lax.cond(weight > NEGLIGIBLE, compute, skip, *args)
+def if_weighed(weight: Array, compute: Callable[..., tuple[Array, Params]], params: Params, *args: PyTree) -> PyTree:
+    """compute(params, *args), a loss () and a tree like `params`; zeros where the weight is negligible."""
+    skip = lambda params, *args: (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+    return jax.lax.cond(weight > NEGLIGIBLE, compute, skip, params, *args)
 
 
 def _losses_cover_data(problem: Problem, models: Params) -> bool:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from pfljax.contract import tree
 from pfljax.contract.types import Array, ClientData, Params, Split
-from pfljax.local.batches import BLOCKS, masked, over_blocks, sum_over_examples
+from pfljax.local.batches import BLOCKS, examples, masked, over_blocks, sum_over_examples
 from pfljax.models import Model
 
 
@@ -21,10 +21,10 @@ def features_of(model: Model, params: Params, split: Split) -> Array:
 
     def note(positions, found):
         index, inside = jnp.minimum(positions, n_max - 1), positions < split.size
-        x, _ = masked(split.x[index], split.y[index], inside)
+        x, _ = masked(*examples(split, index), inside)
         return jax.lax.dynamic_update_slice(found, model.features(params, x), (positions[0], 0))
 
-    one = jax.eval_shape(lambda: model.features(params, split.x[jnp.arange(1)]))
+    one = jax.eval_shape(lambda: model.features(params, examples(split, jnp.arange(1))[0]))
     found = jnp.zeros((n_max + BLOCKS[-1], one.shape[1]), one.dtype)  # room for the last block
     return over_blocks(split.size, n_max, note, found)[:n_max]
 

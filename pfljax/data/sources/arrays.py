@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
+import jax
 import numpy as np
 
 from pfljax.contract.errors import ArgumentError, warn
 from pfljax.contract.fields import MOST
-from pfljax.contract.types import Task
+from pfljax.contract.types import PyTree, Task
 from pfljax.data.sources.source import Scaling, Source
 
 BLOCK = 1024  # rows that are in float64 at a time
@@ -18,8 +19,20 @@ TaskName = Literal["auto", "classification", "regression", "multilabel"]
 IGNORED = -1  # target of a place of a sequence or image without a class
 
 
+def as_arrays(x: Any, **others: Any) -> dict[str, Any]:
+    """What a user gives, y among it, as arrays; x may be a tree of arrays. Leaves out what is None.
+
+    A dict, a named tuple, or a tuple that does not have one entry for each example is a tree.
+    """
+    found = {key: np.asarray(array) for key, array in others.items() if array is not None}
+    rows = isinstance(x, tuple) and not hasattr(x, "_fields") and found["y"].shape[:1] == (len(x),)
+    if rows or not isinstance(x, Mapping | tuple):
+        return found | {"x": np.asarray(x)}
+    return found | {"x": jax.tree.map(np.asarray, x, is_leaf=lambda node: isinstance(node, list))}
+
+
 def make_source(
-    arrays: Mapping[str, np.ndarray],
+    arrays: Mapping[str, Any],
     rows: np.ndarray | slice = slice(None),
     *,
     num_classes: int | None = None,
@@ -32,8 +45,8 @@ def make_source(
     """Checks arrays and makes a `Source` from them.
 
     Args:
-        arrays: x (n, *features) numbers and y (n, ...) numbers, or (n,) strings; optionally client (n,) integers or
-            strings, coarse (n,) integers and is_test (n,) booleans.
+        arrays: x (n, *features) numbers, or a tree of such arrays, and y (n, ...) numbers, or (n,) strings; optionally
+            client (n,) integers or strings, coarse (n,) integers and is_test (n,) booleans.
         rows: Rows to keep. The classes are determined from all rows.
         num_classes: Number of classes C; None: inferred from y.
         task: "classification", "regression", "multilabel" for labels 0 or 1 in y (n, C), or "auto": regression if y
@@ -60,7 +73,7 @@ def make_source(
         is_test = is_test[rows].astype(bool)
         if is_test.all():
             raise ArgumentError("is_test", "is true for every example; there are none to train on")
-    x, scaling = _features(arrays["x"][rows], np.arange(len(y))[rows], is_test, images, standardize)
+    x, scaling = _inputs(arrays["x"], rows, is_test, images, standardize)
     client, coarse = (None if arrays.get(key) is None else arrays[key][rows] for key in ("client", "coarse"))
     client, client_names = (None, None) if client is None else _numbered_clients(_plain("client", client))
     return Source(
@@ -132,15 +145,27 @@ def targets(
     return y.astype(np.int32), num_classes or found, "classification"
 
 
-def _check_shapes(arrays: Mapping[str, np.ndarray]) -> None:
-    shape = arrays["x"].shape
-    if not shape or not arrays["x"].size:
-        raise ArgumentError("x", f"is empty, with shape {shape}; accepted: (n, *features)")
+def _leaves(x: PyTree) -> dict[str, np.ndarray]:
+    """The arrays of a tree by name, such as "x['image']"."""
+    return {f"x{jax.tree_util.keystr(path)}": leaf for path, leaf in jax.tree.leaves_with_path(x)}
+
+
+def _check_shapes(arrays: Mapping[str, Any]) -> None:
+    inputs = _leaves(arrays["x"])
+    if not inputs:
+        raise ArgumentError("x", "has no arrays; accepted: (n, *features), or a dict or tuple of such arrays")
+    first, shape = next((key, array.shape) for key, array in inputs.items())
+    for key, array in inputs.items():
+        if not array.size or not array.ndim:
+            raise ArgumentError(key, f"is empty, with shape {array.shape}; accepted: (n, *features)")
+        if len(array) != shape[0]:
+            raise ArgumentError(key, f"has {len(array)} rows, but {first} has {shape[0]}; accepted: one per example")
     for key, array in arrays.items():
         if key == "y" and array.ndim > 1 and len(array) == shape[0] and array.size:
             continue
         if key != "x" and array.shape != shape[:1]:
-            raise ArgumentError(key, f"has shape {array.shape}, but x has {shape}; accepted: one value per row of x")
+            text = f"has shape {array.shape}, but {first} has {shape}; accepted: one value per row of x"
+            raise ArgumentError(key, text)
 
 
 def _numbered_clients(client: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -166,19 +191,32 @@ def _coarse_labels(coarse: np.ndarray) -> np.ndarray:
     return coarse.astype(np.int32)
 
 
-def _features(
-    x: np.ndarray, rows: np.ndarray, is_test: np.ndarray | None, images: bool, standardize: bool
-) -> tuple[np.ndarray, Scaling | None]:
-    """Converts the examples x (n, *features), rows (n,) of their data set, scaled as in `make_source`.
+def _inputs(
+    x: PyTree, rows: np.ndarray | slice, is_test: np.ndarray | None, images: bool, standardize: bool
+) -> tuple[PyTree, Scaling | None]:
+    """Some rows of all arrays of x, converted and scaled as in `make_source`."""
+    ids = np.arange(len(jax.tree.leaves(x)[0]))[rows]
+    found = [_features(key, leaf[rows], ids, is_test, images, standardize) for key, leaf in _leaves(x).items()]
+    x, *scaling = (jax.tree.unflatten(jax.tree.structure(x), column) for column in zip(*found, strict=True))
+    return x, Scaling(*scaling) if jax.tree.leaves(scaling) else None
 
-    Integers of 32 bits stay integers, but for pixels; all else becomes float32.
+
+def _features(
+    key: str, x: np.ndarray, rows: np.ndarray, is_test: np.ndarray | None, images: bool, standardize: bool
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """Converts one array of examples (n, *features), rows (n,) of their data set.
+
+    Pixels that are not scaled stay uint8, and other integers of 32 bits become int32; all else becomes float32.
+
+    Returns:
+        The examples, their mean and their standard deviation; None if they are not standardized.
     """
     if x.dtype.kind not in "biuf":
-        raise ArgumentError("x", f"is {x.dtype}; accepted: numbers")
+        raise ArgumentError(key, f"is {x.dtype}; accepted: numbers")
     if x.ndim == 1 and not images:
-        raise ArgumentError("x", f"has shape {x.shape}; accepted: (n, *features), such as x[:, None]")
+        raise ArgumentError(key, f"has shape {x.shape}; accepted: (n, *features), such as {key}[:, None]")
     x, scaling, pixels = x[..., None] if images and x.ndim in (1, 3) else x, None, x.dtype == np.uint8
-    _check_finite("x", x, rows)
+    _check_finite(key, x, rows)
     if standardize and (pixels or x.dtype.kind == "f"):
         scaling = _measure(x, is_test, gray=pixels and x.ndim == 3)
         values = np.empty(x.shape, np.float32)
@@ -186,14 +224,16 @@ def _features(
             values[start : start + BLOCK] = scaling(x[start : start + BLOCK])
     elif images and pixels:
         values = np.divide(x, 255, dtype=np.float32)
+    elif pixels:
+        values = x
     else:
-        tokens = not pixels and x.dtype.kind in "iu" and -MOST <= int(x.min()) <= int(x.max()) <= MOST
+        tokens = x.dtype.kind in "iu" and -MOST <= int(x.min()) <= int(x.max()) <= MOST
         values = x.astype(np.int32 if tokens else np.float32)
     if scaling is None and (x.dtype.kind == "f" or (pixels and x.ndim > 2)):
         some = values[:BLOCK]
         if some.min() >= 0 and 127 < some.max() <= 255 and np.array_equal(some, np.floor(some)):
-            warn("x", "looks like pixels from 0 to 255 that are not standardized; networks expect x / 255")
-    return values, scaling
+            warn(key, "looks like pixels from 0 to 255 that are not standardized; networks expect x / 255")
+    return (values, scaling.mean, scaling.std) if scaling else (values, None, None)
 
 
 def _check_finite(name: str, values: np.ndarray, rows: np.ndarray) -> None:

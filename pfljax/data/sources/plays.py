@@ -67,6 +67,7 @@ def text(
         "classification",
         name,
         client_names=np.array(list(roles)),
+        tokens=True,
     )
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import jax
 import numpy as np
-from numpy.typing import ArrayLike
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob, nearest
-from pfljax.contract.types import Task
+from pfljax.contract.types import PyTree, Task
 
 Fraction = Annotated[float, knob(above=0, at_most=1, flag="data_fraction")]
 Standardize = Annotated[bool, knob(flag="standardize")]
@@ -22,16 +22,18 @@ class Scaling(NamedTuple):
     """Statistics with which features were standardized, one per channel of images or per feature.
 
     Attributes:
-        mean: Mean of the examples that are not for testing, float64.
+        mean: Mean of the examples that are not for testing, float64. If x is a tree, a tree with None for arrays that
+            are not scaled.
         std: Their standard deviation; 1 for a constant feature.
     """
 
-    mean: np.ndarray
-    std: np.ndarray
+    mean: PyTree
+    std: PyTree
 
-    def __call__(self, x: ArrayLike) -> np.ndarray:
-        """Standardizes other examples (n, *features) with the same statistics."""
-        return ((np.asarray(x) - self.mean) / self.std).astype(np.float32)
+    def __call__(self, x: PyTree) -> PyTree:
+        """Standardizes other examples (n, *features), or a tree of them, with the same statistics."""
+        scaled = lambda mean, std, x: x if mean is None else ((np.asarray(x) - mean) / std).astype(np.float32)
+        return jax.tree.map(scaled, self.mean, self.std, x, is_leaf=lambda leaf: leaf is None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,8 +41,8 @@ class Source:
     """A data set of n examples.
 
     Attributes:
-        x: Features, float32 (n, *features), for images (n, height, width, channels); or tokens of sequences, uint8
-            (n, T).
+        x: Features (n, *features), float32 or uint8, for images (n, height, width, channels); or tokens of sequences,
+            int32 or uint8 (n, T); or a tree of such arrays.
         y: Classes, int32 (n,); regression targets, float32 (n,); or for sequences, classes, uint8 (n, T), with
             PAD_TOKEN at positions without a character to predict.
         client: Client of each example, 0..K-1, int64 (n,); None if the data set has no natural clients.
@@ -53,9 +55,10 @@ class Source:
         class_names: Names of the classes, if the data set's labels are strings.
         client_names: The data set's own ids of clients 0..K-1, strings or integers (K,); None if they are the numbers.
         scaling: How x was standardized; None: it was not.
+        tokens: Whether uint8 in x are tokens; otherwise they are numbers, such as pixels.
     """
 
-    x: np.ndarray
+    x: Any
     y: np.ndarray
     client: np.ndarray | None
     is_test: np.ndarray | None
@@ -67,6 +70,7 @@ class Source:
     class_names: tuple[str, ...] = ()
     client_names: np.ndarray | None = None
     scaling: Scaling | None = None
+    tokens: bool = False
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:

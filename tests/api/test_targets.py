@@ -1,0 +1,140 @@
+"""Targets of other shapes than (n,): a round of FedAvg and its scores, computed in NumPy."""
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+import pytest
+
+import pfljax as pfl
+
+RNG = np.random.default_rng(0)
+NUM, RATE, EPOCHS = 31, 0.3, 2
+OWNER = np.repeat([0, 1, 2], [15, 6, 10])
+IGNORED = 255
+
+
+class Linear(nn.Module):
+    """The same linear map at every place."""
+
+    outputs: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.outputs)(x)
+
+
+def sigmoid(outputs):
+    return 1 / (1 + np.exp(-outputs))
+
+
+def softmax(outputs):
+    exp = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
+    return exp / exp.sum(axis=-1, keepdims=True)
+
+
+def labels(outputs, y):
+    """Losses (n,) of several labels, the mean binary cross entropy, and their slopes by the outputs (n, C)."""
+    p = sigmoid(outputs)
+    return -np.where(y, np.log(p), np.log(1 - p)).mean(axis=1), (p - y) / y.shape[1]
+
+
+def numbers(outputs, y):
+    """Losses (n,) of several numbers, the mean squared error, and their slopes (n, d)."""
+    return ((outputs - y) ** 2).mean(axis=1), 2 * (outputs - y) / y.shape[1]
+
+
+def places(outputs, y):
+    """Losses (n,) of images, the mean cross entropy of the pixels with a class, and their slopes (n, H, W, C)."""
+    p, losses, slopes = softmax(outputs), np.zeros(len(y)), np.zeros(outputs.shape)
+    for n, row, column in np.ndindex(y.shape):
+        if (label := y[n, row, column]) in range(outputs.shape[-1]):
+            real = np.isin(y[n], range(outputs.shape[-1])).sum()
+            losses[n] -= np.log(p[n, row, column, label]) / real
+            slopes[n, row, column] = (p[n, row, column] - np.eye(outputs.shape[-1])[label]) / real
+    return losses, slopes
+
+
+def masks():
+    """Classes (n, 4, 3) of pixels, of which some have none: -100, IGNORED, and all of one image."""
+    y = RNG.integers(3, size=(NUM, 4, 3))
+    y[RNG.random(y.shape) < 0.2], y[RNG.random(y.shape) < 0.2] = -100, IGNORED
+    y[0] = IGNORED
+    return y
+
+
+FLAT, IMAGES = RNG.normal(size=(NUM, 4)), RNG.normal(size=(NUM, 4, 3, 2))
+CASES = {  # x, y, how they are read, outputs, the loss
+    "booleans": (FLAT, RNG.random((NUM, 5)) < 0.4, {}, 5, labels),
+    "labels as integers": (FLAT, RNG.integers(2, size=(NUM, 5)), {"task": "multilabel"}, 5, labels),
+    "numbers": (FLAT, RNG.normal(size=(NUM, 2)), {}, 2, numbers),
+    "integers as numbers": (FLAT, RNG.integers(-4, 5, size=(NUM, 2)), {"task": "regression"}, 2, numbers),
+    "masks": (IMAGES, masks(), {"ignored_index": IGNORED}, 3, places),
+}
+
+
+def own(split, k):
+    """Client k's examples in float64, and their targets."""
+    return np.float64(split.x[k, : split.size[k]]), np.asarray(split.y[k, : split.size[k]])
+
+
+def outputs_of(theta, x):
+    kernel, bias = theta
+    return x @ kernel + bias
+
+
+def trained(theta, x, y, loss):
+    """Gradient descent on all examples of a client."""
+    for _ in range(EPOCHS):
+        slopes = loss(outputs_of(theta, x), y)[1] / len(y)
+        rows, slopes = x.reshape(-1, x.shape[-1]), slopes.reshape(-1, slopes.shape[-1])
+        theta = theta[0] - RATE * rows.T @ slopes, theta[1] - RATE * slopes.sum(axis=0)
+    return theta
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_round_and_its_scores_are_those_of_numpy(case):
+    x, y, read, outputs, loss = CASES[case]
+    clients = pfl.Federation.from_arrays(x, y, client=OWNER, standardize=False, **read)
+    assert clients.train.y.shape[2:] == y.shape[1:]
+    assert clients.train.y.dtype == {labels: np.uint8, numbers: np.float32, places: np.int32}[loss]
+    local = pfl.LocalTraining(optax.sgd(RATE), epochs=EPOCHS)
+    execution = pfl.Execution("map", devices=1)
+    simulation = pfl.Simulation(pfl.FedAvg(), clients, Linear(outputs), local, execution=execution)
+    states = [simulation.init(jax.random.key(0))]
+    states.append(simulation.step(jax.random.key(1), states[0])[0])
+    before, after = ([np.float64(state.models["Dense_0"][name][0]) for name in ("kernel", "bias")] for state in states)
+
+    weights = clients.train.size / clients.train.size.sum()
+    found = [trained(before, *own(clients.train, k), loss) for k in range(3)]
+    for part in range(2):
+        expected = sum(weight * theta[part] for weight, theta in zip(weights, found, strict=True))
+        np.testing.assert_allclose(after[part], expected, rtol=1e-4, atol=1e-6)
+        assert np.abs(after[part] - before[part]).max() > 0.002
+
+    scores = simulation.evaluate(states[1])["test"]
+    tests = [own(clients.test, k) for k in range(3)]
+    expected = [loss(outputs_of(after, x), y)[0].mean() for x, y in tests]
+    np.testing.assert_allclose(scores["loss"], expected, rtol=1e-4)
+    assert ("accuracy" in scores) == (loss is places)
+    if loss is places:
+        for k, (x, y) in enumerate(tests):
+            right, real = outputs_of(after, x).argmax(axis=-1) == y, np.isin(y, range(3))
+            shares = [(hits & there).sum() / max(there.sum(), 1) for hits, there in zip(right, real, strict=True)]
+            np.testing.assert_allclose(scores["accuracy"][k], np.mean(shares), rtol=1e-5)
+
+
+def test_pixels_without_a_class_change_nothing():
+    """Whatever their input is, and whichever number says that they have none."""
+    x, y = IMAGES, masks()
+    ignored = (y < 0) | (y == IGNORED)
+    found = []
+    for filled, other in ((x, IGNORED), (np.where(ignored[..., None], 99.0, x), -100)):
+        targets = np.where(ignored, other, y)
+        clients = pfl.Federation.from_arrays(filled, targets, client=OWNER, standardize=False, ignored_index=IGNORED)
+        assert clients.num_classes == 3 and clients.train.y[...].min() == -1
+        local = pfl.LocalTraining(optax.sgd(RATE))
+        result = pfl.Run(pfl.FedAvg(), clients, Linear(3), local, metrics=["f1"]).train(rounds=2)
+        found.append((result.loss, result.accuracy, result.history[-1]["f1"], result.state.models["Dense_0"]["kernel"]))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
