@@ -42,20 +42,25 @@ class QFFL:
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        lipschitz = self._lipschitz(problem)
+        lipschitz, solver = self._lipschitz(problem), problem.solver
 
         def client_update(context, models, kept, data):
             loss = loss_at_start(problem, models, data) + LEAST
             trained, kept, losses = problem.fit(context, models, kept, data.train)
             moved = tree.scale(tree.subtract(models, trained), lipschitz)
             counts = loss**self.q
-            step = self.q * loss ** (self.q - 1) * tree.inner(moved, moved) + lipschitz * counts
+            square = tree.inner(*solver.trained(moved, moved))
+            step = self.q * loss ** (self.q - 1) * square + lipschitz * counts
             upload = {"moved": tree.scale(moved, counts), "step": step[None]}
+            if solver.statistics is not None:
+                upload["weight"] = lipschitz * counts[None]
             return ClientOutput(kept, upload, {"loss": losses[0]}, (data.train.size > 0)[None])
 
         def server_update(key, state, aggregate):
-            step = aggregate.upload["step"]
-            moved = tree.scale(aggregate.upload["moved"], 1 / jnp.where(step > 0, step, 1))
+            over = lambda total: tree.scale(aggregate.upload["moved"], 1 / jnp.where(total > 0, total, 1))
+            moved = over(aggregate.upload["step"])
+            if solver.statistics is not None:  # these are averaged, and do not count in the norm
+                moved = tree.combine(solver.trained(moved)[0], over(aggregate.upload["weight"]))
             return state._replace(models=tree.subtract(state.models, moved)), {}
 
         base = averaging(problem, ledger=Ledger(gradients=1, unaccounted=BY_LOSS))

@@ -60,6 +60,8 @@ class Scaffold:
         of_batch = jax.value_and_grad(lambda params, batch: problem.solver.mean_loss(params, batch))
 
         zeros = lambda models: jax.tree.map(jnp.zeros_like, tree.first(models))
+        # Batch statistics have no gradient: no control variate moves them, and the server averages them.
+        slopes = lambda found: tree.combine(problem.solver.trained(found)[0], jax.tree.map(jnp.zeros_like, found))
         ledger = Ledger(
             gradients=1,
             passes=1 + problem.passes(1) if first else 1,
@@ -88,15 +90,17 @@ class Scaffold:
             new = tree.scale(total, 1 / jnp.maximum(steps, 1))
             if first:
                 _, new = problem.solver.loss_and_gradient(tree.first(models), data.train)
-            control = jax.tree.map(lambda new, old: jnp.where(steps > 0, new, old), new, row.control)
+            control = jax.tree.map(lambda new, old: jnp.where(steps > 0, new, old), slopes(new), row.control)
             upload, sent = aggregation.weighted(y, weigh(data.train.size))
             upload["control"] = tree.scale(tree.stack_one(tree.subtract(control, row.control)), upload["weight"])
             return ClientOutput(Row(control, optimizer), upload, {"loss": losses[0]}, sent)
 
         def server_update(key, state, aggregate):
-            x, (c, total) = state.models, state.server
-            step = tree.subtract(aggregation.average(x, aggregate), x)
+            x, (c, total), solver = state.models, state.server, problem.solver
+            step = updates.added(solver, x, aggregation.average(x, aggregate))
+            step = updates.scaled(solver, step, self.rate)
             c = tree.add(c, tree.scale(tree.first(aggregate.upload["control"]), 1 / total))
-            return state._replace(models=tree.add(x, tree.scale(step, self.rate)), server=Server(c, total)), {}
+            models = updates.moved(solver, x, step, aggregate.upload["weight"] > 0)
+            return state._replace(models=models, server=Server(c, total)), {}
 
         return dataclasses.replace(base, start=start, client_update=client_update, server_update=server_update)

@@ -279,7 +279,8 @@ class Algorithm:
         apply: (models (J, ...), inputs, x (B, *features)) -> predictions (B, C), for predictions that are no mixture of
             the models' predictions, with the `inputs` of a Prediction; None: the mixture.
         adapt: (context, models, data) -> Prediction of a client unseen in training. `models` are all N models, or ()
-            under "own"; an index refers to them. None: `whom` and `predict`, with an empty row.
+            under "own"; an index refers to them. None, under "shared": `whom` and `predict`, with an
+            empty row. Otherwise, unseen clients require it.
         topology: "own": N = K, a model never leaves its client (J = 1); "shared": N models on a server, which all
             clients may receive; "peers": N = K, clients receive each other's models; "push": N = K, each client sends
             one upload to all clients in its index and receives only what others send.

@@ -74,7 +74,11 @@ def heaviest(prediction: Prediction) -> Prediction:
 
 
 def solver_of(problem: Problem, algorithm: Algorithm, prediction: Prediction) -> Solver:
-    """The solver for what a client predicts with, with parameters (J, ...)."""
+    """The solver for what a client predicts with, with parameters (J, ...).
+
+    It trains on the loss of the mixed predictions, as evaluation has it: without class weights, label smoothing and
+    dropout.
+    """
 
     def loss(params, x, y, key=None):
         predicted = predict(problem.plan, problem.model, algorithm, prediction._replace(models=params), x)

@@ -68,7 +68,7 @@ class Chosen:
 
 def each(fn: Callable[..., Any], *trees: PyTree) -> PyTree:
     """`jax.tree.map` over arrays, views and pooled examples."""
-    return jax.tree.map(fn, *trees, is_leaf=lambda node: isinstance(node, RowView | Pooled))
+    return jax.tree.map(fn, *trees, is_leaf=lambda node: hasattr(node, "shape"))
 
 
 def read(view: PyTree, index: Any = ...) -> PyTree:

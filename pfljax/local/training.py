@@ -41,7 +41,8 @@ class LocalTraining:
         loss: auto (by the targets: cross_entropy for classes, mse for numbers, bce for several labels), cross_entropy,
             mse, huber, bce, or a function (outputs (B, ...), y (B, ...)) -> losses (B,); see `pfljax.models.losses`.
             Evaluation uses it, too.
-        label_smoothing: Share of the target of the training cross entropy that is spread evenly over the classes.
+        label_smoothing: Share of the target of the training cross entropy that is spread evenly over the classes. It
+            also applies to the losses that methods use to weight models, but not to evaluation.
         class_weights: (C,) per-class factors of the training cross entropy; None: 1. They also apply to the losses that
             methods use to weight models, as in the code of FedEM's authors, but not to evaluation.
         augment: Augmentation of mini-batch images: "crop_flip", random crops with a margin of 4 pixels and random

@@ -25,7 +25,7 @@ def cross_entropy(
 ) -> Float[Array, " B"]:
     """Cross entropy of logits (B, C) in nats; of sequences or images (B, ..., C), the mean over places.
 
-    Places whose target is not one of 0..C-1, such as -1 or the padding of texts, are ignored.
+    In sequences and images, places whose target is not one of 0..C-1, such as -1 or padding, are ignored.
 
     Args:
         outputs: Logits.

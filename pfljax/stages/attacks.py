@@ -64,7 +64,7 @@ class Attack:
             return algorithm
         flips, sends = self.kind in ("label_flip", "scale"), self.kind != "label_flip"
         if flips and problem.model.task != "classification":
-            text = "a regression has no labels to flip; accepted: sign_flip, noise"
+            text = f"there are no classes to flip in data for {problem.model.task}; accepted: sign_flip, noise"
             raise ArgumentError("attack", text, self.kind)
         num_classes = problem.model.output_shape[-1]
 
@@ -78,7 +78,8 @@ class Attack:
             key = jax.random.fold_in(context.key, ATTACK)
             start = algorithm.averages and algorithm.averages(models)
             honest = out.upload, out.report
-            attacked = self._attacked(key, start, out.upload), self._of_update(key, out.report, axes=0)
+            report = self._of_update(jax.random.fold_in(key, ATTACK), out.report, axes=0)
+            attacked = self._attacked(key, start, out.upload), report
             lie = lambda new, old: jnp.where(data.attacker, new, old)
             upload, report = jax.tree.map(lie, attacked, honest)
             return out._replace(upload=upload, report=report)

@@ -1,5 +1,6 @@
 """SCAFFOLD by hand on quadratics, under sampling, and its fixed point."""
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -48,3 +49,14 @@ def test_scaffold_ends_where_the_weighted_objective_is_least():
     best = np.linalg.solve(*(np.average([part[i] for part in parts], axis=0, weights=sizes) for i in range(2)))
     np.testing.assert_allclose(vectors(states[-1].models)[0], best, atol=1e-4)
     assert np.abs(vectors(play("fedavg", **knobs)[2][-1].models)[0] - best).max() > 0.01
+
+
+def test_control_variates_have_no_part_in_batch_statistics():
+    federation = toys.make_federation(SIZES, "regression")
+    problem = toys.make_problem(federation, optax.sgd(RATE), model=toys.Normalized, batch_size=2, epochs=2)
+    algorithm = toys.make_algorithm("scaffold", problem, rate=2.0)
+    states = toys.train(algorithm, problem, federation.client_data, 3)[0]
+    for control in (states[-1].server.control, states[-1].clients.control):
+        assert not any(np.any(leaf) for leaf in jax.tree.leaves(control["batch_stats"]))
+        assert any(np.any(leaf) for leaf in jax.tree.leaves(control["Dense_0"]))
+    assert all(np.min(state.models["batch_stats"]["BatchNorm_0"]["var"]) > 0 for state in states)

@@ -59,7 +59,6 @@ def masks():
     """Classes (n, 4, 3) of pixels, of which some have none: -100, IGNORED, and all of one image."""
     y = RNG.integers(3, size=(NUM, 4, 3))
     y[RNG.random(y.shape) < 0.2], y[RNG.random(y.shape) < 0.2] = -100, IGNORED
-    y[0] = IGNORED
     return y
 
 
@@ -138,3 +137,14 @@ def test_pixels_without_a_class_change_nothing():
         found.append((result.loss, result.accuracy, result.history[-1]["f1"], result.state.models["Dense_0"]["kernel"]))
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_examples_with_nothing_to_predict_are_left_out():
+    """They would count as examples in every mean; labels (n,) have no places to ignore."""
+    x, y = RNG.normal(size=(12, 4, 2)).astype(np.float32), RNG.integers(3, size=(12, 4))
+    y[::3] = -100
+    with pytest.warns(UserWarning, match="y: has nothing to predict in 4 of 12 examples, which are left out"):
+        clients = pfl.Federation.from_arrays(x, y, client=np.arange(12) % 2)
+    assert clients.train.size.sum() + clients.test.size.sum() == 8
+    with pytest.raises(pfl.ArgumentError, match=r"^ignored_index=0: accepted only for sequences and images"):
+        pfl.Federation.from_arrays(x[:, 0], np.maximum(y[:, 0], 0), client=np.arange(12) % 2, ignored_index=0)

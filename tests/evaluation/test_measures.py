@@ -40,6 +40,15 @@ def test_one_class_has_no_roc_curve():
     assert np.isnan(measures.METRICS["auroc"](OUTPUTS, 0 * Y))
 
 
+def test_the_f1_of_labels_is_the_mean_over_those_that_occur_or_are_predicted():
+    y = np.array([[1, 0, 0], [1, 0, 0], [0, 0, 1]])
+    outputs = np.array([[0.9, 0.1, 0.2], [0.2, 0.1, 0.1], [0.7, 0.3, 0.4]])
+    assert measures.f1_of_labels(outputs[:, :1], y[:, :1]) == pytest.approx(1 / 2)  # one hit, one miss, one too many
+    assert measures.f1_of_labels(outputs, y) == pytest.approx((1 / 2 + 0) / 2)  # nothing is said of the second label
+    assert measures.f1_of_labels(y.astype(float), y) == 1
+    assert np.isnan(measures.f1_of_labels(outputs[:, 1:2], y[:, 1:2]))
+
+
 def uneven(unseen=0):
     """Clients of 6 to 60 examples, one of them without test examples."""
     rng = np.random.default_rng(0)

@@ -184,7 +184,7 @@ def test_bad_attacks_are_refused():
             Attack(**wrong)
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation)
-    with pytest.raises(ArgumentError, match="no labels to flip"):
+    with pytest.raises(ArgumentError, match="no classes to flip in data for regression"):
         Attack("label_flip").on(problem, toys.make_algorithm("fedavg", problem))
 
 

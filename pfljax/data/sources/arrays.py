@@ -66,7 +66,7 @@ def make_source(
     y, num_classes, task = targets(
         y, "classification" if names and task == "auto" else task, num_classes, ignored_index
     )
-    is_test = arrays.get("is_test")
+    rows, is_test = _with_targets(y, rows, task), arrays.get("is_test")
     if is_test is not None:
         if is_test.dtype.kind not in "biu" or not np.isin(is_test, (0, 1)).all():
             raise ArgumentError("is_test", "is not boolean")
@@ -89,6 +89,17 @@ def make_source(
         client_names=client_names,
         scaling=scaling,
     )
+
+
+def _with_targets(y: np.ndarray, rows: np.ndarray | slice, task: Task) -> np.ndarray | slice:
+    """The rows without examples whose places are all ignored, which would count as examples in every mean."""
+    if task != "classification" or y.ndim == 1:
+        return rows
+    empty = (y == IGNORED).all(axis=tuple(range(1, y.ndim)))
+    if not empty.any():
+        return rows
+    warn("y", f"has nothing to predict in {empty.sum()} of {len(y)} examples, which are left out")
+    return np.arange(len(y))[rows][~empty[rows]]
 
 
 def _plain(name: str, values: np.ndarray) -> np.ndarray:
@@ -127,6 +138,8 @@ def targets(
         if y.ndim != 2 or not np.isin(y, (0, 1)).all():
             raise ArgumentError("y", f"has shape {y.shape}; accepted for multilabel: labels 0 or 1 of shape (n, C)")
         return y.astype(np.uint8), y.shape[1], "multilabel"
+    if ignored_index is not None and y.ndim == 1:
+        raise ArgumentError("ignored_index", "accepted only for sequences and images, with y (n, ...)", ignored_index)
     if y.ndim > 1:
         y = np.where((y < 0) | (y == ignored_index), IGNORED, y)
     wrong = np.argwhere(((y < 0) & (y.ndim == 1)) | (y != np.floor(y)))
