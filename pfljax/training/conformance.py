@@ -5,6 +5,7 @@ Every error names the field, what came and what is accepted. Built-in methods ar
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import operator
@@ -40,15 +41,17 @@ from pfljax.exchange.lifting import (
     join_state,
     resolved,
     serve_newcomers,
+    shapes,
     split_state,
     whom,
 )
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.pools import place
-from pfljax.exchange.rounds import draw_cohort
+from pfljax.exchange.rounds import draw_cohort, make_round
 from pfljax.exchange.views import view
 from pfljax.stores import stacks
 from pfljax.stores.experiment import Experiment
+from pfljax.stores.serving import serve_clients
 
 TOLERANCE = 1e-3  # of the sum of a client's weights
 # Entries of a row of metrics.jsonl, and of the tables and summaries that contain such rows.
@@ -68,6 +71,24 @@ def check(experiment: Experiment) -> None:
         Contract(experiment, experiment.problem.plan).check_shapes()
 
 
+def check_metrics(experiment: Experiment, algorithm: Algorithm) -> None:
+    """Checks, by tracing a round, that none of the run's metrics has the name of one of the method's own.
+
+    Raises:
+        ArgumentError: if one has.
+    """
+    problem, plan, key = experiment.problem, experiment.problem.plan, jax.random.key(0)
+    if not experiment.metrics or isinstance(plan, PythonPlan):
+        return
+    clients = tree.shapes_of_rows(experiment.federation.client_data, problem.num_clients)
+    state = jax.eval_shape(functools.partial(init, algorithm, plan), key, clients)
+    one_round = make_round(algorithm, plan, problem.num_clients, problem.cohort_size)
+    record = jax.eval_shape(one_round, experiment.keys(key, key), jnp.int32(0), state, clients)[1]
+    for name in record.metrics.keys() & experiment.metrics.keys():
+        text = f"is also a metric of {experiment.name} itself; accepted: another name, such as own_{name}"
+        raise ArgumentError("metrics", text, name)
+
+
 def check_start(experiment: Experiment, plan: ExecutionPlan, key: Key, state: State, clients: ClientData) -> None:
     """Checks the values of what a user's method returns for the initial state.
 
@@ -83,11 +104,11 @@ def check_start(experiment: Experiment, plan: ExecutionPlan, key: Key, state: St
     """
     if is_built_in(experiment.method) or isinstance(plan, PythonPlan):  # which shows what is wrong by itself
         return
-    contract = Contract(experiment, plan)
+    contract, num = Contract(experiment, plan), experiment.problem.cohort_size
+    ids = np.linspace(0, experiment.problem.num_clients - 1, num).astype(np.int32)  # the first and the last one, too
+    contract.check_places(key, state, clients, ids)
     if experiment.client_store == "device":
         return contract.check_values(key, state, clients)
-    num = experiment.problem.cohort_size
-    ids = np.linspace(0, experiment.problem.num_clients - 1, num).astype(np.int32)  # the first and the last one, too
     rows, rest = split_state(contract.algorithm, state)
     rows, clients = (place(plan, stacks.read(stack, ids), num) for stack in (rows, clients))
     contract.check_values(key, join_state(contract.algorithm, rows, rest), clients, ids)
@@ -143,8 +164,11 @@ class Contract:
         self._instance("start", start, Start)
         first = self._traced("first_row", key, jax.ShapeDtypeStruct((), jnp.int32), start)
         self._instance("first_row", first, First)
-        self._check_owner("start", "Start.models", start.models, "the models that clients can download", "shared")
-        self._check_owner("first_row", "First.model", first.model, "the client's own model", "own", "peers", "push")
+        own = ("own", "peers", "push")
+        self._check_owner("start", "Start.models", start.models, ("shared",), "the models that clients can download")
+        self._check_owner("start", "Start.optimizer", start.optimizer, ("shared",))
+        self._check_owner("first_row", "First.model", first.model, own, "the client's own model")
+        self._check_owner("first_row", "First.optimizer", first.optimizer, own)
         state = jax.eval_shape(lambda *args: init(algorithm, problem.plan, *args), key, clients)
         if algorithm.sample:
             found = self._traced("sample", key, state, clients)
@@ -152,13 +176,15 @@ class Contract:
         self._check_round(key, state, clients)
         self._check_predictions(key, state, clients)
 
-    def _check_owner(self, field: str, what: str, models: PyTree, accepted: str, *topologies: str) -> None:
-        """Checks that models are given with these topologies, and with no other."""
-        topology, given = self.algorithm.topology, bool(jax.tree.leaves(models))
-        if given != (topology in topologies):
-            accepted = "()" if given else accepted
-            text = f"{what} is {'given' if given else 'empty'}; accepted with topology={topology!r}: {accepted}"
-            raise self._error(field, text)
+    def _check_owner(
+        self, field: str, what: str, found: PyTree, topologies: tuple[str, ...], required: str = ""
+    ) -> None:
+        """Checks that a part is given with these topologies only; and always with these if it is `required`."""
+        topology, given = self.algorithm.topology, bool(jax.tree.leaves(found))
+        if given and topology not in topologies:
+            raise self._error(field, f"{what} is given; accepted with topology={topology!r}: ()")
+        if required and not given and topology in topologies:
+            raise self._error(field, f"{what} is empty; accepted with topology={topology!r}: {required}")
 
     def _check_round(self, key: Key, state: State, clients: ClientData) -> None:
         """Traces a round."""
@@ -320,6 +346,32 @@ class Contract:
                 raise self._error("download", "column 0 of the index is not the client itself; accepted: its own id")
         self._check_range("whom", mixture.index, num_models if topology == "shared" else num)
         check_weights(self.experiment, "whom", mixture.weights, cohort)
+
+    def check_places(self, key: Key, state: State, clients: ClientData, ids: np.ndarray) -> None:
+        """Checks the places of the models that clients `ids` predict with, among those that they received.
+
+        Args:
+            key: The run's key.
+            state: The initial state, as the client store keeps it.
+            clients: All clients' data, as the client store keeps them.
+            ids: Numbers of clients.
+        """
+        algorithm, plan, data = self.algorithm, self.problem.plan, self.experiment.federation.client_data
+        if (predict := algorithm.predict) is None:
+            return
+        shape = jax.eval_shape(functools.partial(init, algorithm, plan), key, data)
+        mixture, made = shapes(algorithm, plan, key, shape, data)
+        if made.index is None:
+            return
+
+        def told(*args: Any) -> Prediction:
+            made = predict(*args)
+            return made._replace(inputs=made.index)
+
+        told_of = dataclasses.replace(algorithm, predict=told, tune=None)
+        use = lambda algorithm: lambda prediction, _: prediction.inputs
+        index = serve_clients(self.experiment, lambda numbers: told_of, plan, use, ids, key, state, clients)
+        self._check_range("predict", index, len(mixture.index))
 
     def _values(self, key: Key, state: State, clients: ClientData, ids: Array | None):
         """What `check_values` checks."""

@@ -29,9 +29,9 @@ from pfljax.folder.locks import locked
 from pfljax.local.privacy import secret_key
 from pfljax.stores import device_store, host_store, memory, stacks
 from pfljax.stores.compiled import Compiled
-from pfljax.stores.experiment import OWN, Experiment
+from pfljax.stores.experiment import Experiment
 from pfljax.stores.replicates import ONE, Replicates
-from pfljax.stores.serving import Blocks
+from pfljax.stores.serving import serve_clients
 from pfljax.training import conformance, scoring
 from pfljax.training.describe import plan_lines
 from pfljax.training.progress import progress, told
@@ -97,15 +97,8 @@ class Outcome:
         """Returns what `use` of the method makes of these clients' predictions that were scored last, stacked."""
         if isinstance(self.state, OutOfMemory):
             raise self.state
-        experiment, plan, ids = self.experiment, self.plan, np.asarray(clients, np.int32)
-        build = functools.partial(experiment.algorithm, plan)
-        if experiment.client_store != "device":
-            blocks = Blocks(build, plan, use, experiment.problem.cohort_size)
-            return blocks(OWN, ids, self.key, self.state, self.clients).found
-        algorithm = build()
-        some = functools.partial(lifting.serve_some, algorithm, plan, use(algorithm))
-        served = jax.jit(some, out_shardings=plan.everywhere)(self.key, self.state, ids, self.clients)
-        return jax.device_get(served.found)
+        build, ids = functools.partial(self.experiment.algorithm, self.plan), np.asarray(clients, np.int32)
+        return serve_clients(self.experiment, build, self.plan, use, ids, self.key, self.state, self.clients)
 
     def detach(self) -> None:
         """Copies the state to host memory, since the next rounds overwrite it."""
@@ -493,12 +486,14 @@ def check(experiment: Experiment) -> None:
 
     Raises:
         ArgumentError: for a knob that does not fit the clients or the model, a user's method that returns something
-            that is not accepted, or a store that does not support the method.
+            that is not accepted, a store that does not support the method, or a metric of the run's that has the name
+            of one of the method's.
     """
     conformance.check(experiment)
     algorithm = experiment.algorithm(experiment.problem.plan)
     if experiment.client_store != "device":
         host_store.check(experiment, algorithm)
+    conformance.check_metrics(experiment, algorithm)
 
 
 def compile_to_fit(experiment: Experiment, clients: ClientData, length: int, replicates: Replicates = ONE) -> Compiled:
