@@ -47,18 +47,14 @@ def dispatcher(
         period: Number of rounds after which round numbers, and so cohorts, repeat; None: never.
     """
     key = jax.random.key(0)
-    keys = experiment.keys(key, key)
+    key_for = lambda purpose: experiment.keys(key, key) if purpose else key
     if trace:
-        print(f"  {loop.profile(trace, rounds, lambda purpose: keys if purpose else key, clients)}", flush=True)
-    state, done = rounds.init(key, clients), 0
+        print(f"  {loop.profile(trace, rounds, key_for, clients)}", flush=True)
+    play = loop.dispatcher(rounds, key_for, clients, period)
 
     def dispatch() -> tuple[float, Record]:
-        nonlocal state, done
         begin = time.perf_counter()
-        number = done % period if period else done
-        state, record, _ = rounds.segment(keys, number, number + 1, state, clients)
-        jax.block_until_ready(state)
-        done += 1
+        record = play()
         return time.perf_counter() - begin, record
 
     return dispatch
@@ -96,7 +92,7 @@ def check_state(experiment: Experiment) -> int:
         return 0
     state = compiled.shaped(state, compiled.state_shardings(algorithm, plan, state))
     check_fit(copy, memory.host_free(), "data on the host")
-    copy = copy // len(jax.local_devices()) if jax.default_backend() == "cpu" else 0
+    copy = copy // len(jax.local_devices()) if plan.device.platform == "cpu" else 0
     check_fit(on_a_device((state, clients)) + copy, memory.device_limit(), "state and data on a device")
     return copy
 
@@ -118,7 +114,6 @@ def measure(
     Raises:
         RunError: if it does not fit in memory.
     """
-    jax.clear_caches()  # each run compiles everything it needs
     jax.clear_caches()  # each run compiles everything it needs
     copy = check_state(experiment)
     resident, device = PeakResident(), memory.peak_bytes()

@@ -30,6 +30,7 @@ from absl import flags
 
 from pfljax import data, report
 from pfljax.api.measuring import MEASURES, check_fit, measure
+from pfljax.api.run import make_problem
 from pfljax.api.study import taken
 from pfljax.cli import build, sweep
 from pfljax.cli.flags import DATA, RUNS, WHAT, Sweep, define_devices, define_training
@@ -44,7 +45,6 @@ from pfljax.data import Federation, sources
 from pfljax.exchange import processes
 from pfljax.exchange.plan import make_plan
 from pfljax.folder import files, fingerprint
-from pfljax.local.problem import Problem
 from pfljax.stores import memory
 from pfljax.stores.experiment import Experiment
 from pfljax.training import describe
@@ -229,21 +229,9 @@ def build_experiment(settings: Settings, cell: Cell) -> Experiment:
 
     splits = {name: tree.map_rows(shape, getattr(one, name)) for name in ("train", "validation", "test")}
     shapes = dataclasses.replace(one, **splits, distribution=np.zeros(0, np.int32))
-    model = build.build_model(settings, shapes)
-    local = build.build_local(settings.of_method(cell.algorithm), shapes)
-    problem = Problem(
-        model,
-        local.bind(model),
-        plan,
-        cell.num_clients,
-        cell.clients_per_round,
-        n_max=shapes.train.y.shape[1],
-        rounds=1,
-        common_init=settings.common_init,
-        keep_optimizer=settings.keep_optimizer,
-        n_min=settings.train_examples,
-        learning_rate=local.learning_rate,
-    )
+    model, local = build.build_model(settings, one), build.build_local(settings.of_method(cell.algorithm), one)
+    problem = make_problem(dataclasses.replace(one, distribution=None), model, local, 1.0, plan)
+    problem = problem._replace(num_clients=cell.num_clients, cohort_size=cell.clients_per_round)
     found = build.build_method(settings, cell.algorithm)
     return fingerprint.identified(Experiment(found, problem, shapes, client_store=settings.client_store))
 

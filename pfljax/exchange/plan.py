@@ -58,6 +58,11 @@ class ExecutionPlan:
     def num_devices(self) -> int:
         return self.mesh.size
 
+    @property
+    def device(self) -> jax.Device:
+        """The first device."""
+        return self.mesh.devices.flat[0]
+
     def sharding(self, leaf: Any, *, by_rows: bool, axis: int = 0) -> NamedSharding:
         """Sharding of a leaf: rows (at `axis`) spread over the devices if they divide evenly, otherwise replicated."""
         spread = by_rows and len(leaf.shape) > axis and leaf.shape[axis] % self.num_devices == 0
@@ -85,8 +90,8 @@ class ExecutionPlan:
 
     def rings(self, models: Params) -> bool:
         """Whether peers' models (stacked) travel around the ring instead of being gathered on all devices."""
-        on_cpu = self.mesh.devices.flat[0].platform == "cpu"
-        return self.peers == "ring" or (self.peers == "auto" and on_cpu and tree.num_bytes(models) > GATHERED)
+        large = self.device.platform == "cpu" and tree.num_bytes(models) > GATHERED
+        return self.peers == "ring" or (self.peers == "auto" and large)
 
     def exchange_of(self, topology: Topology, models: Params) -> str:
         """Describes how a stack's models reach clients on other devices."""

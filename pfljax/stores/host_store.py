@@ -154,7 +154,7 @@ def _in_memory(experiment: Experiment, replicates: Replicates, rest_at: State) -
     make = jax.jit(lambda numbers, *args: lifting.init(experiment.algorithm(host, numbers), host, *args))
 
     def init(run: int, key: Key, clients: ClientData) -> State:
-        with jax.default_device(host.mesh.devices.flat[0]):
+        with jax.default_device(host.device):
             state = make(replicates.numbers_of(run), key, clients)
         rows, rest = split_state(algorithm, state)
         rest = jax.tree.map(_on_devices, jax.device_get(rest), rest_at)
@@ -213,7 +213,7 @@ def _on_disk(
     host, directories = make_host_plan(), replicates.directories or (experiment.directory,)
     if jax.process_count() > 1 and None in directories:
         raise ArgumentError("client_store", "needs a run folder that all processes can access", "disk")
-    build, device = functools.partial(experiment.algorithm, host), host.mesh.devices.flat[0]
+    build, device = functools.partial(experiment.algorithm, host), host.device
     begin = jax.jit(lambda numbers, *args: build(numbers).start(*args))
     rows_of = jax.jit(lambda numbers, *args: jax.tree.leaves(lifting.first_rows(build(numbers), host, *args)))
 

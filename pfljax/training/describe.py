@@ -125,8 +125,7 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
     ]
     if compiled.saving is not None and experiment.client_store == "disk":
         lines.append(("disk, at most", compiled.saving.check(experiment.problem.rounds)))
-    platform = plan.mesh.devices.flat[0].platform
-    lines += [("slow layer", layer) for layer in experiment.problem.model.slow_layers(platform)]
+    lines += [("slow layer", layer) for layer in experiment.problem.model.slow_layers(plan.device.platform)]
     lines += surroundings(experiment)
     if num_clients % plan.num_devices and not on_host:
         lines.append(("not divided", f"{num_clients} clients over {plan.num_devices} devices: each device holds all"))

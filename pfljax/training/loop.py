@@ -522,14 +522,30 @@ def profile(directory: Path, compiled: Compiled, key_for: Callable[[int], Key], 
     """Traces a few rounds on a state that is then discarded. Returns a line that describes where their time goes."""
     from pfljax.training import profiling
 
-    state, done = compiled.init(key_for(0), clients), 0
-
-    def dispatch() -> int:
-        nonlocal state, done
-        state, _, count = compiled.segment(key_for(1), done, done + 1, state, clients)
-        jax.block_until_ready(state)
-        done += int(count)
-        return int(count)
-
+    dispatch = dispatcher(compiled, key_for, clients)
     dispatch()
     return profiling.describe(profiling.profile(directory, dispatch))
+
+
+def dispatcher(
+    compiled: Compiled, key_for: Callable[[int], Key], clients: ClientData, period: int | None = None
+) -> Callable[[], Record]:
+    """Initializes a state. Returns a function that plays its next round to the end and returns the record.
+
+    Args:
+        compiled: The compiled rounds.
+        key_for: The keys of the initial state (0) and of the rounds (1).
+        clients: The clients' data, where the run stores them.
+        period: Number of rounds after which round numbers, and so cohorts, repeat; None: never.
+    """
+    state, done, rounds_key = compiled.init(key_for(0), clients), 0, key_for(1)
+
+    def dispatch() -> Record:
+        nonlocal state, done
+        number = done % period if period else done
+        state, record, _ = compiled.segment(rounds_key, number, number + 1, state, clients)
+        jax.block_until_ready(state)
+        done += 1
+        return record
+
+    return dispatch
