@@ -17,13 +17,15 @@ from pfljax.api.run import Run, Say, train_replicates
 from pfljax.contract.errors import ArgumentError, OutOfMemory
 from pfljax.exchange import processes
 from pfljax.folder import files, folders, locks, manifest
+from pfljax.stores.registry import store_of
 from pfljax.training.loop import EVERY, Schedule
 from pfljax.training.tracking import Tracker
 
 SUMMARY, ROWS = "summary.json", "metrics.jsonl"
 POLL_SECONDS = 1.0  # between looks at a cell that another process trains
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 Rerun = Literal["never", "changed"]
 Replicate = Literal["auto", "vmap", "no"]
 
@@ -164,7 +166,7 @@ class Study:
         """Groups runs that share a kernel."""
         groups: dict[Any, list[int]] = {}
         for number in numbers:
-            shares = runs[number].experiment.client_store == "device" and in_turn(runs[number])
+            shares = store_of(runs[number].experiment).on_devices and in_turn(runs[number])
             shape = "" if self.replicate == "vmap" else str(shapes(runs[number].clients))
             alone = runs[number].experiment.stop is not None  # at its own round
             alone = alone or self.replicate == "no" or (self.replicate == "auto" and not shares)

@@ -25,6 +25,7 @@ from pfljax.local.training import LocalTraining
 from pfljax.stages.attacks import Attack
 from pfljax.stages.server import Server
 from pfljax.stores.experiment import Execution
+from pfljax.stores.registry import STORES
 from pfljax.training.progress import told
 from pfljax.training.stopping import Patience
 from pfljax.training.tracking import TensorBoard
@@ -115,7 +116,8 @@ def build_clients(settings: Settings, seed: int) -> Clients:
         source = build_source(settings, seed)
     splits = settings.make(data.Splits)
     partition = build_partition(settings, source, seed)
-    apart = jax.process_count() > 1 and settings.client_store == "device"  # otherwise each host loads all clients' data
+    # Otherwise each host loads all clients' data.
+    apart = jax.process_count() > 1 and STORES[settings.client_store].on_devices
     own = settings.make(Execution).make_plan().own_rows if apart else None
     load = functools.partial(data.load, source, partition, splits, num_clients=settings.num_clients or None, seed=seed)
     with told("dividing the examples among clients", print):

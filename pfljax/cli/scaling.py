@@ -47,6 +47,7 @@ from pfljax.exchange.plan import make_plan
 from pfljax.folder import files, fingerprint
 from pfljax.stores import memory
 from pfljax.stores.experiment import Experiment
+from pfljax.stores.registry import STORES
 from pfljax.training import describe
 from pfljax.training.progress import told
 
@@ -117,7 +118,7 @@ def run(settings: Settings) -> None:
             settings.refuse(flag, "--data_file determines it")
     settings.check_read()
     cells, out = grid(settings), Path(settings.out)
-    if settings.client_store == "disk" and jax.process_count() > 1:
+    if STORES[settings.client_store].on_disk and jax.process_count() > 1:
         text = "its files are in a temporary folder; accepted with several processes: host"
         raise settings.error("client_store", text)
     if out.exists() and not (out / "cells").is_dir() and (not out.is_dir() or any(out.iterdir())):
@@ -134,7 +135,7 @@ def run(settings: Settings) -> None:
         raise FlagError(f"--num_clients: no cell can be measured; see the reasons in {out}")
     if not processes.is_first():
         return
-    memory_label = "MiB on a device" if settings.client_store == "device" else "MiB resident"
+    memory_label = "MiB on a device" if STORES[settings.client_store].on_devices else "MiB resident"
     report.save(report.scaling_figure(lines(settings, measured), memory_label), out / "scaling.png")
     show(settings, measured)
     say(f"table: {out / 'scaling.csv'}, .json; figure: {out / 'scaling.png'}")
@@ -193,7 +194,7 @@ def build_clients(settings: Settings, cell: Cell, num_clients: int) -> Federatio
     size = train + (max(1, round(VALIDATION_FRACTION * train)) if validates else 0)
     if settings.data_file is None:
         shape = tuple(settings.numbers("shape", int))
-        distinct = 0 if settings.client_store == "device" else DISTINCT
+        distinct = 0 if STORES[settings.client_store].on_devices else DISTINCT
         need = 4 * min(num_clients, distinct or num_clients) * size * math.prod(shape)
         check_fit(need, memory.host_free(), "data on the host")
         made = data.random_pixels(num_clients, size, shape, settings.num_classes, 0, distinct=distinct)
@@ -359,7 +360,7 @@ def lines(settings: Settings, rows: Sequence[dict]) -> dict[str, list[dict]]:
     found: dict[str, list[dict]] = {}
     for row in rows:
         name = ", ".join([row["algorithm"], *(words[name](row[name]) for name in differ)])
-        need = total_bytes(row) if settings.client_store == "device" else row["peak_resident_bytes"] or 0
+        need = total_bytes(row) if STORES[settings.client_store].on_devices else row["peak_resident_bytes"] or 0
         found.setdefault(name, []).append(row | {"memory_bytes": need})
     return found
 

@@ -59,7 +59,7 @@ class ExecutionPlan:
         return self.mesh.size
 
     @property
-    def device(self) -> jax.Device:
+    def device(self) -> Any:
         """The first device."""
         return self.mesh.devices.flat[0]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,12 +10,12 @@ import numpy as np
 
 from pfljax.contract.types import Algorithm, Array, ClientData, Key, Mixture, Prediction, PyTree, Split, State
 from pfljax.evaluation import measures, metrics
-from pfljax.exchange.lifting import Served, Use, join_state, serve, serve_some, split_state, whom
+from pfljax.exchange.lifting import Served, Use, join_state, serve, split_state, whom
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.pools import place
 from pfljax.models import Model
 from pfljax.stores import stacks
-from pfljax.stores.experiment import OWN, Experiment, Numbers
+from pfljax.stores.experiment import OWN, Numbers
 
 
 def scores(plan: ExecutionPlan, model: Model, algorithm: Algorithm, outputs: bool = False) -> Use:
@@ -113,33 +112,3 @@ class Blocks:
             rows = rows._replace(models=place(self.plan, stacks.read(stack.models, index), len(index)))
         served = jax.device_get(self.serve(numbers, ids, key, rows, rest, clients, inputs, mixture))
         return served._replace(found=self.finish(served.found))
-
-
-def serve_clients(
-    experiment: Experiment,
-    build: Callable[[Numbers], Algorithm],
-    plan: ExecutionPlan,
-    use: Callable[[Algorithm], Use],
-    ids: np.ndarray,
-    key: Key,
-    state: State,
-    clients: ClientData,
-) -> PyTree:
-    """What clients `ids` (n,) do with their predictions, as NumPy arrays (n, ...).
-
-    Args:
-        experiment: The run.
-        build: Builds the method.
-        plan: How clients are mapped to devices.
-        use: The built method -> what clients do with their predictions.
-        ids: The clients' numbers, int32.
-        key: Key of the predictions.
-        state: The run's state, as its client store keeps it.
-        clients: All clients' data, as the store keeps them.
-    """
-    if experiment.client_store != "device":
-        blocks = Blocks(build, plan, use, experiment.problem.cohort_size)
-        return blocks(OWN, ids, key, state, clients).found
-    algorithm = build(OWN)
-    some = functools.partial(serve_some, algorithm, plan, use(algorithm))
-    return jax.device_get(jax.jit(some, out_shardings=plan.everywhere)(key, state, ids, clients).found)

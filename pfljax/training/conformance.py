@@ -51,7 +51,7 @@ from pfljax.exchange.rounds import draw_cohort, make_round
 from pfljax.exchange.views import view
 from pfljax.stores import stacks
 from pfljax.stores.experiment import Experiment
-from pfljax.stores.serving import serve_clients
+from pfljax.stores.registry import store_of
 
 TOLERANCE = 1e-3  # of the sum of a client's weights
 # Entries of a row of metrics.jsonl, and of the tables and summaries that contain such rows.
@@ -107,7 +107,7 @@ def check_start(experiment: Experiment, plan: ExecutionPlan, key: Key, state: St
     contract, num = Contract(experiment, plan), experiment.problem.cohort_size
     ids = np.linspace(0, experiment.problem.num_clients - 1, num).astype(np.int32)  # the first and the last one, too
     contract.check_places(key, state, clients, ids)
-    if experiment.client_store == "device":
+    if store_of(experiment).on_devices:
         return contract.check_values(key, state, clients)
     rows, rest = split_state(contract.algorithm, state)
     rows, clients = (place(plan, stacks.read(stack, ids), num) for stack in (rows, clients))
@@ -370,7 +370,8 @@ class Contract:
 
         told_of = dataclasses.replace(algorithm, predict=told, tune=None)
         use = lambda algorithm: lambda prediction, _: prediction.inputs
-        index = serve_clients(self.experiment, lambda numbers: told_of, plan, use, ids, key, state, clients)
+        args = (lambda numbers: told_of), plan, use, ids, key, state, clients
+        index = store_of(self.experiment).serve(self.experiment, *args)
         self._check_range("predict", index, len(mixture.index))
 
     def _values(self, key: Key, state: State, clients: ClientData, ids: Array | None):

@@ -8,7 +8,6 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 import jax
@@ -27,18 +26,17 @@ from pfljax.folder.folders import CLIENTS, Folders, Resume
 from pfljax.folder.history import History
 from pfljax.folder.locks import locked
 from pfljax.local.privacy import secret_key
-from pfljax.stores import device_store, host_store, memory, stacks
+from pfljax.stores import memory, stacks
 from pfljax.stores.compiled import Compiled
 from pfljax.stores.experiment import Experiment
+from pfljax.stores.registry import store_of
 from pfljax.stores.replicates import ONE, Replicates
-from pfljax.stores.serving import serve_clients
 from pfljax.training import conformance, scoring
 from pfljax.training.describe import plan_lines
 from pfljax.training.progress import progress, told
 from pfljax.training.tracking import Tracker, make_evaluation
 
 DISPATCH_SECONDS = 2.0  # target time per dispatch; progress is shown after each
-STORES: dict[str, ModuleType] = {"device": device_store, "host": host_store, "disk": host_store}
 
 
 Rounds = Annotated[int, knob(at_least=1, help="number of communication rounds R")]
@@ -98,7 +96,8 @@ class Outcome:
         if isinstance(self.state, OutOfMemory):
             raise self.state
         build, ids = functools.partial(self.experiment.algorithm, self.plan), np.asarray(clients, np.int32)
-        return serve_clients(self.experiment, build, self.plan, use, ids, self.key, self.state, self.clients)
+        args = build, self.plan, use, ids, self.key, self.state, self.clients
+        return store_of(self.experiment).serve(self.experiment, *args)
 
     def detach(self) -> None:
         """Copies the state to host memory, since the next rounds overwrite it."""
@@ -145,7 +144,8 @@ class Trainer:
         if outs:
             places = [{"directory": Path(out) / CLIENTS} for out in outs]
             experiments = [dataclasses.replace(e, **place) for e, place in zip(experiments, places, strict=True)]
-        if profile and experiments[0].client_store == "disk":
+        self.store = store_of(experiments[0])
+        if profile and self.store.on_disk:
             raise ArgumentError("profile", "needs a state to discard; accepted with client_store=device or host")
         self.experiments, self.replicates = list(experiments), Replicates.of(experiments)
         self.folders = Folders(experiments, outs or (), resume)
@@ -211,8 +211,7 @@ class Trainer:
 
     def _compile(self, length: int) -> None:
         """Places the data and compiles rounds and evaluation."""
-        first, replicates = self.experiments[0], self.replicates
-        store = STORES[first.client_store]
+        first, replicates, store = self.experiments[0], self.replicates, self.store
         parts: dict[str, Split] = {}
         for part in ("train", "validation", "test"):
             of_runs = [getattr(each.federation, part) for each in self.experiments]
@@ -232,7 +231,7 @@ class Trainer:
         """Prints the plan, and initializes or restores the state."""
         first, compiled = self.experiments[0], self.compiled
         algorithm = compiled.algorithm
-        apart = first.client_store != "device"
+        apart = not self.store.on_devices
         splits = self.replicates.split(self.splits)[0] if apart else self.splits
         self.lines = [*plan_lines(compiled, splits, first), *algorithm.report.facts]
         if self.replicates.num > 1:
@@ -243,11 +242,7 @@ class Trainer:
             self._tell(f"  {name:32} {memory.readable(value) if isinstance(value, int) else value}")
         if self.profile:
             self._tell(f"  {profile(self.profile, compiled, self._key, self.clients)}")
-        like = (
-            compiled.saving.like
-            if compiled.saving
-            else STORES[first.client_store].restorable(compiled, self.replicates)
-        )
+        like = compiled.saving.like if compiled.saving else self.store.restorable(compiled, self.replicates)
         restored = self.folders.restore(like, self._tell, self._joined)
         if restored:
             self.done, self.state = restored
@@ -281,8 +276,8 @@ class Trainer:
         if algorithm.report.topology:
             return algorithm.report.topology
         of_first = lambda clients: self.replicates.split(clients)[0]
-        apart = self.experiments[0].client_store != "device"
-        clients = of_first(self.clients) if apart else jax.eval_shape(of_first, self.clients)
+        on_devices = self.store.on_devices
+        clients = jax.eval_shape(of_first, self.clients) if on_devices else of_first(self.clients)
         plan, key = self.compiled.plan, self.keys[0]
         state = jax.eval_shape(functools.partial(lifting.init, algorithm, plan), key, clients)
         mixture, made = lifting.shapes(algorithm, plan, key, state, clients)
@@ -290,11 +285,11 @@ class Trainer:
 
     def _joined(self, states: Sequence[Any]) -> State:
         """Returns the state of all runs from the contents of their checkpoints."""
-        saving, store = self.compiled.saving, STORES[self.experiments[0].client_store]
+        saving = self.compiled.saving
         if saving:
             keys = self.replicates.split(self._key(0))
             states = [saving.thaw(number, *saved) for number, saved in enumerate(zip(keys, states, strict=True))]
-        return store.join_states(self.compiled, self.replicates, states)
+        return self.store.join_states(self.compiled, self.replicates, states)
 
     def _play(self, rounds: int, schedule: Schedule) -> None:
         """Dispatches all rounds; evaluates and saves in between."""
@@ -464,7 +459,8 @@ def saved_outcome(experiment: Experiment, out: Path, summary: dict) -> Outcome:
     done, key = summary["last"]["round"], jax.random.key(experiment.seed)
     experiment = dataclasses.replace(experiment, directory=out / CLIENTS)
     clients = experiment.federation.client_data
-    state = host_store.read_saved(experiment, functools.partial(checkpoints.read, out / "checkpoints", done), clients)
+    read = functools.partial(checkpoints.read, out / "checkpoints", done)
+    state = store_of(experiment).read_saved(experiment, read, clients)
     topology = str(files.read_npz(out / "collaboration.npz")["topology"])
     history = History(out, done, topology, experiment.scored)
     key = make_key(experiment, key, secret_key(experiment.problem.solver.privacy, key), 2, done)
@@ -491,8 +487,7 @@ def check(experiment: Experiment) -> None:
     """
     conformance.check(experiment)
     algorithm = experiment.algorithm(experiment.problem.plan)
-    if experiment.client_store != "device":
-        host_store.check(experiment, algorithm)
+    store_of(experiment).check(experiment, algorithm)
     conformance.check_metrics(experiment, algorithm)
 
 
@@ -505,7 +500,7 @@ def compile_to_fit(experiment: Experiment, clients: ClientData, length: int, rep
         RunError: if even one client at a time does not fit.
     """
     problem = experiment.problem
-    plan, store = problem.plan, STORES[experiment.client_store]
+    plan, store = problem.plan, store_of(experiment)
     while True:
         sorted_plan = plan.for_steps(experiment.steps, problem.cohort_size)
         found = store.compile_segment(experiment, clients, sorted_plan, length, replicates)
