@@ -99,15 +99,16 @@ class Run:
             ArgumentError: if an argument is not accepted; the message names it and what is accepted.
         """
         local, execution, attack = local or LocalTraining(), execution or Execution(), attack or Attack()
-        check_arguments(method, clients, eval_clients)
+        check_method(method)
+        if eval_clients > clients.num_clients:
+            raise ArgumentError("eval_clients", f"accepted: 0 to {clients.num_clients}", eval_clients)
         problem = make_problem(clients, model, local, participation, execution.make_plan())
         options: dict[str, Any] = {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
         options |= {"server": server or Server(), "attack": attack, "stop": stop}
         config = config or describe.config(method, clients, model, local, options | {"participation": participation})
         self.clients = clients.with_attackers(attack.attackers, seed) if attack.active else clients
-        parts = (method, problem, self.clients, local)
         found = Experiment(
-            *parts,
+            *(method, problem, self.clients, local),
             **options,
             unseen=(unseen := data.match_classes(unseen, clients)),
             client_store=execution.client_store,
@@ -170,13 +171,6 @@ def check_method(method: Any, argument: str = "method") -> None:
     """Raises `ArgumentError` if an object is not a method."""
     if isinstance(method, type) or not hasattr(method, "build") or not hasattr(method, "info"):
         raise ArgumentError(argument, "accepted: a method with its knobs, such as FedAvg()", method)
-
-
-def check_arguments(method: Any, clients: Federation, eval_clients: int) -> None:
-    """Raises `ArgumentError` if arguments of `Run` do not fit together."""
-    check_method(method)
-    if eval_clients > clients.num_clients:
-        raise ArgumentError("eval_clients", f"accepted: 0 to {clients.num_clients}", eval_clients)
 
 
 def of_each_seed(clients: Federation | Callable[[int], Federation], seeds: Sequence[int]) -> dict[int, Federation]:

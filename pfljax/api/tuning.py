@@ -119,7 +119,7 @@ def search(
         about = {"settings": first[0].config["settings"], "data": [each.config["data"] for each in first]}
         about |= {"rounds": rounds, "trials": list(trials), "grid": [point._asdict() for point in points]}
         about = files.plain(about | {"program": first[0].program()})
-        known = kept(path, about, points, rerun, say) if path.exists() else None
+        known = earlier_scores(path, about, points, rerun, say) if path.exists() else None
     if known is None:
         say(f"{name}: tuning, {len(points)} points, {len(trials)} runs each")
     found = known or Tuning(list(points), *scores_of(runs, len(trials), rounds))
@@ -198,7 +198,7 @@ def papers_knobs(method: Any) -> dict[str, Sequence[Any]]:
     return {field.name: field.metadata["grid"] for field in dataclasses.fields(method) if field.metadata.get("grid")}
 
 
-def kept(path: Path, about: dict, points: Sequence[Point], rerun: Rerun, say: Say) -> Tuning | None:
+def earlier_scores(path: Path, about: dict, points: Sequence[Point], rerun: Rerun, say: Say) -> Tuning | None:
     """Reads the scores in a file; None if they must be computed again."""
     number = lambda value: np.nan if value is None else float(value)
     try:

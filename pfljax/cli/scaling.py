@@ -49,7 +49,7 @@ from pfljax.stores import memory
 from pfljax.stores.experiment import Experiment
 from pfljax.stores.registry import STORES
 from pfljax.training import describe
-from pfljax.training.progress import told
+from pfljax.training.progress import announced
 
 MOST_CLIENTS = 10**12  # more than fit in memory: each such cell reports that
 DISTINCT = 10_000  # random images that clients share if data are not on the devices
@@ -63,7 +63,7 @@ FREE = (
 say = functools.partial(print, flush=True)
 
 
-class Cell(NamedTuple):
+class GridCell(NamedTuple):
     """A point of the grid. Its fields are the columns that identify a row."""
 
     algorithm: str
@@ -147,7 +147,7 @@ def most_devices(settings: Settings) -> int:
     return 0 if 0 in numbers else max(numbers)
 
 
-def grid(settings: Settings) -> list[Cell]:
+def grid(settings: Settings) -> list[GridCell]:
     """Returns the cells that the flags ask for, except those with a cohort larger than K."""
     names = build.read_methods(settings)
     found = len(jax.local_devices())
@@ -159,7 +159,7 @@ def grid(settings: Settings) -> list[Cell]:
     sizes = itertools.product(settings.numbers("num_clients", int), settings.numbers("cohort", int))
     cells = []
     for name, (num_clients, cohort), plan, number in itertools.product(names, list(sizes), plans, devices):
-        cell = Cell(name, num_clients, cohort, plan, number)
+        cell = GridCell(name, num_clients, cohort, plan, number)
         if cohort > num_clients:
             say(f"{name}, K={num_clients}, S={cohort}: skipped, the cohort is larger than K")
         else:
@@ -183,7 +183,7 @@ def load(path: str) -> sources.Source:
     return sources.npz(path)
 
 
-def build_clients(settings: Settings, cell: Cell, num_clients: int) -> Federation:
+def build_clients(settings: Settings, cell: GridCell, num_clients: int) -> Federation:
     """Returns `num_clients` of the cell's clients, with training and, if the method needs them, validation examples.
 
     Raises:
@@ -215,7 +215,7 @@ def build_clients(settings: Settings, cell: Cell, num_clients: int) -> Federatio
     return Federation(*parts, np.zeros(num_clients, np.int32), task, num_classes, described_data(settings))
 
 
-def build_experiment(settings: Settings, cell: Cell) -> Experiment:
+def build_experiment(settings: Settings, cell: GridCell) -> Experiment:
     """Builds the cell's run from the shapes of its clients on the devices, which are those of one client.
 
     Raises:
@@ -247,20 +247,20 @@ def read(folder: Path) -> dict:
     """Returns the content of a cell's file; empty if there is none, or it is damaged."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
         found = files.read_json(folder / CELL)
-        whole = {"status", *Cell._fields, *MEASURES} <= found["row"].keys()
+        whole = {"status", *GridCell._fields, *MEASURES} <= found["row"].keys()
         if whole and all(isinstance(found[name], dict) for name in ("settings", "program")):
             return found
     return {}
 
 
-def finished(settings: Settings, cells: Sequence[Cell], out: Path) -> np.ndarray:
+def finished(settings: Settings, cells: Sequence[GridCell], out: Path) -> np.ndarray:
     """Returns whether each cell was already measured, with these settings and the same program.
 
     Raises:
         ArgumentError: if a cell in the folder has other settings, or one of `cells` another program; with
             --rerun=changed, they are not finished.
     """
-    done, now, asked = set[Cell](), common(settings), {cell.folder(out): cell for cell in cells}
+    done, now, asked = set[GridCell](), common(settings), {cell.folder(out): cell for cell in cells}
 
     def check() -> None:
         for folder, kept in ((folder, read(folder)) for folder in sorted(out.glob("cells/*"))):
@@ -278,7 +278,7 @@ def finished(settings: Settings, cells: Sequence[Cell], out: Path) -> np.ndarray
     return processes.from_first(np.array([cell in done for cell in cells], np.int32))
 
 
-def fill(settings: Settings, cells: Sequence[Cell], out: Path) -> list[dict]:
+def fill(settings: Settings, cells: Sequence[GridCell], out: Path) -> list[dict]:
     """Measures the cells that are neither finished nor being measured by another process.
 
     Returns:
@@ -294,7 +294,7 @@ def fill(settings: Settings, cells: Sequence[Cell], out: Path) -> list[dict]:
             if done[number] or finished(settings, [cell], out)[0]:  # another process may just have finished it
                 say(f"{what}: already finished, read from {folder}")
                 continue
-            with told(what, say):
+            with announced(what, say):
                 row, program = row_of(settings, cell)
             files.write_json(folder / CELL, {"row": row, "settings": common(settings), "program": program})
         write(settings, cells, out)
@@ -303,7 +303,7 @@ def fill(settings: Settings, cells: Sequence[Cell], out: Path) -> list[dict]:
     return write(settings, cells, out)
 
 
-def row_of(settings: Settings, cell: Cell) -> tuple[dict, dict]:
+def row_of(settings: Settings, cell: GridCell) -> tuple[dict, dict]:
     """Returns the cell's row, with its measurements or the reason why it was skipped, and its program."""
     row = {"status": "skipped", "reason": None, **cell._asdict(), **dict.fromkeys(MEASURES)}
     row["clients_per_round"] = cell.clients_per_round
@@ -321,14 +321,14 @@ def row_of(settings: Settings, cell: Cell) -> tuple[dict, dict]:
     return row | {"reason": reason}, {}
 
 
-def write(settings: Settings, cells: Sequence[Cell], out: Path) -> list[dict]:
+def write(settings: Settings, cells: Sequence[GridCell], out: Path) -> list[dict]:
     """Writes scaling.json and scaling.csv from the cells' files. Returns their rows: first `cells`, then others."""
     with contextlib.ExitStack() as held:
         taken(held, out, say, wait=True)
         kept = [read(path) for path in sorted(out.glob("cells/*"))]
         rows = [each["row"] for each in kept if each and each["settings"] == common(settings)]
         order = {cell: number for number, cell in enumerate(cells)}
-        rows.sort(key=lambda row: order.get(Cell(*(row[name] for name in Cell._fields)), len(cells)))
+        rows.sort(key=lambda row: order.get(GridCell(*(row[name] for name in GridCell._fields)), len(cells)))
         for row in rows:
             hours = settings.total_rounds * (row["seconds_per_round"] or 0) / 3600
             row["projected_hours"] = hours or None
@@ -344,7 +344,7 @@ def write(settings: Settings, cells: Sequence[Cell], out: Path) -> list[dict]:
         content |= {"data": described_data(settings), "slopes": fitted, "cells": rows}
         files.write_json(out / "scaling.json", content)
         text = io.StringIO()
-        columns = ["status", "reason", *Cell._fields, *MEASURES, "projected_hours"]
+        columns = ["status", "reason", *GridCell._fields, *MEASURES, "projected_hours"]
         writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

@@ -26,7 +26,7 @@ from pfljax.contract.types import Aggregate, Array, ClientOutput, Params, PyTree
 from pfljax.exchange import buckets
 from pfljax.exchange.exchange import Clients, Exchange, in_chunks, on_this_device, spread_rows
 from pfljax.exchange.layout import lay_out, pad
-from pfljax.exchange.routes import AXIS, Gather, Own, OwnFirst, Push, Ring, Route, Server, is_dense
+from pfljax.exchange.routes import AXIS, AtServer, Gather, Own, OwnFirst, Push, Ring, Route, is_dense
 
 Plan = Literal["auto", "vmap", "map", "chunk", "python"]
 Peers = Literal["auto", "gather", "ring"]
@@ -207,12 +207,24 @@ class ExecutionPlan:
             The next rows, and the aggregate of what came back.
         """
         models, clients = jax.tree.map(jnp.asarray, (models, Clients(index, rows, data, sizes)))
+        return self._exchange(client_fn, models, clients, () if common is None else (common,), topology, own_first)
+
+    def _exchange(
+        self,
+        client_fn: Callable[..., ClientOutput],
+        models: Params,
+        clients: Clients,
+        common: tuple,
+        topology: Topology,
+        own_first: bool,
+    ) -> tuple[PyTree, Aggregate]:
+        """As `exchange`; `common` holds the last argument of `client_fn`, if there is one."""
         num_clients, held = clients.index.shape
-        by_size = self.buckets if sizes is not None else ()
+        by_size = self.buckets if clients.sizes is not None else ()
         together = self._together(topology, models, held)
         layout = lay_out(num_clients, self.num_devices, self.chunk, by_size, together)
         route = self._route(topology, models, held, own_first and layout.as_they_come)
-        return Exchange(self.mesh, layout, route, client_fn).run(models, clients, () if common is None else (common,))
+        return Exchange(self.mesh, layout, route, client_fn).run(models, clients, common)
 
     def _together(self, topology: Topology, models: Params, held: int) -> int:
         """Number of clients whose models travel, or are summed, together, for few messages and matrix products."""
@@ -229,7 +241,7 @@ class ExecutionPlan:
         if topology == "own":
             return Own(held)
         num_models, devices = tree.num_rows(models) if jax.tree.leaves(models) else 0, self.num_devices
-        route = Server(num_models, devices)
+        route = AtServer(num_models, devices)
         if topology in ("peers", "push") and self._is_spread(models):
             ring = self.rings(models)
             route = Ring(num_models // devices, devices) if ring else Gather(num_models, devices)

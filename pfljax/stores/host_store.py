@@ -119,7 +119,10 @@ def _on_disk(
     def join(run: int, key: Key, start: Start, kept: dict[str, np.ndarray], rest: State) -> State:
         of_run = functools.partial(rows_of, replicates.numbers_of(run), key, start)
         first_rows = functools.partial(_in_blocks, of_run, problem.cohort_size, device)
-        directory, table = directories[run], stacks.Table(np.array(kept["slots"]), np.array(kept["sums"]), first_rows)
+        directory, table = (
+            directories[run],
+            stacks.SlotTable(np.array(kept["slots"]), np.array(kept["sums"]), first_rows),
+        )
         if directory is not None:
             files = stacks.open_files(directory, shapes, table, writable)
         else:
@@ -141,8 +144,7 @@ def _on_disk(
     saved = lambda state: stacks.keep(split_state(algorithm, state)[0])
 
     def check(rounds: int) -> int:
-        played = min(rounds * problem.cohort_size, problem.num_clients)
-        return stacks.check_disk(directories, shapes, played)
+        return stacks.check_disk(directories, shapes, min(rounds * problem.cohort_size, problem.num_clients))
 
     return init, Saving({**stacks.no_rows(problem.num_clients), "rest": rest}, freeze, thaw, saved, check)
 

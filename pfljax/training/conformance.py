@@ -197,7 +197,7 @@ class Contract:
         if algorithm.download and algorithm.topology != "own":
             ids = jax.ShapeDtypeStruct((size,), jnp.int32)
             cohort = Cohort(ids, everyone=size == self.problem.num_clients)  # pyright: ignore[reportArgumentType]
-            index = self._of_client("download", key, state, _with_rows((), state.clients), cohort)
+            index = self._of_client("download", key, state, tree.shapes_of_rows(state.clients), cohort)
             held = _width(index)
             self._shape("download", "the index", index, (held,), "integer")
         output = self._check_client(key, state, data, held)
@@ -226,7 +226,7 @@ class Contract:
     def _check_client(self, key: Key, state: State, data: ClientData, held: int) -> ClientOutput:
         """Traces one client's update. Returns the shapes of its output."""
         algorithm, push = self.algorithm, self.algorithm.topology == "push"
-        received, row = _with_rows((1,) if push else (held,), state.models), _with_rows((), state.clients)
+        received, row = tree.shapes_of_rows(state.models, 1 if push else held), tree.shapes_of_rows(state.clients)
         found = self._of_client("client_update", key, state, received, row, data, held=held)
         self._instance("client_update", found, ClientOutput)
         self._same("client_update", "client", found.client, row)
@@ -255,7 +255,7 @@ class Contract:
 
     def _check_predictions(self, key: Key, state: State, clients: ClientData) -> None:
         """Traces what clients predict with, and what is recorded of it."""
-        algorithm, row = self.algorithm, _with_rows((), state.clients)
+        algorithm, row = self.algorithm, tree.shapes_of_rows(state.clients)
         held = tree.num_rows(state.models) if algorithm.topology == "shared" else 1
         if algorithm.whom:
             mixture = self._of_client("whom", key, state, row, jax.ShapeDtypeStruct((), jnp.int32))
@@ -263,7 +263,7 @@ class Contract:
             held = _width(mixture.index)
             self._shape("whom", "index", mixture.index, (held,), "integer")
             self._shape("whom", "weights", mixture.weights, (held,), "float")
-        received, prediction = _with_rows((held,), state.models), Prediction()
+        received, prediction = tree.shapes_of_rows(state.models, held), Prediction()
         if algorithm.predict:
             prediction = self._of_client("predict", key, state, received, row, clients, held=held)
         prediction = self._check_prediction("predict", prediction, received, clients)
@@ -292,7 +292,7 @@ class Contract:
             raise self._error("adapt", text)
         else:  # `whom` and `predict`, with an empty row
             serve = functools.partial(serve_newcomers, algorithm, self.problem.plan, lambda prediction, _: prediction)
-            found = _with_rows((), self._evaluate("adapt", serve, key, state, clients, ()))
+            found = tree.shapes_of_rows(self._evaluate("adapt", serve, key, state, clients, ()))
         self._check_prediction("adapt", found, models, clients)
 
     def _check_prediction(
@@ -311,8 +311,7 @@ class Contract:
             expected = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((held, *leaf.shape), leaf.dtype), params)
             self._same(field, "models", full.models, expected)
             return full
-        x = tree.shapes_of_rows(clients.train.x, 1)
-        x = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+        x = tree.shapes_of_rows(clients.train.x)
         like = jax.eval_shape(model.predict, params, x)
         found = self._evaluate("apply", apply, full.models, full.inputs, x)
         self._shape("apply", "the predictions", found, like.shape, "float")
@@ -429,13 +428,15 @@ class Contract:
     def _shape(self, field: str, what: str, found: Any, shape: tuple[int, ...], kind: str) -> None:
         kinds = {"integer": jnp.integer, "float": jnp.floating, "bool": jnp.bool_, "number": jnp.generic}
         if getattr(found, "shape", None) != shape or not jnp.issubdtype(found.dtype, kinds[kind]):
-            raise self._error(field, f"{what} is {_form(found)}; accepted: {kind}[{', '.join(map(str, shape))}]")
+            raise self._error(
+                field, f"{what} is {_kind(found, 'missing')}; accepted: {kind}[{', '.join(map(str, shape))}]"
+            )
 
     def _rows(self, field: str, what: str, found: PyTree, num: int) -> None:
         """Raises `ArgumentError` if a leaf has another number of rows."""
         for path, leaf in jax.tree.leaves_with_path(found):
             if leaf.shape[:1] != (num,):
-                text = f"{what}{jax.tree_util.keystr(path)} is {_form(leaf)}; accepted: an axis of length {num} first"
+                text = f"{what}{jax.tree_util.keystr(path)} is {_kind(leaf)}; accepted: an axis of length {num} first"
                 raise self._error(field, text)
 
     def _same(self, field: str, what: str, found: PyTree, like: PyTree) -> None:
@@ -443,7 +444,7 @@ class Contract:
         named = lambda tree: {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
         one, other = named(found), named(like)
         for name in [*other, *one]:
-            came, expected = _form(one.get(name)), _form(other.get(name))
+            came, expected = (_kind(each.get(name), "missing") for each in (one, other))
             if came != expected:
                 raise self._error(field, f"{what}{name} is {came}; accepted: {expected}")
         if jax.tree.structure(found) != jax.tree.structure(like):
@@ -451,22 +452,13 @@ class Contract:
             raise self._error(field, text)
 
 
-def _with_rows(leading: tuple[int, ...], stack: PyTree) -> PyTree:
-    """Shapes of a stack with other leading axes in place of its rows."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*leading, *leaf.shape[1:]), leaf.dtype), stack)
-
-
 def _width(index: Any) -> Any:
     """J of an array (J,), or "J" for anything else."""
     return index.shape[0] if len(getattr(index, "shape", ())) == 1 else "J"
 
 
-def _form(found: Any) -> str:
-    """An array's type and shape, in words."""
-    return "missing" if found is None else _kind(found)
-
-
-def _kind(found: Any) -> str:
+def _kind(found: Any, none: str = "None") -> str:
+    """An array's type and shape, or an object's type, in words."""
     if hasattr(found, "dtype"):
         return f"{found.dtype}{list(found.shape)}"
-    return "None" if found is None else type(found).__name__
+    return none if found is None else type(found).__name__

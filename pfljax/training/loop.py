@@ -33,7 +33,7 @@ from pfljax.stores.registry import store_of
 from pfljax.stores.replicates import ONE, Replicates
 from pfljax.training import conformance, scoring
 from pfljax.training.describe import plan_lines
-from pfljax.training.progress import progress, told
+from pfljax.training.progress import announced, progress
 from pfljax.training.tracking import Tracker, make_evaluation
 
 DISPATCH_SECONDS = 2.0  # target time per dispatch; progress is shown after each
@@ -187,7 +187,7 @@ class Trainer:
         self.experiments = [each.with_rounds(rounds) for each in self.experiments]
         schedule = Schedule(*(min(every, rounds) for every in schedule))
         if self.length != schedule.eval_every:
-            with told("compiling", self.say):
+            with announced("compiling", self.say):
                 self._compile(schedule.eval_every)
         if self.compiled.saving:
             self.compiled.saving.check(rounds)
@@ -251,7 +251,7 @@ class Trainer:
             files.write_json(out / "config.json", each.described)
         self.folders.forget_later(self.done)
         if not restored:
-            with told("initializing the models", self.say):
+            with announced("initializing the models", self.say):
                 self.state = compiled.init(self._key(0), self.clients)
             parts = [self.keys, *map(self.replicates.split, (self.state, self.clients))]
             for each, *arrays in zip(self.experiments, *parts, strict=True):
@@ -262,12 +262,12 @@ class Trainer:
         ]
         self.seconds = self.histories[0].seconds
         if restored and not first.metrics.keys() <= self.histories[0].last.keys():
-            with told("evaluating the models", self.say):
+            with announced("evaluating the models", self.say):
                 self._evaluate()
         for each, history in zip(self.experiments, self.histories, strict=True) if restored else ():
             history.write(algorithm.report.scored, each.federation)  # files may be missing, or contain later rounds
         if not restored:
-            with told("evaluating the initial models", self.say):
+            with announced("evaluating the initial models", self.say):
                 self._evaluate()
 
     def _topology(self) -> str:
