@@ -9,6 +9,7 @@ import toys
 
 from pfljax.algorithms import METHODS
 from pfljax.folder import files
+from pfljax.stores.registry import STORES
 from pfljax.training import loop
 from pfljax.training.loop import Schedule
 
@@ -39,7 +40,7 @@ def train(experiment, out, rounds=ROUNDS, **options):
 @pytest.fixture
 def compile_once(monkeypatch):
     """Runs of one method share their compiled functions; gives the true `score_unseen`."""
-    compile_to_fit, make_evaluation = loop.compile_to_fit, loop.device_store.make_evaluation
+    compile_to_fit, make_evaluation = loop.compile_to_fit, STORES["device"].make_evaluation
     score_unseen = loop.scoring.score_unseen
 
     def shared(kind, experiment, make, length=0):
@@ -54,7 +55,7 @@ def compile_once(monkeypatch):
         lambda e, *rest: shared("round", e, lambda: compile_to_fit(e, *rest), rest[1]),
     )
     monkeypatch.setattr(
-        loop.device_store,
+        STORES["device"],
         "make_evaluation",
         lambda es, *rest: shared("evaluation", es[0], lambda: make_evaluation(es, *rest)),
     )

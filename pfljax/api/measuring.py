@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import resource
 import sys
 import tempfile
@@ -17,11 +16,13 @@ import numpy as np
 from pfljax.contract import tree
 from pfljax.contract.errors import RunError
 from pfljax.contract.types import ClientData
-from pfljax.exchange import lifting, pools
+from pfljax.exchange import pools
 from pfljax.exchange.rounds import Record
 from pfljax.stores import compiled, memory
 from pfljax.stores.compiled import Compiled
 from pfljax.stores.experiment import Experiment
+from pfljax.stores.registry import store_of
+from pfljax.stores.store import shapes_of
 from pfljax.training import loop, scoring
 
 Dispatch = Callable[[], tuple[float, Record]]  # runs the next round: (seconds, record)
@@ -47,18 +48,14 @@ def dispatcher(
         period: Number of rounds after which round numbers, and so cohorts, repeat; None: never.
     """
     key = jax.random.key(0)
-    keys = experiment.keys(key, key)
+    key_for = lambda purpose: experiment.keys(key, key) if purpose else key
     if trace:
-        print(f"  {loop.profile(trace, rounds, lambda purpose: keys if purpose else key, clients)}", flush=True)
-    state, done = rounds.init(key, clients), 0
+        print(f"  {loop.profile(trace, rounds, key_for, clients)}", flush=True)
+    play = loop.dispatcher(rounds, key_for, clients, period)
 
     def dispatch() -> tuple[float, Record]:
-        nonlocal state, done
         begin = time.perf_counter()
-        number = done % period if period else done
-        state, record, _ = rounds.segment(keys, number, number + 1, state, clients)
-        jax.block_until_ready(state)
-        done += 1
+        record = play()
         return time.perf_counter() - begin, record
 
     return dispatch
@@ -83,20 +80,19 @@ def check_state(experiment: Experiment) -> int:
     Raises:
         RunError: if they do not fit.
     """
-    plan, clients = experiment.problem.plan, experiment.federation.client_data
-    algorithm = experiment.algorithm(plan)
-    state = jax.eval_shape(functools.partial(lifting.init, algorithm, plan), jax.random.key(0), clients)
+    plan, clients, store = experiment.problem.plan, experiment.federation.client_data, store_of(experiment)
+    state = shapes_of(experiment, clients)
     copy = 5 * tree.num_bytes(clients) // 4  # includes the test examples that random_pixels generates
-    if experiment.client_store == "disk":
+    if store.on_disk:
         check_fit(copy, memory.host_free(), "clients' data on the host")
         return 0
-    if experiment.client_store == "host":
+    if not store.on_devices:
         largest = max(map(tree.num_bytes, jax.tree.leaves(state)))  # a second copy while it is moved
         check_fit(copy + tree.num_bytes(state) + largest, memory.host_free(), "clients' state and data on the host")
         return 0
-    state = compiled.shaped(state, compiled.state_shardings(algorithm, plan, state))
+    state = compiled.shaped(state, compiled.state_shardings(experiment.algorithm(plan), plan, state))
     check_fit(copy, memory.host_free(), "data on the host")
-    copy = copy // len(jax.local_devices()) if jax.default_backend() == "cpu" else 0
+    copy = copy // len(jax.local_devices()) if plan.device.platform == "cpu" else 0
     check_fit(on_a_device((state, clients)) + copy, memory.device_limit(), "state and data on a device")
     return copy
 
@@ -119,23 +115,21 @@ def measure(
         RunError: if it does not fit in memory.
     """
     jax.clear_caches()  # each run compiles everything it needs
-    jax.clear_caches()  # each run compiles everything it needs
     copy = check_state(experiment)
     resident, device = PeakResident(), memory.peak_bytes()
-    problem, on_devices = experiment.problem, experiment.client_store == "device"
+    problem, store = experiment.problem, store_of(experiment)
     with tempfile.TemporaryDirectory() as folder:
         experiment = dataclasses.replace(experiment, directory=Path(folder))
         rounds = loop.compile_to_fit(experiment, experiment.federation.client_data, 1)
         clients = data()
-        if on_devices:
+        if store.on_devices:
             need = max(rounds.making.total if rounds.making else 0, rounds.memory.total) + copy
             check_fit(need, memory.device_limit(), "initializing the state, or a round, on a device")
             clients = pools.place(rounds.plan, clients, problem.num_clients)
         dispatch = dispatcher(experiment, rounds, clients, trace, period=num_rounds)
         dispatch()  # warm-up
         seconds, records = zip(*[dispatch() for _ in range(num_rounds)], strict=True)
-        on_disk = experiment.client_store == "disk"
-        again = [dispatch()[0] for _ in range(num_rounds)] if on_disk else []  # now all clients have rows
+        again = [dispatch()[0] for _ in range(num_rounds)] if store.on_disk else []  # now all clients have rows
         per_round, peak = float(np.median(seconds)), memory.peak_bytes()
         disk = sum(path.stat().st_blocks * 512 for path in Path(folder).iterdir())
     return {

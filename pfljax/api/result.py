@@ -16,7 +16,7 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import checked
 from pfljax.contract.types import PyTree, State
 from pfljax.data import Federation
-from pfljax.evaluation import metrics
+from pfljax.evaluation import collaboration, metrics
 from pfljax.folder import files
 from pfljax.stores.experiment import Experiment
 from pfljax.training.loop import Outcome
@@ -51,9 +51,7 @@ class Collaboration:
             raise ArgumentError("eval_clients", "a matrix needs all clients; use index and weights instead")
         index, weights = self.index[evaluation], self.weights[evaluation]
         num_models = len(index) if self.topology != "shared" else int(self.index.max()) + 1
-        dense = np.zeros((len(index), num_models))
-        np.add.at(dense, (np.arange(len(index))[:, None], index), weights)
-        return dense
+        return collaboration.dense(index, weights, num_models)
 
 
 class Result:

@@ -17,6 +17,7 @@ from pfljax.contract.fields import Seed, checked, knob
 from pfljax.data import Federation
 from pfljax.evaluation import measures
 from pfljax.exchange import processes
+from pfljax.exchange.plan import ExecutionPlan
 from pfljax.folder import files, fingerprint
 from pfljax.folder.folders import Resume
 from pfljax.local.problem import Problem
@@ -98,15 +99,16 @@ class Run:
             ArgumentError: if an argument is not accepted; the message names it and what is accepted.
         """
         local, execution, attack = local or LocalTraining(), execution or Execution(), attack or Attack()
-        check_arguments(method, clients, eval_clients)
-        problem = make_problem(clients, model, local, participation, execution)
+        check_method(method)
+        if eval_clients > clients.num_clients:
+            raise ArgumentError("eval_clients", f"accepted: 0 to {clients.num_clients}", eval_clients)
+        problem = make_problem(clients, model, local, participation, execution.make_plan())
         options: dict[str, Any] = {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
         options |= {"server": server or Server(), "attack": attack, "stop": stop}
         config = config or describe.config(method, clients, model, local, options | {"participation": participation})
         self.clients = clients.with_attackers(attack.attackers, seed) if attack.active else clients
-        parts = (method, problem, self.clients, local)
         found = Experiment(
-            *parts,
+            *(method, problem, self.clients, local),
             **options,
             unseen=(unseen := data.match_classes(unseen, clients)),
             client_store=execution.client_store,
@@ -156,7 +158,7 @@ class Run:
             raise ArgumentError("resume", "needs the run's folder, `out`")
         if self._trainer is None:
             self._out = out
-            self._trainer = start([self], [out] if out else None, resume, say, progress, profile)
+            self._trainer = start([self], [out] if out else None, profile, resume=resume, say=say, bar=progress)
         elif out not in (None, self._out):
             raise ArgumentError("out", f"this run already writes to {self._out or 'no folder'}", out)
         self._trainer.trackers = [tracker]
@@ -171,13 +173,6 @@ def check_method(method: Any, argument: str = "method") -> None:
         raise ArgumentError(argument, "accepted: a method with its knobs, such as FedAvg()", method)
 
 
-def check_arguments(method: Any, clients: Federation, eval_clients: int) -> None:
-    """Raises `ArgumentError` if arguments of `Run` do not fit together."""
-    check_method(method)
-    if eval_clients > clients.num_clients:
-        raise ArgumentError("eval_clients", f"accepted: 0 to {clients.num_clients}", eval_clients)
-
-
 def of_each_seed(clients: Federation | Callable[[int], Federation], seeds: Sequence[int]) -> dict[int, Federation]:
     """Returns the clients of each seed; see `compare`."""
     found = {seed: clients if isinstance(clients, Federation) else clients(seed) for seed in seeds}
@@ -188,7 +183,7 @@ def of_each_seed(clients: Federation | Callable[[int], Federation], seeds: Seque
 
 
 def make_problem(
-    clients: Federation, model: Any, local: LocalTraining, participation: float, execution: Execution
+    clients: Federation, model: Any, local: LocalTraining, participation: float, plan: ExecutionPlan
 ) -> Problem:
     """Returns the problem that a method is built for. Training sets `rounds` when it starts."""
     options = {"target_shape": clients.train.y.shape[2:], "loss": local.loss}
@@ -196,7 +191,7 @@ def make_problem(
     return Problem(
         built,
         local.bind(built),
-        execution.make_plan(),
+        plan,
         clients.num_clients,
         cohort_size=max(1, round(participation * clients.num_clients)),
         n_max=clients.train.y.shape[1],
@@ -210,17 +205,9 @@ def make_problem(
 
 
 def start(
-    runs: Sequence[Run],
-    outs: Sequence[Path] | None,
-    resume: Resume = False,
-    say: Say | None = None,
-    progress: bool = False,
-    profile: str | Path | None = None,
-    *,
-    keep_going: bool = False,
-    trackers: Sequence[Tracker | None] = (),
+    runs: Sequence[Run], outs: Sequence[Path] | None = None, profile: str | Path | None = None, **options: Any
 ) -> Trainer:
-    """Returns the trainer of one run, or of several runs as replicates."""
+    """Returns the trainer of one run, or of several runs as replicates; further `options` are those of `Trainer`."""
     experiments = [run.experiment for run in runs]
     for out in outs or ():
         processes.first(functools.partial(files.check_writable, out))
@@ -231,8 +218,7 @@ def start(
     folder = None if profile is None else Path(profile)
     if folder:
         files.check_writable(folder, "profile")
-    options = {"bar": progress, "profile": folder, "keep_going": keep_going, "trackers": trackers}
-    return Trainer(experiments, outs=outs, resume=resume, say=say, **options)
+    return Trainer(experiments, outs=outs, profile=folder, **options)
 
 
 def padded_alike(runs: Sequence[Run]) -> Sequence[Run]:
@@ -277,7 +263,7 @@ def train_replicates(
         if given and len(given) != len(runs):
             raise ArgumentError(name, f"accepted: one for each of the {len(runs)} runs", len(given))
     folders = [Path(out) for out in outs] if outs else None
-    trainer = start(padded_alike(runs), folders, resume, say, profile=profile, trackers=trackers)
+    trainer = start(padded_alike(runs), folders, profile, resume=resume, say=say, trackers=trackers)
     outcomes = trainer.train(rounds, schedule)
     directories = folders or [None] * len(runs)
     return [

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import functools
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.api.run import Clients, Run
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import checked, knob
+from pfljax.contract.fields import checked
 from pfljax.contract.types import Array, ClientData, Key, State
 from pfljax.exchange import lifting
 from pfljax.exchange.in_python import PythonPlan, calling
 from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import Record, make_round
 from pfljax.local.training import LocalTraining
-from pfljax.stages.attacks import Attack
-from pfljax.stages.server import Server
-from pfljax.stores.experiment import Execution
 from pfljax.stores.serving import scores
 from pfljax.training.loop import Rounds
 
@@ -40,7 +37,7 @@ class Simulation:
         experiment: The method, clients and settings.
     """
 
-    @checked()
+    @checked(options=[Run], without=["seed", "unseen", "fine_tune_epochs", "eval_clients", "metrics", "stop", "config"])
     def __init__(
         self,
         method: Any,
@@ -49,22 +46,18 @@ class Simulation:
         local: LocalTraining | None = None,
         *,
         rounds: Rounds = 100,
-        participation: Annotated[float, knob(above=0, at_most=1, flag="participation")] = 1.0,
-        server: Server | None = None,
-        attack: Attack | None = None,
-        execution: Execution | None = None,
+        **options: Any,
     ):
         """Checks all arguments, and puts the clients' data on the devices.
 
         Args:
-            method, clients, model, local, participation, server, attack: As in `Run`.
+            method, clients, model, local: As in `Run`.
             rounds: Number of rounds that are planned, which some methods' schedules read.
-            execution: As in `Run`; clients are stored on the devices.
+            options: `participation`, `server`, `attack` and `execution` of `Run`; clients are stored on the devices.
 
         Raises:
             ArgumentError: see `Run`.
         """
-        options = {"participation": participation, "server": server, "attack": attack, "execution": execution}
         self.experiment = Run(method, clients, model, local, **options).experiment.with_rounds(rounds)
         if self.experiment.client_store != "device":
             raise ArgumentError("client_store", "accepted for a Simulation: device", self.experiment.client_store)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import numpy as np
@@ -17,12 +17,15 @@ from pfljax.api.run import Run, Say, train_replicates
 from pfljax.contract.errors import ArgumentError, OutOfMemory
 from pfljax.exchange import processes
 from pfljax.folder import files, folders, locks, manifest
+from pfljax.stores.registry import store_of
 from pfljax.training.loop import EVERY, Schedule
 from pfljax.training.tracking import Tracker
 
 SUMMARY, ROWS = "summary.json", "metrics.jsonl"
 POLL_SECONDS = 1.0  # between looks at a cell that another process trains
 
+T = TypeVar("T")
+R = TypeVar("R")
 Rerun = Literal["never", "changed"]
 Replicate = Literal["auto", "vmap", "no"]
 
@@ -145,7 +148,8 @@ class Study:
                 busy = busy or cells[number] is None
                 left.remove(number)
             for group in self._groups(runs, left):
-                results = self._together([(runs[n], outs[n] if outs else None, trackers[n]) for n in group])
+                parts = [(runs[n], outs[n] if outs else None, trackers[n]) for n in group]
+                results = in_parts(self._together, parts)
                 for number, result in zip(group, results, strict=True):
                     cells[number] = Cell(result.summary, result.history)
         return busy
@@ -162,31 +166,36 @@ class Study:
         """Groups runs that share a kernel."""
         groups: dict[Any, list[int]] = {}
         for number in numbers:
-            shares = runs[number].experiment.client_store == "device" and in_turn(runs[number])
+            shares = store_of(runs[number].experiment).on_devices and in_turn(runs[number])
             shape = "" if self.replicate == "vmap" else str(shapes(runs[number].clients))
             alone = runs[number].experiment.stop is not None  # at its own round
             alone = alone or self.replicate == "no" or (self.replicate == "auto" and not shares)
             groups.setdefault(number if alone else shape, []).append(number)
         return list(groups.values())
 
-    def _together(self, group: list[tuple[Run, Path | None, Tracker | None]]) -> list[Result]:
-        """Trains runs in one kernel; in several if they do not fit."""
+    def _together(self, group: Sequence[tuple[Run, Path | None, Tracker | None]]) -> list[Result]:
+        """Trains runs in one kernel."""
         runs = [run for run, _, _ in group]
         outs, trackers = [out for _, out, _ in group], [tracker for _, _, tracker in group]
         told = lambda line: self._tell(line.strip()) if "profile: " in line or folders.LOST in line else None
         options = {"schedule": self.schedule, "say": told, "profile": self.profile, "trackers": trackers}
         options |= {"outs": outs, "resume": "if_possible"} if outs[0] else {}
-        try:
-            return train_replicates(runs, self.rounds, **options)
-        except OutOfMemory:
-            if len(runs) == 1:
-                raise
-            half = len(group) // 2
-            return self._together(group[:half]) + self._together(group[half:])
+        return train_replicates(runs, self.rounds, **options)
 
     def _tell(self, line: str) -> None:
         if self.say is not None:
             self.say(line)
+
+
+def in_parts(train: Callable[[Sequence[T]], list[R]], runs: Sequence[T]) -> list[R]:
+    """Returns train(runs); of each half alone if all runs together do not fit in memory."""
+    try:
+        return train(runs)
+    except OutOfMemory:
+        if len(runs) == 1:
+            raise
+        half = len(runs) // 2
+        return in_parts(train, runs[:half]) + in_parts(train, runs[half:])
 
 
 def taken(held: contextlib.ExitStack, folder: Path, say: Say, *, wait: bool = False) -> bool:
@@ -232,7 +241,7 @@ def computes_as(a: Run, b: Run) -> bool:
 def in_turn(run: Run) -> bool:
     """Whether runs in one kernel are trained one after the other, or at once on a device that is made for that."""
     plan = run.experiment.problem.plan
-    return plan.chunk == 1 or plan.mesh.devices.flat[0].platform != "cpu"
+    return plan.chunk == 1 or plan.device.platform != "cpu"
 
 
 def shapes(clients: Any) -> Any:

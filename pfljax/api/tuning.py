@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from pfljax.api.run import ClientsOfSeed, Folder, Run, Say, check_method, of_each_seed, padded_alike, start
-from pfljax.api.study import Rerun
-from pfljax.contract.errors import ArgumentError, OutOfMemory, RunError
+from pfljax.api.study import Rerun, in_parts
+from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.contract.fields import Seeds, checked, knob
 from pfljax.folder import files, fingerprint, locks
 from pfljax.local.training import LocalTraining
@@ -119,7 +119,7 @@ def search(
         about = {"settings": first[0].config["settings"], "data": [each.config["data"] for each in first]}
         about |= {"rounds": rounds, "trials": list(trials), "grid": [point._asdict() for point in points]}
         about = files.plain(about | {"program": first[0].program()})
-        known = kept(path, about, points, rerun, say) if path.exists() else None
+        known = earlier_scores(path, about, points, rerun, say) if path.exists() else None
     if known is None:
         say(f"{name}: tuning, {len(points)} points, {len(trials)} runs each")
     found = known or Tuning(list(points), *scores_of(runs, len(trials), rounds))
@@ -142,7 +142,7 @@ def scores_of(runs: Sequence[Run], trials: int, rounds: int) -> tuple[list[float
         group = next(same, None)
         groups.append([number]) if group is None else group.append(number)
     for group in groups:
-        scores[group] = final_scores([runs[number] for number in group], rounds)
+        scores[group] = in_parts(lambda part: final_scores(part, rounds), [runs[number] for number in group])
     means, losses = scores.reshape(-1, trials, 2).mean(axis=1).T
     if np.isnan(means).all():
         raise RunError(f"tuning: {runs[0].experiment.name} diverges at every point of the grid")
@@ -198,7 +198,7 @@ def papers_knobs(method: Any) -> dict[str, Sequence[Any]]:
     return {field.name: field.metadata["grid"] for field in dataclasses.fields(method) if field.metadata.get("grid")}
 
 
-def kept(path: Path, about: dict, points: Sequence[Point], rerun: Rerun, say: Say) -> Tuning | None:
+def earlier_scores(path: Path, about: dict, points: Sequence[Point], rerun: Rerun, say: Say) -> Tuning | None:
     """Reads the scores in a file; None if they must be computed again."""
     number = lambda value: np.nan if value is None else float(value)
     try:
@@ -221,15 +221,9 @@ def kept(path: Path, about: dict, points: Sequence[Point], rerun: Rerun, say: Sa
 
 def final_scores(runs: Sequence[Run], rounds: int) -> list[tuple[float, float]]:
     """Returns (validation score, validation loss) of each run after the last round; NaN if it diverged."""
-    try:
-        trainer = start(padded_alike(runs), None, keep_going=True)
-        if not trainer.play(rounds, Schedule(rounds, rounds)):
-            return [DIVERGED] * len(runs)
-    except OutOfMemory:
-        if len(runs) == 1:
-            raise
-        half = len(runs) // 2
-        return final_scores(runs[:half], rounds) + final_scores(runs[half:], rounds)
+    trainer = start(padded_alike(runs), keep_going=True)
+    if not trainer.play(rounds, Schedule(rounds, rounds)):
+        return [DIVERGED] * len(runs)
     rows = [history.rows[-1] for history in trainer.histories]
     if "validation_loss" not in rows[0]:
         raise ArgumentError("clients", "have no validation examples to tune on; set validation_fraction above 0")

@@ -25,7 +25,8 @@ from pfljax.local.training import LocalTraining
 from pfljax.stages.attacks import Attack
 from pfljax.stages.server import Server
 from pfljax.stores.experiment import Execution
-from pfljax.training.progress import told
+from pfljax.stores.registry import STORES
+from pfljax.training.progress import announced
 from pfljax.training.stopping import Patience
 from pfljax.training.tracking import TensorBoard
 
@@ -111,14 +112,15 @@ def build_partition(settings: Settings, source: sources.Source, seed: int) -> An
 def build_clients(settings: Settings, seed: int) -> Clients:
     """Returns the training clients, and the clients held out of training (or None)."""
     share = settings.unseen_clients
-    with told(f"reading {settings.dataset}", print):
+    with announced(f"reading {settings.dataset}", print):
         source = build_source(settings, seed)
     splits = settings.make(data.Splits)
     partition = build_partition(settings, source, seed)
-    apart = jax.process_count() > 1 and settings.client_store == "device"  # otherwise each host loads all clients' data
+    # Otherwise each host loads all clients' data.
+    apart = jax.process_count() > 1 and STORES[settings.client_store].on_devices
     own = settings.make(Execution).make_plan().own_rows if apart else None
     load = functools.partial(data.load, source, partition, splits, num_clients=settings.num_clients or None, seed=seed)
-    with told("dividing the examples among clients", print):
+    with announced("dividing the examples among clients", print):
         if share:
             federation, unseen = data.split_unseen(load(), share, seed)
             if own:
@@ -129,18 +131,18 @@ def build_clients(settings: Settings, seed: int) -> Clients:
     return federation, unseen
 
 
-_kept: dict[tuple, Clients] = {}  # only the most recent: an image data set may take a gigabyte
+_cached: dict[tuple, Clients] = {}  # only the most recent: an image data set may take a gigabyte
 
 
 def cached_clients(settings: Settings, seed: int) -> Clients:
     """Returns `build_clients`, cached for all methods with the same seed and data."""
     names = [name for name, heading in settings.headings.items() if heading == DATA]
     key = (seed, *(str(settings[name]) for name in [*names, "hidden", "channels", "devices"]))
-    if key not in _kept:
-        while len(_kept) >= 3:
-            del _kept[next(iter(_kept))]
-        _kept[key] = build_clients(settings, seed)
-    return _kept[key]
+    if key not in _cached:
+        while len(_cached) >= 3:
+            del _cached[next(iter(_cached))]
+        _cached[key] = build_clients(settings, seed)
+    return _cached[key]
 
 
 def widths(settings: Settings) -> dict[str, tuple[int, ...]]:

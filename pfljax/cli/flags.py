@@ -8,7 +8,6 @@ from typing import Any, Literal
 import optax
 from absl import flags
 
-import pfljax.algorithms  # noqa: F401  (registers the methods)
 from pfljax import models
 from pfljax.api import Run
 from pfljax.api.study import Replicate, Rerun

@@ -85,8 +85,11 @@ def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt as error:
         end_interrupted(error, settings)
     except Exception as error:
-        line, code = told(error, settings)
-        stop(line, code)
+        line, code = line_and_code(error, settings)
+        print(f"error: {line}", file=sys.stderr, flush=True)
+        if jax.distributed.is_initialized():  # a normal exit would wait for the other processes
+            end(code)
+        sys.exit(code)
     sys.exit(0)
 
 
@@ -102,10 +105,7 @@ def end_interrupted(error: KeyboardInterrupt, settings: Settings | None) -> NoRe
     number = error.number if isinstance(error, endings.Interrupted) else signal.SIGINT
     hint = "; --resume continues from the last checkpoint" if settings and "resume" in settings else ""
     print(f"error: {error if str(error) else 'interrupted'}{hint}", file=sys.stderr, flush=True)
-    sys.stdout.flush()
-    if jax.distributed.is_initialized() and jax.process_index() == 0:
-        time.sleep(1)  # the other processes end for the same reason, and need this one until then
-    os._exit(128 + number)  # a normal exit can crash inside the interrupted XLA call
+    end(128 + number)  # a normal exit can crash inside the interrupted XLA call
 
 
 def help_of(command: Command, settings: Settings) -> str:
@@ -115,7 +115,7 @@ def help_of(command: Command, settings: Settings) -> str:
     return help.text(command.doc or "", settings.with_defaults(methods) if "dataset" in settings else settings, methods)
 
 
-def told(error: Exception, settings: Settings | None) -> tuple[str, int]:
+def line_and_code(error: Exception, settings: Settings | None) -> tuple[str, int]:
     """Returns the error line for the user and the exit code. Raises unexpected errors again."""
     if isinstance(error, ArgumentError):
         return line_of(error, settings), 2
@@ -158,15 +158,12 @@ def device_failure(text: str) -> str:
     return f"a device failed; --resume continues from the last checkpoint: {first}"
 
 
-def stop(message: str, code: int) -> NoReturn:
-    """Prints one error line and ends the process."""
-    print(f"error: {message}", file=sys.stderr, flush=True)
-    if jax.distributed.is_initialized():  # a normal exit would wait for the other processes
-        sys.stdout.flush()
-        if jax.process_index() == 0:
-            time.sleep(1)  # the other processes may be ending for the same reason, and need this one to say so
-        os._exit(code)
-    sys.exit(code)
+def end(code: int) -> NoReturn:
+    """Ends the process at once."""
+    sys.stdout.flush()
+    if jax.distributed.is_initialized() and jax.process_index() == 0:
+        time.sleep(1)  # the other processes may be ending for the same reason, and need this one to say so
+    os._exit(code)
 
 
 def set_up_devices(settings: Settings, devices: int, keep_compiled: bool) -> None:

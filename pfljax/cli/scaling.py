@@ -30,6 +30,7 @@ from absl import flags
 
 from pfljax import data, report
 from pfljax.api.measuring import MEASURES, check_fit, measure
+from pfljax.api.run import make_problem
 from pfljax.api.study import taken
 from pfljax.cli import build, sweep
 from pfljax.cli.flags import DATA, RUNS, WHAT, Sweep, define_devices, define_training
@@ -44,11 +45,11 @@ from pfljax.data import Federation, sources
 from pfljax.exchange import processes
 from pfljax.exchange.plan import make_plan
 from pfljax.folder import files, fingerprint
-from pfljax.local.problem import Problem
 from pfljax.stores import memory
 from pfljax.stores.experiment import Experiment
+from pfljax.stores.registry import STORES
 from pfljax.training import describe
-from pfljax.training.progress import told
+from pfljax.training.progress import announced
 
 MOST_CLIENTS = 10**12  # more than fit in memory: each such cell reports that
 DISTINCT = 10_000  # random images that clients share if data are not on the devices
@@ -62,7 +63,7 @@ FREE = (
 say = functools.partial(print, flush=True)
 
 
-class Cell(NamedTuple):
+class GridCell(NamedTuple):
     """A point of the grid. Its fields are the columns that identify a row."""
 
     algorithm: str
@@ -117,7 +118,7 @@ def run(settings: Settings) -> None:
             settings.refuse(flag, "--data_file determines it")
     settings.check_read()
     cells, out = grid(settings), Path(settings.out)
-    if settings.client_store == "disk" and jax.process_count() > 1:
+    if STORES[settings.client_store].on_disk and jax.process_count() > 1:
         text = "its files are in a temporary folder; accepted with several processes: host"
         raise settings.error("client_store", text)
     if out.exists() and not (out / "cells").is_dir() and (not out.is_dir() or any(out.iterdir())):
@@ -134,7 +135,7 @@ def run(settings: Settings) -> None:
         raise FlagError(f"--num_clients: no cell can be measured; see the reasons in {out}")
     if not processes.is_first():
         return
-    memory_label = "MiB on a device" if settings.client_store == "device" else "MiB resident"
+    memory_label = "MiB on a device" if STORES[settings.client_store].on_devices else "MiB resident"
     report.save(report.scaling_figure(lines(settings, measured), memory_label), out / "scaling.png")
     show(settings, measured)
     say(f"table: {out / 'scaling.csv'}, .json; figure: {out / 'scaling.png'}")
@@ -146,7 +147,7 @@ def most_devices(settings: Settings) -> int:
     return 0 if 0 in numbers else max(numbers)
 
 
-def grid(settings: Settings) -> list[Cell]:
+def grid(settings: Settings) -> list[GridCell]:
     """Returns the cells that the flags ask for, except those with a cohort larger than K."""
     names = build.read_methods(settings)
     found = len(jax.local_devices())
@@ -158,7 +159,7 @@ def grid(settings: Settings) -> list[Cell]:
     sizes = itertools.product(settings.numbers("num_clients", int), settings.numbers("cohort", int))
     cells = []
     for name, (num_clients, cohort), plan, number in itertools.product(names, list(sizes), plans, devices):
-        cell = Cell(name, num_clients, cohort, plan, number)
+        cell = GridCell(name, num_clients, cohort, plan, number)
         if cohort > num_clients:
             say(f"{name}, K={num_clients}, S={cohort}: skipped, the cohort is larger than K")
         else:
@@ -182,7 +183,7 @@ def load(path: str) -> sources.Source:
     return sources.npz(path)
 
 
-def build_clients(settings: Settings, cell: Cell, num_clients: int) -> Federation:
+def build_clients(settings: Settings, cell: GridCell, num_clients: int) -> Federation:
     """Returns `num_clients` of the cell's clients, with training and, if the method needs them, validation examples.
 
     Raises:
@@ -193,7 +194,7 @@ def build_clients(settings: Settings, cell: Cell, num_clients: int) -> Federatio
     size = train + (max(1, round(VALIDATION_FRACTION * train)) if validates else 0)
     if settings.data_file is None:
         shape = tuple(settings.numbers("shape", int))
-        distinct = 0 if settings.client_store == "device" else DISTINCT
+        distinct = 0 if STORES[settings.client_store].on_devices else DISTINCT
         need = 4 * min(num_clients, distinct or num_clients) * size * math.prod(shape)
         check_fit(need, memory.host_free(), "data on the host")
         made = data.random_pixels(num_clients, size, shape, settings.num_classes, 0, distinct=distinct)
@@ -214,7 +215,7 @@ def build_clients(settings: Settings, cell: Cell, num_clients: int) -> Federatio
     return Federation(*parts, np.zeros(num_clients, np.int32), task, num_classes, described_data(settings))
 
 
-def build_experiment(settings: Settings, cell: Cell) -> Experiment:
+def build_experiment(settings: Settings, cell: GridCell) -> Experiment:
     """Builds the cell's run from the shapes of its clients on the devices, which are those of one client.
 
     Raises:
@@ -229,21 +230,9 @@ def build_experiment(settings: Settings, cell: Cell) -> Experiment:
 
     splits = {name: tree.map_rows(shape, getattr(one, name)) for name in ("train", "validation", "test")}
     shapes = dataclasses.replace(one, **splits, distribution=np.zeros(0, np.int32))
-    model = build.build_model(settings, shapes)
-    local = build.build_local(settings.of_method(cell.algorithm), shapes)
-    problem = Problem(
-        model,
-        local.bind(model),
-        plan,
-        cell.num_clients,
-        cell.clients_per_round,
-        n_max=shapes.train.y.shape[1],
-        rounds=1,
-        common_init=settings.common_init,
-        keep_optimizer=settings.keep_optimizer,
-        n_min=settings.train_examples,
-        learning_rate=local.learning_rate,
-    )
+    model, local = build.build_model(settings, one), build.build_local(settings.of_method(cell.algorithm), one)
+    problem = make_problem(dataclasses.replace(one, distribution=None), model, local, 1.0, plan)
+    problem = problem._replace(num_clients=cell.num_clients, cohort_size=cell.clients_per_round)
     found = build.build_method(settings, cell.algorithm)
     return fingerprint.identified(Experiment(found, problem, shapes, client_store=settings.client_store))
 
@@ -258,20 +247,20 @@ def read(folder: Path) -> dict:
     """Returns the content of a cell's file; empty if there is none, or it is damaged."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
         found = files.read_json(folder / CELL)
-        whole = {"status", *Cell._fields, *MEASURES} <= found["row"].keys()
+        whole = {"status", *GridCell._fields, *MEASURES} <= found["row"].keys()
         if whole and all(isinstance(found[name], dict) for name in ("settings", "program")):
             return found
     return {}
 
 
-def finished(settings: Settings, cells: Sequence[Cell], out: Path) -> np.ndarray:
+def finished(settings: Settings, cells: Sequence[GridCell], out: Path) -> np.ndarray:
     """Returns whether each cell was already measured, with these settings and the same program.
 
     Raises:
         ArgumentError: if a cell in the folder has other settings, or one of `cells` another program; with
             --rerun=changed, they are not finished.
     """
-    done, now, asked = set[Cell](), common(settings), {cell.folder(out): cell for cell in cells}
+    done, now, asked = set[GridCell](), common(settings), {cell.folder(out): cell for cell in cells}
 
     def check() -> None:
         for folder, kept in ((folder, read(folder)) for folder in sorted(out.glob("cells/*"))):
@@ -289,7 +278,7 @@ def finished(settings: Settings, cells: Sequence[Cell], out: Path) -> np.ndarray
     return processes.from_first(np.array([cell in done for cell in cells], np.int32))
 
 
-def fill(settings: Settings, cells: Sequence[Cell], out: Path) -> list[dict]:
+def fill(settings: Settings, cells: Sequence[GridCell], out: Path) -> list[dict]:
     """Measures the cells that are neither finished nor being measured by another process.
 
     Returns:
@@ -305,7 +294,7 @@ def fill(settings: Settings, cells: Sequence[Cell], out: Path) -> list[dict]:
             if done[number] or finished(settings, [cell], out)[0]:  # another process may just have finished it
                 say(f"{what}: already finished, read from {folder}")
                 continue
-            with told(what, say):
+            with announced(what, say):
                 row, program = row_of(settings, cell)
             files.write_json(folder / CELL, {"row": row, "settings": common(settings), "program": program})
         write(settings, cells, out)
@@ -314,7 +303,7 @@ def fill(settings: Settings, cells: Sequence[Cell], out: Path) -> list[dict]:
     return write(settings, cells, out)
 
 
-def row_of(settings: Settings, cell: Cell) -> tuple[dict, dict]:
+def row_of(settings: Settings, cell: GridCell) -> tuple[dict, dict]:
     """Returns the cell's row, with its measurements or the reason why it was skipped, and its program."""
     row = {"status": "skipped", "reason": None, **cell._asdict(), **dict.fromkeys(MEASURES)}
     row["clients_per_round"] = cell.clients_per_round
@@ -332,14 +321,14 @@ def row_of(settings: Settings, cell: Cell) -> tuple[dict, dict]:
     return row | {"reason": reason}, {}
 
 
-def write(settings: Settings, cells: Sequence[Cell], out: Path) -> list[dict]:
+def write(settings: Settings, cells: Sequence[GridCell], out: Path) -> list[dict]:
     """Writes scaling.json and scaling.csv from the cells' files. Returns their rows: first `cells`, then others."""
     with contextlib.ExitStack() as held:
         taken(held, out, say, wait=True)
         kept = [read(path) for path in sorted(out.glob("cells/*"))]
         rows = [each["row"] for each in kept if each and each["settings"] == common(settings)]
         order = {cell: number for number, cell in enumerate(cells)}
-        rows.sort(key=lambda row: order.get(Cell(*(row[name] for name in Cell._fields)), len(cells)))
+        rows.sort(key=lambda row: order.get(GridCell(*(row[name] for name in GridCell._fields)), len(cells)))
         for row in rows:
             hours = settings.total_rounds * (row["seconds_per_round"] or 0) / 3600
             row["projected_hours"] = hours or None
@@ -355,7 +344,7 @@ def write(settings: Settings, cells: Sequence[Cell], out: Path) -> list[dict]:
         content |= {"data": described_data(settings), "slopes": fitted, "cells": rows}
         files.write_json(out / "scaling.json", content)
         text = io.StringIO()
-        columns = ["status", "reason", *Cell._fields, *MEASURES, "projected_hours"]
+        columns = ["status", "reason", *GridCell._fields, *MEASURES, "projected_hours"]
         writer = csv.DictWriter(text, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
@@ -371,7 +360,7 @@ def lines(settings: Settings, rows: Sequence[dict]) -> dict[str, list[dict]]:
     found: dict[str, list[dict]] = {}
     for row in rows:
         name = ", ".join([row["algorithm"], *(words[name](row[name]) for name in differ)])
-        need = total_bytes(row) if settings.client_store == "device" else row["peak_resident_bytes"] or 0
+        need = total_bytes(row) if STORES[settings.client_store].on_devices else row["peak_resident_bytes"] or 0
         found.setdefault(name, []).append(row | {"memory_bytes": need})
     return found
 

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 from absl import flags
 
 from pfljax.cli.flags import RUNS
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
 from pfljax.contract import host, optional
+from pfljax.exchange import cores
 
 MINUTES = 24 * 60  # longest time of a cluster's job, which is then requeued
 
@@ -60,7 +60,7 @@ def run(settings: Settings) -> None:
 def commands_of(settings: Settings) -> list[list[str]]:
     """The workers' command lines. On a CPU, local workers share the cores."""
     words = [sys.executable, "-m", "pfljax.cli", "compare", *settings.words, "--workers=1", "--cluster=none"]
-    if settings.cluster == "none" and jax.default_backend() == "cpu" and not settings.present("devices"):
+    if settings.cluster == "none" and cores.on_cpu() and not settings.present("devices"):
         words.append(f"--devices={max(1, host.num_cores() // settings.workers)}")
     return [words] * settings.workers
 

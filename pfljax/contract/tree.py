@@ -64,9 +64,9 @@ def take(tree: PyTree, index: Array | tuple[Array, ...]) -> PyTree:
     return map_rows(lambda leaf: leaf.at[index].get(mode="promise_in_bounds"), tree)
 
 
-def shapes_of_rows(tree: PyTree, num: int) -> PyTree:
-    """Shapes and types of `num` rows of a stacked tree, with pooled examples copied for each client."""
-    shape = lambda leaf: jax.ShapeDtypeStruct((num, *leaf.shape[1:]), leaf.dtype)
+def shapes_of_rows(tree: PyTree, *num: int) -> PyTree:
+    """Shapes and types of `num` rows of a stacked tree, or of one without its axis; pooled examples are copied."""
+    shape = lambda leaf: jax.ShapeDtypeStruct((*num, *leaf.shape[1:]), leaf.dtype)
     return jax.tree.map(shape, tree, is_leaf=is_pooled)
 
 

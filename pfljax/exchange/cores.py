@@ -33,11 +33,16 @@ def use(devices: int = 0) -> None:
         return
 
 
+def on_cpu() -> bool:
+    """Whether clients run on CPU devices."""
+    return jax.local_devices()[0].platform == "cpu"
+
+
 @functools.cache
 def warn_once() -> None:
     """Warns if clients run on one of several cores because JAX was initialized before pfljax was imported."""
     found = jax.local_devices()
-    if found[0].platform == "cpu" and len(found) < num_cores() and not chosen():
+    if on_cpu() and len(found) < num_cores() and not chosen():
         text = (
             f"clients run on {len(found)} of {num_cores()} CPU cores, since JAX started before pfljax was imported; "
             f"to be up to {num_cores() / len(found):.0f} times faster, import pfljax first or set JAX_NUM_CPU_DEVICES"

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from pfljax.contract import tree
 from pfljax.contract.types import Aggregate, Array, ClientOutput, Params, PyTree, Topology
+from pfljax.exchange.exchange import Clients
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.views import view
 
@@ -26,27 +27,22 @@ class PythonPlan(ExecutionPlan):
 
     over_rows = over_models
 
-    def exchange(
+    def _exchange(
         self,
         client_fn: Callable[..., ClientOutput],
         models: Params,
-        index: Array,
-        rows: PyTree,
-        data: PyTree,
-        *,
+        clients: Clients,
+        common: tuple,
         topology: Topology,
-        own_first: bool = False,
-        common: PyTree = None,
-        sizes: Array | None = None,
+        own_first: bool,
     ) -> tuple[PyTree, Aggregate]:
-        """As `ExecutionPlan.exchange`."""
-        held, arguments = index.shape[1], () if common is None else (common,)
+        index, held = clients.index, clients.index.shape[1]
         adjacent = {"own": held, "push": 1}.get(topology, 0)
         outputs, places = [], []
         for client in range(len(index)):
             place = client * adjacent + jnp.arange(adjacent) if adjacent else index[client]
-            row = tree.take(rows, jnp.int32(client))
-            outputs.append(client_fn(tree.take(models, place), row, view(data, jnp.int32(client)), *arguments))
+            row, data = tree.take(clients.rows, jnp.int32(client)), view(clients.data, jnp.int32(client))
+            outputs.append(client_fn(tree.take(models, place), row, data, *common))
             places.append(index[client] if topology == "push" else place)
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
         uploads = jax.tree.leaves(stacked.upload)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -283,24 +284,16 @@ def recorded_topology(topology: Topology, made: Prediction, width: int) -> Topol
 def shapes(algorithm: Algorithm, plan: ExecutionPlan, key: Key, state: State, clients: ClientData) -> tuple[Any, Any]:
     """Shapes of a client's (Mixture, what `predict` returns), given those of all clients' state and data."""
     ids = jax.ShapeDtypeStruct((tree.num_rows(clients),), jnp.int32)
-    mixture = jax.eval_shape(
-        lambda key, state, ids, sizes: whom(algorithm, plan, key, state, ids, sizes),
-        key,
-        state,
-        ids,
-        clients.train.size,
-    )
+    mixture = jax.eval_shape(functools.partial(whom, algorithm, plan), key, state, ids, clients.train.size)
     width = mixture.index.shape[1]
-    of_one = lambda stack, *leading: jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((*leading, *leaf.shape[1:]), leaf.dtype), stack
-    )
+    of_client = tree.shapes_of_rows(mixture)
     if algorithm.predict is None:
-        return of_one(mixture), Prediction()
+        return of_client, Prediction()
     predict = algorithm.predict
 
     def one(key, state, mixture, models, row, data):
         context = context_of(key, jnp.zeros((), jnp.int32), state, mixture.index)
         return predict(context, models, row, view(data, jnp.zeros((), jnp.int32)))
 
-    args = (of_one(mixture), of_one(state.models, width), of_one(state.clients), clients)
-    return of_one(mixture), jax.eval_shape(one, key, state, *args)
+    args = of_client, tree.shapes_of_rows(state.models, width), tree.shapes_of_rows(state.clients), clients
+    return of_client, jax.eval_shape(one, key, state, *args)

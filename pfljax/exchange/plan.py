@@ -26,7 +26,7 @@ from pfljax.contract.types import Aggregate, Array, ClientOutput, Params, PyTree
 from pfljax.exchange import buckets
 from pfljax.exchange.exchange import Clients, Exchange, in_chunks, on_this_device, spread_rows
 from pfljax.exchange.layout import lay_out, pad
-from pfljax.exchange.routes import AXIS, Gather, Own, OwnFirst, Push, Ring, Route, Server, is_dense
+from pfljax.exchange.routes import AXIS, AtServer, Gather, Own, OwnFirst, Push, Ring, Route, is_dense
 
 Plan = Literal["auto", "vmap", "map", "chunk", "python"]
 Peers = Literal["auto", "gather", "ring"]
@@ -58,6 +58,11 @@ class ExecutionPlan:
     def num_devices(self) -> int:
         return self.mesh.size
 
+    @property
+    def device(self) -> Any:
+        """The first device."""
+        return self.mesh.devices.flat[0]
+
     def sharding(self, leaf: Any, *, by_rows: bool, axis: int = 0) -> NamedSharding:
         """Sharding of a leaf: rows (at `axis`) spread over the devices if they divide evenly, otherwise replicated."""
         spread = by_rows and len(leaf.shape) > axis and leaf.shape[axis] % self.num_devices == 0
@@ -85,8 +90,8 @@ class ExecutionPlan:
 
     def rings(self, models: Params) -> bool:
         """Whether peers' models (stacked) travel around the ring instead of being gathered on all devices."""
-        on_cpu = self.mesh.devices.flat[0].platform == "cpu"
-        return self.peers == "ring" or (self.peers == "auto" and on_cpu and tree.num_bytes(models) > GATHERED)
+        large = self.device.platform == "cpu" and tree.num_bytes(models) > GATHERED
+        return self.peers == "ring" or (self.peers == "auto" and large)
 
     def exchange_of(self, topology: Topology, models: Params) -> str:
         """Describes how a stack's models reach clients on other devices."""
@@ -202,12 +207,24 @@ class ExecutionPlan:
             The next rows, and the aggregate of what came back.
         """
         models, clients = jax.tree.map(jnp.asarray, (models, Clients(index, rows, data, sizes)))
+        return self._exchange(client_fn, models, clients, () if common is None else (common,), topology, own_first)
+
+    def _exchange(
+        self,
+        client_fn: Callable[..., ClientOutput],
+        models: Params,
+        clients: Clients,
+        common: tuple,
+        topology: Topology,
+        own_first: bool,
+    ) -> tuple[PyTree, Aggregate]:
+        """As `exchange`; `common` holds the last argument of `client_fn`, if there is one."""
         num_clients, held = clients.index.shape
-        by_size = self.buckets if sizes is not None else ()
+        by_size = self.buckets if clients.sizes is not None else ()
         together = self._together(topology, models, held)
         layout = lay_out(num_clients, self.num_devices, self.chunk, by_size, together)
         route = self._route(topology, models, held, own_first and layout.as_they_come)
-        return Exchange(self.mesh, layout, route, client_fn).run(models, clients, () if common is None else (common,))
+        return Exchange(self.mesh, layout, route, client_fn).run(models, clients, common)
 
     def _together(self, topology: Topology, models: Params, held: int) -> int:
         """Number of clients whose models travel, or are summed, together, for few messages and matrix products."""
@@ -224,7 +241,7 @@ class ExecutionPlan:
         if topology == "own":
             return Own(held)
         num_models, devices = tree.num_rows(models) if jax.tree.leaves(models) else 0, self.num_devices
-        route = Server(num_models, devices)
+        route = AtServer(num_models, devices)
         if topology in ("peers", "push") and self._is_spread(models):
             ring = self.rings(models)
             route = Ring(num_models // devices, devices) if ring else Gather(num_models, devices)

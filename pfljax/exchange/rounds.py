@@ -197,10 +197,9 @@ def _exchange(
         common=state.server,
         sizes=playing.clients.train.size,
     )
-    shape = lambda *leading: lambda leaf: jax.ShapeDtypeStruct((*leading, *leaf.shape[1:]), leaf.dtype)
-    received = jax.tree.map(shape(1 if topology == "push" else index.shape[1]), state.models)
+    received = tree.shapes_of_rows(state.models, 1 if topology == "push" else index.shape[1])
     traced = lambda server, models, row, data: client(models, row, view(data, jnp.zeros((), jnp.int32)), server)
-    read = traffic.bytes_read(traced, state.server, received, jax.tree.map(shape(), state.clients), data)
+    read = traffic.bytes_read(traced, state.server, received, tree.shapes_of_rows(state.clients), data)
     return state._replace(clients=rows), aggregate, read
 
 

@@ -107,7 +107,7 @@ class Own(Route):
 
 
 @dataclasses.dataclass(frozen=True)
-class Server(Route):
+class AtServer(Route):
     """All N models are on every device; sums go over each device's clients, then over devices."""
 
     num_models: int  # a device keeps sums for all of them
@@ -133,7 +133,7 @@ class Server(Route):
 
 
 @dataclasses.dataclass(frozen=True)
-class Gather(Server):
+class Gather(AtServer):
     """Every device has its clients' models; they are copied to all devices, and contributions summed at the owners."""
 
     models_at = sums_at = SPREAD
@@ -146,7 +146,7 @@ class Gather(Server):
 
 
 @dataclasses.dataclass(frozen=True)
-class Ring(Server):
+class Ring(AtServer):
     """Every device has its clients' N / D models; a block's models and contributions travel around the ring of devices.
 
     Each message visits every device once. Besides the stack, this takes the memory of one block's models.
@@ -220,7 +220,7 @@ class Ring(Server):
 class OwnFirst(Route):
     """The clients' own models, in column 0 of the index, stay in place; the others take the route `others`."""
 
-    others: Server
+    others: AtServer
 
     @property
     def models_at(self) -> PartitionSpec:
@@ -260,7 +260,7 @@ class OwnFirst(Route):
 class Push(Route):
     """A client receives its own model in place; its one upload takes the route `uploads` to all models in its index."""
 
-    uploads: Server
+    uploads: AtServer
 
     models_at = SPREAD
     models_held = 1

@@ -19,6 +19,7 @@ from pfljax.folder.history import History
 from pfljax.folder.locks import LOCK
 from pfljax.stores.compiled import Compiled
 from pfljax.stores.experiment import Experiment
+from pfljax.stores.registry import STORES, store_of
 
 CONFIG = "config.json"
 CLIENTS = "clients"  # a run's subfolder for its clients' rows under client_store=disk
@@ -136,7 +137,7 @@ class Folders:
 
     @property
     def _on_disk(self) -> bool:
-        return self.experiments[0].client_store == "disk"
+        return store_of(self.experiments[0]).on_disk
 
     def _keep(self, number: int, done: int, rounds: Sequence[int]) -> None:
         """Deletes a run's checkpoints except those after `rounds`. The manifest no longer lists them by then."""
@@ -294,6 +295,6 @@ def check_store(client_store: str, out: Path) -> None:
         files.delete(rows)  # left by a run that saved nothing
     elif on_disk and rows.is_symlink() and not any(rows.iterdir()):
         return  # a link that is kept when runs start over
-    elif on_disk != (client_store == "disk"):
+    elif on_disk != STORES[client_store].on_disk:
         accepted = "disk" if on_disk else "device or host"
         raise ArgumentError("client_store", f"{out} was started with another one; accepted: {accepted}", client_store)

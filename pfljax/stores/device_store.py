@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfljax.contract import tree
-from pfljax.contract.types import Algorithm, Array, ClientData, Key, State
+from pfljax.contract.types import Algorithm, Array, ClientData, Key, PyTree, State
 from pfljax.evaluation import measures
 from pfljax.exchange.in_python import PythonPlan, calling
 from pfljax.exchange.lifting import init as init_state
@@ -22,88 +22,12 @@ from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import Record, make_round
 from pfljax.stores import memory
 from pfljax.stores.compiled import Compiled, shaped, state_shardings
-from pfljax.stores.experiment import Experiment
+from pfljax.stores.experiment import OWN, Experiment
 from pfljax.stores.replicates import Replicates
 from pfljax.stores.serving import measured, scores
+from pfljax.stores.store import Build, Store, UseOf
 
 LARGE = 32 << 20  # bytes; with a model stack this large, a dispatch is one round
-
-
-def put(plan: ExecutionPlan, replicates: Replicates, parts: Sequence[Any], num: int) -> Any:
-    """Puts the data of each run on the devices."""
-    return place(plan, replicates.join(parts, np.stack), num, replicates.axis)
-
-
-def join_states(compiled: Compiled, replicates: Replicates, states: Sequence[State]) -> State:
-    """Joins the restored states of all runs."""
-    if replicates.num == 1:
-        return states[0]
-    return jax.tree.map(lambda leaf, to: jax.device_put(leaf, to.sharding), replicates.join(states), compiled.state)
-
-
-def restorable(compiled: Compiled, replicates: Replicates) -> State:
-    """Returns the shapes, dtypes and locations of one run's state."""
-    if replicates.num == 1:
-        return compiled.state
-    shape = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), compiled.state)
-    return shaped(shape, state_shardings(compiled.algorithm, compiled.plan, shape))
-
-
-def compile_segment(
-    experiment: Experiment, clients: ClientData, plan: ExecutionPlan, length: int, replicates: Replicates
-) -> Compiled:
-    """Compiles up to `length` rounds into one dispatch; only one round for peers with a large model stack.
-
-    Other clients read peers' models until the round ends, so the next models need separate memory. In a loop of rounds
-    this is a temporary in addition to the models. In a single round it is the output, and the old models are freed.
-
-    Args:
-        experiment: The run.
-        clients: Data of all replicates, on the devices.
-        plan: How clients are mapped to devices.
-        length: Maximum number of rounds per dispatch.
-        replicates: The runs.
-    """
-    if isinstance(plan, PythonPlan):
-        return _in_python(experiment, clients, plan)
-    begin = time.perf_counter()
-    algorithm, problem = experiment.algorithm(plan), experiment.problem
-
-    def one_round(algorithm, *args):
-        return make_round(algorithm, plan, problem.num_clients, problem.cohort_size)(*args)
-
-    # Jitted, so that the trace for the record's shape is reused in the loop.
-    one_round = jax.jit(replicates.lift(experiment, plan, one_round, (0, None, 0, 0)), inline=True)
-    init = replicates.lift(experiment, plan, lambda algorithm, *args: init_state(algorithm, plan, *args), (0, 0))
-    key = jax.random.key(experiment.seed)
-    keys = replicates.join([experiment.keys(key, key)] * replicates.num)
-    key = replicates.join([key] * replicates.num)
-    shape = jax.eval_shape(init, key, clients)
-    shardings = state_shardings(algorithm, plan, shape, replicates.axis)
-    state = shaped(shape, shardings)
-    number = jax.ShapeDtypeStruct((), jnp.int32)
-    everyone = problem.cohort_size == problem.num_clients  # otherwise the models that clients read are copies
-    single = algorithm.topology in ("peers", "push") and everyone and tree.num_bytes(shape.models) > LARGE
-    if single:
-        segment = _one_round(one_round)
-    else:
-        segment = _several_rounds(one_round, jax.eval_shape(one_round, keys, number, state, clients)[1], length)
-    everywhere = plan.everywhere
-    jitted = jax.jit(
-        segment,
-        donate_argnums=(3,) if single else (3, 4),
-        out_shardings=(_apart(shardings), everywhere, everywhere),
-    )
-    compiled = jitted.lower(keys, number, number, *_apart(state), clients).compile()
-
-    def dispatch(key, start, stop, state, clients):
-        (rest, models), records, done = compiled(key, np.int32(start), np.int32(stop), *_apart(state), clients)
-        return rest._replace(models=models), records, done
-
-    init = jax.jit(init, out_shardings=shardings).lower(key, clients).compile()
-    seconds = time.perf_counter() - begin
-    needs = memory.of_compiled(compiled), memory.of_compiled(init)
-    return Compiled(algorithm, plan, state, init, dispatch, needs[0], seconds, needs[1])
 
 
 def _in_python(experiment: Experiment, clients: ClientData, plan: PythonPlan) -> Compiled:
@@ -167,37 +91,119 @@ def _several_rounds(one_round: Callable, logged: Record, length: int) -> Callabl
     return segment
 
 
-def make_evaluation(experiments: Sequence[Experiment], compiled: Compiled, replicates: Replicates) -> Callable:
-    """Returns a function (key, state, clients, splits) -> (metrics by split and name, who uses whom)."""
-    experiment = experiments[0]
-    plan, model = compiled.plan, experiment.problem.model
+class DeviceStore(Store):
+    """Clients' state and data are on the devices."""
 
-    metrics, num = experiment.metrics, experiment.problem.num_clients
-    parts = experiment.scored is not None or bool(metrics)  # otherwise all clients at once
+    home = "on the devices"
+    on_devices = True
 
-    def score(algorithm: Algorithm, ids: Array | None, key: Key, state: State, clients: ClientData, splits: Any):
-        use = scores(plan, model, algorithm, bool(metrics))
-        if ids is not None:
-            return serve_some(algorithm, plan, use, key, state, ids, clients, splits)
-        return serve(algorithm, plan, use, key, state, jnp.arange(num, dtype=jnp.int32), clients, splits)
+    def put(self, plan: ExecutionPlan, replicates: Replicates, parts: Sequence[Any], num: int) -> Any:
+        """Puts the data of each run on the devices."""
+        return place(plan, replicates.join(parts, np.stack), num, replicates.axis)
 
-    of_all = replicates.lift(experiment, plan, score, (0 if parts else None, 0, 0, 0, 0))
-    run = calling(of_all) if isinstance(plan, PythonPlan) else jax.jit(of_all, out_shardings=plan.everywhere)
-    if not parts:
-        return functools.partial(run, None)
-    everyone = np.arange(num, dtype=np.int32)
-    ids = replicates.join([everyone if each.scored is None else each.scored for each in experiments], np.stack)
-    if not metrics:
-        return functools.partial(run, ids)
-    examples = max(getattr(experiment.federation, part).y.shape[1] for part in ("train", "validation", "test"))
+    def join_states(self, compiled: Compiled, replicates: Replicates, states: Sequence[State]) -> State:
+        """Joins the restored states of all runs."""
+        if replicates.num == 1:
+            return states[0]
+        return jax.tree.map(lambda leaf, to: jax.device_put(leaf, to.sharding), replicates.join(states), compiled.state)
 
-    def in_blocks(*args):
-        found = []
-        for places, real in measures.blocks(ids.shape[-1], measures.row_bytes(model, examples)):
-            of_runs = replicates.split(jax.device_get(run(ids[..., places], *args)))
-            of_runs = [served._replace(found=measured(metrics, served.found)) for served in of_runs]
-            found.append([jax.tree.map(lambda leaf, real=real: leaf[:real], served) for served in of_runs])
-        joined = [jax.tree.map(lambda *leaves: np.concatenate(leaves), *of_run) for of_run in zip(*found, strict=True)]
-        return replicates.join(joined, np.stack)
+    def restorable(self, compiled: Compiled, replicates: Replicates) -> State:
+        """Returns the shapes, dtypes and locations of one run's state."""
+        if replicates.num == 1:
+            return compiled.state
+        shape = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), compiled.state)
+        return shaped(shape, state_shardings(compiled.algorithm, compiled.plan, shape))
 
-    return in_blocks
+    def compile_segment(
+        self, experiment: Experiment, clients: ClientData, plan: ExecutionPlan, length: int, replicates: Replicates
+    ) -> Compiled:
+        """Compiles up to `length` rounds into one dispatch; only one round for peers with a large model stack.
+
+        Other clients read peers' models until the round ends, so the next models need separate memory. In a loop of
+        rounds this is a temporary in addition to the models. In a single round it is the output, and the old models are
+        freed.
+        """
+        if isinstance(plan, PythonPlan):
+            return _in_python(experiment, clients, plan)
+        begin = time.perf_counter()
+        algorithm, problem = experiment.algorithm(plan), experiment.problem
+
+        def one_round(algorithm, *args):
+            return make_round(algorithm, plan, problem.num_clients, problem.cohort_size)(*args)
+
+        # Jitted, so that the trace for the record's shape is reused in the loop.
+        one_round = jax.jit(replicates.lift(experiment, plan, one_round, (0, None, 0, 0)), inline=True)
+        init = replicates.lift(experiment, plan, lambda algorithm, *args: init_state(algorithm, plan, *args), (0, 0))
+        key = jax.random.key(experiment.seed)
+        keys = replicates.join([experiment.keys(key, key)] * replicates.num)
+        key = replicates.join([key] * replicates.num)
+        shape = jax.eval_shape(init, key, clients)
+        shardings = state_shardings(algorithm, plan, shape, replicates.axis)
+        state = shaped(shape, shardings)
+        number = jax.ShapeDtypeStruct((), jnp.int32)
+        everyone = problem.cohort_size == problem.num_clients  # otherwise the models that clients read are copies
+        single = algorithm.topology in ("peers", "push") and everyone and tree.num_bytes(shape.models) > LARGE
+        if single:
+            segment = _one_round(one_round)
+        else:
+            segment = _several_rounds(one_round, jax.eval_shape(one_round, keys, number, state, clients)[1], length)
+        everywhere = plan.everywhere
+        jitted = jax.jit(
+            segment,
+            donate_argnums=(3,) if single else (3, 4),
+            out_shardings=(_apart(shardings), everywhere, everywhere),
+        )
+        compiled = jitted.lower(keys, number, number, *_apart(state), clients).compile()
+
+        def dispatch(key, start, stop, state, clients):
+            (rest, models), records, done = compiled(key, np.int32(start), np.int32(stop), *_apart(state), clients)
+            return rest._replace(models=models), records, done
+
+        init = jax.jit(init, out_shardings=shardings).lower(key, clients).compile()
+        seconds = time.perf_counter() - begin
+        needs = memory.of_compiled(compiled), memory.of_compiled(init)
+        return Compiled(algorithm, plan, state, init, dispatch, needs[0], seconds, needs[1])
+
+    def make_evaluation(
+        self, experiments: Sequence[Experiment], compiled: Compiled, replicates: Replicates
+    ) -> Callable:
+        """Evaluates all clients at once, or some in blocks if only some are scored, or by metrics on the host."""
+        experiment = experiments[0]
+        plan, model = compiled.plan, experiment.problem.model
+        metrics, num = experiment.metrics, experiment.problem.num_clients
+        parts = experiment.scored is not None or bool(metrics)  # otherwise all clients at once
+
+        def score(algorithm: Algorithm, ids: Array | None, key: Key, state: State, clients: ClientData, splits: Any):
+            use = scores(plan, model, algorithm, bool(metrics))
+            if ids is not None:
+                return serve_some(algorithm, plan, use, key, state, ids, clients, splits)
+            return serve(algorithm, plan, use, key, state, jnp.arange(num, dtype=jnp.int32), clients, splits)
+
+        of_all = replicates.lift(experiment, plan, score, (0 if parts else None, 0, 0, 0, 0))
+        run = calling(of_all) if isinstance(plan, PythonPlan) else jax.jit(of_all, out_shardings=plan.everywhere)
+        if not parts:
+            return functools.partial(run, None)
+        everyone = np.arange(num, dtype=np.int32)
+        ids = replicates.join([everyone if each.scored is None else each.scored for each in experiments], np.stack)
+        if not metrics:
+            return functools.partial(run, ids)
+        examples = max(getattr(experiment.federation, part).y.shape[1] for part in ("train", "validation", "test"))
+
+        def in_blocks(*args):
+            found = []
+            for places, real in measures.blocks(ids.shape[-1], measures.row_bytes(model, examples)):
+                of_runs = replicates.split(jax.device_get(run(ids[..., places], *args)))
+                of_runs = [served._replace(found=measured(metrics, served.found)) for served in of_runs]
+                found.append([jax.tree.map(lambda leaf, real=real: leaf[:real], served) for served in of_runs])
+            joined = [
+                jax.tree.map(lambda *leaves: np.concatenate(leaves), *of_run) for of_run in zip(*found, strict=True)
+            ]
+            return replicates.join(joined, np.stack)
+
+        return in_blocks
+
+    def serve(self, experiment: Experiment, build: Build, plan: ExecutionPlan, use: UseOf, *args: Any) -> PyTree:
+        """Serves these clients at once."""
+        algorithm, (ids, key, state, clients) = build(OWN), args
+        some = functools.partial(serve_some, algorithm, plan, use(algorithm))
+        return jax.device_get(jax.jit(some, out_shardings=plan.everywhere)(key, state, ids, clients).found)

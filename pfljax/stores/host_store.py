@@ -1,9 +1,8 @@
 """Client store in host memory or on disk: prefetches each cohort, trains it on the devices, and writes it back.
 
-The host's memory or disk limits K. The time per round and the devices' memory depend on the cohort size S. This module
-has the same functions as `device_store`. Clients' parts of the state are stacks of rows that are changed in place, and
-data are NumPy arrays. On disk, a client has no row until it first takes part; initial rows are recomputed whenever
-they are needed.
+The host's memory or disk limits K. The time per round and the devices' memory depend on the cohort size S. Clients'
+parts of the state are stacks of rows that are changed in place, and data are NumPy arrays. On disk, a client has no row
+until it first takes part; initial rows are recomputed whenever they are needed.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import numpy as np
 
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Algorithm, ClientData, Cohort, Key, Start, State
+from pfljax.contract.types import Algorithm, ClientData, Cohort, Key, PyTree, Start, State
 from pfljax.evaluation import measures
 from pfljax.exchange import lifting, processes
 from pfljax.exchange.lifting import join_state, split_state
@@ -32,9 +31,10 @@ from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import cohort_of, make_cohort_round
 from pfljax.stores import memory, stacks
 from pfljax.stores.compiled import Compiled, Saving, shaped, state_shardings
-from pfljax.stores.experiment import Experiment
+from pfljax.stores.experiment import OWN, Experiment
 from pfljax.stores.replicates import Replicates
 from pfljax.stores.serving import Blocks, measured, scores
+from pfljax.stores.store import Build, Store, UseOf, shapes_of
 
 BLOCK_BYTES = 64 << 20  # minimum size of a block of clients that is evaluated at once
 
@@ -45,86 +45,6 @@ class Ahead(NamedTuple):
     ids: np.ndarray
     rows: State
     clients: ClientData
-
-
-def put(plan: ExecutionPlan, replicates: Replicates, parts: Sequence[Any], num: int) -> Any:
-    """Returns the data of each run, which stay on the host."""
-    del plan, num
-    return replicates.side_by_side(parts)
-
-
-def join_states(compiled: Compiled, replicates: Replicates, states: Sequence[State]) -> State:
-    """Joins the restored states of all runs."""
-    del compiled
-    return replicates.side_by_side(states)
-
-
-def restorable(compiled: Compiled, replicates: Replicates) -> State:
-    """Returns the shapes, dtypes and locations of one run's state."""
-    del replicates
-    return compiled.state
-
-
-def check(experiment: Experiment, algorithm: Algorithm) -> None:
-    """Raises `ArgumentError` if this store does not support the run."""
-    if algorithm.sample is not None:
-        text = "does not support cohorts that are not drawn uniformly; accepted here: device"
-        raise ArgumentError("client_store", text, experiment.client_store)
-
-
-def compile_segment(
-    experiment: Experiment, clients: ClientData, plan: ExecutionPlan, length: int, replicates: Replicates
-) -> Compiled:
-    """Like `device_store.compile_segment`, but runs round by round on the cohort's rows."""
-    del length
-    begin = time.perf_counter()
-    algorithm, problem = experiment.algorithm(plan), experiment.problem
-    check(experiment, algorithm)
-    num_clients, size, data = problem.num_clients, problem.cohort_size, replicates.split(clients)
-    clients = data[0]
-    key = jax.random.key(experiment.seed)
-    rows, rest = split_state(algorithm, jax.eval_shape(_initial(experiment), key, clients))
-    state = join_state(algorithm, tree.shapes_of_rows(rows, size), rest)
-    shardings = state_shardings(algorithm, plan, state)
-    state, cohort = shaped(state, shardings), tree.shapes_of_rows(clients, size)
-    cohort = shaped(cohort, jax.tree.map(lambda leaf: plan.sharding(leaf, by_rows=True), cohort))
-
-    def step(numbers, key, number, ids, state, clients):
-        one_round = make_cohort_round(experiment.algorithm(plan, numbers), plan)
-        return one_round(key, number, Cohort(ids, everyone=size == num_clients), state, clients)
-
-    number, ids = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((size,), jnp.int32)
-    jitted = jax.jit(step, donate_argnums=4, out_shardings=(shardings, plan.everywhere))
-    keys = experiment.keys(key, key)
-    compiled = jitted.lower(replicates.numbers_of(0), keys, number, ids, state, cohort).compile()
-    rest_at = split_state(algorithm, shardings)[1]
-    rest = shaped(rest, rest_at)
-    like = join_state(algorithm, jax.tree.map(_placeholder, rows), rest)
-    needs = memory.of_compiled(compiled)
-    ahead = tree.num_bytes((split_state(algorithm, state)[0], cohort)) // plan.num_devices
-    others = (replicates.num - 1) * tree.num_bytes(
-        split_state(algorithm, state)[1]
-    )  # the other runs' server and models
-    needs = dataclasses.replace(needs, arguments=needs.arguments + ahead + others)
-    segments = [
-        Segment(algorithm, plan, functools.partial(compiled, replicates.numbers_of(run)), num_clients, size)
-        for run in range(replicates.num)
-    ]
-    if experiment.client_store == "disk":
-        init, saving = _on_disk(experiment, replicates, rows, rest, data)
-        saving.check(problem.rounds)
-    else:
-        memory.check_host(like, replicates.num)
-        init = _in_memory(experiment, replicates, rest_at)
-        saving = _whole(like) if jax.process_count() > 1 else None
-
-    def init_all(key, clients):
-        parts = zip(replicates.split(key), replicates.split(clients), strict=True)
-        return replicates.side_by_side([init(run, *part) for run, part in enumerate(parts)])
-
-    seconds = time.perf_counter() - begin
-    segment = functools.partial(_segment_of_all, replicates, segments)
-    return Compiled(algorithm, plan, like, init_all, segment, needs, seconds, saving=saving)
 
 
 def _segment_of_all(
@@ -141,23 +61,17 @@ def _segment_of_all(
     return replicates.side_by_side([state for state, _, _ in found]), records, count
 
 
-def _initial(experiment: Experiment) -> Callable[[Key, ClientData], State]:
-    """Returns the function that makes the initial state of all clients."""
-    plan = experiment.problem.plan
-    return functools.partial(lifting.init, experiment.algorithm(plan), plan)
-
-
-def _in_memory(experiment: Experiment, replicates: Replicates, rest_at: State) -> Callable[..., State]:
+def _in_memory(experiment: Experiment, replicates: Replicates, like: State) -> Callable[..., State]:
     """Returns (run, key, clients) -> initial state, made on the host, since not all rows may fit on the devices."""
     host = make_host_plan()
     algorithm = experiment.algorithm(host)
     make = jax.jit(lambda numbers, *args: lifting.init(experiment.algorithm(host, numbers), host, *args))
 
     def init(run: int, key: Key, clients: ClientData) -> State:
-        with jax.default_device(host.mesh.devices.flat[0]):
+        with jax.default_device(host.device):
             state = make(replicates.numbers_of(run), key, clients)
         rows, rest = split_state(algorithm, state)
-        rest = jax.tree.map(_on_devices, jax.device_get(rest), rest_at)
+        rest = jax.tree.map(_on_devices, jax.device_get(rest), split_state(algorithm, like)[1])
         return join_state(algorithm, jax.tree.map(_taken_over, rows), rest)
 
     return init
@@ -173,29 +87,10 @@ def _whole(like: State) -> Saving:
     return Saving(like, stacks.in_memory, thaw, lambda state: None, lambda rounds: 0)
 
 
-def read_saved(experiment: Experiment, read: Callable[[Any], Any], clients: ClientData) -> State:
-    """Reads a run's saved state, for predictions: arrays are on the host.
-
-    Args:
-        experiment: The run.
-        read: Reads a checkpoint: shapes -> arrays.
-        clients: Data of all clients.
-    """
-    algorithm = experiment.algorithm(experiment.problem.plan)
-    key = jax.random.fold_in(jax.random.key(experiment.seed), 0)
-    shape = jax.eval_shape(_initial(experiment), key, clients)
-    if experiment.client_store != "disk":
-        return read(shape)
-    rows, rest = split_state(algorithm, shape)
-    saving = _on_disk(experiment, Replicates.of([experiment]), rows, rest, [clients], writable=False)[1]
-    return saving.thaw(0, key, read(saving.like))
-
-
 def _on_disk(
     experiment: Experiment,
     replicates: Replicates,
-    shapes: State,
-    rest: State,
+    like: State,
     data: Sequence[ClientData],
     writable: bool = True,
 ) -> tuple[Callable[..., State], Saving]:
@@ -204,16 +99,16 @@ def _on_disk(
     Args:
         experiment: One of the runs.
         replicates: All runs.
-        shapes: Shapes of the clients' rows.
-        rest: Shapes and locations of the rest of the state.
+        like: Shapes of the state, and locations except for the clients' rows.
         data: All clients' data, for each run; used by `thaw`.
         writable: Whether rows may be written.
     """
     algorithm, problem = experiment.algorithm(experiment.problem.plan), experiment.problem
+    shapes, rest = split_state(algorithm, like)
     host, directories = make_host_plan(), replicates.directories or (experiment.directory,)
     if jax.process_count() > 1 and None in directories:
         raise ArgumentError("client_store", "needs a run folder that all processes can access", "disk")
-    build, device = functools.partial(experiment.algorithm, host), host.mesh.devices.flat[0]
+    build, device = functools.partial(experiment.algorithm, host), host.device
     begin = jax.jit(lambda numbers, *args: build(numbers).start(*args))
     rows_of = jax.jit(lambda numbers, *args: jax.tree.leaves(lifting.first_rows(build(numbers), host, *args)))
 
@@ -224,7 +119,10 @@ def _on_disk(
     def join(run: int, key: Key, start: Start, kept: dict[str, np.ndarray], rest: State) -> State:
         of_run = functools.partial(rows_of, replicates.numbers_of(run), key, start)
         first_rows = functools.partial(_in_blocks, of_run, problem.cohort_size, device)
-        directory, table = directories[run], stacks.Table(np.array(kept["slots"]), np.array(kept["sums"]), first_rows)
+        directory, table = (
+            directories[run],
+            stacks.SlotTable(np.array(kept["slots"]), np.array(kept["sums"]), first_rows),
+        )
         if directory is not None:
             files = stacks.open_files(directory, shapes, table, writable)
         else:
@@ -235,7 +133,7 @@ def _on_disk(
     def init(run: int, key: Key, clients: ClientData) -> State:
         start = started(run, key, clients)
         made = State(start.server, start.models, start.optimizer, (), np.zeros((), np.int32))
-        made = jax.tree.map(lambda leaf, like: _on_devices(leaf, like.sharding), split_state(algorithm, made)[1], rest)
+        made = jax.tree.map(_on_devices, split_state(algorithm, made)[1], rest)
         return join(run, key, start, stacks.no_rows(problem.num_clients), made)
 
     def freeze(state: State) -> dict:
@@ -243,14 +141,12 @@ def _on_disk(
         return {**stacks.flush(rows, problem.num_clients), "rest": others}
 
     thaw = lambda run, key, saved: join(run, key, started(run, key, data[run]), saved, saved["rest"])
-    like = {**stacks.no_rows(problem.num_clients), "rest": rest}
     saved = lambda state: stacks.keep(split_state(algorithm, state)[0])
 
     def check(rounds: int) -> int:
-        played = min(rounds * problem.cohort_size, problem.num_clients)
-        return stacks.check_disk(directories, shapes, played)
+        return stacks.check_disk(directories, shapes, min(rounds * problem.cohort_size, problem.num_clients))
 
-    return init, Saving(like, freeze, thaw, saved, check)
+    return init, Saving({**stacks.no_rows(problem.num_clients), "rest": rest}, freeze, thaw, saved, check)
 
 
 def _in_blocks(
@@ -323,9 +219,9 @@ def _taken_over(leaf: jax.Array) -> np.ndarray | stacks.Shared:
     return copy if jax.process_count() == 1 else stacks.Shared(copy)
 
 
-def _on_devices(leaf: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+def _on_devices(leaf: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
     """Puts an array that all processes have on all their devices."""
-    return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
+    return jax.make_array_from_callback(leaf.shape, like.sharding, lambda index: leaf[index])
 
 
 def _placeholder(leaf: Any) -> np.ndarray:
@@ -337,7 +233,7 @@ def block_size(experiment: Experiment, plan: ExecutionPlan) -> int:
     """Number of clients to evaluate at a time: they need no more memory than a cohort, or than `BLOCK_BYTES`."""
     problem, clients = experiment.problem, experiment.federation.client_data
     algorithm, key = experiment.algorithm(plan), jax.random.key(0)
-    state = jax.eval_shape(_initial(experiment), key, clients)
+    state = shapes_of(experiment, clients)
     of_cohort = each = tree.row_bytes((split_state(algorithm, state)[0], clients))
     if experiment.metrics:
         sizes = (getattr(experiment.federation, part).y.shape[1] for part in ("train", "validation", "test"))
@@ -349,18 +245,133 @@ def block_size(experiment: Experiment, plan: ExecutionPlan) -> int:
     return min(-(-size // plan.num_devices) * plan.num_devices, num_scored)
 
 
-def make_evaluation(experiments: Sequence[Experiment], compiled: Compiled, replicates: Replicates) -> Callable:
-    """Returns (key, state, clients, splits) -> (metrics by split and name, who uses whom), one run after the other."""
-    first, plan = experiments[0], compiled.plan
-    use = functools.partial(scores, plan, first.problem.model, outputs=bool(first.metrics))
-    finish = functools.partial(measured, first.metrics)
-    evaluate = Blocks(functools.partial(first.algorithm, plan), plan, use, block_size(first, plan), finish)
-    everyone = np.arange(first.problem.num_clients, dtype=np.int32)
-    ids = [everyone if each.scored is None else each.scored for each in experiments]
+class HostStore(Store):
+    """Clients' state and data are in host memory; a round's cohort is on the devices."""
 
-    def of_all(*args):
-        parts = zip(ids, *(replicates.split(arg) for arg in args), strict=True)
-        found = [evaluate(replicates.numbers_of(run), *part) for run, part in enumerate(parts)]
-        return replicates.side_by_side(found)
+    home = "in host memory; a round's cohort on the devices"
 
-    return of_all
+    def check(self, experiment: Experiment, algorithm: Algorithm) -> None:
+        """Raises `ArgumentError` if this store does not support the run."""
+        if algorithm.sample is not None:
+            text = "does not support cohorts that are not drawn uniformly; accepted here: device"
+            raise ArgumentError("client_store", text, experiment.client_store)
+
+    def put(self, plan: ExecutionPlan, replicates: Replicates, parts: Sequence[Any], num: int) -> Any:
+        """Returns the data of each run, which stay on the host."""
+        del plan, num
+        return replicates.side_by_side(parts)
+
+    def join_states(self, compiled: Compiled, replicates: Replicates, states: Sequence[State]) -> State:
+        """Joins the restored states of all runs."""
+        del compiled
+        return replicates.side_by_side(states)
+
+    def restorable(self, compiled: Compiled, replicates: Replicates) -> State:
+        """Returns the shapes, dtypes and locations of one run's state."""
+        del replicates
+        return compiled.state
+
+    def compile_segment(
+        self, experiment: Experiment, clients: ClientData, plan: ExecutionPlan, length: int, replicates: Replicates
+    ) -> Compiled:
+        """Compiles a round of the cohort's rows; a segment plays round by round."""
+        del length
+        begin = time.perf_counter()
+        algorithm, problem = experiment.algorithm(plan), experiment.problem
+        self.check(experiment, algorithm)
+        num_clients, size, data = problem.num_clients, problem.cohort_size, replicates.split(clients)
+        clients = data[0]
+        key = jax.random.key(experiment.seed)
+        rows, rest = split_state(algorithm, shapes_of(experiment, clients))
+        state = join_state(algorithm, tree.shapes_of_rows(rows, size), rest)
+        shardings = state_shardings(algorithm, plan, state)
+        state, cohort = shaped(state, shardings), tree.shapes_of_rows(clients, size)
+        cohort = shaped(cohort, jax.tree.map(lambda leaf: plan.sharding(leaf, by_rows=True), cohort))
+
+        def step(numbers, key, number, ids, state, clients):
+            one_round = make_cohort_round(experiment.algorithm(plan, numbers), plan)
+            return one_round(key, number, Cohort(ids, everyone=size == num_clients), state, clients)
+
+        number, ids = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((size,), jnp.int32)
+        jitted = jax.jit(step, donate_argnums=4, out_shardings=(shardings, plan.everywhere))
+        keys = experiment.keys(key, key)
+        compiled = jitted.lower(replicates.numbers_of(0), keys, number, ids, state, cohort).compile()
+        rest = shaped(rest, split_state(algorithm, shardings)[1])
+        like = join_state(algorithm, jax.tree.map(_placeholder, rows), rest)
+        needs = memory.of_compiled(compiled)
+        ahead = tree.num_bytes((split_state(algorithm, state)[0], cohort)) // plan.num_devices
+        others = (replicates.num - 1) * tree.num_bytes(
+            split_state(algorithm, state)[1]
+        )  # the other runs' server and models
+        needs = dataclasses.replace(needs, arguments=needs.arguments + ahead + others)
+        segments = [
+            Segment(algorithm, plan, functools.partial(compiled, replicates.numbers_of(run)), num_clients, size)
+            for run in range(replicates.num)
+        ]
+        init, saving = self.begin(experiment, replicates, like, data)
+
+        def init_all(key, clients):
+            parts = zip(replicates.split(key), replicates.split(clients), strict=True)
+            return replicates.side_by_side([init(run, *part) for run, part in enumerate(parts)])
+
+        seconds = time.perf_counter() - begin
+        segment = functools.partial(_segment_of_all, replicates, segments)
+        return Compiled(algorithm, plan, like, init_all, segment, needs, seconds, saving=saving)
+
+    def begin(
+        self, experiment: Experiment, replicates: Replicates, like: State, data: Sequence[ClientData]
+    ) -> tuple[Callable[..., State], Saving | None]:
+        """Returns (run, key, clients) -> initial state, and how to save the state.
+
+        Args:
+            experiment: One of the runs.
+            replicates: All runs.
+            like: Shapes of the state, and locations except for the clients' rows.
+            data: All clients' data, for each run.
+        """
+        del data
+        memory.check_host(like, replicates.num)
+        return _in_memory(experiment, replicates, like), _whole(like) if jax.process_count() > 1 else None
+
+    def make_evaluation(
+        self, experiments: Sequence[Experiment], compiled: Compiled, replicates: Replicates
+    ) -> Callable:
+        """Evaluates in blocks, one run after the other."""
+        first, plan = experiments[0], compiled.plan
+        use = functools.partial(scores, plan, first.problem.model, outputs=bool(first.metrics))
+        finish = functools.partial(measured, first.metrics)
+        evaluate = Blocks(functools.partial(first.algorithm, plan), plan, use, block_size(first, plan), finish)
+        everyone = np.arange(first.problem.num_clients, dtype=np.int32)
+        ids = [everyone if each.scored is None else each.scored for each in experiments]
+
+        def of_all(*args):
+            parts = zip(ids, *(replicates.split(arg) for arg in args), strict=True)
+            found = [evaluate(replicates.numbers_of(run), *part) for run, part in enumerate(parts)]
+            return replicates.side_by_side(found)
+
+        return of_all
+
+    def serve(self, experiment: Experiment, build: Build, plan: ExecutionPlan, use: UseOf, *args: Any) -> PyTree:
+        """Serves these clients in blocks of the size of a cohort."""
+        return Blocks(build, plan, use, experiment.problem.cohort_size)(OWN, *args).found
+
+
+class DiskStore(HostStore):
+    """Clients' rows are in files and their data in host memory; a round's cohort is on the devices."""
+
+    home = "state on disk, data in host memory; a round's cohort on the devices"
+    on_disk = True
+
+    def begin(
+        self, experiment: Experiment, replicates: Replicates, like: State, data: Sequence[ClientData]
+    ) -> tuple[Callable[..., State], Saving]:
+        """Begins with no client's row."""
+        init, saving = _on_disk(experiment, replicates, like, data)
+        saving.check(experiment.problem.rounds)
+        return init, saving
+
+    def read_saved(self, experiment: Experiment, read: Callable[[Any], Any], clients: ClientData) -> State:
+        """Reads the state; the clients' rows stay in their files."""
+        key, like = jax.random.fold_in(jax.random.key(experiment.seed), 0), shapes_of(experiment, clients)
+        saving = _on_disk(experiment, Replicates.of([experiment]), like, [clients], writable=False)[1]
+        return saving.thaw(0, key, read(saving.like))

@@ -1,7 +1,7 @@
 """Clients' rows between rounds, in host memory or in files. Each round reads its cohort's rows and writes them back.
 
 A stack of rows is a tree of NumPy arrays (K, ...), of `Shared` arrays of several processes, or of `RowFile`s that share
-one `Table`.
+one `SlotTable`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BLOCK = 4096  # number of rows fetched from other processes at a time
 PAGE = 4096  # bytes per page of a file system
 
 
-class Table:
+class SlotTable:
     """Tracks which rows of some files are in use. Every client has two slots; none is used until it first takes part.
 
     A checkpoint records one slot per client. Until the next checkpoint is complete, rows are written only to the other
@@ -89,7 +89,7 @@ class RowFile:
         dtype: The rows' dtype.
     """
 
-    def __init__(self, path: Path, table: Table, number: int, like: jax.ShapeDtypeStruct, writable: bool = True):
+    def __init__(self, path: Path, table: SlotTable, number: int, like: jax.ShapeDtypeStruct, writable: bool = True):
         self.table, self.number, self.shape, self.dtype = table, number, like.shape, np.dtype(like.dtype)
         self._row = math.prod(like.shape[1:]) * self.dtype.itemsize
         self._path, self._file = path, os.open(path, os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY)
@@ -166,7 +166,7 @@ class Shared:
         self._own[ids[mine] - self._first] = processes.whole(rows)[mine]
 
 
-def open_files(directory: Path, shapes: PyTree, table: Table, writable: bool = True) -> PyTree:
+def open_files(directory: Path, shapes: PyTree, table: SlotTable, writable: bool = True) -> PyTree:
     """Opens a stack of rows in a directory, one file per leaf. Returns a tree of `RowFile`s.
 
     Args:
@@ -271,7 +271,7 @@ def flush(stack: PyTree, num_clients: int) -> dict[str, np.ndarray]:
 
 
 def no_rows(num_clients: int) -> dict[str, np.ndarray]:
-    """Returns the slots and sums (K,) of a `Table` before any client has taken part."""
+    """Returns the slots and sums (K,) of a `SlotTable` before any client has taken part."""
     return {"slots": np.zeros(num_clients, np.uint8), "sums": np.zeros(num_clients, np.uint32)}
 
 

@@ -5,6 +5,7 @@ Every error names the field, what came and what is accepted. Built-in methods ar
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import operator
@@ -40,15 +41,17 @@ from pfljax.exchange.lifting import (
     join_state,
     resolved,
     serve_newcomers,
+    shapes,
     split_state,
     whom,
 )
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.pools import place
-from pfljax.exchange.rounds import draw_cohort
+from pfljax.exchange.rounds import draw_cohort, make_round
 from pfljax.exchange.views import view
 from pfljax.stores import stacks
 from pfljax.stores.experiment import Experiment
+from pfljax.stores.registry import store_of
 
 TOLERANCE = 1e-3  # of the sum of a client's weights
 # Entries of a row of metrics.jsonl, and of the tables and summaries that contain such rows.
@@ -68,6 +71,24 @@ def check(experiment: Experiment) -> None:
         Contract(experiment, experiment.problem.plan).check_shapes()
 
 
+def check_metrics(experiment: Experiment, algorithm: Algorithm) -> None:
+    """Checks, by tracing a round, that none of the run's metrics has the name of one of the method's own.
+
+    Raises:
+        ArgumentError: if one has.
+    """
+    problem, plan, key = experiment.problem, experiment.problem.plan, jax.random.key(0)
+    if not experiment.metrics or isinstance(plan, PythonPlan):
+        return
+    clients = tree.shapes_of_rows(experiment.federation.client_data, problem.num_clients)
+    state = jax.eval_shape(functools.partial(init, algorithm, plan), key, clients)
+    one_round = make_round(algorithm, plan, problem.num_clients, problem.cohort_size)
+    record = jax.eval_shape(one_round, experiment.keys(key, key), jnp.int32(0), state, clients)[1]
+    for name in record.metrics.keys() & experiment.metrics.keys():
+        text = f"is also a metric of {experiment.name} itself; accepted: another name, such as own_{name}"
+        raise ArgumentError("metrics", text, name)
+
+
 def check_start(experiment: Experiment, plan: ExecutionPlan, key: Key, state: State, clients: ClientData) -> None:
     """Checks the values of what a user's method returns for the initial state.
 
@@ -83,11 +104,11 @@ def check_start(experiment: Experiment, plan: ExecutionPlan, key: Key, state: St
     """
     if is_built_in(experiment.method) or isinstance(plan, PythonPlan):  # which shows what is wrong by itself
         return
-    contract = Contract(experiment, plan)
-    if experiment.client_store == "device":
-        return contract.check_values(key, state, clients)
-    num = experiment.problem.cohort_size
+    contract, num = Contract(experiment, plan), experiment.problem.cohort_size
     ids = np.linspace(0, experiment.problem.num_clients - 1, num).astype(np.int32)  # the first and the last one, too
+    contract.check_places(key, state, clients, ids)
+    if store_of(experiment).on_devices:
+        return contract.check_values(key, state, clients)
     rows, rest = split_state(contract.algorithm, state)
     rows, clients = (place(plan, stacks.read(stack, ids), num) for stack in (rows, clients))
     contract.check_values(key, join_state(contract.algorithm, rows, rest), clients, ids)
@@ -143,8 +164,11 @@ class Contract:
         self._instance("start", start, Start)
         first = self._traced("first_row", key, jax.ShapeDtypeStruct((), jnp.int32), start)
         self._instance("first_row", first, First)
-        self._check_owner("start", "Start.models", start.models, "the models that clients can download", "shared")
-        self._check_owner("first_row", "First.model", first.model, "the client's own model", "own", "peers", "push")
+        own = ("own", "peers", "push")
+        self._check_owner("start", "Start.models", start.models, ("shared",), "the models that clients can download")
+        self._check_owner("start", "Start.optimizer", start.optimizer, ("shared",))
+        self._check_owner("first_row", "First.model", first.model, own, "the client's own model")
+        self._check_owner("first_row", "First.optimizer", first.optimizer, own)
         state = jax.eval_shape(lambda *args: init(algorithm, problem.plan, *args), key, clients)
         if algorithm.sample:
             found = self._traced("sample", key, state, clients)
@@ -152,13 +176,15 @@ class Contract:
         self._check_round(key, state, clients)
         self._check_predictions(key, state, clients)
 
-    def _check_owner(self, field: str, what: str, models: PyTree, accepted: str, *topologies: str) -> None:
-        """Checks that models are given with these topologies, and with no other."""
-        topology, given = self.algorithm.topology, bool(jax.tree.leaves(models))
-        if given != (topology in topologies):
-            accepted = "()" if given else accepted
-            text = f"{what} is {'given' if given else 'empty'}; accepted with topology={topology!r}: {accepted}"
-            raise self._error(field, text)
+    def _check_owner(
+        self, field: str, what: str, found: PyTree, topologies: tuple[str, ...], required: str = ""
+    ) -> None:
+        """Checks that a part is given with these topologies only; and always with these if it is `required`."""
+        topology, given = self.algorithm.topology, bool(jax.tree.leaves(found))
+        if given and topology not in topologies:
+            raise self._error(field, f"{what} is given; accepted with topology={topology!r}: ()")
+        if required and not given and topology in topologies:
+            raise self._error(field, f"{what} is empty; accepted with topology={topology!r}: {required}")
 
     def _check_round(self, key: Key, state: State, clients: ClientData) -> None:
         """Traces a round."""
@@ -171,7 +197,7 @@ class Contract:
         if algorithm.download and algorithm.topology != "own":
             ids = jax.ShapeDtypeStruct((size,), jnp.int32)
             cohort = Cohort(ids, everyone=size == self.problem.num_clients)  # pyright: ignore[reportArgumentType]
-            index = self._of_client("download", key, state, _with_rows((), state.clients), cohort)
+            index = self._of_client("download", key, state, tree.shapes_of_rows(state.clients), cohort)
             held = _width(index)
             self._shape("download", "the index", index, (held,), "integer")
         output = self._check_client(key, state, data, held)
@@ -200,7 +226,7 @@ class Contract:
     def _check_client(self, key: Key, state: State, data: ClientData, held: int) -> ClientOutput:
         """Traces one client's update. Returns the shapes of its output."""
         algorithm, push = self.algorithm, self.algorithm.topology == "push"
-        received, row = _with_rows((1,) if push else (held,), state.models), _with_rows((), state.clients)
+        received, row = tree.shapes_of_rows(state.models, 1 if push else held), tree.shapes_of_rows(state.clients)
         found = self._of_client("client_update", key, state, received, row, data, held=held)
         self._instance("client_update", found, ClientOutput)
         self._same("client_update", "client", found.client, row)
@@ -229,7 +255,7 @@ class Contract:
 
     def _check_predictions(self, key: Key, state: State, clients: ClientData) -> None:
         """Traces what clients predict with, and what is recorded of it."""
-        algorithm, row = self.algorithm, _with_rows((), state.clients)
+        algorithm, row = self.algorithm, tree.shapes_of_rows(state.clients)
         held = tree.num_rows(state.models) if algorithm.topology == "shared" else 1
         if algorithm.whom:
             mixture = self._of_client("whom", key, state, row, jax.ShapeDtypeStruct((), jnp.int32))
@@ -237,7 +263,7 @@ class Contract:
             held = _width(mixture.index)
             self._shape("whom", "index", mixture.index, (held,), "integer")
             self._shape("whom", "weights", mixture.weights, (held,), "float")
-        received, prediction = _with_rows((held,), state.models), Prediction()
+        received, prediction = tree.shapes_of_rows(state.models, held), Prediction()
         if algorithm.predict:
             prediction = self._of_client("predict", key, state, received, row, clients, held=held)
         prediction = self._check_prediction("predict", prediction, received, clients)
@@ -266,7 +292,7 @@ class Contract:
             raise self._error("adapt", text)
         else:  # `whom` and `predict`, with an empty row
             serve = functools.partial(serve_newcomers, algorithm, self.problem.plan, lambda prediction, _: prediction)
-            found = _with_rows((), self._evaluate("adapt", serve, key, state, clients, ()))
+            found = tree.shapes_of_rows(self._evaluate("adapt", serve, key, state, clients, ()))
         self._check_prediction("adapt", found, models, clients)
 
     def _check_prediction(
@@ -285,8 +311,7 @@ class Contract:
             expected = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((held, *leaf.shape), leaf.dtype), params)
             self._same(field, "models", full.models, expected)
             return full
-        rows = tree.shapes_of_rows(clients.train.x, 1)
-        x = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), rows)
+        x = tree.shapes_of_rows(clients.train.x)
         like = jax.eval_shape(model.predict, params, x)
         found = self._evaluate("apply", apply, full.models, full.inputs, x)
         self._shape("apply", "the predictions", found, like.shape, "float")
@@ -320,6 +345,33 @@ class Contract:
                 raise self._error("download", "column 0 of the index is not the client itself; accepted: its own id")
         self._check_range("whom", mixture.index, num_models if topology == "shared" else num)
         check_weights(self.experiment, "whom", mixture.weights, cohort)
+
+    def check_places(self, key: Key, state: State, clients: ClientData, ids: np.ndarray) -> None:
+        """Checks the places of the models that clients `ids` predict with, among those that they received.
+
+        Args:
+            key: The run's key.
+            state: The initial state, as the client store keeps it.
+            clients: All clients' data, as the client store keeps them.
+            ids: Numbers of clients.
+        """
+        algorithm, plan, data = self.algorithm, self.problem.plan, self.experiment.federation.client_data
+        if (predict := algorithm.predict) is None:
+            return
+        shape = jax.eval_shape(functools.partial(init, algorithm, plan), key, data)
+        mixture, made = shapes(algorithm, plan, key, shape, data)
+        if made.index is None:
+            return
+
+        def told(*args: Any) -> Prediction:
+            made = predict(*args)
+            return made._replace(inputs=made.index)
+
+        told_of = dataclasses.replace(algorithm, predict=told, tune=None)
+        use = lambda algorithm: lambda prediction, _: prediction.inputs
+        args = (lambda numbers: told_of), plan, use, ids, key, state, clients
+        index = store_of(self.experiment).serve(self.experiment, *args)
+        self._check_range("predict", index, len(mixture.index))
 
     def _values(self, key: Key, state: State, clients: ClientData, ids: Array | None):
         """What `check_values` checks."""
@@ -376,13 +428,15 @@ class Contract:
     def _shape(self, field: str, what: str, found: Any, shape: tuple[int, ...], kind: str) -> None:
         kinds = {"integer": jnp.integer, "float": jnp.floating, "bool": jnp.bool_, "number": jnp.generic}
         if getattr(found, "shape", None) != shape or not jnp.issubdtype(found.dtype, kinds[kind]):
-            raise self._error(field, f"{what} is {_form(found)}; accepted: {kind}[{', '.join(map(str, shape))}]")
+            raise self._error(
+                field, f"{what} is {_kind(found, 'missing')}; accepted: {kind}[{', '.join(map(str, shape))}]"
+            )
 
     def _rows(self, field: str, what: str, found: PyTree, num: int) -> None:
         """Raises `ArgumentError` if a leaf has another number of rows."""
         for path, leaf in jax.tree.leaves_with_path(found):
             if leaf.shape[:1] != (num,):
-                text = f"{what}{jax.tree_util.keystr(path)} is {_form(leaf)}; accepted: an axis of length {num} first"
+                text = f"{what}{jax.tree_util.keystr(path)} is {_kind(leaf)}; accepted: an axis of length {num} first"
                 raise self._error(field, text)
 
     def _same(self, field: str, what: str, found: PyTree, like: PyTree) -> None:
@@ -390,7 +444,7 @@ class Contract:
         named = lambda tree: {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
         one, other = named(found), named(like)
         for name in [*other, *one]:
-            came, expected = _form(one.get(name)), _form(other.get(name))
+            came, expected = (_kind(each.get(name), "missing") for each in (one, other))
             if came != expected:
                 raise self._error(field, f"{what}{name} is {came}; accepted: {expected}")
         if jax.tree.structure(found) != jax.tree.structure(like):
@@ -398,22 +452,13 @@ class Contract:
             raise self._error(field, text)
 
 
-def _with_rows(leading: tuple[int, ...], stack: PyTree) -> PyTree:
-    """Shapes of a stack with other leading axes in place of its rows."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*leading, *leaf.shape[1:]), leaf.dtype), stack)
-
-
 def _width(index: Any) -> Any:
     """J of an array (J,), or "J" for anything else."""
     return index.shape[0] if len(getattr(index, "shape", ())) == 1 else "J"
 
 
-def _form(found: Any) -> str:
-    """An array's type and shape, in words."""
-    return "missing" if found is None else _kind(found)
-
-
-def _kind(found: Any) -> str:
+def _kind(found: Any, none: str = "None") -> str:
+    """An array's type and shape, or an object's type, in words."""
     if hasattr(found, "dtype"):
         return f"{found.dtype}{list(found.shape)}"
-    return "None" if found is None else type(found).__name__
+    return none if found is None else type(found).__name__

@@ -23,12 +23,7 @@ from pfljax.models import Model
 from pfljax.stores import memory
 from pfljax.stores.compiled import Compiled
 from pfljax.stores.experiment import Experiment
-
-HOME = {
-    "device": "on the devices",
-    "host": "in host memory; a round's cohort on the devices",
-    "disk": "state on disk, data in host memory; a round's cohort on the devices",
-}
+from pfljax.stores.registry import store_of
 
 
 def settings(method: Any, clients: Federation, model: Any, local: LocalTraining, options: dict) -> dict:
@@ -108,7 +103,7 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
     at_once = min(plan.chunk or per_device, per_device)
     kind = {0: "vmap", 1: "map"}.get(plan.chunk, "chunk")
     at_once = ", then ".join(f"{count} x {width}" for width, count in plan.buckets) or at_once
-    on_host = experiment.client_store != "device"
+    store = store_of(experiment)
     cut = lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype)
     of_round = state.models if algorithm.topology == "shared" else jax.tree.map(cut, state.models)
     lines = [
@@ -126,14 +121,13 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
         ("idle steps", f"{100 * plan.waiting(experiment.steps, size):.1f} %"),
         ("mini-batches per client and round", f"up to {mini_batches(experiment, algorithm):,}"),
         ("exchange", plan.exchange_of(algorithm.topology, of_round)),
-        ("clients' state and data", HOME[experiment.client_store]),
+        ("clients' state and data", store.home),
     ]
-    if compiled.saving is not None and experiment.client_store == "disk":
+    if compiled.saving is not None and store.on_disk:
         lines.append(("disk, at most", compiled.saving.check(experiment.problem.rounds)))
-    platform = plan.mesh.devices.flat[0].platform
-    lines += [("slow layer", layer) for layer in experiment.problem.model.slow_layers(platform)]
+    lines += [("slow layer", layer) for layer in experiment.problem.model.slow_layers(plan.device.platform)]
     lines += surroundings(experiment)
-    if num_clients % plan.num_devices and not on_host:
+    if num_clients % plan.num_devices and store.on_devices:
         lines.append(("not divided", f"{num_clients} clients over {plan.num_devices} devices: each device holds all"))
     return lines
 

@@ -8,7 +8,6 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 import jax
@@ -27,18 +26,17 @@ from pfljax.folder.folders import CLIENTS, Folders, Resume
 from pfljax.folder.history import History
 from pfljax.folder.locks import locked
 from pfljax.local.privacy import secret_key
-from pfljax.stores import device_store, host_store, memory, stacks
+from pfljax.stores import memory, stacks
 from pfljax.stores.compiled import Compiled
-from pfljax.stores.experiment import OWN, Experiment
+from pfljax.stores.experiment import Experiment
+from pfljax.stores.registry import store_of
 from pfljax.stores.replicates import ONE, Replicates
-from pfljax.stores.serving import Blocks
 from pfljax.training import conformance, scoring
 from pfljax.training.describe import plan_lines
-from pfljax.training.progress import progress, told
+from pfljax.training.progress import announced, progress
 from pfljax.training.tracking import Tracker, make_evaluation
 
 DISPATCH_SECONDS = 2.0  # target time per dispatch; progress is shown after each
-STORES: dict[str, ModuleType] = {"device": device_store, "host": host_store, "disk": host_store}
 
 
 Rounds = Annotated[int, knob(at_least=1, help="number of communication rounds R")]
@@ -97,15 +95,9 @@ class Outcome:
         """Returns what `use` of the method makes of these clients' predictions that were scored last, stacked."""
         if isinstance(self.state, OutOfMemory):
             raise self.state
-        experiment, plan, ids = self.experiment, self.plan, np.asarray(clients, np.int32)
-        build = functools.partial(experiment.algorithm, plan)
-        if experiment.client_store != "device":
-            blocks = Blocks(build, plan, use, experiment.problem.cohort_size)
-            return blocks(OWN, ids, self.key, self.state, self.clients).found
-        algorithm = build()
-        some = functools.partial(lifting.serve_some, algorithm, plan, use(algorithm))
-        served = jax.jit(some, out_shardings=plan.everywhere)(self.key, self.state, ids, self.clients)
-        return jax.device_get(served.found)
+        build, ids = functools.partial(self.experiment.algorithm, self.plan), np.asarray(clients, np.int32)
+        args = build, self.plan, use, ids, self.key, self.state, self.clients
+        return store_of(self.experiment).serve(self.experiment, *args)
 
     def detach(self) -> None:
         """Copies the state to host memory, since the next rounds overwrite it."""
@@ -152,7 +144,8 @@ class Trainer:
         if outs:
             places = [{"directory": Path(out) / CLIENTS} for out in outs]
             experiments = [dataclasses.replace(e, **place) for e, place in zip(experiments, places, strict=True)]
-        if profile and experiments[0].client_store == "disk":
+        self.store = store_of(experiments[0])
+        if profile and self.store.on_disk:
             raise ArgumentError("profile", "needs a state to discard; accepted with client_store=device or host")
         self.experiments, self.replicates = list(experiments), Replicates.of(experiments)
         self.folders = Folders(experiments, outs or (), resume)
@@ -194,7 +187,7 @@ class Trainer:
         self.experiments = [each.with_rounds(rounds) for each in self.experiments]
         schedule = Schedule(*(min(every, rounds) for every in schedule))
         if self.length != schedule.eval_every:
-            with told("compiling", self.say):
+            with announced("compiling", self.say):
                 self._compile(schedule.eval_every)
         if self.compiled.saving:
             self.compiled.saving.check(rounds)
@@ -218,8 +211,7 @@ class Trainer:
 
     def _compile(self, length: int) -> None:
         """Places the data and compiles rounds and evaluation."""
-        first, replicates = self.experiments[0], self.replicates
-        store = STORES[first.client_store]
+        first, replicates, store = self.experiments[0], self.replicates, self.store
         parts: dict[str, Split] = {}
         for part in ("train", "validation", "test"):
             of_runs = [getattr(each.federation, part) for each in self.experiments]
@@ -239,7 +231,7 @@ class Trainer:
         """Prints the plan, and initializes or restores the state."""
         first, compiled = self.experiments[0], self.compiled
         algorithm = compiled.algorithm
-        apart = first.client_store != "device"
+        apart = not self.store.on_devices
         splits = self.replicates.split(self.splits)[0] if apart else self.splits
         self.lines = [*plan_lines(compiled, splits, first), *algorithm.report.facts]
         if self.replicates.num > 1:
@@ -250,11 +242,7 @@ class Trainer:
             self._tell(f"  {name:32} {memory.readable(value) if isinstance(value, int) else value}")
         if self.profile:
             self._tell(f"  {profile(self.profile, compiled, self._key, self.clients)}")
-        like = (
-            compiled.saving.like
-            if compiled.saving
-            else STORES[first.client_store].restorable(compiled, self.replicates)
-        )
+        like = compiled.saving.like if compiled.saving else self.store.restorable(compiled, self.replicates)
         restored = self.folders.restore(like, self._tell, self._joined)
         if restored:
             self.done, self.state = restored
@@ -263,7 +251,7 @@ class Trainer:
             files.write_json(out / "config.json", each.described)
         self.folders.forget_later(self.done)
         if not restored:
-            with told("initializing the models", self.say):
+            with announced("initializing the models", self.say):
                 self.state = compiled.init(self._key(0), self.clients)
             parts = [self.keys, *map(self.replicates.split, (self.state, self.clients))]
             for each, *arrays in zip(self.experiments, *parts, strict=True):
@@ -274,12 +262,12 @@ class Trainer:
         ]
         self.seconds = self.histories[0].seconds
         if restored and not first.metrics.keys() <= self.histories[0].last.keys():
-            with told("evaluating the models", self.say):
+            with announced("evaluating the models", self.say):
                 self._evaluate()
         for each, history in zip(self.experiments, self.histories, strict=True) if restored else ():
             history.write(algorithm.report.scored, each.federation)  # files may be missing, or contain later rounds
         if not restored:
-            with told("evaluating the initial models", self.say):
+            with announced("evaluating the initial models", self.say):
                 self._evaluate()
 
     def _topology(self) -> str:
@@ -288,8 +276,8 @@ class Trainer:
         if algorithm.report.topology:
             return algorithm.report.topology
         of_first = lambda clients: self.replicates.split(clients)[0]
-        apart = self.experiments[0].client_store != "device"
-        clients = of_first(self.clients) if apart else jax.eval_shape(of_first, self.clients)
+        on_devices = self.store.on_devices
+        clients = jax.eval_shape(of_first, self.clients) if on_devices else of_first(self.clients)
         plan, key = self.compiled.plan, self.keys[0]
         state = jax.eval_shape(functools.partial(lifting.init, algorithm, plan), key, clients)
         mixture, made = lifting.shapes(algorithm, plan, key, state, clients)
@@ -297,11 +285,11 @@ class Trainer:
 
     def _joined(self, states: Sequence[Any]) -> State:
         """Returns the state of all runs from the contents of their checkpoints."""
-        saving, store = self.compiled.saving, STORES[self.experiments[0].client_store]
+        saving = self.compiled.saving
         if saving:
             keys = self.replicates.split(self._key(0))
             states = [saving.thaw(number, *saved) for number, saved in enumerate(zip(keys, states, strict=True))]
-        return store.join_states(self.compiled, self.replicates, states)
+        return self.store.join_states(self.compiled, self.replicates, states)
 
     def _play(self, rounds: int, schedule: Schedule) -> None:
         """Dispatches all rounds; evaluates and saves in between."""
@@ -471,7 +459,8 @@ def saved_outcome(experiment: Experiment, out: Path, summary: dict) -> Outcome:
     done, key = summary["last"]["round"], jax.random.key(experiment.seed)
     experiment = dataclasses.replace(experiment, directory=out / CLIENTS)
     clients = experiment.federation.client_data
-    state = host_store.read_saved(experiment, functools.partial(checkpoints.read, out / "checkpoints", done), clients)
+    read = functools.partial(checkpoints.read, out / "checkpoints", done)
+    state = store_of(experiment).read_saved(experiment, read, clients)
     topology = str(files.read_npz(out / "collaboration.npz")["topology"])
     history = History(out, done, topology, experiment.scored)
     key = make_key(experiment, key, secret_key(experiment.problem.solver.privacy, key), 2, done)
@@ -493,12 +482,13 @@ def check(experiment: Experiment) -> None:
 
     Raises:
         ArgumentError: for a knob that does not fit the clients or the model, a user's method that returns something
-            that is not accepted, or a store that does not support the method.
+            that is not accepted, a store that does not support the method, or a metric of the run's that has the name
+            of one of the method's.
     """
     conformance.check(experiment)
     algorithm = experiment.algorithm(experiment.problem.plan)
-    if experiment.client_store != "device":
-        host_store.check(experiment, algorithm)
+    store_of(experiment).check(experiment, algorithm)
+    conformance.check_metrics(experiment, algorithm)
 
 
 def compile_to_fit(experiment: Experiment, clients: ClientData, length: int, replicates: Replicates = ONE) -> Compiled:
@@ -510,7 +500,7 @@ def compile_to_fit(experiment: Experiment, clients: ClientData, length: int, rep
         RunError: if even one client at a time does not fit.
     """
     problem = experiment.problem
-    plan, store = problem.plan, STORES[experiment.client_store]
+    plan, store = problem.plan, store_of(experiment)
     while True:
         sorted_plan = plan.for_steps(experiment.steps, problem.cohort_size)
         found = store.compile_segment(experiment, clients, sorted_plan, length, replicates)
@@ -527,14 +517,30 @@ def profile(directory: Path, compiled: Compiled, key_for: Callable[[int], Key], 
     """Traces a few rounds on a state that is then discarded. Returns a line that describes where their time goes."""
     from pfljax.training import profiling
 
-    state, done = compiled.init(key_for(0), clients), 0
-
-    def dispatch() -> int:
-        nonlocal state, done
-        state, _, count = compiled.segment(key_for(1), done, done + 1, state, clients)
-        jax.block_until_ready(state)
-        done += int(count)
-        return int(count)
-
+    dispatch = dispatcher(compiled, key_for, clients)
     dispatch()
     return profiling.describe(profiling.profile(directory, dispatch))
+
+
+def dispatcher(
+    compiled: Compiled, key_for: Callable[[int], Key], clients: ClientData, period: int | None = None
+) -> Callable[[], Record]:
+    """Initializes a state. Returns a function that plays its next round to the end and returns the record.
+
+    Args:
+        compiled: The compiled rounds.
+        key_for: The keys of the initial state (0) and of the rounds (1).
+        clients: The clients' data, where the run stores them.
+        period: Number of rounds after which round numbers, and so cohorts, repeat; None: never.
+    """
+    state, done, rounds_key = compiled.init(key_for(0), clients), 0, key_for(1)
+
+    def dispatch() -> Record:
+        nonlocal state, done
+        number = done % period if period else done
+        state, record, _ = compiled.segment(rounds_key, number, number + 1, state, clients)
+        jax.block_until_ready(state)
+        done += 1
+        return record
+
+    return dispatch

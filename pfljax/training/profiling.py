@@ -17,9 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pfljax.contract.errors import RunError
-
-MIN_ROUNDS = 3  # minimum number of rounds in a trace
+ROUNDS = 3  # number of rounds in a trace
 
 # Operations are named after XLA opcodes, JAX primitives or NCCL kernels. A fusion contains no collective, whatever its
 # name begins with, so only a number may follow.
@@ -62,40 +60,35 @@ class Shares(NamedTuple):
     directory: Path
 
 
-def profile(directory: Path, dispatch: Callable[[], int]) -> Shares:
+def profile(directory: Path, dispatch: Callable[[], Any]) -> Shares:
     """Runs some rounds without the tracer and as many with it, and reads the trace.
 
-    A trace contains every executed operation, easily 100,000 per round on a CPU, so a dispatch should be one round. The
-    untraced rounds show how much time the tracer adds: one or two microseconds per operation.
+    A trace contains every executed operation, easily 100,000 per round on a CPU. The untraced rounds show how much time
+    the tracer adds: one or two microseconds per operation.
 
     Args:
         directory: Folder for the trace, which gets its own subfolder of plugins/profile/.
-        dispatch: Runs compiled, warmed-up rounds, waits for them, and returns their number (at least one).
+        dispatch: Runs a compiled, warmed-up round and waits for it.
     """
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # tracing Python calls is slow and useless for compiled rounds
     options.session_id = f"{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"  # JAX's names have a resolution of seconds
-    rounds, seconds = _play(dispatch)
-    untraced = seconds / rounds
+    untraced = _play(dispatch) / ROUNDS
     with jax.profiler.trace(directory, profiler_options=options):
-        rounds, seconds = _play(dispatch)
+        seconds = _play(dispatch)
     files = (directory / "plugins" / "profile" / options.session_id).glob("*.xplane.pb")
     ops = [op for file in files for op in read(jax.profiler.ProfileData.from_file(str(file)))]
-    parts = [part / rounds for part in (seconds, *shares(ops, seconds))]
+    parts = [part / ROUNDS for part in (seconds, *shares(ops, seconds))]
     return Shares(*parts, untraced=untraced, directory=directory)
 
 
-def _play(dispatch: Callable[[], int]) -> tuple[int, float]:
-    """Dispatches at least `MIN_ROUNDS` rounds. Returns their number and the seconds that they took."""
-    rounds, begin = 0, time.perf_counter()
-    for number in range(MIN_ROUNDS):
+def _play(dispatch: Callable[[], Any]) -> float:
+    """Runs `ROUNDS` rounds. Returns the seconds that they took."""
+    begin = time.perf_counter()
+    for number in range(ROUNDS):
         with jax.profiler.StepTraceAnnotation("dispatch", step_num=number):
-            rounds += dispatch()
-        if rounds >= MIN_ROUNDS:
-            break
-    if not rounds:
-        raise RunError("profile: there was no round to run")
-    return rounds, time.perf_counter() - begin
+            dispatch()
+    return time.perf_counter() - begin
 
 
 def read(data: jax.profiler.ProfileData) -> list[Op]:  # pyright: ignore[reportInvalidTypeForm]

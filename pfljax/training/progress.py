@@ -28,14 +28,14 @@ def progress(total: int, done: int, say: Callable[[str], None] | None, bar: bool
         with _bar(total, done) as advance:
             yield advance
     elif say is not None:
-        with told("training", say):  # the first dispatch may take long
+        with announced("training", say):  # the first dispatch may take long
             yield _lines(total, done, say)
     else:
         yield lambda done: None
 
 
 @contextlib.contextmanager
-def told(step: str, say: Callable[[str], None] | None) -> Iterator[None]:
+def announced(step: str, say: Callable[[str], None] | None) -> Iterator[None]:
     """Announces a step if it takes long.
 
     Args:

@@ -7,7 +7,7 @@ import pytest
 
 import pfljax as pfl
 from pfljax.api import Point, grid, search
-from pfljax.api.tuning import final_scores, papers_knobs
+from pfljax.api.tuning import papers_knobs, scores_of
 from pfljax.contract.errors import OutOfMemory
 from pfljax.training import loop
 
@@ -115,9 +115,9 @@ def test_what_does_not_fit_together_is_scored_in_parts(monkeypatch):
             raise OutOfMemory("out of memory")
         return compile_to_fit(experiment, clients, length, replicates)
 
-    whole = final_scores([run_of(Point(rate), 0) for rate in (0.01, 0.1, 1.0)], 2)
+    whole = scores_of([run_of(Point(rate), 0) for rate in (0.01, 0.1, 1.0)], 1, 2)
     monkeypatch.setattr(loop, "compile_to_fit", limited)
-    parts = final_scores([run_of(Point(rate), 0) for rate in (0.01, 0.1, 1.0)], 2)
+    parts = scores_of([run_of(Point(rate), 0) for rate in (0.01, 0.1, 1.0)], 1, 2)
     np.testing.assert_allclose(parts, whole, atol=2e-4)
 
 

@@ -42,11 +42,11 @@ def test_a_lost_process_is_told_by_the_text_of_the_error_whatever_its_type(kind,
     error = kind("UNKNOWN: Gloo all-reduce failed: [external/gloo/gloo/transport/tcp/pair.cc:538] Read error\n more")
     if wrapped:
         error, error.__cause__ = KeyError("rows"), error
-    assert launch.told(error, None) == (supervision.LOST_TEXT, 1)
+    assert launch.line_and_code(error, None) == (supervision.LOST_TEXT, 1)
     assert capsys.readouterr().err == ""
     own = kind("heartbeats.npz: a barrier to understanding")  # the user's own words
     if kind is not jax.errors.JaxRuntimeError:
-        assert launch.told(own, None) == (f"unexpected: {own}", 1)
+        assert launch.line_and_code(own, None) == (f"unexpected: {own}", 1)
 
 
 def test_arguments_are_told_by_their_flags():

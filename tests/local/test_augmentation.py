@@ -15,7 +15,7 @@ from pfljax.contract.types import Split
 from pfljax.exchange.plan import make_plan
 from pfljax.local import augmentation
 from pfljax.local.training import LocalTraining
-from pfljax.stores import host_store
+from pfljax.stores.registry import STORES
 from pfljax.stores.replicates import ONE
 
 SHAPE = (6, 5, 2)
@@ -134,7 +134,7 @@ def test_every_plan_and_store_gives_the_same_results(name):
         found.append(toys.train(algorithm, problem, federation.client_data, 3)[0][-1])
     experiment = toys.make_experiment(name, problem, federation, plan=problem.plan, client_store="host")
     clients = federation.client_data
-    compiled = host_store.compile_segment(experiment, clients, experiment.problem.plan, 3, ONE)
+    compiled = STORES["host"].compile_segment(experiment, clients, experiment.problem.plan, 3, ONE)
     state = compiled.init(jax.random.key(0), clients)
     found.append(compiled.segment(jax.random.key(0), 0, 3, state, clients)[0])
     for other in found[1:]:

@@ -8,8 +8,9 @@ import toys
 
 from pfljax.contract import tree
 from pfljax.folder import checkpoints
-from pfljax.stores import device_store, host_store, serving
+from pfljax.stores import host_store, serving
 from pfljax.stores.compiled import Compiled
+from pfljax.stores.registry import STORES
 from pfljax.stores.replicates import ONE
 from pfljax.training.loop import Schedule
 
@@ -19,7 +20,7 @@ FAST = ("local", "scaffold")
 
 def compile_segment(experiment):
     plan, clients = experiment.problem.plan, experiment.federation.client_data
-    return host_store.compile_segment(experiment, clients, plan, ROUNDS, ONE)
+    return STORES["host"].compile_segment(experiment, clients, plan, ROUNDS, ONE)
 
 
 def make_experiment(name, sizes=SIZES, client_store="host", **knobs):
@@ -57,9 +58,9 @@ def test_evaluation_in_blocks_is_that_of_all_at_once(name, monkeypatch):
     algorithm = experiment.algorithm(plan)
     state = toys.train(algorithm, experiment.problem, federation.client_data, ROUNDS)[0][-1]
     splits, compiled = {"test": federation.test}, Compiled(algorithm, plan, *[None] * 4, 0.0)
-    at_once = device_store.make_evaluation([experiment], compiled, ONE)
+    at_once = STORES["device"].make_evaluation([experiment], compiled, ONE)
     metrics, collaboration = jax.device_get(at_once(key, state, federation.client_data, splits))
-    in_blocks = host_store.make_evaluation([experiment], compiled, ONE)
+    in_blocks = STORES["host"].make_evaluation([experiment], compiled, ONE)
     found, whom = in_blocks(key, jax.tree.map(np.asarray, state), federation.client_data, splits)
     toys.assert_trees_close(found, metrics, rtol=1e-4, atol=1e-6)
     toys.assert_trees_close(whom, collaboration, rtol=1e-4, atol=1e-5)
@@ -83,7 +84,7 @@ def test_the_devices_need_nothing_of_the_size_of_k(monkeypatch):
         shards = experiment.federation.client_data
         found = compile_segment(experiment)
         state, _, _ = found.segment(jax.random.key(0), 0, 3, found.init(jax.random.key(0), shards), shards)
-        evaluate = host_store.make_evaluation([experiment], found, ONE)
+        evaluate = STORES["host"].make_evaluation([experiment], found, ONE)
         evaluate(jax.random.key(0), state, shards, {"test": experiment.federation.test})
         left = sum(leaf.nbytes for leaf in jax.live_arrays()) - before
         del state

@@ -116,7 +116,7 @@ def test_newcomers_are_scored_under_every_store(name, epochs):
 def table_of(directory, num=6, width=5, **kept):
     shapes = {"a": jax.ShapeDtypeStruct((num, width), np.float32), "b": jax.ShapeDtypeStruct((num,), np.int32)}
     first = lambda ids: [ids[:, None] + np.zeros(width, np.float32), -ids.astype(np.int32)]
-    return stacks.open_files(directory, shapes, stacks.Table(**(kept or stacks.no_rows(num)), initial=first))
+    return stacks.open_files(directory, shapes, stacks.SlotTable(**(kept or stacks.no_rows(num)), initial=first))
 
 
 def test_rows_are_read_as_they_were_written_and_else_are_the_first_ones(tmp_path):
@@ -190,7 +190,7 @@ def test_a_finished_run_whose_peers_were_not_scored_resumes_to_itself(tmp_path):
 
 def test_files_take_the_space_of_the_clients_that_took_part(tmp_path):
     shapes = [jax.ShapeDtypeStruct((100_000, 1024), np.float32)]  # of 390 MiB
-    table = stacks.Table(**stacks.no_rows(100_000), initial=lambda ids: [np.zeros((len(ids), 1024))])
+    table = stacks.SlotTable(**stacks.no_rows(100_000), initial=lambda ids: [np.zeros((len(ids), 1024))])
     files = stacks.open_files(tmp_path, shapes, table)
     assert (tmp_path / "0.bin").stat().st_size == 2 * 100_000 * 4096
     stacks.write(files, np.arange(0, 100_000, 1000), [jnp.ones((100, 1024))])

@@ -167,6 +167,14 @@ BROKEN = {
         changed("first_row", model=lambda model: jax.tree.map(doubled, model)),
         r"predict: models.* is float32\[2, .*\]; accepted: float32\[2, ",
     ),
+    "first_row, an optimizer under shared": (
+        shared(first_row=lambda key, client, start: pfl.First(optimizer=NOTHING)),
+        r"first_row: First.optimizer is given; accepted with topology='shared': \(\)",
+    ),
+    "start, an optimizer under peers": (
+        changed("start", optimizer=lambda _: NOTHING),
+        r"start: Start.optimizer is given; accepted with topology='peers': \(\)",
+    ),
     "first_row, not finite": (
         changed("first_row", model=lambda model: jax.tree.map(lambda leaf: leaf * jnp.nan, model)),
         "start and first_row: returned models with values that are not finite",
@@ -303,6 +311,10 @@ BROKEN = {
         predicts(index=lambda models: jnp.zeros(1)),
         r"predict: index is float32\[1\]; accepted: integer\[1\]",
     ),
+    "predict, index out of range": (
+        predicts(index=lambda models: jnp.array([0, 2])),
+        "predict: returned index 2; accepted: 0 to 1",
+    ),
     "predict, weights of others": (
         predicts(weights=lambda models: jnp.ones(3) / 3),
         r"predict: weights is float32\[3\]; accepted: float\[2\]",
@@ -382,10 +394,23 @@ def test_the_sound_method_runs_under_every_store(store, clients, tmp_path):
     assert {*rows[-1], *result.summary["best"], "method", "seed"} - {"drift"} == conformance.RESERVED
 
 
+@pytest.mark.parametrize("store", ["device", "host"])
+def test_a_metric_of_the_user_with_the_name_of_one_of_the_methods_is_refused(store, clients):
+    of_size = {"own_drift": lambda outputs, y: len(y)}
+    result = train(Odd(), clients, metrics=of_size, store=store)
+    assert result.history[-1]["drift"] == 1 and result.history[-1]["own_drift"] > 1
+    text = r"^metrics=drift: is also a metric of odd itself; accepted: another name, such as own_drift$"
+    with pytest.raises(pfl.ArgumentError, match=text):
+        train(Odd(), clients, metrics={"drift": of_size["own_drift"]}, store=store)
+
+
 @pytest.mark.parametrize("store", ["host", "disk"])
 @pytest.mark.parametrize(
     "how",
-    ["whom, weights of sum 2", "whom, index out of range", "download, out of range", "predict, weights of sum 2"],
+    [
+        *("whom, weights of sum 2", "whom, index out of range", "download, out of range", "predict, weights of sum 2"),
+        "predict, index out of range",
+    ],
 )
 def test_values_are_checked_under_every_store(store, how, clients):
     assert re.match(BROKEN[how][1], refused(clients, how, store=store).removeprefix("odd."))

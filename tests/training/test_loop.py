@@ -28,6 +28,7 @@ from pfljax.exchange.plan import make_plan
 from pfljax.folder import checkpoints, files
 from pfljax.stores import memory
 from pfljax.stores.compiled import Compiled
+from pfljax.stores.registry import STORES
 from pfljax.training import loop
 
 TESTS = Path(__file__).parents[1]
@@ -274,7 +275,7 @@ def test_the_chunk_shrinks_until_a_round_fits(name, devices, expected, monkeypat
         fits = memory.MemoryPlan(1, 1, 1, limit=100 if plan.chunk == 1 else 1)
         return Compiled(experiment.algorithm(plan), plan, *[None] * 3, fits, 0.0)
 
-    monkeypatch.setattr(loop.device_store, "compile_segment", compiled)
+    monkeypatch.setattr(STORES["device"], "compile_segment", compiled)
     assert loop.compile_to_fit(experiment, experiment.federation.client_data, 1).plan.chunk == 1
     assert tried == expected
     monkeypatch.setattr(memory, "next_smaller", lambda plan, num, topology: None)

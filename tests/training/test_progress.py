@@ -11,7 +11,7 @@ from pfljax.training import progress
 def test_a_step_is_told_once_it_takes_long(monkeypatch, seconds, said):
     monkeypatch.setattr(progress, "SLOW_SECONDS", seconds)
     lines = []
-    with progress.told("compiling", lines.append):
+    with progress.announced("compiling", lines.append):
         until = time.monotonic() + 30
         while said and not lines and time.monotonic() < until:
             time.sleep(0.01)
