@@ -1,7 +1,15 @@
 """The examples run, and reach what a user would expect of them."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
+import toys
+from quadratics import RATE, SIZES
 from toys import load_example as load
+
+from pfljax.contract import tree
 
 
 @pytest.mark.parametrize(
@@ -40,3 +48,36 @@ def test_a_method_of_one_s_own_is_compared(name, other, own):
     rows = load(name).main().rows
     assert [row["algorithm"] for row in rows] == [other, own]
     assert all(row["accuracy_mean"] > 0.6 for row in rows)  # chance is 0.1 to 0.5
+
+
+def test_a_proximal_head_and_server_momentum_are_their_equations():
+    """Two rounds by hand: two steps of the head, pulled to its start; two of the body; server momentum on the body."""
+    federation, strength, momentum = toys.make_federation(SIZES), 2.0, 0.5
+    problem = toys.make_problem(federation, optax.sgd(RATE), hidden=(3,), epochs=2)
+    algorithm = load("own_personal_head").PersonalHead(strength, momentum).build(problem)
+    states, _ = toys.train(algorithm, problem, federation.client_data, 2)
+    assert jax.tree.leaves(states[0].optimizer[0].trace["Dense_1"]) == []  # the server has no momentum of heads
+    theta = tree.first(states[0].models["Dense_0"])
+    heads = [jax.tree.map(lambda leaf, k=k: leaf[k], states[0].clients.own["Dense_1"]) for k in range(4)]
+    speed = jax.tree.map(jnp.zeros_like, theta)
+    for state in states[1:]:
+        bodies = []
+        for k in range(4):
+            x, y = federation.train.x[k, : SIZES[k]], federation.train.y[k, : SIZES[k]]
+            slope = jax.jit(jax.grad(lambda params, x=x, y=y: problem.model.loss(params, x, y).mean()))
+            phi, body = heads[k], theta
+            for _ in range(2):
+                step = slope({"Dense_0": theta, "Dense_1": phi})["Dense_1"]
+                pulled = lambda p, g, start: p - RATE * (g + strength * (p - start))
+                phi = jax.tree.map(pulled, phi, step, heads[k])
+            for _ in range(2):
+                step = slope({"Dense_0": body, "Dense_1": phi})["Dense_0"]
+                body = jax.tree.map(lambda p, g: p - RATE * g, body, step)
+            heads[k] = phi
+            bodies.append(body)
+            own = jax.tree.map(lambda leaf, k=k: leaf[k], state.clients.own["Dense_1"])
+            toys.assert_trees_close(own, phi, rtol=1e-4, atol=1e-6)
+        mean = jax.tree.map(lambda *leaves: np.average(leaves, axis=0, weights=SIZES), *bodies)
+        speed = jax.tree.map(lambda v, old, new: momentum * v + old - new, speed, theta, mean)
+        theta = jax.tree.map(jnp.subtract, theta, speed)
+        toys.assert_trees_close(tree.first(state.models["Dense_0"]), theta, rtol=1e-4, atol=1e-6)

@@ -83,8 +83,9 @@ def sharing_layers(
 
     def row(key, client, theta):
         models = problem.init_models(key, 1)
-        kept = [problem.part(phase.part(models)).kept_optimizers(models) for phase in phases]
-        return PersonalPart(split(problem.init_model(key, client))[1], kept or problem.kept_optimizers(models))
+        optimizers = [problem.part(phase.part(models)).kept_optimizers(models) for phase in phases]
+        optimizer = optimizers or problem.kept_optimizers(models)
+        return PersonalPart(split(problem.init_model(key, client))[1], optimizer)
 
     def train(context, models, row, data):
         models = tree.combine(models, tree.stack_one(row.own))

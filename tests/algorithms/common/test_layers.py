@@ -46,46 +46,6 @@ def test_phases_train_a_part_after_the_other(keep):
         toys.assert_trees_close(row(state.models[BODY], 0), theta, rtol=1e-4, atol=1e-6)
 
 
-def slopes(problem, federation, k):
-    """The gradient of client k's mean loss, as a function of the parameters."""
-    x, y = federation.train.x[k, : SIZES[k]], federation.train.y[k, : SIZES[k]]
-    return jax.jit(jax.grad(lambda params: problem.model.loss(params, x, y).mean()))
-
-
-def test_a_phase_has_an_objective_and_the_server_an_optimizer():
-    """Two rounds by hand: a proximal head of two steps, a body of one, server momentum on the body."""
-    federation = toys.make_federation(SIZES)
-    problem = toys.make_problem(federation, optax.sgd(RATE), hidden=(3,))
-    strength, momentum = 2.0, 0.5
-    head = lambda params: problem.model.mask(params, 1)
-    body = lambda params: tree.complement(head(params))
-    near = lambda solver, start: solver.proximal(start, strength)
-    server, phases = optax.sgd(1.0, momentum), (Phase(head, 2, near), Phase(body))
-    algorithm = sharing_layers(problem, body, phases=phases, server=server, report=Report())
-    states, _ = toys.train(algorithm, problem, federation.client_data, 2)
-    assert jax.tree.leaves(states[0].optimizer[0].trace["Dense_1"]) == []  # the server has no momentum of heads
-    theta = tree.first(states[0].models["Dense_0"])
-    heads = [jax.tree.map(lambda leaf, k=k: leaf[k], states[0].clients.own["Dense_1"]) for k in range(4)]
-    speed = jax.tree.map(jnp.zeros_like, theta)
-    for state in states[1:]:
-        bodies = []
-        for k in range(4):
-            slope, phi = slopes(problem, federation, k), heads[k]
-            for _ in range(2):
-                step = slope({"Dense_0": theta, "Dense_1": phi})["Dense_1"]
-                pulled = lambda p, g, start: p - RATE * (g + strength * (p - start))
-                phi = jax.tree.map(pulled, phi, step, heads[k])
-            step = slope({"Dense_0": theta, "Dense_1": phi})["Dense_0"]
-            bodies.append(jax.tree.map(lambda p, g: p - RATE * g, theta, step))
-            heads[k] = phi
-            own = jax.tree.map(lambda leaf, k=k: leaf[k], state.clients.own["Dense_1"])
-            toys.assert_trees_close(own, phi, rtol=1e-4, atol=1e-6)
-        mean = jax.tree.map(lambda *leaves: np.average(leaves, axis=0, weights=SIZES), *bodies)
-        speed = jax.tree.map(lambda v, old, new: momentum * v + old - new, speed, theta, mean)
-        theta = jax.tree.map(jnp.subtract, theta, speed)
-        toys.assert_trees_close(tree.first(state.models["Dense_0"]), theta, rtol=1e-4, atol=1e-6)
-
-
 def test_phases_have_mini_batches_and_epochs_of_their_own():
     federation = toys.make_federation((7, 4, 0))
     problem = toys.make_problem(federation, optax.sgd(0.1), hidden=(4,), batch_size=3, epochs=5)
