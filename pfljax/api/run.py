@@ -265,8 +265,5 @@ def train_replicates(
     folders = [Path(out) for out in outs] if outs else None
     trainer = start(padded_alike(runs), folders, profile, resume=resume, say=say, trackers=trackers)
     outcomes = trainer.train(rounds, schedule)
-    directories = folders or [None] * len(runs)
-    return [
-        Result(run.experiment.with_rounds(rounds), outcome, directory)
-        for run, outcome, directory in zip(runs, outcomes, directories, strict=True)
-    ]
+    found = zip(runs, outcomes, folders or [None] * len(runs), strict=True)
+    return [Result(run.experiment.with_rounds(rounds), outcome, folder) for run, outcome, folder in found]

@@ -68,11 +68,11 @@ class Simulation:
         splits = {name: getattr(federation, name) for name in ("train", "validation", "test")}
         self._splits = place(plan, {name: part for name, part in splits.items() if part.y.size}, num)
         one_round = make_round(algorithm, plan, num, problem.cohort_size)
-        serve = functools.partial(lifting.serve, algorithm, plan, scores(plan, problem.model, algorithm))
+        use = scores(plan, problem.model, algorithm)
         compiled = calling if isinstance(plan, PythonPlan) else jax.jit
         self._init = compiled(functools.partial(lifting.init, algorithm, plan))
         self._step = compiled(lambda key, state, clients: one_round(key, state.round, state, clients))
-        self._serve = compiled(serve)
+        self._serve = compiled(functools.partial(lifting.serve, algorithm, plan, use))
 
     def init(self, key: Key) -> State:
         """Returns the initial state: server, models, optimizer and clients' rows, all arrays."""

@@ -24,9 +24,7 @@ def define(registry: flags.FlagValues) -> None:
     """Registers the flags."""
     add = Group(RUNS, registry)
     add.add("workers", int, 1, "number of processes that train the runs together", at_least=1, at_most=1000)
-    add.add(
-        "cells", str, "", "i/n: trains only every n-th run, starting with the i-th; the last to finish writes the table"
-    )
+    add.add("cells", str, "", "i/n: trains every n-th run from the i-th on; the last to finish writes the table")
     text = "where --workers run: here, or as an array of SLURM jobs, which go on where they were interrupted"
     text = f"{text} (pip install 'pfljax[cluster]')"
     add.add("cluster", str, "none", text, choices=["none", "slurm", "local"])

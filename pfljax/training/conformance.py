@@ -176,14 +176,12 @@ class Contract:
         self._check_round(key, state, clients)
         self._check_predictions(key, state, clients)
 
-    def _check_owner(
-        self, field: str, what: str, found: PyTree, topologies: tuple[str, ...], required: str = ""
-    ) -> None:
-        """Checks that a part is given with these topologies only; and always with these if it is `required`."""
+    def _check_owner(self, field: str, what: str, found: PyTree, among: tuple[str, ...], required: str = "") -> None:
+        """Checks that a part is given only with the topologies `among`, and always with these if it is `required`."""
         topology, given = self.algorithm.topology, bool(jax.tree.leaves(found))
-        if given and topology not in topologies:
+        if given and topology not in among:
             raise self._error(field, f"{what} is given; accepted with topology={topology!r}: ()")
-        if required and not given and topology in topologies:
+        if required and not given and topology in among:
             raise self._error(field, f"{what} is empty; accepted with topology={topology!r}: {required}")
 
     def _check_round(self, key: Key, state: State, clients: ClientData) -> None:
@@ -428,9 +426,8 @@ class Contract:
     def _shape(self, field: str, what: str, found: Any, shape: tuple[int, ...], kind: str) -> None:
         kinds = {"integer": jnp.integer, "float": jnp.floating, "bool": jnp.bool_, "number": jnp.generic}
         if getattr(found, "shape", None) != shape or not jnp.issubdtype(found.dtype, kinds[kind]):
-            raise self._error(
-                field, f"{what} is {_kind(found, 'missing')}; accepted: {kind}[{', '.join(map(str, shape))}]"
-            )
+            text = f"{what} is {_kind(found, 'missing')}; accepted: {kind}[{', '.join(map(str, shape))}]"
+            raise self._error(field, text)
 
     def _rows(self, field: str, what: str, found: PyTree, num: int) -> None:
         """Raises `ArgumentError` if a leaf has another number of rows."""
