@@ -63,7 +63,7 @@ class Simulation:
             raise ArgumentError("client_store", "accepted for a Simulation: device", self.experiment.client_store)
         problem, federation = self.experiment.problem, self.experiment.federation
         plan, num = problem.plan, problem.num_clients
-        self._algorithm = algorithm = self.experiment.algorithm(plan)
+        algorithm = self.experiment.algorithm(plan)
         self._clients: ClientData = place(plan, federation.client_data, num)
         splits = {name: getattr(federation, name) for name in ("train", "validation", "test")}
         self._splits = place(plan, {name: part for name, part in splits.items() if part.y.size}, num)
