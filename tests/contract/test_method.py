@@ -50,7 +50,7 @@ def declare(class_name, module=__name__, **options):
     ("name", "options", "taken"),
     [
         ("FedAvg", {}, "fedavg: is the name of pfljax.algorithms.fedavg.FedAvg"),
-        ("Mine", {"name": "fedavg_plus"}, "fedavg_plus: is the name of pfljax.algorithms.fedavg.FedAvgPlus"),
+        ("Mine", {"name": "fedavg_plus"}, "fedavg_plus: is the name of pfljax.algorithms.fedavg_plus.FedAvgPlus"),
         ("TOY", {}, "toy: is the name of .*Toy"),
     ],
 )
