@@ -103,7 +103,7 @@ METHODS = [
     pfl.FedAvg(),
     pytest.param(pfl.FedAvgData(share=0.2), marks=pytest.mark.slow),
     pytest.param(pfl.FedeRiCo(neighbors=1), marks=pytest.mark.slow),
-    pfl.KNNPer(),
+    pytest.param(pfl.KNNPer(), marks=pytest.mark.slow),
 ]
 
 
@@ -115,7 +115,7 @@ def test_a_tree_trains_as_its_arrays_concatenated(method):
     np.testing.assert_allclose(tree.predictions(TREE), flat.predictions(FLAT), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_pools_of_every_array_are_spread_over_devices(devices, monkeypatch):
     alone = train(TREE)
     monkeypatch.setattr("pfljax.exchange.pools.GAIN", 0.0)  # examples stay pooled
@@ -123,6 +123,7 @@ def test_pools_of_every_array_are_spread_over_devices(devices, monkeypatch):
     np.testing.assert_allclose(spread.predictions(TREE), alone.predictions(TREE), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_runs_of_several_seeds_share_a_kernel():
     runs = lambda: [pfl.Run(pfl.FedAvg(), federation(TREE), Linear(CLASSES), LOCAL, seed=seed) for seed in (0, 1)]
     together, apart = pfl.train_replicates(runs(), rounds=2), [run.train(rounds=2) for run in runs()]
@@ -137,7 +138,7 @@ def test_predictions_are_those_of_numpy():
     np.testing.assert_allclose(result.predict(TREE, client=2), softmax(scores), rtol=1e-4)
 
 
-@pytest.mark.parametrize("store", ["host", "disk"])
+@pytest.mark.parametrize("store", [pytest.param("host", marks=pytest.mark.slow), "disk"])
 def test_all_stores_give_the_same_figures(store, tmp_path):
     on_device, elsewhere = train(TREE), train(TREE, store=store, out=tmp_path / "run")
     assert elsewhere.loss == pytest.approx(on_device.loss, rel=1e-6)
