@@ -258,7 +258,7 @@ def test_on_digits_it_does_what_it_is_for(tmp_path):
     scores = {row["algorithm"]: row["accuracy_mean"] for row in rows_of(tmp_path)}
     assert scores["fedfomo"] > max(scores["fedavg"], scores["fedprox"]) + 0.1
     assert scores["fedfomo"] >= scores["local"]
-    found = np.load(tmp_path / "fedfomo" / "seed-0" / "collaboration.npz")
+    found = files.read_npz(tmp_path / "fedfomo" / "seed-0" / "collaboration.npz")
     assert collaboration.top_affinities(found["affinity"][-1], found["distribution"], found["distribution"]) >= 0.8
 
 

@@ -92,7 +92,7 @@ def run_page(tmp_path_factory):
     """Six clients of two groups; at first each uses its own model, at last its group shares a model."""
     folder = tmp_path_factory.mktemp("run")
     make_run(folder)
-    kept = dict(np.load(folder / "collaboration.npz"))
+    kept = files.read_npz(folder / "collaboration.npz")
     group = kept["distribution"]
     kept["index"] = np.stack([np.arange(6), np.arange(6), group])[:, :, None]
     labels = np.arange(12).reshape(6, 2)
@@ -112,7 +112,7 @@ def test_the_slider_moves_the_matrix_and_a_client_opens(driver, run_page, width)
     page.set("round", 2)
     page.set("kind", "weights")  # clients 1, 3 and 5, of group 0, use model 0; the others model 1
     page.set("by", "score")
-    worst_first = np.argsort(np.load(run_page.parent / "results.npz")["accuracy_test"][-1], kind="stable")
+    worst_first = np.argsort(files.read_npz(run_page.parent / "results.npz")["accuracy_test"][-1], kind="stable")
     used = np.eye(6)[[1, 0, 1, 0, 1, 0]]
     np.testing.assert_allclose(page.matrix(), used[np.ix_(worst_first, worst_first)])
     page.see("graph")
@@ -123,7 +123,7 @@ def test_the_slider_moves_the_matrix_and_a_client_opens(driver, run_page, width)
     assert page.text("client-told").startswith(told) and "Uses most client 0 (1.00)" in page.text("client-told")
     page.see("labels")
     assert page.ask("document.getElementById('labels').data[0].customdata") == [6, 7]
-    scores = np.load(run_page.parent / "results.npz")["accuracy_test"][:, 3]
+    scores = files.read_npz(run_page.parent / "results.npz")["accuracy_test"][:, 3]
     np.testing.assert_allclose(page.ask("document.getElementById('curves').data[0].y"), scores, rtol=5e-4)
     for name in ("neighbors", "ranking", "spread", "traffic"):
         page.see(name)
@@ -172,7 +172,7 @@ def test_results_are_downloaded_as_csv(driver, run_page):
         ("0", "1", "9"),
         ("1", "0", "9"),
     ]
-    scores = np.load(run_page.parent / "results.npz")["accuracy_test"].T.ravel()
+    scores = files.read_npz(run_page.parent / "results.npz")["accuracy_test"].T.ravel()
     np.testing.assert_allclose([float(row["accuracy"]) for row in tables["scores"]], scores, rtol=5e-4)
     assert [(row["client"], row["round"]) for row in tables["scores"]][3:5] == [("1", "10"), ("1", "20")]
     page.check()

@@ -20,6 +20,7 @@ from run_folders import K, T, make_run
 
 from pfljax import report
 from pfljax.evaluation import collaboration
+from pfljax.folder import files
 from pfljax.report import content, draw, picture, pictures
 
 
@@ -96,7 +97,7 @@ def test_where_nobody_has_two_to_find_nothing_is_counted(undrawn, tmp_path):
     affinity = np.eye(K)
     make_run(tmp_path, affinity=affinity)
     summary = json.loads((tmp_path / "summary.json").read_text())
-    collaboration = dict(np.load(tmp_path / "collaboration.npz"))
+    collaboration = files.read_npz(tmp_path / "collaboration.npz")
     collaboration["distribution"] = collaboration["target"] = np.arange(K)
     np.savez(tmp_path / "collaboration.npz", **collaboration)
     assert summary["privacy"] is None
@@ -106,7 +107,7 @@ def test_where_nobody_has_two_to_find_nothing_is_counted(undrawn, tmp_path):
 
 def test_where_nobody_has_used_anything_no_share_is_told(undrawn, tmp_path):
     make_run(tmp_path)
-    collaboration = dict(np.load(tmp_path / "collaboration.npz"))
+    collaboration = files.read_npz(tmp_path / "collaboration.npz")
     collaboration["weights"] = np.zeros_like(collaboration["weights"])
     np.savez(tmp_path / "collaboration.npz", **collaboration)
     text = readable(report.write(tmp_path))
@@ -205,7 +206,7 @@ def test_measures_of_a_method_are_missing_for_the_initial_models(tmp_path):
 def test_every_score_of_clients_is_drawn(tmp_path):
     """A score of one's own, which results.npz and metrics.jsonl hold, has a figure, and the page offers it."""
     make_run(tmp_path)
-    results = dict(np.load(tmp_path / "results.npz"))
+    results = files.read_npz(tmp_path / "results.npz")
     own = np.linspace(0, 1, T * K).reshape(T, K)
     np.savez(tmp_path / "results.npz", **results, own_error_test=own)
     rows = [json.loads(line) | {"own_error": 0.25} for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -308,14 +309,14 @@ def test_weights_on_the_page_are_those_of_the_run(undrawn, tmp_path):
     make_run(tmp_path)
     index = np.array([[[2, 0]] * K, [[1, 1]] * K])
     weights = np.array([[[0.12345, 0.87655]] * K, [[0.25, 0.5]] * K])
-    kept = dict(np.load(tmp_path / "collaboration.npz")) | {"round": np.array([10, 30]), "index": index}
+    kept = files.read_npz(tmp_path / "collaboration.npz") | {"round": np.array([10, 30]), "index": index}
     np.savez(tmp_path / "collaboration.npz", **kept | {"weights": weights, "labels": np.arange(2 * K).reshape(K, 2)})
     found = packed(report.write_page(tmp_path))
     assert found["sharing"]["rounds"] == [10, 30] and found["sharing"]["rows"][0] == [[0, 0.877, 2, 0.123]] * K
     assert found["sharing"]["rows"][1] == [[1, 0.75]] * K  # a repeated index adds
     np.testing.assert_allclose(found["sharing"]["lengths"], [[np.hypot(0.877, 0.123)] * K, [0.75] * K], rtol=1e-4)
     assert found["labels"][2] == [4, 5] and found["orders"]["group"] == [1, 3, 5, 0, 2, 4]
-    scores = np.load(tmp_path / "results.npz")["accuracy_test"]
+    scores = files.read_npz(tmp_path / "results.npz")["accuracy_test"]
     np.testing.assert_allclose(found["test"], scores.T, rtol=5e-4)
     np.testing.assert_allclose(found["median"], np.median(scores, axis=1), rtol=5e-4)
     bands = {series["name"]: series for series in found["panels"]["spread"]["accuracy"]["series"]}
@@ -327,7 +328,7 @@ def test_weights_on_the_page_are_those_of_the_run(undrawn, tmp_path):
 @pytest.mark.parametrize("known", [True, False])
 def test_groups_are_told_only_if_they_are_known(undrawn, tmp_path, known):
     make_run(tmp_path, affinity=np.eye(K))
-    kept, summary = dict(np.load(tmp_path / "collaboration.npz")), json.loads((tmp_path / "summary.json").read_text())
+    kept, summary = files.read_npz(tmp_path / "collaboration.npz"), json.loads((tmp_path / "summary.json").read_text())
     if not known:
         del kept["distribution"], kept["target"]
         summary["per_client"] = [{k: v for k, v in row.items() if k != "distribution"} for row in summary["per_client"]]
@@ -353,7 +354,7 @@ def test_of_many_clients_the_page_shows_some_and_says_so(undrawn, tmp_path, monk
     monkeypatch.setattr(content, "MAX_CLIENTS", 3)
     monkeypatch.setattr(content, "MAX_POINTS", 6)
     make_run(tmp_path)
-    scores = np.load(tmp_path / "results.npz")["accuracy_test"][-1]
+    scores = files.read_npz(tmp_path / "results.npz")["accuracy_test"][-1]
     page = report.write_page(tmp_path)
     found, order = packed(page), np.argsort(scores)
     assert {order[0], order[-1]} < set(found["clients"]) and len(found["clients"]) == 3

@@ -9,6 +9,7 @@ import pfljax as pfl
 from pfljax.api import Run
 from pfljax.contract.errors import ArgumentError
 from pfljax.exchange.plan import make_plan
+from pfljax.folder import files
 from pfljax.training.loop import Schedule, Trainer
 
 SIZES, COHORT = (5, 1, 3, 4, 2, 4, 0, 3), 4
@@ -50,7 +51,7 @@ def test_scores_are_those_of_the_whole(name, store):
 
 def test_files_say_which_clients_were_scored(tmp_path):
     found = outcome("local", 3, out=tmp_path, schedule=Schedule(1, 1))
-    results, used = np.load(tmp_path / "results.npz"), np.load(tmp_path / "collaboration.npz")
+    results, used = files.read_npz(tmp_path / "results.npz"), files.read_npz(tmp_path / "collaboration.npz")
     assert results["accuracy_test"].shape == (4, 3)
     for file in (results, used):
         np.testing.assert_array_equal(file["clients"], found.history.scored)
