@@ -54,7 +54,6 @@ from pfljax.contract.types import (
     Ledger,
     Params,
     Report,
-    Split,
 )
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
@@ -167,13 +166,8 @@ class FedeRiCo:
     def _e_step(self, problem: Problem, row: Row, index: Array, losses: Array, size: Array) -> Row:
         """Lines 10 to 15: a client's next row, given the losses (J,) of the held models, summed over its examples."""
         table, slots = neighbors.remember(row.table, index, losses)  # l. 10-13
-        unknown, held = jnp.isinf(table.tracked), jnp.zeros_like(table.ids, bool).at[slots].set(True)
-        if self.tracking == "ema":
-            old = jnp.where(unknown, table.last, table.tracked)
-            first, tracked = table.last, (1 - self.beta) * old + self.beta * table.last  # l. 14
-        else:
-            first, tracked = table.last * (row.rounds + 1), table.tracked + table.last  # Eq. 24
-        table = table._replace(tracked=jnp.where(unknown, jnp.where(held, first, jnp.inf), tracked))
+        beta = self.beta if self.tracking == "ema" else None
+        table = neighbors.track(table, slots, row.rounds, beta)  # l. 14
         weights = jax.nn.softmax(neighbors.logits(table, self._share(problem, row.rounds, size)))  # l. 15
         return Row(table, weights[slots], row.rounds + 1)
 
@@ -191,23 +185,8 @@ class FedeRiCo:
             after, losses, changes = out.row, out.losses, out.grads
         else:
             after = e_step(problem.plan.over_models(lambda params: problem.solver.total_loss(params, split), models))
-            losses, changes = local_changes(problem, context, models, after.held, split)
+            losses, changes = gradients.local_changes(problem, context, models, after.held, split)
         upload = tree.scale(changes, after.held * split.size)  # l. 17
         loss = jnp.vdot(after.held, losses) / jnp.maximum(after.held.sum(), jnp.finfo(jnp.float32).tiny)
         report = {"loss": loss, "size": split.size}
         return ClientOutput(after, upload, report, gradients.takes_step(problem, context, split))
-
-
-def local_changes(
-    problem: Problem, context: ClientContext, models: Params, weights: Array, split: Split
-) -> tuple[Array, Params]:
-    """Mean losses (J,) and changes (J, ...) of local training; 0 for models of negligible weight."""
-
-    def train(params, number):
-        objective = lambda params, batch: problem.solver.mean_loss(params, batch.of_model(number))
-        fit = functools.partial(problem.solver.fit, round_number=context.round, objective=objective)
-        trained, _, loss = fit(context.key, params, problem.solver.optimizer.init(params), split)
-        return loss, tree.subtract(trained, params)
-
-    one = lambda params, number, weight: gradients.if_weighed(weight, train, params, number)
-    return problem.plan.over_models(one, models, jnp.arange(weights.shape[0]), weights)

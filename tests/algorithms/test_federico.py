@@ -13,7 +13,7 @@ import toys
 
 from pfljax import ArgumentError, data
 from pfljax.algorithms import FedeRiCo, FedeRiCoCentralized, Local
-from pfljax.algorithms.federico import local_changes
+from pfljax.algorithms.common.gradients import local_changes
 from pfljax.contract import tree
 from pfljax.contract.types import ClientContext, Cohort
 from pfljax.exchange import lifting

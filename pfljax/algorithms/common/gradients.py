@@ -92,6 +92,23 @@ def if_weighed(weight: Array, compute: Callable[..., tuple[Array, Params]], para
     return jax.lax.cond(weight > NEGLIGIBLE, compute, skip, params, *args)
 
 
+def local_changes(
+    problem: Problem, context: ClientContext, models: Params, weights: Array, split: Split
+) -> tuple[Array, Params]:
+    """Mean losses (J,) and changes (J, ...) of local training; 0 for models of negligible weight."""
+
+    def train(params, number):
+        objective = lambda params, batch: problem.solver.mean_loss(params, batch.of_model(number))
+        key, optimizer = context.key, problem.solver.optimizer.init(params)
+        trained, _, loss = problem.solver.fit(
+            key, params, optimizer, split, round_number=context.round, objective=objective
+        )
+        return loss, tree.subtract(trained, params)
+
+    one = lambda params, number, weight: if_weighed(weight, train, params, number)
+    return problem.plan.over_models(one, models, jnp.arange(weights.shape[0]), weights)
+
+
 def _losses_cover_data(problem: Problem, models: Params) -> bool:
     """Whether a mini-batch holds all data of a client, and its losses are those of evaluation."""
     model, solver = problem.model, problem.solver

@@ -67,6 +67,25 @@ def remember(table: Candidates, held: Array, losses: Array) -> tuple[Candidates,
     return table, slots
 
 
+def track(table: Candidates, slots: Array, rounds: Array, beta: float | None) -> Candidates:
+    """The table after a round in which the models in `slots` were held, whose newest losses it already remembers.
+
+    Args:
+        table: The client's table.
+        slots: (J,) places of the held models.
+        rounds: () int32, number of rounds before this one.
+        beta: Weight of the newest loss in the moving average; None: losses are summed, as if a model that is seen for
+            the first time had had its loss in all rounds.
+    """
+    unknown, held = jnp.isinf(table.tracked), jnp.zeros_like(table.ids, bool).at[slots].set(True)
+    if beta is None:
+        first, tracked = table.last * (rounds + 1), table.tracked + table.last  # Eq. 24
+    else:
+        old = jnp.where(unknown, table.last, table.tracked)
+        first, tracked = table.last, (1 - beta) * old + beta * table.last
+    return table._replace(tracked=jnp.where(unknown, jnp.where(held, first, jnp.inf), tracked))
+
+
 def logits(table: Candidates, share: Array | float = 1.0) -> Array:
     """(C,) minus `share` x the tracked losses; -inf for models not evaluated yet."""
     return jnp.where(jnp.isinf(table.tracked), -jnp.inf, -share * table.tracked)
