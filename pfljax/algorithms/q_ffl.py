@@ -7,6 +7,7 @@ Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning" (I
 
 Departures from the paper: Clients are drawn uniformly, not in proportion to n_k, and weighted equally. L is 1 / eta, as
 in the paper, unless the knob sets it: Adam's steps have no such scale. If a schedule lowers eta, L stays the same.
+Batch statistics do not count in the norm; they are averaged with the weights F_k^q.
 """
 
 from __future__ import annotations

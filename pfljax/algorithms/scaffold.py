@@ -9,7 +9,7 @@ Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: stochastic controlled
 
 Departures from the paper: Both means are weighted by n_k, as everywhere here, so that SCAFFOLD minimizes the weighted
 objective (`mean=uniform` is the paper's). Option II's c_k+ is computed as that mean of gradients, which is the same for
-plain SGD and is defined for any optimizer.
+plain SGD and is defined for any optimizer. Batch statistics have no control variate and are averaged, whatever eta_g.
 """
 
 from __future__ import annotations

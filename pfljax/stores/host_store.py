@@ -119,10 +119,8 @@ def _on_disk(
     def join(run: int, key: Key, start: Start, kept: dict[str, np.ndarray], rest: State) -> State:
         of_run = functools.partial(rows_of, replicates.numbers_of(run), key, start)
         first_rows = functools.partial(_in_blocks, of_run, problem.cohort_size, device)
-        directory, table = (
-            directories[run],
-            stacks.SlotTable(np.array(kept["slots"]), np.array(kept["sums"]), first_rows),
-        )
+        directory = directories[run]
+        table = stacks.SlotTable(np.array(kept["slots"]), np.array(kept["sums"]), first_rows)
         if directory is not None:
             files = stacks.open_files(directory, shapes, table, writable)
         else:
@@ -300,9 +298,8 @@ class HostStore(Store):
         like = join_state(algorithm, jax.tree.map(_placeholder, rows), rest)
         needs = memory.of_compiled(compiled)
         ahead = tree.num_bytes((split_state(algorithm, state)[0], cohort)) // plan.num_devices
-        others = (replicates.num - 1) * tree.num_bytes(
-            split_state(algorithm, state)[1]
-        )  # the other runs' server and models
+        of_a_run = split_state(algorithm, state)[1]  # its server and models
+        others = (replicates.num - 1) * tree.num_bytes(of_a_run)
         needs = dataclasses.replace(needs, arguments=needs.arguments + ahead + others)
         segments = [
             Segment(algorithm, plan, functools.partial(compiled, replicates.numbers_of(run)), num_clients, size)
