@@ -152,6 +152,7 @@ def usage(method: type) -> list[str]:
     lines += [f"pfljax train --algorithm={info.name}", "```", ""]
     lines += [f"- A client keeps: {info.keeps}.", f"- What travels in a round: {info.travels}."]
     lines += ["- It needs validation examples."] if info.validates else []
+    lines += [f"- It is told {info.knows}."] if info.knows else []
     if fields:
         flag = f"--{info.name}.{fields[0].name}"
         lines += ["", f"Knobs; on the command line, the first is `{flag}`:", ""]

@@ -42,7 +42,7 @@ class Moreau:
             init=pfl.tree.first,
             minimize=minimize,
             loss=lambda w, batch, theta: self.strength / 2 * solver.squared_distance(w, theta),
-            predict=lambda theta: pfl.Prediction(pfl.tree.stack_one(theta)),
+            predict=lambda theta: pfl.Prediction.one(theta),
             scored="each client's theta",
         )
 

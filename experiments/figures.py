@@ -14,8 +14,8 @@ ACCURACY = Axis("test accuracy", percent=True)
 
 
 def with_band(x: Sequence[float], mean: Sequence[float], std: Sequence[float], name: str, style: dict) -> list[Series]:
-    """Describes a line, with a band of one standard deviation if there is one."""
-    at, middle, spread = (np.asarray(values, float) for values in (x, mean, std))
+    """Describes a line, with a band of one deviation if there is one; NaN, of a single run, is none."""
+    at, middle, spread = (np.asarray(values, float) for values in (x, mean, np.nan_to_num(std)))
     band = [Series(at, middle + spread, "", "band", middle - spread, style["color"])] if spread.any() else []
     return [*band, Series(at, middle, name, size=6, **style)]
 

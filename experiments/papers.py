@@ -12,12 +12,14 @@ from absl import flags
 
 from experiments.figures import sweep_figure
 from pfljax import report
-from pfljax.api.study import over_rounds
 from pfljax.cli import build, sweep
 from pfljax.cli.flags import RUNS, define_data, define_devices, define_evaluation, define_sweep, define_training
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
+from pfljax.evaluation import statistics
 from pfljax.folder import files
+from pfljax.report import terms
+from pfljax.report.run_data import over_rounds
 
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "features": "Office-Home"}
 
@@ -184,22 +186,32 @@ class Study:
         accuracy = [summary["last"]["accuracy_mean"] for summary in summaries]
         privacy = [summary["privacy"] or {} for summary in summaries]
         return {
-            "accuracy_mean": float(np.mean(accuracy)),
-            "accuracy_std": float(np.std(accuracy)),
-            "accuracies": accuracy,
+            **of_accuracies(accuracy),
             "weighted": [summary["last"]["accuracy"] for summary in summaries],
             "std_over_clients": float(np.mean([summary["last"]["accuracy_std"] for summary in summaries])),
             "earth_movers_distance": summaries[0]["earth_movers_distance"],
             "learning_rate": rate_of(out / self.trials[0].folder),
-            "tuned": str(sweep.chosen(settings, row.method, out)),
+            **sweep.chosen(settings, row.method, out),
             "parameters": summaries[0]["parameters"],
             "epsilon": [ledger.get("epsilon") for ledger in privacy],
             "unaccounted": privacy[0].get("unaccounted"),
         }
 
+    def standings(self, cells: Mapping[str, dict]) -> dict[str, dict]:
+        """Returns intervals and ranks of cells that differ only in their method."""
+        return statistics.standings({name: self.scores(cell) for name, cell in cells.items()})
+
+    def difference(self, cell: dict, other: dict) -> statistics.Difference:
+        """Returns the paired difference of a cell from another."""
+        return statistics.difference(self.scores(cell), self.scores(other))
+
+    def scores(self, cell: dict) -> dict[statistics.Trial, float]:
+        """A cell's accuracies by trial."""
+        return dict(zip(self.trials, cell["accuracies"], strict=True))
+
     def shown(self, cell: dict) -> str:
-        """A cell of a table, with the deviation if there are several seeds."""
-        return percent(100 * cell["accuracy_mean"], 100 * cell["accuracy_std"] if len(self.trials) > 1 else None)
+        """A cell of a table (see `over_runs`)."""
+        return over_runs(cell["accuracies"])
 
     def write_table(self, title: str, rows: Sequence[Row], columns: Sequence[Column]) -> None:
         """Runs all cells of a table and writes it with the paper's values next to ours."""
@@ -224,6 +236,10 @@ class Study:
         for column in columns:
             distance = distances[column.title]
             heads += [column.title + ("" if distance is None else f" (EMD {distance:.2f})"), column.paper.head]
+        for column in columns:
+            standing = self.standings({entry["algorithm"]: entry[column.folder] for entry in entries})
+            for entry in entries:
+                entry[column.folder] |= standing[entry["algorithm"]]
         sweep.write_table(title, heads, body, entries, self.out)
         self.print_differences(rows[0], entries[0][columns[0].folder], tuned)
 
@@ -287,7 +303,9 @@ class Study:
         elif name is None:
             end = "The paper has no values for this data set."
         said = f"Here: {here}. The paper: {self.paper.said}. {end}"
+        said += " Our ± is the sample deviation over runs, whose number is in brackets." * (len(self.trials) > 1)
         said += f"\n\nTuned: {'; '.join(tuned)}." if tuned else ""
+        said += f"\n\n{terms.AT_EDGE}" if any(terms.EDGE in each for each in tuned) else ""
         print(said)
         table = self.out / "table.md"
         files.write_text(table, f"{table.read_text()}\n{said}\n")
@@ -299,5 +317,16 @@ def as_pair(value: float | tuple | None) -> tuple[float, float | None] | None:
 
 
 def percent(mean: float, deviation: float | None) -> str:
-    """Formats percents as 85.1 ± 0.1, or as 85.1 without a deviation (a single seed)."""
+    """Formats a paper's percents as 85.1 ± 0.1, or as 85.1 without a deviation."""
     return f"{mean:.1f}" if deviation is None else f"{mean:.1f} ± {deviation:.1f}"
+
+
+def of_accuracies(accuracies: Sequence[float]) -> dict:
+    """Returns the accuracies of a cell's runs, their mean, and their sample deviation."""
+    of_runs = statistics.OfRuns.of(accuracies)
+    return {"accuracy_mean": of_runs.mean, "accuracy_std": of_runs.std, "accuracies": list(accuracies)}
+
+
+def over_runs(accuracies: Sequence[float]) -> str:
+    """Formats runs' accuracies in percent as 85.1 ± 0.1 (3), or as 85.1 for one: see `statistics.OfRuns.text`."""
+    return statistics.OfRuns.of(accuracies).text(lambda accuracy: f"{100 * accuracy:.1f}")

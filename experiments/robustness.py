@@ -19,8 +19,9 @@ import numpy as np
 from absl import flags
 
 from experiments.figures import sweep_figure
-from experiments.papers import percent
+from experiments.papers import of_accuracies, over_runs
 from pfljax import report
+from pfljax.api import comparison
 from pfljax.cli import build, launch, sweep
 from pfljax.cli.flags import RUNS, define_data, define_devices, define_evaluation, define_sweep, define_training
 from pfljax.cli.parsing import Group
@@ -94,9 +95,8 @@ def attacked(settings: Settings, line: Line, attack: str, share: float, out: Pat
         "algorithm": line.title,
         "value": share,
         "accuracy": float(np.mean(accuracies)),
-        "accuracy_std": float(np.std(accuracies)),
+        **of_accuracies(accuracies),
         "paper": None,
-        "accuracies": accuracies,
         "diverged": len(trials) - len(given),
         "weight_of_attackers": float(np.mean(known)) if known else None,
     }
@@ -140,18 +140,17 @@ def run(settings: Settings) -> None:
     report.save(sweep_figure(points, axes), out / "robustness.png")
     clients = f"{settings.dataset}, {settings.partition} partition"
     title = f"{clients}: accuracy of the honest clients after {settings.rounds} rounds, %, by share of attackers"
-    title += f"; {sweep.named(sweep.trials(settings))}; in brackets the weight that honest clients give to attackers"
+    title += f"; {comparison.named(sweep.trials(settings))}; sample deviation over runs, their number in brackets"
+    title += "; and the weight that honest clients give to attackers"
     heads = ["method", "attack", *[f"{share:g}" for share in shares]]
     sweep.write_table(title, heads, body, points, out, "robustness.png")
 
 
 def shown(cell: dict[str, Any]) -> str:
     """A cell of the table."""
-    accuracies = 100 * np.asarray(cell["accuracies"])
-    text = percent(float(accuracies.mean()), float(accuracies.std()) if len(accuracies) > 1 else None)
-    weight, diverged = cell["weight_of_attackers"], cell["diverged"]
-    text += "" if weight is None else f" ({100 * weight:.1f})"
-    return text + (f", diverged {diverged} of {len(accuracies)}" if diverged else "")
+    text, weight, diverged = over_runs(cell["accuracies"]), cell["weight_of_attackers"], cell["diverged"]
+    text += "" if weight is None else f", attackers {100 * weight:.1f}"
+    return text + (f", diverged {diverged} of {len(cell['accuracies'])}" if diverged else "")
 
 
 COMMAND = launch.Command(__doc__ or "", define, run)

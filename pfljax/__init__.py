@@ -2,8 +2,28 @@
 
 from pfljax import algorithms, data, models
 from pfljax.algorithms import *  # noqa: F403
-from pfljax.api import Collaboration, Result, Run, Simulation, Table, Tuning, compare, load, train_replicates, tune
-from pfljax.contract import tree
+from pfljax.api import (
+    Attack,
+    Collaboration,
+    Evaluation,
+    Execution,
+    LocalTraining,
+    Privacy,
+    Result,
+    Run,
+    Server,
+    Simulation,
+    Table,
+    TensorBoard,
+    Tuning,
+    compare,
+    load,
+    patience,
+    plan,
+    train_replicates,
+    tune,
+)
+from pfljax.contract import cores, tree
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.contract.method import METHODS, knob, method
 from pfljax.contract.types import (
@@ -23,17 +43,9 @@ from pfljax.contract.types import (
     Traffic,
 )
 from pfljax.data import Federation, partitions
-from pfljax.exchange import cores
-from pfljax.local.privacy import Privacy
 from pfljax.local.problem import OwnModel, Problem
 from pfljax.local.solver import Solver
-from pfljax.local.training import LocalTraining
 from pfljax.models import Model
-from pfljax.stages.attacks import Attack
-from pfljax.stages.server import Server
-from pfljax.stores.experiment import Execution
-from pfljax.training.stopping import patience
-from pfljax.training.tracking import Evaluation, TensorBoard
 
 __version__ = "0.2.0"
 
@@ -83,6 +95,7 @@ __all__ = [
     "models",
     "partitions",
     "patience",
+    "plan",
     "train_replicates",
     "tree",
     "tune",

@@ -62,10 +62,7 @@ def examples(federation, k):
 
 def play(name, rounds, sizes, knobs=None, hidden=(6,), **options):
     """(federation, problem, algorithm, states, records)."""
-    federation = toys.make_federation(sizes)
-    problem = toys.make_problem(federation, optax.sgd(RATE), hidden=hidden, **options)
-    algorithm = toys.make_algorithm(name, problem, **knobs or {})
-    return federation, problem, algorithm, *toys.train(algorithm, problem, federation.client_data, rounds)
+    return toys.play(name, toys.make_federation(sizes), rounds, optax.sgd(RATE), knobs, hidden=hidden, **options)
 
 
 def assert_row_close(models, expected, k=0):

@@ -66,9 +66,7 @@ def play_once(name, rounds, sizes, knobs, options):
 
 
 def play_on(federation, name, rounds, knobs, options):
-    problem = toys.make_problem(federation, optax.sgd(RATE), **options)
-    algorithm = toys.make_algorithm(name, problem, **knobs)
-    states, records = toys.train(algorithm, problem, federation.client_data, rounds)
+    _, problem, algorithm, states, records = toys.play(name, federation, rounds, optax.sgd(RATE), knobs, **options)
     predict = lambda: toys.predict(algorithm, problem, jax.random.key(0), states[-1], federation.client_data)
     return federation, algorithm, states, records, Lazily(predict)
 

@@ -48,6 +48,8 @@ def make_run(
         "best": row | {"selected_by": "train_loss"},
         "per_client": clients,
         "seconds_per_round": 0.01,
+        "gradients_per_round": 12.5,
+        "knows": "a lot",
         "compile_seconds": 1.0,
         "peak_memory_bytes": None,
         "plan": [["models", 123456], ["plan", "map"]],

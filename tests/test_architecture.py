@@ -17,9 +17,10 @@ METHOD_FILES = sorted((PACKAGE / "algorithms").glob("[!_]*.py"))
 ROOMS = ["contract", "models", "exchange", "local", "data", "evaluation", "algorithms"]
 ROOMS += ["stages", "stores", "folder", "training", "report", "api", "cli"]
 HEAVY = {"sklearn", "matplotlib", "tensorflow_datasets", "tensorflow", "networkx", "scipy.sparse", "orbax"}
-HEAVY |= {"cvxpy", "jax_privacy", "pandas", "IPython", "plotly"}
+HEAVY |= {"cvxpy", "jax_privacy", "pandas", "IPython", "plotly", "flax.nnx"}
 FLAG = re.compile(r"(?<![\w-])--[a-z]")
 MAX_LINES = 60
+MAX_ARROWS = 50  # pairs of rooms of which one imports the other
 
 
 def relative(path):
@@ -96,6 +97,16 @@ def climbs(path, own):
 def test_imports_go_down_only():
     assert {room(path) for path in FILES} == {*ROOMS, None}  # the package's own names are in none
     assert found(lambda path: climbs(path, room(path))) == {}
+
+
+def test_few_rooms_import_each_other():
+    arrows = {
+        (room(path), name.split(".")[1])
+        for path in FILES
+        for name in imports(path)
+        if room(path) and name.startswith("pfljax.") and name.split(".")[1] != room(path)
+    }
+    assert len(arrows) <= MAX_ARROWS, sorted(arrows)
 
 
 def test_the_public_names_are_those_of_the_api():

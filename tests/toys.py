@@ -6,6 +6,7 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -16,7 +17,7 @@ import pytest
 
 from pfljax import models
 from pfljax.algorithms import METHODS
-from pfljax.contract.types import Split
+from pfljax.contract.types import Algorithm, Split
 from pfljax.data import Federation
 from pfljax.evaluation import metrics
 from pfljax.exchange import lifting
@@ -182,7 +183,7 @@ def used(algorithm, problem, key, state, clients):
 
 def evaluate(algorithm, problem, key, state, clients, split):
     """Every client's scores on its part of a split."""
-    use = lambda prediction, own: metrics.evaluate(problem.plan, problem.model, algorithm, prediction, own)
+    use = lambda prediction, own: metrics.evaluate(problem, algorithm, prediction, own)
     return serve(algorithm, problem, use, key, state, clients, split).found
 
 
@@ -202,7 +203,7 @@ def trainer(algorithm, problem, clients, rounds, seed=0):
     """(clients, state=None) -> all states, the initial one first, and the rounds' records; compiles a round once."""
     shape = shardings(algorithm, problem, clients)
     first = jax.jit(functools.partial(init, algorithm, problem), out_shardings=shape)
-    one_round = make_round(algorithm, problem.plan, problem.num_clients, problem.cohort_size)
+    one_round = make_round(algorithm, problem.plan, problem.cohort_size)
     one_round = jax.jit(one_round, out_shardings=(shape, None))
 
     def play(clients, state=None):
@@ -220,6 +221,23 @@ def trainer(algorithm, problem, clients, rounds, seed=0):
 def train(algorithm, problem, clients, rounds, *, seed=0, state=None):
     """Plays rounds; returns all states, the initial one first, and the rounds' records."""
     return trainer(algorithm, problem, clients, rounds, seed)(clients, state)
+
+
+class Played(NamedTuple):
+    """Rounds of a registered method."""
+
+    federation: Federation
+    problem: Problem
+    algorithm: Algorithm
+    states: list
+    records: list
+
+
+def play(name, federation, rounds, optimizer=None, knobs=None, **options):
+    """Plays rounds of a registered method; `options` as of `make_problem`."""
+    problem = make_problem(federation, optimizer, **options)
+    algorithm = make_algorithm(name, problem, **knobs or {})
+    return Played(federation, problem, algorithm, *train(algorithm, problem, federation.client_data, rounds))
 
 
 def scripted(algorithm, script):

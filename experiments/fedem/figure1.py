@@ -16,6 +16,7 @@ from experiments.fedem.paper import PAPER, SEEDS, TABLE2, data_and_model, publis
 from experiments.figures import sweep_figure
 from experiments.papers import Study, mean_over
 from pfljax import report
+from pfljax.api import comparison
 from pfljax.cli import launch, sweep
 from pfljax.cli.flags import RUNS
 from pfljax.cli.parsing import Group
@@ -71,7 +72,7 @@ def write_points(study: Study, points: Sequence[dict], name: str) -> None:
     ]
     report.save(sweep_figure(points, PANELS, "the paper's Table 2"), study.out / name)
     title = f"{data_and_model(study, points[0]['parameters'])}, test accuracy after the last round"
-    sweep.write_table(f"{title}, {sweep.named(study.trials)}", heads, body, points, study.out, name)
+    sweep.write_table(f"{title}, {comparison.named(study.trials)}", heads, body, points, study.out, name)
 
 
 def run(settings: Settings) -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.papers import Paper, Study, mean_over, rate_of
+from experiments.papers import Paper, Study, mean_over, of_accuracies, rate_of
 from pfljax import report
-from pfljax.api.study import over_rounds
+from pfljax.api import comparison
 from pfljax.cli import sweep
 from pfljax.cli.settings import Settings
+from pfljax.evaluation.statistics import deviation
 from pfljax.folder import files
+from pfljax.report.run_data import over_rounds
 
 SEEDS = ["0", "1", "2"]  # the draw of the data and the initial components move FedEM by some points
 
@@ -88,8 +90,7 @@ def row_of(study: Study, method: str, *, title: str = "", rounds: int = 0) -> di
     read = lambda name: [summary["last"][name] for summary in summaries]
     return {
         "algorithm": title,
-        "accuracy_mean": float(np.mean(read("accuracy"))),
-        "accuracy_std": float(np.std(read("accuracy"))),
+        **of_accuracies(read("accuracy")),
         "seeds": [{"seed": summary["seed"], **summary["last"]} for summary in summaries],
         "bottom_decile_mean": float(np.mean(read("accuracy_bottom_decile"))),
         "paper": published(TABLE2, study, title),
@@ -97,19 +98,19 @@ def row_of(study: Study, method: str, *, title: str = "", rounds: int = 0) -> di
         "learning_rate": rate_of(out / study.trials[0].folder),
         "rounds": rounds,
         "curve_mean": curves.mean(axis=0).tolist(),
-        "curve_std": curves.std(axis=0).tolist(),
+        "curve_std": deviation(curves).tolist(),
         "seconds_per_round": mean_over(summaries, lambda summary: summary["seconds_per_round"]),
     }
 
 
 def write_rows(study: Study, rows: Sequence[dict]) -> None:
     """Writes a table of `row_of`'s rows, and the figure of their curves."""
-    heads = ["method", "average / bottom decile, %", "std over seeds", "paper", "rate", "s per round"]
+    heads = ["method", "average / bottom decile, %", "deviation over runs", "paper", "rate", "s per round"]
     body = [
         [
             row["algorithm"],
             f"{100 * row['accuracy_mean']:.1f} / {100 * row['bottom_decile_mean']:.1f}",
-            f"{100 * row['accuracy_std']:.1f}" if len(row["seeds"]) > 1 else "-",
+            f"{100 * row['accuracy_std']:.1f} ({len(row['seeds'])})" if len(row["seeds"]) > 1 else "-",
             beside(row["paper"], "{:.1f} / {:.1f}"),
             f"{row['learning_rate']:g}",
             f"{row['seconds_per_round']:.3g}",
@@ -118,7 +119,7 @@ def write_rows(study: Study, rows: Sequence[dict]) -> None:
     ]
     report.save(report.comparison_figure(rows), study.out / "curves.png")
     title = f"{data_and_model(study, rows[0]['parameters'])}, test accuracy after the last round"
-    sweep.write_table(f"{title}, {sweep.named(study.trials)}", heads, body, rows, study.out, "curves.png")
+    sweep.write_table(f"{title}, {comparison.named(study.trials)}", heads, body, rows, study.out, "curves.png")
 
 
 def data_and_model(study: Study, parameters: int) -> str:

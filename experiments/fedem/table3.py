@@ -16,6 +16,7 @@ from absl import flags
 
 from experiments.fedem.paper import PAPER, SEEDS, TABLE3, beside, data_and_model, published, start
 from experiments.papers import Study, mean_over, rate_of
+from pfljax.api import comparison
 from pfljax.cli import launch, sweep
 from pfljax.cli.settings import Settings
 from pfljax.folder import files
@@ -69,7 +70,8 @@ def run(settings: Settings) -> None:
     ]
     share = f"{settings.unseen_clients:.0%}"
     about = data_and_model(study, rows[0]["parameters"])
-    title = f"{about}, average test accuracy of {share} of the clients, unseen in training, {sweep.named(study.trials)}"
+    title = f"{about}, average test accuracy of {share} of the clients, unseen in training"
+    title += f", {comparison.named(study.trials)}"
     sweep.write_table(title, heads, body, rows, study.out)
 
 

@@ -15,10 +15,10 @@ from experiments.federico import paper
 from experiments.figures import knob_curves
 from experiments.papers import Row, Study
 from pfljax import report
-from pfljax.api.study import over_rounds
 from pfljax.cli import launch, sweep
 from pfljax.cli.settings import Settings
 from pfljax.folder import files
+from pfljax.report.run_data import over_rounds
 
 VARIED = {
     "epsilon": (0.0, 0.1, 0.3, 0.6, 1.0),

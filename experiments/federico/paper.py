@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import flags
 
-from experiments.papers import Paper, Row, Study
+from experiments.papers import Paper, Row, Study, of_accuracies
 from pfljax import report
 from pfljax.cli import launch, sweep
 from pfljax.cli.flags import RUNS
@@ -23,6 +24,8 @@ SIZES = {
     "reduced": "a small network; data, splits, rounds and runs as in the paper",
     "paper": "as in the paper",
 }
+LITERAL = "FedeRiCo, literal"
+AS_WRITTEN = {"federico.faithful": True, "federico.effective_examples": math.inf}
 METHODS = ("local", "fedavg", "fedavg_plus", "clustered", "fedfomo", "fedem", "federico")
 DISTRIBUTIONS = (2, 3, 4)
 # Table 1: accuracy in percent and its deviation, by number of distributions.
@@ -114,12 +117,18 @@ def start(settings: Settings, **usual: Any) -> Study:
     return Study.start(paper, settings)
 
 
+def rows_of(study: Study, **flags: Any) -> list[Row]:
+    """A row for each method that sets these flags; below FedeRiCo's, one of Algorithm 1 as the paper writes it."""
+    found = [Row(name, name, flags) for name in study.methods]
+    if "federico" in study.methods and not study.settings["federico.faithful"]:
+        found.insert(study.methods.index("federico") + 1, Row(LITERAL, "federico", flags | AS_WRITTEN))
+    return found
+
+
 def accuracies(study: Study, row: Row, out: Path) -> dict:
     """Like `Study.accuracies`, but weighted by the clients' test examples, as in the paper (Section 4.2)."""
     cell = study.accuracies(row, out)
-    weighted = cell["weighted"]
-    mean, std = float(np.mean(weighted)), float(np.std(weighted))
-    return cell | {"accuracies": weighted, "accuracy_mean": mean, "accuracy_std": std}
+    return cell | of_accuracies(cell["weighted"])
 
 
 def used(study: Study, out: Path) -> list[dict[str, np.ndarray]]:

@@ -17,17 +17,20 @@ from absl import flags
 
 from experiments.federico import paper
 from experiments.papers import Row
+from pfljax.api import comparison
 from pfljax.cli import launch, sweep
 from pfljax.cli.settings import Settings
 
 GROUPS = (2, 3, 4)
 SPLITS = ["5", "6", "7", "8", "9"]  # not the tables' splits, so that the choice does not depend on them
+POSTERIOR = {"federico.rule": "posterior"}
 READINGS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "faithful": {"federico.faithful": True},
-    "sum": {"federico.effective_examples": float("inf")},
-    "mean": {"federico.effective_examples": 1.0},
-    "4-examples": {"federico.effective_examples": 4.0},
+    "posterior": POSTERIOR,
+    "mean": POSTERIOR | {"federico.effective_examples": 1.0},
+    "2-examples": POSTERIOR | {"federico.effective_examples": 2.0},
+    "4-examples": POSTERIOR | {"federico.effective_examples": 4.0},
     "uniform-sampling": {"federico.epsilon": 1.0},
     "all-neighbors": {"federico.neighbors": 7},
     "common-init": {"common_init": True},
@@ -60,7 +63,7 @@ def run(settings: Settings) -> None:
             body.append(line)
             print(f"D={groups}: {title} done")
     heads = ["groups", "reading", "test accuracy, %", "over Local", "runs more than 1 below", "cosine within", "across"]
-    sweep.write_table(f"{study.data}, {sweep.named(study.trials)}", heads, body, rows, study.out)
+    sweep.write_table(f"{study.data}, {comparison.named(study.trials)}", heads, body, rows, study.out)
 
 
 COMMAND = launch.Command(__doc__, define, run)

@@ -3,7 +3,9 @@
     python -m experiments.federico.table4
     python -m experiments.federico.table4 --data_file=FEATURES.npz --preset=features --size=paper
 
-Accuracy is weighted by the clients' test examples, as in the paper; its deviation is over clients, not runs.
+Accuracy is weighted by the clients' test examples, as in the paper. The deviation is over the clients of a run, whose
+population it describes (ddof = 0), not over runs. Below FedeRiCo's row, "FedeRiCo, literal" is Algorithm 1 as the
+paper writes it (`faithful`).
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from __future__ import annotations
 from absl import flags
 
 from experiments.federico import paper
-from experiments.papers import Row, percent
+from experiments.papers import Row
+from pfljax.api import comparison
 from pfljax.cli import launch, sweep
 from pfljax.cli.settings import Settings
 
@@ -27,19 +30,20 @@ def run(settings: Settings) -> None:
     study = paper.start(settings)
     values = study.paper.values(study.settings, paper.TABLE4, standing="features")
     rows, body = [], []
-    row_of = lambda name: Row(name, name, {"partition": "label_dirichlet"})
-    study.check((row_of(name), {}, study.out / name) for name in study.methods)
-    for name in study.methods:
-        cell = paper.accuracies(study, row_of(name), study.out / name)
-        published = values.by_row.get(name)
+    asked = paper.rows_of(study, partition="label_dirichlet")
+    study.check((row, {}, study.out / row.folder) for row in asked)
+    for row in asked:
+        name, cell = row.title, paper.accuracies(study, row, study.out / row.folder)
+        published = values.by_row.get(row.method)
         rows.append({"algorithm": name, **cell, "paper": published and [value / 100 for value in published]})
-        shown = percent(100 * cell["accuracy_mean"], 100 * cell["std_over_clients"])
-        body.append([name, shown, percent(*published) if published else "-"])
+        ours = [f"{100 * cell[key]:.1f}" for key in ("accuracy_mean", "std_over_clients")]
+        body.append([name, *ours, *([f"{value:.1f}" for value in published] if published else ["-", "-"])])
         print(f"{name} done")
     own = study.settings
     title = f"{study.data}, {own.num_distributions} groups of labels, Dirichlet {own.dirichlet_alpha:g}, after "
-    title += f"{own.rounds} rounds, {sweep.named(study.trials)}"
-    sweep.write_table(title, ["method", "test accuracy, % ± std over clients", values.head], body, rows, study.out)
+    title += f"{own.rounds} rounds, {comparison.named(study.trials)}"
+    heads = ["method", "test accuracy, %", "deviation over clients", values.head, "deviation over clients"]
+    sweep.write_table(title, heads, body, rows, study.out)
     last = study.methods[-1]
     study.print_differences(Row(last, last, {}), rows[-1])
 

@@ -17,10 +17,10 @@ import dataclasses
 import jax.numpy as jnp
 import optax
 
-from pfljax.algorithms.common import aggregation
-from pfljax.algorithms.common.averaging import averaging, loss_at_start
+from pfljax.algorithms.common import aggregation, by_loss
+from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, ClientOutput, Ledger
+from pfljax.contract.types import Algorithm, ClientOutput, Ledger, Start
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
 
@@ -33,14 +33,12 @@ class AFL:
     rate: float = knob(0.01, at_least=0, grid=(0.001, 0.01, 0.1), help="step size for lambda; 0 is FedAvg")
 
     def build(self, problem: Problem) -> Algorithm:
-        base = averaging(problem, ledger=Ledger(gradients=1, unaccounted=BY_LOSS))
-
         def start(key, clients):
-            size = clients.train.size.astype(jnp.float32)
-            return base.start(key, clients)._replace(server=size / jnp.maximum(size.sum(), 1))
+            size, models = clients.train.size.astype(jnp.float32), problem.init_models(key, 1)
+            return Start(size / jnp.maximum(size.sum(), 1), models)
 
         def client_update(context, models, kept, data):
-            loss = loss_at_start(problem, models, data)
+            loss = by_loss.at_start(problem, models, data)
             trained, kept, losses = problem.fit(context, models, kept, data.train)
             weight = jnp.where(data.train.size > 0, context.server[context.client], 0)
             upload, sent = aggregation.weighted(trained, weight)
@@ -54,7 +52,7 @@ class AFL:
             state = state._replace(models=aggregation.average(state.models, aggregate), server=weights)
             return state, {"clients_that_count": (weights > 0).sum()}
 
+        functions = {"start": start, "client_update": client_update, "server_update": server_update}
         traffic = lambda counted: counted._replace(server=0)  # a client receives only its own entry of lambda, a scalar
-        return dataclasses.replace(
-            base, start=start, client_update=client_update, server_update=server_update, traffic=traffic
-        )
+        ledger = Ledger(gradients=1, unaccounted=BY_LOSS)
+        return averaging(problem, **functions, traffic=traffic, ledger=ledger)

@@ -79,14 +79,14 @@ class APFL:
             return models, Row(pair, alpha), loss[None]
 
         def predict(context, models, row, data):
-            return Prediction(tree.stack_one(mixture(row.alpha, row.models.own.model, tree.first(models))))
+            return Prediction.one(mixture(row.alpha, row.models.own.model, tree.first(models)))
 
         def adapt(context, models, data):
             w = tree.first(models)
             mixed = lambda v: mixture(jnp.asarray(self.alpha, jnp.float32), v, w)
             objective = lambda v, batch: problem.solver.mean_loss(mixed(v), batch)
             v = problem.alone(context, w, data, rounds=problem.rounds, objective=objective)
-            return Prediction(tree.stack_one(mixed(v)))
+            return Prediction.one(mixed(v))
 
         ledger = Ledger(gradients=2)
         report = Report(scored="each client's mixture of its own and the global parameters")

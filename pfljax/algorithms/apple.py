@@ -83,11 +83,11 @@ class APPLE:
         def predict(context, models, row, data):
             weights = parameters.of_some(relation(context, row), context.index)
             others = jax.tree.map(lambda leaf: leaf[1:], models)
-            return Prediction(tree.stack_one(parameters.mixture(problem, weights, tree.first(models), others)))
+            return Prediction.one(parameters.mixture(problem, weights, tree.first(models), others))
 
         def adapt(context, models, data):
             mean = tree.mix(context.server, models)
-            return Prediction(tree.stack_one(problem.alone(context, mean, data, rounds=problem.rounds)))
+            return Prediction.one(problem.alone(context, mean, data, rounds=problem.rounds))
 
         return Algorithm(
             start=start,

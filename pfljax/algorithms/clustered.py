@@ -55,7 +55,12 @@ class Server(NamedTuple):
 class ClusteredFL:
     """Clustered FL (Sattler et al., 2020): clusters of clients split where their updates disagree."""
 
-    eps1: float = knob(0.5, at_least=0, help="a cluster may split while the norm of its mean update is below this")
+    eps1: float = knob(
+        0.5,
+        at_least=0,
+        grid=(0.3, 0.4, 0.5, 0.6),
+        help="a cluster may split while the norm of its mean update is below this",
+    )
     eps2: float = knob(
         0.4,
         at_least=0,

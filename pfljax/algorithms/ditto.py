@@ -18,7 +18,7 @@ from pfljax.algorithms.common.averaging import averaging
 from pfljax.algorithms.common.beside import Row
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Ledger, Prediction, Report
+from pfljax.contract.types import Algorithm, Ledger, Prediction
 from pfljax.local.problem import Problem
 
 
@@ -48,14 +48,13 @@ class Ditto:
 
         def adapt(context, models, data):
             w = tree.first(models)
-            return Prediction(tree.stack_one(problem.alone(context, w, data, rounds=problem.rounds, objective=near(w))))
+            return Prediction.one(problem.alone(context, w, data, rounds=problem.rounds, objective=near(w)))
 
         return averaging(
             problem,
             train=train,
             row=row,
-            predict=lambda context, models, row, data: Prediction(tree.stack_one(row.own.model)),
+            own=lambda row: row.own.model,
             adapt=adapt,
             ledger=Ledger(gradients=2),
-            report=Report(scored="each client's own model"),
         )

@@ -103,13 +103,13 @@ class FedALA:
             return trained, Row(tree.first(trained), weights, row.rounds + 1, optimizer), losses
 
         def adapt(context, models, data):
-            return Prediction(tree.stack_one(problem.alone(context, tree.first(models), data)))
+            return Prediction.one(problem.alone(context, tree.first(models), data))
 
         return averaging(
             problem,
             train=train,
             row=row,
-            predict=lambda context, models, row, data: Prediction(tree.stack_one(row.model)),
+            own=lambda row: row.model,
             adapt=adapt,
             ledger=Ledger(gradients=1, passes=1 + problem.passes(self.first_passes if self.layers else 0)),
             report=Report(scored="each client's own model", facts=(("mixed layers", self.layers),)),

@@ -84,7 +84,7 @@ class FedAMP:
         def adapt(context, models, data):
             mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), context.server.models)
             trained = problem.alone(context, mean, data, rounds=problem.rounds, objective=near(mean))
-            return Prediction(tree.stack_one(trained))
+            return Prediction.one(trained)
 
         def heaviest(context, row):
             weights, index = jax.lax.top_k(context.server.xi[context.client], min(SHOWN, num))

@@ -22,12 +22,17 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Ledger, Split
+from pfljax.contract.types import Algorithm, Ledger, Split, Start
 from pfljax.exchange.views import Joined, each, read
 from pfljax.local.problem import Problem
 
 
-@method(name="fedavg_data", keeps="5 % of everyone's examples", travels="the global model, both ways")
+@method(
+    name="fedavg_data",
+    keeps="5 % of everyone's examples",
+    travels="the global model, both ways",
+    knows="examples of other clients",
+)
 @dataclasses.dataclass(frozen=True)
 class FedAvgData:
     """FedAvg with data sharing (Zhao et al., 2018): all clients also train on a few shared examples."""
@@ -51,12 +56,10 @@ class FedAvgData:
             x, y = each(lambda mine, theirs: Joined(mine, own.size, theirs), own[:2], shared[:2])
             return problem.fit(context, models, kept, Split(x, y, own.size + shared.size))
 
-        ledger = Ledger(gradients=0, unaccounted="the examples shared with every client")
-        algorithm = averaging(problem, train=train, ledger=ledger)
-
         def start(key, clients):
             key, draw_key = jax.random.split(key)
-            return algorithm.start(key, clients)._replace(server=draw(draw_key, clients.train))
+            models = problem.init_models(key, 1)
+            return Start(draw(draw_key, clients.train), models)
 
         def draw(key, train: Split) -> Split:
             """G, padded to its capacity."""
@@ -68,4 +71,6 @@ class FedAvgData:
             return Split(x, y, jnp.rint(self.share * train.size.sum()).astype(jnp.int32))
 
         traffic = lambda counted: counted._replace(server=counted.server / problem.rounds_of_a_client)
-        return dataclasses.replace(algorithm, start=start, traffic=traffic)
+        passes = problem.solver.max_steps(problem.n_max + capacity) / problem.solver.max_steps(problem.n_max)
+        ledger = Ledger(gradients=0, passes=passes, unaccounted="the examples shared with every client")
+        return averaging(problem, train=train, start=start, traffic=traffic, ledger=ledger)

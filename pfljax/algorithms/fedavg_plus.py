@@ -33,7 +33,7 @@ class FedAvgPlus:
         tuning = problem.with_epochs(self.tune_epochs)
 
         def predict(context, models, row, data):
-            return Prediction(tree.stack_one(tuning.alone(context, tree.first(models), data)))
+            return Prediction.one(tuning.alone(context, tree.first(models), data))
 
         ledger = Ledger(gradients=1, unaccounted="the tuning")
         report = Report(scored="the global model, tuned by each client on its training data")

@@ -53,12 +53,12 @@ class FedBABU:
 
         def predict(context, theta, row, data):
             received = tree.first(tree.combine(theta, context.server))
-            return Prediction(tree.stack_one(tuning.alone(context, received, data)))
+            return Prediction.one(tuning.alone(context, received, data))
 
         what = {"all": "tuned", "head": "the head tuned", "body": "the body tuned"}[self.tuned]
         report = Report(scored=f"the shared body under the common head, {what} by each client on its training data")
         ledger = Ledger(gradients=1, unaccounted="the tuning")
-        base = averaging(problem, train=train, predict=predict, ledger=ledger, report=report)
         # Clients read only the head from the server's state, and they have it from the start.
         traffic = lambda counted: counted._replace(server=0.0)
-        return dataclasses.replace(base, start=start, first_row=first_row, traffic=traffic)
+        functions = {"start": start, "first_row": first_row, "train": train, "predict": predict, "traffic": traffic}
+        return averaging(problem, **functions, ledger=ledger, report=report)

@@ -31,7 +31,7 @@ from pfljax.algorithms.common import aggregation, updates
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, ClientOutput
+from pfljax.contract.types import Algorithm, ClientOutput, Start
 from pfljax.local.problem import Problem
 
 
@@ -44,17 +44,15 @@ class FedBuff:
     delays: Literal["half_normal", "uniform"] = knob("half_normal", help="how delays are drawn, up to max_staleness")
     staleness: float = knob(2.0, at_least=0, help="mean of the half-normal before rounding and clipping; 0: no delays")
     discount: float = knob(0.5, at_least=0, help="an update s steps late counts (1 + s)^-discount; 0: no discount")
-    server_rate: float = knob(1.0, above=0, help="learning rate of the server")
+    server_rate: float = knob(1.0, above=0, grid=(0.1, 0.3, 1.0), help="learning rate of the server")
     mean: Literal["weighted", "uniform"] = knob("weighted", help="weight clients by n_k or equally")
 
     def build(self, problem: Problem) -> Algorithm:
         solver = problem.solver
         newest = lambda stack: jax.tree.map(lambda leaf: leaf[:1], stack)
-        base = averaging(problem, row=lambda key, client, models: problem.kept_optimizers(newest(models)))
 
         def start(key, clients):
-            first = base.start(key, clients)
-            return first._replace(models=tree.repeat(first.models, self.max_staleness + 1))
+            return Start((), tree.repeat(problem.init_models(key, 1), self.max_staleness + 1))
 
         def download(context, row, cohort):
             if self.delays == "uniform":
@@ -79,5 +77,6 @@ class FedBuff:
             models = jax.tree.map(lambda new, old: jnp.concatenate([new, old[:-1]]), new, state.models)
             return state._replace(models=models), {"staleness": aggregate.report["late"].astype(jnp.float32).mean()}
 
-        changed = {"start": start, "download": download, "client_update": client_update, "server_update": server_update}
-        return dataclasses.replace(base, **changed, averages=None)
+        row = lambda key, client, models: problem.kept_optimizers(newest(models))
+        functions = {"start": start, "row": row, "download": download, "client_update": client_update}
+        return averaging(problem, **functions, server_update=server_update, averages=None)

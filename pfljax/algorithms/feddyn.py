@@ -64,12 +64,10 @@ class FedDyn:
 
         zeros = lambda models: jax.tree.map(jnp.zeros_like, parameters(models))
         row = lambda key, client, models: Row(tree.first(zeros(models)), problem.kept_optimizers(models))
-        base = averaging(problem, row=row)
 
-        def start(key, clients):
-            first = base.start(key, clients)
+        def beside(models, clients):
             total = jnp.maximum(updates.weight_of(clients.train.size, self.mean).sum(), 1)
-            return first._replace(server=Server(zeros(first.models), total))
+            return Server(zeros(models), total)
 
         def objective(params, batch, received):  # Eq. 1
             theta, gradient = received
@@ -91,5 +89,5 @@ class FedDyn:
             models = updates.moved(solver, state.models, update, weight > 0)
             return state._replace(server=state.server._replace(h=h), models=models), {}
 
-        changed = {"start": start, "client_update": client_update, "server_update": server_update}
-        return dataclasses.replace(base, **changed, averages=None)
+        functions = {"client_update": client_update, "server_update": server_update, "averages": None}
+        return averaging(problem, row=row, beside=beside, **functions)

@@ -31,10 +31,11 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common import surrogates
 from pfljax.algorithms.common.communication import CommunicationGraph
-from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, Prediction
 from pfljax.local.problem import Problem
+
+COMPONENTS = "M, number of shared components; 1 is FedAvg"
 
 
 @method(keeps="its mixture weights", travels="M components, both ways")
@@ -42,7 +43,7 @@ from pfljax.local.problem import Problem
 class FedEM:
     """FedEM (Marfoq et al., 2021): shared components, mixed with each client's own weights."""
 
-    components: int = knob(3, at_least=1, grid=(2, 3, 4, 5), help="M, number of shared components")
+    components: int = knob(3, at_least=1, grid=(2, 3, 4, 5), groups=True, help=COMPONENTS)
     newcomer_steps: int = knob(1, at_least=1, help="number of E-steps a newcomer takes to find its mixture weights")
 
     def build(self, problem: Problem) -> Algorithm:
@@ -51,11 +52,8 @@ class FedEM:
 
 @method(keeps="M components, its mixture weights", travels="M components, to and from each neighbor in the graph")
 @dataclasses.dataclass(frozen=True)
-class DFedEM(CommunicationGraph):
+class DFedEM(FedEM, CommunicationGraph):
     """D-FedEM (Marfoq et al., 2021): FedEM without a server, over a communication graph."""
-
-    components: int = knob(3, at_least=1, grid=(2, 3, 4, 5), help="M, number of shared components")
-    newcomer_steps: int = knob(1, at_least=1, help="number of E-steps a newcomer takes to find its mixture weights")
 
     def build(self, problem: Problem) -> Algorithm:
         return surrogates.decentralized(problem, mixture(problem, self.components, self.newcomer_steps), self)
@@ -63,9 +61,6 @@ class DFedEM(CommunicationGraph):
 
 def mixture(problem: Problem, num: int, newcomer_steps: int) -> surrogates.Surrogate:
     """EM's surrogate of the negative log-likelihood f_k (Eq. 6): u holds the components, v is pi_k."""
-    if problem.n_min is not None and num > problem.n_min:
-        text = f"accepted: 1 to {problem.n_min}, the number of examples of the smallest client"
-        raise ArgumentError("components", text, num)
 
     def minimize(context, models, pi, split):
         losses = problem.plan.over_models(lambda p: problem.solver.losses_of_examples(p, split), models)  # (M, n_max)

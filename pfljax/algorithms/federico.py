@@ -18,16 +18,19 @@ Departures from the paper:
 - The listing starts from losses of zero (l. 3), so that clients try every model before they choose by weight, but
   unseen models look perfect. Here the posterior runs over the models that a client has evaluated, the tracked loss of a
   model starts at its first loss, and the greedy choice takes unevaluated models first.
-- The posterior is tempered: the likelihood counts as that of `effective_examples` examples. With all n_i of them,
-  clients of one distribution often end up with different models (docs/results/federico.md). With few of them they share
-  their models, as in the paper's Figures 3 and 5. All examples count in a client's first ceil((C - 1) / M) rounds, in
-  which it can try all candidates: the models are still similar then, and the full likelihood separates the
-  distributions.
-- `faithful` undoes the last two: losses start at zero, and the likelihood counts all examples. Models at zero loss then
-  have weight before anyone has evaluated them, so M = 0 is not Local.
+- Line 15 weighs by training losses, which are near zero for every model that a client trains. By default, a client
+  mixes its own model and its friends in equal parts (in regression, by line 15), and sends gradients to friends only
+  (`common/collaborators.py`, docs/results/federico.md). A friend classifies most of the client's examples correctly, or
+  its loss is far below the bar, the lower one of an untrained model's loss and of the code length of the client's
+  labels. In classification, l_ib is the least loss over a few temperatures, without label smoothing and class weights.
+  The gradient of its own model counts in full.
+- `rule="posterior"` is line 15. Its likelihood counts as that of `effective_examples` examples after a client's first
+  ceil((C - 1) / M) rounds. `faithful` is line 15 with losses that start at zero and all n_i examples: models at zero
+  loss then have weight before anyone has evaluated them, so M = 0 is not Local.
 - Accumulated tracking (Eq. 23-25) includes the current loss, as l. 12-15 do; a model first seen in round t counts as if
   it had that loss in all t rounds.
-- A client's table has C candidates, and predictions mix the `collaborators` of highest weight.
+- A client's table has C candidates, and predictions mix the `collaborators` of highest weight. With cohorts, a client
+  that was in none predicts as a newcomer: it does one E-step over models of clients that were.
 - A gradient whose weight is below 1e-12 is not computed; zeros are sent in its place.
 """
 
@@ -35,12 +38,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pfljax.algorithms.common import by_loss, gradients, neighbors
+from pfljax.algorithms.common import classes, gradients, neighbors
+from pfljax.algorithms.common.collaborators import Friends, Posterior
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import knob, method
@@ -54,17 +59,26 @@ from pfljax.contract.types import (
     Ledger,
     Params,
     Report,
+    Split,
 )
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
 
 
 class Row(NamedTuple):
-    """Tracked losses; weights w_ib (M + 1,) of the models held in the last round; () int32, number of rounds so far."""
+    """What a client keeps.
+
+    Attributes:
+        table: The tracked losses of its candidates.
+        held: (M + 1,) weights of the gradients for the models held in the last round.
+        rounds: () int32, number of its rounds so far.
+        bar: () mean loss of a model that knows nothing of the examples; inf before the first round.
+    """
 
     table: neighbors.Candidates
     held: Array
     rounds: Array
+    bar: Array
 
 
 @method(keeps="its model, tracked losses of others' models", travels="M neighbors' models down, M gradients up")
@@ -79,14 +93,17 @@ class FedeRiCo:
     beta: float = knob(
         0.6, above=0, at_most=1, grid=(0.2, 0.4, 0.6, 0.8, 1.0), help="weight of the newest loss in the moving average"
     )
-    effective_examples: float = knob(
-        0.0,
-        at_least=0,
-        infinite=True,
-        help="number of examples (at most n_k) that a client's likelihood counts as after its first ceil((C-1)/M) "
-        "rounds; inf: all; 0: 2 for classification, all for regression, where the scale of the loss is unknown",
+    rule: Literal["friends", "posterior"] = knob(
+        "friends", help="friends: equal weights for models that explain unseen examples; posterior: Algorithm 1, l. 15"
     )
-    faithful: bool = knob(False, help="follow Algorithm 1: losses start at zero and all n_k examples count")
+    effective_examples: float = knob(
+        math.inf,
+        above=0,
+        infinite=True,
+        help="number of examples (at most n_k) that the likelihood of rule=posterior counts as after a "
+        "client's first ceil((C-1)/M) rounds",
+    )
+    faithful: bool = knob(False, help="follow Algorithm 1: posterior; losses start at zero and all n_k examples count")
     tracking: Literal["ema", "accumulated"] = knob("ema", help="track the losses' moving average (ema) or their sum")
     update: Literal["gradient", "delta"] = knob(
         "gradient", help="what clients send back: a gradient per step, or the change after local epochs (delta)"
@@ -96,14 +113,15 @@ class FedeRiCo:
 
     def build(self, problem: Problem) -> Algorithm:
         self._check(problem.cohort_size)
-        num, num_candidates, gradient = problem.num_clients, self._candidates(problem), self.update == "gradient"
+        num, gradient = problem.num_clients, self.update == "gradient"
+        num_candidates, rule = self._candidates(problem), self._rule(problem)
 
         def first_row(key, client, start):
             own = problem.own_model(key, client, common=False)  # l. 1
             table_key = jax.random.fold_in(jax.random.fold_in(key, num), client)
             unseen = 0.0 if self.faithful else jnp.inf  # l. 3
             table = neighbors.candidates(table_key, client, num_candidates, num, unseen)
-            row = Row(table, jnp.zeros((self.neighbors + 1,)), jnp.zeros((), jnp.int32))
+            row = Row(table, jnp.zeros((self.neighbors + 1,)), jnp.zeros((), jnp.int32), jnp.array(jnp.inf))
             return First(row, own.model, own.optimizer if gradient else ())
 
         def download(context, row, cohort):  # l. 7
@@ -119,11 +137,11 @@ class FedeRiCo:
             return state._replace(models=tree.add(state.models, tree.scale(aggregate.upload, 1 / owed))), {}
 
         def whom(context, row, size):
-            share = self._share(problem, row.rounds - 1, size)
-            return neighbors.heaviest(row.table, min(self.collaborators, num_candidates), share)
+            scores = rule.scores(row.table, row.bar, row.rounds - 1, size)
+            return neighbors.heaviest(row.table, min(self.collaborators, num_candidates), scores)
 
-        def adapt(context, models, data):  # one E-step over all trained models
-            return by_loss.posterior(problem, models, data, min(self.collaborators, num), self._examples(problem))
+        def adapt(context, models, data):  # one E-step over trained models
+            return rule.of_newcomer(models, data, min(self.collaborators, tree.num_rows(models)))
 
         return Algorithm(
             first_row=first_row,
@@ -145,31 +163,37 @@ class FedeRiCo:
         if self.candidates and not self.neighbors < self.candidates:
             text = f"accepted: 0 (all clients), or more than the {self.neighbors} neighbors"
             raise ArgumentError("candidates", text, self.candidates)
-        if self.faithful and isinstance(self.effective_examples, int | float) and self.effective_examples:
-            raise ArgumentError("effective_examples", "cannot be used with faithful", self.effective_examples)
+        if self.tracking == "accumulated" and not self._by_posterior:
+            raise ArgumentError("tracking", "accepted with rule=posterior: ema, accumulated", self.tracking)
+        known = isinstance(self.effective_examples, int | float) and not math.isinf(self.effective_examples)
+        if known and (self.faithful or not self._by_posterior):
+            text = "accepted with rule=posterior, and not with faithful"
+            raise ArgumentError("effective_examples", text, self.effective_examples)
 
-    def _examples(self, problem: Problem) -> Array:
-        """(): number of examples that a client's likelihood counts as."""
-        by_default = jnp.inf if self.faithful or problem.model.task == "regression" else 2.0
-        return jnp.where(self.effective_examples > 0, self.effective_examples, by_default)
+    @property
+    def _by_posterior(self) -> bool:
+        return self.faithful or self.rule == "posterior"
 
     def _candidates(self, problem: Problem) -> int:
         """C, the number of models whose losses a client tracks."""
         return min(self.candidates or problem.num_clients, problem.num_clients)
 
-    def _share(self, problem: Problem, rounds: Array, size: Array) -> Array:
-        """Share of a client's examples that its likelihood counts as, after `rounds` rounds."""
+    def _rule(self, problem: Problem) -> Posterior | Friends:
         first_pass = -(-(self._candidates(problem) - 1) // max(self.neighbors, 1))
-        tempered = jnp.minimum(self._examples(problem), size) / jnp.maximum(size, 1)
-        return jnp.where(rounds < first_pass, 1.0, tempered)
+        if self._by_posterior:
+            return Posterior(problem, self.effective_examples, first_pass)
+        return Friends(problem, self._candidates(problem))
 
-    def _e_step(self, problem: Problem, row: Row, index: Array, losses: Array, size: Array) -> Row:
+    def _e_step(self, problem: Problem, context: ClientContext, row: Row, losses: Array, split: Split) -> Row:
         """Lines 10 to 15: a client's next row, given the losses (J,) of the held models, summed over its examples."""
-        table, slots = neighbors.remember(row.table, index, losses)  # l. 10-13
+        rule, untrained = self._rule(problem), losses[0] / jnp.maximum(split.size, 1)
+        found = jnp.minimum(untrained, classes.label_code(problem, split))
+        bar = jnp.where(row.rounds == 0, found, row.bar)
+        table, slots = neighbors.remember(row.table, context.index, losses)  # l. 10-13
         beta = self.beta if self.tracking == "ema" else None
         table = neighbors.track(table, slots, row.rounds, beta)  # l. 14
-        weights = jax.nn.softmax(neighbors.logits(table, self._share(problem, row.rounds, size)))  # l. 15
-        return Row(table, weights[slots], row.rounds + 1)
+        weights = jax.nn.softmax(rule.scores(table, bar, row.rounds, split.size))[slots]  # l. 15
+        return Row(table, rule.of_gradients(weights), row.rounds + 1, bar)
 
     def _client_update(
         self, problem: Problem, context: ClientContext, models: Params, row: Row, data: ClientData
@@ -178,14 +202,17 @@ class FedeRiCo:
 
         The posterior is the one at the round's start.
         """
-        split = data.train
-        e_step = lambda totals: self._e_step(problem, row, context.index, totals, split.size)
+        split, evaluate = data.train, self._rule(problem).evaluate(row.bar)
+        e_step = lambda totals: self._e_step(problem, context, row, totals, split)
         if self.update == "gradient":
-            out = gradients.after_e_step(problem, context, models, split, row, e_step, lambda row: row.held)
+            out = gradients.after_e_step(problem, context, models, split, row, e_step, lambda row: row.held, evaluate)
             after, losses, changes = out.row, out.losses, out.grads
         else:
-            after = e_step(problem.plan.over_models(lambda params: problem.solver.total_loss(params, split), models))
+            total = evaluate or problem.solver.total_loss
+            after = e_step(problem.plan.over_models(lambda params: total(params, split), models))
             losses, changes = gradients.local_changes(problem, context, models, after.held, split)
+        # A stranger's loss may be infinite, and 0 x inf would reach its owner.
+        losses, changes = tree.where(after.held > 0, (losses, changes), jax.tree.map(jnp.zeros_like, (losses, changes)))
         upload = tree.scale(changes, after.held * split.size)  # l. 17
         loss = jnp.vdot(after.held, losses) / jnp.maximum(after.held.sum(), jnp.finfo(jnp.float32).tiny)
         report = {"loss": loss, "size": split.size}

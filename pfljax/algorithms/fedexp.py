@@ -64,11 +64,6 @@ class FedExP:
 
         last = self.predict == "last"
         report = Report("the global model" if last else "the mean of the last two global models")
-        base = averaging(problem, predict=None if last else middle, report=report)
-
-        def start(key, clients):
-            first = base.start(key, clients)
-            return first._replace(server=first.models)
-
-        changed = {"start": start, "client_update": client_update, "server_update": server_update}
-        return dataclasses.replace(base, **changed, averages=None)
+        functions = {"client_update": client_update, "server_update": server_update, "averages": None}
+        functions |= {"predict": None if last else middle, "report": report}
+        return averaging(problem, beside=lambda models, clients: models, **functions)

@@ -93,5 +93,5 @@ class FedNova:
             update = updates.scaled(solver, updates.mean_update(aggregate), length)
             return state._replace(models=updates.moved(solver, state.models, update, weight > 0)), {}
 
-        base = averaging(problem, ledger=ledger)
-        return dataclasses.replace(base, client_update=client_update, server_update=server_update, averages=None)
+        functions = {"client_update": client_update, "server_update": server_update, "averages": None}
+        return averaging(problem, **functions, ledger=ledger)

@@ -78,10 +78,10 @@ class FedPAC:
         base = sharing_layers(problem, body, phases=phases, report=report)
         predict, adapt = base.predict, base.adapt
         assert predict and adapt
-        sums = lambda models, data: classes.feature_sums(model, tree.first(models), data.train, num_classes)
+        sums = lambda models, data: classes.feature_sums(problem, tree.first(models), data.train, num_classes)
 
         def start(key, clients):
-            centroids, count = jnp.zeros((1, num_classes, classes.num_features(model))), jnp.zeros((1, num_classes))
+            centroids, count = jnp.zeros((1, num_classes, classes.num_features(problem))), jnp.zeros((1, num_classes))
             return Start(models=Shared(base.start(key, clients).models, centroids, count))
 
         def client_update(context, models, row, data):

@@ -57,7 +57,7 @@ class FedProto:
     def build(self, problem: Problem) -> Algorithm:
         model, solver = problem.model, problem.solver
         num_classes = classes.required(problem, "fedproto", places=False)
-        width = classes.num_features(model)
+        width = classes.num_features(problem)
 
         def pulled(received):
             """The loss of each example with the pull, so that private training clips the pull's gradient too."""
@@ -74,7 +74,7 @@ class FedProto:
 
         def client_update(context, models, row, data):
             row, loss = row.fit(pulled(tree.first(models)), context, data.train)
-            found = classes.feature_sums(model, row.model, data.train, num_classes)
+            found = classes.feature_sums(problem, row.model, data.train, num_classes)
             upload = tree.stack_one({"sum": found["sums"], "count": found["counts"]})
             return ClientOutput(row, upload, {"loss": loss}, (data.train.size > 0)[None])
 

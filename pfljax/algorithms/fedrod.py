@@ -82,13 +82,13 @@ class FedRoD:
             context = context._replace(key=train_key)
             return Prediction(inputs=problem.alone(context, own, data, rounds=problem.rounds, objective=objective))
 
-        algorithm = averaging(
+        return averaging(
             problem,
             train=train,
             row=row,
             predict=lambda context, models, row, data: Prediction(inputs=row.own.model),
+            apply=apply,
             adapt=adapt,
             ledger=Ledger(gradients=2, unaccounted="a client's class counts, which balance its loss"),
             report=Report(scored="the global model with each client's personal head"),
         )
-        return dataclasses.replace(algorithm, apply=apply)

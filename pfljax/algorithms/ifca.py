@@ -14,7 +14,8 @@ Departures from the paper: The mean is weighted by n_k. The models start from di
 code restarts when a start turns out bad. Here `draws` starts are drawn, and we keep the one under which the clients
 spread most evenly over the models (largest entropy of the models' shares of all examples): in a bad start, several
 distributions choose one model. If clients keep their optimizers, a client's optimizer follows it from one model to
-another. Under Option I clients choose once per round, and eta is the solver's optimizer, one for each model.
+another. Under Option I clients choose once per round, and eta is the solver's optimizer, one for each model. In the
+paper, C is the true number of clusters; here it is 3 unless it is given, tuned or told (`tell_groups`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from pfljax.contract.types import Algorithm, ClientData, ClientOutput, First, Ke
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
 
-CLUSTERS = "C, number of models; 0: the number of distributions if known and at most K / 2, else 2; 1 is FedAvg"
+CLUSTERS = "C, number of models; 1 is FedAvg"
 
 
 @method(keeps="nothing", travels="C models down, the chosen one up")
@@ -41,7 +42,7 @@ CLUSTERS = "C, number of models; 0: the number of distributions if known and at 
 class IFCA:
     """IFCA (Ghosh et al., 2020): C models; each client trains the one that fits its data best."""
 
-    clusters: int = knob(0, at_least=0, grid=(2, 3, 4, 5), help=CLUSTERS)
+    clusters: int = knob(3, at_least=1, grid=(2, 3, 4, 5), groups=True, help=CLUSTERS)
     shared_layers: int = knob(0, at_least=0, help="number of first layers that all clusters share")
     draws: int = knob(1, at_least=1, help="number of starts drawn; the one that spreads clients most evenly is kept")
     averaging: Literal["models", "gradients"] = knob(
@@ -55,10 +56,9 @@ class IFCA:
             raise ArgumentError("shared_layers", accepted, self.shared_layers)
         if self.shared_layers and self.averaging == "gradients":
             raise ArgumentError("shared_layers", "must be 0 with averaging=gradients", self.shared_layers)
-        num = self.clusters or num_clusters(problem)
         if self.averaging == "gradients":
-            return by_gradients(problem, num, self.draws)
-        return by_models(problem, num, self.shared_layers, self.draws)
+            return by_gradients(problem, self.clusters, self.draws)
+        return by_models(problem, self.clusters, self.shared_layers, self.draws)
 
 
 @method(keeps="nothing", travels="C models down, the chosen one up")
@@ -66,16 +66,10 @@ class IFCA:
 class HypCluster:
     """HypCluster (Mansour et al., 2020): C models; each client trains the one that fits its data best."""
 
-    clusters: int = knob(0, at_least=0, grid=(2, 3, 4, 5), help=CLUSTERS)
+    clusters: int = knob(3, at_least=1, grid=(2, 3, 4, 5), groups=True, help=CLUSTERS)
 
     def build(self, problem: Problem) -> Algorithm:
-        return by_models(problem, self.clusters or num_clusters(problem))
-
-
-def num_clusters(problem: Problem) -> int:
-    """The number of distributions if it is known and clients share them, else 2."""
-    known = problem.num_distributions or problem.num_clients
-    return known if 2 * known <= problem.num_clients else 2
+        return by_models(problem, self.clusters)
 
 
 def initial_models(problem: Problem, key: Key, clients: ClientData, num: int, draws: int) -> Params:
@@ -84,7 +78,7 @@ def initial_models(problem: Problem, key: Key, clients: ClientData, num: int, dr
 
     def scored(key):
         models = apart.init_models(key, num)
-        chosen = jax.nn.one_hot(problem.losses_of_all(models, clients.train).argmin(axis=1), num)
+        chosen = jax.nn.one_hot(by_loss.losses_of_all(problem, models, clients.train).argmin(axis=1), num)
         share = clients.train.size @ chosen / jnp.maximum(clients.train.size.sum(), 1)
         return models, jax.scipy.special.entr(share).sum()
 

@@ -62,12 +62,12 @@ class KNNPer:
 
             def predict(context, models, row, data):
                 tuned = tuning.alone(context, tree.first(models), data)
-                return Prediction(tree.stack_one(tuned), inputs=remember(tuned, data))
+                return Prediction.one(tuned, inputs=remember(tuned, data))
 
             return dataclasses.replace(algorithm, predict=predict)
 
         ledger = Ledger(gradients=1, unaccounted="the stored examples that a client predicts with")
         report = Report(scored="the global model, interpolated with each client's nearest neighbors")
-        algorithm = averaging(problem, predict=predict, ledger=ledger, report=report)
-        algorithm = dataclasses.replace(algorithm, apply=apply, fine_tuned=fine_tuned)
+        functions = {"predict": predict, "apply": apply, "fine_tuned": fine_tuned}
+        algorithm = averaging(problem, **functions, ledger=ledger, report=report)
         return algorithm

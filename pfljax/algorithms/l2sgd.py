@@ -21,7 +21,7 @@ import jax
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Ledger, Prediction, Report
+from pfljax.contract.types import Algorithm, Ledger, Prediction
 from pfljax.local.problem import Problem
 
 
@@ -39,9 +39,6 @@ class L2SGD:
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        def row(key, client, models):
-            return problem.own_model(key, client)
-
         def train(context, models, row, data):
             toward = lambda x, mean: (1 - self.pull) * x + self.pull * mean[0]
             start = jax.tree.map(toward, row.model, models)
@@ -49,14 +46,13 @@ class L2SGD:
             return tree.stack_one(row.model), row, loss[None]
 
         def adapt(context, models, data):
-            return Prediction(tree.stack_one(problem.alone(context, tree.first(models), data)))
+            return Prediction.one(problem.alone(context, tree.first(models), data))
 
         return averaging(
             problem,
             train=train,
-            row=row,
-            predict=lambda context, models, row, data: Prediction(tree.stack_one(row.model)),
+            row=lambda key, client, models: problem.own_model(key, client),
+            own=lambda row: row.model,
             adapt=adapt,
             ledger=Ledger(gradients=1),
-            report=Report(scored="each client's own model"),
         )

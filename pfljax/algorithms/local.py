@@ -20,7 +20,7 @@ class Local:
 
     def build(self, problem: Problem) -> Algorithm:
         def first_row(key, client, start):
-            own = problem.own_model(key, client, common=problem.model.fixed)
+            own = problem.own_model(key, client, common=problem.model.network.fixed)
             return First(own.optimizer, own.model)
 
         def client_update(context, models, optimizer, data):

@@ -92,7 +92,7 @@ class MOCHA:
             first_row=lambda key, client, start: First(problem.own_model(key, client)),
             client_update=client_update,
             server_update=server_update,
-            predict=lambda context, models, row, data: Prediction(tree.stack_one(row.model)),
+            predict=lambda context, models, row, data: Prediction.one(row.model),
             adapt=problem.newcomer,
             report=Report(scored="each client's own model"),
         )

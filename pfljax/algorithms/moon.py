@@ -28,7 +28,6 @@ from pfljax.contract import tree
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, Array, Ledger, Params, PyTree
 from pfljax.local.problem import Problem
-from pfljax.models import mean_over_places
 
 cosine = functools.partial(optax.losses.cosine_similarity, epsilon=1e-16)  # zero features have a gradient
 
@@ -58,7 +57,7 @@ class MOON:
             def loss(params, x, y, *key):
                 z, z_glob, z_prev = (model.features(params, x) for params in (params, received, previous))
                 closer = (cosine(z, z_glob) - cosine(z, z_prev)) / self.tau
-                contrast = mean_over_places(jax.nn.softplus(-closer), y, model.output_shape[-1])  # Eq. 3
+                contrast = model.over_places(jax.nn.softplus(-closer), y)  # Eq. 3
                 return solver.loss(params, x, y, *key) + self.mu * contrast
 
             return problem.with_loss(loss)

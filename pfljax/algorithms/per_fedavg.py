@@ -66,7 +66,7 @@ class PerFedAvg:
 
         def predict(context, models, row, data):
             step = lambda _, params: moved(params, solver.loss_and_gradient(params, data.train)[1], self.alpha)
-            return Prediction(tree.stack_one(jax.lax.fori_loop(0, self.adapt_steps, step, tree.first(models))))
+            return Prediction.one(jax.lax.fori_loop(0, self.adapt_steps, step, tree.first(models)))
 
         # Each mini-batch serves as D', as D and, with hessian_free, twice as D''.
         ledger = Ledger(gradients=4 if hessian_free else 2)

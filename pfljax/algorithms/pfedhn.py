@@ -49,14 +49,14 @@ class PFedHN:
     def build(self, problem: Problem) -> Algorithm:
         num = problem.num_clients
         make = optax.adam if self.optimizer == "adam" else functools.partial(optax.sgd, momentum=self.momentum)
-        descent = hypernetwork.beside_statistics(problem.model, make(self.rate))
+        descent = hypernetwork.beside_statistics(problem, make(self.rate))
         widths = (self.embedding or 1 + num // 4, *[self.hidden] * (1 + self.layers))
         generate = lambda learned: hypernetwork.generate(*learned)
 
         def start(key, clients):
             own_key, network_key = jax.random.split(jax.random.fold_in(key, num))
             bias = tree.first(problem.init_models(key, 1))
-            network = hypernetwork.init(network_key, problem.model, bias, widths, self.spread)
+            network = hypernetwork.init(network_key, problem, bias, widths, self.spread)
             draw = lambda client: jax.random.normal(jax.random.fold_in(own_key, client), widths[:1])
             learned = hypernetwork.Learned(network, problem.plan.over_rows(draw, jnp.arange(num)))
             return Start(learned, generate(learned), descent.init(learned))
@@ -78,7 +78,7 @@ class PFedHN:
             return state._replace(server=learned, models=generate(learned), optimizer=optimizer), {}
 
         def adapt(context, models, data):
-            return Prediction(tree.stack_one(hypernetwork.embedded(problem, make(self.rate), context, data)))
+            return Prediction.one(hypernetwork.embedded(problem, make(self.rate), context, data))
 
         return one_for_each(
             start=start,

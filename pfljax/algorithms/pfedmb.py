@@ -65,7 +65,7 @@ class PFedMB:
     per_layer: bool = knob(True, help="one vector alpha per layer; no: one for all layers, as in Section 5.2")
 
     def build(self, problem: Problem) -> Algorithm:
-        model, num = problem.model, self.branches
+        num = self.branches
         alpha_of, learn_alpha, raw_start = self._alpha(problem)
         client_step = self._client_step(problem)
 
@@ -79,13 +79,13 @@ class PFedMB:
             trained, row, loss = client_step(context, models, row, data.train)
             alpha, size = alpha_of(row.raw), data.train.size.astype(jnp.float32)
             weight = size * (alpha if self.averaging == "alpha" else jnp.ones_like(alpha))
-            upload = {"model": branches.scale(model, weight, tree.first(trained)), "weight": weight}
+            upload = {"model": branches.scale(problem, weight, tree.first(trained)), "weight": weight}
             return ClientOutput(row, tree.stack_one(upload), {"loss": loss}, (size > 0)[None])
 
         def server_update(key, state, aggregate):
             total, weight = (tree.first(aggregate.upload[name]) for name in ("model", "weight"))
-            mean = branches.scale(model, 1 / jnp.where(weight > 0, weight, 1), total)  # l. 10
-            kept = branches.scale(model, (weight <= 0).astype(jnp.float32), tree.first(state.models))
+            mean = branches.scale(problem, 1 / jnp.where(weight > 0, weight, 1), total)  # l. 10
+            kept = branches.scale(problem, (weight <= 0).astype(jnp.float32), tree.first(state.models))
             return state._replace(models=tree.stack_one(tree.add(mean, kept))), {}
 
         def newcomer(context, models, data):
@@ -117,7 +117,7 @@ class PFedMB:
     def _mixed(self, problem: Problem, models: Params, row: Row) -> Prediction:
         """The mixture of the branches in a stack (1, B, ...), with a client's alpha."""
         alpha_of, _, _ = self._alpha(problem)
-        return Prediction(tree.stack_one(branches.mix(problem.model, alpha_of(row.raw), tree.first(models))))
+        return Prediction.one(branches.mix(problem, alpha_of(row.raw), tree.first(models)))
 
     def _fine_tuned(self, problem: Problem, algorithm: Algorithm, newcomer, epochs: int) -> Algorithm:
         """The algorithm whose clients train for `epochs` epochs before they predict."""
@@ -141,7 +141,7 @@ class PFedMB:
         def step(context, models, row, split):
             key, shared = jax.random.fold_in(context.key, OF_ALPHA), tree.first(models)
             raw = learn_alpha(key, row.raw, shared, split, context.round)  # l. 19
-            mixed = lambda own: branches.mix(problem.model, alpha_of(raw), own)
+            mixed = lambda own: branches.mix(problem, alpha_of(raw), own)
             loss = lambda own, x, y, key=None: problem.solver.loss(mixed(own), x, y, key)
             trainer = problem.with_loss(loss)
             models, optimizer, losses = trainer.fit(context, models, row.optimizer, split)  # l. 20
@@ -160,7 +160,7 @@ class PFedMB:
         descent = descent if softmax else projected(descent, on_simplex)
 
         def learn(key, raw: Array, shared, split, number) -> Array:
-            mixed = lambda raw: branches.mix(model, alpha_of(raw), shared)
+            mixed = lambda raw: branches.mix(problem, alpha_of(raw), shared)
             loss = lambda raw, x, y, key=None: solver.loss(mixed(raw), x, y, key)
             own = solver.with_loss(loss)._replace(optimizer=descent)
             return own.fit(key, raw, descent.init(raw), split, round_number=number)[0]

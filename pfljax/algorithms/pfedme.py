@@ -47,9 +47,9 @@ class PFedMe:
         grid=(5.0, 10.0, 15.0, 20.0, 30.0),
         help="lambda, pull of the personal model toward the global one",
     )
-    steps: int = knob(5, at_least=1, help="number of personal-model steps per mini-batch")
-    rate: float = knob(0.1, above=0, help="learning rate of these steps")
-    beta: float = knob(1.0, above=0, help="weight of the new mean in the global model")
+    steps: int = knob(5, at_least=1, grid=(3, 5, 7), help="number of personal-model steps per mini-batch")
+    rate: float = knob(0.1, above=0, grid=(0.01, 0.03, 0.1), help="learning rate of these steps")
+    beta: float = knob(1.0, above=0, grid=(1.0, 2.0, 4.0), help="weight of the new mean in the global model")
 
     def build(self, problem: Problem) -> Algorithm:
         solver = problem.solver
@@ -80,14 +80,14 @@ class PFedMe:
 
         def adapt(context, models, data):
             gradient = lambda theta, _: solver.loss_and_gradient(theta, data.train)
-            return Prediction(tree.stack_one(moreau(tree.first(models), gradient)[0]))
+            return Prediction.one(moreau(tree.first(models), gradient)[0])
 
         return averaging(
             problem,
             train=train,
             row=lambda key, client, models: Row(tree.first(models), problem.kept_optimizers(models)),
             server=optax.sgd(self.beta),
-            predict=lambda context, models, row, data: Prediction(tree.stack_one(row.theta)),
+            own=lambda row: row.theta,
             adapt=adapt,
             ledger=Ledger(gradients=self.steps),
             report=Report(scored="each client's theta"),

@@ -16,7 +16,8 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from pfljax.algorithms.common.averaging import averaging, loss_at_start
+from pfljax.algorithms.common import by_loss
+from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import knob, method
@@ -46,7 +47,7 @@ class QFFL:
         lipschitz, solver = self._lipschitz(problem), problem.solver
 
         def client_update(context, models, kept, data):
-            loss = loss_at_start(problem, models, data) + LEAST
+            loss = by_loss.at_start(problem, models, data) + LEAST
             trained, kept, losses = problem.fit(context, models, kept, data.train)
             moved = tree.scale(tree.subtract(models, trained), lipschitz)
             counts = loss**self.q
@@ -64,8 +65,8 @@ class QFFL:
                 moved = tree.combine(solver.trained(moved)[0], over(aggregate.upload["weight"]))
             return state._replace(models=tree.subtract(state.models, moved)), {}
 
-        base = averaging(problem, ledger=Ledger(gradients=1, unaccounted=BY_LOSS))
-        return dataclasses.replace(base, client_update=client_update, server_update=server_update, averages=None)
+        functions = {"client_update": client_update, "server_update": server_update, "averages": None}
+        return averaging(problem, **functions, ledger=Ledger(gradients=1, unaccounted=BY_LOSS))
 
     def _lipschitz(self, problem: Problem) -> Array | float:
         if self.lipschitz is not None:

@@ -68,11 +68,10 @@ class Scaffold:
             unaccounted="the full-data gradients, which are sent without noise" if first else "",
         )
         row = lambda key, client, models: Row(zeros(models), problem.kept_optimizers(models))
-        base = averaging(problem, row=row, ledger=ledger)
 
-        def start(key, clients):
-            begun, total = base.start(key, clients), jnp.maximum(weigh(clients.train.size).sum(), 1)
-            return begun._replace(server=Server(zeros(begun.models), total))
+        def beside(models, clients):
+            total = jnp.maximum(weigh(clients.train.size).sum(), 1)
+            return Server(zeros(models), total)
 
         def client_update(context, models, row, data):
             c = context.server.control
@@ -103,4 +102,5 @@ class Scaffold:
             models = updates.moved(solver, x, step, aggregate.upload["weight"] > 0)
             return state._replace(models=models, server=Server(c, total)), {}
 
-        return dataclasses.replace(base, start=start, client_update=client_update, server_update=server_update)
+        functions = {"client_update": client_update, "server_update": server_update}
+        return averaging(problem, row=row, beside=beside, **functions, ledger=ledger)

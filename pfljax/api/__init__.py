@@ -1,24 +1,32 @@
-"""The user's API: runs, results, comparisons and tuning."""
+"""The user's API: runs, results, comparisons and tuning, and the settings that they are made of."""
 
-from pfljax.api.comparison import Table, compare
-from pfljax.api.loading import load
-from pfljax.api.result import Collaboration, Result
-from pfljax.api.run import Run, train_replicates
-from pfljax.api.simulation import Simulation
-from pfljax.api.tuning import Point, Tuning, grid, search, tune
-
-__all__ = [
-    "Collaboration",
-    "Point",
-    "Result",
-    "Run",
-    "Simulation",
-    "Table",
-    "Tuning",
-    "compare",
-    "grid",
-    "load",
-    "search",
-    "train_replicates",
-    "tune",
-]
+from pfljax import models as models
+from pfljax.api.comparison import Table as Table
+from pfljax.api.comparison import compare as compare
+from pfljax.api.loading import load as load
+from pfljax.api.planning import plan as plan
+from pfljax.api.result import Collaboration as Collaboration
+from pfljax.api.result import Result as Result
+from pfljax.api.run import Run as Run
+from pfljax.api.run import train_replicates as train_replicates
+from pfljax.api.simulation import Simulation as Simulation
+from pfljax.api.tuning import Point as Point
+from pfljax.api.tuning import Tuning as Tuning
+from pfljax.api.tuning import grid as grid
+from pfljax.api.tuning import search as search
+from pfljax.api.tuning import tune as tune
+from pfljax.evaluation.measures import METRICS as METRICS
+from pfljax.local import embedding as embedding
+from pfljax.local.privacy import Privacy as Privacy
+from pfljax.local.training import LocalTraining as LocalTraining
+from pfljax.stages.attacks import Attack as Attack
+from pfljax.stages.server import Server as Server
+from pfljax.stores.experiment import Execution as Execution
+from pfljax.stores.registry import STORES as STORES
+from pfljax.training.describe import environment as environment
+from pfljax.training.loop import Schedule as Schedule
+from pfljax.training.progress import announced as announced
+from pfljax.training.stopping import Patience as Patience
+from pfljax.training.stopping import patience as patience
+from pfljax.training.tracking import Evaluation as Evaluation
+from pfljax.training.tracking import TensorBoard as TensorBoard

@@ -2,72 +2,68 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import functools
-import io
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from pfljax import report
 from pfljax.api.run import ClientsOfSeed, Folder, Run, Say, check_method, of_each_seed
-from pfljax.api.study import Cell, Replicate, Rerun, Study, over_rounds, share_programs
-from pfljax.contract import optional
+from pfljax.api.study import Cell, Replicate, Rerun, Study, share_programs
+from pfljax.contract import optional, processes
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seeds, checked, knob
-from pfljax.exchange import processes
+from pfljax.evaluation.statistics import OfRuns, Trial, check_reference, columns, compared, deviation
 from pfljax.folder import files
 from pfljax.local.training import LocalTraining
+from pfljax.report import terms
+from pfljax.report.run_data import measures, number_of, over_rounds, score_of
 from pfljax.training import tracking
 from pfljax.training.loop import Rounds, Schedule
 from pfljax.training.tracking import Tracker
 
 
-def method_row(title: str, cells: Sequence[Cell]) -> dict:
-    """Returns a method's row: mean and standard deviation over seeds of the final scores, and curves over rounds."""
-    score = "accuracy" if cells[0].summary["task"] == "classification" else "loss"
-    last = [cell.summary["last"] for cell in cells]
-    mean = lambda values: float(np.mean(list(values)))
-    rounds, curves = over_rounds([cell.rows for cell in cells], score)
-    privacy = [cell.summary["privacy"] for cell in cells]
+def method_row(title: str, cells: Sequence[Cell], trials: Sequence[Trial]) -> dict:
+    """Returns a method's row: mean and sample deviation over runs of the final scores, and curves over rounds."""
+    summaries = [cell.summary for cell in cells]
+    of = {name: OfRuns.of(values) for name, values in measures(summaries).items()}
+    rounds, curves = over_rounds([cell.rows for cell in cells], score_of(summaries[0]))
+    privacy = [summary["privacy"] for summary in summaries]
+    splits = [{} if split is None else {"split": split} for _, split in trials]
     return {
         "algorithm": title,
-        "accuracy_mean": mean(row[score] for row in last),
-        "accuracy_std": float(np.std([row[score] for row in last])),
-        "seeds": [{"seed": cell.summary["seed"], **cell.summary["last"]} for cell in cells],
-        "best_mean": mean(cell.summary["best"][score] for cell in cells),
-        "bottom_decile_mean": mean(row.get("accuracy_bottom_decile", np.nan) for row in last),
-        "metrics": {name: of_seeds([row.get(name) for row in last]) for name in cells[0].summary.get("metrics", [])},
-        "unseen_mean": mean((cell.summary["unseen"] or {}).get(score, np.nan) for cell in cells),
-        "mini_batches_per_round": cells[0].summary["mini_batches_per_round"],
-        "megabytes_per_round": mean((row["bytes_down"] + row["bytes_up"]) / row["round"] / 1e6 for row in last),
-        "seconds_per_round": mean(cell.summary["seconds_per_round"] for cell in cells),
+        "accuracy_mean": of["score"].mean,
+        "accuracy_std": of["score"].std,
+        "runs": of["score"].runs,
+        "seeds": [{"seed": each["seed"], **own, **each["last"]} for each, own in zip(summaries, splits, strict=True)],
+        "best_mean": of["best"].mean,
+        "bottom_decile_mean": of["decile"].mean,
+        "metrics": {name: of[name]._asdict() for name in summaries[0].get("metrics", [])},
+        "unseen_mean": of["unseen"].mean,
+        **terms.entries(summaries),
+        "megabytes_per_round": of["megabytes"].mean,
+        "seconds_per_round": of["seconds"].mean,
         "epsilon": [each["epsilon"] for each in privacy] if privacy[0] else None,
         "unaccounted": (privacy[0] or {}).get("unaccounted"),
         "rounds": rounds,
         "curve_mean": curves.mean(axis=0).tolist(),
-        "curve_std": curves.std(axis=0).tolist(),
+        "curve_std": deviation(curves).tolist(),
     }
-
-
-def of_seeds(values: Sequence[float | None]) -> dict[str, float]:
-    """Returns mean and standard deviation over seeds of a metric, without seeds where it is NaN."""
-    found = np.array([value for value in values if value is not None and not np.isnan(value)])
-    return {"mean": float(found.mean()), "std": float(found.std())} if found.size else {"mean": np.nan, "std": np.nan}
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table of methods: one row per method, with means and standard deviations over seeds.
+    """A table of methods: one row per method, with means and sample deviations over runs.
 
     Attributes:
         title: Data set, rounds and seeds.
-        rows: One dict per method, made by `method_row`; "seeds" contains the last row of each seed's history.
+        rows: One dict per method, made by `method_row`; "seeds" contains the last row of each run's history. With
+            several runs, also intervals, ranks and differences (`pfljax.evaluation.statistics.standings`).
         task: "classification" or "regression".
     """
 
@@ -78,39 +74,35 @@ class Table:
     def columns(self) -> tuple[list[str], list[list[str]]]:
         """Returns the column headings and the cells as text."""
         classification = self.task == "classification"
-        number = (lambda value: f"{100 * value:.1f}") if classification else (lambda value: f"{value:.4f}")
+        number = number_of(classification)
         unseen = any(np.isfinite(row["unseen_mean"]) for row in self.rows)
         private = any(row["epsilon"] for row in self.rows)
-        heads = ["method", *(("test accuracy, %", "best round, %") if classification else ("test loss", "best round"))]
+        head, best = ("test accuracy, %", "best round, %") if classification else ("test loss", "best round")
+        more, standings = columns(self.rows, number)
+        heads = ["method", head, *more, best]
         own = list(dict.fromkeys(name for row in self.rows for name in row["metrics"]))
         heads += ["bottom decile, %"] * classification + [name.replace("_", " ") for name in own]
         heads += ["unseen clients"] * unseen + ["epsilon"] * private
-        uneven = len({row["mini_batches_per_round"] for row in self.rows}) > 1  # some methods train for longer
         tuned = any(row.get("tuned") for row in self.rows)
-        heads += ["tuned"] * tuned + ["mini-batches per round"] * uneven + ["MB per client and round", "s per round"]
+        heads += ["tuned"] * tuned + [*terms.HEADS, "s per round"]
         body = []
-        for row in self.rows:
-            many = len(row["seeds"]) > 1
-            spread = lambda mean, std, number, many=many: number(mean) + (f" ± {number(std)}" if many else "")
-            cells = [row["algorithm"], spread(row["accuracy_mean"], row["accuracy_std"], number)]
+        for row, standing in zip(self.rows, standings, strict=True):
+            score = OfRuns(row["accuracy_mean"], row["accuracy_std"], row["runs"])
+            cells = [row["algorithm"], score.text(number), *standing]
             cells += [number(row["best_mean"])] + [number(row["bottom_decile_mean"])] * classification
-            found = [row["metrics"].get(name, {"mean": np.nan, "std": np.nan}) for name in own]
-            cells += [spread(each["mean"], each["std"], "{:.3f}".format) for each in found]
+            found = [OfRuns(**row["metrics"].get(name, OfRuns.of([])._asdict())) for name in own]
+            cells += [each.text("{:.3f}".format) for each in found]
             cells += [number(row["unseen_mean"])] * unseen
             cells += [epsilon_text(row["epsilon"] or [0.0]) + "*" * bool(row["unaccounted"])] * private
             cells += [row.get("tuned", "") or "-"] * tuned
-            cells += [f"{row['mini_batches_per_round']:,}"] * uneven
-            body.append([*cells, f"{row['megabytes_per_round']:.3g}", f"{row['seconds_per_round']:.3g}"])
+            body.append([*cells, *terms.cells(row), f"{row['seconds_per_round']:.3g}"])
         return heads, body
 
     def __str__(self) -> str:
         heads, body = self.columns()
         widths = [max(map(len, column)) for column in zip(heads, *body, strict=True)]
-        line = lambda cells: "  ".join(
-            cell.ljust(width) if place == 0 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        )
-        return "\n".join([self.title, line(heads), *map(line, body)])
+        line = lambda cells: "  ".join([cells[0].ljust(widths[0]), *map(str.rjust, cells[1:], widths[1:])])
+        return "\n".join([self.title, line(heads), *map(line, body), *terms.notes(self.rows)])
 
     __repr__ = __str__
 
@@ -119,20 +111,27 @@ class Table:
         return markdown(*self.columns())
 
     def _repr_markdown_(self) -> str:
-        return f"**{self.title}**\n\n{self.to_markdown()}"
+        return "\n\n".join([f"**{self.title}**", self.to_markdown(), *terms.notes(self.rows)])
 
-    def to_pandas(self) -> Any:
-        """Returns the scores as a pandas DataFrame with one row per method and seed.
+    @checked()
+    def to_pandas(self, by: Literal["run", "method"] = "run") -> Any:
+        """Returns the scores as a pandas DataFrame.
 
-        The columns are "method", "seed" and the last round's entries of metrics.jsonl: "accuracy",
-        "accuracy_bottom_decile", "loss", "bytes_down" and "bytes_up" (bytes per client, summed over the rounds),
-        "seconds" (time in rounds, without compiling and evaluating) and so on. For example,
-        `frame.groupby("method").accuracy.mean()` returns the means in the table's first column.
+        By run, the columns are "method", "seed" (and "split", if the runs have splits besides their seeds) and the last
+        round's entries of metrics.jsonl: "accuracy", "accuracy_bottom_decile", "loss", "bytes_down" and "bytes_up"
+        (bytes per client, summed over the rounds), "seconds" (time in rounds, without compiling and evaluating) and so
+        on. For example, `frame.groupby("method").accuracy.mean()` returns the means in the table's first column, and
+        `.std()` the deviations. "accuracy_std" is the deviation over the clients of a run (ddof = 0).
+
+        By method, they are the table's: "accuracy_mean" and "accuracy_std" over "runs", "interval_low" and
+        "interval_high" over "units" and so on, as `pfljax.evaluation.statistics.standings` describes them.
 
         Raises:
             ArgumentError: if pandas is not installed.
         """
         cells = [{"method": row["algorithm"], **cell} for row in self.rows for cell in row["seeds"]]
+        if by == "method":
+            cells = [{name: v for name, v in row.items() if not isinstance(v, list | dict)} for row in self.rows]
         return optional.load("pandas", "to_pandas").DataFrame(cells)
 
     def plot(self) -> Any:
@@ -153,15 +152,15 @@ def markdown(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 def write_table(title: str, heads: Sequence[str], body: Sequence[Sequence[str]], rows: Sequence[dict], out: Path):
     """Writes table.md, .csv, .tex and .json (the rows), and a page of all runs. Returns the page's path or None."""
-    text, escaped = io.StringIO(), lambda cell: re.sub(r"([%&#_$])", r"\\\1", cell).replace("±", r"$\pm$")
-    csv.writer(text, lineterminator="\n").writerows([heads, *body])
+    escaped = lambda cell: re.sub(r"([%&#_$])", r"\\\1", cell).replace("±", r"$\pm$")
     latex = [" & ".join(map(escaped, line)) + r" \\" for line in (heads, *body)]
     latex = [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule", latex[0], r"\midrule", *latex[1:]]
-    files.write_text(out / "table.md", f"{markdown(heads, body)}\n\n{title}\n")
-    files.write_text(out / "table.csv", text.getvalue())
+    files.write_text(out / "table.md", "\n\n".join([markdown(heads, body), title, *terms.notes(rows)]) + "\n")
+    files.write_csv(out / "table.csv", [heads, *body])
     files.write_text(out / "table.tex", "\n".join([f"% {title}", *latex, r"\bottomrule", r"\end{tabular}", ""]))
     files.write_json(out / "table.json", files.plain(rows))
-    return report.write_comparison(out / "report.html", [out], title)
+    reference = next((row["reference"] for row in rows if row.get("difference") is not None), None)
+    return report.write_comparison(out / "report.html", [out], title, reference)
 
 
 def epsilon_text(values: Sequence[float | None]) -> str:
@@ -170,11 +169,11 @@ def epsilon_text(values: Sequence[float | None]) -> str:
     return f"{sum(finite) / len(finite):.2f}" if len(finite) == len(values) else "∞"
 
 
-def titled(methods: Sequence[Any]) -> dict[str, Any]:
+def titled(methods: Sequence[Any], reference: str | None = None) -> dict[str, Any]:
     """Returns the methods by title: the registered name, plus the changed knobs if a method occurs more than once.
 
     Raises:
-        ArgumentError: if two methods have the same title.
+        ArgumentError: if two methods have the same title, or none has that of the reference.
     """
     pairs: list[tuple[Any, Any]] = [
         each if isinstance(each, tuple) and len(each) == 2 else (None, each) for each in methods
@@ -193,6 +192,7 @@ def titled(methods: Sequence[Any]) -> dict[str, Any]:
         if name in found:
             raise ArgumentError("methods", f"two are called {name}; use (title, method) pairs to tell them apart")
         found[name] = method
+    check_reference(reference, found)
     return found
 
 
@@ -210,6 +210,7 @@ def compare(
     rerun: Rerun = "never",
     say: Say | None = None,
     tracker: Tracker | None = None,
+    reference: Annotated[str | None, knob(flag="reference")] = None,
     **options: Any,
 ) -> Table:
     """Trains several methods on the same clients with the same seeds.
@@ -229,12 +230,13 @@ def compare(
             "never" raises an error that names what has changed.
         say: Called with a line whenever a method is done.
         tracker: See `Run.train`. Runs are named METHOD/seed-SEED. Runs that finished earlier are not tracked again.
+        reference: The method that the others are compared with, by paired differences with intervals and tests.
         options: Further arguments of `Run`, and `eval_every` and `checkpoint_every` of `Run.train`.
 
     Returns:
         The table; `table.plot()` draws it.
     """
-    found, seeds = titled(methods), list(seeds)
+    found, seeds, say = titled(methods, reference), list(seeds), say or (lambda line: None)
     if out:
         processes.first(functools.partial(files.check_writable, Path(out)))
     schedule = Schedule(**{name: options.pop(name) for name in Schedule._fields if name in options})
@@ -251,8 +253,7 @@ def compare(
         trackers = [tracking.named(tracker, f"{title}/seed-{run.experiment.seed}") for run in runs[title]]
         return study.train(runs[title], folders[title], trackers, wait=wait)
 
-    trials = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-    table = table_of(trained(list(found), train, say or (lambda line: None)), trials)
+    table = table_of(trained(list(found), train, say), reference)
     if out:
         table.write(Path(out))
     return table
@@ -275,16 +276,24 @@ def trained(titles: Sequence[str], train: Callable[[str, bool], list[Cell | None
     return cells
 
 
-def table_of(cells: Mapping[str, Sequence[Cell]], trials: str) -> Table:
-    """Returns the table of methods' cells; `trials` names the seeds that its means and deviations are taken over."""
+def table_of(cells: Mapping[str, Sequence[Cell]], reference: str | None, trials: Sequence[Trial] = ()) -> Table:
+    """Returns the table of methods' cells; `trials` are their seeds and splits, by default their seeds alone."""
     own = next(iter(cells.values()))
-    about = own[0].summary
+    trials, about = trials or [(cell.summary["seed"], None) for cell in own], own[0].summary
     scored, num_clients = about.get("scored_clients"), about["num_clients"]
     sample = "" if scored is None else f"a sample of {scored:,} of {num_clients:,} clients, "
-    title = f"{about['dataset']}, {sample}last of {about['rounds']} rounds, {over(trials, len(own))}"
-    return Table(title, [method_row(title, each) for title, each in cells.items()], about["task"])
+    title = f"{about['dataset']}, {sample}last of {about['rounds']} rounds, {over(trials)}"
+    rows = [method_row(title, each, trials) for title, each in cells.items()]
+    return Table(title, compared(rows, score_of(about), reference), about["task"])
 
 
-def over(trials: str, number: int) -> str:
+def named(trials: Sequence[Trial]) -> str:
+    """Describes the trials, for titles."""
+    seeds, splits = (list(dict.fromkeys(numbers)) for numbers in zip(*trials, strict=True))
+    word = lambda name, numbers: f"{name}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+    return word("seed", seeds) + (f" on {word('split', splits)}" if splits != [None] else "")
+
+
+def over(trials: Sequence[Trial]) -> str:
     """Returns the last part of a table's title: the trials that its means and deviations are taken over."""
-    return f"mean ± std over {trials}" if number > 1 else trials
+    return f"mean ± sample deviation (runs) over {named(trials)}" if len(trials) > 1 else named(trials)

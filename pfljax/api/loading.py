@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import optax
 
@@ -21,15 +22,6 @@ from pfljax.training.loop import saved_outcome
 
 OF_COMMANDS = "pfljax.cli.again"  # imported only for runs of a command, whose flags it reads
 OPTIONS = ("seed", "participation", "fine_tune_epochs", "eval_clients", "server", "attack")
-
-
-class Parts(NamedTuple):
-    """Parts of a run that are handed over; None: made again."""
-
-    method: Any
-    model: Any
-    clients: Federation | None
-    local: LocalTraining | None
 
 
 @checked()
@@ -63,19 +55,19 @@ def load(
         config, summary = (files.read_json(out / name) for name in ("config.json", "summary.json"))
         done, recorded_in = summary["last"]["round"], config.keys()
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ArgumentError(
-            "path", "accepted: the folder of a finished run; resume one that was interrupted", path
-        ) from error
+        text = "accepted: the folder of a finished run; resume one that was interrupted"
+        raise ArgumentError("path", text, path) from error
     if done not in folders.whole_checkpoints(out):
         text = f"has no intact checkpoint of its last round, {done}; resume the run to finish it again"
         raise ArgumentError("path", text, path)
-    store, given = "disk" if (out / folders.CLIENTS).is_dir() else "device", Parts(method, model, clients, local)
+    store = "disk" if (out / folders.CLIENTS).is_dir() else "device"
+    parts = dict(method=method, model=model, clients=clients, local=local)
+    given = {name: part for name, part in parts.items() if part is not None}
     try:
         if "flags" in recorded_in:
-            parts = {name: part for name, part in given._asdict().items() if part is not None}
-            run = importlib.import_module(OF_COMMANDS).run(config, store, parts)
+            run = importlib.import_module(OF_COMMANDS).run(config, store, given)
         else:
-            run = run_again(config, store, given)
+            run = run_again(config, store, local, given)
     except (KeyError, TypeError, AttributeError) as error:
         raise ArgumentError("path", f"its config.json is damaged ({error!r})", path) from error
     check_same(config, run)
@@ -83,22 +75,22 @@ def load(
     return Result(experiment, saved_outcome(experiment, out, summary), out)
 
 
-def run_again(config: dict, client_store: Any, given: Parts) -> Run:
+def run_again(config: dict, client_store: Any, local: LocalTraining | None, given: Mapping[str, Any]) -> Run:
     """Makes a run of the Python API again, from its config.json and the parts that are given."""
     parts = config.get("parts", {})
 
     def part(name: str) -> Any:
-        if (handed := getattr(given, name)) is not None:
-            return handed
+        if name in given:
+            return given[name]
         if name not in parts:
             raise ArgumentError(name, f"cannot be made again from config.json; {recorded.hand_over(name)}")
         return datasets.made_again(parts[name]) if name == "clients" else recorded.found(parts[name], name)
 
-    if given.local is None and "local.loss" in config.get("settings", {}) and "local.loss" not in parts:
+    if local is None and "local.loss" in config.get("settings", {}) and "local.loss" not in parts:
         raise ArgumentError("local.loss", f"cannot be made again from config.json; {recorded.hand_over('local.loss')}")
     options = {name: recorded.found(parts[name], name) for name in OPTIONS if name in parts}
     execution = Execution(client_store=client_store)
-    found = given.local or local_again(parts, client_store)
+    found = local or local_again(parts, client_store)
     return Run(part("method"), part("clients"), part("model"), found, **options, execution=execution)
 
 

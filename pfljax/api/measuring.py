@@ -6,26 +6,29 @@ import dataclasses
 import resource
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
+from pfljax.api.run import make_problem
 from pfljax.contract import tree
 from pfljax.contract.errors import RunError
 from pfljax.contract.types import ClientData
+from pfljax.data import Federation
 from pfljax.exchange import pools
-from pfljax.exchange.rounds import Record
+from pfljax.exchange.plan import Peers, make_plan
+from pfljax.folder import fingerprint
+from pfljax.local.training import LocalTraining
 from pfljax.stores import compiled, memory
 from pfljax.stores.compiled import Compiled
 from pfljax.stores.experiment import Experiment
 from pfljax.stores.registry import store_of
 from pfljax.stores.store import shapes_of
-from pfljax.training import loop, scoring
-
-Dispatch = Callable[[], tuple[float, Record]]  # runs the next round: (seconds, record)
+from pfljax.training import loop
+from pfljax.training.loop import Dispatch
 
 MEASURES = (
     *("parameters", "clients_per_round", "chunk", "rounds", "compile_seconds"),
@@ -35,10 +38,42 @@ MEASURES = (
 )
 
 
+def like_one(
+    method: Any,
+    one: Federation,
+    model: Any,
+    local: LocalTraining,
+    plan: tuple[str, int, int, Peers],
+    client_store: str,
+    num_clients: int,
+    cohort_size: int,
+) -> Experiment:
+    """Makes a run of clients that are like one client; its federation consists of their shapes on the devices.
+
+    Args:
+        method, model, local, client_store: As in `Run`.
+        one: A federation of one client.
+        plan: The arguments of `make_plan`.
+        num_clients: K.
+        cohort_size: S.
+    """
+    mapped = make_plan(*plan)
+
+    def shape(leaf):
+        leaf = jax.ShapeDtypeStruct((num_clients, *leaf.shape[1:]), leaf.dtype)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=mapped.sharding(leaf, by_rows=True))
+
+    splits = {name: tree.map_rows(shape, getattr(one, name)) for name in ("train", "validation", "test")}
+    shapes = dataclasses.replace(one, **splits, distribution=np.zeros(0, np.int32))
+    problem = make_problem(one, model, local, 1.0, mapped)
+    problem = problem._replace(num_clients=num_clients, cohort_size=cohort_size)
+    return fingerprint.identified(Experiment(method, problem, shapes, client_store=client_store))
+
+
 def dispatcher(
     experiment: Experiment, rounds: Compiled, clients: ClientData, trace: Path | None = None, period: int | None = None
 ) -> Dispatch:
-    """Initializes the state. Returns a function that runs the next round on it.
+    """Initializes the state. Returns a function that runs the next round on it; see `loop.dispatcher`.
 
     Args:
         experiment: The run.
@@ -51,14 +86,7 @@ def dispatcher(
     key_for = lambda purpose: experiment.keys(key, key) if purpose else key
     if trace:
         print(f"  {loop.profile(trace, rounds, key_for, clients)}", flush=True)
-    play = loop.dispatcher(rounds, key_for, clients, period)
-
-    def dispatch() -> tuple[float, Record]:
-        begin = time.perf_counter()
-        record = play()
-        return time.perf_counter() - begin, record
-
-    return dispatch
+    return loop.dispatcher(rounds, key_for, clients, period)
 
 
 def on_a_device(stacked) -> int:
@@ -67,8 +95,9 @@ def on_a_device(stacked) -> int:
     return tree.num_bytes(jax.tree.map(local, stacked))
 
 
-def check_fit(need: int, limit: int, what: str) -> None:
-    """Raises `RunError` if `what` needs more bytes than a run may plan with."""
+def check_fit(need: int, what: str, limit: int | None = None) -> None:
+    """Raises `RunError` if `what` needs more bytes than a run may plan with; by default, in the host's memory."""
+    limit = memory.host_free() if limit is None else limit
     if need > memory.SHARE * limit:
         has = f"{memory.readable(int(memory.SHARE * limit))} (of {memory.readable(limit)})"
         raise RunError(f"out of memory: {what}: needs {memory.readable(need)}, but only {has} is available")
@@ -84,16 +113,16 @@ def check_state(experiment: Experiment) -> int:
     state = shapes_of(experiment, clients)
     copy = 5 * tree.num_bytes(clients) // 4  # includes the test examples that random_pixels generates
     if store.on_disk:
-        check_fit(copy, memory.host_free(), "clients' data on the host")
+        check_fit(copy, "clients' data on the host")
         return 0
     if not store.on_devices:
         largest = max(map(tree.num_bytes, jax.tree.leaves(state)))  # a second copy while it is moved
-        check_fit(copy + tree.num_bytes(state) + largest, memory.host_free(), "clients' state and data on the host")
+        check_fit(copy + tree.num_bytes(state) + largest, "clients' state and data on the host")
         return 0
     state = compiled.shaped(state, compiled.state_shardings(experiment.algorithm(plan), plan, state))
-    check_fit(copy, memory.host_free(), "data on the host")
+    check_fit(copy, "data on the host")
     copy = copy // len(jax.local_devices()) if plan.device.platform == "cpu" else 0
-    check_fit(on_a_device((state, clients)) + copy, memory.device_limit(), "state and data on a device")
+    check_fit(on_a_device((state, clients)) + copy, "state and data on a device", memory.device_limit())
     return copy
 
 
@@ -124,7 +153,7 @@ def measure(
         clients = data()
         if store.on_devices:
             need = max(rounds.making.total if rounds.making else 0, rounds.memory.total) + copy
-            check_fit(need, memory.device_limit(), "initializing the state, or a round, on a device")
+            check_fit(need, "initializing the state, or a round, on a device", memory.device_limit())
             clients = pools.place(rounds.plan, clients, problem.num_clients)
         dispatch = dispatcher(experiment, rounds, clients, trace, period=num_rounds)
         dispatch()  # warm-up
@@ -133,7 +162,7 @@ def measure(
         per_round, peak = float(np.median(seconds)), memory.peak_bytes()
         disk = sum(path.stat().st_blocks * 512 for path in Path(folder).iterdir())
     return {
-        "parameters": scoring.num_parameters(problem.model),
+        "parameters": problem.model.num_parameters,
         "clients_per_round": problem.cohort_size,
         "chunk": rounds.plan.chunk,
         "rounds": num_rounds,

@@ -16,8 +16,9 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import checked
 from pfljax.contract.types import PyTree, State
 from pfljax.data import Federation
-from pfljax.evaluation import collaboration, metrics
+from pfljax.evaluation import collaboration
 from pfljax.folder import files
+from pfljax.stores import serving
 from pfljax.stores.experiment import Experiment
 from pfljax.training.loop import Outcome
 
@@ -67,8 +68,8 @@ class Result:
         self._outcome = outcome
         history = outcome.history
         self._rows = [dict(row) for row in history.rows]
-        self._results = history.results_arrays(outcome.summary["scored"])
-        self._collaboration = history.collaboration_arrays(experiment.federation)
+        self._results = history.results_arrays()
+        self._collaboration = history.collaboration_arrays()
 
     def __repr__(self) -> str:
         classifies = self.experiment.federation.task == "classification"
@@ -165,9 +166,8 @@ class Result:
         return self._predictions(self._checked(x), range(self.experiment.federation.num_clients))
 
     def _predictions(self, x: PyTree, clients: Sequence[int]) -> np.ndarray:
-        plan, model = self._outcome.plan, self.experiment.problem.model
-        use = lambda algorithm: lambda prediction, _: metrics.predict(plan, model, algorithm, prediction, x)
-        return self._outcome.serve(use, clients)
+        problem = self.experiment.problem._replace(plan=self._outcome.plan)
+        return self._outcome.serve(lambda algorithm: serving.outputs(problem, algorithm, x), clients)
 
     def export(self, client: int) -> tuple[Any, Any]:
         """Returns the model that one client predicts with, as a Flax module and its variables.

@@ -8,15 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
-
 from pfljax import data, models
 from pfljax.api.result import Result
+from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seed, checked, knob
+from pfljax.contract.method import tell
 from pfljax.data import Federation
 from pfljax.evaluation import measures
-from pfljax.exchange import processes
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.folder import files, fingerprint
 from pfljax.folder.folders import Resume
@@ -69,6 +68,7 @@ class Run:
         unseen: Federation | None = None,
         fine_tune_epochs: Annotated[int, knob(at_least=0, flag="fine_tune_epochs")] = 0,
         eval_clients: Annotated[int, knob(at_least=0, flag="eval_clients")] = 0,
+        tell_groups: Annotated[bool, knob(flag="tell_groups")] = False,
         metrics: Metrics | None = None,
         stop: Annotated[Stop | None, knob(accepted="a function of the history, such as pfljax.patience(20)")] = None,
         server: Server | None = None,
@@ -88,6 +88,7 @@ class Run:
             unseen: Clients held out of training, to which trained models are adapted. Named classes match by name.
             fine_tune_epochs: Number of epochs that each client fine-tunes on its own data before evaluation.
             eval_clients: Number of clients to score, sampled uniformly; 0: all.
+            tell_groups: Whether methods get the true number of groups, for knobs of this kind that have their default.
             metrics: Further metrics of each client's predictions, by name: see `evaluation.measures`.
             stop: Rows of `Result.history` -> whether to stop, or why, after an evaluation; None: train all rounds.
             server: How the server samples cohorts and aggregates models. Default: uniformly, and by the mean.
@@ -99,13 +100,12 @@ class Run:
             ArgumentError: if an argument is not accepted; the message names it and what is accepted.
         """
         local, execution, attack = local or LocalTraining(), execution or Execution(), attack or Attack()
-        check_method(method)
-        if eval_clients > clients.num_clients:
-            raise ArgumentError("eval_clients", f"accepted: 0 to {clients.num_clients}", eval_clients)
+        method, knows = tell(check_method(method), tell_groups, clients.distribution)
         problem = make_problem(clients, model, local, participation, execution.make_plan())
         options: dict[str, Any] = {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
-        options |= {"server": server or Server(), "attack": attack, "stop": stop}
-        config = config or describe.config(method, clients, model, local, options | {"participation": participation})
+        options |= {"server": server or Server(), "attack": attack, "stop": stop, "knows": knows}
+        told = {**options, "participation": participation}
+        config = config or describe.config(method, clients, models.module_of(model), local, told)
         self.clients = clients.with_attackers(attack.attackers, seed) if attack.active else clients
         found = Experiment(
             *(method, problem, self.clients, local),
@@ -115,8 +115,7 @@ class Run:
             metrics=measures.named(metrics, RESERVED, clients.task),
             config=config | {"data": data.describe(clients, unseen)},
         )
-        self.experiment = fingerprint.identified(found)
-        check(self.experiment)
+        self.experiment = check(fingerprint.identified(found))
 
     @checked()
     def train(
@@ -167,10 +166,11 @@ class Run:
         return Result(self.experiment.with_rounds(total), outcome, self._out)
 
 
-def check_method(method: Any, argument: str = "method") -> None:
-    """Raises `ArgumentError` if an object is not a method."""
+def check_method(method: Any, argument: str = "method") -> Any:
+    """Returns a method. Raises `ArgumentError` if the object is none."""
     if isinstance(method, type) or not hasattr(method, "build") or not hasattr(method, "info"):
         raise ArgumentError(argument, "accepted: a method with its knobs, such as FedAvg()", method)
+    return method
 
 
 def of_each_seed(clients: Federation | Callable[[int], Federation], seeds: Sequence[int]) -> dict[int, Federation]:
@@ -186,7 +186,7 @@ def make_problem(
     clients: Federation, model: Any, local: LocalTraining, participation: float, plan: ExecutionPlan
 ) -> Problem:
     """Returns the problem that a method is built for. Training sets `rounds` when it starts."""
-    options = {"target_shape": clients.train.y.shape[2:], "loss": local.loss}
+    options = {"target_shape": clients.train.y.shape[2:], "loss": local.loss, "computes_in": local.dtype}
     built = models.build(model, clients.inputs, clients.task, clients.num_classes, **options)
     return Problem(
         built,
@@ -198,8 +198,6 @@ def make_problem(
         rounds=1,
         common_init=local.common_init,
         keep_optimizer=local.keep_optimizer,
-        n_min=int(clients.train.size.min()),
-        num_distributions=None if clients.distribution is None else len(np.unique(clients.distribution)),
         learning_rate=local.learning_rate,
     )
 

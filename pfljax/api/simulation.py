@@ -67,8 +67,8 @@ class Simulation:
         self._clients: ClientData = place(plan, federation.client_data, num)
         splits = {name: getattr(federation, name) for name in ("train", "validation", "test")}
         self._splits = place(plan, {name: part for name, part in splits.items() if part.y.size}, num)
-        one_round = make_round(algorithm, plan, num, problem.cohort_size)
-        use = scores(plan, problem.model, algorithm)
+        one_round = make_round(algorithm, plan, problem.cohort_size)
+        use = scores(problem, algorithm)
         compiled = calling if isinstance(plan, PythonPlan) else jax.jit
         self._init = compiled(functools.partial(lifting.init, algorithm, plan))
         self._step = compiled(lambda key, state, clients: one_round(key, state.round, state, clients))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -14,8 +14,8 @@ import numpy as np
 
 from pfljax.api.result import Result
 from pfljax.api.run import Run, Say, train_replicates
+from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError, OutOfMemory
-from pfljax.exchange import processes
 from pfljax.folder import files, folders, locks, manifest
 from pfljax.stores.registry import store_of
 from pfljax.training.loop import EVERY, Schedule
@@ -66,7 +66,7 @@ class Study:
     schedule: Schedule = EVERY
     replicate: Replicate = "auto"
     rerun: Rerun = "never"
-    say: Say | None = None
+    say: Say = lambda line: None
     profile: str | Path | None = None
 
     def check(self, run: Run, folder: Path) -> bool:
@@ -139,8 +139,8 @@ class Study:
             for number, out in [(n, outs[n]) for n in left] if outs else ():
                 cells[number], wrong = self.read(runs[number], out)
                 if cells[number]:
-                    self._tell(f"{out}: already finished")
-                elif taken(held, out, self._tell):
+                    self.say(f"{out}: already finished")
+                elif taken(held, out, self.say):
                     cells[number], wrong = self.read(runs[number], out)  # another process may just have finished it
                     if cells[number] is None:
                         self._prepare(runs[number], out, wrong)
@@ -157,7 +157,7 @@ class Study:
     def _prepare(self, run: Run, out: Path, wrong: str) -> None:
         """Empties the folder of a cell that has changed."""
         again = f", running again: {wrong}" if wrong else ""
-        self._tell(f"{out}: {run.clients.num_clients} clients, {self.rounds} rounds{again}")
+        self.say(f"{out}: {run.clients.num_clients} clients, {self.rounds} rounds{again}")
         if not self.check(run, out):
             folders.clear(out)
             processes.wait()
@@ -177,14 +177,10 @@ class Study:
         """Trains runs in one kernel."""
         runs = [run for run, _, _ in group]
         outs, trackers = [out for _, out, _ in group], [tracker for _, _, tracker in group]
-        told = lambda line: self._tell(line.strip()) if "profile: " in line or folders.LOST in line else None
+        told = lambda line: self.say(line.strip()) if "profile: " in line or folders.LOST in line else None
         options = {"schedule": self.schedule, "say": told, "profile": self.profile, "trackers": trackers}
         options |= {"outs": outs, "resume": "if_possible"} if outs[0] else {}
         return train_replicates(runs, self.rounds, **options)
-
-    def _tell(self, line: str) -> None:
-        if self.say is not None:
-            self.say(line)
 
 
 def in_parts(train: Callable[[Sequence[T]], list[R]], runs: Sequence[T]) -> list[R]:
@@ -247,18 +243,6 @@ def in_turn(run: Run) -> bool:
 def shapes(clients: Any) -> Any:
     """Shapes of the clients' training data and of what is drawn from it."""
     return jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), (clients.train, clients.validation, clients.test))
-
-
-def over_rounds(rows: Sequence[Sequence[Mapping]], score: str) -> tuple[list[int], np.ndarray]:
-    """Returns the rounds (T,) in which all cells were evaluated, and their scores (cells, T).
-
-    Args:
-        rows: The metrics.jsonl rows of each cell.
-        score: Name of the score in metrics.jsonl.
-    """
-    of_round = [{row["round"]: row[score] for row in each} for each in rows]
-    rounds = sorted(set.intersection(*map(set, of_round)))
-    return rounds, np.array([[scores[number] for number in rounds] for scores in of_round])
 
 
 def damage(folder: Path) -> str:

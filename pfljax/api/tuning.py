@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -12,14 +13,19 @@ import numpy as np
 
 from pfljax.api.run import ClientsOfSeed, Folder, Run, Say, check_method, of_each_seed, padded_alike, start
 from pfljax.api.study import Rerun, in_parts
+from pfljax.contract import grids
 from pfljax.contract.errors import ArgumentError, RunError
-from pfljax.contract.fields import Seeds, checked, knob
+from pfljax.contract.fields import Seeds, checked, fields_of, knob
+from pfljax.contract.method import told
 from pfljax.folder import files, fingerprint, locks
 from pfljax.local.training import LocalTraining
+from pfljax.report import terms
 from pfljax.training.loop import Rounds, Schedule
 
 T = TypeVar("T")
 DIVERGED = (np.nan, np.nan)
+WIDEN = 3  # further values of a grid whose edge wins
+TUNING_SEED = 1000  # the first seed of tuning, far from those that one reports
 
 
 class Point(NamedTuple):
@@ -33,10 +39,19 @@ class Point(NamedTuple):
     learning_rate: float | None = None
     knobs: Mapping[str, Any] = {}
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """The values by name; the learning rate is "learning_rate"."""
+        return ({} if self.learning_rate is None else {"learning_rate": self.learning_rate}) | dict(self.knobs)
+
+    def at(self, name: str, value: Any) -> Point:
+        """Returns the point with another value."""
+        if name == "learning_rate":
+            return self._replace(learning_rate=value)
+        return self._replace(knobs={**self.knobs, name: value})
+
     def __str__(self) -> str:
-        rate = {} if self.learning_rate is None else {"rate": self.learning_rate}
-        values = {name: f"{v:g}" if isinstance(v, float) else str(v) for name, v in (rate | dict(self.knobs)).items()}
-        return ", ".join(f"{name} {value}" for name, value in values.items())
+        return terms.values(self.values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,32 +64,21 @@ class Tuning:
             negative validation loss. NaN if a run diverged.
         losses: Validation losses; they break ties between equal scores.
         before: The searches for other knobs before this one, whose best values it uses.
+        at_edge: Names of the best point's values that are the least or largest of those tried, although there are
+            further values that the method and its network accept.
     """
 
     points: list[Point]
     scores: list[float]
     losses: list[float]
     before: list[Tuning] = dataclasses.field(default_factory=list)
+    at_edge: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def best(self) -> Point:
         """The point with the best score."""
         found = [number for number, score in enumerate(self.scores) if not np.isnan(score)]
         return self.points[max(found, key=lambda number: (self.scores[number], -self.losses[number]))]
-
-    @property
-    def at_edge(self) -> list[str]:
-        """Names of the best point's values that lie at the edge of their grid, if it has three or more of them."""
-        rows = [{"learning_rate": point.learning_rate, **point.knobs} for point in self.points]
-        best = {"learning_rate": self.best.learning_rate, **self.best.knobs}
-        values = {name: sorted({row[name] for row in rows}) for name, value in best.items() if is_number(value)}
-        own = [name for name, seen in values.items() if len(seen) > 2 and best[name] in (seen[0], seen[-1])]
-        return [*(self.before[-1].at_edge if self.before else ()), *own]
-
-
-def is_number(value: Any) -> bool:
-    """Whether a knob's value is a number; bool does not count."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def grid(rates: Sequence[float] = (), knobs: Mapping[str, Sequence[Any]] | None = None) -> list[Point]:
@@ -93,6 +97,7 @@ def search(
     make: Callable[[Point, T], Run],
     rounds: int,
     *,
+    widen: int = WIDEN,
     path: Path | None = None,
     rerun: Rerun = "never",
     say: Say = lambda line: None,
@@ -104,6 +109,7 @@ def search(
         trials: Trials to score each point on, such as seeds.
         make: (point, trial) -> run. The run's clients need validation examples.
         rounds: Number of rounds.
+        widen: See `tune`.
         path: A JSON file that keeps the scores; None: none.
         rerun: "changed" scores the points again if the file has scores of something else.
         say: Called with lines about the scores, or if the file's are reused or damaged.
@@ -112,40 +118,59 @@ def search(
         RunError: if a run diverges at every point.
         ArgumentError: if the file has scores of something else, and `rerun` is "never".
     """
-    runs = [make(point, trial) for point in points for trial in trials]
-    name, about, known = runs[0].experiment.name, {}, None
+    runs_at = lambda point: [make(point, trial) for trial in trials]
+    runs, about, found = [run for point in points for run in runs_at(point)], {}, None
+    name = runs[0].experiment.name
     if path:
         first = [run.experiment for run in runs[: len(trials)]]
         about = {"settings": first[0].config["settings"], "data": [each.config["data"] for each in first]}
         about |= {"rounds": rounds, "trials": list(trials), "grid": [point._asdict() for point in points]}
-        about = files.plain(about | {"program": first[0].program()})
-        known = earlier_scores(path, about, points, rerun, say) if path.exists() else None
-    if known is None:
+        about = files.plain(about | {"widen": widen, "program": first[0].program()})
+        found = earlier_scores(path, about, rerun, say) if path.exists() else None
+    if found is None:
         say(f"{name}: tuning, {len(points)} points, {len(trials)} runs each")
-    found = known or Tuning(list(points), *scores_of(runs, len(trials), rounds))
-    if path and known is None:
-        number = lambda values: [None if np.isnan(value) else value for value in values]
-        scored = {"scores": number(found.scores), "losses": number(found.losses), "best": found.best._asdict()}
-        files.write_json(path, about | scored)
-    say(f"{name}: {found.best} of {'; '.join(map('{} ({:.4f})'.format, points, found.scores))}")
+        found = Tuning(list(points), *scores_of(runs, len(trials), rounds))
+        if np.isnan(found.scores).all():
+            raise RunError(f"tuning: {name} diverges at every point of the grid")
+        found = widened(found, runs_at, rounds, widen, say)
+        if path:
+            kept = {"points": [point._asdict() for point in found.points], "best": found.best._asdict()}
+            kept |= {name: getattr(found, name) for name in ("scores", "losses", "at_edge")}
+            files.write_json(path, about | kept)
+    say(f"{name}: {found.best} of {'; '.join(map('{} ({:.4f})'.format, found.points, found.scores))}")
     for value in found.at_edge:
-        say(f"{name}: {value} is at the edge of the grid; a wider grid may do better")
+        say(f"{name}: {value} is at the edge of the values tried; others may do better")
+    return found
+
+
+def widened(found: Tuning, runs_at: Callable[[Point], list[Run]], rounds: int, widen: int, say: Say) -> Tuning:
+    """Tries values beyond the edges at which the best point lies, up to `widen` times; `runs_at` makes a point's."""
+    method = runs_at(found.best)[0].experiment.method
+    fields = {**fields_of(type(method)), "learning_rate": fields_of(LocalTraining)["learning_rate"]}
+    for step in range(widen + 1):
+        best, further = found.best, {}
+        for name, value in grids.beyond_edges([point.values for point in found.points], best.values, fields).items():
+            with contextlib.suppress(ArgumentError):  # such as more layers than the network has
+                further[name] = (point := best.at(name, value), runs_at(point))
+        found = dataclasses.replace(found, at_edge=list(further))
+        if not further or step == widen:
+            break
+        points, runs = zip(*further.values(), strict=True)
+        say(f"{method.info.name}: the edge of the grid wins; also trying {'; '.join(map(str, points))}")
+        scores, losses = scores_of([*itertools.chain(*runs)], len(runs[0]), rounds)
+        found = Tuning([*found.points, *points], [*found.scores, *scores], [*found.losses, *losses])
     return found
 
 
 def scores_of(runs: Sequence[Run], trials: int, rounds: int) -> tuple[list[float], list[float]]:
     """Trains the runs of each point in turn, `trials` of them. Returns the points' mean scores and losses."""
     scores = np.full((len(runs), 2), np.nan)
-    groups: list[list[int]] = []
+    groups: dict[str, list[int]] = {}
     for number, run in enumerate(runs):
-        same = (each for each in groups if runs[each[0]].experiment.structure == run.experiment.structure)
-        group = next(same, None)
-        groups.append([number]) if group is None else group.append(number)
-    for group in groups:
+        groups.setdefault(repr(run.experiment.structure), []).append(number)
+    for group in groups.values():
         scores[group] = in_parts(lambda part: final_scores(part, rounds), [runs[number] for number in group])
     means, losses = scores.reshape(-1, trials, 2).mean(axis=1).T
-    if np.isnan(means).all():
-        raise RunError(f"tuning: {runs[0].experiment.name} diverges at every point of the grid")
     return means.tolist(), losses.tolist()
 
 
@@ -170,7 +195,7 @@ def search_in_turn(
         rounds: Number of rounds.
         together: Number of knobs that are tuned together with the rate.
         folder: Folder for the scores; see `score_files`. None: none.
-        options: `rerun` and `say` of `search`.
+        options: `widen`, `rerun` and `say` of `search`.
 
     Returns:
         The search for the last knob; `before` has the others.
@@ -182,9 +207,10 @@ def search_in_turn(
     for name, path in zip(["", *further], paths, strict=True):
         if found:
             best = found[-1].best
-            points = [best._replace(knobs={**best.knobs, name: value}) for value in knobs[name]]
+            points = [best.at(name, value) for value in knobs[name]]
         tuning = search(points, trials, make, rounds, path=path, **options)
-        found.append(dataclasses.replace(tuning, before=[*found]))
+        at_edge = [name for each in (*found[-1:], tuning) for name in each.at_edge]
+        found.append(dataclasses.replace(tuning, before=[*found], at_edge=at_edge))
     return found[-1]
 
 
@@ -193,18 +219,27 @@ def score_files(folder: Path, further: Sequence[str]) -> list[Path]:
     return [folder / "tuning.json", *(folder / f"tuning-{name}.json" for name in further)]
 
 
-def papers_knobs(method: Any) -> dict[str, Sequence[Any]]:
-    """The knobs of a method, or of its class, that its paper tunes, with their values."""
-    return {field.name: field.metadata["grid"] for field in dataclasses.fields(method) if field.metadata.get("grid")}
+def chosen(folder: Path, further: Sequence[str]) -> tuple[Point, list[str]]:
+    """Reads the best point of the searches in a folder, and the names of its values that lie at an edge."""
+    kept = [files.read_json(path) for path in score_files(folder, further)]
+    return Point(**kept[-1]["best"]), [name for each in kept for name in each["at_edge"]]
 
 
-def earlier_scores(path: Path, about: dict, points: Sequence[Point], rerun: Rerun, say: Say) -> Tuning | None:
+def papers_knobs(method: Any, tell_groups: bool = False) -> dict[str, Sequence[Any]]:
+    """The knobs of a method, or of its class, that its paper tunes, with their values; without those that are told."""
+    known = told(method) if tell_groups else []
+    grid_of = {field.name: field.metadata.get("grid") for field in dataclasses.fields(method)}
+    return {name: values for name, values in grid_of.items() if values and name not in known}
+
+
+def earlier_scores(path: Path, about: dict, rerun: Rerun, say: Say) -> Tuning | None:
     """Reads the scores in a file; None if they must be computed again."""
     number = lambda value: np.nan if value is None else float(value)
     try:
         before = files.read_json(path)
         scores, losses = ([*map(number, before[key])] for key in ("scores", "losses"))
-        Point(**before["best"])
+        points = [Point(**point) for point in before["points"]]
+        found = Tuning(points, scores, losses, at_edge=before["at_edge"])
         different = [key for key, value in about.items() if key != "program" and before[key] != value]
         different = different or fingerprint.differences(before["program"], about["program"])
     except (ValueError, TypeError, KeyError):
@@ -216,7 +251,7 @@ def earlier_scores(path: Path, about: dict, points: Sequence[Point], rerun: Reru
     if different:
         return None
     say(f"{path}: already tuned")
-    return Tuning(list(points), scores, losses)
+    return found
 
 
 def final_scores(runs: Sequence[Run], rounds: int) -> list[tuple[float, float]]:
@@ -231,8 +266,12 @@ def final_scores(runs: Sequence[Run], rounds: int) -> list[tuple[float, float]]:
     return [DIVERGED if number in trainer.diverged else score for number, score in enumerate(scores)]
 
 
-def checked_knobs(method: Any, knobs: Mapping[str, Sequence[Any]], one_by_one: bool) -> Mapping[str, Sequence[Any]]:
+def knobs_to_try(
+    method: Any, knobs: Mapping[str, Sequence[Any]] | str, one_by_one: bool, tell_groups: bool
+) -> Mapping[str, Sequence[Any]]:
     """Returns the values to try. Raises `ArgumentError` for a wrong name or value, before anything is trained."""
+    if isinstance(knobs, str):
+        return papers_knobs(method, tell_groups)
     known = [field.name for field in dataclasses.fields(method)]
     for name, values in knobs.items():
         if name not in known or not isinstance(values, Sequence) or isinstance(values, str) or not values:
@@ -253,7 +292,8 @@ def tune(
     rates: Annotated[Sequence[float], knob(above=0, distinct=True)] = (),
     knobs: Mapping[str, Sequence[Any]] | Literal["paper"] | None = None,
     in_turn: bool = False,
-    seeds: Seeds = (0,),
+    widen: Annotated[int, knob(at_least=0, at_most=100)] = WIDEN,
+    seeds: Seeds = (TUNING_SEED,),
     out: Folder | None = None,
     rerun: Rerun = "never",
     say: Say | None = None,
@@ -273,7 +313,9 @@ def tune(
         knobs: Values to try, by knob; "paper": the knobs and values that the method's paper tries.
         in_turn: Whether to tune the rate and the first knob together and then each further knob at the best values so
             far, instead of trying all combinations.
-        seeds: See `compare`; scores are means over the seeds.
+        widen: Number of values, at most, that continue a grid whose least or largest value wins, by its ratio or step,
+            one after the other, as far as the knob accepts.
+        seeds: See `compare`; scores are means over the seeds. Use other seeds than those that you report.
         out: Folder for tuning.json, which keeps the scores; they are not computed again. With `in_turn`, each further
             knob has a file tuning-KNOB.json.
         rerun: See `compare`.
@@ -287,18 +329,16 @@ def tune(
         ArgumentError: if the method has no such knob.
         RunError: if a run diverges at every point.
     """
-    check_method(method)
-    knobs = papers_knobs(method) if isinstance(knobs, str) else checked_knobs(method, knobs or {}, in_turn)
+    knobs = knobs_to_try(check_method(method), knobs or {}, in_turn, options.get("tell_groups", False))
     of_seed, default = of_each_seed(clients, seeds), local or LocalTraining()
 
     def make(point: Point, seed: int) -> Run:
-        rate = {} if point.learning_rate is None else {"learning_rate": point.learning_rate}
-        tried, how = dataclasses.replace(method, **point.knobs), dataclasses.replace(default, **rate)
-        return Run(tried, of_seed[seed], model, how, seed=seed, **options)
+        how = default if (rate := point.learning_rate) is None else dataclasses.replace(default, learning_rate=rate)
+        return Run(dataclasses.replace(method, **point.knobs), of_seed[seed], model, how, seed=seed, **options)
 
-    folder, quiet = None if out is None else Path(out), lambda line: None
+    folder, say = None if out is None else Path(out), say or (lambda line: None)
     if folder:
         files.check_writable(folder)
-    how = {"together": 1 if in_turn else len(knobs), "folder": folder, "rerun": rerun, "say": say or quiet}
-    with locks.locked([folder] if folder else [], quiet):
+    how = {"together": 1 if in_turn else len(knobs), "folder": folder, "rerun": rerun, "say": say, "widen": widen}
+    with locks.locked([folder] if folder else [], lambda line: None):
         return search_in_turn(rates, knobs, list(seeds), make, rounds, **how)

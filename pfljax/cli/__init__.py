@@ -11,6 +11,7 @@ COMMANDS = {
     "train": "train one method on one data set",
     "compare": "compare methods on the same splits and seeds",
     "scaling": "measure time, memory and traffic against the number of clients",
+    "plan": "estimate memory and time on TPUs and GPUs that are not here",
     "report": "write the report page of a run, or of several runs",
 }
 

@@ -13,22 +13,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-from pfljax import api, data, models
+from pfljax import api, data
 from pfljax.cli.flags import DATA, WHAT, Optimizer
 from pfljax.cli.settings import FlagError, Settings
-from pfljax.contract import method, optional, own_files, recorded
-from pfljax.data import Federation, embedding, partitions, sources, statistics
-from pfljax.exchange import processes
+from pfljax.contract import method, optional, own_files, processes, recorded
+from pfljax.data import Federation, partitions, sources, statistics
 from pfljax.folder.folders import BOARD
-from pfljax.local.privacy import Privacy
-from pfljax.local.training import LocalTraining
-from pfljax.stages.attacks import Attack
-from pfljax.stages.server import Server
-from pfljax.stores.experiment import Execution
-from pfljax.stores.registry import STORES
-from pfljax.training.progress import announced
-from pfljax.training.stopping import Patience
-from pfljax.training.tracking import TensorBoard
 
 DEFAULT_CLIENTS = 16  # for sources that generate their clients, and partitions that divide examples
 Clients = tuple[Federation, Federation | None]  # training clients, and clients held out of training
@@ -89,7 +79,7 @@ def build_source(settings: Settings, seed: int) -> sources.Source:
         known = [name + ":NAME" * (name == "tfds") for name in sources.SOURCES]
         raise settings.error("dataset", f"unknown; accepted: {', '.join(known)}")
     num_clients = settings.num_clients or DEFAULT_CLIENTS
-    return settings.make(sources.get(kind), seed=seed, num_clients=num_clients, name=member)
+    return settings.make(sources.SOURCES[kind], seed=seed, num_clients=num_clients, name=member)
 
 
 def build_partition(settings: Settings, source: sources.Source, seed: int) -> Any:
@@ -101,26 +91,26 @@ def build_partition(settings: Settings, source: sources.Source, seed: int) -> An
                 settings.refuse(flag, f"the partition is {partitions.default(source).name}")
             return None
         name = "label_groups"
-    kind, given = partitions.get(name), {}
+    kind, given = partitions.PARTITIONS[name], {}
     if kind is partitions.Latent:
         named = settings.embedding != "auto"
-        by = settings.embedding if named else embedding.automatic(source, settings.num_distributions)
-        given["embedding"] = embedding.make(by, epochs=settings.embedding_epochs, seed=seed, **widths(settings))
+        by = settings.embedding if named else api.embedding.automatic(source, settings.num_distributions)
+        given["embedding"] = api.embedding.make(by, epochs=settings.embedding_epochs, seed=seed, **widths(settings))
     return settings.make(kind, **given)
 
 
 def build_clients(settings: Settings, seed: int) -> Clients:
     """Returns the training clients, and the clients held out of training (or None)."""
     share = settings.unseen_clients
-    with announced(f"reading {settings.dataset}", print):
+    with api.announced(f"reading {settings.dataset}", print):
         source = build_source(settings, seed)
     splits = settings.make(data.Splits)
     partition = build_partition(settings, source, seed)
     # Otherwise each host loads all clients' data.
-    apart = jax.process_count() > 1 and STORES[settings.client_store].on_devices
-    own = settings.make(Execution).make_plan().own_rows if apart else None
+    apart = jax.process_count() > 1 and api.STORES[settings.client_store].on_devices
+    own = settings.make(api.Execution).make_plan().own_rows if apart else None
     load = functools.partial(data.load, source, partition, splits, num_clients=settings.num_clients or None, seed=seed)
-    with announced("dividing the examples among clients", print):
+    with api.announced("dividing the examples among clients", print):
         if share:
             federation, unseen = data.split_unseen(load(), share, seed)
             if own:
@@ -150,33 +140,33 @@ def widths(settings: Settings) -> dict[str, tuple[int, ...]]:
     return {name: tuple(settings.numbers(name, int)) for name in ("hidden", "channels")}
 
 
-def build_model(settings: Settings, federation: Federation) -> models.Model:
+def build_model(settings: Settings, federation: Federation) -> api.models.Model:
     """Returns the clients' network."""
     name, task = settings.model, federation.task
     shape, target_shape = federation.train.x.shape[2:], federation.train.y.shape[2:]
     if own_files.is_file_and_name(name):
         found = own_files.load("model", name)
-        return models.build(found, federation.inputs, task, federation.num_classes, target_shape=target_shape)
+        return api.models.build(found, federation.inputs, task, federation.num_classes, target_shape=target_shape)
     sequences = task == "classification" and len(target_shape) == 1
     if name == "auto":
         name = "lstm" if sequences else "linear" if task == "regression" else "mlp"
         if name != "mlp" and settings.partition != "latent":
             settings.refuse("hidden", f"the model is {name}")
-    if name in models.NAMES and sequences != (name == "lstm"):
+    if name in api.models.NAMES and sequences != (name == "lstm"):
         raise FlagError.of("model", f"accepted for {federation.name}: {'lstm' if sequences else 'all but lstm'}", name)
-    return models.make(name, shape, task, federation.num_classes, target_shape=target_shape, **widths(settings))
+    return api.models.make(name, shape, task, federation.num_classes, target_shape=target_shape, **widths(settings))
 
 
-def build_local(settings: Settings, federation: Federation) -> LocalTraining:
+def build_local(settings: Settings, federation: Federation) -> api.LocalTraining:
     """Returns the settings of local training."""
     how, loss = settings.make(Optimizer), settings.loss
     return settings.make(
-        LocalTraining,
+        api.LocalTraining,
         loss=own_files.load("loss", loss) if own_files.is_file_and_name(loss) else loss,
         optimizer=how.make,
         schedule=how.schedule(settings.rounds),
         class_weights=build_class_weights(settings, federation),
-        privacy=settings.make(Privacy),
+        privacy=settings.make(api.Privacy),
     )
 
 
@@ -213,18 +203,18 @@ def build_run(
         **{part: given[part] if part in given else build() for part, build in make.items()},
         seed=trial.seed,
         unseen=unseen,
-        server=settings.make(Server),
-        attack=settings.make(Attack),
+        server=settings.make(api.Server),
+        attack=settings.make(api.Attack),
         metrics=build_metrics(settings),
-        stop=settings.make(Patience) if settings.patience else None,
-        execution=settings.make(Execution),
+        stop=settings.make(api.Patience) if settings.patience else None,
+        execution=settings.make(api.Execution),
         config=config(settings, name, trial),
     )
 
 
-def build_tracker(settings: Settings, out: Path) -> TensorBoard | None:
+def build_tracker(settings: Settings, out: Path) -> api.TensorBoard | None:
     """Returns the TensorBoard tracker of the run in a folder, or None without --tensorboard."""
-    return TensorBoard(out / BOARD) if settings.tensorboard else None
+    return api.TensorBoard(out / BOARD) if settings.tensorboard else None
 
 
 def config(settings: Settings, name: str, trial: Trial) -> dict:
@@ -234,11 +224,8 @@ def config(settings: Settings, name: str, trial: Trial) -> dict:
     """
     values = {**settings.values, "algorithm": name, "seed": trial.seed, "split": trial.split}
     same = [flag for flag, heading in settings.headings.items() if heading in (WHAT, DATA, name)]
-    same = [flag for flag in same if flag not in ("algorithms", "rounds", "learning_rates")] + [
-        "algorithm",
-        "seed",
-        "split",
-    ]
+    same = [flag for flag in same if flag not in ("algorithms", "rounds", "learning_rates")]
+    same += ["algorithm", "seed", "split"]
     if settings.lr_schedule == "multistep":
         same.append("rounds")  # the schedule depends on it
     return {

@@ -4,7 +4,7 @@
 
 Each pair of method and seed is a run in OUT/METHOD/seed-N. Finished runs are not repeated. Several processes may share
 OUT: each trains runs that no other is training, and all write the same table. With --splits=0,1,2, every seed is run on
-every split of the data.
+every split of the data. With --reference=local, the table also has each method's paired difference to local.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from pathlib import Path
 from absl import flags
 
 from pfljax import report
-from pfljax.api.comparison import table_of, trained
+from pfljax.api.comparison import check_reference, compare, table_of, trained
 from pfljax.api.study import Cell
 from pfljax.cli import build, sweep, workers
-from pfljax.cli.flags import define_data, define_devices, define_evaluation, define_sweep, define_training
+from pfljax.cli.flags import RUNS, define_data, define_devices, define_evaluation, define_sweep, define_training
 from pfljax.cli.launch import Command
+from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
 from pfljax.contract.errors import RunError
 
@@ -27,6 +28,7 @@ from pfljax.contract.errors import RunError
 def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     define_sweep(registry, ["local", "fedavg", "fedavg_plus", "federico"], ["0", "1", "2"], "runs/compare")
+    Group(RUNS, registry).declare(compare, "reference")
     workers.define(registry)
     define_training(registry)
     define_data(registry)
@@ -39,6 +41,7 @@ def run(settings: Settings) -> None:
     names, trials = build.read_methods(settings), sweep.trials(settings)
     settings = settings.with_defaults(names)
     names = sweep.able(settings, names, trials[0])
+    check_reference(settings.reference, names)
     out = Path(settings.out)
     sweep.check(settings, [(settings, name, out / name) for name in names], trials)
     build.print_defaults(settings)
@@ -64,10 +67,8 @@ def run(settings: Settings) -> None:
     if missing:  # with --cells
         print(f"unfinished runs of other processes: {missing}; the process that finishes last writes the table")
         return
-    table = table_of(cells, sweep.named(trials))
-    rows = [
-        row | {"tuned": str(sweep.chosen(settings, row["algorithm"], out / row["algorithm"]))} for row in table.rows
-    ]
+    table = table_of(cells, settings.reference, trials)
+    rows = [row | sweep.chosen(settings, row["algorithm"], out / row["algorithm"]) for row in table.rows]
     table = dataclasses.replace(table, rows=rows)
     report.save(table.plot(), out / "table.png")
     sweep.write_table(table.title, *table.columns(), rows, out, "table.png")

@@ -8,20 +8,12 @@ from typing import Any, Literal
 import optax
 from absl import flags
 
-from pfljax import models
-from pfljax.api import Run
+from pfljax.api import METRICS, Attack, Execution, LocalTraining, Patience, Privacy, Run, Server, models, tuning
 from pfljax.api.study import Replicate, Rerun
 from pfljax.cli.parsing import Group, Rates
 from pfljax.contract.fields import Seeds, knob, settings
 from pfljax.contract.method import METHODS
 from pfljax.data import Splits, partitions, sources, split_unseen
-from pfljax.evaluation.measures import METRICS
-from pfljax.local.privacy import Privacy
-from pfljax.local.training import LEARNING_RATE, LocalTraining
-from pfljax.stages.attacks import Attack
-from pfljax.stages.server import Server
-from pfljax.stores.experiment import Execution
-from pfljax.training.stopping import Patience
 
 WHAT, DATA, HOW, RUNS = "Training", "Data", "Execution", "Runs and output"
 PARTITIONS = ("auto", *partitions.PARTITIONS)
@@ -29,6 +21,7 @@ IMPLIED = {"tune": "0.01,0.03,0.1,0.3,1,3"}  # values of flags given without a v
 METHOD_FLAGS = ("algorithm", "algorithms")
 TRAIN = Run.train
 LATENT = {"partition": ("latent",)}
+TUNED = {"tune": (), "tune_knobs": ()}
 
 
 @settings
@@ -137,6 +130,9 @@ class Sweep:
         tune: Learning rates to choose from by validation accuracy, for each method; without a value,
             0.01,0.03,0.1,0.3,1,3.
         tune_knobs: Also tune the knobs that each method's paper tunes.
+        tune_seeds: Seeds that rates and knobs are chosen on, none of --seeds; by default as many as --seeds, at most
+            three, from 1000 on.
+        tune_widen: Number of values to try, one by one, beyond the edge of a grid that wins.
     """
 
     seeds: Seeds = knob((0,), distinct=True, flag="seeds")
@@ -146,6 +142,8 @@ class Sweep:
     out: str = knob("runs", flag="out")
     tune: Sequence[float] = knob((), above=0, distinct=True, empty=True, flag="tune")
     tune_knobs: bool = knob(False, flag="tune_knobs")
+    tune_seeds: Seeds = knob((), distinct=True, empty=True, read_with=TUNED, flag="tune_seeds")
+    tune_widen: int = knob(tuning.WIDEN, at_least=0, at_most=100, read_with=TUNED, flag="tune_widen")
 
 
 def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
@@ -168,7 +166,7 @@ def define_training(registry: flags.FlagValues, rounds: int = 150, scored: bool 
     add.declare(Network)
     registry["model"].help = f"{', '.join(models.NAMES)}, {registry['model'].help.removeprefix('Name of a network, ')}"
     add.declare(TRAIN, "rounds", rounds=rounds)
-    add.declare(LocalTraining, learning_rate=LEARNING_RATE)
+    add.declare(LocalTraining, learning_rate=LocalTraining().learning_rate)
     rates = "METHOD:RATE pairs that override the default rate; ignored if --learning_rate is given"
     add.listed("learning_rates", [], rates, Rates())
     for declaring in (Optimizer, Run, Privacy, *([Server, Attack, Patience] if scored else [])):

@@ -17,11 +17,6 @@ WORDS = ("--help", "-help", "-h", "-?", "--helpfull", "--helpshort")
 WIDTH = 100
 
 
-def is_asked(words: Sequence[str]) -> bool:
-    """Whether a command line asks for help."""
-    return any(word in WORDS for word in words)
-
-
 def text(doc: str, settings: Settings, methods: Sequence[str]) -> str:
     """Returns the help of a command.
 

@@ -21,11 +21,10 @@ import jax
 
 from pfljax.cli import help, supervision
 from pfljax.cli.settings import Define, FlagError, Settings, parse
+from pfljax.contract import cores, processes
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.contract.method import METHODS
 from pfljax.data import latent
-from pfljax.exchange import cores, processes
-from pfljax.exchange.plan import check_devices
 from pfljax.folder import endings, files
 
 OPEN_PORT = (
@@ -72,12 +71,12 @@ def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
         with endings.interruptible():
             given = [word for word in words if word not in help.WORDS]
             settings = parse(command.define, named(given, command.listed) if command.listed else given)
-            if help.is_asked(words):
+            if len(given) < len(words):  # help is asked for
                 print(help_of(command, settings))
                 sys.exit(0)
             if command.devices:
                 if settings.coordinator:
-                    if not supervision.is_watched():
+                    if supervision.WATCHED not in os.environ:
                         supervision.watch()
                     supervision.end_with_the_watcher()
                 set_up_devices(settings, command.devices(settings), command.keep_compiled)
@@ -186,7 +185,7 @@ def set_up_devices(settings: Settings, devices: int, keep_compiled: bool) -> Non
     for name in ("num_processes", "process_id"):
         if settings[name] is not None and not settings.coordinator:
             raise FlagError.of(name, "needs --coordinator=HOST:PORT")
-    check_devices(devices)
+    cores.check(devices)
     if settings.profile:
         files.check_writable(Path(settings.profile), "profile")
 

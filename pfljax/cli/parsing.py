@@ -48,9 +48,8 @@ class Value(flags.ArgumentParser):
     def parse(self, argument: Any) -> Any:
         """Returns the value; raises ValueError if it is not accepted."""
         value = self.kind(argument) if self.kind in (int, float) else str(argument)
-        if self.kind is str and not self.words and not self.empty and not str(value).strip():
-            raise ValueError(f"accepted: {self.accepted}")
-        if not fits(value, self.kind, self.limits or NO_LIMITS):
+        blank = self.kind is str and not self.words and not self.empty and not str(value).strip()
+        if blank or not fits(value, self.kind, self.limits or NO_LIMITS):
             raise ValueError(f"accepted: {self.accepted}")
         return value
 
@@ -110,9 +109,8 @@ class Rates(flags.ListParser):
         """Returns the pairs as text; raises ValueError if one is not accepted."""
         pairs = super().parse(argument)
         methods, _, rates = zip(*(pair.partition(":") for pair in pairs), strict=True) if pairs else ((), (), ())
-        if not set(methods) <= set(METHODS) or len(set(methods)) < len(methods):
-            raise ValueError(f"accepted: {self.accepted}")
-        if any(out_of_range(float(rate), {"above": 0}) for rate in rates):
+        known = set(methods) <= set(METHODS) and len(set(methods)) == len(methods)
+        if not known or any(out_of_range(float(rate), {"above": 0}) for rate in rates):
             raise ValueError(f"accepted: {self.accepted}")
         return pairs
 

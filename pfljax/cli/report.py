@@ -16,6 +16,7 @@ from pathlib import Path
 from absl import flags
 
 from pfljax import report
+from pfljax.api import compare
 from pfljax.cli.flags import RUNS
 from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
@@ -28,6 +29,7 @@ def define(registry: flags.FlagValues) -> None:
     add.repeated("folder", "folder of a run, or a folder that contains runs; the flag's name can be omitted")
     text = "page of the comparison; default: report.html in the folder, or in the current one for several"
     add.add("out", str, None, text)
+    add.declare(compare, "reference")
 
 
 def run(settings: Settings) -> None:
@@ -42,12 +44,13 @@ def run(settings: Settings) -> None:
             raise FlagError(f"{folder}: contains no finished run; accepted: folders with a summary.json, or above one")
     if len(folders) == 1 and report.is_run(folders[0]):
         settings.refuse("out", "the page of one run is written to its folder")
+        settings.refuse("reference", "the page of one run compares no methods")
         print(f"report: {report.write(folders[0])}")
         return
     page = Path(settings.out or (folders[0] if len(folders) == 1 else Path()) / "report.html")
     if page.suffix != ".html":
         raise settings.error("out", "accepted: a file that ends in .html")
-    print(f"report: {report.write_comparison(page, folders)}")
+    print(f"report: {report.write_comparison(page, folders, reference=settings.reference)}")
 
 
 COMMAND = Command(__doc__ or "", define, run, devices=None, listed="folder")

@@ -14,10 +14,8 @@ has a folder in OUT/cells, so the same command continues where it stopped, and s
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
 import functools
-import io
 import itertools
 import math
 from collections.abc import Sequence
@@ -29,27 +27,21 @@ import numpy as np
 from absl import flags
 
 from pfljax import data, report
-from pfljax.api.measuring import MEASURES, check_fit, measure
-from pfljax.api.run import make_problem
+from pfljax.api import STORES, announced, environment
+from pfljax.api.measuring import MEASURES, Experiment, check_fit, like_one, measure
 from pfljax.api.study import taken
 from pfljax.cli import build, sweep
 from pfljax.cli.flags import DATA, RUNS, WHAT, Sweep, define_devices, define_training
 from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import PRESETS, VALIDATION_FRACTION, FlagError, Settings
-from pfljax.contract import method, tree
+from pfljax.contract import method, processes
 from pfljax.contract.errors import ArgumentError, RunError
+from pfljax.contract.host import readable
 from pfljax.contract.pooled import Pooled
 from pfljax.contract.types import Split
 from pfljax.data import Federation, sources
-from pfljax.exchange import processes
-from pfljax.exchange.plan import make_plan
 from pfljax.folder import files, fingerprint
-from pfljax.stores import memory
-from pfljax.stores.experiment import Experiment
-from pfljax.stores.registry import STORES
-from pfljax.training import describe
-from pfljax.training.progress import announced
 
 MOST_CLIENTS = 10**12  # more than fit in memory: each such cell reports that
 DISTINCT = 10_000  # random images that clients share if data are not on the devices
@@ -153,9 +145,7 @@ def grid(settings: Settings) -> list[GridCell]:
     found = len(jax.local_devices())
     devices = [number or found for number in settings.numbers("devices", int)]
     chunks = [f"chunk-{number}" for number in settings.numbers("chunk", int)]
-    plans: list[str] = []
-    for plan in settings.plan:
-        plans += chunks if plan == "chunk" else [plan]
+    plans = [each for plan in settings.plan for each in (chunks if plan == "chunk" else [plan])]
     sizes = itertools.product(settings.numbers("num_clients", int), settings.numbers("cohort", int))
     cells = []
     for name, (num_clients, cohort), plan, number in itertools.product(names, list(sizes), plans, devices):
@@ -196,7 +186,7 @@ def build_clients(settings: Settings, cell: GridCell, num_clients: int) -> Feder
         shape = tuple(settings.numbers("shape", int))
         distinct = 0 if STORES[settings.client_store].on_devices else DISTINCT
         need = 4 * min(num_clients, distinct or num_clients) * size * math.prod(shape)
-        check_fit(need, memory.host_free(), "data on the host")
+        check_fit(need, "data on the host")
         made = data.random_pixels(num_clients, size, shape, settings.num_classes, 0, distinct=distinct)
         x, y, task, num_classes = made.train.x, made.train.y, made.task, made.num_classes
     else:
@@ -216,25 +206,16 @@ def build_clients(settings: Settings, cell: GridCell, num_clients: int) -> Feder
 
 
 def build_experiment(settings: Settings, cell: GridCell) -> Experiment:
-    """Builds the cell's run from the shapes of its clients on the devices, which are those of one client.
+    """Builds the cell's run from one of its clients.
 
     Raises:
         RunError: see `build_clients`.
     """
     kind, _, chunk = cell.plan.partition("-")
-    plan, one = make_plan(kind, int(chunk or 0), cell.devices, settings.exchange), build_clients(settings, cell, 1)
-
-    def shape(leaf):
-        leaf = jax.ShapeDtypeStruct((cell.num_clients, *leaf.shape[1:]), leaf.dtype)
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=plan.sharding(leaf, by_rows=True))
-
-    splits = {name: tree.map_rows(shape, getattr(one, name)) for name in ("train", "validation", "test")}
-    shapes = dataclasses.replace(one, **splits, distribution=np.zeros(0, np.int32))
-    model, local = build.build_model(settings, one), build.build_local(settings.of_method(cell.algorithm), one)
-    problem = make_problem(dataclasses.replace(one, distribution=None), model, local, 1.0, plan)
-    problem = problem._replace(num_clients=cell.num_clients, cohort_size=cell.clients_per_round)
-    found = build.build_method(settings, cell.algorithm)
-    return fingerprint.identified(Experiment(found, problem, shapes, client_store=settings.client_store))
+    plan, one = (kind, int(chunk or 0), cell.devices, settings.exchange), build_clients(settings, cell, 1)
+    found, model = build.build_method(settings, cell.algorithm), build.build_model(settings, one)
+    local = build.build_local(settings.of_method(cell.algorithm), one)
+    return like_one(found, one, model, local, plan, settings.client_store, cell.num_clients, cell.clients_per_round)
 
 
 def common(settings: Settings) -> dict:
@@ -340,15 +321,11 @@ def write(settings: Settings, cells: Sequence[GridCell], out: Path) -> list[dict
             for name, own in lines(settings, rows).items()
         }
         flags = {"flags": dict(sorted(settings.values.items())), "command": build.command()}
-        content = {"config": flags | describe.environment(), "settings": common(settings)}
+        content = {"config": flags | environment(), "settings": common(settings)}
         content |= {"data": described_data(settings), "slopes": fitted, "cells": rows}
         files.write_json(out / "scaling.json", content)
-        text = io.StringIO()
         columns = ["status", "reason", *GridCell._fields, *MEASURES, "projected_hours"]
-        writer = csv.DictWriter(text, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        files.write_text(out / "scaling.csv", text.getvalue())
+        files.write_csv(out / "scaling.csv", [columns, *([row.get(name) for name in columns] for row in rows)])
     return rows
 
 
@@ -376,7 +353,7 @@ def show(settings: Settings, rows: Sequence[dict]) -> None:
     title = f"{model} on {described_data(settings)}, {settings.train_examples} examples per client"
     heads = ["method", "plan", "K", "S", "devices", "compile s", "s per round", "(range)", "again", "updates/s"]
     heads += ["memory", "RSS", "disk", "down, up"]
-    size = lambda number: memory.readable(number) if number is not None else "?"
+    size = lambda number: readable(number) if number is not None else "?"
     body = [
         [
             *(row["algorithm"], row["plan"]),

@@ -16,11 +16,10 @@ from absl import flags
 
 from pfljax.cli.flags import IMPLIED, METHOD_FLAGS
 from pfljax.cli.parsing import Declared
-from pfljax.contract import own_files
+from pfljax.contract import own_files, reading
 from pfljax.contract.errors import ArgumentError, shown
 from pfljax.contract.fields import Conditions, fields_of, holds, with_words
 from pfljax.contract.method import METHODS
-from pfljax.data.sources import reading
 from pfljax.folder import files
 
 PRESETS = Path(__file__).parent / "presets"

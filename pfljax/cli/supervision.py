@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import NoReturn
 
-from pfljax.exchange.processes import START_SECONDS
+from pfljax.contract.processes import START_SECONDS
 
 WATCHED = "PFLJAX_WATCHED"
 PATIENCE_SECONDS = 20  # how long a process may take to end when asked to
@@ -23,11 +23,6 @@ LOST_TEXT = "another process has ended or cannot be reached; --resume continues 
 START_TEXT = f"--coordinator: the processes did not connect within {START_SECONDS} s"
 LOST_ERROR = "Gloo|coordination ?service|distributed service"  # in errors; the libraries' last words say more
 LOST = re.compile(f"{LOST_ERROR}|unhealthy|heartbeat|barrier", re.IGNORECASE)
-
-
-def is_watched() -> bool:
-    """Whether this process is the worker."""
-    return WATCHED in os.environ
 
 
 def end_with_the_watcher() -> None:

@@ -6,6 +6,7 @@ Commands that compare methods use this module: `cells` runs a method on all tria
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,15 +16,16 @@ from rich.console import Console
 from rich.table import Table
 
 from pfljax import api
-from pfljax.api import Point, comparison, tuning
+from pfljax.api import Point, Schedule, comparison, tuning
 from pfljax.api.study import Cell, Study, taken
 from pfljax.cli import build
 from pfljax.cli.build import Trial
 from pfljax.cli.settings import Settings
 from pfljax.contract import method
 from pfljax.contract.errors import ArgumentError
-from pfljax.folder import files
-from pfljax.training.loop import Schedule
+from pfljax.report import terms
+
+MOST_TUNING_SEEDS = 3
 
 
 def trials(settings: Settings) -> list[Trial]:
@@ -34,12 +36,22 @@ def trials(settings: Settings) -> list[Trial]:
     return [Trial(seed, split) for split in settings.numbers("splits", int) for seed in seeds]
 
 
-def named(runs: Sequence[Trial]) -> str:
-    """Describes the trials, for titles."""
-    seeds = ", ".join(str(seed) for seed in dict.fromkeys(trial.seed for trial in runs))
-    splits = ", ".join(str(split) for split in dict.fromkeys(trial.split for trial in runs) if split is not None)
-    word = lambda name, numbers: f"{name}s {numbers}" if "," in numbers else f"{name} {numbers}"
-    return word("seed", seeds) + (f" on {word('split', splits)}" if splits else "")
+def tuning_trials(settings: Settings) -> list[Trial]:
+    """Returns the trials that rates and knobs are chosen on: other seeds, on the splits of the table's trials.
+
+    So the test examples of the table choose nothing. Without --splits, each seed takes the split of one of --seeds.
+
+    Raises:
+        FlagError: if --tune_seeds has one of --seeds.
+    """
+    reported, count = settings.numbers("seeds", int), itertools.count(tuning.TUNING_SEED)
+    free = itertools.islice((seed for seed in count if seed not in reported), min(len(reported), MOST_TUNING_SEEDS))
+    seeds = settings.numbers("tune_seeds", int) or [*free]
+    if {*seeds} & {*reported}:
+        raise settings.error("tune_seeds", f"accepted: seeds other than --seeds={','.join(map(str, reported))}")
+    if settings.splits:
+        return [Trial(seed, split) for split in settings.numbers("splits", int) for seed in seeds]
+    return [Trial(seed, split) for seed, split in zip(seeds, itertools.cycle(reported), strict=False)]
 
 
 def make_run(settings: Settings, name: str, trial: Trial) -> api.Run:
@@ -68,7 +80,9 @@ def check(
             run = make_run(each, name, trial)
             if classes and run.clients.task == "regression":
                 raise settings.error("dataset", "has no classes; accepted: classification data sets")
-            if not each.tune and not each.tune_knobs:  # otherwise the runs' settings are not known yet
+            if each.tune or each.tune_knobs:  # the runs' settings are not known yet
+                tuning_trials(each)
+            else:
                 study_of(each).check(run, out / trial.folder)
 
 
@@ -100,7 +114,7 @@ def study_of(settings: Settings) -> Study:
 
 def tuned_knobs(settings: Settings, name: str) -> dict[str, Sequence[Any]]:
     """Returns the knobs that --tune_knobs tunes, with their values: the paper's, except any on the command line."""
-    knobs = tuning.papers_knobs(method.get(name)) if settings.tune_knobs else {}
+    knobs = tuning.papers_knobs(method.get(name), settings.tell_groups) if settings.tune_knobs else {}
     return {knob: values for knob, values in knobs.items() if not settings.present(f"{name}.{knob}")}
 
 
@@ -109,8 +123,8 @@ def searches(settings: Settings, name: str) -> bool:
     return bool(tuned_knobs(settings, name)) or len(settings.tune) > 1
 
 
-def tuned(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> Settings:
-    """Returns the settings with the learning rate and knobs of best final validation accuracy (or loss) over trials.
+def tuned(settings: Settings, name: str, out: Path) -> Settings:
+    """Returns the settings with the rate and knobs of best final validation accuracy (or loss) over `tuning_trials`.
 
     A quarter of the training examples is used for validation unless --validation_fraction is given.
 
@@ -119,25 +133,24 @@ def tuned(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> Se
         ArgumentError: if OUT has scores of something else.
     """
     rates = settings.numbers("tune", float)
-    at = lambda settings, point: settings.pinned(
-        **{} if point.learning_rate is None else {"learning_rate": point.learning_rate},
-        **{f"{name}.{knob}": value for knob, value in point.knobs.items()},
-    )
+    flag = lambda value: value if value == "learning_rate" else f"{name}.{value}"
+    at = lambda settings, point: settings.pinned(**{flag(each): value for each, value in point.values.items()})
     if not searches(settings, name):
         return at(settings, Point(*rates))
     tried = settings.replace(validation_fraction=settings.validation_fraction or 0.25)
     make = lambda point, trial: make_run(at(tried, point), name, trial)
-    knobs, how = tuned_knobs(settings, name), {"rerun": settings.rerun, "say": say}
-    return at(settings, tuning.search_in_turn(rates, knobs, runs, make, settings.rounds, folder=out, **how).best)
+    knobs, how = tuned_knobs(settings, name), {"rerun": settings.rerun, "say": say, "widen": settings.tune_widen}
+    trials = tuning_trials(settings)
+    return at(settings, tuning.search_in_turn(rates, knobs, trials, make, settings.rounds, folder=out, **how).best)
 
 
-def chosen(settings: Settings, name: str, out: Path) -> Point:
-    """Returns the learning rate and knobs that tuning chose for a method's finished cells in a folder."""
-    if not searches(settings, name):
-        return Point(*settings.numbers("tune", float))
-    flags = files.read_json(next(out.glob("*/config.json")))["flags"]
-    rate = flags["learning_rate"] if settings.tune else None
-    return Point(rate, {knob: flags[f"{name}.{knob}"] for knob in tuned_knobs(settings, name)})
+def chosen(settings: Settings, name: str, out: Path) -> dict[str, Any]:
+    """Returns entries of a table's row: the rate and knobs that tuning chose, as text, and which lie at an edge."""
+    if searches(settings, name):
+        best, at_edge = tuning.chosen(out, [*tuned_knobs(settings, name)][1:])
+    else:
+        best, at_edge = Point(*settings.numbers("tune", float)), []
+    return {"tuned": terms.values(best.values, at_edge), "at_edge": at_edge}
 
 
 def cells(settings: Settings, name: str, runs: Sequence[Trial], out: Path) -> list[dict]:
@@ -160,7 +173,7 @@ def cells_now(
                 return [None] * len(runs)
             if not taken(held, out, say, wait=wait):
                 return [None] * len(runs)
-        settings = tuned(settings, name, runs, out)
+        settings = tuned(settings, name, out)
     study = study_of(settings)
     made = {trial: make_run(settings, name, trial) for trial in runs}
     outs = [out / trial.folder for trial in own]
@@ -175,15 +188,15 @@ def write_table(
 ) -> None:
     """Writes the table and a page of all runs; see `comparison.write_table`. Prints table and paths."""
     page = comparison.write_table(title, heads, body, rows, out)
-    print_table(title, heads, body)
+    print_table(title, heads, body, note="\n".join(terms.notes(rows)))
     print(f"table: {out / 'table.md'}, .csv, .json, .tex" + (f"; figure: {out / figure}" if figure else ""))
     if page:
         print(f"report: {page}")
 
 
-def print_table(title: str, heads: Sequence[str], body: Sequence[Sequence[str]], text: int = 1) -> None:
+def print_table(title: str, heads: Sequence[str], body: Sequence[Sequence[str]], text: int = 1, note: str = "") -> None:
     """Prints a table whose first `text` columns are words; the others are aligned as numbers."""
-    table = Table(title=title)
+    table = Table(title=title, caption=note, caption_justify="left")
     for number, head in enumerate(heads):
         table.add_column(head, justify="left" if number < text else "right")
     for line in body:

@@ -23,8 +23,8 @@ from pfljax.cli.flags import RUNS, WHAT, define_data, define_devices, define_eva
 from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
+from pfljax.contract import processes
 from pfljax.contract.method import METHODS
-from pfljax.exchange import processes
 
 
 def define(registry: flags.FlagValues) -> None:

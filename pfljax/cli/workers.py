@@ -14,8 +14,7 @@ from absl import flags
 from pfljax.cli.flags import RUNS
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
-from pfljax.contract import host, optional
-from pfljax.exchange import cores
+from pfljax.contract import cores, host, optional
 
 MINUTES = 24 * 60  # longest time of a cluster's job, which is then requeued
 

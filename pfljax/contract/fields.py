@@ -13,6 +13,7 @@ Python calls are checked against the declarations, and the command line makes it
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -58,6 +59,7 @@ def knob(
     distinct: bool = False,
     empty: bool = False,
     grid: Sequence[Any] = (),
+    groups: bool = False,
     static: bool = False,
     read_with: tuple[str, Any] | Conditions = NOTHING,
     accepted: str = "",
@@ -76,7 +78,8 @@ def knob(
         choices: The accepted words, if the annotation is not a `Literal`.
         distinct: Whether all values of a list must differ.
         empty: Whether a list may be empty.
-        grid: Values that tuning tries, the paper's own values first.
+        grid: Values that tuning tries, in ascending order. Tuning continues a grid of numbers if its edge wins.
+        groups: Whether it is a number of groups of clients, which `Run(tell_groups=True)` sets to the true one.
         static: Whether the number determines shapes or host computations. Otherwise `build` may get a traced value for
             a float knob, since tuning tries several values in one kernel.
         read_with: Another knob and the value it must have for this knob to be read; otherwise this knob must keep its
@@ -87,7 +90,7 @@ def knob(
     found = {"help": help, "at_least": at_least, "above": above, "at_most": at_most, "below": below, "flag": flag}
     found |= {"infinite": infinite, "choices": tuple(choices), "distinct": distinct, "empty": empty, "static": static}
     conditions = {read_with[0]: (read_with[1],)} if isinstance(read_with, tuple) and read_with else dict(read_with)
-    found |= {"grid": tuple(grid), "read_with": conditions, "accepted": accepted}
+    found |= {"grid": tuple(grid), "groups": groups, "read_with": conditions, "accepted": accepted}
     return dataclasses.field(default=default, metadata=found)
 
 
@@ -129,6 +132,9 @@ class Field(NamedTuple):
             value = value.item()
         if isinstance(value, np.generic):
             value = value.item()
+        if "float32" in self.limits.get("choices", ()) and not isinstance(value, str | None):  # such as jnp.float32
+            with contextlib.suppress(TypeError):
+                value = np.dtype(value).name
         if type(value) in (np.ndarray, list, tuple) and typing.get_origin(value_type(self.hint)) in SEQUENCES:
             value = value.tolist() if isinstance(value, np.ndarray) and value.ndim == 1 else value
             items = (each.item() if isinstance(each, np.generic) else each for each in value)

@@ -19,6 +19,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from pfljax.contract import fields
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob as knob
@@ -37,6 +40,7 @@ class MethodInfo:
         keeps: What each client keeps.
         travels: What travels in a round.
         validates: Whether the method needs validation examples.
+        knows: What it is always told that others are not, in words.
     """
 
     name: str
@@ -44,9 +48,12 @@ class MethodInfo:
     keeps: str
     travels: str
     validates: bool = False
+    knows: str = ""
 
 
-def method(*, keeps: str, travels: str, name: str | None = None, validates: bool = False) -> Callable[[T], T]:
+def method(
+    *, keeps: str, travels: str, name: str | None = None, validates: bool = False, knows: str = ""
+) -> Callable[[T], T]:
     """Registers a frozen dataclass of knobs with a `build(problem) -> Algorithm` as a method.
 
     Creating an instance checks its knobs: their ranges, and that a `Literal` has one of its values.
@@ -56,6 +63,8 @@ def method(*, keeps: str, travels: str, name: str | None = None, validates: bool
         travels: What travels in a round, in words.
         name: Registered name; by default the class name in lower case.
         validates: Whether the method needs validation examples.
+        knows: What it is always told that others are not, in words, for tables; "": nothing. Knobs declare what it may
+            be told: `knob(groups=True)`.
 
     Raises:
         ArgumentError: if a class of another file, or another class of the file, has the name.
@@ -72,7 +81,7 @@ def method(*, keeps: str, travels: str, name: str | None = None, validates: bool
         if not declared or not doc:
             raise TypeError(f"{cls.__name__}: a method is a dataclass with a docstring and build(problem)")
         title = doc.split("\n\n")[0].replace("\n", " ").split(": ")[0].rstrip(".")
-        cls.info = MethodInfo(registered, title, keeps, travels, validates)
+        cls.info = MethodInfo(registered, title, keeps, travels, validates, knows)
         built = cls.build
 
         @functools.wraps(built)
@@ -93,6 +102,38 @@ def method(*, keeps: str, travels: str, name: str | None = None, validates: bool
 def _origin(cls: type) -> tuple[str, str]:
     """Where a class is defined: file (or module, in a notebook) and name. Running that again may replace the class."""
     return getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__, cls.__qualname__
+
+
+def told(method: Any) -> list[str]:
+    """The knobs of a method, or of its class, that `tell` sets."""
+    return [field.name for field in dataclasses.fields(method) if field.metadata.get("groups")]
+
+
+def tell(method: Any, tell_groups: bool, distribution: ArrayLike | None) -> tuple[Any, str]:
+    """Tells a method what a run lets it know of the truth.
+
+    Args:
+        method: The method.
+        tell_groups: Whether that is the number of groups.
+        distribution: The true group of each client, (K,); None: unknown.
+
+    Returns:
+        The method, whose numbers of groups that have their default are the true one if it is told, and what it knows
+        that others do not, in words.
+
+    Raises:
+        ArgumentError: if the groups are unknown, or have less than two clients on average.
+    """
+    if not tell_groups:
+        return method, method.info.knows
+    groups = np.asarray([] if distribution is None else distribution)
+    num = len(np.unique(groups))
+    if not 0 < 2 * num <= len(groups):
+        text = "accepted for clients in known groups of two or more; otherwise False"
+        raise ArgumentError("tell_groups", text, True)
+    names = [name for name in told(method) if getattr(method, name) == getattr(type(method), name)]
+    known = [method.info.knows] * bool(method.info.knows) + [f"the number of groups ({num})"] * bool(names)
+    return dataclasses.replace(method, **dict.fromkeys(names, num)), "; ".join(known)
 
 
 def get(name: str) -> Any:

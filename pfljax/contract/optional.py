@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import logging
+from collections.abc import Iterator
 from typing import Any
 
 from pfljax.contract.errors import ArgumentError
 
 EXTRA_OF = {  # package -> the extra that installs it
     "cvxpy": "mixing",
+    "jax_cuda12_plugin": "gpu-target",
     "jax_privacy": "privacy",
+    "libtpu": "tpu-target",
     "pandas": "pandas",
     "submitit": "cluster",
     "tensorboardX": "tensorboard",
     "tensorflow_datasets": "tfds",
 }
+
+
+@contextlib.contextmanager
+def quiet(level: int = logging.ERROR) -> Iterator[None]:
+    """Silences what libraries log with absl below a level. Errors are still raised."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def load(name: str, argument: str, value: object = None) -> Any:

@@ -159,6 +159,11 @@ class Prediction(NamedTuple):
     index: Array | None = None
     inputs: PyTree = ()
 
+    @classmethod
+    def one(cls, model: Params, inputs: PyTree = ()) -> Prediction:
+        """A prediction with one model (...) of the client's own."""
+        return cls(jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], model), inputs=inputs)
+
 
 class ClientOutput(NamedTuple):
     """One client's results of a round.
@@ -197,7 +202,7 @@ class Ledger:
 
     Attributes:
         gradients: Gradients computed per mini-batch, personal models included; 0 if the examples themselves are sent,
-            which leaves epsilon unbounded.
+            which leaves epsilon unbounded. Tables then count 1.
         passes: Mini-batches used in a round, as a multiple of the solver's steps; `Problem.passes` converts a number of
             epochs. Two phases of one epoch each are 2 passes of 1 gradient.
         unaccounted: What else others can learn about a client's data, in words; epsilon does not cover it.
@@ -280,7 +285,8 @@ class Algorithm:
             the models' predictions, with the `inputs` of a Prediction; None: the mixture.
         adapt: (context, models, data) -> Prediction of a client unseen in training. `models` are all N models, or ()
             under "own"; an index refers to them. None, under "shared": `whom` and `predict`, with an
-            empty row. Otherwise, unseen clients require it.
+            empty row. Otherwise, unseen clients require it. Under "peers", clients that were never in a cohort use it,
+            too, with a few clients' models; see `stages.latecomers`.
         topology: "own": N = K, a model never leaves its client (J = 1); "shared": N models on a server, which all
             clients may receive; "peers": N = K, clients receive each other's models; "push": N = K, each client sends
             one upload to all clients in its index and receives only what others send.
@@ -300,6 +306,7 @@ class Algorithm:
             "weight": weight} next to other entries; another aggregator can then replace the mean. None: the server
             averages no models.
         traffic: Traffic counted by the engine -> traffic actually sent (compression); None: as counted.
+        matmul_precision: What a float32 product means in its programs; set by the run, see `LocalTraining`.
     """
 
     client_update: Callable[[ClientContext, Params, PyTree, ClientData], ClientOutput]
@@ -321,6 +328,7 @@ class Algorithm:
     via_server: bool = False
     averages: Callable[[Params], Params] | None = None
     traffic: Callable[[Traffic], Traffic] | None = None
+    matmul_precision: str | None = None
 
     def __post_init__(self):
         if self.topology not in SCORED:

@@ -25,8 +25,9 @@ from pfljax.data.splits import Splits, make_splits
 P = ParamSpec("P")
 
 
-def remembered(make: Callable[P, Federation]) -> Callable[P, Federation]:
-    """Wraps a function of this module: its federations remember the call, if all arguments can be recorded."""
+def data_set(make: Callable[P, Federation]) -> Callable[P, Federation]:
+    """Checks a function's arguments; its federations remember the call, if all arguments can be recorded."""
+    make = checked(options=[Splits])(make)
 
     @functools.wraps(make)
     def called(*args: P.args, **options: P.kwargs) -> Federation:
@@ -45,8 +46,7 @@ def made_again(origin: dict[str, dict[str, Any]]) -> Federation:
     return MAKERS[name](**{argument: recorded.found(value, "clients") for argument, value in kept.items()})
 
 
-@remembered
-@checked(options=[Splits])
+@data_set
 def digits(
     num_clients: NumClients = 16,
     partition: Choice | None = None,
@@ -70,8 +70,7 @@ def digits(
     return load(sources.digits(seed=seed, fraction=fraction), partition, splits, num_clients=num_clients, seed=seed)
 
 
-@remembered
-@checked(options=[Splits])
+@data_set
 def sine(
     num_clients: NumClients = 16,
     partition: Choice | None = None,
@@ -96,8 +95,7 @@ def sine(
     return load(source, partition, splits, num_clients=num_clients, seed=seed)
 
 
-@remembered
-@checked(options=[Splits])
+@data_set
 def synthetic(
     num_clients: NumClients = 300,
     partition: Choice | None = None,
@@ -137,8 +135,7 @@ def synthetic(
     return load(source, partition, splits, num_clients=num_clients, seed=seed)
 
 
-@remembered
-@checked(options=[Splits])
+@data_set
 def npz(
     file: str | Path,
     num_clients: NumClients | None = None,
@@ -177,8 +174,7 @@ def npz(
     return load(source, partition, splits, num_clients=num_clients, seed=seed)
 
 
-@remembered
-@checked(options=[Splits])
+@data_set
 def text(
     file: str | Path,
     num_clients: NumClients | None = None,
@@ -207,8 +203,7 @@ def text(
     return load(source, partition, splits, num_clients=num_clients, seed=seed)
 
 
-@remembered
-@checked(options=[Splits])
+@data_set
 def tfds(
     name: str,
     num_clients: NumClients | None = None,

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pfljax.contract import tree
+from pfljax.contract import processes, tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import NumClients, Seed, checked, knob
 from pfljax.contract.pooled import Pooled, is_pooled
@@ -85,6 +85,20 @@ class Federation:
     def client_data(self) -> ClientData:
         """The data that methods may see: everything except the test data."""
         return ClientData(self.train, self.validation, self.attacker)
+
+    def class_counts(self) -> np.ndarray | None:
+        """(K, C) int32 training examples per class; None for regression and for sequences, which have no class."""
+        y, size = self.train.y, self.train.size[self.own or slice(None)]
+        if self.task != "classification" or y.ndim > 2:
+            return None
+        client, position = np.nonzero(np.arange(y.shape[1]) < size[:, None])
+        cells = client * self.num_classes + y[client, position]
+        counts = np.bincount(cells, minlength=len(y) * self.num_classes).reshape(len(y), -1)
+        return self.of_all(counts.astype(np.int32))
+
+    def of_all(self, rows: np.ndarray) -> np.ndarray:
+        """All clients' rows, from the rows of this process's clients."""
+        return rows if len(rows) == self.num_clients else processes.gather_rows(rows)
 
     @checked()
     def with_attackers(self, share: Annotated[float, knob(at_least=0, below=1)], seed: Seed = 0) -> Federation:

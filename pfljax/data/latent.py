@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.data.sources.reading import read_npz
+from pfljax.contract.reading import read_npz
 from pfljax.data.sources.source import Source, generator
 
 Embed = Callable[[Source], np.ndarray]  # returns (n, F); its optional `key` identifies the embedding in caches

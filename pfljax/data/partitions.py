@@ -15,7 +15,7 @@ from pfljax.contract.errors import ArgumentError, warn
 from pfljax.contract.fields import NumClients, Seed, check, checked, knob, settings
 from pfljax.data import latent
 from pfljax.data.dealing import MIN_EXAMPLES, Assignment, Pools, deal, draw, set_apart, too_many
-from pfljax.data.sources.source import Source, dirichlet_draws, generator, unknown
+from pfljax.data.sources.source import Source, dirichlet_draws, generator
 from pfljax.data.splits import Splits
 
 DEFAULT_CLIENTS = 16
@@ -247,17 +247,6 @@ PARTITIONS: dict[str, type[Partition]] = {
 
 OBJECTS = f"an object of pfl.partitions ({', '.join(cls.__name__ for cls in PARTITIONS.values())})"
 Choice = Annotated[Partition, knob(accepted=OBJECTS)]
-
-
-def get(name: str) -> type[Partition]:
-    """The partition with this name.
-
-    Raises:
-        ArgumentError: if there is none; suggests similar names.
-    """
-    if name not in PARTITIONS:
-        raise unknown("partition", name, PARTITIONS)
-    return PARTITIONS[name]
 
 
 def default(source: Source) -> Partition:

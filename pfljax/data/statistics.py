@@ -13,7 +13,6 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.pooled import is_pooled
 from pfljax.contract.types import Examples
 from pfljax.data.federation import Federation
-from pfljax.exchange import processes
 
 _digests: weakref.WeakKeyDictionary[Federation, str] = weakref.WeakKeyDictionary()
 
@@ -38,7 +37,7 @@ def _digest(federation: Federation) -> str:
                 code[real] = _mixed(code[real] ^ _codes(examples, real, place, tables))
         rows += [size, code]
     found = np.stack(rows, axis=1).view(np.uint8)
-    return hashlib.sha256(_of_all(federation, found).tobytes()).hexdigest()[:12]
+    return hashlib.sha256(federation.of_all(found).tobytes()).hexdigest()[:12]
 
 
 def _codes(examples: Examples, real: np.ndarray, place: int, tables: dict[int, np.ndarray]) -> np.ndarray:
@@ -71,17 +70,6 @@ def _mixed(values: np.ndarray) -> np.ndarray:
     return (values ^ values >> np.uint64(31)) + np.uint64(0x9E3779B97F4A7C15)
 
 
-def class_counts(federation: Federation) -> np.ndarray | None:
-    """(K, C) int32 training examples per class; None for regression and for sequences, which have no class."""
-    y, size = federation.train.y, federation.train.size[federation.own or slice(None)]
-    if federation.task != "classification" or y.ndim > 2:
-        return None
-    client, position = np.nonzero(np.arange(y.shape[1]) < size[:, None])
-    cells = client * federation.num_classes + y[client, position]
-    counts = np.bincount(cells, minlength=len(y) * federation.num_classes).reshape(len(y), -1)
-    return _of_all(federation, counts.astype(np.int32))
-
-
 def inverse_frequency_weights(federation: Federation) -> tuple[float, ...]:
     """Class weights (C,) by the inverse of the shares p_c of all training labels.
 
@@ -99,7 +87,7 @@ def inverse_frequency_weights(federation: Federation) -> tuple[float, ...]:
     labels = [np.ravel(y[:size]) for y, size in zip(split.y, sizes, strict=True)]
     labels = [own[(own >= 0) & (own < classes)] for own in labels]  # padding is not a class
     counts = [np.bincount(own, minlength=classes) for own in labels]
-    share = _of_all(federation, np.array(counts, np.int32)).sum(axis=0)
+    share = federation.of_all(np.array(counts, np.int32)).sum(axis=0)
     share = share / max(share.sum(), 1)
     weights = 1 / np.maximum(classes * share, 1)
     return tuple((weights / (share @ weights)).tolist())
@@ -111,7 +99,7 @@ def heterogeneity(federation: Federation) -> float | None:
     p_k are the label shares in client k's training examples, p those in all clients'. Zhao et al. (2018) call it the
     earth mover's distance; it ranges from 0 to 2. None if there are no classes.
     """
-    counts = class_counts(federation)
+    counts = federation.class_counts()
     if counts is None:
         return None
     size = counts.sum(axis=1)
@@ -134,12 +122,7 @@ def describe(federation: Federation, unseen: Federation | None = None) -> dict:
         summary["unseen"] = digest(unseen)
     if federation.class_names:
         summary["class_names"] = list(federation.class_names)
-    counts = class_counts(federation)
+    counts = federation.class_counts()
     if counts is not None:
         summary["classes_per_client"] = spread((counts > 0).sum(axis=1))
     return summary
-
-
-def _of_all(federation: Federation, rows: np.ndarray) -> np.ndarray:
-    """All clients' rows, from the rows of this process's clients."""
-    return rows if len(rows) == federation.num_clients else processes.gather_rows(rows)

@@ -81,7 +81,7 @@ def solver_of(problem: Problem, algorithm: Algorithm, prediction: Prediction) ->
     """
 
     def loss(params, x, y, key=None):
-        predicted = predict(problem.plan, problem.model, algorithm, prediction._replace(models=params), x)
+        predicted = predict(problem, algorithm, prediction._replace(models=params), x)
         return problem.model.losses_of(predicted, y)
 
     return problem.solver.with_loss(loss)

@@ -7,7 +7,7 @@ A metric is a function (outputs, y) -> number of one client's examples, in NumPy
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,9 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import nearest
 from pfljax.contract.types import Algorithm, Prediction, PyTree, Split
 from pfljax.evaluation.metrics import predict
-from pfljax.exchange.plan import ExecutionPlan
 from pfljax.local.batches import of_examples
-from pfljax.models import Model
+from pfljax.local.problem import Problem
 
-BLOCK_BYTES = 64 << 20  # predictions of a block of clients that are fetched at once
 BINS = 15  # of `calibration_error`
 # Other entries of clients' rows, and beginnings of others' names.
 TAKEN = {"client", "name", "n_train", "n_test", "distribution", "target", "split", "group", "size", "rounds", "clients"}
@@ -130,24 +128,15 @@ def named(metrics: Mapping[str, Metric] | Sequence[str] | None, reserved: set[st
 OUTPUTS = ("outputs", "y", "size")
 
 
-def outputs_of(
-    plan: ExecutionPlan, model: Model, algorithm: Algorithm, prediction: Prediction, split: Split
-) -> dict[str, PyTree]:
+def outputs_of(problem: Problem, algorithm: Algorithm, prediction: Prediction, split: Split) -> dict[str, PyTree]:
     """A client's predictions for its own examples (`OUTPUTS`): outputs (n_max, ...), y (n_max, ...) and size ()."""
-    of = lambda x, y: {"outputs": predict(plan, model, algorithm, prediction, x), "y": y}
+    of = lambda x, y: {"outputs": predict(problem, algorithm, prediction, x), "y": y}
     return of_examples(of, split) | {"size": split.size}
 
 
-def row_bytes(model: Model, num_examples: int) -> int:
+def row_bytes(problem: Problem, num_examples: int) -> int:
     """Bytes of a client's predictions."""
-    return 4 * num_examples * math.prod(model.output_shape[1:])
-
-
-def blocks(num: int, each: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Divides n clients, of `each` bytes, into blocks of one size: (places, how many of them are not repeated)."""
-    size = min(max(BLOCK_BYTES // max(each, 1), 1), num)
-    for start in range(0, num, size):
-        yield np.minimum(np.arange(start, start + size, dtype=np.int32), num - 1), min(size, num - start)
+    return 4 * num_examples * math.prod(problem.model.output_shape[1:])
 
 
 def measured(metrics: Mapping[str, Metric], found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -6,51 +6,43 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfljax.contract.types import Algorithm, Array, Metrics, Params, Prediction, Split
-from pfljax.exchange.plan import ExecutionPlan
+from pfljax.contract.types import Algorithm, Array, Metrics, Prediction, Split
 from pfljax.local.batches import sum_over_examples
-from pfljax.models import Model, mean_over_places
+from pfljax.local.problem import Problem
 
 
-def mixture(plan: ExecutionPlan, model: Model, models: Params, weights: Array, x: Array) -> Array:
-    """sum_j weights[j] p(y | x, models[j]): class probabilities (B, C), or regression values (B,).
+def predict(problem: Problem, algorithm: Algorithm, prediction: Prediction, x: Array) -> Array:
+    """One client's predictions for x (B, *features), by `Algorithm.apply` or the mixture of its models.
 
-    For sequences, the probabilities are (B, T, C).
-    """
-    predictions = plan.over_models(lambda params: model.predict(params, x), models)
-    return jnp.tensordot(weights, predictions, axes=1)
-
-
-def predict(plan: ExecutionPlan, model: Model, algorithm: Algorithm, prediction: Prediction, x: Array) -> Array:
-    """One client's predictions (B, C) for x (B, *features), by `Algorithm.apply` or the mixture of its models.
+    These are class probabilities (B, C), for sequences (B, T, C), or regression values (B,).
 
     Args:
-        plan: Maps over models.
-        model: The clients' network.
+        problem: The problem of the method.
         algorithm: The method.
         prediction: What the client predicts with, with its models and weights.
         x: The examples.
     """
-    if algorithm.apply is None:
-        assert prediction.weights is not None
-        return mixture(plan, model, prediction.models, prediction.weights, x)
-    return algorithm.apply(prediction.models, prediction.inputs, x)
+    if algorithm.apply is not None:
+        return algorithm.apply(prediction.models, prediction.inputs, x)
+    assert prediction.weights is not None
+    predictions = problem.plan.over_models(lambda params: problem.model.predict(params, x), prediction.models)
+    return jnp.tensordot(prediction.weights, predictions, axes=1)
 
 
-def evaluate(plan: ExecutionPlan, model: Model, algorithm: Algorithm, prediction: Prediction, split: Split) -> Metrics:
+def evaluate(problem: Problem, algorithm: Algorithm, prediction: Prediction, split: Split) -> Metrics:
     """Scores a client's predictions on its own examples.
 
     Returns:
         "loss" (): the mean loss (see `Model.losses_of`); and, for classification, "accuracy" () in [0, 1]. NaN for a
         client without examples. A sequence counts with the mean over its positions.
     """
+    model = problem.model
 
     def sums(x, y, mask):
-        predicted = predict(plan, model, algorithm, prediction, x)
+        predicted = predict(problem, algorithm, prediction, x)
         total = {"loss": jnp.where(mask, model.losses_of(predicted, y), 0).sum()}
         if model.task == "classification":
-            right = mean_over_places(predicted.argmax(axis=-1) == y, y, predicted.shape[-1])
-            total["accuracy"] = jnp.where(mask, right, 0).sum()
+            total["accuracy"] = jnp.where(mask, model.over_places(predicted.argmax(axis=-1) == y, y), 0).sum()
         return total
 
     totals = sum_over_examples(sums, split)

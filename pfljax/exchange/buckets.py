@@ -7,7 +7,7 @@ The buckets are the same in all rounds and on all devices, so they are chosen fo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -36,12 +36,23 @@ def on_devices(steps: np.ndarray, num_clients: int, devices: int) -> np.ndarray:
 
 def waiting(lengths: np.ndarray, buckets: Buckets) -> float:
     """Share of idle steps, given `lengths` (n, S / D) in processing order."""
-    done, place = 0.0, 0
+    done = sum(width * longest.sum() for width, longest in _chunks(lengths, buckets))
+    return 1 - lengths.sum() / done if done else 0.0
+
+
+def repetitions(lengths: np.ndarray, buckets: Buckets, devices: int) -> float:
+    """Mean over chunks of their longest client's steps, on the slowest of D devices, averaged over cohorts."""
+    longest = np.stack([longest for _, longest in _chunks(lengths, buckets)])
+    return float(longest.mean(axis=0).reshape(-1, devices).max(axis=1).mean())
+
+
+def _chunks(lengths: np.ndarray, buckets: Buckets) -> Iterator[tuple[int, np.ndarray]]:
+    """The width of each chunk, and the steps (n,) of its longest client."""
+    place = 0
     for width, count in buckets:
         for _ in range(count):
-            done += width * lengths[:, place : place + width].max(axis=1, initial=0).sum()
+            yield width, lengths[:, place : place + width].max(axis=1, initial=0)
             place += width
-    return 1 - lengths.sum() / done if done else 0.0
 
 
 def longest_first(lengths: np.ndarray) -> np.ndarray:

@@ -13,9 +13,10 @@ from jax.sharding import Mesh
 
 from pfljax.contract import tree
 from pfljax.contract.pooled import is_pooled
-from pfljax.contract.types import Aggregate, Array, ClientOutput, Params, PyTree
+from pfljax.contract.types import Aggregate, Array, ClientOutput, Params, PyTree, Topology
 from pfljax.exchange.layout import Layout, block, flat, replace
 from pfljax.exchange.routes import AXIS, SPREAD, WHOLE, Block, Kept, Route
+from pfljax.exchange.side_by_side import CLIENTS
 from pfljax.exchange.views import view
 
 
@@ -29,12 +30,15 @@ class Clients:
         rows: The clients' own state, leaves (S, ...).
         data: The clients' data, leaves (S, ...).
         sizes: (S,) sizes for sorting the clients, or None.
+        topology, own_first: As in `ExecutionPlan.exchange`.
     """
 
     index: Array
     rows: PyTree
     data: PyTree
     sizes: Array | None
+    topology: Topology = dataclasses.field(metadata={"static": True})
+    own_first: bool = dataclasses.field(metadata={"static": True})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +136,7 @@ class Exchange:
         run = lambda models, row, client: self.client_fn(models, row, view(data, client), *common)
         width = here.index.shape[0]
         at_once = min(self.layout.at_once or width, width)
-        return in_chunks(run, (models, rows, block(order, here.at, width)), at_once)
+        return in_chunks(run, (models, rows, block(order, here.at, width)), at_once, CLIENTS)
 
 
 def spread_rows(stack: PyTree) -> PyTree:
@@ -155,14 +159,15 @@ def on_this_device(stack: PyTree) -> PyTree:
     return jax.tree.map(one, stack, is_leaf=is_pooled)
 
 
-def in_chunks(fn: Callable[..., PyTree], stacks: tuple, chunk: int) -> PyTree:
-    """Maps fn over rows, `chunk` rows at once; a single row needs no loop."""
+def in_chunks(fn: Callable[..., PyTree], stacks: tuple, chunk: int, axis: str | None = None) -> PyTree:
+    """Maps fn over rows, `chunk` rows at once, on an axis that may have a name; a single row needs no loop."""
     num = tree.num_rows(stacks)
     if num == 1:
         return tree.stack_one(fn(*jax.tree.map(lambda leaf: leaf[0], stacks)))
     if chunk == 1:
         return jax.lax.map(lambda row: fn(*row), stacks)
+    together = jax.vmap(fn, axis_name=axis)
     if chunk >= num:
-        return jax.vmap(fn)(*stacks)
+        return together(*stacks)
     blocks = jax.tree.map(lambda leaf: leaf.reshape(num // chunk, chunk, *leaf.shape[1:]), stacks)
-    return flat(jax.lax.map(lambda rows: jax.vmap(fn)(*rows), blocks))
+    return flat(jax.lax.map(lambda rows: together(*rows), blocks))

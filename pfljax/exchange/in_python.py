@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.contract import tree
-from pfljax.contract.types import Aggregate, Array, ClientOutput, Params, PyTree, Topology
+from pfljax.contract.types import Aggregate, Array, Params, PyTree
 from pfljax.exchange.exchange import Clients
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.views import view
@@ -27,16 +28,8 @@ class PythonPlan(ExecutionPlan):
 
     over_rows = over_models
 
-    def _exchange(
-        self,
-        client_fn: Callable[..., ClientOutput],
-        models: Params,
-        clients: Clients,
-        common: tuple,
-        topology: Topology,
-        own_first: bool,
-    ) -> tuple[PyTree, Aggregate]:
-        index, held = clients.index, clients.index.shape[1]
+    def _exchange(self, client_fn: Callable, models: Params, clients: Clients, common: tuple) -> Any:
+        index, held, topology = clients.index, clients.index.shape[1], clients.topology
         adjacent = {"own": held, "push": 1}.get(topology, 0)
         outputs, places = [], []
         for client in range(len(index)):

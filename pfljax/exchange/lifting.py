@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,26 @@ from pfljax.exchange.views import read, view
 TUNE = 1  # folded into a prediction's key for fine-tuning
 
 Use = Callable[[Prediction, Any], PyTree]
+F = TypeVar("F", bound=Callable)
+
+
+def in_precision(algorithm: Algorithm, fn: F) -> F:
+    """A function whose float32 products are traced with the precision of an algorithm's run."""
+    if algorithm.matmul_precision is None:
+        return fn
+
+    @functools.wraps(fn)
+    def traced(*args, **options):
+        with jax.default_matmul_precision(algorithm.matmul_precision):
+            return fn(*args, **options)
+
+    return cast(F, traced)
+
+
+def precisely(fn: F) -> F:
+    """As `in_precision`, for a function whose first argument is the algorithm."""
+    called = lambda algorithm, *args, **options: in_precision(algorithm, fn)(algorithm, *args, **options)
+    return cast(F, functools.wraps(fn)(called))
 
 
 def by_client(algorithm: Algorithm) -> State:
@@ -61,11 +81,18 @@ def join_state(algorithm: Algorithm, rows: State, rest: State) -> State:
 
 def init(algorithm: Algorithm, plan: ExecutionPlan, key: Key, clients: ClientData) -> State:
     """The initial state of all K clients and the server."""
-    start = algorithm.start(key, clients)
+    start = begin(algorithm, key, clients)
     rows = first_rows(algorithm, plan, key, start, jnp.arange(tree.num_rows(clients), dtype=jnp.int32))
     return join_state(algorithm, rows, State(start.server, start.models, start.optimizer, ()))
 
 
+@precisely
+def begin(algorithm: Algorithm, key: Key, clients: ClientData) -> Start:
+    """What the server begins with."""
+    return algorithm.start(key, clients)
+
+
+@precisely
 def first_rows(algorithm: Algorithm, plan: ExecutionPlan, key: Key, start: Start, ids: Array) -> State:
     """What clients `ids` (n,) begin with, as the rows of a State."""
     first = plan.over_rows(lambda client: algorithm.first_row(key, client, start), ids)
@@ -82,6 +109,7 @@ def context_of(
     return ClientContext(jax.random.fold_in(key, client), state.round, jnp.zeros((), jnp.int32), index, server, client)
 
 
+@precisely
 def download(algorithm: Algorithm, plan: ExecutionPlan, key: Key, state: State, cohort: Cohort) -> Array:
     """(S, J) int32: the models that each client of the cohort receives; `state` has the cohort's rows."""
     if algorithm.topology == "own":
@@ -95,6 +123,7 @@ def download(algorithm: Algorithm, plan: ExecutionPlan, key: Key, state: State, 
     )
 
 
+@precisely
 def whom(algorithm: Algorithm, plan: ExecutionPlan, key: Key, state: State, ids: Array, sizes: Array) -> Mixture:
     """Whose models clients `ids` (n,) predict with, leaves (n, J).
 
@@ -135,6 +164,7 @@ class Served(NamedTuple):
     used: dict[str, Array]
 
 
+@precisely
 def serve(
     algorithm: Algorithm,
     plan: ExecutionPlan,
@@ -201,6 +231,7 @@ def serve_some(
     return serve(algorithm, plan, use, key, part, ids, clients, inputs, mixture)
 
 
+@precisely
 def serve_newcomers(
     algorithm: Algorithm, plan: ExecutionPlan, use: Use, key: Key, state: State, clients: ClientData, inputs: PyTree
 ) -> PyTree:

@@ -20,13 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from pfljax.contract import tree
+from pfljax.contract import cores, tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Aggregate, Array, ClientOutput, Params, PyTree, Topology
 from pfljax.exchange import buckets
 from pfljax.exchange.exchange import Clients, Exchange, in_chunks, on_this_device, spread_rows
 from pfljax.exchange.layout import lay_out, pad
 from pfljax.exchange.routes import AXIS, AtServer, Gather, Own, OwnFirst, Push, Ring, Route, is_dense
+from pfljax.exchange.side_by_side import TOGETHER, bytes_of
 
 Plan = Literal["auto", "vmap", "map", "chunk", "python"]
 Peers = Literal["auto", "gather", "ring"]
@@ -82,11 +83,19 @@ class ExecutionPlan:
 
     def waiting(self, steps: np.ndarray, num_clients: int) -> float:
         """Share of idle steps in a round, averaged over cohorts."""
+        return buckets.waiting(*self._in_turn(steps, num_clients))
+
+    def repetitions(self, steps: np.ndarray, num_clients: int) -> float:
+        """How often a loop over a client's steps runs, averaged over the chunks of the device that needs the most."""
+        return buckets.repetitions(*self._in_turn(steps, num_clients), self.num_devices)
+
+    def _in_turn(self, steps: np.ndarray, num_clients: int) -> tuple[np.ndarray, buckets.Buckets]:
+        """Returns steps (n, S / D) of each device's clients in the order in which it processes them, and how many."""
         lengths = buckets.on_devices(steps, num_clients, self.num_devices)
         if self.buckets:
-            return buckets.waiting(buckets.longest_first(lengths), self.buckets)
+            return buckets.longest_first(lengths), self.buckets
         width = min(self.chunk or lengths.shape[1], lengths.shape[1])
-        return buckets.waiting(lengths, ((width, -(-lengths.shape[1] // width)),))
+        return lengths, ((width, -(-lengths.shape[1] // width)),)
 
     def rings(self, models: Params) -> bool:
         """Whether peers' models (stacked) travel around the ring instead of being gathered on all devices."""
@@ -125,9 +134,16 @@ class ExecutionPlan:
         return NamedSharding(self.mesh, PartitionSpec())
 
     def over_models(self, fn: Callable[..., PyTree], *stacks: PyTree) -> PyTree:
-        """Applies `fn` to each of J stacked models; for use inside a client's update."""
-        large = self.chunk == 1 and tree.num_bytes(stacks) > SMALL
-        return in_chunks(fn, stacks, 1 if large else tree.num_rows(stacks))
+        """Applies `fn` to each of J stacked models; for use inside a client's update.
+
+        Large models are processed one by one: clients side by side keep a device busy, and its memory limited.
+        """
+        num = tree.num_rows(stacks)
+        if self.chunk == 1:
+            large = tree.num_bytes(stacks) > SMALL
+        else:
+            large = num > 1 and num * bytes_of(fn, *tree.shapes_of_rows(stacks)) > TOGETHER
+        return in_chunks(fn, stacks, 1 if large else num)
 
     def over_rows(self, fn: Callable[..., PyTree], *stacks: PyTree) -> PyTree:
         """Applies `fn` to all rows at once; for elementwise or small operations on whole stacks."""
@@ -206,24 +222,17 @@ class ExecutionPlan:
         Returns:
             The next rows, and the aggregate of what came back.
         """
-        models, clients = jax.tree.map(jnp.asarray, (models, Clients(index, rows, data, sizes)))
-        return self._exchange(client_fn, models, clients, () if common is None else (common,), topology, own_first)
+        clients = Clients(index, rows, data, sizes, topology, own_first)
+        models, clients = jax.tree.map(jnp.asarray, (models, clients))
+        return self._exchange(client_fn, models, clients, () if common is None else (common,))
 
-    def _exchange(
-        self,
-        client_fn: Callable[..., ClientOutput],
-        models: Params,
-        clients: Clients,
-        common: tuple,
-        topology: Topology,
-        own_first: bool,
-    ) -> tuple[PyTree, Aggregate]:
+    def _exchange(self, client_fn: Callable, models: Params, clients: Clients, common: tuple) -> Any:
         """As `exchange`; `common` holds the last argument of `client_fn`, if there is one."""
-        num_clients, held = clients.index.shape
+        (num_clients, held), topology = clients.index.shape, clients.topology
         by_size = self.buckets if clients.sizes is not None else ()
         together = self._together(topology, models, held)
         layout = lay_out(num_clients, self.num_devices, self.chunk, by_size, together)
-        route = self._route(topology, models, held, own_first and layout.as_they_come)
+        route = self._route(topology, models, held, clients.own_first and layout.as_they_come)
         return Exchange(self.mesh, layout, route, client_fn).run(models, clients, common)
 
     def _together(self, topology: Topology, models: Params, held: int) -> int:
@@ -297,20 +306,13 @@ def make_plan(kind: str = "auto", chunk: int = 0, devices: int = 0, peers: Peers
     if kind == "python":
         raise ArgumentError("plan", "compiles nothing; accepted here: auto, vmap, map, chunk", kind)
     found = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
-    check_devices(devices)
+    cores.check(devices)
     if devices:
         found = [d for d in found if d in [e for e in found if e.process_index == d.process_index][:devices]]
     mesh = Mesh(np.array(found), (AXIS,), axis_types=(AxisType.Auto,))
     if kind == "auto":
         kind = "map" if found[0].platform == "cpu" else "vmap"
     return ExecutionPlan(mesh, {"map": 1, "vmap": 0, "chunk": max(chunk, 1)}[kind], peers)
-
-
-def check_devices(devices: int) -> None:
-    """Raises `ArgumentError` if this process has fewer devices."""
-    found = len(jax.local_devices())
-    if devices > found:
-        raise ArgumentError("devices", f"accepted: 0 to {found}, the number of devices found", devices)
 
 
 def make_host_plan() -> ExecutionPlan:

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from pfljax.contract import processes
 from pfljax.contract.pooled import Pooled, is_pooled
-from pfljax.exchange import processes
 from pfljax.exchange.plan import ExecutionPlan
 
 GAIN = 1.15  # largest size of per-client copies, relative to a pool and its index

@@ -102,7 +102,7 @@ def participations(key: Key, num_clients: int, size: int, rounds: int) -> Array:
 
 
 def make_round(
-    algorithm: Algorithm, plan: ExecutionPlan, num_clients: int, cohort_size: int
+    algorithm: Algorithm, plan: ExecutionPlan, cohort_size: int
 ) -> Callable[[Key, Array, State, ClientData], tuple[State, Record]]:
     """Composes a method's functions into (key, round, state, clients) -> (state, record).
 
@@ -124,7 +124,7 @@ def make_round(
         rows, rest = lifting.split_state(algorithm, state)
         return lifting.join_state(algorithm, plan.put_rows(all_rows, cohort.ids, rows), rest), record
 
-    return one_round
+    return lifting.in_precision(algorithm, one_round)
 
 
 def make_cohort_round(
@@ -158,7 +158,7 @@ def make_cohort_round(
             state, record = jax.lax.fori_loop(1, algorithm.exchanges, again, (state, record))
         return state._replace(round=number + 1), record
 
-    return one_round
+    return lifting.in_precision(algorithm, one_round)
 
 
 @dataclasses.dataclass(frozen=True)

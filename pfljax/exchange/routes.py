@@ -217,24 +217,39 @@ class Ring(AtServer):
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnFirst(Route):
-    """The clients' own models, in column 0 of the index, stay in place; the others take the route `others`."""
+class Partly(Route):
+    """A route that models or uploads take in part; it is that of the class itself for the rest.
+
+    Attributes:
+        others: The route.
+    """
 
     others: AtServer
-
-    @property
-    def models_at(self) -> PartitionSpec:
-        return self.others.models_at
 
     @property
     def sums_at(self) -> PartitionSpec:
         return self.others.sums_at
 
-    def open(self, models: Params) -> Params:
-        return self.others.open(models)
-
     def start(self, models: Params, index: Array, output: Callable[[], ClientOutput]) -> Kept:
         return self.others.start(models, index, output)
+
+    def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:
+        return self.others.deposit(kept, at, output, sent)
+
+    def collect(self, kept: Kept) -> Kept:
+        return self.others.collect(kept)
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnFirst(Partly):
+    """The clients' own models, in column 0 of the index, stay in place; the other models take the route `others`."""
+
+    @property
+    def models_at(self) -> PartitionSpec:
+        return self.others.models_at
+
+    def open(self, models: Params) -> Params:
+        return self.others.open(models)
 
     def receive(self, models: Params, kept: Any, at: Block) -> Params:
         own = by_client(block(models, at.at, at.index.shape[0]), 1)
@@ -252,34 +267,16 @@ class OwnFirst(Route):
         added = tree.add(rows, (own, jnp.ones_like(rows[1])))
         return replace(kept, at.at, tree.where(sent[:, 0], added, rows))
 
-    def collect(self, kept: Kept) -> Kept:
-        return self.others.collect(kept)
-
 
 @dataclasses.dataclass(frozen=True)
-class Push(Route):
-    """A client receives its own model in place; its one upload takes the route `uploads` to all models in its index."""
-
-    uploads: AtServer
+class Push(Partly):
+    """A client receives its own model in place; its one upload takes the route `others` to all models in its index."""
 
     models_at = SPREAD
     models_held = 1
 
-    @property
-    def sums_at(self) -> PartitionSpec:
-        return self.uploads.sums_at
-
-    def start(self, models: Params, index: Array, output: Callable[[], ClientOutput]) -> Kept:
-        return self.uploads.start(models, index, output)
-
     def receive(self, models: Params, kept: Any, at: Block) -> Params:
         return by_client(block(models, at.at, at.index.shape[0]), 1)
-
-    def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:
-        return self.uploads.deposit(kept, at, output, sent)
-
-    def collect(self, kept: Kept) -> Kept:
-        return self.uploads.collect(kept)
 
 
 def is_dense(held: int, num_models: int) -> bool:

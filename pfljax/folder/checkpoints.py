@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,9 +12,9 @@ import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
+from pfljax.contract import optional, processes
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import State
-from pfljax.exchange import processes
 from pfljax.folder import files, history
 
 KEEP = 2  # the newest, and one in case the newest is truncated
@@ -43,20 +42,8 @@ def newest(directory: Path, round_number: int) -> list[int]:
 
 def save(directory: Path, round_number: int, state: State | dict) -> None:
     """Saves the state after `round_number` rounds. It may be a dict that contains a `State`."""
-    with quiet():
+    with optional.quiet(logging.CRITICAL):  # Orbax logs an error's trace in each of its threads
         ocp.save(str((directory / str(round_number)).absolute()), _as_dict(state), overwrite=True)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Silences Orbax's logging of an error's trace in each of its threads. The error is still raised."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def keep(directory: Path, rounds: Sequence[int]) -> None:
@@ -115,7 +102,7 @@ def read(directory: Path, round_number: int, like: State | dict) -> Any:
     def pick(place, leaf):
         return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape) if _name(place) in wanted else skipped
 
-    with quiet():
+    with optional.quiet(logging.CRITICAL):
         kept = ocp.load(path, jax.tree.map_with_path(pick, ocp.metadata(path).metadata))
     found = {_name(place): leaf for place, leaf in jax.tree.leaves_with_path(kept)}
     for name, leaf in wanted.items():

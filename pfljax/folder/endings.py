@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from pfljax.contract import processes
 from pfljax.contract.errors import RunError
-from pfljax.exchange import processes
 from pfljax.stores import memory
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -5,20 +5,22 @@ With several processes, only the first one writes.
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import json
 import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError
-from pfljax.exchange import processes
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -125,6 +127,13 @@ def write_jsonl(path: Path, rows: list[dict]) -> None:
 def read_jsonl(path: Path) -> list[dict]:
     """Reads a file written by `write_jsonl`; returns no rows if it does not exist."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
+    """Writes a table, a row per line; None becomes an empty cell."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_text(path, text.getvalue())
 
 
 def write_npz(path: Path, arrays: dict[str, Any]) -> None:

@@ -33,10 +33,10 @@ from jax.interpreters import partial_eval as pe
 
 from pfljax.contract import tree
 from pfljax.contract.types import Algorithm, Array, Key, Params, Prediction, PyTree
-from pfljax.evaluation import metrics
 from pfljax.exchange import lifting
 from pfljax.exchange.plan import make_host_plan
 from pfljax.exchange.rounds import make_round
+from pfljax.stores import serving
 from pfljax.stores.experiment import Experiment
 
 LIBRARIES = ("pfljax", "jax", "flax", "optax")
@@ -143,7 +143,7 @@ def parts(experiment: Experiment, within: Sequence[str] = ()) -> Digests:
         report = dataclasses.replace(report, collaboration=in_part("collaboration", report.collaboration))
     named = {name: in_part(name, fn) for name, fn in functions(algorithm).items()}
     algorithm = dataclasses.replace(algorithm, **named, report=report)
-    one_round = make_round(algorithm, plan, problem.num_clients, problem.cohort_size)
+    one_round = make_round(algorithm, plan, problem.cohort_size)
     key = jax.random.key(0)
     # All clients, of whom each process may have only some, and whose examples may be shared.
     clients = tree.shapes_of_rows(experiment.federation.client_data, problem.num_clients)
@@ -151,12 +151,12 @@ def parts(experiment: Experiment, within: Sequence[str] = ()) -> Digests:
     state = jax.eval_shape(functools.partial(lifting.init, algorithm, plan), key, clients)
     ids = jax.ShapeDtypeStruct((problem.num_clients,), jnp.int32)
 
-    def predicted(prediction: Prediction, _: Any) -> Array:
-        x = jax.tree.map(jnp.zeros_like, model.example_input)
-        return metrics.predict(plan, model, algorithm, prediction, x)
-
     def of_model(key: Key, params: Params, x: PyTree, y: Array) -> tuple:
         return model.init(key), model.predict(params, x), model.loss(params, x, y, key)
+
+    def predicted(prediction: Prediction, inputs: Any) -> Array:
+        x = jax.tree.map(jnp.zeros_like, model.example_input)
+        return serving.outputs(problem, algorithm, x)(prediction, inputs)
 
     served = functools.partial(lifting.serve, algorithm, plan, predicted)
     labels = jnp.zeros(model.targets.shape, model.targets.dtype)

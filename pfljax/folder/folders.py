@@ -10,10 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pfljax.contract import tree
+from pfljax.contract import processes, tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import State
-from pfljax.exchange import processes
 from pfljax.folder import endings, files, fingerprint, history, manifest
 from pfljax.folder.history import History
 from pfljax.folder.locks import LOCK
@@ -163,7 +162,7 @@ class Folders:
         need += sum(each.num_bytes for each in histories)
         endings.check_room(self.outs[0], need)
         for each, out, record, state in zip(self.experiments, self.outs, histories, states, strict=True):
-            record.write(compiled.algorithm.report.scored, each.federation)
+            record.write()
             record.keep(done)
             checkpoints.save(out / "checkpoints", done, saving.freeze(state) if saving else state)
             kept = checkpoints.newest(out / "checkpoints", done)

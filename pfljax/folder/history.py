@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pfljax.data import Federation, statistics
 from pfljax.folder import files
+from pfljax.stores.experiment import Experiment
 
 NUMBER = re.compile("[1-9][0-9]{0,8}")
 
@@ -19,9 +19,10 @@ class History:
     """All evaluations of a run, saved to its files if it has a directory.
 
     Attributes:
+        experiment: The run. If it scores only some clients (n,), n replaces K in all shapes.
         directory: The run's directory, or None.
         topology: Topology of the models that clients use.
-        scored: The evaluated clients (n,); None: all K. If given, n replaces K in all shapes.
+        model: Which of them is scored, in words.
         rows: One entry per evaluated round, as in metrics.jsonl.
         results: By name, such as "accuracy_test": one array (K,) per evaluated round.
         collaboration: By name: one array per evaluated round.
@@ -30,9 +31,9 @@ class History:
         seconds: Seconds spent on rounds so far.
     """
 
-    def __init__(self, directory: Path | None, num_rounds: int, topology: str, scored: np.ndarray | None = None):
+    def __init__(self, experiment: Experiment, directory: Path | None, num_rounds: int, topology: str, model: str):
         """Reads the history that was saved with the checkpoint after `num_rounds` rounds."""
-        self.directory, self.topology, self.scored = directory, topology, scored
+        self.experiment, self.directory, self.topology, self.model = experiment, directory, topology, model
         self.rows: list[dict] = []
         self.results: dict[str, list[np.ndarray]] = {}
         self.collaboration: dict[str, list[np.ndarray]] = {}
@@ -73,13 +74,13 @@ class History:
         if self.directory is not None:
             files.write_jsonl(self.directory / "metrics.jsonl", self.rows)
 
-    def write(self, scored: str, federation: Federation) -> None:
+    def write(self) -> None:
         """Writes metrics.jsonl, results.npz and collaboration.npz."""
         if self.directory is None:
             return
         self.write_rows()
-        files.write_npz(self.directory / "results.npz", self.results_arrays(scored))
-        files.write_npz(self.directory / "collaboration.npz", self.collaboration_arrays(federation))
+        files.write_npz(self.directory / "results.npz", self.results_arrays())
+        files.write_npz(self.directory / "collaboration.npz", self.collaboration_arrays())
 
     def keep(self, num_rounds: int) -> None:
         """Saves the history with the checkpoint after `num_rounds` rounds, so that no other file is needed."""
@@ -98,24 +99,25 @@ class History:
         series = (*self.results.values(), *self.collaboration.values())
         return 2 * sum(value.nbytes for values in series for value in values)
 
-    def results_arrays(self, scored: str) -> dict[str, Any]:
+    def results_arrays(self) -> dict[str, Any]:
         """Returns the content of results.npz: accuracy and loss (T, K) per split, and the evaluated rounds (T,)."""
         rounds = np.array([row["round"] for row in self.rows], np.int64)
-        fixed = {"rounds": rounds, "scored": scored} | self._clients
+        fixed = {"rounds": rounds, "scored": self.model} | self._clients
         return fixed | {name: np.stack(values) for name, values in self.results.items()}
 
-    def collaboration_arrays(self, federation: Federation) -> dict[str, Any]:
+    def collaboration_arrays(self) -> dict[str, Any]:
         """Returns the content of collaboration.npz: round (T,), index and weights (T, K, J), and related arrays."""
         stacked: dict[str, Any] = {name: np.stack(values) for name, values in self.collaboration.items()}
-        which = slice(None) if self.scored is None else self.scored
+        federation, scored = self.experiment.federation, self.experiment.scored
+        which = slice(None) if scored is None else scored
         of_clients = {"distribution": federation.distribution, "target": federation.target}
-        of_clients["labels"] = statistics.class_counts(federation)
+        of_clients["labels"] = federation.class_counts()
         known = {name: values[which] for name, values in of_clients.items() if values is not None}
         return stacked | {"topology": self.topology} | known | self._clients
 
     @property
     def _clients(self) -> dict[str, np.ndarray]:
-        return {} if self.scored is None else {"clients": self.scored}
+        return {} if self.experiment.scored is None else {"clients": self.experiment.scored}
 
 
 def checkpoints(directory: Path) -> list[int]:

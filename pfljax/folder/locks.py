@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError
-from pfljax.exchange import processes
 
 try:
     import fcntl

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError
-from pfljax.exchange import processes
 from pfljax.folder import files
 
 NAME = "manifest.json"

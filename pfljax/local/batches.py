@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from pfljax.contract import tree
 from pfljax.contract.types import Array, Key, PyTree, Split
+from pfljax.exchange.side_by_side import BLOCK, bytes_of, width
 from pfljax.exchange.views import Chosen, each, read
 
 
@@ -69,19 +70,37 @@ def random_share(key: Key, split: Split, share: Array | float) -> Split:
 
 
 BLOCKS = (512, 32)  # examples at a time: large blocks, then small ones for the rest, so that padding costs little
+PROBED = 31  # examples of which the bytes are counted; few layers have sizes that it divides
 
 
-def over_blocks(size: Array, n_max: int, body: Callable[[Array, PyTree], PyTree], carry: PyTree) -> PyTree:
+def block_sizes(rows: Callable[[Array], PyTree], n_max: int) -> tuple[int, ...]:
+    """Sizes of blocks for `over_blocks`, large ones first; the last is for the rest.
+
+    Clients side by side take as many blocks as the largest of them. So theirs are even, and as small as the bytes of
+    rows(positions (B,)) ask for.
+    """
+    if width() == 1:
+        return BLOCKS if n_max > BLOCKS[-1] else (n_max,)
+    taken = bytes_of(rows, jax.ShapeDtypeStruct((PROBED,), jnp.int32), of=PROBED)
+    large, small = (min(block, max(BLOCK * PROBED // taken, 1)) for block in BLOCKS)
+    small = -(-n_max // max(-(-n_max // small), 1))
+    return (large, small) if BLOCKS[0] == large <= n_max else (small,)
+
+
+def over_blocks(
+    size: Array, n_max: int, sizes: tuple[int, ...], body: Callable[[Array, PyTree], PyTree], carry: PyTree
+) -> PyTree:
     """carry = body(positions, carry) for blocks of positions that cover 0..size-1; the last may extend past it."""
-    if n_max <= BLOCKS[-1]:
+    if sizes == (n_max,):
         return body(jnp.arange(n_max), carry)
     start = 0
-    for block in BLOCKS:
-        last = block == BLOCKS[-1]
+    for block in sizes:
+        last = block == sizes[-1]
         count = -(-(size - start) // block) if last else size // block
         step = lambda number, carry, s=start, b=block: body(s + number * b + jnp.arange(b), carry)
         if block <= n_max:
-            carry = jax.lax.fori_loop(0, count, step, carry)
+            with jax.named_scope(f"blocks_{block}"):
+                carry = jax.lax.fori_loop(0, count, step, carry)
             start = start + count * block
     return carry
 
@@ -93,14 +112,15 @@ def sum_over_examples(fn: Callable[[PyTree, Array, Array], PyTree], split: Split
     """
     n_max = split.y.shape[0]
 
-    def add(positions, total):
+    def sums(positions):
         index = jnp.minimum(positions, n_max - 1)
-        return jax.tree.map(jnp.add, total, fn(*examples(split, index), positions < split.size))
+        return fn(*examples(split, index), positions < split.size)
 
-    first = jnp.arange(min(n_max, BLOCKS[-1]))
-    shape = jax.eval_shape(lambda: fn(*examples(split, first), first < 1))
+    sizes = block_sizes(sums, n_max)
+    add = lambda positions, total: jax.tree.map(jnp.add, total, sums(positions))
+    shape = jax.eval_shape(sums, jax.ShapeDtypeStruct((sizes[-1],), jnp.int32))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
-    return over_blocks(split.size, n_max, add, zeros)
+    return over_blocks(split.size, n_max, sizes, add, zeros)
 
 
 def of_examples(fn: Callable[[PyTree, Array], PyTree], split: Split) -> PyTree:
@@ -122,4 +142,5 @@ def of_examples(fn: Callable[[PyTree, Array], PyTree], split: Split) -> PyTree:
 
     shape = jax.eval_shape(rows, jax.ShapeDtypeStruct((1,), jnp.int32))
     found = jax.tree.map(lambda leaf: jnp.zeros((room, *leaf.shape[1:]), leaf.dtype), shape)
-    return jax.tree.map(lambda leaf: leaf[:n_max], over_blocks(split.size, n_max, note, found))
+    found = over_blocks(split.size, n_max, block_sizes(rows, n_max), note, found)
+    return jax.tree.map(lambda leaf: leaf[:n_max], found)

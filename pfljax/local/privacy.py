@@ -6,7 +6,6 @@ Each client draws its own noise from its key, which follows from the run's `secr
 
 from __future__ import annotations
 
-import logging
 import math
 import secrets
 from collections.abc import Callable
@@ -15,11 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfljax.contract import optional
+from pfljax.contract import optional, processes
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob, settings
 from pfljax.contract.types import Array, Key, Params
-from pfljax.exchange import processes
 
 
 @settings
@@ -152,10 +150,5 @@ def epsilons(privacy: Privacy, num_examples: Array, batch_size: int, steps: np.n
         )
         return float(accountant.compute_epsilon(count, parameters))
 
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # the accountant warns about each order that it skips by design
-    try:
+    with optional.quiet():  # the accountant warns about each order that it skips by design
         return np.array([spent(int(size), int(count)) for size, count in pairs.T])[inverse.reshape(-1)]
-    finally:
-        logger.setLevel(level)

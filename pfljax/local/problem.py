@@ -10,7 +10,16 @@ import jax.numpy as jnp
 
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Array, ClientContext, ClientData, ClientOutput, Key, Params, Prediction, PyTree, Split
+from pfljax.contract.types import (
+    Array,
+    ClientContext,
+    ClientData,
+    Key,
+    Params,
+    Prediction,
+    PyTree,
+    Split,
+)
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.local.batches import Batch
 from pfljax.local.solver import Solver
@@ -50,9 +59,6 @@ class Problem(NamedTuple):
         rounds: R, also the number of rounds for which newcomers train in methods that have them train alone.
         common_init: Whether clients' own models all start from the same parameters; None: the method decides.
         keep_optimizer: Whether a client's optimizer for shared models keeps its state across rounds.
-        n_min: The smallest n_k, if known.
-        num_distributions: Number of true distributions in the clients' data, if known; a default for the number of
-            clusters or components.
         learning_rate: Initial learning rate of the clients' optimizer, if known; may be traced.
     """
 
@@ -65,8 +71,6 @@ class Problem(NamedTuple):
     rounds: int
     common_init: bool | None = None
     keep_optimizer: bool = False
-    n_min: int | None = None
-    num_distributions: int | None = None
     learning_rate: float | None = None
 
     @property
@@ -86,7 +90,7 @@ class Problem(NamedTuple):
             ArgumentError: if models must differ but the model is an NNX module, which is itself the initial model.
         """
         common = common if self.common_init is None else self.common_init
-        if self.model.fixed and not common and self.num_clients > 1:
+        if self.model.network.fixed and not common and self.num_clients > 1:
             text = "is one NNX module, but initial models must differ; accepted: a function of rngs that creates it"
             raise ArgumentError("model", text)
         return self.model.init(jax.random.fold_in(key, jnp.zeros_like(number) if common else number))
@@ -193,25 +197,6 @@ class Problem(NamedTuple):
         kept = tree.stack_one(opt_state) if self.keep_optimizer else ()
         return tree.stack_one(params), kept, loss[None], memory
 
-    def losses_of_all(self, models: Params, splits: Split) -> Array:
-        """(K, N) mean loss of each of N models on every client's examples, 0 for a client without any.
-
-        Processes models in blocks: a client never holds all of them at once.
-        """
-        num, num_models = splits.size.shape[0], tree.num_rows(models)
-
-        def client(models, _, split):
-            losses = self.plan.over_models(lambda params: self.solver.total_loss(params, split), models)
-            return ClientOutput((), (), {"losses": losses / jnp.maximum(split.size, 1)})
-
-        def block(ids):
-            index = jnp.broadcast_to(ids, (num, ids.shape[0]))
-            return self.plan.exchange(client, models, index, (), splits, topology="peers")[1].report["losses"]
-
-        size = 16
-        blocks = [block(jnp.arange(start, min(start + size, num_models))) for start in range(0, num_models, size)]
-        return jnp.concatenate(blocks, axis=1)
-
     def alone(
         self,
         context: ClientContext,
@@ -243,4 +228,4 @@ class Problem(NamedTuple):
         init_key, train_key = jax.random.split(context.key)
         start = self.model.init(init_key)
         trained = self.alone(context._replace(key=train_key), start, data, rounds=self.rounds)
-        return Prediction(tree.stack_one(trained))
+        return Prediction.one(trained)

@@ -170,7 +170,8 @@ class Solver(NamedTuple):
             return optax.apply_updates(params, updates), opt_state, loss_sum + loss, memory
 
         carry = (params, opt_state, jnp.zeros(()), memory)
-        params, opt_state, loss_sum, memory = jax.lax.fori_loop(0, total, step, carry)
+        with jax.named_scope("steps"):  # by this name, compiled programs are weighed with the number of steps
+            params, opt_state, loss_sum, memory = jax.lax.fori_loop(0, total, step, carry)
         return params, opt_state, loss_sum / jnp.maximum(total, 1), memory
 
     def mean_loss(self, params: Params, batch: Batch, weights: Array | None = None) -> Array:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import jax
 import numpy as np
 import optax
+from jax.typing import DTypeLike
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob, settings
@@ -19,6 +20,8 @@ from pfljax.local.privacy import Privacy
 from pfljax.local.solver import Solver
 from pfljax.models import Model, losses
 
+# `jax.default_matmul_precision` also accepts algorithms, such as TF32_TF32_F32, but each works on few platforms.
+Precision = Literal["default", "high", "highest", "bfloat16", "tensorfloat32", "float32"]
 LEARNING_RATE = 0.01  # the default of optimizers that are functions of it
 
 
@@ -42,11 +45,19 @@ class LocalTraining:
             mse, huber, bce, or a function (outputs (B, ...), y (B, ...)) -> losses (B,); see `pfljax.models.losses`.
             Evaluation uses it, too.
         label_smoothing: Share of the target of the training cross entropy that is spread evenly over the classes. It
-            also applies to the losses that methods use to weight models, but not to evaluation.
+            also applies to the losses that methods use to weight models (except to FedeRiCo's `rule=friends`), but not
+            to evaluation.
         class_weights: (C,) per-class factors of the training cross entropy; None: 1. They also apply to the losses that
-            methods use to weight models, as in the code of FedEM's authors, but not to evaluation.
+            methods use to weight models (except to FedeRiCo's `rule=friends`), as in the code of FedEM's authors, but
+            not to evaluation.
         augment: Augmentation of mini-batch images: "crop_flip", random crops with a margin of 4 pixels and random
             mirroring, or "none". Evaluation and validation use the original images.
+        dtype: What networks compute in, forward and backward, in evaluation too: float32, in their own types; or
+            bfloat16, with float32 parameters, optimizer states, batch statistics, sums and losses, so that updates too
+            small for a bfloat16 parameter add up.
+        matmul_precision: What a float32 product means in all of the run's programs, see `jax.default_matmul_precision`:
+            default, high, highest, or in other words bfloat16, tensorfloat32, float32; None: JAX's own setting, by
+            which a TPU multiplies in bfloat16.
     """
 
     optimizer: optax.GradientTransformation | Callable[[Any], optax.GradientTransformation] = knob(
@@ -69,6 +80,8 @@ class LocalTraining:
     )
     class_weights: Sequence[float] | None = knob(None, accepted="positive numbers, one per class")
     augment: augmentation.Augment = knob("none", flag="augment")
+    dtype: DTypeLike = knob("float32", choices=("float32", "bfloat16"), flag="dtype")
+    matmul_precision: Precision | None = knob(None, flag="matmul_precision")
 
     def __post_init__(self):
         made = isinstance(self.optimizer, optax.GradientTransformation)
@@ -104,7 +117,7 @@ class LocalTraining:
             loss,
             optimizer,
             *how,
-            keyed=model.stochastic or statistics is not None,
+            keyed=model.network.stochastic or statistics is not None,
             statistics=statistics,
             augment=augmentation.augmentation(self.augment, model.example_input),
         )

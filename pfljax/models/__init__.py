@@ -1,8 +1,7 @@
 """Networks as pure functions: `Model`, for any Flax module, and networks available by name."""
 
 from pfljax.models.building import NAMES, build, make
-from pfljax.models.losses import mean_over_places
-from pfljax.models.model import Model
+from pfljax.models.model import Model, module_of
 from pfljax.models.networks import (
     CNN,
     MLP,
@@ -31,5 +30,5 @@ __all__ = [
     "ResNet18",
     "build",
     "make",
-    "mean_over_places",
+    "module_of",
 ]

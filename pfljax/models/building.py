@@ -17,7 +17,7 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import PyTree, Task
 from pfljax.models import losses, networks, recurrent
 from pfljax.models.losses import Loss
-from pfljax.models.model import ACCEPTED, Model
+from pfljax.models.model import ACCEPTED, FLOAT32, Model, module_of
 from pfljax.models.rewriting import equations
 from pfljax.models.structure import is_flax
 
@@ -69,6 +69,7 @@ def build(
     name: str | None = None,
     target_shape: tuple[int, ...] | None = None,
     loss: str | Loss = "auto",
+    computes_in: str = FLOAT32,
 ) -> Model:
     """Builds a model for given data.
 
@@ -82,6 +83,7 @@ def build(
         name: Name of the model in messages; by default its class name.
         target_shape: See `Model`.
         loss: Name of a loss, or a function; see `pfljax.models.losses`.
+        computes_in: The model's `dtype`.
 
     Raises:
         ArgumentError: if `model` is none of these, does not accept the data or has outputs of another shape, or the
@@ -90,7 +92,7 @@ def build(
     outputs = num_classes
     if task == "regression":
         outputs = target_shape[0] if target_shape is not None and len(target_shape) == 1 else 1
-    given = model.module if isinstance(model, Model) else model
+    given = module_of(model)
     name = str(name or getattr(given, "__name__", type(given).__name__))
     module = given if isinstance(model, Model) else called(model, outputs)
     if isinstance(module, nn.Module) and getattr(module, "outputs", outputs) is None:
@@ -103,7 +105,8 @@ def build(
     if not isinstance(model, Model):
         model = Model(module, jax.tree.map(functools.partial(batch_of, 1), input_shape))
     criterion = losses.named(loss, task)
-    built = dataclasses.replace(model, module=module, task=task, criterion=criterion, target_shape=target_shape)
+    options = {"task": task, "criterion": criterion, "target_shape": target_shape, "dtype": computes_in}
+    built = dataclasses.replace(model, module=module, **options)
     check_outputs(built, inputs, outputs, name)
     if criterion is not None:
         found = jax.ShapeDtypeStruct((2, *built.output_shape[1:]), jnp.float32)
@@ -129,7 +132,7 @@ def called(model: Any, outputs: int) -> Any:
 
 def check_outputs(model: Model, inputs: PyTree, outputs: int, name: str) -> None:
     """Raises `ArgumentError` if the model fails on inputs (2, *features), or returns anything but logits or values."""
-    told = jax.tree.map(lambda leaf: leaf.shape, inputs)
+    told = f"{jax.tree.map(lambda leaf: leaf.shape, inputs)}{'' if model.dtype == FLOAT32 else f' in {model.dtype}'}"
     try:
         params = model.network.shapes
         traced, found = jax.make_jaxpr(model.apply, return_shape=True)(params, inputs)

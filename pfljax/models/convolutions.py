@@ -152,11 +152,14 @@ def slopes(dy: Array, x: Array, kernel: Array, windows: Windows) -> tuple[Array,
     def depthwise(x, dy):  # image by image, so that each is read into cache once instead of once per window
         return jnp.stack([(view * dy).sum(tuple(range(dy.ndim - 1))) for view in views(x, windows)])
 
-    def product(x, dy):  # (O, P) or (G, O / G, P): on a CPU, this order is faster
-        rows = patches(x, windows)
+    # Sums over images are float32, whatever the images are. (O, P) or (G, O / G, P): on a CPU, this order is faster.
+    def product(x, dy):
+        rows, exact = patches(x, windows), jnp.promote_types(x.dtype, jnp.float32)
         if groups == 1:
-            return dy.reshape(-1, dy.shape[-1]).T @ rows.reshape(-1, rows.shape[-1])
-        return jnp.einsum("b...go,b...gp->gop", dy.reshape(*dy.shape[:-1], groups, -1), rows)
+            rows, dy = rows.reshape(-1, rows.shape[-1]), dy.reshape(-1, dy.shape[-1])
+            return jnp.matmul(dy.T, rows, preferred_element_type=exact)
+        dy = dy.reshape(*dy.shape[:-1], groups, -1)
+        return jnp.einsum("b...go,b...gp->gop", dy, rows, preferred_element_type=exact)
 
     if groups == x.shape[-1] == kernel.shape[-1]:
         dkernel = _in_blocks(depthwise, x.shape[0], x, dy, add=True)
@@ -167,7 +170,7 @@ def slopes(dy: Array, x: Array, kernel: Array, windows: Windows) -> tuple[Array,
         dx = _spread(dy, kernel, windows, x.shape)
     else:
         dx = convolve(dy, _turned(kernel, groups), _back(windows, x.shape[1:-1], dy.shape[1:-1]))
-    return dx, dkernel.reshape(kernel.shape)
+    return dx, dkernel.reshape(kernel.shape).astype(kernel.dtype)
 
 
 def _is_product(x: Array, windows: Windows) -> bool:
@@ -221,4 +224,5 @@ def _in_blocks(fn: Callable[..., Array], blocks: int, *arrays: Array, add: bool 
         y = jax.lax.scan(lambda _, block: (None, fn(*block)), None, cut)[1]
         return y.reshape(-1, *y.shape[2:])
     shape = jax.eval_shape(fn, *(array[0] for array in cut))
-    return jax.lax.scan(lambda total, block: (total + fn(*block), None), jnp.zeros_like(shape), cut)[0]
+    zeros = jnp.zeros(shape.shape, jnp.promote_types(shape.dtype, jnp.float32))
+    return jax.lax.scan(lambda total, block: (total + fn(*block), None), zeros, cut)[0]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Num
+from jaxtyping import Float, Num, Shaped
 from jaxtyping import PyTree as Tree
 
 from pfljax.contract.errors import ArgumentError
@@ -19,6 +20,7 @@ from pfljax.models.losses import DEFAULTS, Loss, cross_entropy, mean_over_places
 from pfljax.models.rewriting import rewritten, slow_layers
 from pfljax.models.structure import Network, by_path
 
+FLOAT32 = "float32"
 Inputs = Tree[Num[Array, "B ..."]]
 
 
@@ -39,6 +41,9 @@ class Model:
         task: "classification", "regression" or "multilabel"; set from the data when a run is created.
         criterion: (outputs (B, ...), y (B, ...)) -> losses (B,), the loss per example; None: the task's default.
         target_shape: Shape of an example's target; None: unknown, a class or number per example or per position.
+        dtype: What the network computes in; "float32": in its own types. Set by `LocalTraining` when a run is created.
+            In "bfloat16" it is given rounded parameters and inputs, so layers without a dtype of their own compute in
+            it, forward and backward. Parameters, gradients, batch statistics, outputs and losses are float32.
     """
 
     module: Any
@@ -46,6 +51,7 @@ class Model:
     task: Task = "classification"
     criterion: Loss | None = None
     target_shape: tuple[int, ...] | None = None
+    dtype: str = FLOAT32
 
     @functools.cached_property
     def network(self) -> Network:
@@ -60,14 +66,9 @@ class Model:
         return NNXNetwork(self.module, example)
 
     @property
-    def fixed(self) -> bool:
-        """Whether the module is itself the only initial model."""
-        return self.network.fixed
-
-    @property
-    def stochastic(self) -> bool:
-        """Whether training draws random numbers, as dropout does."""
-        return self.network.stochastic
+    def num_parameters(self) -> int:
+        """Number of parameters, batch statistics included."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.network.shapes))
 
     def slow_layers(self, platform: str) -> list[str]:
         """Layers that XLA runs slowly on a platform ("cpu"), a line each."""
@@ -110,7 +111,7 @@ class Model:
             *hidden, (features, _) = self.network.dense(params, x, None)
             return hidden[-1][1] if hidden and hidden[-1][1].shape == features.shape else features
 
-        return rewritten(run)(self._held(params), self._converted(x))
+        return self._computed(run)(self._held(params), self._converted(x))
 
     def loss(
         self,
@@ -144,7 +145,10 @@ class Model:
 
     def predict(self, params: Params, x: Inputs) -> Float[Array, "B ..."]:
         """Predictions that mixtures average: probabilities (B, ..., C) of classes or labels, or values (B, ...)."""
-        outputs = self.apply(params, x)
+        return self.predictions_of(self.apply(params, x))
+
+    def predictions_of(self, outputs: Float[Array, "B ..."]) -> Float[Array, "B ..."]:
+        """As `predict`, from a model's outputs."""
         if self.task == "multilabel":
             return jax.nn.sigmoid(outputs)
         return outputs if self.task == "regression" else jax.nn.softmax(outputs)
@@ -162,6 +166,10 @@ class Model:
         if self.task == "multilabel":
             outputs = outputs - jnp.log(jnp.maximum(1 - predicted, tiny))
         return (self.criterion or DEFAULTS[self.task])(outputs, y)
+
+    def over_places(self, values: Shaped[Array, "B ..."], y: Num[Array, "B ..."]) -> Float[Array, " B"]:
+        """One value per example: values (B,) unchanged, values (B, T) averaged over the places where y is a class."""
+        return mean_over_places(values, y, self.output_shape[-1])
 
     @property
     def layers(self) -> tuple[tuple[str, ...], ...]:
@@ -192,9 +200,26 @@ class Model:
         """A tree of bools like `params`: whether forward passes write a leaf; None if they write no leaf."""
         return by_path(lambda path: path in self.network.statistics, params) if self.network.statistics else None
 
-    _start = functools.cached_property(lambda self: rewritten(self.network.init))
-    _compute = functools.cached_property(lambda self: rewritten(self.network.forward))
-    _features = functools.cached_property(lambda self: rewritten(lambda *args: self.network.dense(*args)[-1][0]))
+    _start = functools.cached_property(lambda self: rewritten(self._initial))
+    _compute = functools.cached_property(lambda self: self._computed(self.network.forward))
+    _features = functools.cached_property(lambda self: self._computed(lambda *args: self.network.dense(*args)[-1][0]))
+
+    def _initial(self, key: Key) -> Params:
+        params = self.network.init(key)
+        return params if self.dtype == FLOAT32 else jax.tree.map(widened, params)
+
+    def _computed(self, fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
+        """(params, x, ...) -> float32 arrays, where `fn` is given parameters and inputs in the model's dtype."""
+
+        def run(params, x, *rest):
+            if self.dtype != FLOAT32:
+                narrow = lambda leaf: leaf.astype(self.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+                kept = self.statistics(params) or jax.tree.map(lambda leaf: False, params)
+                params = jax.tree.map(lambda s, leaf: leaf if s else narrow(leaf), kept, params)
+                x = jax.tree.map(narrow, x)
+            return jax.tree.map(widened, fn(params, x, *rest))
+
+        return rewritten(run)
 
     def _forward(self, params: Params, x: PyTree, key: Key | None) -> tuple[Array, Params]:
         outputs, written = self._compute(self._held(params), self._converted(x), key)
@@ -217,6 +242,17 @@ class Model:
 
 
 ACCEPTED = "a Flax module (Linen or NNX), a Model, or a function of num_classes, rngs or both that returns a module"
+
+
+def widened(leaf: Array) -> Array:
+    """An array of shorter floats as float32; any other array as it is."""
+    short = jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4
+    return leaf.astype(FLOAT32) if short else leaf
+
+
+def module_of(model: Any) -> Any:
+    """The module of a `Model`; anything else as it is."""
+    return model.module if isinstance(model, Model) else model
 
 
 def change(statistics: PyTree, params: Params, written: Params) -> Array:

@@ -47,10 +47,11 @@ def stacked(
     if stages:
         check_images(x, least)
     for widths in stages:
-        for width in widths:
+        for number, width in enumerate(widths):
+            x = nn.relu(x) if number else x
             x = nn.Conv(width, (size, size), padding=padding)(x)
-            x = nn.relu(nn.GroupNorm(num_groups=8)(x) if normalize else x)
-        x = nn.max_pool(x, (2, 2), (2, 2))
+            x = nn.GroupNorm(num_groups=8)(x) if normalize else x
+        x = nn.relu(nn.max_pool(x, (2, 2), (2, 2)))  # the same as pooling after ReLU, on a fourth of the values
     x = x.reshape(x.shape[0], -1)
     for width in hidden:
         x = nn.relu(nn.Dense(width)(x))

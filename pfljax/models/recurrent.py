@@ -89,6 +89,7 @@ class LSTMLayer(nn.Module):
         kernel, width = nn.initializers.lecun_normal(), 4 * self.features
         wx = self.param("wx", kernel, (x.shape[-1], width))
         wh = self.param("wh", kernel, (self.features, width))
+        x = x.astype(wx.dtype)  # one-hot rows are float32, whatever the weights are cast to
         return lstm(x, wx, wh, self.param("bias", nn.initializers.zeros, (width,)))
 
 

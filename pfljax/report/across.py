@@ -11,27 +11,31 @@ from urllib.parse import quote
 
 import numpy as np
 
-from pfljax.exchange import processes
+from pfljax.contract import processes
+from pfljax.evaluation import statistics
 from pfljax.folder import files
-from pfljax.report.comparisons import method_curves, method_points
+from pfljax.report import terms
+from pfljax.report.comparisons import difference_points, method_curves, method_points
 from pfljax.report.markup import Raw, cells, choice, controls, document, downloads, paragraph, plot, table, text
 from pfljax.report.page import NAME, write_page
 from pfljax.report.picture import Axis, plain
 from pfljax.report.pictures import axis_of, evenly
-from pfljax.report.run_data import RunData, Score
+from pfljax.report.run_data import BYTES, RunData, Score, measures, number_of, over_rounds
 
-TRIAL = re.compile(r"(split-\d+-)?seed-\d+$")  # names of the folders of one method's runs
+TRIAL = re.compile(r"(?:split-(\d+)-)?seed-(\d+)$")  # names of the folders of one method's runs
 DEPTH = 3  # OUT/GROUP/METHOD/seed-N
 MAX_ROUNDS = 300  # per curve
 
 SCORES = ("score", "decile")  # measures of clients' scores
-COSTS = {"megabytes": "MB per client and round", "seconds": "seconds per round"}
+COSTS = {"megabytes": terms.MEGABYTES, "seconds": "seconds per round", "gradients": terms.GRADIENTS}
 AGAINST = {"rounds": "rounds", "megabytes": "MB received and sent per client", "seconds": "seconds of training"}
 POINTS = "One point per run, a line at the mean. Click a point for its page."
 BAND = (
-    "Mean over runs; the band is one standard deviation if there are several runs. Click a method in the legend to "
+    "Mean over runs; the band is one sample deviation over runs if there are several. Click a method in the legend to "
     "hide it."
 )
+PAIRED = "Means of the paired differences, with 95 % intervals. Positive: the score is higher than the other's."
+TESTED = "Mean difference and 95 % interval, p of a sign-flip test, and in how many units the method is better."
 DOWNLOADS = {"runs": "Runs (CSV)", "curves": "Curves (CSV)"}
 
 
@@ -43,6 +47,7 @@ class Method(NamedTuple):
         runs: The runs.
         names: Their names within the title.
         links: Addresses of their pages.
+        trials: Their seeds and splits.
         measures: Measures of their last rounds, by name; NaN if unknown. Shape (runs,).
         curves: Rounds that all of them evaluated, and score, megabytes and seconds up to them. Shape (runs, T).
     """
@@ -51,8 +56,24 @@ class Method(NamedTuple):
     runs: Sequence[RunData]
     names: Sequence[str]
     links: Sequence[str]
+    trials: Sequence[statistics.Trial]
     measures: Mapping[str, np.ndarray]
     curves: Mapping[str, np.ndarray]
+
+    @property
+    def group(self) -> str:
+        """The folder above the method's. Methods of one group are compared."""
+        return self.title.rpartition("/")[0]
+
+    @property
+    def name(self) -> str:
+        """The method's own folder."""
+        return self.title.rpartition("/")[2]
+
+    @property
+    def scores(self) -> dict[statistics.Trial, float]:
+        """Scores by trial."""
+        return dict(zip(self.trials, self.measures["score"].tolist(), strict=True))
 
 
 def is_run(folder: Path) -> bool:
@@ -72,23 +93,26 @@ def runs_below(folder: Path) -> list[Path]:
     return sorted(path for path in found if is_run(path) and "tuning" not in path.relative_to(folder).parts)
 
 
-def write_comparison(page: Path, folders: Sequence[Path], title: str = "") -> Path | None:
+def write_comparison(page: Path, folders: Sequence[Path], title: str = "", reference: str | None = None) -> Path | None:
     """Writes the page of a comparison, and the pages of its runs if they are missing or older than the runs.
 
     Args:
         page: The file to write.
         folders: Folders of runs, or folders that contain runs.
         title: The page's heading; by default, it names the data set.
+        reference: The method that the others are compared with; by default the best.
 
     Returns:
         Path of the page; None if there are no runs.
 
     Raises:
         RunError: if a run's files are damaged; the message names the run.
+        ArgumentError: if no method has the name of the reference.
     """
     found = list(_read(folders))
     if not found or not processes.is_first():
         return page if found else None
+    statistics.check_reference(reference, dict.fromkeys(title.rpartition("/")[2] for _, title, *_ in found))
     for folder, *_ in found:
         own = folder / NAME
         if not own.exists() or own.stat().st_mtime < (folder / "summary.json").stat().st_mtime:
@@ -98,11 +122,14 @@ def write_comparison(page: Path, folders: Sequence[Path], title: str = "") -> Pa
     own = {name: name.replace("_", " ") for run in runs for name in run.summary.get("metrics", ())}
     names = {"score": score.label} | ({"decile": "bottom decile"} if score.percent else {}) | own | COSTS
     texts = {link: f"{m.title}, {name}" for m in methods for link, name in zip(m.links, m.names, strict=True)}
-    data = {"panels": _panels(methods, names, score), "texts": texts, "csv": _csv(methods, names, score)}
+    reference = reference or methods[0].name
+    standing, panels = _standings(methods, score, reference), _panels(methods, names, score, reference)
+    data = {"panels": panels, "texts": texts, "csv": _csv(methods, names, score)}
     points = plot("dots", "Each run of each method", POINTS, f"{max(14, 6 + 2 * len(methods))}rem")
     curves = plot("over", "Each method over rounds", BAND)
     parts = {
-        "Methods": _table(methods, names, score) + _warnings(runs),
+        "Methods": _table(methods, names, score, standing) + _warnings(runs),
+        "Differences": _differences(panels["differences"], standing, score),
         "Runs": controls(choice("measure", "Compare by", names, "dots")) + points,
         "Curves": controls(choice("against", "Against", AGAINST, "over")) + curves,
         "Download": downloads(DOWNLOADS),
@@ -129,46 +156,63 @@ def _methods(found: Sequence[tuple[Path, str, str, RunData]], start: Path) -> li
     methods = []
     for title in dict.fromkeys(title for _, title, *_ in found):
         paths, _, names, runs = zip(*(entry for entry in found if entry[1] == title), strict=True)
-        methods.append(Method(title, runs, names, list(map(link, paths)), _measures(runs), _curves(runs)))
+        last, trials = measures([run.summary for run in runs]), list(map(_trial, names))
+        methods.append(Method(title, runs, names, list(map(link, paths)), trials, last, _curves(runs)))
     return sorted(methods, key=lambda m: -m.runs[0].score.sign * np.nan_to_num(np.mean(m.measures["score"])))
 
 
-def _measures(runs: Sequence[RunData]) -> dict[str, np.ndarray]:
-    last = [run.summary["last"] for run in runs]
-    megabytes = [(row["bytes_down"] + row["bytes_up"]) / max(row["round"], 1) / 1e6 for row in last]
-    measures = {
-        "score": [row.get(runs[0].score.name) for row in last],
-        "decile": [row.get("accuracy_bottom_decile") for row in last],
-        "megabytes": megabytes,
-        "seconds": [run.summary.get("seconds_per_round") for run in runs],
-    } | {name: [row.get(name) for row in last] for run in runs for name in run.summary.get("metrics", ())}
-    return {name: np.array(values, float) for name, values in measures.items()}
+def _trial(name: str) -> statistics.Trial:
+    """Returns seed and split of a run, from its name."""
+    split, seed = TRIAL.match(name).groups()  # pyright: ignore[reportOptionalMemberAccess]
+    return int(seed), None if split is None else int(split)
+
+
+def _standings(methods: Sequence[Method], score: Score, reference: str) -> dict[str, dict[str, Any]]:
+    """Returns intervals, ranks and differences by title, within each group."""
+    found = {}
+    for group in dict.fromkeys(method.group for method in methods):
+        own = {method.title: method.scores for method in methods if method.group == group}
+        found |= statistics.standings(own, score.sign, f"{group}/{reference}" if group else reference)
+    return found
 
 
 def _curves(runs: Sequence[RunData]) -> dict[str, np.ndarray]:
-    rounds = sorted(set.intersection(*({row["round"] for row in run.rows} for run in runs)))
-    rounds = [rounds[place] for place in evenly(len(rounds), MAX_ROUNDS)]
-    kept = [{row["round"]: row for row in run.rows} for run in runs]
-    series = lambda read: np.array([[read(rows[number]) for number in rounds] for rows in kept], float)
-    return {
-        "rounds": series(lambda row: row["round"]),
-        "score": series(lambda row: row.get(runs[0].score.name)),
-        "megabytes": series(lambda row: (row.get("bytes_down", 0) + row.get("bytes_up", 0)) / 1e6),
-        "seconds": series(lambda row: row.get("seconds") or 0),
-    }
+    entry = lambda name: over_rounds([run.rows for run in runs], name)
+    rounds, score = entry(runs[0].score.name)
+    curves = {"rounds": np.tile(rounds, (len(runs), 1)), "score": score, "seconds": np.nan_to_num(entry("seconds")[1])}
+    curves["megabytes"] = np.sum([np.nan_to_num(entry(name)[1]) for name in BYTES], axis=0) / 1e6
+    return {name: values[:, evenly(len(rounds), MAX_ROUNDS)] for name, values in curves.items()}
 
 
-def _panels(methods: Sequence[Method], names: Mapping[str, str], score: Score) -> dict[str, dict[str, Any]]:
-    """Returns the panels of points by measure, and of curves by horizontal axis."""
+def _panels(
+    methods: Sequence[Method], names: Mapping[str, str], score: Score, reference: str
+) -> dict[str, dict[str, Any]]:
+    """Returns the panels of points by measure, of differences by reference, and of curves by horizontal axis."""
     links, dots, over = {method.title: method.links for method in methods}, {}, {}
     for name, label in names.items():
         axis = Axis(label, percent=score.percent and name in SCORES)
         dots[name] = plain(method_points({method.title: method.measures[name] for method in methods}, axis, links))
     for name, label in AGAINST.items():
         mean = {m.title: (m.curves[name].mean(axis=0), m.curves["score"]) for m in methods}
-        curves = {title: (x, values.mean(axis=0), values.std(axis=0)) for title, (x, values) in mean.items()}
+        curves = {title: (x, values.mean(axis=0), statistics.deviation(values)) for title, (x, values) in mean.items()}
         over[name] = plain(method_curves(curves, Axis(label), axis_of(score)))
-    return {"dots": dots, "over": over}
+    return {"dots": dots, "over": over, "differences": _of_pairs(methods, score, reference)}
+
+
+def _of_pairs(methods: Sequence[Method], score: Score, reference: str) -> dict[str, Any]:
+    """Returns the panels of differences by the method that the others of its group are compared with.
+
+    `reference` comes first. Panels without intervals are left out.
+    """
+    found, scale = {}, 100 if score.percent else 1
+    for to in sorted(methods, key=lambda method: method.name != reference):
+        others = [method for method in methods if method.group == to.group and method is not to]
+        gains = {method.title: scale * statistics.paired(method.scores, to.scores) for method in others}
+        known = {title: (each.mean(), *statistics.interval(each)) for title, each in gains.items() if len(each) > 1}
+        label = f"{score.label} minus {to.title}'s" + ", percentage points" * score.percent
+        if known:
+            found[to.title] = plain(difference_points(known, Axis(label)))
+    return found
 
 
 def _csv(methods: Sequence[Method], names: Mapping[str, str], score: Score) -> dict[str, list]:
@@ -183,25 +227,41 @@ def _csv(methods: Sequence[Method], names: Mapping[str, str], score: Score) -> d
     return {"runs": cells(runs), "curves": cells(curves)}
 
 
-def _table(methods: Sequence[Method], names: Mapping[str, str], score: Score) -> Raw:
-    """Returns a table with one row per method: means over its runs, and deviations if there are several."""
+def _table(
+    methods: Sequence[Method], names: Mapping[str, str], score: Score, standing: Mapping[str, Mapping[str, Any]]
+) -> str:
+    """Returns a table with one row per method, and what its deviations, intervals and ranks rest on."""
+    head, *heads = names.values()
+    rows = [standing[method.title] for method in methods]
+    more, ranked = statistics.interval_columns(rows, number_of(score.percent))
     body = []
-    for method in methods:
+    for method, own in zip(methods, ranked, strict=True):
         links = zip(method.links, method.names, strict=True)
         addresses = ", ".join(f'<a href="{text(link)}">{text(name)}</a>' for link, name in links)
-        body.append([method.title, *(_mean(name, method.measures[name], score) for name in names), Raw(addresses)])
-    return table(["method", *names.values(), "runs"], body, "sortable", "Means over runs. Click a heading to sort.")
+        first, *rest = (_mean(name, method.measures[name], score) for name in names)
+        knows = method.runs[0].summary.get("knows") or "-"
+        body.append([method.title, first, *own, *rest, knows, Raw(addresses)])
+    heads = ["method", head, *more, *heads, terms.KNOWS, "runs"]
+    caption = f"Means over runs{', accuracies in percent' * score.percent}. {terms.BUDGET} Click a heading to sort."
+    return table(heads, body, "sortable", caption) + paragraph(statistics.told([*standing.values()]))
+
+
+def _differences(panels: Mapping[str, Any], standing: Mapping[str, Mapping[str, Any]], score: Score) -> str:
+    """Returns the plot of paired differences, and the table of those to the reference; "" without intervals."""
+    if not panels:
+        return ""
+    rows = {title: row for title, row in standing.items() if row.get("difference") is not None}
+    heads, body = statistics.difference_columns([*rows.values()], number_of(score.percent))
+    lines = [[title, *cells] for title, cells in zip(rows, body, strict=True)]
+    options = controls(choice("reference", "Compare with", {title: title for title in panels}, "differences"))
+    height = f"{max(12, 6 + 2 * len(standing))}rem"
+    drawn = options + plot("differences", "Paired differences of the methods", PAIRED, height)
+    return drawn + (table(["method", *heads], lines, "sortable", TESTED) if lines else "")
 
 
 def _mean(name: str, values: np.ndarray, score: Score) -> str:
-    known = values[np.isfinite(values)]
-    if not len(known):
-        return "-"
-    mean, spread = known.mean(), known.std()
-    if name not in SCORES:
-        return f"{mean:.3g}"
-    scale, digits, unit = (100, 1, " %") if score.percent else (1, 4, "")
-    return f"{scale * mean:.{digits}f}" + f" ± {scale * spread:.{digits}f}" * (len(known) > 1) + unit
+    of_runs = statistics.OfRuns.of(values)
+    return of_runs.text(number_of(score.percent)) if name in SCORES else f"{of_runs.mean:.3g}" if of_runs.runs else "-"
 
 
 def _warnings(runs: Sequence[RunData]) -> str:

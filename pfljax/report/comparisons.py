@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from pfljax.report.draw import draw
-from pfljax.report.picture import PALETTE, SYMBOLS, Axis, Panel, Series, colors
+from pfljax.report.picture import GRAY, PALETTE, SYMBOLS, Axis, Panel, Series, colors
 
 
 def method_points(values: Mapping[str, Any], axis: Axis, keys: Mapping[str, Sequence[str]] | None = None) -> Panel:
@@ -29,20 +30,42 @@ def method_points(values: Mapping[str, Any], axis: Axis, keys: Mapping[str, Sequ
         if np.isfinite(own).sum() > 1:
             mean = float(np.nanmean(own))
             series.append(Series((mean, mean), (place - 0.32, place + 0.32), color=shade, width=3))
-    names = [(float(place), name if len(name) <= 24 else f"…{name[-23:]}") for place, name in enumerate(values)]
-    return Panel(axis, Axis(ticks=names, limits=(len(names) - 0.4, -0.6)), series)
+    return Panel(axis, _listed(values), series)
+
+
+def difference_points(values: Mapping[str, tuple[float, float, float]], axis: Axis) -> Panel:
+    """Describes methods' mean differences as points, their intervals as lines, and zero as a dashed line.
+
+    Args:
+        values: Mean difference and the ends of its interval, by method.
+        axis: The axis of the differences.
+    """
+    every = [0.0, *itertools.chain(*values.values())]
+    margin = 0.05 * (max(every) - min(every)) or 1.0
+    axis = dataclasses.replace(axis, limits=(min(every) - margin, max(every) + margin))
+    series = [Series((0.0, 0.0), (-0.6, len(values) - 0.4), color=GRAY, dash="dash")]
+    for place, (mean, low, high) in enumerate(values.values()):
+        series.append(Series(np.array([low, high]), np.full(2, float(place)), width=2))
+        series.append(Series(np.array([mean]), np.array([float(place)]), "", "points", symbol="square", size=7))
+    return Panel(axis, _listed(values), series)
+
+
+def _listed(names: Iterable[str]) -> Axis:
+    """Returns the axis of methods from top to bottom."""
+    ticks = [(float(place), name if len(name) <= 24 else f"…{name[-23:]}") for place, name in enumerate(names)]
+    return Axis(ticks=ticks, limits=(len(ticks) - 0.4, -0.6))
 
 
 def method_curves(
-    curves: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[float]]],
+    curves: Mapping[str, tuple[Any, Any, Any]],
     x: Axis,
     y: Axis,
     symbols: bool = True,
 ) -> Panel:
-    """Describes a curve per method, with a band of one standard deviation where there is one.
+    """Describes a curve per method, with a band of one sample deviation over runs where there is one.
 
     Args:
-        curves: Positions, means and standard deviations over runs, by method.
+        curves: Positions, means and sample deviations over runs, by method.
         x: The horizontal axis.
         y: The axis of the means.
         symbols: Whether each method has a symbol of its own.
@@ -58,8 +81,12 @@ def method_curves(
 
 
 def comparison_figure(table: Sequence[Mapping]) -> Figure:
-    """Plots methods' final scores, one point per seed, and scores over rounds, with deviations over seeds."""
+    """Plots methods' final scores, one point per seed, and scores over rounds, with deviations over runs.
+
+    With a reference, also the differences to it.
+    """
     score = "accuracy" if "accuracy" in table[0]["seeds"][0] else "loss"
+    scale, unit = (100, ", percentage points") if score == "accuracy" else (1, "")
     last = {row["algorithm"]: [seed.get(score) for seed in row["seeds"]] for row in table}
     over = {row["algorithm"]: (row["rounds"], row["curve_mean"], row["curve_std"]) for row in table}
     of = lambda label: Axis(label, percent=score == "accuracy")
@@ -67,7 +94,12 @@ def comparison_figure(table: Sequence[Mapping]) -> Figure:
         method_points(last, of(f"test {score}, last round")),
         method_curves(over, Axis("round"), of(f"test {score}")),
     ]
-    return draw(panels, (12, max(4.2, 0.6 + 0.26 * len(table))))
+    differs = [row for row in table if np.isfinite(np.array(row.get("difference_low", np.nan), float))]
+    if differs:
+        names = ("difference", "difference_low", "difference_high")
+        values = {row["algorithm"]: tuple(scale * row[name] for name in names) for row in differs}
+        panels.append(difference_points(values, Axis(f"test {score} minus {differs[0]['reference']}'s{unit}")))
+    return draw(panels, (6 * len(panels), max(4.2, 0.6 + 0.26 * len(table))))
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float | None:

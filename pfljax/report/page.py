@@ -10,8 +10,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from pfljax.contract import processes
 from pfljax.evaluation import collaboration
-from pfljax.exchange import processes
 from pfljax.folder import files
 from pfljax.report import content, draw, sections
 from pfljax.report.markup import Raw, choice, controls, document, downloads, paragraph, plot, text

@@ -15,8 +15,9 @@ from jaxtyping import Float, Int
 from pfljax.contract.errors import RunError
 from pfljax.folder import files
 
+BYTES = ("bytes_down", "bytes_up")  # columns of metrics.jsonl: per client, summed over rounds
 # Columns of metrics.jsonl that every method has, besides clients' scores.
-COMMON = ("round", "seconds", "train_loss", "bytes_down", "bytes_up", "validation_")
+COMMON = ("round", "seconds", "train_loss", *BYTES, "validation_")
 
 
 class Score(NamedTuple):
@@ -39,6 +40,54 @@ def over_clients(reduce: Callable[..., np.ndarray], values: Float[np.ndarray, "T
     if scored.size:
         reduced[some] = reduce(scored, *args, axis=1)
     return reduced
+
+
+def score_of(summary: Mapping[str, Any]) -> str:
+    """Returns the name of the score that a run's clients are ranked by: accuracy, or the loss for regression."""
+    return "accuracy" if summary.get("task", "classification") == "classification" else "loss"
+
+
+def number_of(percent: bool) -> Callable[[float], str]:
+    """Returns how a score is formatted: as a number of percents with one decimal, or with four decimals."""
+    return (lambda value: f"{100 * value:.1f}") if percent else (lambda value: f"{value:.4f}")
+
+
+def measures(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Float[np.ndarray, " n"]]:
+    """Returns what a comparison says of runs after their last rounds; NaN if unknown.
+
+    Args:
+        summaries: The contents of the runs' summary.json.
+
+    Returns:
+        "score" (see `score_of`), "decile" (the clients' bottom decile of accuracy), "best" (the score of the best
+        round), "unseen" (that of clients who never trained), "gradients" and "megabytes" (per client and round),
+        "seconds" (per round), and the further metrics by name.
+    """
+    score, rounds = score_of(summaries[0]), lambda summary: max(summary["last"]["round"], 1)
+    read: dict[str, Callable[[Mapping], Any]] = {
+        "score": lambda summary: summary["last"].get(score),
+        "decile": lambda summary: summary["last"].get("accuracy_bottom_decile"),
+        "best": lambda summary: (summary.get("best") or {}).get(score),
+        "unseen": lambda summary: (summary.get("unseen") or {}).get(score),
+        "gradients": lambda summary: summary.get("gradients_per_round"),
+        "megabytes": lambda summary: sum(summary["last"][name] for name in BYTES) / rounds(summary) / 1e6,
+        "seconds": lambda summary: summary.get("seconds_per_round"),
+    }
+    own = [name for summary in summaries for name in summary.get("metrics", ())]
+    read |= {name: lambda summary, name=name: summary["last"].get(name) for name in own}
+    return {name: np.array([of(summary) for summary in summaries], float) for name, of in read.items()}
+
+
+def over_rounds(rows: Sequence[Sequence[Mapping]], name: str) -> tuple[list[int], Float[np.ndarray, "n T"]]:
+    """Returns the rounds (T,) in which all runs were evaluated, and an entry of their metrics.jsonl in them.
+
+    Args:
+        rows: The metrics.jsonl rows of each run.
+        name: Name of the entry; NaN where it is missing.
+    """
+    of_round = [{row["round"]: row.get(name) for row in each} for each in rows]
+    rounds = sorted(set.intersection(*map(set, of_round)))
+    return rounds, np.array([[values[number] for number in rounds] for values in of_round], float)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +132,7 @@ class RunData:
     @property
     def score(self) -> Score:
         """The score that clients are ranked by: accuracy, or the loss for regression."""
-        return self._score("accuracy" if self.summary.get("task", "classification") == "classification" else "loss")
+        return self._score(score_of(self.summary))
 
     @functools.cached_property
     def scores(self) -> dict[str, Score]:

@@ -16,7 +16,7 @@ from pfljax.report.markup import Raw, paragraph, score, table, text
 SCORES = {
     "accuracy": "accuracy",
     "accuracy_mean": "plain mean",
-    "accuracy_std": "std",
+    "accuracy_std": "deviation over clients",
     "accuracy_bottom_decile": "bottom decile",
     "accuracy_min": "minimum",
     "loss": "loss",

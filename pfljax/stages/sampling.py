@@ -72,6 +72,5 @@ def by_size(key: Key, sizes: Array, num: int) -> Array:
 
 def losses_of(problem: Problem, algorithm: Algorithm, key: Key, state: State, clients: ClientData, ids: Array) -> Array:
     """(n,) mean training losses of what clients `ids` predict with; NaN without examples."""
-    plan = problem.plan
-    use = lambda prediction, train: metrics.evaluate(plan, problem.model, algorithm, prediction, train)["loss"]
-    return serve_some(algorithm, plan, use, key, state, ids, clients, clients.train).found
+    use = lambda prediction, train: metrics.evaluate(problem, algorithm, prediction, train)["loss"]
+    return serve_some(algorithm, problem.plan, use, key, state, ids, clients, clients.train).found

@@ -32,6 +32,22 @@ class Saving(NamedTuple):
     check: Callable[[int], int]
 
 
+class Lowered(NamedTuple):
+    """A program of rounds that is not compiled yet.
+
+    Attributes:
+        algorithm: The method, built for the plan.
+        state: Shapes and locations of the state that the program takes.
+        program: The program.
+        ahead: Bytes on one device of what is held beside the program's arguments.
+    """
+
+    algorithm: Algorithm
+    state: State
+    program: jax.stages.Lowered
+    ahead: int = 0
+
+
 @dataclasses.dataclass
 class Compiled:
     """A run's compiled functions, and where its state is stored.

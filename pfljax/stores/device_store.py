@@ -21,10 +21,10 @@ from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import Record, make_round
 from pfljax.stores import memory
-from pfljax.stores.compiled import Compiled, shaped, state_shardings
+from pfljax.stores.compiled import Compiled, Lowered, shaped, state_shardings
 from pfljax.stores.experiment import OWN, Experiment
 from pfljax.stores.replicates import Replicates
-from pfljax.stores.serving import measured, scores
+from pfljax.stores.serving import BLOCK_BYTES, blocks, joined, measured, scores
 from pfljax.stores.store import Build, Store, UseOf
 
 LARGE = 32 << 20  # bytes; with a model stack this large, a dispatch is one round
@@ -33,7 +33,7 @@ LARGE = 32 << 20  # bytes; with a model stack this large, a dispatch is one roun
 def _in_python(experiment: Experiment, clients: ClientData, plan: PythonPlan) -> Compiled:
     """Compiles nothing: rounds run in Python, on concrete arrays."""
     algorithm, problem = experiment.algorithm(plan), experiment.problem
-    one_round = calling(make_round(algorithm, plan, problem.num_clients, problem.cohort_size))
+    one_round = calling(make_round(algorithm, plan, problem.cohort_size))
     init = functools.partial(init_state, algorithm, plan)
     shape = jax.eval_shape(init, jax.random.key(0), clients)
 
@@ -114,29 +114,24 @@ class DeviceStore(Store):
         shape = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), compiled.state)
         return shaped(shape, state_shardings(compiled.algorithm, compiled.plan, shape))
 
-    def compile_segment(
+    def lower_segment(
         self, experiment: Experiment, clients: ClientData, plan: ExecutionPlan, length: int, replicates: Replicates
-    ) -> Compiled:
-        """Compiles up to `length` rounds into one dispatch; only one round for peers with a large model stack.
+    ) -> Lowered:
+        """Lowers up to `length` rounds for one dispatch; only one round for peers with a large model stack.
 
         Other clients read peers' models until the round ends, so the next models need separate memory. In a loop of
         rounds this is a temporary in addition to the models. In a single round it is the output, and the old models are
         freed.
         """
-        if isinstance(plan, PythonPlan):
-            return _in_python(experiment, clients, plan)
-        begin = time.perf_counter()
         algorithm, problem = experiment.algorithm(plan), experiment.problem
 
         def one_round(algorithm, *args):
-            return make_round(algorithm, plan, problem.num_clients, problem.cohort_size)(*args)
+            return make_round(algorithm, plan, problem.cohort_size)(*args)
 
         # Jitted, so that the trace for the record's shape is reused in the loop.
         one_round = jax.jit(replicates.lift(experiment, plan, one_round, (0, None, 0, 0)), inline=True)
-        init = replicates.lift(experiment, plan, lambda algorithm, *args: init_state(algorithm, plan, *args), (0, 0))
-        key = jax.random.key(experiment.seed)
-        keys = replicates.join([experiment.keys(key, key)] * replicates.num)
-        key = replicates.join([key] * replicates.num)
+        init, key = self._init(experiment, plan, replicates)
+        keys = replicates.join([experiment.keys(*[jax.random.key(experiment.seed)] * 2)] * replicates.num)
         shape = jax.eval_shape(init, key, clients)
         shardings = state_shardings(algorithm, plan, shape, replicates.axis)
         state = shaped(shape, shardings)
@@ -153,12 +148,29 @@ class DeviceStore(Store):
             donate_argnums=(3,) if single else (3, 4),
             out_shardings=(_apart(shardings), everywhere, everywhere),
         )
-        compiled = jitted.lower(keys, number, number, *_apart(state), clients).compile()
+        return Lowered(algorithm, state, jitted.lower(keys, number, number, *_apart(state), clients))
+
+    def _init(self, experiment: Experiment, plan: ExecutionPlan, replicates: Replicates) -> tuple[Callable, Key]:
+        """Returns (key, clients) -> initial state, and a key of its shape."""
+        init = replicates.lift(experiment, plan, lambda algorithm, *args: init_state(algorithm, plan, *args), (0, 0))
+        return init, replicates.join([jax.random.key(experiment.seed)] * replicates.num)
+
+    def compile_segment(
+        self, experiment: Experiment, clients: ClientData, plan: ExecutionPlan, length: int, replicates: Replicates
+    ) -> Compiled:
+        """Compiles the rounds of `lower_segment`, and the initialization of the state."""
+        if isinstance(plan, PythonPlan):
+            return _in_python(experiment, clients, plan)
+        begin = time.perf_counter()
+        algorithm, state, program, _ = self.lower_segment(experiment, clients, plan, length, replicates)
+        compiled = program.compile()
 
         def dispatch(key, start, stop, state, clients):
             (rest, models), records, done = compiled(key, np.int32(start), np.int32(stop), *_apart(state), clients)
             return rest._replace(models=models), records, done
 
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+        init, key = self._init(experiment, plan, replicates)
         init = jax.jit(init, out_shardings=shardings).lower(key, clients).compile()
         seconds = time.perf_counter() - begin
         needs = memory.of_compiled(compiled), memory.of_compiled(init)
@@ -169,12 +181,12 @@ class DeviceStore(Store):
     ) -> Callable:
         """Evaluates all clients at once, or some in blocks if only some are scored, or by metrics on the host."""
         experiment = experiments[0]
-        plan, model = compiled.plan, experiment.problem.model
+        plan, problem = compiled.plan, experiment.problem._replace(plan=compiled.plan)
         metrics, num = experiment.metrics, experiment.problem.num_clients
         parts = experiment.scored is not None or bool(metrics)  # otherwise all clients at once
 
         def score(algorithm: Algorithm, ids: Array | None, key: Key, state: State, clients: ClientData, splits: Any):
-            use = scores(plan, model, algorithm, bool(metrics))
+            use = scores(problem, algorithm, bool(metrics))
             if ids is not None:
                 return serve_some(algorithm, plan, use, key, state, ids, clients, splits)
             return serve(algorithm, plan, use, key, state, jnp.arange(num, dtype=jnp.int32), clients, splits)
@@ -188,17 +200,14 @@ class DeviceStore(Store):
         if not metrics:
             return functools.partial(run, ids)
         examples = max(getattr(experiment.federation, part).y.shape[1] for part in ("train", "validation", "test"))
+        scored, size = ids.shape[-1], BLOCK_BYTES // max(measures.row_bytes(problem, examples), 1)
 
         def in_blocks(*args):
             found = []
-            for places, real in measures.blocks(ids.shape[-1], measures.row_bytes(model, examples)):
+            for places in blocks(scored, size):
                 of_runs = replicates.split(jax.device_get(run(ids[..., places], *args)))
-                of_runs = [served._replace(found=measured(metrics, served.found)) for served in of_runs]
-                found.append([jax.tree.map(lambda leaf, real=real: leaf[:real], served) for served in of_runs])
-            joined = [
-                jax.tree.map(lambda *leaves: np.concatenate(leaves), *of_run) for of_run in zip(*found, strict=True)
-            ]
-            return replicates.join(joined, np.stack)
+                found.append([served._replace(found=measured(metrics, served.found)) for served in of_runs])
+            return replicates.join([joined(of_run, scored) for of_run in zip(*found, strict=True)], np.stack)
 
         return in_blocks
 

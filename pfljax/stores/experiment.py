@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from pfljax.contract import cores
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob, settings
 from pfljax.contract.types import Algorithm, Key
@@ -18,12 +19,12 @@ from pfljax.data import Federation
 from pfljax.data.sources.source import generator
 from pfljax.evaluation.fine_tuning import fine_tuned
 from pfljax.evaluation.measures import Metric
-from pfljax.exchange import cores
 from pfljax.exchange.in_python import PythonPlan
 from pfljax.exchange.plan import ExecutionPlan, Peers, Plan, make_plan
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
 from pfljax.stages.attacks import Attack
+from pfljax.stages.latecomers import with_latecomers
 from pfljax.stages.server import Server
 
 
@@ -91,6 +92,7 @@ class Experiment:
         eval_clients: Number of clients to score, the same ones in every evaluation; 0: all.
         server: How the server samples cohorts and aggregates models.
         attack: What the attacking clients do. The federation determines which clients attack.
+        knows: What the method is told that others are not, in words.
         metrics: Further metrics of clients' predictions, by name; see `evaluation.measures`.
         stop: (rows of the history) -> whether the run stops, or why; None: it does not.
         config: Content of config.json. Its "settings" must agree when a run is resumed.
@@ -109,6 +111,7 @@ class Experiment:
     eval_clients: int = 0
     server: Server = dataclasses.field(default_factory=Server)
     attack: Attack = dataclasses.field(default_factory=Attack)
+    knows: str = ""
     metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
     stop: Callable[[Sequence[dict]], bool | str] | None = None
     config: dict = dataclasses.field(default_factory=dict)
@@ -135,8 +138,9 @@ class Experiment:
 
     @property
     def numbers(self) -> Numbers:
-        """The numbers that `algorithm` can replace."""
-        names = [field.name for field in dataclasses.fields(self.method) if field.type in (float, "float")]
+        """The numbers that `algorithm` can replace: not those that a method declares as static."""
+        fields = [field for field in dataclasses.fields(self.method) if not field.metadata.get("static")]
+        names = [field.name for field in fields if field.type in (float, "float")]
         rate = self.local.learning_rate if self.local else None
         return Numbers(rate, {name: getattr(self.method, name) for name in names})
 
@@ -163,7 +167,8 @@ class Experiment:
             method = dataclasses.replace(method, **numbers.knobs)
 
         tuned = fine_tuned(problem, method.build(problem), self.fine_tune_epochs)
-        return self.server.of(problem, self.attack.on(problem, tuned))
+        found = with_latecomers(problem, self.server.of(problem, self.attack.on(problem, tuned)))
+        return dataclasses.replace(found, matmul_precision=self.local.matmul_precision) if self.local else found
 
     def keys(self, key: Key, secret: Key) -> Key:
         """Returns the keys of the rounds: (2,) with private noise, where only the ledger's cohorts use `key`."""
@@ -179,3 +184,12 @@ class Experiment:
         size, n_max = self.federation.train.size, self.federation.train.y.shape[1]
         size = size if isinstance(size, np.ndarray) else np.full(size.shape, n_max)
         return np.asarray(self.problem.solver.num_steps(size, n_max))
+
+    def gradients(self, algorithm: Algorithm) -> float:
+        """Mean number of gradients of mini-batches that a client computes in a round, as the ledger counts them.
+
+        The mean is over all clients; those outside of a round's cohort compute none.
+        """
+        problem, ledger = self.problem, algorithm.ledger
+        per_client = float(self.steps.mean()) * ledger.passes * max(ledger.gradients, 1)
+        return per_client * problem.cohort_size / problem.num_clients

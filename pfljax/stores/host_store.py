@@ -20,23 +20,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfljax.contract import tree
+from pfljax.contract import processes, tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Algorithm, ClientData, Cohort, Key, PyTree, Start, State
 from pfljax.evaluation import measures
-from pfljax.exchange import lifting, processes
+from pfljax.exchange import lifting
 from pfljax.exchange.lifting import join_state, split_state
 from pfljax.exchange.plan import ExecutionPlan, make_host_plan
 from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import cohort_of, make_cohort_round
 from pfljax.stores import memory, stacks
-from pfljax.stores.compiled import Compiled, Saving, shaped, state_shardings
+from pfljax.stores.compiled import Compiled, Lowered, Saving, shaped, state_shardings
 from pfljax.stores.experiment import OWN, Experiment
 from pfljax.stores.replicates import Replicates
-from pfljax.stores.serving import Blocks, measured, scores
+from pfljax.stores.serving import BLOCK_BYTES, in_blocks, measured, scores
 from pfljax.stores.store import Build, Store, UseOf, shapes_of
-
-BLOCK_BYTES = 64 << 20  # minimum size of a block of clients that is evaluated at once
 
 
 class Ahead(NamedTuple):
@@ -109,7 +107,7 @@ def _on_disk(
     if jax.process_count() > 1 and None in directories:
         raise ArgumentError("client_store", "needs a run folder that all processes can access", "disk")
     build, device = functools.partial(experiment.algorithm, host), host.device
-    begin = jax.jit(lambda numbers, *args: build(numbers).start(*args))
+    begin = jax.jit(lambda numbers, *args: lifting.begin(build(numbers), *args))
     rows_of = jax.jit(lambda numbers, *args: jax.tree.leaves(lifting.first_rows(build(numbers), host, *args)))
 
     def started(run: int, key: Key, clients: ClientData) -> Start:
@@ -235,7 +233,7 @@ def block_size(experiment: Experiment, plan: ExecutionPlan) -> int:
     of_cohort = each = tree.row_bytes((split_state(algorithm, state)[0], clients))
     if experiment.metrics:
         sizes = (getattr(experiment.federation, part).y.shape[1] for part in ("train", "validation", "test"))
-        each += sum(measures.row_bytes(problem.model, size) for size in sizes)
+        each += sum(measures.row_bytes(problem, size) for size in sizes)
     if algorithm.topology == "peers":  # other clients' models are stored next to each client's
         each += len(lifting.shapes(algorithm, plan, key, state, clients)[0].index) * tree.row_bytes(state.models)
     size = max(BLOCK_BYTES // each, problem.cohort_size * of_cohort // each, 1)
@@ -269,17 +267,14 @@ class HostStore(Store):
         del replicates
         return compiled.state
 
-    def compile_segment(
+    def lower_segment(
         self, experiment: Experiment, clients: ClientData, plan: ExecutionPlan, length: int, replicates: Replicates
-    ) -> Compiled:
-        """Compiles a round of the cohort's rows; a segment plays round by round."""
+    ) -> Lowered:
+        """Lowers a round of the cohort's rows; `ahead` is the next cohort."""
         del length
-        begin = time.perf_counter()
         algorithm, problem = experiment.algorithm(plan), experiment.problem
         self.check(experiment, algorithm)
-        num_clients, size, data = problem.num_clients, problem.cohort_size, replicates.split(clients)
-        clients = data[0]
-        key = jax.random.key(experiment.seed)
+        num_clients, size, clients = problem.num_clients, problem.cohort_size, replicates.split(clients)[0]
         rows, rest = split_state(algorithm, shapes_of(experiment, clients))
         state = join_state(algorithm, tree.shapes_of_rows(rows, size), rest)
         shardings = state_shardings(algorithm, plan, state)
@@ -292,19 +287,28 @@ class HostStore(Store):
 
         number, ids = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((size,), jnp.int32)
         jitted = jax.jit(step, donate_argnums=4, out_shardings=(shardings, plan.everywhere))
-        keys = experiment.keys(key, key)
-        compiled = jitted.lower(replicates.numbers_of(0), keys, number, ids, state, cohort).compile()
-        rest = shaped(rest, split_state(algorithm, shardings)[1])
-        like = join_state(algorithm, jax.tree.map(_placeholder, rows), rest)
-        needs = memory.of_compiled(compiled)
+        keys = experiment.keys(*[jax.random.key(experiment.seed)] * 2)
+        program = jitted.lower(replicates.numbers_of(0), keys, number, ids, state, cohort)
         ahead = tree.num_bytes((split_state(algorithm, state)[0], cohort)) // plan.num_devices
-        of_a_run = split_state(algorithm, state)[1]  # its server and models
-        others = (replicates.num - 1) * tree.num_bytes(of_a_run)
+        return Lowered(algorithm, state, program, ahead)
+
+    def compile_segment(
+        self, experiment: Experiment, clients: ClientData, plan: ExecutionPlan, length: int, replicates: Replicates
+    ) -> Compiled:
+        """Compiles a round of the cohort's rows; a segment plays round by round."""
+        begin = time.perf_counter()
+        algorithm, state, program, ahead = self.lower_segment(experiment, clients, plan, length, replicates)
+        num_clients, size = experiment.problem.num_clients, experiment.problem.cohort_size
+        data, compiled = replicates.split(clients), program.compile()
+        needs, rest = memory.of_compiled(compiled), split_state(algorithm, state)[1]  # a run's server and models
+        others = (replicates.num - 1) * tree.num_bytes(rest)
         needs = dataclasses.replace(needs, arguments=needs.arguments + ahead + others)
         segments = [
             Segment(algorithm, plan, functools.partial(compiled, replicates.numbers_of(run)), num_clients, size)
             for run in range(replicates.num)
         ]
+        rows = split_state(algorithm, shapes_of(experiment, data[0]))[0]
+        like = join_state(algorithm, jax.tree.map(_placeholder, rows), rest)
         init, saving = self.begin(experiment, replicates, like, data)
 
         def init_all(key, clients):
@@ -327,7 +331,8 @@ class HostStore(Store):
             data: All clients' data, for each run.
         """
         del data
-        memory.check_host(like, replicates.num)
+        leaves = [tree.num_bytes(leaf) for leaf in jax.tree.leaves((like.models, like.optimizer, like.clients))]
+        memory.check_host(replicates.num * sum(leaves) + max(leaves, default=0))  # one more leaf, while it is copied
         return _in_memory(experiment, replicates, like), _whole(like) if jax.process_count() > 1 else None
 
     def make_evaluation(
@@ -335,9 +340,9 @@ class HostStore(Store):
     ) -> Callable:
         """Evaluates in blocks, one run after the other."""
         first, plan = experiments[0], compiled.plan
-        use = functools.partial(scores, plan, first.problem.model, outputs=bool(first.metrics))
+        use = functools.partial(scores, first.problem._replace(plan=plan), outputs=bool(first.metrics))
         finish = functools.partial(measured, first.metrics)
-        evaluate = Blocks(functools.partial(first.algorithm, plan), plan, use, block_size(first, plan), finish)
+        evaluate = in_blocks(functools.partial(first.algorithm, plan), plan, use, block_size(first, plan), finish)
         everyone = np.arange(first.problem.num_clients, dtype=np.int32)
         ids = [everyone if each.scored is None else each.scored for each in experiments]
 
@@ -350,7 +355,7 @@ class HostStore(Store):
 
     def serve(self, experiment: Experiment, build: Build, plan: ExecutionPlan, use: UseOf, *args: Any) -> PyTree:
         """Serves these clients in blocks of the size of a cohort."""
-        return Blocks(build, plan, use, experiment.problem.cohort_size)(OWN, *args).found
+        return in_blocks(build, plan, use, experiment.problem.cohort_size)(OWN, *args).found
 
 
 class DiskStore(HostStore):

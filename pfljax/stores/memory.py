@@ -7,11 +7,9 @@ from typing import Any
 
 import jax
 
-from pfljax.contract import tree
+from pfljax.contract import processes
 from pfljax.contract.errors import OutOfMemory
 from pfljax.contract.host import free_memory, readable
-from pfljax.contract.types import State
-from pfljax.exchange import processes
 from pfljax.exchange.plan import ExecutionPlan
 
 SHARE = 0.9  # fraction of a device's memory that a run may plan with
@@ -77,23 +75,13 @@ def next_smaller(plan: ExecutionPlan, num_clients: int, topology: str) -> Execut
     return dataclasses.replace(plan, chunk=at_once // 2) if at_once > 1 else None
 
 
-def check_host(state: State, runs: int = 1) -> None:
-    """Checks that the clients' rows fit in host memory, in addition to their data.
-
-    Args:
-        state: State of one run.
-        runs: Number of runs.
-
-    Raises:
-        OutOfMemory: if they do not fit.
-    """
-    leaves = [tree.num_bytes(leaf) for leaf in jax.tree.leaves((state.models, state.optimizer, state.clients))]
-    need = runs * sum(leaves) + max(leaves, default=0)  # one more leaf, while it is copied
+def check_host(need: int) -> None:
+    """Raises `OutOfMemory` if clients' rows of `need` bytes do not fit in host memory, in addition to their data."""
     free = host_free()
     if need > SHARE * free:
         raise OutOfMemory(
-            f"out of memory: the clients' state needs {readable(need)}, but only {readable(free)} is free on the host; "
-            "use fewer clients (num_clients) or a smaller model"
+            f"out of memory: clients' rows need {readable(need)}, but only {readable(free)} is free on the host; use "
+            "fewer clients (num_clients) or a smaller model"
         )
 
 

@@ -19,10 +19,10 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError, OutOfMemory, RunError
 from pfljax.contract.pooled import is_pooled
 from pfljax.contract.types import PyTree
-from pfljax.exchange import processes
 from pfljax.stores import memory
 
 BLOCK = 4096  # number of rows fetched from other processes at a time
@@ -291,7 +291,7 @@ def in_memory(stack: PyTree) -> PyTree:
     if not files:
         whole = lambda leaf: leaf.read(np.arange(leaf.shape[0])) if isinstance(leaf, Shared) else leaf
         return jax.tree.map(whole, stack)
-    check_host(sum(math.prod(file.shape) * file.dtype.itemsize for file in files))
+    memory.check_host(sum(math.prod(file.shape) * file.dtype.itemsize for file in files))
     rows = iter(read(files, np.arange(files[0].shape[0])))
     return jax.tree.map(lambda leaf: next(rows) if isinstance(leaf, RowFile) else leaf, stack)
 
@@ -303,17 +303,8 @@ def copied(state: PyTree) -> PyTree:
         OutOfMemory: if it does not fit.
     """
     here = lambda leaf: not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
-    check_host(sum(leaf.nbytes for leaf in jax.tree.leaves(state) if here(leaf)))
+    memory.check_host(sum(leaf.nbytes for leaf in jax.tree.leaves(state) if here(leaf)))
     return jax.tree.map(lambda leaf: np.array(leaf) if here(leaf) else leaf.copy(), state)
-
-
-def check_host(need: int) -> None:
-    """Raises `OutOfMemory` if clients' rows of `need` bytes do not fit in host memory."""
-    free = memory.host_free()
-    if need > memory.SHARE * free:
-        raise OutOfMemory(
-            f"out of memory: clients' rows need {memory.readable(need)}; the host has only {memory.readable(free)} free"
-        )
 
 
 def check_disk(directories: Sequence[Path | None], shapes: PyTree, played: int) -> int:

@@ -12,7 +12,7 @@ from pfljax.contract.types import Algorithm, ClientData, PyTree, State
 from pfljax.exchange import lifting
 from pfljax.exchange.lifting import Use
 from pfljax.exchange.plan import ExecutionPlan
-from pfljax.stores.compiled import Compiled
+from pfljax.stores.compiled import Compiled, Lowered
 from pfljax.stores.experiment import Experiment, Numbers
 from pfljax.stores.replicates import Replicates
 
@@ -45,6 +45,12 @@ class Store(Protocol):
 
     def restorable(self, compiled: Compiled, replicates: Replicates) -> State:
         """Returns the shapes, dtypes and locations of one run's state."""
+        ...
+
+    def lower_segment(
+        self, experiment: Experiment, clients: ClientData, plan: ExecutionPlan, length: int, replicates: Replicates
+    ) -> Lowered:
+        """Lowers the rounds that `compile_segment` compiles; of the data, only shapes and locations are read."""
         ...
 
     def compile_segment(

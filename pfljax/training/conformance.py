@@ -33,18 +33,8 @@ from pfljax.contract.types import (
     Start,
     State,
 )
+from pfljax.exchange import lifting
 from pfljax.exchange.in_python import PythonPlan
-from pfljax.exchange.lifting import (
-    context_of,
-    download,
-    init,
-    join_state,
-    resolved,
-    serve_newcomers,
-    shapes,
-    split_state,
-    whom,
-)
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import draw_cohort, make_round
@@ -81,8 +71,8 @@ def check_metrics(experiment: Experiment, algorithm: Algorithm) -> None:
     if not experiment.metrics or isinstance(plan, PythonPlan):
         return
     clients = tree.shapes_of_rows(experiment.federation.client_data, problem.num_clients)
-    state = jax.eval_shape(functools.partial(init, algorithm, plan), key, clients)
-    one_round = make_round(algorithm, plan, problem.num_clients, problem.cohort_size)
+    state = jax.eval_shape(functools.partial(lifting.init, algorithm, plan), key, clients)
+    one_round = make_round(algorithm, plan, problem.cohort_size)
     record = jax.eval_shape(one_round, experiment.keys(key, key), jnp.int32(0), state, clients)[1]
     for name in record.metrics.keys() & experiment.metrics.keys():
         text = f"is also a metric of {experiment.name} itself; accepted: another name, such as own_{name}"
@@ -105,13 +95,14 @@ def check_start(experiment: Experiment, plan: ExecutionPlan, key: Key, state: St
     if is_built_in(experiment.method) or isinstance(plan, PythonPlan):  # which shows what is wrong by itself
         return
     contract, num = Contract(experiment, plan), experiment.problem.cohort_size
+    contract.algorithm = experiment.algorithm(plan)  # the state is its
     ids = np.linspace(0, experiment.problem.num_clients - 1, num).astype(np.int32)  # the first and the last one, too
     contract.check_places(key, state, clients, ids)
     if store_of(experiment).on_devices:
         return contract.check_values(key, state, clients)
-    rows, rest = split_state(contract.algorithm, state)
+    rows, rest = lifting.split_state(contract.algorithm, state)
     rows, clients = (place(plan, stacks.read(stack, ids), num) for stack in (rows, clients))
-    contract.check_values(key, join_state(contract.algorithm, rows, rest), clients, ids)
+    contract.check_values(key, lifting.join_state(contract.algorithm, rows, rest), clients, ids)
 
 
 def check_weights(experiment: Experiment, field: str, weights: np.ndarray, ids: np.ndarray | None = None) -> None:
@@ -169,7 +160,7 @@ class Contract:
         self._check_owner("start", "Start.optimizer", start.optimizer, ("shared",))
         self._check_owner("first_row", "First.model", first.model, own, "the client's own model")
         self._check_owner("first_row", "First.optimizer", first.optimizer, own)
-        state = jax.eval_shape(lambda *args: init(algorithm, problem.plan, *args), key, clients)
+        state = jax.eval_shape(lambda *args: lifting.init(algorithm, problem.plan, *args), key, clients)
         if algorithm.sample:
             found = self._traced("sample", key, state, clients)
             self._shape("sample", "the array", found, (problem.cohort_size,), "integer")
@@ -187,9 +178,9 @@ class Contract:
     def _check_round(self, key: Key, state: State, clients: ClientData) -> None:
         """Traces a round."""
         algorithm, size = self.algorithm, self.problem.cohort_size
-        rows, rest = split_state(algorithm, state)
+        rows, rest = lifting.split_state(algorithm, state)
         rows, data = tree.shapes_of_rows((rows, clients), size)
-        state, held = join_state(algorithm, rows, rest), 1
+        state, held = lifting.join_state(algorithm, rows, rest), 1
         if algorithm.topology == "shared":
             held = tree.num_rows(state.models)
         if algorithm.download and algorithm.topology != "own":
@@ -216,7 +207,7 @@ class Contract:
         fn, zero = operator.attrgetter(field)(self.algorithm), jnp.zeros((), jnp.int32)
 
         def one(key, state, args):
-            context = context_of(key, zero, state, jnp.zeros((held,), jnp.int32))
+            context = lifting.context_of(key, zero, state, jnp.zeros((held,), jnp.int32))
             return fn(context, *(view(arg, zero) if isinstance(arg, ClientData) else arg for arg in args))
 
         return self._evaluate(field, one, key, state, args)
@@ -246,9 +237,8 @@ class Contract:
         """Shapes of what the server gets back if all clients return outputs of these shapes."""
         topology = self.algorithm.topology
         zeros = lambda *args: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), output)
-        exchange = functools.partial(
-            self.problem.plan.exchange, zeros, topology=topology, own_first=topology == "peers"
-        )
+        options = {"topology": topology, "own_first": topology == "peers"}
+        exchange = functools.partial(self.problem.plan.exchange, zeros, **options)
         return jax.eval_shape(exchange, state.models, index, state.clients, data)[1]
 
     def _check_predictions(self, key: Key, state: State, clients: ClientData) -> None:
@@ -289,7 +279,8 @@ class Contract:
             text = f"required for unseen clients with topology={algorithm.topology!r}; it says what they predict with"
             raise self._error("adapt", text)
         else:  # `whom` and `predict`, with an empty row
-            serve = functools.partial(serve_newcomers, algorithm, self.problem.plan, lambda prediction, _: prediction)
+            as_it_is = lambda prediction, _: prediction
+            serve = functools.partial(lifting.serve_newcomers, algorithm, self.problem.plan, as_it_is)
             found = tree.shapes_of_rows(self._evaluate("adapt", serve, key, state, clients, ()))
         self._check_prediction("adapt", found, models, clients)
 
@@ -301,7 +292,7 @@ class Contract:
         self._instance(field, prediction, Prediction)
         if prediction.index is not None:
             self._shape(field, "index", prediction.index, (_width(prediction.index),), "integer")
-        full = self._evaluate(field, resolved, prediction, received)
+        full = self._evaluate(field, lifting.resolved, prediction, received)
         held = (jax.tree.leaves(full.models) or [full.weights])[0].shape[0]
         self._shape(field, "weights", full.weights, (held,), "float")
         params = jax.eval_shape(model.init, jax.random.key(0))
@@ -356,8 +347,8 @@ class Contract:
         algorithm, plan, data = self.algorithm, self.problem.plan, self.experiment.federation.client_data
         if (predict := algorithm.predict) is None:
             return
-        shape = jax.eval_shape(functools.partial(init, algorithm, plan), key, data)
-        mixture, made = shapes(algorithm, plan, key, shape, data)
+        shape = jax.eval_shape(functools.partial(lifting.init, algorithm, plan), key, data)
+        mixture, made = lifting.shapes(algorithm, plan, key, shape, data)
         if made.index is None:
             return
 
@@ -374,7 +365,7 @@ class Contract:
     def _values(self, key: Key, state: State, clients: ClientData, ids: Array | None):
         """What `check_values` checks."""
         algorithm, problem, plan = self.algorithm, self.problem, self.problem.plan
-        rows, rest = split_state(algorithm, state)
+        rows, rest = lifting.split_state(algorithm, state)
         if ids is not None:
             cohort = Cohort(ids, everyone=len(ids) == problem.num_clients)
         elif algorithm.sample:
@@ -384,9 +375,9 @@ class Contract:
         if ids is None and not cohort.everyone:
             cohort = Cohort(jax.lax.with_sharding_constraint(cohort.ids, plan.everywhere))  # as in a round
             rows, clients = plan.take_rows((rows, clients), cohort.ids)
-        part = join_state(algorithm, rows, rest)
-        index = download(algorithm, plan, key, part, cohort)
-        mixture = whom(algorithm, plan, key, part, cohort.ids, clients.train.size)
+        part = lifting.join_state(algorithm, rows, rest)
+        index = lifting.download(algorithm, plan, key, part, cohort)
+        mixture = lifting.whom(algorithm, plan, key, part, cohort.ids, clients.train.size)
         num_models = tree.num_rows(state.models) if jax.tree.leaves(state.models) else 1
         floats = [leaf for leaf in jax.tree.leaves(state.models) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
         finite = jnp.array([jnp.isfinite(leaf).all() for leaf in floats]).all()

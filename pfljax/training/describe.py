@@ -15,11 +15,10 @@ import jax
 
 from pfljax.contract import recorded, tree
 from pfljax.contract.pooled import is_pooled
-from pfljax.contract.types import Algorithm, Examples
+from pfljax.contract.types import Examples
 from pfljax.data import Federation
 from pfljax.folder import files, fingerprint
 from pfljax.local.training import LocalTraining
-from pfljax.models import Model
 from pfljax.stores import memory
 from pfljax.stores.compiled import Compiled
 from pfljax.stores.experiment import Experiment
@@ -40,9 +39,8 @@ def settings(method: Any, clients: Federation, model: Any, local: LocalTraining,
 
 def config(method: Any, clients: Federation, model: Any, local: LocalTraining, options: dict) -> dict:
     """Returns "settings", and "parts": what the run can be made again from, without what cannot be recorded."""
-    module = model.module if isinstance(model, Model) else model
     of_local = {f"local.{name}": value for name, value in recorded.fields(local).items()}
-    parts = recorded.recordable({"method": method, "model": module, **of_local, **options})
+    parts = recorded.recordable({"method": method, "model": model, **of_local, **options})
     parts |= {"clients": clients.origin} if clients.origin else {}
     texts = {name: repr(value) for name, value in options.items() if dataclasses.is_dataclass(value)}
     if (stop := options.get("stop")) is not None and "stop" not in texts:
@@ -66,11 +64,6 @@ def environment() -> dict:
         "device": f"{len(jax.local_devices())} x {device.device_kind} ({device.platform})",
         "git_commit": commit,
     }
-
-
-def mini_batches(experiment: Experiment, algorithm: Algorithm) -> int:
-    """Number of mini-batches that the largest client uses in a round."""
-    return math.ceil(int(experiment.steps.max(initial=0)) * algorithm.ledger.passes)
 
 
 def inputs(federation: Federation) -> str:
@@ -119,7 +112,7 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
         ("device memory", needs.limit),
         ("plan", f"{kind}: {at_once} of {per_device} clients at a time, {plan.num_devices} device(s)"),
         ("idle steps", f"{100 * plan.waiting(experiment.steps, size):.1f} %"),
-        ("mini-batches per client and round", f"up to {mini_batches(experiment, algorithm):,}"),
+        ("gradients per client and round", f"{experiment.gradients(algorithm):,.4g} on average, of mini-batches"),
         ("exchange", plan.exchange_of(algorithm.topology, of_round)),
         ("clients' state and data", store.home),
     ]

@@ -13,11 +13,12 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
+from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError, OutOfMemory, RunError
 from pfljax.contract.fields import knob
 from pfljax.contract.types import Algorithm, ClientData, Key, Split, State
 from pfljax.evaluation import metrics as evaluation
-from pfljax.exchange import lifting, processes
+from pfljax.exchange import lifting
 from pfljax.exchange.lifting import Use
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.rounds import Record
@@ -37,6 +38,7 @@ from pfljax.training.progress import announced, progress
 from pfljax.training.tracking import Tracker, make_evaluation
 
 DISPATCH_SECONDS = 2.0  # target time per dispatch; progress is shown after each
+Dispatch = Callable[[], tuple[float, Record]]  # plays the next round: (seconds, record)
 
 
 Rounds = Annotated[int, knob(at_least=1, help="number of communication rounds R")]
@@ -202,12 +204,8 @@ class Trainer:
 
     def _key(self, purpose: int) -> Key:
         """The runs' keys for the initial state (0), rounds (1), predictors (2) or newcomers (3)."""
-        return self.replicates.join(
-            [
-                make_key(each, key, secret, purpose, self.done)
-                for each, key, secret in zip(self.experiments, self.keys, self.secrets, strict=True)
-            ]
-        )
+        runs = zip(self.experiments, self.keys, self.secrets, strict=True)
+        return self.replicates.join([make_key(*run, purpose, self.done) for run in runs])
 
     def _compile(self, length: int) -> None:
         """Places the data and compiles rounds and evaluation."""
@@ -258,14 +256,15 @@ class Trainer:
                 conformance.check_start(each, compiled.plan, *arrays)
         outs, topology = self.folders.outs or [None] * self.replicates.num, self._topology()
         self.histories = [
-            History(out, self.done, topology, each.scored) for out, each in zip(outs, self.experiments, strict=True)
+            History(each, out, self.done, topology, algorithm.report.scored)
+            for out, each in zip(outs, self.experiments, strict=True)
         ]
         self.seconds = self.histories[0].seconds
         if restored and not first.metrics.keys() <= self.histories[0].last.keys():
             with announced("evaluating the models", self.say):
                 self._evaluate()
-        for each, history in zip(self.experiments, self.histories, strict=True) if restored else ():
-            history.write(algorithm.report.scored, each.federation)  # files may be missing, or contain later rounds
+        for history in self.histories if restored else ():
+            history.write()  # files may be missing, or contain later rounds
         if not restored:
             with announced("evaluating the initial models", self.say):
                 self._evaluate()
@@ -355,19 +354,17 @@ class Trainer:
         for number, record in enumerate(parts):
             if number not in self.diverged and (record.diverged >= 0).any():
                 first = int(np.argmax(record.diverged >= 0))
-                text = (
-                    f"round {self.done - count + first + 1}: the loss of client {record.diverged[first]} is not finite"
-                )
-                self.diverged[number] = text
+                at = self.done - count + first + 1
+                self.diverged[number] = f"round {at}: the loss of client {record.diverged[first]} is not finite"
         if self.diverged and not self.keep_going:
             self._stop(*next(iter(self.diverged.items())))
         return parts
 
     def _stop(self, number: int, why: str):
         """Saves the earlier evaluations and raises `RunError`."""
-        for each, history in zip(self.experiments, self.histories, strict=True):
+        for history in self.histories:
             if history.rows:
-                history.write(self.compiled.algorithm.report.scored, each.federation)
+                history.write()
         said = "Earlier evaluations are saved" if self.histories[number].rows else "The run is"
         kept = f" {said} in {self.folders.outs[number]}" if self.folders.outs else ""
         raise RunError(f"{why}; a smaller learning rate may help.{kept}")
@@ -418,8 +415,7 @@ class Trainer:
             }
             history.add(row, scores, collaboration)
             history.write_rows()
-            tracker = self.trackers[number] if processes.is_first() else None
-            if tracker:
+            if processes.is_first() and (tracker := self.trackers[number]):
                 used = collaboration if each.scored is None else {}
                 place = {"shared": history.topology == "shared", "resumed": self.resumed}
                 tracker(make_evaluation(row, means, scores, used, **place))
@@ -462,7 +458,7 @@ def saved_outcome(experiment: Experiment, out: Path, summary: dict) -> Outcome:
     read = functools.partial(checkpoints.read, out / "checkpoints", done)
     state = store_of(experiment).read_saved(experiment, read, clients)
     topology = str(files.read_npz(out / "collaboration.npz")["topology"])
-    history = History(out, done, topology, experiment.scored)
+    history = History(experiment, out, done, topology, summary["scored"])
     key = make_key(experiment, key, secret_key(experiment.problem.solver.privacy, key), 2, done)
     return Outcome(summary, history, experiment, experiment.problem.plan, key, clients, state)
 
@@ -477,18 +473,22 @@ def make_key(experiment: Experiment, key: Key, secret: Key, purpose: int, done: 
     return hidden if purpose else known
 
 
-def check(experiment: Experiment) -> None:
-    """Builds the method once, to find mistakes before compiling anything.
+def check(experiment: Experiment) -> Experiment:
+    """Builds the method once, to find mistakes before compiling anything. Returns the run.
 
     Raises:
         ArgumentError: for a knob that does not fit the clients or the model, a user's method that returns something
-            that is not accepted, a store that does not support the method, or a metric of the run's that has the name
-            of one of the method's.
+            that is not accepted, a store that does not support the method, a metric of the run's that has the name of
+            one of the method's, or more clients to score than there are.
     """
+    num = experiment.federation.num_clients
+    if experiment.eval_clients > num:
+        raise ArgumentError("eval_clients", f"accepted: 0 to {num}", experiment.eval_clients)
     conformance.check(experiment)
     algorithm = experiment.algorithm(experiment.problem.plan)
     store_of(experiment).check(experiment, algorithm)
     conformance.check_metrics(experiment, algorithm)
+    return experiment
 
 
 def compile_to_fit(experiment: Experiment, clients: ClientData, length: int, replicates: Replicates = ONE) -> Compiled:
@@ -515,7 +515,7 @@ def compile_to_fit(experiment: Experiment, clients: ClientData, length: int, rep
 
 def profile(directory: Path, compiled: Compiled, key_for: Callable[[int], Key], clients: ClientData) -> str:
     """Traces a few rounds on a state that is then discarded. Returns a line that describes where their time goes."""
-    from pfljax.training import profiling
+    from pfljax.exchange import profiling
 
     dispatch = dispatcher(compiled, key_for, clients)
     dispatch()
@@ -524,8 +524,8 @@ def profile(directory: Path, compiled: Compiled, key_for: Callable[[int], Key], 
 
 def dispatcher(
     compiled: Compiled, key_for: Callable[[int], Key], clients: ClientData, period: int | None = None
-) -> Callable[[], Record]:
-    """Initializes a state. Returns a function that plays its next round to the end and returns the record.
+) -> Dispatch:
+    """Initializes a state. Returns a function that plays its next round to the end.
 
     Args:
         compiled: The compiled rounds.
@@ -535,12 +535,12 @@ def dispatcher(
     """
     state, done, rounds_key = compiled.init(key_for(0), clients), 0, key_for(1)
 
-    def dispatch() -> Record:
+    def dispatch() -> tuple[float, Record]:
         nonlocal state, done
-        number = done % period if period else done
+        begin, number = time.perf_counter(), done % period if period else done
         state, record, _ = compiled.segment(rounds_key, number, number + 1, state, clients)
         jax.block_until_ready(state)
         done += 1
-        return record
+        return time.perf_counter() - begin, record
 
     return dispatch

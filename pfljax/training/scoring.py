@@ -17,16 +17,9 @@ from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import participations
 from pfljax.folder.history import History
 from pfljax.local import privacy
-from pfljax.models import Model
 from pfljax.stores import memory, serving, stacks
 from pfljax.stores.compiled import Compiled
 from pfljax.stores.experiment import Experiment
-from pfljax.training.describe import mini_batches
-
-
-def num_parameters(model: Model) -> int:
-    """Returns the number of parameters per model."""
-    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
 
 
 def per_client(
@@ -54,9 +47,9 @@ def score_unseen(experiment: Experiment, compiled: Compiled, key: Key, state: St
     unseen, plan = experiment.unseen, compiled.plan
     if unseen is None:
         return None
-    algorithm, model = experiment.algorithm(plan), experiment.problem.model  # for the run's current number of rounds
+    algorithm = experiment.algorithm(plan)  # for the run's current number of rounds
     there = lambda part: place(plan, part, unseen.num_clients)
-    use = serving.scores(plan, model, algorithm, outputs=bool(experiment.metrics))
+    use = serving.scores(experiment.problem._replace(plan=plan), algorithm, outputs=bool(experiment.metrics))
     serve = functools.partial(lifting.serve_newcomers, algorithm, plan, use)
     rows, rest = lifting.split_state(algorithm, state)
     if algorithm.topology in ("peers", "push"):
@@ -121,7 +114,7 @@ def summarize(experiment: Experiment, compiled: Compiled, history: History, line
         "dataset": federation.name,
         "task": federation.task,
         "num_clients": federation.num_clients,
-        "parameters": num_parameters(experiment.problem.model),
+        "parameters": experiment.problem.model.num_parameters,
         "rounds": experiment.problem.rounds,
         "seed": experiment.seed,
         "metrics": list(experiment.metrics),
@@ -132,7 +125,8 @@ def summarize(experiment: Experiment, compiled: Compiled, history: History, line
         "per_client": per_client(federation, last_test, experiment.scored),
         "earth_movers_distance": data.heterogeneity(federation),
         "privacy": spent(experiment, algorithm, key, rounds),
-        "mini_batches_per_round": mini_batches(experiment, algorithm),
+        "knows": experiment.knows,
+        "gradients_per_round": experiment.gradients(algorithm),
         "seconds_per_round": rows[-1]["seconds"] / max(rounds, 1),
         "compile_seconds": compiled.compile_seconds,
         "peak_memory_bytes": memory.peak_bytes(),

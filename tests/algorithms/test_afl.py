@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import toys
 from quadratics import SIZES, descend, loss_of, play, vectors
 
 
@@ -28,7 +27,5 @@ def test_afl_by_hand():
 
 
 def test_a_client_reads_one_weight():
-    federation, model = toys.make_federation(SIZES, "regression"), 4 * 4
-    problem = toys.make_problem(federation)
-    (record,) = toys.train(toys.make_algorithm("afl", problem), problem, federation.client_data, 1)[1]
+    (record, *_), model = play("afl")[3], 4 * 4
     assert record.down == 4 * model and record.up == 4 * (model + 4)

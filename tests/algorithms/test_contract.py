@@ -30,7 +30,7 @@ SIZES = (5, 1, 3, 4, 2, 4, 0, 3)  # uneven, and a client without examples
 K, COHORT, ROUNDS = 8, 4, 6
 # One worker plays all tests of a method, so that its rounds are compiled once. By default one method of each kind and
 # the ones that others build on; all others are slow.
-FAST = {*toys.KINDS, "pfedmb", "clustered", "federico_centralized"}
+FAST = {*toys.KINDS, "clustered"}
 every_method = toys.each_method(fast=FAST, grouped=True)
 # Servers that move each coordinate by at most their rate per round, or with momentum, need more rounds.
 FASTER = {"fedadam": {"rate": 0.1}, "fedavgm": {"rate": 0.5}}
@@ -74,7 +74,7 @@ class Run:
 
         self.problem = problem.with_loss(counted)
         self.algorithm: Algorithm = toys.make_algorithm(name, self.problem, **FASTER.get(name, {}) | (knobs or {}))
-        one_round = make_round(self.algorithm, plan, K, cohort)
+        one_round = make_round(self.algorithm, plan, cohort)
         if isinstance(plan, PythonPlan):
             compiled, placed = calling, [{}, {}]
         else:
@@ -87,7 +87,7 @@ class Run:
 
     def use(self, prediction: Prediction, split: Split):
         """What a client predicts with, and its loss on its part of a split."""
-        scores = evaluation.evaluate(self.problem.plan, self.problem.model, self.algorithm, prediction, split)
+        scores = evaluation.evaluate(self.problem, self.algorithm, prediction, split)
         return prediction, scores["loss"]
 
     def serves(self, state, clients: ClientData, split: Split):
@@ -207,35 +207,6 @@ def test_newcomers_get_a_prediction(name):
     assert prediction.weights.shape[0] == 3 and np.isfinite(losses).all()
 
 
-SOME = np.array([1, 4, 6], np.int32)
-# Their server begins with the clients' models, too: XLA draws them for both at once, with other rounding.
-DRAWN_TWICE = ("mocha", "fedfomo_average")
-
-
-@every_method
-def test_some_clients_begin_as_they_do_among_all(name):
-    run, clients, _, states, _ = reference(name)
-    algorithm = run.algorithm
-
-    @jax.jit
-    def begin(key, clients):
-        return lifting.first_rows(algorithm, run.problem.plan, key, algorithm.start(key, clients), SOME)
-
-    rows, _ = lifting.split_state(algorithm, states[0])
-    wanted = jax.tree.map(lambda leaf: leaf[SOME], rows)
-    rounding = {"rtol": 1e-6, "atol": 3e-7} if name in DRAWN_TWICE else {}
-    toys.assert_trees_close(begin(jax.random.key(0), clients), wanted, **rounding)
-
-
-@every_method
-def test_some_clients_predict_as_they_do_among_all(name):
-    run, clients, test, states, _ = reference(name)
-    some = jax.jit(functools.partial(lifting.serve_some, run.algorithm, run.problem.plan, run.use))
-    found = some(jax.random.key(5), states[-1], SOME, clients, test)
-    wanted = jax.tree.map(lambda leaf: leaf[SOME], run.serves(states[-1], clients, test))
-    toys.assert_trees_close(found, wanted)
-
-
 # Steps in Python take long: one method of each kind, slow; tests/api/test_simulation.py has FedAvg's by default.
 @toys.each_method(toys.KINDS, fast=(), grouped=True)
 def test_a_plain_loop_over_clients_gives_the_same_numbers(name):
@@ -248,15 +219,17 @@ def test_a_plain_loop_over_clients_gives_the_same_numbers(name):
     close(in_python.serves(states[2], clients, test), run.serves(states[2], clients, test))
 
 
-# Models of peers; the others, and more plans, take minutes.
-ON_DEVICES = ("federico",)
-PLANS = [
-    (COHORT, ("chunk", 2, 2, "gather")),
-    (COHORT, ("map", 0, 4, "ring")),
-    (K, ("vmap", 0, 1)),
-    (K, ("chunk", 2, 4, "ring")),
-    (K, ("map", 0, 3, "gather")),
-]
+# Every method on several devices, in chunks and stacked, whose clients do not divide by the devices; exchanges of every
+# kind under every plan are tested against plain loops in tests/exchange.
+PLANS = [(COHORT, ("chunk", 2, 2, "gather")), (COHORT, ("vmap", 0, 3, "gather"))]
+# Further plans by how models travel, with all clients in a round, too.
+FURTHER = {
+    "own": [(K, ("chunk", 2, 4, "ring"))],
+    "shared": [(K, ("map", 0, 3, "gather"))],
+    "peers": [(COHORT, ("map", 0, 4, "ring")), (K, ("chunk", 2, 4, "ring")), (K, ("vmap", 0, 1))],
+    "push": [(K, ("chunk", 2, 4, "ring"))],
+}
+FURTHER_OF = {"local": "own", "scaffold": "shared", "federico": "peers", "fedfomo": "peers", "dfedem": "push"}
 
 
 @pytest.mark.parametrize(
@@ -264,14 +237,12 @@ PLANS = [
     [
         pytest.param(name, *setting, marks=[pytest.mark.xdist_group(name), *[pytest.mark.slow][:slow]])
         for name in METHODS
-        for number, setting in enumerate(PLANS)
-        for slow in [number > 0 or name not in ON_DEVICES]
+        for number, setting in enumerate(PLANS + FURTHER.get(FURTHER_OF.get(name, ""), []))
+        for slow in [number > 0 or name != "federico"]  # models of peers by default; the others take minutes
     ],
 )
 def test_every_plan_gives_the_same_numbers(name, cohort, plan):
     run, clients, test, states, records = reference(name, cohort)
-    if "ring" in plan and cohort != K and run.algorithm.topology != "peers":
-        pytest.skip("its models do not travel between clients")
     other = Run(name, plan=make_plan(*plan), cohort=cohort)
     other_states, other_records = other.play(clients)
     toys.assert_trees_close(other_states[0], states[0], rtol=1e-6, atol=1e-7)

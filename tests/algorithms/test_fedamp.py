@@ -56,10 +56,3 @@ def test_fedamp_by_hand():
         np.testing.assert_allclose(vectors(states[number + 1].models), cloud, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(vectors(predictions.models)[:, 0], own, rtol=1e-3, atol=1e-4)
     assert records[0].down == records[0].up == 4 * 4 * 4
-
-
-def test_without_attention_the_first_step_of_fedamp_knows_no_pull():
-    """The pull's gradient is zero where the client starts, at its own last model."""
-    alone = {"epochs": 1, "rounds": 3}
-    found = play("fedamp", knobs={"attention": 0.0, "strength": 5.0}, **alone)[4]
-    np.testing.assert_allclose(vectors(found.models), vectors(play("local", **alone)[4].models), rtol=1e-5, atol=1e-6)

@@ -35,9 +35,8 @@ class Scaled(nn.Module):
 def play(name, kind, rounds=3):
     """(problem, algorithm, states, records, the models that clients predict with)."""
     options = {"model": Scaled(kind)} if kind else {"batch_size": 2}
-    problem = toys.make_problem(FEDERATION, optax.sgd(RATE), epochs=EPOCHS, **options)
-    algorithm = toys.make_algorithm(name, problem)
-    states, records = toys.train(algorithm, problem, FEDERATION.client_data, rounds)
+    played = toys.play(name, FEDERATION, rounds, optax.sgd(RATE), epochs=EPOCHS, **options)
+    _, problem, algorithm, states, records = played
     found = toys.predict(algorithm, problem, jax.random.key(0), states[-1], FEDERATION.client_data)
     return problem, algorithm, states, records, jax.tree.map(lambda leaf: leaf[:, 0], found.models)
 

@@ -56,14 +56,6 @@ def test_where_nobody_is_late_it_is_fedavg(knobs):
     np.testing.assert_allclose(found[:1], fedavg, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("knobs", [{}, {"delays": "uniform"}])
-def test_by_default_clients_are_late(knobs):
-    fedavg = vectors(play("fedavg", **MINI | {"rounds": 5})[2][-1].models)
-    _, _, states, records, _ = play("fedbuff", knobs=knobs, **MINI | {"rounds": 5})
-    assert np.abs(vectors(states[-1].models)[:1] - fedavg).max() > 1e-2
-    assert max(record.metrics["staleness"] for record in records) > 0
-
-
 def drawn(played=100, **knobs):
     """Delays (rounds, S) of many rounds."""
     problem = toys.make_problem(toys.make_federation(SIZES, "regression"))

@@ -1,7 +1,5 @@
 """FedEM and D-FedEM against Eq. 6-10 written out in NumPy, and against their limit cases."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,9 +7,9 @@ import optax
 import pytest
 import toys
 
+import pfljax as pfl
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Split
 from pfljax.evaluation import metrics
 
 RATE = 0.1
@@ -61,15 +59,16 @@ def data_of(federation):
     return [(np.float64(train.x[k, :n]), np.float64(train.y[k, :n])) for k, n in enumerate(train.size)]
 
 
-@pytest.mark.parametrize(("batch_size", "epochs"), [pytest.param(0, 1, marks=pytest.mark.slow), (0, 3), (2, 2)])
-def test_two_rounds_of_two_clients_and_two_components_by_hand(batch_size, epochs):
-    federation, problem = regression((4, 5), batch_size=batch_size, epochs=epochs)
-    algorithm = toys.make_algorithm("fedem", problem, components=2)
+@pytest.mark.parametrize(("num", "smaller", "batch_size", "epochs"), [(2, 4, 0, 3), (4, 1, 2, 2)])
+def test_two_rounds_of_two_clients_by_hand(num, smaller, batch_size, epochs):
+    """Also with more components than a client has examples."""
+    federation, problem = regression((smaller, 5), batch_size=batch_size, epochs=epochs)
+    algorithm = toys.make_algorithm("fedem", problem, components=num)
     states, records = toys.train(algorithm, problem, federation.client_data, 2)
     clients = data_of(federation)
     w, b = arrays(states[0].models)
     assert not np.allclose(w[0], w[1])
-    pi = np.full((2, 2), 0.5)
+    pi = np.full((2, num), 1 / num)
     for number in range(2):
         work_key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 2), number)
         before = f_by_hand(w, b, pi, clients)
@@ -80,7 +79,7 @@ def test_two_rounds_of_two_clients_and_two_components_by_hand(batch_size, epochs
             orders = np.arange(len(y))[None].repeat(epochs, 0) if orders is None else np.asarray(orders)[:, : len(y)]
             size = batch_size or 5
             batches = [order[at : at + size] for order in orders for at in range(0, len(y), size)]
-            trained = [m_step(w[m], b[m], q[m], x, y, batches) for m in range(2)]
+            trained = [m_step(w[m], b[m], q[m], x, y, batches) for m in range(num)]
             sums_w, sums_b = (
                 sums_w + len(y) * np.stack([t[0] for t in trained]),
                 sums_b + len(y) * np.array([t[1] for t in trained]),
@@ -98,66 +97,19 @@ def test_two_rounds_of_two_clients_and_two_components_by_hand(batch_size, epochs
     assert records[0].metrics["delta_pi"] > 1e-4  # Theorem 3.2: pi's step improves f
 
 
-@pytest.mark.parametrize(
-    ("keep", "optimizer"),
-    [
-        (True, optax.adam(RATE)),
-        pytest.param(False, optax.sgd(RATE, momentum=0.9), marks=pytest.mark.slow),
-        pytest.param(True, optax.sgd(RATE, momentum=0.9), marks=pytest.mark.slow),
-        pytest.param(False, optax.adam(RATE), marks=pytest.mark.slow),
-    ],
-)
-def test_one_component_is_fedavg(keep, optimizer):
+def test_one_component_is_fedavg():
     federation = toys.make_federation((5, 1, 3, 0))
-    problem = toys.make_problem(federation, optimizer, batch_size=2, epochs=2, cohort=3)._replace(keep_optimizer=keep)
-    fedem = toys.make_algorithm("fedem", problem, components=1)
-    states, _ = toys.train(fedem, problem, federation.client_data, 4)
-    expected, _ = toys.train(toys.make_algorithm("fedavg", problem), problem, federation.client_data, 4)
+    problem = toys.make_problem(federation, optax.adam(RATE), batch_size=2, epochs=2, cohort=3)
+    problem = problem._replace(keep_optimizer=True)
+    fedem, fedavg = toys.make_algorithm("fedem", problem, components=1), toys.make_algorithm("fedavg", problem)
+    states, expected = (toys.train(each, problem, federation.client_data, 4)[0] for each in (fedem, fedavg))
     toys.assert_trees_close(states[-1].models, expected[-1].models, rtol=1e-6, atol=1e-7)
     toys.assert_trees_close(states[-1].clients.optimizer, expected[-1].clients, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.slow
-def test_a_kept_optimizer_has_an_effect():
-    federation, problem = regression((5, 4))
-    problem = problem._replace(solver=problem.solver._replace(optimizer=optax.sgd(RATE, momentum=0.9)))
-    for name in ("fedavg", "fedem"):
-        runs = [
-            toys.train(toys.make_algorithm(name, p), p, federation.client_data, 3)[0][-1].models
-            for p in (problem, problem._replace(keep_optimizer=True))
-        ]
-        assert not np.allclose(arrays(runs[0])[0], arrays(runs[1])[0], atol=1e-3)
-
-
-def test_one_client_is_centralized_em():
-    federation, problem = regression((9,), epochs=60)
-    problem = problem._replace(cohort_size=1)
-    algorithm = toys.make_algorithm("fedem", problem, components=2)
-    states, _ = toys.train(algorithm, problem, federation.client_data, 5)
-    ((x, y),) = data_of(federation)
-    (w, b), pi = arrays(states[0].models), np.full(2, 0.5)
-    for _ in range(5):
-        q, pi = e_step(pi, losses_by_hand(w, b, x, y))
-        w, b = map(np.stack, zip(*(m_step(w[m], b[m], q[m], x, y, [np.arange(9)] * 60) for m in range(2)), strict=True))
-    np.testing.assert_allclose(arrays(states[-1].models)[0], w, rtol=1e-3, atol=1e-5)
-    np.testing.assert_allclose(states[-1].clients.v[0], pi, rtol=1e-3)
-
-
-@pytest.mark.parametrize(("sizes", "epochs"), [((12,), 200), ((5, 4, 6), 1)])
-def test_f_never_increases(sizes, epochs):
-    """With exact M-steps (one client, least squares), or small gradient steps on the surrogate (several clients)."""
-    federation, problem = regression(sizes, epochs=epochs)
-    algorithm = toys.make_algorithm("fedem", problem, components=3)
-    states, _ = toys.train(algorithm, problem, federation.client_data, 12)
-    clients = data_of(federation)
-    values = [f_by_hand(*arrays(state.models), np.float64(state.clients.v), clients) for state in states]
-    assert (np.diff(values) < 1e-6).all() and values[-1] < values[0] - 0.01
-
-
-@pytest.mark.parametrize("keep", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_decentralized_on_the_complete_graph_is_fedem(keep):
+def test_decentralized_on_the_complete_graph_is_fedem():
     federation = toys.make_federation((4, 4, 4, 4, 4))
-    problem = toys.make_problem(federation, optax.sgd(RATE, momentum=0.9), batch_size=3)._replace(keep_optimizer=keep)
+    problem = toys.make_problem(federation, optax.sgd(RATE, momentum=0.9), batch_size=3)._replace(keep_optimizer=True)
     fedem, _ = toys.train(toys.make_algorithm("fedem", problem), problem, federation.client_data, 4)
     algorithm = toys.make_algorithm("dfedem", problem, graph="complete")
     dfedem, records = toys.train(algorithm, problem, federation.client_data, 4)
@@ -212,11 +164,9 @@ def tree_mean(models):
 
 def test_predictions_mix_probabilities():
     federation = toys.make_federation((4, 3))
-    problem = toys.make_problem(federation)
-    algorithm = toys.make_algorithm("fedem", problem, components=2)
-    states, _ = toys.train(algorithm, problem, federation.client_data, 3)
+    _, problem, algorithm, states, _ = toys.play("fedem", federation, 3, knobs={"components": 2})
     x = federation.test.x[0]
-    use = lambda prediction, _: metrics.predict(problem.plan, problem.model, algorithm, prediction, x)
+    use = lambda prediction, _: metrics.predict(problem, algorithm, prediction, x)
     found = toys.serve(algorithm, problem, use, jax.random.key(0), states[-1], federation.client_data).found
     params = jax.tree.map(np.float64, states[-1].models)["Dense_0"]
     logits = np.einsum("bf,mfc->mbc", x, params["kernel"]) + params["bias"][:, None]
@@ -247,49 +197,13 @@ def test_newcomers_take_e_steps_from_equal_weights(name, steps):
         toys.assert_trees_close(own, models, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.slow
-def test_many_steps_are_a_newcomer_s_best_weights():
-    """No other weights make its training data more likely, and a single step does not find them."""
-    federation, problem = regression((5, 5, 5))
-    clients = toys.make_federation((8, 6), "regression", features=2, seed=7)
-    values = {}
-    for steps in (1, 300):
-        algorithm = toys.make_algorithm("fedem", problem, components=2, newcomer_steps=steps)
-        states, _ = toys.train(algorithm, problem, federation.client_data, 3)
-        found = toys.adapt(algorithm, problem, jax.random.key(0), states[-1], clients.client_data)
-        f = lambda pi, states=states: f_by_hand(*arrays(states[-1].models), pi, data_of(clients))
-        values[steps] = f(np.float64(found.weights))
-    grid = np.linspace(0, 1, 201)
-    best = min(f(np.stack([[p, 1 - p], [q, 1 - q]])) for p in grid for q in grid)
-    assert values[300] < best + 1e-4 < values[1]
-
-
-@toys.each_method(["fedem", "dfedem"], fast=["fedem"])
-def test_it_finds_the_mixture_that_one_model_cannot(name):
-    """Clients that mix two opposite labelings: no single linear model is right, two are."""
-    rng = np.random.default_rng(0)
-    shares = rng.dirichlet([0.4, 0.4], 12)
-    x = rng.normal(size=(12, 60, 3)).astype(np.float32)
-    which = rng.random((12, 60)) < shares[:, :1]
-    y = ((x[..., 0] > 0) == which).astype(np.int32)
-    train = Split(x[:, :40], y[:, :40], np.full(12, 40, np.int32))
-    test = Split(x[:, 40:], y[:, 40:], np.full(12, 20, np.int32))
-    federation = dataclasses.replace(toys.make_federation((40,) * 12, classes=2), train=train, test=test)
-    problem = toys.make_problem(federation, optax.sgd(0.5), batch_size=20)
-    accuracy = {}
-    for method, knobs in ((name, {"components": 2}), ("fedavg", {})):
-        algorithm = toys.make_algorithm(method, problem, **knobs)
-        states, _ = toys.train(algorithm, problem, federation.client_data, 80)
-        key, clients = jax.random.key(0), federation.client_data
-        accuracy[method] = toys.evaluate(algorithm, problem, key, states[-1], clients, test)["accuracy"].mean()
-    assert accuracy[name] > accuracy["fedavg"] + 0.15
-
-
-@pytest.mark.parametrize("name", ["fedem", "dfedem"])
-def test_there_are_no_more_components_than_the_smallest_client_has_examples(name):
-    _, problem = regression((5, 3))
-    with pytest.raises(ArgumentError, match=rf"^{name}\.components=4: accepted: 1 to 3, the number of examples of"):
-        toys.make_algorithm(name, problem._replace(n_min=3), components=4)
+def test_a_federation_with_a_tiny_client_is_trained():
+    """A client of one example, and four components; its mixture weights are on the simplex."""
+    federation = toys.make_federation((5, 1, 4))
+    result = pfl.Run(pfl.FedEM(components=4), federation, pfl.models.MLP(hidden=())).train(2, progress=False)
+    assert np.isfinite(result.loss) and np.isfinite(result.accuracy)
+    np.testing.assert_allclose(result.state.clients.v.sum(axis=1), 1, rtol=1e-5)
+    assert np.abs(np.diff(result.state.clients.v[1])).max() > 1e-3  # no longer equal
 
 
 def test_sampling_needs_a_symmetric_matrix(tmp_path):

@@ -1,5 +1,6 @@
 """FedeRiCo when clients hold only some models: partial downloads, mini-batches, limits, tables, and learning."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -13,9 +14,10 @@ import toys
 
 from pfljax import ArgumentError, data
 from pfljax.algorithms import FedeRiCo, FedeRiCoCentralized, Local
+from pfljax.algorithms.common import by_loss, classes, collaborators
 from pfljax.algorithms.common.gradients import local_changes
 from pfljax.contract import tree
-from pfljax.contract.types import ClientContext, Cohort
+from pfljax.contract.types import ClientContext, Cohort, Split
 from pfljax.exchange import lifting
 from pfljax.exchange.plan import make_plan
 from pfljax.exchange.rounds import make_round
@@ -88,7 +90,7 @@ def test_the_losses_of_models_not_held_are_kept(tracking, faithful):
     federation = toys.make_federation(SIZES, "regression")
     split = federation.train
     problem = toys.make_problem(federation, optax.sgd(RATE))
-    knobs = {"neighbors": 1, "beta": BETA, "tracking": tracking, "faithful": faithful}
+    knobs = {"neighbors": 1, "beta": BETA, "tracking": tracking, "faithful": faithful, "rule": "posterior"}
     algorithm = toys.scripted(toys.make_algorithm("federico", problem, **knobs), SCRIPT)
     states, _ = toys.train(algorithm, problem, federation.client_data, len(SCRIPT))
     weights_of = collaboration(algorithm, problem, federation)
@@ -133,7 +135,7 @@ def test_mini_batches_are_exchanges_with_one_e_step_a_round():
     for k, size in enumerate(split.size):  # equal examples within a client: their order plays no part
         split.x[k, :size], split.y[k, :size] = split.x[k, 0], split.y[k, 0]
     problem = toys.make_problem(federation, optax.sgd(RATE), batch_size=2)
-    algorithm = toys.make_algorithm("federico", problem, neighbors=1)
+    algorithm = toys.make_algorithm("federico", problem, neighbors=1, rule="posterior")
     assert algorithm.exchanges == 3
     states, records = toys.train(toys.scripted(algorithm, SCRIPT), problem, federation.client_data, 1)
 
@@ -157,13 +159,13 @@ def test_mini_batches_are_exchanges_with_one_e_step_a_round():
     assert records[0].down == sent * model_bytes  # who has no batch left downloads no more
 
 
-@pytest.mark.parametrize(("epsilon", "examples"), [(0.0, 1.5), (0.3, 0.0)])
+@pytest.mark.parametrize(("epsilon", "examples"), [(0.0, 1.5), (0.3, np.inf)])
 def test_rounds_with_the_draws_given(epsilon, examples):
     """Six rounds of Algorithm 1 in NumPy for five uneven clients, M = 2, with the neighbors that were drawn."""
     num, sizes, drawn = 5, np.array([2, 4, 3, 6, 1]), np.zeros((6, 5, 3), int)
     federation = toys.make_federation(sizes, "regression", features=2, seed=3)
     problem = toys.make_problem(federation, optax.sgd(RATE))
-    method = FedeRiCo(neighbors=2, epsilon=epsilon, beta=BETA, effective_examples=examples)
+    method = FedeRiCo(neighbors=2, epsilon=epsilon, beta=BETA, rule="posterior", effective_examples=examples)
 
     def note(number, client, ids):
         drawn[number, client] = ids
@@ -187,7 +189,7 @@ def test_rounds_with_the_draws_given(epsilon, examples):
             known[i] |= fresh
             tracked[i] = np.where(fresh, last[i], (1 - BETA) * tracked[i] + BETA * last[i]) * known[i]
             # The first ceil(4 / 2) rounds count all examples.
-            share = 1 if number < 2 or not examples else min(examples, n) / n
+            share = 1 if number < 2 else min(examples, n) / n
             weights = softmax(-share * np.where(known[i], tracked[i], np.inf))
             for b, (_, slope) in evaluated.items():
                 gradient[b] += weights[b] * slope / sizes[b]  # summed over n_i examples; the owner divides by n_b
@@ -196,8 +198,149 @@ def test_rounds_with_the_draws_given(epsilon, examples):
     assert known.all() and (explored > 0) == (epsilon > 0)
 
 
+def loss_and_slope(theta, x, y):
+    """Cross-entropy of one linear model (F + 1, C), the intercept last, summed over examples, and its gradient."""
+    x = np.append(np.float64(x), np.ones((len(x), 1)), axis=1)
+    logits = x @ theta
+    logs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return -logs[np.arange(len(y)), y].sum(), x.T @ (np.exp(logs) - np.eye(theta.shape[1])[y])
+
+
+def loss_on_unseen(theta, x, y):
+    """The summed loss at the best of the temperatures 1, 2, 4, 8 and 16, which divide a linear model's parameters."""
+    return min(loss_and_slope(theta / heat, x, y)[0] for heat in (1, 2, 4, 8, 16))
+
+
+def is_right_on_most(theta, x, y, num):
+    """Whether a linear model is right on n/2 + sqrt(n log(num) / 2) of n examples, the sign test of Hoeffding."""
+    right = (np.append(np.float64(x), np.ones((len(x), 1)), axis=1) @ theta).argmax(axis=1) == y
+    return right.sum() > len(y) / 2 + np.sqrt(len(y) * np.log(num) / 2)
+
+
+def evidence(theta, x, y, bar, num):
+    """The summed loss; that of the bar, if it is less, but neither by a fifth nor right on most examples."""
+    loss, code = loss_on_unseen(theta, x, y), bar * len(y)
+    return loss if loss < 0.8 * code or is_right_on_most(theta, x, y, num) else max(loss, code)
+
+
+def code_of_labels(y, num_classes):
+    """Mean code length of labels by the frequencies of the others, half a label added to each class; at most log C."""
+    counts = np.bincount(y, minlength=num_classes)
+    code = -np.mean([np.log((counts[label] - 0.5) / (len(y) - 1 + num_classes / 2)) for label in y])
+    return min(code, np.log(num_classes))
+
+
+def labels_of_two_groups(sizes):
+    """Clients 0 and 1 share a rule, and 2 to 4 its opposite."""
+    federation = toys.make_federation(sizes, features=2, classes=2, seed=3)
+    for k, size in enumerate(sizes):
+        federation.train.y[k, :size] = (federation.train.x[k, :size, 0] > 0) ^ (k >= 2)
+    return federation
+
+
+def linear_models(state):
+    layer = state.models["Dense_0"]
+    return np.append(np.float64(layer["kernel"]), np.float64(layer["bias"])[:, None], axis=1)
+
+
+def test_rounds_of_friends_with_the_draws_given():
+    """Eight rounds in NumPy for five uneven clients, M = 2, with the neighbors that were drawn."""
+    num, rate, sizes, drawn = 5, 0.5, np.array([12, 20, 9, 15, 1]), np.zeros((8, 5, 3), int)
+    federation = labels_of_two_groups(sizes)
+    problem = toys.make_problem(federation, optax.sgd(rate))
+
+    def note(number, client, ids):
+        drawn[number, client] = ids
+
+    noting = toys.watched(FedeRiCo(neighbors=2, beta=BETA).build(problem), note)
+    states, _ = toys.train(noting, problem, federation.client_data, 8)
+    jax.effects_barrier()
+    data_of = [(federation.train.x[k, :n], federation.train.y[k, :n]) for k, n in enumerate(sizes)]
+    theta, bars = linear_models(states[0]), np.zeros(num)
+    last, tracked = np.zeros((num, num)), np.full((num, num), np.inf)
+    friends, strangers = 0, 0
+    for number, held in enumerate(drawn):
+        gradient = np.zeros_like(theta)
+        for i, n in enumerate(sizes):
+            evaluated = {b: loss_and_slope(theta[b], *data_of[i]) for b in held[i]}
+            beaten = bars[i] if number else np.inf
+            last[i, held[i]] = [evidence(theta[b], *data_of[i], beaten, num - 1) for b in held[i]]
+            if number == 0:
+                bars[i] = min(last[i, i] / n, code_of_labels(data_of[i][1], 2))
+            known = np.isfinite(tracked[i])
+            tracked[i, known] = (1 - BETA) * tracked[i, known] + BETA * last[i, known]
+            fresh = ~known & np.isin(np.arange(num), held[i])
+            tracked[i, fresh] = last[i, fresh]
+            is_friend = bars[i] * n - tracked[i] > 2 * np.log(num - 1)
+            is_friend[i] = True
+            for b, (_, slope) in evaluated.items():
+                weight = 1 if b == i else is_friend[b] / is_friend.sum()
+                gradient[b] += weight * slope / sizes[b]
+                friends, strangers = friends + (b != i and is_friend[b]), strangers + (not is_friend[b])
+        theta = theta - rate * gradient
+        np.testing.assert_allclose(linear_models(states[number + 1]), theta, rtol=2e-3, atol=2e-5)
+    assert friends > 0 and strangers > 0
+
+
+def test_newcomers_mix_their_friends_or_else_weigh_by_loss():
+    sizes = (12, 20, 9, 15, 10)
+    federation = labels_of_two_groups(sizes)
+    problem = toys.make_problem(federation)
+    algorithm = FedeRiCo(neighbors=2, collaborators=5).build(problem)
+    state = toys.start(algorithm, problem, federation.client_data)
+    kernel = 3 * np.array([[[-1, 1], [0, 0]]] * 2 + [[[1, -1], [0, 0]]] * 2 + [[[0, 0], [3, -3]]], np.float32)
+    state = state._replace(models={"Dense_0": {"kernel": jnp.asarray(kernel), "bias": jnp.zeros((5, 2))}})
+    newcomers = labels_of_two_groups((12, 1, 14))
+    found = toys.adapt(algorithm, problem, jax.random.key(0), state, newcomers.client_data)
+    alone = 0
+    for k, size in enumerate((12, 1, 14)):
+        x, y = newcomers.train.x[k, :size], newcomers.train.y[k, :size]
+        losses = np.array([evidence(model, x, y, code_of_labels(y, 2), 4) for model in linear_models(state)])
+        is_friend = code_of_labels(y, 2) * size - losses > 2 * np.log(5)
+        alone += not is_friend.any()
+        weights = is_friend / is_friend.sum() if is_friend.any() else softmax(-losses)
+        np.testing.assert_allclose(found.weights[k], np.sort(weights)[::-1], rtol=1e-4, atol=1e-6)
+    assert 0 < alone < 3
+
+
+@pytest.mark.parametrize(("scale", "flipped"), [(0.0, 0), (0.05, 0), (0.05, 6), (0.05, 12), (2.0, 6), (2.0, 12)])
+def test_a_model_explains_by_its_loss_or_by_being_right_on_most_examples(scale, flipped):
+    federation = labels_of_two_groups((24, 4))
+    x, y = federation.train.x[0], np.array(federation.train.y[0])
+    y[:flipped] = 1 - y[:flipped]
+    split = Split(jnp.asarray(x), jnp.asarray(y), jnp.int32(24))
+    theta = scale * np.array([[-1, 1], [0, 0], [0, 0]], np.float32)
+    model = {"Dense_0": {"kernel": jnp.asarray(theta[:2]), "bias": jnp.asarray(theta[2])}}
+    friends, bar = collaborators.Friends(toys.make_problem(federation), candidates=8), code_of_labels(y, 2)
+    for beaten in (bar, np.inf):
+        found = friends.evaluate(jnp.float32(beaten))(model, split)
+        np.testing.assert_allclose(found, evidence(theta, x, y, beaten, 7), rtol=1e-5)
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_friends_need_evidence(task):
+    problem = toys.make_problem(toys.make_federation(SIZES, task))
+    totals, bar, size = np.array([4.0, 1.0, 9.0, np.inf, 5.9]), 1.0, 9
+    nats = bar * size - totals if task == "classification" else size / 2 * (np.log(bar * size) - np.log(totals))
+    is_friend = (nats > 2 * np.log(5)) & ((totals < 0.8 * bar * size) | (task == "classification"))
+    assert 0 < is_friend.sum() < 5
+    expected = np.where(is_friend, 0.0 if task == "classification" else -totals, -np.inf)
+    np.testing.assert_allclose(collaborators.log_weights(problem, jnp.asarray(totals), bar, size), expected)
+    for bar, size in ((np.inf, 9), (0.0, 0)):  # nothing to beat, no examples
+        assert np.isneginf(collaborators.log_weights(problem, jnp.zeros(5), jnp.array(bar), size)).all()
+
+
+@pytest.mark.parametrize("size", [0, 1, 7])
+def test_label_code_is_the_code_length_of_the_labels(size):
+    federation = toys.make_federation((size, 8))
+    split = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), federation.train)
+    expected = code_of_labels(np.asarray(split.y[:size]), 3) if size else 0
+    found = classes.label_code(toys.make_problem(federation), split)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_beta_one_keeps_the_newest_loss_only():
-    states = quadratics.play("federico", knobs={"neighbors": 1, "beta": 1.0, "epsilon": 1.0})[2]
+    states = quadratics.play("federico", knobs={"neighbors": 1, "beta": 1.0, "epsilon": 1.0, "rule": "posterior"})[2]
     table = states[2].clients.table
     tracked, last = np.asarray(table.tracked), np.asarray(table.last)
     assert np.isfinite(tracked).sum() >= 2 * K and not np.isnan(tracked).any()
@@ -218,7 +361,13 @@ def test_newcomers_weigh_by_one_e_step():
 
 @pytest.mark.parametrize(
     "knobs",
-    [{"neighbors": 4}, {"candidates": 2, "neighbors": 2}, {"effective_examples": 3.0, "faithful": True}],
+    [
+        {"neighbors": 4},
+        {"candidates": 2, "neighbors": 2},
+        {"effective_examples": 3.0, "faithful": True},
+        {"effective_examples": 3.0},
+        {"tracking": "accumulated"},
+    ],
 )
 def test_knobs_that_do_not_fit_are_refused(knobs):
     with pytest.raises(ArgumentError, match=rf"^federico\.{next(iter(knobs))}="):
@@ -228,7 +377,9 @@ def test_knobs_that_do_not_fit_are_refused(knobs):
 def test_delta_returns_the_weighted_change_of_local_epochs():
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, optax.sgd(RATE), epochs=3)
-    algorithm = toys.scripted(toys.make_algorithm("federico", problem, neighbors=1, update="delta"), SCRIPT)
+    algorithm = toys.scripted(
+        toys.make_algorithm("federico", problem, neighbors=1, update="delta", rule="posterior"), SCRIPT
+    )
     states, _ = toys.train(algorithm, problem, federation.client_data, 1)
     theta = parameters(states[0])
     expected = theta.copy()
@@ -274,7 +425,7 @@ def test_without_neighbors_it_is_local_training(batch_size, devices):
     local, _, _, _ = play("local", **options)
     toys.assert_trees_close(alone[-1].models, local[-1].models, rtol=1e-5, atol=1e-6)
     assert all(record.down == 0 and record.up == 0 for record in records)
-    joint, records, _, _ = play("federico", neighbors=1, **options)
+    joint, records, _, _ = play("federico", neighbors=1, rule="posterior", **options)
     assert all(record.down > 0 for record in records)
     difference = np.abs(joint[-1].models["Dense_0"]["kernel"] - local[-1].models["Dense_0"]["kernel"])
     assert difference.max() > 0.01
@@ -296,7 +447,7 @@ def test_without_neighbors_a_client_s_data_stay_with_it():
 def test_a_round_carries_data_only_to_the_models_held():
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, optax.sgd(RATE))
-    algorithm = toys.scripted(toys.make_algorithm("federico", problem, neighbors=1), SCRIPT)
+    algorithm = toys.scripted(toys.make_algorithm("federico", problem, neighbors=1, rule="posterior"), SCRIPT)
     play = toys.trainer(algorithm, problem, federation.client_data, 1)
     states, _ = play(federation.client_data)
     federation.train.y[3] += 1  # client 3 holds models 3 and 0
@@ -360,7 +511,7 @@ def test_a_small_table_keeps_the_own_model_and_the_newest():
 def test_newcomers_weigh_all_models_in_blocks():
     federation = toys.make_federation((2,) * 19)  # more models than one block of 16
     problem = toys.make_problem(federation)
-    algorithm = toys.make_algorithm("federico", problem, collaborators=19)
+    algorithm = toys.make_algorithm("federico", problem, collaborators=19, rule="posterior", effective_examples=2.0)
     state = toys.start(algorithm, problem, federation.client_data)
     newcomers = toys.make_federation((3, 2), seed=5)
     prediction = toys.adapt(algorithm, problem, jax.random.key(0), state, newcomers.client_data)
@@ -381,7 +532,7 @@ def test_newcomers_weigh_all_models_in_blocks():
 def test_models_are_weighed_as_they_predict_not_as_they_train():
     federation = toys.make_federation(SIZES)
     problem = toys.make_problem(federation, model=toys.Dropped)
-    algorithm = toys.make_algorithm("federico", problem, neighbors=0)
+    algorithm = toys.make_algorithm("federico", problem, neighbors=0, rule="posterior")
     states, records = toys.train(algorithm, problem, federation.client_data, 1)
     layer = states[0].models["Dense_0"]
     last, split = by_id(states[1].clients.table, "last"), federation.train
@@ -400,7 +551,7 @@ def accuracies(method, seeds, rounds=120):
         federations[0], optax.adam(0.01), plan=make_plan("map", devices=2), hidden=(64,), rounds=rounds
     )._replace(common_init=None)
     algorithm, num = method.build(problem), problem.num_clients
-    one_round = make_round(algorithm, problem.plan, num, num)
+    one_round = make_round(algorithm, problem.plan, num)
 
     @jax.jit
     def run(key, clients, test):
@@ -451,7 +602,10 @@ def train_on_opposites(method, change=lambda state: state, rounds=60, **problem_
     return states[-1], float(np.mean(scores["accuracy"])), weights
 
 
-@pytest.mark.parametrize("method", [FedeRiCo(neighbors=5), FedeRiCoCentralized()])
+TEMPERED = FedeRiCo(neighbors=5, rule="posterior", effective_examples=2.0)
+
+
+@pytest.mark.parametrize("method", [TEMPERED, FedeRiCoCentralized()])
 @pytest.mark.slow
 def test_with_all_others_as_neighbors_there_is_not_one_global_model(method):
     kernel = lambda state: np.asarray(state.models["Dense_0"]["kernel"])
@@ -471,11 +625,11 @@ def test_groups_that_start_on_the_same_best_model_come_apart():
         kernel = 6 * jax.random.normal(jax.random.key(5), layer["kernel"].shape).at[:, :2].set(0.0).at[2].set(0.0)
         return state._replace(models={"Dense_0": {"kernel": kernel, "bias": 0 * layer["bias"]}})
 
-    method = FedeRiCo(neighbors=3)
+    method = dataclasses.replace(TEMPERED, neighbors=3)
     federation = opposite_groups()
     problem = toys.make_problem(federation, optax.adam(0.05), batch_size=10)
     state = one_is_best(toys.start(method.build(problem), problem, federation.client_data))
-    losses = problem.losses_of_all(state.models, federation.train)
+    losses = by_loss.losses_of_all(problem, state.models, federation.train)
     assert (np.asarray(losses).argmin(axis=1) == 2).all()
     _, accuracy, weights = train_on_opposites(method, one_is_best)
     within, across = shared_weights(weights)

@@ -1,4 +1,4 @@
-"""FedNova by hand on quadratics, and its fixed point when clients take different numbers of steps."""
+"""FedNova by hand on quadratics, its draws of epochs, and its limits."""
 
 import itertools
 
@@ -7,9 +7,7 @@ import numpy as np
 import optax
 import pytest
 import toys
-from quadratics import MINI, RATE, SIZES, gradient, play, quadratic, vectors
-
-from pfljax.contract.errors import ArgumentError
+from quadratics import MINI, RATE, SIZES, gradient, play, vectors
 
 COPIES = (1, 6, 2, 5, 0, 4, 3)
 
@@ -24,8 +22,7 @@ def copies(sizes=COPIES):
 
 
 def rounds_of(name, federation, rounds, optimizer=None, knobs=None, **training):
-    problem = toys.make_problem(federation, optimizer or optax.sgd(RATE), **training)
-    return toys.train(toys.make_algorithm(name, problem, **knobs or {}), problem, federation.client_data, rounds)
+    return toys.play(name, federation, rounds, optimizer or optax.sgd(RATE), knobs, **training)[3:]
 
 
 def averaged(federation, theta, steps, *, momentum=0.0, mu=0.0, rate=RATE):
@@ -60,34 +57,10 @@ def test_by_hand(momentum, mu):
     assert records[0].up == 6 * (4 + 1 + 1) * 4  # d_k, a_k and n_k
 
 
-def test_where_clients_take_different_steps_it_converges_to_the_minimizer_and_fedavg_does_not():
-    """FedAvg weights clients by n_k and by their number of steps."""
-    federation = copies()
-    sizes, training = federation.train.size, {"batch_size": 1}
-
-    def minimizer(weights):
-        parts = [quadratic(federation, k) for k in np.flatnonzero(sizes)]
-        weights = weights[sizes > 0]
-        return np.linalg.solve(*(sum(w * part[i] for w, part in zip(weights, parts, strict=True)) for i in (0, 1)))
-
-    best, wrong = minimizer(sizes), minimizer(sizes**2)
-    found = {}
-    for name in ("fednova", "fedavg"):
-        states, _ = rounds_of(name, federation, 1500, optax.sgd(0.01), **training)
-        found[name] = vectors(states[-1].models)[0]
-    apart = np.linalg.norm(best - wrong)
-    assert np.linalg.norm(found["fednova"] - best) < 0.1 * apart
-    assert np.linalg.norm(found["fedavg"] - wrong) < 0.1 * apart
-
-
-@pytest.mark.parametrize("mu", [0.0, 1.5])
-def test_of_equal_steps_it_is_fedprox(mu):
-    equal = {"batch_size": 2, "steps": 5, "rounds": 3, "knobs": {"mu": mu}}
+def test_of_equal_steps_it_is_fedprox():
+    equal = {"batch_size": 2, "steps": 5, "rounds": 3, "knobs": {"mu": 1.5}}
     expected = vectors(play("fedprox", **equal)[2][-1].models)
     np.testing.assert_allclose(vectors(play("fednova", **equal)[2][-1].models), expected, rtol=1e-6, atol=1e-6)
-    epochs = MINI | {"knobs": {"mu": mu}}
-    gap = vectors(play("fednova", **epochs)[2][-1].models) - vectors(play("fedprox", **epochs)[2][-1].models)
-    assert np.abs(gap).max() > 1e-2
 
 
 def test_clients_draw_their_epochs_anew_in_every_round():
@@ -134,8 +107,3 @@ def test_of_one_client_it_is_fedavg_whatever_the_optimizer():
     options = {"optimizer": optax.adam(0.05), "batch_size": 2, "epochs": 3}
     found, fedavg = (rounds_of(name, federation, 3, **options)[0][-1].models for name in ("fednova", "fedavg"))
     toys.assert_trees_close(found, fedavg, rtol=1e-5, atol=1e-6)
-
-
-def test_the_least_number_of_epochs_is_at_most_the_most():
-    with pytest.raises(ArgumentError, match=r"^fednova\.least_epochs=6: accepted: "):
-        play("fednova", knobs={"least_epochs": 6, "most_epochs": 5})

@@ -3,7 +3,6 @@
 import functools
 import itertools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +13,6 @@ import toys
 from networks import BODY, HEAD, descend, examples, features, gradient, mean, row, step
 
 from pfljax.algorithms.fedpac import combination
-from pfljax.contract.errors import ArgumentError
 from pfljax.exchange.plan import make_plan
 
 SIZES, RATE, EPOCHS, STRENGTH = (4, 6, 1, 5), 0.3, 3, 2.0
@@ -25,17 +23,8 @@ PLAN = make_plan("map", devices=1)
 @functools.cache
 def play(name="fedpac", rounds=3, knobs=(), cohort=0, **options):
     """(problem, algorithm, states, records)."""
-    problem = toys.make_problem(FEDERATION, optax.sgd(RATE), hidden=(3,), cohort=cohort, **options)
-    algorithm = toys.make_algorithm(name, problem, **dict(knobs))
-    return problem, algorithm, *toys.train(algorithm, problem, FEDERATION.client_data, rounds)
-
-
-class Sequences(nn.Module):
-    """Logits at every position."""
-
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(3)(x[..., None])
+    options |= {"hidden": (3,), "cohort": cohort}
+    return toys.play(name, FEDERATION, rounds, optax.sgd(RATE), dict(knobs), **options)[1:]
 
 
 def statistics(params, x, y):
@@ -129,23 +118,6 @@ def test_weights_solve_the_quadratic(num, noise):
     assert own.min() < 0.99 and (noise < 0.5 or own.max() < 0.7)
 
 
-@pytest.mark.slow
-def test_without_alignment_and_combination_it_is_fedrep():
-    """With mini-batches."""
-    epochs = (("head_epochs", 1), ("body_epochs", 2))
-    _, _, wanted, others = play("fedrep", knobs=epochs, batch_size=2)
-    off = (("alignment", 0.0), ("heads", "own"))
-    _, _, found, records = play(knobs=(*off, *epochs), batch_size=2)
-    toys.assert_trees_close(found[-1].models.body, wanted[-1].models, rtol=1e-5, atol=1e-6)
-    toys.assert_trees_close(found[-1].clients.own, wanted[-1].clients.own, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(records[0].train_loss, others[0].train_loss, rtol=1e-5)
-    for on, part in ((off[1:], "body"), (off[:1], "own")):
-        state = play(knobs=(*on, *epochs), batch_size=2)[2][-1]
-        differs = (state.models.body[BODY], wanted[-1].models[BODY])
-        differs = differs if part == "body" else (state.clients.own[HEAD], wanted[-1].clients.own[HEAD])
-        assert np.abs(differs[0]["kernel"] - differs[1]["kernel"]).max() > 1e-2
-
-
 def test_clients_out_of_the_cohort_keep_head_and_classes_their_centroids():
     _, _, states, _ = play(rounds=5, cohort=1)
     changed = []
@@ -180,13 +152,3 @@ def test_what_travels():
     (record,) = play(rounds=1, knobs=(("heads", "own"),))[3]
     assert record.down == 4 * (body + centroids + counts)
     assert record.up == 4 * (body + 4 + centroids + counts)
-
-
-@pytest.mark.parametrize("task", ["regression", "sequences"])
-def test_a_task_without_one_class_to_an_example_is_refused(task):
-    federation = toys.make_federation(SIZES, "regression")
-    problem = toys.make_problem(federation)
-    if task == "sequences":
-        problem = toys.make_problem(toys.make_federation(SIZES), model=Sequences())
-    with pytest.raises(ArgumentError, match=r"^algorithm=fedpac: needs .*class.*; choose another method for"):
-        toys.make_algorithm("fedpac", problem)

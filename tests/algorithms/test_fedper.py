@@ -2,12 +2,9 @@
 
 import jax
 import optax
-import pytest
 import toys
 from networks import BODY, HEAD, descend, examples, mean, row
 from quadratics import RATE, SIZES
-
-from pfljax.contract.errors import ArgumentError
 
 
 def test_a_round_by_hand_shares_the_base_only():
@@ -24,9 +21,3 @@ def test_a_round_by_hand_shares_the_base_only():
     toys.assert_trees_close(row(states[1].models[BODY], 0), mean(bodies, SIZES), rtol=1e-4, atol=1e-6)
     base = 4 * (3 * 3 + 3)
     assert records[0].down == 4 * base and records[0].up == 4 * (base + 4)  # and n_k
-
-
-def test_there_are_no_more_personal_layers_than_layers():
-    problem = toys.make_problem(toys.make_federation(SIZES))
-    with pytest.raises(ArgumentError, match=r"^fedper\.personal_layers=2: accepted: 0 to 1"):
-        toys.make_algorithm("fedper", problem, personal_layers=2)

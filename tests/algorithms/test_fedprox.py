@@ -16,11 +16,3 @@ def test_fedprox_by_hand():
             trained.append(own)
         theta = np.average(trained, axis=0, weights=SIZES)
         np.testing.assert_allclose(vectors(states[number + 1].models)[0], theta, rtol=1e-4, atol=1e-6)
-
-
-def test_a_stronger_proximal_term_keeps_clients_nearer():
-    moved = []
-    for mu in (0.0, 1.0, 5.0):
-        states = play("fedprox", rounds=1, epochs=5, knobs={"mu": mu})[2]
-        moved.append(np.linalg.norm(vectors(states[1].models) - vectors(states[0].models)))
-    assert moved[0] > moved[1] > moved[2] > 0

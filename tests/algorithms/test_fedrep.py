@@ -7,7 +7,6 @@ import pytest
 import toys
 from networks import BODY, HEAD, descend, examples, mean, row
 
-from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Ledger
 
 SIZES, RATE = (2, 5, 1, 3), 0.3
@@ -16,9 +15,8 @@ FEDERATION = toys.make_federation(SIZES)
 
 def play(name, rounds=2, knobs=None, **options):
     """(problem, algorithm, states, records, the models that clients predict with)."""
-    problem = toys.make_problem(FEDERATION, optax.sgd(RATE), hidden=(3,), **options)
-    algorithm = toys.make_algorithm(name, problem, **knobs or {})
-    states, records = toys.train(algorithm, problem, FEDERATION.client_data, rounds)
+    played = toys.play(name, FEDERATION, rounds, optax.sgd(RATE), knobs, hidden=(3,), **options)
+    _, problem, algorithm, states, records = played
     found = toys.predict(algorithm, problem, jax.random.key(0), states[-1], FEDERATION.client_data)
     return problem, algorithm, states, records, jax.tree.map(lambda leaf: leaf[:, 0], found.models)
 
@@ -51,8 +49,6 @@ def test_by_default_the_body_is_trained_as_long_as_other_methods_train():
     toys.assert_trees_close(states[-1].models, play("fedrep", 2, {"body_epochs": 3})[2][-1].models, rtol=1e-6)
     steps = play("fedrep", 2, epochs=1, steps=3)[2][-1].models  # full batches: an epoch is a step
     toys.assert_trees_close(steps, states[-1].models, rtol=1e-6)
-    once = play("fedrep", 2)[2][-1].models
-    assert np.abs(once[BODY]["kernel"] - states[-1].models[BODY]["kernel"]).max() > 1e-2
 
 
 @pytest.mark.parametrize(
@@ -63,8 +59,6 @@ def test_of_one_part_only_it_is_another_method(personal_layers, other, knobs):
     wanted = play(other, epochs=2)[4]
     found = play("fedrep", knobs=knobs | {"personal_layers": personal_layers})[4]
     toys.assert_trees_close(found, wanted, rtol=1e-6, atol=1e-6)
-    default = play("fedrep")[4]
-    assert np.abs(default[BODY]["kernel"] - wanted[BODY]["kernel"]).max() > 1e-2
 
 
 def test_the_body_travels_alone():
@@ -84,8 +78,3 @@ def test_newcomers_train_a_head_on_the_body_as_it_is():
         params = {BODY: row(states[-1].models[BODY], 0), HEAD: start[HEAD]}
         expected = descend(params, *examples(newcomers, k), RATE, 2 * 5, [HEAD])
         toys.assert_trees_close(row(row(found, k), 0), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_there_are_no_more_personal_layers_than_layers():
-    with pytest.raises(ArgumentError, match=r"^fedrep.personal_layers=3: accepted: 0 to 2, the number of layers"):
-        play("fedrep", knobs={"personal_layers": 3})

@@ -8,7 +8,6 @@ import pytest
 import toys
 from networks import BODY, HEAD, examples, features, gradient, logits, mean, row, softmax, step
 
-from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Ledger
 from pfljax.evaluation import metrics
 from pfljax.local.privacy import Privacy
@@ -17,13 +16,9 @@ SIZES, RATE, EPOCHS = (2, 5, 1, 3), 0.3, 3
 FEDERATION = toys.make_federation(SIZES)
 
 
-def play(name="fedrod", rounds=3, knobs=None, privacy=None, federation=FEDERATION, **options):
+def play(name="fedrod", rounds=3, knobs=None, federation=FEDERATION, **options):
     """(problem, algorithm, states, records)."""
-    problem = toys.make_problem(federation, optax.sgd(RATE), **{"hidden": (3,)} | options)
-    if privacy:
-        problem = problem._replace(solver=problem.solver._replace(privacy=privacy))
-    algorithm = toys.make_algorithm(name, problem, **knobs or {})
-    return problem, algorithm, *toys.train(algorithm, problem, federation.client_data, rounds)
+    return toys.play(name, federation, rounds, optax.sgd(RATE), knobs, **{"hidden": (3,)} | options)[1:]
 
 
 def train_head(generic, own, x, y):
@@ -60,7 +55,7 @@ def test_rounds_by_hand(balance):
         toys.assert_trees_close(row(state.models, 0), theta, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(record.train_loss, np.average(losses, weights=SIZES), rtol=1e-4)
     x = FEDERATION.test.x[0]
-    use = lambda prediction, _: metrics.predict(problem.plan, problem.model, algorithm, prediction, x)
+    use = lambda prediction, _: metrics.predict(problem, algorithm, prediction, x)
     found = toys.serve(algorithm, problem, use, jax.random.key(0), states[-1], FEDERATION.client_data).found
     for k in range(4):
         np.testing.assert_allclose(found[k], predict(theta, heads[k], x), rtol=1e-4, atol=1e-5)
@@ -82,19 +77,12 @@ def test_newcomers_train_a_head_beside_the_global_model():
         toys.assert_trees_close(row(found.inputs[HEAD], k), own, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("model", [None, toys.Dropped, toys.Normalized])
+@pytest.mark.parametrize("model", [toys.Dropped, toys.Normalized])
 def test_without_balance_the_generic_model_is_fedavg_s(model):
     """With mini-batches, dropout and batch statistics."""
     options = {"model": model, "batch_size": 2, "epochs": 2}
-    wanted, off, on = (
-        play(name, knobs=knobs, **options)[2][-1].models
-        for name, knobs in (("fedavg", {}), ("fedrod", {"balance": 0.0}), ("fedrod", {}))
-    )
-    toys.assert_trees_close(off, wanted, rtol=1e-5, atol=1e-6)
-    head = HEAD if HEAD in wanted else BODY
-    assert np.abs(on[head]["kernel"] - wanted[head]["kernel"]).max() > 1e-2
-    if "batch_stats" in wanted:  # of inputs, which no training changes
-        toys.assert_trees_close(on["batch_stats"], wanted["batch_stats"], rtol=1e-5, atol=1e-6)
+    found, wanted = play(knobs={"balance": 0.0}, **options), play("fedavg", **options)
+    toys.assert_trees_close(found[2][-1].models, wanted[2][-1].models, rtol=1e-5, atol=1e-6)
 
 
 def test_only_the_generic_model_travels():
@@ -120,8 +108,3 @@ def test_private_gradients_are_clipped_part_by_part():
         assert size == pytest.approx(RATE * norm, rel=1e-3)
     moved = jax.tree.leaves(jax.tree.map(jnp.subtract, states[1].models, states[0].models))
     assert 0 < np.sqrt(sum(np.square(leaf).sum() for leaf in moved)) <= RATE * norm * 1.001
-
-
-def test_a_regression_has_no_classes():
-    with pytest.raises(ArgumentError, match=r"^algorithm=fedrod: needs classes; choose another method"):
-        play(federation=toys.make_federation(SIZES, "regression"))

@@ -1,9 +1,7 @@
 """kNN-Per: predictions by hand, the choice of lambda, fine-tuning, and FedAvg as its limit."""
 
-import dataclasses
 import functools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,11 +10,11 @@ import pytest
 import toys
 from networks import features, logits, softmax
 
-from pfljax.algorithms.common.nearest import features_of, votes
-from pfljax.contract.errors import ArgumentError
+from pfljax.algorithms.common.nearest import votes
 from pfljax.contract.types import Split
 from pfljax.evaluation import metrics
 from pfljax.evaluation.fine_tuning import fine_tuned
+from pfljax.local.batches import of_examples
 
 SIZES, KEY = (6, 1, 0, 3), jax.random.key(0)
 
@@ -33,7 +31,7 @@ def trained(name, **knobs):
 
 def predicted(algorithm, problem, state, clients, x, key=KEY):
     """Every client's predictions (K, B, C)."""
-    use = lambda prediction, _: metrics.predict(problem.plan, problem.model, algorithm, prediction, x)
+    use = lambda prediction, _: metrics.predict(problem, algorithm, prediction, x)
     return np.asarray(toys.serve(algorithm, problem, use, key, state, clients).found)
 
 
@@ -104,22 +102,10 @@ def no_validation(federation):
     return jax.tree.map(lambda leaf: leaf[:, :0] if leaf.ndim > 1 else np.zeros(4, np.int32), federation.validation)
 
 
-@pytest.mark.slow
-def test_without_the_neighbors_share_it_is_fedavg():
-    federation, problem, algorithm, state, _ = trained("knn_per", mix=0.0, grid_steps=0)
-    wanted = trained("fedavg")
-    assert toys.same_trees(state.models, wanted[3].models)
-    losses = [
-        toys.evaluate(each, problem, KEY, state, federation.client_data, federation.test)["loss"]
-        for each in (algorithm, wanted[2], trained("knn_per")[2])
-    ]
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
-    assert np.abs(losses[2] - losses[1])[[0, 3]].max() > 0.01
-
-
-def test_its_traffic_is_fedavg_s():
-    found, wanted = trained("knn_per")[4], trained("fedavg")[4]
-    assert [(r.down, r.up) for r in found] == [(r.down, r.up) for r in wanted] and found[0].up > 0
+def test_it_trains_as_fedavg_does():
+    found, wanted = trained("knn_per"), trained("fedavg")
+    assert toys.same_trees(found[3].models, wanted[3].models)
+    assert [(r.down, r.up) for r in found[4]] == [(r.down, r.up) for r in wanted[4]] and found[4][0].up > 0
 
 
 def test_newcomers_remember_their_own_examples():
@@ -129,7 +115,7 @@ def test_newcomers_remember_their_own_examples():
     for k in range(2):
         queries = newcomers.train.x[k, : newcomers.train.size[k]]
         own_part = jax.tree.map(lambda leaf, k=k: leaf[k], stored)
-        found = metrics.predict(problem.plan, problem.model, algorithm, own_part, queries).argmax(axis=1)
+        found = metrics.predict(problem, algorithm, own_part, queries).argmax(axis=1)
         np.testing.assert_array_equal(found, newcomers.train.y[k, : len(queries)])  # each is nearest to itself
 
 
@@ -155,7 +141,8 @@ def test_features_of_many_examples_are_found_in_blocks():
     _, problem, _, state, _ = trained("knn_per")
     params = jax.tree.map(lambda leaf: leaf[0], state.models)
     x = np.random.default_rng(0).normal(size=(700, 3)).astype(np.float32)
-    found = jax.jit(lambda split: features_of(problem.model, params, split))(Split(x, np.zeros(700, np.int32), 650))
+    features = lambda split: of_examples(lambda x, _: problem.model.features(params, x), split)
+    found = jax.jit(features)(Split(x, np.zeros(700, np.int32), 650))
     assert found.shape == (700, 4)
     np.testing.assert_allclose(found[:650], network(params, x[:650])[0], rtol=1e-4, atol=1e-5)
 
@@ -165,25 +152,3 @@ def test_padding_gets_no_vote():
     places, weights = votes(jnp.zeros((1, 1)), stored, jnp.int32(1), 2, 1.0)
     assert places[0, 0] == 0
     np.testing.assert_array_equal(weights, [[1.0, 0.0]])
-
-
-class OfPlaces(nn.Module):
-    """Logits for each of a sequence's two positions."""
-
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(6)(x).reshape(-1, 2, 3)
-
-
-@pytest.mark.parametrize(
-    ("task", "module", "text"),
-    [
-        ("regression", None, "needs classes; choose another method for a regression"),
-        ("classification", OfPlaces(), "needs one class per example; choose another method for sequences"),
-    ],
-)
-def test_other_tasks_are_refused(task, module, text):
-    problem = toys.make_problem(toys.make_federation((3, 2), task))
-    model = dataclasses.replace(problem.model, module=module or problem.model.module)
-    with pytest.raises(ArgumentError, match=f"^algorithm=knn_per: {text}$"):
-        toys.make_algorithm("knn_per", problem._replace(model=model))

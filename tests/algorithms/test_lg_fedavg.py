@@ -7,8 +7,6 @@ import pytest
 import toys
 from quadratics import MINI, RATE, play
 
-from pfljax.contract.errors import ArgumentError
-
 
 @pytest.mark.slow
 def test_of_lg_fedavg_only_upper_layers_travel():
@@ -32,8 +30,3 @@ def test_of_lg_fedavg_only_upper_layers_travel():
     adapted = toys.adapt(algorithm, problem, jax.random.key(0), states[-1], newcomers.client_data)
     np.testing.assert_array_equal(adapted.models["Dense_1"]["kernel"], last[:2])
     assert np.abs(np.diff(adapted.models["Dense_0"]["kernel"], axis=0)).max() > 1e-3
-
-
-def test_no_more_layers_are_shared_than_there_are():
-    with pytest.raises(ArgumentError, match=r"^lg_fedavg\.shared_layers="):
-        play("lg_fedavg", knobs={"shared_layers": 9})

@@ -59,18 +59,6 @@ def test_by_hand(cohort):
     assert records[0].down == cohort * size * 4  # what a client trained before stays with it
 
 
-@pytest.mark.slow
-def test_with_mu_0_it_is_fedavg():
-    fedavg = networks.play("fedavg", **MINI)[3][-1].models
-    off = networks.play("moon", knobs={"mu": 0.0}, **MINI)[3]
-    toys.assert_trees_close(off[-1].models, fedavg, rtol=1e-6, atol=1e-6)
-    on = networks.play("moon", **MINI)[3]
-    # In a client's first round it has no last model.
-    toys.assert_trees_close(on[1].models, off[1].models, rtol=1e-5, atol=1e-6)
-    gaps = jax.tree.map(lambda a, b: np.abs(a - b).max(), on[-1].models, fedavg)
-    assert max(jax.tree.leaves(gaps)) > 1e-3
-
-
 def test_a_linear_model_has_no_features_to_train():
     fedavg = networks.play("fedavg", hidden=(), **MINI)[3][-1].models
     toys.assert_trees_close(networks.play("moon", hidden=(), **MINI)[3][-1].models, fedavg, rtol=1e-6, atol=1e-6)

@@ -41,8 +41,8 @@ def test_per_fedavg_by_hand_on_quadratics(form):
 def test_per_fedavg_takes_its_inner_step_on_another_mini_batch():
     """A client with two batches and an alpha so large that the first step's inner batch, the second one, decides."""
     federation = toys.make_federation((2,), "regression")
-    problem = toys.make_problem(federation, optax.sgd(RATE), batch_size=1, steps=1)
-    states, _ = toys.train(toys.make_algorithm("per_fedavg", problem, alpha=0.3), problem, federation.client_data, 1)
+    knobs = {"alpha": 0.3}
+    states = toys.play("per_fedavg", federation, 1, optax.sgd(RATE), knobs, batch_size=1, steps=1).states
     x = np.append(np.float64(federation.train.x[0]), np.ones((2, 1)), axis=1)
     y, theta = federation.train.y[0], vectors(states[0].models)[0]
     slope = lambda theta, i: 2 * x[i] * (x[i] @ theta - y[i])
@@ -55,8 +55,7 @@ def test_per_fedavg_takes_its_inner_step_on_another_mini_batch():
     np.testing.assert_allclose(found, outcomes[nearest], rtol=1e-4)
     # A round of one step uses one batch; the batch after it is the same batch.
     assert nearest in ((0, 0), (1, 1))
-    problem = toys.make_problem(federation, optax.sgd(RATE), batch_size=1, epochs=1)
-    states, _ = toys.train(toys.make_algorithm("per_fedavg", problem, alpha=0.3), problem, federation.client_data, 1)
+    states = toys.play("per_fedavg", federation, 1, optax.sgd(RATE), knobs, batch_size=1, epochs=1).states
     found = vectors(states[1].models)[0]
     both = []
     for first, second in ((0, 1), (1, 0)):

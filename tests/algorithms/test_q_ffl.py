@@ -39,13 +39,3 @@ def test_q_ffl_s_lipschitz_constant_is_one_over_the_learning_rate():
     with pytest.raises(ArgumentError, match=r"^q_ffl\.lipschitz: accepted: .*learning rate is unknown$"):
         toys.make_algorithm("q_ffl", unknown)
     np.testing.assert_allclose(moved(unknown, lipschitz=4.0), by_default, rtol=1e-5)
-
-
-def test_q_ffl_evens_losses_out():
-    spread = []
-    for q in (0.0, 5.0):
-        federation, _, states, _, _ = play(
-            "q_ffl", rounds=60, epochs=1, sizes=(3, 3, 3, 3), knobs={"q": q, "lipschitz": 1.0}
-        )
-        spread.append(np.std([loss_of(federation, k, vectors(states[-1].models)[0]) for k in range(4)]))
-    assert spread[1] < spread[0]

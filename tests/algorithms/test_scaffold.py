@@ -2,7 +2,6 @@
 
 import jax
 import numpy as np
-import optax
 import pytest
 import toys
 from quadratics import RATE, SIZES, descend, gradient, play, quadratic, vectors
@@ -30,9 +29,7 @@ def test_scaffold_by_hand(option, mean):
 
 
 def test_scaffold_s_variates_sum_to_the_server_s_under_sampling():
-    federation = toys.make_federation(SIZES, "regression")
-    problem = toys.make_problem(federation, optax.sgd(RATE), cohort=2, epochs=2)
-    states, _ = toys.train(toys.make_algorithm("scaffold", problem), problem, federation.client_data, 4)
+    states = play("scaffold", rounds=4, cohort=2, epochs=2)[2]
     np.testing.assert_allclose(
         np.average(vectors(states[-1].clients.control), axis=0, weights=SIZES),
         vectors(states[-1].server.control),
@@ -52,10 +49,8 @@ def test_scaffold_ends_where_the_weighted_objective_is_least():
 
 
 def test_control_variates_have_no_part_in_batch_statistics():
-    federation = toys.make_federation(SIZES, "regression")
-    problem = toys.make_problem(federation, optax.sgd(RATE), model=toys.Normalized, batch_size=2, epochs=2)
-    algorithm = toys.make_algorithm("scaffold", problem, rate=2.0)
-    states = toys.train(algorithm, problem, federation.client_data, 3)[0]
+    options = {"knobs": {"rate": 2.0}, "model": toys.Normalized, "batch_size": 2, "epochs": 2}
+    states = play("scaffold", rounds=3, **options)[2]
     for control in (states[-1].server.control, states[-1].clients.control):
         assert not any(np.any(leaf) for leaf in jax.tree.leaves(control["batch_stats"]))
         assert any(np.any(leaf) for leaf in jax.tree.leaves(control["Dense_0"]))

@@ -6,6 +6,7 @@ import typing
 import jax
 import jax.numpy as jnp
 import optax
+import pytest
 import toys
 
 from pfljax.algorithms import METHODS
@@ -31,10 +32,9 @@ def rounds_of(name):
 
     def play(knobs, learning_rate=0.1):
         algorithm = toys.make_algorithm(name, problem._replace(learning_rate=learning_rate), **knobs)
-        one_round = make_round(algorithm, problem.plan, problem.num_clients, problem.cohort_size)
+        one_round = make_round(algorithm, problem.plan, problem.cohort_size)
         state = toys.init(algorithm, problem, key, clients)
-        for number in range(2):
-            state, _ = one_round(key, jnp.int32(number), state, clients)
+        state = jax.lax.fori_loop(0, 2, lambda number, state: one_round(key, number, state, clients)[0], state)
         return state, *(serve(algorithm, problem, key, state, clients) for serve in (toys.predict, toys.adapt))
 
     return play
@@ -48,7 +48,7 @@ def forms(tree):
 TRACED = [name for name in METHODS if numbers_of(name)]
 
 
-@toys.each_method(among=TRACED, fast=("fedavgm", "pfedme", "federico", "clustered"))
+@pytest.mark.parametrize("name", ["fedavgm", "pfedme", "federico", "clustered"])  # of all: the slow test below
 def test_numbers_may_be_traced(name):
     play, knobs = rounds_of(name), numbers_of(name)
     traced = jax.eval_shape(play, {knob: jnp.float32(value) for knob, value in knobs.items()})

@@ -1,6 +1,7 @@
 """Inputs that are trees of arrays, and integers that stay integers: as if they were one float array."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -45,13 +46,19 @@ def federation(x, **options):
     )
 
 
-def train(x, method=None, *, store: Any = "device", devices=1, out=None, unseen=None, rounds=3, **training) -> Any:
+def train(x, method=None, *, store: Any = "device", devices=1, out=None, unseen=None, **training) -> Any:
     """A result on two clients of four a round, in mini-batches whose last is not full."""
     local = dataclasses.replace(LOCAL, **training)
     execution = pfl.Execution("map", devices=devices, client_store=store)
     options = {"execution": execution, "unseen": unseen, "participation": 0.5}
     clients = x if isinstance(x, pfl.Federation) else federation(x)
-    return pfl.Run(method or pfl.FedAvg(), clients, Linear(CLASSES), local, **options).train(rounds, out=out)
+    return pfl.Run(method or pfl.FedAvg(), clients, Linear(CLASSES), local, **options).train(3, out=out)
+
+
+@functools.cache
+def trained(kind, method=None):
+    """The result on a tree, or on its arrays concatenated."""
+    return train({"tree": TREE, "flat": FLAT}[kind], method)
 
 
 def softmax(scores):
@@ -99,28 +106,15 @@ def test_pixels_train_as_the_same_floats():
     np.testing.assert_array_equal(found[0].predict(x, client=1), found[1].predict(x, client=1))
 
 
-METHODS = [
-    pfl.FedAvg(),
-    pytest.param(pfl.FedAvgData(share=0.2), marks=pytest.mark.slow),
-    pytest.param(pfl.FedeRiCo(neighbors=1), marks=pytest.mark.slow),
-    pytest.param(pfl.KNNPer(), marks=pytest.mark.slow),
-]
-
-
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.info.name)
+# The slow ones send or keep examples.
+@pytest.mark.parametrize(
+    "method", [None, *(pytest.param(each, marks=pytest.mark.slow) for each in (pfl.FedAvgData(0.2), pfl.KNNPer()))]
+)
 def test_a_tree_trains_as_its_arrays_concatenated(method):
-    tree, flat = train(TREE, method), train(FLAT, method)
+    tree, flat = trained("tree", method), trained("flat", method)
     np.testing.assert_allclose(tree.per_client_accuracy, flat.per_client_accuracy)
     assert tree.loss == pytest.approx(flat.loss, rel=1e-5)
     np.testing.assert_allclose(tree.predictions(TREE), flat.predictions(FLAT), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_pools_of_every_array_are_spread_over_devices(devices, monkeypatch):
-    alone = train(TREE)
-    monkeypatch.setattr("pfljax.exchange.pools.GAIN", 0.0)  # examples stay pooled
-    spread = train(TREE, devices=devices)
-    np.testing.assert_allclose(spread.predictions(TREE), alone.predictions(TREE), rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -131,16 +125,21 @@ def test_runs_of_several_seeds_share_a_kernel():
         np.testing.assert_allclose(one.predictions(TREE), other.predictions(TREE), rtol=1e-4)
 
 
+def test_pools_of_every_array_are_spread_over_devices(monkeypatch):
+    monkeypatch.setattr("pfljax.exchange.pools.GAIN", 0.0)  # examples stay pooled
+    found = train(TREE, devices=2)
+    np.testing.assert_allclose(found.predictions(TREE), trained("tree").predictions(TREE), rtol=1e-5)
+
+
 def test_predictions_are_those_of_numpy():
-    result = train(TREE)
+    result = trained("tree")
     layer = result.export(client=2)[1]["params"]["Dense_0"]
     scores = FLAT @ np.float64(layer["kernel"]) + np.float64(layer["bias"])
     np.testing.assert_allclose(result.predict(TREE, client=2), softmax(scores), rtol=1e-4)
 
 
-@pytest.mark.parametrize("store", [pytest.param("host", marks=pytest.mark.slow), "disk"])
-def test_all_stores_give_the_same_figures(store, tmp_path):
-    on_device, elsewhere = train(TREE), train(TREE, store=store, out=tmp_path / "run")
+def test_all_stores_give_the_same_figures(tmp_path):
+    on_device, elsewhere = trained("tree"), train(TREE, store="disk", out=tmp_path / "run")
     assert elsewhere.loss == pytest.approx(on_device.loss, rel=1e-6)
     np.testing.assert_allclose(elsewhere.predictions(TREE), on_device.predictions(TREE), rtol=1e-5)
     made = {"method": pfl.FedAvg(), "model": Linear(CLASSES), "clients": federation(TREE), "local": LOCAL}
@@ -151,7 +150,7 @@ def test_all_stores_give_the_same_figures(store, tmp_path):
 def test_private_gradients_are_clipped_over_all_arrays():
     """One example's gradient of the concatenated arrays: the norm is that of both parts together."""
     privacy = pfl.Privacy(clip_norm=0.3)
-    tree, flat, free = train(TREE, privacy=privacy), train(FLAT, privacy=privacy), train(TREE)
+    tree, flat, free = train(TREE, privacy=privacy), train(FLAT, privacy=privacy), trained("tree")
     kernels = [each.state.models["Dense_0"]["kernel"] for each in (tree, flat, free)]
     np.testing.assert_allclose(kernels[0], kernels[1], rtol=1e-5, atol=1e-6)
     assert np.abs(kernels[0] - kernels[2]).max() > 1e-3
@@ -237,8 +236,7 @@ def test_what_needs_one_array_says_so():
 
 
 def test_predictions_need_the_arrays_of_training():
-    result = train(TREE, rounds=1)
     accepted = r"accepted: \{'image': '\(B, 3, 2, 1\)', 'meta': '\(B, 5\)'\}$"
     for x in (META, {"image": IMAGE}, {"image": IMAGE, "meta": META[:, 1:]}, {"image": IMAGE[1:], "meta": META}):
         with pytest.raises(ArgumentError, match=rf"^x: .*{accepted}"):
-            result.predict(x, client=0)
+            trained("tree").predict(x, client=0)

@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-import types
 
 import flax.linen as nn
 import jax
@@ -18,6 +17,7 @@ from flax import nnx
 import pfljax as pfl
 from pfljax.cli import train
 from pfljax.folder import files
+from pfljax.stores import memory
 
 MODEL = pfl.models.MLP(hidden=(4,))
 OFTEN = {"rounds": 4, "eval_every": 2}
@@ -59,40 +59,24 @@ def assert_same_results(loaded, result, x):
     assert loaded.plot.accuracy().axes and loaded.summary == files.read_json(result.out / "summary.json")
 
 
-METHODS = {"federico": pfl.FedeRiCo(neighbors=2), "fedavg_plus": pfl.FedAvgPlus(), "ditto": pfl.Ditto()}
-BY_DEFAULT = [("federico", "device"), ("fedavg_plus", "host"), ("ditto", "disk")]
+OTHER = {"server": pfl.Server(aggregator="median"), "attack": pfl.Attack("sign_flip", 0.5), "eval_clients": 2}
 
 
 @pytest.mark.parametrize(
-    ("name", "store"),
+    ("method", "store", "options"),
     [
-        pytest.param(name, store, marks=[pytest.mark.slow] * ((name, store) not in BY_DEFAULT))
-        for name in METHODS
-        for store in ("device", "host", "disk")
+        (pfl.FedeRiCo(neighbors=2), "device", {}),
+        (pfl.FedAvgPlus(), "host", {}),
+        (pfl.Ditto(), "disk", {}),
+        (pfl.FedAvg(), "device", {"fine_tune_epochs": 1, "seed": 3, **OTHER}),
     ],
 )
-def test_a_loaded_run_predicts_as_it_did(name, store, clients, x, tmp_path):
-    result = trained(METHODS[name], clients, out=tmp_path / "run", execution=pfl.Execution(client_store=store))
+def test_a_loaded_run_predicts_as_it_did(method, store, options, clients, x, tmp_path):
+    options = options | {"execution": pfl.Execution(client_store=store)}
+    result = trained(method, clients, out=tmp_path / "run", **options)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert_same_results(pfl.load(tmp_path / "run"), result, x)
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}  # it only reads
-
-
-def test_another_process_loads_a_run(clients, x, tmp_path):
-    result = trained(
-        pfl.FedeRiCo(neighbors=2), clients, local=pfl.LocalTraining(optax.adam(0.01)), out=tmp_path / "run"
-    )
-    np.save(tmp_path / "x.npy", x)
-    code = f"import numpy as np, pfljax as pfl; x = np.load(r'{tmp_path}/x.npy'); "
-    code += f"np.save(r'{tmp_path}/y.npy', pfl.load(r'{tmp_path}/run').predict(x, client=3))"
-    subprocess.run([sys.executable, "-c", code], check=True)
-    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), result.predict(x, client=3), atol=1e-6)
-
-
-def test_settings_beside_the_method_are_found_again(clients, x, tmp_path):
-    options = {"server": pfl.Server(aggregator="median"), "attack": pfl.Attack("sign_flip", 0.5), "eval_clients": 2}
-    result = trained(pfl.FedAvg(), clients, out=tmp_path / "run", fine_tune_epochs=1, seed=3, **options)
-    assert_same_results(pfl.load(tmp_path / "run"), result, x)
 
 
 def inputs_of(clients):
@@ -118,9 +102,8 @@ def test_parts_without_a_name_are_handed_over(clients, x, tmp_path):
     assert_same_results(pfl.load(out, model=model, clients=arrays, local=local), result, inputs)
 
 
-@pytest.mark.parametrize("store", ["device", "disk"])
-def test_another_model_is_refused_and_harms_nothing(store, clients, x, tmp_path):
-    result = trained(pfl.Local(), clients, out=tmp_path / "run", execution=pfl.Execution(client_store=store))
+def test_another_model_is_refused_and_harms_nothing(clients, x, tmp_path):
+    result = trained(pfl.Local(), clients, out=tmp_path / "run", execution=pfl.Execution(client_store="disk"))
     for other in (pfl.models.MLP(hidden=(5,)), pfl.models.MLP(hidden=(4, 4))):
         with pytest.raises(pfl.ArgumentError, match=r"^model: is not the run's: "):
             pfl.load(tmp_path / "run", model=other)
@@ -180,10 +163,9 @@ def test_a_run_of_the_command_line_is_loaded_from_its_flags(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("store", ["device", "host", "disk"])
 def test_a_result_outlives_further_rounds_of_its_run(store, clients, x):
-    """Client by client: what two rounds gave is what another run of two rounds gives."""
-    start = lambda: pfl.Run(pfl.Ditto(), clients, MODEL, execution=pfl.Execution(client_store=store))
-    run, expected = start(), start().train(2).predictions(x)
+    run = pfl.Run(pfl.Ditto(), clients, MODEL, execution=pfl.Execution(client_store=store))
     first = run.train(2)
+    expected = np.array(first.predictions(x), copy=True)
     later = run.train(2).predictions(x)
     np.testing.assert_array_equal(first.predictions(x), expected)
     assert np.abs(later - expected).max() > 1e-4
@@ -193,8 +175,14 @@ def test_a_result_outlives_further_rounds_of_its_run(store, clients, x):
 def test_a_state_that_does_not_fit_twice_is_one_line(clients, monkeypatch, x):
     run = pfl.Run(pfl.Ditto(), clients, MODEL)
     first = run.train(2)
-    full = types.SimpleNamespace(host_free=lambda: 0, SHARE=1, readable=str)
-    monkeypatch.setattr("pfljax.stores.stacks.memory", full)
+    check = memory.check_host
+
+    def full(need):
+        with monkeypatch.context() as within:
+            within.setattr(memory, "host_free", lambda: 0)
+            check(need)
+
+    monkeypatch.setattr(memory, "check_host", full)
     assert run.train(2).accuracy > 0
     with pytest.raises(pfl.RunError, match=r"^the run was trained further, .* out of memory: clients' rows need"):
         first.predict(x, 0)

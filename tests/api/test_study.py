@@ -120,19 +120,6 @@ def test_a_cell_that_another_process_trains_is_skipped(clients, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_share_a_comparison(tmp_path):
-    words = [sys.executable, "-m", "pfljax.cli", "compare", *FLAGS, "--seeds=0,1", f"--out={tmp_path / 'out'}"]
-    both = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)]
-    printed = [process.communicate()[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0], printed
-    for name in ("local", "fedavg"):
-        for seed in (0, 1):
-            line = f"{name}/seed-{seed}: 3 clients, 4 rounds"
-            assert "".join(printed).count(line) == 1  # trained once
-    assert len((tmp_path / "out" / "table.csv").read_text().splitlines()) == 3
-
-
-@pytest.mark.slow
 def test_workers_train_a_comparison(tmp_path):
     out = tmp_path / "out"
     words = [sys.executable, "-m", "pfljax.cli", "compare", *FLAGS, "--seeds=0", "--workers=2", f"--out={out}"]

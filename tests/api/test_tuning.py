@@ -48,7 +48,7 @@ def test_rates_and_knobs_in_one_kernel_are_those_of_single_runs():
 
 def test_a_score_is_the_mean_over_seeds_and_the_best_is_taken():
     points = grid([1e-6, 0.3])
-    tuning = search(points, [0, 1], run_of, 4)
+    tuning = search(points, [0, 1], run_of, 4, widen=0)
     alone = [run_of(points[1], seed).train(4, progress=False).history[-1]["validation_accuracy"] for seed in (0, 1)]
     assert tuning.scores[1] == pytest.approx(np.mean(alone)) and alone[0] != alone[1]
     assert tuning.best == points[1] and tuning.scores[1] > tuning.scores[0]
@@ -56,7 +56,7 @@ def test_a_score_is_the_mean_over_seeds_and_the_best_is_taken():
 
 def test_a_point_that_diverges_is_out_and_leaves_the_others_as_they_are():
     rates = [0.1, 1e20]
-    tuning = search(grid(rates), [0], run_of, 3)
+    tuning = search(grid(rates), [0], run_of, 3, widen=0)
     assert np.isnan(tuning.scores).tolist() == [False, True] and tuning.best.learning_rate == 0.1
     assert tuning.scores[0] == search(grid([0.1]), [0], run_of, 3).scores[0]
     with pytest.raises(pfl.RunError, match="fedprox diverges at every point of the grid"):
@@ -74,13 +74,20 @@ def test_what_is_no_number_gets_a_kernel_of_its_own(monkeypatch):
 
     begin = pfl.api.tuning.start
     monkeypatch.setattr(pfl.api.tuning, "start", start)
-    tuning = pfl.tune(pfl.IFCA(), FEDERATIONS[0], MODEL, LOCAL, rounds=1, rates=[0.1, 0.2], knobs={"clusters": [1, 2]})
+    common = {"rounds": 1, "rates": [0.1, 0.2], "knobs": {"clusters": [1, 2]}, "widen": 0}
+    tuning = pfl.tune(pfl.IFCA(), FEDERATIONS[0], MODEL, LOCAL, **common)
     assert sizes == [2, 2] and len(tuning.scores) == 4
+
+
+def test_numbers_that_decide_shapes_are_not_traced():
+    """The share of FedAvg with data sharing decides how many examples there are: each has a kernel of its own."""
+    few, many = (run_of(Point(0.1, {"share": share}), 0, pfl.FedAvgData).experiment for share in (0.1, 0.2))
+    assert few.numbers.knobs == many.numbers.knobs == {} and few.structure != many.structure
 
 
 def test_each_further_knob_is_tried_at_the_best_values_so_far(tmp_path):
     """A search over all combinations has the same scores at the points that both try."""
-    common = {"rounds": 2, "rates": [0.01, 0.3], "knobs": {"rate": [0.01, 0.1], "tau": [1e-3, 0.1, 1.0]}}
+    common = {"rounds": 2, "rates": [0.01, 0.3], "knobs": {"rate": [0.01, 0.1], "tau": [1e-3, 0.1, 1.0]}, "widen": 0}
     tuned = lambda **options: pfl.tune(pfl.FedAdam(), FEDERATIONS[0], MODEL, LOCAL, **common, **options)
     tuning, whole, lines = tuned(in_turn=True, out=tmp_path), tuned(), []
     (first,) = tuning.before
@@ -104,6 +111,39 @@ def test_the_papers_knobs_are_those_with_a_grid():
     known = pfl.FedAdam.__dataclass_fields__
     assert papers_knobs(pfl.FedAdam()) == {name: known[name].metadata["grid"] for name in ("rate", "tau")}
     assert papers_knobs(pfl.FedAvg) == {}
+    assert list(papers_knobs(pfl.IFCA)) == ["clusters"] and papers_knobs(pfl.IFCA(), tell_groups=True) == {}
+
+
+def rated(monkeypatch, score):
+    """Scores runs by a function of their rate and their method, without training them."""
+    scores = lambda runs: [score(run.experiment.local.learning_rate, run.experiment.method) for run in runs]
+    monkeypatch.setattr(pfl.api.tuning, "scores_of", lambda runs, *_: (scores(runs), [0.0] * len(runs)))
+
+
+def test_a_grid_whose_edge_wins_is_widened_until_it_does_not(monkeypatch, tmp_path):
+    """The best rate is 100; of mu the best is 0, beyond which there is none."""
+    rated(monkeypatch, lambda rate, method: -abs(np.log10(rate) - 2) - method.mu)
+    points, lines = grid([0.01, 0.1, 1.0], {"mu": [0.0, 1.0]}), []
+    tried = lambda tuning: [point.learning_rate for point in tuning.points[len(points) :]]
+    common = {"path": tmp_path / "tuning.json"}
+    tuning = search(points, [0], run_of, 1, **common)
+    assert tried(tuning) == [10, 100, 1000] and tuning.points[: len(points)] == points
+    assert tuning.best == Point(100, {"mu": 0.0}) and tuning.at_edge == []
+    assert search(points, [0], run_of, 1, **common, say=lines.append) == tuning and "already tuned" in lines[0]
+    fewer = search(points, [0], run_of, 1, widen=2)
+    assert tried(fewer) == [10, 100] and fewer.at_edge == ["learning_rate"]
+    with pytest.raises(pfl.ArgumentError, match=r"something else \(widen changed\)"):
+        search(points, [0], run_of, 1, widen=2, **common)
+    assert tried(search(points, [0], run_of, 1, widen=0)) == []
+
+
+def test_what_the_network_does_not_accept_is_the_end_of_a_grid(monkeypatch):
+    """A network of two layers has at most two personal ones; 0 is another method."""
+    for sign, best in ((1, 2), (-1, 1)):
+        rated(monkeypatch, lambda rate, method, sign=sign: sign * method.personal_layers)
+        make = lambda point, seed: run_of(point, seed, pfl.FedPer)
+        tuning = search(grid(knobs={"personal_layers": [1, 2]}), [0], make, 1)
+        assert tuning.best.knobs == {"personal_layers": best} and len(tuning.points) == 2 and tuning.at_edge == []
 
 
 @pytest.mark.slow
@@ -119,13 +159,6 @@ def test_what_does_not_fit_together_is_scored_in_parts(monkeypatch):
     monkeypatch.setattr(loop, "compile_to_fit", limited)
     parts = scores_of([run_of(Point(rate), 0) for rate in (0.01, 0.1, 1.0)], 1, 2)
     np.testing.assert_allclose(parts, whole, atol=2e-4)
-
-
-def test_numbers_at_the_edge_of_the_grid_are_named():
-    points = grid([0.1, 0.2, 0.4], {"strength": [1.0, 2.0, 3.0], "linkage": ["single", "complete"]})
-    at = points.index(Point(0.4, {"strength": 2.0, "linkage": "single"}))
-    scores = [float(number == at) for number in range(len(points))]
-    assert pfl.Tuning(points, scores, [0.0] * len(points)).at_edge == ["learning_rate"]
 
 
 def test_the_validation_loss_decides_among_equal_scores():

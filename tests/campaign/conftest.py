@@ -1,4 +1,4 @@
-"""What a case of the campaign may cost, and a cache for all."""
+"""What a case of the campaign may cost."""
 
 import resource
 from pathlib import Path
@@ -17,11 +17,3 @@ def little_memory():
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + ROOM, hard))
     yield
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-@pytest.fixture(autouse=True, scope="session")
-def cache(tmp_path_factory):
-    """A folder for what commands keep."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PFLJAX_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield

@@ -2,17 +2,16 @@
 
     python tests/campaign/kills.py MODE KILLS SEED FOLDER
 
-Each run is in a process of its own, or in two. The last line that is printed is a JSON object with the counts and what
-went wrong.
+Each run is in a process of its own, or in two, forked from one that has imported all modules. The last line that is
+printed is a JSON object with the counts and what went wrong.
 """
 
 import json
+import multiprocessing
 import os
 import random
-import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -24,7 +23,7 @@ import optax
 import runs
 import toys
 
-from pfljax.exchange import processes
+from pfljax.contract import processes
 from pfljax.exchange.plan import make_plan
 from pfljax.folder import files, manifest
 from pfljax.training.loop import Schedule, Trainer
@@ -39,6 +38,8 @@ MODES = {
     "processes": ("fedfomo", "device", [1], 2),
 }
 PATIENCE = 180  # seconds after which a run counts as hanging
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["pfljax.api", "orbax.checkpoint", "runs"])  # which start no devices
 
 
 def experiments(mode):
@@ -54,9 +55,11 @@ def experiments(mode):
     return found
 
 
-def train(mode, out, number, address, started):
-    """What a process of a run does: trains, and the first one writes a byte where rounds begin and after each."""
+def train(mode, out, number, address, started, log):
+    """What a process of a run does: trains, and the first one sends a byte where rounds begin and after each."""
     _, _, seeds, num_processes = MODES[mode]
+    with open(log, "w") as file:
+        os.dup2(file.fileno(), 1), os.dup2(file.fileno(), 2)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_cpu_enable_async_dispatch", False)
@@ -69,7 +72,8 @@ def train(mode, out, number, address, started):
 
     def tell(function):
         def told(self, *args):
-            os.write(started, b"1" if number == 0 else b"")
+            if number == 0:
+                started.send_bytes(b"1")
             return function(self, *args)
 
         return told
@@ -78,6 +82,8 @@ def train(mode, out, number, address, started):
     outs = [out / f"seed-{seed}" for seed in seeds]
     say = lambda line: print(line, flush=True)
     Trainer(experiments(mode), outs=outs, resume=out.exists(), say=say).train(ROUNDS, EVERY)
+    if num_processes > 1:
+        jax.distributed.shutdown()  # which JAX does at a Python's exit, and not at that of a fork
 
 
 def start(mode, out):
@@ -85,14 +91,22 @@ def start(mode, out):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    told, started = os.pipe()
+    told, started = SERVER.Pipe(duplex=False)
     said, found = out.parent / f"{out.name}.log", []
     for number in range(MODES[mode][3]):
-        words = [sys.executable, __file__, "child", mode, str(out), str(number), address, str(started)]
-        with open(os.devnull if number else said, "w") as log:
-            found.append(subprocess.Popen(words, pass_fds=[started], stdout=log, stderr=log))
-    os.close(started)
+        words = (mode, out, number, address, started, os.devnull if number else said)
+        found.append(SERVER.Process(target=train, args=words))
+        found[-1].start()
+    started.close()
     return found, told, said
+
+
+def begun(told):
+    """Whether a run tells of another round before its end."""
+    try:
+        return told.poll(PATIENCE) and told.recv_bytes()
+    except EOFError:
+        return b""
 
 
 def wait(found, told, kill=None):
@@ -107,22 +121,20 @@ def wait(found, told, kill=None):
         The exit codes, or "hangs", and the seconds from the first round on.
     """
     rounds, delay = kill or (0, 0)
-    ready = [select.select([told], [], [], PATIENCE)[0] and os.read(told, 1)]
+    ready = [begun(told)]
     played = time.perf_counter()
     while ready[-1] and len(ready) <= rounds:
-        ready.append(select.select([told], [], [], PATIENCE)[0] and os.read(told, 1))
+        ready.append(begun(told))
     if kill and ready[-1]:
         time.sleep(delay)
         for process in found:
             process.kill()
     codes = []
     for process in found:
-        try:
-            codes.append(process.wait(PATIENCE))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            codes.append("hangs")
-    os.close(told)
+        process.join(PATIENCE)
+        codes.append("hangs" if process.exitcode is None else process.exitcode)
+        process.kill()
+    told.close()
     return codes, time.perf_counter() - played
 
 
@@ -138,7 +150,7 @@ def play(mode, kills, seed, folder):
     """The campaign of one mode; its counts."""
     draw, wrong = random.Random(f"{mode} {seed}"), []
     whole = folder / "whole"
-    for _ in range(2 if kills > 5 else 1):  # the second one reads what the first has compiled
+    for _ in range(2):  # the second one reads what the first has compiled
         if whole.exists():
             whole.rename(folder / "first")
         found, told, said = start(mode, whole)
@@ -174,7 +186,6 @@ def play(mode, kills, seed, folder):
     return {"mode": mode, "kills": done, "runs": number, "rounds evaluated when killed": sorted(at), "wrong": wrong}
 
 
-if __name__ == "__main__" and sys.argv[1] == "child":
-    train(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), sys.argv[5], int(sys.argv[6]))
-elif __name__ == "__main__":
+if __name__ == "__main__":
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
     print(json.dumps(play(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))))

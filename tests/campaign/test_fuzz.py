@@ -13,10 +13,10 @@ from outcomes import refused
 from sklearn.datasets import load_digits
 
 from pfljax.cli import compare, scaling, train
+from pfljax.contract import reading
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import METHODS
 from pfljax.data import sources
-from pfljax.data.sources import reading
 
 # How many examples hypothesis draws, by default and in the campaign; always the same ones.
 BUDGETS = lambda few, many: [few, pytest.param(many, marks=pytest.mark.campaign)]

@@ -24,9 +24,3 @@ def test_killed_runs_go_on_as_if_nothing_had_happened(mode, tmp_path):
     found = play(mode, 20, 0, tmp_path)
     assert not found["wrong"] and found["kills"] >= 20
     assert len(set(found["rounds evaluated when killed"])) > 1  # not all at the same place
-
-
-@pytest.mark.slow
-def test_a_sample_of_kills(tmp_path):
-    found = play("disk", 1, 1, tmp_path)
-    assert not found["wrong"] and found["kills"] == 1

@@ -20,7 +20,7 @@ from pfljax.api import run as api_run
 from pfljax.contract.fields import REQUIRED, choices_of, fields_of, is_union, item_type, plain
 from pfljax.contract.method import METHODS
 from pfljax.data import sources
-from pfljax.data.embedding import Embedding
+from pfljax.local.embedding import Embedding
 
 MODEL = pfl.models.MLP(hidden=())
 CLIENTS = pfl.data.digits(num_clients=4, train_examples=6)
@@ -150,6 +150,7 @@ BY_HAND = [
     ("a learning rate for the run", lambda: RUN(lr=0.1), "lr"),
     ("a name for the server", lambda: RUN(server="median"), "server"),
     ("a name for the attack", lambda: RUN(attack="noise"), "attack"),
+    ("more neighbors than others", lambda: RUN(method=pfl.FedeRiCo(4)), "federico.neighbors=4: accepted: 0 to 3"),
     ("more to score than there are", lambda: RUN(eval_clients=5), "eval_clients=5: accepted: 0 to 4"),
     ("lr of local training", lambda: pfl.LocalTraining(lr=0.1), "lr"),
     ("a typo of the rate", lambda: pfl.LocalTraining(learning_rte=0.1), "did you mean learning_rate"),
@@ -244,26 +245,33 @@ class Trains(Exception):
     """The call would train."""
 
 
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        pytest.param(
-            *case[1:],
-            id=case[0].encode("ascii", "replace").decode(),
-            marks=[pytest.mark.campaign] * (not in_sample(*each)),
-        )
-        for each in enumerate(CASES)
-        for case in [each[1]]
-    ],
-)
-def test_wrong_calls_are_refused_in_a_line(call, said, tmp_path, monkeypatch):
+def check(cases):
+    """Each case is refused in a line that names the argument, and nothing is written."""
+    with mock.patch.object(api_run.Trainer, "train", side_effect=Trains):
+        for what, call, said in cases:
+            with pytest.raises(pfl.ArgumentError) as caught:
+                call()
+                pytest.fail(f"accepted: {what}")
+            line = str(caught.value)
+            assert said == caught.value.argument if said.isidentifier() else said in line, what
+            assert "\n" not in line and len(line) < 1500, what
+    assert not list(Path().iterdir())
+
+
+@pytest.fixture
+def nowhere(tmp_path, monkeypatch):
+    """An empty working directory."""
     monkeypatch.chdir(tmp_path)
-    with mock.patch.object(api_run.Trainer, "train", side_effect=Trains), pytest.raises(pfl.ArgumentError) as caught:
-        call()
-    line = str(caught.value)
-    assert said == caught.value.argument if said.isidentifier() else said in line
-    assert "\n" not in line and len(line) < 1500
-    assert not list(tmp_path.iterdir())
+
+
+def test_some_wrong_calls_are_refused_in_a_line(nowhere):
+    check([case for number, case in enumerate(CASES) if in_sample(number, case)])
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", [*DECLARED, None])
+def test_wrong_calls_are_refused_in_a_line(name, nowhere):
+    check([case for case in CASES[: -len(BY_HAND)] if case[0].split(" ")[0] == name] if name else BY_HAND)
 
 
 def test_the_campaign_is_large():

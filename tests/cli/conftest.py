@@ -15,7 +15,7 @@ def no_pages(monkeypatch, request):
     """Commands in the process of the tests draw no pages, which takes seconds, but for tests marked `pages`."""
     if not request.node.get_closest_marker("pages"):
         monkeypatch.setattr(api.Result, "write_report", lambda result: result.out / "report.html")
-        monkeypatch.setattr(report, "write_comparison", lambda page, *_: page)
+        monkeypatch.setattr(report, "write_comparison", lambda page, *_, **__: page)
 
 
 @pytest.fixture(scope="session")

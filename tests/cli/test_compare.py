@@ -1,39 +1,19 @@
 """The command compare: cells that are kept, replicates in one kernel, tuning."""
 
 import shutil
-import sys
 
 import numpy as np
 import pytest
 from commands import call, flags_of, one_line, refused, rows_of
 
-from pfljax.api import Point, study
+from pfljax.api import study
 from pfljax.cli import compare, sweep
 from pfljax.cli.build import Trial
 from pfljax.cli.settings import parse
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import METHODS
 from pfljax.folder import files
-
-
-@pytest.mark.slow
-def test_seeds_in_one_kernel_are_kept_one_by_one(tmp_path):
-    """On the command's own data and settings, but for few rounds, and with two seeds in one kernel."""
-    flags = ["--seeds=0,1", "--rounds=2", "--hidden=4", f"--out={tmp_path}"]
-    printed = call(compare.COMMAND, "--algorithms=local,fedfomo", "--replicate=vmap", *flags)
-    assert printed.splitlines()[0].split() == ["defaults", "digits-validated.flags"]
-    assert [row["algorithm"] for row in rows_of(tmp_path)] == ["local", "fedfomo"]
-    config = flags_of(tmp_path / "local", seed=1)
-    assert (config["num_distributions"], config["train_examples"], config["validation_fraction"]) == (5, 25, 0.2)
-    plan = files.read_json(tmp_path / "local" / "seed-0" / "summary.json")["plan"]
-    assert any("replicates" in name for name, _ in plan)
-    # Finished cells are kept, one by one.
-    again = ["--algorithms=local,fedfomo", "--seeds=1", *flags[1:]]
-    printed = call(compare.COMMAND, *again)
-    assert printed.count("already finished") == 2 and "2 of 2 methods done: fedfomo" in printed
-    # Other settings are another study.
-    line = one_line(call(compare.COMMAND, *again, "--learning_rate=0.5", code=2))
-    assert "--learning_rate was 0.3 and is 0.5" in line
+from pfljax.report import terms
 
 
 def test_of_all_methods_those_that_need_classes_are_left_out_of_a_regression(capsys):
@@ -62,12 +42,16 @@ def test_a_row_is_the_mean_over_its_cells(tmp_path):
     (row,) = rows_of(tmp_path)
     summaries = [files.read_json(tmp_path / "fedavg" / f"seed-{seed}" / "summary.json") for seed in (3, 4)]
     last = [summary["last"]["accuracy"] for summary in summaries]
-    assert row["accuracy_mean"] == pytest.approx(np.mean(last)) and row["accuracy_std"] == pytest.approx(np.std(last))
+    mean, std = np.mean(last), np.std(last, ddof=1)
+    assert (row["accuracy_mean"], row["accuracy_std"], row["runs"]) == pytest.approx((mean, std, 2))
     assert row["unseen_mean"] == pytest.approx(np.mean([summary["unseen"]["accuracy"] for summary in summaries]))
     assert (tmp_path / "table.png").stat().st_size > 5000
     table = (tmp_path / "table.md").read_text()
     page = (tmp_path / "report.html").read_text()
-    assert f"report: {tmp_path / 'report.html'}" in printed and "mean ± std over seeds 3, 4" in page
+    assert f"report: {tmp_path / 'report.html'}" in printed
+    assert (
+        "mean ± sample deviation (runs) over seeds 3, 4" in page and f"{100 * mean:.1f} ± {100 * std:.1f} (2)" in table
+    )
     for seed in (3, 4):
         assert (
             f'href="fedavg/seed-{seed}/report.html"' in page and (tmp_path / f"fedavg/seed-{seed}/report.html").exists()
@@ -76,44 +60,48 @@ def test_a_row_is_the_mean_over_its_cells(tmp_path):
 
 
 def test_tuning_takes_the_best_point_and_keeps_the_scores(tmp_path):
-    flags = ["--algorithms=fedprox", "--seeds=3,4", "--rounds=3", "--hidden=4", "--optimizer=sgd", f"--out={tmp_path}"]
-    tuning = ["--tune=0.000001,0.3", "--tune_knobs", "--replicate=vmap"]
+    flags = ["--algorithms=fedprox", "--seeds=3,4", "--rounds=10", "--hidden=4", "--optimizer=sgd", f"--out={tmp_path}"]
+    tuning = ["--tune=0.000001,0.00001,0.3", "--tune_knobs", "--tune_widen=0", "--replicate=vmap"]
     printed = call(compare.COMMAND, *flags, *tuning)
     grid = METHODS["fedprox"].__dataclass_fields__["mu"].metadata["grid"]
     kept = files.read_json(tmp_path / "fedprox" / "tuning.json")
-    assert len(kept["scores"]) == 2 * len(grid) and kept["settings"]["--validation_fraction"] == 0.25
+    assert len(kept["scores"]) == 3 * len(grid) and kept["settings"]["--validation_fraction"] == 0.25
     best = kept["grid"][int(np.argmax(kept["scores"]))]
-    assert best["learning_rate"] == 0.3
+    assert best["learning_rate"] == 0.3 and kept["trials"] == [[1000, 3], [1001, 4]]  # on the table's splits
     used = flags_of(tmp_path / "fedprox", seed=4)
     assert (used["validation_fraction"], used["learning_rate"]) == (0.0, 0.3)
     assert used["fedprox.mu"] == best["knobs"]["mu"]
     (row,) = rows_of(tmp_path)
-    assert (
-        row["tuned"] == f"rate 0.3, mu {best['knobs']['mu']:g}" and row["tuned"] in (tmp_path / "table.md").read_text()
-    )
+    mu, table = best["knobs"]["mu"], (tmp_path / "table.md").read_text()
+    mark = " (edge)" * (mu in (min(grid), max(grid)))
+    assert row["tuned"] == f"rate 0.3 (edge), mu {mu:g}{mark}" and row["tuned"] in table
+    assert row["at_edge"] == ["learning_rate"] + ["mu"] * bool(mark) and terms.AT_EDGE in table
     # Neither scores nor cells are made again, and scores of another grid are not taken.
     assert "already tuned" not in printed and "tuning.json: already tuned" in call(compare.COMMAND, *flags, *tuning)
-    line = one_line(call(compare.COMMAND, *flags, "--tune=0.3,0.5", code=2))
+    line = one_line(call(compare.COMMAND, *flags, "--tune=0.3,0.5", "--tune_widen=0", code=2))
     assert line.startswith("--rerun: ") and "tuning.json has scores of something else (settings, grid changed)" in line
     # A knob on the command line is not tuned.
     knobs_of = lambda *given: sweep.tuned_knobs(parse(compare.define, [*flags, *tuning, *given]), "fedprox")
     assert (knobs_of("--fedprox.mu=1"), knobs_of()) == ({}, {"mu": grid})
 
 
-@pytest.mark.slow
-def test_each_further_knob_is_tuned_at_the_best_of_what_came_before(tmp_path):
-    flags = ["--algorithms=fedadam", "--seeds=3", "--rounds=2", "--hidden=4", "--optimizer=sgd", f"--out={tmp_path}"]
-    call(compare.COMMAND, *flags, "--tune=0.1", "--tune_knobs", "--replicate=vmap")
-    first, second = (files.read_json(tmp_path / "fedadam" / f"tuning{end}.json") for end in ("", "-tau"))
-    grids = {name: field.metadata["grid"] for name, field in METHODS["fedadam"].__dataclass_fields__.items()}
-    assert [point["knobs"] for point in first["grid"]] == [{"rate": rate} for rate in grids["rate"]]
-    best = first["best"]["knobs"]["rate"]
-    assert best == grids["rate"][int(np.argmax(first["scores"]))]
-    assert [point["knobs"] for point in second["grid"]] == [{"rate": best, "tau": tau} for tau in grids["tau"]]
-    used = flags_of(tmp_path / "fedadam", seed=3)
-    assert (used["fedadam.rate"], used["fedadam.tau"]) == (best, second["best"]["knobs"]["tau"])
-    settings = parse(compare.define, [*flags, "--tune=0.1", "--tune_knobs"])
-    assert sweep.chosen(settings, "fedadam", tmp_path / "fedadam") == Point(0.1, second["best"]["knobs"])
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--seeds=0,1", [(1000, 0), (1001, 1)]),
+        ("--seeds=0,1,2,3,4", [(1000, 0), (1001, 1), (1002, 2)]),
+        ("--seeds=1000,5", [(1001, 1000), (1002, 5)]),  # the default never overlaps
+        ("--seeds=0,1 --tune_seeds=7,8,9", [(7, 0), (8, 1), (9, 0)]),
+        ("--seeds=0 --splits=3,4 --tune_seeds=7,8", [(7, 3), (8, 3), (7, 4), (8, 4)]),
+    ],
+)
+def test_rates_are_chosen_on_other_seeds_than_those_of_the_table(flags, expected):
+    assert sweep.tuning_trials(parse(compare.define, ["--tune", *flags.split()])) == expected
+
+
+def test_groups_that_are_told_are_not_tuned():
+    knobs_of = lambda *flags: sweep.tuned_knobs(parse(compare.define, ["--tune_knobs", *flags]), "ifca")
+    assert knobs_of("--tell_groups") == {} and list(knobs_of()) == ["clusters"]
 
 
 def test_a_method_that_diverges_leaves_the_others_their_table(tmp_path):
@@ -122,6 +110,27 @@ def test_a_method_that_diverges_leaves_the_others_their_table(tmp_path):
     line = one_line(call(compare.COMMAND, names, "--fedavgm.rate=1e30", *flags, f"--out={tmp_path}", code=1))
     assert "fedavgm: " in line and "is not finite" in line and "local" not in line
     assert [row["algorithm"] for row in rows_of(tmp_path)] == ["fedavg", "local"]
+
+
+@pytest.mark.pages
+def test_methods_are_compared_with_a_reference_in_pairs_of_splits(tmp_path):
+    flags = ["--algorithms=local,fedavg", "--splits=0,1", "--seeds=3,4", "--rounds=1", "--hidden=4"]
+    printed = call(compare.COMMAND, *flags, "--reference=local", f"--out={tmp_path}")
+    local, fedavg = rows_of(tmp_path)
+    assert [(seed["split"], seed["seed"]) for seed in local["seeds"]] == [(0, 3), (0, 4), (1, 3), (1, 4)]
+    accuracies = [np.reshape([seed["accuracy"] for seed in row["seeds"]], (2, 2)) for row in (fedavg, local)]
+    gains = np.subtract(*accuracies).mean(axis=1)  # by split
+    assert fedavg["difference"] == pytest.approx(gains.mean()) and (fedavg["unit"], fedavg["units"]) == ("split", 2)
+    half = 12.706 * abs(gains[0] - gains[1]) / 2  # a deviation of |a - b| / sqrt(2), over sqrt(2)
+    assert fedavg["difference_high"] == pytest.approx(gains.mean() + half, abs=1e-3)
+    assert (fedavg["wins"], fedavg["losses"]) == ((gains > 0).sum(), (gains < 0).sum()) and local["p"] is None
+    text = f"{100 * gains.mean():+.1f} ["
+    page = (tmp_path / "report.html").read_text()
+    assert "over local" in printed and all(
+        text in each for each in (printed, (tmp_path / "table.md").read_text(), page)
+    )
+    assert "Intervals are over 2 splits, each with the mean over its seeds" in printed.replace("\n", " ")
+    assert "<h2>Differences</h2>" in page and "Intervals are over 2 splits" in page
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +160,7 @@ def test_damage_to_any_file_of_a_cell_is_found(finished, tmp_path, name, harm):
     assert harmed(tmp_path / "out", name, harm) == study.damage(tmp_path / "out" / "fedavg" / "seed-0")
 
 
-@pytest.mark.parametrize(("name", "harm"), [*zip(FILES, ["cut", "gone", "empty", "gone", "cut"], strict=True)])
+@pytest.mark.parametrize(("name", "harm"), [("summary.json", "cut"), ("results.npz", "gone")])
 def test_a_damaged_cell_is_run_again_and_said_so(finished, tmp_path, name, harm):
     out, flags = finished
     shutil.copytree(out, tmp_path / "out")
@@ -178,52 +187,19 @@ def test_a_cell_without_a_manifest_is_kept_if_it_can_be_read(finished, tmp_path)
         assert study.damage(folder) == f"metrics.jsonl {wrong}"
 
 
-def test_a_folder_with_more_rounds_is_refused_before_anything_is_run(finished, tmp_path):
-    out, flags = finished
-    flags = [*flags[:-1], "--algorithms=local,fedavg"]
-    line = one_line(call(compare.COMMAND, *flags, "--rounds=3", f"--out={out}", code=2))
-    assert line.startswith("--rounds=3: ") and line.endswith("fedavg/seed-0 already has 4 rounds; accepted: 4 or more")
-    assert not (out / "local").exists()
-
-
 @pytest.mark.parametrize(
     ("flag", "word"),
     [
-        ("--replicate=all", "auto, vmap, no"),
-        ("--seeds=0,x", "whole numbers of 0 or more"),
         ("--algorithms=local,fedsgd9", "unknown algorithm"),
         ("--ditto.strength=1", "not a knob of this run's methods"),
-        ("--tune=0", "different numbers above 0"),
-        ("--algorithms=", "different values"),
-        ("--fedper.personal_layers=9", "0 to 2"),
-        ("--text_stride=2", "--dataset=text"),
+        ("--reference=ditto", "a method of the table: local, fedavg"),
+        ("--tune_seeds=1,7", "accepted: seeds other than --seeds=0,1,2"),
+        ("--tune_widen=2", "--tune above 0"),
+        ("--tell_groups", "accepted for clients in known groups of two or more"),
         ("--learning_rates=ditto:0.1", "for this run's methods"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, flag, word):
-    also = ["--algorithms=local,fedper"] * flag.startswith("--fedper")
+    also = ["--tune"] * flag.startswith("--tune_seeds") + ["--partition=dirichlet"] * (flag == "--tell_groups")
     line = refused(compare.COMMAND, tmp_path / "out", *also, flag)
     assert line.startswith(flag.split("=")[0]) and word in line
-
-
-METHOD = '''
-import dataclasses
-from pfljax import FedAvg, knob, method
-
-@method(keeps="nothing", travels="the global model, both ways")
-@dataclasses.dataclass(frozen=True)
-class Mine(FedAvg):
-    """Mine (Me, 2026): FedAvg by another name."""
-    strength: float = knob(0.5, above=0, help="of nothing")
-'''
-
-
-@pytest.mark.slow
-def test_a_method_of_one_s_own_is_compared_from_its_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "mine.py").write_text(METHOD)
-    flags = ["--seeds=0", "--rounds=1", "--hidden=4", "--mine.strength=2", f"--out={tmp_path / 'out'}"]
-    call(compare.COMMAND, f"--algorithms=fedavg,{tmp_path / 'mine.py'}:Mine", *flags)
-    fedavg, mine = rows_of(tmp_path / "out")
-    assert mine["algorithm"] == "mine" and flags_of(tmp_path / "out" / "mine")["mine.strength"] == 2.0
-    assert mine["accuracy_mean"] == fedavg["accuracy_mean"]

@@ -67,8 +67,6 @@ def dense(arrays):
     "flags",
     [
         ("--exchange=ring",),
-        ("--algorithm=fedavg", "--unseen_clients=0.25"),
-        ("--client_store=host",),
         ("--client_store=disk",),
         ("--client_store=host", "--algorithm=scaffold", "--unseen_clients=0.25", "--eval_clients=5"),
     ],
@@ -97,7 +95,7 @@ def test_two_processes_give_the_figures_of_one(start, tmp_path, flags):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("victim", "store"), [(0, "device"), (1, "device"), (0, "host"), (1, "disk")])
+@pytest.mark.parametrize(("victim", "store"), [(0, "device"), (1, "disk")])
 def test_when_one_is_killed_the_other_says_so_and_one_process_goes_on(start, tmp_path, victim, store):
     out, store = tmp_path / "run", f"--client_store={store}"
     pair = start(out, "--rounds=100000", store)

@@ -26,7 +26,11 @@ def test_one_run_gets_its_figures_and_its_page(runs):
 
 @pytest.mark.pages
 def test_several_runs_get_a_page_that_leads_to_theirs(runs, tmp_path, monkeypatch):
-    assert call(report.COMMAND, runs) == f"report: {runs / 'report.html'}\n"
+    line = one_line(call(report.COMMAND, runs, "--reference=ditto", code=2))
+    assert line == "--reference=ditto: accepted: a method of the table: fedavg, local" and not list(
+        runs.rglob("*.html")
+    )
+    assert call(report.COMMAND, runs, "--reference=local") == f"report: {runs / 'report.html'}\n"
     text = (runs / "report.html").read_text()
     for name in ("local/seed-0", "local/seed-1", "fedavg/seed-0"):
         assert f'href="{name}/report.html"' in text and (runs / name / "report.html").exists()
@@ -54,6 +58,7 @@ def test_mistakes_are_one_line(runs, tmp_path):
             "--out: does not apply here: the page of one run is written to its folder",
         ),
         ([runs, "--rounds=3"], "--rounds: unknown flag"),
+        ([runs / "local" / "seed-0", "--reference=local"], "--reference: does not apply here: "),
     ):
         assert one_line(call(report.COMMAND, *words, code=2)).startswith(said)
     assert sorted(tmp_path.rglob("*")) == before

@@ -3,13 +3,11 @@
 import dataclasses
 from typing import Literal
 
-import jax
-import numpy as np
 import pytest
 
 from pfljax import algorithms as algorithms
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.method import METHODS, get, knob, method
+from pfljax.contract.method import METHODS, get, knob, method, tell, told
 
 
 @pytest.fixture
@@ -20,10 +18,8 @@ def Toy():
         """Toy (Somebody, 2026): does nothing."""
 
         count: int = knob(2, at_least=1, at_most=4, help="a number")
-        rate: float = knob(0.5, above=0, below=1, help="a rate")
+        rate: float = knob(0.5, above=0, read_with=("kind", "other"), help="a rate")
         kind: Literal["one", "other"] = knob("one", help="a choice")
-        flag: bool = knob(True, help="a switch")
-        limit: float | None = knob(None, above=0, help="a number, or none")
 
         def build(self, problem):
             raise ArgumentError(problem, "accepted: something else", 7)
@@ -73,35 +69,14 @@ def test_a_class_can_be_defined_again_where_it_was_defined(module):
     ("knobs", "message"),
     [
         ({"count": 0}, "toy.count=0: accepted: 1 to 4"),
-        ({"count": 2.5}, "toy.count=2.5: accepted: whole numbers"),
-        ({"count": True}, "toy.count=True: accepted: whole numbers"),
-        ({"count": "3"}, "toy.count=3: accepted: whole numbers"),
-        ({"rate": 1}, "toy.rate=1: accepted: above 0, below 1"),
-        ({"rate": float("nan")}, "toy.rate=nan: accepted: above 0, below 1"),
         ({"kind": "third"}, "toy.kind=third: accepted: one, other"),
-        ({"flag": "no"}, "toy.flag=no: accepted: True or False"),
-        ({"limit": 0.0}, "toy.limit=0.0: accepted: above 0"),
-        ({"limit": "no"}, "toy.limit=no: accepted: numbers"),
-        ({"rate": None}, "toy.rate: accepted: numbers"),
+        ({"rate": 2.0}, "toy.rate=2.0: applies only with kind=other"),
     ],
 )
 def test_knobs_out_of_range_or_of_another_type_are_refused(Toy, knobs, message):
     with pytest.raises(ArgumentError) as error:
         Toy(**knobs)
     assert str(error.value) == message
-
-
-def test_numbers_of_numpy_are_numbers(Toy):
-    assert Toy(count=np.int64(3), rate=np.float32(0.25)).count == 3
-
-
-def test_a_knob_may_be_left_out_where_its_type_says_so(Toy):
-    assert Toy().limit is None and Toy(limit=2).limit == 2
-
-
-def test_traced_numbers_are_taken_as_they_are(Toy):
-    found = jax.jit(lambda rate: dataclasses.replace(Toy(), rate=rate, limit=-rate).limit)(0.25)
-    assert found == -0.25  # which as a Python number would be refused
 
 
 def test_a_mistake_that_building_finds_names_the_method_if_it_is_in_a_knob(Toy):
@@ -122,24 +97,24 @@ def test_a_class_without_a_docstring_is_no_method():
         method(keeps="", travels="")(dataclasses.make_dataclass("Silent", [], namespace={"__doc__": None}))
 
 
-def test_a_knob_that_another_leaves_unread_stays_at_its_default():
-    @method(keeps="nothing", travels="nothing", name="unread")
-    @dataclasses.dataclass(frozen=True)
-    class Unread:
-        """Unread (Me, 2026): a test."""
-
-        kind: Literal["a", "b"] = knob("a", help="a or b")
-        rate: float = knob(0.5, above=0, read_with=("kind", "b"), help="of b")
-
-        def build(self, problem): ...
-
-    assert (Unread().rate, Unread("a", 0.5).rate, Unread("b", 2.0).rate) == (0.5, 0.5, 2.0)
-    with pytest.raises(ArgumentError, match=r"^unread.rate=2.0: applies only with kind=b$"):
-        Unread("a", 2.0)
-    with pytest.raises(ArgumentError, match=r"^unread.rate=-1.0: accepted: above 0$"):
-        Unread("a", -1.0)
-
-
 def test_a_message_is_a_line_that_can_be_printed():
     message = str(ArgumentError("out", "says\nno\x1b[31m", "x\r" * 1000))
     assert message.isprintable() and len(message) < 700 and message.endswith(r"...: says\nno\x1b[31m")
+
+
+def test_a_method_is_told_the_number_of_groups_where_it_leaves_it_open():
+    groups = [7, 7, 3, 3, 5, 5, 5]
+    assert told(algorithms.IFCA) == ["clusters"] and told(algorithms.FedEM()) == ["components"]
+    found, knows = tell(algorithms.IFCA(draws=2), True, groups)
+    assert found == algorithms.IFCA(draws=2, clusters=3) and knows == "the number of groups (3)"
+    given = algorithms.IFCA(clusters=4)
+    assert tell(given, True, groups) == (given, "") == tell(given, False, groups)
+    assert tell(algorithms.IFCA(), False, groups) == (algorithms.IFCA(), "")
+    shared = algorithms.FedAvgData()
+    assert tell(shared, True, groups) == (shared, "examples of other clients") == tell(shared, False, None)
+
+
+@pytest.mark.parametrize("groups", [None, [0, 1, 2], [4]])
+def test_groups_that_are_unknown_or_that_clients_do_not_share_cannot_be_told(groups):
+    with pytest.raises(ArgumentError, match=r"^tell_groups=True: accepted for clients in known groups of two or more"):
+        tell(algorithms.Local(), True, groups)

@@ -1,8 +1,5 @@
 """Federations from named data sets and from arrays."""
 
-import subprocess
-import sys
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -201,9 +198,3 @@ def test_tfds_becomes_a_federation(tmp_path):
     with tfds.testing.mock_data(num_examples=20):
         federation = data.tfds("mnist", 4, partitions.IID(), data_dir=str(tmp_path))
     assert federation.name == "mnist, iid" and federation.train.x.shape[2:] == (28, 28, 1)
-
-
-def test_importing_data_imports_nothing_heavy():
-    code = "import sys, pfljax.data; print([m for m in ('sklearn', 'tensorflow_datasets') if m in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"

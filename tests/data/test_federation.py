@@ -135,13 +135,6 @@ def test_no_test_example_of_anyone_is_trained_on_by_anyone(partition):
     assert len(learned) > 500 and not learned & rows(federation.test)  # digits holds no image twice
 
 
-def test_clients_without_replacement_share_nothing():
-    federation = data.digits(20, validation_fraction=0.1)
-    assert sum(int(split.size.sum()) for split in parts(federation)) == 1797
-    images = np.concatenate([s.x[np.arange(s.x.shape[1]) < s.size[:, None]] for s in parts(federation)])
-    assert len({image.tobytes() for image in images}) == 1797
-
-
 def test_a_negative_seed_is_refused():
     with pytest.raises(ArgumentError, match=r"^seed=-3: accepted: 0 or more"):
         pack(SOURCE, ASSIGNMENT, seed=-3)

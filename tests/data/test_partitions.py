@@ -102,18 +102,9 @@ def test_it_ends_for_many_clients_and_extreme_shares(cls, alpha):
     assert len(np.unique(np.concatenate(assignment.indices))) == 1100
 
 
-def test_dirichlet_uses_up_the_last_example():
-    assignment = assign(make_source(n=1000), Dirichlet(alpha=0.01), num_clients=500)
-    assert {len(ids) for ids in assignment.indices} == {2}
-
-
 def test_iid_is_even():
     sizes = [len(ids) for ids in assign(SOURCE, IID(), num_clients=7).indices]
     assert sum(sizes) == 1200 and max(sizes) - min(sizes) <= 1
-
-
-def test_sixteen_clients_are_the_default():
-    assert len(assign(SOURCE, IID()).indices) == 16
 
 
 def test_label_groups_are_pure_disjoint_and_even():
@@ -151,15 +142,6 @@ def test_label_dirichlet_spreads_clusters():
     assert ((clusters > 0).sum(axis=1) > 1).any()  # a mixture, unlike label_groups
     np.testing.assert_allclose(clusters / clusters.sum(axis=0), pools.share, atol=0.05)
     np.testing.assert_array_equal([len(set(pools.pool[SOURCE.y == c])) for c in range(10)], 1)
-
-
-@pytest.mark.parametrize("cls", [Dirichlet, LabelDirichlet])
-def test_alpha_decides_how_uneven_a_dirichlet_partition_is(cls):
-    def unevenness(alpha):
-        held = counts(assign(SOURCE, cls(alpha=alpha), num_clients=10))
-        return np.abs(held / held.sum(axis=0) - 0.1).mean()
-
-    assert unevenness(1000) < 0.03 < 0.06 < unevenness(0.1)
 
 
 def test_dirichlet_deals_by_one_draw_a_class():
@@ -321,21 +303,8 @@ def test_what_does_not_fit_the_source_is_refused_by_name(partition, source, argu
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: LabelGroups(groups=0), "groups=0: accepted: 1 or more"),
-        (lambda: LabelDirichlet(alpha=float("nan")), "alpha=nan: accepted: above 0"),
-        (lambda: Dirichlet(alpha=0), "alpha=0: accepted: above 0"),
-        (lambda: Pachinko(alpha=-1), "alpha=-1: accepted: above 0"),
-        (lambda: Pathological(classes=0), "classes=0: accepted: 1 or more"),
-        (lambda: Latent(clusters=0), "clusters=0: accepted: 1 or more"),
         (lambda: Latent(embedding="vgg11"), "embedding=vgg11: accepted: None, or a function"),
-        (lambda: Splits(test_fraction=1), "test_fraction=1: accepted: above 0, below 1"),
-        (lambda: Splits(validation_fraction=1), "validation_fraction=1: accepted: 0 to below 1"),
-        (lambda: Splits(validation_fraction=-0.1), "validation_fraction=-0.1: accepted: 0 to below 1"),
-        (lambda: Splits(train_examples=-1), "train_examples=-1: accepted: 0 or more"),
-        (lambda: Splits(test_examples=-1), "test_examples=-1: accepted: 0 or more"),
         (lambda: Splits(replacement=True), "replacement: needs train_examples"),
-        (lambda: Splits(targets="mixed"), "targets=mixed: accepted: own, shuffled"),
-        (lambda: partitions.get("label_group"), "partition=label_group: unknown; did you mean label_groups"),
     ],
 )
 def test_knobs_out_of_range_are_refused_by_name(make, message):
@@ -427,7 +396,7 @@ def test_pachinko_is_decided_by_the_seed_and_keeps_the_official_test():
 
 def test_all_partitions_are_listed_under_their_names():
     assert list(PARTITIONS.values()) == [*POOLED, Latent, Pachinko, Natural]
-    assert all(partitions.get(cls.name) is cls for cls in PARTITIONS.values())
+    assert all(PARTITIONS[cls.name] is cls for cls in PARTITIONS.values())
 
 
 def test_groups_that_are_drawn_have_different_numbers_of_clients():

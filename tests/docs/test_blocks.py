@@ -28,6 +28,7 @@ SHORTER = {
         r"--algorithms=all\b": "--algorithms=local,fedper",
         r"--tune(?=\s)": "--tune=0.1,0.3",
         r"--tune=0.03,0.1,0.3": "--tune=0.1,0.3",
+        r"--tune=0.1,0.3": "--tune=0.1,0.3 --tune_widen=0",
         r"--splits=0,1,2,3,4 --seeds=0,1,2": "--splits=0,1 --seeds=0,1",
         r"--num_clients=1000000": "--num_clients=2000",
         r"--participation=0.001": "--participation=0.01",
@@ -54,7 +55,8 @@ def command(name):
 
 def runs_here(line):
     """Whether one process on this machine can run a command in seconds."""
-    return line.startswith("pfljax ") and "--coordinator" not in line and "experiments/" not in line
+    elsewhere = line.startswith("pfljax plan ")  # needs a compiler of a TPU or GPU
+    return line.startswith("pfljax ") and not elsewhere and "--coordinator" not in line and "experiments/" not in line
 
 
 def shorter(code, language):

@@ -9,6 +9,7 @@ import pytest
 import pfljax as pfl
 from pfljax.evaluation import measures
 from pfljax.folder import files
+from pfljax.stores import device_store
 
 # Two examples of class 0 (one of them taken for 1), one of class 1, one of class 2 that is taken for 0.
 OUTPUTS = np.array([[0.6, 0.3, 0.1], [0.3, 0.5, 0.2], [0.1, 0.8, 0.1], [0.5, 0.2, 0.3]], np.float32)
@@ -69,24 +70,15 @@ def number(outputs, y):
     return len(y)
 
 
-METHODS = {"fedavg": pfl.FedAvg(), "local": pfl.Local(), "federico": pfl.FedeRiCo(neighbors=2)}
-BY_DEFAULT = [("fedavg", "device"), ("local", "disk"), ("federico", "host")]
-
-
 @pytest.mark.parametrize(
-    ("name", "store"),
-    [
-        pytest.param(name, store, marks=[pytest.mark.slow] * ((name, store) not in BY_DEFAULT))
-        for name in METHODS
-        for store in ("device", "host", "disk")
-    ],
+    ("method", "store"), [(pfl.FedAvg(), "device"), (pfl.Local(), "disk"), (pfl.FedeRiCo(neighbors=2), "host")]
 )
-def test_a_metric_gets_a_client_s_real_examples(name, store, monkeypatch):
+def test_a_metric_gets_a_client_s_real_examples(method, store, monkeypatch):
     """Accuracy as a metric of one's own is the accuracy, in blocks of one client, too."""
-    monkeypatch.setattr(measures, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(device_store, "BLOCK_BYTES", 100)
     clients, execution = uneven(), pfl.Execution(client_store=store)
     metrics = {"right": right, "n": number}
-    run = pfl.Run(METHODS[name], clients, pfl.models.MLP(hidden=()), metrics=metrics, execution=execution)
+    run = pfl.Run(method, clients, pfl.models.MLP(hidden=()), metrics=metrics, execution=execution)
     result = run.train(1, progress=False)
     for part in ("train", "validation", "test"):
         sizes = getattr(clients, part).size
@@ -170,9 +162,10 @@ def test_a_cell_without_a_metric_is_scored_again(tmp_path):
     cells = [files.read_json(tmp_path / "fedavg" / f"seed-{seed}" / "summary.json")["last"] for seed in (0, 1)]
     scores = [cell["own"] for cell in cells]
     assert scores == pytest.approx([cell["accuracy_mean"] for cell in cells])
-    assert table.rows[0]["metrics"]["own"] == pytest.approx({"mean": np.mean(scores), "std": np.std(scores)})
+    mean, std = np.mean(scores), np.std(scores, ddof=1)
+    assert table.rows[0]["metrics"]["own"] == pytest.approx({"mean": mean, "std": std, "runs": 2})
     assert table.rows[0]["seconds_per_round"] == before.rows[0]["seconds_per_round"]  # nothing was trained
-    text = f"{np.mean(scores):.3f} ± {np.std(scores):.3f}"
+    text = f"{mean:.3f} ± {std:.3f} (2)"
     for name in ("table.md", "table.csv"):
         assert text in (tmp_path / name).read_text()
     assert files.read_json(tmp_path / "table.json")[0]["metrics"]["own"]["mean"] == pytest.approx(np.mean(scores))

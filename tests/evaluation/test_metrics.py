@@ -51,7 +51,7 @@ def test_probabilities_are_mixed_and_not_logits(plan):
     assert not np.allclose(mixed, np.exp(mixed_logits) / np.exp(mixed_logits).sum(axis=1, keepdims=True), atol=0.02)
 
     x = federation.test.x[0]
-    use = lambda prediction, _: evaluation.predict(problem.plan, problem.model, algorithm, prediction, x)
+    use = lambda prediction, _: evaluation.predict(problem, algorithm, prediction, x)
     found = toys.serve(algorithm, problem, use, key, state, federation.client_data).found
     np.testing.assert_allclose(found, np.broadcast_to(mixed[:, None], found.shape), rtol=1e-5)
 

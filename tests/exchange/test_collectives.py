@@ -45,7 +45,7 @@ def collectives(name, peers, cohort, kind=("map", 0)):
     shape = jax.eval_shape(functools.partial(lifting.init, algorithm, plan), jax.random.key(0), clients)
     parts = zip(shape, lifting.by_client(algorithm), strict=True)
     state = State(*(jax.tree.map(lambda leaf, rows=rows: spread(leaf, rows), part) for part, rows in parts))
-    one_round = make_round(algorithm, plan, CLIENTS, cohort or CLIENTS)
+    one_round = make_round(algorithm, plan, cohort or CLIENTS)
     lowered = jax.jit(one_round, out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, state), None)).lower(
         jax.random.key(0),
         jax.ShapeDtypeStruct((), jnp.int32),

@@ -50,7 +50,7 @@ def compiled(name, optimizer):
     algorithm = toys.make_algorithm(name, problem)
     clients = jax.tree.map(jnp.asarray, federation.client_data)
     state = jax.eval_shape(functools.partial(toys.init, algorithm, problem), jax.random.key(0), clients)
-    one_round = jax.jit(make_round(algorithm, plan, CLIENTS, CLIENTS), donate_argnums=2)
+    one_round = jax.jit(make_round(algorithm, plan, CLIENTS), donate_argnums=2)
     return one_round.lower(jax.random.key(0), jnp.int32(0), state, clients).compile().as_text()
 
 

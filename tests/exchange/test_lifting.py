@@ -105,13 +105,9 @@ def test_a_download_is_by_the_client_s_own_context_and_row():
 
 
 WHOM = {"shared": in_threes, "peers": pairs, "own": None, "push": None}
-TOPOLOGIES = pytest.mark.parametrize(  # on other plans, those with models of others
+TOPOLOGIES = pytest.mark.parametrize(  # on other plans, that with models of others
     ("topology", "plan"),
-    [
-        pytest.param(topology, plan, marks=[pytest.mark.slow] * (topology != "peers" and plan[0] != "map"))
-        for topology in WHOM
-        for plan in (("map", 0, 1), ("vmap", 0, 2), ("chunk", 3, 4))
-    ],
+    [*((topology, ("map", 0, 1)) for topology in WHOM), ("peers", ("vmap", 0, 2)), ("peers", ("chunk", 3, 4))],
 )
 
 

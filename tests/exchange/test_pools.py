@@ -98,12 +98,8 @@ def test_rows_of_pooled_examples_are_taken_wherever_they_live(devices, always_po
 RUNS = [  # K - 1 clients do not divide by the devices
     ("fedavg", "map", 1, K, K),
     ("fedavg_data", "vmap", 2, K, K),
-    pytest.param("federico", "map", 2, 4, K, marks=pytest.mark.slow),
     ("fedavg", "map", 2, 4, K - 1),
-    pytest.param("federico", "map", 2, 4, K - 1, marks=pytest.mark.slow),
     pytest.param("federico", "map", 4, K, K, marks=pytest.mark.slow),
-    pytest.param("fedem", "vmap", 1, 4, K, marks=pytest.mark.slow),
-    pytest.param("fedfomo", "chunk", 2, K, K, marks=pytest.mark.slow),
     pytest.param("fedfomo", "chunk", 2, K, K - 1, marks=pytest.mark.slow),
 ]
 
@@ -122,11 +118,10 @@ def test_a_run_gives_the_same_figures_to_the_bit(name, kind, devices, cohort, nu
     assert summaries[0][:2] == summaries[1][:2] and toys.same_trees(summaries[0][2], summaries[1][2])
 
 
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_replicates_have_pools_of_their_own(devices, always_pooled):
+def test_replicates_have_pools_of_their_own(always_pooled):
     federations = [toys.make_federation(SIZES, seed=seed) for seed in range(2)]
     problem = toys.make_problem(federations[0], batch_size=2, hidden=(3,))
-    plan, last = make_plan("map", devices=devices), []
+    plan, last = make_plan("map", devices=2), []
     for each in (federations, [pooled(federation, seed) for seed, federation in enumerate(federations)]):
         runs = [toys.make_experiment("fedavg", problem, one, plan=plan, seed=n) for n, one in enumerate(each)]
         last.append([outcome.summary["last"] for outcome in Trainer(runs).train(2)])
@@ -160,10 +155,7 @@ def sequences(num=4, length=6):
     return Federation(*parts, np.zeros(num, np.int32), "classification", 5, "sequences")
 
 
-@pytest.mark.parametrize(
-    "store", [pytest.param("device", marks=pytest.mark.slow), "host", pytest.param("disk", marks=pytest.mark.slow)]
-)
-def test_sequences_whose_targets_are_pooled_too_are_trained_on(store):
+def test_sequences_whose_targets_are_pooled_too_are_trained_on():
     pooled_sequences = sequences()
     dense = lambda split: Split(np.asarray(split.x), np.asarray(split.y), split.size)
     stacked = {part: dense(getattr(pooled_sequences, part)) for part in PARTS}
@@ -172,7 +164,7 @@ def test_sequences_whose_targets_are_pooled_too_are_trained_on(store):
     )
     found = []
     for each in (pooled_sequences, dataclasses.replace(pooled_sequences, **stacked)):
-        outcome = toys.run(toys.make_experiment("fedavg", problem, each, client_store=store), 2)
+        outcome = toys.run(toys.make_experiment("fedavg", problem, each, client_store="host"), 2)
         outcome.summary["last"].pop("seconds")
         found.append(outcome.summary["last"])
     assert found[0] == found[1] and np.isfinite(found[0]["loss"])

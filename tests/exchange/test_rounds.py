@@ -22,7 +22,7 @@ def play(algorithm, cohort=3, *, number=0, devices=1):
     """(state before a round, state after it, its record)."""
     clients, plan = data_of(SIZES), make_plan("map", devices=devices)
     state = init(algorithm, plan, KEY, clients)
-    one_round = jax.jit(make_round(algorithm, plan, K, cohort))
+    one_round = jax.jit(make_round(algorithm, plan, cohort))
     return state, *one_round(KEY, np.int32(number), state, clients)
 
 
@@ -80,7 +80,7 @@ def test_a_method_chooses_the_cohort_by_its_state_and_data(topology):
 
     seen, clients, plan = [], data_of(SIZES), make_plan("map", devices=1)
     algorithm = make(step_to_mean, topology=topology, sample=sample)
-    one_round = jax.jit(make_round(algorithm, plan, K, 2))
+    one_round = jax.jit(make_round(algorithm, plan, 2))
     state, counts, models = init(algorithm, plan, KEY, clients), [], []
     for number in range(2):
         state, _ = one_round(KEY, np.int32(number), state, clients)
@@ -120,14 +120,6 @@ def test_a_chosen_cohort_has_the_size_and_a_key_of_its_own():
     assert len({*keys, *(tuple(jax.random.key_data(fold(purpose)).tolist()) for purpose in range(4))}) == 6
     with pytest.raises(ValueError, match=r"sample: returned ids of shape \(3,\); accepted: \(2,\)"):
         sample_cohort(algorithm, KEY, 0, state, clients, 2)
-
-
-def test_shared_models_travel_to_and_from_each_client_of_the_cohort():
-    assert traffic(make(step_to_mean, num_models=2)) == (3 * 2 * MODEL, 3 * 2 * MODEL)
-
-
-def test_own_models_never_travel():
-    assert traffic(make(step_to_mean, topology="own", via_server=True)) == (0, 0)
 
 
 def test_peers_models_travel_except_to_their_owners():
@@ -170,21 +162,26 @@ def reads_weights(context, models, row, data):
 SERVER = {"weights": jnp.ones((K,)), "rate": jnp.ones(()), "gram": jnp.ones((K, 50))}
 
 
-def test_a_model_in_the_report_is_charged():
-    assert traffic(make(ships_model, topology="own")) == (0, 3 * MODEL)
+TRAFFIC = {  # a method, and its bytes down and up in a round of three clients
+    "shared models, each way": (make(step_to_mean, num_models=2), 3 * 2 * MODEL, 3 * 2 * MODEL),
+    "own models stay": (make(step_to_mean, topology="own", via_server=True), 0, 0),
+    "a model in a report": (make(ships_model, topology="own"), 0, 3 * MODEL),
+    "what clients read of the server, but for scalars": (make(reads_weights, server=SERVER), 3 * (MODEL + 4 * K), 0),
+    "what no client reads of the server": (make(server=SERVER), 3 * MODEL, 0),
+}
 
 
-def test_what_clients_read_of_the_server_is_charged_but_for_scalars():
-    assert traffic(make(reads_weights, server=SERVER)) == (3 * (MODEL + 4 * K), 0)
+@pytest.mark.parametrize("what", TRAFFIC)
+def test_traffic_is_what_is_exchanged(what):
+    method, down, up = TRAFFIC[what]
+    assert traffic(method) == (down, up)
 
+
+def test_what_clients_pass_on_of_the_server_is_charged():
     def passed_on(context, models, row, data):
         return ClientOutput(row, (), {"loss": jnp.zeros(()), "weights": context.server["weights"]})
 
     assert traffic(make(passed_on, topology="own", server=SERVER)) == (3 * 4 * K, 3 * 4 * K)
-
-
-def test_what_no_client_reads_of_the_server_is_free():
-    assert traffic(make(server=SERVER)) == (3 * MODEL, 0)
 
 
 def test_a_method_may_send_fewer_bytes_than_the_engine_counts():

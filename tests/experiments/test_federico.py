@@ -17,13 +17,16 @@ from experiments.federico import (
     readings,
     table1,
     table4,
+    unshared,
 )
 from experiments.federico.network import SmallCNN
+from experiments.papers import of_accuracies
 from pfljax import models
+from pfljax.api import comparison
 from pfljax.cli import sweep
 from pfljax.cli.settings import parse
+from pfljax.evaluation import collaboration
 from pfljax.folder import files
-from pfljax.training import scoring
 
 SMALL = ["--rounds=2", "--eval_every=1", "--hidden=4", "--devices=1", "--splits=0", "--seeds=0"]
 
@@ -58,9 +61,11 @@ def test_every_size_has_the_paper_s_settings(size, data, tmp_path):
 
 def test_table1_is_paired_by_split_and_seed(tmp_path):
     flags = [*SMALL, "--num_distributions=2", "--algorithms=local,federico", "--splits=3", "--seeds=0,1"]
+    flags += ["--federico.rule=posterior"]  # friends are not looked for in two rounds
     printed = commands.call(table1.COMMAND, *flags, f"--out={tmp_path}")
     assert "40.1 ± 2.8" in printed and "56.6 ± 2.5" in printed  # the paper's, CIFAR-10 with two groups
-    local, federico = rows_of(tmp_path)
+    local, federico, literal = rows_of(tmp_path)
+    assert literal["algorithm"] == paper.LITERAL and literal["D2"]["paper"] == federico["D2"]["paper"]
     accuracies = {}
     for name in ("local", "federico"):
         folders = [tmp_path / "D2" / name / f"split-3-seed-{seed}" for seed in (0, 1)]
@@ -68,8 +73,35 @@ def test_table1_is_paired_by_split_and_seed(tmp_path):
     assert local["D2"]["accuracies"] == accuracies["local"]
     assert federico["D2"]["paper"] == pytest.approx([0.5661, 0.0251])
     gains = 100 * np.subtract(accuracies["federico"], accuracies["local"])
-    assert f"{gains.mean():+.1f} ({(gains > 0).sum()} of 2)" in (tmp_path / "table.md").read_text()
+    low, high = gains.mean() + np.array([-1, 1]) * 12.7062 * abs(gains[0] - gains[1]) / 2  # Student's t of two seeds
+    lead = f"{gains.mean():+.1f} [{low:+.1f}, {high:+.1f}] ({(gains > 0).sum()} of 2)"
+    table, local = (tmp_path / "table.md").read_text(), 100 * np.array(accuracies["local"])
+    assert lead in table and f"{local.mean():.1f} ± {abs(local[0] - local[1]) / np.sqrt(2):.1f} (2)" in table
+    assert (federico["D2"]["unit"], federico["D2"]["units"]) == ("seed", 2)
     assert 0 <= federico["D2"]["across"] <= 1
+
+
+@pytest.mark.parametrize("module", [table1, table4])
+def test_tables_have_a_row_of_the_algorithm_as_the_paper_writes_it(module, tmp_path, monkeypatch):
+    asked, cell = [], of_accuracies([0.5]) | {"std_over_clients": 0.1, "parameters": 1, "within": 1, "across": 0}
+
+    def accuracies(study, row, out):
+        asked.append((row.title, study.settings_of(row), out))
+        return dict(cell)
+
+    monkeypatch.setattr(paper, "accuracies", accuracies)
+    monkeypatch.setattr(paper, "sharing", lambda study, out: collaboration.Sharing(1.0, 0.0))
+    flags = ["--splits=0", "--seeds=0", "--num_distributions=3", f"--out={tmp_path}"]
+    commands.call(module.COMMAND, *flags)
+    assert [title for title, _, _ in asked] == [*paper.METHODS, paper.LITERAL]
+    assert [row["algorithm"] for row in rows_of(tmp_path)] == [*paper.METHODS, paper.LITERAL]
+    (_, ours, _), (_, literal, out) = asked[-2:]
+    assert not ours["federico.faithful"] and literal["federico.faithful"]
+    assert literal["federico.effective_examples"] == np.inf and out.name == "FedeRiCo-literal"
+    assert literal.num_distributions == 3
+    asked.clear()
+    commands.call(module.COMMAND, *flags, "--federico.faithful")
+    assert [title for title, _, _ in asked] == list(paper.METHODS)  # the row would be the same one
 
 
 @pytest.mark.slow
@@ -114,7 +146,7 @@ def test_figure1_compares_the_letter_with_ours_and_resumes(tmp_path):
 def test_splits_and_seeds_are_crossed():
     trials = sweep.trials(parse(table1.define, ["--splits=4,7", "--seeds=0,1"]))
     assert [(trial.of_data, trial.seed) for trial in trials] == [(4, 0), (4, 1), (7, 0), (7, 1)]
-    assert trials[1].folder == "split-4-seed-1" and sweep.named(trials) == "seeds 0, 1 on splits 4, 7"
+    assert trials[1].folder == "split-4-seed-1" and comparison.named(trials) == "seeds 0, 1 on splits 4, 7"
     alone = sweep.trials(parse(table1.define, ["--seeds=5"]))
     assert [(trial.of_data, trial.folder) for trial in alone] == [(5, "seed-5")]
 
@@ -127,4 +159,39 @@ def test_splits_are_different_whole_numbers(flags, tmp_path):
 
 def test_the_small_network_is_as_small_as_it_says():
     model = models.build(SmallCNN, (32, 32, 3), "classification", 10)
-    assert scoring.num_parameters(model) == 5 * 5 * 3 * 16 + 16 + 3 * 3 * 16 * 32 + 32 + 5 * 5 * 32 * 10 + 10
+    assert model.num_parameters == 5 * 5 * 3 * 16 + 16 + 3 * 3 * 16 * 32 + 32 + 5 * 5 * 32 * 10 + 10
+
+
+def test_clients_that_share_nothing_have_labels_and_axes_of_their_own():
+    x, y, _ = unshared.read(None)
+    assert x.shape == (1797, 64) and np.square(x).mean() == pytest.approx(1, abs=1e-4)
+    own, rotated = (unshared.clients_of(f"{kind}-20", (x, y, None))(3) for kind in ("own", "rotated"))
+    assert own.train.size.tolist() == rotated.train.size.tolist() == [20] * 8
+    known = {row.tobytes(): label for row, label in zip(x, y, strict=True)}
+    for k in range(8):
+        shown = zip(np.asarray(own.train.x[k]), np.asarray(own.train.y[k]), strict=True)
+        pairs = {(known[row.tobytes()], int(label)) for row, label in shown}
+        assert len(pairs) == len({old for old, _ in pairs}) == len({new for _, new in pairs})  # one-to-one
+    lengths = np.linalg.norm(np.asarray(rotated.train.x[0]), axis=1)
+    everyone = np.linalg.norm(x, axis=1)
+    assert all(np.abs(everyone - length).min() < 1e-3 for length in lengths)
+
+
+@pytest.mark.slow
+def test_methods_are_compared_with_local_for_each_client(tmp_path, monkeypatch, capsys):
+    flags = ["--cells=own-20", "--methods=local,federico", "--seeds=0,1", "--rounds=2", f"--out={tmp_path}"]
+    monkeypatch.setattr("sys.argv", ["unshared", *flags])
+    unshared.main()
+    table = dict(line.split(",", 1) for line in (tmp_path / "table.csv").read_text().splitlines())
+    of = lambda name, seed: files.read_npz(tmp_path / "own-20" / name / f"seed-{seed}" / "results.npz")
+    local, federico = ([100 * of(name, seed)["accuracy_test"][-1] for seed in (0, 1)] for name in ("local", "federico"))
+    gain, losing = np.mean(federico) - np.mean(local), np.mean(np.subtract(federico, local) < -5)
+    assert float(table["local"]) == pytest.approx(np.mean(local), abs=0.06)
+    accuracy, told, lost = table["federico"].strip('"').split(", ", 1)[0], table["federico"], f"{losing:.0%}"
+    assert float(accuracy) == pytest.approx(np.mean(federico), abs=0.06)
+    assert lost in told and float(told.split(", ")[1].split(" [")[0]) == pytest.approx(gain, abs=0.06)
+    assert "own-20" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["unshared", "--cells=twins"])
+    with pytest.raises(SystemExit) as error:
+        unshared.main()
+    assert error.value.code == 2 and "--cells=twins: accepted: own-20" in capsys.readouterr().err

@@ -7,14 +7,14 @@ from commands import flags_of, rows_of
 
 from experiments.fedfomo import figure1, figure3, figure5, figure9, paper, table1, table2, table3, table4
 from experiments.figures import knob_curves
-from experiments.papers import Study
+from experiments.papers import Study, of_accuracies
 from pfljax.cli import build, compare, sweep
 from pfljax.cli.settings import parse
 from pfljax.contract.method import METHODS
-from pfljax.data import embedding
 from pfljax.data.sources import Source
 from pfljax.evaluation import collaboration
 from pfljax.folder import files
+from pfljax.local import embedding
 
 SMALL = ["--rounds=2", "--train_examples=20", "--hidden=4", "--devices=1", "--seeds=0"]
 
@@ -141,8 +141,8 @@ def test_figure5_draws_affinities_and_accuracy_by_noise(tmp_path):
 )
 def test_the_paper_s_values_stand_beside_its_setting_only(monkeypatch, module, flags, stands):
     shown = []
-    cell = {"accuracy_mean": 0.5, "epsilon": [None], "unaccounted": None, "earth_movers_distance": 1.0}
-    monkeypatch.setattr(Study, "accuracies", lambda *arguments: cell)
+    cell = {"epsilon": [None], "unaccounted": None, "earth_movers_distance": 1.0}
+    monkeypatch.setattr(Study, "accuracies", lambda study, *_: cell | of_accuracies([0.5] * len(study.trials)))
     monkeypatch.setattr(Study, "print_differences", lambda *arguments: None)
     monkeypatch.setattr(sweep, "write_table", lambda title, heads, body, *rest: shown.extend(map(str, body)))
     call(module, "--algorithms=fedavg", *flags)

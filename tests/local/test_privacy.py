@@ -119,7 +119,7 @@ def test_noise_has_the_stated_size_on_the_sum_of_gradients():
     np.testing.assert_allclose(draws.std(axis=0), 2.0 * 0.5 / 3, rtol=0.08)
 
 
-@toys.each_method(["local", "fedavg", "fedem", "federico", "fedfomo", "per_fedavg", "pfedme"], fast=["fedavg"])
+@toys.each_method(["fedavg", "fedem", "federico", "per_fedavg"], fast=["fedavg"])
 def test_without_noise_and_clipping_training_is_as_ever(name):
     """Exactly if there is nothing to do; up to rounding if the norm is so large that it clips nothing."""
     problem, _ = solver_of(Privacy())
@@ -184,13 +184,6 @@ def test_the_ledger_is_the_accountant_s(gradients):
     assert found[1] > found[0] * 0.5 and found[3] > found[0]
 
 
-def test_of_one_full_batch_step_the_ledger_is_near_the_gaussian_mechanism_s():
-    """epsilon of one release by a Gaussian mechanism: at most sqrt(2 log(1.25 / delta)) / sigma (Dwork and Roth)."""
-    found = epsilons(Privacy(8.0, 1.0, 1e-5), np.array([50]), 50, np.array([1]))[0]
-    bound = math.sqrt(2 * math.log(1.25 / 1e-5)) / 8.0
-    assert 0.6 * bound < found < 1.05 * bound
-
-
 def test_without_noise_there_is_no_bound():
     np.testing.assert_array_equal(epsilons(Privacy(0.0, 1.0), np.array([5, 0]), 5, np.array([3, 0])), [math.inf, 0])
 
@@ -231,7 +224,7 @@ def test_a_run_s_ledger_is_of_its_own_cohorts_steps_and_sizes(tmp_path):
     seen = []
 
     watched = toys.watched(algorithm, lambda number, client, ids: seen.append(int(client)))
-    one_round = jax.jit(make_round(watched, problem.plan, 6, size))
+    one_round = jax.jit(make_round(watched, problem.plan, size))
     state = toys.start(algorithm, problem, federation.client_data)
     for number in range(rounds):
         state, _ = one_round(key, np.int32(number), state, federation.client_data)
@@ -253,21 +246,6 @@ def test_a_run_s_ledger_is_of_its_own_cohorts_steps_and_sizes(tmp_path):
     scaled = dataclasses.replace(federation, scaling=Scaling(np.zeros(3), np.ones(3)))
     experiment = toys.make_experiment("fedavg", problem, scaled)
     assert spent(unaccounted="all")["unaccounted"] == f"all; {BY_SCALING}" and "mean" in BY_SCALING
-
-
-@pytest.mark.parametrize(
-    ("values", "named"),
-    [
-        ((-1.0, 1.0), "noise_multiplier=-1"),
-        ((1.0, 0.0), "clip_norm=0"),
-        ((1.0, math.inf), "finite clip_norm"),
-        ((1.0, 1.0, 1.0), "delta=1"),
-        ((0.0, 1.0, 1e-3), "delta=0.001: applies only with noise_multiplier above 0"),
-    ],
-)
-def test_what_cannot_be_is_refused(values, named):
-    with pytest.raises(ArgumentError, match=named):
-        Privacy(*values)
 
 
 def test_a_missing_library_is_one_line(monkeypatch):
@@ -302,36 +280,29 @@ CLIENTS = toys.make_federation((4, 4, 4, 4))
 NOISY = Privacy(1.0, 1.0)
 
 
-def models_of(rounds=1, privacy=NOISY, name="fedavg", seed=0, store="device", trainer=None):
+def models_of(rounds=1, privacy=NOISY, seed=0, trainer=None):
     """A global model's parameters after some rounds, flat."""
-    trainer = trainer or Trainer([experiment_of(privacy, name, seed, store)])
+    trainer = trainer or Trainer([experiment_of(privacy, seed)])
     trainer.play(rounds)
     return flat(trainer.state.models)
 
 
-def experiment_of(privacy=NOISY, name="fedavg", seed=0, store="device"):
-    problem = toys.make_problem(CLIENTS, cohort=2, privacy=privacy)
-    return toys.make_experiment(name, problem, CLIENTS, seed=seed, client_store=store)
+def experiment_of(privacy=NOISY, seed=0):
+    return toys.make_experiment("fedavg", toys.make_problem(CLIENTS, cohort=2, privacy=privacy), CLIENTS, seed=seed)
 
 
 def flat(models):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(models)])
 
 
-@pytest.mark.parametrize("store", ["device", pytest.param("host", marks=pytest.mark.slow)])
-def test_the_noise_does_not_follow_from_the_seed(store):
+def test_the_noise_does_not_follow_from_the_seed():
     """Otherwise 2 model(sigma) - model(2 sigma) is the model without noise: each holds the same draws."""
-    trained = lambda *noise: models_of(privacy=Privacy(*noise), store=store)
+    trained = lambda *noise: models_of(privacy=Privacy(*noise))
     plain, once, twice = trained(1e-9, 1.0, 1e-5, 3), trained(1.0, 1.0), trained(2.0, 1.0)
     assert np.abs(2 * once - twice - plain).max() > 1e-3
     assert np.abs(once - trained(1.0, 1.0)).max() > 1e-3
     known = [trained(sigma, 1.0, 1e-5, 3) for sigma in (1.0, 2.0)]
     np.testing.assert_allclose(2 * known[0] - known[1], plain, atol=1e-6)  # which the noise seed allows
-
-
-def test_without_noise_the_seed_says_all():
-    clipped_only = Privacy(0.0, 1.0)
-    np.testing.assert_array_equal(models_of(privacy=clipped_only), models_of(privacy=clipped_only))
 
 
 def test_cohorts_and_first_models_follow_from_the_seed():
@@ -382,15 +353,9 @@ def test_the_secret_is_an_argument_of_the_program():
         trainer = Trainer([experiment_of()])
         algorithm = trainer.experiments[0].algorithm(plan)
         state = jax.eval_shape(functools.partial(lifting.init, algorithm, plan), trainer._key(0), CLIENTS.client_data)
-        rounds = jax.jit(make_round(algorithm, plan, 4, 2))
+        rounds = jax.jit(make_round(algorithm, plan, 2))
         texts.add(rounds.lower(trainer._key(1), np.int32(0), state, CLIENTS.client_data).as_text())
     assert len(texts) == 1
-
-
-@pytest.mark.parametrize("seed", [-1, 2**31, 0.5])
-def test_a_seed_for_the_noise_is_a_whole_number(seed):
-    with pytest.raises(ArgumentError, match=r"^noise_seed=.*: accepted: (0 to 2147483647|0 or more|whole numbers)"):
-        Privacy(1.0, 1.0, 1e-5, seed).check()
 
 
 def test_the_ledger_names_a_seed_for_the_noise():

@@ -40,10 +40,6 @@ def fit(solver, params, k=0, key=0, **options):
     ("arguments", "text"),
     [
         ({"optimizer": 0.1}, "optimizer=0.1: accepted: a function of the learning rate"),
-        ({"batch_size": -1}, "batch_size=-1: accepted: 0 or more"),
-        ({"batch_size": 2.5}, "batch_size=2.5"),
-        ({"epochs": 0}, "epochs=0: accepted: 1 or more"),
-        ({"steps": -2}, "steps=-2"),
         ({"schedule": 0.5}, "schedule=0.5: accepted: a function"),
         ({"privacy": 1.0}, "privacy=1.0: accepted"),
     ],
@@ -199,4 +195,4 @@ def test_one_nnx_module_is_no_several_initial_models():
         problem.init_models(jax.random.key(0), 2)
     stack = problem._replace(common_init=True).init_models(jax.random.key(0), 2)
     np.testing.assert_array_equal(stack["kernel"], np.stack([module.kernel[...]] * 2))
-    assert models.build(module, (3,), "classification", 3).fixed
+    assert models.build(module, (3,), "classification", 3).network.fixed

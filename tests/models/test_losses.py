@@ -59,7 +59,6 @@ def own(outputs, y):
         ),
         pytest.param(pfl.FedAvg(), toys.Normalized, {}, id="batch statistics", marks=pytest.mark.slow),
         pytest.param(pfl.FedEM(components=2), pfl.models.MLP(hidden=()), {}, id="fedem", marks=pytest.mark.slow),
-        pytest.param(pfl.FedeRiCo(neighbors=2), pfl.models.MLP(hidden=()), {}, id="federico", marks=pytest.mark.slow),
         pytest.param(pfl.FedRoD(), pfl.models.MLP(hidden=(4,)), {}, id="fedrod", marks=pytest.mark.slow),
     ],
 )

@@ -226,15 +226,6 @@ def test_vgg_is_for_images_of_32_x_32():
         models.make("vgg11", (28, 28, 1), "classification", 10)
 
 
-@pytest.mark.slow
-def test_mobilenet_halves_five_times_and_ends_in_classes():
-    model = models.make("mobilenet_v2", (32, 32, 3), "classification", 10)
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    kernels = [layer["kernel"].shape[:3] for name, layer in params.items() if name.startswith("Conv")]
-    assert kernels.count((3, 3, 1)) == 17
-    assert jax.eval_shape(model.apply, params, jnp.zeros((2, 32, 32, 3))).shape == (2, 10)
-
-
 def test_the_cnn_is_convolution_pooling_relu_and_a_dense_layer():
     model = models.make("cnn", (9, 8, 2), "classification", 3, channels=(4, 5))
     params = start(model)
@@ -263,18 +254,12 @@ def test_the_pfl_research_network_is_its_layers():
     np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-4, atol=1e-4)
 
 
-def residual_network():
-    """A narrow ResNet18: parameters -> outputs; parameters with nonzero shifts; and an input."""
+@pytest.mark.slow
+def test_resnet_is_its_layers():
     network = networks.ResNet18((8, 16, 24, 32), outputs=3)
     x = np.random.default_rng(0).normal(size=(2, 9, 8, 3)).astype(np.float32)
     params = jax.jit(network.init)(jax.random.key(0), x)["params"]
-    params = jax.tree.map(lambda leaf: np.asarray(leaf) + np.float32(0.1), params)
-    return jax.jit(lambda params: network.apply({"params": params}, x)), params, x
-
-
-@pytest.mark.slow
-def test_resnet_is_its_layers():
-    network, params, x = residual_network()
+    params = jax.tree.map(lambda leaf: leaf + 0.1, params)  # shifts that matter
     shapes = []
 
     def reference(params, x):
@@ -304,35 +289,8 @@ def test_resnet_is_its_layers():
 
     expected = jax.jit(reference)(params, x)
     assert shapes == [(9, 8, 8), (5, 4, 16), (3, 2, 24), (2, 1, 32)]
-    np.testing.assert_allclose(network(params), expected, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.slow
-def test_resnet_s_blocks_add_to_what_they_receive():
-    """With zeros in their last norms, the first stage's blocks return the stem's output."""
-    network, params, _ = residual_network()
-    off = {name: jax.tree.map(np.zeros_like, params[name]) for name in ("GroupNorm_2", "GroupNorm_4")}
-    other = {f"Conv_{n}": jax.tree.map(np.negative, params[f"Conv_{n}"]) for n in (1, 2, 3, 4)}
-    found = network(params | off)
-    np.testing.assert_array_equal(network(params | off | other), found)
-    assert np.abs(network(params | other) - found).max() > 1e-3
-
-
-def test_losses_are_cross_entropy_in_nats_and_squared_error():
-    x = np.random.default_rng(3).normal(size=(5, 4)).astype(np.float32)
-    model = models.make("linear", (4,), "classification", 3)
-    params = start(model)
-    logits = np.float64(x @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"])
-    probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    y = np.array([0, 1, 2, 1, 0], np.int32)
-    np.testing.assert_allclose(model.predict(params, x), probabilities, rtol=1e-5)
-    np.testing.assert_allclose(model.loss(params, x, y), -np.log(probabilities[np.arange(5), y]), rtol=1e-5)
-
-    model = models.make("linear", (4,), "regression", 1)
-    params = start(model)
-    outputs = x @ params["Dense_0"]["kernel"][:, 0]
-    np.testing.assert_allclose(model.predict(params, x), outputs, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(model.loss(params, x, outputs + 2), np.full(5, 4.0), rtol=1e-4)
+    found = jax.jit(lambda params: network.apply({"params": params}, x))(params)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_one_logit_makes_two_classes():

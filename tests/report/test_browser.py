@@ -197,21 +197,26 @@ def test_all_controls_have_names_and_are_reached_with_the_keyboard(driver, run_p
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_page_of_a_comparison_shows_each_run_and_leads_to_its_page(driver, tmp_path, width):
-    for name, seed, level in (("fedavg", 0, 0.5), ("fedavg", 1, 0.7), ("x<b>y", 0, 0.9)):
+    levels = (("fedavg", 0, 0.5), ("fedavg", 1, 0.7), ("x<b>y", 0, 0.9), ("z", 0, 0.4), ("z", 1, 0.5))
+    for name, seed, level in levels:
         folder = tmp_path / name / f"seed-{seed}"
         folder.mkdir(parents=True)
         make_run(folder, level=level, optional=False)
     page = Page(driver, report.write_comparison(tmp_path / "report.html", [tmp_path]), width)
     page.see("dots")
-    points = lambda: page.ask(
-        "document.getElementById('dots').data.filter((each) => each.mode === 'markers').map((each) => each.x)"
+    points = lambda plot="dots": page.ask(
+        f"document.getElementById('{plot}').data.filter((each) => each.mode === 'markers').map((each) => each.x)"
     )
-    assert points() == [[0.9], [0.5, 0.7]]
+    assert points() == [[0.9], [0.5, 0.7], [0.4, 0.5]]
+    page.see("differences")
+    assert points("differences") == [[-15]]  # of z from fedavg
+    page.set("reference", "z")
+    assert points("differences") == [[15]]
     page.set("measure", "megabytes")
     np.testing.assert_allclose(points()[1], [0.1, 0.1])
     page.see("over")
     means = page.ask("document.getElementById('over').data.filter((each) => each.name).map((each) => each.y)")
-    np.testing.assert_allclose(means, [[0.9] * 3, [0.6] * 3])
+    np.testing.assert_allclose(means, [[0.9] * 3, [0.6] * 3, [0.45] * 3])
     page.set("against", "megabytes")
     np.testing.assert_allclose(page.ask("document.getElementById('over').data[0].x"), [3, 3, 3])
     page.check()

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import html
+import itertools
 import json
 import os
 import re
@@ -187,7 +188,12 @@ def test_comparison_and_scaling_are_drawn(tmp_path):
     scaling = report.scaling_figure({"a": cells, "b": cells[:1]})
     texts = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in scaling.axes]
     assert texts == [["a, slope 2.00", "b"], ["a, slope 1.00", "b"]]
-    for number, figure in enumerate((report.comparison_figure([row, row | {"algorithm": "b"}]), scaling)):
+    row |= {"reference": "b", "difference": 0.1, "difference_low": -0.1, "difference_high": 0.3}
+    compared = report.comparison_figure([row, row | {"algorithm": "b", "difference_low": None}])
+    zero, span, mean = compared.axes[2].lines
+    drawn = np.concatenate([line.get_xdata() for line in (zero, span, mean)])
+    np.testing.assert_allclose(drawn, [0, 0, -10, 30, 10])
+    for number, figure in enumerate((compared, scaling)):
         path = tmp_path / f"{number}.png"
         report.save(figure, path)
         assert min(matplotlib.image.imread(path).shape[:2]) > 100
@@ -382,26 +388,52 @@ def test_rounded_numbers_keep_their_first_digits():
 
 
 def test_a_comparison_has_a_line_for_each_method_and_leads_to_its_runs(tmp_path):
-    for name, seed, level in (("a<b", 0, 0.5), ("a<b", 1, 0.7), ("best", 0, 0.9)):
+    for name, seed, level in (("a<b", 0, 0.5), ("a<b", 1, 0.7), ("best", 0, 0.9), ("c", 0, 0.4), ("c", 1, 0.4)):
         folder = tmp_path / "out" / name / f"seed-{seed}"
         folder.mkdir(parents=True)
         make_run(folder, level=level, optional=False)
     page = report.write_comparison(tmp_path / "out" / "report.html", [tmp_path / "out"], "t<i>tle")
     text = readable(page)
     rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", text)[1:]]
-    # Means 60 % with a standard deviation of 10 %, and 90 % of a single run; (2 + 1) MB in 30 rounds.
-    assert [row[:5] for row in rows] == [
-        ["best", "90.0 %", "90.0 %", "0.1", "0.01"],
-        ["a&lt;b", "60.0 ± 10.0 %", "60.0 ± 10.0 %", "0.1", "0.01"],
+    # Means 60 % with a sample deviation of 10 sqrt(2) %, and 90 % of a single run; (2 + 1) MB in 30 rounds. With two
+    # runs, Student's interval reaches 12.706 deviations / sqrt(2).
+    assert [row[:7] for row in rows[:3]] == [
+        ["best", "90.0", "-", "-", "90.0", "0.1", "0.01"],
+        ["a&lt;b", "60.0 ± 14.1 (2)", "[-67.1, 187.1]", "1", "60.0 ± 14.1 (2)", "0.1", "0.01"],
+        ["c", "40.0 ± 0.0 (2)", "[40.0, 40.0]", "1", "40.0 ± 0.0 (2)", "0.1", "0.01"],
     ]
+    assert [row[7:9] for row in rows[:3]] == [["12.5", "a lot"]] * 3
     links = [urllib.parse.unquote(html.unescape(link)) for link in re.findall(r'href="([^"#]*/[^"]*)"', text)]
-    assert links == ["best/seed-0/report.html", "a<b/seed-0/report.html", "a<b/seed-1/report.html"]
+    assert links[:3] == ["best/seed-0/report.html", "a<b/seed-0/report.html", "a<b/seed-1/report.html"]
     assert all((tmp_path / "out" / link).exists() for link in links) and "<i>" not in text
     drawn = packed(page)
-    band, mean = drawn["panels"]["over"]["rounds"]["series"][1:]  # after the line of the method of one run
+    band, mean = drawn["panels"]["over"]["rounds"]["series"][1:3]  # after the line of the method of one run
     assert mean["x"] == [10, 20, 30] and mean["name"] == "a<b" and band["color"] == mean["color"]
-    np.testing.assert_allclose([band["low"], mean["y"], band["y"]], [[0.5] * 3, [0.6] * 3, [0.7] * 3])
+    edges = [[0.6 - np.sqrt(0.02)] * 3, [0.6] * 3, [0.6 + np.sqrt(0.02)] * 3]
+    np.testing.assert_allclose([band["low"], mean["y"], band["y"]], edges, rtol=1e-4)
     assert drawn["csv"]["curves"][4:6] == [["a<b", "seed-0", 10, 0.5], ["a<b", "seed-0", 20, 0.5]]
+
+
+def test_a_page_shows_paired_differences_with_intervals_within_each_group(tmp_path):
+    """Of two groups of methods, on two splits with two seeds each; the differences by split are 20 and 40 points."""
+    levels = {"local": [0.1, 0.3, 0.2, 0.2], "fedavg": [0.4, 0.4, 0.6, 0.6]}
+    for group, name in itertools.product(("one", "two"), levels):
+        for (split, seed), level in zip(itertools.product((0, 1), (5, 6)), levels[name], strict=True):
+            folder = tmp_path / group / name / f"split-{split}-seed-{seed}"
+            folder.mkdir(parents=True)
+            make_run(folder, level=level + (0.1 if group == "two" else 0), optional=False)
+    page = report.write_comparison(tmp_path / "report.html", [tmp_path], reference="local")
+    text, panels = readable(page), packed(page)["panels"]["differences"]
+    rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", text)]
+    # 30 points, and 12.706 times a deviation of 20 / sqrt(2), over sqrt(2).
+    told = ["+30.0 [-97.1, +157.1]", "0.5", "2/0/0"]
+    assert [["one/fedavg", *told], ["two/fedavg", *told]] == sorted(row for row in rows if told[0] in row)
+    assert "<th scope" in text and ">over local<" in text and "over 2 splits" in text
+    assert list(panels)[:2] == ["two/local", "one/local"] and len(panels) == 4
+    _, line, point = panels["one/local"]["series"]
+    np.testing.assert_allclose([*line["x"], *point["x"]], [30 - 127.06, 30 + 127.06, 30], rtol=1e-3)
+    assert panels["one/local"]["x"]["label"] == "test accuracy minus one/local's, percentage points"
+    np.testing.assert_allclose(panels["one/fedavg"]["series"][2]["x"], [-30])
 
 
 def test_a_comparison_writes_pages_of_runs_that_lack_one_and_says_where_runs_differ(tmp_path):

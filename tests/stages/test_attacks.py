@@ -163,12 +163,6 @@ def test_heads_and_statistics_in_a_report_are_turned_around_but_no_scalars():
         np.testing.assert_allclose(after[name], before[name], rtol=1e-5)
 
 
-def test_without_attackers_nothing_changes():
-    for kind in ("label_flip", "sign_flip", "noise", "scale"):
-        attacked = play("fedavg", Attack(kind), attacker=np.zeros(4, bool), rounds=2)[2]
-        toys.assert_trees_close(attacked[-1].models, play("fedavg", Attack(), rounds=2)[2][-1].models)
-
-
 def test_flipped_classes_leave_what_is_no_class():
     y = jnp.array([0, 2, 1, 255], jnp.uint8)
     np.testing.assert_array_equal(Flipped(y, 3, jnp.bool_(True))[...], [2, 0, 1, 255])

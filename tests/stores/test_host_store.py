@@ -1,21 +1,20 @@
 """Clients in host memory: the same figures as on the devices, at a cost of S and not of K."""
 
 import jax
-import numpy as np
 import optax
 import pytest
 import toys
 
+from pfljax.algorithms import METHODS
 from pfljax.contract import tree
 from pfljax.folder import checkpoints
-from pfljax.stores import host_store, serving
-from pfljax.stores.compiled import Compiled
+from pfljax.stages import latecomers
+from pfljax.stores import host_store, serving, stacks
 from pfljax.stores.registry import STORES
 from pfljax.stores.replicates import ONE
 from pfljax.training.loop import Schedule
 
 SIZES, ROUNDS, COHORT = (5, 1, 3, 4, 2, 4, 0, 3), 3, 4
-FAST = ("local", "scaffold")
 
 
 def compile_segment(experiment):
@@ -30,40 +29,27 @@ def make_experiment(name, sizes=SIZES, client_store="host", **knobs):
     return toys.make_experiment(name, problem, federation, knobs=knobs, client_store=client_store)
 
 
-@toys.each_method(fast=FAST, grouped=True)
-def test_rounds_are_those_of_the_devices(name):
-    experiment = make_experiment(name)
-    shards, key, plan = experiment.federation.client_data, jax.random.key(0), experiment.problem.plan
-    found = compile_segment(experiment)
-    state = found.init(key, shards)
-    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(state.clients))
-    state, records, count = found.segment(key, 0, 2, state, shards)
-    state, more, last = found.segment(key, 2, ROUNDS, state, shards)  # a segment goes on from another
-    assert (count, last) == (2, 1)
-
-    problem = experiment.problem
-    algorithm = experiment.algorithm(plan)
-    states, expected = toys.train(algorithm, problem, shards, ROUNDS)
-    toys.assert_trees_close(state, jax.device_get(states[-1]), rtol=1e-4, atol=1e-5)
-    records = jax.tree.map(lambda a, b: np.concatenate([a, b]), records, more)
-    expected = jax.tree.map(lambda *leaves: np.stack(leaves), *jax.device_get(expected))
-    toys.assert_trees_close(records, expected, rtol=1e-4, atol=1e-5)
+def played(name, store):
+    """(all rows but their seconds, all scores and whom clients use, the state in memory) of a run."""
+    found = toys.run(make_experiment(name, client_store=store), ROUNDS, schedule=Schedule(1, 2))
+    rows = [{name: value for name, value in row.items() if name != "seconds"} for row in found.history.rows]
+    return rows, (found.history.results, found.history.collaboration), jax.device_get(stacks.in_memory(found.state))
 
 
-@toys.each_method(fast=("scaffold", "fedfomo", "clustered"), grouped=True)
-def test_evaluation_in_blocks_is_that_of_all_at_once(name, monkeypatch):
-    monkeypatch.setattr(host_store, "BLOCK_BYTES", 0)  # so that there are several
-    experiment = make_experiment(name)
-    federation, key, plan = experiment.federation, jax.random.key(5), experiment.problem.plan
-    algorithm = experiment.algorithm(plan)
-    state = toys.train(algorithm, experiment.problem, federation.client_data, ROUNDS)[0][-1]
-    splits, compiled = {"test": federation.test}, Compiled(algorithm, plan, *[None] * 4, 0.0)
-    at_once = STORES["device"].make_evaluation([experiment], compiled, ONE)
-    metrics, collaboration = jax.device_get(at_once(key, state, federation.client_data, splits))
-    in_blocks = STORES["host"].make_evaluation([experiment], compiled, ONE)
-    found, whom = in_blocks(key, jax.tree.map(np.asarray, state), federation.client_data, splits)
-    toys.assert_trees_close(found, metrics, rtol=1e-4, atol=1e-6)
-    toys.assert_trees_close(whom, collaboration, rtol=1e-4, atol=1e-5)
+# On disk rows are kept apart, else it is the host's store.
+SETTINGS = [("local", "host"), ("scaffold", "host"), ("fedfomo", "host"), *((name, "disk") for name in METHODS)]
+FAST = [*SETTINGS[:3], ("federico", "disk"), ("fedem", "disk"), ("mocha", "disk"), ("clustered", "disk")]
+
+
+@pytest.mark.parametrize(
+    ("name", "store"), [pytest.param(*each, marks=[pytest.mark.slow] * (each not in FAST)) for each in SETTINGS]
+)
+def test_runs_are_those_of_the_devices(name, store, monkeypatch):
+    """Their figures, whom clients use, and their states; clients are evaluated in several blocks."""
+    monkeypatch.setattr(host_store, "BLOCK_BYTES", 0)
+    (rows, scores, state), (wanted, *others) = (played(name, each) for each in (store, "device"))
+    assert rows == [pytest.approx(row, rel=1e-4, abs=1e-5) for row in wanted]
+    toys.assert_trees_close((scores, state), tuple(others), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -78,7 +64,7 @@ def test_the_devices_need_nothing_of_the_size_of_k(monkeypatch):
 
     for module in (host_store, serving):
         monkeypatch.setattr(module, "place", noting)
-    for num_clients in (8, 80):
+    for num_clients in (20, 80):
         placed, before = [], sum(leaf.nbytes for leaf in jax.live_arrays())
         experiment = make_experiment("federico", (3,) * num_clients, candidates=6)
         shards = experiment.federation.client_data
@@ -89,7 +75,7 @@ def test_the_devices_need_nothing_of_the_size_of_k(monkeypatch):
         left = sum(leaf.nbytes for leaf in jax.live_arrays()) - before
         del state
         needs.append((found.memory.total, max(placed)))
-        assert left < 64  # a few scalars
+        assert left < 64 + 8 * latecomers.MET  # a few scalars, and the clients that were in most cohorts
     assert needs[0] == needs[1] and min(needs[0]) > 0
 
 

@@ -74,42 +74,36 @@ def test_seeds_at_once_are_as_one_by_one(name, tmp_path):
     assert len(set(scores)) == 3
 
 
-@toys.each_method(["fedavg", "federico"], fast=[])
-def test_on_two_devices_too(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "knob", "store", "devices"),
+    [
+        ("ditto", "strength", "disk", 1),
+        pytest.param("fedfomo", "epsilon", "host", 1, marks=pytest.mark.slow),
+        pytest.param("federico", "beta", "device", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_seeds_and_knobs_share_what_is_compiled_under_every_store(name, knob, store, devices, tmp_path):
     outs = [tmp_path / f"seed-{number}" for number in range(3)]
-    train(experiments_of(name, devices=2), outs)
-    number = 1
-    train([experiment_of(name, federation_of(number), 10 + number)], [tmp_path / "alone"])
-    check_same(outs[number], tmp_path / "alone")
-
-
-@pytest.mark.parametrize("store", [pytest.param("host", marks=pytest.mark.slow), "disk"])
-@toys.each_method(["ditto", "fedem", "federico", "fedfomo"], fast=["ditto"])
-def test_seeds_and_knobs_share_what_is_compiled_under_every_store(name, store, tmp_path):
-    outs = [tmp_path / f"seed-{number}" for number in range(3)]
-    knob = {"ditto": "strength", "fedem": None, "federico": "beta", "fedfomo": "epsilon"}[name]
 
     def with_knob(experiment, number):
-        method = dataclasses.replace(experiment.method, **{knob: (0.1, 0.6, 0.9)[number]} if knob else {})
+        method = dataclasses.replace(experiment.method, **{knob: (0.1, 0.6, 0.9)[number]})
         return dataclasses.replace(experiment, method=method)
 
-    together = [with_knob(each, number) for number, each in enumerate(experiments_of(name, store=store))]
-    trainer = Trainer(together, outs=outs)
-    trainer.train(ROUNDS, Schedule(eval_every=2))
+    options = {"store": store, "devices": devices}
+    train([with_knob(each, number) for number, each in enumerate(experiments_of(name, **options))], outs)
     number = 1
     alone = with_knob(experiment_of(name, federation_of(number), 10 + number), number)
     train([alone], [tmp_path / "alone"])
     check_same(outs[number], tmp_path / "alone")
 
 
-@pytest.mark.parametrize("store", ["device", "host", "disk"])
-@pytest.mark.parametrize("name", ["scaffold"])
+@pytest.mark.parametrize("store", ["device", "disk"])
 @pytest.mark.slow
-def test_runs_killed_while_they_save_go_on_from_the_newest_that_all_have(name, store, tmp_path):
+def test_runs_killed_while_they_save_go_on_from_the_newest_that_all_have(store, tmp_path):
     outs, whole = ([tmp_path / kind / f"{number}" for number in range(3)] for kind in ("parts", "whole"))
     every = Schedule(1, 1)
-    Trainer(experiments_of(name, store=store), outs=whole).train(ROUNDS, every)
-    trainer = Trainer(experiments_of(name, store=store), outs=outs)
+    Trainer(experiments_of("scaffold", store=store), outs=whole).train(ROUNDS, every)
+    trainer = Trainer(experiments_of("scaffold", store=store), outs=outs)
     trainer.play(2, every)
     save, saved = checkpoints.save, []
 
@@ -128,30 +122,30 @@ def test_runs_killed_while_they_save_go_on_from_the_newest_that_all_have(name, s
     # Killed once more, before anything is saved: nobody may go on from what one run alone has saved.
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(checkpoints, "save", killed)
-        Trainer(experiments_of(name, store=store), outs=outs, resume=True).play(3, every)
+        Trainer(experiments_of("scaffold", store=store), outs=outs, resume=True).play(3, every)
     assert not (outs[0] / "checkpoints" / "3").exists()
     said = []
-    Trainer(experiments_of(name, store=store), outs=outs, resume=True, say=said.append).train(ROUNDS, every)
+    Trainer(experiments_of("scaffold", store=store), outs=outs, resume=True, say=said.append).train(ROUNDS, every)
     assert any("resumed after round 2" in line for line in said)
     for one, other in zip(outs, whole, strict=True):
         check_same(one, other)
 
 
-@toys.each_method(["local", "federico"], fast=[])
-def test_stopped_and_resumed_is_as_never_stopped(name, tmp_path):
+@pytest.mark.slow
+def test_stopped_and_resumed_is_as_never_stopped(tmp_path):
     outs, whole = ([tmp_path / kind / f"{number}" for number in range(3)] for kind in ("parts", "whole"))
-    train(experiments_of(name), whole)
-    train(experiments_of(name), outs, rounds=2)
+    train(experiments_of("federico"), whole)
+    train(experiments_of("federico"), outs, rounds=2)
     said = []
-    train(experiments_of(name), outs, resume=True, say=said.append)
+    train(experiments_of("federico"), outs, resume=True, say=said.append)
     assert any("resumed after round 2" in line for line in said)
     for one, other in zip(outs, whole, strict=True):
         check_same(one, other)
     # Where one has lost its checkpoints, all start anew if they may.
     shutil.rmtree(outs[1] / "checkpoints")
     with pytest.raises(ArgumentError, match=r"parts/1 has no intact checkpoint left; resume from scratch"):
-        train(experiments_of(name), outs, resume=True)
-    train(experiments_of(name), outs, resume="if_possible", say=said.append)
+        train(experiments_of("federico"), outs, resume=True)
+    train(experiments_of("federico"), outs, resume="if_possible", say=said.append)
     assert any("starting over at round 0" in line for line in said)
     for one, other in zip(outs, whole, strict=True):
         check_same(one, other)

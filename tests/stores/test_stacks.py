@@ -1,4 +1,4 @@
-"""Clients' rows on disk: the figures of the host store, no row before a client takes part, and no checkpoint lost."""
+"""Clients' rows on disk: no row before a client takes part, and no checkpoint lost."""
 
 import dataclasses
 import os
@@ -35,15 +35,6 @@ def outcome_of(experiment, rounds=ROUNDS, **options):
     found = toys.run(experiment, rounds, schedule=OFTEN, **options)
     last = {name: value for name, value in found.summary["last"].items() if name != "seconds"}
     return last, jax.device_get(stacks.in_memory(found.state))
-
-
-@toys.each_method(fast=("local", "federico", "fedem", "mocha"), grouped=True)
-def test_figures_and_states_are_those_of_the_host_store(name, tmp_path):
-    on_host, on_disk = (outcome_of(make_experiment(name, store)) for store in ("host", "disk"))
-    scale = 10 if name in ("mocha", "fedfomo_average") else 1  # eigenvalues and small differences magnify rounding
-    assert on_disk[0] == pytest.approx(on_host[0], rel=scale * 1e-6)
-    # First rows are compiled in another way.
-    toys.assert_trees_close(on_disk[1], on_host[1], rtol=scale * 1e-5, atol=scale * 1e-6)
 
 
 @toys.each_method(["scaffold", "federico"], fast=["scaffold"])
@@ -99,18 +90,15 @@ def test_rows_of_a_checkpoint_are_never_overwritten_before_the_next(tmp_path):
         assert toys.same_trees(jax.device_get(stacks.in_memory(thawed)), before)
 
 
-@pytest.mark.parametrize("epochs", [pytest.param(0, marks=pytest.mark.slow), 1])
-@toys.each_method(["fedavg", "federico", "ditto", "fedfomo"], fast=["fedavg"])
+@pytest.mark.parametrize(("name", "epochs"), [("fedavg", 1), pytest.param("federico", 0, marks=pytest.mark.slow)])
 def test_newcomers_are_scored_under_every_store(name, epochs):
     unseen, found = toys.make_federation((3, 2), seed=1), []
     for store in ("device", "host", "disk"):
         experiment = dataclasses.replace(make_experiment(name, store), unseen=unseen, fine_tune_epochs=epochs)
-        found.append(toys.run(experiment, 2).summary["unseen"])
+        scores = toys.run(experiment, 2).summary["unseen"]
+        found.append({key: scores[key] for key in ("loss", "accuracy")})
     assert found[0]["loss"] > 0
-    for other in found[1:]:
-        assert {key: other[key] for key in ("loss", "accuracy")} == pytest.approx(
-            {key: found[0][key] for key in ("loss", "accuracy")}, rel=1e-4
-        )
+    assert found[1:] == [pytest.approx(found[0], rel=1e-4)] * 2
 
 
 def table_of(directory, num=6, width=5, **kept):

@@ -151,10 +151,6 @@ BROKEN = {
         "start: Start.models is empty; accepted with topology='shared': the models that clients can download",
     ),
     "first_row, no First": (replaced("first_row", lambda first: first.row), "first_row: returned dict; .*: First"),
-    "first_row, an array": (
-        replaced("first_row", lambda first: NOTHING),
-        r"first_row: returned float32\[\]; .*: First",
-    ),
     "first_row, no model": (
         changed("first_row", model=lambda _: ()),
         "first_row: First.model is empty; accepted with topology='peers': the client's own model",
@@ -162,18 +158,6 @@ BROKEN = {
     "first_row, a model under shared": (
         shared(first_row=lambda key, client, start: pfl.First((), start.models)),
         r"first_row: First.model is given; accepted with topology='shared': \(\)",
-    ),
-    "first_row, a model of other shapes": (
-        changed("first_row", model=lambda model: jax.tree.map(doubled, model)),
-        r"predict: models.* is float32\[2, .*\]; accepted: float32\[2, ",
-    ),
-    "first_row, an optimizer under shared": (
-        shared(first_row=lambda key, client, start: pfl.First(optimizer=NOTHING)),
-        r"first_row: First.optimizer is given; accepted with topology='shared': \(\)",
-    ),
-    "start, an optimizer under peers": (
-        changed("start", optimizer=lambda _: NOTHING),
-        r"start: Start.optimizer is given; accepted with topology='peers': \(\)",
     ),
     "first_row, not finite": (
         changed("first_row", model=lambda model: jax.tree.map(lambda leaf: leaf * jnp.nan, model)),
@@ -184,7 +168,6 @@ BROKEN = {
         given(sample=lambda *_: jnp.arange(K)),
         r"sample: the array is int32\[5\]; accepted: integer\[3\]",
     ),
-    "sample, floats": (given(sample=lambda *_: jnp.ones(COHORT)), r"sample: the array is float32\[3\]; .*integer\[3\]"),
     "sample, repeated": (
         given(sample=lambda *_: jnp.array([0, 1, 1])),
         "sample: returned 1 more than once; accepted: distinct ids",
@@ -217,17 +200,9 @@ BROKEN = {
         changed("client_update", client=lambda row: row | {"more": NOTHING}),
         r"client_update: client\['more'\] is float32\[\]; accepted: missing",
     ),
-    "client, a part of its row": (
-        changed("client_update", client=lambda row: {}),
-        r"client_update: client\['seen'\] is missing; accepted: int32\[\]",
-    ),
     "client, no loss": (
         changed("client_update", report=lambda report: {}),
         r"client_update: report\['loss'\] is missing; accepted: float\[\]",
-    ),
-    "client, losses": (
-        changed("client_update", report=lambda report: {"loss": jnp.zeros(2)}),
-        r"client_update: report\['loss'\] is float32\[2\]; accepted: float\[\]",
     ),
     "client, upload without an axis": (
         changed("client_update", upload=lambda models: {"sum": NOTHING}),
@@ -241,10 +216,6 @@ BROKEN = {
         changed("client_update", upload=lambda models: jax.tree.map(doubled, models)),
         r"server_update: State.models.* is float32\[3, .*\]; accepted: float32\[3, ",
     ),
-    "client, upload of other parts": (
-        changed("client_update", upload=lambda models: {"more": jnp.zeros((2, 4))}),
-        r"server_update: State.models.* is missing; accepted: float32\[3, ",
-    ),
     "client, sent": (
         changed("client_update", sent=lambda sent: jnp.ones(2)),
         r"client_update: sent is float32\[2\]; accepted: bool\[2\]",
@@ -253,10 +224,6 @@ BROKEN = {
     "server, no metrics": (
         replaced("server_update", lambda f: f[0]),
         "server_update: returned State; .*dict of metrics",
-    ),
-    "server, another shape": (
-        replaced("server_update", lambda f: (f[0]._replace(models=jax.tree.map(doubled, f[0].models)), {})),
-        r"server_update: State.models.* is float32\[3, .*\]; accepted: float32\[3, ",
     ),
     "server, another structure": (
         replaced("server_update", lambda f: (f[0]._replace(server=()), {})),
@@ -271,7 +238,7 @@ BROKEN = {
             metrics({name: NOTHING}),
             f"server_update: returned a metric named {name}; accepted: any name but",
         )
-        for name in ("accuracy", "loss", "round", "seconds", "bytes_up", "validation_accuracy", "train_loss", "seed")
+        for name in ("accuracy", "validation_accuracy", "seed")
     },
     "metric, a vector": (
         metrics({"drift": jnp.zeros(3)}),
@@ -280,10 +247,6 @@ BROKEN = {
     # predictions
     "whom, none": (replaced("whom", tuple), "whom: returned tuple; accepted: Mixture"),
     "whom, an error": (replaced("whom", lambda found: found.models), "whom: .* AttributeError: .*'models'"),
-    "whom, weights of others": (
-        changed("whom", weights=lambda weights: weights[:1]),
-        r"whom: weights is float32\[1\]; accepted: float\[2\]",
-    ),
     "whom, float index": (
         changed("whom", index=lambda index: index * 1.0),
         r"whom: index is float32\[2\]; accepted: integer\[2\]",
@@ -319,10 +282,6 @@ BROKEN = {
         predicts(weights=lambda models: jnp.ones(3) / 3),
         r"predict: weights is float32\[3\]; accepted: float\[2\]",
     ),
-    "predict, weights of none of its models": (
-        predicts(models=lambda models: jax.tree.map(lambda leaf: leaf[:1], models), weights=lambda models: jnp.ones(2)),
-        r"predict: weights is float32\[2\]; accepted: float\[1\]",
-    ),
     "predict, weights of sum 2": (
         predicts(weights=lambda models: jnp.ones(2)),
         "whom and predict: the weights of client 0 sum to 2, and the smallest is 1; accepted: 0 or more, with sum 1",
@@ -332,10 +291,6 @@ BROKEN = {
         r"apply: the predictions is float32\[7\]; accepted: float\[\d, 3\]",
     ),
     "tune, none": (given(tune=lambda context, prediction, data: prediction.weights), r"tune: returned float32\[2\]; "),
-    "tune, other models": (
-        given(tune=lambda context, found, data: found._replace(models=jax.tree.map(doubled, found.models))),
-        r"tune: models.* is float32\[2, .*\]; accepted: float32\[2, ",
-    ),
     "report, no weights": (
         given(report=Report(collaboration=lambda context, row: {"affinity": jnp.zeros(K)})),
         r"report.collaboration: weights is missing; accepted: float\[J\]",
@@ -466,9 +421,8 @@ def test_newcomers_predict_as_others_do_by_default(clients, monkeypatch):
     assert np.isfinite(result.summary["unseen"]["loss"])
 
 
-@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_values_are_checked_on_several_devices(devices, clients):
-    execution = pfl.Execution("vmap", devices=devices)
+def test_values_are_checked_on_several_devices(clients):
+    execution = pfl.Execution("vmap", devices=2)
     assert np.isfinite(train(Odd(), clients, execution=execution).loss)
     how = "whom, negative weights"
     assert re.match(BROKEN[how][1], refused(clients, how, execution=execution).removeprefix("odd."))
@@ -489,23 +443,13 @@ def test_built_in_methods_are_not_traced_for_it(clients, monkeypatch):
         train(Odd(), clients)
 
 
-def built_in(name, clients):
-    """A run of a registered method, with newcomers."""
-    problem = toys.make_problem(clients, cohort=4, **{"batch_size": 2} | toys.NETWORKS.get(name, {}))
-    unseen = toys.make_federation((3, 4), seed=8)
-    return toys.make_experiment(name, problem, clients, unseen=unseen, plan=problem.plan)
-
-
-@pytest.mark.parametrize("name", METHODS)
+@toys.each_method(fast=(*toys.KINDS, "clustered"))
 def test_built_in_methods_conform(name, clients, monkeypatch):
+    """Their functions, and the values that they begin with; with newcomers."""
     monkeypatch.setattr(conformance, "is_built_in", lambda method: False)
-    conformance.check(built_in(name, clients))
-
-
-@toys.each_method()
-def test_built_in_methods_begin_with_sound_values(name, clients, monkeypatch):
-    monkeypatch.setattr(conformance, "is_built_in", lambda method: False)
-    experiment = built_in(name, clients)
-    problem = experiment.problem
-    state = toys.start(experiment.algorithm(problem.plan), problem, clients.client_data, seed=1)
-    conformance.check_start(experiment, problem.plan, jax.random.key(2), state, clients.client_data)
+    problem = toys.make_problem(clients, cohort=4, **{"batch_size": 2} | toys.NETWORKS.get(name, {}))
+    unseen, plan = toys.make_federation((3, 4), seed=8), problem.plan
+    experiment = toys.make_experiment(name, problem, clients, unseen=unseen, plan=plan)
+    conformance.check(experiment)
+    state = toys.start(experiment.algorithm(plan), problem, clients.client_data, seed=1)
+    conformance.check_start(experiment, plan, jax.random.key(2), state, clients.client_data)

@@ -15,30 +15,24 @@ from pfljax.training.loop import Schedule, Trainer
 SIZES, COHORT = (5, 1, 3, 4, 2, 4, 0, 3), 4
 
 
-def outcome(name, eval_clients, store="device", devices=1, **options):
+def outcome(name, eval_clients, store="device", devices=1, rounds=3, **options):
     federation = toys.make_federation(SIZES)
     network = toys.NETWORKS.get(name, {})
     problem = toys.make_problem(federation, optax.sgd(0.1), batch_size=2, cohort=COHORT, **network)
     plan = make_plan("map", devices=devices)
     fields = {"client_store": store, "eval_clients": eval_clients, "plan": plan}
-    return toys.run(toys.make_experiment(name, problem, federation, **fields), 3, **options)
+    return toys.run(toys.make_experiment(name, problem, federation, **fields), rounds, **options)
 
 
 FAST = [("fedavg", "device"), ("ditto", "disk"), ("fedem", "host")]
+SLOW = [("federico", "device"), ("federico", "disk"), ("fedfomo", "host"), ("clustered", "device"), ("mocha", "disk")]
 
 
-@pytest.mark.parametrize(
-    ("name", "store"),
-    [
-        pytest.param(name, store, marks=[pytest.mark.slow] * ((name, store) not in FAST))
-        for name in ("fedavg", "ditto", "federico", "fedper", "fedem", "fedfomo", "fedamp", "clustered", "mocha")
-        for store in ("device", "host", "disk")
-    ],
-)
+@pytest.mark.parametrize(("name", "store"), [*FAST, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)])
 def test_scores_are_those_of_the_whole(name, store):
     whole = outcome(name, 0).history
     found = outcome(name, 5, store, devices=2)
-    ids = found.history.scored
+    ids = found.experiment.scored
     assert len(ids) == 5 and (np.diff(ids) > 0).all()
     for key, values in whole.results.items():
         np.testing.assert_allclose(found.history.results[key][-1], values[-1][ids], rtol=1e-4, atol=1e-5)
@@ -49,25 +43,18 @@ def test_scores_are_those_of_the_whole(name, store):
     assert found.summary["last"]["accuracy"] == pytest.approx(np.average(accuracy, weights=sizes))
 
 
-def test_files_say_which_clients_were_scored(tmp_path):
-    found = outcome("local", 3, out=tmp_path, schedule=Schedule(1, 1))
+def test_files_say_which_clients_were_scored_and_a_resumed_run_scores_them(tmp_path):
+    options = {"out": tmp_path, "schedule": Schedule(1, 1)}
+    first = outcome("local", 3, **options)
     results, used = files.read_npz(tmp_path / "results.npz"), files.read_npz(tmp_path / "collaboration.npz")
     assert results["accuracy_test"].shape == (4, 3)
     for file in (results, used):
-        np.testing.assert_array_equal(file["clients"], found.history.scored)
-    assert used["distribution"].tolist() == (found.history.scored % 2).tolist()
-
-
-def test_a_resumed_run_scores_the_same_clients(tmp_path):
-    whole = outcome("local", 3)
-    outcome("local", 3, out=tmp_path)
-    federation = toys.make_federation(SIZES)
-    problem = toys.make_problem(federation, optax.sgd(0.1), batch_size=2, cohort=COHORT)
-    experiment = toys.make_experiment("local", problem, federation, eval_clients=3, plan=make_plan("map", devices=1))
-    again = toys.run(experiment, 5, out=tmp_path, resume=True)
-    assert [len(each) for each in again.history.results["accuracy_test"]] == [3, 3, 3]
-    for found, wanted in zip(*(each.history.results["accuracy_test"][:2] for each in (again, whole)), strict=True):
-        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(file["clients"], first.experiment.scored)
+    assert used["distribution"].tolist() == (first.experiment.scored % 2).tolist()
+    again = outcome("local", 3, rounds=5, resume=True, **options)
+    np.testing.assert_array_equal(again.experiment.scored, first.experiment.scored)
+    np.testing.assert_array_equal(again.history.results["accuracy_test"][:4], first.history.results["accuracy_test"])
+    assert len(again.history.results["accuracy_test"]) == 6
 
 
 @pytest.mark.slow
@@ -76,10 +63,10 @@ def test_replicates_score_clients_of_their_own():
     problem = toys.make_problem(federation, batch_size=2)
     runs = [toys.make_experiment("local", problem, federation, seed=seed, eval_clients=4) for seed in range(3)]
     together = Trainer(runs).train(2)
-    assert len({tuple(found.history.scored) for found in together}) > 1
+    assert len({tuple(found.experiment.scored) for found in together}) > 1
     for run, found in zip(runs, together, strict=True):
         alone = Trainer([run]).train(2)[0]
-        np.testing.assert_array_equal(found.history.scored, alone.history.scored)
+        np.testing.assert_array_equal(found.experiment.scored, alone.experiment.scored)
         for key, values in alone.history.results.items():
             np.testing.assert_allclose(found.history.results[key][-1], values[-1], rtol=1e-5)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +44,6 @@ from pfljax.local.training import beside_statistics
 Train = Callable[[ClientContext, Params, PyTree, ClientData], tuple[Params, PyTree, Array]]
 # The only model; if no part of a model is shared, no leaf shows the number of models.
 THE_ONE = Mixture(np.zeros((1,), np.int32), np.ones((1,), np.float32))
-Predict = Callable[[ClientContext, Params, PyTree, ClientData], Prediction]
 
 
 def averaging(
@@ -52,11 +52,11 @@ def averaging(
     shared: Callable[[Params], PyTree] | None = None,
     train: Train | None = None,
     row: Callable[[Key, Array, Params], PyTree] | None = None,
+    own: Callable[[PyTree], Params] | None = None,
+    beside: Callable[[Params, ClientData], PyTree] = lambda models, clients: (),
     server: optax.GradientTransformation | None = None,
-    predict: Predict | None = None,
-    adapt: Callable[[ClientContext, Params, ClientData], Prediction] | None = None,
     ledger: Ledger | None = None,
-    report: Report | None = None,
+    **others: Any,
 ) -> Algorithm:
     """An algorithm with one averaged model.
 
@@ -66,9 +66,11 @@ def averaging(
             in `models`. None: all.
         train: (context, models (1, ...), row, data) -> (models, row, losses (1,)); None: the solver's epochs or steps.
         row: (key, client, models (1, ...)) -> what a client keeps at first; None: its optimizer, if it is kept.
+        own: Row -> the client's own model, with which it predicts; None: it predicts with the global model.
+        beside: (models (1, ...), clients) -> what the server keeps beside the model; by default, nothing.
         server: The server's optimizer; None: the mean replaces the model.
-        predict, adapt, report: As in `Algorithm`; the global model is scored by default.
         ledger: As in `Algorithm`; required with a custom `train`. Plain training takes one gradient.
+        others: Fields of the `Algorithm` in place of those described here.
     """
     if ledger is None and train is not None:
         raise ValueError("ledger: required with train; it says how many gradients are computed per mini-batch")
@@ -80,27 +82,26 @@ def averaging(
     def start(key, clients):
         models = problem.init_models(key, 1)
         models = models if shared is None else tree.partition(models, shared(models))[0]
-        return Start((), models, server.init(models) if server else ())
+        return Start(beside(models, clients), models, server.init(models) if server else ())
 
     def client_update(context, models, row, data):
         models, row, losses = (train or plain)(context, models, row, data)
         upload, sent = weighted(models, data.train.size)
         return ClientOutput(row, upload, {"loss": losses[0]}, sent)
 
-    return Algorithm(
-        start=start,
-        first_row=lambda key, client, start: First(kept(key, client, start.models)),
-        download=lambda context, row, cohort: THE_ONE.index,
-        client_update=client_update,
-        server_update=functools.partial(server_update, server),
-        whom=lambda context, row, size: THE_ONE,
-        predict=predict,
-        adapt=adapt,
-        topology="shared",
-        averages=lambda models: models,
-        ledger=ledger or Ledger(gradients=1),
-        report=report or Report(),
-    )
+    fields: dict[str, Any] = {
+        "start": start,
+        "first_row": lambda key, client, start: First(kept(key, client, start.models)),
+        "download": lambda context, row, cohort: THE_ONE.index,
+        "client_update": client_update,
+        "server_update": functools.partial(server_update, server),
+        "whom": lambda context, row, size: THE_ONE,
+        "averages": lambda models: models,
+    }
+    if own is not None:
+        fields["predict"] = lambda context, models, row, data: Prediction.one(own(row))
+        fields["report"] = Report("each client's own model")
+    return Algorithm(topology="shared", ledger=ledger or Ledger(gradients=1), **fields | others)
 
 
 def server_update(
@@ -114,8 +115,3 @@ def server_update(
     moved = state._replace(models=optax.apply_updates(state.models, updates), optimizer=optimizer)
     came = aggregate.upload["weight"].sum() > 0  # otherwise take no step, not even with a zero gradient
     return jax.tree.map(lambda new, old: jnp.where(came, new, old), moved, state), {}
-
-
-def loss_at_start(problem: Problem, models: Params, data: ClientData) -> Array:
-    """() mean loss of the received model (1, ...) on a client's training data."""
-    return problem.solver.total_loss(tree.first(models), data.train) / jnp.maximum(data.train.size, 1)

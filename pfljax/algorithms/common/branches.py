@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.contract.types import Array, Params, PyTree
-from pfljax.models import Model
+from pfljax.local.problem import Problem
 
 
-def by_layer(model: Model, weights: Array, params: Params, fn) -> PyTree:
+def by_layer(problem: Problem, weights: Array, params: Params, fn) -> PyTree:
     """fn(weights of the leaf's layer (..., B), leaf) for every leaf; weights (..., L, B), or (..., 1, B) for all.
 
     Batch statistics pass no gradient to the weights.
@@ -23,15 +23,15 @@ def by_layer(model: Model, weights: Array, params: Params, fn) -> PyTree:
         of_layer = weights[..., number if weights.shape[-2] > 1 else 0, :]
         return fn(jax.lax.stop_gradient(of_layer) if statistic else of_layer, leaf)
 
-    statistics = model.statistics(params) or jax.tree.map(lambda _: False, params)
-    return jax.tree.map(one, model.layer_numbers(params), statistics, params)
+    statistics = problem.model.statistics(params) or jax.tree.map(lambda _: False, params)
+    return jax.tree.map(one, problem.model.layer_numbers(params), statistics, params)
 
 
-def mix(model: Model, alpha: Array, branches: Params) -> Params:
+def mix(problem: Problem, alpha: Array, branches: Params) -> Params:
     """Eq. 1: alpha (..., L, B) and branches with leaves (B, ...) give parameters with leaves (..., ...)."""
-    return by_layer(model, alpha, branches, lambda weights, leaf: jnp.tensordot(weights, leaf, axes=1))
+    return by_layer(problem, alpha, branches, lambda weights, leaf: jnp.tensordot(weights, leaf, axes=1))
 
 
-def scale(model: Model, weights: Array, branches: Params) -> Params:
+def scale(problem: Problem, weights: Array, branches: Params) -> Params:
     """Every branch (B, ...) times its weight (L, B)."""
-    return by_layer(model, weights, branches, lambda w, leaf: leaf * w.reshape(w.shape + (1,) * (leaf.ndim - w.ndim)))
+    return by_layer(problem, weights, branches, lambda w, leaf: leaf * w.reshape(w.shape + (1,) * (leaf.ndim - w.ndim)))

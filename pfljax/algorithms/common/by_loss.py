@@ -2,32 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
 from pfljax.contract import tree
-from pfljax.contract.types import Array, ClientData, Params, Prediction, Split
+from pfljax.contract.types import Array, ClientData, ClientOutput, Params, Prediction, Split
 from pfljax.local.problem import Problem
 
 BLOCK = 16  # most models that a client evaluates at a time
 
 
-def losses_of(problem: Problem, models: Params, split: Split) -> Array:
+def losses_of(
+    problem: Problem, models: Params, split: Split, evaluate: Callable[[Params, Split], Array] | None = None
+) -> Array:
     """(N,) mean losses of N models on a client's examples, 0 for a client without any.
 
     Processes models in blocks, so that a client needs memory for a few of them only.
+
+    Args:
+        problem: The problem of the method.
+        models: Leaves (N, ...).
+        split: The client's examples.
+        evaluate: A model's loss, summed over the examples; None: the training loss.
     """
-    num = tree.num_rows(models)
+    num, total = tree.num_rows(models), evaluate or problem.solver.total_loss
     size = min(BLOCK, num)
 
     def block(number, totals):
         first = jnp.minimum(number * size, num - size)  # the last block overlaps the one before it
         some = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, size), models)
-        found = problem.plan.over_models(lambda params: problem.solver.total_loss(params, split), some)
+        found = problem.plan.over_models(lambda params: total(params, split), some)
         return jax.lax.dynamic_update_slice(totals, found, (first,))
 
     totals = jax.lax.fori_loop(0, -(-num // size), block, jnp.zeros((num,)))
     return totals / jnp.maximum(split.size, 1)
+
+
+def at_start(problem: Problem, models: Params, data: ClientData) -> Array:
+    """() mean loss of the received model (1, ...) on a client's training data."""
+    return problem.solver.total_loss(tree.first(models), data.train) / jnp.maximum(data.train.size, 1)
+
+
+def losses_of_all(problem: Problem, models: Params, splits: Split) -> Array:
+    """(K, N) `losses_of` N models on every client's examples."""
+
+    def client(_, __, split, models):
+        return ClientOutput((), (), {"losses": losses_of(problem, models, split)})
+
+    index = jnp.zeros((splits.size.shape[0], 0), jnp.int32)
+    found = problem.plan.exchange(client, (), index, (), splits, topology="shared", common=models)[1]
+    return found.report["losses"]
 
 
 def best_of(problem: Problem, models: Params, data: ClientData) -> Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -10,7 +12,6 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Params, Split
 from pfljax.local.batches import masked, sum_over_examples
 from pfljax.local.problem import Problem
-from pfljax.models import Model
 
 
 def required(problem: Problem, name: str, *, places: bool = True) -> int:
@@ -44,7 +45,22 @@ def counts(split: Split, num_classes: int) -> Array:
     return sum_over_examples(of_block, split)
 
 
-def feature_sums(model: Model, params: Params, split: Split, num_classes: int) -> dict[str, Array]:
+def label_code(problem: Problem, split: Split) -> Array:
+    """() mean loss of predicting each of a client's labels from the frequencies of its others; inf without classes.
+
+    With n_c of n labels in class c and half a label added to each: -sum_c n_c / n log((n_c - 1/2) / (n - 1 + C/2)), or
+    log C if that is less.
+    """
+    model = problem.model
+    if model.task != "classification" or model.criterion is not None:
+        return jnp.array(jnp.inf)
+    found = counts(split, model.output_shape[-1])
+    num = found.sum()
+    logs = jnp.log(jnp.maximum(found - 0.5, 0.5) / (jnp.maximum(num - 1, 0) + len(found) / 2))
+    return jnp.minimum(-(found * logs).sum() / jnp.maximum(num, 1), math.log(len(found)))
+
+
+def feature_sums(problem: Problem, params: Params, split: Split, num_classes: int) -> dict[str, Array]:
     """Features of a client's examples: per-class "sums" (C, F) and "counts" (C,), and "squares" (), summed over norms.
 
     These are inference features: without dropout, with running statistics.
@@ -53,7 +69,7 @@ def feature_sums(model: Model, params: Params, split: Split, num_classes: int) -
     def of_block(x, y, mask):
         x, y = masked(x, y, mask)
         labels = jax.nn.one_hot(y, num_classes) * mask[:, None]
-        features = jnp.where(mask[:, None], model.features(params, x), 0)
+        features = jnp.where(mask[:, None], problem.model.features(params, x), 0)
         return {"sums": labels.T @ features, "counts": labels.sum(axis=0), "squares": jnp.square(features).sum()}
 
     return sum_over_examples(of_block, split)
@@ -64,6 +80,7 @@ def means(sums: Array, counts: Array) -> Array:
     return tree.scale(sums, 1 / jnp.where(counts > 0, counts, 1))
 
 
-def num_features(model: Model) -> int:
-    """F, the number of features that a model computes for an example."""
+def num_features(problem: Problem) -> int:
+    """F, the number of features that the model computes for an example."""
+    model = problem.model
     return jax.eval_shape(model.features, model.network.shapes, model.example_input).shape[-1]

@@ -58,6 +58,7 @@ class Knobs:
     neighbors: int = knob(
         4,
         at_least=0,
+        grid=(4, 9),
         help="M, number of other clients' models downloaded per round; the paper's n is M + 1, with the client's own",
     )
     epsilon: float = knob(
@@ -214,7 +215,7 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
         return Mixture(index, jnp.zeros(index.shape).at[0].set(1.0))
 
     def predict(context, models, row, data):
-        return Prediction(tree.stack_one(personalize(form, context.index, models, row.start, data.validation)[0]))
+        return Prediction.one(personalize(form, context.index, models, row.start, data.validation)[0])
 
     return Algorithm(
         start=start,
@@ -294,4 +295,4 @@ def newcomer(problem: Problem, models: Params, data: ClientData, norm: str) -> P
     baseline = problem.solver.total_loss(start, split) / jnp.maximum(split.size, 1)
     trained, origin = problem.solver.trained(models, start)
     weights = first_order_weights(losses_of(problem, models, split), baseline, distances(trained, origin, norm))
-    return Prediction(tree.stack_one(moved(start, models, normalize(weights))))
+    return Prediction.one(moved(start, models, normalize(weights)))

@@ -41,6 +41,7 @@ def after_e_step(
     row: PyTree,
     e_step: Callable[[Array], PyTree],
     weights: Callable[[PyTree], Array],
+    evaluate: Callable[[Params, Split], Array] | None = None,
 ) -> Weighed:
     """An E-step in a round's first exchange; in every exchange, gradients of the models that have weight after it.
 
@@ -52,15 +53,18 @@ def after_e_step(
         row: The client's own state.
         e_step: Summed losses (J,) -> the client's next own state.
         weights: The client's own state -> weights (J,) of the models.
+        evaluate: A model's loss on the client's data, summed; None: the training loss, which gradients of full batches
+            come with.
     """
-    first, evaluate = context.step == 0, lambda params: problem.solver.total_loss(params, split)
+    first, total = context.step == 0, evaluate or problem.solver.total_loss
     step = lambda totals: jax.tree.map(lambda new, old: jnp.where(first, new, old), e_step(totals), row)
-    if _losses_cover_data(problem, models):
+    if evaluate is None and _losses_cover_data(problem, models):
         losses, grads = of_batch(problem, context, models, split)
         totals = losses * split.size
         return Weighed(step(totals), totals, losses, grads)
     nothing = jnp.zeros((tree.num_rows(models),))
-    totals = jax.lax.cond(first, lambda: problem.plan.over_models(evaluate, models), lambda: nothing)
+    of_all = lambda: problem.plan.over_models(lambda params: total(params, split), models)
+    totals = jax.lax.cond(first, of_all, lambda: nothing)
     row = step(totals)
     return Weighed(row, totals, *of_batch(problem, context, models, split, weights(row)))
 
@@ -112,7 +116,7 @@ def local_changes(
 def _losses_cover_data(problem: Problem, models: Params) -> bool:
     """Whether a mini-batch holds all data of a client, and its losses are those of evaluation."""
     model, solver = problem.model, problem.solver
-    as_in_evaluation = not model.stochastic and model.statistics(tree.first(models)) is None
+    as_in_evaluation = not model.network.stochastic and model.statistics(tree.first(models)) is None
     return as_in_evaluation and solver.batch(problem.n_max) == problem.n_max
 
 

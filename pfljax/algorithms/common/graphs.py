@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from pfljax.algorithms.common.communication import CommunicationGraph
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
-from pfljax.data.sources.reading import read_npy, read_text
+from pfljax.contract.reading import read_npy, read_text
 
 DRAWS = 100  # attempts to draw a connected random graph
 LARGEST_PROGRAM = 300  # most clients for the fastest mixing matrix, which takes minutes beyond that

@@ -15,7 +15,6 @@ import optax
 from pfljax.contract import tree
 from pfljax.contract.types import Array, ClientContext, ClientData, Key, Params, PyTree
 from pfljax.local.problem import Problem
-from pfljax.models import Model
 
 
 class Network(NamedTuple):
@@ -33,12 +32,12 @@ class Learned(NamedTuple):
     embeddings: Array
 
 
-def init(key: Key, model: Model, bias: Params, widths: tuple[int, ...], spread: Array | float) -> Network:
+def init(key: Key, problem: Problem, bias: Params, widths: tuple[int, ...], spread: Array | float) -> Network:
     """A hypernetwork that generates models near `bias`.
 
     Args:
         key: Random key for everything but the bias.
-        model: Network of the generated models.
+        problem: The problem of the method.
         bias: An initial model.
         widths: Sizes of the embedding and of the trunk's layers up to H.
         spread: Standard deviation of a generated leaf around its bias, relative to that of the bias's entries, for
@@ -55,7 +54,7 @@ def init(key: Key, model: Model, bias: Params, widths: tuple[int, ...], spread: 
 
     leaves, treedef = jax.tree.flatten(bias)
     keys = jax.tree.unflatten(treedef, list(jax.random.split(head_key, len(leaves))))
-    statistics = model.statistics(bias) or jax.tree.map(lambda _: False, bias)
+    statistics = problem.model.statistics(bias) or jax.tree.map(lambda _: False, bias)
     return Network(trunk, jax.tree.map(head, keys, statistics, bias), bias)
 
 
@@ -97,7 +96,9 @@ def embedded(
     return model_of(own)
 
 
-def beside_statistics(model: Model, optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+def beside_statistics(
+    problem: Problem, optimizer: optax.GradientTransformation
+) -> optax.GradientTransformationExtraArgs:
     """The optimizer for what is `Learned`; a hypernetwork does not generate batch statistics.
 
     These are biases updated by SGD at rate 1, which sets them to the mean of the clients' statistics.
@@ -105,7 +106,7 @@ def beside_statistics(model: Model, optimizer: optax.GradientTransformation) -> 
     optimizers: dict[Hashable, Any] = {"net": optimizer, "statistic": optax.sgd(1.0), "fixed": optax.set_to_zero()}
 
     def label(learned: Learned) -> Learned:
-        labels, written = jax.tree.map(lambda _: "net", learned), model.statistics(learned.network.bias)
+        labels, written = jax.tree.map(lambda _: "net", learned), problem.model.statistics(learned.network.bias)
         if written is None:
             return labels
         mark = lambda kind: jax.tree.map(lambda statistic: kind if statistic else "net", written)

@@ -102,7 +102,7 @@ def sharing_layers(
         own = [each.epochs for each in phases if each.epochs and not tree.overlap(each.part(start), shared(start))]
         own_part = problem.part(tree.complement(shared(start))).with_epochs(sum(own) if own else None)
         trained = own_part.alone(context._replace(key=train_key), start, data, rounds=problem.rounds)
-        return Prediction(tree.stack_one(trained))
+        return Prediction.one(trained)
 
     ledger = Ledger(gradients=1, passes=sum(problem.passes(phase.epochs) for phase in phases or (Phase(shared),)))
     if phases:

@@ -4,29 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.contract import tree
-from pfljax.contract.types import Array, ClientData, Params, Split
-from pfljax.local.batches import BLOCKS, examples, masked, over_blocks, sum_over_examples
-from pfljax.models import Model
-
-
-def features_of(model: Model, params: Params, split: Split) -> Array:
-    """(n_max, F) features of a client's examples, computed in blocks; values for padding are arbitrary."""
-    n_max = split.y.shape[0]
-
-    def note(positions, found):
-        index, inside = jnp.minimum(positions, n_max - 1), positions < split.size
-        x, _ = masked(*examples(split, index), inside)
-        return jax.lax.dynamic_update_slice(found, model.features(params, x), (positions[0], 0))
-
-    one = jax.eval_shape(lambda: model.features(params, examples(split, jnp.arange(1))[0]))
-    found = jnp.zeros((n_max + BLOCKS[-1], one.shape[1]), one.dtype)  # room for the last block
-    return over_blocks(split.size, n_max, note, found)[:n_max]
+from pfljax.contract.types import Array, ClientData, Params
+from pfljax.local.batches import of_examples, sum_over_examples
 
 
 def votes(queries: Array, features: Array, size: Array, num: int, scale: Array | float) -> tuple[Array, Array]:
@@ -80,7 +65,7 @@ class ByNearest:
         classes: C.
     """
 
-    model: Model
+    model: Any
     num: int
     classes: int
 
@@ -108,8 +93,9 @@ class ByNearest:
                 it has any; or None.
         """
         train, validation = data.train, data.validation
-        features, scale = features_of(self.model, params, train), jnp.asarray(scale, jnp.float32)
-        stored = Datastore(features, train.y[...], train.size, scale, jnp.asarray(mix, jnp.float32))
+        features = of_examples(lambda x, _: self.model.features(params, x), train)
+        scale, mix = jnp.asarray(scale, jnp.float32), jnp.asarray(mix, jnp.float32)
+        stored = Datastore(features, train.y[...], train.size, scale, mix)
         if grid is not None and validation.y.shape[0]:
             best = jnp.argmin(sum_over_examples(self._losses(params, stored, grid), validation))
             mix = jnp.where(validation.size > 0, grid[best], mix)

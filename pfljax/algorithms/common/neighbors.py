@@ -91,15 +91,20 @@ def logits(table: Candidates, share: Array | float = 1.0) -> Array:
     return jnp.where(jnp.isinf(table.tracked), -jnp.inf, -share * table.tracked)
 
 
-def heaviest(table: Candidates, num: int, share: Array | float = 1.0) -> Mixture:
-    """A client's `num` candidates of highest weight, the softmax of `logits`, which is normalized over them.
+def heaviest(table: Candidates, num: int, scores: Array) -> Mixture:
+    """A client's `num` candidates of highest score, of equal ones those of least loss, with the softmax of the scores.
 
     Before its first round, a client has evaluated nothing, and its own model has all the weight.
+
+    Args:
+        table: The client's candidates.
+        num: Most models to mix, at most C.
+        scores: (C,) logarithms of the weights, up to a constant; -inf: no weight.
     """
     nothing = jnp.isinf(table.tracked).all()
-    scores = jnp.where(nothing & (jnp.arange(len(table.ids)) == 0), 0.0, logits(table, share))
-    scores, slots = jax.lax.top_k(scores, num)
-    return Mixture(table.ids[slots], jax.nn.softmax(scores))
+    scores = jnp.where(nothing & (jnp.arange(len(table.ids)) == 0), 0.0, scores)
+    slots = jnp.lexsort((table.tracked, -scores))[:num]
+    return Mixture(table.ids[slots], jax.nn.softmax(scores[slots]))
 
 
 def sample_others(key: Key, own: Array, num: int, count: int) -> Array:

@@ -7,14 +7,13 @@ from pfljax.data.sources.builtin import digits, sine, synthetic
 from pfljax.data.sources.files import npz
 from pfljax.data.sources.plays import text
 from pfljax.data.sources.prepared import tfds
-from pfljax.data.sources.source import PAD_TOKEN, Source, unknown
+from pfljax.data.sources.source import PAD_TOKEN, Source
 
 __all__ = [
     "PAD_TOKEN",
     "SOURCES",
     "Source",
     "digits",
-    "get",
     "make_source",
     "npz",
     "sine",
@@ -31,14 +30,3 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "text": text,
     "tfds": tfds,
 }
-
-
-def get(name: str) -> Callable[..., Source]:
-    """Returns the function that makes the source with this name.
-
-    Raises:
-        ArgumentError: if there is none; suggests similar names.
-    """
-    if name not in SOURCES:
-        raise unknown("dataset", name, SOURCES)
-    return SOURCES[name]

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seed, checked, knob
+from pfljax.contract.reading import read_npz
 from pfljax.data.sources.arrays import TaskName, make_source
-from pfljax.data.sources.reading import read_npz
 from pfljax.data.sources.source import Fraction, Source, Standardize, generator, subsample
 
 NPZ = "an npz file with x and y; client (or writer), coarse and is_test are optional"

@@ -10,7 +10,7 @@ import numpy as np
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seed, checked, knob
-from pfljax.data.sources.reading import read_text
+from pfljax.contract.reading import read_text
 from pfljax.data.sources.source import PAD_TOKEN, Fraction, Source, generator, subsample
 
 PLAY = "a text file with a play in lines of NAME: and what NAME says"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import logging
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -82,14 +81,12 @@ def _open(name: str, data_dir: str | None, error_of: Callable[[str], ArgumentErr
         # The default, `download=True`, would start a download that needs TensorFlow.
         return tfds.data_source(name, split=split, data_dir=data_dir, download=False)
 
-    logger = logging.getLogger("absl")  # would warn about what the error below says
-    level = logger.level
-    logger.setLevel(logging.ERROR)
     try:
-        parts = [read("train")]
-        with contextlib.suppress(ValueError):  # "Unknown split": no official test split
-            parts.append(read("test"))
-        return parts
+        with optional.quiet():  # it would warn about what the errors below say
+            parts = [read("train")]
+            with contextlib.suppress(ValueError):  # "Unknown split": no official test split
+                parts.append(read("test"))
+            return parts
     except tfds.core.DatasetNotFoundError as error:
         near = difflib.get_close_matches(name, tfds.list_builders(with_community_datasets=False))
         raise error_of(f"TFDS has no such data set; nearest: {', '.join(near) or 'none'}") from error
@@ -102,5 +99,3 @@ def _open(name: str, data_dir: str | None, error_of: Callable[[str], ArgumentErr
             "with pip install 'pfljax[prepare]' && python -c \"import tensorflow_datasets as tfds; "
             f"tfds.builder({name!r}, file_format='array_record'{folder}).download_and_prepare()\""
         ) from error
-    finally:
-        logger.setLevel(level)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Annotated, Any, NamedTuple
 
 import jax
 import numpy as np
 
-from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import knob, nearest
+from pfljax.contract.fields import knob
 from pfljax.contract.types import PyTree, Task
 
 Fraction = Annotated[float, knob(above=0, at_most=1, flag="data_fraction")]
@@ -95,8 +93,3 @@ def subsample_parts(seed: int, is_test: np.ndarray, fraction: float) -> np.ndarr
 def dirichlet_draws(rng: np.random.Generator, draws: int, size: int, alpha: float) -> np.ndarray:
     """Draws shares (draws, size). Each row is a symmetric Dirichlet sample in which no share is exactly 0."""
     return rng.dirichlet(np.full(size, alpha), size=draws) * (1 - 1e-12) + 1e-12 / size
-
-
-def unknown(argument: str, name: str, accepted: Iterable[str]) -> ArgumentError:
-    """Returns the error for a name that is not in `accepted`; suggests similar names."""
-    return ArgumentError(argument, f"unknown; {nearest(name, accepted)}", name)

@@ -4,11 +4,9 @@ import jax
 import networks
 import numpy as np
 import optax
-import pytest
 import toys
 
 from pfljax.algorithms.common import classes
-from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Split
 
 
@@ -19,7 +17,7 @@ def test_sums_and_counts_are_those_of_a_loop():
     y = np.where(federation.train.y[0] == 2, 1, federation.train.y[0])
     models = problem.init_models(jax.random.key(0), 1)
     params = jax.tree.map(lambda leaf: leaf[0], models)
-    summed = jax.jit(lambda split: classes.feature_sums(problem.model, params, split, 4))
+    summed = jax.jit(lambda split: classes.feature_sums(problem, params, split, 4))
     for size in (0, 7, 600, 1200):
         x = np.array(federation.train.x[0])
         x[size:] = np.nan
@@ -35,9 +33,3 @@ def test_sums_and_counts_are_those_of_a_loop():
             np.testing.assert_allclose(mean[c], of_class, rtol=1e-4, atol=1e-5)
         assert counts[2] == 0
         np.testing.assert_allclose(found["squares"], np.square(z).sum(), rtol=1e-4)
-
-
-def test_a_regression_has_no_classes():
-    federation = toys.make_federation((3,), "regression")
-    with pytest.raises(ArgumentError, match="needs classes; choose another method for a regression"):
-        classes.required(toys.make_problem(federation), "fedproto")

@@ -42,8 +42,7 @@ def test_negligible_weight_skips_a_model(federation, hidden):
 
 
 METHODS = {
-    "gradient": ("federico", {"neighbors": 2, "effective_examples": np.inf}),
-    "delta": ("federico", {"neighbors": 2, "effective_examples": np.inf, "update": "delta"}),
+    "gradient": ("federico", {"neighbors": 2, "rule": "posterior"}),
     "centralized": ("federico_centralized", {}),
 }
 

@@ -5,7 +5,7 @@ from unittest import mock
 import jax
 import pytest
 
-from pfljax.exchange import processes
+from pfljax.contract import processes
 
 
 @pytest.mark.parametrize(

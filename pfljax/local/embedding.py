@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +23,9 @@ from pfljax import models
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seed, accepted, fields_of, knob, settings
 from pfljax.contract.types import Params, Split
-from pfljax.data.sources.source import Source
 from pfljax.local.training import LocalTraining
 
+Source = Any  # a `data.sources.Source`
 LEAST_SIDE = 32  # smallest image side in pixels for which "auto" is not "pixels"
 NETWORK = "vgg11"
 DEMANDED = 0.85  # accuracy of the network that the paper requires

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import math
 import os
 import stat
 import warnings
@@ -73,55 +72,55 @@ def read_npy(file: str, argument: str = "file") -> np.ndarray:
         ArgumentError: see `opened`; also if the file is not an array of a plain dtype, or does not fit in memory.
     """
     with opened(file, argument) as stream:
-        size = os.fstat(stream.fileno()).st_size
-        _check_memory(size, file, argument)
+        _check_memory(os.fstat(stream.fileno()).st_size, file, argument)
         try:
-            return _array(stream, size)
+            return _array(stream)
         except Exception as error:  # a damaged header can make NumPy raise anything
             raise ArgumentError(argument, "is not an npy file with a plain array (numpy.save)", file) from error
 
 
-def read_npz(
-    file: str, needed: Sequence[str], others: Sequence[str] = (), argument: str = "file"
-) -> dict[str, np.ndarray]:
+def read_npz(file: str, needed: Sequence[str], others: Sequence[str] = ()) -> dict[str, np.ndarray]:
     """Reads arrays of an npz file. Returns them by name.
 
     Args:
         file: Path of the file.
         needed: Names of required arrays.
         others: Names of optional arrays.
-        argument: Name of the argument, for error messages.
 
     Raises:
         ArgumentError: see `opened`; also if an array is missing or unknown, the file is damaged, encrypted or not an
             npz of plain arrays, or it claims more bytes than it contains or than fit in memory.
     """
     accepted = f"accepted: an npz with {' and '.join(needed)}"
-    with opened(file, argument) as stream:
+    with opened(file) as stream:
         if stream.read(6) == np.lib.format.MAGIC_PREFIX:
-            raise ArgumentError(argument, f"contains a single array; {accepted} (numpy.savez)", file)
+            raise ArgumentError("file", f"contains a single array; {accepted} (numpy.savez)", file)
         try:
             with zipfile.ZipFile(stream) as archive:
                 if len(archive.infolist()) != _entries(stream):
                     raise ValueError("its directory is damaged")
-                members = _members(archive, os.fstat(stream.fileno()).st_size, file, argument)
+                members = _members(archive, os.fstat(stream.fileno()).st_size, file)
                 missing = [name for name in needed if name not in members]
                 if missing:
                     text = f"lacks {' and '.join(missing)}; {accepted}, found {', '.join(members) or 'nothing'}"
-                    raise ArgumentError(argument, text, file)
+                    raise ArgumentError("file", text, file)
                 unknown = [name for name in members if name not in (*needed, *others)]
                 if unknown:
                     near = difflib.get_close_matches(unknown[0], [*needed, *others], 1)
                     hint = f"did you mean {near[0]}? " if near else ""
                     text = f"has an unknown array {unknown[0]}; {hint}accepted: {', '.join([*needed, *others])}"
-                    raise ArgumentError(argument, text, file)
-                _check_memory(sum(member.file_size for member in members.values()), file, argument)
-                return {name: _read_member(archive, member) for name, member in members.items()}
+                    raise ArgumentError("file", text, file)
+                _check_memory(sum(member.file_size for member in members.values()), file)
+                found = {}
+                for name, member in members.items():
+                    with archive.open(member) as content:
+                        found[name] = _array(content)
+                return found
         except ArgumentError:
             raise
         except Exception as error:  # a damaged file can make zipfile, zlib and NumPy raise anything
             text = "is not an npz of plain arrays (numpy.savez; no object arrays or pickles)"
-            raise ArgumentError(argument, text, file) from error
+            raise ArgumentError("file", text, file) from error
 
 
 def names_of(file: str) -> list[str]:
@@ -133,7 +132,7 @@ def names_of(file: str) -> list[str]:
         return []
 
 
-def _check_memory(num_bytes: int, file: str, argument: str) -> None:
+def _check_memory(num_bytes: int, file: str, argument: str = "file") -> None:
     free = free_memory()
     if num_bytes > free:
         raise ArgumentError(argument, f"needs {readable(num_bytes)} of memory, but only {readable(free)} is free", file)
@@ -147,7 +146,7 @@ def _entries(stream: BinaryIO) -> int:
     return int.from_bytes(end[6:8], "little")
 
 
-def _members(archive: zipfile.ZipFile, size: int, file: str, argument: str) -> dict[str, zipfile.ZipInfo]:
+def _members(archive: zipfile.ZipFile, size: int, file: str) -> dict[str, zipfile.ZipInfo]:
     """Returns the members of an npz of `size` bytes by array name. Unpacks nothing yet."""
     found: dict[str, zipfile.ZipInfo] = {}
     for member in archive.infolist():
@@ -161,27 +160,17 @@ def _members(archive: zipfile.ZipFile, size: int, file: str, argument: str) -> d
         elif member.compress_size > size or member.file_size > DENSEST * member.compress_size:
             wrong = f"claims {readable(member.file_size)}, which cannot fit in the file"
         if wrong:
-            raise ArgumentError(argument, f"{name} {wrong}; accepted: an npz written by numpy.savez", file)
+            raise ArgumentError("file", f"{name} {wrong}; accepted: an npz written by numpy.savez", file)
         archive.open(member).close()  # checks its name against its local header
         found[name] = member
     return found
 
 
-def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    with archive.open(member) as stream:
-        return _array(stream, member.file_size)
-
-
-def _array(stream: Any, size: int) -> np.ndarray:
-    """Reads an array in npy format from a stream of exactly `size` bytes."""
+def _array(stream: Any) -> np.ndarray:
+    """Reads an array in npy format, which ends where the stream ends."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # doubtful headers raise warnings
-        version = np.lib.format.read_magic(stream)
-        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, by_columns, dtype = header(stream)
-    if dtype.hasobject or not dtype.itemsize or min(shape, default=0) < 0:
-        raise ValueError(f"an array of {dtype}")
-    if stream.tell() + math.prod(shape) * dtype.itemsize != size:
-        raise ValueError(f"shape {shape} of {dtype} does not match {size} bytes")
-    flat = np.frombuffer(stream.read(), dtype)  # reading to the end checks a member's checksum
-    return flat.reshape(shape[::-1]).T if by_columns else flat.reshape(shape)
+        found = np.lib.format.read_array(stream)
+    if stream.read(1):  # at a member's end, its checksum is checked
+        raise ValueError("more bytes than the header says")
+    return found

@@ -8,9 +8,9 @@ import zipfile
 import numpy as np
 import pytest
 
+from pfljax.contract import reading
 from pfljax.contract.errors import ArgumentError
 from pfljax.data import sources
-from pfljax.data.sources import reading
 
 X = np.arange(12.0).reshape(4, 3)
 Y = np.arange(4)

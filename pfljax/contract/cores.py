@@ -8,6 +8,7 @@ import warnings
 
 import jax
 
+from pfljax.contract.errors import ArgumentError
 from pfljax.contract.host import num_cores
 
 BY_XLA = "xla_force_host_platform_device_count"  # the older way to ask for CPU devices, in XLA_FLAGS
@@ -36,6 +37,13 @@ def use(devices: int = 0) -> None:
 def on_cpu() -> bool:
     """Whether clients run on CPU devices."""
     return jax.local_devices()[0].platform == "cpu"
+
+
+def check(devices: int) -> None:
+    """Raises `ArgumentError` if this process has fewer devices."""
+    found = len(jax.local_devices())
+    if devices > found:
+        raise ArgumentError("devices", f"accepted: 0 to {found}, the number of devices found", devices)
 
 
 @functools.cache

@@ -1,0 +1,1 @@
+"""The ledger of results: every table of docs/results with its command, commit, machine and runs."""

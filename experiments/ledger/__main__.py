@@ -1,0 +1,92 @@
+"""The ledger of results: every table of docs/results is made from an entry in docs/results/data.
+
+python -m experiments.ledger add NAME FOLDER [FOLDER ...]    an entry from finished runs
+python -m experiments.ledger write                           the tables of docs/results, from the entries
+python -m experiments.ledger check                           whether they are the same, byte for byte
+python -m experiments.ledger stale                           tables older than their methods or the engine
+python -m experiments.ledger scoreboard                      how often our order of methods is a paper's
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from experiments.ledger import added, entries, scoreboard, stale, tables
+from experiments.ledger.entries import ROOT, Entry
+
+
+def blocks(found: Mapping[str, Entry], root: Path) -> dict[str, str]:
+    """The text of every table by name, the scoreboard's too."""
+    made = {name: tables.block(name, entry) for name, entry in found.items()}
+    return made | {scoreboard.NAME: scoreboard.block(found, tables.marked(root))}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's words."""
+    whole = argparse.ArgumentParser(
+        prog="python -m experiments.ledger", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = whole.add_subparsers(dest="command", required=True)
+    for name in ("write", "check", "stale", "scoreboard"):
+        commands.add_parser(name)
+    add = commands.add_parser("add")
+    add.add_argument("name", help="the entry's name, such as federico-table1-digits")
+    add.add_argument("folders", nargs="+", type=Path, help="output folders of one table's runs")
+    add.add_argument("--title", default="", help="what the table shows")
+    add.add_argument(
+        "--figures", type=lambda words: words.split(","), default=["accuracy"], help="what it shows of each run"
+    )
+    add.add_argument("--lead", help="the row whose lead over the others is shown, such as federico")
+    add.add_argument("--paper", help="the paper's values, such as federico.TABLE1.cifar10.{row}.{column}")
+    add.add_argument("--machine", default="", help="where the runs were made; this machine if not given")
+    add.add_argument("--commit", help="the commit that was measured, if the runs do not say it")
+    add.add_argument(
+        "--command", dest="called", default="", help="what was called, for runs made in Python, which do not say it"
+    )
+    add.add_argument("--row_first", action="store_true", help="run folders are ROW/COLUMN instead of COLUMN/ROW")
+    add.add_argument("--cells", action="store_true", help="take the cells of the experiment's own table.csv")
+    return whole
+
+
+def add(words: argparse.Namespace, root: Path) -> None:
+    """Writes an entry from folders of runs."""
+    measured = functools.partial(added.as_measured, figures=words.figures, lead=words.lead, paper=words.paper)
+    written = functools.partial(added.as_written, path=words.folders[0] / "table.csv")
+    own = {name: getattr(words, name) for name in ("title", "machine", "commit", "called", "row_first")}
+    entry = added.entry_of(words.folders, written if words.cells else measured, **own)
+    tables.table(entry)  # find mistakes before writing anything
+    print(f"{len(entry.runs or [])} runs of commit {entry.commit}: {entries.write(words.name, entry, root)}")
+    if words.name not in tables.marked(root):
+        print(f"no page shows it; put <!-- ledger: {words.name} --> and <!-- /ledger --> on lines of one, then write")
+
+
+def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
+    """Runs a command; returns its exit code."""
+    words = parser().parse_args(argv)
+    try:
+        if words.command == "add":
+            add(words, root)
+            return 0
+        found = entries.read(root)
+        if words.command == "check":
+            wrong = tables.problems(blocks(found, root), root)
+            print("\n".join(wrong) or f"{len(found)} tables as in the ledger")
+            return 1 if wrong else 0
+        if words.command == "write":
+            print("\n".join(map(str, tables.write(blocks(found, root), root))) or "nothing to change")
+        elif words.command == "scoreboard":
+            print(scoreboard.table(found, tables.marked(root)))
+        else:
+            print("\n".join(stale.lines(found, root)) or "no table is older than its files")
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

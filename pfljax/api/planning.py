@@ -1,0 +1,36 @@
+"""Plans a run for devices that are not here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+from pfljax.api.run import Run
+from pfljax.contract.fields import checked, knob
+from pfljax.exchange import targets
+from pfljax.stores.planning import Planned, plan_for
+from pfljax.training.loop import Rounds
+
+
+@checked()
+def plan(
+    run: Annotated[Run, knob(accepted="a Run")],
+    target: Annotated[str, knob(flag="target")] = "tpu:v5e:2x2",
+    *,
+    rounds: Rounds = 150,
+    seconds: Annotated[float, knob(above=0, flag="seconds")] = 100.0,
+    say: Callable[[str], None] | None = None,
+) -> Planned:
+    """Compiles a run for TPUs or GPUs that are not here, with every plan and exchange. Trains and allocates nothing.
+
+    Args:
+        run: The run.
+        target: tpu:NAME:SHAPE (v5e, v5p or v6e), such as tpu:v5e:4x4, or cuda:NAME:NUMBER (a100, h100 or h200).
+        rounds: Number of rounds that hours are for.
+        seconds: Time after which no further program is compiled.
+        say: Called with a line about each program.
+
+    Raises:
+        ArgumentError: if there is no such target, or its compiler is not installed.
+    """
+    return plan_for(run.experiment.with_rounds(rounds), targets.find(target), seconds, say)

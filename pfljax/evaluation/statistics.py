@@ -1,0 +1,298 @@
+"""Statistics over runs: deviations, intervals, paired differences and ranks of methods.
+
+Every deviation over runs is the sample deviation (ddof = 1, as in pandas), and none is given for a single run.
+Deviations over the clients of one run are in `pfljax.evaluation.metrics`.
+
+Intervals, differences and ranks need independent repetitions, the units. With several splits of the data these are the
+splits, each with the mean over its seeds, because runs on one split share their clients. Otherwise they are the seeds.
+If all of these have the same split, the intervals do not cover the draw of the clients' data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import special
+
+from pfljax.contract.errors import ArgumentError
+
+LEVEL = 0.05  # two-sided; intervals cover 1 - LEVEL
+FEWEST = 6  # units of a sign-flip test that can reach LEVEL: its smallest p is 2^(1 - n)
+EQUAL = 1e-12  # means of equal scores may differ by rounding
+RESAMPLES = 9999  # of sign-flip tests; exact up to 13 units
+
+Trial = tuple[int, int | None]  # seed, and split if there is one besides it
+Scores = Mapping[Trial, float]  # of one method
+Columns = tuple[list[str], list[list[str]]]  # headings, and cells by row
+
+
+class OfRuns(NamedTuple):
+    """A number over runs. Runs in which it is NaN are left out.
+
+    Attributes:
+        mean: The mean; NaN without runs.
+        std: The sample deviation; NaN for fewer than two runs.
+        runs: The number of runs.
+    """
+
+    mean: float
+    std: float
+    runs: int
+
+    @classmethod
+    def of(cls, values: Sequence[float | None] | np.ndarray) -> OfRuns:
+        """Summarizes a number's values (n,), one per run."""
+        known = np.array(values, float)
+        known = known[~np.isnan(known)]
+        return cls(float(known.mean()) if known.size else math.nan, float(deviation(known)), known.size)
+
+    def text(self, number: Callable[[float], str]) -> str:
+        """Formats as "85.1 ± 0.3 (5)", or as "85.1" for a single run."""
+        if not self.runs:
+            return "-"
+        return number(self.mean) + (f" ± {number(self.std)} ({self.runs})" if self.runs > 1 else "")
+
+
+class Difference(NamedTuple):
+    """A method's paired difference from another.
+
+    Attributes:
+        difference: The mean over units of the method's score minus the other's; NaN without common units.
+        difference_low: Lower end of its 95 % interval; NaN for fewer than two units.
+        difference_high: Upper end.
+        p: Of a two-sided sign-flip test; NaN for fewer than two units.
+        wins: Number of units in which the method is better.
+        ties: Number of units in which both are equal.
+        losses: Number of units in which it is worse.
+    """
+
+    difference: float
+    difference_low: float
+    difference_high: float
+    p: float
+    wins: int
+    ties: int
+    losses: int
+
+    def text(self, number: Callable[[float], str]) -> str:
+        """Formats as "+1.2 [+0.3, +2.1]", without the interval for a single unit."""
+        signed = lambda value: signed_text(value, number)
+        span = between(self.difference_low, self.difference_high, signed)
+        return "-" if math.isnan(self.difference) else signed(self.difference) + f" {span}" * (span != "-")
+
+    @property
+    def separates(self) -> bool:
+        """Whether the two methods differ at the level of 5 %.
+
+        From 6 units on, the sign-flip test decides. With fewer it cannot reach 5 %, and the t interval decides.
+        """
+        if self.wins + self.ties + self.losses >= FEWEST:
+            return self.p <= LEVEL
+        return self.difference_low > 0 or self.difference_high < 0
+
+
+def deviation(values: np.ndarray | Sequence[float]) -> np.ndarray:
+    """Returns the sample deviation (ddof = 1) along the first axis, which is that of the runs; NaN for fewer than two.
+
+    Args:
+        values: Shape (n, ...).
+    """
+    values = np.asarray(values, float)
+    return values.std(axis=0, ddof=1) if len(values) > 1 else np.full(values.shape[1:], math.nan)
+
+
+def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
+    """Returns Student's 95 % interval of the mean of independent values (n,); NaN for fewer than two."""
+    n = len(values)
+    if n < 2:
+        return math.nan, math.nan
+    mean = np.mean(values)
+    half = special.stdtrit(n - 1, 1 - LEVEL / 2) * deviation(values) / math.sqrt(n)
+    return float(mean - half), float(mean + half)
+
+
+def sign_flip(values: Sequence[float] | np.ndarray) -> float:
+    """Returns the two-sided p of the hypothesis that the values (n,) are symmetric about 0; NaN for fewer than two.
+
+    The p is exact for up to 13 values.
+    """
+    from scipy import stats  # heavy
+
+    if len(values) < 2:
+        return math.nan
+    test = stats.permutation_test(
+        (np.asarray(values, float),),
+        lambda flipped, axis: flipped.mean(axis=axis),
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=RESAMPLES,
+        rng=np.random.default_rng(0),
+    )
+    return float(test.pvalue)
+
+
+def in_units(scores: Scores) -> dict[int | None, float]:
+    """Returns a method's score in each unit: the mean of each split if there are several, else of each seed."""
+    known = {trial: score for trial, score in scores.items() if score is not None and not math.isnan(score)}
+    place = 1 if len({split for _, split in known}) > 1 else 0
+    units = dict.fromkeys(trial[place] for trial in known)
+    return {unit: float(np.mean([known[trial] for trial in known if trial[place] == unit])) for unit in units}
+
+
+def paired(scores: Scores, others: Scores) -> np.ndarray:
+    """Returns a method's score minus another's in each unit (n,) of their common trials."""
+    return np.array([*in_units({trial: scores[trial] - others[trial] for trial in scores if trial in others}).values()])
+
+
+def difference(scores: Scores, others: Scores, sign: int = 1) -> Difference:
+    """Compares two methods in the units of their common trials.
+
+    Args:
+        scores: The method's scores.
+        others: The scores of the method that it is compared with.
+        sign: 1 if high scores are good, -1 if low ones are.
+    """
+    gains = paired(scores, others)
+    better = sign * np.where(np.abs(gains) < EQUAL, 0, gains)
+    wins, ties, losses = (int(count.sum()) for count in (better > 0, better == 0, better < 0))
+    return Difference(OfRuns.of(gains).mean, *interval(gains), sign_flip(gains), wins, ties, losses)
+
+
+def ranks(scores: Mapping[str, Scores], sign: int = 1) -> dict[str, int | None]:
+    """Ranks methods; those that do not separate from the best of their rank share it.
+
+    Methods are sorted by mean. The first opens rank 1. Each next one shares the rank if it does not separate from the
+    method that opened it (see `Difference.separates`). Otherwise it opens a rank, which is its place in the order, such
+    as 1, 1, 3. The levels are not adjusted for the number of comparisons, and a shared rank does not show that methods
+    are equal. A method with fewer than two units has no rank (None).
+
+    Args:
+        scores: Each method's scores.
+        sign: 1 if high scores are good, -1 if low ones are.
+    """
+    means = {name: OfRuns.of([*own.values()]).mean for name, own in scores.items() if len(in_units(own)) > 1}
+    found: dict[str, int | None] = dict.fromkeys(scores)
+    rank, first = 0, ""
+    for place, name in enumerate(sorted(means, key=lambda name: -sign * means[name]), 1):
+        if not first or difference(scores[name], scores[first], sign).separates:
+            rank, first = place, name
+        found[name] = rank
+    return found
+
+
+def standings(scores: Mapping[str, Scores], sign: int = 1, reference: str | None = None) -> dict[str, dict[str, Any]]:
+    """Returns what a table says of each method besides its mean and deviation.
+
+    Args:
+        scores: Each method's scores.
+        sign: 1 if high scores are good, -1 if low ones are.
+        reference: The method that the others are compared with, if any.
+
+    Returns:
+        By method "unit" ("split" or "seed"), "units" (their number), "interval_low" and "interval_high" (of the mean),
+        "rank" and, with a reference, "reference" and the entries of `Difference`, which are None for the reference.
+    """
+    ranked, found = ranks(scores, sign), {}
+    for name, own in scores.items():
+        units = in_units(own)
+        low, high = interval([*units.values()])
+        unit = "split" if len({split for _, split in own}) > 1 else "seed"
+        found[name] = {"unit": unit, "units": len(units), "interval_low": low, "interval_high": high}
+        found[name]["rank"] = ranked[name]
+        if reference is not None and reference in scores:
+            compared = difference(own, scores[reference], sign)._asdict()
+            found[name] |= {"reference": reference}
+            found[name] |= dict.fromkeys(compared) if name == reference else compared
+    return found
+
+
+def check_reference(reference: str | None, names: Iterable[str]) -> None:
+    """Raises an `ArgumentError` if a table will not have the method that the others are compared with."""
+    if reference is not None and reference not in names:
+        raise ArgumentError("reference", f"accepted: a method of the table: {', '.join(names)}", reference)
+
+
+def compared(rows: Sequence[Mapping[str, Any]], score: str, reference: str | None = None) -> list[dict[str, Any]]:
+    """Adds the entries of `standings` to the rows of a table.
+
+    Args:
+        rows: Each has "algorithm" and "seeds": for each run its "seed", its "split" if it has one, and its scores.
+        score: "accuracy" or "loss".
+        reference: The method that the others are compared with, if any.
+    """
+    trial = lambda run: (run["seed"], run.get("split"))
+    scores = {row["algorithm"]: {trial(run): run[score] for run in row["seeds"]} for row in rows}
+    found = standings(scores, -1 if score == "loss" else 1, reference)
+    return [{**row, **found[row["algorithm"]]} for row in rows]
+
+
+def columns(rows: Sequence[Mapping[str, Any]], number: Callable[[float], str]) -> Columns:
+    """Returns the columns of a table with the entries of `standings`: of intervals and ranks, and of differences.
+
+    Args:
+        rows: Rows that have the entries.
+        number: Formats a score.
+    """
+    (heads, body), (more, further) = interval_columns(rows, number), difference_columns(rows, number)
+    return heads + more, [cells + others for cells, others in zip(body, further, strict=True)]
+
+
+def interval_columns(rows: Sequence[Mapping[str, Any]], number: Callable[[float], str]) -> Columns:
+    """Returns the columns of intervals and ranks; none without several units (see `columns`)."""
+    if not any(row.get("units", 0) > 1 for row in rows):
+        return [], [[] for _ in rows]
+    span = lambda row: between(row["interval_low"], row["interval_high"], number)
+    return ["95 % interval", "rank"], [[span(row), str(row["rank"] or "-")] for row in rows]
+
+
+def difference_columns(rows: Sequence[Mapping[str, Any]], number: Callable[[float], str]) -> Columns:
+    """Returns the columns of differences; none without a reference (see `columns`)."""
+    reference = next((row["reference"] for row in rows if row.get("reference")), None)
+    if reference is None:
+        return [], [[] for _ in rows]
+    body = []
+    for row in rows:
+        if row.get("difference") is None:
+            body.append(["-"] * 3)
+        else:
+            found = Difference(*(row[name] for name in Difference._fields))
+            body.append([found.text(number), p_text(found.p), f"{found.wins}/{found.ties}/{found.losses}"])
+    return [f"over {reference.split('/')[-1]}", "p", "win/tie/loss"], body
+
+
+def between(low: float, high: float, number: Callable[[float], str]) -> str:
+    """Formats an interval as "[84.2, 86.0]"."""
+    return "-" if math.isnan(low) else f"[{number(low)}, {number(high)}]"
+
+
+def signed_text(value: float, number: Callable[[float], str]) -> str:
+    """Formats a difference with its sign; without one if it rounds to 0."""
+    text = number(value)
+    return f"+{text}" if float(text) > 0 else text if float(text) else text.lstrip("-")
+
+
+def p_text(p: float) -> str:
+    """Formats a p with two digits."""
+    return "-" if math.isnan(p) else f"{p:.2g}"
+
+
+def told(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns sentences on what intervals and ranks rest on; "" without intervals.
+
+    Args:
+        rows: Rows that have the entries of `standings`.
+    """
+    known = [row for row in rows if row.get("units", 0) > 1]
+    if not known:
+        return ""
+    counts = sorted({(row["unit"], row["units"]) for row in known})
+    over = " or ".join(f"{number} {unit}s" for unit, number in counts)
+    means = ", each with the mean over its seeds" * any(unit == "split" for unit, _ in counts)
+    few = any(number < FEWEST for _, number in counts)
+    rule = f"t intervals of the paired differences; sign-flip tests need {FEWEST} or more to reach 5 %"
+    said = f"± is the sample deviation over runs, whose number is in brackets. Intervals are over {over}{means}. "
+    said += f"Methods that do not separate at 5 % share a rank (by {rule if few else 'sign-flip tests'})."
+    return said

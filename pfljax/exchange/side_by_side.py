@@ -1,0 +1,48 @@
+"""How much of a client's work is done at once where clients are processed side by side, by the bytes that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from pfljax.contract.types import PyTree
+
+CLIENTS = "side_by_side"  # the axis of clients that a device processes at once
+TOGETHER = 16 << 20  # bytes that occupy a device longer than a loop's step; models that take less are processed at once
+BLOCK = 128 << 20  # bytes that a block of their examples may take in the largest array
+
+
+def width() -> int:
+    """Number of clients that are processed side by side where this is called, in a client's update."""
+    try:
+        return jax.lax.axis_size(CLIENTS)
+    except NameError:
+        return 1
+
+
+def bytes_of(fn: Callable[..., PyTree], *args: PyTree, of: int = 1) -> int:
+    """Bytes of the largest array that fn(*args) computes, for all clients side by side; at least 1.
+
+    Args:
+        fn: A client's function; it is traced, not run.
+        *args: Its arguments, or their shapes.
+        of: Arrays whose size this does not divide do not count: with a rare number of examples, all but theirs.
+    """
+    return max(width() * largest_array(jax.make_jaxpr(fn)(*args).jaxpr, of), 1)
+
+
+def largest_array(jaxpr: Any, of: int = 1) -> int:
+    """Bytes of the largest array that a traced function computes, if `of` divides its size.
+
+    Of the forms that platforms have, the last counts, which is that of accelerators.
+    """
+    found = 0
+    for eqn in jaxpr.eqns:
+        inner = list(core.jaxprs_in_params(eqn.params))
+        inner = inner[-1:] if eqn.params.get("branches_platforms") else inner
+        shapes = [v.aval for v in eqn.outvars if hasattr(v.aval, "shape") and v.aval.size % of == 0]
+        found = max([found, *(a.size * a.dtype.itemsize for a in shapes), *(largest_array(part, of) for part in inner)])
+    return found

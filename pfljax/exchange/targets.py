@@ -1,0 +1,257 @@
+"""Devices that are not here: their compilers, and what their makers publish about them.
+
+JAX compiles for a TPU or a GPU without having one. A target is written "tpu:v5e:4x4" (name and shape) or "cuda:h100:4"
+(name and number).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh
+
+from pfljax.contract import optional
+from pfljax.contract.errors import ArgumentError
+from pfljax.exchange import compiled_text
+from pfljax.exchange.compiled_text import Collective, Reading
+from pfljax.exchange.plan import ExecutionPlan, Peers
+from pfljax.exchange.routes import AXIS
+
+GIB, TERA, GIGA = 1 << 30, 1e12, 1e9
+LATENCY = 1e-6  # seconds of a collective besides its bytes
+LAUNCH = 2e-6  # seconds of a GPU's kernel besides its bytes and FLOPs
+ACCEPTED = "tpu:NAME:SHAPE with {}, such as tpu:v5e:4x4, or cuda:NAME:NUMBER with {}, such as cuda:h100:8"
+
+
+class Chip(NamedTuple):
+    """What is published of a device.
+
+    Attributes:
+        memory: Bytes that a program can use.
+        flops: Multiply-adds of matrices count as two: FLOP/s, in the precision that JAX uses for float32 by default
+            (bfloat16 on a TPU, TF32 on a GPU).
+        bandwidth: Bytes/s of its memory.
+        link: Bytes/s that it receives from other devices: from both neighbors on one axis of a TPU's torus, by NVLink
+            on a GPU.
+        clock: Cycles/s of a TPU.
+        cores, capability: Multiprocessors of a GPU, and its compute capability.
+    """
+
+    memory: int
+    flops: float
+    bandwidth: float
+    link: float
+    clock: float = 0.0
+    cores: int = 0
+    capability: str = ""
+
+
+TPUS = {
+    "v5e": Chip(int(15.75 * GIB), 197 * TERA, 819 * GIGA, 90 * GIGA, 1.5 * GIGA),
+    "v5p": Chip(int(95.74 * GIB), 459 * TERA, 2765 * GIGA, 180 * GIGA, 1.75 * GIGA),
+    "v6e": Chip(int(31.25 * GIB), 918 * TERA, 1640 * GIGA, 180 * GIGA, 1.75 * GIGA),
+}
+GPUS = {
+    "a100": Chip(int(79.2 * GIB), 156 * TERA, 2039 * GIGA, 300 * GIGA, cores=108, capability="major: 8"),
+    "h100": Chip(int(79.1 * GIB), 495 * TERA, 3352 * GIGA, 450 * GIGA, cores=132, capability="major: 9"),
+    "h200": Chip(int(139.8 * GIB), 495 * TERA, 4800 * GIGA, 450 * GIGA, cores=132, capability="major: 9"),
+}
+# What XLA's compiler asks of a GPU; shared memory and clock are those of an H100, an A100's are slightly smaller.
+GPU = """
+gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+  shared_memory_per_core: {shared} shared_memory_per_block_optin: {optin}
+  threads_per_core_limit: 2048 core_count: {cores} fpus_per_core: {units} clock_rate_ghz: {ghz}
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: {bandwidth} l2_cache_size: {cache} device_memory_size: {memory}
+  cuda_compute_capability {{ {capability} }}
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 8 }}
+device_description_str: "NVIDIA {name}"
+"""
+OF_A100 = {"shared": 167936, "optin": 166912, "units": 64, "ghz": 1.41, "cache": 41943040}
+OF_HOPPER = {"shared": 233472, "optin": 232448, "units": 128, "ghz": 1.98, "cache": 52428800}
+HERE = {  # libtpu looks for a TPU's machine unless it is told that it is on one, and for other users of its TPU
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanElsewhere(ExecutionPlan):
+    """A plan for devices that are not here: what it places on them has shapes only."""
+
+    def place(self, leaf: Any, num: int, axis: int = 0, by_rows: bool = True) -> Any:
+        """The shape of a host array on the devices."""
+        shape = jax.ShapeDtypeStruct((*leaf.shape[:axis], num, *leaf.shape[axis + 1 :]), leaf.dtype)
+        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=self.sharding(shape, by_rows=by_rows, axis=axis))
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Devices to compile for.
+
+    Attributes:
+        name: As the user writes it, such as "tpu:v5e:4x4".
+        devices: The devices.
+        chip: What is published of one of them.
+        options: Options of the compiler.
+    """
+
+    name: str
+    devices: Sequence[Any]
+    chip: Chip
+    options: Mapping[str, Any]
+
+    @property
+    def rests_on(self) -> str:
+        """What estimated times rest on, in words."""
+        if self.chip.clock:
+            return f"the compiler's estimated cycles at {self.chip.clock / GIGA:g} GHz"
+        return "a roofline of each kernel's FLOPs and bytes at published peak rates, and 2 us to launch it"
+
+    def plan(self, chunk: int, peers: Peers) -> PlanElsewhere:
+        """Returns the plan with `chunk` clients at a time; see `ExecutionPlan`."""
+        mesh = Mesh(np.array(self.devices), (AXIS,), axis_types=(AxisType.Auto,))
+        return PlanElsewhere(mesh, chunk, peers)
+
+
+class Estimate(NamedTuple):
+    """What a compiler says of a program of one round, per device.
+
+    Attributes:
+        arguments_bytes, outputs_bytes, temporaries_bytes: Memory; outputs are those that reuse no argument's memory.
+        collectives_bytes: Bytes of all collectives.
+        compute_milliseconds, collectives_milliseconds: Estimated times, which are added up.
+        collectives: The collectives, the largest first.
+        doubles: Whether it computes in 64-bit floating point.
+        compile_seconds: How long compiling took here.
+    """
+
+    arguments_bytes: int
+    outputs_bytes: int
+    temporaries_bytes: int
+    collectives_bytes: float
+    compute_milliseconds: float
+    collectives_milliseconds: float
+    collectives: Sequence[Collective]
+    doubles: bool
+    compile_seconds: float
+
+    @property
+    def total_bytes(self) -> int:
+        return self.arguments_bytes + self.outputs_bytes + self.temporaries_bytes
+
+    @property
+    def milliseconds(self) -> float:
+        return self.compute_milliseconds + self.collectives_milliseconds
+
+
+class TooLarge(NamedTuple):
+    """A program that its compiler refuses since it needs too much memory; `text` is the compiler's."""
+
+    text: str
+    compile_seconds: float
+
+
+def find(name: str) -> Target:
+    """Finds devices by their name.
+
+    Raises:
+        ArgumentError: if there are no such devices, or their compiler is not installed.
+    """
+    platform, _, rest = name.partition(":")
+    kind, _, shape = rest.partition(":")
+    known: dict[str, Chip] = {"tpu": TPUS, "cuda": GPUS}.get(platform, {})
+    if kind not in known or not re.fullmatch(r"\d+(x\d+){1,2}" if platform == "tpu" else r"[1-9]\d{0,3}", shape):
+        raise ArgumentError("target", f"accepted: {ACCEPTED.format(', '.join(TPUS), ', '.join(GPUS))}", name)
+    return _tpu(name, kind, shape) if platform == "tpu" else _gpu(name, kind, int(shape))
+
+
+def _tpu(name: str, kind: str, shape: str) -> Target:
+    for variable, value in HERE.items():
+        os.environ.setdefault(variable, value)
+    optional.load("libtpu", "target", name)
+    try:
+        topology = topologies.get_topology_desc(platform="tpu", topology_name=f"{kind}:{shape}")
+    except jax.errors.JaxRuntimeError as error:
+        text = "no such shape; accepted: those that are sold, such as 2x2, 4x4, 8x8, 16x16 (v5e, v6e) or 4x4x4 (v5p)"
+        if "INVALID_ARGUMENT" not in str(error):
+            text = f"its compiler does not start: {str(error).splitlines()[0]}"
+        raise ArgumentError("target", text, name) from error
+    return Target(name, topology.devices, TPUS[kind], {})
+
+
+def _gpu(name: str, kind: str, number: int) -> Target:
+    optional.load("jax_cuda12_plugin", "target", name)
+    jax.devices()  # finds the compilers of all platforms
+    chip, own = GPUS[kind], OF_A100 if kind == "a100" else OF_HOPPER
+    numbers = {
+        "cores": chip.cores,
+        "capability": chip.capability,
+        "memory": chip.memory,
+        "bandwidth": int(chip.bandwidth),
+    }
+    config = GPU.format(name=kind.upper(), **numbers, **own)
+    shape = {"topology_name": kind, "topology": f"1x1x{number}", "target_config": config}
+    topology = topologies.get_topology_desc(platform="cuda", **shape)
+    return Target(name, topology.devices, chip, {"xla_gpu_autotune_level": 0})
+
+
+def compile_for(target: Target, program: jax.stages.Lowered, lengths: Mapping[str, float]) -> Estimate | TooLarge:
+    """Compiles a program of a round for a target and estimates what it needs.
+
+    Args:
+        target: The devices.
+        program: A lowered program whose arguments are on the target's devices.
+        lengths: As in `compiled_text.read`.
+    """
+    begin = time.perf_counter()
+    try:
+        compiled = program.compile(compiler_options=dict(target.options))
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error) and "memory" not in str(error):
+            raise
+        return TooLarge(str(error), time.perf_counter() - begin)
+    seconds = time.perf_counter() - begin
+    reading = compiled_text.read(compiled.as_text() or "", len(target.devices), lengths)
+    memory: Any = compiled.memory_analysis()
+    return Estimate(
+        memory.argument_size_in_bytes,
+        memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        memory.temp_size_in_bytes,
+        sum(each.bytes * each.times for each in reading.collectives),
+        1e3 * _compute_seconds(target.chip, reading),
+        1e3 * sum(each.times * seconds_of(each, target) for each in reading.collectives),
+        reading.collectives,
+        reading.doubles,
+        seconds,
+    )
+
+
+def _compute_seconds(chip: Chip, reading: Reading) -> float:
+    """A TPU's cycles over its clock; on a GPU, each kernel takes as long as computing or moving its bytes at peak."""
+    if chip.clock:
+        return reading.cycles / chip.clock
+    return sum(n * (LAUNCH + max(moved / chip.bandwidth, flops / chip.flops)) for n, moved, flops in reading.kernels)
+
+
+def seconds_of(collective: Collective, target: Target) -> float:
+    """Estimated seconds of one collective: each device receives the other devices' parts; a sum is two such passes."""
+    devices = len(target.devices)
+    if devices == 1:
+        return 0.0
+    passes = {"all-reduce": 2.0, "collective-permute": devices / (devices - 1)}.get(collective.kind, 1.0)
+    return LATENCY + passes * (devices - 1) / devices * collective.bytes / target.chip.link

@@ -1,0 +1,54 @@
+"""Methods compiled for a TPU v5e 2x2 that is not here: what moves between chips, and what they need.
+
+Budgets are bytes of temporaries on one chip, a quarter above what was read when they were recorded; whoever raises one
+says why. Methods without a budget only have to compile. "moved" lists what a server that compares its clients' models
+moves besides sums. Without libtpu the tests are skipped.
+"""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import optax
+import pytest
+
+import pfljax as pfl
+from pfljax.exchange import targets
+from pfljax.stores.planning import prepare
+
+BUDGETS = json.loads(Path(__file__).with_name("accelerators.json").read_text())
+SUMS = {"all-reduce", "reduce-scatter"}
+REPORTS = 128  # bytes of up to two numbers for each of 16 clients, which the server may read
+
+
+@pytest.fixture(scope="module")
+def target():
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("libtpu cannot be imported, so nothing is compiled for TPUs: pip install 'pfljax[tpu-target]'")
+    return targets.find("tpu:v5e:2x2")
+
+
+@pytest.fixture(scope="module")
+def clients():
+    return pfl.data.digits(16, train_examples=15, validation_fraction=0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(pfl.METHODS))
+def test_a_method_compiles_for_a_tpu(name, target, clients):
+    local = pfl.LocalTraining(optax.adam(0.01), batch_size=5)
+    run = pfl.Run(pfl.METHODS[name](), clients, pfl.models.MLP(hidden=(64,)), local).experiment
+    topology, budget = run.algorithm(run.problem.plan).topology, BUDGETS.get(name)
+    for chunk, plan in ((0, "vmap"), (1, "map")):
+        row, compiling = prepare(run, target, chunk, "gather" if topology in ("peers", "push") else "")
+        assert compiling is not None, row.why
+        row = compiling()
+        assert row.fits and not row.why and not row.doubles
+        if budget is None:
+            continue
+        assert row.temporaries_bytes <= budget[plan], f"{plan}: {row.temporaries_bytes}"
+        moved = {each["kind"] for each in row.collectives if each["bytes"] > REPORTS}
+        if topology == "own":
+            assert moved <= set(budget.get("moved", ()))
+        if topology == "shared":
+            assert moved <= SUMS | set(budget.get("moved", ()))

@@ -1,0 +1,39 @@
+"""`pfljax plan`: what it prints and writes, with CPU devices in place of a target's, and what it refuses."""
+
+import json
+
+import jax
+import pytest
+from commands import call, one_line
+
+from pfljax.cli import plan
+from pfljax.exchange import targets
+from pfljax.exchange.targets import Chip, Target
+
+SMALL = ("--algorithm=local", "--num_clients=4", "--train_examples=5", "--hidden=4", "--rounds=1000")
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """CPU devices for any target."""
+    chip = Chip(1 << 30, 1e12, 1e11, 1e10)
+    monkeypatch.setattr(targets, "find", lambda name: Target(name, jax.devices()[:1], chip, {}))
+
+
+def test_it_recommends_flags_and_writes_all_figures(here, tmp_path):
+    out = call(plan.COMMAND, "--target=tpu:v5e:1x1", *SMALL, f"--json={tmp_path / 'plan.json'}")
+    found = json.loads((tmp_path / "plan.json").read_text())
+    assert f"recommended: --plan={found['recommended']['plan']}; about" in out and "1000 rounds (an estimate)" in out
+    assert [row["plan"] for row in found["rows"]] == ["vmap", "map"] and found["target"] == "tpu:v5e:1x1"
+    for row in found["rows"]:
+        assert row["temporaries_bytes"] >= 0 and row["milliseconds"] > 0 and row["collectives_bytes"] == 0
+        assert row["hours"] == pytest.approx(1000 * row["milliseconds"] / 3.6e6)
+
+
+def test_mistakes_are_one_line(tmp_path):
+    line = one_line(call(plan.COMMAND, *SMALL, "--target=tpu:v9:2x2", code=2))
+    assert line.startswith("--target=tpu:v9:2x2: accepted: tpu:NAME:SHAPE with v5e, v5p, v6e")
+    line = one_line(call(plan.COMMAND, *SMALL, "--plan=map", code=2))
+    assert line == "--plan: does not apply here: the plan chooses them"
+    line = one_line(call(plan.COMMAND, *SMALL, f"--out={tmp_path / 'out'}", code=2))
+    assert line == "--out: does not apply here: nothing is trained" and not (tmp_path / "out").exists()

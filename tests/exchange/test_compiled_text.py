@@ -1,0 +1,114 @@
+"""Reading compiled programs: a program written by hand, whose figures follow from its lines."""
+
+import pytest
+
+from pfljax.exchange import compiled_text
+
+LOOPS = """HloModule jit_round, is_scheduled=true
+
+%body (p: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {
+  %p = (s32[]{:T(128)}, /*index=1*/f32[8,16]{1,0:T(8,128)S(1)}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%p), index=0
+  %x = f32[8,16]{1,0} get-tuple-element(%p), index=1
+  %twice = f32[8,16]{1,0} fusion(%x), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"100"}
+  %sum = f32[8,16]{1,0} all-reduce(%twice), replica_groups=mesh['clients'=4] {'clients'}, to_apply=%add
+  ROOT %t = (s32[], f32[8,16]{1,0}) tuple(%i, %sum)
+}
+
+%fused (q: f32[8,16]) -> f32[8,16] {
+  %q = f32[8,16]{1,0} parameter(0)
+  ROOT %more = f32[8,16]{1,0} add(%q, %q)
+}
+
+%condition (c: (s32[], f32[8,16])) -> pred[] {
+  %c = (s32[], f32[8,16]{1,0}) parameter(0)
+  %limit = s32[] constant(7)
+  %counter = s32[] get-tuple-element(%c), index=0
+  ROOT %lt = pred[] compare(%counter, %limit), direction=LT
+}
+
+%asked (d: (s32[], f32[8,16])) -> pred[] {
+  %d = (s32[], f32[8,16]{1,0}) parameter(0)
+  %own = s32[] get-tuple-element(%d), index=0
+  ROOT %less = pred[] compare(%own, %own), direction=LT
+}
+
+ENTRY %main (a: f32[8,16]) -> f32[8,16] {
+  %a = f32[8,16]{1,0} parameter(0)
+  %start = s32[] constant(2)
+  %begin = s32[] copy(%start)
+  %given = (s32[], f32[8,16]{1,0}) tuple(%begin, %a)
+  %loop = (s32[], f32[8,16]{1,0}) while(%given), condition=%CONDITION, body=%body, metadata={op_name="jit(f)/SCOPE"}
+  %part = f32[8,16]{1,0} get-tuple-element(%loop), index=1
+  %gathered = f32[32,16]{1,0} all-gather(%part), dimensions={0}
+  %none = f32[8,16] fusion(%part), calls=%fused, backend_config={"estimated_cycles":"9223372036854775807"}
+  ROOT %end = f32[8,16]{1,0} fusion(%part), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"3"}
+}
+"""
+
+
+def program(condition, scope="while"):
+    return LOOPS.replace("CONDITION", condition).replace("SCOPE", scope)
+
+
+def collectives(reading):
+    return {each.kind: (each.bytes, each.times, each.scalars) for each in reading.collectives}
+
+
+def test_loops_of_known_length_are_weighed():
+    found = compiled_text.read(program("condition"), devices=4)
+    assert found.cycles == (7 - 2) * 100 + 3  # from 2 to 7; what has no estimate does not count
+    size = 8 * 16 * 4
+    assert collectives(found) == {"all-reduce": (size, 5, False), "all-gather": (4 * size, 1, False)}
+    assert not found.doubles
+
+
+@pytest.mark.parametrize("scope", ["vmap(jit(client))/steps/while", "vmap(steps)/while"])
+def test_loops_that_depend_on_data_are_weighed_by_their_scope(scope):
+    text = program("asked", scope)
+    assert compiled_text.read(text, 4, {"steps": 6.5}).cycles == 6.5 * 100 + 3
+    assert compiled_text.read(text, 4, {"blocks_32": 6.5}).cycles == 100 + 3
+    noted = text.replace('while"}', 'while"}, backend_config={"known_trip_count":{"n":"11"}}')
+    assert compiled_text.read(noted, 4, {"steps": 6.5}).cycles == 11 * 100 + 3
+
+
+def test_kernels_count_what_they_read_write_and_multiply():
+    text = """
+%product (l: f32[4,8,2], r: f32[4,2,3], whole: f32[100,5], at: s32[]) -> f32[4,8,3] {
+  %l = f32[4,8,2]{2,1,0} parameter(0)
+  %r = f32[4,2,3]{2,1,0} parameter(1)
+  %whole = f32[100,5]{1,0} parameter(2)
+  %at = s32[] parameter(3)
+  %row = f32[1,5]{1,0} dynamic-slice(%whole, %at, %at), dynamic_slice_sizes={1,5}
+  ROOT %made = f32[4,8,3]{2,1,0} dot(%l, %r), lhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_contracting_dims={1}
+}
+
+ENTRY %main (l: f32[4,8,2], r: f32[4,2,3], w: f32[100,5], i: s32[]) -> f32[4,8,3] {
+  %l = f32[4,8,2]{2,1,0} parameter(0)
+  %r = f32[4,2,3]{2,1,0} parameter(1)
+  %w = f32[100,5]{1,0} parameter(2)
+  %i = s32[] parameter(3)
+  %image = f32[2,6,6,3]{3,2,1,0} parameter(4)
+  %filter = f32[3,3,3,8]{3,2,1,0} parameter(5)
+  %conv = (f32[2,6,6,8]{3,2,1,0}, u8[0]{0}) custom-call(%image, %filter), window={size=3x3}, dim_labels=b01f_01io->b01f
+  ROOT %f = f32[4,8,3]{2,1,0} fusion(%l, %r, %w, %i), kind=kOutput, calls=%product
+}
+"""
+    kernels = sorted(compiled_text.read(text, 1).kernels, key=lambda each: each.flops)
+    product, convolution = kernels
+    assert product.flops == 2 * 4 * 8 * 3 * 2
+    read = 4 * 8 * 2 + 4 * 2 * 3 + 5 + 1  # of the large array only a row, and where it is
+    assert product.bytes == 4 * (read + 4 * 8 * 3)
+    assert convolution.flops == 2 * (2 * 6 * 6 * 8) * (3 * 3 * 3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [("f32[]", 4), ("bf16[3,5]{1,0:T(8,128)(2,1)}", 30), ("(s32[2]{0}, pred[7])", 15), ("f64[2]", 16)],
+)
+def test_bytes_of_shapes(shape, size):
+    assert compiled_text.num_bytes(shape) == size
+
+
+def test_doubles_are_seen():
+    assert compiled_text.read(program("condition").replace("f32[32,16]", "f64[32,16]"), 4).doubles

@@ -1,0 +1,66 @@
+"""What clients side by side compute at once, against the bytes that are allowed."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pfljax.contract.types import ClientOutput, Split
+from pfljax.exchange import plan as plans
+from pfljax.exchange.side_by_side import CLIENTS, largest_array, width
+from pfljax.local import batches
+
+WIDE = 1000  # numbers that a model computes for a client: 4,000 bytes
+
+
+def exchange(plan, models, x):
+    def client(models, _, x):
+        one = lambda w: jnp.tanh(w @ x[...] * jnp.arange(1.0, 1 + WIDE)).sum()
+        return ClientOutput((), (), {"loss": plan.over_models(one, models)})
+
+    index = jnp.broadcast_to(jnp.arange(len(models)), (len(x), len(models)))
+    return plan.exchange(client, models, index, (), x, topology="shared")[1].report["loss"]
+
+
+@pytest.mark.parametrize(("kind", "side"), [("vmap", 6), ("chunk", 2)])
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_models_are_processed_at_once_only_if_they_are_small_together(monkeypatch, kind, side, at_once):
+    rng = np.random.default_rng(0)
+    models, x = rng.normal(size=(3, 5)).astype(np.float32), rng.normal(size=(6, 5)).astype(np.float32)
+    monkeypatch.setattr(plans, "TOGETHER", side * 3 * 4 * WIDE - (at_once < 3))
+    run = functools.partial(exchange, plans.make_plan(kind, 2, devices=1))
+    expected = np.tanh((x @ models.T)[..., None].astype(np.float64) * np.arange(1, 1 + WIDE)).sum(axis=-1)
+    np.testing.assert_allclose(jax.jit(run)(models, x), expected, rtol=1e-4, atol=1e-2)
+    assert largest_array(jax.make_jaxpr(run)(models, x).jaxpr, of=WIDE) == side * at_once * 4 * WIDE
+
+
+def test_blocks_of_examples_are_as_small_as_the_bytes_of_all_clients_ask_for(monkeypatch):
+    sizes, n_max, seen = np.array([0, 1, 5, 11], np.int32), 11, set()
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(4, n_max, 3)).astype(np.float32), rng.normal(size=(4, n_max)).astype(np.float32)
+    monkeypatch.setattr(batches, "BLOCK", len(sizes) * 4 * WIDE * 3)  # room for three examples of each client
+
+    def total(x, y, mask):
+        seen.add(len(y))
+        return jnp.where(mask, (x.sum(axis=1)[:, None] * jnp.ones(WIDE)).sum(axis=1) * y, 0).sum()
+
+    rows = lambda x, y: x.sum(axis=1)[:, None] * jnp.arange(WIDE)
+    of = lambda fn, x, y, size: fn(Split(x, y, size))
+    side_by_side = lambda fn: jax.jit(jax.vmap(functools.partial(of, fn), axis_name=CLIENTS))(x, y, sizes)
+    inside = np.arange(n_max) < sizes[:, None]
+    found = side_by_side(functools.partial(batches.sum_over_examples, total))
+    np.testing.assert_allclose(found, WIDE * (x.sum(axis=2) * y * inside).sum(axis=1), rtol=1e-4, atol=1e-3)
+    assert seen == {batches.PROBED, 3}  # four even blocks: 11 = 3 + 3 + 3 + 2
+    found = side_by_side(lambda split: batches.of_examples(rows, split))
+    np.testing.assert_allclose(found, (x.sum(axis=2) * inside)[..., None] * np.arange(WIDE), rtol=1e-5, atol=1e-4)
+
+
+def test_the_bytes_are_those_of_the_form_that_accelerators_have():
+    patches = lambda x: jnp.tile(x, 9)[: len(x)]
+    apply = lambda x: jax.lax.platform_dependent(x, cpu=patches, default=lambda x: x + 1)
+    x = jnp.ones(10)
+    assert largest_array(jax.make_jaxpr(apply)(x).jaxpr) == 40
+    assert largest_array(jax.make_jaxpr(patches)(x).jaxpr) == 360
+    assert width() == 1

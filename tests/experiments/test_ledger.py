@@ -1,0 +1,301 @@
+"""The ledger: what an entry is, the tables made of it, what is stale, and the papers' scoreboard."""
+
+import copy
+import json
+import re
+import subprocess
+
+import numpy as np
+import pytest
+
+from experiments.ledger import entries, scoreboard, stale, tables
+from experiments.ledger.__main__ import main
+from experiments.ledger.entries import ROOT, Column, Value
+
+GIVEN = {
+    "title": "A table",
+    "command": "python -m experiments.compare",
+    "commit": "abc1234",
+    "published_in": None,
+    "date": "2026-11-22",
+    "machine": "2 CPU cores",
+    "versions": {"Python": "3.11.7"},
+    "methods": ["local", "fedavg"],
+    "columns": [{"head": "accuracy", "n": 4, "population": True}, {"head": "rate"}],
+    "rows": [
+        {"name": "local", "title": "Local", "cells": ["80.0 ± 1.5", "0.1"]},
+        {"name": "fedavg", "title": "FedAvg", "cells": ["90.0 ± 2.0 (4.6)", "1"]},
+    ],
+    "runs": None,
+}
+ACCURACIES = {"local": [0.5, 0.7, 0.6], "federico": [0.9, 0.6, 0.9]}
+
+
+def of_runs():
+    """An entry whose runs were kept."""
+    runs = [
+        {"row": row, "column": "D2", "split": 0, "seed": seed, "accuracy": accuracy}
+        for row, several in ACCURACIES.items()
+        for seed, accuracy in enumerate(several)
+    ]
+    column = {"head": "D=2", "of": "D2", "figure": "accuracy", "lead": "federico"}
+    column["paper"] = "federico.TABLE1.cifar10.{row}.D2"
+    rows = [{"name": name, "title": name} for name in ACCURACIES]
+    return GIVEN | {"columns": [column], "rows": rows, "runs": runs}
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A repository of one entry and one page."""
+    entries.write("one", entries.made(GIVEN), tmp_path)
+    page = tmp_path / tables.PAGES / "page.md"
+    page.write_text(
+        "# Page\n\n<!-- ledger: one -->\n<!-- /ledger -->\n\n<!-- ledger: scoreboard -->\n<!-- /ledger -->\n"
+    )
+    return tmp_path
+
+
+def test_the_tables_of_the_results_are_those_of_the_ledger(capsys):
+    assert main(["check"]) == 0, capsys.readouterr().out
+
+
+def test_the_files_of_the_ledger_are_as_the_ledger_writes_them():
+    for name, entry in entries.read().items():
+        assert (ROOT / entries.DATA / f"{name}.json").read_text() == entries.text(entry), name
+
+
+def test_a_deviation_in_the_text_says_its_n():
+    """Outside the tables; each paragraph or item of a list says the number of runs."""
+    for path in (ROOT / tables.PAGES).glob("*.md"):
+        if path.name != "index.md":  # which says what ± is
+            for part in re.split(r"\n\n|\n(?=- )", tables.MARKED.sub("", path.read_text())):
+                assert not entries.SPREAD.search(part) or "n = " in part, f"{path.name}: {part}"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"colour": 1}, "unknown or missing keys: colour"),
+        ({"commit": None}, "either commit or published_in"),
+        ({"published_in": "abc1234"}, "either commit or published_in"),
+        ({"date": "yesterday"}, "YYYY-MM-DD"),
+        ({"columns": [{"head": "accuracy"}, {"head": "rate"}]}, "n above 1"),
+        ({"columns": [{"head": "accuracy", "n": 4}]}, "2 cells for 1 columns"),
+        ({"columns": [{"head": "rate", "n": 4}, {"head": "rate"}]}, "two columns have one head"),
+        ({"rows": [GIVEN["rows"][0]] * 2}, "two rows have one name"),
+        ({"columns": [{"head": "rate", "figure": "loss"}], "rows": []}, "no run has loss"),
+    ],
+)
+def test_anything_else_than_an_entry_is_refused(change, said):
+    with pytest.raises(ValueError, match=said):
+        entries.made(GIVEN | change)
+
+
+def test_a_missing_key_is_refused_with_the_file(root, capsys):
+    path = root / entries.DATA / "one.json"
+    path.write_text(json.dumps({key: value for key, value in GIVEN.items() if key != "machine"}))
+    assert main(["check"], root) == 1
+    assert "one.json: Entry with unknown or missing keys: machine" in capsys.readouterr().err
+
+
+def test_check_finds_an_edited_cell(root, capsys):
+    assert main(["check"], root) == 1  # not written yet
+    assert main(["write"], root) == 0
+    assert main(["check"], root) == 0
+    page = root / tables.PAGES / "page.md"
+    there = page.read_text()
+    capsys.readouterr()
+    page.write_text(there.replace("| Local | 80.0", "| Local | 81.0"))
+    assert main(["check"], root) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == 2 and all(line.startswith("docs/results/page.md") for line in told)
+    assert "81.0" in told[0] and "80.0" in told[1]
+    assert main(["write"], root) == 0
+    assert page.read_text() == there
+
+
+def test_check_finds_entries_without_a_page_and_pages_without_an_entry(root, capsys):
+    (root / entries.DATA / "one.json").rename(root / entries.DATA / "two.json")
+    assert main(["check"], root) == 1
+    told = capsys.readouterr().out
+    assert "no entry is called one" in told and "two.json: no page shows it" in told
+
+
+def test_a_published_deviation_becomes_that_of_a_sample():
+    """s sqrt(n / (n - 1)) is NumPy's ddof = 1 for ddof = 0."""
+    four = np.array([78.0, 79.5, 80.5, 82.0])
+    assert entries.sample(four.std(), 4) == pytest.approx(four.std(ddof=1))
+    made = tables.table(entries.made(GIVEN))
+    assert "accuracy, n = 4 |" in made and "rate |" in made
+    assert f"| Local | 80.0 ± {1.5 * np.sqrt(4 / 3):.1f} | 0.1 |" in made
+    assert f"| FedAvg | 90.0 ± {2 * np.sqrt(4 / 3):.1f} (4.6) | 1 |" in made
+
+
+def test_a_sample_deviation_stays_as_it_is():
+    raw = GIVEN | {"columns": [{"head": "accuracy", "n": 4}, {"head": "rate"}]}
+    assert "| Local | 80.0 ± 1.5 | 0.1 |" in tables.table(entries.made(raw))
+
+
+def test_a_table_of_runs_has_means_sample_deviations_leads_and_the_papers_values():
+    entry = entries.made(of_runs())
+    made = tables.table(entry)
+    local, best = (100 * np.array(values) for values in ACCURACIES.values())
+    assert (
+        f"| local | {local.mean():.1f} ± {local.std(ddof=1):.1f} | 40.1 | {(best - local).mean():+.1f} (2 of 3) |"
+        in made
+    )
+    assert f"| federico | {best.mean():.1f} ± {best.std(ddof=1):.1f} | 56.6 |  |" in made
+    assert made.startswith("|  | D=2, n = 3 | paper, CIFAR-10 | federico above |")
+    assert "not kept" not in tables.block("one", entry) and "not kept" in tables.block("one", entries.made(GIVEN))
+
+
+def test_a_cell_with_fewer_runs_says_so():
+    raw = of_runs()
+    raw["runs"] = raw["runs"][1:]
+    made = tables.table(entries.made(raw))
+    assert "(n = 2)" in made.splitlines()[2] and "(n = " not in made.splitlines()[3]
+
+
+def test_the_papers_values_are_found_by_the_names_of_folders():
+    find = tables.papers_value
+    assert find("federico.TABLE1.cifar10.{row}.D3", "fedem") == 55.08
+    assert find("fedfomo.TABLE1.mnist.{row}.1.0", "fedfomo-n5") == 98.81
+    assert find("fedem.TABLE2.synthetic.{row}.1", "fedavg") == 58.9
+    assert find("federico.TABLE1.cifar10.{row}.2", "scaffold") is None
+
+
+def test_orders_hold_differ_or_tie():
+    """Ours a > b > c = d; the paper has a > b, but c above both, and d far below."""
+    ours = [Value(90), Value(80), Value(70), Value(70.2)]
+    pairs = list(zip(ours, [50, 40, 60, 10], strict=True))
+    assert scoreboard.counted(pairs) == {"hold": 3, "differ": 2, "tie": 1}
+    # a tie in the paper's values counts as one too
+    assert scoreboard.counted([(Value(90), 50), (Value(80), 50.4)]) == {"hold": 0, "differ": 0, "tie": 1}
+
+
+def test_deviations_make_ties():
+    """Two standard errors of a difference of 3 with s = 4: 2 sqrt(16 / n + 16 / n) is 4.6 for n = 6, 2.8 for n = 16."""
+    assert scoreboard.order(Value(80, 4.0, 6), Value(77, 4.0, 6)) == 0
+    assert scoreboard.order(Value(80, 4.0, 16), Value(77, 4.0, 16)) == 1
+    assert scoreboard.order(Value(77, 4.0, 16), Value(80, 4.0, 16)) == -1
+    runs = lambda *values: entries.summary({(None, seed): value for seed, value in enumerate(values)})
+    assert scoreboard.order(runs(70, 80, 90), runs(69, 79, 89)) == 1  # paired, the difference is 1 in every run
+
+
+def test_the_scoreboard_counts_every_column_that_has_the_papers_values():
+    raw = of_runs()
+    made = scoreboard.table({"one": entries.made(raw), "given": entries.made(GIVEN)}, {"one": "page.md"})
+    *_, line, paper, whole = made.splitlines()
+    assert line == "| FedeRiCo, Table 1, CIFAR-10 | [one](page.md#one), D=2 | 2 | 0 | 0 | 1 |"
+    assert paper.startswith("| **FedeRiCo** |") and whole.endswith("| 0 (0 %) | 0 (0 %) | 1 (100 %) |")
+
+
+def git(folder, *words):
+    own = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
+    told = subprocess.run(["git", *own, *words], cwd=folder, check=True, capture_output=True, text=True)
+    return told.stdout.strip()
+
+
+def test_stale_tables_are_those_whose_files_changed(tmp_path):
+    files = {"pfljax/algorithms/local.py": "from pfljax.algorithms.common.averaging import x\n"}
+    files |= {
+        "pfljax/algorithms/common/averaging.py": "",
+        "pfljax/algorithms/fedavg.py": "",
+        "pfljax/local/solve.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    commit = lambda text: git(tmp_path, "add", "-A") + git(tmp_path, "commit", "-qm", text)
+    git(tmp_path, "init", "-q")
+    commit("before")
+    before = git(tmp_path, "rev-parse", "HEAD")
+    of = lambda *methods, **values: entries.made(
+        copy.deepcopy(GIVEN) | {"commit": before, "methods": [*methods], "command": ""} | values
+    )
+    both = {"new": of("fedavg"), "old": of("local", date="2026-11-01")}
+    assert stale.lines(both, tmp_path) == []
+    (tmp_path / "pfljax/algorithms/common/averaging.py").write_text("x = 1\n")
+    commit("what Local imports")
+    assert stale.lines(both, tmp_path) == [
+        "2026-11-01  old: own files pfljax/algorithms/common/averaging.py; engine 0 files"
+    ]
+    (tmp_path / "pfljax/local/solve.py").write_text("x = 1\n")
+    oldest, newest = stale.lines(both, tmp_path)  # a change that is not committed counts, too
+    assert oldest.startswith("2026-11-01  old:") and newest == "2026-11-22  new: own files none; engine 1 files"
+
+
+def test_stale_says_what_it_cannot_know(root, capsys):
+    assert main(["stale"], root) == 0  # no repository, or none with this commit
+    assert "one: git or commit abc1234 is missing" in capsys.readouterr().out
+
+
+def finished(folder, method, seed, accuracy, commit="0123456789abcdef"):
+    """A finished run's folder, as far as the ledger reads it."""
+    folder.mkdir(parents=True)
+    last = {"round": 10, "accuracy": accuracy, "accuracy_mean": accuracy, "bytes_down": 3e6, "bytes_up": 2e6}
+    (folder / "summary.json").write_text(json.dumps({"last": last, "seed": seed, "unseen": None}))
+    config = {
+        "flags": {"algorithm": method, "learning_rate": 0.1},
+        "command": "python -m experiments.federico.table1 --data_file=/data/CIFAR10.npz --out=/data/out",
+        "git_commit": commit,
+        "versions": {"python": "3.11.7", "jax": "0.10.2"},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_add_makes_an_entry_of_finished_runs(root, tmp_path, capsys):
+    out = tmp_path / "out"
+    for seed, accuracy in enumerate([0.5, 0.7]):
+        finished(out / "D2" / "local" / f"split-3-seed-{seed}", "local", seed, accuracy)
+        finished(out / "D2" / "faithful" / f"split-3-seed-{seed}", "federico", seed, accuracy + 0.1)
+    words = ["add", "new", str(out), "--figures=accuracy,megabytes", "--lead=faithful", "--machine=2 CPU cores"]
+    assert main([*words, "--paper=federico.TABLE1.cifar10.{row}.{column}"], root) == 0
+    assert "no page shows it" in capsys.readouterr().out
+    entry = entries.read(root)["new"]
+    assert entry.command == "python -m experiments.federico.table1 --data_file=CIFAR10.npz"
+    assert (entry.commit, set(entry.methods)) == ("0123456789", {"local", "federico"})
+    assert {(run["row"], run["split"], run["seed"]) for run in entry.runs} == {
+        (row, 3, seed) for row in ("local", "faithful") for seed in (0, 1)
+    }
+    accuracy, megabytes = entry.columns
+    local = next(row for row in entry.rows if row.name == "local")
+    assert entry.value(local, accuracy).mean == pytest.approx(60)
+    assert entry.value(local, megabytes).mean == pytest.approx(0.5)  # 5 MB in 10 rounds
+    assert "| 60.0 ± 14.1 | 40.1 | +10.0 (2 of 2) | 0.5 |" in tables.table(entry)
+
+
+def test_add_takes_the_cells_of_an_experiments_own_table(root, tmp_path):
+    out = tmp_path / "out"
+    for seed in (0, 1):
+        finished(out / "local" / f"seed-{seed}", "local", seed, 0.5)
+    (out / "table.csv").write_text("groups,reading,accuracy,paper,paper\n2,mean,60.0 ± 1.2,40.1 ± 2.8,1\n2,sum,1,2,3\n")
+    assert main(["add", "new", str(out), "--cells"], root) == 0
+    entry = entries.read(root)["new"]
+    assert [column.head for column in entry.columns] == ["reading", "accuracy", "paper", "paper #2"]
+    assert [row.cells for row in entry.rows] == [["mean", "60.0 ± 1.2", "40.1", "1"], ["sum", "1", "2", "3"]]
+    assert entry.runs is not None and len(entry.runs) == 2
+    assert "| 2 | mean | 60.0 ± 1.2 | 40.1 | 1 |" in tables.table(entry)
+
+
+def test_add_refuses_folders_without_runs_and_runs_without_a_commit(root, tmp_path, capsys):
+    assert main(["add", "new", str(root)], root) == 1
+    assert "no finished runs" in capsys.readouterr().err
+    finished(tmp_path / "out" / "local" / "seed-0", "local", 0, 0.5, commit=None)
+    assert main(["add", "new", str(tmp_path / "out")], root) == 1
+    assert "accepted: --commit" in capsys.readouterr().err
+    known = ["add", "new", str(tmp_path / "out"), "--commit=abc"]
+    assert main([*known, "--cells"], root) == 1
+    assert "table.csv" in capsys.readouterr().err
+    for paper in ("federico.TABLE9.cifar10", "nobody.TABLE1.cifar10", "federico.TABLE1.{method}", "federico"):
+        assert main([*known, f"--paper={paper}"], root) == 1
+        assert f"paper {paper}; accepted" in capsys.readouterr().err
+    assert main(known, root) == 0
+
+
+def test_a_column_of_runs_needs_its_figure():
+    assert tables.percent(Column("accuracy, unseen", figure="accuracy_unseen"))
+    raw = of_runs()
+    raw["columns"][0]["figure"] = "megabytes"
+    with pytest.raises(ValueError, match="no run has megabytes"):
+        entries.made(raw)

@@ -1,0 +1,119 @@
+"""Plans for other devices, with CPU devices in their place: what is lowered, counted and recommended."""
+
+import dataclasses
+import sys
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import pfljax as pfl
+from pfljax.exchange import targets
+from pfljax.exchange.targets import Chip, Collective, Estimate, Target
+from pfljax.stores import planning
+from pfljax.stores.planning import Row
+
+CHIP = Chip(1 << 30, 1e12, 1e11, 1e10)
+MODEL = pfl.models.MLP(hidden=(8,))
+
+
+def here(memory=CHIP.memory, devices=2):
+    return Target("here", jax.devices()[:devices], CHIP._replace(memory=memory), {})
+
+
+def experiment(method, clients=4, batch=3, **options):
+    sizes = np.arange(clients) % 2 * 4 + 4  # 4 and 8 examples
+    client = np.repeat(np.arange(clients), sizes)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(len(client), 5)).astype(np.float32), rng.integers(0, 3, len(client))
+    federation = pfl.Federation.from_arrays(x, y, client=client)
+    local = pfl.LocalTraining(optax.sgd(0.1), batch_size=batch)
+    return pfl.Run(method, federation, MODEL, local, **options).experiment.with_rounds(100)
+
+
+@pytest.fixture(scope="module")
+def local():
+    return planning.plan_for(experiment(pfl.Local()), here())
+
+
+def test_every_plan_of_a_method_is_compiled(local):
+    assert [row.plan for row in local.rows] == ["vmap", "map"]
+    for row in local.rows:
+        assert row.fits and not row.why and not row.doubles
+        assert row.milliseconds == pytest.approx(row.compute_milliseconds + row.collectives_milliseconds)
+        assert row.hours == pytest.approx(100 * row.milliseconds / 3.6e6)
+        assert all(each["scalars"] for each in row.collectives)  # no model leaves its device
+    best = min(local.rows, key=lambda row: row.milliseconds)
+    assert local.recommended == {"plan": best.plan} and local.hours == best.hours
+
+
+def test_arguments_are_state_and_data(local):
+    """4 models of 5 x 8 + 8 + 8 x 3 + 3 parameters over 2 devices, and the examples of 2 clients."""
+    models = 2 * (5 * 8 + 8 + 8 * 3 + 3) * 4
+    assert all(models < row.arguments_bytes < models + 8 * 1024 for row in local.rows)
+
+
+def test_peers_have_two_exchanges_and_the_models_are_what_travels():
+    made = planning.plan_for(experiment(pfl.FedeRiCo(neighbors=1)), here(), seconds=1e-9)
+    assert [row.exchange for row in made.rows] == ["gather"]
+    assert [note.split(":")[0] for note in made.notes] == ["vmap, ring", "map, gather", "map, ring"]
+    moved = made.rows[0].collectives
+    assert any("8" in each["shapes"] and not each["scalars"] for each in moved)
+
+
+def test_a_run_that_does_not_fit_is_an_answer():
+    small = planning.plan_for(experiment(pfl.Local()), here(memory=500))
+    assert [row.why for row in small.rows] == [planning.HELD] and small.recommended == {} and small.hours is None
+    assert small.rows[0].arguments_bytes > 500
+    odd = planning.plan_for(experiment(pfl.Local(), clients=3), here(memory=500))
+    assert any("num_clients = 2 or 4" in note for note in odd.notes)
+
+
+def test_nothing_is_allocated_and_the_host_store_holds_a_cohort():
+    run = experiment(pfl.Local(), execution=pfl.Execution(client_store="host"), participation=0.5)
+    row, compiling = planning.prepare(run, here(devices=1), 0, "")
+    assert compiling is not None
+    models = 2 * (5 * 8 + 8 + 8 * 3 + 3) * 4
+    assert 2 * models < row.arguments_bytes < 2 * models + 8 * 1024  # this cohort and the next
+
+
+def test_loops_count_as_often_as_the_largest_client_of_a_chunk_steps():
+    run = experiment(pfl.Local())
+    steps = run.steps  # of clients 0 to 3
+    for chunk, expected in [(0, np.maximum(*steps.reshape(2, 2).T).max()), (1, steps.reshape(2, 2).mean(axis=1).max())]:
+        plan = here().plan(chunk, "auto")
+        assert planning.lengths(run, plan)["steps"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "passes"), [("all-gather", 0.5), ("all-reduce", 1.0), ("reduce-scatter", 0.5), ("collective-permute", 1.0)]
+)
+def test_seconds_of_a_collective(kind, passes):
+    """Each of 2 devices lacks half of what is gathered; a sum is scattered and gathered."""
+    one = Collective(kind, "f32[1000]", 4000, 1, False)
+    assert targets.seconds_of(one, here()) == pytest.approx(targets.LATENCY + passes * 4000 / 1e10)
+    assert targets.seconds_of(one, here(devices=1)) == 0
+
+
+def test_the_fastest_that_fits_is_recommended():
+    rows = [Row("vmap", 0, "ring", False), Row("chunk", 8, "ring", True, milliseconds=2.0)]
+    assert planning.recommended(rows[1]) == {"plan": "chunk", "chunk": 8, "exchange": "ring"}
+    assert dataclasses.replace(rows[0], exchange="").name == "vmap" and rows[1].name == "chunk of 8, ring"
+    assert Estimate(1, 2, 3, 0, 0.5, 0.25, (), False, 0).total_bytes == 6
+
+
+@pytest.mark.parametrize("target", ["tpu", "tpu:v5e", "tpu:v9:2x2", "tpu:v5e:4", "cuda:h100:0", "cuda:b7:8", "cpu:x:2"])
+def test_unknown_targets_are_refused(target):
+    with pytest.raises(pfl.ArgumentError, match=r"target=.*: accepted: tpu:NAME:SHAPE with v5e, v5p, v6e, .*cuda:NAME"):
+        targets.find(target)
+
+
+@pytest.mark.parametrize(
+    ("target", "package", "extra"),
+    [("tpu:v5e:2x2", "libtpu", "tpu-target"), ("cuda:h100:4", "jax_cuda12_plugin", "gpu-target")],
+)
+def test_a_missing_compiler_is_named(target, package, extra, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(pfl.ArgumentError, match=rf"target={target}: needs .*pip install 'pfljax\[{extra}\]'"):
+        targets.find(target)
