@@ -11,14 +11,14 @@ from __future__ import annotations
 import collections
 import math
 import re
-import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all", "collective-broadcast")
 NO_WORK = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call")
 SLICES = ("dynamic-slice", "slice", "gather")  # read only the part that they return
 CALLING = ("call", "conditional", "fusion", "async-start")
+Lengths = Callable[[str], float | None]
 UNKNOWN = 1 << 60  # cycles from here on mean that the compiler has no estimate
 HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*-> .*\{$")
 LINE = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
@@ -100,13 +100,14 @@ class Reading(NamedTuple):
     doubles: bool
 
 
-def read(text: str, devices: int, lengths: Mapping[str, float] = types.MappingProxyType({})) -> Reading:
+def read(text: str, devices: int, lengths: Lengths = lambda scope: None) -> Reading:
     """Reads the text of a compiled program.
 
     Args:
         text: As `jax.stages.Compiled.as_text` returns it.
         devices: Number of devices that the program runs on.
-        lengths: How often loops whose length depends on data run, by the name of the scope that they are in.
+        lengths: How often a loop whose length depends on data runs, by the name of the scope that it is in; None: not
+            known, so it counts once.
     """
     computations, entry = parse(text)
     times, fused = _times(computations, entry, lengths)
@@ -253,7 +254,7 @@ def _collective(kind: str, shapes: str, times: float, devices: int) -> Collectiv
 
 
 def _times(
-    computations: Mapping[str, list[Operation]], entry: str, lengths: Mapping[str, float]
+    computations: Mapping[str, list[Operation]], entry: str, lengths: Lengths
 ) -> tuple[dict[str, float], dict[str, float]]:
     """How often each computation runs: those whose operations run one by one, and those that are part of a fusion."""
     times: dict[str, float] = collections.defaultdict(float)
@@ -265,7 +266,8 @@ def _times(
             if each.kind == "while":
                 length = _length(computations, each, computations[name])
                 if length is None:
-                    length = lengths.get(_scope(each), 1.0)
+                    length = lengths(_scope(each))
+                    length = 1.0 if length is None else length
                 for called in _called(each.rest):
                     visit(called, number * length, within)
             elif each.kind in CALLING:

@@ -85,15 +85,26 @@ class ExecutionPlan:
         """Share of idle steps in a round, averaged over cohorts."""
         return buckets.waiting(*self._in_turn(steps, num_clients))
 
-    def repetitions(self, steps: np.ndarray, num_clients: int) -> float:
-        """How often a loop over a client's steps runs, averaged over the chunks of the device that needs the most."""
-        return buckets.repetitions(*self._in_turn(steps, num_clients), self.num_devices)
+    def repetitions(self, counts: np.ndarray, num_clients: int, sizes: np.ndarray | None = None) -> float:
+        """How often a loop runs in a client's update, averaged over the chunks of the device that needs the most.
 
-    def _in_turn(self, steps: np.ndarray, num_clients: int) -> tuple[np.ndarray, buckets.Buckets]:
+        Clients side by side run it as often as the client among them that needs the most.
+
+        Args:
+            counts: (K,), how often each client needs it.
+            num_clients: S, number of clients in a round.
+            sizes: (K,), what buckets sort clients by; None: `counts`.
+        """
+        return buckets.repetitions(*self._in_turn(counts, num_clients, sizes), self.num_devices)
+
+    def _in_turn(
+        self, steps: np.ndarray, num_clients: int, sizes: np.ndarray | None = None
+    ) -> tuple[np.ndarray, buckets.Buckets]:
         """Returns steps (n, S / D) of each device's clients in the order in which it processes them, and how many."""
         lengths = buckets.on_devices(steps, num_clients, self.num_devices)
         if self.buckets:
-            return buckets.longest_first(lengths), self.buckets
+            by = lengths if sizes is None else buckets.on_devices(sizes, num_clients, self.num_devices)
+            return np.take_along_axis(lengths, np.argsort(-by, axis=1, kind="stable"), axis=1), self.buckets
         width = min(self.chunk or lengths.shape[1], lengths.shape[1])
         return lengths, ((width, -(-lengths.shape[1] // width)),)
 

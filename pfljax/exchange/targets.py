@@ -21,7 +21,7 @@ from jax.sharding import AxisType, Mesh
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
 from pfljax.exchange import compiled_text
-from pfljax.exchange.compiled_text import Collective, Reading
+from pfljax.exchange.compiled_text import Collective, Lengths, Reading
 from pfljax.exchange.plan import ExecutionPlan, Peers
 from pfljax.exchange.routes import AXIS
 
@@ -210,7 +210,7 @@ def _gpu(name: str, kind: str, number: int) -> Target:
     return Target(name, topology.devices, chip, {"xla_gpu_autotune_level": 0})
 
 
-def compile_for(target: Target, program: jax.stages.Lowered, lengths: Mapping[str, float]) -> Estimate | TooLarge:
+def compile_for(target: Target, program: jax.stages.Lowered, lengths: Lengths) -> Estimate | TooLarge:
     """Compiles a program of a round for a target and estimates what it needs.
 
     Args:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pfljax.contract import tree
 from pfljax.contract.types import Array, Key, PyTree, Split
@@ -93,16 +95,32 @@ def over_blocks(
     """carry = body(positions, carry) for blocks of positions that cover 0..size-1; the last may extend past it."""
     if sizes == (n_max,):
         return body(jnp.arange(n_max), carry)
-    start = 0
+    start, taken = 0, []
     for block in sizes:
         last = block == sizes[-1]
         count = -(-(size - start) // block) if last else size // block
         step = lambda number, carry, s=start, b=block: body(s + number * b + jnp.arange(b), carry)
         if block <= n_max:
-            with jax.named_scope(f"blocks_{block}"):
+            taken.append(str(block))
+            with jax.named_scope(f"{'rest' if last else 'full'}_{'_'.join(taken)}_of_{n_max}"):  # see `block_counts`
                 carry = jax.lax.fori_loop(0, count, step, carry)
             start = start + count * block
     return carry
+
+
+def block_counts(scope: str, splits: Sequence[Split]) -> np.ndarray | None:
+    """How many blocks a loop of `over_blocks` takes for each client; None if `scope` does not name such a loop.
+
+    Args:
+        scope: The name of the loop's scope.
+        splits: All clients' examples; the first split with the loop's number of places for examples counts.
+    """
+    found = re.fullmatch(r"(full|rest)_(?:(\d+)_)?(\d+)_of_(\d+)", scope)
+    sizes = [np.asarray(split.size) for split in splits if found and split.y.shape[1] == int(found[4])]
+    if not found or not sizes:
+        return None
+    rest, block = sizes[0] % int(found[2]) if found[2] else sizes[0], int(found[3])
+    return rest // block if found[1] == "full" else -(-rest // block)
 
 
 def sum_over_examples(fn: Callable[[PyTree, Array, Array], PyTree], split: Split) -> PyTree:

@@ -7,6 +7,7 @@ counted, neither its time nor its data.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -19,8 +20,9 @@ import numpy as np
 from pfljax.contract import tree
 from pfljax.contract.host import readable
 from pfljax.contract.types import ClientData
+from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.targets import Estimate, PlanElsewhere, Target, TooLarge, compile_for
-from pfljax.local.batches import BLOCKS
+from pfljax.local.batches import block_counts
 from pfljax.stores.compiled import Lowered
 from pfljax.stores.experiment import Experiment
 from pfljax.stores.memory import SHARE
@@ -281,11 +283,15 @@ def on_a_device(shapes: Any) -> int:
     return sum(size * leaf.dtype.itemsize for size, leaf in zip(local, leaves, strict=True))
 
 
-def lengths(experiment: Experiment, plan: PlanElsewhere) -> dict[str, float]:
-    """How often loops whose length depends on clients' data run, by the scope that names them."""
-    train, cohort = experiment.federation.train, experiment.problem.cohort_size
-    sizes = np.asarray(train.size)
-    large, small = BLOCKS
-    counts = {"steps": experiment.steps, f"blocks_{large}": sizes // large}
-    counts[f"blocks_{small}"] = -(-(sizes % large if train.y.shape[1] >= large else sizes) // small)
-    return {name: plan.repetitions(count, cohort) for name, count in counts.items()}
+def lengths(experiment: Experiment, plan: ExecutionPlan) -> Callable[[str], float | None]:
+    """How often a loop whose length depends on clients' data runs, by the scope that names it; None: not known."""
+    federation, cohort = experiment.federation, experiment.problem.cohort_size
+    sizes = np.asarray(federation.train.size)
+
+    @functools.cache
+    def of(scope: str) -> float | None:
+        counts = block_counts(scope, (federation.train, federation.validation))
+        counts = experiment.steps if scope == "steps" else counts
+        return None if counts is None else plan.repetitions(counts, cohort, sizes)
+
+    return of

@@ -1,16 +1,22 @@
 """Plans for other devices, with CPU devices in their place: what is lowered, counted and recommended."""
 
 import dataclasses
+import re
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import pfljax as pfl
+from pfljax.contract.types import Split
 from pfljax.exchange import targets
+from pfljax.exchange.exchange import in_chunks
+from pfljax.exchange.side_by_side import CLIENTS
 from pfljax.exchange.targets import Chip, Collective, Estimate, Target
+from pfljax.local import batches
 from pfljax.stores import planning
 from pfljax.stores.planning import Row
 
@@ -22,9 +28,9 @@ def here(memory=CHIP.memory, devices=2):
     return Target("here", jax.devices()[:devices], CHIP._replace(memory=memory), {})
 
 
-def experiment(method, clients=4, batch=3, **options):
-    sizes = np.arange(clients) % 2 * 4 + 4  # 4 and 8 examples
-    client = np.repeat(np.arange(clients), sizes)
+def experiment(method, clients=4, batch=3, sizes=None, **options):
+    sizes = np.arange(clients) % 2 * 4 + 4 if sizes is None else sizes  # 4 and 8 examples
+    client = np.repeat(np.arange(clients), np.array(sizes))
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(len(client), 5)).astype(np.float32), rng.integers(0, 3, len(client))
     federation = pfl.Federation.from_arrays(x, y, client=client)
@@ -83,7 +89,40 @@ def test_loops_count_as_often_as_the_largest_client_of_a_chunk_steps():
     steps = run.steps  # of clients 0 to 3
     for chunk, expected in [(0, np.maximum(*steps.reshape(2, 2).T).max()), (1, steps.reshape(2, 2).mean(axis=1).max())]:
         plan = here().plan(chunk, "auto")
-        assert planning.lengths(run, plan)["steps"] == pytest.approx(expected)
+        assert planning.lengths(run, plan)("steps") == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("block", "chunk"), [(32, 0), (32, 1), (32, 2), (3, 0), (3, 2)])
+def test_loops_over_blocks_count_as_often_as_they_run(monkeypatch, block, chunk):
+    """A program that calls back from its blocks of examples, once for each client side by side."""
+    monkeypatch.setattr(batches, "BLOCKS", (40, block))
+    run, calls = experiment(pfl.Local(), sizes=(60, 130, 6, 90)), []
+    size = run.federation.train.size
+    split = Split(jnp.zeros((4, run.federation.train.y.shape[1], 1)), jnp.ones(run.federation.train.y.shape), size)
+
+    def total(x, y, mask):
+        jax.debug.callback(lambda _: calls.append(1), mask.sum())
+        return jnp.where(mask, y, 0).sum()
+
+    of_all = lambda split: in_chunks(
+        lambda split: batches.sum_over_examples(total, split), (split,), chunk or 4, CLIENTS
+    )
+    compiled = jax.jit(of_all).lower(split).compile()
+    np.testing.assert_array_equal(compiled(split), size)
+    jax.effects_barrier()
+    scopes = set(re.findall(r"(?:full|rest)_[0-9_]+_of_\d+", compiled.as_text()))
+    of = planning.lengths(run, here(devices=1).plan(chunk, "auto"))
+    assert len(scopes) == 2 and sum(map(of, scopes)) * 4 == len(
+        calls
+    )  # each of the 4 / chunk chunks calls `chunk` times
+
+
+def test_blocks_of_sorted_clients_count_in_the_order_in_which_they_are_sorted():
+    """Clients 0 and 3 are large and need 1 and 5 blocks, the others 9 and 2: buckets of 2 take 5 and 9."""
+    plan = dataclasses.replace(here(devices=1).plan(2, "auto"), buckets=((2, 2),))
+    counts, sizes = np.array([1, 9, 2, 5]), np.array([40, 10, 20, 30])
+    assert plan.repetitions(counts, 4, sizes) == (5 + 9) / 2
+    assert plan.repetitions(counts, 4) == (9 + 2) / 2
 
 
 @pytest.mark.parametrize(
