@@ -92,12 +92,14 @@ class Reading(NamedTuple):
         collectives: All collectives, the largest first.
         kernels: All other operations.
         doubles: Whether the program computes in 64-bit floating point.
+        unknown: Number of operations of which the compiler says that it has no estimate; they count as 0 cycles.
     """
 
     cycles: float
     collectives: list[Collective]
     kernels: list[Kernel]
     doubles: bool
+    unknown: int = 0
 
 
 def read(text: str, devices: int, lengths: Lengths = lambda scope: None) -> Reading:
@@ -111,7 +113,7 @@ def read(text: str, devices: int, lengths: Lengths = lambda scope: None) -> Read
     """
     computations, entry = parse(text)
     times, fused = _times(computations, entry, lengths)
-    cycles, kernels = 0.0, []
+    cycles, unknown, kernels = 0.0, 0, []
     found: dict[tuple[str, str], float] = collections.defaultdict(float)
     for name in {*times, *fused}:
         number, shapes = times.get(name, 0.0), _shapes(computations[name])
@@ -121,12 +123,14 @@ def read(text: str, devices: int, lengths: Lengths = lambda scope: None) -> Read
                 given = " ".join(_without_layout(shapes.get(operand, "")) for operand in each.operands)
                 found[kind, given] += number + fused.get(name, 0.0)
             elif number and each.kind not in NO_WORK:
-                cycles += number * _cycles(each.rest)
+                estimated = _cycles(each.rest)
+                cycles += number * (estimated or 0)
+                unknown += estimated is None
                 kernels.append(Kernel(number, _moved(computations, each, shapes), _flops(computations, each, shapes)))
     collectives = [_collective(kind, given, number, devices) for (kind, given), number in found.items()]
     collectives.sort(key=lambda each: -each.bytes * each.times)
     doubles = re.search(r"\b(f64|c128)\[", text) is not None
-    return Reading(cycles, collectives, kernels, doubles)
+    return Reading(cycles, collectives, kernels, doubles, unknown)
 
 
 def parse(text: str) -> tuple[dict[str, list[Operation]], str]:
@@ -190,10 +194,11 @@ def _until_closed(text: str) -> str:
     return text
 
 
-def _cycles(rest: str) -> int:
-    """The compiler's estimate for an operation; 0 if there is none."""
+def _cycles(rest: str) -> int | None:
+    """The compiler's estimate for an operation; 0 if it says nothing, None if it says that it has none."""
     found = re.search(r'"estimated_cycles":"(\d+)"', rest)
-    return int(found[1]) if found and int(found[1]) < UNKNOWN else 0
+    cycles = int(found[1]) if found else 0
+    return cycles if cycles < UNKNOWN else None
 
 
 def _moved(computations: Mapping[str, list[Operation]], kernel: Operation, shapes: Mapping[str, str]) -> int:

@@ -138,6 +138,7 @@ class Estimate(NamedTuple):
         collectives: The collectives, the largest first.
         doubles: Whether it computes in 64-bit floating point.
         compile_seconds: How long compiling took here.
+        unknown: Number of operations of which the compiler has no estimate, so that they count as 0.
     """
 
     arguments_bytes: int
@@ -149,6 +150,7 @@ class Estimate(NamedTuple):
     collectives: Sequence[Collective]
     doubles: bool
     compile_seconds: float
+    unknown: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -238,6 +240,7 @@ def compile_for(target: Target, program: jax.stages.Lowered, lengths: Lengths) -
         reading.collectives,
         reading.doubles,
         seconds,
+        reading.unknown,
     )
 
 

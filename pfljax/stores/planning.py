@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -53,6 +53,7 @@ class Row:
         hours: The same for the whole run.
         compile_seconds: How long compiling took on this machine.
         doubles: Whether it computes in 64-bit floating point.
+        unknown_operations: Number of operations whose time the compiler does not know; they count as 0.
     """
 
     plan: str
@@ -71,6 +72,7 @@ class Row:
     hours: float | None = None
     compile_seconds: float = 0.0
     doubles: bool = False
+    unknown_operations: int = 0
 
     @property
     def name(self) -> str:
@@ -148,7 +150,7 @@ def plan_for(
         target.name,
         len(target.devices),
         target.chip.memory,
-        target.rests_on,
+        rests_on(target, rows),
         experiment.name,
         problem.num_clients,
         problem.cohort_size,
@@ -158,6 +160,12 @@ def plan_for(
         best.hours if best else None,
         (*(f"{row.name}: {row.why}" for row in rows if row.why), *notes, *advice(experiment, target, best)),
     )
+
+
+def rests_on(target: Target, rows: Sequence[Row]) -> str:
+    """What the rows' times rest on, in words."""
+    unknown = max((row.unknown_operations for row in rows), default=0)
+    return target.rests_on + (f"; up to {unknown} operations without an estimate count as 0" if unknown else "")
 
 
 def _rows(
@@ -262,6 +270,7 @@ def _row_of(row: Row, found: Estimate, lowered: Lowered, room: float, rounds: in
         hours=rounds * found.milliseconds / MS_PER_HOUR,
         compile_seconds=found.compile_seconds,
         doubles=found.doubles,
+        unknown_operations=found.unknown,
     )
 
 

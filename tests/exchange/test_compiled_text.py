@@ -58,6 +58,7 @@ def collectives(reading):
 def test_loops_of_known_length_are_weighed():
     found = compiled_text.read(program("condition"), devices=4)
     assert found.cycles == (7 - 2) * 100 + 3  # from 2 to 7; what has no estimate does not count
+    assert found.unknown == 1
     size = 8 * 16 * 4
     assert collectives(found) == {"all-reduce": (size, 5, False), "all-gather": (4 * size, 1, False)}
     assert not found.doubles

@@ -135,6 +135,12 @@ def test_seconds_of_a_collective(kind, passes):
     assert targets.seconds_of(one, here(devices=1)) == 0
 
 
+def test_operations_without_an_estimate_are_noted():
+    rows = [Row("vmap", 0, "", True, unknown_operations=3), Row("map", 1, "", True, unknown_operations=12)]
+    assert planning.rests_on(here(), rows) == f"{here().rests_on}; up to 12 operations without an estimate count as 0"
+    assert planning.rests_on(here(), [Row("map", 1, "", True)]) == here().rests_on
+
+
 def test_the_fastest_that_fits_is_recommended():
     rows = [Row("vmap", 0, "ring", False), Row("chunk", 8, "ring", True, milliseconds=2.0)]
     assert planning.recommended(rows[1]) == {"plan": "chunk", "chunk": 8, "exchange": "ring"}
