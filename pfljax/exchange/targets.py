@@ -252,9 +252,13 @@ def _compute_seconds(chip: Chip, reading: Reading) -> float:
 
 
 def seconds_of(collective: Collective, target: Target) -> float:
-    """Estimated seconds of one collective: each device receives the other devices' parts; a sum is two such passes."""
+    """Estimated seconds of one collective: each device receives the other devices' parts; a sum is two such passes.
+
+    A hop around the ring comes from one neighbor, so on a TPU it has half of the link's rate.
+    """
     devices = len(target.devices)
     if devices == 1:
         return 0.0
-    passes = {"all-reduce": 2.0, "collective-permute": devices / (devices - 1)}.get(collective.kind, 1.0)
+    sides = 2 if target.chip.clock else 1
+    passes = {"all-reduce": 2.0, "collective-permute": sides * devices / (devices - 1)}.get(collective.kind, 1.0)
     return LATENCY + passes * (devices - 1) / devices * collective.bytes / target.chip.link

@@ -133,6 +133,9 @@ def test_seconds_of_a_collective(kind, passes):
     one = Collective(kind, "f32[1000]", 4000, 1, False)
     assert targets.seconds_of(one, here()) == pytest.approx(targets.LATENCY + passes * 4000 / 1e10)
     assert targets.seconds_of(one, here(devices=1)) == 0
+    tpu = dataclasses.replace(here(), chip=CHIP._replace(clock=1e9))  # its link has two sides, and a hop uses one
+    sides = 2 if kind == "collective-permute" else 1
+    assert targets.seconds_of(one, tpu) == pytest.approx(targets.LATENCY + sides * passes * 4000 / 1e10)
 
 
 def test_operations_without_an_estimate_are_noted():
