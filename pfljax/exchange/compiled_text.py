@@ -77,11 +77,14 @@ class Kernel(NamedTuple):
         times: How often it runs in a round.
         bytes: What it reads and writes.
         flops: Of its matrix products and convolutions; a multiply-add counts as two.
+        precision: What the largest of them multiplies: "f32", "tf32" (float32 unless the program asks for more), "bf16",
+            "f16" or another type; "": there is none.
     """
 
     times: float
     bytes: int
     flops: float
+    precision: str = ""
 
 
 class Reading(NamedTuple):
@@ -126,7 +129,9 @@ def read(text: str, devices: int, lengths: Lengths = lambda scope: None) -> Read
                 estimated = _cycles(each.rest)
                 cycles += number * (estimated or 0)
                 unknown += estimated is None
-                kernels.append(Kernel(number, _moved(computations, each, shapes), _flops(computations, each, shapes)))
+                products = list(_products(computations, each, shapes))
+                flops, precision = sum(size for size, _ in products), max(products, default=(0.0, ""))[1]
+                kernels.append(Kernel(number, _moved(computations, each, shapes), flops, precision))
     collectives = [_collective(kind, given, number, devices) for (kind, given), number in found.items()]
     collectives.sort(key=lambda each: -each.bytes * each.times)
     doubles = re.search(r"\b(f64|c128)\[", text) is not None
@@ -233,15 +238,19 @@ def _moved(computations: Mapping[str, list[Operation]], kernel: Operation, shape
     return read + written
 
 
-def _flops(computations: Mapping[str, list[Operation]], kernel: Operation, shapes: Mapping[str, str]) -> float:
-    """FLOPs of the matrix products and convolutions of an operation."""
+def _products(
+    computations: Mapping[str, list[Operation]], kernel: Operation, shapes: Mapping[str, str]
+) -> Iterator[tuple[float, str]]:
+    """FLOPs and precision of each matrix product and convolution of an operation."""
     if kernel.kind == "fusion":
         inner = computations[next(_called(kernel.rest))]
-        return sum(_flops(computations, each, _shapes(inner)) for each in inner)
+        for each in inner:
+            yield from _products(computations, each, _shapes(inner))
+        return
     sizes = [_arrays(shapes.get(name, "")) for name in kernel.operands[:2]]
     if len(sizes) < 2 or not all(sizes) or not (made := _arrays(kernel.shape)):
-        return 0.0
-    (_, left), (_, right) = sizes[0][0], sizes[1][0]
+        return
+    (kind, left), (_, right) = sizes[0][0], sizes[1][0]
     labels = re.search(r"dim_labels=\w+_(\w+)->", kernel.rest)
     over = re.search(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)', kernel.rest)
     if labels:
@@ -249,8 +258,16 @@ def _flops(computations: Mapping[str, list[Operation]], kernel: Operation, shape
     elif over:
         summed = math.prod(left[int(place)] for place in re.findall(r"\d+", over[1]))
     else:
-        return 0.0
-    return 2.0 * math.prod(made[0][1]) * summed
+        return
+    yield 2.0 * math.prod(made[0][1]) * summed, _precision(kind, kernel.rest)
+
+
+def _precision(kind: str, rest: str) -> str:
+    """What a product of operands of a type multiplies."""
+    algorithm = re.search(r"algorithm=dot_([a-z0-9]+)_", rest)
+    if kind != "f32" or algorithm:
+        return algorithm[1] if algorithm else kind
+    return "f32" if re.search(r'operand_precision(=\{|":\[)[^}\]]*highest', rest, re.IGNORECASE) else "tf32"
 
 
 def _collective(kind: str, shapes: str, times: float, devices: int) -> Collective:

@@ -10,6 +10,7 @@ import dataclasses
 import os
 import re
 import time
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -37,12 +38,13 @@ class Chip(NamedTuple):
     Attributes:
         memory: Bytes that a program can use.
         flops: Multiply-adds of matrices count as two: FLOP/s, in the precision that JAX uses for float32 by default
-            (bfloat16 on a TPU, TF32 on a GPU).
+            (bfloat16 on a TPU, TF32 on a GPU), without sparsity.
         bandwidth: Bytes/s of its memory.
         link: Bytes/s that it receives from other devices: from both neighbors on one axis of a TPU's torus, by NVLink
             on a GPU.
         clock: Cycles/s of a TPU.
         cores, capability: Multiprocessors of a GPU, and its compute capability.
+        peaks: FLOP/s in other precisions, as in `compiled_text.Kernel`.
     """
 
     memory: int
@@ -52,6 +54,7 @@ class Chip(NamedTuple):
     clock: float = 0.0
     cores: int = 0
     capability: str = ""
+    peaks: Mapping[str, float] = types.MappingProxyType({})
 
 
 TPUS = {
@@ -59,10 +62,12 @@ TPUS = {
     "v5p": Chip(int(95.74 * GIB), 459 * TERA, 2765 * GIGA, 180 * GIGA, 1.75 * GIGA),
     "v6e": Chip(int(31.25 * GIB), 918 * TERA, 1640 * GIGA, 180 * GIGA, 1.75 * GIGA),
 }
+A100 = {"f32": 19.5 * TERA, "bf16": 312 * TERA, "f16": 312 * TERA, "f64": 19.5 * TERA}
+HOPPER = {"f32": 67 * TERA, "bf16": 989 * TERA, "f16": 989 * TERA, "f64": 67 * TERA}
 GPUS = {
-    "a100": Chip(int(79.2 * GIB), 156 * TERA, 2039 * GIGA, 300 * GIGA, cores=108, capability="major: 8"),
-    "h100": Chip(int(79.1 * GIB), 495 * TERA, 3352 * GIGA, 450 * GIGA, cores=132, capability="major: 9"),
-    "h200": Chip(int(139.8 * GIB), 495 * TERA, 4800 * GIGA, 450 * GIGA, cores=132, capability="major: 9"),
+    "a100": Chip(int(79.2 * GIB), 156 * TERA, 2039 * GIGA, 300 * GIGA, cores=108, capability="major: 8", peaks=A100),
+    "h100": Chip(int(79.1 * GIB), 495 * TERA, 3352 * GIGA, 450 * GIGA, cores=132, capability="major: 9", peaks=HOPPER),
+    "h200": Chip(int(139.8 * GIB), 495 * TERA, 4800 * GIGA, 450 * GIGA, cores=132, capability="major: 9", peaks=HOPPER),
 }
 # What XLA's compiler asks of a GPU; shared memory and clock are those of an H100, an A100's are slightly smaller.
 GPU = """
@@ -248,7 +253,11 @@ def _compute_seconds(chip: Chip, reading: Reading) -> float:
     """A TPU's cycles over its clock; on a GPU, each kernel takes as long as computing or moving its bytes at peak."""
     if chip.clock:
         return reading.cycles / chip.clock
-    return sum(n * (LAUNCH + max(moved / chip.bandwidth, flops / chip.flops)) for n, moved, flops in reading.kernels)
+    return sum(
+        each.times
+        * (LAUNCH + max(each.bytes / chip.bandwidth, each.flops / chip.peaks.get(each.precision, chip.flops)))
+        for each in reading.kernels
+    )
 
 
 def seconds_of(collective: Collective, target: Target) -> float:

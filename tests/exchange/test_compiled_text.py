@@ -104,6 +104,30 @@ ENTRY %main (l: f32[4,8,2], r: f32[4,2,3], w: f32[100,5], i: s32[]) -> f32[4,8,3
 
 
 @pytest.mark.parametrize(
+    ("kind", "said", "precision"),
+    [
+        ("f32", "", "tf32"),
+        ("f32", ", operand_precision={high,high}", "tf32"),
+        ("f32", ", operand_precision={highest,highest}", "f32"),
+        ("f32", ', backend_config={"precision_config":{"operand_precision":["HIGHEST","HIGHEST"]}}', "f32"),
+        ("f32", ", algorithm=dot_bf16_bf16_f32", "bf16"),
+        ("bf16", "", "bf16"),
+        ("f16", ", operand_precision={highest,highest}", "f16"),
+    ],
+)
+def test_products_have_the_precision_of_their_operands_or_what_is_asked_for(kind, said, precision):
+    text = f"""
+ENTRY %main (l: {kind}[8,2], r: {kind}[2,3]) -> f32[8,3] {{
+  %l = {kind}[8,2]{{1,0}} parameter(0)
+  %r = {kind}[2,3]{{1,0}} parameter(1)
+  ROOT %made = f32[8,3]{{1,0}} dot(%l, %r), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}{said}
+}}
+"""
+    (product,) = compiled_text.read(text, 1).kernels
+    assert (product.flops, product.precision) == (2 * 8 * 3 * 2, precision)
+
+
+@pytest.mark.parametrize(
     ("shape", "size"),
     [("f32[]", 4), ("bf16[3,5]{1,0:T(8,128)(2,1)}", 30), ("(s32[2]{0}, pred[7])", 15), ("f64[2]", 16)],
 )

@@ -13,6 +13,7 @@ import pytest
 import pfljax as pfl
 from pfljax.contract.types import Split
 from pfljax.exchange import targets
+from pfljax.exchange.compiled_text import Kernel, Reading
 from pfljax.exchange.exchange import in_chunks
 from pfljax.exchange.side_by_side import CLIENTS
 from pfljax.exchange.targets import Chip, Collective, Estimate, Target
@@ -136,6 +137,15 @@ def test_seconds_of_a_collective(kind, passes):
     tpu = dataclasses.replace(here(), chip=CHIP._replace(clock=1e9))  # its link has two sides, and a hop uses one
     sides = 2 if kind == "collective-permute" else 1
     assert targets.seconds_of(one, tpu) == pytest.approx(targets.LATENCY + sides * passes * 4000 / 1e10)
+
+
+def test_products_take_as_long_as_at_the_peak_of_their_precision():
+    """Products are large beside their bytes, so a roofline is their FLOPs over the peak, and a launch."""
+    chip, flops = targets.GPUS["h100"], 1e12
+    assert chip.flops / chip.peaks["f32"] == pytest.approx(495 / 67)
+    for precision, peak in {"tf32": 495e12, "f32": 67e12, "bf16": 989e12}.items():
+        reading = Reading(0, [], [Kernel(3, 100, flops, precision)], False)
+        assert targets._compute_seconds(chip, reading) == pytest.approx(3 * (targets.LAUNCH + flops / peak))
 
 
 def test_operations_without_an_estimate_are_noted():
