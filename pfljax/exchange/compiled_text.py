@@ -77,8 +77,8 @@ class Kernel(NamedTuple):
         times: How often it runs in a round.
         bytes: What it reads and writes.
         flops: Of its matrix products and convolutions; a multiply-add counts as two.
-        precision: What the largest of them multiplies: "f32", "tf32" (float32 unless the program asks for more), "bf16",
-            "f16" or another type; "": there is none.
+        precision: What the largest of them multiplies: "f32", "tf32" (float32 unless the program asks for more),
+            "bf16", "f16" or another type; "": there is none.
     """
 
     times: float

@@ -6,12 +6,13 @@ JAX compiles for a TPU or a GPU without having one. A target is written "tpu:v5e
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
 import time
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -188,17 +189,28 @@ def find(name: str) -> Target:
 
 
 def _tpu(name: str, kind: str, shape: str) -> Target:
-    for variable, value in HERE.items():
-        os.environ.setdefault(variable, value)
     optional.load("libtpu", "target", name)
     try:
-        topology = topologies.get_topology_desc(platform="tpu", topology_name=f"{kind}:{shape}")
+        with _environment(HERE):
+            topology = topologies.get_topology_desc(platform="tpu", topology_name=f"{kind}:{shape}")
     except jax.errors.JaxRuntimeError as error:
         text = "no such shape; accepted: those that are sold, such as 2x2, 4x4, 8x8, 16x16 (v5e, v6e) or 4x4x4 (v5p)"
         if "INVALID_ARGUMENT" not in str(error):
             text = f"its compiler does not start: {str(error).splitlines()[0]}"
         raise ArgumentError("target", text, name) from error
     return Target(name, topology.devices, TPUS[kind], {})
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables that are not set, and removes them again."""
+    own = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(own)
+    try:
+        yield
+    finally:
+        for name in own:
+            os.environ.pop(name, None)
 
 
 def _gpu(name: str, kind: str, number: int) -> Target:

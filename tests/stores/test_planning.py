@@ -1,8 +1,11 @@
 """Plans for other devices, with CPU devices in their place: what is lowered, counted and recommended."""
 
+import contextlib
 import dataclasses
+import os
 import re
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -165,6 +168,26 @@ def test_the_fastest_that_fits_is_recommended():
 def test_unknown_targets_are_refused(target):
     with pytest.raises(pfl.ArgumentError, match=r"target=.*: accepted: tpu:NAME:SHAPE with v5e, v5p, v6e, .*cuda:NAME"):
         targets.find(target)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_tpus_compiler_leaves_the_environment_as_it_was(monkeypatch, refused):
+    seen, own = {}, {"TPU_WORKER_HOSTNAMES": "mine"}
+    for name in targets.HERE:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "mine")
+
+    def topology(**_):
+        seen.update({name: os.environ[name] for name in targets.HERE})
+        if refused:
+            raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: no such shape")
+        return types.SimpleNamespace(devices=jax.devices()[:1])
+
+    monkeypatch.setitem(sys.modules, "libtpu", types.ModuleType("libtpu"))
+    monkeypatch.setattr(targets.topologies, "get_topology_desc", topology)
+    with pytest.raises(pfl.ArgumentError, match="no such shape") if refused else contextlib.nullcontext():
+        targets.find("tpu:v5e:2x2")
+    assert seen == targets.HERE | own and {name: os.environ[name] for name in targets.HERE if name in os.environ} == own
 
 
 @pytest.mark.parametrize(
