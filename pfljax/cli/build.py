@@ -53,7 +53,7 @@ def read_methods(settings: Settings) -> list[str]:
         ArgumentError: for an unknown method, a folder that cannot be written to, or a missing package.
         FlagError: for a knob of a method that is not run.
     """
-    if "algorithm" in settings:
+    if "algorithm" in settings and not ("algorithms" in settings and settings.algorithms):
         names = [settings.algorithm]
     else:
         names = list(method.METHODS) if settings.algorithms == ["all"] else settings.algorithms

@@ -109,7 +109,7 @@ def end_interrupted(error: KeyboardInterrupt, settings: Settings | None) -> NoRe
 
 def help_of(command: Command, settings: Settings) -> str:
     """Returns the command's --help, for the methods and data set named on the command line."""
-    named = settings.values.get("algorithms", [settings.values.get("algorithm")])
+    named = settings.values.get("algorithms") or [settings.values.get("algorithm")]
     methods = [name for name in named if name in METHODS]
     return help.text(command.doc or "", settings.with_defaults(methods) if "dataset" in settings else settings, methods)
 

@@ -2,9 +2,11 @@
 
     pfljax plan --target=tpu:v5e:4x4 --algorithm=federico --num_clients=1024
     pfljax plan --target=cuda:h100:8 --algorithm=fedavg --json=plan.json
+    pfljax plan --target=tpu:v5e:2x2 --algorithms=local,fedavg,federico
 
-The run has the flags of `pfljax train`. Its programs are compiled by the target's own compiler, and read. The figures
-are estimates, not measurements; evaluation is not counted.
+The run has the flags of `pfljax train`. With --algorithms, each method has a table, and hours are also added up. All
+programs are compiled by the target's own compiler, and read. The figures are estimates, not measurements; evaluation is
+not counted.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ from absl import flags
 
 from pfljax.api import plan
 from pfljax.cli import build, sweep, train
-from pfljax.cli.flags import RUNS
+from pfljax.cli.flags import RUNS, WHAT
 from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
 from pfljax.folder import files
+from pfljax.stores.planning import Planned
 
 UNREAD = {"the plan chooses them": ("plan", "chunk", "exchange", "devices")}
 UNREAD |= {"nothing is trained": ("out", "resume", "profile", "tensorboard", "coordinator")}
@@ -30,6 +33,8 @@ UNREAD |= {"nothing is trained": ("out", "resume", "profile", "tensorboard", "co
 def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     train.define(registry)
+    text = "several methods, or all, instead of --algorithm; FILE.py:NAME for your own"
+    Group(WHAT, registry).several("algorithms", [], text, empty=True)
     add = Group(RUNS, registry)
     add.declare(plan, "target", "seconds")
     add.add("json", str, None, "file for all figures")
@@ -37,6 +42,8 @@ def define(registry: flags.FlagValues) -> None:
 
 def run(settings: Settings) -> None:
     """Runs the command."""
+    if settings.algorithms:
+        settings.refuse("algorithm", "--algorithms has the methods")
     names = build.read_methods(settings)
     for why, unread in UNREAD.items():
         for flag in unread:
@@ -46,11 +53,25 @@ def run(settings: Settings) -> None:
     settings = settings.with_defaults(names)
     settings.check_read()
     trial = build.Trial(settings.seed, settings.split)
-    made = build.build_run(settings, names[0], build.build_clients(settings, trial.of_data), trial)
-    found = plan(made, settings.target, rounds=settings.rounds, seconds=settings.seconds, say=print)
+    names = sweep.able(settings, names, trial)
+    runs = [sweep.make_run(settings, name, trial) for name in names]  # finds mistakes before compiling anything
+    plans = []
+    for made in runs:
+        plans.append(plan(made, settings.target, rounds=settings.rounds, seconds=settings.seconds, say=print))
+        show(plans[-1])
+    hours = None if any(each.hours is None for each in plans) else sum(each.hours or 0.0 for each in plans)
+    if settings.algorithms:
+        total = "no total, since not all methods fit" if hours is None else f"about {hours:.3g} hours (an estimate)"
+        print(f"all {len(plans)} methods, one seed each: {total}")
     if settings.json:
-        files.write_json(Path(settings.json), dataclasses.asdict(found))
-    title = f"{names[0]}, {found.num_clients} clients on {found.target}; bytes of one device, time: {found.rests_on}"
+        all_plans = {"hours": hours, "plans": [dataclasses.asdict(each) for each in plans]}
+        files.write_json(Path(settings.json), all_plans if settings.algorithms else all_plans["plans"][0])
+
+
+def show(found: Planned) -> None:
+    """Prints the table of a method, and what is recommended."""
+    head = f"{found.algorithm}, {found.num_clients} clients on {found.target}"
+    title = f"{head}; bytes of one device, time: {found.rests_on}"
     sweep.print_table(title, *found.table(), text=2, note="\n".join(found.notes))
     if found.hours is not None:
         chosen = " ".join(f"--{flag}={value}" for flag, value in found.recommended.items())

@@ -30,10 +30,30 @@ def test_it_recommends_flags_and_writes_all_figures(here, tmp_path):
         assert row["hours"] == pytest.approx(1000 * row["milliseconds"] / 3.6e6)
 
 
+def test_several_methods_have_a_table_each_and_hours_in_all(here, tmp_path):
+    words = (*SMALL[1:], "--algorithms=fedavg,local", f"--json={tmp_path / 'plan.json'}")
+    out = call(plan.COMMAND, "--target=tpu:v5e:1x1", *words)
+    found = json.loads((tmp_path / "plan.json").read_text())
+    assert [each["algorithm"] for each in found["plans"]] == ["fedavg", "local"] and out.count("recommended: ") == 2
+    assert found["hours"] == pytest.approx(sum(each["hours"] for each in found["plans"]))
+    assert f"all 2 methods, one seed each: about {found['hours']:.3g} hours (an estimate)" in out
+
+
+def test_hours_in_all_need_all_methods(here, monkeypatch, tmp_path):
+    small = Chip(100, 1e12, 1e11, 1e10)  # bytes that no method fits into
+    monkeypatch.setattr(targets, "find", lambda name: Target(name, jax.devices()[:1], small, {}))
+    words = (*SMALL[1:], "--algorithms=local,fedavg", f"--json={tmp_path / 'plan.json'}")
+    out = call(plan.COMMAND, "--target=tpu:v5e:1x1", *words)
+    assert "all 2 methods, one seed each: no total" in out and "recommended" not in out
+    assert json.loads((tmp_path / "plan.json").read_text())["hours"] is None
+
+
 def test_mistakes_are_one_line(tmp_path):
     line = one_line(call(plan.COMMAND, *SMALL, "--target=tpu:v9:2x2", code=2))
     assert line.startswith("--target=tpu:v9:2x2: accepted: tpu:NAME:SHAPE with v5e, v5p, v6e")
     line = one_line(call(plan.COMMAND, *SMALL, "--plan=map", code=2))
     assert line == "--plan: does not apply here: the plan chooses them"
+    line = one_line(call(plan.COMMAND, *SMALL, "--algorithms=fedavg", code=2))
+    assert line == "--algorithm: does not apply here: --algorithms has the methods"
     line = one_line(call(plan.COMMAND, *SMALL, f"--out={tmp_path / 'out'}", code=2))
     assert line == "--out: does not apply here: nothing is trained" and not (tmp_path / "out").exists()
