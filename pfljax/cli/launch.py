@@ -23,8 +23,8 @@ from pfljax.cli import help, supervision
 from pfljax.cli.settings import Define, FlagError, Settings, parse
 from pfljax.contract import cores, processes
 from pfljax.contract.errors import ArgumentError, RunError
+from pfljax.contract.host import cache_folder
 from pfljax.contract.method import METHODS
-from pfljax.data import latent
 from pfljax.folder import endings, files
 
 OPEN_PORT = (
@@ -175,7 +175,7 @@ def set_up_devices(settings: Settings, devices: int, keep_compiled: bool) -> Non
     """
     cores.use(devices)
     if keep_compiled:
-        folder = latent.cache_folder() / "compiled"
+        folder = cache_folder() / "compiled"
         with contextlib.suppress(OSError):  # run without the cache if it cannot be written
             folder.mkdir(parents=True, exist_ok=True)
             jax.config.update("jax_compilation_cache_dir", str(folder))

@@ -17,14 +17,13 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from pfljax.api import plan
+from pfljax.api.planning import Planned, plan
 from pfljax.cli import build, sweep, train
 from pfljax.cli.flags import RUNS, WHAT
 from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
 from pfljax.folder import files
-from pfljax.stores.planning import Planned
 
 UNREAD = {"the plan chooses them": ("plan", "chunk", "exchange", "devices")}
 UNREAD |= {"nothing is trained": ("out", "resume", "profile", "tensorboard", "coordinator")}

@@ -1,8 +1,9 @@
-"""The host machine's cores and free memory, and human-readable sizes."""
+"""The host machine's cores, free memory and cache folder, and human-readable sizes."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 
 def num_cores() -> int:
@@ -17,6 +18,11 @@ def free_memory() -> int:
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def cache_folder() -> Path:
+    """Cache folder for expensive results: PFLJAX_CACHE, or ~/.cache/pfljax."""
+    return Path(os.environ.get("PFLJAX_CACHE") or "~/.cache/pfljax").expanduser()
 
 
 def readable(num_bytes: float) -> str:

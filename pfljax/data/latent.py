@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from pfljax.contract.errors import ArgumentError
+from pfljax.contract.host import cache_folder
 from pfljax.contract.reading import read_npz
 from pfljax.data.sources.source import Source, generator
 
@@ -78,11 +79,6 @@ def _cached(path: Path, rows: int, make: Callable[[], np.ndarray]) -> np.ndarray
             np.savez(file, array=made)
         os.replace(temporary, path)
     return made
-
-
-def cache_folder() -> Path:
-    """Cache folder for expensive results: PFLJAX_CACHE, or ~/.cache/pfljax."""
-    return Path(os.environ.get("PFLJAX_CACHE") or "~/.cache/pfljax").expanduser()
 
 
 def _reduce(x: np.ndarray, seed: int) -> np.ndarray:

@@ -164,7 +164,7 @@ class Latent(Partition):
     Attributes:
         embedding: Embedding of examples before clustering: a function of the source that returns (n, F), such as an
             `Embedding`; None: pixels.
-        cache: Folder for embeddings and clusterings; None: `latent.cache_folder`.
+        cache: Folder for embeddings and clusterings; None: `host.cache_folder`.
     """
 
     name = "latent"

@@ -48,12 +48,14 @@ class ExecutionPlan:
             stacks on CPU devices, which share one memory; the memory plan switches to a ring if copies do not fit.
         buckets: For clients with different numbers of steps: (clients side by side, repetitions) on each device, which
             sorts its clients, longest first; (): original order, in chunks of `chunk`.
+        auto: Whether `chunk` is the platform's default, which estimates may replace.
     """
 
     mesh: Mesh
     chunk: int
     peers: Peers = "auto"
     buckets: buckets.Buckets = ()
+    auto: bool = dataclasses.field(default=False, compare=False)
 
     @property
     def num_devices(self) -> int:
@@ -306,7 +308,8 @@ def make_plan(kind: str = "auto", chunk: int = 0, devices: int = 0, peers: Peers
     """Makes a plan for the devices of all processes.
 
     Args:
-        kind: "map", "vmap", "chunk" or "auto" (map on a CPU, vmap elsewhere: see BUILD_NOTES.md).
+        kind: "map", "vmap", "chunk" or "auto" (map on a CPU, elsewhere vmap, which runs replace by what is estimated to
+            be fastest).
         chunk: Number of clients at a time for "chunk".
         devices: Number of devices to use in each process; 0: all.
         peers: As in `ExecutionPlan`.
@@ -321,9 +324,10 @@ def make_plan(kind: str = "auto", chunk: int = 0, devices: int = 0, peers: Peers
     if devices:
         found = [d for d in found if d in [e for e in found if e.process_index == d.process_index][:devices]]
     mesh = Mesh(np.array(found), (AXIS,), axis_types=(AxisType.Auto,))
-    if kind == "auto":
+    auto = kind == "auto"
+    if auto:
         kind = "map" if found[0].platform == "cpu" else "vmap"
-    return ExecutionPlan(mesh, {"map": 1, "vmap": 0, "chunk": max(chunk, 1)}[kind], peers)
+    return ExecutionPlan(mesh, {"map": 1, "vmap": 0, "chunk": max(chunk, 1)}[kind], peers, auto=auto)
 
 
 def make_host_plan() -> ExecutionPlan:

@@ -70,6 +70,8 @@ GPUS = {
     "h100": Chip(int(79.1 * GIB), 495 * TERA, 3352 * GIGA, 450 * GIGA, cores=132, capability="major: 9", peaks=HOPPER),
     "h200": Chip(int(139.8 * GIB), 495 * TERA, 4800 * GIGA, 450 * GIGA, cores=132, capability="major: 9", peaks=HOPPER),
 }
+KINDS = {"TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p"}  # as JAX calls them
+KINDS |= {"TPU v6 lite": "v6e", "TPU v6e": "v6e"}
 # What XLA's compiler asks of a GPU; shared memory and clock are those of an H100, an A100's are slightly smaller.
 GPU = """
 gpu_device_info {{
@@ -186,6 +188,14 @@ def find(name: str) -> Target:
     if kind not in known or not re.fullmatch(r"\d+(x\d+){1,2}" if platform == "tpu" else r"[1-9]\d{0,3}", shape):
         raise ArgumentError("target", f"accepted: {ACCEPTED.format(', '.join(TPUS), ', '.join(GPUS))}", name)
     return _tpu(name, kind, shape) if platform == "tpu" else _gpu(name, kind, int(shape))
+
+
+def chip_of(device: Any) -> Chip | None:
+    """What is published of a device that is here; None: it is a CPU or of an unknown kind."""
+    if device.platform == "tpu":
+        return TPUS.get(KINDS.get(device.device_kind, ""))
+    names = [name for name in GPUS if re.search(rf"\b{name}\b", device.device_kind, re.IGNORECASE)]
+    return GPUS[names[0]] if names and device.platform in ("gpu", "cuda") else None
 
 
 def _tpu(name: str, kind: str, shape: str) -> Target:

@@ -34,12 +34,13 @@ class Execution:
 
     Attributes:
         plan: How a device processes its clients: one after the other ("map"), all at once ("vmap"), or `chunk` at a
-            time ("chunk"). "auto" means map on CPUs and vmap elsewhere. "python" compiles nothing and works in plain
-            loops, so that a method can be debugged with `print` and `breakpoint`.
+            time ("chunk"). "auto" means map on CPUs; on TPUs and GPUs of a known kind, what compiles to the least
+            estimated time within memory; vmap elsewhere. "python" compiles nothing and works in plain loops, so that a
+            method can be debugged with `print` and `breakpoint`.
         chunk: Number of clients at a time under "chunk".
         devices: Number of devices to use; 0: all (on a CPU, one per core).
         exchange: How clients' models reach other devices: copied to all devices ("gather"), or passed around the ring
-            of devices ("ring"). "auto" picks what fits in memory.
+            of devices ("ring"). "auto" picks what fits in memory, and on TPUs and GPUs what is estimated to be faster.
         client_store: Where clients' state and data are kept between rounds: on the "device"; in "host" memory, for
             more clients than fit on the devices; or on "disk", which stores the state of clients that have taken part.
     """

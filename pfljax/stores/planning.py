@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -144,7 +144,7 @@ def plan_for(
         say: Called with a line about each program.
     """
     problem = experiment.problem
-    rows, notes = _rows(experiment, target, seconds, say or (lambda line: None))
+    rows, notes = compiled_rows(experiment, target, choices(experiment, target), seconds, say)
     best = min((row for row in rows if row.fits), key=lambda row: row.milliseconds or 0.0, default=None)
     return Planned(
         target.name,
@@ -168,14 +168,18 @@ def rests_on(target: Target, rows: Sequence[Row]) -> str:
     return target.rests_on + (f"; up to {unknown} operations without an estimate count as 0" if unknown else "")
 
 
-def _rows(
-    experiment: Experiment, target: Target, seconds: float, say: Callable[[str], None]
+def compiled_rows(
+    experiment: Experiment,
+    target: Target,
+    wanted: Iterable[tuple[int, str]],
+    seconds: float,
+    say: Callable[[str], None] | None = None,
 ) -> tuple[list[Row], list[str]]:
-    """Compiles two programs at a time. Returns the rows in the order of `choices`, and what was left out."""
+    """Compiles two programs at a time. Returns the rows of the wanted chunks and exchanges, and what was left out."""
     begin, notes, longest = time.perf_counter(), [], 0.0
     found: list[Row | Future[Row]] = []
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for chunk, exchange in choices(experiment, target):
+        for chunk, exchange in wanted:
             running = [each for each in found if isinstance(each, Future) and not each.done()]
             if len(running) >= AT_ONCE:
                 wait(running, return_when=FIRST_COMPLETED)
@@ -186,7 +190,7 @@ def _rows(
                 notes.append(f"{name}: left out, since {passed:.0f} of {seconds:g} s have passed")
                 continue
             row, compiling = prepare(experiment, target, chunk, exchange)
-            if compiling is not None:
+            if compiling is not None and say:
                 say(f"compiling {name}")
             found.append(row if compiling is None else pool.submit(compiling))
             if row.why == HELD:

@@ -32,7 +32,7 @@ from pfljax.stores.compiled import Compiled
 from pfljax.stores.experiment import Experiment
 from pfljax.stores.registry import store_of
 from pfljax.stores.replicates import ONE, Replicates
-from pfljax.training import conformance, scoring
+from pfljax.training import choosing, conformance, scoring
 from pfljax.training.describe import plan_lines
 from pfljax.training.progress import announced, progress
 from pfljax.training.tracking import Tracker, make_evaluation
@@ -500,7 +500,7 @@ def compile_to_fit(experiment: Experiment, clients: ClientData, length: int, rep
         RunError: if even one client at a time does not fit.
     """
     problem = experiment.problem
-    plan, store = problem.plan, store_of(experiment)
+    plan, store = choosing.chosen(experiment), store_of(experiment)
     while True:
         sorted_plan = plan.for_steps(experiment.steps, problem.cohort_size)
         found = store.compile_segment(experiment, clients, sorted_plan, length, replicates)
