@@ -77,11 +77,16 @@ class Compiled:
 
 
 def state_shardings(algorithm: Algorithm, plan: ExecutionPlan, state: State, axis: int = 0) -> State:
-    """Returns shardings that spread the rows (at `axis`) of clients, and of clients' own models, over the devices."""
-    parts = [
-        jax.tree.map(lambda leaf, rows=rows: plan.sharding(leaf, by_rows=bool(rows), axis=axis), part)
-        for part, rows in zip(state, by_client(algorithm), strict=True)
-    ]
+    """Returns shardings that spread the rows (at `axis`) of clients, and of clients' own models, over the devices.
+
+    Arrays of one model are spread over the devices that share it.
+    """
+    leading = State(server=axis, models=axis + 1, optimizer=axis + 1, clients=axis + 1, round=axis)
+
+    def of_part(part: Any, rows: bool, leading: int) -> Any:
+        return jax.tree.map(lambda leaf: plan.sharding(leaf, by_rows=rows, axis=axis, leading=leading), part)
+
+    parts: list[Any] = [of_part(*each) for each in zip(state, by_client(algorithm), leading, strict=True)]
     return State(*parts)
 
 
