@@ -66,6 +66,12 @@ class ExecutionPlan:
         return self.mesh.size // self.num_devices
 
     @property
+    def devices_in_words(self) -> str:
+        if self.model_devices == 1:
+            return f"{self.num_devices} device(s)"
+        return f"{self.num_devices} x {self.model_devices} devices, each model on {self.model_devices}"
+
+    @property
     def device(self) -> Any:
         """The first device."""
         return self.mesh.devices.flat[0]
