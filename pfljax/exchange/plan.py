@@ -11,6 +11,7 @@ Every plan gives the same numbers.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -346,9 +347,10 @@ def make_plan(
 
 def make_mesh(devices: Sequence[Any], model_devices: int = 1) -> Mesh:
     """Makes the mesh of some devices, of which `model_devices` neighbors share a model."""
-    share = min(sum(d.process_index == e.process_index for d in devices) for e in devices)
+    share = min(collections.Counter(device.process_index for device in devices).values())
     if share % model_devices:
-        raise ArgumentError("model_devices", f"accepted: a number that divides the {share} devices", model_devices)
+        text = f"accepted: a number that divides the {share} devices of a process"
+        raise ArgumentError("model_devices", text, model_devices)
     if model_devices == 1:
         return Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,))
     shape = -1, model_devices

@@ -173,8 +173,8 @@ def test_a_device_needs_memory_for_its_parts_only():
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"model_devices": 3}, "model_devices=3: accepted: a number that divides the 4 devices"),
-        ({"model_devices": 8}, "model_devices=8: accepted: a number that divides the 4 devices"),
+        ({"model_devices": 3}, "model_devices=3: accepted: a number that divides the 4 devices of a process"),
+        ({"model_devices": 8}, "model_devices=8: accepted: a number that divides the 4 devices of a process"),
         ({"client_store": "host"}, "model_devices=2: accepted with client_store=host: 1"),
         ({"client_store": "disk"}, "model_devices=2: accepted with client_store=disk: 1"),
         ({"plan": "python"}, "model_devices=2: accepted with plan=python: 1"),
