@@ -81,12 +81,13 @@ def state_shardings(algorithm: Algorithm, plan: ExecutionPlan, state: State, axi
 
     Arrays of one model are spread over the devices that share it.
     """
-    leading = State(server=axis, models=axis + 1, optimizer=axis + 1, clients=axis + 1, round=axis)
 
-    def of_part(part: Any, rows: bool, leading: int) -> Any:
+    def of_part(name: str, part: Any, rows: bool) -> Any:
+        leading = axis if name == "server" else axis + 1  # all else is stacked
         return jax.tree.map(lambda leaf: plan.sharding(leaf, by_rows=rows, axis=axis, leading=leading), part)
 
-    parts: list[Any] = [of_part(*each) for each in zip(state, by_client(algorithm), leading, strict=True)]
+    by_rows: Any = by_client(algorithm)
+    parts: list[Any] = [of_part(*each) for each in zip(State._fields, state, by_rows, strict=True)]
     return State(*parts)
 
 

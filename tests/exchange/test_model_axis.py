@@ -154,6 +154,7 @@ def test_a_checkpoint_resumes_on_any_number_of_devices_of_a_model(tmp_path):
     assert dict(found.summary["plan"])["plan"].endswith("2 x 2 devices, each model on 2")
 
 
+@pytest.mark.slow
 def test_a_device_needs_memory_for_its_parts_only():
     """Arguments of the compiled rounds: half of the models' and momenta's bytes, besides what is small."""
 
