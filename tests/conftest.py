@@ -85,7 +85,7 @@ from pfljax.contract.method import METHODS  # noqa: E402
 def pytest_collection_modifyitems(items):
     """One worker plays a file, whose tests compile and train the same; long tests are spread."""
     for item in items:
-        if not any(map(item.get_closest_marker, ("xdist_group", "slow", "campaign"))):
+        if not any(map(item.get_closest_marker, ("xdist_group", "slow", "campaign", "long"))):
             item.add_marker(pytest.mark.xdist_group(item.path.relative_to(PACKAGE.parent).as_posix()))
 
 

@@ -67,15 +67,20 @@ NETWORKS = {name: {"hidden": (3,)} for name in ("fedper", "fedrep", "fedbabu", "
 }
 
 
-def each_method(among=METHODS, *, fast=KINDS, grouped=False):
-    """Parametrizes a test by the methods' names; the default suite plays `fast`, the slow one the others.
+def each_method(among=METHODS, *, fast=KINDS, slow=METHODS, grouped=False):
+    """Parametrizes a test by the methods' names; the default suite plays `fast`, the slow one those of `slow`.
 
     Args:
         among: Names of methods.
         fast: Those of the default suite.
+        slow: Those of the slow suite; the others are marked long.
         grouped: Whether one worker plays all tests of a method, for tests that share what they compile.
     """
-    marks = lambda name: [pytest.mark.slow] * (name not in fast) + [pytest.mark.xdist_group(name)] * grouped
+
+    def marks(name):
+        suite = [] if name in fast else [pytest.mark.slow if name in slow else pytest.mark.long]
+        return suite + [pytest.mark.xdist_group(name)] * grouped
+
     return pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in among])
 
 

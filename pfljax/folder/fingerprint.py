@@ -46,6 +46,7 @@ PREDICTS = ("whom", "predict", "apply", "tune", "collaboration")
 MODEL, LOSS, OPTIMIZER, ENGINE = "model", "loss", "optimizer", "rounds and evaluation"
 ARRAYS, INPUTS = ": captured arrays", ": inputs"
 PART = re.compile(r"part:(\w+)")
+WRITTEN: dict[tuple, str] = {}  # literals as text
 # Planned number of rounds in traces. Not the run's own, since a run that goes on for more rounds stays the same; and
 # more than a few, so that schedules and what is computed only in longer runs are traced.
 ROUNDS = 100
@@ -234,7 +235,7 @@ def digests(traced: Any, part: str, known: dict[tuple[int, str], dict] | None = 
 
     def told(atom: Any, where: str) -> str:
         if isinstance(atom, core.Literal):
-            return f"{atom.val!r}:{getattr(atom.aval, 'dtype', '')}"
+            return f"{written(atom.val)}:{text(getattr(atom.aval, 'dtype', ''))}"
         if atom in captured:
             streams[where, ARRAYS].update(content(captured[atom]))
         if atom not in numbers[where]:
@@ -242,7 +243,7 @@ def digests(traced: Any, part: str, known: dict[tuple[int, str], dict] | None = 
             origin = origins.setdefault(atom, (where, numbers[where][atom]))
             if origin[0] != where:
                 streams[where, INPUTS].update(f"{numbers[where][atom]}:{origin};".encode())
-        return f"{numbers[where][atom]}:{getattr(atom.aval, 'shape', '')}{getattr(atom.aval, 'dtype', atom.aval)}"
+        return f"{numbers[where][atom]}:{getattr(atom.aval, 'shape', '')}{text(getattr(atom.aval, 'dtype', atom.aval))}"
 
     for eqn in jaxpr.eqns:
         where, inside = part_of(eqn, part), []
@@ -260,7 +261,24 @@ def digests(traced: Any, part: str, known: dict[tuple[int, str], dict] | None = 
 
 def part_of(eqn: Any, part: str) -> str:
     """The part of the program that an operation belongs to."""
-    return (PART.findall(str(eqn.source_info.name_stack)) or [part])[-1]
+    return (PART.findall(text(eqn.source_info.name_stack)) or [part])[-1]
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def text(value: Any) -> str:
+    """`str` of a type or a stack of names, which a trace repeats thousands of times."""
+    return str(value)
+
+
+def written(value: Any) -> str:
+    """`repr` of a literal, which is slow for NumPy's scalars."""
+    if isinstance(value, int | float | complex):
+        return repr(value)
+    array = np.asarray(value)
+    like = type(value), array.dtype, array.shape, array.tobytes(), getattr(value, "weak_type", None)
+    if like not in WRITTEN:
+        WRITTEN[like] = repr(value)
+    return WRITTEN[like]
 
 
 def canonical(value: Any, inside: list) -> str:

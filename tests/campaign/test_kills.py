@@ -18,9 +18,11 @@ def play(*words):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.campaign
+@pytest.mark.parametrize(
+    "kills", [pytest.param(5, marks=pytest.mark.campaign), pytest.param(20, marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("mode", MODES)
-def test_killed_runs_go_on_as_if_nothing_had_happened(mode, tmp_path):
-    found = play(mode, 20, 0, tmp_path)
-    assert not found["wrong"] and found["kills"] >= 20
+def test_killed_runs_go_on_as_if_nothing_had_happened(mode, kills, tmp_path):
+    found = play(mode, kills, 0, tmp_path)
+    assert not found["wrong"] and found["kills"] >= kills
     assert len(set(found["rounds evaluated when killed"])) > 1  # not all at the same place

@@ -26,6 +26,9 @@ SHORTER = {
     "bash": {
         r"--rounds=\d+": "",
         r"--algorithms=all\b": "--algorithms=local,fedper",
+        r"--seeds=0,1,2 ": "--seeds=0,1 ",
+        r"--algorithms=local,fedavg,ditto,federico --tune": "--algorithms=local,ditto --tune",
+        r"--algorithms=fedavg,ditto,federico --tune": "--algorithms=ditto --tune",
         r"--tune(?=\s)": "--tune=0.1,0.3",
         r"--tune=0.03,0.1,0.3": "--tune=0.1,0.3",
         r"--tune=0.1,0.3": "--tune=0.1,0.3 --tune_widen=0",

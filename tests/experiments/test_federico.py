@@ -114,8 +114,15 @@ def test_the_other_commands_leave_a_table_and_figures(module, tmp_path):
         assert list(tmp_path.glob("figure*.png"))
 
 
-@pytest.mark.slow
-def test_readings_are_compared_on_splits_of_their_own(tmp_path):
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(("default", "2-examples"), marks=pytest.mark.slow),
+        pytest.param(tuple(readings.READINGS), marks=pytest.mark.long),
+    ],
+)
+def test_readings_are_compared_on_splits_of_their_own(names, tmp_path, monkeypatch):
+    monkeypatch.setattr(readings, "READINGS", {name: readings.READINGS[name] for name in names})
     flags = ["--rounds=2", "--eval_every=1", "--hidden=4", "--devices=1", "--seeds=0", f"--out={tmp_path}"]
     commands.call(readings.COMMAND, *flags)
     rows = rows_of(tmp_path)
