@@ -43,7 +43,7 @@ def like_one(
     one: Federation,
     model: Any,
     local: LocalTraining,
-    plan: tuple[str, int, int, Peers],
+    plan: tuple[str, int, int, Peers, int],
     client_store: str,
     num_clients: int,
     cohort_size: int,

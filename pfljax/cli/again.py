@@ -26,7 +26,7 @@ def run(config: Mapping[str, Any], client_store: str, given: Mapping[str, Any]) 
     flags, there = dict(config["flags"]), Path(config.get("directory", "."))
     for flag in ("data_file", "data_dir", *(["model"] if own_files.is_file_and_name(flags["model"]) else [])):
         flags[flag] = flags[flag] and str(there / flags[flag])
-    flags |= {"plan": "auto", "devices": 0, "exchange": "auto", "client_store": client_store}
+    flags |= {"plan": "auto", "devices": 0, "model_devices": 1, "exchange": "auto", "client_store": client_store}
     settings = parse(train.define, [])
     for flag in flags.keys() & settings.values.keys():
         infinite = flags[flag] is None and isinstance(settings[flag], float)  # config.json has no infinity

@@ -78,10 +78,9 @@ def show(found: Planned) -> None:
 
 
 def on_cpu(settings: Settings) -> int:
-    """Builds the run on one CPU device, even if JAX has found others."""
-    del settings
+    """Builds the run on as few CPU devices as a model needs, even if JAX has found others."""
     jax.config.update("jax_platforms", "cpu")
-    return 1
+    return settings.model_devices
 
 
 COMMAND = Command(__doc__ or "", define, run, devices=on_cpu)

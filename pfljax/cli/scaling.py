@@ -212,7 +212,8 @@ def build_experiment(settings: Settings, cell: GridCell) -> Experiment:
         RunError: see `build_clients`.
     """
     kind, _, chunk = cell.plan.partition("-")
-    plan, one = (kind, int(chunk or 0), cell.devices, settings.exchange), build_clients(settings, cell, 1)
+    plan = kind, int(chunk or 0), cell.devices, settings.exchange, settings.model_devices
+    one = build_clients(settings, cell, 1)
     found, model = build.build_method(settings, cell.algorithm), build.build_model(settings, one)
     local = build.build_local(settings.of_method(cell.algorithm), one)
     return like_one(found, one, model, local, plan, settings.client_store, cell.num_clients, cell.clients_per_round)

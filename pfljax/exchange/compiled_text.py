@@ -61,6 +61,7 @@ class Collective(NamedTuple):
         bytes: Bytes of one such collective: of the operands; of the result for an all-gather.
         times: How often it runs in a round.
         scalars: Whether all operands are scalars.
+        devices: Number of devices that take part in one; 0: all.
     """
 
     kind: str
@@ -68,6 +69,7 @@ class Collective(NamedTuple):
     bytes: int
     times: float
     scalars: bool
+    devices: int = 0
 
 
 class Kernel(NamedTuple):
@@ -117,14 +119,14 @@ def read(text: str, devices: int, lengths: Lengths = lambda scope: None) -> Read
     computations, entry = parse(text)
     times, fused = _times(computations, entry, lengths)
     cycles, unknown, kernels = 0.0, 0, []
-    found: dict[tuple[str, str], float] = collections.defaultdict(float)
+    found: dict[tuple[str, str, int], float] = collections.defaultdict(float)
     for name in {*times, *fused}:
         number, shapes = times.get(name, 0.0), _shapes(computations[name])
         for each in computations[name]:
             kind = each.kind.removesuffix("-start")
             if kind in COLLECTIVES:
                 given = " ".join(_without_layout(shapes.get(operand, "")) for operand in each.operands)
-                found[kind, given] += number + fused.get(name, 0.0)
+                found[kind, given, group_of(each.rest, devices)] += number + fused.get(name, 0.0)
             elif number and each.kind not in NO_WORK:
                 estimated = _cycles(each.rest)
                 cycles += number * (estimated or 0)
@@ -132,7 +134,7 @@ def read(text: str, devices: int, lengths: Lengths = lambda scope: None) -> Read
                 products = list(_products(computations, each, shapes))
                 flops, precision = sum(size for size, _ in products), max(products, default=(0.0, ""))[1]
                 kernels.append(Kernel(number, _moved(computations, each, shapes), flops, precision))
-    collectives = [_collective(kind, given, number, devices) for (kind, given), number in found.items()]
+    collectives = [_collective(*which, number) for which, number in found.items()]
     collectives.sort(key=lambda each: -each.bytes * each.times)
     doubles = re.search(r"\b(f64|c128)\[", text) is not None
     return Reading(cycles, collectives, kernels, doubles, unknown)
@@ -270,9 +272,26 @@ def _precision(kind: str, rest: str) -> str:
     return "f32" if re.search(r'operand_precision(=\{|":\[)[^}\]]*highest', rest, re.IGNORECASE) else "tf32"
 
 
-def _collective(kind: str, shapes: str, times: float, devices: int) -> Collective:
+def group_of(rest: str, devices: int) -> int:
+    """Number of devices that take part in a collective, of the ways in which a program may tell its groups.
+
+    Args:
+        rest: What follows its operands.
+        devices: All devices, which are one group if it tells none.
+    """
+    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
+        return listed[1].count(",") + 1
+    if counted := re.search(r"replica_groups=\[\d+,(\d+)\]", rest):
+        return int(counted[1])
+    if named := re.search(r"replica_groups=mesh\[([^\]]*)\] *\{([^}]*)\}", rest):
+        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", named[1])}
+        return math.prod(sizes.get(name, 1) for name in re.findall(r"'(\w+)'", named[2]))
+    return devices
+
+
+def _collective(kind: str, shapes: str, devices: int, times: float) -> Collective:
     size = num_bytes(shapes) * (devices if kind == "all-gather" else 1)
-    return Collective(kind, shapes, size, times, all(not sizes for _, sizes in _arrays(shapes)))
+    return Collective(kind, shapes, size, times, all(not sizes for _, sizes in _arrays(shapes)), devices)
 
 
 def _times(

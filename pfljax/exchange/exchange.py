@@ -68,12 +68,13 @@ class Exchange:
         if route.models_held:
             models = layout.pad(models, route.models_held)
         on_device = dataclasses.replace(self, client_fn=work)._on_device
-        if self.mesh.size > 1:
+        if self.mesh.shape[AXIS] > 1:
             on_device = jax.shard_map(
                 on_device,
                 mesh=self.mesh,
                 in_specs=(route.models_at, spread_rows(clients), SPREAD, WHOLE),
                 out_specs=(SPREAD, route.sums_at),
+                axis_names={AXIS},
                 check_vma=False,
             )
         of_clients, collected = on_device(models, clients, real, common)

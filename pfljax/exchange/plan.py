@@ -11,8 +11,9 @@ Every plan gives the same numbers.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -23,7 +24,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from pfljax.contract import cores, tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Aggregate, Array, ClientOutput, Params, PyTree, Topology
-from pfljax.exchange import buckets
+from pfljax.exchange import buckets, model_axis
 from pfljax.exchange.exchange import Clients, Exchange, in_chunks, on_this_device, spread_rows
 from pfljax.exchange.layout import lay_out, pad
 from pfljax.exchange.routes import AXIS, AtServer, Gather, Own, OwnFirst, Push, Ring, Route, is_dense
@@ -42,7 +43,7 @@ class ExecutionPlan:
     """Mapping of clients over devices.
 
     Attributes:
-        mesh: One axis, `clients`, over D devices.
+        mesh: One axis, `clients`, over D devices; or a second one, `model`, over the devices that share a model.
         chunk: Number of clients that a device processes at a time; 0: all of them (vmap), 1: one by one (map).
         peers: How models reach clients on other devices: "gather", "ring" or "auto", which gathers except for large
             stacks on CPU devices, which share one memory; the memory plan switches to a ring if copies do not fit.
@@ -59,17 +60,39 @@ class ExecutionPlan:
 
     @property
     def num_devices(self) -> int:
-        return self.mesh.size
+        """D: the number of devices that clients are spread over, or of groups of `model_devices` devices."""
+        return self.mesh.shape[AXIS]
+
+    @property
+    def model_devices(self) -> int:
+        """The number of devices that one client's model is spread over."""
+        return self.mesh.size // self.num_devices
+
+    @property
+    def devices_in_words(self) -> str:
+        if self.model_devices == 1:
+            return f"{self.num_devices} device(s)"
+        return f"{self.num_devices} x {self.model_devices} devices, each model on {self.model_devices}"
 
     @property
     def device(self) -> Any:
         """The first device."""
         return self.mesh.devices.flat[0]
 
-    def sharding(self, leaf: Any, *, by_rows: bool, axis: int = 0) -> NamedSharding:
-        """Sharding of a leaf: rows (at `axis`) spread over the devices if they divide evenly, otherwise replicated."""
+    def sharding(self, leaf: Any, *, by_rows: bool, axis: int = 0, leading: int | None = None) -> NamedSharding:
+        """Sharding of a leaf: rows (at `axis`) spread over the devices if they divide evenly, otherwise replicated.
+
+        Args:
+            leaf: An array or its shape.
+            by_rows: Whether it has rows of clients.
+            axis: Their axis.
+            leading: For arrays of models, the number of leading dimensions that are not spread over `model_devices`.
+        """
         spread = by_rows and len(leaf.shape) > axis and leaf.shape[axis] % self.num_devices == 0
-        return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, AXIS) if spread else PartitionSpec())
+        first = (*[None] * axis, AXIS) if spread else ()
+        if leading is None:
+            return NamedSharding(self.mesh, PartitionSpec(*first))
+        return NamedSharding(self.mesh, model_axis.spec(first, leaf.shape, self.model_devices, leading))
 
     def for_steps(self, steps: np.ndarray, num_clients: int) -> ExecutionPlan:
         """The plan for clients with different numbers of steps, with few idle steps.
@@ -112,7 +135,7 @@ class ExecutionPlan:
 
     def rings(self, models: Params) -> bool:
         """Whether peers' models (stacked) travel around the ring instead of being gathered on all devices."""
-        large = self.device.platform == "cpu" and tree.num_bytes(models) > GATHERED
+        large = self.device.platform == "cpu" and tree.num_bytes(models) > GATHERED * self.model_devices
         return self.peers == "ring" or (self.peers == "auto" and large)
 
     def exchange_of(self, topology: Topology, models: Params) -> str:
@@ -129,7 +152,8 @@ class ExecutionPlan:
         """The slice of `num` clients' rows on this process's devices; all rows if they do not divide evenly."""
         if num % self.num_devices:
             return slice(0, num)
-        here = [device.process_index == jax.process_index() for device in self.mesh.devices.flat]
+        firsts = self.mesh.devices.flat[:: self.model_devices]  # a model's devices belong to one process
+        here = [device.process_index == jax.process_index() for device in firsts]
         per_device = num // self.num_devices
         return slice(here.index(True) * per_device, (here.index(True) + sum(here)) * per_device)
 
@@ -175,7 +199,8 @@ class ExecutionPlan:
         if not self._is_spread(stack):
             return fn(stack, whole)
         specs = PartitionSpec(AXIS), PartitionSpec()
-        return jax.shard_map(fn, mesh=self.mesh, in_specs=specs, out_specs=specs[0], check_vma=False)(stack, whole)
+        options: dict[str, Any] = {"mesh": self.mesh, "axis_names": {AXIS}, "check_vma": False}
+        return jax.shard_map(fn, in_specs=specs, out_specs=specs[0], **options)(stack, whole)
 
     def over_replicates(self, fn: Callable[..., PyTree], in_axes: Any = 0) -> Callable[..., PyTree]:
         """Maps `fn` of one run's arrays over several runs, stacked on a leading axis.
@@ -299,12 +324,15 @@ class ExecutionPlan:
             mesh=self.mesh,
             in_specs=(spread_rows(stack), *[spec] * (1 + len(rows))),
             out_specs=spec,
+            axis_names={AXIS},
             check_vma=False,
         )
         return run(stack, *pad((ids, *rows), num, padded))
 
 
-def make_plan(kind: str = "auto", chunk: int = 0, devices: int = 0, peers: Peers = "auto") -> ExecutionPlan:
+def make_plan(
+    kind: str = "auto", chunk: int = 0, devices: int = 0, peers: Peers = "auto", model_devices: int = 1
+) -> ExecutionPlan:
     """Makes a plan for the devices of all processes.
 
     Args:
@@ -313,9 +341,11 @@ def make_plan(kind: str = "auto", chunk: int = 0, devices: int = 0, peers: Peers
         chunk: Number of clients at a time for "chunk".
         devices: Number of devices to use in each process; 0: all.
         peers: As in `ExecutionPlan`.
+        model_devices: Number of devices that one client's model is spread over.
 
     Raises:
-        ArgumentError: for "python", which `Execution` makes, and for more devices than there are.
+        ArgumentError: for "python", which `Execution` makes; for more devices than there are; and for `model_devices`
+            that do not divide them.
     """
     if kind == "python":
         raise ArgumentError("plan", "compiles nothing; accepted here: auto, vmap, map, chunk", kind)
@@ -323,13 +353,24 @@ def make_plan(kind: str = "auto", chunk: int = 0, devices: int = 0, peers: Peers
     cores.check(devices)
     if devices:
         found = [d for d in found if d in [e for e in found if e.process_index == d.process_index][:devices]]
-    mesh = Mesh(np.array(found), (AXIS,), axis_types=(AxisType.Auto,))
-    auto = kind == "auto"
+    mesh, auto = make_mesh(found, model_devices), kind == "auto"
     if auto:
         kind = "map" if found[0].platform == "cpu" else "vmap"
     return ExecutionPlan(mesh, {"map": 1, "vmap": 0, "chunk": max(chunk, 1)}[kind], peers, auto=auto)
 
 
+def make_mesh(devices: Sequence[Any], model_devices: int = 1) -> Mesh:
+    """Makes the mesh of some devices, of which `model_devices` neighbors share a model."""
+    share = min(collections.Counter(device.process_index for device in devices).values())
+    if share % model_devices:
+        text = f"accepted: a number that divides the {share} devices of a process"
+        raise ArgumentError("model_devices", text, model_devices)
+    if model_devices == 1:
+        return Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,))
+    shape = -1, model_devices
+    return Mesh(np.array(devices).reshape(shape), (AXIS, model_axis.MODEL), axis_types=(AxisType.Auto,) * 2)
+
+
 def make_host_plan() -> ExecutionPlan:
     """A plan for one CPU device, one client at a time, for one-time work in host memory."""
-    return ExecutionPlan(Mesh(np.array(jax.local_devices(backend="cpu")[:1]), (AXIS,), axis_types=(AxisType.Auto,)), 1)
+    return ExecutionPlan(make_mesh(jax.local_devices(backend="cpu")[:1]), 1)

@@ -20,6 +20,7 @@ from pfljax.contract import tree
 from pfljax.contract.pooled import is_pooled
 from pfljax.contract.types import Array, ClientOutput, Params, PyTree
 from pfljax.exchange.layout import block, by_client, flat, replace
+from pfljax.exchange.model_axis import WORTH, devices_here, on_parts
 
 AXIS = "clients"  # axis of the device mesh
 OWN_MESSAGE = 64 << 10  # arrays of at least this many bytes travel as separate messages
@@ -139,10 +140,10 @@ class Gather(AtServer):
     models_at = sums_at = SPREAD
 
     def open(self, models: Params) -> Params:
-        return jax.lax.all_gather(models, AXIS, tiled=True)
+        return on_parts(lambda part: jax.lax.all_gather(part, AXIS, tiled=True), models)
 
     def collect(self, kept: Kept) -> Kept:
-        return jax.lax.psum_scatter(kept, AXIS, scatter_dimension=0, tiled=True)
+        return on_parts(lambda part: jax.lax.psum_scatter(part, AXIS, scatter_dimension=0, tiled=True), kept)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,17 +306,19 @@ def _pack(arrays: PyTree) -> tuple[dict[str, Array], Callable[[dict[str, Array]]
     """Packs arrays into messages; also returns the function that unpacks them.
 
     A large array is a separate message; small arrays of one dtype share a message, since every message has a fixed
-    cost.
+    cost. An array that may be spread over several devices is not small: to share a message, it would be gathered.
     """
+    spread = devices_here() > 1
+    alone = lambda leaf: leaf.nbytes > OWN_MESSAGE or (spread and leaf.size >= WORTH)
     leaves, treedef = jax.tree.flatten(arrays)
     kinds: dict[str, list[Array]] = {}
     places = []
     for number, leaf in enumerate(leaves):
-        name = f"{number}" if leaf.nbytes > OWN_MESSAGE else f"{leaf.dtype}"
+        name = f"{number}" if alone(leaf) else f"{leaf.dtype}"
         kind = kinds.setdefault(name, [])
         start = sum(part.size for part in kind)
         places.append((name, start, start + leaf.size, leaf.shape))
-        kind.append(leaf if leaf.nbytes > OWN_MESSAGE else leaf.reshape(-1))
+        kind.append(leaf if alone(leaf) else leaf.reshape(-1))
 
     def unpack(packed):
         part = lambda name, start, stop, shape: (

@@ -16,16 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from jax.experimental import topologies
-from jax.sharding import AxisType, Mesh
 
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
 from pfljax.exchange import compiled_text
 from pfljax.exchange.compiled_text import Collective, Lengths, Reading
-from pfljax.exchange.plan import ExecutionPlan, Peers
-from pfljax.exchange.routes import AXIS
+from pfljax.exchange.plan import ExecutionPlan, Peers, make_mesh
 
 GIB, TERA, GIGA = 1 << 30, 1e12, 1e9
 LATENCY = 1e-6  # seconds of a collective besides its bytes
@@ -130,10 +127,9 @@ class Target:
             return f"the compiler's estimated cycles at {self.chip.clock / GIGA:g} GHz"
         return "a roofline of each kernel's FLOPs and bytes at published peak rates, and 2 us to launch it"
 
-    def plan(self, chunk: int, peers: Peers) -> PlanElsewhere:
-        """Returns the plan with `chunk` clients at a time; see `ExecutionPlan`."""
-        mesh = Mesh(np.array(self.devices), (AXIS,), axis_types=(AxisType.Auto,))
-        return PlanElsewhere(mesh, chunk, peers)
+    def plan(self, chunk: int, peers: Peers, model_devices: int = 1) -> PlanElsewhere:
+        """Returns the plan with `chunk` clients at a time, and models on `model_devices`; see `ExecutionPlan`."""
+        return PlanElsewhere(make_mesh(self.devices, model_devices), chunk, peers)
 
 
 class Estimate(NamedTuple):
@@ -287,7 +283,7 @@ def seconds_of(collective: Collective, target: Target) -> float:
 
     A hop around the ring comes from one neighbor, so on a TPU it has half of the link's rate.
     """
-    devices = len(target.devices)
+    devices = collective.devices or len(target.devices)
     if devices == 1:
         return 0.0
     sides = 2 if target.chip.clock else 1

@@ -77,11 +77,17 @@ class Compiled:
 
 
 def state_shardings(algorithm: Algorithm, plan: ExecutionPlan, state: State, axis: int = 0) -> State:
-    """Returns shardings that spread the rows (at `axis`) of clients, and of clients' own models, over the devices."""
-    parts = [
-        jax.tree.map(lambda leaf, rows=rows: plan.sharding(leaf, by_rows=bool(rows), axis=axis), part)
-        for part, rows in zip(state, by_client(algorithm), strict=True)
-    ]
+    """Returns shardings that spread the rows (at `axis`) of clients, and of clients' own models, over the devices.
+
+    Arrays of one model are spread over the devices that share it.
+    """
+
+    def of_part(name: str, part: Any, rows: bool) -> Any:
+        leading = axis if name == "server" else axis + 1  # all else is stacked
+        return jax.tree.map(lambda leaf: plan.sharding(leaf, by_rows=rows, axis=axis, leading=leading), part)
+
+    by_rows: Any = by_client(algorithm)
+    parts: list[Any] = [of_part(*each) for each in zip(State._fields, state, by_rows, strict=True)]
     return State(*parts)
 
 

@@ -39,6 +39,7 @@ class Execution:
             method can be debugged with `print` and `breakpoint`.
         chunk: Number of clients at a time under "chunk".
         devices: Number of devices to use; 0: all (on a CPU, one per core).
+        model_devices: Number of devices that one client's model is spread over, a divisor of the number of devices.
         exchange: How clients' models reach other devices: copied to all devices ("gather"), or passed around the ring
             of devices ("ring"). "auto" picks what fits in memory, and on TPUs and GPUs what is estimated to be faster.
         client_store: Where clients' state and data are kept between rounds: on the "device"; in "host" memory, for
@@ -48,6 +49,7 @@ class Execution:
     plan: Plan = knob("auto", flag="plan")
     chunk: int = knob(8, at_least=1, read_with=("plan", "chunk"), flag="chunk")
     devices: int = knob(0, at_least=0, at_most=1024, flag="devices")
+    model_devices: int = knob(1, at_least=1, at_most=1024, flag="model_devices")
     exchange: Peers = knob("auto", flag="exchange")
     client_store: Literal["device", "host", "disk"] = knob("device", flag="client_store")
 
@@ -57,8 +59,10 @@ class Execution:
         if self.plan == "python":
             if self.client_store != "device":
                 raise ArgumentError("client_store", "accepted with plan=python: device", self.client_store)
+            if self.model_devices > 1:
+                raise ArgumentError("model_devices", "accepted with plan=python: 1", self.model_devices)
             return PythonPlan(make_plan("map", devices=1).mesh, 1)
-        return make_plan(self.plan, self.chunk, self.devices, self.exchange)
+        return make_plan(self.plan, self.chunk, self.devices, self.exchange, self.model_devices)
 
 
 class Numbers(NamedTuple):

@@ -251,6 +251,8 @@ class HostStore(Store):
         if algorithm.sample is not None:
             text = "does not support cohorts that are not drawn uniformly; accepted here: device"
             raise ArgumentError("client_store", text, experiment.client_store)
+        if (found := experiment.problem.plan.model_devices) > 1:
+            raise ArgumentError("model_devices", f"accepted with client_store={experiment.client_store}: 1", found)
 
     def put(self, plan: ExecutionPlan, replicates: Replicates, parts: Sequence[Any], num: int) -> Any:
         """Returns the data of each run, which stay on the host."""

@@ -201,8 +201,9 @@ def compiled_rows(
 
 def choices(experiment: Experiment, target: Target) -> Iterator[tuple[int, str]]:
     """The chunks and exchanges to try, the most telling first."""
-    devices, problem = len(target.devices), experiment.problem
-    topology = experiment.algorithm(target.plan(0, "auto")).topology
+    problem = experiment.problem
+    plan = target.plan(0, "auto", problem.plan.model_devices)
+    devices, topology = plan.num_devices, experiment.algorithm(plan).topology
     exchanges = ("gather", "ring") if topology in ("peers", "push") and devices > 1 else ("",)
     per_device = -(-problem.cohort_size // devices)
     chunks = [0, *([1] if per_device > 1 else []), *(chunk for chunk in CHUNKS if chunk < per_device)]
@@ -221,7 +222,8 @@ def recommended(best: Row | None) -> dict[str, Any]:
 
 def advice(experiment: Experiment, target: Target, best: Row | None) -> list[str]:
     """What may help: a number of clients that divides, another store."""
-    found, num, devices = [], experiment.problem.num_clients, len(target.devices)
+    found, num = [], experiment.problem.num_clients
+    devices = len(target.devices) // experiment.problem.plan.model_devices  # that clients are divided over
     if num % devices and experiment.client_store == "device":
         near = [n for n in (num // devices * devices, -(-num // devices) * devices) if n]
         found.append(
@@ -235,7 +237,8 @@ def advice(experiment: Experiment, target: Target, best: Row | None) -> list[str
 
 def prepare(experiment: Experiment, target: Target, chunk: int, exchange: str) -> tuple[Row, Callable[[], Row] | None]:
     """Returns the row of one plan without a compiler's figures, and what compiles it if it may fit."""
-    plan: Any = target.plan(chunk, exchange or "auto")  # type: ignore[arg-type]
+    model_devices = experiment.problem.plan.model_devices
+    plan: Any = target.plan(chunk, exchange or "auto", model_devices)  # type: ignore[arg-type]
     plan = plan.for_steps(experiment.steps, experiment.problem.cohort_size)
     lowered, data = lower(experiment, plan)
     room = SHARE * target.chip.memory
@@ -244,7 +247,7 @@ def prepare(experiment: Experiment, target: Target, chunk: int, exchange: str) -
     if held > room:
         return dataclasses.replace(row, why=HELD), None
     everyone = tree.num_bytes(lowered.state.models)
-    if exchange == "gather" and everyone > room:
+    if exchange == "gather" and everyone > room * model_devices:
         return dataclasses.replace(row, why=f"a copy of all models takes {readable(everyone)}"), None
     of_loops = lengths(experiment, plan)
 

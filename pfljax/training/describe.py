@@ -110,7 +110,7 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
         ("other outputs, per device", needs.outputs),
         ("temporaries, per device", needs.temporaries),
         ("device memory", needs.limit),
-        ("plan", f"{kind}: {at_once} of {per_device} clients at a time, {plan.num_devices} device(s)"),
+        ("plan", f"{kind}: {at_once} of {per_device} clients at a time, {plan.devices_in_words}"),
         ("idle steps", f"{100 * plan.waiting(experiment.steps, size):.1f} %"),
         ("gradients per client and round", f"{experiment.gradients(algorithm):,.4g} on average, of mini-batches"),
         ("exchange", plan.exchange_of(algorithm.topology, of_round)),

@@ -34,6 +34,25 @@ def clients():
 
 
 @pytest.mark.slow
+def test_a_model_on_four_chips_compiles_for_a_tpu(target, clients):
+    """Of 16 chips four share a model; no chip holds or moves a whole kernel of 64 x 1024."""
+    del target  # skips without libtpu
+    sixteen, rows = targets.find("tpu:v5e:4x4"), []
+    for model_devices in (1, 4):
+        execution = pfl.Execution("map", devices=4, model_devices=model_devices)
+        model = pfl.models.MLP(hidden=(1024,))
+        run = pfl.Run(pfl.FedAvg(), clients, model, pfl.LocalTraining(optax.sgd(0.1)), execution=execution)
+        compiling = prepare(run.experiment, sixteen, 1, "")[1]
+        assert compiling is not None
+        rows.append(compiling())
+    whole, parts = rows
+    assert parts.fits and not parts.why
+    assert whole.outputs_bytes >= 0 and parts.temporaries_bytes < whole.temporaries_bytes
+    shapes = " ".join(each["shapes"] for each in parts.collectives)
+    assert "64,256]" in shapes and "64,1024]" not in shapes
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(pfl.METHODS))
 def test_a_method_compiles_for_a_tpu(name, target, clients):
     local = pfl.LocalTraining(optax.adam(0.01), batch_size=5)

@@ -135,5 +135,27 @@ def test_bytes_of_shapes(shape, size):
     assert compiled_text.num_bytes(shape) == size
 
 
+@pytest.mark.parametrize(
+    ("told", "devices"),
+    [
+        ("replica_groups={{0,1},{2,3},{4,5},{6,7}}, dimensions={0}", 2),
+        ("replica_groups=[2,4]<=[4,2]T(1,0), use_global_device_ids=true", 4),
+        ("replica_groups=mesh['clients'=2,'model'=4] {'model'}, to_apply=%add", 4),
+        ("replica_groups=mesh['clients'=2,'model'=4] {'clients','model'}", 8),
+        ("replica_groups={}, to_apply=%add", 8),
+        ("source_target_pairs={{0,2},{2,0}}", 8),
+    ],
+)
+def test_groups_of_collectives(told, devices):
+    assert compiled_text.group_of(told, 8) == devices
+
+
+def test_a_gather_counts_the_devices_of_its_group():
+    """A part of f32[8,16] from each of 2 devices of 4."""
+    text = program("condition").replace("all-gather(%part), ", "all-gather(%part), replica_groups={{0,1},{2,3}}, ")
+    (found,) = (each for each in compiled_text.read(text, 4).collectives if each.kind == "all-gather")
+    assert (found.devices, found.bytes) == (2, 2 * 8 * 16 * 4)
+
+
 def test_doubles_are_seen():
     assert compiled_text.read(program("condition").replace("f32[32,16]", "f64[32,16]"), 4).doubles

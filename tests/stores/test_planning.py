@@ -32,14 +32,14 @@ def here(memory=CHIP.memory, devices=2):
     return Target("here", jax.devices()[:devices], CHIP._replace(memory=memory), {})
 
 
-def experiment(method, clients=4, batch=3, sizes=None, **options):
+def experiment(method, clients=4, batch=3, model=MODEL, sizes=None, **options):
     sizes = np.arange(clients) % 2 * 4 + 4 if sizes is None else sizes  # 4 and 8 examples
     client = np.repeat(np.arange(clients), np.array(sizes))
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(len(client), 5)).astype(np.float32), rng.integers(0, 3, len(client))
     federation = pfl.Federation.from_arrays(x, y, client=client)
     local = pfl.LocalTraining(optax.sgd(0.1), batch_size=batch)
-    return pfl.Run(method, federation, MODEL, local, **options).experiment.with_rounds(100)
+    return pfl.Run(method, federation, model, local, **options).experiment.with_rounds(100)
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +86,23 @@ def test_nothing_is_allocated_and_the_host_store_holds_a_cohort():
     assert compiling is not None
     models = 2 * (5 * 8 + 8 + 8 * 3 + 3) * 4
     assert 2 * models < row.arguments_bytes < 2 * models + 8 * 1024  # this cohort and the next
+
+
+def test_a_model_on_several_devices():
+    """Of 4 devices 2 share a model of 5 x 1024 and 1024 x 3 weights, so that a device holds half of what 2 of 2 do."""
+    wide = pfl.models.MLP(hidden=(1024,))
+    make = lambda number: experiment(pfl.Local(), model=wide, execution=pfl.Execution(devices=4, model_devices=number))
+    (whole, _), (parts, compiling) = (
+        planning.prepare(make(number), here(devices=2 * number), 1, "") for number in (1, 2)
+    )
+    saved = 2 * (5 * 1024 + 1024 * 3 + 1024) * 4 / 2  # of two clients: kernels and the wide bias
+    assert whole.arguments_bytes - parts.arguments_bytes == pytest.approx(saved)
+    assert compiling is not None
+    row = compiling()
+    assert row.fits and {each["devices"] for each in row.collectives} >= {2}
+    assert [chunk for chunk, _ in planning.choices(make(2), here(devices=4))] == [0, 1]
+    with pytest.raises(pfl.ArgumentError, match="model_devices=2: accepted: a number that divides the 1 devices"):
+        planning.prepare(make(2), here(devices=1), 1, "")
 
 
 def test_loops_count_as_often_as_the_largest_client_of_a_chunk_steps():
