@@ -51,7 +51,7 @@ from pfljax.training import loop
 PARTS = ("matmul", "rounds", "methods", "profile", "table1")
 EXAMPLES, BATCH = 50, 10
 KEPT = ("matmul_size", "repeats", "chunk", "devices", "table_rounds", "table_splits")  # results depend on these
-UNREAD = ("plan", "exchange", "client_store", "profile")
+UNREAD = ("plan", "model_devices", "exchange", "client_store", "profile")
 
 
 class Work(NamedTuple):

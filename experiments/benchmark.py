@@ -359,7 +359,8 @@ def run(settings: Settings) -> None:
 def plans(settings: Settings) -> tuple[ExecutionPlan, ExecutionPlan]:
     """The plan from the flags, and a plan for one device."""
     execution = settings.make(Execution)
-    return execution.make_plan(), dataclasses.replace(execution, devices=1, exchange="auto").make_plan()
+    alone = dataclasses.replace(execution, devices=1, model_devices=1, exchange="auto")
+    return execution.make_plan(), alone.make_plan()
 
 
 def threads_of_torch() -> list[int]:
