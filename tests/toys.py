@@ -32,6 +32,8 @@ from pfljax.training.loop import EVERY, Trainer
 
 # Of each kind one: what stays, what is shared, what travels, and what a client or the server keeps.
 KINDS = ("local", "fedavg_plus", "scaffold", "fedem", "dfedem", "federico", "fedfomo")
+# Together they use all of the engine; tests of the engine play the other methods only in the long suite.
+VARIED = (*KINDS, "clustered", "mocha", "fedpac", "pfedhn", "apple", "knn_per", "fedavg_data", "fedbuff", "ditto")
 
 
 class Normalized(nn.Module):

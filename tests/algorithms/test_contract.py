@@ -232,13 +232,19 @@ FURTHER = {
 FURTHER_OF = {"local": "own", "scaffold": "shared", "federico": "peers", "fedfomo": "peers", "dfedem": "push"}
 
 
+def suite_of(name, number):
+    """By default the models of peers; each method with one plan is slow, and with further ones, if it is varied."""
+    if number == 0:
+        return [] if name == "federico" else [pytest.mark.slow]
+    return [pytest.mark.slow if name in toys.VARIED else pytest.mark.long]
+
+
 @pytest.mark.parametrize(
     ("name", "cohort", "plan"),
     [
-        pytest.param(name, *setting, marks=[pytest.mark.xdist_group(name), *[pytest.mark.slow][:slow]])
+        pytest.param(name, *setting, marks=[pytest.mark.xdist_group(name), *suite_of(name, number)])
         for name in METHODS
         for number, setting in enumerate(PLANS + FURTHER.get(FURTHER_OF.get(name, ""), []))
-        for slow in [number > 0 or name != "federico"]  # models of peers by default; the others take minutes
     ],
 )
 def test_every_plan_gives_the_same_numbers(name, cohort, plan):

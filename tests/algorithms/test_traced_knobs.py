@@ -61,7 +61,7 @@ def test_the_learning_rate_may_be_traced():
     assert forms(traced) == forms(jax.eval_shape(lambda: play({})))
 
 
-@toys.each_method(among=TRACED, fast=("fedavgm",))
+@toys.each_method(among=TRACED, fast=("fedavgm",), slow=toys.VARIED)
 def test_a_traced_number_counts_as_it_does_in_python(name):
     play, knobs = rounds_of(name), numbers_of(name)
     traced = jax.jit(play)({knob: jnp.float32(value) for knob, value in knobs.items()})

@@ -96,7 +96,8 @@ def damage(draw, out):
 def cases():
     for mode, (*_, number) in MODES.items():
         for case in range(number):
-            yield pytest.param(mode, case, marks=[pytest.mark.campaign] * ((mode, case) != SAMPLE))
+            suite = pytest.mark.campaign if case % 3 == 0 else pytest.mark.long
+            yield pytest.param(mode, case, marks=[suite] * ((mode, case) != SAMPLE))
 
 
 @pytest.mark.parametrize(("mode", "case"), [*cases()])

@@ -62,13 +62,15 @@ def dense(arrays):
     return arrays
 
 
-@pytest.mark.slow
+SCAFFOLD = ("--client_store=host", "--algorithm=scaffold", "--unseen_clients=0.25", "--eval_clients=5")
+
+
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--exchange=ring",),
-        ("--client_store=disk",),
-        ("--client_store=host", "--algorithm=scaffold", "--unseen_clients=0.25", "--eval_clients=5"),
+        pytest.param(("--exchange=ring",), marks=pytest.mark.slow),
+        pytest.param(("--client_store=disk",), marks=pytest.mark.long),
+        pytest.param(SCAFFOLD, marks=pytest.mark.slow),
     ],
 )
 def test_two_processes_give_the_figures_of_one(start, tmp_path, flags):

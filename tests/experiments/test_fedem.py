@@ -39,7 +39,7 @@ def test_table2_tunes_and_stands_beside_the_paper(tmp_path):
     assert again.count("already finished") == again.count("seed-0:") and again.count("already tuned") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_published_labels_come_with_the_authors_model_of_one_logit(tmp_path):
     published = "--synthetic.labels=published"
     model_of = lambda *words: PAPER.settings_of(paper.start(parse(table2.define, words)).settings, "fedem").model
@@ -75,7 +75,7 @@ def test_appendix_j1_runs_d_fedem_with_fedem_s_settings(tmp_path):
     assert config["dfedem.graph"] == "complete" and config["keep_optimizer"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_appendix_j6_samples_clients_of_apfl_too(tmp_path):
     call(appendix_j6, "--participations=0.5,1", "--seeds=0", f"--out={tmp_path}")
     points = rows_of(tmp_path)

@@ -41,9 +41,13 @@ SETTINGS = [("local", "host"), ("scaffold", "host"), ("fedfomo", "host"), *((nam
 FAST = [*SETTINGS[:3], ("federico", "disk"), ("fedem", "disk"), ("mocha", "disk"), ("clustered", "disk")]
 
 
-@pytest.mark.parametrize(
-    ("name", "store"), [pytest.param(*each, marks=[pytest.mark.slow] * (each not in FAST)) for each in SETTINGS]
-)
+def suite(name, store):
+    if (name, store) in FAST:
+        return []
+    return [pytest.mark.slow if name in toys.VARIED else pytest.mark.long]
+
+
+@pytest.mark.parametrize(("name", "store"), [pytest.param(*each, marks=suite(*each)) for each in SETTINGS])
 def test_runs_are_those_of_the_devices(name, store, monkeypatch):
     """Their figures, whom clients use, and their states; clients are evaluated in several blocks."""
     monkeypatch.setattr(host_store, "BLOCK_BYTES", 0)

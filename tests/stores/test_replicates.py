@@ -62,7 +62,7 @@ def check_same(found, wanted):
 EQUAL = [name for name in METHODS if name != "fedavg_data"]
 
 
-@toys.each_method(EQUAL, fast=["local"], slow=(*toys.KINDS, "fedpac", "pfedhn", "apple", "knn_per"))
+@toys.each_method(EQUAL, fast=["local"], slow=toys.VARIED)
 def test_seeds_at_once_are_as_one_by_one(name, tmp_path):
     outs = [tmp_path / f"seed-{number}" for number in range(3)]
     together = train(experiments_of(name), outs)

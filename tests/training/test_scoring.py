@@ -25,10 +25,18 @@ def outcome(name, eval_clients, store="device", devices=1, rounds=3, **options):
 
 
 FAST = [("fedavg", "device"), ("ditto", "disk"), ("fedem", "host")]
-SLOW = [("federico", "device"), ("federico", "disk"), ("fedfomo", "host"), ("clustered", "device"), ("mocha", "disk")]
+SLOW = [("federico", "disk"), ("fedfomo", "host"), ("clustered", "device")]
+LONG = [("federico", "device"), ("mocha", "disk")]
 
 
-@pytest.mark.parametrize(("name", "store"), [*FAST, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)])
+@pytest.mark.parametrize(
+    ("name", "store"),
+    [
+        *FAST,
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in LONG),
+    ],
+)
 def test_scores_are_those_of_the_whole(name, store):
     whole = outcome(name, 0).history
     found = outcome(name, 5, store, devices=2)
