@@ -117,8 +117,8 @@ def test_a_servers_model_on_two_devices_trains_as_on_one(kind):
     assert_spread(found.models, 1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cohort", [0, 2])
+@pytest.mark.long
+@pytest.mark.parametrize("cohort", [0, 2, 3])
 @pytest.mark.parametrize(("kind", "chunk", "peers"), [("map", 0, "ring"), ("vmap", 0, "gather"), ("chunk", 2, "ring")])
 def test_federicos_models_on_two_devices_train_as_on_one(kind, chunk, peers, cohort):
     """Also of sampled cohorts, whose rows visit other devices."""
