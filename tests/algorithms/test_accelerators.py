@@ -47,7 +47,7 @@ def test_a_model_on_four_chips_compiles_for_a_tpu(target, clients):
         rows.append(compiling())
     whole, parts = rows
     assert parts.fits and not parts.why
-    assert whole.outputs_bytes >= 0 and parts.temporaries_bytes < whole.temporaries_bytes
+    assert parts.temporaries_bytes < whole.temporaries_bytes
     shapes = " ".join(each["shapes"] for each in parts.collectives)
     assert "64,256]" in shapes and "64,1024]" not in shapes
 
