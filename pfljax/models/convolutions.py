@@ -129,7 +129,8 @@ def convolve(x: Array, kernel: Array, windows: Windows) -> Array:
         return y[(slice(None), *(slice(None, None, stride) for stride in windows.strides))]
     if _is_product(x, windows):
         rows = views(x, windows)[0] if math.prod(windows.size) == 1 else tiles(x, windows)
-        return rows.reshape(x.shape[0], *windows.outputs(x.shape[1:-1]), -1) @ kernel.reshape(-1, outputs)
+        y = rows.reshape(-1, kernel.size // outputs) @ kernel.reshape(-1, outputs)
+        return y.reshape(x.shape[0], *windows.outputs(x.shape[1:-1]), outputs)
     if groups == x.shape[-1] == outputs:
         rows = kernel.reshape(-1, groups)
         return jnp.asarray(sum(view * row for view, row in zip(views(x, windows), rows, strict=True)))

@@ -16,6 +16,7 @@ from jax.interpreters import partial_eval
 from pfljax.contract.types import PyTree
 from pfljax.models.convolutions import Windows, convolve, max_pool, max_pool_slope, slopes, sum_pool
 
+FEW = 32  # neighbors that a sum adds last: fewer than fill a core's vectors well
 MOST_PLACES = 128  # in a window; each is a view, which takes time to compile
 
 Operation = Callable[..., Any]
@@ -128,6 +129,52 @@ def pooling(pool: Operation, slope: Operation | None, eqn: Any) -> Form | None:
     return apply, derivative(apply) if slope is None else lambda dy, x: slope(dy, x, windows)
 
 
+def outer_first(eqn: Any) -> Form | None:
+    """A sum over axes before and after the last that is kept, such as group norm's: first over those before it.
+
+    So each step adds whole rows. XLA's form adds a few neighbors at a time.
+    """
+    x, axes = eqn.invars[0].aval, eqn.params["axes"]
+    *others, last = [axis for axis in range(x.ndim) if axis not in axes] or [-1]
+    before, width = [axis for axis in axes if axis < last], math.prod(x.shape[last + 1 :])
+    if not (before and 1 < width <= FEW and jnp.issubdtype(x.dtype, jnp.floating)):
+        return None
+    add = lambda x, axes: eqn.primitive.bind(x, **eqn.params | {"axes": tuple(axes)})
+    kept = [x.shape[axis] for axis in (*others, last)]
+
+    def apply(x):
+        rows = add(x.reshape(*x.shape[:last], -1), before)
+        return add(rows.reshape(*kept, width), [len(kept)])
+
+    return apply, derivative(apply)
+
+
+def flattened(eqn: Any) -> Form | None:
+    """A product of arrays as one of matrices, whose gradients, unlike the arrays', XLA computes fast."""
+    (left, right), batch = eqn.params["dimension_numbers"]
+    a, b = (v.aval.shape for v in eqn.invars)
+    num, axes = len(left), (*left, *right)
+    if any(batch) or axes != (*range(len(a) - num, len(a)), *range(num)) or len(a) == len(b) == 2 or not num:
+        return None
+    rows, inner, columns = math.prod(a[: len(a) - num]), math.prod(b[:num]), math.prod(b[num:])
+    params = eqn.params | {"dimension_numbers": (((1,), (0,)), ((), ()))}
+
+    def apply(x, y):
+        product = eqn.primitive.bind(x.reshape(rows, inner), y.reshape(inner, columns), **params)
+        return product.reshape(eqn.outvars[0].aval.shape)
+
+    return apply, derivative(apply)
+
+
+def in_rows(eqn: Any) -> Form | None:
+    """An operation on each entry of rows of few, such as those of group norm, on longer rows."""
+    *shape, width = eqn.invars[0].aval.shape or [0]
+    if not (len(shape) > 1 and 1 < width <= FEW):
+        return None
+    apply = lambda x: eqn.primitive.bind(x.reshape(*shape[:-1], -1), **eqn.params).reshape(x.shape)
+    return apply, derivative(apply)
+
+
 def one_by_one(eqn: Any) -> Form:
     """Stacked clients' operations in turn. Side by side, LAPACK's may wait for each other forever on few cores."""
     apply = jax.custom_batching.sequential_vmap(lambda *args: eqn.primitive.bind(*args, **eqn.params))
@@ -155,6 +202,9 @@ FORMS: dict[str, dict[Any, Callable[[Any], Form | None]]] = {
         primitives.conv_general_dilated_p: convolution,
         primitives.reduce_window_max_p: functools.partial(pooling, max_pool, max_pool_slope),
         primitives.reduce_window_sum_p: functools.partial(pooling, sum_pool, None),
+        primitives.reduce_sum_p: outer_first,
+        primitives.square_p: in_rows,
+        primitives.dot_general_p: flattened,
         primitives.random_bits_p: in_a_row,
         primitives.qr_p: one_by_one,  # in orthogonal initial values
     }

@@ -1,6 +1,8 @@
 """Rewritten networks: the same values and gradients as XLA's own forms, inside everything that JAX nests."""
 
 import functools
+import itertools
+import re
 
 import flax.linen as nn
 import jax
@@ -42,7 +44,7 @@ def check(fn, *args, gradients=True):
         jax.tree.leaves((rewritten(fn)(*args), jax.jit(functools.partial(slopes, rewritten(fn)))(dy))),
         strict=True,
     ):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * max(1, np.abs(expected).max()))
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max(initial=1))
 
 
 def axes_of(draw, number, values):
@@ -175,6 +177,54 @@ def test_the_rest_stays_as_it_is(fn, args):
     for name in ("stablehlo.convolution", "stablehlo.reduce_window"):
         assert own.count(name) == found.count(name)
     np.testing.assert_array_equal(rewritten(fn)(*args), jax.jit(fn)(*args))
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(st.data())
+def test_sums_over_both_sides_of_an_axis_add_whole_rows_first(data):
+    shape = axes_of(data.draw, data.draw(st.integers(3, 5)), (2, 3, 5))
+    middle = data.draw(st.integers(1, len(shape) - 2))
+    others = [axis for axis in range(middle) if axis and data.draw(st.booleans())]
+    axes = tuple(axis for axis in range(len(shape)) if axis not in (middle, *others))
+    x = np.random.default_rng(4).normal(size=shape).astype(np.float32)
+    fn = lambda x: jnp.sin(jnp.square(x).sum(axes))
+    check(fn, x)
+    assert (text_of(fn, x).count("stablehlo.reduce("), text_of(rewritten(fn), x).count("stablehlo.reduce(")) == (1, 2)
+
+
+PRODUCTS = {
+    "dense": ((2, 3, 4), (4, 5), (2,), (0,)),
+    "heads": ((2, 3, 4), (4, 2, 3), (2,), (0,)),
+    "from heads": ((2, 3, 2, 4), (2, 4, 5), (2, 3), (0, 1)),
+    "everything": ((2, 3), (2, 3), (0, 1), (0, 1)),
+    "nothing left over": ((2, 0, 4), (4, 3), (2,), (0,)),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_arrays_are_products_of_matrices(name):
+    *shapes, left, right = PRODUCTS[name]
+    a, b = (np.random.default_rng(5).normal(size=shape).astype(np.float32) for shape in shapes)
+    fn = lambda a, b: jax.lax.dot_general(a, b, ((left, right), ((), ())))
+    np.testing.assert_allclose(rewritten(fn)(a, b), np.tensordot(a, b, (left, right)), rtol=1e-5, atol=1e-5)
+    check(fn, a, b)
+    grads = jax.jit(jax.grad(lambda *args: jnp.sin(rewritten(fn)(*args)).sum(), (0, 1)))
+    operands = re.findall(r"dot_general.*: \(tensor<(.*)xf32>, tensor<(.*)xf32>\)", grads.lower(a, b).as_text())
+    assert len(operands) >= 1 and all(shape.count("x") == 1 for shape in itertools.chain(*operands))
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "dims"),
+    [
+        ((3, 4), (4, 5), (((1,), (0,)), ((), ()))),
+        ((2, 3, 4), (2, 4, 5), (((2,), (1,)), ((0,), (0,)))),
+        ((4, 2, 3), (4, 5), (((0,), (0,)), ((), ()))),
+    ],
+)
+def test_matrices_batches_and_other_orders_of_axes_stay(left, right, dims):
+    a, b = np.ones(left, np.float32), np.ones(right, np.float32)
+    fn = lambda a, b: jax.lax.dot_general(a, b, dims)
+    assert "reshape" not in text_of(rewritten(fn), a, b)
 
 
 def test_other_platforms_keep_their_own_forms():
