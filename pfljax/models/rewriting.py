@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -65,13 +66,29 @@ def operation_of(eqn: Any) -> Operation:
 
     Its derivatives have the form that the platform has, too.
     """
+    if forms_of(eqn):
+        key = repr((eqn.primitive, [v.aval for v in eqn.invars], sorted(eqn.params.items())))
+        return by_platform(Keyed(key, eqn))
     params = jax.tree.map(rewritten_trace, eqn.params) if eqn.primitive in NESTED else eqn.params
-    own = lambda *args: eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(params))
-    if not (forms := forms_of(eqn)):
-        return own
-    forms["default"] = own, derivative(own)
+    return lambda *args: eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(params))
+
+
+@dataclasses.dataclass(frozen=True)
+class Keyed:
+    """An equation that equals others of the same operation, shapes and parameters."""
+
+    key: str
+    eqn: Any = dataclasses.field(compare=False)
+
+
+@functools.lru_cache(maxsize=1024)  # so that JAX traces equal operations once
+def by_platform(keyed: Keyed) -> Operation:
+    """An operation in the form of the platform that it is lowered to."""
+    eqn = keyed.eqn
+    own = lambda *args: eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
+    forms = forms_of(eqn) | {"default": (own, derivative(own))}
     on = lambda n: functools.partial(jax.lax.platform_dependent, **{name: form[n] for name, form in forms.items()})
-    apply, slopes = on(0), on(1)
+    apply, slopes = jax.jit(on(0)), jax.jit(on(1))
     operation = jax.custom_vjp(apply)
     operation.defvjp(lambda *args: (apply(*args), args), lambda args, slope: slopes(slope, *args))
     return operation

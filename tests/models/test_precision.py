@@ -21,7 +21,7 @@ from pfljax.exchange import lifting
 from pfljax.exchange.rounds import make_round
 from pfljax.folder import files
 from pfljax.local.training import LocalTraining
-from pfljax.models import convolutions, recurrent
+from pfljax.models import convolutions, recurrent, rewriting
 from pfljax.models.rewriting import equations, rewritten
 from pfljax.stores import serving
 
@@ -227,6 +227,7 @@ def test_updates_too_small_for_a_bfloat16_parameter_add_up():
 
 def test_gradients_of_convolutions_are_float32_sums_over_images(monkeypatch):
     """In bfloat16, adding the 4 of each image would end at 1024, whose next number is 1032."""
+    rewriting.by_platform.cache_clear()
     monkeypatch.setattr(convolutions, "CACHE_BYTES", 1)  # one image at a time
     convolve = rewritten(lambda x, k: jax.lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=LAYOUT))
     x, kernel = jnp.ones((512, 2, 2, 1), jnp.bfloat16), jnp.ones((3, 3, 1, 1), jnp.bfloat16)

@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pfljax import models
-from pfljax.models import convolutions
+from pfljax.models import convolutions, rewriting
 from pfljax.models.rewriting import rewritten
 
 RNG = np.random.default_rng(0)
@@ -113,6 +113,7 @@ def test_a_tie_s_gradient_goes_to_the_first():
 
 @pytest.mark.parametrize("cache_bytes", [1, slow(4000), 6 << 20])
 def test_convolutions_in_blocks_of_images_are_the_same(monkeypatch, cache_bytes):
+    rewriting.by_platform.cache_clear()
     monkeypatch.setattr(convolutions, "CACHE_BYTES", cache_bytes)
     check(convolve, X, KERNEL)
 
