@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend import core
 from jax.interpreters import partial_eval as pe
 
 from pfljax.contract import tree
@@ -75,15 +76,14 @@ class Product(NamedTuple):
 
 
 def products(jaxpr: Any, times: int = 1) -> Iterator[Product]:
-    """The products in a jaxpr, including those inside loops and calls."""
+    """The products in a jaxpr, including those inside loops and calls, in the form that a CPU has."""
     for equation in jaxpr.eqns:
         if equation.primitive.name in ("dot_general", "conv_general_dilated"):
             yield Product(equation, times)
         repeats = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
-        for param in equation.params.values():
-            inner = getattr(param, "jaxpr", param)
-            if hasattr(inner, "eqns"):
-                yield from products(inner, times * repeats)
+        inner = list(core.jaxprs_in_params(equation.params))
+        for part in inner[:1] if equation.params.get("branches_platforms") else inner:  # a CPU's form is the first
+            yield from products(part, times * repeats)
 
 
 def seconds(plan: ExecutionPlan, step: Callable[[Any], Any], start: Any) -> float:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import io_callback
+from jax.interpreters import partial_eval as pe
 
 from experiments import roofline
 from pfljax import models
@@ -25,6 +26,16 @@ def test_operations_of_a_convolution():
     jaxpr = jax.make_jaxpr(conv)(jnp.ones((2, 8, 6, 3)), jnp.ones((3, 3, 3, 4))).jaxpr
     (found,) = roofline.products(jaxpr)
     assert found.flop == 2 * (2 * 8 * 6 * 4) * (3 * 3 * 3)
+
+
+def test_operations_of_a_network_with_convolutions():
+    """Each layer's product, and those of the gradients of its kernel and, except in the first, of its input."""
+    model = models.build(models.CNN(channels=(4, 8)), (8, 8, 3), "classification", 3)
+    params, x, y = jax.eval_shape(model.init, jax.random.key(0)), jnp.zeros((5, 8, 8, 3)), jnp.zeros(5, int)
+    gradient = jax.make_jaxpr(jax.grad(lambda params: model.loss(params, x, y).mean()))(params).jaxpr
+    needed = pe.dce_jaxpr(gradient, [True] * len(gradient.outvars))[0]
+    first, second, dense = 5 * 64 * 27 * 4, 5 * 16 * 36 * 8, 5 * 32 * 3
+    assert sum(product.flop for product in roofline.products(needed)) == 2 * (2 * first + 3 * second + 3 * dense)
 
 
 def test_the_least_work_of_an_mlp(monkeypatch):
