@@ -1,7 +1,7 @@
 """Methods compiled for a TPU v5e 2x2 that is not here: what moves between chips, and what they need.
 
 Budgets are bytes of temporaries on one chip, a quarter above what was read when they were recorded; whoever raises one
-says why. They hold for one version of libtpu: the same code once took about half, probably with another. Methods without
+says why. They hold for one version of libtpu: the same code once took about half, perhaps with another. Methods without
 a budget only have to compile. "moved" lists what a server that compares its clients' models moves besides sums. Without
 libtpu the tests are skipped.
 """
