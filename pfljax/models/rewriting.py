@@ -147,9 +147,9 @@ def pooling(pool: Operation, slope: Operation | None, eqn: Any) -> Form | None:
 
 
 def outer_first(eqn: Any) -> Form | None:
-    """A sum over axes before and after the last that is kept, such as group norm's: first over those before it.
+    """A sum over axes on both sides of the last axis that stays, such as group norm's: first over those before it.
 
-    So each step adds whole rows. XLA's form adds a few neighbors at a time.
+    This adds whole rows; XLA adds a few neighbors at a time.
     """
     x, axes = eqn.invars[0].aval, eqn.params["axes"]
     *others, last = [axis for axis in range(x.ndim) if axis not in axes] or [-1]
@@ -160,7 +160,7 @@ def outer_first(eqn: Any) -> Form | None:
     kept = [x.shape[axis] for axis in (*others, last)]
 
     def apply(x):
-        rows = add(x.reshape(*x.shape[:last], -1), before)
+        rows = add(x.reshape(*x.shape[:last], x.shape[last] * width), before)
         return add(rows.reshape(*kept, width), [len(kept)])
 
     return apply, derivative(apply)
@@ -184,11 +184,11 @@ def flattened(eqn: Any) -> Form | None:
 
 
 def in_rows(eqn: Any) -> Form | None:
-    """An operation on each entry of rows of few, such as those of group norm, on longer rows."""
+    """An elementwise operation on short rows, such as a group's channels, as one on longer rows."""
     *shape, width = eqn.invars[0].aval.shape or [0]
     if not (len(shape) > 1 and 1 < width <= FEW):
         return None
-    apply = lambda x: eqn.primitive.bind(x.reshape(*shape[:-1], -1), **eqn.params).reshape(x.shape)
+    apply = lambda x: eqn.primitive.bind(x.reshape(*shape[:-1], shape[-1] * width), **eqn.params).reshape(x.shape)
     return apply, derivative(apply)
 
 
