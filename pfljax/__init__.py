@@ -45,7 +45,7 @@ from pfljax.contract.types import (
 from pfljax.data import Federation, partitions
 from pfljax.local.problem import OwnModel, Problem
 from pfljax.local.solver import Solver
-from pfljax.models import Model
+from pfljax.models import Model, adapters, weights
 
 __version__ = "0.2.0"
 
@@ -87,6 +87,7 @@ __all__ = [
     "TensorBoard",
     "Traffic",
     "Tuning",
+    "adapters",
     "compare",
     "data",
     "knob",
@@ -99,5 +100,6 @@ __all__ = [
     "train_replicates",
     "tree",
     "tune",
+    "weights",
 ]
 __all__ += algorithms.__all__

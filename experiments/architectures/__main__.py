@@ -54,7 +54,7 @@ def ours(work: Architecture, module: Any, federation: Federation, settings: Sett
     """A function that runs a round of Local and returns its seconds."""
     model = models.build(module, work.shape, federation.task, federation.num_classes, dtype=federation.train.x.dtype)
     if native:
-        vars(model)["_compute"] = model.network.forward
+        vars(model)["_compute"] = lambda frozen, *args: model.network.forward(*args)
     solver = LocalTraining(optax.sgd(benchmark.RATE), batch_size=work.batch_size).bind(model)
     plan = settings.make(Execution).make_plan()
     experiment = timing.build(method.get("local")(), federation, model, solver, plan)

@@ -19,6 +19,8 @@ from pfljax.evaluation.measures import METRICS as METRICS
 from pfljax.local import embedding as embedding
 from pfljax.local.privacy import Privacy as Privacy
 from pfljax.local.training import LocalTraining as LocalTraining
+from pfljax.models import adapters as adapters
+from pfljax.models import weights as weights
 from pfljax.stages.attacks import Attack as Attack
 from pfljax.stages.server import Server as Server
 from pfljax.stores.experiment import Execution as Execution

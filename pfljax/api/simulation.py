@@ -17,6 +17,7 @@ from pfljax.exchange.in_python import PythonPlan, calling
 from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import Record, make_round
 from pfljax.local.training import LocalTraining
+from pfljax.stores.compiled import Jitted
 from pfljax.stores.serving import scores
 from pfljax.training.loop import Rounds
 
@@ -69,7 +70,7 @@ class Simulation:
         self._splits = place(plan, {name: part for name, part in splits.items() if part.y.size}, num)
         one_round = make_round(algorithm, plan, problem.cohort_size)
         use = scores(problem, algorithm)
-        compiled = calling if isinstance(plan, PythonPlan) else jax.jit
+        compiled = calling if isinstance(plan, PythonPlan) else functools.partial(Jitted, problem.model.network, plan)
         self._init = compiled(functools.partial(lifting.init, algorithm, plan))
         self._step = compiled(lambda key, state, clients: one_round(key, state.round, state, clients))
         self._serve = compiled(functools.partial(lifting.serve, algorithm, plan, use))

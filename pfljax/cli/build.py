@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from pfljax import api, data
-from pfljax.cli.flags import DATA, WHAT, Optimizer
+from pfljax.cli.flags import DATA, WHAT, Adapting, Optimizer
 from pfljax.cli.settings import FlagError, Settings
 from pfljax.contract import method, optional, own_files, processes, recorded
 from pfljax.data import Federation, partitions, sources, statistics
@@ -140,21 +140,31 @@ def widths(settings: Settings) -> dict[str, tuple[int, ...]]:
     return {name: tuple(settings.numbers(name, int)) for name in ("hidden", "channels")}
 
 
+def sizes(settings: Settings) -> dict[str, Any]:
+    """Returns the fields of `models.Sizes`."""
+    of_blocks = {name: settings[name] for name in ("patch", "width", "depth", "heads")}
+    return {**widths(settings), **of_blocks, "style": "" if settings.style == "auto" else settings.style}
+
+
 def build_model(settings: Settings, federation: Federation) -> api.models.Model:
     """Returns the clients' network."""
-    name, task = settings.model, federation.task
+    name, task, options = settings.model, federation.task, settings.make(Adapting).options()
     shape, target_shape = federation.train.x.shape[2:], federation.train.y.shape[2:]
     if own_files.is_file_and_name(name):
         found = own_files.load("model", name)
+        found = api.models.Model(found, **options) if options else found
         return api.models.build(found, federation.inputs, task, federation.num_classes, target_shape=target_shape)
     sequences = task == "classification" and len(target_shape) == 1
     if name == "auto":
         name = "lstm" if sequences else "linear" if task == "regression" else "mlp"
         if name != "mlp" and settings.partition != "latent":
             settings.refuse("hidden", f"the model is {name}")
-    if name in api.models.NAMES and sequences != (name == "lstm"):
-        raise FlagError.of("model", f"accepted for {federation.name}: {'lstm' if sequences else 'all but lstm'}", name)
-    return api.models.make(name, shape, task, federation.num_classes, target_shape=target_shape, **widths(settings))
+    of_places = ", ".join(api.models.SEQUENCES)
+    if name in api.models.NAMES and sequences != (name in api.models.SEQUENCES):
+        accepted = of_places if sequences else f"all but {of_places}"
+        raise FlagError.of("model", f"accepted for {federation.name}: {accepted}", name)
+    options = {"target_shape": target_shape, "options": options}
+    return api.models.make(name, shape, task, federation.num_classes, **options, **sizes(settings))
 
 
 def build_local(settings: Settings, federation: Federation) -> api.LocalTraining:

@@ -8,7 +8,20 @@ from typing import Any, Literal
 import optax
 from absl import flags
 
-from pfljax.api import METRICS, Attack, Execution, LocalTraining, Patience, Privacy, Run, Server, models, tuning
+from pfljax.api import (
+    METRICS,
+    Attack,
+    Execution,
+    LocalTraining,
+    Patience,
+    Privacy,
+    Run,
+    Server,
+    adapters,
+    models,
+    tuning,
+    weights,
+)
 from pfljax.api.study import Replicate, Rerun
 from pfljax.cli.parsing import Group, Rates
 from pfljax.contract.fields import Seeds, knob, settings
@@ -21,6 +34,8 @@ IMPLIED = {"tune": "0.01,0.03,0.1,0.3,1,3"}  # values of flags given without a v
 METHOD_FLAGS = ("algorithm", "algorithms")
 TRAIN = Run.train
 LATENT = {"partition": ("latent",)}
+BLOCKS = ("vit", "transformer")
+FROZEN = {"frozen": ()}
 TUNED = {"tune": (), "tune_knobs": ()}
 
 
@@ -54,6 +69,11 @@ class Network:
             regression, lstm for text, otherwise mlp.
         hidden: Widths of the hidden layers of the mlp.
         channels: Numbers of channels of the convolutions of the cnn.
+        patch: Rows and columns of a patch of the vit.
+        width: Width of the tokens of the vit or transformer.
+        depth: Number of blocks of the vit or transformer.
+        heads: Number of attention heads of the vit or transformer; a divisor of --width.
+        style: How their blocks are built: vit, dinov2, bert, gpt2 or qwen3; auto: vit for images, gpt2 for text.
     """
 
     model: str = knob("auto", flag="model")
@@ -61,6 +81,58 @@ class Network:
         (64,), at_least=1, empty=True, read_with={"model": ("auto", "mlp"), **LATENT}, flag="hidden"
     )
     channels: Sequence[int] = knob((128,) * 3, at_least=1, read_with={"model": ("cnn",), **LATENT}, flag="channels")
+    patch: int = knob(4, at_least=1, read_with={"model": ("vit",)}, flag="patch")
+    width: int = knob(128, at_least=1, read_with={"model": BLOCKS}, flag="width")
+    depth: int = knob(4, at_least=1, read_with={"model": BLOCKS}, flag="depth")
+    heads: int = knob(4, at_least=1, read_with={"model": BLOCKS}, flag="heads")
+    style: Literal["auto", "vit", "dinov2", "bert", "gpt2", "qwen3"] = knob(
+        "auto", read_with={"model": BLOCKS}, flag="style"
+    )
+
+
+@settings
+class Adapting:
+    """What is trained of a network whose other parameters are frozen.
+
+    Attributes:
+        frozen: A safetensors file with the network's parameters, which are held once and not trained; empty: all
+            parameters are trained.
+        frozen_layout: Names and axes in that file: those of a published family; paths: those of the network.
+        frozen_dtype: What frozen parameters are kept in.
+        adapter: What is trained beside them: lora, ia3, prompt (tokens of every block) or bias; none: only --trainable.
+        adapter_rank: Rank of lora, length of prompt.
+        adapter_where: Regular expression that the paths of adapted parameters contain.
+        trainable: Regular expression; parameters whose paths contain it are trained themselves. Empty: none are.
+    """
+
+    frozen: str = knob("", flag="frozen")
+    frozen_layout: Literal["paths", "vit", "dinov2", "bert", "gpt2", "qwen3"] = knob(
+        "paths", read_with=FROZEN, flag="frozen_layout"
+    )
+    frozen_dtype: Literal["bfloat16", "float32"] = knob("bfloat16", read_with=FROZEN, flag="frozen_dtype")
+    adapter: Literal["none", "lora", "ia3", "prompt", "bias"] = knob("none", read_with=FROZEN, flag="adapter")
+    adapter_rank: int = knob(8, at_least=1, read_with={"adapter": ("lora", "prompt")}, flag="adapter_rank")
+    adapter_where: str = knob("", read_with={"adapter": ("lora", "ia3", "bias")}, flag="adapter_where")
+    trainable: str = knob("head", read_with=FROZEN, flag="trainable")
+
+    def options(self) -> dict[str, Any]:
+        """Returns the fields of `Model`; {} if nothing is frozen."""
+        if not self.frozen:
+            return {}
+        made = {
+            "lora": lambda: [adapters.lora(self.adapter_rank, self.adapter_where)],
+            "ia3": lambda: [adapters.ia3(self.adapter_where)],
+            "bias": lambda: [adapters.bias(self.adapter_where)],
+            "prompt": lambda: [adapters.prompt(self.adapter_rank)],
+            "none": list,
+        }[self.adapter]()
+        layout = "" if self.frozen_layout == "paths" else self.frozen_layout
+        trainable = (*made, *([self.trainable] if self.trainable else []))
+        return {
+            "frozen": weights.Saved(self.frozen, layout),
+            "trainable": trainable,
+            "frozen_dtype": self.frozen_dtype,
+        }
 
 
 @settings
@@ -164,6 +236,7 @@ def define_training(registry: flags.FlagValues, rounds: int = 150, scored: bool 
     """Registers flags of training and every method's knobs; those that read scores or attack only for `scored` runs."""
     add = Group(WHAT, registry)
     add.declare(Network)
+    add.declare(Adapting)
     registry["model"].help = f"{', '.join(models.NAMES)}, {registry['model'].help.removeprefix('Name of a network, ')}"
     add.declare(TRAIN, "rounds", rounds=rounds)
     add.declare(LocalTraining, learning_rate=LocalTraining().learning_rate)

@@ -16,6 +16,7 @@ EXTRA_OF = {  # package -> the extra that installs it
     "jax_privacy": "privacy",
     "libtpu": "tpu-target",
     "pandas": "pandas",
+    "safetensors": "weights",
     "submitit": "cluster",
     "tensorboardX": "tensorboard",
     "tensorflow_datasets": "tfds",

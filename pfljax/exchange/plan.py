@@ -165,6 +165,11 @@ class ExecutionPlan:
             return jax.device_put(leaf, sharding)
         return jax.make_array_from_process_local_data(sharding, np.asarray(leaf), shape)
 
+    def hold(self, leaf: Any) -> Array:
+        """Puts a host array that all clients share on the devices, spread over `model_devices` or replicated."""
+        sharding = self.sharding(leaf, by_rows=False, leading=0)
+        return jax.make_array_from_callback(leaf.shape, sharding, lambda index: leaf[index])
+
     @property
     def everywhere(self) -> NamedSharding:
         """Sharding that replicates on all devices, so that every process can read the array."""

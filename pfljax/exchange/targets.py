@@ -98,6 +98,11 @@ HERE = {  # libtpu looks for a TPU's machine unless it is told that it is on one
 class PlanElsewhere(ExecutionPlan):
     """A plan for devices that are not here: what it places on them has shapes only."""
 
+    def hold(self, leaf: Any) -> Any:
+        """The shape of a host array that all clients share."""
+        sharding = self.sharding(leaf, by_rows=False, leading=0)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
     def place(self, leaf: Any, num: int, axis: int = 0, by_rows: bool = True) -> Any:
         """The shape of a host array on the devices."""
         shape = jax.ShapeDtypeStruct((*leaf.shape[:axis], num, *leaf.shape[axis + 1 :]), leaf.dtype)

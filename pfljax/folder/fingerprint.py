@@ -32,6 +32,7 @@ from jax.extend import core
 from jax.interpreters import partial_eval as pe
 
 from pfljax.contract import tree
+from pfljax.contract.held import given
 from pfljax.contract.types import Algorithm, Array, Key, Params, Prediction, PyTree
 from pfljax.exchange import lifting
 from pfljax.exchange.plan import make_host_plan
@@ -44,6 +45,7 @@ FUNCTIONS = ("start", "first_row", "download", "sample", "client_update", "serve
 FUNCTIONS += ("adapt", "tune")
 PREDICTS = ("whom", "predict", "apply", "tune", "collaboration")
 MODEL, LOSS, OPTIMIZER, ENGINE = "model", "loss", "optimizer", "rounds and evaluation"
+FROZEN = "frozen parameters"
 ARRAYS, INPUTS = ": captured arrays", ": inputs"
 PART = re.compile(r"part:(\w+)")
 WRITTEN: dict[tuple, str] = {}  # literals as text
@@ -109,7 +111,7 @@ def differences(before: dict[str, Any], now: dict[str, Any], within: Sequence[st
     if within and known == "parts":
         changed = [name for name in changed if name.partition(":")[0] in within]
     upstream = [
-        name for name in changed if name.partition(":")[0] in (MODEL, LOSS, OPTIMIZER)
+        name for name in changed if name.partition(":")[0] in (FROZEN, MODEL, LOSS, OPTIMIZER)
     ]  # others depend on these
     named = lambda part: f"{part} of {now['method']}" if part in (*FUNCTIONS, "collaboration", "ledger") else part
     split = (part.partition(":") for part in upstream or changed)
@@ -176,10 +178,22 @@ def parts(experiment: Experiment, within: Sequence[str] = ()) -> Digests:
         if within and part not in within:
             continue
         trace = needed if part == "predict" else jax.make_jaxpr
-        for (name, suffix), digest in digests(trace(fn)(*args), part).items():
+        for (name, suffix), digest in digests(trace(with_frozen(fn))(model.network.held, *args), part).items():
             streams[name + suffix].update(digest)
     streams["ledger"].update(repr(algorithm.ledger).encode())
+    if model.frozen is not None:
+        streams[FROZEN].update(model.adapted.digest().encode())
     return {name: stream.hexdigest()[:16] for name, stream in streams.items()}
+
+
+def with_frozen(fn: Callable) -> Callable[..., Any]:
+    """(the model's frozen arrays, *arguments) -> what `fn` returns for the arguments."""
+
+    def run(frozen: PyTree, *args: Any) -> Any:
+        with given(frozen):
+            return fn(*args)
+
+    return run
 
 
 def needed(fn: Callable) -> Callable[..., Any]:

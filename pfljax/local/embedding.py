@@ -63,7 +63,8 @@ class Embedding:
 
     def __call__(self, source: Source) -> np.ndarray:
         """(n, F) float32 for all examples; labels of official test examples only affect the reported accuracy."""
-        model = models.make(self.name, source.x.shape[1:], source.task, source.num_classes, **dict(self.widths))
+        widths: dict[str, Any] = dict(self.widths)
+        model = models.make(self.name, source.x.shape[1:], source.task, source.num_classes, **widths)
         params = self.train(model, source)
         read = jax.jit(lambda params, x: (model.embedding(params, x), jnp.argmax(model.apply(params, x), axis=-1)))
         blocks = [read(params, source.x[start : start + BLOCK]) for start in range(0, len(source.x), BLOCK)]

@@ -1,6 +1,7 @@
 """Networks as pure functions: `Model`, for any Flax module, and networks available by name."""
 
-from pfljax.models.building import NAMES, build, make
+from pfljax.models import adapters, weights
+from pfljax.models.building import NAMES, SEQUENCES, build, make
 from pfljax.models.model import Model, module_of
 from pfljax.models.networks import (
     CNN,
@@ -14,11 +15,13 @@ from pfljax.models.networks import (
     ResNet18,
 )
 from pfljax.models.recurrent import CharacterLSTM
+from pfljax.models.transformers import Transformer, ViT
 
 __all__ = [
     "CNN",
     "MLP",
     "NAMES",
+    "SEQUENCES",
     "VGG11",
     "CharacterLSTM",
     "FemnistCNN",
@@ -28,7 +31,11 @@ __all__ = [
     "Model",
     "PflResearchCNN",
     "ResNet18",
+    "Transformer",
+    "ViT",
+    "adapters",
     "build",
     "make",
     "module_of",
+    "weights",
 ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import flax.linen as nn
@@ -15,27 +16,65 @@ import numpy as np
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import PyTree, Task
-from pfljax.models import losses, networks, recurrent
+from pfljax.models import losses, networks, recurrent, transformers
 from pfljax.models.losses import Loss
 from pfljax.models.model import ACCEPTED, FLOAT32, Model, module_of
 from pfljax.models.rewriting import equations
 from pfljax.models.structure import is_flax
 
-# Name -> (widths of the mlp's hidden layers, channels of the cnn) -> the module.
-NAMES: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], nn.Module]] = {
-    "linear": lambda hidden, channels: networks.MLP(hidden=()),
-    "logistic": lambda hidden, channels: networks.Logistic(),
-    "mlp": lambda hidden, channels: networks.MLP(hidden=hidden),
-    "cnn": lambda hidden, channels: networks.CNN(channels=channels),
-    "lenet": lambda hidden, channels: networks.LeNet(),
-    "mcmahan_cnn": lambda hidden, channels: networks.McMahanCNN(),
-    "femnist_cnn": lambda hidden, channels: networks.FemnistCNN(),
-    "pfl_research_cnn": lambda hidden, channels: networks.PflResearchCNN(),
-    "vgg11": lambda hidden, channels: networks.VGG11(),
-    "resnet18": lambda hidden, channels: networks.ResNet18(),
-    "mobilenet_v2": lambda hidden, channels: networks.MobileNetV2(),
-    "lstm": lambda hidden, channels: recurrent.CharacterLSTM(),
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Sizes of networks that are built by name.
+
+    Attributes:
+        hidden: Widths of the mlp's hidden layers.
+        channels: Numbers of channels of the cnn's convolutions.
+        patch: Rows and columns of a patch of the vit.
+        width: Width of the tokens of the vit or transformer.
+        depth: Number of their blocks.
+        heads: Number of their attention heads; divides `width`.
+        style: How their blocks are built, a name in `transformers.STYLES`; "": vit, or gpt2 for a transformer.
+    """
+
+    hidden: Sequence[int] = (64,)
+    channels: Sequence[int] = (128, 128, 128)
+    patch: int = 4
+    width: int = 128
+    depth: int = 4
+    heads: int = 4
+    style: str = ""
+
+    def vit(self) -> nn.Module:
+        """A vision Transformer."""
+        style = self.style or "vit"
+        return transformers.ViT(patch=self.patch, width=self.width, depth=self.depth, heads=self.heads, style=style)
+
+    def transformer(self) -> nn.Module:
+        """A decoder."""
+        return transformers.Transformer(
+            width=self.width, depth=self.depth, heads=self.heads, style=self.style or "gpt2"
+        )
+
+
+NAMES: dict[str, Callable[[Sizes], nn.Module]] = {
+    "linear": lambda sizes: networks.MLP(hidden=()),
+    "logistic": lambda sizes: networks.Logistic(),
+    "mlp": lambda sizes: networks.MLP(hidden=tuple(sizes.hidden)),
+    "cnn": lambda sizes: networks.CNN(channels=tuple(sizes.channels)),
+    "lenet": lambda sizes: networks.LeNet(),
+    "mcmahan_cnn": lambda sizes: networks.McMahanCNN(),
+    "femnist_cnn": lambda sizes: networks.FemnistCNN(),
+    "pfl_research_cnn": lambda sizes: networks.PflResearchCNN(),
+    "vgg11": lambda sizes: networks.VGG11(),
+    "resnet18": lambda sizes: networks.ResNet18(),
+    "mobilenet_v2": lambda sizes: networks.MobileNetV2(),
+    "vit": Sizes.vit,
+    "lstm": lambda sizes: recurrent.CharacterLSTM(),
+    "transformer": Sizes.transformer,
 }
+TOKENS = (recurrent.CharacterLSTM, transformers.Transformer)  # networks that read integers
+SEQUENCES = ("lstm", "transformer")  # networks with outputs at every position
 
 
 def make(
@@ -44,18 +83,25 @@ def make(
     task: Task,
     num_classes: int,
     *,
-    hidden: Sequence[int] = (64,),
-    channels: Sequence[int] = (128, 128, 128),
     target_shape: tuple[int, ...] | None = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    **sizes: Any,
 ) -> Model:
-    """Builds a model by name for inputs of `input_shape` (without the batch axis).
+    """Builds a model by name.
+
+    Args:
+        name: A name in `NAMES`.
+        input_shape: Shape of an example, without the batch axis.
+        task, num_classes, target_shape: As in `build`.
+        options: Further fields of the `Model`, such as `frozen` and `trainable`.
+        sizes: Fields of `Sizes`.
 
     Raises:
         ArgumentError: for an unknown name, or inputs that the network does not accept.
     """
     if name not in NAMES:
         raise ArgumentError("model", f"unknown model; accepted: {', '.join(NAMES)}", name)
-    module = NAMES[name](tuple(hidden), tuple(channels))
+    module = Model(NAMES[name](Sizes(**sizes)), **options)
     return build(module, input_shape, task, num_classes, name=name, target_shape=target_shape)
 
 
@@ -94,16 +140,19 @@ def build(
         outputs = target_shape[0] if target_shape is not None and len(target_shape) == 1 else 1
     given = module_of(model)
     name = str(name or getattr(given, "__name__", type(given).__name__))
-    module = given if isinstance(model, Model) else called(model, outputs)
+    module = called(given, outputs)
     if isinstance(module, nn.Module) and getattr(module, "outputs", outputs) is None:
         module = module.clone(outputs=outputs)
     if all(isinstance(leaf, int | np.integer) for leaf in jax.tree.leaves(input_shape)):
         input_shape = jax.ShapeDtypeStruct(tuple(input_shape), dtype)
-    integer = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.integer) or isinstance(module, recurrent.CharacterLSTM)
+    integer = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.integer) or isinstance(module, TOKENS)
     batch_of = lambda num, leaf: leaf.update(shape=(num, *leaf.shape), dtype=jnp.int32 if integer(leaf) else leaf.dtype)
     inputs = jax.tree.map(functools.partial(batch_of, 2), input_shape)
+    example = jax.tree.map(functools.partial(batch_of, 1), input_shape)
     if not isinstance(model, Model):
-        model = Model(module, jax.tree.map(functools.partial(batch_of, 1), input_shape))
+        model = Model(module, example)
+    elif model.example_input is None:
+        model = dataclasses.replace(model, example_input=example)
     criterion = losses.named(loss, task)
     options = {"task": task, "criterion": criterion, "target_shape": target_shape, "dtype": computes_in}
     built = dataclasses.replace(model, module=module, **options)

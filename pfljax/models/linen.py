@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import flax.linen as nn
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.contract.types import Key, Params, PyTree
-from pfljax.models.structure import Call, Network, flags, recorded
+from pfljax.models.structure import Around, Network, flags
 
 
 class LinenNetwork(Network):
@@ -25,7 +26,16 @@ class LinenNetwork(Network):
         params, rest = self._variables(key)
         return {**params, **rest}
 
-    def forward(self, params: Params, x: PyTree, key: Key | None) -> tuple[Any, Params]:
+    def forward(self, params: Params, x: PyTree, key: Key | None, around: Around | None = None) -> tuple[Any, Params]:
+        def replaced(call, args, kwargs, context):
+            if around is None or context.method_name == "setup":
+                return call(*args, **kwargs)
+            return around(context.module.path, type(context.module), call, args, kwargs)
+
+        with nn.intercept_methods(replaced) if around else contextlib.nullcontext():
+            return self._forward(params, x, key)
+
+    def _forward(self, params: Params, x: PyTree, key: Key | None) -> tuple[Any, Params]:
         module, variables = self.exported(params)
         options = flags(module, key is not None)
         if key is None:
@@ -37,18 +47,6 @@ class LinenNetwork(Network):
     def exported(self, params: Params) -> tuple[nn.Module, dict[str, Params]]:
         split = {name: params[name] for name in self.collections}
         return self.module, {"params": {name: leaf for name, leaf in params.items() if name not in split}} | split
-
-    def calls(self, params: Params, x: PyTree, key: Key | None) -> list[Call]:
-        calls = []
-
-        def note(call, args, kwargs, context):
-            if context.method_name == "setup":
-                return call(*args, **kwargs)
-            return recorded(calls, context.module.path, type(context.module), call, args, kwargs)
-
-        with nn.intercept_methods(note):
-            self.forward(params, x, key)
-        return calls
 
     def _variables(self, key: Key) -> tuple[Params, dict[str, Params]]:
         x = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.example)

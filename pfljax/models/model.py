@@ -14,7 +14,9 @@ from jaxtyping import Float, Num, Shaped
 from jaxtyping import PyTree as Tree
 
 from pfljax.contract.errors import ArgumentError
+from pfljax.contract.held import given
 from pfljax.contract.types import Array, Key, Params, PyTree, Task
+from pfljax.models.frozen import AdaptedNetwork, Frozen
 from pfljax.models.linen import LinenNetwork
 from pfljax.models.losses import DEFAULTS, Loss, cross_entropy, mean_over_places
 from pfljax.models.rewriting import rewritten, slow_layers
@@ -36,7 +38,8 @@ class Model:
         module: A Linen module; an NNX module, which is then the initial model; or a function of `rngs` that returns an
             NNX module. Training mode is passed to its call if that has an argument `train`, `training`, `is_training`,
             `deterministic` or `use_running_average`.
-        example_input: (B, *features), or a tree of such arrays; only shapes and dtypes are read. Where these are floats
+        example_input: (B, *features), or a tree of such arrays; only shapes and dtypes are read. None: set from the
+            data when a run is created. Where these are floats
             and the data integers, such as pixels, each mini-batch is converted.
         task: "classification", "regression" or "multilabel"; set from the data when a run is created.
         criterion: (outputs (B, ...), y (B, ...)) -> losses (B,), the loss per example; None: the task's default.
@@ -44,18 +47,48 @@ class Model:
         dtype: What the network computes in; "float32": in its own types. Set by `LocalTraining` when a run is created.
             In "bfloat16" it is given rounded parameters and inputs, so layers without a dtype of their own compute in
             it, forward and backward. Parameters, gradients, batch statistics, outputs and losses are float32.
+        frozen: Values of the parameters that are not trained, held once for all clients: a tree of arrays, such as a
+            Linen module's variables or an NNX module. Parameters that are trained themselves start from their values
+            here, or from the module's own where there are none.
+        trainable: What is trained if `frozen` is given: regular expressions on parameters' paths, or adapters such as
+            `pfl.adapters.lora(rank=8)`, one or several.
+        frozen_dtype: What frozen parameters are kept in: "bfloat16" or "float32".
     """
 
     module: Any
-    example_input: PyTree
+    example_input: PyTree = None
     task: Task = "classification"
     criterion: Loss | None = None
     target_shape: tuple[int, ...] | None = None
     dtype: str = FLOAT32
+    frozen: Any = None
+    trainable: Any = ()
+    frozen_dtype: str = "bfloat16"
+
+    def __post_init__(self):
+        if self.frozen is not None and not isinstance(self.frozen, Frozen):
+            object.__setattr__(self, "frozen", Frozen(self.frozen))
+        if self.frozen is None and self.trainable:
+            raise ArgumentError("trainable", "needs frozen, the values of the parameters that are not trained")
+        if self.frozen is not None and not self.trainable:
+            raise ArgumentError("frozen", 'needs trainable, such as "head" or pfl.adapters.lora(rank=8)')
+        if self.frozen_dtype not in (FLOAT32, "bfloat16"):
+            raise ArgumentError("frozen_dtype", "accepted: bfloat16, float32", self.frozen_dtype)
 
     @functools.cached_property
     def network(self) -> Network:
-        """The module as pure functions."""
+        """The module as pure functions of what is trained."""
+        return self.whole if self.frozen is None else self.adapted
+
+    @functools.cached_property
+    def adapted(self) -> AdaptedNetwork:
+        """The module, of which a part is frozen."""
+        assert isinstance(self.frozen, Frozen)
+        return AdaptedNetwork(self.whole, self.frozen, self.trainable, self.frozen_dtype)
+
+    @functools.cached_property
+    def whole(self) -> Network:
+        """The module as pure functions of all its parameters."""
         example = jax.eval_shape(lambda x: x, self.example_input)  # with a type that JAX computes in
         if isinstance(self.module, nn.Module):
             return LinenNetwork(self.module, example)
@@ -80,7 +113,7 @@ class Model:
 
     def init(self, key: Key) -> Params:
         """Initial parameters."""
-        return self._start(key)
+        return self._start(self.network.held, key)
 
     def apply(self, params: Params, x: Inputs, key: Key | None = None) -> Float[Array, "B ..."]:
         """The outputs: (B, C) or (B, T, C) logits, or (B,) regression values; `key` as in `loss`."""
@@ -88,7 +121,7 @@ class Model:
 
     def features(self, params: Params, x: Inputs, key: Key | None = None) -> Array:
         """Input of the last dense layer, (B, F); `key` as in `loss`."""
-        return self._features(self._held(params), self._converted(x), key)
+        return self._features(self.network.held, self._held(params), self._converted(x), key)
 
     @functools.cached_property
     def output_shape(self) -> tuple[int, ...]:
@@ -111,7 +144,7 @@ class Model:
             *hidden, (features, _) = self.network.dense(params, x, None)
             return hidden[-1][1] if hidden and hidden[-1][1].shape == features.shape else features
 
-        return self._computed(run)(self._held(params), self._converted(x))
+        return self._computed(run)(self.network.held, self._held(params), self._converted(x))
 
     def loss(
         self,
@@ -204,25 +237,27 @@ class Model:
     _compute = functools.cached_property(lambda self: self._computed(self.network.forward))
     _features = functools.cached_property(lambda self: self._computed(lambda *args: self.network.dense(*args)[-1][0]))
 
-    def _initial(self, key: Key) -> Params:
-        params = self.network.init(key)
+    def _initial(self, frozen: PyTree, key: Key) -> Params:
+        with given(frozen):
+            params = self.network.init(key)
         return params if self.dtype == FLOAT32 else jax.tree.map(widened, params)
 
     def _computed(self, fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
-        """(params, x, ...) -> float32 arrays, where `fn` is given parameters and inputs in the model's dtype."""
+        """(frozen, params, x, ...) -> float32 arrays; `fn` gets parameters and inputs in the model's dtype."""
 
-        def run(params, x, *rest):
+        def run(frozen, params, x, *rest):
+            narrow = lambda leaf: leaf.astype(self.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
             if self.dtype != FLOAT32:
-                narrow = lambda leaf: leaf.astype(self.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
                 kept = self.statistics(params) or jax.tree.map(lambda leaf: False, params)
                 params = jax.tree.map(lambda s, leaf: leaf if s else narrow(leaf), kept, params)
                 x = jax.tree.map(narrow, x)
-            return jax.tree.map(widened, fn(params, x, *rest))
+            with given(jax.tree.map(narrow, frozen)):
+                return jax.tree.map(widened, fn(params, x, *rest))
 
         return rewritten(run)
 
     def _forward(self, params: Params, x: PyTree, key: Key | None) -> tuple[Array, Params]:
-        outputs, written = self._compute(self._held(params), self._converted(x), key)
+        outputs, written = self._compute(self.network.held, self._held(params), self._converted(x), key)
         single = self.task == "regression" and outputs.ndim > 1 and outputs.shape[-1] == 1
         if single and self.target_shape in (None, outputs.shape[1:-1]):
             outputs = outputs[..., 0]

@@ -9,14 +9,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx, traverse_util
+from flax import nnx
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Key, Params, PyTree
-from pfljax.models.structure import Call, Network, flags, recorded
+from pfljax.models.structure import Around, Network, by_name, flags, nested
 
-# id of a module -> records a call of it; modules that NNX creates for the inside of a transformation are not in it.
-RECORDS: contextvars.ContextVar[dict[int, Callable[..., Any]]] = contextvars.ContextVar("records")
+# id of a module -> what is called in its place; modules that NNX creates for the inside of a transformation have none.
+REPLACED: contextvars.ContextVar[dict[int, Callable[..., Any]]] = contextvars.ContextVar("replaced")
 
 
 class NNXNetwork(Network):
@@ -32,31 +32,21 @@ class NNXNetwork(Network):
             self.definitions[training], random, rest = nnx.split(new, nnx.RngState, ...)
         self.random, variables = nnx.to_flat_state(random), nnx.to_flat_state(rest)
         self.variables = {tuple(map(str, path)): (path, variable) for path, variable in variables}
-        self.shapes = traverse_util.unflatten_dict({names: v.get_value() for names, (_, v) in self.variables.items()})
+        self.shapes = nested({names: v.get_value() for names, (_, v) in self.variables.items()})
         self.statistics = frozenset(p for p, (_, v) in self.variables.items() if not isinstance(v, nnx.Param))
 
     def init(self, key: Key) -> Params:
         return self._tree(self._new(key))
 
-    def forward(self, params: Params, x: PyTree, key: Key | None) -> tuple[Array, Params]:
+    def forward(self, params: Params, x: PyTree, key: Key | None, around: Around | None = None) -> tuple[Array, Params]:
         module = self._merged(params, key)
-        outputs = module(x, **flags(module, key is not None))
+        run = functools.partial(replacing, module, around) if around else module
+        outputs = run(x, **flags(module, key is not None))
         return outputs, params if key is None else self._tree(module)
 
     def exported(self, params: Params) -> tuple[nnx.Module, nnx.State]:
         module = self._merged(params, None)
         return module, nnx.state(module, nnx.Not(nnx.RngState))
-
-    def calls(self, params: Params, x: PyTree, key: Key | None) -> list[Call]:
-        module, calls, records = self._merged(params, key), [], {}
-        for path, inner in nnx.iter_modules(module):
-            if callable(inner):
-                records[id(inner)] = functools.partial(recorded, calls, tuple(map(str, path)), type(inner))
-                object.__setattr__(inner, "__class__", watched(type(inner)))
-        context = contextvars.copy_context()
-        context.run(RECORDS.set, records)
-        context.run(module, x, **flags(module, key is not None))
-        return calls
 
     def _new(self, key: Key) -> nnx.Module:
         new = nnx.clone(self.module) if isinstance(self.module, nnx.Module) else self.module(rngs=nnx.Rngs(key))
@@ -66,7 +56,7 @@ class NNXNetwork(Network):
         return new
 
     def _merged(self, params: Params, key: Key | None) -> nnx.Module:
-        leaves = traverse_util.flatten_dict(params)
+        leaves = by_name(params)
         flat = [(path, v.replace(leaves[names])) for names, (path, v) in self.variables.items()]
         drawn = [(path, v.replace(self._stream(number, v, key))) for number, (path, v) in enumerate(self.random)]
         return nnx.merge(self.definitions[key is not None], nnx.from_flat_state(drawn), nnx.from_flat_state(flat))
@@ -81,16 +71,30 @@ class NNXNetwork(Network):
     def _tree(self, module: nnx.Module) -> Params:
         state = dict(nnx.to_flat_state(nnx.state(module)))
         leaves = {names: jnp.array(state[path].get_value()) for names, (path, _) in self.variables.items()}
-        return traverse_util.unflatten_dict(leaves)
+        return nested(leaves)
+
+
+def replacing(module: nnx.Module, around: Around, *args: Any, **kwargs: Any) -> Any:
+    """Calls a module with `around` in place of the modules in it."""
+    replaced: dict[int, Callable[..., Any]] = {}
+    for path, inner in nnx.iter_modules(module):
+        if callable(inner):
+            replaced[id(inner)] = functools.partial(around, tuple(map(str, path)), type(inner))
+            object.__setattr__(inner, "__class__", watched(type(inner)))
+    token = REPLACED.set(replaced)
+    try:
+        return module(*args, **kwargs)
+    finally:
+        REPLACED.reset(token)
 
 
 @functools.cache
 def watched(cls: type) -> type:
-    """A subclass of `cls` whose calls are recorded."""
+    """A subclass of `cls` whose calls may be replaced."""
 
     def call(self, *args, **kwargs):
         fn = functools.partial(cls.__call__, self)
-        record = RECORDS.get().get(id(self))
-        return record(fn, args, kwargs) if record else fn(*args, **kwargs)
+        around = REPLACED.get().get(id(self))
+        return around(fn, args, kwargs) if around else fn(*args, **kwargs)
 
     return type(cls)(cls.__name__, (cls,), {"__call__": functools.wraps(cls.__call__)(call)})

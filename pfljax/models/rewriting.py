@@ -40,17 +40,29 @@ def rewritten(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
     return jax.jit(run)
 
 
-def evaluate(traced: Any, args: Sequence[Any]) -> list[Any]:
-    """Evaluates a traced function (a jaxpr, closed or without constants) with other forms of some operations."""
+def evaluate(traced: Any, args: Sequence[Any], choose: Callable[[Any], Operation] | None = None) -> list[Any]:
+    """Evaluates a traced function with other operations in place of some.
+
+    Args:
+        traced: A jaxpr, closed or without constants.
+        args: Its inputs.
+        choose: equation -> what is called in its place; None: `operation_of`.
+    """
+    choose = choose or operation_of
     # Equations that no output needs are left out: initial values, for instance, need no forward pass.
     jaxpr, _ = partial_eval.dce_jaxpr(getattr(traced, "jaxpr", traced), True, instantiate=True)
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*getattr(traced, "consts", ()), *args], strict=True))
     read = lambda v: v.val if isinstance(v, core.Literal) else values[v]
     for eqn in jaxpr.eqns:
         with eqn.ctx.manager, jax.named_scope(str(eqn.source_info.name_stack)):
-            outputs = operation_of(eqn)(*map(read, eqn.invars))
+            outputs = choose(eqn)(*map(read, eqn.invars))
         values.update(zip(eqn.outvars, outputs if eqn.primitive.multiple_results else [outputs], strict=True))
     return [read(v) for v in jaxpr.outvars]
+
+
+def bound(eqn: Any, *args: Any, **changed: Any) -> Any:
+    """An equation's own operation on other arguments, some of its parameters changed."""
+    return eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params | changed))
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:
@@ -70,7 +82,7 @@ def operation_of(eqn: Any) -> Operation:
         key = repr((eqn.primitive, [v.aval for v in eqn.invars], sorted(eqn.params.items())))
         return by_platform(Keyed(key, eqn))
     params = jax.tree.map(rewritten_trace, eqn.params) if eqn.primitive in NESTED else eqn.params
-    return lambda *args: eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(params))
+    return lambda *args: bound(eqn, *args, **params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +97,7 @@ class Keyed:
 def by_platform(keyed: Keyed) -> Operation:
     """An operation in the form of the platform that it is lowered to."""
     eqn = keyed.eqn
-    own = lambda *args: eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
+    own = functools.partial(bound, eqn)
     forms = forms_of(eqn) | {"default": (own, derivative(own))}
     on = lambda n: functools.partial(jax.lax.platform_dependent, **{name: form[n] for name, form in forms.items()})
     apply, slopes = jax.jit(on(0)), jax.jit(on(1))
@@ -156,7 +168,7 @@ def outer_first(eqn: Any) -> Form | None:
     before, width = [axis for axis in axes if axis < last], math.prod(x.shape[last + 1 :])
     if not (before and 1 < width <= FEW and jnp.issubdtype(x.dtype, jnp.floating)):
         return None
-    add = lambda x, axes: eqn.primitive.bind(x, **eqn.params | {"axes": tuple(axes)})
+    add = lambda x, axes: bound(eqn, x, axes=tuple(axes))
     kept = [x.shape[axis] for axis in (*others, last)]
 
     def apply(x):
@@ -174,10 +186,10 @@ def flattened(eqn: Any) -> Form | None:
     if any(batch) or axes != (*range(len(a) - num, len(a)), *range(num)) or len(a) == len(b) == 2 or not num:
         return None
     rows, inner, columns = math.prod(a[: len(a) - num]), math.prod(b[:num]), math.prod(b[num:])
-    params = eqn.params | {"dimension_numbers": (((1,), (0,)), ((), ()))}
+    numbers = ((1,), (0,)), ((), ())
 
     def apply(x, y):
-        product = eqn.primitive.bind(x.reshape(rows, inner), y.reshape(inner, columns), **params)
+        product = bound(eqn, x.reshape(rows, inner), y.reshape(inner, columns), dimension_numbers=numbers)
         return product.reshape(eqn.outvars[0].aval.shape)
 
     return apply, derivative(apply)
@@ -188,20 +200,20 @@ def in_rows(eqn: Any) -> Form | None:
     *shape, width = eqn.invars[0].aval.shape or [0]
     if not (len(shape) > 1 and 1 < width <= FEW):
         return None
-    apply = lambda x: eqn.primitive.bind(x.reshape(*shape[:-1], shape[-1] * width), **eqn.params).reshape(x.shape)
+    apply = lambda x: bound(eqn, x.reshape(*shape[:-1], shape[-1] * width)).reshape(x.shape)
     return apply, derivative(apply)
 
 
 def one_by_one(eqn: Any) -> Form:
     """Stacked clients' operations in turn. Side by side, LAPACK's may wait for each other forever on few cores."""
-    apply = jax.custom_batching.sequential_vmap(lambda *args: eqn.primitive.bind(*args, **eqn.params))
+    apply = jax.custom_batching.sequential_vmap(lambda *args: bound(eqn, *args))
     return apply, derivative(apply)
 
 
 def in_a_row(eqn: Any) -> Form | None:
     """Random bits drawn as a vector: the same bits, and programs that compile faster."""
     shape = eqn.params["shape"]
-    draw = lambda key: eqn.primitive.bind(key, **eqn.params | {"shape": (math.prod(shape),)}).reshape(shape)
+    draw = lambda key: bound(eqn, key, shape=(math.prod(shape),)).reshape(shape)
     return (draw, derivative(draw)) if len(shape) > 1 else None
 
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
+from flax import traverse_util
 from jax.interpreters import partial_eval
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Key, Params, PyTree
 
 Path = tuple[str, ...]
+Around = Callable[[Path, type, Callable[..., Any], Any, Any], Any]
 UNSET: Any = None  # number of outputs until the network is built for data
 TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
 
@@ -46,6 +48,7 @@ class Network:
         statistics: Paths of the leaves that a forward pass in training mode writes.
         collections: Branches of the tree that hold other leaves of the modules whose parameters are beside them.
         fixed: Whether there is only one initial model, whatever the key.
+        held: Arrays that are not trained, held once for all clients.
     """
 
     example: PyTree
@@ -53,13 +56,22 @@ class Network:
     statistics: frozenset[Path]
     collections: tuple[str, ...] = ()
     fixed: bool = False
+    held: PyTree = ()
+
+    def on(self, plan: Any) -> PyTree:
+        """`held` on a plan's devices."""
+        del plan
+        return self.held
 
     def init(self, key: Key) -> Params:
         """Initial parameters, with the statistics in them."""
         raise NotImplementedError
 
-    def forward(self, params: Params, x: PyTree, key: Key | None) -> tuple[Array, Params]:
-        """The outputs, and the parameters with the new statistics; in training mode if a key is given."""
+    def forward(self, params: Params, x: PyTree, key: Key | None, around: Around | None = None) -> tuple[Array, Params]:
+        """The outputs, and the parameters with the new statistics; in training mode if a key is given.
+
+        `around` is called in place of each module inside, with its path, its class, its function and the arguments.
+        """
         raise NotImplementedError
 
     def exported(self, params: Params) -> tuple[Any, Any]:
@@ -68,7 +80,15 @@ class Network:
 
     def calls(self, params: Params, x: PyTree, key: Key | None) -> list[Call]:
         """The calls of modules in a forward pass, in the order in which they begin."""
-        raise NotImplementedError
+        calls: list[Call] = []
+
+        def record(path, kind, fn, args, kwargs):
+            calls.append(call := Call(path, kind, (*args, *kwargs.values())))
+            call.returned = fn(*args, **kwargs)
+            return call.returned
+
+        self.forward(params, x, key, record)
+        return calls
 
     def dense(self, params: Params, x: PyTree, key: Key | None) -> list[tuple[Array, Array]]:
         """Inputs (B, F) and outputs (B, F') of each dense layer, at least one; in training mode if a key is given."""
@@ -127,11 +147,15 @@ def flags(module: Any, training: bool) -> dict[str, Any]:
     return {name: value == training for name, value in TRAINING.items() if name in names}
 
 
-def recorded(calls: list[Call], path: Path, kind: type, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Adds a call of a module to `calls`, and returns fn(*args, **kwargs)."""
-    calls.append(call := Call(path, kind, (*args, *kwargs.values())))
-    call.returned = fn(*args, **kwargs)
-    return call.returned
+def by_name(params: Params) -> dict[Path, Any]:
+    """The leaves of nested dicts by path."""
+    found: Any = traverse_util.flatten_dict(params)
+    return found
+
+
+def nested(leaves: Mapping[Path, Any]) -> Params:
+    """Nested dicts from their leaves by path."""
+    return traverse_util.unflatten_dict(dict(leaves))
 
 
 def by_path(fn: Callable[[Path], Any], params: Params) -> PyTree:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from pfljax.contract.held import Holder, given
 from pfljax.contract.types import Algorithm, ClientData, Key, State
 from pfljax.exchange.lifting import by_client
 from pfljax.exchange.plan import ExecutionPlan
@@ -32,6 +33,32 @@ class Saving(NamedTuple):
     check: Callable[[int], int]
 
 
+class Jitted:
+    """Like `jax.jit`, for functions that compute with a network: its frozen arrays become an argument of the program.
+
+    Attributes:
+        frozen: These arrays, on the plan's devices.
+    """
+
+    def __init__(self, network: Holder, plan: ExecutionPlan, fn: Callable, **options: Any):
+        """Takes the options of `jax.jit`."""
+
+        def run(*args, frozen):
+            with given(frozen):
+                return fn(*args)
+
+        self.frozen = network.on(plan)
+        self.jitted = jax.jit(run, **options)
+
+    def __call__(self, *args: Any) -> Any:
+        """Calls the function."""
+        return self.jitted(*args, frozen=self.frozen)
+
+    def lower(self, *args: Any) -> jax.stages.Lowered:
+        """Lowers the function for arguments or their shapes; compiled, it takes `frozen` by name."""
+        return self.jitted.lower(*args, frozen=self.frozen)
+
+
 class Lowered(NamedTuple):
     """A program of rounds that is not compiled yet.
 
@@ -39,12 +66,14 @@ class Lowered(NamedTuple):
         algorithm: The method, built for the plan.
         state: Shapes and locations of the state that the program takes.
         program: The program.
+        frozen: The model's frozen arrays, which the compiled program takes by this name.
         ahead: Bytes on one device of what is held beside the program's arguments.
     """
 
     algorithm: Algorithm
     state: State
     program: jax.stages.Lowered
+    frozen: Any
     ahead: int = 0
 
 

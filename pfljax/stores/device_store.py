@@ -21,7 +21,7 @@ from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import Record, make_round
 from pfljax.stores import memory
-from pfljax.stores.compiled import Compiled, Lowered, shaped, state_shardings
+from pfljax.stores.compiled import Compiled, Jitted, Lowered, shaped, state_shardings
 from pfljax.stores.experiment import OWN, Experiment
 from pfljax.stores.replicates import Replicates
 from pfljax.stores.serving import BLOCK_BYTES, blocks, joined, measured, scores
@@ -143,12 +143,15 @@ class DeviceStore(Store):
         else:
             segment = _several_rounds(one_round, jax.eval_shape(one_round, keys, number, state, clients)[1], length)
         everywhere = plan.everywhere
-        jitted = jax.jit(
+        jitted = Jitted(
+            problem.model.network,
+            plan,
             segment,
             donate_argnums=(3,) if single else (3, 4),
             out_shardings=(_apart(shardings), everywhere, everywhere),
         )
-        return Lowered(algorithm, state, jitted.lower(keys, number, number, *_apart(state), clients))
+        program = jitted.lower(keys, number, number, *_apart(state), clients)
+        return Lowered(algorithm, state, program, jitted.frozen)
 
     def _init(self, experiment: Experiment, plan: ExecutionPlan, replicates: Replicates) -> tuple[Callable, Key]:
         """Returns (key, clients) -> initial state, and a key of its shape."""
@@ -162,19 +165,23 @@ class DeviceStore(Store):
         if isinstance(plan, PythonPlan):
             return _in_python(experiment, clients, plan)
         begin = time.perf_counter()
-        algorithm, state, program, _ = self.lower_segment(experiment, clients, plan, length, replicates)
+        algorithm, state, program, frozen, _ = self.lower_segment(experiment, clients, plan, length, replicates)
         compiled = program.compile()
 
         def dispatch(key, start, stop, state, clients):
-            (rest, models), records, done = compiled(key, np.int32(start), np.int32(stop), *_apart(state), clients)
+            args = key, np.int32(start), np.int32(stop), *_apart(state), clients
+            (rest, models), records, done = compiled(*args, frozen=frozen)
             return rest._replace(models=models), records, done
 
         shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
         init, key = self._init(experiment, plan, replicates)
-        init = jax.jit(init, out_shardings=shardings).lower(key, clients).compile()
+        init = (
+            Jitted(experiment.problem.model.network, plan, init, out_shardings=shardings).lower(key, clients).compile()
+        )
         seconds = time.perf_counter() - begin
         needs = memory.of_compiled(compiled), memory.of_compiled(init)
-        return Compiled(algorithm, plan, state, init, dispatch, needs[0], seconds, needs[1])
+        made = functools.partial(init, frozen=frozen)
+        return Compiled(algorithm, plan, state, made, dispatch, needs[0], seconds, needs[1])
 
     def make_evaluation(
         self, experiments: Sequence[Experiment], compiled: Compiled, replicates: Replicates
@@ -192,7 +199,8 @@ class DeviceStore(Store):
             return serve(algorithm, plan, use, key, state, jnp.arange(num, dtype=jnp.int32), clients, splits)
 
         of_all = replicates.lift(experiment, plan, score, (0 if parts else None, 0, 0, 0, 0))
-        run = calling(of_all) if isinstance(plan, PythonPlan) else jax.jit(of_all, out_shardings=plan.everywhere)
+        compiles = functools.partial(Jitted, problem.model.network, plan, out_shardings=plan.everywhere)
+        run = calling(of_all) if isinstance(plan, PythonPlan) else compiles(of_all)
         if not parts:
             return functools.partial(run, None)
         everyone = np.arange(num, dtype=np.int32)
@@ -215,4 +223,5 @@ class DeviceStore(Store):
         """Serves these clients at once."""
         algorithm, (ids, key, state, clients) = build(OWN), args
         some = functools.partial(serve_some, algorithm, plan, use(algorithm))
-        return jax.device_get(jax.jit(some, out_shardings=plan.everywhere)(key, state, ids, clients).found)
+        run = Jitted(experiment.problem.model.network, plan, some, out_shardings=plan.everywhere)
+        return jax.device_get(run(key, state, ids, clients).found)

@@ -30,7 +30,7 @@ from pfljax.exchange.plan import ExecutionPlan, make_host_plan
 from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import cohort_of, make_cohort_round
 from pfljax.stores import memory, stacks
-from pfljax.stores.compiled import Compiled, Lowered, Saving, shaped, state_shardings
+from pfljax.stores.compiled import Compiled, Jitted, Lowered, Saving, shaped, state_shardings
 from pfljax.stores.experiment import OWN, Experiment
 from pfljax.stores.replicates import Replicates
 from pfljax.stores.serving import BLOCK_BYTES, in_blocks, measured, scores
@@ -63,7 +63,8 @@ def _in_memory(experiment: Experiment, replicates: Replicates, like: State) -> C
     """Returns (run, key, clients) -> initial state, made on the host, since not all rows may fit on the devices."""
     host = make_host_plan()
     algorithm = experiment.algorithm(host)
-    make = jax.jit(lambda numbers, *args: lifting.init(experiment.algorithm(host, numbers), host, *args))
+    jitted = functools.partial(Jitted, experiment.problem.model.network, host)
+    make = jitted(lambda numbers, *args: lifting.init(experiment.algorithm(host, numbers), host, *args))
 
     def init(run: int, key: Key, clients: ClientData) -> State:
         with jax.default_device(host.device):
@@ -107,8 +108,9 @@ def _on_disk(
     if jax.process_count() > 1 and None in directories:
         raise ArgumentError("client_store", "needs a run folder that all processes can access", "disk")
     build, device = functools.partial(experiment.algorithm, host), host.device
-    begin = jax.jit(lambda numbers, *args: lifting.begin(build(numbers), *args))
-    rows_of = jax.jit(lambda numbers, *args: jax.tree.leaves(lifting.first_rows(build(numbers), host, *args)))
+    jitted = functools.partial(Jitted, problem.model.network, host)
+    begin = jitted(lambda numbers, *args: lifting.begin(build(numbers), *args))
+    rows_of = jitted(lambda numbers, *args: jax.tree.leaves(lifting.first_rows(build(numbers), host, *args)))
 
     def started(run: int, key: Key, clients: ClientData) -> Start:
         with jax.default_device(device):
@@ -288,27 +290,26 @@ class HostStore(Store):
             return one_round(key, number, Cohort(ids, everyone=size == num_clients), state, clients)
 
         number, ids = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((size,), jnp.int32)
-        jitted = jax.jit(step, donate_argnums=4, out_shardings=(shardings, plan.everywhere))
+        options = {"donate_argnums": 4, "out_shardings": (shardings, plan.everywhere)}
+        jitted = Jitted(problem.model.network, plan, step, **options)
         keys = experiment.keys(*[jax.random.key(experiment.seed)] * 2)
         program = jitted.lower(replicates.numbers_of(0), keys, number, ids, state, cohort)
         ahead = tree.num_bytes((split_state(algorithm, state)[0], cohort)) // plan.num_devices
-        return Lowered(algorithm, state, program, ahead)
+        return Lowered(algorithm, state, program, jitted.frozen, ahead)
 
     def compile_segment(
         self, experiment: Experiment, clients: ClientData, plan: ExecutionPlan, length: int, replicates: Replicates
     ) -> Compiled:
         """Compiles a round of the cohort's rows; a segment plays round by round."""
         begin = time.perf_counter()
-        algorithm, state, program, ahead = self.lower_segment(experiment, clients, plan, length, replicates)
+        algorithm, state, program, frozen, ahead = self.lower_segment(experiment, clients, plan, length, replicates)
         num_clients, size = experiment.problem.num_clients, experiment.problem.cohort_size
         data, compiled = replicates.split(clients), program.compile()
         needs, rest = memory.of_compiled(compiled), split_state(algorithm, state)[1]  # a run's server and models
         others = (replicates.num - 1) * tree.num_bytes(rest)
         needs = dataclasses.replace(needs, arguments=needs.arguments + ahead + others)
-        segments = [
-            Segment(algorithm, plan, functools.partial(compiled, replicates.numbers_of(run)), num_clients, size)
-            for run in range(replicates.num)
-        ]
+        of_run = lambda run: functools.partial(compiled, replicates.numbers_of(run), frozen=frozen)
+        segments = [Segment(algorithm, plan, of_run(run), num_clients, size) for run in range(replicates.num)]
         rows = split_state(algorithm, shapes_of(experiment, data[0]))[0]
         like = join_state(algorithm, jax.tree.map(_placeholder, rows), rest)
         init, saving = self.begin(experiment, replicates, like, data)
@@ -344,7 +345,8 @@ class HostStore(Store):
         first, plan = experiments[0], compiled.plan
         use = functools.partial(scores, first.problem._replace(plan=plan), outputs=bool(first.metrics))
         finish = functools.partial(measured, first.metrics)
-        evaluate = in_blocks(functools.partial(first.algorithm, plan), plan, use, block_size(first, plan), finish)
+        build, network = functools.partial(first.algorithm, plan), first.problem.model.network
+        evaluate = in_blocks(network, build, plan, use, block_size(first, plan), finish)
         everyone = np.arange(first.problem.num_clients, dtype=np.int32)
         ids = [everyone if each.scored is None else each.scored for each in experiments]
 
@@ -357,7 +359,8 @@ class HostStore(Store):
 
     def serve(self, experiment: Experiment, build: Build, plan: ExecutionPlan, use: UseOf, *args: Any) -> PyTree:
         """Serves these clients in blocks of the size of a cohort."""
-        return in_blocks(build, plan, use, experiment.problem.cohort_size)(OWN, *args).found
+        problem = experiment.problem
+        return in_blocks(problem.model.network, build, plan, use, problem.cohort_size)(OWN, *args).found
 
 
 class DiskStore(HostStore):

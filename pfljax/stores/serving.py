@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pfljax.contract.held import Holder
 from pfljax.contract.types import Algorithm, Array, ClientData, Key, Prediction, PyTree, Split, State
 from pfljax.evaluation import measures, metrics
 from pfljax.exchange.lifting import Served, Use, join_state, serve, split_state, whom
@@ -15,6 +16,7 @@ from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.pools import place
 from pfljax.local.problem import Problem
 from pfljax.stores import stacks
+from pfljax.stores.compiled import Jitted
 from pfljax.stores.experiment import OWN, Numbers
 
 BLOCK_BYTES = 64 << 20  # of clients that are served at once, if they take part in a round with fewer bytes
@@ -60,6 +62,7 @@ def joined(parts: Sequence[Served], num: int) -> Served:
 
 
 def in_blocks(
+    network: Holder,
     build: Callable[[Numbers], Algorithm],
     plan: ExecutionPlan,
     use: Callable[[Algorithm], Use],
@@ -69,6 +72,7 @@ def in_blocks(
     """Serves clients in blocks: rows, data and other clients' models are fetched from the host for each block.
 
     Args:
+        network: The clients' network.
         build: Builds the method.
         plan: How clients are mapped to devices.
         use: The built method -> what clients do with their predictions.
@@ -90,7 +94,7 @@ def in_blocks(
         method = build(numbers)
         return serve(method, plan, use(method), key, join_state(method, rows, rest), ids, clients, inputs, mixture)
 
-    chosen, served = (jax.jit(fn, out_shardings=plan.everywhere) for fn in (choose, serve_block))
+    chosen, served = (Jitted(network, plan, fn, out_shardings=plan.everywhere) for fn in (choose, serve_block))
 
     def of_block(numbers, ids, key, state, clients, inputs):
         there = lambda stack: place(plan, stacks.read(stack, ids), len(ids))

@@ -40,6 +40,7 @@ from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import draw_cohort, make_round
 from pfljax.exchange.views import view
 from pfljax.stores import stacks
+from pfljax.stores.compiled import Jitted
 from pfljax.stores.experiment import Experiment
 from pfljax.stores.registry import store_of
 
@@ -315,7 +316,9 @@ class Contract:
             clients: The clients' data.
             ids: The clients whose rows and data are given; None: all.
         """
-        found = jax.jit(self._values, out_shardings=self.problem.plan.everywhere)(key, state, clients, ids)
+        plan = self.problem.plan
+        run = Jitted(self.problem.model.network, plan, self._values, out_shardings=plan.everywhere)
+        found = run(key, state, clients, ids)
         cohort, index, mixture, num_models, finite = jax.device_get(found)
         if not finite:
             raise self._error("start and first_row", "returned models with values that are not finite")

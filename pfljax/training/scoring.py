@@ -18,7 +18,7 @@ from pfljax.exchange.rounds import participations
 from pfljax.folder.history import History
 from pfljax.local import privacy
 from pfljax.stores import memory, serving, stacks
-from pfljax.stores.compiled import Compiled
+from pfljax.stores.compiled import Compiled, Jitted
 from pfljax.stores.experiment import Experiment
 
 
@@ -58,9 +58,8 @@ def score_unseen(experiment: Experiment, compiled: Compiled, key: Key, state: St
     else:
         rows = State((), (), (), ())
     splits = {"train": there(unseen.train), "test": there(unseen.test)}
-    found = jax.jit(serve, out_shardings=plan.everywhere)(
-        key, lifting.join_state(algorithm, rows, rest), there(unseen.client_data), splits
-    )
+    run = Jitted(experiment.problem.model.network, plan, serve, out_shardings=plan.everywhere)
+    found = run(key, lifting.join_state(algorithm, rows, rest), there(unseen.client_data), splits)
     scores = serving.measured(experiment.metrics, jax.device_get(found))
     out = evaluation.summarize(scores["test"], unseen.test.size)
     train = evaluation.summarize(scores["train"], unseen.train.size)

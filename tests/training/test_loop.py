@@ -109,7 +109,7 @@ def test_the_history_begins_with_the_initial_models(monkeypatch):
     trainer, federation = loop.Trainer([experiment]), experiment.federation
     history = trainer.train(2, EVERY_ROUND)[0].history
     first = history.rows[0]
-    assert [row["round"] for row in history.rows] == [0, 1, 2] and trainer.evaluate.func._cache_size() == 1
+    assert [row["round"] for row in history.rows] == [0, 1, 2] and trainer.evaluate.func.jitted._cache_size() == 1
     assert first["seconds"] == first["bytes_down"] == first["bytes_up"] == 0
     state = toys.init(trainer.compiled.algorithm, experiment.problem, trainer._key(0), federation.client_data)
     kernel, bias = sorted(jax.tree.leaves(jax.device_get(state.models)), key=lambda leaf: -leaf.size)

@@ -1,0 +1,269 @@
+"""What is trained of a network whose other parameters are frozen.
+
+Each adapter is given the network and names the arrays that are trained, beside or in place of frozen ones. Several may
+be combined: `trainable=(pfl.adapters.lora(rank=8, where="attention"), "head")`. A text is an adapter, too: parameters
+whose paths, such as "block_0/attention/query/kernel", contain a match of this regular expression are trained
+themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Array, Key
+from pfljax.models.low_rank import Adapted, Use
+from pfljax.models.structure import Path
+
+Leaves = dict[str, Array]  # by what is added to a parameter's name
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What an adapter trains for one frozen parameter.
+
+    Attributes:
+        shapes: Shapes of the trained arrays, by what is added to the parameter's name; "" is the parameter itself.
+        init: Key -> their initial values; None: the parameter's own, or the module's if nothing is frozen there.
+        adapt: (frozen parameter, trained arrays) -> the parameter that the network uses.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    init: Callable[[Key], Leaves] | None
+    adapt: Callable[[Any, Leaves], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """A network's parameters, as adapters see them.
+
+    Attributes:
+        shapes: Shape of each parameter by path.
+        uses: How the network multiplies by a parameter, for those that it does.
+        layers: Paths of the parameters in each layer, in the order of computation.
+        inputs: Shapes of the first arguments of modules, by path; for prompts.
+    """
+
+    shapes: Mapping[Path, tuple[int, ...]]
+    uses: Mapping[Path, Use]
+    layers: Sequence[Sequence[Path]]
+    inputs: Mapping[Path, tuple[int, ...]]
+
+
+class Adapter:
+    """What is trained of a network. Subclasses implement `parts`, or `prompts`."""
+
+    def parts(self, given: Given) -> dict[Path, Part]:
+        """What is trained, by the path of the frozen parameter that it belongs to."""
+        del given
+        return {}
+
+    def prompts(self, given: Given) -> dict[Path, tuple[int, int]]:
+        """Trained tokens (L, width) that modules get before those of their input, by the module's path."""
+        del given
+        return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Themselves(Adapter):
+    """Parameters that are trained themselves.
+
+    Attributes:
+        where: Regular expression that their paths contain.
+    """
+
+    where: str
+
+    def parts(self, given: Given) -> dict[Path, Part]:
+        """The parameters."""
+        return {path: itself(given.shapes[path]) for path in matching(self.where, given.shapes)}
+
+
+@dataclasses.dataclass(frozen=True)
+class head(Adapter):
+    """The last layers are trained themselves.
+
+    Attributes:
+        layers: Number of layers, as `Model.layers` counts them.
+    """
+
+    layers: int = 1
+
+    def parts(self, given: Given) -> dict[Path, Part]:
+        """The layers' parameters."""
+        if not 0 < self.layers <= len(given.layers):
+            raise ArgumentError("trainable", f"head: accepted: 1 to {len(given.layers)} layers", self.layers)
+        return {path: itself(given.shapes[path]) for layer in given.layers[-self.layers :] for path in layer}
+
+
+@dataclasses.dataclass(frozen=True)
+class bias(Adapter):
+    """BitFit (Ben Zaken et al., 2022): the biases are trained themselves.
+
+    Attributes:
+        where: Regular expression that their paths contain.
+    """
+
+    where: str = ""
+
+    def parts(self, given: Given) -> dict[Path, Part]:
+        """The biases."""
+        return {path: itself(given.shapes[path]) for path in matching(self.where, given.shapes) if path[-1] == "bias"}
+
+
+@dataclasses.dataclass(frozen=True)
+class lora(Adapter):
+    """LoRA (Hu et al., 2022): a product with a frozen W becomes x W + (alpha / rank) (x A) B.
+
+    A is drawn uniformly in +-1 / sqrt(inputs), as in the authors' code, and B begins at 0. For a convolution, A is a
+    kernel of the same size with `rank` outputs, and B a product over channels.
+
+    Attributes:
+        rank: Number of columns of A and rows of B.
+        where: Regular expression that the paths of the weights contain; others are not adapted.
+        alpha: Scale of the product; None: `rank`.
+    """
+
+    rank: int = 8
+    where: str = ""
+    alpha: float | None = None
+
+    def parts(self, given: Given) -> dict[Path, Part]:
+        """A and B of each weight."""
+        if self.rank < 1:
+            raise ArgumentError("trainable", "lora: the rank must be at least 1", self.rank)
+        return {path: self._part(path, given) for path in matching(self.where, given.shapes) if path in given.uses}
+
+    def _part(self, path: Path, given: Given) -> Part:
+        shape, (axes, stacked) = given.shapes[path], given.uses[path]
+        layers, shape = shape[:stacked], shape[stacked:]
+        inputs = tuple(shape[axis] for axis in axes)
+        outputs = tuple(n for axis, n in enumerate(shape) if axis not in axes)
+        fan_in, most = math.prod(inputs), min(math.prod(inputs), math.prod(outputs))
+        if self.rank > most:
+            name, size = "/".join(path), " x ".join(map(str, shape))
+            raise ArgumentError("trainable", f"lora: {name} is {size}; accepted: ranks up to {most}", self.rank)
+        shapes = {"_lora_a": (*layers, *inputs, self.rank), "_lora_b": (*layers, self.rank, *outputs)}
+        scale = (self.rank if self.alpha is None else self.alpha) / self.rank
+
+        def init(key: Key) -> Leaves:
+            bound = 1 / math.sqrt(fan_in)
+            a = jax.random.uniform(key, shapes["_lora_a"], minval=-bound, maxval=bound)
+            return {"_lora_a": a, "_lora_b": jnp.zeros(shapes["_lora_b"])}
+
+        def adapt(weight: Any, leaves: Leaves) -> Adapted:
+            found = as_adapted(weight, axes, stacked)
+            return dataclasses.replace(found, a=leaves["_lora_a"], b=leaves["_lora_b"] * scale)
+
+        return Part(shapes, init, adapt)
+
+
+@dataclasses.dataclass(frozen=True)
+class ia3(Adapter):
+    """(IA)^3 (Liu et al., 2022): the outputs of products with frozen weights are multiplied by trained factors.
+
+    Attributes:
+        where: Regular expression that the paths of the weights contain; others are not adapted.
+    """
+
+    where: str = ""
+
+    def parts(self, given: Given) -> dict[Path, Part]:
+        """The factors of each weight, which begin at 1."""
+        return {path: self._part(path, given) for path in matching(self.where, given.shapes) if path in given.uses}
+
+    def _part(self, path: Path, given: Given) -> Part:
+        shape, (axes, stacked) = given.shapes[path], given.uses[path]
+        outputs = tuple(n for axis, n in enumerate(shape[stacked:]) if axis not in axes)
+        shapes = {"_ia3": (*shape[:stacked], *outputs)}
+        adapt = lambda weight, leaves: dataclasses.replace(as_adapted(weight, axes, stacked), scale=leaves["_ia3"])
+        return Part(shapes, lambda key: {"_ia3": jnp.ones(shapes["_ia3"])}, adapt)
+
+
+@dataclasses.dataclass(frozen=True)
+class prompt(Adapter):
+    """Deep prompts (Jia et al., 2022): trained tokens before those that a block gets; the block's outputs drop them.
+
+    Attributes:
+        length: Number of tokens L.
+        where: Regular expression that a module's whole path matches. The module's first argument is (B, T, width), and
+            so is what it returns.
+    """
+
+    length: int = 8
+    where: str = r"block_?\d+"
+
+    def prompts(self, given: Given) -> dict[Path, tuple[int, int]]:
+        """The tokens of each module."""
+        if self.length < 1:
+            raise ArgumentError("trainable", "prompt: the length must be at least 1", self.length)
+        found = [path for path in given.inputs if path and re.fullmatch(self.where, "/".join(path))]
+        if not found:
+            paths = ", ".join("/".join(path) for path in given.inputs if path)
+            raise ArgumentError("trainable", f"prompt: no module's path matches; modules: {paths}", self.where)
+        for path in found:
+            if len(given.inputs[path]) != 3:
+                text = f"prompt: {'/'.join(path)} gets {given.inputs[path]}; accepted: modules that get (B, T, width)"
+                raise ArgumentError("trainable", text, self.where)
+        return {path: (self.length, given.inputs[path][-1]) for path in found}
+
+
+def itself(shape: tuple[int, ...]) -> Part:
+    """A parameter that is trained itself."""
+    return Part({"": shape}, None, lambda frozen, leaves: leaves[""])
+
+
+def as_adapted(weight: Any, inputs: tuple[int, ...], stacked: int) -> Adapted:
+    """A frozen weight to which nothing is added yet; an adapted one as it is."""
+    return weight if isinstance(weight, Adapted) else Adapted(weight, None, None, None, inputs, stacked)
+
+
+def matching(where: str, paths: Iterable[Path]) -> list[Path]:
+    """The paths that contain a match of a regular expression."""
+    try:
+        pattern = re.compile(where)
+    except re.error as error:
+        raise ArgumentError("trainable", f"is no regular expression: {error}", where) from None
+    return [path for path in paths if pattern.search("/".join(path))]
+
+
+def as_adapters(trainable: Any) -> tuple[Adapter, ...]:
+    """One or several adapters or regular expressions as adapters.
+
+    Raises:
+        ArgumentError: for anything else.
+    """
+    each = trainable if isinstance(trainable, Sequence) and not isinstance(trainable, str) else [trainable]
+    found = [Themselves(one) if isinstance(one, str) else one for one in each]
+    for one in found:
+        if not isinstance(one, Adapter):
+            text = "accepted: regular expressions, adapters such as pfl.adapters.lora(rank=8), or a list of them"
+            raise ArgumentError("trainable", text, one)
+    return tuple(found)
+
+
+def parts_of(trainable: Any, given: Given) -> dict[Path, list[Part]]:
+    """All parts that are trained, by the path of the frozen parameter that they belong to.
+
+    Raises:
+        ArgumentError: if an adapter matches nothing, or two of them train the same array.
+    """
+    found: dict[Path, list[Part]] = {}
+    for one in as_adapters(trainable):
+        parts = one.parts(given)
+        if not parts and not one.prompts(given):
+            kind = ["/".join(path) for path in given.shapes if not isinstance(one, lora | ia3) or path in given.uses]
+            raise ArgumentError("trainable", f"matches no parameter; accepted: {', '.join(kind)}", one)
+        for path, part in parts.items():
+            names = {name for each in found.get(path, []) for name in each.shapes}
+            if names & part.shapes.keys():
+                raise ArgumentError("trainable", f"{'/'.join(path)} is adapted twice in the same way", one)
+            found.setdefault(path, []).append(part)
+    return found

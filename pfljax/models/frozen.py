@@ -1,0 +1,250 @@
+"""Networks of which only a small part is trained; their frozen arrays are held once, whatever the number of clients.
+
+The tree of parameters of such a network contains what is trained and nothing else, so that methods, stores and traffic
+see a small model. Compiled programs take the frozen arrays as an argument (`jitted`); inside, and wherever a network is
+used outside of a program, `AdaptedNetwork.held` gives them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.held import GIVEN
+from pfljax.contract.types import Array, Key, Params, PyTree
+from pfljax.models.adapters import Given, as_adapters, itself, parts_of
+from pfljax.models.low_rank import adapted, merged, uses
+from pfljax.models.structure import Call, Network, Path, by_name, by_path, is_flax, nested
+
+PROMPT = "prompt"
+
+
+class AdaptedNetwork(Network):
+    """A network of which a part is trained, or trained beside frozen parameters.
+
+    Attributes:
+        base: The whole network.
+        parts: What is trained, by the path of the frozen parameter that it belongs to.
+        prompts: Trained tokens (L, width) by the path of the module that gets them.
+        own: The frozen arrays by path, once for all clients; and the initial values of parameters that are trained
+            themselves.
+    """
+
+    def __init__(self, base: Network, frozen: Frozen, trainable: Any, dtype: str):
+        self.base, self.example, self.frozen = base, base.example, frozen
+        self.collections, self.fixed = base.collections, False
+        shapes = by_name(base.shapes)
+        seen = self._given()
+        self.parts = parts_of(trainable, seen)
+        for path in base.statistics:  # small, and worth nothing if they do not belong to the clients' data
+            self.parts.setdefault(path, [itself(seen.shapes[path])])
+        for parts in self.parts.values():
+            parts.sort(key=lambda part: "" not in part.shapes)  # adapters come on top of what is trained itself
+        self.prompts = {path: shape for one in as_adapters(trainable) for path, shape in one.prompts(seen).items()}
+        themselves = frozenset(path for path, parts in self.parts.items() if "" in parts[0].shapes)
+        self.own = frozen.once((dtype, themselves), lambda: self._arrays(themselves, dtype))
+        new = {beside(path, name): (shapes[path], name, shape) for path, name, shape in self._trained()}
+        kind = lambda leaf, name, shape: jax.ShapeDtypeStruct(shape, leaf.dtype if name == "" else jnp.float32)
+        leaves = {path: kind(*each) for path, each in new.items()}
+        leaves |= {(*path, PROMPT): jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in self.prompts.items()}
+        self.shapes = nested(leaves)
+        self.statistics = base.statistics
+
+    @property
+    def held(self) -> PyTree:
+        """The frozen arrays: those of the program that is being traced, or else the network's own."""
+        found = GIVEN.get()
+        return self.own if found is None else found
+
+    def init(self, key: Key) -> Params:
+        start = by_name(self.base.init(key))
+        leaves, initial = {}, self.held["initial"]
+        for number, (path, parts) in enumerate(sorted(self.parts.items())):
+            for part in parts:
+                found = part.init(jax.random.fold_in(key, 1 + number)) if part.init else {"": start[path]}
+                if not part.init and "/".join(path) in initial:
+                    found = {"": initial["/".join(path)].astype(start[path].dtype)}
+                leaves |= {beside(path, name): leaf for name, leaf in found.items()}
+        for number, (path, shape) in enumerate(sorted(self.prompts.items())):
+            drawn = jax.random.normal(jax.random.fold_in(key, 1 + len(self.parts) + number), shape)
+            leaves[*path, PROMPT] = 0.02 * drawn
+        return nested(leaves)
+
+    def forward(self, params: Params, x: PyTree, key: Key | None) -> tuple[Array, Params]:
+        trained = by_name(params)
+        prompts = {"/".join(path): trained[*path, PROMPT] for path in self.prompts}
+
+        def run(whole, prompts, x, key):
+            def around(path, kind, fn, args, kwargs):
+                tokens = prompts.get("/".join(path))
+                return fn(*args, **kwargs) if tokens is None else with_tokens(tokens, fn, args, kwargs)
+
+            outputs, written = self.base.forward(whole, x, key, around if prompts else None)
+            written = by_name(written)
+            return outputs, {path: written[path] for path in self.statistics}
+
+        outputs, written = adapted(run, self._whole(params), prompts, x, key)
+        return outputs, nested(trained | written) if self.statistics else params
+
+    def exported(self, params: Params) -> tuple[Any, Any]:
+        if self.prompts:
+            raise ArgumentError("model", "has prompts, which no module contains; use Result.predict")
+        return self.base.exported(self.merged(params))
+
+    def merged(self, params: Params) -> Params:
+        """All parameters of the whole network, adapters merged."""
+        return jax.tree.map(merged, self._whole(params), is_leaf=lambda leaf: not isinstance(leaf, dict))
+
+    def calls(self, params: Params, x: PyTree, key: Key | None) -> list[Call]:
+        return self.base.calls(self.merged(params), x, key)
+
+    def dense(self, params: Params, x: PyTree, key: Key | None) -> list[tuple[Array, Array]]:
+        if self.prompts:
+            raise ArgumentError("model", "with prompts has no features")
+        return adapted(self.base.dense, self._whole(params), x, key)
+
+    @functools.cached_property
+    def called(self) -> dict[Path, bool]:
+        return self.base.called
+
+    def on(self, plan: Any) -> PyTree:
+        """The frozen arrays on a plan's devices, once on each or spread over those that share a model."""
+        key = id(self.own), plan.mesh
+        return self.frozen.once(key, lambda: jax.tree.map(plan.hold, self.own))
+
+    def digest(self) -> str:
+        """Digest of the frozen arrays."""
+        found = hashlib.sha256()
+        for name, array in sorted((self.own["frozen"] | self.own["initial"]).items()):
+            found.update(f"{name}{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+        return found.hexdigest()[:16]
+
+    def _trained(self) -> list[tuple[Path, str, tuple[int, ...]]]:
+        """Path, added name and shape of each trained array."""
+        return [
+            (path, name, shape)
+            for path, parts in self.parts.items()
+            for part in parts
+            for name, shape in part.shapes.items()
+        ]
+
+    def _given(self) -> Given:
+        """The whole network, as adapters see it."""
+        base = self.base
+        shapes = {path: leaf.shape for path, leaf in by_name(base.shapes).items()}
+        names: Any = jax.tree.leaves(by_path(lambda path: "/".join(path), base.shapes))
+        run = lambda params, x: base.forward(params, x, None)[0]
+        traced = jax.make_jaxpr(run)(base.shapes, base.example)
+        none = [None] * len(jax.tree.leaves(base.example))
+        found = {tuple(name.split("/")): use for name, use in uses(traced.jaxpr, [*names, *none])}
+        numbers = {branch: number for number, branches in enumerate(base.layers) for branch in branches}
+        layers: list[list[Path]] = [[] for _ in base.layers]
+        for path, above in base.above.items():
+            layers[next(numbers[branch] for branch in above if branch in numbers)].append(path)
+        calls: list[Call] = []
+        jax.eval_shape(lambda params, x: calls.extend(base.calls(params, x, None)), base.shapes, base.example)
+        inputs = {call.path: call.args[0].shape for call in calls if call.args and hasattr(call.args[0], "shape")}
+        return Given(shapes, found, layers, inputs)
+
+    def _arrays(self, themselves: Collection[Path], dtype: str) -> dict[str, dict[str, np.ndarray]]:
+        """The frozen arrays in their type, and initial values of what is trained itself, as far as they fit."""
+        shapes, source = by_name(self.base.shapes), self.frozen.source
+        values = self.frozen.values(shapes)
+        missing = [path for path in shapes if path not in values and path not in themselves]
+        if missing:
+            names = ", ".join(f"{'/'.join(path)} {shapes[path].shape}" for path in missing[:8])
+            more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+            raise ArgumentError("frozen", f"{source}: lacks {names}{more}, which are not trained")
+        found: dict[str, dict[str, np.ndarray]] = {"frozen": {}, "initial": {}}
+        for path, value in values.items():
+            name, shape, own = "/".join(path), shapes[path], path in themselves
+            if value.shape == shape.shape:
+                narrow = not own and jnp.issubdtype(shape.dtype, jnp.floating)
+                found["initial" if own else "frozen"][name] = value.astype(jnp.dtype(dtype) if narrow else shape.dtype)
+            elif not own:
+                raise ArgumentError("frozen", f"{source}: {name} has shape {value.shape}; accepted: {shape.shape}")
+        return found
+
+    def _whole(self, params: Params) -> Params:
+        """The whole network's parameters, with adapted values where adapters are."""
+        shapes, trained = by_name(self.base.shapes), by_name(params)
+        frozen, whole = self.held["frozen"], {}
+        for path in shapes:
+            value = frozen.get("/".join(path))
+            for part in self.parts.get(path, ()):
+                value = part.adapt(value, {name: trained[beside(path, name)] for name in part.shapes})
+            whole[path] = value
+        return nested(whole)
+
+
+def with_tokens(tokens: Array, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """A module's call, with tokens (L, width) before those of its first argument; the result has none of them."""
+    x, *rest = args
+    wide = jnp.broadcast_to(tokens, (x.shape[0], *tokens.shape)).astype(x.dtype)
+    return fn(jnp.concatenate([wide, x], axis=1), *rest, **kwargs)[:, len(tokens) :]
+
+
+def beside(path: Path, name: str) -> Path:
+    """Path of an array that is trained beside a parameter."""
+    return (*path[:-1], path[-1] + name)
+
+
+class Frozen:
+    """Values of a network's parameters that are held once for all clients.
+
+    Attributes:
+        source: What they are called in messages, such as a file.
+    """
+
+    source = "frozen"
+
+    def __init__(self, tree: Any):
+        """Takes a tree of arrays: Linen's variables or parameters, or an NNX state or module."""
+        self._values = {path: np.asarray(value) for path, value in leaves_of(tree).items()}
+        self._kept: dict[Any, Any] = {}
+
+    def values(self, shapes: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
+        """The arrays by path in a network with these shapes.
+
+        Raises:
+            ArgumentError: for an array that the network does not have.
+        """
+        for path in self._values:
+            if path not in shapes:
+                raise ArgumentError("frozen", f"has {'/'.join(path)}, which the network lacks; it has {named(shapes)}")
+        return self._values
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` returns, which is called once for each key."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+
+def named(shapes: Mapping[Path, Any], most: int = 12) -> str:
+    """The first names of a network's parameters."""
+    names = ["/".join(path) for path in shapes]
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def leaves_of(frozen: Any) -> dict[Path, Any]:
+    """A tree of arrays by path, without Linen's "params" at its root."""
+    if is_flax(type(frozen), {"State", "Module"}) and not isinstance(frozen, nn.Module):
+        from flax import nnx
+
+        state = frozen if isinstance(frozen, nnx.State) else nnx.state(frozen, nnx.Not(nnx.RngState))
+        return {tuple(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
+    if not isinstance(frozen, Mapping):
+        raise ArgumentError("frozen", "accepted: a tree of arrays, such as a Linen module's variables", type(frozen))
+    variables = nn.unbox(dict(frozen))
+    if isinstance(variables.get("params"), Mapping):
+        variables = {**variables.pop("params"), **variables}
+    return {tuple(map(str, path)): leaf for path, leaf in by_name(variables).items()}

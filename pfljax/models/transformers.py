@@ -1,0 +1,256 @@
+"""Transformers for images and tokens, in the forms of published ones, so that their weights can be loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Array
+from pfljax.models.networks import check_images
+from pfljax.models.structure import UNSET
+
+Norm = Literal["layer", "rms"]
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": jax.nn.gelu,
+    "silu": jax.nn.silu,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Style:
+    """In which published Transformers' blocks differ.
+
+    Attributes:
+        norm: Layer norm or RMS norm.
+        after: Whether norms follow the sums, as in BERT, instead of preceding attention and MLP.
+        activation: Of the MLP.
+        gated: Whether the MLP multiplies two branches.
+        bias: Whether products add a bias.
+        eps: Of the norms.
+        layer_scale: Whether trained factors scale what attention and MLP add.
+        rotary: Base of rotary position embeddings; 0: learned positions are added to the inputs.
+        kv_heads: Number of heads of keys and values; 0: as many as of queries.
+        head_width: Width of a head; 0: the model's width over the number of heads.
+        qk_norm: Whether queries and keys are normalized.
+    """
+
+    norm: Norm = "layer"
+    after: bool = False
+    activation: str = "gelu"
+    gated: bool = False
+    bias: bool = True
+    eps: float = 1e-6
+    layer_scale: bool = False
+    rotary: float = 0.0
+    kv_heads: int = 0
+    head_width: int = 0
+    qk_norm: bool = False
+
+    def normalize(self, name: str) -> nn.Module:
+        """A normalization layer."""
+        return nn.RMSNorm(epsilon=self.eps, name=name) if self.norm == "rms" else nn.LayerNorm(self.eps, name=name)
+
+
+STYLES = {
+    "vit": Style(),
+    "dinov2": Style(layer_scale=True),
+    "bert": Style(after=True, eps=1e-12),
+    "gpt2": Style(activation="gelu_tanh", eps=1e-5),
+    "qwen3": Style("rms", activation="silu", gated=True, bias=False, rotary=1e6, qk_norm=True),
+}
+
+
+class Attention(nn.Module):
+    """Multi-head attention; keys and values may have fewer heads than queries."""
+
+    heads: int
+    style: Style
+    causal: bool
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array | None) -> Array:
+        """Attends within x (B, T, width); mask (B, T): the tokens that are attended to."""
+        style, width = self.style, x.shape[-1]
+        head = style.head_width or width // self.heads
+        project = lambda name, num: nn.DenseGeneral((num, head), use_bias=style.bias, name=name)(x)
+        keys = style.kv_heads or self.heads
+        q, k, v = project("query", self.heads), project("key", keys), project("value", keys)
+        if style.qk_norm:
+            q, k = style.normalize("query_norm")(q), style.normalize("key_norm")(k)
+        if style.rotary:
+            q, k = rotated(q, style.rotary), rotated(k, style.rotary)
+        wide = None if mask is None else mask[:, None, None, :]
+        y = jax.nn.dot_product_attention(q, k, v, mask=wide, is_causal=self.causal)
+        return nn.DenseGeneral(width, (-2, -1), use_bias=style.bias, name="out")(y)
+
+
+class MLP(nn.Module):
+    """Two dense layers with an activation, or three with a gate."""
+
+    hidden: int
+    style: Style
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """x (..., width) -> (..., width)."""
+        style, act = self.style, ACTIVATIONS[self.style.activation]
+        dense = functools.partial(nn.Dense, use_bias=style.bias)
+        y = dense(self.hidden, name="up")(x)
+        y = act(dense(self.hidden, name="gate")(x)) * y if style.gated else act(y)
+        return dense(x.shape[-1], name="down")(y)
+
+
+class Block(nn.Module):
+    """Attention and an MLP, each with a norm and a sum around it."""
+
+    heads: int
+    hidden: int
+    style: Style
+    causal: bool
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array | None = None) -> Array:
+        """x (B, T, width) -> (B, T, width); mask (B, T): the tokens that are attended to."""
+        attention = Attention(self.heads, self.style, self.causal, name="attention")
+        x = self._added(x, lambda x: attention(x, mask), "attention")
+        return self._added(x, MLP(self.hidden, self.style, name="mlp"), "mlp")
+
+    def _added(self, x: Array, fn: Callable[[Array], Array], name: str) -> Array:
+        norm = self.style.normalize(f"{name}_norm")
+        y = fn(x) if self.style.after else fn(norm(x))
+        if self.style.layer_scale:
+            y = y * self.param(f"{name}_scale", nn.initializers.constant(0.1), x.shape[-1:])
+        return norm(x + y) if self.style.after else x + y
+
+
+def rotated(x: Array, base: float) -> Array:
+    """Rotary position embeddings (Su et al., 2021) of queries or keys (B, T, heads, width), halves as pairs."""
+    half = x.shape[-1] // 2
+    angles = jnp.arange(x.shape[1])[:, None, None] / base ** (jnp.arange(half) / half)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    a, b = x[..., :half], x[..., half:]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+def positions(module: nn.Module, num: int, width: int) -> Array:
+    """Learned positions (num, width)."""
+    return module.param("positions", nn.initializers.normal(0.02), (num, width))
+
+
+class ViT(nn.Module):
+    """A vision Transformer (Dosovitskiy et al., 2021).
+
+    Attributes:
+        outputs: Number of classes.
+        patch: Rows and columns of a patch.
+        width: Width of tokens.
+        depth: Number of blocks.
+        heads: Number of attention heads.
+        hidden: Width of the MLPs; 0: 4 times `width`.
+        pool: Whether the class token's output is classified, or the mean over patches.
+        style: How blocks are built, a name in `STYLES` or a `Style`.
+    """
+
+    outputs: int = UNSET
+    patch: int = 4
+    width: int = 192
+    depth: int = 6
+    heads: int = 3
+    hidden: int = 0
+    pool: Literal["class", "mean"] = "class"
+    style: str | Style = "vit"
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Images (B, height, width, channels) -> logits."""
+        check_images(x, self.patch)
+        if any(side % self.patch for side in x.shape[1:3]):
+            raise ArgumentError("model", f"needs images whose sides are multiples of {self.patch}, not {x.shape[1:3]}")
+        style = style_of(self.style)
+        x = nn.Conv(self.width, (self.patch,) * 2, (self.patch,) * 2, "VALID", name="patches")(x)
+        x = x.reshape(x.shape[0], -1, self.width)
+        if self.pool == "class":
+            token = self.param("class_token", nn.initializers.normal(0.02), (1, 1, self.width))
+            x = jnp.concatenate([jnp.broadcast_to(token, (x.shape[0], 1, self.width)).astype(x.dtype), x], axis=1)
+        x = x + positions(self, x.shape[1], self.width)
+        x = blocks(self, x, None, style, causal=False)
+        x = style.normalize("norm")(x)
+        return nn.Dense(self.outputs, name="head")(x[:, 0] if self.pool == "class" else x.mean(1))
+
+
+class Transformer(nn.Module):
+    """A Transformer for tokens: a decoder that predicts every token's successor, or an encoder that classifies texts.
+
+    Attributes:
+        outputs: Number of tokens of a decoder, of classes of an encoder.
+        kind: "decoder" or "encoder".
+        tokens: Number of different tokens in the inputs; None: `outputs`.
+        width, depth, heads, hidden, style: As in `ViT`.
+        length: Largest length of a text, if positions are learned; None: the data's.
+        padding: The token that pads texts, which no other attends to; None: texts are not padded.
+        tied: Whether a decoder's last layer is the transposed embedding.
+        types: Whether the embeddings of BERT's first segment are added, and BERT's pooling layer precedes the head.
+    """
+
+    outputs: int = UNSET
+    kind: Literal["decoder", "encoder"] = "decoder"
+    tokens: int | None = None
+    width: int = 128
+    depth: int = 4
+    heads: int = 4
+    hidden: int = 0
+    style: str | Style = "gpt2"
+    length: int | None = None
+    padding: int | None = None
+    tied: bool = False
+    types: bool = False
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Tokens (B, T), integers -> logits (B, T, outputs) or (B, outputs)."""
+        if x.ndim != 2:
+            raise ArgumentError("model", f"needs tokens (batch, length); this data's examples have shape {x.shape[1:]}")
+        style, x = style_of(self.style), x.astype(jnp.int32)
+        mask = None if self.padding is None else x != self.padding
+        embed = nn.Embed(self.tokens or self.outputs, self.width, name="embedding")
+        y: Any = embed(x)
+        if not style.rotary:
+            y = y + positions(self, self.length or x.shape[1], self.width)[: x.shape[1]]
+        if self.types:
+            y = y + self.param("type", nn.initializers.normal(0.02), (self.width,))
+        y = style.normalize("embedding_norm")(y) if style.after else y
+        y = blocks(self, y, mask, style, causal=self.kind == "decoder")
+        y = y if style.after else style.normalize("norm")(y)
+        if self.kind == "encoder":
+            if self.types:
+                y = jnp.tanh(nn.Dense(self.width, name="pooler")(y[:, 0]))
+            else:
+                weights = jnp.ones(x.shape) if mask is None else mask
+                y = jnp.einsum("bt,btd->bd", weights / jnp.maximum(weights.sum(1, keepdims=True), 1), y)
+        return embed.attend(y) if self.tied else nn.Dense(self.outputs, use_bias=style.bias, name="head")(y)
+
+
+def blocks(module: ViT | Transformer, x: Array, mask: Array | None, style: Style, *, causal: bool) -> Array:
+    """A Transformer's blocks, one after the other."""
+    if module.width % module.heads:
+        raise ArgumentError("model", f"a width that {module.heads} heads divide", module.width)
+    for number in range(module.depth):
+        x = Block(module.heads, module.hidden or 4 * module.width, style, causal, name=f"block_{number}")(x, mask)
+    return x
+
+
+def style_of(style: str | Style) -> Style:
+    """A style by name."""
+    if isinstance(style, Style):
+        return style
+    if style not in STYLES:
+        raise ArgumentError("model", f"style: accepted: {', '.join(STYLES)}, or a Style", style)
+    return STYLES[style]

@@ -1,0 +1,203 @@
+"""Pretrained weights from safetensors files, whatever their names and axes are.
+
+A layout maps the names in a file to paths in a network. Those of published families are in `LAYOUTS`; each leads to the
+networks in `transformers`. A dict of the same form describes any other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path as File
+from typing import Any
+
+import numpy as np
+
+from pfljax.contract import optional
+from pfljax.contract.errors import ArgumentError
+from pfljax.models.frozen import Frozen, named
+from pfljax.models.structure import Path
+
+# Regular expression of names in a file -> path in the network, or several; "" if the array is not used. A name's groups
+# take the places of \\1, \\2. After the path, " ^T" transposes; " [1/3]" takes the second third of the first axis, and
+# " [..., 1/3]" of the last. Then the array is reshaped.
+Layout = Mapping[str, str | Sequence[str]]
+T = " ^T"  # PyTorch keeps a dense layer's weight as (outputs, inputs)
+PARTS = re.compile(r"(.*) \[(\.\.\., )?(\d+)/(\d+)\]")
+
+
+def layer(name: str, path: str, transposed: str = T) -> dict[str, str]:
+    """A dense layer or convolution of PyTorch's."""
+    return {rf"{name}\.weight": f"{path}/kernel{transposed}", rf"{name}\.bias": f"{path}/bias"}
+
+
+def norm(name: str, path: str) -> dict[str, str]:
+    """A normalization layer of PyTorch's."""
+    return {rf"{name}\.weight": f"{path}/scale", rf"{name}\.bias": f"{path}/bias"}
+
+
+def attention(name: str, path: str, query: str, key: str, value: str, out: str) -> dict[str, str]:
+    """An attention layer with four dense layers."""
+    names = {"query": query, "key": key, "value": value, "out": out}
+    return {k: v for to, source in names.items() for k, v in layer(rf"{name}\.{source}", f"{path}/{to}").items()}
+
+
+def thirds(leaf: str) -> list[str]:
+    """Queries, keys and values in one array."""
+    names = ("query", "key", "value")
+    return [f"{BLOCK}/attention/{name}/{leaf} [..., {part}/3]" for part, name in enumerate(names)]
+
+
+BLOCK = r"block_\1"
+IMAGES = {
+    r".*embeddings\.cls_token": "class_token",
+    r".*embeddings\.mask_token": "",
+    r".*embeddings\.position_embeddings": "positions",
+    **layer(r".*embeddings\.patch_embeddings\.projection", "patches"),
+    **attention(
+        r".*encoder\.layer\.(\d+)\.attention",
+        f"{BLOCK}/attention",
+        r"attention\.query",
+        r"attention\.key",
+        r"attention\.value",
+        r"output\.dense",
+    ),
+}
+LAYOUTS: dict[str, Layout] = {
+    "vit": {
+        **IMAGES,
+        **norm(r".*encoder\.layer\.(\d+)\.layernorm_before", f"{BLOCK}/attention_norm"),
+        **norm(r".*encoder\.layer\.(\d+)\.layernorm_after", f"{BLOCK}/mlp_norm"),
+        **layer(r".*encoder\.layer\.(\d+)\.intermediate\.dense", f"{BLOCK}/mlp/up"),
+        **layer(r".*encoder\.layer\.(\d+)\.output\.dense", f"{BLOCK}/mlp/down"),
+        **norm(r"(?:vit\.)?layernorm", "norm"),
+        **layer("classifier", "head"),
+        r".*pooler\..*": "",
+    },
+    "dinov2": {
+        **IMAGES,
+        **norm(r".*encoder\.layer\.(\d+)\.norm1", f"{BLOCK}/attention_norm"),
+        **norm(r".*encoder\.layer\.(\d+)\.norm2", f"{BLOCK}/mlp_norm"),
+        r".*encoder\.layer\.(\d+)\.layer_scale1\.lambda1": f"{BLOCK}/attention_scale",
+        r".*encoder\.layer\.(\d+)\.layer_scale2\.lambda1": f"{BLOCK}/mlp_scale",
+        **layer(r".*encoder\.layer\.(\d+)\.mlp\.fc1", f"{BLOCK}/mlp/up"),
+        **layer(r".*encoder\.layer\.(\d+)\.mlp\.fc2", f"{BLOCK}/mlp/down"),
+        **norm(r"(?:dinov2\.)?layernorm", "norm"),
+        r"classifier\..*": "",  # a head on class token and patches together
+    },
+    "bert": {
+        r".*embeddings\.word_embeddings\.weight": "embedding/embedding",
+        r".*embeddings\.position_embeddings\.weight": "positions",
+        r".*embeddings\.token_type_embeddings\.weight": "type [0/2]",
+        r".*embeddings\.position_ids": "",
+        **norm(r".*embeddings\.LayerNorm", "embedding_norm"),
+        **attention(
+            r".*encoder\.layer\.(\d+)\.attention",
+            f"{BLOCK}/attention",
+            r"self\.query",
+            r"self\.key",
+            r"self\.value",
+            r"output\.dense",
+        ),
+        **norm(r".*encoder\.layer\.(\d+)\.attention\.output\.LayerNorm", f"{BLOCK}/attention_norm"),
+        **layer(r".*encoder\.layer\.(\d+)\.intermediate\.dense", f"{BLOCK}/mlp/up"),
+        **layer(r".*encoder\.layer\.(\d+)\.output\.dense", f"{BLOCK}/mlp/down"),
+        **norm(r".*encoder\.layer\.(\d+)\.output\.LayerNorm", f"{BLOCK}/mlp_norm"),
+        **layer(r".*pooler\.dense", "pooler"),
+        **layer("classifier", "head"),
+        r"cls\..*": "",
+    },
+    "gpt2": {
+        r".*wte\.weight": "embedding/embedding",
+        r".*wpe\.weight": "positions",
+        **norm(r".*h\.(\d+)\.ln_1", f"{BLOCK}/attention_norm"),
+        **norm(r".*h\.(\d+)\.ln_2", f"{BLOCK}/mlp_norm"),
+        **norm(r".*ln_f", "norm"),
+        r".*h\.(\d+)\.attn\.c_attn\.weight": thirds("kernel"),
+        r".*h\.(\d+)\.attn\.c_attn\.bias": thirds("bias"),
+        **layer(r".*h\.(\d+)\.attn\.c_proj", f"{BLOCK}/attention/out", ""),
+        **layer(r".*h\.(\d+)\.mlp\.c_fc", f"{BLOCK}/mlp/up", ""),
+        **layer(r".*h\.(\d+)\.mlp\.c_proj", f"{BLOCK}/mlp/down", ""),
+        r".*\.attn\.(?:masked_)?bias": "",
+        r"lm_head\.weight": "",  # the embedding
+    },
+    "qwen3": {
+        r".*embed_tokens\.weight": "embedding/embedding",
+        **attention(r".*layers\.(\d+)\.self_attn", f"{BLOCK}/attention", "q_proj", "k_proj", "v_proj", "o_proj"),
+        r".*layers\.(\d+)\.self_attn\.q_norm\.weight": f"{BLOCK}/attention/query_norm/scale",
+        r".*layers\.(\d+)\.self_attn\.k_norm\.weight": f"{BLOCK}/attention/key_norm/scale",
+        **layer(r".*layers\.(\d+)\.mlp\.gate_proj", f"{BLOCK}/mlp/gate"),
+        **layer(r".*layers\.(\d+)\.mlp\.up_proj", f"{BLOCK}/mlp/up"),
+        **layer(r".*layers\.(\d+)\.mlp\.down_proj", f"{BLOCK}/mlp/down"),
+        r".*layers\.(\d+)\.input_layernorm\.weight": f"{BLOCK}/attention_norm/scale",
+        r".*layers\.(\d+)\.post_attention_layernorm\.weight": f"{BLOCK}/mlp_norm/scale",
+        r"(?:model\.)?norm\.weight": "norm/scale",
+        r"lm_head\.weight": f"head/kernel{T}",
+    },
+}
+
+
+class Saved(Frozen):
+    """Weights in a safetensors file, which is read when the network is known."""
+
+    def __init__(self, path: str | File, layout: str | Layout = ""):
+        """Checks that the file is there.
+
+        Args:
+            path: The file.
+            layout: Name of a layout in `LAYOUTS`, or a layout; "": names are the network's paths, with "." or "/".
+
+        Raises:
+            ArgumentError: for an unknown layout, or a file that is not there. Nothing is downloaded.
+        """
+        file = File(path).expanduser()
+        if not file.is_file():
+            text = f"no file {file.absolute()}; weights are not downloaded: save them there as safetensors"
+            raise ArgumentError("frozen", text, str(path))
+        if isinstance(layout, str) and layout and layout not in LAYOUTS:
+            raise ArgumentError("layout", f"accepted: {', '.join(LAYOUTS)}, or a dict of names and paths", layout)
+        self.file, self.source, self._kept = file, file.name, {}
+        self.layout = LAYOUTS[layout] if isinstance(layout, str) and layout else layout or None
+
+    def values(self, shapes: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
+        """The arrays by path in a network with these shapes."""
+        return self.once("values", lambda: self._read(shapes))
+
+    def _read(self, shapes: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
+        """Reads the file."""
+        load = optional.load("safetensors.numpy", "frozen").load_file
+        try:
+            arrays = load(self.file)
+        except Exception as error:
+            text = f"{self.source} is no safetensors file: {error}"
+            raise ArgumentError("frozen", text, str(self.file)) from error
+        found: dict[Path, np.ndarray] = {}
+        for name, array in arrays.items():
+            for target in self._targets(name):
+                path, value = placed(target, array)
+                if path not in shapes:
+                    lacking = f"{self.source}: {name} belongs to {'/'.join(path)}, which the network lacks"
+                    raise ArgumentError("frozen", f"{lacking}; it has {named(shapes)}")
+                same = self.layout is not None and value.size == shapes[path].size
+                found[path] = value.reshape(shapes[path].shape) if same else value
+        return found
+
+    def _targets(self, name: str) -> list[str]:
+        """Where an array of the file belongs."""
+        if self.layout is None:
+            return [name if "/" in name else name.replace(".", "/")]
+        for pattern, target in self.layout.items():
+            if match := re.fullmatch(pattern, name):
+                return [match.expand(each) for each in ([target] if isinstance(target, str) else target) if each]
+        raise ArgumentError("frozen", f"{self.source}: the layout knows no {name}")
+
+
+def placed(target: str, array: np.ndarray) -> tuple[Path, np.ndarray]:
+    """The path and the array that a target of a layout describes."""
+    if target.endswith(T):
+        target = target.removesuffix(T)
+        array = array.T if array.ndim == 2 else np.moveaxis(array, (0, 1), (-1, -2))  # (O, C, *W) -> (*W, C, O)
+    if parts := PARTS.fullmatch(target):
+        axis = -1 if parts[2] else 0
+        target, array = parts[1], np.split(array, int(parts[4]), axis)[int(parts[3])]
+    return tuple(target.split("/")), array

@@ -1,0 +1,125 @@
+"""Runs of frozen networks: what is held, sent and kept, in every store, and weights from files."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import traverse_util
+from safetensors.numpy import save_file
+
+import pfljax as pfl
+from pfljax.models.transformers import ViT
+from pfljax.stores.registry import store_of
+from pfljax.stores.replicates import ONE
+
+LOCAL = pfl.LocalTraining(optax.sgd(0.05), batch_size=8)
+WIDTH, DEPTH, RANK = 24, 1, 2
+VIT = ViT(patch=4, width=WIDTH, depth=DEPTH, heads=2)
+# A (width, r) and B (r, width) for q, k, v and the output; the MLP's two products; a head with 10 classes.
+OF_ATTENTION, OF_MLP, OF_HEAD = 4 * RANK * 2 * WIDTH, 2 * RANK * 5 * WIDTH, 10 * WIDTH + 10
+TRAINABLE = [pfl.adapters.lora(RANK, "attention/|mlp/"), "head"]
+
+
+@pytest.fixture(scope="module")
+def clients():
+    return pfl.data.digits(num_clients=4, partition=pfl.partitions.LabelGroups(groups=2), train_examples=16)
+
+
+def weights(seed=0):
+    return VIT.clone(outputs=10).init(jax.random.key(seed), jnp.zeros((1, 8, 8, 1)))["params"]
+
+
+def model(seed=0, trainable=tuple(TRAINABLE)):
+    return pfl.Model(VIT, frozen=weights(seed), trainable=trainable)
+
+
+def run(clients, method=None, **options):
+    return pfl.Run(method or pfl.Ditto(), clients, model(), LOCAL, **options)
+
+
+def test_only_adapters_are_kept_and_sent(clients):
+    """4 bytes for each trained number, counted by hand; the state's rows have nothing else."""
+    num = OF_ATTENTION + OF_MLP + OF_HEAD
+    found = run(clients).train(rounds=2, eval_every=2)
+    assert sum(leaf.size for leaf in jax.tree.leaves(found.state.models)) == num
+    last = found.summary["last"]  # bytes per client until now, in two rounds
+    assert last["bytes_down"] == 2 * 4 * num
+    assert 2 * 4 * num <= last["bytes_up"] <= 2 * 4 * (num + 2)  # with its number of examples
+
+
+def test_the_program_takes_the_frozen_arrays_and_contains_none(clients):
+    """Its arguments are 2 bytes for each frozen parameter larger than its state and data; its text is the same size
+    for a network of twice the width."""
+    experiment = run(clients).experiment
+    store, plan = store_of(experiment), experiment.problem.plan
+    data = store.put(plan, ONE, [experiment.federation.client_data], clients.num_clients)
+    lowered = store.lower_segment(experiment, data, plan, 1, ONE)
+    frozen = sum(leaf.size for leaf in jax.tree.leaves(weights())) - OF_HEAD
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(lowered.frozen["frozen"])) == 2 * frozen
+    text = lowered.program.as_text()
+    assert max(map(len, text.splitlines())) < 20_000
+    given = [leaf for leaf in jax.tree.leaves(lowered.program.in_avals) if leaf.dtype == jnp.bfloat16]
+    assert sum(leaf.size for leaf in given) == frozen
+
+
+@pytest.mark.parametrize("method", [pfl.Ditto(), pfl.FedeRiCo(neighbors=1), pfl.FedEM(components=2)])
+def test_stores_and_plans_agree(method, clients, tmp_path):
+    of = lambda **options: run(clients, method, execution=pfl.Execution(**options)).train(rounds=2, eval_every=2)
+    expected = of(plan="map")
+    for options in ({"plan": "vmap"}, {"client_store": "host"}, {"client_store": "disk"}, {"plan": "python"}):
+        found = of(**options)
+        np.testing.assert_allclose(found.per_client_accuracy, expected.per_client_accuracy, atol=0.13)
+        assert found.loss == pytest.approx(expected.loss, rel=1e-3), options
+
+
+def test_a_run_belongs_to_its_frozen_parameters(clients, tmp_path):
+    """Resuming with another backbone is refused, and named; with the same one, it goes on as if never stopped."""
+    out = tmp_path / "run"
+    run(clients).train(rounds=1, eval_every=1, out=out)
+    other = pfl.Run(pfl.Ditto(), clients, model(seed=1), LOCAL)
+    with pytest.raises(pfl.ArgumentError, match="frozen parameters"):
+        other.train(rounds=2, eval_every=1, out=out, resume=True)
+    resumed = run(clients).train(rounds=2, eval_every=1, out=out, resume=True)
+    whole = run(clients).train(rounds=2, eval_every=1)
+    np.testing.assert_array_equal(resumed.results["loss_test"], whole.results["loss_test"])
+    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file() and "checkpoints" in file.parts)
+    assert size < 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(weights())) * clients.num_clients
+
+
+def test_a_loaded_model_is_whole(clients, tmp_path):
+    """The exported module with its merged parameters predicts what the run does."""
+    found = run(clients, pfl.Local()).train(rounds=2, eval_every=2)
+    module, variables = found.export(1)
+    x = clients.test.x[1, :3]
+    expected = jax.nn.softmax(module.apply(variables, x))
+    np.testing.assert_allclose(found.predict(x, client=1), expected, atol=1e-5)
+
+
+def test_weights_from_a_file(clients, tmp_path):
+    """Names with dots are paths; the head in the file is for other classes and begins anew."""
+    flat = {".".join(path): np.asarray(leaf) for path, leaf in traverse_util.flatten_dict(weights()).items()}
+    flat |= {"head.kernel": np.zeros((WIDTH, 7), np.float32), "head.bias": np.zeros(7, np.float32)}
+    save_file(flat, tmp_path / "vit.safetensors")
+    saved = pfl.weights.Saved(tmp_path / "vit.safetensors")
+    of = lambda frozen: pfl.Run(pfl.Local(), clients, pfl.Model(VIT, frozen=frozen, trainable="head"), LOCAL, seed=1)
+    found = of(saved).experiment.problem.model.adapted.own["frozen"]
+    np.testing.assert_array_equal(found["patches/kernel"], weights()["patches"]["kernel"].astype(jnp.bfloat16))
+    assert "head/kernel" not in found
+    del flat["norm.scale"]
+    save_file(flat, tmp_path / "short.safetensors")
+    flat["norm.scale"] = np.zeros(3, np.float32)
+    save_file(flat, tmp_path / "wrong.safetensors")
+    (tmp_path / "broken.safetensors").write_bytes(b"weights")
+    cases = {
+        "short": rf"short.safetensors: lacks norm/scale \({WIDTH},\), which are not trained",
+        "wrong": rf"wrong.safetensors: norm/scale has shape \(3,\); accepted: \({WIDTH},\)",
+        "broken": "is no safetensors file",
+    }
+    for name, text in cases.items():
+        with pytest.raises(pfl.ArgumentError, match=text):
+            of(pfl.weights.Saved(tmp_path / f"{name}.safetensors"))
+    with pytest.raises(pfl.ArgumentError, match=r"no file .*absent\.safetensors; weights are not downloaded"):
+        pfl.weights.Saved(tmp_path / "absent.safetensors")
+    with pytest.raises(pfl.ArgumentError, match="layout=resnet: accepted: vit, dinov2, bert"):
+        pfl.weights.Saved(tmp_path / "vit.safetensors", "resnet")
