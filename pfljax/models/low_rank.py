@@ -138,7 +138,7 @@ def _uses(jaxpr: Any, given: Sequence[tuple[Any, int] | None]) -> Iterator[tuple
                 yield found[0], Use(inputs, found[1])
         for inner in core.jaxprs_in_params(eqn.params) if any(operands) and eqn.primitive in RULES else ():
             if eqn.primitive is primitives.scan_p:
-                first = eqn.params["num_consts"] + eqn.params["num_carry"]
+                first = sum(sizes_of(eqn))
                 operands = [each and (each[0], each[1] + (n >= first)) for n, each in enumerate(operands)]
             yield from _uses(inner, operands[len(operands) - len(inner.invars) :])
 
@@ -213,10 +213,18 @@ def inner_of(eqn: Any) -> Any:
     return next(value for value in eqn.params.values() if isinstance(value, core.Jaxpr | core.ClosedJaxpr))
 
 
+def sizes_of(eqn: Any) -> tuple[int, int]:
+    """Numbers of constants and of carried values of a loop."""
+    if "num_consts" in eqn.params:
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carry, _ = eqn.params["ft_in"].unpack()  # since JAX 0.11
+    return len(list(consts.vals)), len(list(carry.vals))
+
+
 def scan(eqn: Any, *args: Any) -> list[Any]:
     """A loop, such as one over stacked layers."""
     params, inner = eqn.params, inner_of(eqn)
-    consts, carry = params["num_consts"], params["num_carry"]
+    consts, carry = sizes_of(eqn)
     fixed, start = args[:consts], [merged(value) for value in args[consts : consts + carry]]
     stacked = lambda value: not is_adapted(value) or value.stacked > 0
     rows = [value if stacked(value) else merged(value) for value in args[consts + carry :]]

@@ -63,6 +63,7 @@ def test_the_program_takes_the_frozen_arrays_and_contains_none(clients):
     assert sum(leaf.size for leaf in given) == frozen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [pfl.Ditto(), pfl.FedeRiCo(neighbors=1), pfl.FedEM(components=2)])
 def test_stores_and_plans_agree(method, clients, tmp_path):
     of = lambda **options: run(clients, method, execution=pfl.Execution(**options)).train(rounds=2, eval_every=2)
