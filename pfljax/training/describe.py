@@ -116,6 +116,8 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
         ("exchange", plan.exchange_of(algorithm.topology, of_round)),
         ("clients' state and data", store.home),
     ]
+    if frozen := tree.num_bytes(experiment.problem.model.network.held):
+        lines.insert(0, ("frozen parameters, held once", frozen))
     if compiled.saving is not None and store.on_disk:
         lines.append(("disk, at most", compiled.saving.check(experiment.problem.rounds)))
     lines += [("slow layer", layer) for layer in experiment.problem.model.slow_layers(plan.device.platform)]

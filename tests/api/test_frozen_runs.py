@@ -41,7 +41,9 @@ def run(clients, method=None, **options):
 def test_only_adapters_are_kept_and_sent(clients):
     """4 bytes for each trained number, counted by hand; the state's rows have nothing else."""
     num = OF_ATTENTION + OF_MLP + OF_HEAD
-    found = run(clients).train(rounds=2, eval_every=2)
+    said = []
+    found = run(clients).train(rounds=2, eval_every=2, say=said.append)
+    assert any("frozen parameters, held once" in line for line in said)
     assert sum(leaf.size for leaf in jax.tree.leaves(found.state.models)) == num
     last = found.summary["last"]  # bytes per client until now, in two rounds
     assert last["bytes_down"] == 2 * 4 * num
