@@ -73,7 +73,7 @@ class Network:
         width: Width of the tokens of the vit or transformer.
         depth: Number of blocks of the vit or transformer.
         heads: Number of attention heads of the vit or transformer; a divisor of --width.
-        style: How their blocks are built: vit, dinov2, bert, gpt2 or qwen3; auto: vit for images, gpt2 for text.
+        style: Whose blocks the vit or transformer has; auto: vit for images, gpt2 for text.
     """
 
     model: str = knob("auto", flag="model")
@@ -85,9 +85,7 @@ class Network:
     width: int = knob(128, at_least=1, read_with={"model": BLOCKS}, flag="width")
     depth: int = knob(4, at_least=1, read_with={"model": BLOCKS}, flag="depth")
     heads: int = knob(4, at_least=1, read_with={"model": BLOCKS}, flag="heads")
-    style: Literal["auto", "vit", "dinov2", "bert", "gpt2", "qwen3"] = knob(
-        "auto", read_with={"model": BLOCKS}, flag="style"
-    )
+    style: str = knob("auto", choices=("auto", *models.STYLES), read_with={"model": BLOCKS}, flag="style")
 
 
 @settings
@@ -97,18 +95,16 @@ class Adapting:
     Attributes:
         frozen: A safetensors file with the network's parameters, which are held once and not trained; empty: all
             parameters are trained.
-        frozen_layout: Names and axes in that file: those of a published family; paths: those of the network.
+        frozen_layout: Whose names and axes the file has: a published family's; paths: the network's own.
         frozen_dtype: What frozen parameters are kept in.
-        adapter: What is trained beside them: lora, ia3, prompt (tokens of every block) or bias; none: only --trainable.
+        adapter: What is trained besides --trainable: lora, ia3, bias, or prompt (tokens for every block).
         adapter_rank: Rank of lora, length of prompt.
         adapter_where: Regular expression that the paths of adapted parameters contain.
         trainable: Regular expression; parameters whose paths contain it are trained themselves. Empty: none are.
     """
 
     frozen: str = knob("", flag="frozen")
-    frozen_layout: Literal["paths", "vit", "dinov2", "bert", "gpt2", "qwen3"] = knob(
-        "paths", read_with=FROZEN, flag="frozen_layout"
-    )
+    frozen_layout: str = knob("paths", choices=("paths", *weights.LAYOUTS), read_with=FROZEN, flag="frozen_layout")
     frozen_dtype: Literal["bfloat16", "float32"] = knob("bfloat16", read_with=FROZEN, flag="frozen_dtype")
     adapter: Literal["none", "lora", "ia3", "prompt", "bias"] = knob("none", read_with=FROZEN, flag="adapter")
     adapter_rank: int = knob(8, at_least=1, read_with={"adapter": ("lora", "prompt")}, flag="adapter_rank")

@@ -57,9 +57,10 @@ def summarize(values: dict[str, np.ndarray], sizes: Array) -> dict[str, float]:
         sizes: (K,), numbers of test examples n_k.
 
     Returns:
-        "loss" (weighted by n_k) and "accuracy" (weighted by n_k), "accuracy_mean" (plain), "accuracy_std",
-        "accuracy_bottom_decile" (the 10th percentile over clients), "accuracy_min". Of any other metric, the plain mean
-        over clients and the 10th percentile, NAME_bottom_decile; clients where it is NaN are left out.
+        "loss" (weighted by n_k) and "accuracy" (weighted by n_k), "accuracy_mean" (plain), "accuracy_std" (population
+        deviation over the scored clients), "accuracy_bottom_decile" (the 10th percentile over clients), "accuracy_min".
+        Of any other metric, the plain mean over clients and the 10th percentile, NAME_bottom_decile; clients where it
+        is NaN are left out.
     """
     real = sizes > 0
     out = {"loss": float(np.average(values["loss"][real], weights=sizes[real]))}

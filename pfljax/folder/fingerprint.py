@@ -32,7 +32,7 @@ from jax.extend import core
 from jax.interpreters import partial_eval as pe
 
 from pfljax.contract import tree
-from pfljax.contract.held import given
+from pfljax.contract.held import taking
 from pfljax.contract.types import Algorithm, Array, Key, Params, Prediction, PyTree
 from pfljax.exchange import lifting
 from pfljax.exchange.plan import make_host_plan
@@ -178,22 +178,14 @@ def parts(experiment: Experiment, within: Sequence[str] = ()) -> Digests:
         if within and part not in within:
             continue
         trace = needed if part == "predict" else jax.make_jaxpr
-        for (name, suffix), digest in digests(trace(with_frozen(fn))(model.network.held, *args), part).items():
+        for (name, suffix), digest in digests(
+            trace(taking(model.network, fn))(*args, frozen=model.network.own), part
+        ).items():
             streams[name + suffix].update(digest)
     streams["ledger"].update(repr(algorithm.ledger).encode())
     if model.frozen is not None:
         streams[FROZEN].update(model.adapted.digest().encode())
     return {name: stream.hexdigest()[:16] for name, stream in streams.items()}
-
-
-def with_frozen(fn: Callable) -> Callable[..., Any]:
-    """(the model's frozen arrays, *arguments) -> what `fn` returns for the arguments."""
-
-    def run(frozen: PyTree, *args: Any) -> Any:
-        with given(frozen):
-            return fn(*args)
-
-    return run
 
 
 def needed(fn: Callable) -> Callable[..., Any]:
@@ -202,8 +194,8 @@ def needed(fn: Callable) -> Callable[..., Any]:
     So what a client predicts with does not depend on an optimizer in its row, which `pfljax.load` may not know.
     """
 
-    def trace(*args: Any) -> Any:
-        traced = jax.make_jaxpr(fn)(*args)
+    def trace(*args: Any, **options: Any) -> Any:
+        traced = jax.make_jaxpr(fn)(*args, **options)
         jaxpr, used, _ = pe.dce_jaxpr_consts(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
         consts = [array for array, kept in zip(traced.consts, used, strict=True) if kept]
         return types.SimpleNamespace(jaxpr=jaxpr, consts=consts)

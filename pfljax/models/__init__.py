@@ -15,13 +15,14 @@ from pfljax.models.networks import (
     ResNet18,
 )
 from pfljax.models.recurrent import CharacterLSTM
-from pfljax.models.transformers import Transformer, ViT
+from pfljax.models.transformers import STYLES, Transformer, ViT
 
 __all__ = [
     "CNN",
     "MLP",
     "NAMES",
     "SEQUENCES",
+    "STYLES",
     "VGG11",
     "CharacterLSTM",
     "FemnistCNN",

@@ -1,9 +1,8 @@
 """What is trained of a network whose other parameters are frozen.
 
 Each adapter is given the network and names the arrays that are trained, beside or in place of frozen ones. Several may
-be combined: `trainable=(pfl.adapters.lora(rank=8, where="attention"), "head")`. A text is an adapter, too: parameters
-whose paths, such as "block_0/attention/query/kernel", contain a match of this regular expression are trained
-themselves.
+be combined: `trainable=(pfl.adapters.lora(rank=8, where="attention"), "head")`. A string is a regular expression: the
+parameters whose paths, such as "block_0/attention/query/kernel", contain a match are trained themselves.
 """
 
 from __future__ import annotations
@@ -169,6 +168,8 @@ class lora(Adapter):
 class ia3(Adapter):
     """(IA)^3 (Liu et al., 2022): the outputs of products with frozen weights are multiplied by trained factors.
 
+    Departure from the paper: it scales an MLP's hidden layer after the activation, this before it.
+
     Attributes:
         where: Regular expression that the paths of the weights contain; others are not adapted.
     """
@@ -190,6 +191,8 @@ class ia3(Adapter):
 @dataclasses.dataclass(frozen=True)
 class prompt(Adapter):
     """Deep prompts (Jia et al., 2022): trained tokens before those that a block gets; the block's outputs drop them.
+
+    Departures from the paper: prompts begin normal with deviation 0.02, not uniform, and precede the class token.
 
     Attributes:
         length: Number of tokens L.
@@ -260,7 +263,8 @@ def parts_of(trainable: Any, given: Given) -> dict[Path, list[Part]]:
         parts = one.parts(given)
         if not parts and not one.prompts(given):
             kind = ["/".join(path) for path in given.shapes if not isinstance(one, lora | ia3) or path in given.uses]
-            raise ArgumentError("trainable", f"matches no parameter; accepted: {', '.join(kind)}", one)
+            shown = one.where if isinstance(one, Themselves) else one
+            raise ArgumentError("trainable", f"matches no parameter; accepted: {', '.join(kind)}", shown)
         for path, part in parts.items():
             names = {name for each in found.get(path, []) for name in each.shapes}
             if names & part.shapes.keys():

@@ -1,8 +1,8 @@
 """Networks of which only a small part is trained; their frozen arrays are held once, whatever the number of clients.
 
 The tree of parameters of such a network contains what is trained and nothing else, so that methods, stores and traffic
-see a small model. Compiled programs take the frozen arrays as an argument (`jitted`); inside, and wherever a network is
-used outside of a program, `AdaptedNetwork.held` gives them.
+see a small model. Compiled programs take the frozen arrays as an argument (`contract.held`); `Network.held` gives them,
+inside and outside of a program.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.held import GIVEN
 from pfljax.contract.types import Array, Key, Params, PyTree
 from pfljax.models.adapters import Given, as_adapters, itself, parts_of
 from pfljax.models.low_rank import adapted, merged, uses
@@ -50,19 +49,14 @@ class AdaptedNetwork(Network):
             parts.sort(key=lambda part: "" not in part.shapes)  # adapters come on top of what is trained itself
         self.prompts = {path: shape for one in as_adapters(trainable) for path, shape in one.prompts(seen).items()}
         themselves = frozenset(path for path, parts in self.parts.items() if "" in parts[0].shapes)
-        self.own = frozen.once((dtype, themselves), lambda: self._arrays(themselves, dtype))
+        key = dtype, themselves, described(shapes)
+        self.own: dict[str, dict[str, np.ndarray]] = frozen.once(key, lambda: self._arrays(themselves, dtype))
         new = {beside(path, name): (shapes[path], name, shape) for path, name, shape in self._trained()}
         kind = lambda leaf, name, shape: jax.ShapeDtypeStruct(shape, leaf.dtype if name == "" else jnp.float32)
         leaves = {path: kind(*each) for path, each in new.items()}
         leaves |= {(*path, PROMPT): jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in self.prompts.items()}
         self.shapes = nested(leaves)
         self.statistics = base.statistics
-
-    @property
-    def held(self) -> PyTree:
-        """The frozen arrays: those of the program that is being traced, or else the network's own."""
-        found = GIVEN.get()
-        return self.own if found is None else found
 
     def init(self, key: Key) -> Params:
         start = by_name(self.base.init(key))
@@ -190,6 +184,11 @@ def with_tokens(tokens: Array, fn: Callable[..., Any], args: Any, kwargs: Any) -
     x, *rest = args
     wide = jnp.broadcast_to(tokens, (x.shape[0], *tokens.shape)).astype(x.dtype)
     return fn(jnp.concatenate([wide, x], axis=1), *rest, **kwargs)[:, len(tokens) :]
+
+
+def described(shapes: Mapping[Path, Any]) -> frozenset:
+    """A network's shapes and types, to tell networks apart that share frozen values."""
+    return frozenset((path, leaf.shape, leaf.dtype) for path, leaf in shapes.items())
 
 
 def beside(path: Path, name: str) -> Path:

@@ -238,7 +238,7 @@ class Model:
     _features = functools.cached_property(lambda self: self._computed(lambda *args: self.network.dense(*args)[-1][0]))
 
     def _initial(self, frozen: PyTree, key: Key) -> Params:
-        with given(frozen):
+        with given(self.network, frozen):
             params = self.network.init(key)
         return params if self.dtype == FLOAT32 else jax.tree.map(widened, params)
 
@@ -251,7 +251,7 @@ class Model:
                 kept = self.statistics(params) or jax.tree.map(lambda leaf: False, params)
                 params = jax.tree.map(lambda s, leaf: leaf if s else narrow(leaf), kept, params)
                 x = jax.tree.map(narrow, x)
-            with given(jax.tree.map(narrow, frozen)):
+            with given(self.network, jax.tree.map(narrow, frozen)):
                 return jax.tree.map(widened, fn(params, x, *rest))
 
         return rewritten(run)

@@ -16,6 +16,7 @@ from flax import traverse_util
 from jax.interpreters import partial_eval
 
 from pfljax.contract.errors import ArgumentError
+from pfljax.contract.held import held_by
 from pfljax.contract.types import Array, Key, Params, PyTree
 
 Path = tuple[str, ...]
@@ -48,7 +49,7 @@ class Network:
         statistics: Paths of the leaves that a forward pass in training mode writes.
         collections: Branches of the tree that hold other leaves of the modules whose parameters are beside them.
         fixed: Whether there is only one initial model, whatever the key.
-        held: Arrays that are not trained, held once for all clients.
+        own: Arrays that are not trained, on the host, once for all clients.
     """
 
     example: PyTree
@@ -56,12 +57,17 @@ class Network:
     statistics: frozenset[Path]
     collections: tuple[str, ...] = ()
     fixed: bool = False
-    held: PyTree = ()
+    own: PyTree = ()
 
     def on(self, plan: Any) -> PyTree:
-        """`held` on a plan's devices."""
+        """`own` on a plan's devices."""
         del plan
-        return self.held
+        return self.own
+
+    @property
+    def held(self) -> PyTree:
+        """The arrays that are not trained, as the program that is being traced has them."""
+        return held_by(self)
 
     def init(self, key: Key) -> Params:
         """Initial parameters, with the statistics in them."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
-from pfljax.models.frozen import Frozen, named
+from pfljax.models.frozen import Frozen, described, named
 from pfljax.models.structure import Path
 
 # Regular expression of names in a file -> path in the network, or several; "" if the array is not used. A name's groups
@@ -161,7 +161,7 @@ class Saved(Frozen):
 
     def values(self, shapes: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
         """The arrays by path in a network with these shapes."""
-        return self.once("values", lambda: self._read(shapes))
+        return self.once(described(shapes), lambda: self._read(shapes))
 
     def _read(self, shapes: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
         """Reads the file."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from pfljax.contract.held import Holder, given
+from pfljax.contract.held import Holder, taking
 from pfljax.contract.types import Algorithm, ClientData, Key, State
 from pfljax.exchange.lifting import by_client
 from pfljax.exchange.plan import ExecutionPlan
@@ -42,13 +42,8 @@ class Jitted:
 
     def __init__(self, network: Holder, plan: ExecutionPlan, fn: Callable, **options: Any):
         """Takes the options of `jax.jit`."""
-
-        def run(*args, frozen):
-            with given(frozen):
-                return fn(*args)
-
         self.frozen = network.on(plan)
-        self.jitted = jax.jit(run, **options)
+        self.jitted = jax.jit(taking(network, fn), **options)
 
     def __call__(self, *args: Any) -> Any:
         """Calls the function."""

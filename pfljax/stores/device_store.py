@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfljax.contract import tree
+from pfljax.contract.held import taking
 from pfljax.contract.types import Algorithm, Array, ClientData, Key, PyTree, State
 from pfljax.evaluation import measures
 from pfljax.exchange.in_python import PythonPlan, calling
@@ -125,11 +126,14 @@ class DeviceStore(Store):
         """
         algorithm, problem = experiment.algorithm(plan), experiment.problem
 
-        def one_round(algorithm, *args):
+        def play(algorithm, *args):
             return make_round(algorithm, plan, problem.cohort_size)(*args)
 
-        # Jitted, so that the trace for the record's shape is reused in the loop.
-        one_round = jax.jit(replicates.lift(experiment, plan, one_round, (0, None, 0, 0)), inline=True)
+        # Jitted, so that the trace for the record's shape is reused in the loop; so it must not capture frozen arrays.
+        network = problem.model.network
+        lifted = taking(network, replicates.lift(experiment, plan, play, (0, None, 0, 0)))
+        traced = jax.jit(lifted, inline=True)
+        one_round = lambda *args: traced(*args, frozen=network.held)
         init, key = self._init(experiment, plan, replicates)
         keys = replicates.join([experiment.keys(*[jax.random.key(experiment.seed)] * 2)] * replicates.num)
         shape = jax.eval_shape(init, key, clients)
@@ -144,7 +148,7 @@ class DeviceStore(Store):
             segment = _several_rounds(one_round, jax.eval_shape(one_round, keys, number, state, clients)[1], length)
         everywhere = plan.everywhere
         jitted = Jitted(
-            problem.model.network,
+            network,
             plan,
             segment,
             donate_argnums=(3,) if single else (3, 4),

@@ -1,5 +1,7 @@
 """Runs of frozen networks: what is held, sent and kept, in every store, and weights from files."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from flax import traverse_util
 from safetensors.numpy import save_file
 
 import pfljax as pfl
+from pfljax.contract.held import taking
 from pfljax.models.transformers import ViT
 from pfljax.stores.registry import store_of
 from pfljax.stores.replicates import ONE
@@ -45,22 +48,23 @@ def test_only_adapters_are_kept_and_sent(clients):
     found = run(clients).train(rounds=2, eval_every=2, say=said.append)
     assert any("frozen parameters, held once" in line for line in said)
     assert sum(leaf.size for leaf in jax.tree.leaves(found.state.models)) == num
+    assert sum(leaf.size for leaf in jax.tree.leaves(found.state.clients)) == num * clients.num_clients  # SGD has none
     last = found.summary["last"]  # bytes per client until now, in two rounds
     assert last["bytes_down"] == 2 * 4 * num
     assert 2 * 4 * num <= last["bytes_up"] <= 2 * 4 * (num + 2)  # with its number of examples
 
 
-def test_the_program_takes_the_frozen_arrays_and_contains_none(clients):
-    """Its arguments are 2 bytes for each frozen parameter larger than its state and data; its text is the same size
-    for a network of twice the width."""
-    experiment = run(clients).experiment
+@pytest.mark.parametrize("kept", ["device", "host"])
+def test_the_program_takes_the_frozen_arrays_and_contains_none(clients, kept):
+    """All frozen parameters, in bfloat16, are among its arguments; no constant in its text has over 1 KB."""
+    experiment = run(clients, execution=pfl.Execution(client_store=kept)).experiment
     store, plan = store_of(experiment), experiment.problem.plan
     data = store.put(plan, ONE, [experiment.federation.client_data], clients.num_clients)
     lowered = store.lower_segment(experiment, data, plan, 1, ONE)
     frozen = sum(leaf.size for leaf in jax.tree.leaves(weights())) - OF_HEAD
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(lowered.frozen["frozen"])) == 2 * frozen
-    text = lowered.program.as_text()
-    assert max(map(len, text.splitlines())) < 20_000
+    constants = re.findall(r'dense<"0x([0-9A-F]+)">', lowered.program.as_text())
+    assert all(len(digits) <= 2 * 1024 for digits in constants)
     given = [leaf for leaf in jax.tree.leaves(lowered.program.in_avals) if leaf.dtype == jnp.bfloat16]
     assert sum(leaf.size for leaf in given) == frozen
 
@@ -72,8 +76,7 @@ def test_stores_and_plans_agree(method, clients, tmp_path):
     expected = of(plan="map")
     for options in ({"plan": "vmap"}, {"client_store": "host"}, {"client_store": "disk"}, {"plan": "python"}):
         found = of(**options)
-        np.testing.assert_allclose(found.per_client_accuracy, expected.per_client_accuracy, atol=0.13)
-        assert found.loss == pytest.approx(expected.loss, rel=1e-3), options
+        np.testing.assert_allclose(found.results["loss_test"], expected.results["loss_test"], rtol=1e-3)
 
 
 def test_a_run_belongs_to_its_frozen_parameters(clients, tmp_path):
@@ -86,8 +89,6 @@ def test_a_run_belongs_to_its_frozen_parameters(clients, tmp_path):
     resumed = run(clients).train(rounds=2, eval_every=1, out=out, resume=True)
     whole = run(clients).train(rounds=2, eval_every=1)
     np.testing.assert_array_equal(resumed.results["loss_test"], whole.results["loss_test"])
-    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file() and "checkpoints" in file.parts)
-    assert size < 2 * sum(leaf.nbytes for leaf in jax.tree.leaves(weights())) * clients.num_clients
 
 
 def test_a_loaded_model_is_whole(clients, tmp_path):
@@ -126,3 +127,27 @@ def test_weights_from_a_file(clients, tmp_path):
         pfl.weights.Saved(tmp_path / "absent.safetensors")
     with pytest.raises(pfl.ArgumentError, match="layout=resnet: accepted: vit, dinov2, bert"):
         pfl.weights.Saved(tmp_path / "vit.safetensors", "resnet")
+
+
+def test_one_set_of_weights_for_networks_with_other_heads(tmp_path):
+    """A model without data of its own is built for data with 10 classes, and then for 4."""
+    flat = {"/".join(path): np.asarray(leaf) for path, leaf in traverse_util.flatten_dict(weights()).items()}
+    save_file(flat, tmp_path / "vit.safetensors")
+    for frozen in (weights(), pfl.weights.Saved(tmp_path / "vit.safetensors")):
+        given = pfl.Model(VIT, frozen=frozen, trainable="head")
+        for classes in (10, 4):
+            built = pfl.models.build(given, (8, 8, 1), "classification", classes)
+            kernel = built.init(jax.random.key(1))["head"]["kernel"]
+            assert kernel.shape == (WIDTH, classes)
+            assert bool((kernel == weights()["head"]["kernel"][:, :classes]).all()) == (classes == 10)
+
+
+def test_a_second_frozen_network_keeps_its_own_arrays(clients):
+    """A teacher within another network's program computes with its own parameters, not with the program's."""
+    student, teacher = (pfl.models.build(model(seed), (8, 8, 1), "classification", 10) for seed in (0, 1))
+    x, params = clients.test.x[0, :2], teacher.init(jax.random.key(0))
+    both = taking(student.network, lambda: (student.apply(params, x), teacher.apply(params, x)))
+    own, other = jax.jit(both)(frozen=student.network.own)
+    np.testing.assert_allclose(own, student.apply(params, x), atol=1e-5)
+    np.testing.assert_allclose(other, teacher.apply(params, x), atol=1e-5)
+    assert np.abs(own - other).max() > 0.01
