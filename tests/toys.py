@@ -61,11 +61,22 @@ class Dropped(nn.Module):
         return nn.Dense(self.num_classes)(nn.Dropout(0.5, deterministic=not train)(x))
 
 
+def adapted():
+    """An MLP whose hidden layer is frozen: LoRA and a head are trained."""
+    mlp = models.MLP(hidden=(6,))
+    variables = models.MLP(hidden=(6,), outputs=3).init(jax.random.key(3), jnp.zeros((1, 3)))
+    lora = models.adapters.lora(rank=2, where="Dense_0")
+    return models.Model(mlp, frozen={"Dense_0": variables["params"]["Dense_0"]}, trainable=[lora, "Dense_1"])
+
+
+ADAPTERS = ("fedit", "ffa_lora", "fedsa_lora", "flexlora", "feddpa", "hilora")
 # What a method is tested with where a linear model would not do.
-NETWORKS = {name: {"hidden": (3,)} for name in ("fedper", "fedrep", "fedbabu", "fedrod", "fedpac")} | {
+HIDDEN = ("fedper", "fedrep", "fedbabu", "fedrod", "fedpac", "fedsim", "fedalt")
+NETWORKS = {name: {"hidden": (3,)} for name in HIDDEN} | {
     "fedbn": {"model": Normalized},
     "moon": {"hidden": (4,)},  # of a single layer the features would be the inputs
     "fedproto": {"hidden": (8,)},
+    **{name: {"model": adapted()} for name in ADAPTERS},
 }
 
 

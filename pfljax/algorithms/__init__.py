@@ -43,6 +43,14 @@ from pfljax.algorithms.pfedhn import PFedHN
 from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
+from pfljax.algorithms.partial import FedAlt, FedSim
+from pfljax.algorithms.fedit import FedIT
+from pfljax.algorithms.ffa_lora import FFALoRA
+from pfljax.algorithms.fedsa_lora import FedSALoRA
+from pfljax.algorithms.flexlora import FlexLoRA
+from pfljax.algorithms.feddpa import FedDPA
+from pfljax.algorithms.hilora import HiLoRA
+
 # isort: on
 from pfljax.contract.method import METHODS as METHODS
 from pfljax.contract.method import get as get
@@ -59,9 +67,11 @@ __all__ = [
     "ClusteredFL",
     "DFedEM",
     "Ditto",
+    "FFALoRA",
     "FedALA",
     "FedAMP",
     "FedAdam",
+    "FedAlt",
     "FedAvg",
     "FedAvgData",
     "FedAvgM",
@@ -69,11 +79,13 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedBuff",
+    "FedDPA",
     "FedDyn",
     "FedEM",
     "FedExP",
     "FedFomo",
     "FedFomoAverage",
+    "FedIT",
     "FedNova",
     "FedPAC",
     "FedPer",
@@ -81,8 +93,12 @@ __all__ = [
     "FedProx",
     "FedRep",
     "FedRoD",
+    "FedSALoRA",
+    "FedSim",
     "FedeRiCo",
     "FedeRiCoCentralized",
+    "FlexLoRA",
+    "HiLoRA",
     "HypCluster",
     "KNNPer",
     "LGFedAvg",

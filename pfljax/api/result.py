@@ -18,6 +18,7 @@ from pfljax.contract.types import PyTree, State
 from pfljax.data import Federation
 from pfljax.evaluation import collaboration
 from pfljax.folder import files
+from pfljax.models import weights
 from pfljax.stores import serving
 from pfljax.stores.experiment import Experiment
 from pfljax.training.loop import Outcome
@@ -195,21 +196,25 @@ class Result:
 
     @checked()
     def save_model(self, path: str | Path, client: int) -> None:
-        """Saves the variables of `export` with Orbax: `StandardCheckpointer().restore(path)` reads them.
+        """Saves the variables of `export`.
 
         Args:
-            path: A new folder.
+            path: A new file NAME.safetensors, which `pfl.weights.Saved` reads; or a new folder, which Orbax's
+                `StandardCheckpointer().restore(path)` reads.
             client: Index of the client, 0 to K - 1.
 
         Raises:
-            ArgumentError: see `export`; also if the folder exists.
+            ArgumentError: see `export`; also if the file or folder exists.
         """
-        import orbax.checkpoint as ocp  # slow to import
-
         _, variables = self.export(client)
         if Path(path).exists():
-            raise ArgumentError("path", "exists; accepted: a new folder", path)
-        files.check_writable(Path(path), "path")
+            raise ArgumentError("path", "exists; accepted: a new file NAME.safetensors or a new folder", path)
+        files.check_writable(Path(path).parent, "path")
+        if Path(path).suffix == ".safetensors":
+            files.write_atomically(Path(path), lambda file: file.write(weights.as_bytes(variables)))
+            return
+        import orbax.checkpoint as ocp  # slow to import
+
         if not isinstance(variables, dict):
             from flax import nnx  # slow to import
 

@@ -165,6 +165,18 @@ class Prediction(NamedTuple):
         return cls(jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], model), inputs=inputs)
 
 
+class Factors(NamedTuple):
+    """What LoRA adds to a weight, as matrices: the products a b of L stacked layers, L = 1 for a single one.
+
+    Attributes:
+        a: (L, inputs, r).
+        b: (L, r, outputs).
+    """
+
+    a: Array
+    b: Array
+
+
 class ClientOutput(NamedTuple):
     """One client's results of a round.
 

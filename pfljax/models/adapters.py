@@ -22,6 +22,7 @@ from pfljax.models.low_rank import Adapted, Use
 from pfljax.models.structure import Path
 
 Leaves = dict[str, Array]  # by what is added to a parameter's name
+A, B = "_lora_a", "_lora_b"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +33,13 @@ class Part:
         shapes: Shapes of the trained arrays, by what is added to the parameter's name; "" is the parameter itself.
         init: Key -> their initial values; None: the parameter's own, or the module's if nothing is frozen there.
         adapt: (frozen parameter, trained arrays) -> the parameter that the network uses.
+        layers: Number of leading axes of stacked layers, if it adds a product of two matrices.
     """
 
     shapes: dict[str, tuple[int, ...]]
     init: Callable[[Key], Leaves] | None
     adapt: Callable[[Any, Leaves], Any]
+    layers: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,19 +152,19 @@ class lora(Adapter):
         if self.rank > most:
             name, size = "/".join(path), " x ".join(map(str, shape))
             raise ArgumentError("trainable", f"lora: {name} is {size}; accepted: ranks up to {most}", self.rank)
-        shapes = {"_lora_a": (*layers, *inputs, self.rank), "_lora_b": (*layers, self.rank, *outputs)}
+        shapes = {A: (*layers, *inputs, self.rank), B: (*layers, self.rank, *outputs)}
         scale = (self.rank if self.alpha is None else self.alpha) / self.rank
 
         def init(key: Key) -> Leaves:
             bound = 1 / math.sqrt(fan_in)
-            a = jax.random.uniform(key, shapes["_lora_a"], minval=-bound, maxval=bound)
-            return {"_lora_a": a, "_lora_b": jnp.zeros(shapes["_lora_b"])}
+            a = jax.random.uniform(key, shapes[A], minval=-bound, maxval=bound)
+            return {A: a, B: jnp.zeros(shapes[B])}
 
         def adapt(weight: Any, leaves: Leaves) -> Adapted:
             found = as_adapted(weight, axes, stacked)
-            return dataclasses.replace(found, a=leaves["_lora_a"], b=leaves["_lora_b"] * scale)
+            return dataclasses.replace(found, a=leaves[A], b=leaves[B] * scale)
 
-        return Part(shapes, init, adapt)
+        return Part(shapes, init, adapt, stacked)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -18,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Array, Key, Params, PyTree
-from pfljax.models.adapters import Given, as_adapters, itself, parts_of
+from pfljax.contract.types import Array, Factors, Key, Params, PyTree
+from pfljax.models.adapters import A, B, Given, as_adapters, itself, parts_of
 from pfljax.models.low_rank import adapted, merged, uses
 from pfljax.models.structure import Call, Network, Path, by_name, by_path, is_flax, nested
 
@@ -96,6 +97,34 @@ class AdaptedNetwork(Network):
     def merged(self, params: Params) -> Params:
         """All parameters of the whole network, adapters merged."""
         return jax.tree.map(merged, self._whole(params), is_leaf=lambda leaf: not isinstance(leaf, dict))
+
+    def factors(self, params: Params) -> dict[Path, Factors]:
+        leaves, found = by_name(params), {}
+        for path, layers, _ in self._low_rank:
+            a, b = leaves[beside(path, A)], leaves[beside(path, B)]
+            rank = a.shape[-1]
+            found[beside(path, A)] = Factors(a.reshape(layers, -1, rank), b.reshape(layers, rank, -1))
+        return found
+
+    def with_factors(self, params: Params, factors: Mapping[Path, Factors]) -> Params:
+        leaves = by_name(params)
+        for path, _, stacked in self._low_rank:
+            name_a, name_b = beside(path, A), beside(path, B)
+            a, b = factors[name_a]
+            old_a, old_b = leaves[name_a].shape, leaves[name_b].shape
+            leaves[name_a] = a.reshape(*old_a[:-1], a.shape[-1])
+            leaves[name_b] = b.reshape(*old_b[:stacked], b.shape[1], *old_b[stacked + 1 :])
+        return nested(leaves)
+
+    @functools.cached_property
+    def _low_rank(self) -> list[tuple[Path, int, int]]:
+        """Path of each weight with LoRA, number of stacked layers, and of their axes."""
+        return [
+            (path, math.prod(part.shapes[A][: part.layers]), part.layers)
+            for path, parts in self.parts.items()
+            for part in parts
+            if part.layers is not None
+        ]
 
     def calls(self, params: Params, x: PyTree, key: Key | None) -> list[Call]:
         return self.base.calls(self.merged(params), x, key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -222,6 +223,10 @@ class Model:
         """A tree of bools like `params`: whether a leaf is in the last `num` layers (0 to all)."""
         first = len(self.layers) - num
         return jax.tree.map(lambda number: number >= first, self.layer_numbers(params))
+
+    def named(self, params: Params, where: str) -> PyTree:
+        """A tree of bools like `params`: whether a leaf's path contains a match of a regular expression."""
+        return by_path(lambda path: re.search(where, "/".join(path)) is not None, params)
 
     def normalization(self, params: Params) -> PyTree:
         """A tree of bools like `params`: whether a leaf belongs to a normalization layer."""

@@ -17,7 +17,7 @@ from jax.interpreters import partial_eval
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.held import held_by
-from pfljax.contract.types import Array, Key, Params, PyTree
+from pfljax.contract.types import Array, Factors, Key, Params, PyTree
 
 Path = tuple[str, ...]
 Around = Callable[[Path, type, Callable[..., Any], Any, Any], Any]
@@ -83,6 +83,16 @@ class Network:
     def exported(self, params: Params) -> tuple[Any, Any]:
         """The module and its variables: Linen's collections; or the NNX module with these parameters, and its state."""
         raise NotImplementedError
+
+    def factors(self, params: Params) -> dict[Path, Factors]:
+        """What LoRA adds to each weight, by the path of A; empty if nothing."""
+        del params
+        return {}
+
+    def with_factors(self, params: Params, factors: Mapping[Path, Factors]) -> Params:
+        """The parameters with other `factors`, whose rank r may differ."""
+        del factors
+        return params
 
     def calls(self, params: Params, x: PyTree, key: Key | None) -> list[Call]:
         """The calls of modules in a forward pass, in the order in which they begin."""

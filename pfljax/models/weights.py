@@ -15,7 +15,7 @@ import numpy as np
 
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
-from pfljax.models.frozen import Frozen, described, named
+from pfljax.models.frozen import Frozen, described, leaves_of, named
 from pfljax.models.structure import Path
 
 # Regular expression of names in a file -> path in the network, or several; "" if the array is not used. A name's groups
@@ -190,6 +190,12 @@ class Saved(Frozen):
             if match := re.fullmatch(pattern, name):
                 return [match.expand(each) for each in ([target] if isinstance(target, str) else target) if each]
         raise ArgumentError("frozen", f"{self.source}: the layout knows no {name}")
+
+
+def as_bytes(variables: Any) -> bytes:
+    """The content of a safetensors file with a module's variables, named by their paths; `Saved` reads it."""
+    save = optional.load("safetensors.numpy", "frozen").save
+    return save({"/".join(path): np.ascontiguousarray(leaf) for path, leaf in leaves_of(variables).items()})
 
 
 def placed(target: str, array: np.ndarray) -> tuple[Path, np.ndarray]:

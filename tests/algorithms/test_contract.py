@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 import typing
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import optax
 import pytest
 import toys
 
-from pfljax import algorithms
+from pfljax import algorithms, models
 from pfljax.algorithms import METHODS
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import choices_of, out_of_range, value_type
@@ -34,15 +35,20 @@ FAST = {*toys.KINDS, "clustered"}
 every_method = toys.each_method(fast=FAST, grouped=True)
 # Servers that move each coordinate by at most their rate per round, or with momentum, need more rounds.
 FASTER = {"fedadam": {"rate": 0.1}, "fedavgm": {"rate": 0.5}}
+# The leaves' stage moves no model of the server, and clients of FlexLoRA differ by their numbers.
+FASTER |= {"hilora": {"root_rounds": 3, "cluster_rounds": 3}, "flexlora": {"ranks": (2,)}}
 
 
-def federation_of(sizes=SIZES, seed=0):
-    """Clients whose examples' class is their largest feature; test data has the shape of training data."""
-    federation = toys.make_federation(sizes, seed=seed, test_size=max(sizes))
-    for split in (federation.train, federation.validation, federation.test):
-        real = np.arange(split.y.shape[1]) < split.size[:, None]
-        split.y[...] = np.where(real, split.x.argmax(axis=2), 0)
-    return federation
+def federation_of(sizes=SIZES, seed=0, shape=(3,)):
+    """Clients whose examples' class is the largest of three features; test data has the shape of training data."""
+    federation = toys.make_federation(sizes, seed=seed, test_size=max(sizes), features=math.prod(shape))
+    parts = {}
+    for name in ("train", "validation", "test"):
+        x, y, size = getattr(federation, name)
+        real = np.arange(y.shape[1]) < size[:, None]
+        y[...] = np.where(real, x[..., :3].argmax(axis=2), 0)
+        parts[name] = Split(x.reshape(*y.shape, *shape), y, size)
+    return dataclasses.replace(federation, **parts)
 
 
 def copy(state):
@@ -62,8 +68,8 @@ class Run:
         traces: Number of times that the loss was traced, after each round.
     """
 
-    def __init__(self, name, *, plan: ExecutionPlan = ONE_BY_ONE, cohort=COHORT, knobs=None, **options):
-        self.federation = federation_of()
+    def __init__(self, name, *, plan: ExecutionPlan = ONE_BY_ONE, cohort=COHORT, knobs=None, shape=(3,), **options):
+        self.federation = federation_of(shape=shape)
         usual = {"optimizer": optax.adam(0.05), "batch_size": 2} | toys.NETWORKS.get(name, {})
         problem = toys.make_problem(self.federation, plan=plan, cohort=cohort, **usual | options)
         self.tracing, self.traces = 0, []
@@ -145,6 +151,27 @@ def check_prediction(prediction: Prediction):
     leaves = jax.tree.leaves(prediction.models)
     assert leaves and all(leaf.shape[:2] == prediction.weights.shape for leaf in leaves)
     assert all(np.isfinite(leaf).all() for leaf in leaves)
+
+
+@functools.cache
+def frozen_vit():
+    """A small ViT, of which LoRA and the head are trained."""
+    vit = models.ViT(outputs=3, patch=2, width=4, depth=1, heads=2, hidden=4)
+    variables = vit.init(jax.random.key(1), jnp.zeros((1, 4, 4, 1)))
+    lora = models.adapters.lora(rank=2, where="attention|mlp")
+    return models.Model(vit, frozen=variables, trainable=[lora, "head"], frozen_dtype="float32")
+
+
+@toys.each_method(fast=("fedem",), grouped=True)
+def test_adapters_of_a_frozen_vit_are_trained(name):
+    run = Run(name, model=frozen_vit(), shape=(4, 4, 1), cohort=K)
+    states, records = run.play(run.federation.client_data, 2)
+    assert np.isfinite([record.train_loss for record in records]).all()
+    kept = [(state.models, state.clients) for state in states]
+    named = {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(kept[-1])}
+    assert any("lora_b" in path for path in named)
+    assert not any("'kernel'" in path and "head" not in path for path in named)  # no frozen weight has a copy
+    assert not toys.same_trees(kept[0], kept[-1])
 
 
 @every_method

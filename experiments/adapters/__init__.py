@@ -1,0 +1,1 @@
+"""Adapters of frozen backbones beside heads and full fine-tuning."""

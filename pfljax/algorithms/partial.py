@@ -1,0 +1,79 @@
+"""FedSim and FedAlt: personal parameters of the user's choice, trained with the shared ones or in turn.
+
+Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao, "Federated learning with partial model personalization" (ICML 2022,
+Algorithms 2 and 3).
+
+    A round: client k receives the shared parameters u.
+    FedSim: it trains u and its own v_k together. FedAlt: it trains v_k, u fixed, then u, v_k fixed.
+    v_k stays; u <- sum_k n_k u_k / sum_k n_k.
+
+With the last layer they are FedPer and FedRep; with `personal=prompt`, federated prompt tuning.
+
+Departures from the paper: The mean is weighted by n_k (the paper weights clients equally). v_k is trained for whole
+epochs. Newcomers train their own v with u fixed, for as many rounds as the run has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import jax
+
+from pfljax.algorithms.common.layers import Phase, sharing_layers
+from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm, Params, PyTree, Report
+from pfljax.local.problem import Problem
+
+PERSONAL = "regular expression that paths of personal parameters contain, such as prompt; '': the last layer's"
+
+
+@method(name="fedsim", keeps="its personal parameters", travels="the shared parameters, both ways")
+@dataclasses.dataclass(frozen=True)
+class FedSim:
+    """FedSim (Pillutla et al., 2022): trains shared and personal parameters together."""
+
+    personal: str = knob("", help=PERSONAL)
+
+    def build(self, problem: Problem) -> Algorithm:
+        return partial(problem, self.personal)
+
+
+@method(name="fedalt", keeps="its personal parameters", travels="the shared parameters, both ways")
+@dataclasses.dataclass(frozen=True)
+class FedAlt:
+    """FedAlt (Pillutla et al., 2022): trains personal parameters, then shared ones."""
+
+    personal: str = knob("", help=PERSONAL)
+    personal_epochs: int = knob(
+        1, at_least=1, grid=(1, 5), help="number of epochs for the personal parameters, with the shared ones fixed"
+    )
+
+    def build(self, problem: Problem) -> Algorithm:
+        return partial(problem, self.personal, self.personal_epochs)
+
+
+def partial(problem: Problem, personal: str, epochs: int | None = None) -> Algorithm:
+    """An algorithm with personal parameters, which are trained first if they have `epochs` of their own.
+
+    Raises:
+        ArgumentError: if `personal` is no regular expression, or matches no path.
+    """
+    model, shapes = problem.model, problem.model.network.shapes
+
+    def own(params: Params) -> PyTree:
+        return model.named(params, personal) if personal else model.mask(params, 1)
+
+    try:
+        found = any(jax.tree.leaves(own(shapes)))
+    except re.error as error:
+        raise ArgumentError("personal", f"is no regular expression: {error}", personal) from None
+    if not found:
+        paths = ", ".join("/".join(path) for path in model.network.above)
+        raise ArgumentError("personal", f"matches no parameter; accepted: parts of {paths}", personal)
+    shared = lambda params: tree.complement(own(params))
+    phases = [Phase(own, epochs), Phase(shared)] if epochs else []
+    report = Report(scored="each client's own parameters with the shared ones")
+    return sharing_layers(problem, shared, phases=phases, report=report)

@@ -1,0 +1,218 @@
+"""Methods of LoRA on linear regressions with two targets, whose gradients NumPy works out."""
+
+import flax.linen as nn
+import numpy as np
+import optax
+import pytest
+import toys
+
+import pfljax as pfl
+
+RATE, F, T, RANK = 0.1, 3, 2, 2
+SIZES = np.array([4, 2, 5, 3])
+RNG = np.random.default_rng(0)
+W0 = RNG.normal(size=(F, T))
+X, Y = RNG.normal(size=(SIZES.sum(), F)), RNG.normal(size=(SIZES.sum(), T))
+owner = np.repeat(np.arange(4), SIZES)
+
+
+def federation(x=X, y=Y, client=owner):
+    """The clients; each one's first example is its only one for testing, too."""
+    first = np.unique(client, return_index=True)[1]
+    both = [np.concatenate([part, part[first]]) for part in (x, y, client)]
+    is_test = np.arange(len(both[0])) >= len(x)
+    return pfl.Federation.from_arrays(*both, is_test=is_test, standardize=False)
+
+
+def trained(method, rounds, *, arrays=(X, Y, owner), rank=RANK, seed=0):
+    """The result of some rounds, one full-batch step of SGD each."""
+    lora = pfl.adapters.lora(rank=rank)
+    model = pfl.Model(nn.Dense(T, use_bias=False), frozen={"kernel": W0}, trainable=lora, frozen_dtype="float32")
+    run = pfl.Run(method, federation(*arrays), model, pfl.LocalTraining(optax.sgd(RATE)), seed=seed)
+    return run.train(rounds, progress=False)
+
+
+def factors(params):
+    return np.float64(params["kernel_lora_a"]), np.float64(params["kernel_lora_b"])
+
+
+def start():
+    """A and B before the first round, the same for all clients and methods."""
+    a = np.float64(trained(pfl.FFALoRA(), 1).state.server["kernel_lora_a"][0])
+    return a, np.zeros((RANK, T))
+
+
+def slope(k, weight):
+    """Gradient of client k's mean squared error with respect to the whole weight, and its inputs."""
+    x, y = X[owner == k], Y[owner == k]
+    return 2 / T * x.T @ (x @ weight - y) / len(x)
+
+
+def step(k, a, b, beside=0.0):
+    """A and B after a step, with a fixed product beside them."""
+    g = slope(k, W0 + beside + a @ b)
+    return a - RATE * g @ b.T, b - RATE * a.T @ g
+
+
+def mean(values):
+    return np.average(values, axis=0, weights=SIZES)
+
+
+def predicted(result, k):
+    """Client k's predictions of its own examples."""
+    return np.float64(result.predict(np.float32(X[owner == k]), client=k))
+
+
+def close(found, expected, **options):
+    np.testing.assert_allclose(found, expected, **{"rtol": 1e-4, "atol": 1e-5} | options)
+
+
+def test_fedit_averages_a_and_b_apart():
+    a, b = start()
+    for _ in range(2):
+        a, b = (mean(each) for each in zip(*(step(k, a, b) for k in range(4)), strict=True))
+    result = trained(pfl.FedIT(), 2)
+    close(predicted(result, 1), X[owner == 1] @ (W0 + a @ b))
+
+
+def test_ffa_lora_keeps_a():
+    a, b = start()
+    for _ in range(2):
+        b = mean([step(k, a, b)[1] for k in range(4)])
+    result = trained(pfl.FFALoRA(), 2)
+    close(result.state.server["kernel_lora_a"][0], a)
+    close(result.state.models["kernel_lora_b"][0], b)
+    close(predicted(result, 2), X[owner == 2] @ (W0 + a @ b))
+    assert result.history[-1]["bytes_up"] == 2 * 4 * (RANK * T + 1)  # two rounds' B and n_k
+    assert result.history[-1]["bytes_down"] == 2 * 4 * RANK * T
+
+
+def test_fedsa_lora_keeps_b_at_home():
+    a, b = start()
+    own = [b] * 4
+    for _ in range(3):
+        steps = [step(k, a, own[k]) for k in range(4)]
+        a, own = mean([each for each, _ in steps]), [each for _, each in steps]
+    result = trained(pfl.FedSALoRA(), 3)
+    close(result.state.models["kernel_lora_a"][0], a)
+    close(result.state.clients.own["kernel_lora_b"], own)
+    close(predicted(result, 3), X[owner == 3] @ (W0 + a @ own[3]))
+
+
+def best(product, rank):
+    """The best approximation of a matrix, as the sum of its leading singular triples."""
+    u, s, v = np.linalg.svd(product)
+    return sum(s[i] * np.outer(u[:, i], v[i]) for i in range(rank))
+
+
+def cut(product, rank):
+    """A and B of a product, singular values in A."""
+    u, s, v = np.linalg.svd(product)
+    return u[:, :rank] * s[:rank], v[:rank]
+
+
+def test_flexlora_averages_products_and_cuts_them_to_each_rank():
+    a, b = start()
+    ranks = (1, 2)
+    of = lambda k: ranks[k % 2]
+    product = mean([np.matmul(*step(k, a[:, : of(k)], b[: of(k)])) for k in range(4)])
+    first = trained(pfl.FlexLoRA(ranks=ranks), 1)
+    close(np.matmul(*factors(first.state.models))[0], product)
+    product = mean([np.matmul(*step(k, *cut(product, of(k)))) for k in range(4)])
+    result = trained(pfl.FlexLoRA(ranks=ranks), 2)
+    close(np.matmul(*factors(result.state.models))[0], product)
+    for k in range(4):
+        close(predicted(result, k), X[owner == k] @ (W0 + best(product, of(k))))
+    with pytest.raises(pfl.ArgumentError, match=r"ranks=.*accepted: ranks from 1 to 2"):
+        trained(pfl.FlexLoRA(ranks=(4,)), 1)
+
+
+def test_feddpa_mixes_adapters_by_the_similarity_of_inputs():
+    a, b = start()
+    own = [(a, b)] * 4
+    for _ in range(3):
+        w = a @ b
+        # Of (W + V) / 2: half of V's gradient reaches A and B.
+        half = [slope(k, W0 + w / 2 + c @ d / 2) / 2 for k, (c, d) in enumerate(own)]
+        own = [(c - RATE * g @ d.T, d - RATE * c.T @ g) for g, (c, d) in zip(half, own, strict=True)]
+        a, b = (mean(each) for each in zip(*(step(k, a, b) for k in range(4)), strict=True))
+    result = trained(pfl.FedDPA(weight=0.8), 3)
+    unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)
+    for k in range(4):
+        x = X[owner == k]
+        alpha = 0.8 * np.maximum((unit(x) @ unit(x).T).mean(axis=1), 0)[:, None]  # the features are the inputs
+        c, d = own[k]
+        close(predicted(result, k), x @ W0 + (1 - alpha) * (x @ a @ b) + alpha * (x @ c @ d))
+
+
+def test_feddpa_without_the_personal_adapter_is_fedit():
+    close(predicted(trained(pfl.FedDPA(weight=0.0), 2), 0), predicted(trained(pfl.FedIT(), 2), 0))
+
+
+def test_hilora_trains_the_root_then_clusters_then_leaves():
+    a, b = start()
+    product = np.zeros((F, T))
+    for number in range(2):
+        begin = (a, b) if number == 0 else cut(product, RANK)
+        steps = [step(k, *begin) for k in range(4)]
+        product = mean([np.matmul(*each) for each in steps])
+    method = pfl.HiLoRA(root_rounds=2, cluster_rounds=1, orthogonality=0.3)
+    root = trained(method, 2)
+    models = factors(root.state.models)
+    close(np.matmul(*models)[0], product)
+    close(models[1][0] @ models[1][0].T, np.eye(RANK))
+    result = trained(method, 3)
+    row, models = result.state.clients, factors(result.state.models)
+    close(np.matmul(*models)[0], product)  # as it was
+    labels = np.array([result.collaboration.index[-1][k][1] - 1 for k in range(4)])
+    root_b = cut(product, RANK)[1]
+    for label in set(labels):
+        members = [k for k in range(4) if labels[k] == label]
+        found = []
+        for k in members:
+            c, d = step(k, a, b, beside=product)
+            d = d - RATE * 0.3 * 2 * b @ root_b.T @ root_b  # b is 0: the penalty has no slope yet
+            found.append(c @ d)
+        expected = np.average(found, axis=0, weights=SIZES[members])
+        close(np.matmul(*models)[1 + label], best(expected, RANK))
+    assert not row.trained.any()
+    final = trained(method, 4)
+    assert final.state.clients.trained.all()
+    for k in range(4):
+        tier = np.matmul(*models)[1 + labels[k]]
+        c, d = step(k, a, b, beside=product + tier)
+        close(predicted(final, k), X[owner == k] @ (W0 + product + tier + c @ d))
+
+
+def test_hilora_s_penalty_is_the_overlap_of_bases():
+    """A leaf's second step feels its overlap with root and cluster."""
+    strength, method = 0.4, lambda s: pfl.HiLoRA(root_rounds=1, cluster_rounds=1, orthogonality=s)
+    before, found = (trained(method(strength), rounds) for rounds in (3, 4))
+    models, index = factors(before.state.models), before.collaboration.index[-1]
+    leaves, after = factors(before.state.clients.leaf), factors(found.state.clients.leaf)
+    for k in range(4):
+        (a_r, b_r), (a_j, b_j) = ((models[0][i], models[1][i]) for i in (0, index[k][1]))
+        a, b = leaves[0][k], leaves[1][k]
+        g = slope(k, W0 + a_r @ b_r + a_j @ b_j + a @ b)
+        penalty = strength * 2 * b @ (b_r.T @ b_r + b_j.T @ b_j)
+        close(after[0][k], a - RATE * g @ b.T)
+        close(after[1][k], b - RATE * (a.T @ g + penalty))
+
+
+def test_hilora_finds_groups_that_adapt_in_other_directions():
+    """Targets of half of the clients differ from the frozen model's in the first value, of the others in the second."""
+    rng = np.random.default_rng(1)
+    x, client = rng.normal(size=(80, F)), np.repeat(np.arange(8), 10)
+    moved = rng.normal(size=F)
+    y = x @ W0
+    y[np.arange(80), client // 4] += 2 * x @ moved
+    result = trained(pfl.HiLoRA(root_rounds=1, cluster_rounds=1, clusters=3), 2, arrays=(x, y, client), rank=1)
+    of = result.collaboration.index[-1][:, 1]
+    assert len(set(of[:4])) == len(set(of[4:])) == 1 and of[0] != of[4]
+
+
+@pytest.mark.parametrize("name", toys.ADAPTERS)
+def test_they_need_lora(name):
+    model = pfl.models.MLP(hidden=(2,))
+    with pytest.raises(pfl.ArgumentError, match=f"algorithm={name}: needs LoRA; accepted: .*lora"):
+        pfl.Run(pfl.METHODS[name](), federation(), model).train(1)
