@@ -228,7 +228,7 @@ class Result:
             raise ArgumentError("client", f"accepted: 0 to {num - 1}", client)
 
     def _checked(self, x: Any) -> PyTree:
-        inputs = self.experiment.federation.inputs
+        inputs = self.experiment.inputs
         wanted = jax.tree.map(lambda leaf: f"(B, {', '.join(map(str, leaf.shape))})", inputs)
         try:
             x = jax.tree.map(lambda leaf, x: np.asarray(x, leaf.dtype), inputs, x)
@@ -237,7 +237,7 @@ class Result:
         shapes, num = jax.tree.map(np.shape, x), len(np.atleast_1d(jax.tree.leaves(x)[0]))
         if shapes != jax.tree.map(lambda leaf: (num, *leaf.shape), inputs):
             raise ArgumentError("x", f"has shape {shapes}; accepted: {wanted}")
-        return x
+        return self.experiment.features.compute(x) if self.experiment.features else x
 
     @property
     def plot(self) -> report.Plots:

@@ -24,6 +24,7 @@ from pfljax.local.training import LocalTraining
 from pfljax.stages.attacks import Attack
 from pfljax.stages.server import Server
 from pfljax.stores.experiment import Execution, Experiment
+from pfljax.stores.features import with_features
 from pfljax.training import describe
 from pfljax.training.conformance import RESERVED
 from pfljax.training.loop import EVERY, CheckpointEvery, EvalEvery, Rounds, Schedule, Trainer, check
@@ -49,7 +50,7 @@ class Run:
 
     Attributes:
         experiment: The method, clients and settings; `experiment.problem` has the model and the numbers of clients.
-        clients: The training clients.
+        clients: The training clients; their inputs are features if these are computed once per example.
     """
 
     _trainer: Trainer | None = None
@@ -106,16 +107,17 @@ class Run:
         options |= {"server": server or Server(), "attack": attack, "stop": stop, "knows": knows}
         told = {**options, "participation": participation}
         config = config or describe.config(method, clients, models.module_of(model), local, told)
-        self.clients = clients.with_attackers(attack.attackers, seed) if attack.active else clients
+        clients = clients.with_attackers(attack.attackers, seed) if attack.active else clients
         found = Experiment(
-            *(method, problem, self.clients, local),
+            *(method, problem, clients, local),
             **options,
             unseen=(unseen := data.match_classes(unseen, clients)),
             client_store=execution.client_store,
             metrics=measures.named(metrics, RESERVED, clients.task),
             config=config | {"data": data.describe(clients, unseen)},
         )
-        self.experiment = check(fingerprint.identified(found))
+        self.experiment = check(with_features(fingerprint.identified(found), execution.cache_features))
+        self.clients = self.experiment.federation
 
     @checked()
     def train(

@@ -17,6 +17,7 @@ from jaxtyping import PyTree as Tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.held import given
 from pfljax.contract.types import Array, Key, Params, PyTree, Task
+from pfljax.models.behind import Behind
 from pfljax.models.frozen import AdaptedNetwork, Frozen
 from pfljax.models.linen import LinenNetwork
 from pfljax.models.losses import DEFAULTS, Loss, cross_entropy, mean_over_places
@@ -54,6 +55,7 @@ class Model:
         trainable: What is trained if `frozen` is given: regular expressions on parameters' paths, or adapters such as
             `pfl.adapters.lora(rank=8)`, one or several.
         frozen_dtype: What frozen parameters are kept in: "bfloat16" or "float32".
+        behind: The network behind its frozen layers, if the inputs are the features there. Set when a run is created.
     """
 
     module: Any
@@ -65,6 +67,7 @@ class Model:
     frozen: Any = None
     trainable: Any = ()
     frozen_dtype: str = "bfloat16"
+    behind: Behind | None = None
 
     def __post_init__(self):
         if self.frozen is not None and not isinstance(self.frozen, Frozen):
@@ -79,11 +82,13 @@ class Model:
     @functools.cached_property
     def network(self) -> Network:
         """The module as pure functions of what is trained."""
-        return self.whole if self.frozen is None else self.adapted
+        return self.behind or (self.whole if self.frozen is None else self.adapted)
 
     @functools.cached_property
     def adapted(self) -> AdaptedNetwork:
         """The module, of which a part is frozen."""
+        if self.behind is not None:
+            return self.behind.whole
         assert isinstance(self.frozen, Frozen)
         return AdaptedNetwork(self.whole, self.frozen, self.trainable, self.frozen_dtype)
 
@@ -122,7 +127,7 @@ class Model:
 
     def features(self, params: Params, x: Inputs, key: Key | None = None) -> Array:
         """Input of the last dense layer, (B, F); `key` as in `loss`."""
-        return self._features(self.network.held, self._held(params), self._converted(x), key)
+        return self._features(self.network.held, self._held(params), self.converted(x), key)
 
     @functools.cached_property
     def output_shape(self) -> tuple[int, ...]:
@@ -145,7 +150,7 @@ class Model:
             *hidden, (features, _) = self.network.dense(params, x, None)
             return hidden[-1][1] if hidden and hidden[-1][1].shape == features.shape else features
 
-        return self._computed(run)(self.network.held, self._held(params), self._converted(x))
+        return self._computed(run)(self.network.held, self._held(params), self.converted(x))
 
     def loss(
         self,
@@ -262,13 +267,13 @@ class Model:
         return rewritten(run)
 
     def _forward(self, params: Params, x: PyTree, key: Key | None) -> tuple[Array, Params]:
-        outputs, written = self._compute(self.network.held, self._held(params), self._converted(x), key)
+        outputs, written = self._compute(self.network.held, self._held(params), self.converted(x), key)
         single = self.task == "regression" and outputs.ndim > 1 and outputs.shape[-1] == 1
         if single and self.target_shape in (None, outputs.shape[1:-1]):
             outputs = outputs[..., 0]
         return outputs, written
 
-    def _converted(self, x: PyTree) -> PyTree:
+    def converted(self, x: PyTree) -> PyTree:
         """The inputs, with floats in place of integers where the network takes floats."""
         floats = lambda like, leaf: jnp.issubdtype(like.dtype, jnp.floating) and jnp.issubdtype(leaf.dtype, jnp.integer)
         return jax.tree.map(lambda n, x: x.astype(n.dtype) if floats(n, x) else x, self.example_input, x)

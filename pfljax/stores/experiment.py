@@ -14,7 +14,7 @@ import numpy as np
 from pfljax.contract import cores
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob, settings
-from pfljax.contract.types import Algorithm, Key
+from pfljax.contract.types import Algorithm, Key, PyTree
 from pfljax.data import Federation
 from pfljax.data.sources.source import generator
 from pfljax.evaluation.fine_tuning import fine_tuned
@@ -44,6 +44,8 @@ class Execution:
             of devices ("ring"). "auto" picks what fits in memory, and on TPUs and GPUs what is estimated to be faster.
         client_store: Where clients' state and data are kept between rounds: on the "device"; in "host" memory, for
             more clients than fit on the devices; or on "disk", which stores the state of clients that have taken part.
+        cache_features: Whether the outputs of frozen layers before anything trained are computed once per example
+            instead of in every step, where that is possible and saves enough.
     """
 
     plan: Plan = knob("auto", flag="plan")
@@ -52,6 +54,7 @@ class Execution:
     model_devices: int = knob(1, at_least=1, at_most=1024, flag="model_devices")
     exchange: Peers = knob("auto", flag="exchange")
     client_store: Literal["device", "host", "disk"] = knob("device", flag="client_store")
+    cache_features: bool = knob(True, flag="cache_features")
 
     def make_plan(self) -> ExecutionPlan:
         """Returns the execution plan on the available devices."""
@@ -102,6 +105,8 @@ class Experiment:
         stop: (rows of the history) -> whether the run stops, or why; None: it does not.
         config: Content of config.json. Its "settings" must agree when a run is resumed.
         program: Describes what the run computes; see `fingerprint.program`. Traced when it is first called.
+        features: What is computed once per example, if `federation` has features in place of inputs.
+        not_cached: Why frozen layers are computed in every step; "": they are not, or nothing is frozen.
     """
 
     method: Any
@@ -121,6 +126,13 @@ class Experiment:
     stop: Callable[[Sequence[dict]], bool | str] | None = None
     config: dict = dataclasses.field(default_factory=dict)
     program: Callable[[], dict] = dict
+    features: Any = None
+    not_cached: str = ""
+
+    @property
+    def inputs(self) -> PyTree:
+        """Shape and type of an example, or of each array in it, as the user gives it."""
+        return self.features.inputs if self.features else self.federation.inputs
 
     @property
     def described(self) -> dict:

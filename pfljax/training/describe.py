@@ -66,14 +66,21 @@ def environment() -> dict:
     }
 
 
-def inputs(federation: Federation) -> str:
-    """Describes the scale of the examples."""
-    if federation.scaling is None:
+def inputs(scaling: Any, examples: Any) -> str:
+    """Describes the scale of examples, given their shapes."""
+    if scaling is None:
         return "as the data set gives them"
     kind = lambda mean, x: "" if mean is None else "channel" if len(x.shape) == 3 or mean.ndim == 0 else "feature"
-    kinds = jax.tree.map(kind, federation.scaling.mean, federation.inputs, is_leaf=lambda leaf: leaf is None)
+    kinds = jax.tree.map(kind, scaling.mean, examples, is_leaf=lambda leaf: leaf is None)
     per = sorted(set(jax.tree.leaves(kinds)) - {""})
     return f"standardized: mean 0 and standard deviation 1 per {' or '.join(per)}"
+
+
+def features(experiment: Experiment) -> list[tuple[str, str]]:
+    """Says what is computed once per example, or why nothing is though layers are frozen."""
+    if experiment.features:
+        return [("features", experiment.features.said)]
+    return [("features", f"computed in every step: {experiment.not_cached}")] if experiment.not_cached else []
 
 
 def examples(x: Examples) -> str:
@@ -104,7 +111,8 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
         ("optimizer", tree.num_bytes(state.optimizer)),
         ("per-client state", tree.num_bytes(state.clients)),
         ("data", sum(leaf.nbytes for leaf in {id(leaf): leaf for leaf in jax.tree.leaves(data)}.values())),
-        ("inputs", inputs(experiment.federation)),
+        ("inputs", inputs(experiment.federation.scaling, experiment.inputs)),
+        *features(experiment),
         ("examples", told_once({part: examples(split.x) for part, split in data.items()})),
         ("arguments, per device", needs.arguments),
         ("other outputs, per device", needs.outputs),

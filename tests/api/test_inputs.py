@@ -200,7 +200,10 @@ def test_each_array_is_scaled_on_its_own():
 
 def test_the_scaling_of_a_tree_is_told_and_compared():
     clients = federation(TREE, standardize=True)
-    assert describe.inputs(clients) == "standardized: mean 0 and standard deviation 1 per channel or feature"
+    assert (
+        describe.inputs(clients.scaling, clients.inputs)
+        == "standardized: mean 0 and standard deviation 1 per channel or feature"
+    )
     assert match_classes(clients, clients) is clients
     with pytest.warns(UserWarning, match="^unseen: was standardized with its own means"):
         match_classes(federation({"image": IMAGE, "meta": 2 * META}, standardize=True), clients)

@@ -1,0 +1,134 @@
+"""Features of clients' examples behind a network's frozen layers, computed once instead of in every step."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tempfile
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from pfljax.contract.held import given
+from pfljax.contract.host import cache_folder, free_memory
+from pfljax.contract.pooled import is_pooled
+from pfljax.contract.types import PyTree, Split
+from pfljax.data import Federation
+from pfljax.models.behind import Behind, behind, features_of
+from pfljax.models.model import FLOAT32, Model
+from pfljax.models.rewriting import rewritten
+from pfljax.stores.experiment import Experiment
+
+AT_ONCE = 256  # examples
+WORTH = 0.25  # least share of the network's products before the cut, below which features are larger than they save
+FILL = 0.25  # largest share of free memory for features; larger ones are in a file
+
+
+class Features(NamedTuple):
+    """What a run computes once per example.
+
+    Attributes:
+        inputs: Shape and type of an example, or of each array in it.
+        compute: Inputs (n, *features) -> features (n, ...), float32.
+        said: A line for the plan.
+    """
+
+    inputs: PyTree
+    compute: Callable[[PyTree], np.ndarray]
+    said: str
+
+
+def with_features(experiment: Experiment, wanted: bool) -> Experiment:
+    """The run on the features of its clients' examples, where its network has any and `wanted`; else as it is."""
+    model, local = experiment.problem.model, experiment.local
+    if model.frozen is None:
+        return experiment
+    found = cut(experiment) if wanted else "not wanted"
+    if isinstance(found, str):
+        return dataclasses.replace(experiment, not_cached=found)
+    network, features = found
+    assert local is not None
+    built = dataclasses.replace(model, behind=network, example_input=network.example)
+    problem = experiment.problem._replace(model=built, solver=local.bind(built))
+    stacks: dict[int, Any] = {}
+    of = lambda federation: federation and with_computed(federation, features.compute, stacks)
+    return dataclasses.replace(
+        experiment,
+        problem=problem,
+        federation=of(experiment.federation),
+        unseen=of(experiment.unseen),
+        features=features,
+    )
+
+
+def cut(experiment: Experiment) -> tuple[Behind, Features] | str:
+    """The network behind its frozen layers and the features of its inputs; or why it is not cut."""
+    model, local = experiment.problem.model, experiment.local
+    if local is None or local.augment != "none":
+        return "mini-batches are augmented"
+    if model.dtype != FLOAT32:
+        return f"computes in {model.dtype}"
+    network = behind(model.network)
+    if isinstance(network, str):
+        return network
+    if network.saved < WORTH:
+        return f"{network.saved:.0%} of the products precede what is trained"
+    shape = "x".join(map(str, network.example.shape[1:]))
+    said = f"{shape} numbers per example, computed once: {network.saved:.0%} of the network's products"
+    return network, Features(experiment.federation.inputs, computing(model, network), said)
+
+
+def computing(model: Model, network: Behind) -> Callable[[PyTree], np.ndarray]:
+    """Inputs (n, *features) -> features (n, ...), a few examples at a time."""
+
+    def run(frozen, x):
+        with given(network.whole, frozen):
+            return features_of(network, x).astype(FLOAT32)
+
+    program = rewritten(run)
+
+    def compute(x: PyTree) -> np.ndarray:
+        num = len(jax.tree.leaves(x)[0])
+        found = room((num, *network.example.shape[1:]))
+        for first in range(0, num, AT_ONCE):
+            part = jax.tree.map(lambda leaf, first=first: np.asarray(leaf[first : first + AT_ONCE]), x)
+            found[first : first + AT_ONCE] = program(network.own, model.converted(part))
+        return found
+
+    return compute
+
+
+def room(shape: tuple[int, ...]) -> np.ndarray:
+    """An array of zeros in memory, or in a file that is deleted with it if it takes much of the free memory."""
+    if 4 * math.prod(shape) <= FILL * free_memory():
+        return np.zeros(shape, FLOAT32)
+    folder = cache_folder() / "features"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return np.memmap(file, FLOAT32, "w+", shape=shape)
+
+
+def with_computed(
+    federation: Federation, compute: Callable[[PyTree], np.ndarray], stacks: dict[int, Any]
+) -> Federation:
+    """The clients with features in place of inputs; `stacks` keeps those of pools that several splits share."""
+
+    def one(split: Split) -> Split:
+        leaves = jax.tree.leaves(split.x, is_leaf=is_pooled)
+        if all(map(is_pooled, leaves)) and len({leaf.pool.shape[0] for leaf in leaves}) == 1:
+            pool = jax.tree.map(lambda leaf: leaf.pool, split.x, is_leaf=is_pooled)
+            key = id(leaves[0].pool)
+            if key not in stacks:
+                stacks[key] = pool, compute(pool)
+            return split._replace(x=dataclasses.replace(leaves[0], pool=stacks[key][1]))
+        clients, n_max = split.y.shape[:2]
+        real = np.arange(n_max) < np.asarray(split.size)[:clients, None]
+        flat = compute(jax.tree.map(lambda leaf: np.asarray(leaf)[real], split.x, is_leaf=is_pooled))
+        found = room((clients, n_max, *flat.shape[1:]))
+        found[real] = flat
+        return split._replace(x=found)
+
+    parts = {name: one(getattr(federation, name)) for name in ("train", "validation", "test")}
+    return dataclasses.replace(federation, **parts, tokens=False)
