@@ -53,14 +53,25 @@ def images(file: Path) -> pfl.Federation:
     return pfl.Federation.from_arrays(found["x"], found["y"], client, test_fraction=0.1)
 
 
-def roles(file: Path, half: int, *, together: bool = False) -> pfl.Federation:
-    """Every other role of a play as a client, or all of them as one; `half` 0 or 1 says which roles."""
+def roles(file: Path, half: int, *, together: bool = False, most: int | None = None, **options: Any) -> pfl.Federation:
+    """Every other role of a play as a client, or all of them as one.
+
+    Args:
+        file: The play.
+        half: 0 or 1, which roles.
+        together: Whether all roles are one client.
+        most: Number of roles, those with most text; None: all with at least `WINDOWS` windows.
+        **options: As in `Federation.from_arrays`.
+    """
     source = plays.text(str(file), stride=STRIDE)
-    kept = np.flatnonzero(np.bincount(source.client) >= WINDOWS)[half::2]
+    sizes = np.bincount(source.client)
+    kept = np.flatnonzero(sizes >= WINDOWS)[half::2]
+    kept = kept if most is None else kept[np.argsort(-sizes[kept], kind="stable")[:most]]
     rows = np.isin(source.client, kept)
     client = np.zeros(rows.sum(), np.int32) if together else np.array(source.client_names)[source.client[rows]]
     x, y = (np.asarray(part[rows], np.int32) for part in (source.x, source.y))
-    return pfl.Federation.from_arrays(x, y, client, is_test=source.is_test[rows], num_classes=source.num_classes)
+    options |= {"is_test": source.is_test[rows], "num_classes": source.num_classes}
+    return pfl.Federation.from_arrays(x, y, client, **options)
 
 
 RECIPES = {
