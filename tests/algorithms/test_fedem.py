@@ -97,6 +97,7 @@ def test_two_rounds_of_two_clients_by_hand(num, smaller, batch_size, epochs):
     assert records[0].metrics["delta_pi"] > 1e-4  # Theorem 3.2: pi's step improves f
 
 
+@pytest.mark.slow
 def test_one_component_is_fedavg():
     federation = toys.make_federation((5, 1, 3, 0))
     problem = toys.make_problem(federation, optax.adam(RATE), batch_size=2, epochs=2, cohort=3)

@@ -159,6 +159,7 @@ def test_mini_batches_are_exchanges_with_one_e_step_a_round():
     assert records[0].down == sent * model_bytes  # who has no batch left downloads no more
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "examples"), [(0.0, 1.5), (0.3, np.inf)])
 def test_rounds_with_the_draws_given(epsilon, examples):
     """Six rounds of Algorithm 1 in NumPy for five uneven clients, M = 2, with the neighbors that were drawn."""
@@ -243,6 +244,7 @@ def linear_models(state):
     return np.append(np.float64(layer["kernel"]), np.float64(layer["bias"])[:, None], axis=1)
 
 
+@pytest.mark.slow
 def test_rounds_of_friends_with_the_draws_given():
     """Eight rounds in NumPy for five uneven clients, M = 2, with the neighbors that were drawn."""
     num, rate, sizes, drawn = 5, 0.5, np.array([12, 20, 9, 15, 1]), np.zeros((8, 5, 3), int)
@@ -339,6 +341,7 @@ def test_label_code_is_the_code_length_of_the_labels(size):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_beta_one_keeps_the_newest_loss_only():
     states = quadratics.play("federico", knobs={"neighbors": 1, "beta": 1.0, "epsilon": 1.0, "rule": "posterior"})[2]
     table = states[2].clients.table
@@ -347,6 +350,7 @@ def test_beta_one_keeps_the_newest_loss_only():
     np.testing.assert_array_equal(tracked[np.isfinite(tracked)], last[np.isfinite(tracked)])
 
 
+@pytest.mark.slow
 def test_newcomers_weigh_by_one_e_step():
     federation, algorithm, states, _, _ = quadratics.play("federico", knobs={"neighbors": 2})
     problem = toys.make_problem(federation)
@@ -394,6 +398,7 @@ def test_delta_returns_the_weighted_change_of_local_epochs():
     np.testing.assert_allclose(parameters(states[1]), expected, rtol=2e-4, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_delta_trains_each_held_model_with_noise_of_its_own():
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, optax.sgd(RATE), privacy=Privacy(1.0, 1.0))
@@ -482,6 +487,7 @@ def test_epsilon_decides_who_is_downloaded():
         assert set(found[1.0][:, k, 1:].ravel().tolist()) == set(others.tolist())
 
 
+@pytest.mark.slow
 def test_a_small_table_keeps_the_own_model_and_the_newest():
     federation = toys.make_federation((2,) * 7)
     problem = toys.make_problem(federation)

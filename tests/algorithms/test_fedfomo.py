@@ -267,6 +267,7 @@ def test_exploring_is_uniform_where_scores_tie():
         assert abs((slots[:, 1] == slot).mean() - 0.25) < 0.03
 
 
+@pytest.mark.slow
 def test_what_travels_is_m_models_down_and_one_up():
     """And with clusters the means of each and of all; up, who was weighed and how much each has gained."""
     for name, knobs, down, numbers in (

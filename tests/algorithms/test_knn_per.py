@@ -108,6 +108,7 @@ def test_it_trains_as_fedavg_does():
     assert [(r.down, r.up) for r in found[4]] == [(r.down, r.up) for r in wanted[4]] and found[4][0].up > 0
 
 
+@pytest.mark.slow
 def test_newcomers_remember_their_own_examples():
     _, problem, algorithm, state, _ = trained("knn_per", mix=1.0, grid_steps=0, neighbors=1)
     newcomers = toys.make_federation((5, 2), seed=3)

@@ -41,6 +41,7 @@ def run(clients, method=None, **options):
     return pfl.Run(method or pfl.Ditto(), clients, model(), LOCAL, **options)
 
 
+@pytest.mark.slow
 def test_only_adapters_are_kept_and_sent(clients):
     """4 bytes for each trained number, counted by hand; the state's rows have nothing else."""
     num = OF_ATTENTION + OF_MLP + OF_HEAD
@@ -79,6 +80,7 @@ def test_stores_and_plans_agree(method, clients, tmp_path):
         np.testing.assert_allclose(found.results["loss_test"], expected.results["loss_test"], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_run_belongs_to_its_frozen_parameters(clients, tmp_path):
     """Resuming with another backbone is refused, and named; with the same one, it goes on as if never stopped."""
     out = tmp_path / "run"
@@ -91,6 +93,7 @@ def test_a_run_belongs_to_its_frozen_parameters(clients, tmp_path):
     np.testing.assert_array_equal(resumed.results["loss_test"], whole.results["loss_test"])
 
 
+@pytest.mark.slow
 def test_a_loaded_model_is_whole(clients, tmp_path):
     """The exported module with its merged parameters predicts what the run does."""
     found = run(clients, pfl.Local()).train(rounds=2, eval_every=2)

@@ -125,6 +125,7 @@ def test_runs_of_several_seeds_share_a_kernel():
         np.testing.assert_allclose(one.predictions(TREE), other.predictions(TREE), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_pools_of_every_array_are_spread_over_devices(monkeypatch):
     monkeypatch.setattr("pfljax.exchange.pools.GAIN", 0.0)  # examples stay pooled
     found = train(TREE, devices=2)

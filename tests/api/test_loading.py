@@ -62,6 +62,7 @@ def assert_same_results(loaded, result, x):
 OTHER = {"server": pfl.Server(aggregator="median"), "attack": pfl.Attack("sign_flip", 0.5), "eval_clients": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "store", "options"),
     [
@@ -142,6 +143,7 @@ class Loaded:
 '''
 
 
+@pytest.mark.slow
 def test_a_run_of_the_command_line_is_loaded_from_its_flags(tmp_path, monkeypatch):
     """With a method and a model of one's own, and from another folder than that of the command."""
     monkeypatch.chdir(tmp_path)
@@ -161,6 +163,7 @@ def test_a_run_of_the_command_line_is_loaded_from_its_flags(tmp_path, monkeypatc
     assert accuracy == pytest.approx(files.read_npz(tmp_path / "run" / "results.npz")["accuracy_test"][-1, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["device", "host", "disk"])
 def test_a_result_outlives_further_rounds_of_its_run(store, clients, x):
     run = pfl.Run(pfl.Ditto(), clients, MODEL, execution=pfl.Execution(client_store=store))
@@ -188,6 +191,7 @@ def test_a_state_that_does_not_fit_twice_is_one_line(clients, monkeypatch, x):
         first.predict(x, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "model"), [(pfl.Ditto(), toys.Normalized), (pfl.FedAvg(), MODEL)])
 def test_an_exported_model_gives_the_logits_of_its_client(method, model, clients, x, tmp_path):
     """Saved, read by plain Orbax and applied by plain Flax."""
@@ -205,6 +209,7 @@ def test_an_exported_model_gives_the_logits_of_its_client(method, model, clients
         result.save_model(tmp_path / "model", client=3)
 
 
+@pytest.mark.slow
 def test_an_exported_nnx_module_has_the_client_s_parameters(clients, x, tmp_path):
     result = trained(pfl.Ditto(), clients, OfNNX)
     module, state = result.export(client=1)
@@ -217,6 +222,7 @@ def test_an_exported_nnx_module_has_the_client_s_parameters(clients, x, tmp_path
     assert not [path for path, _ in nnx.to_flat_state(state) if "rngs" in path]
 
 
+@pytest.mark.slow
 def test_a_mixture_is_no_single_model(clients):
     result = trained(pfl.FedEM(components=2), clients)
     with pytest.raises(pfl.ArgumentError, match=r"^client=1: predicts with a mixture .*; use result.predict$"):

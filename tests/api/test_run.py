@@ -31,6 +31,7 @@ def trained(clients, tmp_path_factory):
     return run, run.train(rounds=4, eval_every=2, out=out)
 
 
+@pytest.mark.slow
 def test_a_result_tells_what_its_files_tell(trained, clients):
     _, result = trained
     rows = files.read_jsonl(result.out / "metrics.jsonl")
@@ -80,6 +81,7 @@ def test_scores_as_a_frame(trained, clients):
     np.testing.assert_array_equal(own.group, clients.distribution)
 
 
+@pytest.mark.slow
 def test_without_true_groups_nothing_is_said_of_them(clients, tmp_path):
     """Natural clients: the files, frames, figures and pages of a run leave groups out."""
     unknown = dataclasses.replace(clients, distribution=None)
@@ -133,6 +135,7 @@ def test_figures_can_be_shown(trained, name):
     assert figure.axes and figure._repr_png_().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_training_goes_on_and_resumes(trained, clients, tmp_path):
     """Four rounds and two more, six at once, and four, killed, and resumed give the same."""
     start = lambda: pfl.Run(pfl.Scaffold(), clients, MODEL, pfl.LocalTraining(optax.sgd(0.1)), seed=0)
@@ -150,6 +153,7 @@ def test_training_goes_on_and_resumes(trained, clients, tmp_path):
     assert longer.summary["rounds"] == 6
 
 
+@pytest.mark.slow
 def test_a_comparison_is_a_table(clients, tmp_path):
     methods = [pfl.FedAvg(), ("gentle", pfl.FedProx(mu=0.01))]
     options = {"seeds": range(2), "out": tmp_path, "eval_every": 1, "reference": "gentle"}
@@ -217,6 +221,7 @@ def run_with(store="device", **options):
     return run.train(2, eval_every=2, progress=False)
 
 
+@pytest.mark.slow
 def test_attackers_and_aggregators_are_the_same_under_every_store():
     options = {"server": pfl.Server(aggregator="trimmed_mean"), "attack": pfl.Attack("noise", 0.25)}
     expected, found = (run_with(where, participation=0.75, **options) for where in ("device", "disk"))

@@ -19,6 +19,7 @@ def clients():
     return toys.make_federation([5, 7, 4, 6])
 
 
+@pytest.mark.slow
 def test_steps_play_the_rounds_of_a_run(clients):
     run = pfl.Run(pfl.Ditto(), clients, MODEL, LOCAL, seed=3).train(rounds=3, eval_every=3, progress=False)
     sim = pfl.Simulation(pfl.Ditto(), clients, MODEL, LOCAL, rounds=3)
@@ -42,6 +43,7 @@ def test_steps_can_be_scanned(clients):
     assert info.train_loss.shape == (2,)
 
 
+@pytest.mark.slow
 def test_the_debugging_plan_shows_values_and_gives_the_same_figures(capsys):
     clients = toys.make_federation([2, 3])  # steps in Python take long
 

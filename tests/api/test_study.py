@@ -49,6 +49,7 @@ def accuracies(table):
     return [cell["accuracy"] for row in table.rows for cell in row["seeds"]]
 
 
+@pytest.mark.slow
 def test_seeds_share_a_kernel_by_default_and_score_as_they_do_alone(clients, trained):
     options = {"rounds": 2, "seeds": (0, 1, 2)}
     together = pfl.compare([pfl.FedAvg()], clients, MODEL, LOCAL, **options)
@@ -58,6 +59,7 @@ def test_seeds_share_a_kernel_by_default_and_score_as_they_do_alone(clients, tra
     np.testing.assert_allclose(accuracies(together), accuracies(alone))
 
 
+@pytest.mark.slow
 def test_clients_of_other_shapes_get_a_kernel_of_their_own(clients, trained):
     fewer = pfl.data.digits(num_clients=4, partition=pfl.partitions.LabelGroups(groups=2), train_examples=6)
     of_seed = {0: clients, 1: fewer, 2: clients}
@@ -93,6 +95,7 @@ def test_finished_cells_are_only_read(clients, trained, tmp_path):
     assert names == {"fedavg", "report.html", *(f"table.{kind}" for kind in ("md", "csv", "json", "tex", "png"))}
 
 
+@pytest.mark.slow
 def test_a_changed_cell_is_refused_or_trained_again(clients, trained, tmp_path):
     compare_with = lambda optimizer, **options: pfl.compare(
         [pfl.FedAvg()], clients, MODEL, pfl.LocalTraining(optimizer), rounds=2, seeds=(0, 1), out=tmp_path, **options
@@ -105,6 +108,7 @@ def test_a_changed_cell_is_refused_or_trained_again(clients, trained, tmp_path):
     assert accuracies(compare_with(optax.sgd(0.5))) == accuracies(fast) and trained == [2, 2]
 
 
+@pytest.mark.slow
 def test_a_cell_that_another_process_trains_is_skipped(clients, tmp_path):
     made = [run_of(clients, seed) for seed in (0, 1)]
     outs = [tmp_path / str(seed) for seed in (0, 1)]

@@ -30,6 +30,7 @@ def test_a_client_s_gradients_in_a_round_are_counted(name, knobs, expected):
     assert experiment.gradients(experiment.algorithm(problem.plan)) == expected * (6 + 2 + 4 + 0) / 4 / 2
 
 
+@pytest.mark.slow
 @pytest.mark.pages
 def test_a_table_tells_what_methods_knew_and_their_budgets(tmp_path):
     federation, methods = clients(), [pfl.IFCA(), pfl.Local(), ("own", pfl.IFCA(clusters=1))]

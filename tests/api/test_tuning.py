@@ -33,6 +33,7 @@ def vector(models):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(models)])
 
 
+@pytest.mark.slow
 def test_rates_and_knobs_in_one_kernel_are_those_of_single_runs():
     points = grid([0.03, 0.3], {"mu": [0.0, 2.0]})
     assert [str(point) for point in points[:2]] == ["rate 0.03, mu 0", "rate 0.03, mu 2"]
@@ -46,6 +47,7 @@ def test_rates_and_knobs_in_one_kernel_are_those_of_single_runs():
     assert len({models.tobytes() for models in found}) == len(cases)  # every number is read
 
 
+@pytest.mark.slow
 def test_a_score_is_the_mean_over_seeds_and_the_best_is_taken():
     points = grid([1e-6, 0.3])
     tuning = search(points, [0, 1], run_of, 4, widen=0)
@@ -54,6 +56,7 @@ def test_a_score_is_the_mean_over_seeds_and_the_best_is_taken():
     assert tuning.best == points[1] and tuning.scores[1] > tuning.scores[0]
 
 
+@pytest.mark.slow
 def test_a_point_that_diverges_is_out_and_leaves_the_others_as_they_are():
     rates = [0.1, 1e20]
     tuning = search(grid(rates), [0], run_of, 3, widen=0)
@@ -85,6 +88,7 @@ def test_numbers_that_decide_shapes_are_not_traced():
     assert few.numbers.knobs == many.numbers.knobs == {} and few.structure != many.structure
 
 
+@pytest.mark.slow
 def test_each_further_knob_is_tried_at_the_best_values_so_far(tmp_path):
     """A search over all combinations has the same scores at the points that both try."""
     common = {"rounds": 2, "rates": [0.01, 0.3], "knobs": {"rate": [0.01, 0.1], "tau": [1e-3, 0.1, 1.0]}, "widen": 0}

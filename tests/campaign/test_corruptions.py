@@ -100,6 +100,7 @@ def cases():
             yield pytest.param(mode, case, marks=[suite] * ((mode, case) != SAMPLE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "case"), [*cases()])
 def test_a_damaged_run_is_mended_or_told(mode, case, runs_of, tmp_path):
     played, whole = runs_of(mode)

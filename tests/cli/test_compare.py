@@ -24,6 +24,7 @@ def test_of_all_methods_those_that_need_classes_are_left_out_of_a_regression(cap
         sweep.able(read("local,fedrod"), ["local", "fedrod"], Trial(0))
 
 
+@pytest.mark.slow
 def test_a_cell_that_has_lost_its_checkpoints_starts_over_and_says_so(tmp_path):
     flags = ["--algorithms=fedavg", "--seeds=3", "--hidden=4", f"--out={tmp_path}"]
     call(compare.COMMAND, *flags, "--rounds=2")
@@ -34,6 +35,7 @@ def test_a_cell_that_has_lost_its_checkpoints_starts_over_and_says_so(tmp_path):
     assert rows_of(tmp_path)[0]["algorithm"] == "fedavg"
 
 
+@pytest.mark.slow
 @pytest.mark.pages
 def test_a_row_is_the_mean_over_its_cells(tmp_path):
     flags = ["--algorithms=fedavg", "--seeds=3,4", "--rounds=2", "--hidden=4", "--unseen_clients=0.25"]
@@ -59,6 +61,7 @@ def test_a_row_is_the_mean_over_its_cells(tmp_path):
     assert "unseen clients" in table and "a sample of 5 of 12 clients" in table
 
 
+@pytest.mark.slow
 def test_tuning_takes_the_best_point_and_keeps_the_scores(tmp_path):
     flags = ["--algorithms=fedprox", "--seeds=3,4", "--rounds=10", "--hidden=4", "--optimizer=sgd", f"--out={tmp_path}"]
     tuning = ["--tune=0.000001,0.00001,0.3", "--tune_knobs", "--tune_widen=0", "--replicate=vmap"]
@@ -104,6 +107,7 @@ def test_groups_that_are_told_are_not_tuned():
     assert knobs_of("--tell_groups") == {} and list(knobs_of()) == ["clusters"]
 
 
+@pytest.mark.slow
 def test_a_method_that_diverges_leaves_the_others_their_table(tmp_path):
     flags = ["--dataset=sine", "--num_clients=3", "--rounds=10", "--eval_every=5", "--seeds=0"]
     names = "--algorithms=fedavg,fedavgm,local"
@@ -112,6 +116,7 @@ def test_a_method_that_diverges_leaves_the_others_their_table(tmp_path):
     assert [row["algorithm"] for row in rows_of(tmp_path)] == ["fedavg", "local"]
 
 
+@pytest.mark.slow
 @pytest.mark.pages
 def test_methods_are_compared_with_a_reference_in_pairs_of_splits(tmp_path):
     flags = ["--algorithms=local,fedavg", "--splits=0,1", "--seeds=3,4", "--rounds=1", "--hidden=4"]

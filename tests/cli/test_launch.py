@@ -76,6 +76,7 @@ def test_processes_are_checked_before_they_meet():
     assert launch.check_coordinator(parse(train.define, ["--coordinator=auto"])) == 0
 
 
+@pytest.mark.slow
 def test_a_profile_says_where_the_time_goes(tmp_path):
     flags = ("--rounds=2", "--algorithm=fedavg", "--hidden=8", "--devices=2", f"--profile={tmp_path / 'trace'}")
     said = call(train.COMMAND, *flags, f"--out={tmp_path / 'run'}")

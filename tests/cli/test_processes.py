@@ -125,6 +125,7 @@ def test_a_process_that_waits_for_nobody_says_so_in_one_line(start, tmp_path):
     assert alone.returncode == 1 and said == "error: --coordinator: the processes did not connect within 40 s\n"
 
 
+@pytest.mark.slow
 def test_processes_that_disagree_end_with_one_line_each(start, tmp_path):
     pair = start(tmp_path / "run", own=(("--rounds=3",), ("--rounds=4", "--learning_rate=0.02", "--algorithm=local")))
     for number, process in enumerate(pair):

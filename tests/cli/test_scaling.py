@@ -116,6 +116,7 @@ class Alone:
 """
 
 
+@pytest.mark.slow
 def test_an_edited_method_is_not_taken_for_the_measured_one(tmp_path):
     path = tmp_path / "alone.py"
     path.write_text(METHOD + "SCALE = 1.0")
@@ -129,6 +130,7 @@ def test_an_edited_method_is_not_taken_for_the_measured_one(tmp_path):
     assert "already finished" not in call(out, *flags, "--rerun=changed")
 
 
+@pytest.mark.slow
 def test_a_cell_that_another_process_measures_is_skipped(tmp_path):
     flags = ["--algorithms=local", "--num_clients=4,5", "--devices=1"]
     with locks.locked([tmp_path / "cells" / "local-5-0-auto-1"], print):
@@ -142,6 +144,7 @@ def test_a_cell_that_another_process_measures_is_skipped(tmp_path):
     assert [row["num_clients"] for row in read(tmp_path)["cells"]] == [4, 5]
 
 
+@pytest.mark.slow
 def test_a_damaged_cell_is_measured_again(tmp_path):
     flags = ["--algorithms=local", "--num_clients=4", "--devices=1"]
     call(tmp_path, *flags)
@@ -203,6 +206,7 @@ def test_what_does_not_fit_is_skipped_before_it_is_made(tmp_path):
     assert "state and data on a device: needs " in skipped["reason"]
 
 
+@pytest.mark.slow
 def test_methods_that_validate_and_files_of_one_s_own(tmp_path):
     rng = np.random.default_rng(0)
     path, is_test = tmp_path / "images.npz", np.arange(65) >= 35

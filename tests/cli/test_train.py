@@ -118,6 +118,7 @@ def test_a_data_set_that_is_not_prepared_says_how_to(tmp_path):
     assert "tfds:mnist" in line and "download_and_prepare" in line
 
 
+@pytest.mark.slow
 @pytest.mark.pages
 def test_a_run_leaves_its_results_and_is_not_overwritten(tmp_path, monkeypatch):
     out = tmp_path / "run"
@@ -196,6 +197,7 @@ class Small(nn.Module):
 """
 
 
+@pytest.mark.slow
 def test_a_model_of_one_s_own_comes_from_its_file(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(MODEL)

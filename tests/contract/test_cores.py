@@ -38,6 +38,7 @@ def test_the_user_s_number_of_devices_is_kept(variables):
     assert run(COUNT, **variables) == "3"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(num_cores() == 1, reason="one core is all there is")
 def test_one_line_says_what_is_lost_if_jax_started_before():
     devices, warnings, text = run(LATE).split(maxsplit=2)

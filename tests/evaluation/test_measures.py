@@ -70,6 +70,7 @@ def number(outputs, y):
     return len(y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "store"), [(pfl.FedAvg(), "device"), (pfl.Local(), "disk"), (pfl.FedeRiCo(neighbors=2), "host")]
 )
@@ -91,6 +92,7 @@ def test_a_metric_gets_a_client_s_real_examples(method, store, monkeypatch):
     assert result.summary["per_client"][0]["n"] == clients.test.size[0]
 
 
+@pytest.mark.slow
 def test_replicates_and_samples_of_clients_have_metrics():
     clients = pfl.data.digits(num_clients=6, train_examples=8)
     make = lambda seed: pfl.Run(
@@ -151,6 +153,7 @@ def test_a_run_goes_on_with_other_metrics(tmp_path):
     assert [row.get("own") is None for row in result.history] == [True, True, False, False]
 
 
+@pytest.mark.slow
 def test_a_cell_without_a_metric_is_scored_again(tmp_path):
     """A finished cell of a comparison gets a new metric without training; tables have the mean over seeds."""
     clients, said = uneven(), []

@@ -27,6 +27,7 @@ def test_examples_learn(name, least):
     assert load(name).main().accuracy > least
 
 
+@pytest.mark.slow
 def test_metrics_of_one_s_own_are_in_the_table():
     table = load("own_metric").main()
     heads, body = table.columns()

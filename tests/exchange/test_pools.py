@@ -104,6 +104,7 @@ RUNS = [  # K - 1 clients do not divide by the devices
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind", "devices", "cohort", "num"), RUNS)
 def test_a_run_gives_the_same_figures_to_the_bit(name, kind, devices, cohort, num, always_pooled):
     federation = toys.make_federation(SIZES[:num])
@@ -118,6 +119,7 @@ def test_a_run_gives_the_same_figures_to_the_bit(name, kind, devices, cohort, nu
     assert summaries[0][:2] == summaries[1][:2] and toys.same_trees(summaries[0][2], summaries[1][2])
 
 
+@pytest.mark.slow
 def test_replicates_have_pools_of_their_own(always_pooled):
     federations = [toys.make_federation(SIZES, seed=seed) for seed in range(2)]
     problem = toys.make_problem(federations[0], batch_size=2, hidden=(3,))
@@ -155,6 +157,7 @@ def sequences(num=4, length=6):
     return Federation(*parts, np.zeros(num, np.int32), "classification", 5, "sequences")
 
 
+@pytest.mark.slow
 def test_sequences_whose_targets_are_pooled_too_are_trained_on():
     pooled_sequences = sequences()
     dense = lambda split: Split(np.asarray(split.x), np.asarray(split.y), split.size)

@@ -59,6 +59,7 @@ def test_every_size_has_the_paper_s_settings(size, data, tmp_path):
         assert (own.train_examples, own.test_examples, own.batch_size) == (500, 125, 50)
 
 
+@pytest.mark.slow
 def test_table1_is_paired_by_split_and_seed(tmp_path):
     flags = [*SMALL, "--num_distributions=2", "--algorithms=local,federico", "--splits=3", "--seeds=0,1"]
     flags += ["--federico.rule=posterior"]  # friends are not looked for in two rounds

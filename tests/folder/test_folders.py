@@ -272,6 +272,7 @@ runs.train(runs.make_experiment("local", unseen=False), pathlib.Path(sys.argv[2]
 """
 
 
+@pytest.mark.slow
 def test_the_second_signal_ends_at_once(tmp_path):
     words = [sys.executable, "-c", SIGNALED, str(TESTS), str(tmp_path / "run")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

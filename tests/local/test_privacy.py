@@ -295,6 +295,7 @@ def flat(models):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(models)])
 
 
+@pytest.mark.slow
 def test_the_noise_does_not_follow_from_the_seed():
     """Otherwise 2 model(sigma) - model(2 sigma) is the model without noise: each holds the same draws."""
     trained = lambda *noise: models_of(privacy=Privacy(*noise))
@@ -305,6 +306,7 @@ def test_the_noise_does_not_follow_from_the_seed():
     np.testing.assert_allclose(2 * known[0] - known[1], plain, atol=1e-6)  # which the noise seed allows
 
 
+@pytest.mark.slow
 def test_cohorts_and_first_models_follow_from_the_seed():
     """So that a ledger can count them, and comparisons start alike."""
     trainers = [Trainer([experiment_of()]) for _ in range(2)]
@@ -333,6 +335,7 @@ def test_a_resumed_run_draws_other_noise(tmp_path):
     assert np.abs(ends[0] - ends[1]).max() > 1e-3 and (secrets[0] != secrets[1]).any()
 
 
+@pytest.mark.slow
 def test_replicates_draw_their_own_noise():
     """Of equal runs in one kernel; with a seed for the noise, each is as if alone."""
     together = Trainer([experiment_of(), experiment_of()])

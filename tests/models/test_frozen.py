@@ -64,6 +64,7 @@ WEIGHTS = ["conv/kernel", "head/kernel", "remat/kernel", "scanned/kernel"]
 WEIGHTS += [f"attention/{name}/kernel" for name in ("query", "key", "value", "out")]
 
 
+@pytest.mark.slow
 def test_lora_beside_every_product():
     """W + A B, added up by NumPy for each kernel, in the module itself: the same outputs and gradients."""
     model, module, variables = of_mixed(pfl.adapters.lora(rank=2, alpha=3.0))

@@ -276,6 +276,7 @@ def test_the_precision_reaches_every_product_of_a_run(name):
             assert found and all(e.params["precision"] == highest for e in found) == (precision == "highest")
 
 
+@pytest.mark.slow
 def test_another_dtype_or_precision_is_another_run(tmp_path):
     """A folder is not resumed with it, and config.json has both, whatever form the dtype was given in."""
     run = make_run(dtype=jnp.bfloat16)

@@ -180,6 +180,7 @@ def test_the_rest_stays_as_it_is(fn, args):
     np.testing.assert_array_equal(rewritten(fn)(*args), jax.jit(fn)(*args))
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(st.data())
 def test_sums_over_both_sides_of_an_axis_add_whole_rows_first(data):

@@ -274,6 +274,7 @@ def test_what_a_run_has_not_kept_is_named(tmp_path):
         plots.measures()
 
 
+@pytest.mark.slow
 def test_matplotlib_is_imported_with_the_first_figure():
     code = "import sys; from pfljax import report; assert 'matplotlib' not in sys.modules; report.slope"
     subprocess.run([sys.executable, "-c", code + "; assert 'matplotlib' in sys.modules"], check=True)

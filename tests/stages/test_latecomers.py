@@ -42,6 +42,7 @@ def probabilities(models, x):
     return scores / scores.sum(axis=-1, keepdims=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", STORES)
 def test_they_mix_trained_models_by_the_posterior_of_their_examples(store):
     """w = softmax(-sum of losses) over the models of clients that were in cohorts, in NumPy."""
@@ -63,6 +64,7 @@ def test_they_mix_trained_models_by_the_posterior_of_their_examples(store):
         np.testing.assert_allclose(np.tensordot(found.weights[k], probabilities(own, x), axes=1), expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_clients_of_cohorts_and_all_clients_before_the_first_round_predict_as_the_method_says():
     experiment = experiment_of()
     plan, clients = experiment.problem.plan, experiment.federation.client_data
@@ -87,6 +89,7 @@ def test_clients_of_cohorts_and_all_clients_before_the_first_round_predict_as_th
     assert max(jax.tree.leaves(different)) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_method_that_makes_models_of_its_own_adapts_to_the_same_clients():
     experiment = experiment_of("fedfomo")
     outcome, state, _, late = played(experiment)

@@ -47,6 +47,7 @@ def suite(name, store):
     return [pytest.mark.slow if name in toys.VARIED else pytest.mark.long]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "store"), [pytest.param(*each, marks=suite(*each)) for each in SETTINGS])
 def test_runs_are_those_of_the_devices(name, store, monkeypatch):
     """Their figures, whom clients use, and their states; clients are evaluated in several blocks."""

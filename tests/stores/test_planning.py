@@ -64,6 +64,7 @@ def test_arguments_are_state_and_data(local):
     assert all(models < row.arguments_bytes < models + 8 * 1024 for row in local.rows)
 
 
+@pytest.mark.slow
 def test_peers_have_two_exchanges_and_the_models_are_what_travels():
     made = planning.plan_for(experiment(pfl.FedeRiCo(neighbors=1)), here(), seconds=1e-9)
     assert [row.exchange for row in made.rows] == ["gather"]

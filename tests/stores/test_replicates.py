@@ -62,6 +62,7 @@ def check_same(found, wanted):
 EQUAL = [name for name in METHODS if name != "fedavg_data"]
 
 
+@pytest.mark.slow
 @toys.each_method(EQUAL, fast=["local"], slow=toys.VARIED)
 def test_seeds_at_once_are_as_one_by_one(name, tmp_path):
     outs = [tmp_path / f"seed-{number}" for number in range(3)]

@@ -37,6 +37,7 @@ def outcome_of(experiment, rounds=ROUNDS, **options):
     return last, jax.device_get(stacks.in_memory(found.state))
 
 
+@pytest.mark.slow
 @toys.each_method(["scaffold", "federico"], fast=["scaffold"])
 def test_a_run_killed_between_checkpoints_goes_on_as_if_never_killed(name, tmp_path):
     """Killed in round 5, whose rows are on disk by then, the run goes on from round 4."""
@@ -59,6 +60,7 @@ def test_a_run_killed_between_checkpoints_goes_on_as_if_never_killed(name, tmp_p
     assert again[0] == whole[0] and toys.same_trees(again[1], whole[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [1, 2])
 def test_a_manifest_lists_only_checkpoints_that_are_there(runs, tmp_path, caplog):
     """After each save, and after a resumed run has forgotten other rounds: no checkpoint counts as damaged."""
@@ -167,6 +169,7 @@ def test_a_part_of_a_row_is_read_once_the_whole_is_verified(tmp_path):
     assert again["a"].table.unread.tolist() == [False, True, False, False, False, False]
 
 
+@pytest.mark.slow
 def test_a_finished_run_whose_peers_were_not_scored_resumes_to_itself(tmp_path):
     """Scores of the unseen clients are by models that no evaluation has read from disk."""
     experiment = dataclasses.replace(
@@ -232,6 +235,7 @@ def test_the_need_of_further_rounds_is_checked_too(monkeypatch):
         trainer.play(4, OFTEN)
 
 
+@pytest.mark.slow
 def test_files_of_a_run_that_saved_nothing_bind_no_other_store(tmp_path):
     (tmp_path / "clients").mkdir()
     (tmp_path / "clients" / "0.bin").touch()
@@ -241,6 +245,7 @@ def test_files_of_a_run_that_saved_nothing_bind_no_other_store(tmp_path):
     toys.run(make_experiment("local", "device"), 4, out=tmp_path, resume=True)
 
 
+@pytest.mark.slow
 def test_the_devices_and_the_host_hold_nothing_of_the_size_of_k():
     """But for a byte or two and the data of each client."""
     experiment = make_experiment("federico", candidates=3)

@@ -35,6 +35,7 @@ class Killed(Exception):
     """Stands for a kill -9 at a given place."""
 
 
+@pytest.mark.slow
 @toys.each_method(fast=("federico",), slow=toys.VARIED)
 def test_stopped_and_resumed_is_as_never_stopped(name, whole, tmp_path, monkeypatch):
     save = checkpoints.save

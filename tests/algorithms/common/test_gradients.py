@@ -47,6 +47,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", METHODS)
 def test_skipping_changes_no_model(kind, monkeypatch):
     name, knobs = METHODS[kind]
