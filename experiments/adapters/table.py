@@ -3,10 +3,10 @@
     python -m experiments.adapters.table images --data_file=CIFAR10.npz --backbone=VIT.safetensors
     python -m experiments.adapters.table text --data_file=PLAY.txt --backbone=DECODER.safetensors
 
-The backbones are those of `experiments.adapters.backbones`. Images: 8 clients in 4 label groups of CIFAR-10, 50 examples
-for training (a fifth of them for validation) and 100 for testing each. Text: the 12 roles with most text among those
-that the backbone has not seen, 50 windows of 80 characters for training and 20 for testing each. The learning rate of
-each cell is the best of three on the validation examples of another draw. A column is what is trained:
+The backbones are those of `experiments.adapters.backbones`. Images: 8 clients in 4 label groups of CIFAR-10, 50
+examples for training (a fifth of them for validation) and 100 for testing each. Text: the 12 roles with most text among
+those that the backbone has not seen, 50 windows of 80 characters for training and 20 for testing each. The learning
+rate of each cell is the best of three on the validation examples of another draw. A column is what is trained:
 
     head      the last layer
     lora-R    LoRA of rank R in the last two blocks, and the head

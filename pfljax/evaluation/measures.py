@@ -61,6 +61,13 @@ def calibration_error(outputs: np.ndarray, y: np.ndarray) -> float:
     return float(np.abs(np.bincount(bins, surplus, BINS)).sum() / len(y)) if y.size else np.nan
 
 
+def perplexity(outputs: np.ndarray, y: np.ndarray) -> float:
+    """exp of the mean negative log likelihood of all tokens, or other classes, that there are to predict."""
+    outputs, y = of_classes(outputs, y)
+    likelihood = np.maximum(outputs[np.arange(len(y)), y], np.finfo(np.float32).tiny)
+    return float(np.exp(-np.log(likelihood.astype(np.float64)).mean())) if y.size else np.nan
+
+
 def of_classes(outputs: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Probabilities (m, C) and classes (m,) of all places of sequences and images that have a class to predict."""
     outputs, y = outputs.reshape(-1, outputs.shape[-1]), y.reshape(-1).astype(np.int64)
@@ -91,6 +98,7 @@ METRICS: dict[str, Metric] = {
     "balanced_accuracy": balanced_accuracy,
     "auroc": auroc,
     "calibration_error": calibration_error,
+    "perplexity": perplexity,
 }
 
 
@@ -114,6 +122,10 @@ def named(metrics: Mapping[str, Metric] | Sequence[str] | None, reserved: set[st
             if task == "regression":
                 raise ArgumentError("metrics", "needs classes; accepted for regression: a function", metric)
             known = METRICS[metric]
+            if known is perplexity and task == "multilabel":
+                raise ArgumentError(
+                    "metrics", "needs one class per place; accepted for several labels: the others", metric
+                )
             labels = f1_of_labels if known is f1 else over_labels(known)
             metric = labels if task == "multilabel" else known
         if not callable(metric):

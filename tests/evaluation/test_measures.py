@@ -26,6 +26,8 @@ Y = np.array([0, 0, 1, 2])
         ("auroc", (3 / 4 + 1 + 1) / 3),
         # confidences 0.6 (right), 0.5 and 0.5 (wrong, one bin), 0.8 (right)
         ("calibration_error", (0.4 + 1.0 + 0.2) / 4),
+        # probabilities of the four classes
+        ("perplexity", (0.6 * 0.3 * 0.8 * 0.3) ** (-1 / 4)),
     ],
 )
 def test_metrics_by_hand(name, value):
