@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pfljax import data, models
+from pfljax.api.features import with_features
 from pfljax.api.result import Result
 from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError
@@ -24,7 +25,6 @@ from pfljax.local.training import LocalTraining
 from pfljax.stages.attacks import Attack
 from pfljax.stages.server import Server
 from pfljax.stores.experiment import Execution, Experiment
-from pfljax.stores.features import with_features
 from pfljax.training import describe
 from pfljax.training.conformance import RESERVED
 from pfljax.training.loop import EVERY, CheckpointEvery, EvalEvery, Rounds, Schedule, Trainer, check
@@ -50,7 +50,6 @@ class Run:
 
     Attributes:
         experiment: The method, clients and settings; `experiment.problem` has the model and the numbers of clients.
-        clients: The training clients; their inputs are features if these are computed once per example.
     """
 
     _trainer: Trainer | None = None
@@ -105,7 +104,7 @@ class Run:
         problem = make_problem(clients, model, local, participation, execution.make_plan())
         options: dict[str, Any] = {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
         options |= {"server": server or Server(), "attack": attack, "stop": stop, "knows": knows}
-        told = {**options, "participation": participation}
+        told = options | {"participation": participation}
         config = config or describe.config(method, clients, models.module_of(model), local, told)
         clients = clients.with_attackers(attack.attackers, seed) if attack.active else clients
         found = Experiment(
@@ -117,7 +116,11 @@ class Run:
             config=config | {"data": data.describe(clients, unseen)},
         )
         self.experiment = check(with_features(fingerprint.identified(found), execution.cache_features))
-        self.clients = self.experiment.federation
+
+    @property
+    def clients(self) -> Federation:
+        """The training clients; their inputs are features if these are computed once per example."""
+        return self.experiment.federation
 
     @checked()
     def train(

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import pfljax as pfl
-from pfljax.stores import features
+from pfljax.api import features
 
 RNG = np.random.default_rng(0)
 VIT = pfl.models.ViT(outputs=3, patch=2, width=4, depth=2, heads=2, hidden=4)
