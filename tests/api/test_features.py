@@ -39,7 +39,7 @@ def same(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), a.state.clients, b.state.clients)
 
 
-@pytest.mark.parametrize("store", ["device", "host"])
+@pytest.mark.parametrize("store", ["device", pytest.param("host", marks=pytest.mark.slow)])
 def test_figures_are_those_of_computing_them_in_every_step(store):
     clients = images(validation_fraction=0.2)
     cached = trained(clients, vit(), client_store=store)
@@ -53,6 +53,7 @@ def test_figures_are_those_of_computing_them_in_every_step(store):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *exported)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_them(tmp_path):
     """They are no part of a run's identity."""
     clients = images()
@@ -61,6 +62,7 @@ def test_a_run_goes_on_without_them(tmp_path):
     same(resumed, trained(clients, vit()))
 
 
+@pytest.mark.slow
 def test_tokens_and_heads_that_methods_read_features_of():
     """kNN-Per reads the head's inputs, which are then the features themselves."""
     clients = images()
