@@ -61,10 +61,10 @@ class Dropped(nn.Module):
         return nn.Dense(self.num_classes)(nn.Dropout(0.5, deterministic=not train)(x))
 
 
-def adapted():
+def adapted(features=3, hidden=6):
     """An MLP whose hidden layer is frozen: LoRA and a head are trained."""
-    mlp = models.MLP(hidden=(6,))
-    variables = models.MLP(hidden=(6,), outputs=3).init(jax.random.key(3), jnp.zeros((1, 3)))
+    mlp = models.MLP(hidden=(hidden,))
+    variables = models.MLP(hidden=(hidden,), outputs=3).init(jax.random.key(3), jnp.zeros((1, features)))
     lora = models.adapters.lora(rank=2, where="Dense_0")
     return models.Model(mlp, frozen={"Dense_0": variables["params"]["Dense_0"]}, trainable=[lora, "Dense_1"])
 
