@@ -51,32 +51,40 @@ def received(problem: Problem, models: Params, mean: PyTree) -> Params:
 
     def one(params, mean):
         factors = problem.model.network.factors(params)
-        best, before = {}, jnp.zeros(())
-        for path, pair in factors.items():  # one after the other: LAPACK calls at the same time can deadlock on CPUs
-            product, _ = jax.lax.optimization_barrier((mean["products"][path], before))
-            best[path] = truncated(product, pair.a.shape[-1])
-            before = best[path].b
+        best = {path: truncated(mean["products"][path], pair.a.shape[-1]) for path, pair in factors.items()}
         lora = split(problem, problem.model.network.with_factors(params, best))[0]
         return tree.combine(lora, mean["others"])
 
     return problem.plan.over_rows(one, models, mean)
 
 
-def as_factors(problem: Problem, share: float = 1.0) -> Callable[[Traffic], Traffic]:
+def as_factors(problem: Problem, share: float = 1.0, of_models: float = 1.0) -> Callable[[Traffic], Traffic]:
     """`Algorithm.traffic` of products: clients send A and B, of which a `share` of the rank travels.
 
     Args:
         problem: The problem of the method.
         share: Clients' mean rank over the largest one.
+        of_models: Share of the received models that travel.
     """
     lora, rest = map(tree.num_bytes, split(problem, problem.model.network.shapes))
     one = share * lora + rest
-    return lambda counted: counted._replace(model=one, upload=one + 4, report=0)  # and n_k
+    return lambda counted: counted._replace(model=of_models * one, upload=one + 4, report=0)  # and n_k
+
+
+def svd(stack: Array) -> tuple[Array, Array, Array]:
+    """U, S and V of matrices (..., inputs, outputs), one after the other.
+
+    LAPACK calls on several matrices at once can wait for each other forever on CPUs with few cores.
+    """
+    one = jax.custom_batching.sequential_vmap(lambda matrix: tuple(jnp.linalg.svd(matrix, full_matrices=False)))
+    _, found = jax.lax.scan(lambda carry, matrix: (carry, one(matrix)), None, stack.reshape(-1, *stack.shape[-2:]))
+    u, s, v = (x.reshape(*stack.shape[:-2], *x.shape[1:]) for x in found)
+    return u, s, v
 
 
 def truncated(product: Array, rank: int) -> Factors:
     """The best approximation (L, inputs, rank), (L, rank, outputs) of products; b has orthonormal rows."""
-    u, s, v = jnp.linalg.svd(product, full_matrices=False)
+    u, s, v = svd(product)
     return Factors(u[..., :rank] * s[..., None, :rank], v[..., :rank, :])
 
 
