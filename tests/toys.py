@@ -61,6 +61,7 @@ class Dropped(nn.Module):
         return nn.Dense(self.num_classes)(nn.Dropout(0.5, deterministic=not train)(x))
 
 
+@functools.cache
 def adapted(features=3, hidden=6):
     """An MLP whose hidden layer is frozen: LoRA and a head are trained."""
     mlp = models.MLP(hidden=(hidden,))
@@ -76,8 +77,12 @@ NETWORKS = {name: {"hidden": (3,)} for name in HIDDEN} | {
     "fedbn": {"model": Normalized},
     "moon": {"hidden": (4,)},  # of a single layer the features would be the inputs
     "fedproto": {"hidden": (8,)},
-    **{name: {"model": adapted()} for name in ADAPTERS},
 }
+
+
+def network(name):
+    """The arguments of `make_problem` by which a method gets a network that it can train."""
+    return {"model": adapted()} if name in ADAPTERS else NETWORKS.get(name, {})
 
 
 def each_method(among=METHODS, *, fast=KINDS, slow=METHODS, grouped=False):

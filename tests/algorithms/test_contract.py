@@ -70,7 +70,7 @@ class Run:
 
     def __init__(self, name, *, plan: ExecutionPlan = ONE_BY_ONE, cohort=COHORT, knobs=None, shape=(3,), **options):
         self.federation = federation_of(shape=shape)
-        usual = {"optimizer": optax.adam(0.05), "batch_size": 2} | toys.NETWORKS.get(name, {})
+        usual = {"optimizer": optax.adam(0.05), "batch_size": 2} | toys.network(name)
         problem = toys.make_problem(self.federation, plan=plan, cohort=cohort, **usual | options)
         self.tracing, self.traces = 0, []
 

@@ -205,7 +205,9 @@ def test_an_exported_model_gives_the_logits_of_its_client(method, model, clients
         np.testing.assert_allclose(found, result.predict(x, client=3), atol=1e-6)
     other = jax.nn.softmax(module.apply(variables, x)) - result.predict(x, client=0)
     assert (np.abs(other).max() > 1e-5) == (method == pfl.Ditto())
-    with pytest.raises(pfl.ArgumentError, match=r"^path=.*: exists; accepted: a new folder"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"^path=.*: exists; accepted: a new file NAME.safetensors or a new folder"
+    ):
         result.save_model(tmp_path / "model", client=3)
 
 

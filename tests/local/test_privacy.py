@@ -199,7 +199,7 @@ def test_the_ledger_counts_every_gradient_of_a_mini_batch(name, monkeypatch):
 
     monkeypatch.setattr(solvers, "private_mean", counted)
     federation = toys.make_federation((6, 6, 6, 6))
-    problem = toys.make_problem(federation, **toys.NETWORKS.get(name, {}))
+    problem = toys.make_problem(federation, **toys.network(name))
     problem = problem._replace(solver=problem.solver._replace(privacy=Privacy(0.5, 1.0)))
     algorithm = toys.make_algorithm(name, problem)
     _, records = toys.train(algorithm, problem, federation.client_data, 1)

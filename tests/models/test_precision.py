@@ -237,7 +237,7 @@ def test_gradients_of_convolutions_are_float32_sums_over_images(monkeypatch):
 
 def make_run(name="fedavg", **training):
     clients = toys.make_federation((4, 3, 5, 2), validation_size=3 * toys.METHODS[name].info.validates)
-    model = toys.NETWORKS.get(name, {}).get("model", models.MLP(hidden=(4, 4)))
+    model = toys.network(name).get("model", models.MLP(hidden=(4, 4)))
     local = pfl.LocalTraining(optax.sgd, 0.1, **training)
     return pfl.Run(toys.METHODS[name](), clients, model, local, execution=pfl.Execution(plan="vmap", devices=1))
 

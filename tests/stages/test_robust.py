@@ -115,7 +115,7 @@ def test_a_round_with_the_median_is_the_median_of_what_clients_send(plan):
 def test_a_trimmed_mean_that_trims_nothing_is_the_uniform_mean(name):
     """Of every method that says it averages, as far as all clients count alike."""
     federation = toys.make_federation((3,) * 5)  # all alike, so that the mean by n_k is uniform
-    problem = toys.make_problem(federation, optax.sgd(0.1), **({"hidden": (4,)} | toys.NETWORKS.get(name, {})))
+    problem = toys.make_problem(federation, optax.sgd(0.1), **({"hidden": (4,)} | toys.network(name)))
     method = toys.make_algorithm(name, problem)
     if not method.averages or name == "afl":  # which learns how much clients count
         pytest.skip("its server does not average models by n_k")

@@ -24,7 +24,7 @@ def compile_segment(experiment):
 
 def make_experiment(name, sizes=SIZES, client_store="host", **knobs):
     federation = toys.make_federation(sizes)
-    network = toys.NETWORKS.get(name, {})
+    network = toys.network(name)
     problem = toys.make_problem(federation, optax.adam(0.05), batch_size=2, cohort=COHORT, **network)
     return toys.make_experiment(name, problem, federation, knobs=knobs, client_store=client_store)
 

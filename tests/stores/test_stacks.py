@@ -25,7 +25,7 @@ OFTEN = Schedule(2, 2)
 def make_experiment(name, client_store="disk", **knobs):
     knobs = {"neighbors": 1} | knobs if name == "federico" else knobs
     federation = toys.make_federation(SIZES)
-    network = toys.NETWORKS.get(name, {})
+    network = toys.network(name)
     problem = toys.make_problem(federation, optax.adam(0.05), batch_size=2, cohort=COHORT, **network)
     return toys.make_experiment(name, problem, federation, knobs=knobs, client_store=client_store)
 

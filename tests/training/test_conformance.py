@@ -447,7 +447,7 @@ def test_built_in_methods_are_not_traced_for_it(clients, monkeypatch):
 def test_built_in_methods_conform(name, clients, monkeypatch):
     """Their functions, and the values that they begin with; with newcomers."""
     monkeypatch.setattr(conformance, "is_built_in", lambda method: False)
-    problem = toys.make_problem(clients, cohort=4, **{"batch_size": 2} | toys.NETWORKS.get(name, {}))
+    problem = toys.make_problem(clients, cohort=4, **{"batch_size": 2} | toys.network(name))
     unseen, plan = toys.make_federation((3, 4), seed=8), problem.plan
     experiment = toys.make_experiment(name, problem, clients, unseen=unseen, plan=plan)
     conformance.check(experiment)

@@ -17,7 +17,7 @@ SIZES, COHORT = (5, 1, 3, 4, 2, 4, 0, 3), 4
 
 def outcome(name, eval_clients, store="device", devices=1, rounds=3, **options):
     federation = toys.make_federation(SIZES)
-    network = toys.NETWORKS.get(name, {})
+    network = toys.network(name)
     problem = toys.make_problem(federation, optax.sgd(0.1), batch_size=2, cohort=COHORT, **network)
     plan = make_plan("map", devices=devices)
     fields = {"client_store": store, "eval_clients": eval_clients, "plan": plan}
