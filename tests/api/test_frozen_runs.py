@@ -70,14 +70,22 @@ def test_the_program_takes_the_frozen_arrays_and_contains_none(clients, kept):
     assert sum(leaf.size for leaf in given) == frozen
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", [pfl.Ditto(), pfl.FedeRiCo(neighbors=1), pfl.FedEM(components=2)])
-def test_stores_and_plans_agree(method, clients, tmp_path):
+KINDS = (pfl.Ditto(), pfl.FedeRiCo(neighbors=1), pfl.FedEM(components=2))
+OPTIONS = ({"client_store": "disk"}, {"plan": "vmap"}, {"client_store": "host"}, {"plan": "python"})
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        pytest.param(method, options, marks=pytest.mark.slow if at == number else pytest.mark.long)
+        for at, method in enumerate(KINDS)
+        for number, options in enumerate(OPTIONS)
+    ],
+)
+def test_stores_and_plans_agree(method, options, clients):
     of = lambda **options: run(clients, method, execution=pfl.Execution(**options)).train(rounds=2, eval_every=2)
-    expected = of(plan="map")
-    for options in ({"plan": "vmap"}, {"client_store": "host"}, {"client_store": "disk"}, {"plan": "python"}):
-        found = of(**options)
-        np.testing.assert_allclose(found.results["loss_test"], expected.results["loss_test"], rtol=1e-3)
+    expected, found = of(plan="map"), of(**options)
+    np.testing.assert_allclose(found.results["loss_test"], expected.results["loss_test"], rtol=1e-3)
 
 
 @pytest.mark.slow
