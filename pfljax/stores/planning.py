@@ -32,7 +32,7 @@ from pfljax.stores.replicates import ONE
 CHUNKS = (32, 8)  # numbers of clients at a time that are tried besides one and all
 NAMES = {0: "vmap", 1: "map"}
 MS_PER_HOUR = 3.6e6
-HELD = "state and data alone do not fit"
+HELD = "state, data and frozen parameters alone do not fit"
 AT_ONCE = 2  # programs that are compiled at a time
 
 
@@ -46,7 +46,8 @@ class Row:
         exchange: "gather" or "ring"; "": the topology leaves no choice.
         fits: Whether its memory suffices.
         why: Why there are no figures, or ""; the compiler's own words if it refused.
-        arguments_bytes, outputs_bytes, temporaries_bytes: Memory; arguments are state and data.
+        arguments_bytes, outputs_bytes, temporaries_bytes: Memory; arguments are state, data and frozen parameters.
+        frozen_bytes: Those of the frozen parameters.
         collectives_bytes: Bytes of collectives.
         collectives: Their kinds, shapes, bytes and times.
         milliseconds: Estimated time; `compute_milliseconds` and `collectives_milliseconds` are its parts.
@@ -73,6 +74,7 @@ class Row:
     compile_seconds: float = 0.0
     doubles: bool = False
     unknown_operations: int = 0
+    frozen_bytes: int = 0
 
     @property
     def name(self) -> str:
@@ -158,8 +160,19 @@ def plan_for(
         tuple(rows),
         recommended(best),
         best.hours if best else None,
-        (*(f"{row.name}: {row.why}" for row in rows if row.why), *notes, *advice(experiment, target, best)),
+        (
+            *held_once(rows),
+            *(f"{row.name}: {row.why}" for row in rows if row.why),
+            *notes,
+            *advice(experiment, target, best),
+        ),
     )
+
+
+def held_once(rows: Sequence[Row]) -> list[str]:
+    """What each device holds of frozen parameters."""
+    frozen = max((row.frozen_bytes for row in rows), default=0)
+    return [f"each device holds the frozen parameters once: {readable(frozen)} of the arguments"] if frozen else []
 
 
 def rests_on(target: Target, rows: Sequence[Row]) -> str:
@@ -194,7 +207,7 @@ def compiled_rows(
                 say(f"compiling {name}")
             found.append(row if compiling is None else pool.submit(compiling))
             if row.why == HELD:
-                notes.append("all other plans: left out, since they hold the same state and data")
+                notes.append("all other plans: left out, since they hold the same")
                 break
         return [each.result() if isinstance(each, Future) else each for each in found], notes
 
@@ -242,8 +255,9 @@ def prepare(experiment: Experiment, target: Target, chunk: int, exchange: str) -
     plan = plan.for_steps(experiment.steps, experiment.problem.cohort_size)
     lowered, data = lower(experiment, plan)
     room = SHARE * target.chip.memory
-    held = on_a_device((lowered.state, data)) + lowered.ahead
-    row = Row(NAMES.get(chunk, "chunk"), chunk, exchange, False, arguments_bytes=held)
+    frozen = on_a_device(lowered.frozen)
+    held = on_a_device((lowered.state, data)) + frozen + lowered.ahead
+    row = Row(NAMES.get(chunk, "chunk"), chunk, exchange, False, arguments_bytes=held, frozen_bytes=frozen)
     if held > room:
         return dataclasses.replace(row, why=HELD), None
     everyone = tree.num_bytes(lowered.state.models)

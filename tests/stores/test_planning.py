@@ -14,6 +14,7 @@ import optax
 import pytest
 
 import pfljax as pfl
+from pfljax.contract.host import readable
 from pfljax.contract.types import Split
 from pfljax.exchange import targets
 from pfljax.exchange.compiled_text import Kernel, Reading
@@ -186,6 +187,24 @@ def test_the_fastest_that_fits_is_recommended():
 def test_unknown_targets_are_refused(target):
     with pytest.raises(pfl.ArgumentError, match=r"target=.*: accepted: tpu:NAME:SHAPE with v5e, v5p, v6e, .*cuda:NAME"):
         targets.find(target)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_frozen_parameters_are_on_a_device_once(number):
+    """In bfloat16, whatever the number of clients; devices that share a model hold parts."""
+    mlp = pfl.models.MLP(hidden=(1024,), outputs=3)
+    frozen = mlp.init(jax.random.key(0), jnp.zeros((1, 5)))
+    model = pfl.Model(mlp, frozen=frozen, trainable=pfl.adapters.lora(rank=1, where="Dense_1"))
+    execution = pfl.Execution(devices=4, model_devices=number)
+    of = lambda clients: experiment(pfl.Local(), clients=clients, model=model, execution=execution)
+    rows = [planning.prepare(of(clients), here(devices=4), 1, "")[0] for clients in (4, 8)]
+    assert {row.frozen_bytes for row in rows} == {2 * ((5 * 1024 + 1024 + 1024 * 3) // number + 3)}
+    adapters = 4 * (1024 // number + 3)
+    assert rows[1].arguments_bytes - rows[0].arguments_bytes == pytest.approx(number * adapters, rel=0.3)  # and data
+    assert rows[0].arguments_bytes > rows[0].frozen_bytes + number * adapters
+    assert planning.held_once(rows) == [
+        f"each device holds the frozen parameters once: {readable(rows[0].frozen_bytes)} of the arguments"
+    ]
 
 
 @pytest.mark.parametrize("refused", [False, True])
