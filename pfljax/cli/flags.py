@@ -24,7 +24,7 @@ from pfljax.api import (
 )
 from pfljax.api.study import Replicate, Rerun
 from pfljax.cli.parsing import Group, Rates
-from pfljax.contract.fields import Seeds, knob, settings
+from pfljax.contract.fields import GIVEN, Seeds, knob, settings
 from pfljax.contract.method import METHODS
 from pfljax.data import Splits, partitions, sources, split_unseen
 
@@ -35,7 +35,7 @@ METHOD_FLAGS = ("algorithm", "algorithms")
 TRAIN = Run.train
 LATENT = {"partition": ("latent",)}
 BLOCKS = ("vit", "transformer")
-FROZEN = {"frozen": ()}
+FROZEN = {"frozen": GIVEN}
 TUNED = {"tune": (), "tune_knobs": ()}
 
 

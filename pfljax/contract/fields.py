@@ -43,7 +43,8 @@ SIMPLE = (numbers.Number, str, bytes, Path, type, list, tuple, dict)  # types wh
 SEQUENCES = (collections.abc.Sequence, tuple, list)
 WORDS = {int: "whole numbers", float: "numbers", bool: "True or False", str: "text", Path: "a path"}
 WORDS |= {collections.abc.Callable: "a function", collections.abc.Mapping: "a dict"}
-Conditions = Mapping[str, Sequence[Any]]  # other field -> its values; (): any but 0, None and False
+Conditions = Mapping[str, Sequence[Any]]  # other field -> its values; (): any but 0, None and False; GIVEN: any text
+GIVEN = ("...",)
 
 
 def knob(
@@ -241,12 +242,16 @@ def check_read(known: Mapping[str, Field], given: Mapping[str, Any], owner: str 
 def holds(value: Any, needed: Sequence[Any]) -> bool:
     """Whether a value, or one of a list of values, is among the `needed` ones; see `Conditions`."""
     listed = value if isinstance(value, list | tuple) else [value]
-    return any(str(each).partition(":")[0] in map(str, needed) if needed else bool(each) for each in listed)
+    named = needed and needed != GIVEN
+    return any(str(each).partition(":")[0] in map(str, needed) if named else bool(each) for each in listed)
 
 
 def with_words(conditions: Conditions, prefix: str = "") -> str:
     """Conditions in words, such as "with plan=chunk"."""
-    told = lambda values: f"={' or '.join(map(str, values))}" if values else " above 0"
+
+    def told(values):
+        return "" if values == GIVEN else f"={' or '.join(map(str, values))}" if values else " above 0"
+
     return ", or ".join(f"with {prefix}{other}{told(values)}" for other, values in conditions.items())
 
 

@@ -142,6 +142,7 @@ CASES = [
     ("train", "--dataset=tfds:mnist --data_dir=/nowhere", "not prepared"),
     ("train", "--lr_decay=0.5", "--lr_schedule=exponential"),
     ("train", "--sampler=weighted", "accepted with participation below 1"),
+    ("train", "--adapter=lora", "accepted with --frozen"),
     ("train", "--dp_delta=1e-3", "accepted with --dp_noise_multiplier above 0"),
     ("train", "--noise_seed=1", "accepted with --dp_noise_multiplier above 0"),
     ("compare", "--dp_delta=1e-3 --dp_clip_norm=1", "accepted with --dp_noise_multiplier above 0"),
