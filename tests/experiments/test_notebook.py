@@ -116,6 +116,8 @@ def test_it_runs_and_shows_what_it_promises(execute):
     rows = table(outputs["compare"])
     assert [row["method"] for row in rows] == ["local", "fedavg", "fedavg_plus", "federico"]
     assert all(0 < float(row["test accuracy, %"].split()[0]) < 100 for row in rows)
+    sent = [float(found) for found in re.findall(r"([\d.]+) KiB sent", text(outputs["adapters"]))]
+    assert len(sent) == 2 and sent[1] < sent[0] / 2
     assert re.findall(r"^(\d+) clients: [\d.]+ s a round", text(outputs["scaling"]), re.M) == ["4", "8"]
 
     for name in ("summary.json", "report.html", "table.md", "results.npz"):
