@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +42,12 @@ class NNXNetwork(Network):
     def forward(self, params: Params, x: PyTree, key: Key | None, around: Around | None = None) -> tuple[Array, Params]:
         module = self._merged(params, key)
         run = functools.partial(replacing, module, around) if around else module
-        outputs = run(x, **flags(module, key is not None))
+        options = flags(module, key is not None)
+        if (
+            "rngs" in inspect.signature(type(module).__call__).parameters
+        ):  # random streams of a call, as in bonsai's ViT
+            options["rngs"] = None if key is None else nnx.Rngs(jax.random.fold_in(key, len(self.random)))
+        outputs = run(x, **options)
         return outputs, params if key is None else self._tree(module)
 
     def exported(self, params: Params) -> tuple[nnx.Module, nnx.State]:

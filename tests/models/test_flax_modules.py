@@ -54,6 +54,22 @@ def of_nnx(rate=0.0):
     return models.Model(lambda rngs: NNX(3, rate, rngs=rngs), EXAMPLE)
 
 
+class Given(nnx.Module):
+    """Takes its random streams with each call, and has none of its own."""
+
+    def __init__(self, rate, *, rngs):
+        self.body, self.head = nnx.Linear(4, 5, rngs=rngs), nnx.Linear(5, 3, rngs=rngs)
+        self.drop = nnx.Dropout(rate)
+
+    def __call__(self, x, *, rngs: nnx.Rngs | None):
+        return self.head(self.drop(nnx.relu(self.body(x)), rngs=rngs))
+
+
+@functools.cache
+def given(rate=0.0):
+    return models.Model(lambda rngs: Given(rate, rngs=rngs), EXAMPLE)
+
+
 # Compiled once for each model.
 start = jax.jit(lambda model, key: model.init(key), static_argnums=0)
 apply = jax.jit(lambda model, params, x: model.apply(params, x), static_argnums=0)
@@ -132,7 +148,7 @@ def test_nnx_is_linen_for_the_same_weights():
     jax.tree.map(close, grads[1], as_nnx(grads[0]))
 
 
-@pytest.mark.parametrize("make", [linen, of_nnx])
+@pytest.mark.parametrize("make", [linen, of_nnx, given])
 def test_dropout_is_in_training_alone_and_has_its_own_key(make):
     model, without = make(0.5), make()
     params = start(model, jax.random.key(0))
