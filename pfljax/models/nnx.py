@@ -43,9 +43,7 @@ class NNXNetwork(Network):
         module = self._merged(params, key)
         run = functools.partial(replacing, module, around) if around else module
         options = flags(module, key is not None)
-        if (
-            "rngs" in inspect.signature(type(module).__call__).parameters
-        ):  # random streams of a call, as in bonsai's ViT
+        if "rngs" in inspect.signature(type(module).__call__).parameters:  # as in bonsai's ViT
             options["rngs"] = None if key is None else nnx.Rngs(jax.random.fold_in(key, len(self.random)))
         outputs = run(x, **options)
         return outputs, params if key is None else self._tree(module)

@@ -321,7 +321,7 @@ def begin_renumbered(name, algorithm, problem, key, clients):
     return state._replace(server=server, models=jax.tree.map(lambda leaf: leaf[ORDER], state.models))
 
 
-@toys.each_method(fast=("scaffold", "fedem", "dfedem", "federico"), grouped=True)
+@toys.each_method(fast=("scaffold", "fedem", "dfedem", "federico"), slow=toys.VARIED, grouped=True)
 def test_renumbering_the_clients_renumbers_the_results(name):
     knobs = WITHOUT_CHANCE.get(name, {})
     run = Run(name, cohort=K, knobs=knobs, optimizer=optax.sgd(0.2), batch_size=0)
