@@ -24,6 +24,7 @@ HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*-> .*\{$")
 LINE = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 ARRAY = re.compile(r"\b([a-z]\w*?)\[([\d,]*)\]")
 CALLED = re.compile(r"(?:calls|to_apply|body|condition|branch_computations|true_computation|false_computation)=")
+CHAIN = re.compile(r"(channel_id=\d+),.*chain_id=")  # one collective in pieces, each beside another fusion's work
 NAMES = re.compile(r"%([\w.\-]+)")
 
 
@@ -120,13 +121,18 @@ def read(text: str, devices: int, lengths: Lengths = lambda scope: None) -> Read
     times, fused = _times(computations, entry, lengths)
     cycles, unknown, kernels = 0.0, 0, []
     found: dict[tuple[str, str, int], float] = collections.defaultdict(float)
+    chains: dict[str, tuple[tuple[str, str, int], float]] = {}
     for name in {*times, *fused}:
         number, shapes = times.get(name, 0.0), _shapes(computations[name])
         for each in computations[name]:
             kind = each.kind.removesuffix("-start")
             if kind in COLLECTIVES:
                 given = " ".join(_without_layout(shapes.get(operand, "")) for operand in each.operands)
-                found[kind, given, group_of(each.rest, devices)] += number + fused.get(name, 0.0)
+                which, runs = (kind, given, group_of(each.rest, devices)), number + fused.get(name, 0.0)
+                if chain := CHAIN.search(each.rest):
+                    chains[chain[1]] = which, min(runs, chains.get(chain[1], (which, runs))[1])
+                else:
+                    found[which] += runs
             elif number and each.kind not in NO_WORK:
                 estimated = _cycles(each.rest)
                 cycles += number * (estimated or 0)
@@ -134,6 +140,8 @@ def read(text: str, devices: int, lengths: Lengths = lambda scope: None) -> Read
                 products = list(_products(computations, each, shapes))
                 flops, precision = sum(size for size, _ in products), max(products, default=(0.0, ""))[1]
                 kernels.append(Kernel(number, _moved(computations, each, shapes), flops, precision))
+    for which, runs in chains.values():
+        found[which] += runs
     collectives = [_collective(*which, number) for which, number in found.items()]
     collectives.sort(key=lambda each: -each.bytes * each.times)
     doubles = re.search(r"\b(f64|c128)\[", text) is not None

@@ -37,6 +37,8 @@ class Style:
         eps: Of the norms.
         layer_scale: Whether trained factors scale what attention and MLP add.
         rotary: Base of rotary position embeddings; 0: learned positions are added to the inputs.
+        registers: Number of trained tokens of a ViT beside the class token and the patches (Darcet et al., 2024).
+        key_bias: Whether keys add a bias, where products do.
         kv_heads: Number of heads of keys and values; 0: as many as of queries.
         head_width: Width of a head; 0: the model's width over the number of heads.
         qk_norm: Whether queries and keys are normalized.
@@ -53,15 +55,22 @@ class Style:
     kv_heads: int = 0
     head_width: int = 0
     qk_norm: bool = False
+    registers: int = 0
+    key_bias: bool = True
 
     def normalize(self, name: str) -> nn.Module:
         """A normalization layer."""
         return nn.RMSNorm(epsilon=self.eps, name=name) if self.norm == "rms" else nn.LayerNorm(self.eps, name=name)
 
+    def head(self, width: int, heads: int) -> int:
+        """Width of a head."""
+        return self.head_width or width // heads
+
 
 STYLES = {
     "vit": Style(),
     "dinov2": Style(layer_scale=True),
+    "dinov3": Style(layer_scale=True, eps=1e-5, rotary=100.0, registers=4, key_bias=False),
     "bert": Style(after=True, eps=1e-12),
     "gpt2": Style(activation="gelu_tanh", eps=1e-5),
     "qwen3": Style("rms", activation="silu", gated=True, bias=False, rotary=1e6, qk_norm=True),
@@ -76,17 +85,25 @@ class Attention(nn.Module):
     causal: bool
 
     @nn.compact
-    def __call__(self, x: Array, mask: Array | None) -> Array:
-        """Attends within x (B, T, width); mask (B, T): the tokens that are attended to."""
+    def __call__(self, x: Array, mask: Array | None, angles: Array | None) -> Array:
+        """Attends within x (B, T, width).
+
+        Args:
+            x: Tokens.
+            mask: (B, T), the tokens that are attended to.
+            angles: (T, head width / 2), by which pairs of coordinates of queries and keys are rotated.
+        """
         style, width = self.style, x.shape[-1]
-        head = style.head_width or width // self.heads
-        project = lambda name, num: nn.DenseGeneral((num, head), use_bias=style.bias, name=name)(x)
+        project = lambda name, num, bias: nn.DenseGeneral(
+            (num, style.head(width, self.heads)), use_bias=bias and style.bias, name=name
+        )(x)
         keys = style.kv_heads or self.heads
-        q, k, v = project("query", self.heads), project("key", keys), project("value", keys)
+        q, k = project("query", self.heads, True), project("key", keys, style.key_bias)
+        v = project("value", keys, True)
         if style.qk_norm:
             q, k = style.normalize("query_norm")(q), style.normalize("key_norm")(k)
-        if style.rotary:
-            q, k = rotated(q, style.rotary), rotated(k, style.rotary)
+        if angles is not None:
+            q, k = rotated(q, angles), rotated(k, angles)
         wide = None if mask is None else mask[:, None, None, :]
         y = jax.nn.dot_product_attention(q, k, v, mask=wide, is_causal=self.causal)
         return nn.DenseGeneral(width, (-2, -1), use_bias=style.bias, name="out")(y)
@@ -117,10 +134,10 @@ class Block(nn.Module):
     causal: bool
 
     @nn.compact
-    def __call__(self, x: Array, mask: Array | None = None) -> Array:
-        """x (B, T, width) -> (B, T, width); mask (B, T): the tokens that are attended to."""
+    def __call__(self, x: Array, mask: Array | None = None, angles: Array | None = None) -> Array:
+        """x (B, T, width) -> (B, T, width); mask and angles as in `Attention`."""
         attention = Attention(self.heads, self.style, self.causal, name="attention")
-        x = self._added(x, lambda x: attention(x, mask), "attention")
+        x = self._added(x, lambda x: attention(x, mask, angles), "attention")
         return self._added(x, MLP(self.hidden, self.style, name="mlp"), "mlp")
 
     def _added(self, x: Array, fn: Callable[[Array], Array], name: str) -> Array:
@@ -131,12 +148,24 @@ class Block(nn.Module):
         return norm(x + y) if self.style.after else x + y
 
 
-def rotated(x: Array, base: float) -> Array:
-    """Rotary position embeddings (Su et al., 2021) of queries or keys (B, T, heads, width), halves as pairs."""
-    half = x.shape[-1] // 2
-    angles = jnp.arange(x.shape[1])[:, None, None] / base ** (jnp.arange(half) / half)
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    a, b = x[..., :half], x[..., half:]
+def angles_of_text(length: int, head: int, base: float) -> Array:
+    """(length, head / 2) angles of rotary position embeddings (Su et al., 2021)."""
+    half = head // 2
+    return jnp.arange(length)[:, None] / base ** (jnp.arange(half) / half)
+
+
+def angles_of_patches(rows: int, columns: int, head: int, base: float) -> Array:
+    """(rows columns, head / 2) angles of patches' centers in [-1, 1]; half of the pairs are for each axis (DINOv3)."""
+    centers = [2 * (jnp.arange(num) + 0.5) / num - 1 for num in (rows, columns)]
+    grid = jnp.stack(jnp.meshgrid(*centers, indexing="ij"), axis=-1).reshape(-1, 2, 1)
+    angles = 2 * jnp.pi * grid / base ** (jnp.arange(head // 4) / (head // 4))
+    return angles.reshape(rows * columns, -1)
+
+
+def rotated(x: Array, angles: Array) -> Array:
+    """Queries or keys (B, T, heads, width), rotated by angles (T, width / 2), with halves as pairs."""
+    cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+    a, b = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
@@ -176,14 +205,21 @@ class ViT(nn.Module):
             raise ArgumentError("model", f"needs images whose sides are multiples of {self.patch}, not {x.shape[1:3]}")
         style = style_of(self.style)
         x = nn.Conv(self.width, (self.patch,) * 2, (self.patch,) * 2, "VALID", name="patches")(x)
+        _, rows, columns, _ = x.shape
         x = x.reshape(x.shape[0], -1, self.width)
-        if self.pool == "class":
-            token = self.param("class_token", nn.initializers.normal(0.02), (1, 1, self.width))
-            x = jnp.concatenate([jnp.broadcast_to(token, (x.shape[0], 1, self.width)).astype(x.dtype), x], axis=1)
-        x = x + positions(self, x.shape[1], self.width)
-        x = blocks(self, x, None, style, causal=False)
+        init, own = nn.initializers.normal(0.02), {"class_token": self.pool == "class", "registers": style.registers}
+        tokens = [self.param(name, init, (1, int(num), self.width)) for name, num in own.items() if num]
+        before = sum(own.values())
+        every = [jnp.broadcast_to(each, (x.shape[0], *each.shape[1:])).astype(x.dtype) for each in tokens]
+        x, angles = jnp.concatenate([*every, x], axis=1), None
+        if style.rotary:
+            angles = angles_of_patches(rows, columns, style.head(self.width, self.heads), style.rotary)
+            angles = jnp.pad(angles, ((before, 0), (0, 0)))  # only patches have positions
+        else:
+            x = x + positions(self, x.shape[1], self.width)
+        x = blocks(self, x, style, angles=angles)
         x = style.normalize("norm")(x)
-        return nn.Dense(self.outputs, name="head")(x[:, 0] if self.pool == "class" else x.mean(1))
+        return nn.Dense(self.outputs, name="head")(x[:, 0] if self.pool == "class" else x[:, before:].mean(1))
 
 
 class Transformer(nn.Module):
@@ -222,12 +258,15 @@ class Transformer(nn.Module):
         mask = None if self.padding is None else x != self.padding
         embed = nn.Embed(self.tokens or self.outputs, self.width, name="embedding")
         y: Any = embed(x)
-        if not style.rotary:
+        angles = None
+        if style.rotary:
+            angles = angles_of_text(x.shape[1], style.head(self.width, self.heads), style.rotary)
+        else:
             y = y + positions(self, self.length or x.shape[1], self.width)[: x.shape[1]]
         if self.types:
             y = y + self.param("type", nn.initializers.normal(0.02), (self.width,))
         y = style.normalize("embedding_norm")(y) if style.after else y
-        y = blocks(self, y, mask, style, causal=self.kind == "decoder")
+        y = blocks(self, y, style, mask=mask, angles=angles, causal=self.kind == "decoder")
         y = y if style.after else style.normalize("norm")(y)
         if self.kind == "encoder":
             if self.types:
@@ -238,12 +277,21 @@ class Transformer(nn.Module):
         return embed.attend(y) if self.tied else nn.Dense(self.outputs, use_bias=style.bias, name="head")(y)
 
 
-def blocks(module: ViT | Transformer, x: Array, mask: Array | None, style: Style, *, causal: bool) -> Array:
-    """A Transformer's blocks, one after the other."""
+def blocks(
+    module: ViT | Transformer,
+    x: Array,
+    style: Style,
+    *,
+    mask: Array | None = None,
+    angles: Array | None = None,
+    causal: bool = False,
+) -> Array:
+    """A Transformer's blocks, one after the other; mask and angles as in `Attention`."""
     if module.width % module.heads:
         raise ArgumentError("model", f"a width that {module.heads} heads divide", module.width)
     for number in range(module.depth):
-        x = Block(module.heads, module.hidden or 4 * module.width, style, causal, name=f"block_{number}")(x, mask)
+        block = Block(module.heads, module.hidden or 4 * module.width, style, causal, name=f"block_{number}")
+        x = block(x, mask, angles)
     return x
 
 

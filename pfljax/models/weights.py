@@ -85,6 +85,21 @@ LAYOUTS: dict[str, Layout] = {
         **norm(r"(?:dinov2\.)?layernorm", "norm"),
         r"classifier\..*": "",  # a head on class token and patches together
     },
+    "dinov3": {
+        r".*embeddings\.cls_token": "class_token",
+        r".*embeddings\.register_tokens": "registers",
+        r".*embeddings\.mask_token": "",
+        **layer(r".*embeddings\.patch_embeddings", "patches"),
+        **attention(r".*layer\.(\d+)\.attention", f"{BLOCK}/attention", "q_proj", "k_proj", "v_proj", "o_proj"),
+        **norm(r".*layer\.(\d+)\.norm1", f"{BLOCK}/attention_norm"),
+        **norm(r".*layer\.(\d+)\.norm2", f"{BLOCK}/mlp_norm"),
+        r".*layer\.(\d+)\.layer_scale1\.lambda1": f"{BLOCK}/attention_scale",
+        r".*layer\.(\d+)\.layer_scale2\.lambda1": f"{BLOCK}/mlp_scale",
+        **layer(r".*layer\.(\d+)\.mlp\.gate_proj", f"{BLOCK}/mlp/gate"),
+        **layer(r".*layer\.(\d+)\.mlp\.up_proj", f"{BLOCK}/mlp/up"),
+        **layer(r".*layer\.(\d+)\.mlp\.down_proj", f"{BLOCK}/mlp/down"),
+        **norm(r"(?:model\.)?norm", "norm"),
+    },
     "bert": {
         r".*embeddings\.word_embeddings\.weight": "embedding/embedding",
         r".*embeddings\.position_embeddings\.weight": "positions",

@@ -159,3 +159,13 @@ def test_a_gather_counts_the_devices_of_its_group():
 
 def test_doubles_are_seen():
     assert compiled_text.read(program("condition").replace("f32[32,16]", "f64[32,16]"), 4).doubles
+
+
+def test_a_collective_in_pieces_counts_once():
+    """A TPU's compiler spreads one gather over fusions in a row, and names it in each of them."""
+    piece = "%fused_N (q: f32[8,16]) -> f32[32,16] {\n  %q = f32[8,16]{1,0} parameter(0)\n  ROOT %g = f32[32,16]{1,0} "
+    piece += 'all-gather(%q), channel_id=4, dimensions={0}, frontend_attributes={chain_id="0"}\n}\n\n'
+    calls = [f"  %w{n} = f32[32,16]{{1,0}} fusion(%part), calls=%fused_{n}\n" for n in range(3)]
+    text = program("condition").replace("ENTRY", "".join(piece.replace("_N", f"_{n}") for n in range(3)) + "ENTRY")
+    text = text.replace("  %gathered", "".join(calls) + "  %gathered")
+    assert collectives(compiled_text.read(text, 4))["all-gather"] == (4 * 8 * 16 * 4, 1 + 1, False)  # and %gathered

@@ -12,7 +12,7 @@ import pfljax as pfl
 from pfljax.models.transformers import STYLES, Transformer, ViT
 
 RNG = np.random.default_rng(0)
-IMAGES = RNG.normal(size=(3, 8, 8, 3)).astype(np.float32)
+IMAGES, WIDE = (RNG.normal(size=(3, 8, columns, 3)).astype(np.float32) for columns in (8, 12))
 TOKENS = RNG.integers(1, 20, (3, 9))
 PADDED = np.where(np.arange(9) < np.array([[6], [9], [9]]), TOKENS, 0)
 SIZES = {"width": 16, "depth": 2, "heads": 2}
@@ -62,6 +62,12 @@ def configurations(hf):
     image, mlp, words = {"image_size": 8, "patch_size": 4}, {"intermediate_size": 32}, {"vocab_size": 20}
     vit = hf.ViTConfig(**common, **image, **mlp, layer_norm_eps=1e-6, num_labels=5)
     dino = hf.Dinov2Config(**common, **image, mlp_ratio=2)
+    dino3 = hf.DINOv3ViTConfig(**common, **image, **mlp, num_register_tokens=2, layerscale_value=0.5)
+    gated = {"use_gated_mlp": True, "hidden_act": "silu"}
+    dino3_gated = hf.DINOv3ViTConfig(**common, image_size=(8, 12), patch_size=4, **mlp, num_register_tokens=2, **gated)
+    of_dino3 = dataclasses.replace(STYLES["dinov3"], registers=2)
+    of_gated = dataclasses.replace(of_dino3, gated=True, activation="silu")
+    wide, wide_inputs = WIDE, {"pixel_values": WIDE.transpose(0, 3, 1, 2)}
     bert = hf.BertConfig(**common, **mlp, **words, max_position_embeddings=12, num_labels=5)
     gpt2 = hf.GPT2Config(**words, n_embd=16, n_layer=2, n_head=2, n_positions=12, bos_token_id=0, eos_token_id=0)
     qwen = hf.Qwen3Config(**common, **mlp, **words, head_dim=8, num_key_value_heads=1, tie_word_embeddings=False)
@@ -72,6 +78,8 @@ def configurations(hf):
     return {
         "vit": (hf.ViTForImageClassification(vit), ViT(5, 4, 16, 2, 2, 32), IMAGES, images),
         "dinov2": (hf.Dinov2Model(dino), ViT(16, 4, 16, 2, 2, 32, style="dinov2"), IMAGES, images),
+        "dinov3": (hf.DINOv3ViTModel(dino3), ViT(16, 4, 16, 2, 2, 32, style=of_dino3), IMAGES, images),
+        "dinov3-gated": (hf.DINOv3ViTModel(dino3_gated), ViT(16, 4, 16, 2, 2, 32, style=of_gated), wide, wide_inputs),
         "bert": (hf.BertForSequenceClassification(bert), encoder, PADDED, padded),
         "gpt2": (hf.GPT2LMHeadModel(gpt2), Transformer(20, **SIZES, length=12, tied=True), TOKENS, text),
         "qwen3": (hf.Qwen3ForCausalLM(qwen), Transformer(20, **SIZES, hidden=32, style=style), TOKENS, text),
@@ -79,7 +87,7 @@ def configurations(hf):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["vit", "dinov2", "bert", "gpt2", "qwen3"])
+@pytest.mark.parametrize("layout", ["vit", "dinov2", "dinov3", "dinov3-gated", "bert", "gpt2", "qwen3"])
 def test_outputs_are_those_of_the_published_network(layout, tmp_path):
     """The reference's own implementation, with random weights that it saves itself: pip install transformers torch."""
     torch, hf = pytest.importorskip("torch"), pytest.importorskip("transformers")
@@ -90,9 +98,9 @@ def test_outputs_are_those_of_the_published_network(layout, tmp_path):
         outputs = reference.eval()(**{name: torch.tensor(value) for name, value in inputs.items()})
     reference.save_pretrained(tmp_path)
     trainable = "^norm/" if layout == "gpt2" else "head"
-    model = loaded(module, x, tmp_path / "model.safetensors", layout, trainable)
+    model = loaded(module, x, tmp_path / "model.safetensors", layout.partition("-")[0], trainable)
     params = model.init(jax.random.key(0))
-    if layout == "dinov2":  # it has no head: the class token's features
+    if layout.startswith("dinov"):  # it has no head: the class token's features
         expected, params["head"]["kernel"] = outputs.last_hidden_state[:, 0], jnp.eye(16)
     else:
         expected = outputs.logits
