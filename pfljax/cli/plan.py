@@ -83,4 +83,4 @@ def on_cpu(settings: Settings) -> int:
     return settings.model_devices
 
 
-COMMAND = Command(__doc__ or "", define, run, devices=on_cpu)
+COMMAND = Command(__doc__ or "", define, run, devices=on_cpu, keep_compiled=False)  # a GPU's cannot be read again
