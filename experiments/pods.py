@@ -98,7 +98,8 @@ def run(settings: Settings) -> None:
                 kept[key] = [dataclasses.asdict(row) for row in rows]
                 files.write_json(path, kept)
             for row in kept[key]:
-                print(*line(key, row), row["why"], flush=True)
+                shown = line(key, row)
+                print(shown.title, *shown.cells, row["why"], flush=True)
     files.write_text(path.with_name("entry.json"), text(entry(kept)))
 
 

@@ -80,7 +80,7 @@ def show(found: Planned) -> None:
 def on_cpu(settings: Settings) -> int:
     """Builds the run on as few CPU devices as a model needs, even if JAX has found others."""
     jax.config.update("jax_platforms", "cpu")
-    return settings.model_devices
+    return settings.model_devices if "model_devices" in settings else 1
 
 
 COMMAND = Command(__doc__ or "", define, run, devices=on_cpu, keep_compiled=False)  # a GPU's cannot be read again

@@ -1,0 +1,32 @@
+"""Rounds by a compiler's estimate, with CPU devices in place of a target's."""
+
+import json
+
+import jax
+import pytest
+from commands import call
+
+from experiments import pods
+from pfljax.cli.plan import on_cpu
+from pfljax.exchange import targets
+from pfljax.exchange.targets import Chip, Target
+
+
+def test_a_row_for_each_exchange_and_an_entry(monkeypatch, tmp_path):
+    chip = Chip(1 << 30, 1e12, 1e11, 1e10)
+    monkeypatch.setattr(targets, "find", lambda name: Target(name, jax.devices()[:2], chip, {}))
+    words = ("--networks=mlp", "--targets=tpu:v5e:1x2", "--num_clients=1,2", "--algorithms=local", f"--out={tmp_path}")
+    out = call(pods.COMMAND, *words)
+    assert [row.split(" MLP")[0] for row in out.splitlines()] == ["Local training"]  # 1 client is left out
+    rows = json.loads((tmp_path / "pods.json").read_text())["mlp tpu:v5e:1x2 2 local"]
+    entry = json.loads((tmp_path / "entry.json").read_text())
+    assert len(rows) == len(entry["rows"]) == 1 and rows[0]["milliseconds"] > 0
+    assert call(pods.COMMAND, *words) == out
+
+
+@pytest.mark.parametrize("given", [{}, {"model_devices": 2}])
+def test_the_devices_of_a_plan(given):
+    class Settings(dict):
+        __getattr__ = dict.__getitem__
+
+    assert on_cpu(Settings(given)) == given.get("model_devices", 1)
