@@ -136,7 +136,7 @@ def test_weights_from_a_file(clients, tmp_path):
             of(pfl.weights.Saved(tmp_path / f"{name}.safetensors"))
     with pytest.raises(pfl.ArgumentError, match=r"no file .*absent\.safetensors; weights are not downloaded"):
         pfl.weights.Saved(tmp_path / "absent.safetensors")
-    with pytest.raises(pfl.ArgumentError, match="layout=resnet: accepted: vit, dinov2, bert"):
+    with pytest.raises(pfl.ArgumentError, match="layout=resnet: accepted: vit, dinov2, dinov3, bert"):
         pfl.weights.Saved(tmp_path / "vit.safetensors", "resnet")
 
 
