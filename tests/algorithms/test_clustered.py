@@ -57,6 +57,7 @@ def split_of(updates, size=None, label=None, **knobs):
     return np.asarray(clustered.split_clusters(label, updates @ updates.T, size, config)).tolist()
 
 
+@pytest.mark.slow
 def test_a_cluster_is_split_only_where_it_is_stationary_and_its_clients_are_not():
     opposite = [[2.0, 0.0], [-2.0, 0.1], [2.0, 0.1], [-2.0, 0.0]]  # mean 0.05 long, the longest 2.0
     assert split_of(opposite) == [0, 1, 0, 1]
@@ -88,6 +89,7 @@ def test_a_new_cluster_waits_for_the_next_round():
     assert len(set(twice.tolist())) == 4
 
 
+@pytest.mark.slow
 def test_a_cluster_is_split_only_where_its_parts_are_further_apart_than_its_clients_are_noisy():
     """Two pairs, of cosine c within, 0 across: gamma = sqrt(1 / c - 1) is below sqrt(1 / 2) where c is above 2 / 3."""
     pair = lambda c: np.array([[1, 0], [c, np.sqrt(1 - c**2)]])

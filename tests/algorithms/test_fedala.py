@@ -47,6 +47,7 @@ def test_rounds_by_hand(rate):
     np.testing.assert_allclose(vectors(predictions.models)[:, 0], own, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_random_share_of_the_examples_teaches_the_weights():
     """Two of client 1's five examples determine its weights, and another key draws other examples."""
     federation = toys.make_federation(SIZES, "regression")

@@ -95,6 +95,7 @@ def test_normalization_does_not_travel_as_it_does_in_fedavg(kind):
     assert np.abs(predicting["dense"]["kernel"] - averaged["dense"]["kernel"]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_without_normalization_it_is_fedavg_and_says_so():
     (_, algorithm, states, records, found), (_, _, others, wanted, _) = play("fedbn", ""), play("fedavg", "")
     toys.assert_trees_close(states[-1].models, others[-1].models, rtol=1e-6)

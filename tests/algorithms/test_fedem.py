@@ -108,6 +108,7 @@ def test_one_component_is_fedavg():
     toys.assert_trees_close(states[-1].clients.optimizer, expected[-1].clients, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_decentralized_on_the_complete_graph_is_fedem():
     federation = toys.make_federation((4, 4, 4, 4, 4))
     problem = toys.make_problem(federation, optax.sgd(RATE, momentum=0.9), batch_size=3)._replace(keep_optimizer=True)

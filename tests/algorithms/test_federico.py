@@ -129,6 +129,7 @@ def test_the_losses_of_models_not_held_are_kept(tracking, faithful):
     assert moderate  # some weights were neither 0 nor 1
 
 
+@pytest.mark.slow
 def test_mini_batches_are_exchanges_with_one_e_step_a_round():
     federation = toys.make_federation((1, 5, 3, 4), "regression")
     split = federation.train
@@ -423,6 +424,7 @@ def play(name, rounds=3, optimizer=None, sizes=(5, 1, 3, 4, 2), batch_size=0, pl
     return states, records, algorithm, federation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch_size", "devices"), [pytest.param(0, 2, marks=pytest.mark.slow), (2, 1)])
 def test_without_neighbors_it_is_local_training(batch_size, devices):
     options = {"sizes": (5, 1, 3, 4), "batch_size": batch_size, "plan": make_plan("map", devices=devices)}

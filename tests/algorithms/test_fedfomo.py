@@ -28,6 +28,7 @@ def play(name="fedfomo", rounds=3, sizes=SIZES, epochs=2, knobs=None, **options)
     return toys.play(name, federation, rounds, optax.sgd(RATE), knobs, epochs=epochs, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "knobs"),
     [
@@ -113,6 +114,7 @@ def test_means_of_clusters_are_over_those_who_uploaded_last():
     np.testing.assert_allclose(stack[7], stack[5:7].mean(axis=0), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_under_sampling_those_who_uploaded_last_can_be_downloaded():
     sizes, knobs = (2, 5, 3, 4), {"available": "uploaded", "neighbors": 1}
     federation, _, _, states, records = play(sizes=sizes, rounds=4, cohort=2, knobs=knobs)

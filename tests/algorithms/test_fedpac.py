@@ -58,6 +58,7 @@ def train_body(params, x, y, centroids, seen):
     return step(params, gradient(params, x, y, pull=pull), RATE, [BODY])
 
 
+@pytest.mark.slow
 def test_rounds_by_hand():
     knobs = (("alignment", STRENGTH), ("head_epochs", 2), ("body_epochs", EPOCHS))
     problem, algorithm, states, records = play(knobs=knobs)
@@ -131,6 +132,7 @@ def test_clients_out_of_the_cohort_keep_head_and_classes_their_centroids():
     assert len(set(changed)) > 1
 
 
+@pytest.mark.slow
 def test_newcomers_train_a_head_on_the_body_as_it_is():
     newcomers, key = toys.make_federation((3, 4), seed=5), jax.random.key(0)
     problem, algorithm, states, _ = play(knobs=(("head_epochs", 4),))
@@ -142,6 +144,7 @@ def test_newcomers_train_a_head_on_the_body_as_it_is():
         toys.assert_trees_close(row(row(found, k), 0), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_travels():
     """F = 3 features of C = 3 classes; scalars of a report are free."""
     *_, records = play()

@@ -29,6 +29,7 @@ def nearest(weights, x, mean, known):
     return raised / raised.sum(axis=1, keepdims=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cohort", [2, 5])
 def test_by_hand(cohort):
     strength = 2.0

@@ -43,6 +43,7 @@ def test_rounds_by_hand(head_epochs, body_epochs):
         toys.assert_trees_close(row(predicting, k), {BODY: theta, HEAD: heads[k]}, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_by_default_the_body_is_trained_as_long_as_other_methods_train():
     _, algorithm, states, _, _ = play("fedrep", 2, epochs=3)
     assert algorithm.ledger == Ledger(gradients=1, passes=10 / 3 + 1)
@@ -51,6 +52,7 @@ def test_by_default_the_body_is_trained_as_long_as_other_methods_train():
     toys.assert_trees_close(steps, states[-1].models, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("personal_layers", "other", "knobs"),
     [(0, "fedavg", {"head_epochs": 4, "body_epochs": 2}), (2, "local", {"head_epochs": 2, "body_epochs": 3})],
@@ -68,6 +70,7 @@ def test_the_body_travels_alone():
     assert records[0].down == 4 * body and records[0].up == 4 * (body + 4)  # and n_k
 
 
+@pytest.mark.slow
 def test_newcomers_train_a_head_on_the_body_as_it_is():
     """For R = 2 rounds of `head_epochs` epochs."""
     newcomers, key = toys.make_federation((3, 4), seed=5), jax.random.key(0)

@@ -31,6 +31,7 @@ def predict(generic, own, x):
     return softmax(logits(generic, x) + logits({BODY: generic[BODY], HEAD: own}, x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("balance", [1.0, 0.4])
 def test_rounds_by_hand(balance):
     problem, algorithm, states, records = play(knobs={"balance": balance}, epochs=EPOCHS)
@@ -62,6 +63,7 @@ def test_rounds_by_hand(balance):
     assert (features(theta, np.float64(x)) > 0).any() and np.ptp(found, axis=0).max() > 0.1
 
 
+@pytest.mark.slow
 def test_newcomers_train_a_head_beside_the_global_model():
     """For R = 2 rounds."""
     newcomers, key = toys.make_federation((3, 4), seed=5), jax.random.key(0)
@@ -77,6 +79,7 @@ def test_newcomers_train_a_head_beside_the_global_model():
         toys.assert_trees_close(row(found.inputs[HEAD], k), own, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [toys.Dropped, toys.Normalized])
 def test_without_balance_the_generic_model_is_fedavg_s(model):
     """With mini-batches, dropout and batch statistics."""

@@ -45,6 +45,7 @@ def test_there_are_as_many_models_as_asked_for(name, knobs, clusters):
     assert tree.num_rows(shape.models) == clusters
 
 
+@pytest.mark.slow
 def test_of_several_starts_ifca_keeps_the_one_that_spreads_clients_most_evenly():
     """The best of several single-draw starts, by the entropy of n_k summed over each model's clients."""
     sizes = (2, 5, 1, 3, 4, 2)

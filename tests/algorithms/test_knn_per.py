@@ -120,6 +120,7 @@ def test_newcomers_remember_their_own_examples():
         np.testing.assert_array_equal(found, newcomers.train.y[k, : len(queries)])  # each is nearest to itself
 
 
+@pytest.mark.slow
 def test_after_fine_tuning_the_datastore_is_of_the_tuned_model():
     federation, problem, algorithm, state, _ = trained("knn_per", neighbors=2, scale=0.2, mix=0.7, grid_steps=0)
     tuned = fine_tuned(problem, algorithm, 3)

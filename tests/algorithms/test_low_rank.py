@@ -111,6 +111,7 @@ def cut(product, rank):
     return u[:, :rank] * s[:rank], v[:rank]
 
 
+@pytest.mark.slow
 def test_flexlora_averages_products_and_cuts_them_to_each_rank():
     a, b = start()
     ranks = (1, 2)
@@ -127,6 +128,7 @@ def test_flexlora_averages_products_and_cuts_them_to_each_rank():
         trained(pfl.FlexLoRA(ranks=(4,)), 1)
 
 
+@pytest.mark.slow
 def test_feddpa_mixes_adapters_by_the_similarity_of_inputs():
     a, b = start()
     own = [(a, b)] * 4
@@ -145,10 +147,12 @@ def test_feddpa_mixes_adapters_by_the_similarity_of_inputs():
         close(predicted(result, k), x @ W0 + (1 - alpha) * (x @ a @ b) + alpha * (x @ c @ d))
 
 
+@pytest.mark.slow
 def test_feddpa_without_the_personal_adapter_is_fedit():
     close(predicted(trained(pfl.FedDPA(weight=0.0), 2), 0), predicted(trained(pfl.FedIT(), 2), 0))
 
 
+@pytest.mark.slow
 def test_hilora_trains_the_root_then_clusters_then_leaves():
     a, b = start()
     product = np.zeros((F, T))
@@ -184,6 +188,7 @@ def test_hilora_trains_the_root_then_clusters_then_leaves():
         close(predicted(final, k), X[owner == k] @ (W0 + product + tier + c @ d))
 
 
+@pytest.mark.slow
 def test_hilora_s_penalty_is_the_overlap_of_bases():
     """A leaf's second step feels its overlap with root and cluster."""
     strength, method = 0.4, lambda s: pfl.HiLoRA(root_rounds=1, cluster_rounds=1, orthogonality=s)
@@ -199,6 +204,7 @@ def test_hilora_s_penalty_is_the_overlap_of_bases():
         close(after[1][k], b - RATE * (a.T @ g + penalty))
 
 
+@pytest.mark.slow
 def test_hilora_finds_groups_that_adapt_in_other_directions():
     """Targets of half of the clients differ from the frozen model's in the first value, of the others in the second."""
     rng = np.random.default_rng(1)

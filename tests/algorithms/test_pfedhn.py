@@ -50,6 +50,7 @@ def trained(federation, k, theta, steps):
     return theta
 
 
+@pytest.mark.slow
 def test_rounds_by_hand():
     knobs = KNOBS | {"momentum": 0.5}
     federation, _, states, records, predictions = play("pfedhn", rounds=3, epochs=2, knobs=knobs)

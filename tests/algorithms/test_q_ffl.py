@@ -24,6 +24,7 @@ def test_q_ffl_by_hand():
         np.testing.assert_allclose(vectors(states[number + 1].models)[0], w, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_q_ffl_s_lipschitz_constant_is_one_over_the_learning_rate():
     federation = toys.make_federation(SIZES, "regression")
     problem, clients = toys.make_problem(federation, optax.sgd(RATE)), federation.client_data

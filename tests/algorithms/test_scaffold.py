@@ -37,6 +37,7 @@ def test_scaffold_s_variates_sum_to_the_server_s_under_sampling():
     )
 
 
+@pytest.mark.slow
 def test_scaffold_ends_where_the_weighted_objective_is_least():
     """However many local steps there are, unlike FedAvg."""
     sizes = (6, 3, 5, 4)

@@ -39,6 +39,7 @@ def same(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), a.state.clients, b.state.clients)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["device", pytest.param("host", marks=pytest.mark.slow)])
 def test_figures_are_those_of_computing_them_in_every_step(store):
     clients = images(validation_fraction=0.2)
@@ -82,6 +83,7 @@ def test_tokens_and_heads_that_methods_read_features_of():
     same(cached, whole)
 
 
+@pytest.mark.slow
 def test_each_example_is_computed_once(monkeypatch):
     seen = []
     compute = features.computing
@@ -105,6 +107,7 @@ class Dropped(nn.Module):
         return nn.Dense(3, name="last")(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "local", "why"),
     [

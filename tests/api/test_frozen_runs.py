@@ -55,6 +55,7 @@ def test_only_adapters_are_kept_and_sent(clients):
     assert 2 * 4 * num <= last["bytes_up"] <= 2 * 4 * (num + 2)  # with its number of examples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", ["device", "host"])
 def test_the_program_takes_the_frozen_arrays_and_contains_none(clients, kept):
     """All frozen parameters, in bfloat16, are among its arguments; no constant in its text has over 1 KB."""
@@ -111,6 +112,7 @@ def test_a_loaded_model_is_whole(clients, tmp_path):
     np.testing.assert_allclose(found.predict(x, client=1), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_weights_from_a_file(clients, tmp_path):
     """Names with dots are paths; the head in the file is for other classes and begins anew."""
     flat = {".".join(path): np.asarray(leaf) for path, leaf in traverse_util.flatten_dict(weights()).items()}
@@ -140,6 +142,7 @@ def test_weights_from_a_file(clients, tmp_path):
         pfl.weights.Saved(tmp_path / "vit.safetensors", "resnet")
 
 
+@pytest.mark.slow
 def test_one_set_of_weights_for_networks_with_other_heads(tmp_path):
     """A model without data of its own is built for data with 10 classes, and then for 4."""
     flat = {"/".join(path): np.asarray(leaf) for path, leaf in traverse_util.flatten_dict(weights()).items()}
@@ -153,6 +156,7 @@ def test_one_set_of_weights_for_networks_with_other_heads(tmp_path):
             assert bool((kernel == weights()["head"]["kernel"][:, :classes]).all()) == (classes == 10)
 
 
+@pytest.mark.slow
 def test_a_second_frozen_network_keeps_its_own_arrays(clients):
     """A teacher within another network's program computes with its own parameters, not with the program's."""
     student, teacher = (pfl.models.build(model(seed), (8, 8, 1), "classification", 10) for seed in (0, 1))

@@ -88,6 +88,7 @@ def test_pixels_stay_bytes_and_other_integers_stay_integers():
     assert tokens.train.x.dtype == tokens.inputs.dtype == np.int32
 
 
+@pytest.mark.slow
 def test_pixels_train_as_the_same_floats():
     """A network that subtracts from its inputs would be wrong on bytes, which wrap."""
 
@@ -107,6 +108,7 @@ def test_pixels_train_as_the_same_floats():
 
 
 # The slow ones send or keep examples.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", [None, *(pytest.param(each, marks=pytest.mark.slow) for each in (pfl.FedAvgData(0.2), pfl.KNNPer()))]
 )
@@ -139,6 +141,7 @@ def test_predictions_are_those_of_numpy():
     np.testing.assert_allclose(result.predict(TREE, client=2), softmax(scores), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_all_stores_give_the_same_figures(tmp_path):
     on_device, elsewhere = trained("tree"), train(TREE, store="disk", out=tmp_path / "run")
     assert elsewhere.loss == pytest.approx(on_device.loss, rel=1e-6)
@@ -148,6 +151,7 @@ def test_all_stores_give_the_same_figures(tmp_path):
     np.testing.assert_allclose(again.predictions(TREE), elsewhere.predictions(TREE), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_private_gradients_are_clipped_over_all_arrays():
     """One example's gradient of the concatenated arrays: the norm is that of both parts together."""
     privacy = pfl.Privacy(clip_norm=0.3)
@@ -157,6 +161,7 @@ def test_private_gradients_are_clipped_over_all_arrays():
     assert np.abs(kernels[0] - kernels[2]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_newcomers_with_trees_are_scored():
     found = []
     for x in (TREE, FLAT):

@@ -84,6 +84,7 @@ def inputs_of(clients):
     return np.asarray(clients.train.x).reshape(-1, 64)
 
 
+@pytest.mark.slow
 def test_parts_without_a_name_are_handed_over(clients, x, tmp_path):
     arrays = pfl.Federation.from_arrays(inputs_of(clients), np.arange(32) % 3, num_clients=4)
     model, local, out = nn.Sequential([lambda x: x, nn.Dense(3)]), pfl.LocalTraining(optax.adam(0.01)), tmp_path / "run"
@@ -103,6 +104,7 @@ def test_parts_without_a_name_are_handed_over(clients, x, tmp_path):
     assert_same_results(pfl.load(out, model=model, clients=arrays, local=local), result, inputs)
 
 
+@pytest.mark.slow
 def test_another_model_is_refused_and_harms_nothing(clients, x, tmp_path):
     result = trained(pfl.Local(), clients, out=tmp_path / "run", execution=pfl.Execution(client_store="disk"))
     for other in (pfl.models.MLP(hidden=(5,)), pfl.models.MLP(hidden=(4, 4))):
@@ -111,6 +113,7 @@ def test_another_model_is_refused_and_harms_nothing(clients, x, tmp_path):
     assert_same_results(pfl.load(tmp_path / "run"), result, x)
 
 
+@pytest.mark.slow
 def test_folders_without_a_finished_run_are_one_line(clients, tmp_path):
     with pytest.raises(pfl.ArgumentError, match=r"^path=.*/none: accepted: the folder of a finished run"):
         pfl.load(tmp_path / "none")
@@ -175,6 +178,7 @@ def test_a_result_outlives_further_rounds_of_its_run(store, clients, x):
     assert int(first.state.round) == 2
 
 
+@pytest.mark.slow
 def test_a_state_that_does_not_fit_twice_is_one_line(clients, monkeypatch, x):
     run = pfl.Run(pfl.Ditto(), clients, MODEL)
     first = run.train(2)

@@ -70,6 +70,7 @@ def test_clients_of_other_shapes_get_a_kernel_of_their_own(clients, trained):
     assert trained == [2, 1, 3, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_together_is_trained_in_parts(clients, trained, monkeypatch):
     counted = runs.start  # counts
 
@@ -84,6 +85,7 @@ def test_what_does_not_fit_together_is_trained_in_parts(clients, trained, monkey
     assert trained == [3, 1, 2] and len(table.rows[0]["seeds"]) == 3
 
 
+@pytest.mark.slow
 def test_finished_cells_are_only_read(clients, trained, tmp_path):
     options = {"rounds": 2, "seeds": (0, 1), "out": tmp_path}
     first = pfl.compare([pfl.FedAvg()], clients, MODEL, LOCAL, **options)
@@ -132,6 +134,7 @@ def test_workers_train_a_comparison(tmp_path):
     assert sorted(path.name for path in (out / "workers").iterdir()) == ["0.log", "1.log"]
 
 
+@pytest.mark.slow
 def test_shares_of_a_comparison_make_the_whole(tmp_path):
     share = lambda part: call(compare.COMMAND, *FLAGS, "--seeds=0", f"--out={tmp_path / 'out'}", f"--cells={part}")
     assert "unfinished runs of other processes: 1" in share("1/2")

@@ -123,6 +123,7 @@ def test_a_round_and_its_scores_are_those_of_numpy(case):
             np.testing.assert_allclose(scores["accuracy"][k], np.mean(shares), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_pixels_without_a_class_change_nothing():
     """Whatever their input is, and whichever number says that they have none."""
     x, y = IMAGES, masks()

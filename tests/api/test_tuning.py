@@ -124,6 +124,7 @@ def rated(monkeypatch, score):
     monkeypatch.setattr(pfl.api.tuning, "scores_of", lambda runs, *_: (scores(runs), [0.0] * len(runs)))
 
 
+@pytest.mark.slow
 def test_a_grid_whose_edge_wins_is_widened_until_it_does_not(monkeypatch, tmp_path):
     """The best rate is 100; of mu the best is 0, beyond which there is none."""
     rated(monkeypatch, lambda rate, method: -abs(np.log10(rate) - 2) - method.mu)
@@ -196,12 +197,14 @@ def test_mistakes_are_named(make, words):
     assert str(error.value).startswith(words)
 
 
+@pytest.mark.slow
 def test_clients_without_validation_examples_are_refused():
     federation = pfl.data.digits(num_clients=4, train_examples=8)
     with pytest.raises(pfl.ArgumentError, match="no validation examples to tune on"):
         pfl.tune(pfl.FedAvg(), federation, MODEL, LOCAL, rounds=1, rates=[0.1, 0.2])
 
 
+@pytest.mark.slow
 def test_the_rate_is_read():
     """One step of SGD from the same model goes ten times as far at ten times the rate."""
     start, *moved = (

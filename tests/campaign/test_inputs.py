@@ -108,6 +108,7 @@ def check(cases, folder):
         assert none_fits or not out.exists(), (name, words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_some_bad_values_are_refused_in_one_line(name, tmp_path):
     check([case for case in CASES if case[0] == name and in_sample(*case[:2])], tmp_path)

@@ -181,6 +181,7 @@ def test_what_is_finished_outlives_an_interruption(tmp_path):
     assert after[: len(rows)] == rows and [row["num_clients"] for row in after] == [4, 5, 6, 7, 8]
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_skipped_before_it_is_made(tmp_path):
     huge = 10**10  # whose data alone are terabytes
     flags = ["--algorithms=local", "--devices=1"]
@@ -263,6 +264,7 @@ def test_pfl_research_s_workload_is_that_of_its_benchmark(tmp_path):
     assert {"--num_clients=1000", "--cohort=50", "--total_rounds=1500"} <= set(preset) and 50 * 1500 == 75_000
 
 
+@pytest.mark.slow
 def test_rounds_are_measured_under_other_stores(tmp_path):
     call(tmp_path, "--algorithms=local", "--num_clients=12", "--cohort=4", "--client_store=disk")
     (row,) = read(tmp_path)["cells"]

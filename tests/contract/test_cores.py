@@ -27,10 +27,12 @@ def run(code, **variables):
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_python_has_a_device_for_each_core():
     assert run(COUNT) == str(num_cores())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variables", [{"JAX_NUM_CPU_DEVICES": "3"}, {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}]
 )

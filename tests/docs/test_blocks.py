@@ -79,6 +79,7 @@ def folder(tmp_path, monkeypatch):
 WITH_CODE = [page for page in PAGES if any(language in SHORTER for language, _ in blocks(page))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page", [page if page == "README.md" else pytest.param(page, marks=pytest.mark.slow) for page in WITH_CODE]
 )

@@ -102,6 +102,7 @@ def test_a_mixture_of_classifiers_gains_on_its_training_data():
 
 
 # Those with models of their own to tune, and one of each kind.
+@pytest.mark.slow
 @toys.each_method((*toys.KINDS, "fedavg", "pfedmb", "knn_per", "fedrod", "apfl", "mocha"), fast=("fedavg", "federico"))
 def test_every_method_is_tuned_alike_on_every_plan(name):
     federation = toys.make_federation((3, 5, 1, 4))

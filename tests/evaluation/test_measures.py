@@ -104,6 +104,7 @@ def test_replicates_and_samples_of_clients_have_metrics():
         np.testing.assert_allclose(result.results["own_test"], result.results["accuracy_test"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_newcomers_have_metrics():
     clients, unseen = pfl.data.split_unseen(uneven(), 0.4, seed=0)
     run = pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP(hidden=()), unseen=unseen, metrics={"own": right})
@@ -142,6 +143,7 @@ def test_a_metric_that_fails_is_one_line(metric, message):
         pfl.Run(pfl.FedAvg(), uneven(), pfl.models.MLP(hidden=()), metrics={"own": metric}).train(1, progress=False)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_metrics(tmp_path):
     """Rounds before a metric was asked for have NaN; the models of the last checkpoint are scored by it."""
     clients = uneven()

@@ -12,6 +12,7 @@ from toys import load_example as load
 from pfljax.contract import tree
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "least"),
     [  # chance is 0.5 or 0.1
@@ -37,6 +38,7 @@ def test_metrics_of_one_s_own_are_in_the_table():
         assert scores[0] > 0.4 and scores[0] > scores[1] and cells[4] == f"{scores[0]:.3f}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "other", "own"),
     [
@@ -51,6 +53,7 @@ def test_a_method_of_one_s_own_is_compared(name, other, own):
     assert all(row["accuracy_mean"] > 0.6 for row in rows)  # chance is 0.1 to 0.5
 
 
+@pytest.mark.slow
 def test_a_proximal_head_and_server_momentum_are_their_equations():
     """Two rounds by hand: two steps of the head, pulled to its start; two of the body; server momentum on the body."""
     federation, strength, momentum = toys.make_federation(SIZES), 2.0, 0.5

@@ -132,6 +132,7 @@ def test_replicates_have_pools_of_their_own(always_pooled):
     assert last[0] == last[1] and last[0][0] != last[0][1]
 
 
+@pytest.mark.slow
 def test_on_the_host_a_cohort_s_examples_are_copied_and_no_others():
     federation = toys.make_federation(SIZES)
     problem = toys.make_problem(federation, batch_size=2, cohort=3)

@@ -405,6 +405,7 @@ def test_nothing_to_resume_is_said(tmp_path):
     assert any("nothing to resume" in line and "starting at round 0" in line for line in said)
 
 
+@pytest.mark.slow
 def test_one_process_at_a_time_writes_to_a_folder(tmp_path):
     script = "import sys, time\nfrom pathlib import Path\nfrom pfljax.folder.locks import locked\n"
     script += "with locked([Path(sys.argv[1])], print):\n    print('held', flush=True)\n    time.sleep(60)\n"

@@ -59,6 +59,7 @@ def solver(augment, batch_size=2):
     return LocalTraining(optax.sgd(0.1), batch_size=batch_size, augment=augment).bind(model), model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [2, 0])
 def test_a_batch_holds_the_same_examples_cropped_and_its_padding_stays_empty(batch_size):
     split = Split(jnp.asarray(images(5)).at[3:].set(jnp.nan), jnp.array([0, 1, 2, 0, 0]), jnp.int32(3))
@@ -84,6 +85,7 @@ def test_a_batch_holds_the_same_examples_cropped_and_its_padding_stays_empty(bat
     np.testing.assert_array_equal(again.x, found[0].x)
 
 
+@pytest.mark.slow
 def test_evaluation_sees_the_images_themselves():
     split = Split(jnp.asarray(images(5)), jnp.array([0, 1, 2, 0, 1]), jnp.int32(4))
     (how, model), (plain, _) = solver("crop_flip"), solver("none")

@@ -213,6 +213,7 @@ def test_the_ledger_counts_every_gradient_of_a_mini_batch(name, monkeypatch):
         assert per_client <= ledger.gradients * ledger.passes
 
 
+@pytest.mark.slow
 def test_a_run_s_ledger_is_of_its_own_cohorts_steps_and_sizes(tmp_path):
     """Uneven clients, half of them per round: each takes epochs x ceil(n_k / B) steps in each of its rounds."""
     sizes, rounds, size, epochs = (7, 2, 5, 4, 0, 3), 5, 3, 2
@@ -320,6 +321,7 @@ def test_cohorts_and_first_models_follow_from_the_seed():
     assert spent[0] == spent[1]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_draws_other_noise(tmp_path):
     """From one checkpoint, two resumed runs differ, and neither writes its secret."""
     Trainer([experiment_of()], outs=[tmp_path / "run"]).play(2, Schedule(1, 1))

@@ -46,6 +46,7 @@ def own(outputs, y):
     return -jnp.take_along_axis(jax.nn.log_softmax(outputs), y[..., None], axis=-1)[..., 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "model", "options"),
     [

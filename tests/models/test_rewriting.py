@@ -78,6 +78,7 @@ def check_convolution(case):
     check(fn, *arrays)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, derandomize=True)
 @given(convolution_cases())
 def test_a_convolution_is_jax_s_in_value_and_gradients(case):
@@ -318,6 +319,7 @@ def test_random_numbers_are_jax_s(draw, impl):
     assert "<180xui32>" in text_of(rewritten(shaped), key) and "<180xui32>" not in text_of(shaped, key)
 
 
+@pytest.mark.slow
 def test_orthogonal_initial_values_are_drawn_one_by_one():
     """LAPACK's factorizations of stacked clients wait for each other forever where there are few cores."""
     model = models.Model(nn.RNN(nn.LSTMCell(5)), jnp.zeros((1, 4, 3)))

@@ -74,6 +74,7 @@ def test_a_run_gets_its_figures_and_a_page_of_its_own(tmp_path, kind, expected):
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_affinities_are_drawn_and_counted(tmp_path):
     # Clients 1, 3 and 5 want distribution 1 - 0, that is the even ones, and the even ones want the odd ones.
     affinity = np.zeros((K, K))

@@ -47,6 +47,7 @@ def weighted(models):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "factor"), [("sign_flip", -3.0), ("none", 1.0)])
 def test_a_sign_flip_turns_the_attackers_updates_around(kind, factor):
     trained, start = zip(*(alone(k) for k in range(4)), strict=True)
@@ -56,6 +57,7 @@ def test_a_sign_flip_turns_the_attackers_updates_around(kind, factor):
     toys.assert_trees_close(states[1].models, weighted(sent), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "factor"), [("label_flip", 1.0), ("scale", 3.0)])
 def test_poisoned_labels_are_trained_on(kind, factor):
     train = classes(toys.make_federation(SIZES))
@@ -67,6 +69,7 @@ def test_poisoned_labels_are_trained_on(kind, factor):
     toys.assert_trees_close(states[1].models, weighted(sent), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_noise_is_as_long_as_strength_times_the_update():
     trained, start = zip(*(alone(k) for k in range(4)), strict=True)
     _, _, states, _ = play("fedavg", Attack("noise", strength=3.0))

@@ -76,6 +76,7 @@ def test_seeds_at_once_are_as_one_by_one(name, tmp_path):
     assert len(set(scores)) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "knob", "store", "devices"),
     [
@@ -153,6 +154,7 @@ def test_stopped_and_resumed_is_as_never_stopped(tmp_path):
         check_same(one, other)
 
 
+@pytest.mark.slow
 def test_one_that_diverges_is_named(tmp_path):
     experiments = experiments_of("local")
     experiments[1].federation.train.x[3, 0] = np.nan

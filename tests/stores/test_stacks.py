@@ -76,6 +76,7 @@ def test_a_manifest_lists_only_checkpoints_that_are_there(runs, tmp_path, caplog
     assert not caplog.records
 
 
+@pytest.mark.slow
 def test_rows_of_a_checkpoint_are_never_overwritten_before_the_next(tmp_path):
     """Any rounds may follow a checkpoint: thawed, it is the state that was saved."""
     experiment = dataclasses.replace(make_experiment("local"), directory=tmp_path)
@@ -92,6 +93,7 @@ def test_rows_of_a_checkpoint_are_never_overwritten_before_the_next(tmp_path):
         assert toys.same_trees(jax.device_get(stacks.in_memory(thawed)), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "epochs"), [("fedavg", 1), pytest.param("federico", 0, marks=pytest.mark.slow)])
 def test_newcomers_are_scored_under_every_store(name, epochs):
     unseen, found = toys.make_federation((3, 2), seed=1), []

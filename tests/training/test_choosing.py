@@ -47,6 +47,7 @@ def asked(monkeypatch, tmp_path):
     return found
 
 
+@pytest.mark.slow
 def test_the_fastest_that_fits_is_chosen_once(asked):
     asked.fits = {(0, "gather"): 3.0, (1, "ring"): 1.0, (8, "gather"): 2.0}
     run = experiment(pfl.FedeRiCo(neighbors=1))

@@ -371,6 +371,7 @@ def test_values_are_checked_under_every_store(store, how, clients):
     assert re.match(BROKEN[how][1], refused(clients, how, store=store).removeprefix("odd."))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eval_clients", [0, 3])  # clients 0, 1 and 4
 def test_weights_are_checked_in_every_evaluation(eval_clients, clients, monkeypatch):
     late = lambda weights, context: jnp.where((context.round < 2) | (context.client < 4), weights, 2 * weights)
@@ -421,6 +422,7 @@ def test_newcomers_predict_as_others_do_by_default(clients, monkeypatch):
     assert np.isfinite(result.summary["unseen"]["loss"])
 
 
+@pytest.mark.slow
 def test_values_are_checked_on_several_devices(clients):
     execution = pfl.Execution("vmap", devices=2)
     assert np.isfinite(train(Odd(), clients, execution=execution).loss)

@@ -59,6 +59,7 @@ def test_stopped_and_resumed_is_as_never_stopped(name, whole, tmp_path, monkeypa
     assert_same_predictions(result, expected)
 
 
+@pytest.mark.slow
 def test_a_run_leaves_its_files_whole(whole):
     out, result = whole("federico")
     names = {path.name for path in out.iterdir()}

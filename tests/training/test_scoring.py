@@ -29,6 +29,7 @@ SLOW = [("federico", "disk"), ("fedfomo", "host"), ("clustered", "device")]
 LONG = [("federico", "device"), ("mocha", "disk")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "store"),
     [
@@ -51,6 +52,7 @@ def test_scores_are_those_of_the_whole(name, store):
     assert found.summary["last"]["accuracy"] == pytest.approx(np.average(accuracy, weights=sizes))
 
 
+@pytest.mark.slow
 def test_files_say_which_clients_were_scored_and_a_resumed_run_scores_them(tmp_path):
     options = {"out": tmp_path, "schedule": Schedule(1, 1)}
     first = outcome("local", 3, **options)

@@ -41,6 +41,7 @@ def after_three(history):
     return history[-1]["round"] >= 3
 
 
+@pytest.mark.slow
 def test_a_stopped_run_is_finished(clients, tmp_path):
     run = lambda stop=after_three: pfl.Run(pfl.FedAvg(), clients, MODEL, LOCAL, stop=stop)
     options = {"out": tmp_path / "run", "eval_every": 2, "progress": False}
@@ -61,6 +62,7 @@ def test_a_stopped_run_is_finished(clients, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_cells_stop_by_themselves_and_are_finished(clients, tmp_path):
     options = {"seeds": (0, 1), "rounds": 9, "eval_every": 2, "out": tmp_path, "stop": after_three}
     table = pfl.compare([pfl.FedAvg()], clients, MODEL, LOCAL, **options)

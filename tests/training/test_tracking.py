@@ -122,6 +122,7 @@ def test_runs_of_a_comparison_have_folders_of_their_own(tmp_path):
         assert key == ("accuracy/test", 0) and found.simple_value == value
 
 
+@pytest.mark.slow
 def test_replicates_have_trackers_of_their_own(monkeypatch):
     monkeypatch.undo()  # one run's compiled functions are not those of two
     found = {1: [], 2: []}

@@ -28,6 +28,7 @@ def both(federation, hidden):
     return run(), run(jnp.array(WEIGHTS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hidden", (2, 4000), ids=("models_at_once", "one_by_one"))
 def test_negligible_weight_skips_a_model(federation, hidden):
     (losses, grads), (weighed_losses, weighed) = both(federation, hidden)

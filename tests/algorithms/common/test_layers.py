@@ -46,6 +46,7 @@ def test_phases_train_a_part_after_the_other(keep):
         toys.assert_trees_close(row(state.models[BODY], 0), theta, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_phases_have_mini_batches_and_epochs_of_their_own():
     federation = toys.make_federation((7, 4, 0))
     problem = toys.make_problem(federation, optax.sgd(0.1), hidden=(4,), batch_size=3, epochs=5)

@@ -55,5 +55,6 @@ def test_both_settings_agree_on_the_complete_graph(example):
         toys.assert_trees_close(own, with_server[-1].models, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_example_learns(example):
     assert example.main(rounds=8).accuracy > 0.6
