@@ -8,7 +8,9 @@ It writes OUT/accelerator.json and accelerator.md after every measurement, so th
 continues where it stopped. After --seconds no further measurement starts. It needs jax with its plugin, flax, optax,
 orbax, scikit-learn, matplotlib and rich, and no network. The parts, in this order:
     matmul   the rate of a large matrix product
-    rounds   seconds of a round of Local by model, K and plan, compile time, and the share of the rate of `matmul`
+    rounds   seconds of a round of Local by model, K and plan, compile time, the share of the rate of `matmul`, and on a
+             device of a known kind what `pfljax plan` estimates of the same round
+    forms    the same rounds with XLA's own convolutions and pooling, and with those that pfljax has for CPUs
     methods  FedeRiCo's round over Local's
     profile  where the time of FedeRiCo's round goes
     table1   FedeRiCo's Table 1 on CIFAR-10 at the paper's size, with 4 label groups, its runs stacked in one kernel
@@ -16,13 +18,16 @@ orbax, scikit-learn, matplotlib and rich, and no network. The parts, in this ord
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 import os
 import time
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -44,11 +49,13 @@ from pfljax.exchange.plan import Plan, make_plan
 from pfljax.exchange.pools import place
 from pfljax.folder import files
 from pfljax.local.training import LocalTraining
-from pfljax.models import Model
+from pfljax.models import Model, rewriting
+from pfljax.stores import planning
+from pfljax.stores.compiled import Compiled
 from pfljax.stores.experiment import Experiment
-from pfljax.training import loop
+from pfljax.training import choosing, loop
 
-PARTS = ("matmul", "rounds", "methods", "profile", "table1")
+PARTS = ("matmul", "rounds", "forms", "methods", "profile", "table1")
 EXAMPLES, BATCH = 50, 10
 KEPT = ("matmul_size", "repeats", "chunk", "devices", "table_rounds", "table_splits")  # results depend on these
 UNREAD = ("plan", "model_devices", "exchange", "client_store", "profile")
@@ -133,6 +140,8 @@ class Book:
         shown = {name: value for name, value in figures.items() if value is not None}
         if rate and "achieved_flops_per_second" in shown:
             shown["share_of_matmul_rate"] = shown["achieved_flops_per_second"] / rate
+        if "estimated_seconds" in shown:
+            shown["measured_over_estimated"] = shown["seconds_per_round"] / shown["estimated_seconds"]
         return ", ".join(f"{name.replace('_', ' ')} {text(value)}" for name, value in shown.items())
 
     def rate(self) -> float | None:
@@ -197,12 +206,24 @@ def time_round(built: Experiment, repeats: int, flops: float | None = None) -> d
     clients = place(built.problem.plan, federation.client_data, federation.num_clients)
     compiled = loop.compile_to_fit(built, clients, 1)
     seconds = timing.median_seconds(dispatcher(built, compiled, clients), repeats)
-    return {
+    return estimate(built, compiled) | {
         "seconds_per_round": seconds,
         "compile_seconds": compiled.compile_seconds,
         "chunk": compiled.plan.chunk,
         "achieved_flops_per_second": flops and flops * (EXAMPLES // BATCH) * federation.num_clients / seconds,
+        "temporaries_bytes": compiled.memory.temporaries,
     }
+
+
+def estimate(built: Experiment, compiled: Compiled) -> dict:
+    """What `pfljax plan` says of the round that was timed: seconds and bytes; nothing on a device of unknown kind."""
+    target = choosing.target_of(compiled.plan)
+    if target is None:
+        return {}
+    (row,), _ = planning.compiled_rows(built, target, [(compiled.plan.chunk, "")], math.inf)
+    if row.milliseconds is None:
+        return {}
+    return {"estimated_seconds": row.milliseconds / 1e3, "estimated_temporaries_bytes": row.temporaries_bytes}
 
 
 def rounds(settings: Settings, book: Book) -> None:
@@ -225,6 +246,31 @@ def rounds(settings: Settings, book: Book) -> None:
                 found = book.measure("rounds", title, cell) or {}
                 if "seconds_per_round" in found:
                     before[name, plan] = found["seconds_per_round"] / num_clients
+
+
+def forms(settings: Settings, book: Book) -> None:
+    """The part forms."""
+    num_clients = min(settings.numbers("num_clients", int))
+    for name in [name for name in settings.models if name != "mlp"]:  # which has neither
+        for plan in ("vmap", "map"):
+            for form, table in (("native", {}), ("patches", rewriting.FORMS["cpu"])):
+
+                def cell(name=name, plan=plan, table=table):
+                    with operations(table):
+                        built = experiment("local", WORK[name], num_clients, plan, settings)
+                        return time_round(built, settings.repeats)
+
+                book.measure("forms", f"{name}, K={num_clients}, {plan}, {form}", cell)
+
+
+@contextlib.contextmanager
+def operations(table: dict) -> Iterator[None]:
+    """Makes the platform that runs use a table of forms; see `rewriting.FORMS`."""
+    platform = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+    rewriting.by_platform.cache_clear()
+    with mock.patch.dict(rewriting.FORMS, {platform: table}):
+        yield
+    rewriting.by_platform.cache_clear()
 
 
 def methods(settings: Settings, book: Book) -> None:
@@ -313,7 +359,7 @@ def run_part(part: str, settings: Settings, book: Book) -> None:
             size = settings.matmul_size
             book.measure(part, dtype, lambda dtype=dtype, size=size: matmul(size, dtype, settings.repeats))
     else:
-        {"rounds": rounds, "methods": methods, "profile": profile, "table1": cifar10}[part](settings, book)
+        {"rounds": rounds, "forms": forms, "methods": methods, "profile": profile, "table1": cifar10}[part](settings, book)
 
 
 COMMAND = launch.Command(__doc__, define, run, keep_compiled=False)

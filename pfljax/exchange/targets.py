@@ -86,6 +86,7 @@ device_description_str: "NVIDIA {name}"
 """
 OF_A100 = {"shared": 167936, "optin": 166912, "units": 64, "ghz": 1.41, "cache": 41943040}
 OF_HOPPER = {"shared": 233472, "optin": 232448, "units": 128, "ghz": 1.98, "cache": 52428800}
+UNTUNED = {"xla_gpu_autotune_level": 0}  # kernels are not timed on a GPU, which takes long, or there is none
 HERE = {  # libtpu looks for a TPU's machine unless it is told that it is on one, and for other users of its TPU
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -237,7 +238,7 @@ def _gpu(name: str, kind: str, number: int) -> Target:
     config = GPU.format(name=kind.upper(), **numbers, **own)
     shape = {"topology_name": kind, "topology": f"1x1x{number}", "target_config": config}
     topology = topologies.get_topology_desc(platform="cuda", **shape)
-    return Target(name, topology.devices, chip, {"xla_gpu_autotune_level": 0})
+    return Target(name, topology.devices, chip, UNTUNED)
 
 
 def compile_for(target: Target, program: jax.stages.Lowered, lengths: Lengths) -> Estimate | TooLarge:

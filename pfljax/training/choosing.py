@@ -60,7 +60,8 @@ def target_of(plan: ExecutionPlan) -> Target | None:
     chip = targets.chip_of(plan.device) if jax.process_count() == 1 else None
     if chip is None:
         return None
-    return Target("here", list(plan.mesh.devices.flat), chip._replace(memory=memory.device_limit()), {})
+    options = {} if chip.clock else targets.UNTUNED
+    return Target("here", list(plan.mesh.devices.flat), chip._replace(memory=memory.device_limit()), options)
 
 
 def _allowed(plan: ExecutionPlan, chunk: int, exchange: str) -> bool:
