@@ -10,7 +10,7 @@ orbax, scikit-learn, matplotlib and rich, and no network. The parts, in this ord
     matmul   the rate of a large matrix product
     rounds   seconds of a round of Local by model, K and plan, compile time, the share of the rate of `matmul`, and on a
              device of a known kind what `pfljax plan` estimates of the same round
-    forms    the same rounds with XLA's own convolutions and pooling, and with those that pfljax has for CPUs
+    forms    the same rounds with XLA's own convolutions, and with stacked clients' patches as on a GPU
     methods  FedeRiCo's round over Local's
     profile  where the time of FedeRiCo's round goes
     table1   FedeRiCo's Table 1 on CIFAR-10 at the paper's size, with 4 label groups, its runs stacked in one kernel
@@ -77,6 +77,7 @@ class Work(NamedTuple):
 WORK = {
     "mlp": Work("mlp", (28, 28, 1), (200,)),
     "cnn": Work("cnn", (32, 32, 3), (32, 64)),
+    "cnn128": Work("cnn", (32, 32, 3), (128, 128, 128)),
     "resnet18": Work("resnet18", (32, 32, 3)),
 }
 
@@ -251,9 +252,9 @@ def rounds(settings: Settings, book: Book) -> None:
 def forms(settings: Settings, book: Book) -> None:
     """The part forms."""
     num_clients = min(settings.numbers("num_clients", int))
-    for name in [name for name in settings.models if name != "mlp"]:  # which has neither
+    for name in [name for name in settings.models if name != "mlp"]:  # which has none
         for plan in ("vmap", "map"):
-            for form, table in (("native", {}), ("patches", rewriting.FORMS["cpu"])):
+            for form, table in (("native", {}), ("patches", rewriting.FORMS["cuda"])):
 
                 def cell(name=name, plan=plan, table=table):
                     with operations(table):
@@ -359,7 +360,8 @@ def run_part(part: str, settings: Settings, book: Book) -> None:
             size = settings.matmul_size
             book.measure(part, dtype, lambda dtype=dtype, size=size: matmul(size, dtype, settings.repeats))
     else:
-        {"rounds": rounds, "forms": forms, "methods": methods, "profile": profile, "table1": cifar10}[part](settings, book)
+        parts = {"rounds": rounds, "forms": forms, "methods": methods, "profile": profile, "table1": cifar10}
+        parts[part](settings, book)
 
 
 COMMAND = launch.Command(__doc__, define, run, keep_compiled=False)

@@ -31,6 +31,7 @@ class Windows(NamedTuple):
         padding: Places added before and after; negative: cut off.
         spread: Distance of the image's rows before it is padded: 1 but in transposed convolutions.
         groups: Groups of channels.
+        cache: Bytes of patches that are made at a time; each block of images reads the kernel.
     """
 
     size: tuple[int, ...]
@@ -39,6 +40,7 @@ class Windows(NamedTuple):
     padding: Sequence[tuple[int, int]]
     spread: tuple[int, ...]
     groups: int = 1
+    cache: int = CACHE_BYTES
 
     def outputs(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Number of windows along each spatial axis of `shape`."""
@@ -212,7 +214,7 @@ def _num_blocks(shape: Sequence[int], kernel: Array, windows: Windows) -> int:
     """Number of blocks of images whose patches stay in cache; each reads the kernel, so none is smaller than it."""
     batch, *places, channels = shape
     one = math.prod(windows.size) * math.prod(windows.outputs(places)) * channels * kernel.dtype.itemsize
-    fitting = max(1, max(CACHE_BYTES, kernel.nbytes) // max(1, one))
+    fitting = max(1, max(windows.cache, kernel.nbytes) // max(1, one))
     return batch // max(d for d in range(1, batch + 1) if batch % d == 0 and d <= fitting)
 
 

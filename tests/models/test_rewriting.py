@@ -240,6 +240,41 @@ def test_other_platforms_keep_their_own_forms():
         assert ("stablehlo.convolution" in text, "select_and_scatter" in text) == (found, found)
 
 
+def stacks(*arrays):
+    return [np.stack([array, 2 * array]) for array in arrays]
+
+
+@pytest.mark.parametrize(
+    ("axes", "patches", "patches_in_gradients"),
+    [((0, 0), True, True), ((None, 0), True, True), ((0, None), False, True), (None, False, False)],
+)
+def test_stacked_clients_on_a_gpu_convolve_patches(monkeypatch, axes, patches, patches_in_gradients):
+    """Of stacked kernels, XLA would make groups of channels; one client's convolution stays XLA's own."""
+    of_all = (lambda fn: fn) if axes is None else (lambda fn: jax.vmap(fn, axes))
+    args = [stacks(a)[0] if axes and axis == 0 else a for a, axis in zip((X, KERNEL), axes or (0, 0), strict=True)]
+    plain = functools.partial(convolve, strides=2)
+
+    def both(fn):
+        return of_all(fn), of_all(jax.grad(lambda *args: jnp.sin(fn(*args)).sum(), (0, 1)))
+
+    def convolutions_of(fn):
+        return jax.jit(fn).trace(*args).lower(lowering_platforms=("cuda",)).as_text().count("stablehlo.convolution")
+
+    forward, backward = both(rewritten(plain))
+    assert (convolutions_of(forward) == 0) == patches
+    # A kernel that all share convolves once more for the gradients: their slope depends on the result.
+    assert (convolutions_of(backward) <= (axes == (0, None))) == patches_in_gradients
+
+    monkeypatch.setitem(rewriting.FORMS, "cpu", rewriting.FORMS["cuda"])
+    rewriting.by_platform.cache_clear()
+    for fn, expected in zip(both(rewritten(plain)), both(plain), strict=True):
+        for nest, given_args in ((lambda fn: fn, args), (jax.vmap, stacks(*args))):
+            pairs = zip(*(jax.tree.leaves(jax.jit(nest(f))(*given_args)) for f in (fn, expected)), strict=True)
+            for found, right in pairs:
+                np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5 * np.abs(right).max())
+    rewriting.by_platform.cache_clear()
+
+
 class Everything(nn.Module):
     """Batch statistics, dropout, remat, pooling, strides, groups and a transposed convolution."""
 
