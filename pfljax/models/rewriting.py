@@ -155,17 +155,29 @@ def for_stacks(form: Callable[[Any], Form | None], eqn: Any) -> Form | None:
     own, other = functools.partial(bound, eqn), form(eqn)
     if other is None:
         return None
-    stacked = lambda batched: batched[-1]
-    return _by_rank(own, other[0], stacked), _by_rank(derivative(own), other[1], any)
+    given, made = ([v.aval.ndim for v in values] for values in (eqn.invars, eqn.outvars))
+    apply = lambda fn: stackable(fn, given, made)
+    slopes = lambda fn: stackable(fn, made + given, given)
+    return (
+        _by_stacks(apply(own), apply(other[0]), lambda stacked: stacked[-1]),
+        _by_stacks(slopes(derivative(own)), slopes(other[1]), any),
+    )
 
 
-def _by_rank(one: Operation, many: Operation, stacked: Callable[[Sequence[bool]], bool]) -> Operation:
-    """An operation that is `one` of a client's arrays, and `many` of each client's where they are stacked."""
+def stackable(fn: Operation, given: Sequence[int], made: Sequence[int]) -> Operation:
+    """A function of arrays, with `given` and `made` numbers of axes, that takes stacks of some of them, too."""
+    one = lambda name, rank: "(" + ",".join(f"{name}_{axis}" for axis in range(rank)) + ")"
+    all_of = lambda name, ranks: ",".join(one(f"{name}{n}", rank) for n, rank in enumerate(ranks))
+    return jnp.vectorize(fn, signature=f"{all_of('x', given)}->{all_of('y', made)}")
+
+
+def _by_stacks(one: Operation, many: Operation, choose: Callable[[Sequence[bool]], bool]) -> Operation:
+    """An operation that is `many` if `choose`, given which arrays are stacked, says so, and otherwise `one`."""
     operation = jax.custom_batching.custom_vmap(lambda *args: one(*args))
 
     @operation.def_vmap
-    def _(size: int, batched: Sequence[bool], *args: Any) -> tuple[Any, Any]:
-        y = jax.vmap(many if stacked(batched) else one, [0 if each else None for each in batched])(*args)
+    def _(size: int, stacked: Sequence[bool], *args: Any) -> tuple[Any, Any]:
+        y = (many if choose(stacked) else one)(*args)
         return y, jax.tree.map(lambda _: True, y)
 
     return operation
