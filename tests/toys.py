@@ -70,7 +70,7 @@ def adapted(features=3, hidden=6):
     return models.Model(mlp, frozen={"Dense_0": variables["params"]["Dense_0"]}, trainable=[lora, "Dense_1"])
 
 
-ADAPTERS = ("fedit", "ffa_lora", "fedsa_lora", "flexlora", "feddpa")
+ADAPTERS = ("fedit", "ffa_lora", "fedsa_lora", "flexlora", "feddpa", "hilora")
 # What a method is tested with where a linear model would not do.
 HIDDEN = ("fedper", "fedrep", "fedbabu", "fedrod", "fedpac", "fedsim", "fedalt")
 NETWORKS = {name: {"hidden": (3,)} for name in HIDDEN} | {

@@ -49,6 +49,7 @@ from pfljax.algorithms.ffa_lora import FFALoRA
 from pfljax.algorithms.fedsa_lora import FedSALoRA
 from pfljax.algorithms.flexlora import FlexLoRA
 from pfljax.algorithms.feddpa import FedDPA
+from pfljax.algorithms.hilora import HiLoRA
 
 # isort: on
 from pfljax.contract.method import METHODS as METHODS
@@ -97,6 +98,7 @@ __all__ = [
     "FedeRiCo",
     "FedeRiCoCentralized",
     "FlexLoRA",
+    "HiLoRA",
     "HypCluster",
     "KNNPer",
     "LGFedAvg",

@@ -152,6 +152,71 @@ def test_feddpa_without_the_personal_adapter_is_fedit():
     close(predicted(trained(pfl.FedDPA(weight=0.0), 2), 0), predicted(trained(pfl.FedIT(), 2), 0))
 
 
+@pytest.mark.slow
+def test_hilora_trains_the_root_then_clusters_then_leaves():
+    a, b = start()
+    product = np.zeros((F, T))
+    for number in range(2):
+        begin = (a, b) if number == 0 else cut(product, RANK)
+        steps = [step(k, *begin) for k in range(4)]
+        product = mean([np.matmul(*each) for each in steps])
+    method = pfl.HiLoRA(root_rounds=2, cluster_rounds=1, orthogonality=0.3)
+    root = trained(method, 2)
+    models = factors(root.state.models)
+    close(np.matmul(*models)[0], product)
+    close(models[1][0] @ models[1][0].T, np.eye(RANK))
+    result = trained(method, 3)
+    row, models = result.state.clients, factors(result.state.models)
+    close(np.matmul(*models)[0], product)  # as it was
+    labels = np.array([result.collaboration.index[-1][k][1] - 1 for k in range(4)])
+    root_b = cut(product, RANK)[1]
+    for label in set(labels):
+        members = [k for k in range(4) if labels[k] == label]
+        found = []
+        for k in members:
+            c, d = step(k, a, b, beside=product)
+            d = d - RATE * 0.3 * 2 * b @ root_b.T @ root_b  # b is 0: the penalty has no slope yet
+            found.append(c @ d)
+        expected = np.average(found, axis=0, weights=SIZES[members])
+        close(np.matmul(*models)[1 + label], best(expected, RANK))
+    assert not row.trained.any()
+    final = trained(method, 4)
+    assert final.state.clients.trained.all()
+    for k in range(4):
+        tier = np.matmul(*models)[1 + labels[k]]
+        c, d = step(k, a, b, beside=product + tier)
+        close(predicted(final, k), X[owner == k] @ (W0 + product + tier + c @ d))
+
+
+@pytest.mark.slow
+def test_hilora_s_penalty_is_the_overlap_of_bases():
+    """A leaf's second step feels its overlap with root and cluster."""
+    strength, method = 0.4, lambda s: pfl.HiLoRA(root_rounds=1, cluster_rounds=1, orthogonality=s)
+    before, found = (trained(method(strength), rounds) for rounds in (3, 4))
+    models, index = factors(before.state.models), before.collaboration.index[-1]
+    leaves, after = factors(before.state.clients.leaf), factors(found.state.clients.leaf)
+    for k in range(4):
+        (a_r, b_r), (a_j, b_j) = ((models[0][i], models[1][i]) for i in (0, index[k][1]))
+        a, b = leaves[0][k], leaves[1][k]
+        g = slope(k, W0 + a_r @ b_r + a_j @ b_j + a @ b)
+        penalty = strength * 2 * b @ (b_r.T @ b_r + b_j.T @ b_j)
+        close(after[0][k], a - RATE * g @ b.T)
+        close(after[1][k], b - RATE * (a.T @ g + penalty))
+
+
+@pytest.mark.slow
+def test_hilora_finds_groups_that_adapt_in_other_directions():
+    """Targets of half of the clients differ from the frozen model's in the first value, of the others in the second."""
+    rng = np.random.default_rng(1)
+    x, client = rng.normal(size=(80, F)), np.repeat(np.arange(8), 10)
+    moved = rng.normal(size=F)
+    y = x @ W0
+    y[np.arange(80), client // 4] += 2 * x @ moved
+    result = trained(pfl.HiLoRA(root_rounds=1, cluster_rounds=1, clusters=3), 2, arrays=(x, y, client), rank=1)
+    of = result.collaboration.index[-1][:, 1]
+    assert len(set(of[:4])) == len(set(of[4:])) == 1 and of[0] != of[4]
+
+
 @pytest.mark.parametrize("name", toys.ADAPTERS)
 def test_they_need_lora(name):
     model = pfl.models.MLP(hidden=(2,))

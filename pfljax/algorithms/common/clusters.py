@@ -44,6 +44,22 @@ def spectral_clusters(affinity: Array, num: int) -> Array:
     return jnp.argmax(rows @ axes.T, axis=1)
 
 
+def by_eigengap(affinity: Array, most: int) -> Array:
+    """(K,) labels of 2 to `most` `spectral_clusters`: of as many as have the largest gap between eigenvalues.
+
+    All in one cluster if K is less than 3.
+    """
+    most = min(most, len(affinity) - 1)
+    if most < 2:
+        return jnp.zeros(len(affinity), jnp.int32)
+    apart = affinity * (1 - jnp.eye(len(affinity)))
+    scale = 1 / jnp.sqrt(jnp.maximum(apart.sum(axis=1), 1e-12))
+    values = jnp.linalg.eigvalsh(apart * scale[:, None] * scale[None, :])[::-1]
+    gaps = values[1:most] - values[2 : most + 1]  # after the second to the last eigenvalue
+    branches = [lambda a, n=n: spectral_clusters(a, n).astype(jnp.int32) for n in range(2, most + 1)]
+    return jax.lax.switch(jnp.argmax(gaps), branches, affinity)
+
+
 def bipartition(similarity: Array, member: Array, linkage: str = "single") -> Array:
     """(K,) bool: which members leave for a new cluster; the first member stays.
 

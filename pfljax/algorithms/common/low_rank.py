@@ -58,16 +58,17 @@ def received(problem: Problem, models: Params, mean: PyTree) -> Params:
     return problem.plan.over_rows(one, models, mean)
 
 
-def as_factors(problem: Problem, share: float = 1.0) -> Callable[[Traffic], Traffic]:
+def as_factors(problem: Problem, share: float = 1.0, of_models: float = 1.0) -> Callable[[Traffic], Traffic]:
     """`Algorithm.traffic` of products: clients send A and B, of which a `share` of the rank travels.
 
     Args:
         problem: The problem of the method.
         share: Clients' mean rank over the largest one.
+        of_models: Share of the received models that travel.
     """
     lora, rest = map(tree.num_bytes, split(problem, problem.model.network.shapes))
     one = share * lora + rest
-    return lambda counted: counted._replace(model=one, upload=one + 4, report=0)  # and n_k
+    return lambda counted: counted._replace(model=of_models * one, upload=one + 4, report=0)  # and n_k
 
 
 def svd(stack: Array) -> tuple[Array, Array, Array]:
