@@ -27,7 +27,7 @@ def spanned(basis: PyTree) -> PyTree:
     """
 
     def one(c: Array) -> Array:
-        def add(u: Array, n: Array) -> tuple[Array, None]:
+        def add(u: jax.Array, n: Array) -> tuple[jax.Array, None]:
             row = given = c[..., n, :]
             for _ in range(2):
                 row = row - jnp.einsum("lro,lr->lo", u, jnp.einsum("lro,lo->lr", u, row))
