@@ -115,11 +115,12 @@ class HiLoRA:
             probe = problem.alone(context._replace(key=probe_key), tree.first(models), data)
             basis = subspaces.moved(tiers.no_basis(), tiers.bases(probe), 0.0)
             row = Row(problem.model.init(init_key), jnp.zeros((), bool), basis, ())
-            models = tree.take(models, used(context, row))
+            index = used(context, row)
+            models = tree.take(models, index)
             value, rounds = tiers.objective(jnp.asarray(LEAF), models), max(problem.rounds - second, 0)
             begin = tiers.leaf(models, row)
             leaf = problem.alone(context._replace(key=leaf_key), begin, data, rounds=rounds, objective=value)
-            return Prediction.one(tiers.whole(models, leaf))
+            return Prediction(index=index, inputs=leaf)
 
         return Algorithm(
             topology="shared",
@@ -129,7 +130,8 @@ class HiLoRA:
             client_update=client_update,
             server_update=server_update,
             whom=lambda context, row, size: Mixture(used(context, row), jnp.full((2,), 0.5)),
-            predict=lambda context, models, row, data: Prediction.one(tiers.whole(models, tiers.leaf(models, row))),
+            predict=lambda context, models, row, data: Prediction(inputs=tiers.leaf(models, row)),
+            apply=lambda models, leaf, x: problem.model.predict(tiers.whole(models, leaf), x),
             adapt=adapt,
             ledger=Ledger(gradients=1),
             traffic=low_rank.as_factors(problem, of_models=0.5),  # the root or the cluster's; the other stays
